@@ -1,0 +1,19 @@
+"""Who does what, in what order: the input of the engine, free of models, files and plots."""
+
+from simulator.program.kernels import Attention, Fixed, Kernel, Matmul, Memory
+from simulator.program.ops import Batch, Block, Comm, Compute, Program, Role, Step
+
+__all__ = [
+    "Attention",
+    "Batch",
+    "Block",
+    "Comm",
+    "Compute",
+    "Fixed",
+    "Kernel",
+    "Matmul",
+    "Memory",
+    "Program",
+    "Role",
+    "Step",
+]

@@ -1,0 +1,123 @@
+"""What a GPU computes: kernels as plain data, whose FLOPs and bytes follow from their shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.units import DTYPE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """``batch`` products (m x k) @ (k x n) -> (m x n).
+
+    ``role`` is ``fwd``, ``dgrad`` or ``wgrad``: the operand layouts (NN, NT, TN) differ, and with them the speed.
+    ``out_dtype`` is the output's type where it differs from ``dtype`` (gradients accumulated in fp32 are read too).
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    dtype: str = "bf16"
+    role: str = "fwd"
+    out_dtype: str = ""
+    accumulate: bool = False
+
+    kind = "matmul"
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> float:
+        out = DTYPE_BYTES[self.out_dtype or self.dtype] * (2 if self.accumulate else 1)
+        return float(
+            self.batch * (DTYPE_BYTES[self.dtype] * (self.m * self.k + self.k * self.n) + out * self.m * self.n)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One fused (flash) attention kernel over ``batch`` sequences; causal products are counted as computed (half).
+
+    The backward kernel does five products where the forward does two (arXiv 2205.14135, section 3.2: it recomputes
+    the scores).
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    causal: bool = True
+    window: int = 0
+    backward: bool = False
+    dtype: str = "bf16"
+
+    kind = "attention"
+
+    @property
+    def pairs(self) -> float:
+        """Query-key pairs that are computed, per head and sequence."""
+        full = float(self.q_len) * self.kv_len
+        if not self.causal:
+            return full
+        if self.window and self.window < self.kv_len:
+            # Each query sees at most `window` keys; the first `window` queries see a triangle.
+            return self.window * (self.q_len - self.window / 2)
+        return full - self.q_len * self.q_len / 2
+
+    @property
+    def flops(self) -> float:
+        products = 5 if self.backward else 2
+        return 2.0 * products * self.batch * self.heads * self.pairs * self.head_dim
+
+    @property
+    def bytes(self) -> float:
+        q = self.q_len * self.heads * self.head_dim
+        kv = 2 * self.kv_len * self.kv_heads * self.head_dim
+        tensors = (4 * q + 2 * kv) if self.backward else (2 * q + kv)
+        return float(self.batch * tensors * DTYPE_BYTES[self.dtype])
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A kernel bound by memory traffic. ``op`` is its cost class (norm, softmax, dropout, activation, residual,
+    rope, embedding, loss, cast, optimizer, reduce, copy)."""
+
+    op: str
+    read_bytes: float
+    write_bytes: float
+    flops: float = 0.0
+    dtype: str = "bf16"
+
+    @property
+    def kind(self) -> str:
+        return self.op
+
+    @property
+    def bytes(self) -> float:
+        return self.read_bytes + self.write_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Work of a known length: the unit costs of ``schedule``, or a kernel read from a trace."""
+
+    seconds: float
+    flops: float = 0.0
+    bytes: float = 0.0
+
+    kind = "fixed"
+
+
+Kernel = Matmul | Attention | Memory | Fixed
+KERNELS: dict[str, type[Matmul] | type[Attention] | type[Memory] | type[Fixed]] = {
+    "matmul": Matmul,
+    "attention": Attention,
+    "memory": Memory,
+    "fixed": Fixed,
+}

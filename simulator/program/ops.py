@@ -1,0 +1,181 @@
+"""The program that the engine plays.
+
+A `Program` gives every rank a `Role`; ranks that do the same work share one. A role has lanes (CUDA streams), a lane
+is a tuple of `Step`s, and a step runs one `Block` of kernels, one `Comm`, or one `Batch` of point-to-point transfers.
+Order within a lane is program order; ``after`` edges are the only order between lanes of a rank; ranks meet only in
+communication. Groups are named by axis (``tp``, ``dp``, ``pp`` ...), so that a role need not know who its peers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from simulator.errors import SimulatorError
+from simulator.program.kernels import Kernel
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier")
+POINT_TO_POINT = ("send", "recv")
+COMPUTE_LANE = "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """One kernel. ``phase`` is F (forward), R (recompute), B (input gradient), W (weight gradient), O (optimizer)."""
+
+    name: str
+    kernel: Kernel
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comm:
+    """One collective, or one end of a transfer.
+
+    ``nbytes`` is what nccl-tests calls size: the message of an all-reduce, broadcast or send, the total output of an
+    all-gather, the total input of a reduce-scatter, the whole send buffer of a rank in an all-to-all.
+    ``peer`` is the other end's position in the axis group (send and recv only). ``purpose`` is the parallelism it
+    belongs to: tp, cp, ep, pp or dp. Two ends of a transfer meet when axis group, positions and ``tag`` agree.
+    """
+
+    name: str
+    op: str
+    nbytes: float
+    axis: str
+    purpose: str
+    algorithm: str = "auto"
+    peer: int = -1
+    tag: str = ""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Kernels and in-line collectives that a rank runs one after another, such as the forward pass of a stage.
+
+    One block object serves all micro-batches, so that its costs are worked out once.
+    """
+
+    name: str
+    ops: tuple[Compute | Comm, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Point-to-point transfers posted together and waited for together (``batch_isend_irecv``)."""
+
+    comms: tuple[Comm, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One entry of a lane.
+
+    ``after`` holds labels of steps of the same rank that must have ended. ``phase`` is F, B (whole backward),
+    I (input gradient), W (weight gradient), O (optimizer) or C (communication); ``stage`` is the model stage
+    (chunk * pp + pipeline rank for interleaved schedules), -1 where it has none.
+    Memory: ``alloc_bytes`` are held from the step's start, ``free_bytes`` are given back at its end,
+    ``workspace_bytes`` are held only while it runs.
+    """
+
+    label: str
+    op: Block | Comm | Batch
+    after: tuple[str, ...] = ()
+    phase: str = "C"
+    microbatch: int = -1
+    stage: int = -1
+    chunk: int = 0
+    alloc_bytes: float = 0.0
+    free_bytes: float = 0.0
+    workspace_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Role:
+    """What the ranks of one kind do: lane name -> steps."""
+
+    name: str
+    lanes: Mapping[str, tuple[Step, ...]]
+
+    def steps(self) -> Iterator[tuple[str, int, Step]]:
+        """Every step as (lane, index, step), lane by lane."""
+        for lane, steps in self.lanes.items():
+            for index, step in enumerate(steps):
+                yield lane, index, step
+
+
+class ProgramError(SimulatorError):
+    """A program that breaks its own rules: the builder's fault, or a wrong hand-written file."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Roles, who plays them, and who talks to whom.
+
+    ``role_of[rank]`` indexes ``roles``; ``groups[axis]`` lists disjoint, ordered rank tuples.
+    """
+
+    roles: tuple[Role, ...]
+    role_of: tuple[int, ...]
+    groups: Mapping[str, tuple[tuple[int, ...], ...]]
+    name: str = "program"
+    _group_of: dict[str, dict[int, int]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def n_ranks(self) -> int:
+        return len(self.role_of)
+
+    def group_index(self, axis: str, rank: int) -> int:
+        """The index in ``groups[axis]`` of the group that holds ``rank``; -1 where it has none."""
+        if axis not in self._group_of:
+            self._group_of[axis] = {r: i for i, group in enumerate(self.groups[axis]) for r in group}
+        return self._group_of[axis].get(rank, -1)
+
+    def validate(self) -> None:
+        """Raise `ProgramError` where the program cannot mean anything: unknown roles, labels, axes or peers."""
+        if any(not 0 <= role < len(self.roles) for role in self.role_of):
+            raise ProgramError(f"{self.name}: role_of names a role that does not exist")
+        for axis, groups in self.groups.items():
+            members = [rank for group in groups for rank in group]
+            if len(set(members)) != len(members):
+                raise ProgramError(f"{self.name}: a rank stands in two groups of axis {axis!r}")
+            if any(not 0 <= rank < self.n_ranks for rank in members):
+                raise ProgramError(f"{self.name}: axis {axis!r} names a rank outside 0..{self.n_ranks - 1}")
+        first_rank = {role: self.role_of.index(role) for role in set(self.role_of)}
+        for role_index, role in enumerate(self.roles):
+            if role_index in first_rank:
+                self._validate_role(role, first_rank[role_index])
+
+    def _validate_role(self, role: Role, rank: int) -> None:
+        where = f"{self.name}: role {role.name!r}"
+        labels = [step.label for _, _, step in role.steps()]
+        known = set(labels)
+        if len(known) != len(labels):
+            twice = next(label for label in labels if labels.count(label) > 1)
+            raise ProgramError(f"{where}: two steps are labelled {twice!r}")
+        for _, _, step in role.steps():
+            for label in step.after:
+                if label not in known:
+                    raise ProgramError(f"{where}: step {step.label!r} waits for {label!r}, which does not exist")
+            for comm in comms_of(step.op):
+                self._validate_comm(f"{where}: step {step.label!r}", comm, rank)
+
+    def _validate_comm(self, where: str, comm: Comm, rank: int) -> None:
+        if comm.op not in COLLECTIVES + POINT_TO_POINT:
+            raise ProgramError(f"{where}: unknown operation {comm.op!r}")
+        if comm.axis not in self.groups or self.group_index(comm.axis, rank) < 0:
+            raise ProgramError(f"{where}: rank {rank} has no group on axis {comm.axis!r}")
+        if comm.op in POINT_TO_POINT:
+            group = self.groups[comm.axis][self.group_index(comm.axis, rank)]
+            if not 0 <= comm.peer < len(group) or group[comm.peer] == rank:
+                raise ProgramError(f"{where}: peer {comm.peer} is not another member of its {comm.axis} group")
+
+
+def comms_of(op: Block | Comm | Batch) -> tuple[Comm, ...]:
+    """The communication inside one step's operation, in order."""
+    match op:
+        case Comm():
+            return (op,)
+        case Batch():
+            return op.comms
+        case Block():
+            return tuple(inner for inner in op.ops if isinstance(inner, Comm))

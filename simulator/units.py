@@ -1,0 +1,45 @@
+"""Decimal and binary units, and how figures are printed. Everything inside the package is SI."""
+
+from __future__ import annotations
+
+KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
+KiB, MiB, GiB = 2**10, 2**20, 2**30
+us, ms = 1e-6, 1e-3
+Gbit = 1e9 / 8
+TFLOP = 1e12
+
+DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
+
+
+def format_time(seconds: float) -> str:
+    """A duration with the unit that leaves one to three digits before the point.
+
+    >>> format_time(20.83), format_time(0.0042), format_time(3.1e-6)
+    ('20.83 s', '4.20 ms', '3.10 us')
+    """
+    if seconds == 0 or abs(seconds) >= 1:
+        return f"{seconds:.2f} s"
+    if abs(seconds) >= ms:
+        return f"{seconds / ms:.2f} ms"
+    return f"{seconds / us:.2f} us"
+
+
+def format_bytes(nbytes: float) -> str:
+    """Bytes in decimal units (GB = 1e9), as network figures are given.
+
+    >>> format_bytes(50331648)
+    '50.3 MB'
+    """
+    for unit, size in (("TB", TB), ("GB", GB), ("MB", MB), ("kB", KB)):
+        if abs(nbytes) >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def format_gib(nbytes: float) -> str:
+    """Bytes in GiB (2**30), as device memory is reported.
+
+    >>> format_gib(85899345920)
+    '80.0 GiB'
+    """
+    return f"{nbytes / GiB:.1f} GiB"
