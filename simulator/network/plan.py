@@ -1,0 +1,36 @@
+"""What a collective asks of the network: phases of coupled flows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Flows that advance together, after a latency.
+
+    A ring or a tree is as slow as its slowest hop, so its flows keep a fixed proportion: the phase has one rate, and a
+    link carries ``load`` bytes for each byte of the reference flow. Uncontended, the phase lasts
+    ``latency_s + nbytes / min(cap_Bps, min over links of capacity / load)``.
+
+    ``nbytes``: bytes of the reference flow. ``loads``: (link index, load) pairs, link indices unique.
+    ``cap_Bps``: what the protocol can drive on an idle network (inf: as fast as the links).
+    """
+
+    nbytes: float
+    loads: tuple[tuple[int, float], ...]
+    latency_s: float
+    cap_Bps: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An operation as one algorithm performs it: phases one after another."""
+
+    algorithm: str
+    phases: tuple[Phase, ...]
+
+    @property
+    def latency_s(self) -> float:
+        return sum(phase.latency_s for phase in self.phases)

@@ -1,0 +1,187 @@
+"""The result of a simulation: flat columns of what ran where and when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+#: What a moment of a rank's step is spent on, in the priority of the time breakdown.
+CATEGORIES = ("compute", "recompute", "optimizer", "tp", "cp", "ep", "pp", "dp")
+
+
+@dataclass(frozen=True)
+class Template:
+    """The rows that every span of one kind expands to.
+
+    Arrays have one entry per op. ``work_s`` is its length at full speed; ``category`` indexes `CATEGORIES`;
+    ``lane`` is the lane that the row is drawn on (an in-line collective has its own); ``launch_s`` is when the host
+    has launched the op, counted from its start on the span.
+    """
+
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    phases: tuple[str, ...]
+    lanes: tuple[str, ...]
+    category: Ints
+    work_s: Floats
+    launch_s: Floats
+    nbytes: Floats
+    flops: Floats
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def end_s(self) -> Floats:
+        """Cumulative work at full speed, seconds from the span's start, one entry per op."""
+        return np.cumsum(self.work_s)
+
+    @cached_property
+    def by_category(self) -> Floats:
+        """Seconds at full speed in each of `CATEGORIES`."""
+        return np.bincount(self.category, weights=self.work_s, minlength=len(CATEGORIES))
+
+
+@dataclass(frozen=True)
+class LinkUse:
+    """One (class of) link: ``count`` equal links, each of which carried ``nbytes`` through ``capacity_Bps``."""
+
+    name: str
+    kind: str
+    count: int
+    nbytes: float
+    capacity_Bps: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Spans (executed steps, or parts of one) as columns, and the rows (one per kernel) that they expand to.
+
+    Column arrays have one entry per span, ordered by simulated rank, lane and start. ``rank`` is the simulated rank; it
+    stands for ``ranks_like[rank]`` real ranks that do the same at the same time. ``lane`` indexes ``lane_names``,
+    ``template`` indexes ``templates``, ``step`` is the position in the lane's program, ``phase`` is the step's letter,
+    ``posted_s`` is when a communication was called, ``start_s`` when data began to move (all members there).
+    ``launched_s`` is when the host had launched the span's first op. Seconds.
+    ``stretched``: span index -> exact row start and end times, for spans that did not run straight through at full speed.
+    """
+
+    n_ranks: int
+    ranks_like: dict[int, int]
+    lane_names: tuple[str, ...]
+    templates: tuple[Template, ...]
+    rank: Ints
+    lane: Ints
+    step: Ints
+    template: Ints
+    microbatch: Ints
+    stage: Ints
+    chunk: Ints
+    phase: NDArray[np.str_]
+    posted_s: Floats
+    start_s: Floats
+    end_s: Floats
+    labels: tuple[str, ...]
+    alloc_bytes: Floats
+    free_bytes: Floats
+    workspace_bytes: Floats
+    stretched: dict[int, tuple[Floats, Floats]] = field(default_factory=dict)
+    links: tuple[LinkUse, ...] = ()
+    events: int = 0
+    wall_s: float = 0.0
+
+    @property
+    def step_time_s(self) -> float:
+        """From the first op of any rank (time 0) to the end of the last."""
+        return float(self.end_s.max()) if len(self.end_s) else 0.0
+
+    @property
+    def ranks(self) -> list[int]:
+        """The simulated ranks, ascending."""
+        return sorted(self.ranks_like)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the full timeline: one per kernel and communication of every simulated rank."""
+        lengths = np.array([len(template) for template in self.templates], dtype=np.int64)
+        return int(lengths[self.template].sum()) if len(self.template) else 0
+
+    @cached_property
+    def _flat(self) -> tuple[Ints, dict[str, NDArray[np.generic]]]:
+        """Offset of each template in the concatenated per-op columns, and those columns."""
+        lengths = [len(template) for template in self.templates]
+        base = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+        lane_code = {name: code for code, name in enumerate(self.lane_names)}
+        columns: dict[str, NDArray[np.generic]] = {
+            "name": np.array([n for t in self.templates for n in t.names], dtype=object),
+            "kind": np.array([k for t in self.templates for k in t.kinds], dtype=object),
+            "op_phase": np.array([p for t in self.templates for p in t.phases], dtype=object),
+            "lane": np.array([lane_code[name] for t in self.templates for name in t.lanes], dtype=np.int64),
+        }
+        for column in ("category", "work_s", "end_s", "nbytes", "flops"):
+            parts = [getattr(t, column) for t in self.templates]
+            columns[column] = np.concatenate(parts) if parts else np.zeros(0)
+        return base, columns
+
+    def rows(self, ranks: Sequence[int] | None = None) -> dict[str, NDArray[np.generic]]:
+        """Expand to one row per op, as arrays: the columns of `frame`, with ``lane`` and ``category`` as codes and
+        ``span`` as the index of the span that a row belongs to, in span order.
+
+        ``ranks``: only these simulated ranks.
+        """
+        spans = np.arange(len(self.rank))
+        if ranks is not None:
+            spans = spans[np.isin(self.rank, np.asarray(ranks))]
+        base, flat = self._flat
+        template = self.template[spans]
+        lengths = base[template + 1] - base[template]
+        first = np.concatenate(([0], np.cumsum(lengths)))
+        span = np.repeat(spans, lengths)
+        op = np.arange(first[-1]) - np.repeat(first[:-1], lengths) + np.repeat(base[template], lengths)
+        end = self.start_s[span] + flat["end_s"][op]
+        start = end - flat["work_s"][op]
+        start = np.maximum(start, self.start_s[span])  # the subtraction may round below the span's own start
+        for position, index in enumerate(spans):
+            if int(index) in self.stretched:
+                rows = slice(first[position], first[position + 1])
+                start[rows], end[rows] = self.stretched[int(index)]
+        posted = np.where(np.arange(len(span)) == np.repeat(first[:-1], lengths), self.posted_s[span], start)
+        return {
+            "span": span,
+            "rank": self.rank[span],
+            "lane": flat["lane"][op],
+            "name": flat["name"][op],
+            "kind": flat["kind"][op],
+            "category": flat["category"][op],
+            "phase": flat["op_phase"][op],
+            "stage": self.stage[span],
+            "chunk": self.chunk[span],
+            "microbatch": self.microbatch[span],
+            "posted_s": posted,
+            "start_s": start,
+            "end_s": end,
+            "nbytes": flat["nbytes"][op],
+            "flops": flat["flops"][op],
+        }
+
+    def frame(self, ranks: Sequence[int] | None = None) -> pd.DataFrame:
+        """The rows as a DataFrame: rank, lane, name, kind, category, phase, stage, chunk, microbatch, posted_s,
+        start_s, end_s, nbytes, flops; ordered by rank, lane, start."""
+        import pandas as pd
+
+        rows = self.rows(ranks)
+        order = np.lexsort((rows["start_s"], rows["lane"], rows["rank"]))
+        columns = {name: column[order] for name, column in rows.items() if name != "span"}
+        columns["lane"] = np.array(self.lane_names, dtype=object)[columns["lane"]]
+        columns["category"] = np.array(CATEGORIES, dtype=object)[columns["category"]]
+        return pd.DataFrame(columns)
