@@ -50,7 +50,7 @@ class Template:
     @cached_property
     def by_category(self) -> Floats:
         """Seconds at full speed in each of `CATEGORIES`."""
-        return np.bincount(self.category, weights=self.work_s, minlength=len(CATEGORIES))
+        return np.bincount(self.category, weights=self.work_s, minlength=len(CATEGORIES)).astype(np.float64)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Collective algorithms as plans of flows, and the transfers themselves on the clock."""
