@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import simpy
-from simpy.core import EventPriority
+from simpy.events import EventPriority
 
 from simulator.network.plan import Phase, Plan
 
@@ -93,21 +93,33 @@ class Network:
 
     def transfer(self, plan: Plan) -> simpy.Event:
         """Start ``plan`` now; the event fires when its last byte has arrived."""
+        self.carry(plan)
         if len(plan.phases) == 1:
             return self._start(plan.phases[0])
         return self._env.process(self._in_turn(plan.phases))
+
+    def alone_s(self, plan: Plan) -> float:
+        """Seconds that ``plan`` takes while nothing else crosses its links."""
+        return sum(
+            phase.latency_s + (phase.nbytes / max_min_rates([phase], self._capacity)[0] if phase.nbytes > 0 else 0.0)
+            for phase in plan.phases
+        )
+
+    def carry(self, plan: Plan, times: int = 1) -> None:
+        """Count the bytes of ``plan``, done ``times`` times, on its links."""
+        for phase in plan.phases:
+            for link, load in phase.loads:
+                self.bytes_on_link[link] += load * phase.nbytes * times
 
     def _in_turn(self, phases: Sequence[Phase]) -> Generator[simpy.Event]:
         for phase in phases:
             yield self._start(phase)
 
     def _start(self, phase: Phase) -> simpy.Event:
-        done = self._env.event()
-        for link, load in phase.loads:
-            self.bytes_on_link[link] += load * phase.nbytes
         if phase.nbytes <= 0 or not phase.loads:
             seconds = phase.latency_s + (phase.nbytes / phase.cap_Bps if phase.nbytes > 0 else 0.0)
             return self._env.timeout(seconds)
+        done = self._env.event()
         if phase.latency_s > 0:
             timer = self._env.timeout(phase.latency_s)
             timer.callbacks.append(lambda _: self._join(phase, done))
@@ -152,7 +164,7 @@ class Network:
             flow.timer.callbacks.append(self._arrive)
 
     def _arrive(self, timer: simpy.Event) -> None:
-        flow: _Flow = timer.value
+        flow = cast(_Flow, timer.value)
         if flow.timer is timer:  # else the rate has changed since, and another timer counts
             self._leave(flow)
 

@@ -1,7 +1,7 @@
 """Who does what, in what order: the input of the engine, free of models, files and plots."""
 
 from simulator.program.kernels import Attention, Fixed, Kernel, Matmul, Memory
-from simulator.program.ops import Batch, Block, Comm, Compute, Program, Role, Step
+from simulator.program.ops import Batch, Block, Comm, Compute, Program, ProgramError, Role, Step
 
 __all__ = [
     "Attention",
@@ -14,6 +14,7 @@ __all__ = [
     "Matmul",
     "Memory",
     "Program",
+    "ProgramError",
     "Role",
     "Step",
 ]

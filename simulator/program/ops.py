@@ -47,6 +47,11 @@ class Comm:
     peer: int = -1
     tag: str = ""
 
+    @property
+    def lane(self) -> str:
+        """The track it is drawn on: one per purpose, and for transfers one per name (``pp_send_fwd``)."""
+        return f"{self.purpose}_{self.name}" if self.op in POINT_TO_POINT else self.purpose
+
 
 @dataclass(frozen=True)
 class Block:

@@ -1,0 +1,6 @@
+"""From a workload to a program: layout, pipeline, gradients, optimizer."""
+
+from simulator.build.layout import Layout, layout
+from simulator.build.program import build_program
+
+__all__ = ["Layout", "build_program", "layout"]

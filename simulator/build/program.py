@@ -1,0 +1,218 @@
+"""From a workload to the program of one training step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+from simulator.build.gradients import Bucket, buckets
+from simulator.build.layout import layout
+from simulator.build.pipeline import Lanes, lower
+from simulator.config import Workload
+from simulator.model import Part, optimizer_ops, stage_parts
+from simulator.program import Block, Comm, Program, Role, Step
+from simulator.program.ops import COMPUTE_LANE
+from simulator.schedules import SCHEDULES, Action
+from simulator.units import DTYPE_BYTES
+
+DP_LANE = "dp"
+
+
+def build_program(workload: Workload) -> Program:
+    """One training step of ``workload``: a role per pipeline rank, shared by its tensor- and data-parallel ranks."""
+    placed = layout(workload)
+    stages = _Stages(workload)
+    parallelism = workload.parallelism
+    schedule = SCHEDULES[parallelism.schedule]
+    order = schedule.order(parallelism.pp, workload.microbatches, parallelism.vpp)
+    lanes = lower(
+        order, schedule, stages.n_stages, stages.hop_bytes, stages.step, overlap=parallelism.overlap.p2p
+    )
+    roles = tuple(
+        Role(f"stage{rank}", {lane: tuple(steps) for lane, steps in _tail(workload, stages, rank, of_rank).items()})
+        for rank, of_rank in enumerate(lanes)
+    )
+    return Program(roles, placed.pipeline_rank, placed.groups, workload.name)
+
+
+class _Stages:
+    """The blocks of every model stage, each distinct one built once."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        parallelism = workload.parallelism
+        self.n_stages = parallelism.pp * parallelism.vpp
+        self.parts = [stage_parts(workload, stage) for stage in range(self.n_stages)]
+        self._blocks: dict[tuple[object, ...], Block] = {}
+
+    @cached_property
+    def activation_bytes(self) -> float:
+        """What passes between layers: b s h elements."""
+        training = self.workload.training
+        return float(training.micro_batch * training.seq * self.workload.model.hidden * _working_bytes(self.workload))
+
+    @cached_property
+    def hop_bytes(self) -> float:
+        """What one rank sends to the next stage: with sequence parallelism or scatter/gather its share of tp."""
+        parallelism = self.workload.parallelism
+        shared = parallelism.sequence_parallel or parallelism.scatter_gather_p2p
+        return self.activation_bytes / (parallelism.tp if shared else 1)
+
+    def params(self, stage: int) -> int:
+        """Parameters of a stage on one tensor-parallel rank."""
+        return sum(part.params for part in self.parts[stage])
+
+    def step(self, action: Action) -> Step:
+        """The compute step of an action, with what it holds and gives back."""
+        parts = self.parts[action.stage]
+        saved = sum(part.saved_bytes for part in parts)
+        forward = action.kind == "F"
+        return Step(
+            str(action),
+            self._block(action.stage, action.kind),
+            phase=action.kind,
+            microbatch=action.microbatch,
+            stage=action.stage,
+            chunk=action.stage // self.workload.parallelism.pp,
+            alloc_bytes=saved if forward else 0.0,
+            free_bytes=0.0 if forward else saved,
+            workspace_bytes=0.0 if forward else max(part.workspace_bytes for part in parts),
+        )
+
+    def _block(self, stage: int, kind: str) -> Block:
+        parts = self.parts[stage]
+        arrives = stage > 0 if kind == "F" else stage < self.n_stages - 1
+        gathered = self.workload.parallelism.scatter_gather_p2p and arrives
+        key = (kind, gathered, tuple(id(part) for part in parts))
+        if key not in self._blocks:
+            ops = [op for part in parts for op in part.forward] if kind == "F" else _backward(parts)
+            if gathered:
+                ops.insert(0, Comm("tp.all_gather p2p", "all_gather", self.activation_bytes, "tp", "tp"))
+            self._blocks[key] = Block(f"{kind} {'+'.join(_runs(parts))}", tuple(ops))
+        return self._blocks[key]
+
+
+def _backward(parts: tuple[Part, ...]) -> list[object]:
+    return [op for part in reversed(parts) for op in (*part.recompute, *part.backward)]
+
+
+def _runs(parts: tuple[Part, ...]) -> list[str]:
+    """Names of parts with repeats counted: embedding, 8 layer."""
+    counts: dict[str, int] = {}
+    for part in parts:
+        counts[part.name] = counts.get(part.name, 0) + 1
+    return [name if count == 1 else f"{count} {name}" for name, count in counts.items()]
+
+
+def _working_bytes(workload: Workload) -> int:
+    """Bytes of an activation: fp8 training keeps activations in bf16 between products."""
+    return 4 if workload.training.precision == "fp32" else 2
+
+
+def _tail(workload: Workload, stages: _Stages, rank: int, lanes: Lanes) -> dict[str, list[Step]]:
+    """Add gradient reduction, the optimizer and parameter gathering to a pipeline rank's lanes."""
+    parallelism = workload.parallelism
+    own = range(rank, stages.n_stages, parallelism.pp)
+    params = sum(stages.params(stage) for stage in own)
+    compute = list(lanes[COMPUTE_LANE])
+    reductions: list[Step] = []
+    if parallelism.dp > 1:
+        compute, reductions = _reduce(workload, stages, own, compute)
+    ready = tuple(step.label for step in reductions)
+    embedding = _embedding_gradients(workload, stages, rank, ready)
+    compute += embedding
+    sharded = parallelism.zero == 1 and parallelism.dp > 1
+    ops = optimizer_ops(workload, -(-params // parallelism.dp) if sharded else params)
+    compute.append(Step("optimizer", Block("optimizer", tuple(ops)), ready, phase="O"))
+    gathers = _gathers(workload, stages, own) if sharded else []
+    if gathers and parallelism.overlap.param_gather:
+        # What the step before left to do: each chunk's parameters must be there before its first forward.
+        compute = _after_gathers(compute, gathers)
+        of_dp = [*gathers, *reductions]
+    else:
+        of_dp = [*reductions, *(replace(step, after=("optimizer",)) for step in gathers)]
+    return {**lanes, COMPUTE_LANE: compute, **({DP_LANE: of_dp} if of_dp else {})}
+
+
+def _reduce(
+    workload: Workload, stages: _Stages, own: range, compute: list[Step]
+) -> tuple[list[Step], list[Step]]:
+    """Gradient reduction over dp: in buckets beside the last backward passes, or all at once after them."""
+    parallelism = workload.parallelism
+    grad_bytes = DTYPE_BYTES[workload.training.grad_dtype]
+
+    def reduction(label: str, params: int, after: str) -> Step:
+        op = "reduce_scatter" if parallelism.zero == 1 else "all_reduce"
+        name = f"dp.{op} grads"
+        comm = Comm(name, op, float(params * grad_bytes), "dp", "dp", parallelism.collective_algorithm)
+        return Step(label, comm, (after,))
+
+    if not parallelism.overlap.grad_reduce:
+        total = sum(stages.params(stage) for stage in own)
+        return compute, [reduction("reduce grads", total, compute[-1].label)]
+    last = {step.stage: step.label for step in compute if step.phase == "B"}
+    cut: list[Step] = []
+    reductions: list[Step] = []
+    for step in compute:
+        if last.get(step.stage) != step.label or not isinstance(step.op, Block):
+            cut.append(step)
+            continue
+        parts = buckets(step.op, stages.params(step.stage), grad_bytes, parallelism.bucket_bytes)
+        pieces = _pieces(step, parts)
+        cut += pieces
+        reductions += [
+            reduction(f"reduce {step.stage}.{number}", part.params, piece.label)
+            for number, (part, piece) in enumerate(zip(parts, pieces, strict=True))
+        ]
+    return cut, reductions
+
+
+def _pieces(step: Step, parts: list[Bucket]) -> list[Step]:
+    """``step`` in parts; the first waits as the whole did, the last carries the label that others wait for."""
+    pieces = [
+        replace(step, label=f"{step.label}.{number}", op=part.block, after=(), free_bytes=0.0)
+        for number, part in enumerate(parts)
+    ]
+    pieces[0] = replace(pieces[0], after=step.after)
+    pieces[-1] = replace(pieces[-1], label=step.label, free_bytes=step.free_bytes)
+    return pieces
+
+
+def _embedding_gradients(
+    workload: Workload, stages: _Stages, rank: int, ready: tuple[str, ...]
+) -> list[Step]:
+    """Tied embeddings: first and last stage hold copies of one table and add up its gradients."""
+    parallelism = workload.parallelism
+    if not workload.model.tied_embeddings or parallelism.pp == 1 or rank not in (0, parallelism.pp - 1):
+        return []
+    rows = workload.model.padded_vocab(parallelism.tp) // (parallelism.tp if parallelism.vocab_parallel else 1)
+    nbytes = float(rows * workload.model.hidden * DTYPE_BYTES[workload.training.grad_dtype])
+    comm = Comm("pp.all_reduce embedding grads", "all_reduce", nbytes, "embd", "pp", parallelism.collective_algorithm)
+    return [Step("embedding grads", comm, ready)]
+
+
+def _gathers(workload: Workload, stages: _Stages, own: range) -> list[Step]:
+    """ZeRO-1: every rank has updated its share; one all-gather per chunk in the working precision."""
+    return [
+        Step(
+            f"gather {stage}",
+            Comm(
+                "dp.all_gather params",
+                "all_gather",
+                float(stages.params(stage) * _working_bytes(workload)),
+                "dp",
+                "dp",
+                workload.parallelism.collective_algorithm,
+            ),
+        )
+        for stage in own
+    ]
+
+
+def _after_gathers(compute: list[Step], gathers: list[Step]) -> list[Step]:
+    waiting = {step.label.removeprefix("gather "): step.label for step in gathers}
+    out = []
+    for step in compute:
+        gather = waiting.pop(str(step.stage), None) if step.phase == "F" else None
+        out.append(replace(step, after=(*step.after, gather)) if gather else step)
+    return out

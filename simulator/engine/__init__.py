@@ -1,0 +1,5 @@
+"""Plays a program on a cluster."""
+
+from simulator.engine.simulate import simulate
+
+__all__ = ["simulate"]

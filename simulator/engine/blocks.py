@@ -1,0 +1,151 @@
+"""Blocks made ready to run: kernels priced, and cut where something from outside can hold them up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.costs import Costs
+from simulator.program import Block, Comm, Compute
+from simulator.program.ops import COMPUTE_LANE
+from simulator.timeline import CATEGORIES, Template
+
+_CATEGORY = {name: code for code, name in enumerate(CATEGORIES)}
+_CATEGORY_OF_PHASE = {"R": _CATEGORY["recompute"], "O": _CATEGORY["optimizer"]}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Ops that run through in one go.
+
+    ``template`` indexes the simulation's templates, ``seconds`` is the length at full speed. ``tail_s`` is the longest
+    (launch of an op, then the work from it to the end), counted from when the host starts to launch.
+    """
+
+    template: int
+    seconds: float
+    n_ops: int
+    tail_s: float
+
+
+@dataclass(frozen=True)
+class Meet:
+    """An in-line collective that needs a rendezvous. ``template`` is its one row."""
+
+    template: int
+    comm: Comm
+
+
+Piece = Run | Meet
+
+
+@dataclass(frozen=True, slots=True)
+class CommTime:
+    """An in-line collective: its length where nothing can delay it, else None; what a GPU sends."""
+
+    seconds: float | None
+    wire_bytes: float
+
+
+class TemplateStore:
+    """The templates of a simulation, each distinct one once."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.templates: list[Template] = []
+        self._costs = costs
+        self._comm_templates: dict[tuple[str, str, str, float], int] = {}
+        self._pieces: dict[tuple[object, ...], tuple[Piece, ...]] = {}
+
+    def comm_row(self, comm: Comm, wire_bytes: float) -> int:
+        """The one-row template of a communication that is timed by the network."""
+        key = (comm.name, comm.op, comm.purpose, wire_bytes)
+        if key not in self._comm_templates:
+            self._comm_templates[key] = self._add([_Row.of_comm(comm, 0.0, wire_bytes)])
+        return self._comm_templates[key]
+
+    def pieces(
+        self, block: Block, gpu: str, speed: float, lengths: dict[Comm, CommTime], coalesce: bool
+    ) -> tuple[Piece, ...]:
+        """``block`` on a GPU of type ``gpu`` that runs at ``speed`` times its profile's.
+
+        ``lengths``: its in-line collectives. Without ``coalesce`` every op is a piece of its own.
+        """
+        key = (id(block), gpu, speed, tuple(lengths.values()))
+        if key not in self._pieces:
+            self._pieces[key] = tuple(self._cut(block, gpu, speed, lengths, coalesce))
+        return self._pieces[key]
+
+    def _cut(
+        self,
+        block: Block,
+        gpu: str,
+        speed: float,
+        lengths: dict[Comm, CommTime],
+        coalesce: bool,
+    ) -> Iterable[Piece]:
+        rows: list[_Row] = []
+        for op in block.ops:
+            if isinstance(op, Compute):
+                rows.append(_Row.of_kernel(op, self._costs.kernel_s(op.kernel, gpu) / speed))
+            else:
+                seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
+                if seconds is None:
+                    yield from self._run(rows)
+                    rows = []
+                    yield Meet(self.comm_row(op, wire_bytes), op)
+                    continue
+                rows.append(_Row.of_comm(op, seconds, wire_bytes))
+            if not coalesce:
+                yield from self._run(rows)
+                rows = []
+        yield from self._run(rows)
+
+    def _run(self, rows: list[_Row]) -> Iterable[Run]:
+        if not rows:
+            return
+        index = self._add(rows)
+        template = self.templates[index]
+        work_from = template.work_s[::-1].cumsum()[::-1]
+        yield Run(index, float(template.end_s[-1]), len(rows), float((template.launch_s + work_from).max()))
+
+    def _add(self, rows: list[_Row]) -> int:
+        launch = self._costs.launch_s
+        self.templates.append(
+            Template(
+                names=tuple(row.name for row in rows),
+                kinds=tuple(row.kind for row in rows),
+                phases=tuple(row.phase for row in rows),
+                lanes=tuple(row.lane for row in rows),
+                category=np.array([row.category for row in rows], dtype=np.int64),
+                work_s=np.array([row.seconds for row in rows]),
+                launch_s=launch * np.arange(1, len(rows) + 1),
+                nbytes=np.array([row.nbytes for row in rows]),
+                flops=np.array([row.flops for row in rows]),
+            )
+        )
+        return len(self.templates) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    name: str
+    kind: str
+    phase: str
+    lane: str
+    category: int
+    seconds: float
+    nbytes: float
+    flops: float
+
+    @classmethod
+    def of_kernel(cls, op: Compute, seconds: float) -> _Row:
+        category = _CATEGORY_OF_PHASE.get(op.phase, _CATEGORY["compute"])
+        kernel = op.kernel
+        return cls(op.name, kernel.kind, op.phase, COMPUTE_LANE, category, seconds, kernel.bytes, kernel.flops)
+
+    @classmethod
+    def of_comm(cls, comm: Comm, seconds: float, wire_bytes: float) -> _Row:
+        sent = 0.0 if comm.op == "recv" else wire_bytes
+        return cls(comm.name, comm.op, "C", comm.lane, _CATEGORY[comm.purpose], seconds, sent, 0.0)

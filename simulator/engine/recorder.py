@@ -1,0 +1,105 @@
+"""Collects spans while the clock runs, and turns them into a Timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.engine.world import World
+from simulator.program import Program, Step
+from simulator.timeline import Floats, LinkUse, Template, Timeline
+
+
+Bools = NDArray[np.bool_]
+
+
+class Recorder:
+    """Append-only columns: one append per span, so that recording costs little beside the event itself."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[int, str, int, Step, int, float, float, float]] = []
+        self._stretched: dict[int, tuple[Floats, Floats]] = {}
+
+    def span(
+        self, rank: int, lane: str, index: int, step: Step, template: int, posted: float, start: float, end: float
+    ) -> int:
+        """Record one span; its number, for `stretch`."""
+        self._spans.append((rank, lane, index, step, template, posted, start, end))
+        return len(self._spans) - 1
+
+    def stretch(self, span: int, starts: Floats, ends: Floats) -> None:
+        """Give the exact row times of a span that did not run straight through at full speed."""
+        self._stretched[span] = (starts, ends)
+
+    def timeline(
+        self,
+        *,
+        program: Program,
+        world: World,
+        templates: list[Template],
+        bytes_on_link: list[float],
+        events: int,
+        wall_s: float,
+    ) -> Timeline:
+        """The spans as columns, ordered by rank, lane and start."""
+        lanes = sorted({lane for _, lane, *_ in self._spans} | {lane for t in templates for lane in t.lanes})
+        code = {lane: number for number, lane in enumerate(lanes)}
+        columns = list(zip(*self._spans, strict=True)) if self._spans else [()] * 8
+        rank, lane_name, index, steps, template, posted, start, end = columns
+        lane = np.array([code[name] for name in lane_name], dtype=np.int64)
+        start_s = np.array(start, dtype=np.float64)
+        rank_number = np.array(rank, dtype=np.int64)
+        order = np.lexsort((start_s, lane, rank_number))
+        # Memory belongs to a step, not to each of its pieces: held from the first piece, given back after the last.
+        first, last = (mask[order] for mask in _outer_pieces(rank, steps))
+
+        def column(values: Sequence[float], dtype: type) -> NDArray[Any]:
+            return np.array(values, dtype=dtype)[order]
+
+        position = {int(old): new for new, old in enumerate(order)}
+        return Timeline(
+            n_ranks=program.n_ranks,
+            ranks_like=dict(world.like),
+            lane_names=tuple(lanes),
+            templates=tuple(templates),
+            rank=rank_number[order],
+            lane=lane[order],
+            step=column(index, np.int64),
+            template=column(template, np.int64),
+            microbatch=column([step.microbatch for step in steps], np.int64),
+            stage=column([step.stage for step in steps], np.int64),
+            chunk=column([step.chunk for step in steps], np.int64),
+            phase=np.array([step.phase for step in steps], dtype="U1")[order],
+            posted_s=column(posted, np.float64),
+            start_s=start_s[order],
+            end_s=column(end, np.float64),
+            labels=tuple(steps[i].label for i in order),
+            alloc_bytes=np.where(first, column([step.alloc_bytes for step in steps], np.float64), 0.0),
+            free_bytes=np.where(last, column([step.free_bytes for step in steps], np.float64), 0.0),
+            workspace_bytes=column([step.workspace_bytes for step in steps], np.float64),
+            stretched={position[span]: times for span, times in self._stretched.items()},
+            links=tuple(
+                LinkUse(name, kind, count, nbytes, capacity)
+                for name, kind, count, nbytes, capacity in zip(
+                    world.link_names, world.link_kinds, world.link_counts, bytes_on_link, world.capacity_Bps, strict=True
+                )
+            ),
+            events=events,
+            wall_s=wall_s,
+        )
+
+
+def _outer_pieces(ranks: Sequence[int], steps: Sequence[Step]) -> tuple[Bools, Bools]:
+    """Masks of the first and the last span of every step (several where a block was cut), in recording order."""
+    first_of: dict[tuple[int, int], int] = {}
+    last_of: dict[tuple[int, int], int] = {}
+    for position, (rank, step) in enumerate(zip(ranks, steps, strict=True)):
+        first_of.setdefault((rank, id(step)), position)
+        last_of[rank, id(step)] = position
+    first, last = np.zeros(len(steps), dtype=bool), np.zeros(len(steps), dtype=bool)
+    first[list(first_of.values())] = True
+    last[list(last_of.values())] = True
+    return first, last

@@ -1,0 +1,305 @@
+"""The clock: plays a Program on a Cluster with Costs, on SimPy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+import simpy
+from simpy.core import EmptySchedule
+
+from simulator.cluster import Cluster
+from simulator.costs import Costs
+from simulator.engine.blocks import CommTime, Meet, Piece, Run, TemplateStore
+from simulator.engine.deadlock import report
+from simulator.engine.recorder import Recorder
+from simulator.engine.world import Transfer, World, build_world
+from simulator.errors import DeadlockError
+from simulator.network.flows import Network
+from simulator.network.plan import Plan
+from simulator.program import Batch, Block, Comm, Program, ProgramError, Role, Step
+from simulator.program.ops import POINT_TO_POINT, comms_of
+from simulator.timeline import Floats, Timeline
+
+Wait = Generator[simpy.Event, None, None]
+
+
+def simulate(
+    program: Program, cluster: Cluster, costs: Costs, *, fold: bool = True, coalesce: bool = True
+) -> Timeline:
+    """Play ``program``: rank i on GPU i of ``cluster``, kernels and transfers as ``costs`` says.
+
+    ``fold`` and ``coalesce`` are exact shortcuts: with or without them the Timeline is the same to 1e-9.
+    Raises `ProgramError` on an ill-formed program and `DeadlockError` when no rank can go on.
+    """
+    began = time.perf_counter()
+    program.validate()
+    simulation = _Simulation(program, cluster, costs, build_world(program, cluster, costs, fold=fold), coalesce)
+    events = simulation.run()
+    return simulation.recorder.timeline(
+        program=program,
+        world=simulation.world,
+        templates=simulation.store.templates,
+        bytes_on_link=simulation.network.bytes_on_link,
+        events=events,
+        wall_s=time.perf_counter() - began,
+    )
+
+
+@dataclass(eq=False)
+class Meeting:
+    """A communication that waits for its members, then moves its bytes. ``done`` fires with the time it began."""
+
+    comm: Comm
+    transfer: Transfer
+    done: simpy.Event
+    arrived: list[_Rank] = field(default_factory=list)
+
+
+class _Rank:
+    """One simulated rank: its position on every axis, what has ended, what is under way."""
+
+    def __init__(self, number: int, gpu: str, speed: float, positions: dict[str, int]) -> None:
+        self.number = number
+        self.gpu = gpu
+        self.speed = speed
+        self.positions = positions
+        self.ended: set[str] = set()
+        self.waiters: dict[str, simpy.Event] = {}
+        self.host_s = 0.0
+        self.in_flight: list[str] = []
+        self.disturbed: simpy.Event | None = None
+        self.next_step: dict[str, int] = {}
+        self.waits_for: dict[str, str | Meeting] = {}
+
+
+@dataclass(eq=False)
+class _Prepared:
+    """A block as one rank runs it; ``fixed`` are the in-line collectives of known length, ``runs`` counts its runs."""
+
+    pieces: tuple[Piece, ...]
+    fixed: list[Plan]
+    runs: int = 0
+
+
+class _Simulation:
+    def __init__(self, program: Program, cluster: Cluster, costs: Costs, world: World, coalesce: bool) -> None:
+        self.program = program
+        self.costs = costs
+        self.world = world
+        self.coalesce = coalesce
+        self.env = simpy.Environment()
+        self.network = Network(self.env, world.capacity_Bps)
+        self.store = TemplateStore(costs)
+        self.recorder = Recorder()
+        self.ranks = [self._rank(number, cluster) for number in world.like]
+        self._meetings: dict[tuple[object, ...], Meeting] = {}
+        self._calls: dict[tuple[object, ...], int] = {}
+        self._prepared: dict[tuple[int, int], _Prepared] = {}
+        self._lanes_of_axis = [_lanes_of_axis(role) for role in program.roles]
+
+    def _rank(self, number: int, cluster: Cluster) -> _Rank:
+        gpu = cluster.gpus[number]
+        positions = {
+            axis: self.program.groups[axis][index].index(number)
+            for axis in self.program.groups
+            if (index := self.program.group_index(axis, number)) >= 0
+        }
+        return _Rank(number, gpu.type, gpu.speed_scale, positions)
+
+    def run(self) -> int:
+        """Play to the end; the number of events that SimPy processed."""
+        for rank in self.ranks:
+            for lane, steps in self.program.roles[self.program.role_of[rank.number]].lanes.items():
+                self.env.process(self._lane(rank, lane, steps))
+        events = 0
+        step = self.env.step
+        with suppress(EmptySchedule):
+            while True:
+                step()
+                events += 1
+        if any(rank.waits_for for rank in self.ranks):
+            raise DeadlockError(report(self.program, self.ranks))
+        for prepared in self._prepared.values():
+            for plan in prepared.fixed:
+                self.network.carry(plan, prepared.runs)
+        return events
+
+    def _lane(self, rank: _Rank, lane: str, steps: tuple[Step, ...]) -> Wait:
+        for index, step in enumerate(steps):
+            rank.next_step[lane] = index
+            for label in step.after:
+                if label not in rank.ended:
+                    rank.waits_for[lane] = label
+                    if label not in rank.waiters:
+                        rank.waiters[label] = self.env.event()
+                    yield rank.waiters[label]
+            rank.waits_for[lane] = step.label
+            match step.op:
+                case Block():
+                    yield from self._block(rank, lane, index, step)
+                case Comm():
+                    yield from self._communicate(rank, lane, index, step, (step.op,))
+                case Batch():
+                    yield from self._communicate(rank, lane, index, step, step.op.comms)
+                    # Megatron synchronises the device after batch_isend_irecv, so that the host cannot run ahead.
+                    rank.host_s = max(rank.host_s, self.env.now)
+            del rank.waits_for[lane]
+            rank.ended.add(step.label)
+            if step.label in rank.waiters:
+                rank.waiters.pop(step.label).succeed()
+
+    # Communication
+
+    def _communicate(self, rank: _Rank, lane: str, index: int, step: Step, comms: tuple[Comm, ...]) -> Wait:
+        posted = self.env.now
+        meetings = [self._arrive(rank, lane, comm) for comm in comms]
+        for comm, meeting in zip(comms, meetings, strict=True):
+            if not meeting.done.processed:
+                rank.waits_for[lane] = meeting
+                yield meeting.done
+            template = self.store.comm_row(comm, meeting.transfer.wire_bytes)
+            began, ended = meeting.done.value
+            self.recorder.span(rank.number, comm.lane, index, step, template, posted, began, ended)
+
+    def _arrive(self, rank: _Rank, lane: str, comm: Comm) -> Meeting:
+        """Call ``comm``; the last member to call sets the bytes in motion."""
+        position = rank.positions[comm.axis]
+        group = self.world.group_key[comm.axis][rank.number]
+        # Transfers meet by their ends and tag, collectives by the order of calls on a communicator, as in NCCL.
+        if comm.op in POINT_TO_POINT:
+            ends = (position, comm.peer) if comm.op == "send" else (comm.peer, position)
+            key: tuple[object, ...] = (comm.axis, group, *ends, comm.tag)
+        else:
+            key = (comm.axis, group, lane)
+        call = (*key, rank.number, comm.op)
+        self._calls[call] = number = self._calls.get(call, -1) + 1
+        meeting = self._meetings.get((*key, number))
+        if meeting is None:
+            transfer = self.world.transfer(comm, rank.number, position)
+            meeting = self._meetings[*key, number] = Meeting(comm, transfer, self.env.event())
+        elif comm.nbytes != meeting.comm.nbytes or (comm.op not in POINT_TO_POINT and comm.op != meeting.comm.op):
+            raise ProgramError(
+                f"rank {rank.number} calls {comm.name!r} ({comm.op}, {comm.nbytes:.0f} bytes) on axis {comm.axis!r} where "
+                f"rank {meeting.arrived[0].number} calls {meeting.comm.name!r} ({meeting.comm.op}, "
+                f"{meeting.comm.nbytes:.0f} bytes)"
+            )
+        meeting.arrived.append(rank)
+        if len(meeting.arrived) == len(meeting.transfer.members):
+            del self._meetings[*key, number]
+            self._depart(meeting)
+        return meeting
+
+    def _depart(self, meeting: Meeting) -> None:
+        began = self.env.now
+        for rank in meeting.arrived:
+            rank.in_flight.append(meeting.comm.purpose)
+            self._disturb(rank)
+
+        def land(_: simpy.Event) -> None:
+            for rank in meeting.arrived:
+                rank.in_flight.remove(meeting.comm.purpose)
+                self._disturb(rank)
+            meeting.done.succeed((began, self.env.now))
+
+        self.network.transfer(meeting.transfer.plan).callbacks.append(land)
+
+    def _disturb(self, rank: _Rank) -> None:
+        if rank.disturbed is not None:
+            rank.disturbed.succeed()
+            rank.disturbed = None
+
+    # Computation
+
+    def _block(self, rank: _Rank, lane: str, index: int, step: Step) -> Wait:
+        assert isinstance(step.op, Block)
+        for piece in self._prepare(rank, step.op):
+            if isinstance(piece, Meet):
+                yield from self._communicate(rank, lane, index, step, (piece.comm,))
+                rank.waits_for[lane] = step.label
+            elif self.costs.interferes:
+                yield from self._run_disturbed(rank, lane, index, step, piece)
+            else:
+                yield from self._run(rank, lane, index, step, piece)
+
+    def _prepare(self, rank: _Rank, block: Block) -> tuple[Piece, ...]:
+        key = (rank.number, id(block))
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            prepared = self._prepared[key] = self._price(rank, block)
+        prepared.runs += 1
+        return prepared.pieces
+
+    def _price(self, rank: _Rank, block: Block) -> _Prepared:
+        lanes = self._lanes_of_axis[self.program.role_of[rank.number]]
+        lengths: dict[Comm, CommTime] = {}
+        fixed: list[Plan] = []
+        for comm in comms_of(block):
+            transfer = self.world.transfer(comm, rank.number, rank.positions[comm.axis])
+            # Nothing else on its links, one member, one lane that calls: nothing can delay it.
+            free = self.coalesce and transfer.private and len(lanes[comm.axis]) == 1
+            if free:
+                fixed.append(transfer.plan)
+            lengths[comm] = CommTime(self.network.alone_s(transfer.plan) if free else None, transfer.wire_bytes)
+        return _Prepared(self.store.pieces(block, rank.gpu, rank.speed, lengths, self.coalesce), fixed)
+
+    def _run(self, rank: _Rank, lane: str, index: int, step: Step, run: Run) -> Wait:
+        start = self.env.now
+        host, rank.host_s = rank.host_s, rank.host_s + run.n_ops * self.costs.launch_s
+        end = max(start + run.seconds, host + run.tail_s)
+        yield self.env.timeout(end - start)
+        span = self.recorder.span(rank.number, lane, index, step, run.template, start, start, self.env.now)
+        if end > start + run.seconds * (1 + 1e-12):
+            template = self.store.templates[run.template]
+            self.recorder.stretch(span, *_play(template.work_s, host + template.launch_s, start))
+
+    def _run_disturbed(self, rank: _Rank, lane: str, index: int, step: Step, run: Run) -> Wait:
+        """As `_run`, on a GPU whose speed changes when communication beside it starts or ends."""
+        template = self.store.templates[run.template]
+        begin = now = self.env.now
+        launched = rank.host_s + template.launch_s
+        rank.host_s += run.n_ops * self.costs.launch_s
+        kernels = np.array([name == lane for name in template.lanes])
+        left = template.work_s.copy()
+        starts, ends = np.empty(len(left)), np.empty(len(left))
+        first, resumed = 0, False
+        while True:
+            pace = np.where(kernels[first:], self.costs.compute_speed(rank.in_flight), 1.0)
+            began = starts[first]
+            starts[first:], ends[first:] = _play(left[first:] / pace, launched[first:], now)
+            if resumed:
+                starts[first] = began
+            rank.disturbed = disturbed = self.env.event()
+            timer = self.env.timeout(ends[-1] - now)
+            yield timer | disturbed
+            now = self.env.now
+            if timer.processed or now >= ends[-1]:
+                rank.disturbed = None
+                break
+            # Ops that have ended stay; the one under way keeps what is left of its work.
+            current = first + int(np.searchsorted(ends[first:], now, side="right"))
+            resumed = bool(starts[current] < now)
+            if resumed:
+                left[current] = (ends[current] - now) * pace[current - first]
+            first = current
+        span = self.recorder.span(rank.number, lane, index, step, run.template, begin, begin, now)
+        self.recorder.stretch(span, starts, ends)
+
+
+def _play(work: Floats, launched: Floats, start: float) -> tuple[Floats, Floats]:
+    """Start and end of ops run in order from ``start``, none before the host has launched it: a running maximum."""
+    done = np.cumsum(work)
+    ends = done + np.maximum.accumulate(np.maximum(launched, start) - (done - work))
+    return ends - work, ends
+
+
+def _lanes_of_axis(role: Role) -> dict[str, set[str]]:
+    """Per axis, the lanes of a role that communicate on it."""
+    lanes: dict[str, set[str]] = {}
+    for lane, _, step in role.steps():
+        for comm in comms_of(step.op):
+            lanes.setdefault(comm.axis, set()).add(lane)
+    return lanes
