@@ -1,0 +1,224 @@
+"""What every moment of a rank's step is spent on: the one cut of the time axis that all shares are read from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.program.ops import COMPUTE_LANE
+from simulator.timeline import CATEGORIES, Floats, Ints, Template, Timeline
+
+#: Phases of a pipeline's own work: forward, whole backward, input gradient, weight gradient.
+PIPELINE_PHASES = ("F", "B", "I", "W")
+HOST = len(CATEGORIES)
+_SOLID = HOST + 1
+#: Earlier uses win where several go on at once: a whole compute span, then `CATEGORIES` in order, then the host.
+_PRIORITY = (_SOLID, *range(len(CATEGORIES)), HOST)
+
+Bools = NDArray[np.bool_]
+Items = tuple[Ints, Floats, Floats, Ints]  # span, start, end, use
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Each simulated rank's step cut up by priority: compute, recompute, optimizer, then communication in flight
+    (tp, cp, ep, pp, dp), then waiting for the host; what is left is idle.
+
+    ``spent_s``: seconds, one row per simulated rank (ascending), one column per `CATEGORIES` and one for the host.
+    ``in_flight_s``: the same shape less the host: seconds in which each category runs, whatever else does.
+    ``spans_s``: one row per span, one column per category: seconds inside spans that nothing can overlap or hide
+    (zero for other spans). ``piece_*``: the cut of all other time, as columns (position of the rank, start, end, use).
+    """
+
+    timeline: Timeline
+    spent_s: Floats
+    in_flight_s: Floats
+    spans_s: Floats
+    piece_rank: Ints
+    piece_start_s: Floats
+    piece_end_s: Floats
+    piece_use: Ints
+
+    @property
+    def idle_s(self) -> Floats:
+        """Seconds of the step in which a rank does none of it, one entry per simulated rank."""
+        spent: Floats = self.spent_s.sum(axis=1)
+        return np.maximum(self.timeline.step_time_s - spent, 0.0)
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """One pipeline: its simulated ranks, and how many real ranks each stands for in it."""
+
+    ranks: tuple[int, ...]
+    weights: Floats
+
+
+def weigh(timeline: Timeline, pipelines: Sequence[Sequence[int]]) -> tuple[Weighted, ...]:
+    """Share the real ranks that each simulated rank stands for among the pipelines that it appears in.
+
+    ``pipelines`` holds simulated ranks: either every pipeline of the job with its members replaced by the ranks that
+    stand for them, or each distinct one once. Raises ValueError where a simulated rank is in none.
+    """
+    counts = Counter(tuple(pipeline) for pipeline in pipelines)
+    seen: Counter[int] = Counter()
+    for ranks, count in counts.items():
+        for rank in ranks:
+            seen[rank] += count
+    missing = [rank for rank in timeline.ranks if rank not in seen]
+    if missing:
+        raise ValueError(f"simulated ranks {missing} are in no pipeline")
+    return tuple(
+        Weighted(ranks, np.array([timeline.ranks_like[rank] * count / seen[rank] for rank in ranks]))
+        for ranks, count in counts.items()
+    )
+
+
+def rank_positions(timeline: Timeline) -> Ints:
+    """Per span: the position of its rank among the simulated ranks."""
+    return np.searchsorted(np.array(timeline.ranks, dtype=np.int64), timeline.rank)
+
+
+def mean_over_ranks(timeline: Timeline, values: Floats) -> Floats:
+    """Mean over real ranks of one row (or entry) per simulated rank."""
+    weights = np.array([timeline.ranks_like[rank] for rank in timeline.ranks], dtype=np.float64)
+    return np.asarray(weights @ values / weights.sum(), dtype=np.float64)
+
+
+def activity(timeline: Timeline) -> Activity:
+    """Cut up every simulated rank's step.
+
+    Spans that run straight through need no rows: where nothing on another lane has a higher priority than what is
+    inside a compute-lane span, its template's sums are its share. Only the remaining spans are cut in time.
+    """
+    position = rank_positions(timeline)
+    n_ranks, n_categories = len(timeline.ranks), len(CATEGORIES)
+    solid = _solid_spans(timeline)
+    by_category = np.array([template.by_category for template in timeline.templates]).reshape(-1, n_categories)
+    spans_s = np.where(solid[:, None], by_category[timeline.template], 0.0)
+
+    items = [_solid_items(timeline, solid), *_cut_items(timeline, ~solid)]
+    span, start, end, use = (np.concatenate(column) for column in zip(*items, strict=True))
+    keep = end > start
+    rank, start, end, use = position[span[keep]], start[keep], end[keep], use[keep]
+
+    piece_rank, piece_start, piece_end, active = _sweep(rank, start, end, use)
+    piece_s = piece_end - piece_start
+    winner = np.array(_PRIORITY)[np.argmax(active[list(_PRIORITY)], axis=0)]
+    spent = _sum_by(position, spans_s, n_ranks)
+    in_flight = spent.copy()
+    spent = np.hstack([spent, np.zeros((n_ranks, 1))])
+    np.add.at(spent, (piece_rank[winner != _SOLID], winner[winner != _SOLID]), piece_s[winner != _SOLID])
+    for category in range(n_categories):
+        in_flight[:, category] += np.bincount(piece_rank, weights=piece_s * active[category], minlength=n_ranks)
+    other = winner != _SOLID
+    return Activity(
+        timeline,
+        spent,
+        in_flight,
+        spans_s,
+        piece_rank[other],
+        piece_start[other],
+        piece_end[other],
+        winner[other],
+    )
+
+
+def _sum_by(position: Ints, values: Floats, n: int) -> Floats:
+    columns = [np.bincount(position, weights=values[:, c], minlength=n) for c in range(values.shape[1])]
+    return np.stack(columns, axis=1)
+
+
+def compute_lane_spans(timeline: Timeline) -> Bools:
+    """Per span: whether it ran on the compute lane."""
+    code = timeline.lane_names.index(COMPUTE_LANE) if COMPUTE_LANE in timeline.lane_names else -1
+    return np.asarray(timeline.lane == code, dtype=np.bool_)
+
+
+def _solid_spans(timeline: Timeline) -> Bools:
+    """Compute-lane spans without waiting inside, all of whose ops come before anything that other lanes do."""
+    compute = compute_lane_spans(timeline)
+    highest = np.array([t.category.max() if len(t) else 0 for t in timeline.templates], dtype=np.int64)
+    lowest = np.array([t.category.min() if len(t) else 0 for t in timeline.templates], dtype=np.int64)
+    elsewhere = lowest[timeline.template[~compute]]
+    limit = int(elsewhere.min()) if len(elsewhere) else len(CATEGORIES)
+    solid = compute & (highest[timeline.template] < limit)
+    solid[list(timeline.stretched)] = False
+    return solid
+
+
+def _solid_items(timeline: Timeline, solid: Bools) -> Items:
+    spans = np.flatnonzero(solid)
+    return spans, timeline.start_s[spans], timeline.end_s[spans], np.full(len(spans), _SOLID)
+
+
+def _runs(span: Ints, category: Ints, start: Floats, end: Floats, tolerance: float) -> Items:
+    """Merge neighbouring rows of one span and category that have no gap between them."""
+    gap = start[1:] > end[:-1] + tolerance
+    new = np.concatenate(([True], (span[1:] != span[:-1]) | (category[1:] != category[:-1]) | gap))
+    first = np.flatnonzero(new)
+    last = np.append(first[1:], len(span)) - 1
+    return span[first], start[first], end[last], category[first]
+
+
+def _template_runs(template: Template) -> tuple[Floats, Floats, Ints]:
+    ends = template.end_s
+    starts = np.concatenate(([0.0], ends[:-1]))
+    _, start, end, category = _runs(np.zeros(len(ends), np.int64), template.category, starts, ends, 0.0)
+    return start, end, category
+
+
+def _cut_items(timeline: Timeline, cut: Bools) -> list[Items]:
+    """The runs of one category inside spans that are not solid, and the host's gaps inside stretched ones."""
+    straight = cut.copy()
+    straight[list(timeline.stretched)] = False
+    items: list[Items] = []
+    for index in np.unique(timeline.template[straight]):
+        spans = np.flatnonzero(straight & (timeline.template == index))
+        run_start, run_end, category = _template_runs(timeline.templates[index])
+        if len(category) == 1:
+            items.append((spans, timeline.start_s[spans], timeline.end_s[spans], np.repeat(category, len(spans))))
+            continue
+        shape = (len(spans), len(category))
+        start = timeline.start_s[spans, None] + run_start
+        end = timeline.start_s[spans, None] + run_end
+        items.append((np.repeat(spans, shape[1]), start.ravel(), end.ravel(), np.broadcast_to(category, shape).ravel()))
+    if timeline.stretched:
+        items += _stretched_items(timeline)
+    return items
+
+
+def _stretched_items(timeline: Timeline) -> list[Items]:
+    """Stretched spans as runs; on the compute lane, what they wait for inside is the host's next launch."""
+    spans = np.array(sorted(timeline.stretched), dtype=np.int64)
+    rows = [timeline.stretched[int(span)] for span in spans]
+    category = np.concatenate([timeline.templates[timeline.template[span]].category for span in spans])
+    of_span = np.repeat(spans, [len(start) for start, _ in rows])
+    start = np.concatenate([start for start, _ in rows])
+    end = np.concatenate([end for _, end in rows])
+    runs = _runs(of_span, category, start, end, 1e-12 * timeline.step_time_s)
+    of_run, run_start, run_end, _ = runs
+    opens = np.concatenate(([True], of_run[1:] != of_run[:-1]))
+    before = np.where(opens, timeline.start_s[of_run], np.concatenate(([0.0], run_end[:-1])))
+    waits = compute_lane_spans(timeline)[of_run] & (run_start > before)
+    return [runs, (of_run[waits], before[waits], run_start[waits], np.full(int(waits.sum()), HOST))]
+
+
+def _sweep(rank: Ints, start: Floats, end: Floats, use: Ints) -> tuple[Ints, Floats, Floats, Bools]:
+    """Elementary intervals of each rank between neighbouring starts and ends, and which uses go on in each.
+
+    Returns rank, start, end (entries) and active (uses x entries); intervals in which nothing goes on are left out.
+    """
+    times = np.concatenate((start, end))
+    ranks = np.concatenate((rank, rank))
+    uses = np.concatenate((use, use))
+    delta = np.concatenate((np.ones(len(start), dtype=np.int32), np.full(len(end), -1, dtype=np.int32)))
+    order = np.lexsort((times, ranks))
+    times, ranks, uses, delta = times[order], ranks[order], uses[order], delta[order]
+    active = np.stack([np.cumsum(np.where(uses == u, delta, 0))[:-1] > 0 for u in range(_SOLID + 1)])
+    keep = (ranks[1:] == ranks[:-1]) & (times[1:] > times[:-1]) & active.any(axis=0)
+    return ranks[:-1][keep], times[:-1][keep], times[1:][keep], active[:, keep]

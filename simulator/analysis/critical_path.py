@@ -1,0 +1,159 @@
+"""What the step's length is made of: the chain of operations, each released by the one before, that ends last."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from simulator.program.ops import COMPUTE_LANE
+from simulator.timeline import CATEGORIES, Template, Timeline
+
+_FIRST_COMMUNICATION = CATEGORIES.index("tp")
+_OWN_CLASS = ("recompute", "optimizer")
+WAITING, LAUNCH = "waiting", "host launch"
+
+
+def critical_path(timeline: Timeline) -> list[dict[str, Any]]:
+    """Seconds of the step by class of operation along its critical path, largest first; they sum to the step time.
+
+    The walk starts at the span that ends last and goes back through whatever released each span: for a communication
+    that waited for a partner, the partner's rank; else the span of the same rank that ended when this one began, on the
+    same lane where there is one. Classes are kernel kinds (matmul, attention, norm ...), ``recompute``, ``optimizer``,
+    ``tp communication`` and so on, ``host launch``, and ``waiting`` where nothing that was recorded explains a gap.
+    """
+    walker = _Walker(timeline)
+    seconds = walker.walk()
+    step = timeline.step_time_s
+    ranked = sorted(seconds.items(), key=lambda item: (-item[1], item[0]))
+    return [{"class": name, "seconds": value, "share": value / step} for name, value in ranked if value > 0]
+
+
+def op_class(category: int, kind: str) -> str:
+    """The class that an op's seconds are counted in."""
+    name = CATEGORIES[category]
+    if category >= _FIRST_COMMUNICATION:
+        return f"{name} communication"
+    return name if name in _OWN_CLASS else kind
+
+
+class _Walker:
+    """The state of one walk: spans sorted for look-up by end, and what has been visited."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.tolerance = 1e-12 * timeline.step_time_s
+        self.visited: set[int] = set()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.compute = np.array([name == COMPUTE_LANE for name in timeline.lane_names], dtype=bool)[timeline.lane]
+        # Among spans of a rank that end together, compute comes last and so is found first.
+        order = np.lexsort((self.compute, timeline.end_s))
+        self.by_end: dict[int, tuple[list[float], list[int]]] = {}
+        for rank in timeline.ranks:
+            spans = order[timeline.rank[order] == rank]
+            self.by_end[rank] = (timeline.end_s[spans].tolist(), spans.tolist())
+        first_category = np.array([int(t.category[0]) if len(t) else 0 for t in timeline.templates], dtype=np.int64)
+        self.category = first_category[timeline.template]
+        communicates = np.flatnonzero(self.category >= _FIRST_COMMUNICATION)
+        self.by_start = communicates[np.argsort(timeline.start_s[communicates], kind="stable")]
+        self.starts = timeline.start_s[self.by_start].tolist()
+        self.shares: dict[int, dict[str, float]] = {}
+
+    def walk(self) -> dict[str, float]:
+        timeline = self.timeline
+        if not len(timeline.rank):
+            return {}
+        span = int(np.argmax(timeline.end_s))
+        now = float(timeline.end_s[span])
+        while True:
+            self.visited.add(span)
+            self._spend(span, now)
+            now = float(timeline.start_s[span])
+            if now <= self.tolerance:
+                break
+            released_by = self._released_by(span, now)
+            if released_by is None:
+                break
+            gap = now - float(timeline.end_s[released_by])
+            if gap > self.tolerance:
+                self.seconds[WAITING] += gap
+                now -= gap
+            span = released_by
+        if now > self.tolerance:
+            self.seconds[WAITING] += now
+        return dict(self.seconds)
+
+    def _released_by(self, span: int, now: float) -> int | None:
+        timeline = self.timeline
+        rank = int(timeline.rank[span])
+        if self.category[span] >= _FIRST_COMMUNICATION and timeline.posted_s[span] < now - self.tolerance:
+            rank = self._last_partner(span, now, rank)
+        elif (
+            span > 0
+            and timeline.rank[span - 1] == rank
+            and timeline.lane[span - 1] == timeline.lane[span]
+            and timeline.end_s[span - 1] >= now - self.tolerance
+            and span - 1 not in self.visited
+        ):
+            return span - 1
+        ends, spans = self.by_end[rank]
+        for index in range(bisect_right(ends, now + self.tolerance) - 1, -1, -1):
+            if spans[index] not in self.visited:
+                return spans[index]
+        return None
+
+    def _last_partner(self, span: int, now: float, rank: int) -> int:
+        """The rank that was the last to post the communication which this span is one member's view of."""
+        timeline = self.timeline
+        index = bisect_right(self.starts, now + self.tolerance) - 1
+        while index >= 0 and self.starts[index] >= now - self.tolerance:
+            other = int(self.by_start[index])
+            if (
+                timeline.rank[other] != rank
+                and self.category[other] == self.category[span]
+                and abs(timeline.end_s[other] - timeline.end_s[span]) <= self.tolerance
+                and timeline.posted_s[other] >= now - self.tolerance
+            ):
+                return int(timeline.rank[other])
+            index -= 1
+        return rank
+
+    def _spend(self, span: int, until: float) -> None:
+        """Count the span's time up to ``until`` among the classes of its ops."""
+        timeline = self.timeline
+        length = until - float(timeline.start_s[span])
+        if length <= 0:
+            return
+        if span in timeline.stretched:
+            shares = self._stretched_shares(span, until)
+        else:
+            code = int(timeline.template[span])
+            if code not in self.shares:
+                self.shares[code] = _shares(timeline.templates[code])
+            shares = self.shares[code]
+        for name, share in shares.items():
+            self.seconds[name] += share * length
+
+    def _stretched_shares(self, span: int, until: float) -> dict[str, float]:
+        template = self.timeline.templates[self.timeline.template[span]]
+        start, end = self.timeline.stretched[span]
+        spent = np.maximum(np.minimum(end, until) - np.minimum(start, until), 0.0)
+        length = until - float(self.timeline.start_s[span])
+        shares = _by_class(template, spent / length)
+        shares[LAUNCH] = max(1.0 - sum(shares.values()), 0.0)
+        return shares
+
+
+def _by_class(template: Template, values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
+    shares: dict[str, float] = {}
+    for category, kind, value in zip(template.category.tolist(), template.kinds, values.tolist(), strict=True):
+        name = op_class(category, kind)
+        shares[name] = shares.get(name, 0.0) + value
+    return shares
+
+
+def _shares(template: Template) -> dict[str, float]:
+    total = float(template.work_s.sum())
+    return _by_class(template, template.work_s / total) if total else {WAITING: 1.0}

@@ -1,0 +1,146 @@
+"""Everything that `run` answers, as one dictionary in the order of the JSON that users read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from simulator.analysis.activity import activity
+from simulator.analysis.critical_path import critical_path
+from simulator.analysis.memory import StateBytes, advice, memory_of_ranks, memory_report
+from simulator.analysis.metrics import bubble, busiest_links, communication, time_breakdown
+from simulator.timeline import Timeline
+
+if TYPE_CHECKING:
+    from simulator.config import Workload
+
+SCHEMA_VERSION = 1
+SECONDS_PER_DAY, SECONDS_PER_HOUR = 86400.0, 3600.0
+
+
+@dataclass(frozen=True)
+class StepFlops:
+    """FLOPs of one step of the whole job. ``model``: matrix products and full attention of forward and backward;
+    ``causal``: with half the attention; ``hardware``: as the kernels compute, recompute included."""
+
+    model: float
+    causal: float
+    hardware: float
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a step's figures are held against: dense peak of the precision used (FLOP/s), memory as the device reports
+    it, and price per hour where the cluster names one."""
+
+    peak_flops_per_s: float
+    capacity_bytes: float
+    price_per_hour: float | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a report says of a job beside its Timeline.
+
+    ``pipelines``: simulated ranks of each data-parallel replica (see `simulator.analysis.activity.weigh`). ``states``
+    and ``overhead`` (device memory outside the allocator, bytes): by simulated rank. ``calibration``: name, gpu, date,
+    source, kind. ``algorithms``: communication kind -> collective algorithm.
+    """
+
+    workload: Workload
+    cluster: str
+    n_gpus: int
+    gpu: Gpu
+    calibration: Mapping[str, Any]
+    params_total: float
+    params_active: float
+    flops: StepFlops
+    pipelines: Sequence[Sequence[int]]
+    states: Mapping[int, StateBytes]
+    overhead: Mapping[int, float]
+    algorithms: Mapping[str, str] = field(default_factory=dict)
+
+
+def report(
+    job: Job, timeline: Timeline, *, warnings: Sequence[str] = (), accuracy: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The ``run`` result: plain numbers, strings, lists and dictionaries, SI units."""
+    workload, step = job.workload, timeline.step_time_s
+    cut = activity(timeline)
+    bubbles = bubble(cut, job.pipelines)
+    breakdown = time_breakdown(cut, job.pipelines)
+    memories = memory_of_ranks(timeline, job.states, job.overhead)
+    memory = memory_report(memories, job.gpu.capacity_bytes)
+    memory["advice"] = advice(memories, job.gpu.capacity_bytes, workload)
+    result: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "command": "run",
+        "warnings": list(warnings),
+        "name": workload.name,
+        "cluster": job.cluster,
+        "calibration": dict(job.calibration),
+        "n_gpus": job.n_gpus,
+        "parallelism": workload.parallelism.model_dump(mode="json"),
+        "n_microbatches": workload.microbatches,
+        "params_total": job.params_total,
+        "params_active": job.params_active,
+        "step_time_s": step,
+    }
+    result |= throughput(job, step)
+    result |= efficiency(job, step)
+    result |= {
+        "bubble_fraction": bubbles.fraction,
+        "bubble_ratio": bubbles.ratio,
+        "time_breakdown_s": breakdown,
+        "communication": communication(cut, job.algorithms),
+        "links": busiest_links(timeline),
+        "memory": memory,
+        "host_bound_fraction": breakdown["host"] / step,
+        "critical_path": critical_path(timeline),
+    }
+    if accuracy is not None:
+        result["accuracy"] = dict(accuracy)
+    result["simulation"] = {
+        "events": timeline.events,
+        "ops": timeline.n_rows,
+        "wall_s": timeline.wall_s,
+        "ranks_simulated": len(timeline.ranks),
+        "ranks_total": timeline.n_ranks,
+    }
+    return result
+
+
+def throughput(job: Job, step_time_s: float) -> dict[str, Any]:
+    """Tokens per second, per GPU, and what the whole run takes where ``training.total_tokens`` says how long it is."""
+    training = job.workload.training
+    tokens = training.global_batch * training.seq
+    result: dict[str, Any] = {
+        "tokens_per_s": tokens / step_time_s,
+        "tokens_per_s_per_gpu": tokens / step_time_s / job.n_gpus,
+    }
+    if training.total_tokens is not None:
+        seconds = training.total_tokens / tokens * step_time_s
+        gpu_hours = seconds * job.n_gpus / SECONDS_PER_HOUR
+        price = job.gpu.price_per_hour
+        result["run"] = {
+            "days": seconds / SECONDS_PER_DAY,
+            "gpu_hours": gpu_hours,
+            "cost": None if price is None else gpu_hours * price,
+        }
+    return result
+
+
+def efficiency(job: Job, step_time_s: float) -> dict[str, Any]:
+    """FLOPs of the step and their share of all GPUs' peak (arXiv 2204.02311, appendix B, for MFU and HFU)."""
+    available = job.n_gpus * job.gpu.peak_flops_per_s * step_time_s
+    return {
+        "model_flops_per_step": job.flops.model,
+        "model_flops_per_step_causal": job.flops.causal,
+        "hardware_flops_per_step": job.flops.hardware,
+        "mfu": job.flops.model / available,
+        "mfu_causal": job.flops.causal / available,
+        "hfu": job.flops.hardware / available,
+        "model_flops_per_s_per_gpu": job.flops.model / step_time_s / job.n_gpus,
+        "peak_flops_per_s_per_gpu": job.gpu.peak_flops_per_s,
+    }
