@@ -1,0 +1,23 @@
+"""What a user writes: workload, cluster and profile files, their names, presets and checks.
+
+Imports neither SimPy, matplotlib nor networkx: the calibration package reads workload files on bare GPU machines.
+"""
+
+from simulator.config.cluster import ClusterSpec, load_cluster
+from simulator.config.files import parse_changes
+from simulator.config.legality import warnings
+from simulator.config.presets import presets
+from simulator.config.workload import Model, Parallelism, Training, Workload, load_workload
+
+__all__ = [
+    "ClusterSpec",
+    "Model",
+    "Parallelism",
+    "Training",
+    "Workload",
+    "load_cluster",
+    "load_workload",
+    "parse_changes",
+    "presets",
+    "warnings",
+]

@@ -1,0 +1,54 @@
+"""Files that ship with the product, found by name from anywhere, in a checkout as in an installed wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from simulator.config.files import closest
+from simulator.errors import InputError
+
+Kind = Literal["workload", "cluster", "profile"]
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+#: The wheel carries `topologies/` and `workloads/` inside the package; a checkout has them beside it.
+_DATA = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.parent
+
+FOLDERS: dict[Kind, Path] = {
+    "workload": _DATA / "workloads",
+    "cluster": _DATA / "topologies",
+    "profile": _PACKAGE.parent / "calibration" / "profiles",
+}
+
+
+def names(kind: Kind) -> list[str]:
+    """Names of the shipped files of a kind, sorted."""
+    return sorted(path.stem for path in FOLDERS[kind].glob("*.yaml"))
+
+
+def find(kind: Kind, reference: str, *, base: Path | None = None, file: object = None, key: str | None = None) -> Path:
+    """The file that a name or a path means.
+
+    A text with a slash or a YAML suffix is a path, looked for beside the file that names it (``base``, a folder), then
+    in the current directory; any other text is a shipped name, or else a file of the current directory.
+
+    Raises `InputError`, naming ``file`` and ``key`` as the place of the reference, where there is no such file.
+    """
+    shipped = FOLDERS[kind] / f"{reference}.yaml"
+    path = Path(reference).expanduser()
+    is_path = "/" in reference or "\\" in reference or path.suffix in (".yaml", ".yml")
+    if not is_path and reference in names(kind):
+        return shipped
+    for candidate in ([base / path] if base else []) + [path]:
+        if candidate.exists():
+            return candidate
+    known = names(kind)
+    near = closest(path.stem if is_path else reference, known)
+    raise InputError(
+        f"no {kind} file of this name" if not is_path else "no such file",
+        file=file,
+        key=key,
+        found=reference,
+        allowed=f"a path, or one of {', '.join(known) or '(none is shipped)'}",
+        fix=f"{kind} {near}" if near else None,
+    )

@@ -1,0 +1,358 @@
+"""Reading YAML and JSON strictly, and saying what is wrong in them in one form.
+
+`read_yaml` gives plain data; `validated` turns it into a pydantic model. Both raise `InputError` only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import reprlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from simulator.errors import InputError
+
+MAX_FILE_BYTES = 10_000_000
+
+
+def _integral(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _listed(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+#: A whole number; ``25e6`` is one.
+Whole = Annotated[int, BeforeValidator(_integral)]
+#: Put into `Annotated` beside a tuple type: YAML has lists only.
+AsTuple = BeforeValidator(_listed)
+
+
+class Section(BaseModel):
+    """Base of every section of an input file: frozen, unknown keys refused, no coercion, finite numbers."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with the numbers of YAML 1.2 (``450e9`` is one, ``010`` is ten, ``1:30`` is text) and no duplicate keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
+            if isinstance(key, Hashable):
+                seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _yaml_int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node)).replace("_", "")
+    return int(text, 16 if "x" in text else 8 if "o" in text else 10)
+
+
+def _yaml_float(loader: _Loader, node: yaml.ScalarNode) -> float:
+    return float(
+        str(loader.construct_scalar(node)).replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan")
+    )
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag.rsplit(":", 1)[-1] not in ("int", "float", "timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _pattern, _construct in (
+    ("int", r"[-+]?[0-9][0-9_]*|0o[0-7_]+|0x[0-9a-fA-F_]+", _yaml_int),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        _yaml_float,
+    ),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list("-+.0123456789"))
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)
+
+
+def read_text(path: Path) -> str:
+    """The file's text (UTF-8, at most 10 MB). Raises `InputError`: missing, a directory, unreadable, binary, empty."""
+    try:
+        if path.is_dir():
+            raise InputError("is a directory, not a file", file=path)
+        with path.open("rb") as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from None
+    if len(content) > MAX_FILE_BYTES:
+        raise InputError("is too large for an input file", file=path, allowed=f"at most {MAX_FILE_BYTES // 10**6} MB")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise InputError("is not text (UTF-8)", file=path)
+    if not text.strip():
+        raise InputError("is empty", file=path)
+    return text
+
+
+def parse_yaml(text: str, file: object) -> Any:
+    """The value of one YAML document. Raises `InputError` with the line of a syntax error or a duplicate key."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise InputError(f"{line}{error.problem or error.context}", file=file) from None
+    except yaml.YAMLError as error:
+        raise InputError(f"is not YAML: {str(error).splitlines()[0]}", file=file) from None
+    except RecursionError:
+        raise InputError("is nested too deeply", file=file) from None
+    except ValueError as error:
+        raise InputError(f"holds a value that cannot be read: {error}", file=file) from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds.
+
+    Raises `InputError` where the file is missing, a directory, empty, binary, no YAML, or no mapping at its top level.
+    """
+    return _mapping(parse_yaml(read_text(path), path), path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds. Raises `InputError` as `read_yaml` does."""
+    try:
+        return _mapping(json.loads(read_text(path)), path)
+    except json.JSONDecodeError as error:
+        raise InputError(f"line {error.lineno}, column {error.colno}: {error.msg}", file=path) from None
+    except (RecursionError, ValueError) as error:
+        raise InputError(f"cannot be read as JSON: {error}", file=path) from None
+
+
+def _mapping(data: Any, path: Path) -> dict[str, Any]:
+    if data is None:
+        raise InputError("is empty", file=path)
+    if not isinstance(data, dict):
+        raise InputError("must hold keys and values at its top level", file=path, found=brief(data))
+    return data
+
+
+def closest(word: object, known: Iterable[str]) -> str | None:
+    """The one of ``known`` that ``word`` most likely means, or None.
+
+    >>> closest("gpt3_175b", ["gpt3-175b", "gpt3-13b"]), closest("1F1B", ["1f1b"]), closest("zebra", ["1f1b"])
+    ('gpt3-175b', '1f1b', None)
+    """
+    by_lower = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(str(word).lower(), by_lower, n=1)
+    return by_lower[matches[0]] if matches else None
+
+
+class _Brief(str):
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 2, 6, 8, 8
+_SHORT.maxstring = _SHORT.maxother = 100
+
+
+def brief(value: object) -> object:
+    """``value`` as it stands in an error message: what is long or deep is cut."""
+    return _Brief(_SHORT.repr(value))
+
+
+class CombinedInputError(InputError):
+    """Several things wrong at once; the message lists them all."""
+
+    def __init__(self, errors: Iterable[InputError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("\n".join(str(error) for error in self.errors))
+
+
+def raise_all(errors: Iterable[InputError]) -> None:
+    """Raise one `InputError` that says all of ``errors``; nothing where there is none."""
+    found = list(errors)
+    if found:
+        raise found[0] if len(found) == 1 else CombinedInputError(found)
+
+
+M = TypeVar("M", bound=BaseModel)
+#: Where a dotted key of a model was written: the file to name, and the key as it stands there.
+Origin = Callable[[str], tuple[object, str]]
+
+
+def validated(model: type[M], data: Any, file: object, *, origin: Origin | None = None) -> M:
+    """``data`` as a ``model``; ``file`` is named in errors, or what ``origin`` says of the key that is wrong.
+
+    Raises one `InputError` that lists everything wrong, each with its dotted key, what was found and what is allowed.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as failure:
+        errors = [error for detail in failure.errors() for error in _explained(model, detail)]
+    except CombinedInputError as failure:  # raised by the checks of the model itself, which do not know the file
+        errors = list(failure.errors)
+    except InputError as failure:
+        errors = [failure]
+    for error in errors:
+        if error.file is None:
+            where, error.key = origin(error.key) if origin and error.key else (file, error.key)
+            error.file = None if where is None else str(where)
+    raise_all(errors)
+    raise AssertionError("a validation error without details")
+
+
+_WANTED = {
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "model_type": "a mapping of keys",
+    "finite_number": "a finite number",
+}
+_BOUNDS = {
+    "greater_than": "> {gt:,.0f}",
+    "greater_than_equal": ">= {ge:,.0f}",
+    "less_than": "< {lt:,.0f}",
+    "less_than_equal": "<= {le:,.0f}",
+}
+
+
+def _explained(model: type[BaseModel], detail: ErrorDetails) -> Iterator[InputError]:
+    kind, found, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "default_factory_not_called":  # the error that it follows from is listed
+        return
+    key, owner = _locate(model, detail["loc"])
+    name = str(detail["loc"][-1]) if detail["loc"] else ""
+    if kind == "extra_forbidden":
+        yield _unknown_key(model, owner, key, name)
+    elif kind == "missing":
+        yield InputError("a required key is missing", key=key, allowed=_meaning(owner, name))
+    elif kind == "literal_error":
+        options = re.findall(r"'([^']*)'|(\d+)", context["expected"])
+        known = [text or number for text, number in options]
+        near = closest(found, known)
+        fix = f"{name}: {near}" if near else None
+        yield InputError("is none of the known values", key=key, found=brief(found), allowed=", ".join(known), fix=fix)
+    elif kind in _BOUNDS:
+        allowed = _BOUNDS[kind].format(**context)
+        yield InputError("is out of range", key=key, found=brief(found), allowed=allowed)
+    elif kind in _WANTED:
+        fix = None
+        if kind in ("float_type", "int_type") and isinstance(found, str) and re.fullmatch(r"[-+.\deE]+", found.strip()):
+            fix = f"{name}: {found.strip()}, without quotes"
+        yield InputError(
+            f"must be {_WANTED[kind]}", key=key, found=brief(found), allowed=_meaning(owner, name), fix=fix
+        )
+    else:
+        yield InputError(detail["msg"], key=key, found=brief(found))
+
+
+def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, name: str) -> InputError:
+    allowed = list(owner.model_fields)
+    near = closest(name, allowed)
+    fix = f"{near} instead of {name}" if near else None
+    if near is None:
+        elsewhere = [path for path in _paths(model) if path.rsplit(".", 1)[-1] == name]
+        if elsewhere:
+            fix = elsewhere[0]
+    return InputError("unknown key", key=key, allowed=", ".join(allowed), fix=fix)
+
+
+def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, type[BaseModel]]:
+    """The dotted key of a pydantic location, and the section that holds its last part."""
+    key, owner, inside = "", model, {model.__name__: model}
+    for part in loc:
+        if isinstance(part, int):
+            key += f"[{part}]"
+        elif part in inside and inside[part] is not model:  # the tag of a union's member, no key
+            owner = inside[part]
+        else:
+            if len(inside) == 1:
+                owner = next(iter(inside.values()))
+            key += f".{part}" if key else part
+            inside = _sections(owner.model_fields[part].annotation) if part in owner.model_fields else {}
+    return key, owner
+
+
+def _sections(annotation: Any) -> dict[str, type[BaseModel]]:
+    """The models that a field of this type can hold, by class name."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation.__name__: annotation}
+    return {name: section for part in get_args(annotation) for name, section in _sections(part).items()}
+
+
+def _paths(model: type[BaseModel]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield name
+        for section in _sections(field.annotation).values():
+            yield from (f"{name}.{path}" for path in _paths(section))
+
+
+def _meaning(owner: type[BaseModel], name: str) -> str | None:
+    field = owner.model_fields.get(name)
+    return field.description.split("\n\n")[0].replace("\n", " ") if field and field.description else None
+
+
+def with_changes(data: Mapping[str, Any], changes: Mapping[str, Any], shorthands: Mapping[str, str]) -> dict[str, Any]:
+    """``data`` with the value of each dotted path in ``changes`` put in, sections made where they are missing.
+
+    ``shorthands``: dotted path of a section -> the key of it that a plain value in its place means, so that
+    ``cluster.nodes`` can be set where the file says ``cluster: dgx_a100``.
+
+    >>> with_changes({"cluster": "dgx_a100"}, {"cluster.nodes": 4}, {"cluster": "name"})
+    {'cluster': {'name': 'dgx_a100', 'nodes': 4}}
+    """
+    result = dict(data)
+    for path, value in changes.items():
+        parts = path.split(".")
+        section = result
+        for depth, part in enumerate(parts[:-1], start=1):
+            here = ".".join(parts[:depth])
+            inner = section.get(part)
+            if here in shorthands and isinstance(inner, str):
+                inner = {shorthands[here]: inner}
+            if inner is not None and not isinstance(inner, Mapping):
+                raise InputError(
+                    f"{here} has no keys inside; set it as a whole", file=f"--set {path}", found=brief(inner)
+                )
+            section[part] = dict(inner or {})
+            section = section[part]
+        section[parts[-1]] = value
+    return result
+
+
+def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
+    """``KEY=VALUE`` texts of the command line as dotted path -> value, read as YAML; of equal keys the last counts.
+
+    >>> parse_changes(["parallelism.pp=4", "training.total_tokens=300e9", "parallelism.layers_per_stage=[3, 4]"])
+    {'parallelism.pp': 4, 'training.total_tokens': 300000000000.0, 'parallelism.layers_per_stage': [3, 4]}
+    """
+    changes: dict[str, Any] = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals or not key or not all(key.split(".")):
+            raise InputError("is not KEY=VALUE", file="--set", found=text, allowed="such as parallelism.pp=4")
+        changes[key] = parse_yaml(value, f"--set {key}")
+    return changes

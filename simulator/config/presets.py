@@ -1,0 +1,162 @@
+"""Models by name, or from the `config.json` that Hugging Face checkpoints carry, as keys of a workload's `model`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from simulator.config.files import Origin, brief, closest, read_json, read_yaml
+from simulator.errors import InputError
+
+
+@cache
+def presets() -> dict[str, dict[str, Any]]:
+    """Preset name -> keys of a workload's `model`, and `source`."""
+    return read_yaml(Path(__file__).with_name("presets.yaml"))
+
+
+def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Origin) -> dict[str, Any]:
+    """A `model` section with its `preset` or `hf_config` replaced by what they stand for; keys beside them win.
+
+    ``base``: folder that a relative `hf_config` starts from. ``origin``: where a key was written, for `InputError`.
+    """
+    fields = {key: value for key, value in section.items() if key not in ("preset", "hf_config")}
+    if "preset" in section and "hf_config" in section:
+        file, key = origin("model.hf_config")
+        raise InputError("give either a preset or hf_config", file=file, key=key, found=brief(section["hf_config"]))
+    if "preset" in section:
+        name = section["preset"]
+        if not isinstance(name, str) or name not in presets():
+            near = closest(name, presets())
+            file, key = origin("model.preset")
+            raise InputError(
+                "no shipped model of this name",
+                file=file,
+                key=key,
+                found=brief(name),
+                allowed=", ".join(presets()),
+                fix=f"preset: {near}" if near else None,
+            )
+        return {key: value for key, value in presets()[name].items() if key != "source"} | fields
+    if "hf_config" in section:
+        name = section["hf_config"]
+        if not isinstance(name, str):
+            file, key = origin("model.hf_config")
+            raise InputError("must be a path", file=file, key=key, found=brief(name))
+        beside = (base or Path()) / Path(name).expanduser()
+        path = beside if beside.exists() else Path(name).expanduser()
+        return from_hugging_face(read_json(path), path) | fields
+    return fields
+
+
+#: model_type -> what its configuration class assumes where config.json is silent (transformers 4.57,
+#: `models/*/configuration_*.py`), as far as it matters here.
+_SUPPORTED: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": False, "sliding_window": None},
+    "mistral": {"tie_word_embeddings": False, "sliding_window": 4096},
+    "qwen2": {"tie_word_embeddings": False, "use_sliding_window": False},
+    "qwen3": {"tie_word_embeddings": False, "use_sliding_window": False},
+    "gpt2": {"tie_word_embeddings": True},
+}
+_EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")
+_GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
+_PLAIN = {"gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
+
+
+def from_hugging_face(config: Mapping[str, Any], file: object) -> dict[str, Any]:
+    """The keys of a workload's `model` that a Hugging Face ``config`` (dense llama, mistral, qwen2, qwen3, gpt2) means.
+
+    Biases of the query, key and value projections alone, and the norms of queries and keys (Qwen), are left out: they
+    are less than a ten-thousandth of the parameters. Stretched rotary embeddings cost what plain ones do.
+
+    Raises `InputError`, naming the key, for what the simulator does not model: experts, latent attention, sliding
+    windows, quantised weights, other architectures.
+    """
+    kind = config.get("model_type")
+    for key in _EXPERTS:
+        if config.get(key):
+            raise InputError(
+                "mixture-of-experts models are not supported", file=file, key=key, found=brief(config[key])
+            )
+    if config.get("kv_lora_rank"):
+        found = brief(config["kv_lora_rank"])
+        raise InputError("latent attention (MLA) is not supported", file=file, key="kv_lora_rank", found=found)
+    if not isinstance(kind, str) or kind not in _SUPPORTED:
+        raise InputError(
+            "this architecture is not supported",
+            file=file,
+            key="model_type",
+            found=brief(kind),
+            allowed=", ".join(_SUPPORTED),
+        )
+    if config.get("quantization_config"):
+        raise InputError("quantised weights are not trained", file=file, key="quantization_config")
+    config = _SUPPORTED[kind] | dict(config)
+    if config.get("sliding_window") and config.get("use_sliding_window", True):
+        raise InputError(
+            "sliding windows are not supported",
+            file=file,
+            key="sliding_window",
+            found=config["sliding_window"],
+            fix="null, where the sequence is no longer than the window",
+        )
+    return _gpt2(config, file) if kind == "gpt2" else _llama(config, file)
+
+
+def _llama(config: Mapping[str, Any], file: object) -> dict[str, Any]:
+    if config.get("attention_dropout"):
+        found = config["attention_dropout"]
+        raise InputError("dropout of attention alone is not supported", file=file, key="attention_dropout", found=found)
+    fields = {
+        "layers": _required(config, "num_hidden_layers", file),
+        "hidden": _required(config, "hidden_size", file),
+        "heads": _required(config, "num_attention_heads", file),
+        "ffn_hidden": _required(config, "intermediate_size", file),
+        "vocab": _required(config, "vocab_size", file),
+        "activation": _activation(config, "hidden_act", _GATED, file),
+        "norm": "rmsnorm",
+        "position": "rope",
+        "bias": bool(config.get("mlp_bias") and config.get("attention_bias")),
+        "tied_embeddings": config["tie_word_embeddings"],
+    }
+    same_name = {"kv_heads": config.get("num_key_value_heads"), "head_dim": config.get("head_dim")}
+    return fields | {key: value for key, value in same_name.items() if value is not None}
+
+
+def _gpt2(config: Mapping[str, Any], file: object) -> dict[str, Any]:
+    dropouts = [config.get(key, 0.1) for key in ("embd_pdrop", "attn_pdrop", "resid_pdrop")]
+    if dropouts[1:] != dropouts[:-1]:
+        found = brief(dropouts)
+        raise InputError(
+            "different dropouts are not supported", file=file, key="embd_pdrop, attn_pdrop, resid_pdrop", found=found
+        )
+    fields = {
+        "layers": _required(config, "n_layer", file),
+        "hidden": _required(config, "n_embd", file),
+        "heads": _required(config, "n_head", file),
+        "vocab": _required(config, "vocab_size", file),
+        "activation": _activation(
+            {"activation_function": "gelu_new"} | dict(config), "activation_function", _PLAIN, file
+        ),
+        "norm": "layernorm",
+        "position": "learned",
+        "bias": True,
+        "tied_embeddings": config["tie_word_embeddings"],
+        "dropout": dropouts[0],
+    }
+    return fields | ({"ffn_hidden": config["n_inner"]} if config.get("n_inner") else {})
+
+
+def _required(config: Mapping[str, Any], key: str, file: object) -> Any:
+    if config.get(key) is None:
+        raise InputError("a required key is missing", file=file, key=key)
+    return config[key]
+
+
+def _activation(config: Mapping[str, Any], key: str, known: Mapping[str, str], file: object) -> str:
+    value = _required(config, key, file)
+    if not isinstance(value, str) or value not in known:
+        raise InputError("unknown activation", file=file, key=key, found=brief(value), allowed=", ".join(known))
+    return known[value]

@@ -1,0 +1,263 @@
+"""A calibration profile: what one kind of GPU, its host and its links do, and where each figure comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import BaseModel, Field, model_validator
+
+from simulator.config import catalog
+from simulator.config.files import AsTuple, Section, Whole, read_yaml, validated
+from simulator.config.transport import Transport
+from simulator.errors import InputError
+
+Kind = Literal["measured", "published", "datasheet", "assumed"]
+Dtype = Literal["bf16", "fp16", "fp32", "fp8"]
+Role = Literal["fwd", "dgrad", "wgrad"]
+MemoryClass = Literal[
+    "norm",
+    "softmax",
+    "dropout",
+    "activation",
+    "residual",
+    "rope",
+    "embedding",
+    "loss",
+    "cast",
+    "optimizer",
+    "reduce",
+    "copy",
+]
+Implementation = Literal["eager", "fused", "compiled"]
+Purpose = Literal["tp", "cp", "ep", "pp", "dp"]
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Range = Annotated[tuple[Whole, Whole], AsTuple]
+
+
+class Cited(Section):
+    """Something with an origin."""
+
+    kind: Kind
+    """measured (by us) | published | datasheet | assumed"""
+    source: str
+    """a key of the profile's sources"""
+    note: str = ""
+    """what was made of the source"""
+
+
+class Figure(Cited):
+    """One number."""
+
+    value: Positive
+
+
+class Share(Cited):
+    """One number up to 1."""
+
+    value: Fraction
+
+
+class GpuSpec(Section):
+    """The GPU itself."""
+
+    sms: Annotated[Whole, Field(gt=0)]
+    """streaming multiprocessors"""
+    peak_flops_per_s: dict[Dtype, Figure]
+    """dense matrix FLOP/s by type; fp32 is TF32"""
+    memory_bandwidth_Bps: Figure
+    """bytes/s of the device memory"""
+    memory_bytes: Figure
+    """what the device reports, not the GB on its label"""
+    l2_bytes: Figure
+    """last-level cache"""
+
+
+class MatmulModel(Cited):
+    """Constants of `simulator.costs.matmul`, fitted together."""
+
+    tile_efficiency: dict[Annotated[str, Field(pattern=r"^\d+x\d+$")], Fraction]
+    """share of the peak inside a tile's loop over k, by tile (256x128 means 128x256 too)"""
+    large_tile_preference: NotNegative
+    """how much the library favours large tiles when it chooses; 0: it takes the fastest"""
+    wave_start_s: Positive
+    """filling the pipeline of a tile"""
+    store_Bps_per_sm: Positive
+    """writing a tile"""
+    memory_fraction: Fraction
+    """share of the peak memory bandwidth that is reached"""
+    overlap_exponent: Annotated[float, Field(ge=1)]
+    """q of (compute^q + memory^q)^(1/q); infinite: perfect overlap, 1: none"""
+    start_s: Positive
+    """an empty kernel"""
+    split_start_s: NotNegative
+    """starting the sum over slices of k"""
+    split_sum_Bps: Positive
+    """summing slices of k"""
+    min_k_per_split: Positive
+    """shortest slice of k"""
+    fitted_dtype: Dtype
+    """type of the products that the constants were fitted on"""
+    fitted_range: dict[Literal["m", "n", "k"], Range]
+    """their smallest and largest sizes"""
+    sustained_flops_per_s: dict[Dtype, Figure]
+    """what the power limit allows a GPU that is busy for long"""
+    layout_speed: dict[Role, Figure]
+    """speed of forward, data and weight gradient relative to the layout that was fitted"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if not self.tile_efficiency:
+            raise InputError("needs at least one tile", key="kernels.matmul.tile_efficiency")
+        _need_all("kernels.matmul.fitted_range", self.fitted_range, ("m", "n", "k"))
+        _need_all("kernels.matmul.layout_speed", self.layout_speed, get_args(Role))
+        return self
+
+
+class AttentionCurve(Cited):
+    """Share of the peak of a flash attention kernel, by the keys L that a query sees on average."""
+
+    limit: Fraction
+    """for long sequences"""
+    half_length: NotNegative
+    """L at which half of the limit is reached: limit * L / (L + half_length)"""
+
+
+class AttentionModel(Section):
+    """Curves by head dimension; both constants go linearly between two of them and stay beyond the ends."""
+
+    forward: dict[Whole, AttentionCurve]
+    backward: dict[Whole, AttentionCurve]
+    start_s: Figure
+    """an empty kernel"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        for name, curves in (("forward", self.forward), ("backward", self.backward)):
+            if not curves:
+                raise InputError("needs at least one head dimension", key=f"kernels.attention.{name}")
+        return self
+
+
+class MemoryModel(Section):
+    """Kernels bound by memory traffic."""
+
+    bandwidth_fraction: dict[MemoryClass, Share]
+    """share of the peak memory bandwidth by cost class"""
+    start_s: Figure
+    """an empty kernel"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        _need_all("kernels.memory.bandwidth_fraction", self.bandwidth_fraction, get_args(MemoryClass))
+        return self
+
+
+class Kernels(Section):
+    """The efficiency models, one per cost class."""
+
+    matmul: MatmulModel
+    attention: AttentionModel
+    memory: MemoryModel
+
+
+class Host(Section):
+    """The CPU that feeds the GPU."""
+
+    launch_s: dict[Implementation, Figure]
+    """seconds to launch one op, by implementation"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        _need_all("host.launch_s", self.launch_s, get_args(Implementation))
+        return self
+
+
+class Interference(Section):
+    """What communication takes from computation on its GPU."""
+
+    compute_speed: dict[Purpose, Share]
+    """speed of compute kernels while communication of a purpose is in flight; 1: undisturbed"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        _need_all("interference.compute_speed", self.compute_speed, get_args(Purpose))
+        return self
+
+
+class Profile(Section):
+    """A versioned calibration of one kind of GPU. Raises `InputError` where a figure cites no source of the file."""
+
+    schema_version: Literal[1]
+    name: str
+    gpu: str
+    """name of the GPU, as cluster files give it"""
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    """day of the last change, YYYY-MM-DD"""
+    kind: Literal["measured", "published", "datasheet"]
+    """what most of it rests on"""
+    sources: dict[str, str]
+    """key -> citation: project, file and commit; paper and figure; or card, software and date of a measurement"""
+    gpu_spec: GpuSpec
+    kernels: Kernels
+    host: Host
+    interference: Interference
+    transports: dict[str, Transport]
+    """how links of a kind carry collectives"""
+
+    @property
+    def source(self) -> str:
+        """All citations in one line."""
+        return "; ".join(self.sources.values())
+
+    def cited(self) -> Iterator[tuple[str, Cited]]:
+        """Every part with an origin, with its dotted key, in the order of the file."""
+        yield from _cited("", self)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for key, figure in self.cited():
+            if figure.source not in self.sources:
+                raise InputError(
+                    "is not one of the file's sources",
+                    key=f"{key}.source",
+                    found=figure.source,
+                    allowed=", ".join(self.sources),
+                )
+        peaks, sustained = self.gpu_spec.peak_flops_per_s, self.kernels.matmul.sustained_flops_per_s
+        _need_all("kernels.matmul.sustained_flops_per_s", sustained, peaks)
+        _need_all("gpu_spec.peak_flops_per_s", peaks, [*sustained, self.kernels.matmul.fitted_dtype])
+        return self
+
+
+def load_profile(
+    reference: str | Path, *, base: Path | None = None, file: object = None, key: str | None = None
+) -> Profile:
+    """A profile by shipped name or by path; ``base``, ``file`` and ``key`` say where the reference stands.
+
+    Raises `InputError`.
+    """
+    path = catalog.find("profile", str(reference), base=base, file=file, key=key)
+    return validated(Profile, read_yaml(path), path)
+
+
+def _need_all(key: str, given: Iterable[str], needed: Iterable[str]) -> None:
+    present = list(given)
+    missing = [name for name in needed if name not in present]
+    if missing:
+        raise InputError(f"lacks {', '.join(missing)}", key=key, found=", ".join(present))
+
+
+def _cited(key: str, node: object) -> Iterator[tuple[str, Cited]]:
+    if isinstance(node, Cited):
+        yield key, node
+    if isinstance(node, BaseModel):
+        for name in type(node).model_fields:
+            yield from _cited(f"{key}.{name}".lstrip("."), getattr(node, name))
+    elif isinstance(node, dict):
+        for name, value in node.items():
+            yield from _cited(f"{key}.{name}", value)
