@@ -1,0 +1,312 @@
+"""A transformer in parts: a layer, the embedding, the head, each as the kernels of one tensor-parallel rank.
+
+The model is Megatron-LM's (arXiv 1909.08053, 2104.04473, 2205.05198): pre-norm layers whose products are split by
+column and by row, a vocabulary split over the ranks, and fp32 loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from simulator.model.nodes import (
+    Node,
+    Op,
+    Ops,
+    Tensor,
+    activation,
+    add_gradient,
+    attention_inputs,
+    comm,
+    core_attention,
+    dropout,
+    fuse,
+    linear,
+    memory,
+    norm,
+    residual,
+    rope,
+    split_qkv,
+    unique,
+)
+from simulator.model.shapes import Shapes, shapes
+from simulator.program import Compute
+
+if TYPE_CHECKING:
+    from simulator.config import Workload
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one tensor-parallel rank does for a part of the model, per micro-batch.
+
+    Ops are in launch order. ``forward`` has phase F, ``recompute`` (run again before the backward pass) R,
+    ``input_grad`` B, ``weight_grad`` W; ``backward`` is the unsplit backward pass, B and W as autograd
+    interleaves them.
+    ``params`` are held by this rank; of them ``tp_reduced_params`` have gradients to be summed over the tensor-parallel
+    ranks once a step.
+    ``saved`` is kept from forward to backward; ``recomputed`` exists again while the backward pass runs;
+    ``grad_bytes`` is the largest set of gradients alive then.
+    """
+
+    name: str
+    forward: Ops
+    recompute: Ops
+    input_grad: Ops
+    weight_grad: Ops
+    backward: Ops
+    params: int
+    tp_reduced_params: int
+    saved: tuple[Tensor, ...]
+    recomputed: tuple[Tensor, ...]
+    grad_bytes: float
+
+    @property
+    def saved_bytes(self) -> float:
+        """Bytes held from forward to backward, per micro-batch."""
+        return sum(tensor.nbytes for tensor in self.saved)
+
+    @property
+    def workspace_bytes(self) -> float:
+        """Extra bytes held only while this part's backward pass, with its recomputation, runs."""
+        return sum(tensor.nbytes for tensor in self.recomputed) + self.grad_bytes
+
+
+def _part(
+    name: str,
+    before: Sequence[Node],
+    checkpointed: Sequence[Node] = (),
+    after: Sequence[Node] = (),
+    *,
+    inputs: Sequence[Tensor] = (),
+    held_gradient_bytes: float = 0.0,
+) -> Part:
+    """The part that runs ``before``, ``checkpointed`` and ``after``, of which the ``checkpointed`` nodes keep nothing
+    but their ``inputs`` and run forward again. ``held_gradient_bytes`` is the gradient that waits beside the block."""
+    nodes = (*before, *checkpointed, *after)
+    saved = unique((*inputs, *(tensor for node in (*before, *after) for tensor in node.saved)))
+    held = {tensor.name for tensor in saved}
+    recomputed = unique(tensor for node in checkpointed for tensor in node.saved if tensor.name not in held)
+    back = tuple(reversed(nodes))
+    return Part(
+        name=name,
+        forward=tuple(op for node in nodes for op in node.forward),
+        recompute=tuple(_again(op) for node in checkpointed for op in node.forward),
+        input_grad=tuple(op for node in back for op in node.input_grad),
+        weight_grad=tuple(op for node in back for op in (*node.gather, *node.weight_grad)),
+        backward=tuple(op for node in back for op in (*node.gather, *node.input_grad, *node.weight_grad)),
+        params=sum(node.params for node in nodes),
+        tp_reduced_params=sum(node.tp_reduced_params for node in nodes),
+        saved=saved,
+        recomputed=recomputed,
+        grad_bytes=held_gradient_bytes + max(node.grad_bytes for node in nodes),
+    )
+
+
+def _again(op: Op) -> Op:
+    return replace(op, phase="R") if isinstance(op, Compute) else op
+
+
+def layer(workload: Workload, *, recompute: str | None = None) -> Part:
+    """One transformer layer. ``recompute`` (none, selective, full) stands in for the workload's own granularity.
+
+    Saved per layer with GELU, ffn 4h, dropout and 2-byte activations, unfused attention:
+    s b h (10 + 24/t + 5 a s / h t) bytes, with sequence parallelism s b h / t (34 + 5 a s / h) (arXiv 2205.05198,
+    equations 2 and 4); selective recomputation drops 5 a s / h, full recomputation keeps the input alone.
+    """
+    return _layer(shapes(workload), recompute or workload.training.recompute.granularity)
+
+
+@lru_cache(maxsize=64)
+def _layer(z: Shapes, recompute: str) -> Part:
+    """Cached, so that equal layers are one object and their blocks can be shared."""
+    qkv = z.q_width + 2 * z.kv_width
+    core = core_attention(z)
+    before = (
+        norm(z, "attn.norm", saved="input", residual=True),
+        linear(
+            z,
+            "attn",
+            "qkv",
+            qkv,
+            z.hidden,
+            split="column",
+            saved="attn.normed",
+            bias=z.bias,
+            shared=2 * z.kv_width if z.kv_replicas > 1 else 0,
+        ),
+        split_qkv(z),
+        *((rope(z),) if z.position == "rope" else ()),
+    )
+    fc1 = z.ffn * (2 if z.gated else 1)
+    after = (
+        linear(z, "attn", "proj", z.hidden, z.q_width, split="row", saved="attn.context", bias=z.bias),
+        *_residual_norm(z),
+        linear(z, "mlp", "fc1", fc1, z.hidden, split="column", saved="mlp.normed", bias=z.bias),
+        activation(z),
+        linear(z, "mlp", "fc2", z.hidden, z.ffn, split="row", saved="mlp.act", bias=z.bias),
+        residual(z, "mlp"),
+    )
+    match recompute:
+        case "full":
+            inputs = (Tensor("input", z.row_bytes),)
+            return _part("layer", (), (*before, *core, *after), inputs=inputs, held_gradient_bytes=z.row_bytes)
+        case "selective":
+            return _part("layer", before, core, after, inputs=attention_inputs(z), held_gradient_bytes=z.row_bytes)
+        case _:
+            return _part("layer", (*before, *core, *after), held_gradient_bytes=z.row_bytes)
+
+
+def _residual_norm(z: Shapes) -> tuple[Node, Node]:
+    """The attention block's residual and the norm after it; a compiler makes one kernel of them."""
+    add, mlp_norm = residual(z, "attn"), norm(z, "mlp.norm", saved="attn.output", residual=True)
+    if not z.compiled:
+        return add, mlp_norm
+    first, second = add.forward[-1], mlp_norm.forward[0]
+    return replace(add, forward=()), replace(mlp_norm, forward=(fuse("F", first, second, z.row_bytes, keep=True),))
+
+
+def embedding(workload: Workload) -> Part:
+    """Word (and learned position) embedding, and dropout.
+
+    With the vocabulary split each rank looks up its own words and the ranks' results are summed (arXiv 1909.08053,
+    section 3). Under sequence parallelism the sum is a reduce-scatter, or, where positions have to be added to whole
+    sequences first, an all-reduce of which each rank takes its rows (Megatron's `reduce_scatter_embeddings`).
+    """
+    z = shapes(workload)
+    full = float(z.element * z.tokens * z.hidden)
+    table = z.vocab * z.hidden
+    summed = z.tp > 1 and z.vocab_parallel
+    learned = z.position == "learned"
+    scattered = summed and z.sequence_parallel and not learned
+    forward: list[Op] = [memory("F", "embedding.lookup", "embedding", full, full, z.dtype)]
+    if summed:
+        foreign = full * (z.tp - 1) / z.tp
+        forward.append(memory("F", "embedding.mask", "embedding", 0, foreign, z.dtype))
+        forward.append(comm("reduce_scatter" if scattered else "all_reduce", "embedding", full))
+    positions: Ops = ()
+    if learned:
+        forward.append(memory("F", "embedding.positions", "embedding", full, full, z.dtype))
+        forward.append(memory("F", "embedding.add", "residual", 2 * full, full, z.dtype))
+        rows = z.element * z.seq * z.hidden
+        positions = (memory("W", "embedding.positions wgrad", "embedding", full, rows, z.dtype),)
+        positions += add_gradient(z, "embedding.positions", z.seq * z.hidden)
+    if z.sequence_parallel and not scattered:
+        forward.append(memory("F", "embedding.scatter", "copy", z.row_bytes, z.row_bytes, z.dtype))
+    lookup = Node(
+        forward=tuple(forward),
+        input_grad=(comm("all_gather", "embedding", full),) if z.sequence_parallel else (),
+        weight_grad=(
+            *positions,
+            # The gradient of the whole table is cleared, and the tokens' rows are added to it.
+            memory("W", "embedding.lookup wgrad", "embedding", full, full + z.element * table, z.dtype),
+            *add_gradient(z, "embedding.lookup", table),
+        ),
+        grad_bytes=full + z.element * table,
+        params=table + (z.seq * z.hidden if learned else 0),
+    )
+    if not z.dropout:
+        return _part("embedding", (lookup,))
+    drop = dropout(z, "embedding.dropout", z.rows * z.hidden, mask="embedding.dropout mask")
+    return _part("embedding", (lookup, drop))
+
+
+def head(workload: Workload) -> Part:
+    """Final norm, projection to the vocabulary, and fp32 cross-entropy.
+
+    The projection's weight is the embedding's where they are tied: then this part has parameters of its own only if a
+    pipeline puts it on another rank, which holds a copy.
+    """
+    z = shapes(workload)
+    projection = linear(
+        z,
+        "head",
+        "logits",
+        z.vocab,
+        z.hidden,
+        split="column" if z.vocab_parallel else "none",
+        saved="head.normed",
+    )
+    if workload.model.tied_embeddings and workload.parallelism.pp == 1:
+        projection = replace(projection, params=0)
+    return _part("head", (norm(z, "head.norm", saved="head.input", residual=False), projection, _loss(z)))
+
+
+def _loss(z: Shapes) -> Node:
+    """Cross-entropy over this rank's share of the vocabulary: three all-reduces of one fp32 number per token (maximum,
+    the target's logit, sum of exponentials; arXiv 1909.08053, section 3) where the vocabulary is split.
+
+    Megatron casts logits to fp32 and works on them in place, keeping the softmax (2205.05198, section 4.3: 4 s b v / t
+    bytes). Eager keeps the log-softmax; where the vocabulary is split its kernels are Megatron's. Compiled code never
+    writes fp32 logits: it keeps those in working precision and computes the softmax again.
+    """
+    logits = float(z.tokens * z.vocab)
+    x, fp32 = z.element, 4
+    split = z.tp > 1 and z.vocab_parallel
+
+    def kernel(phase: str, name: str, read: int, write: int) -> Compute:
+        return memory(phase, f"loss.{name}", "loss", read * logits, write * logits, "fp32")
+
+    def across(what: str) -> Ops:
+        return (comm("all_reduce", f"loss {what}", fp32 * z.tokens),) if split else ()
+
+    if z.compiled:
+        return Node(
+            forward=(
+                kernel("F", "max", x, 0),
+                *across("max"),
+                *across("target"),
+                kernel("F", "sum_exp", x, 0),
+                *across("sum"),
+            ),
+            input_grad=(kernel("B", "bwd", x, x),),
+            saved=(Tensor("loss.logits", x * logits),),
+            grad_bytes=x * logits,
+        )
+    if z.eager and not split:
+        return Node(
+            forward=(kernel("F", "cast", x, fp32), kernel("F", "log_softmax", fp32, fp32), kernel("F", "nll", 0, 0)),
+            input_grad=(
+                kernel("B", "nll bwd", 0, fp32),
+                kernel("B", "log_softmax bwd", 2 * fp32, fp32),
+                kernel("B", "cast bwd", fp32, x),
+            ),
+            saved=(Tensor("loss.log_softmax", fp32 * logits),),
+            grad_bytes=2 * fp32 * logits,
+        )
+    return Node(
+        forward=(
+            kernel("F", "cast", x, fp32),
+            kernel("F", "max", fp32, 0),
+            *across("max"),
+            kernel("F", "subtract", fp32, fp32),
+            *across("target"),
+            kernel("F", "exp", fp32, fp32),
+            kernel("F", "sum", fp32, 0),
+            *across("sum"),
+            kernel("F", "normalise", fp32, fp32),
+        ),
+        input_grad=(kernel("B", "bwd", fp32, fp32), kernel("B", "cast bwd", fp32, x)),
+        saved=(Tensor("loss.softmax", fp32 * logits),),
+        grad_bytes=x * logits,
+    )
+
+
+def stage_parts(workload: Workload, stage: int) -> tuple[Part, ...]:
+    """The parts of model stage ``stage`` (0 .. pp * vpp - 1) in order: the embedding opens the first stage, the head
+    closes the last. Where ``recompute.layers`` is given, the first that many layers of a stage are recomputed
+    (Megatron's block method)."""
+    counts = workload.parallelism.layers_per_stage
+    recompute = workload.training.recompute
+    n_layers = counts[stage]
+    n_recomputed = n_layers if recompute.layers is None else min(recompute.layers, n_layers)
+    parts = (layer(workload),) * n_recomputed
+    if n_recomputed < n_layers:
+        parts += (layer(workload, recompute="none"),) * (n_layers - n_recomputed)
+    if stage == 0:
+        parts = (embedding(workload), *parts)
+    if stage == len(counts) - 1:
+        parts = (*parts, head(workload))
+    return parts
