@@ -124,7 +124,7 @@ def pipeline(
     *,
     f: float = 1.0,
     b: float = 2.0,
-    comm: float = 0.0,
+    comm: float | None = None,
     forward: Template | None = None,
     backward: Template | None = None,
     tail: Template | None = None,
@@ -132,12 +132,12 @@ def pipeline(
 ) -> Timeline:
     """An ideal pipeline: each op starts when its rank is free and what it needs has arrived.
 
-    With ``comm`` > 0 every hand-over is a send and a receive of that length on lanes pp_send_fwd and so on.
+    With ``comm`` given every hand-over is a send and a receive of that length on lanes pp_send_fwd and so on.
     """
     forward = forward or template(("mlp", "matmul", "compute", f))
     backward = backward or template(("mlp.grad", "matmul", "compute", b), phase="B")
-    send = template(("send", "send", "pp", comm, 1e6), phase="C")
-    recv = template(("recv", "recv", "pp", comm, 0.0), phase="C")
+    send = template(("send", "send", "pp", comm or 0.0, 1e6), phase="C")
+    recv = template(("recv", "recv", "pp", comm or 0.0, 0.0), phase="C")
     todo = orders(schedule, p, m, v)
     clock, at = [0.0] * p, [0] * p
     done: dict[tuple[str, int, int], float] = {}
@@ -154,7 +154,7 @@ def pipeline(
                     if (phase, source, mb) not in done:
                         break
                     ready = done[phase, source, mb]
-                    if comm:
+                    if comm is not None:
                         way = "fwd" if phase == "F" else "bwd"
                         shared = {"start": ready, "phase": "C", "microbatch": mb}
                         spans.append(Span(source % p, f"pp_send_{way}", send, stage=source, **shared))

@@ -30,7 +30,7 @@ class Activity:
 
     ``spent_s``: seconds, one row per simulated rank (ascending), one column per `CATEGORIES` and one for the host.
     ``in_flight_s``: the same shape less the host: seconds in which each category runs, whatever else does.
-    ``spans_s``: one row per span, one column per category: seconds inside spans that nothing can overlap or hide
+    ``spans_s``: one row per span, the columns of ``spent_s``: seconds inside spans that nothing overlaps or hides
     (zero for other spans). ``piece_*``: the cut of all other time, as columns (position of the rank, start, end, use).
     """
 
@@ -97,9 +97,8 @@ def activity(timeline: Timeline) -> Activity:
     """
     position = rank_positions(timeline)
     n_ranks, n_categories = len(timeline.ranks), len(CATEGORIES)
-    solid = _solid_spans(timeline)
-    by_category = np.array([template.by_category for template in timeline.templates]).reshape(-1, n_categories)
-    spans_s = np.where(solid[:, None], by_category[timeline.template], 0.0)
+    solid = _solid_spans(timeline, position)
+    spans_s = _shares_of(timeline, solid)
 
     items = [_solid_items(timeline, solid), *_cut_items(timeline, ~solid)]
     span, start, end, use = (np.concatenate(column) for column in zip(*items, strict=True))
@@ -110,8 +109,7 @@ def activity(timeline: Timeline) -> Activity:
     piece_s = piece_end - piece_start
     winner = np.array(_PRIORITY)[np.argmax(active[list(_PRIORITY)], axis=0)]
     spent = _sum_by(position, spans_s, n_ranks)
-    in_flight = spent.copy()
-    spent = np.hstack([spent, np.zeros((n_ranks, 1))])
+    in_flight = spent[:, :n_categories].copy()
     np.add.at(spent, (piece_rank[winner != _SOLID], winner[winner != _SOLID]), piece_s[winner != _SOLID])
     for category in range(n_categories):
         in_flight[:, category] += np.bincount(piece_rank, weights=piece_s * active[category], minlength=n_ranks)
@@ -139,16 +137,35 @@ def compute_lane_spans(timeline: Timeline) -> Bools:
     return np.asarray(timeline.lane == code, dtype=np.bool_)
 
 
-def _solid_spans(timeline: Timeline) -> Bools:
-    """Compute-lane spans without waiting inside, all of whose ops come before anything that other lanes do."""
+def _solid_spans(timeline: Timeline, position: Ints) -> Bools:
+    """Compute-lane spans whose shares need no cut: their ops come before whatever other lanes do, or nothing on another
+    lane of the rank goes on beside them. (Waiting inside a stretched span comes after everything.)"""
     compute = compute_lane_spans(timeline)
     highest = np.array([t.category.max() if len(t) else 0 for t in timeline.templates], dtype=np.int64)
     lowest = np.array([t.category.min() if len(t) else 0 for t in timeline.templates], dtype=np.int64)
     elsewhere = lowest[timeline.template[~compute]]
     limit = int(elsewhere.min()) if len(elsewhere) else len(CATEGORIES)
-    solid = compute & (highest[timeline.template] < limit)
-    solid[list(timeline.stretched)] = False
-    return solid
+    first = highest[timeline.template] < limit
+    first[list(timeline.stretched)] = False
+    # Times of all ranks on one axis, so that one search serves them all.
+    axis = position * (2 * timeline.step_time_s + 1)
+    starts, ends = np.sort((timeline.start_s + axis)[~compute]), np.sort((timeline.end_s + axis)[~compute])
+    begun = np.searchsorted(starts, timeline.end_s + axis, side="left")
+    over = np.searchsorted(ends, timeline.start_s + axis, side="right")
+    return compute & (first | (begun <= over))
+
+
+def _shares_of(timeline: Timeline, solid: Bools) -> Floats:
+    """Seconds per category and for the host inside each solid span, zero for the others."""
+    by_category = np.array([t.by_category for t in timeline.templates]).reshape(-1, len(CATEGORIES))
+    shares = np.zeros((len(solid), len(CATEGORIES) + 1))
+    shares[solid, :HOST] = by_category[timeline.template[solid]]
+    for span, (start, end) in timeline.stretched.items():
+        if solid[span]:
+            category = timeline.templates[timeline.template[span]].category
+            shares[span, :HOST] = np.bincount(category, weights=end - start, minlength=HOST)
+            shares[span, HOST] = timeline.end_s[span] - timeline.start_s[span] - shares[span, :HOST].sum()
+    return shares
 
 
 def _solid_items(timeline: Timeline, solid: Bools) -> Items:
@@ -187,14 +204,14 @@ def _cut_items(timeline: Timeline, cut: Bools) -> list[Items]:
         start = timeline.start_s[spans, None] + run_start
         end = timeline.start_s[spans, None] + run_end
         items.append((np.repeat(spans, shape[1]), start.ravel(), end.ravel(), np.broadcast_to(category, shape).ravel()))
-    if timeline.stretched:
-        items += _stretched_items(timeline)
+    stretched = [span for span in timeline.stretched if cut[span]]
+    if stretched:
+        items += _stretched_items(timeline, np.array(stretched, dtype=np.int64))
     return items
 
 
-def _stretched_items(timeline: Timeline) -> list[Items]:
+def _stretched_items(timeline: Timeline, spans: Ints) -> list[Items]:
     """Stretched spans as runs; on the compute lane, what they wait for inside is the host's next launch."""
-    spans = np.array(sorted(timeline.stretched), dtype=np.int64)
     rows = [timeline.stretched[int(span)] for span in spans]
     category = np.concatenate([timeline.templates[timeline.template[span]].category for span in spans])
     of_span = np.repeat(spans, [len(start) for start, _ in rows])

@@ -86,14 +86,13 @@ def time_breakdown(activity: Activity, pipelines: Sequence[Sequence[int]]) -> di
     idle = float(mean_over_ranks(timeline, activity.idle_s))
     finished = _per_rank(timeline, timeline.end_s, np.ones(len(timeline.rank), dtype=bool), np.maximum, 0.0)
     other = _after_pipeline(timeline, weigh(timeline, pipelines), finished)
-    other = min(other, idle)
     return {
         "compute": float(spent[0]),
         "recompute": float(spent[1]),
         "optimizer": float(spent[2]),
         "exposed": {kind: float(spent[code]) for kind, code in zip(COMMUNICATION, _COMMUNICATION_CODES, strict=True)},
         "host": float(spent[HOST]),
-        "bubble": idle - other,
+        "bubble": max(idle - other, 0.0),
         "other": other,
     }
 
@@ -103,7 +102,7 @@ def _after_pipeline(timeline: Timeline, pipelines: tuple[Weighted, ...], finishe
     seconds = weight = 0.0
     for pipeline in pipelines:
         end = max(finished[position[rank]] for rank in pipeline.ranks)
-        seconds += float(pipeline.weights.sum()) * (timeline.step_time_s - end)
+        seconds += float(pipeline.weights.sum()) * (timeline.step_time_s - float(end))
         weight += float(pipeline.weights.sum())
     return seconds / weight
 
