@@ -1,0 +1,43 @@
+# make run    simulate the main job into out/ (summary, JSON, trace, Gantt chart)
+# make test   format, lint, type and test checks;  make test-all adds the slow tests
+# Both need Python >= 3.11 and make, and set up an environment of their own in .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: run test test-all format clean
+
+run: .venv/.run
+	mkdir -p out
+	$(BIN)/python -m simulator run workloads/gpt175b_3d.yaml \
+		--json out/gpt175b_3d.json --trace out/gpt175b_3d.trace.json.gz --gantt out/gpt175b_3d.png
+
+test: .venv/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n auto
+
+test-all: test
+	$(BIN)/pytest -n auto -m slow
+
+format: .venv/.test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv out
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+
+# A marker per set of packages, out of date when what is to be installed changes.
+.venv/.run: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable .
+	touch $@
+
+.venv/.test: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable '.[dev]'
+	touch $@ .venv/.run

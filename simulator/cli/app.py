@@ -1,0 +1,43 @@
+"""The commands, and what becomes of their errors.
+
+A command is a typer function: its docstring is the help and ends with an example, and it imports what it needs when it
+runs, so that ``--help`` is quick. Bad input ends in exit status 2 and a message, never in a traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import typer
+
+from simulator.cli import check, listing, run
+from simulator.errors import DeadlockError, InputError
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "run": run.command,
+    "check": check.command,
+    "list": listing.command,
+}
+
+app = typer.Typer(
+    help="How fast will a language model train on a cluster? Simulates one training step, event by event.",
+    epilog="Example: llmsim run gpt175b_3d --set parallelism.dp=8 --gantt step.png",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run one command and exit: 0 done; 1 a check that the user asked for failed; 2 bad input."""
+    try:
+        app(arguments)
+    except (InputError, DeadlockError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(0)

@@ -1,0 +1,84 @@
+"""``check``: is a workload legal, and what do its defaults come to?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from simulator.cli.options import Json, Quiet, Set, Strict
+from simulator.cli.outputs import STDOUT, check_outputs, envelope, write_json
+from simulator.cli.terminal import warn
+from simulator.errors import InputError
+
+
+def command(
+    workload: Annotated[str | None, typer.Argument(metavar="WORKLOAD", help="A file, or a name in workloads/.")] = None,
+    set_: Set = None,
+    json: Json = None,
+    schema: Annotated[
+        Literal["workload", "cluster"] | None,
+        typer.Option(help="Print the JSON Schema of such a file instead, for an editor."),
+    ] = None,
+    quiet: Quiet = False,
+    strict: Strict = False,
+) -> None:
+    """Check a workload without simulating it.
+
+    Prints what its layout comes to. --json writes the whole workload with every default filled in.
+
+    \b
+    Examples:
+      llmsim check gpt175b_3d --set parallelism.pp=16
+      llmsim check --schema workload > workload.schema.json
+    """
+    check_outputs({"--json": json})
+    if schema:
+        if workload or set_:
+            raise InputError("checks no workload", file="--schema", fix="leave WORKLOAD and --set out")
+        write_json(STDOUT, _schema(schema))
+        return
+    if not workload:
+        raise InputError("is missing", file="WORKLOAD", allowed="a file, a name in workloads/, or --schema")
+
+    from simulator.cluster import build_cluster
+    from simulator.config import load_workload, parse_changes, warnings
+    from simulator.config.profile import load_profile
+
+    job = load_workload(workload, parse_changes(set_ or ()))
+    load_profile(job.calibration)
+    build_cluster(job.cluster)
+    notes = warnings(job)
+    write_json(json, envelope("check", notes, workload=job.model_dump(mode="json")))
+    if not quiet and json != STDOUT:
+        layout, cluster = job.parallelism, job.cluster
+        print(f"{job.name}: legal")
+        print(f"  ranks         {job.n_ranks} = tp {layout.tp} x pp {layout.pp} x dp {layout.dp}")
+        print(f"  cluster       {cluster.nodes} x {cluster.name}: {cluster.n_gpus} GPUs, {cluster.node.gpus.type}")
+        print(f"  calibration   {job.calibration}")
+        print(f"  micro-batches {job.microbatches} of {job.training.micro_batch} x {job.training.seq} tokens")
+        print(f"  layers        {job.model.layers}, by stage: {_runs(layout.layers_per_stage)}")
+    warn(notes)
+    if strict and notes:
+        raise typer.Exit(1)
+
+
+def _schema(kind: str) -> dict[str, Any]:
+    from simulator.config import ClusterSpec, Workload
+
+    model = Workload if kind == "workload" else ClusterSpec
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema()}
+
+
+def _runs(numbers: tuple[int, ...]) -> str:
+    """
+    >>> _runs((2, 4, 4, 2))
+    '2, 2 x 4, 2'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number:
+            runs[-1][0] += 1
+        else:
+            runs.append([1, number])
+    return ", ".join(f"{count} x {number}" if count > 1 else str(number) for count, number in runs)

@@ -1,0 +1,167 @@
+"""``list``: what is shipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import typer
+
+from simulator.cli.options import Json
+from simulator.cli.outputs import STDOUT, check_outputs, envelope, write_json
+from simulator.cli.terminal import console, table
+
+Rows = list[dict[str, Any]]
+
+
+def command(
+    kind: Annotated[
+        Literal["models", "topologies", "gpus", "schedules", "profiles", "collectives", "workloads"],
+        typer.Argument(metavar="KIND", help="models, topologies, gpus, schedules, profiles, collectives or workloads."),
+    ],
+    json: Json = None,
+) -> None:
+    """List what is shipped.
+
+    KIND is models, topologies, gpus, schedules, profiles, collectives or workloads.
+
+    \b
+    Example:
+      llmsim list models
+    """
+    check_outputs({"--json": json})
+    rows = _ROWS[kind]()
+    write_json(json, envelope("list", kind=kind, rows=rows))
+    if json != STDOUT:
+        console().print(table(rows))
+
+
+def _models() -> Rows:
+    from simulator.config import load_cluster, load_workload, presets
+    from simulator.model import parameters
+
+    one_gpu = {
+        "training": {"seq": 2048, "global_batch": 1},
+        "parallelism": {"dp": 1},
+        "cluster": load_cluster("dgx_a100"),
+    }
+    rows = []
+    for name, preset in presets().items():
+        job = load_workload({"model": {"preset": name}, **one_gpu})
+        model = job.model
+        rows.append(
+            {
+                "name": name,
+                "parameters": f"{parameters(job) / 1e9:.1f}e9",
+                "layers": model.layers,
+                "hidden": model.hidden,
+                "heads": model.heads,
+                "kv_heads": model.kv_heads,
+                "ffn_hidden": model.ffn_hidden,
+                "vocab": model.vocab,
+                "activation": model.activation,
+                "source": preset["source"],
+            }
+        )
+    return rows
+
+
+def _topologies() -> Rows:
+    from simulator.config import catalog, load_cluster
+
+    rows = []
+    for name in catalog.names("cluster"):
+        cluster = load_cluster(name)
+        node, fabric = cluster.node, cluster.fabric
+        rows.append(
+            {
+                "name": name,
+                "gpus_per_node": node.gpus.count,
+                "gpu": node.gpus.type,
+                "nvlink": f"{node.nvlink.kind}, {node.nvlink.bandwidth_Bps / 1e9:.0f} GB/s per GPU and direction",
+                "network_cards": f"{node.nics.count} x {node.nics.bandwidth_bps / 1e9:.0f} Gb/s {fabric.transport}",
+                "fabric": f"{fabric.kind}, {fabric.tiers} tiers of {fabric.radix} ports",
+            }
+        )
+    return rows
+
+
+def _gpus() -> Rows:
+    from simulator.config import catalog
+    from simulator.config.profile import load_profile
+
+    rows = []
+    for name in catalog.names("profile"):
+        profile = load_profile(name)
+        spec = profile.gpu_spec
+        rows.append(
+            {
+                "name": profile.gpu,
+                **{
+                    f"{dtype}_TFLOP/s": round(spec.peak_flops_per_s[dtype].value / 1e12)
+                    for dtype in ("bf16", "fp16")
+                    if dtype in spec.peak_flops_per_s
+                },
+                "memory_GiB": round(spec.memory_bytes.value / 2**30, 1),
+                "memory_GB/s": round(spec.memory_bandwidth_Bps.value / 1e9),
+                "SMs": spec.sms,
+                "profile": name,
+            }
+        )
+    return rows
+
+
+def _profiles() -> Rows:
+    from simulator.config import catalog
+    from simulator.config.profile import load_profile
+
+    profiles = {name: load_profile(name) for name in catalog.names("profile")}
+    return [
+        {"name": name, "gpu": profile.gpu, "kind": profile.kind, "date": profile.date, "sources": len(profile.sources)}
+        for name, profile in profiles.items()
+    ]
+
+
+def _schedules() -> Rows:
+    from simulator.schedules import SCHEDULES
+
+    return [
+        {"name": name, "chunks": "several" if schedule.chunked else "1", "paper": schedule.paper}
+        for name, schedule in SCHEDULES.items()
+    ]
+
+
+def _collectives() -> Rows:
+    from simulator.network.collectives import ALGORITHMS
+
+    return [{"operation": op, "algorithms": ", ".join(names)} for op, names in ALGORITHMS.items()]
+
+
+def _workloads() -> Rows:
+    from simulator.config import catalog, load_workload
+
+    rows = []
+    for name in catalog.names("workload"):
+        job = load_workload(name)
+        layout = job.parallelism
+        rows.append(
+            {
+                "name": name,
+                "layers": job.model.layers,
+                "hidden": job.model.hidden,
+                "layout": f"tp {layout.tp} pp {layout.pp} dp {layout.dp}, {layout.schedule}",
+                "cluster": f"{job.cluster.nodes} x {job.cluster.name}",
+            }
+        )
+    return rows
+
+
+_ROWS: dict[str, Callable[[], Rows]] = {
+    "models": _models,
+    "topologies": _topologies,
+    "gpus": _gpus,
+    "schedules": _schedules,
+    "profiles": _profiles,
+    "collectives": _collectives,
+    "workloads": _workloads,
+}

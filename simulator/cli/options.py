@@ -1,0 +1,41 @@
+"""Options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simulator.errors import InputError
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the workload, as a dotted path; repeatable."),
+]
+Json = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print no summary.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 on any warning, or when memory does not fit.")]
+
+
+def parse_ranks(text: str, n_ranks: int, option: str) -> list[int]:
+    """``all``, or numbers and ranges joined by commas, ascending and once each. Raises `InputError` naming ``option``.
+
+    >>> parse_ranks("0-3,16", 32, "--ranks"), parse_ranks("all", 3, "--ranks")
+    ([0, 1, 2, 3, 16], [0, 1, 2])
+    """
+    if text == "all":
+        return list(range(n_ranks))
+    ranks: set[int] = set()
+    for part in text.split(","):
+        bounds = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
+        first, last = (int(bounds[1]), int(bounds[2] or bounds[1])) if bounds else (1, 0)
+        if first > last:
+            raise InputError("is no list of ranks", file=option, found=text, allowed="all, or such as 0-7,16")
+        if last >= n_ranks:
+            raise InputError("names a rank that does not exist", file=option, found=text, allowed=f"0 to {n_ranks - 1}")
+        ranks.update(range(first, last + 1))
+    return sorted(ranks)

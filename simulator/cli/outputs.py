@@ -1,0 +1,74 @@
+"""Files that a command writes: refused before the work where they cannot be written, and never half there."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from simulator.errors import InputError
+
+SCHEMA_VERSION = 1
+STDOUT = Path("-")
+
+
+def check_outputs(outputs: Mapping[str, Path | None], suffixes: Mapping[str, Sequence[str]] | None = None) -> None:
+    """Raise `InputError` where an output cannot be written: option -> path, option -> allowed endings of its name."""
+    taken: dict[Path, str] = {}
+    for option, path in outputs.items():
+        if path is None or path == STDOUT:
+            continue
+        allowed = (suffixes or {}).get(option)
+        if allowed and not path.name.lower().endswith(tuple(allowed)):
+            raise InputError("no picture of this kind", file=option, found=str(path), allowed=", ".join(allowed))
+        folder, target = path.parent, path.resolve()
+        if path.is_dir():
+            raise InputError("is a directory, not a file", file=option, found=str(path))
+        if not folder.is_dir():
+            raise InputError("its directory does not exist", file=option, found=str(path), fix=f"mkdir -p {folder}")
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise InputError("cannot be written: permission denied", file=option, found=str(path))
+        if target in taken:
+            raise InputError(f"is the file of {taken[target]} too", file=option, found=str(path))
+        taken[target] = option
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """A file beside ``path`` to write to, which takes its place when the block ends well and goes when it does not.
+
+    Devices and pipes are written as they are. Raises `InputError` where the system refuses.
+    """
+    target = path.resolve()
+    replaces = target.is_file() or not target.exists()
+    part = target.with_name(f".{os.getpid()}.{target.name}") if replaces else target  # the suffix says the format
+    try:
+        yield part
+        if replaces:
+            os.replace(part, target)
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror or error}", file=path) from None
+    finally:
+        if replaces:
+            part.unlink(missing_ok=True)
+
+
+def envelope(command: str, warnings: Sequence[str] = (), **content: Any) -> dict[str, Any]:
+    """What every JSON result begins with."""
+    return {"schema_version": SCHEMA_VERSION, "command": command, "warnings": list(warnings), **content}
+
+
+def write_json(path: Path | None, result: Mapping[str, Any]) -> None:
+    """Write ``result`` to ``path``, to standard output where that is ``-``, nowhere where it is None."""
+    if path is None:
+        return
+    text = json.dumps(result, indent=2, allow_nan=False) + "\n"
+    if path == STDOUT:
+        sys.stdout.write(text)
+        return
+    with written(path) as part:
+        part.write_text(text, encoding="utf-8")

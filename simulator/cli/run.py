@@ -1,0 +1,138 @@
+"""``run``: simulate one training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simulator.cli.options import Json, Quiet, Set, Strict, parse_ranks
+from simulator.cli.outputs import STDOUT, check_outputs, envelope, write_json, written
+from simulator.cli.terminal import console, progress, table, warn
+from simulator.errors import InputError
+from simulator.units import format_gib, format_time
+
+if TYPE_CHECKING:
+    from simulator.api import Result
+
+PICTURES = (".png", ".svg", ".pdf")
+#: Pictures of equal results are equal, byte for byte: no date goes into them.
+_UNDATED: dict[str, dict[str, None]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+
+
+def command(
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A file, or a name in workloads/.")],
+    workload2: Annotated[
+        str | None,
+        typer.Argument(metavar="WORKLOAD2", help="Another, to stand beside the first.", show_default=False),
+    ] = None,
+    set_: Set = None,
+    json: Json = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a trace for ui.perfetto.dev (Chrome trace JSON; gzipped if named .gz)."
+        ),
+    ] = None,
+    trace_ranks: Annotated[
+        str | None,
+        typer.Option(metavar="all|LIST", help="Ranks in the trace, such as 0-7,16. [one per pipeline stage]"),
+    ] = None,
+    gantt: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the pipeline as a Gantt chart (.png, .svg or .pdf).")
+    ] = None,
+    quiet: Quiet = False,
+    strict: Strict = False,
+) -> None:
+    """Simulate one training step and say how long it takes, and why.
+
+    With two workloads, their results stand side by side; --set changes both.
+
+    \b
+    Examples:
+      llmsim run gpt175b_3d --gantt step.png --trace step.json.gz
+      llmsim run gpt175b_3d --set parallelism.dp=8 --json -
+      llmsim run llama3_8b_dgx_h100 llama3_70b
+    """
+    from simulator.config import load_workload, parse_changes
+
+    changes = parse_changes(set_ or ())
+    jobs = [load_workload(name, changes) for name in (workload, workload2) if name is not None]
+    check_outputs({"--json": json, "--trace": trace, "--gantt": gantt}, {"--gantt": PICTURES})
+    for option, path in (("--trace", trace), ("--gantt", gantt)):
+        if path is not None and len(jobs) > 1:
+            raise InputError("shows one workload", file=option, fix="run the two one after the other")
+        if path == STDOUT:
+            raise InputError("needs a file", file=option, found="-")
+    if trace_ranks is not None and trace is None:
+        raise InputError("chooses the ranks of a trace, and none is written", file="--trace-ranks", fix="--trace FILE")
+    ranks = None if trace_ranks is None else parse_ranks(trace_ranks, jobs[0].n_ranks, "--trace-ranks")
+
+    import simulator
+
+    results = []
+    for job in jobs:
+        with progress(f"simulating {job.name}"):
+            results.append(simulator.run(job))
+    reports = [result.to_dict() for result in results]
+    warnings = _warnings(results)
+    write_json(json, reports[0] if len(jobs) == 1 else envelope("run", warnings, runs=reports))
+    if trace is not None:
+        with progress("writing the trace"), written(trace) as part:
+            results[0].save_trace(part, ranks)
+    if gantt is not None:
+        with progress("drawing"), written(gantt) as part:
+            results[0].gantt().figure.savefig(part, metadata=_UNDATED.get(gantt.suffix.lower()))
+    if not quiet and json != STDOUT:
+        console().print(results[0].summary() if len(jobs) == 1 else table(_beside(reports)))
+    warn(warnings)
+    if strict and (warnings or not all(report["memory"]["fits"] for report in reports)):
+        raise typer.Exit(1)
+
+
+def _warnings(results: Sequence[Result]) -> list[str]:
+    if len(results) == 1:
+        return list(results[0].warnings)
+    return [f"{result.to_dict()['name']}: {warning}" for result in results for warning in result.warnings]
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _tera(value: float) -> str:
+    return f"{value / 1e12:.1f} TFLOP/s"
+
+
+#: Line of the comparison -> where its figure stands in a result, how it is printed.
+_LINES: dict[str, tuple[Callable[[dict[str, Any]], float], Callable[[float], str]]] = {
+    "GPUs": (lambda report: report["n_gpus"], "{:,}".format),
+    "step time": (lambda report: report["step_time_s"], format_time),
+    "tokens/s": (lambda report: report["tokens_per_s"], "{:,.0f}".format),
+    "tokens/s per GPU": (lambda report: report["tokens_per_s_per_gpu"], "{:,.0f}".format),
+    "model FLOP/s per GPU": (lambda report: report["model_flops_per_s_per_gpu"], _tera),
+    "MFU": (lambda report: report["mfu"], _percent),
+    "HFU": (lambda report: report["hfu"], _percent),
+    "bubble": (lambda report: report["bubble_fraction"], _percent),
+    "compute": (lambda report: report["time_breakdown_s"]["compute"], format_time),
+    "recompute": (lambda report: report["time_breakdown_s"]["recompute"], format_time),
+    "optimizer": (lambda report: report["time_breakdown_s"]["optimizer"], format_time),
+    "exposed communication": (lambda report: sum(report["time_breakdown_s"]["exposed"].values()), format_time),
+    "waiting for the pipeline": (lambda report: report["time_breakdown_s"]["bubble"], format_time),
+    "peak memory": (lambda report: report["memory"]["peak_bytes"], format_gib),
+}
+
+
+def _beside(reports: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """One row per figure: its name, its value in each report, and the second as a multiple of the first."""
+    first, second = (
+        name if reports[0]["name"] != reports[1]["name"] else f"{name} ({place})"
+        for name, place in zip((report["name"] for report in reports), ("first", "second"), strict=True)
+    )
+    rows = []
+    for line, (value, shown) in _LINES.items():
+        a, b = (value(report) for report in reports)
+        rows.append({"": line, first: shown(a), second: shown(b), "ratio": f"{b / a:.3f}" if a else ""})
+    return rows

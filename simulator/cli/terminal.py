@@ -1,0 +1,54 @@
+"""What a person sees: results on standard output, warnings and progress on standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+#: Characters per line where the output is no terminal: wide enough that no cell of a table is cut.
+PIPE_WIDTH = 200
+
+
+def console() -> Console:
+    """Standard output."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+
+
+def table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> Table:
+    """A table of ``rows``, whose keys are the columns; numbers stand on the right."""
+    from rich import box
+    from rich.table import Table
+
+    result = Table(title=title, box=box.SIMPLE, title_justify="left", pad_edge=False)
+    for name in rows[0] if rows else ():
+        numeric = all(isinstance(row[name], int | float) for row in rows)
+        result.add_column(name.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        result.add_row(*(f"{value:,}" if isinstance(value, int | float) else str(value) for value in row.values()))
+    return result
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Each warning as a line on standard error."""
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[None]:
+    """A spinner on standard error while the block runs, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
