@@ -26,10 +26,11 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An operation as one algorithm performs it: phases one after another."""
+    """An operation as one algorithm performs it: phases one after another. ``protocol`` is NCCL's, where it has one."""
 
     algorithm: str
     phases: tuple[Phase, ...]
+    protocol: str = ""
 
     @property
     def latency_s(self) -> float:

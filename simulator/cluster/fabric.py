@@ -1,0 +1,82 @@
+"""Switches between nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.config.cluster import Fabric
+from simulator.config.transport import TransportKind
+from simulator.errors import InputError
+
+#: Seconds that one more switch adds to a route: half of what crossing leaf-spine-leaf costs over staying under one
+#: leaf (arXiv 2505.09343, table 5: InfiniBand 2.8 and 3.7 us, RoCE 3.6 and 5.6 us). TCP crosses the same Ethernet
+#: switches as RoCE.
+SWITCH_LATENCY_s: dict[TransportKind, float] = {"infiniband": 0.45e-6, "roce": 1.0e-6, "tcp": 1.0e-6}
+
+
+@dataclass(frozen=True, slots=True)
+class Trunk:
+    """All cables from one switch (or group of spine switches) to the tier above, in one direction each way."""
+
+    lower: str
+    upper: str
+    bandwidth_Bps: float
+
+
+@dataclass(frozen=True)
+class Switches:
+    """The switches of a cluster: NIC k of node i is cabled to ``leaf(i, k)``; ``trunks`` join leaves, spines, core."""
+
+    nodes_per_leaf: int
+    trunks: tuple[Trunk, ...]
+    tiers: int
+
+    def leaf(self, node: int, rail: int) -> str:
+        return _leaf(rail, node // self.nodes_per_leaf)
+
+
+def _leaf(rail: int, pod: int) -> str:
+    return f"rail{rail}.leaf{pod}"
+
+
+def rail_fat_tree(fabric: Fabric, nodes: int, rails: int, port_Bps: float) -> Switches:
+    """A rail-optimised fat tree with as few tiers as hold the nodes, at most ``fabric.tiers``.
+
+    A pod is the nodes under one leaf per rail: NIC k of each is cabled to the pod's leaf of rail k (NVIDIA DGX SuperPOD
+    reference architecture, compute fabric: 20 nodes with 40-port HDR leaves, 32 with 64-port NDR leaves). Where all
+    nodes fit in one pod there is no second tier, and rails meet only inside the nodes. Two tiers: spines join all
+    leaves. Three: a group of spines joins half a radix of leaves, rail by rail, so that most traffic of a rail stays
+    below the core that joins the groups.
+
+    The uplinks of a leaf are one link of their total bandwidth, and so are those of a spine group: adaptive routing
+    spreads the packets of each flow over them (InfiniBand; packet spraying on Ethernet), so that no two flows collide
+    by chance. ``oversubscription`` splits the ports of a leaf; the spines above do not block.
+
+    Raises `InputError` where the tiers do not hold the nodes.
+    """
+    radix = fabric.radix
+    if fabric.tiers == 1:
+        down = radix
+    else:
+        down = min(max(int(radix * fabric.oversubscription / (1 + fabric.oversubscription)), 1), radix - 1)
+    uplink_Bps = (radix - down) * port_Bps
+    pods = -(-nodes // down)
+    leaves = [_leaf(rail, pod) for rail in range(rails) for pod in range(pods)]
+    if pods == 1:
+        return Switches(down, (), 1)
+    if fabric.tiers >= 2 and len(leaves) <= radix:
+        return Switches(down, tuple(Trunk(leaf, "spine0", uplink_Bps) for leaf in leaves), 2)
+    half = radix // 2
+    if fabric.tiers >= 3 and len(leaves) <= half * radix:
+        groups = [leaves[first : first + half] for first in range(0, len(leaves), half)]
+        lower = [Trunk(leaf, f"spine{g}", uplink_Bps) for g, group in enumerate(groups) for leaf in group]
+        upper = [Trunk(f"spine{g}", "core", uplink_Bps * len(group)) for g, group in enumerate(groups)]
+        return Switches(down, tuple(lower + upper), 3)
+    holds = {1: down, 2: radix // rails * down, 3: half * radix // rails * down}[fabric.tiers]
+    raise InputError(
+        f"{fabric.tiers} tier(s) of {radix}-port switches do not hold {nodes} nodes with {rails} rails",
+        key="fabric.tiers",
+        found=fabric.tiers,
+        allowed=f"at most {holds} nodes",
+        fix="more tiers, or a larger fabric.radix" if fabric.tiers < 3 else "a larger fabric.radix",
+    )

@@ -1,0 +1,148 @@
+"""What a collective does to the links, whatever its size, and how long a message of some size then takes.
+
+An algorithm builds a `Pattern` once per group of ranks: the bytes on every link per byte of message, and the hops that
+the first byte makes. `timed` turns it into a `Plan` for a size, choosing among NCCL's protocols as its tuner does: the
+one that is fastest on an idle network (NCCL src/graph/tuning.cc, ncclTopoGetAlgoTime: latency + bytes / bandwidth).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+from typing import Protocol as Interface
+
+from simulator.cluster.cluster import Cluster
+from simulator.config.transport import ProtocolName, Transport, TransportKind
+from simulator.network.plan import Phase, Plan
+
+#: From the least to the most limiting: a hop is of the last kind that it crosses.
+_KINDS: tuple[TransportKind, ...] = ("nvlink", "pcie", "infiniband", "roce", "tcp")
+#: Sends and receives, all-to-all included, have no LL128 (NCCL src/enqueue.cc).
+_P2P_PROTOCOLS: tuple[ProtocolName, ...] = ("ll", "simple")
+_PROTOCOLS: tuple[ProtocolName, ...] = ("ll", "ll128", "simple")
+
+
+class TransportCosts(Interface):
+    """The part of Costs that the network asks."""
+
+    def transport(self, kind: str) -> Transport: ...
+
+    def link_efficiency(self, kind: str) -> float: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """An algorithm on a group of ranks of a cluster.
+
+    Phases have as reference flow the one on the tightest link: ``loads`` are relative to it, and it carries
+    ``flow_bytes`` per byte of message. ``line_s`` holds, per kind of link, the seconds per byte of message that its
+    busiest link needs at line rate. ``hops`` counts the hops of the critical path by kind; ``link_latency_s`` is the
+    latency of their links. ``kind`` is the transport that sets the pace, the last in `_KINDS` that is crossed.
+    ``part`` is the share of the message that moves as one pipelined stream, ``own`` the share that each rank handles
+    without a link. ``peers`` > 0 marks sends and receives, to so many peers each.
+    """
+
+    algorithm: str
+    kind: TransportKind
+    loads: tuple[tuple[int, float], ...]
+    flow_bytes: float
+    line_s: tuple[tuple[TransportKind, float], ...]
+    hops: tuple[tuple[TransportKind, float], ...]
+    link_latency_s: float
+    part: float
+    own: float = 0.0
+    peers: int = 0
+
+
+class Hop(NamedTuple):
+    """A transfer between GPUs, through NIC ``nic`` of both nodes if given, that carries ``load`` bytes per byte of
+    message and stands ``weight`` times on the critical path."""
+
+    sender: int
+    receiver: int
+    nic: int | None
+    load: float
+    weight: float
+
+
+def pattern_of(
+    algorithm: str, cluster: Cluster, hops: Iterable[Hop], *, part: float, own: float = 0.0, peers: int = 0
+) -> Pattern:
+    """Add up hops: loads link by link, latencies along the critical path."""
+    links = cluster.links
+    loads: dict[int, float] = {}
+    link_latency_s = 0.0
+    path: dict[TransportKind, float] = {}
+    total: dict[tuple[int, int, int | None], tuple[float, float]] = {}
+    for sender, receiver, nic, load, weight in hops:
+        before = total.get((sender, receiver, nic), (0.0, 0.0))
+        total[sender, receiver, nic] = before[0] + load, before[1] + weight
+    for (sender, receiver, nic), (load, weight) in total.items():
+        route = cluster.route(sender, receiver, nic)
+        for index in route:
+            loads[index] = loads.get(index, 0.0) + load
+        if weight:
+            crossed = [links[index] for index in route]
+            kinds = [link.kind for link in crossed]
+            kind = next(kind for kind in reversed(_KINDS) if kind in kinds)
+            path[kind] = path.get(kind, 0.0) + weight
+            link_latency_s += weight * sum([link.latency_s for link in crossed])
+    line_s: dict[TransportKind, float] = {}
+    tightest_s, flow_bytes = 0.0, 1.0
+    for index, load in loads.items():
+        link = links[index]
+        busy_s = load / link.bandwidth_Bps
+        if busy_s > line_s.get(link.kind, 0.0):
+            line_s[link.kind] = busy_s
+            if busy_s > tightest_s:
+                tightest_s, flow_bytes = busy_s, load
+    return Pattern(
+        algorithm=algorithm,
+        kind=next(kind for kind in reversed(_KINDS) if kind in line_s),
+        loads=tuple([(index, load / flow_bytes) for index, load in loads.items()]),
+        flow_bytes=flow_bytes,
+        line_s=tuple(line_s.items()),
+        hops=tuple(path.items()),
+        link_latency_s=link_latency_s,
+        part=part,
+        own=own,
+        peers=peers,
+    )
+
+
+def timed(pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float, Plan]:
+    """The plan of a message of ``nbytes``, and its seconds on an idle network.
+
+    For each protocol: latency = base + hops x (software per hop + their links), and bytes take
+    ``line / fraction * (1 + sqrt(half_bytes / (part * nbytes))) + own / copy`` seconds each. The square root is what a
+    message cut into the best number of chunks loses while the pipeline fills: n hops of k chunks last
+    ``(n - 1 + k) (a + x / (k B))``, least where it is ``x / B + 2 sqrt((n - 1) a x / B) + ...``.
+    """
+    return min(_by_protocol(pattern, nbytes, costs), key=lambda timed_plan: timed_plan[0])
+
+
+def _by_protocol(pattern: Pattern, nbytes: float, costs: TransportCosts) -> Iterator[tuple[float, Plan]]:
+    pace = costs.transport(pattern.kind)
+    line_s = max(seconds / costs.link_efficiency(kind) for kind, seconds in pattern.line_s)
+    if pattern.algorithm == "tree":
+        line_s /= pace.tree_efficiency
+    software = [(count, costs.transport(kind).protocols) for kind, count in pattern.hops]
+    start_s = pattern.link_latency_s
+    if pattern.peers:
+        start_s += pace.p2p_latency_s + pattern.peers * pace.peer_latency_s
+    flow = nbytes * pattern.flow_bytes
+    for name in _P2P_PROTOCOLS if pattern.peers else _PROTOCOLS:
+        if name not in pace.protocols or any(name not in protocols for _, protocols in software):
+            continue
+        protocol = pace.protocols[name]
+        latency_s = start_s + protocol.base_latency_s
+        for count, protocols in software:
+            latency_s += count * protocols[name].hop_latency_s
+        per_byte_s = line_s / protocol.bandwidth_fraction
+        if protocol.half_bytes and nbytes:
+            per_byte_s *= 1 + math.sqrt(protocol.half_bytes / (pattern.part * nbytes))
+        per_byte_s += pattern.own / pace.copy_Bps
+        phase = Phase(flow, pattern.loads, latency_s, pattern.flow_bytes / per_byte_s)
+        yield latency_s + nbytes * per_byte_s, Plan(pattern.algorithm, (phase,), name)

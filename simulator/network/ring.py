@@ -1,0 +1,60 @@
+"""Rings: every rank sends to the next, n - 1 times around (Patarasuk and Yuan, J. Parallel Distrib. Comput. 69, 2009).
+
+With a message of S bytes (nccl-tests' size) on n ranks, a rank sends ``(n-1)/n S`` in an all-gather or reduce-scatter,
+``2 (n-1)/n S`` in an all-reduce, and S in a broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from simulator.cluster.cluster import Cluster
+from simulator.network.channels import Channel, channels
+from simulator.network.pattern import Hop, Pattern, pattern_of
+
+
+def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> Pattern:
+    """A reduce-scatter and an all-gather: 2(n-1) steps of 1/n of the message."""
+    return _around(cluster, ranks, 2 * (len(ranks) - 1))
+
+
+def reduce_scatter(cluster: Cluster, ranks: tuple[int, ...]) -> Pattern:
+    """n-1 steps of 1/n of the message."""
+    return _around(cluster, ranks, len(ranks) - 1)
+
+
+def all_gather(cluster: Cluster, ranks: tuple[int, ...]) -> Pattern:
+    """n-1 steps of 1/n of the message."""
+    return _around(cluster, ranks, len(ranks) - 1)
+
+
+def broadcast(cluster: Cluster, ranks: tuple[int, ...]) -> Pattern:
+    """The message, pipelined through all ranks from the first on: n-1 hops."""
+    hops = []
+    strung = channels(cluster, ranks)
+    for channel in strung:
+        ring = list(_ring(channel))
+        start = next(i for i, (sender, _, _) in enumerate(ring) if sender == ranks[0])
+        for hop in (ring[start:] + ring[:start])[:-1]:
+            hops.append(Hop(*hop, 1 / len(strung), 1 / len(strung)))
+    return pattern_of("ring", cluster, hops, part=1.0)
+
+
+def _around(cluster: Cluster, ranks: tuple[int, ...], steps: int) -> Pattern:
+    """A part of the message makes ``steps`` consecutive hops: on average over where it starts, each hop of the ring
+    steps/n times. It is also handled once where it starts or ends, without a link."""
+    n = len(ranks)
+    strung = channels(cluster, ranks)
+    each = steps / n / len(strung)
+    hops = (Hop(*hop, each, each) for channel in strung for hop in _ring(channel))
+    return pattern_of("ring", cluster, hops, part=1 / n, own=1 / n)
+
+
+def _ring(channel: Channel) -> Iterator[tuple[int, int, int | None]]:
+    """Sender, receiver and, between nodes, NIC of every hop."""
+    following = channel.nodes[1:] + channel.nodes[:1]
+    for chain, after in zip(channel.nodes, following, strict=True):
+        for sender, receiver in pairwise(chain):
+            yield sender, receiver, None
+        yield chain[-1], after[0], channel.nic

@@ -1,0 +1,99 @@
+"""NCCL's double binary tree between nodes, with a chain of GPUs inside each.
+
+Two trees carry half of the message each; a node that is inner in one is a leaf in the other, so that every node sends
+and receives the message about once up and once down (Sanders, Speck and Traeff, Parallel Computing 35, 2009; NCCL
+src/graph/trees.cc).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+
+from simulator.cluster.cluster import Cluster
+from simulator.network.channels import Channel, channels
+from simulator.network.pattern import Hop, Pattern, pattern_of
+
+
+def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> Pattern:
+    """Reduce up both trees, broadcast down: about 2 log2(nodes) hops between nodes and 2(g-1) in nodes of g GPUs."""
+    return _pattern(cluster, ranks, up=True)
+
+
+def broadcast(cluster: Cluster, ranks: tuple[int, ...]) -> Pattern:
+    """Down both trees, whose roots get the message from the first rank's node. NCCL itself has no tree broadcast."""
+    return _pattern(cluster, ranks, up=False)
+
+
+def parent(node: int, n: int) -> int:
+    """The parent of a node in a binary tree of nodes 0..n-1 in order; -1 for the root, node 0, which has one child.
+
+    The lowest set bit of a node is its height; its parent has that bit cleared and the next one set, where that exists.
+
+    >>> [parent(node, 8) for node in range(8)]
+    [-1, 2, 4, 2, 0, 6, 4, 6]
+    """
+    if node == 0:
+        return -1
+    bit = node & -node
+    up = (node ^ bit) | (bit << 1)
+    return up if up < n else node ^ bit
+
+
+def other_parent(node: int, n: int) -> int:
+    """The parent in the second tree: the first tree mirrored for even n, moved on by one for odd n.
+
+    >>> [other_parent(node, 8) for node in range(8)]
+    [1, 3, 1, 7, 5, 3, 5, -1]
+    """
+    if n % 2:
+        up = parent((node - 1) % n, n)
+        return -1 if up < 0 else (up + 1) % n
+    up = parent(n - 1 - node, n)
+    return -1 if up < 0 else n - 1 - up
+
+
+def _pattern(cluster: Cluster, ranks: tuple[int, ...], *, up: bool) -> Pattern:
+    strung = channels(cluster, ranks)
+    share = 1 / len(strung)
+    hops = [hop for channel in strung for hop in _channel_hops(channel, share, up)]
+    return pattern_of("tree", cluster, hops, part=0.5)
+
+
+def _channel_hops(channel: Channel, share: float, up: bool) -> Iterator[Hop]:
+    """Hops of one channel; of the critical path, the longest chain and the longest way to a root have weight."""
+    n = len(channel.nodes)
+    longest_chain = max(range(n), key=lambda node: len(channel.nodes[node]))
+    for number, chain in enumerate(channel.nodes):
+        weight = share if number == longest_chain else 0.0
+        for near, far in pairwise(chain):
+            yield Hop(near, far, None, share, weight)
+            if up:
+                yield Hop(far, near, None, share, weight)
+    heads = [chain[0] for chain in channel.nodes]
+    for parents, longest_way in _double_tree(n):
+        for node, above in enumerate(parents):
+            if above < 0:
+                continue
+            weight = share / 2 if node in longest_way else 0.0
+            yield Hop(heads[above], heads[node], channel.nic, share / 2, weight)
+            if up:
+                yield Hop(heads[node], heads[above], channel.nic, share / 2, weight)
+
+
+@lru_cache(maxsize=256)
+def _double_tree(n: int) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+    """For each of the two trees: the parent of every node, and the nodes on the longest way to the root."""
+    trees = []
+    for of in (parent, other_parent):
+        parents = tuple([of(node, n) for node in range(n)])
+        trees.append((parents, max((_way_to_root(node, parents) for node in range(n)), key=len)))
+    return tuple(trees)
+
+
+def _way_to_root(node: int, parents: tuple[int, ...]) -> tuple[int, ...]:
+    way = [node]
+    while (above := parents[way[-1]]) >= 0:
+        way.append(above)
+    return tuple(way)
