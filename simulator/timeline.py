@@ -55,13 +55,17 @@ class Template:
 
 @dataclass(frozen=True)
 class LinkUse:
-    """One (class of) link: ``count`` equal links, each of which carried ``nbytes`` through ``capacity_Bps``."""
+    """One (class of) link: ``count`` equal links, each of which carried ``nbytes`` through ``capacity_Bps``.
+
+    ``leaves_gpu``: it is the first hop of what a GPU sends.
+    """
 
     name: str
     kind: str
     count: int
     nbytes: float
     capacity_Bps: float
+    leaves_gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,8 @@ class Timeline:
     Column arrays have one entry per span, ordered by simulated rank, lane and start. ``rank`` is the simulated rank; it
     stands for ``ranks_like[rank]`` real ranks that do the same at the same time. ``lane`` indexes ``lane_names``,
     ``template`` indexes ``templates``, ``step`` is the position in the lane's program, ``phase`` is the step's letter,
-    ``posted_s`` is when a communication was called, ``start_s`` when data began to move (all members there).
-    ``launched_s`` is when the host had launched the span's first op. Seconds.
+    ``posted_s`` is when it could have begun: its lane had come to it. ``start_s`` is when it did: a
+    communication when all members were there, computation when the host had launched its first kernel. Seconds.
     ``stretched``: span index -> exact row start and end times, for spans that did not run straight through at full speed.
     """
 

@@ -9,8 +9,8 @@ from simulator.build.gradients import Bucket, buckets
 from simulator.build.layout import layout
 from simulator.build.pipeline import Lanes, lower
 from simulator.config import Workload
-from simulator.model import Part, optimizer_ops, stage_parts
-from simulator.program import Block, Comm, Program, Role, Step
+from simulator.model import Part, optimizer_ops, replicated_gradient_ops, stage_parts
+from simulator.program import Block, Comm, Compute, Program, Role, Step
 from simulator.program.ops import COMPUTE_LANE
 from simulator.schedules import SCHEDULES, Action
 from simulator.units import DTYPE_BYTES
@@ -92,7 +92,7 @@ class _Stages:
         return self._blocks[key]
 
 
-def _backward(parts: tuple[Part, ...]) -> list[object]:
+def _backward(parts: tuple[Part, ...]) -> list[Compute | Comm]:
     return [op for part in reversed(parts) for op in (*part.recompute, *part.backward)]
 
 
@@ -119,11 +119,11 @@ def _tail(workload: Workload, stages: _Stages, rank: int, lanes: Lanes) -> dict[
     if parallelism.dp > 1:
         compute, reductions = _reduce(workload, stages, own, compute)
     ready = tuple(step.label for step in reductions)
-    embedding = _embedding_gradients(workload, stages, rank, ready)
-    compute += embedding
+    compute += _embedding_gradients(workload, rank, ready)
+    replicated = replicated_gradient_ops(workload, [part for stage in own for part in stages.parts[stage]])
+    ops = (*replicated, *optimizer_ops(workload, params))
+    compute.append(Step("optimizer", Block("optimizer", ops), ready, phase="O"))
     sharded = parallelism.zero == 1 and parallelism.dp > 1
-    ops = optimizer_ops(workload, -(-params // parallelism.dp) if sharded else params)
-    compute.append(Step("optimizer", Block("optimizer", tuple(ops)), ready, phase="O"))
     gathers = _gathers(workload, stages, own) if sharded else []
     if gathers and parallelism.overlap.param_gather:
         # What the step before left to do: each chunk's parameters must be there before its first forward.
@@ -178,9 +178,7 @@ def _pieces(step: Step, parts: list[Bucket]) -> list[Step]:
     return pieces
 
 
-def _embedding_gradients(
-    workload: Workload, stages: _Stages, rank: int, ready: tuple[str, ...]
-) -> list[Step]:
+def _embedding_gradients(workload: Workload, rank: int, ready: tuple[str, ...]) -> list[Step]:
     """Tied embeddings: first and last stage hold copies of one table and add up its gradients."""
     parallelism = workload.parallelism
     if not workload.model.tied_embeddings or parallelism.pp == 1 or rank not in (0, parallelism.pp - 1):

@@ -82,10 +82,15 @@ class Recorder:
             workspace_bytes=column([step.workspace_bytes for step in steps], np.float64),
             stretched={position[span]: times for span, times in self._stretched.items()},
             links=tuple(
-                LinkUse(name, kind, count, nbytes, capacity)
-                for name, kind, count, nbytes, capacity in zip(
-                    world.link_names, world.link_kinds, world.link_counts, bytes_on_link, world.capacity_Bps, strict=True
+                LinkUse(
+                    world.link_names[i],
+                    world.link_kinds[i],
+                    world.link_counts[i],
+                    bytes_on_link[i],
+                    world.capacity_Bps[i],
+                    world.leaves_gpu[i],
                 )
+                for i in range(len(bytes_on_link))
             ),
             events=events,
             wall_s=wall_s,

@@ -239,19 +239,20 @@ class _Simulation:
         fixed: list[Plan] = []
         for comm in comms_of(block):
             transfer = self.world.transfer(comm, rank.number, rank.positions[comm.axis])
-            # Nothing else on its links, one member, one lane that calls: nothing can delay it.
-            free = self.coalesce and transfer.private and len(lanes[comm.axis]) == 1
+            callers = set().union(*(lanes[axis] for axis in transfer.met_on))
+            free = self.coalesce and len(callers) == 1
             if free:
                 fixed.append(transfer.plan)
             lengths[comm] = CommTime(self.network.alone_s(transfer.plan) if free else None, transfer.wire_bytes)
         return _Prepared(self.store.pieces(block, rank.gpu, rank.speed, lengths, self.coalesce), fixed)
 
     def _run(self, rank: _Rank, lane: str, index: int, step: Step, run: Run) -> Wait:
-        start = self.env.now
+        posted = self.env.now
         host, rank.host_s = rank.host_s, rank.host_s + run.n_ops * self.costs.launch_s
+        start = max(posted, host + self.costs.launch_s)
         end = max(start + run.seconds, host + run.tail_s)
-        yield self.env.timeout(end - start)
-        span = self.recorder.span(rank.number, lane, index, step, run.template, start, start, self.env.now)
+        yield self.env.timeout(end - posted)
+        span = self.recorder.span(rank.number, lane, index, step, run.template, posted, start, self.env.now)
         if end > start + run.seconds * (1 + 1e-12):
             template = self.store.templates[run.template]
             self.recorder.stretch(span, *_play(template.work_s, host + template.launch_s, start))
@@ -285,7 +286,7 @@ class _Simulation:
             if resumed:
                 left[current] = (ends[current] - now) * pace[current - first]
             first = current
-        span = self.recorder.span(rank.number, lane, index, step, run.template, begin, begin, now)
+        span = self.recorder.span(rank.number, lane, index, step, run.template, begin, starts[0], now)
         self.recorder.stretch(span, starts, ends)
 
 

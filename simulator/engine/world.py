@@ -30,14 +30,15 @@ class Transfer:
     """One operation as its group performs it in the simulated world.
 
     ``plan`` loads simulated links; ``members`` are the simulated ranks that must arrive; ``wire_bytes`` is what a GPU of
-    the group sends, mean over the group. ``private``: no other group's transfer crosses any of its links, and
-    all members are one simulated rank, so that nothing can delay it.
+    the group sends, mean over the group. ``met_on``: where all members are one simulated rank, which also takes part in
+    every other transfer that crosses these links, the axes of all of them; else empty. If that rank calls them all from one lane,
+    no two are ever in flight together, and nothing can delay this one.
     """
 
     plan: Plan
     members: tuple[int, ...]
     wire_bytes: float
-    private: bool
+    met_on: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class World:
     """The simulated part of a program on a cluster.
 
     ``like[rank]``: how many real ranks the simulated rank stands for. ``capacity_Bps``, ``link_names``, ``link_kinds``,
-    ``link_counts``: per simulated link. ``group_key[axis][rank]``: what names a simulated rank's group on an axis.
+    ``link_counts``, ``leaves_gpu``: per simulated link. ``group_key[axis][rank]``: what names a simulated rank's group on an axis.
     """
 
     like: dict[int, int]
@@ -53,6 +54,7 @@ class World:
     link_names: list[str]
     link_kinds: list[str]
     link_counts: list[int]
+    leaves_gpu: list[bool]
     group_key: dict[str, dict[int, int]]
     transfers: dict[tuple[str, int, tuple[object, ...]], Transfer]
 
@@ -298,7 +300,6 @@ def _collect(
         session_phase, link = divmod(where, n_links)
         loads.setdefault(divmod(session_phase, n_phases), []).append((link, value))
 
-    users = _link_users(incidence, group_class, link_class, n_links)
     gpu_names = {gpu.name for gpu in cluster.gpus}
     leaves_gpu = [link.src in gpu_names for link in cluster.links]
     members_of: dict[int, tuple[int, ...]] = {}
@@ -312,51 +313,51 @@ def _collect(
             if key not in members_of:
                 members_of[key] = tuple(sorted({int(representative[rank]) for rank in group}))
 
-    transfers: dict[tuple[str, int, tuple[object, ...]], Transfer] = {}
+    plans, members_of_session, wire_bytes = [], [], []
     for number, index in enumerate(first_session.tolist()):
         session = sessions[index]
-        key = int(group_class[offset[session.axis] + session.group])
-        plan = Plan(
-            session.plan.algorithm,
-            tuple(
-                Phase(p.nbytes, tuple(loads.get((number, i), ())), p.latency_s, p.cap_Bps)
-                for i, p in enumerate(session.plan.phases)
-            ),
+        group = program.groups[session.axis][session.group]
+        plans.append(
+            Plan(
+                session.plan.algorithm,
+                tuple(
+                    Phase(p.nbytes, tuple(loads.get((number, i), ())), p.latency_s, p.cap_Bps)
+                    for i, p in enumerate(session.plan.phases)
+                ),
+            )
         )
-        members = members_of[key]
-        if session.spec[0] == "send":
-            group = program.groups[session.axis][session.group]
-            ends = (group[int(session.spec[1])], group[int(session.spec[2])])  # type: ignore[call-overload]
-            members = tuple(sorted({int(representative[rank]) for rank in ends}))
-            senders = 1
-        else:
-            senders = len(program.groups[session.axis][session.group])
         sent = sum(
             load * phase.nbytes for phase in session.plan.phases for link, load in phase.loads if leaves_gpu[link]
         )
-        private = len(members) == 1 and all(
-            users[link] == {key} for phase in plan.phases for link, _ in phase.loads
+        if session.spec[0] == "send":
+            ends = [group[position] for position in session.spec[1:3]]  # type: ignore[index]
+            members_of_session.append(tuple(sorted({int(representative[rank]) for rank in ends})))
+            wire_bytes.append(sent)
+        else:
+            members_of_session.append(members_of[int(group_class[offset[session.axis] + session.group])])
+            wire_bytes.append(sent / len(group))
+
+    crossing: list[list[int]] = [[] for _ in range(n_links)]
+    for number, plan in enumerate(plans):
+        for link in dict.fromkeys(link for phase in plan.phases for link, _ in phase.loads):
+            crossing[link].append(number)
+    transfers: dict[tuple[str, int, tuple[object, ...]], Transfer] = {}
+    for number, index in enumerate(first_session.tolist()):
+        session, members = sessions[index], members_of_session[number]
+        met = dict.fromkeys(
+            other for phase in plans[number].phases for link, _ in phase.loads for other in crossing[link]
         )
-        transfers.setdefault((session.axis, key, session.spec), Transfer(plan, members, sent / senders, private))
+        alone = len(members) == 1 and all(members[0] in members_of_session[other] for other in met)
+        axes = dict.fromkeys(sessions[first_session[other]].axis for other in met)
+        key = (session.axis, int(group_class[offset[session.axis] + session.group]), session.spec)
+        transfers[key] = Transfer(plans[number], members, wire_bytes[number], tuple(axes) if alone else ())
     return World(
         like={int(rank): int(count) for rank, count in zip(first_rank, rank_count, strict=True)},
         capacity_Bps=[float(capacity[link]) for link in first_link],
         link_names=[cluster.links[link].name for link in first_link],
         link_kinds=[cluster.links[link].kind for link in first_link],
         link_counts=[int(count) for count in link_count],
+        leaves_gpu=[leaves_gpu[link] for link in first_link],
         group_key=group_key,
         transfers=transfers,
     )
-
-
-def _link_users(
-    incidence: _Incidence, group_class: NDArray[np.int64], link_class: NDArray[np.int64], n_links: int
-) -> list[set[int]]:
-    """Per simulated link, the group classes whose transfers cross it."""
-    users: list[set[int]] = [set() for _ in range(n_links)]
-    pairs = np.unique(
-        np.stack([link_class[incidence.link], group_class[incidence.group[incidence.session]]], axis=1), axis=0
-    )
-    for link, group in pairs.tolist():
-        users[link].add(group)
-    return users

@@ -53,7 +53,6 @@ class Attention:
     kv_len: int
     head_dim: int
     causal: bool = True
-    window: int = 0
     backward: bool = False
     dtype: str = "bf16"
 
@@ -65,9 +64,6 @@ class Attention:
         full = float(self.q_len) * self.kv_len
         if not self.causal:
             return full
-        if self.window and self.window < self.kv_len:
-            # Each query sees at most `window` keys; the first `window` queries see a triangle.
-            return self.window * (self.q_len - self.window / 2)
         return full - self.q_len * self.q_len / 2
 
     @property

@@ -154,6 +154,7 @@ class Program:
         where = f"{self.name}: role {role.name!r}"
         labels = [step.label for _, _, step in role.steps()]
         known = set(labels)
+        checked: set[int] = set()
         if len(known) != len(labels):
             twice = next(label for label in labels if labels.count(label) > 1)
             raise ProgramError(f"{where}: two steps are labelled {twice!r}")
@@ -161,8 +162,10 @@ class Program:
             for label in step.after:
                 if label not in known:
                     raise ProgramError(f"{where}: step {step.label!r} waits for {label!r}, which does not exist")
-            for comm in comms_of(step.op):
-                self._validate_comm(f"{where}: step {step.label!r}", comm, rank)
+            if id(step.op) not in checked:
+                checked.add(id(step.op))
+                for comm in comms_of(step.op):
+                    self._validate_comm(f"{where}: step {step.label!r}", comm, rank)
 
     def _validate_comm(self, where: str, comm: Comm, rank: int) -> None:
         if comm.op not in COLLECTIVES + POINT_TO_POINT:

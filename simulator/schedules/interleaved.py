@@ -40,8 +40,6 @@ def check(p: int, m: int, v: int) -> str | None:
     """Megatron's classic form needs at least two chunks and whole rounds of p micro-batches."""
     if v < 2:
         return f"needs at least 2 chunks per rank, got {v}"
-    if p < 2:
-        return f"needs at least 2 pipeline ranks, got {p}"
     if m % p:
         near = [n for n in (m // p * p, (m // p + 1) * p) if n > 0]
         return f"needs micro-batches in multiples of {p} (pipeline ranks), got {m}; nearest: {', '.join(map(str, near))}"

@@ -1,6 +1,6 @@
 """1F1B (PipeDream-Flush): after a warm-up, one forward and one backward in turn, so that few activations are held."""
 
-from simulator.schedules.actions import Action, Order, Schedule, one_chunk
+from simulator.schedules.actions import Action, Order, Schedule, Slot, one_chunk
 
 
 def order(p: int, m: int, v: int = 1) -> Order:
@@ -8,8 +8,8 @@ def order(p: int, m: int, v: int = 1) -> Order:
     return [_rank_order(rank, min(p - rank - 1, m), m) for rank in range(p)]
 
 
-def _rank_order(rank: int, warmup: int, m: int) -> list[tuple[Action]]:
-    slots = [(Action(rank, "F", mb),) for mb in range(warmup)]
+def _rank_order(rank: int, warmup: int, m: int) -> list[Slot]:
+    slots: list[Slot] = [(Action(rank, "F", mb),) for mb in range(warmup)]
     for mb in range(m - warmup):
         slots += [(Action(rank, "F", warmup + mb),), (Action(rank, "B", mb),)]
     return slots + [(Action(rank, "B", mb),) for mb in range(m - warmup, m)]

@@ -1,0 +1,99 @@
+"""What must hold of every timeline, whatever the program: one validator for all tests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.errors import SimulatorError
+from simulator.program import Program
+from simulator.timeline import Timeline
+
+#: Two sums of the same terms in another order differ by less than this share of the step.
+TOLERANCE = 1e-9
+
+
+class InvariantError(SimulatorError):
+    """A timeline that cannot have happened: a fault of the engine."""
+
+
+def check(program: Program, timeline: Timeline) -> None:
+    """Raise `InvariantError` unless ``timeline`` is a possible execution of ``program``.
+
+    Every step ran once, in lane order and after what it names; rows of one lane do not overlap; nothing ran faster than
+    at full speed; both ends of a transfer saw the same bytes at the same time; no link carried more than its capacity allows
+    in the time; and what GPUs sent is what their links carried.
+    """
+    slack = TOLERANCE * max(timeline.step_time_s, 1e-30)
+    _check_steps(program, timeline, slack)
+    _check_rows(timeline, slack)
+    _check_transfers(timeline, slack)
+    _check_links(timeline)
+
+
+def _check_steps(program: Program, timeline: Timeline, slack: float) -> None:
+    spans: dict[tuple[int, str], tuple[float, float]] = {}
+    for rank, label, posted, end in zip(
+        timeline.rank.tolist(), timeline.labels, timeline.posted_s.tolist(), timeline.end_s.tolist(), strict=True
+    ):
+        begin, finish = spans.get((rank, label), (posted, end))
+        spans[rank, label] = (min(begin, posted), max(finish, end))
+    expected = 0
+    for rank in timeline.ranks:
+        role = program.roles[program.role_of[rank]]
+        for lane, steps in role.lanes.items():
+            previous = 0.0
+            for step in steps:
+                expected += 1
+                if (rank, step.label) not in spans:
+                    raise InvariantError(f"rank {rank}, lane {lane}: step {step.label} did not run")
+                begin, end = spans[rank, step.label]
+                if begin < previous - slack:
+                    raise InvariantError(f"rank {rank}, lane {lane}: step {step.label} began before the one before it ended")
+                for label in step.after:
+                    if begin < spans[rank, label][1] - slack:
+                        raise InvariantError(f"rank {rank}: step {step.label} began before {label} had ended")
+                previous = end
+    if expected != len(spans):
+        raise InvariantError(f"{len(spans)} steps ran, the program has {expected}")
+
+
+def _check_rows(timeline: Timeline, slack: float) -> None:
+    rows = timeline.rows()
+    start, end = rows["start_s"].astype(float), rows["end_s"].astype(float)
+    if (end < start - slack).any() or (start < -slack).any():
+        raise InvariantError("a row ends before it starts, or starts before time 0")
+    order = np.lexsort((end, start, rows["lane"], rows["rank"]))
+    same = (rows["rank"][order][1:] == rows["rank"][order][:-1]) & (rows["lane"][order][1:] == rows["lane"][order][:-1])
+    clash = same & (start[order][1:] < end[order][:-1] - slack)
+    if clash.any():
+        at = int(order[1:][clash][0])
+        lane = timeline.lane_names[int(rows["lane"][at])]
+        raise InvariantError(f"rank {rows['rank'][at]}, lane {lane}: row {rows['name'][at]!r} overlaps the one before it")
+    work = np.array([template.end_s[-1] for template in timeline.templates])
+    if (timeline.end_s - timeline.start_s < work[timeline.template] - slack).any():
+        raise InvariantError("a span was faster than its work at full speed")
+
+
+def _check_transfers(timeline: Timeline, slack: float) -> None:
+    """The two ends of a transfer are one event: each send's interval is one of its peer's receives."""
+    lanes = np.array(timeline.lane_names)[timeline.lane]
+    sends = [i for i, lane in enumerate(lanes) if "_send_" in lane]
+    receives = [i for i, lane in enumerate(lanes) if "_recv_" in lane]
+    if len(sends) != len(receives):
+        raise InvariantError(f"{len(sends)} sends, {len(receives)} receives")
+
+    for times in (timeline.start_s, timeline.end_s):
+        if sends and np.abs(np.sort(times[sends]) - np.sort(times[receives])).max() > slack:
+            raise InvariantError("the two ends of a transfer differ in time")
+
+
+def _check_links(timeline: Timeline) -> None:
+    for link in timeline.links:
+        if link.nbytes > link.capacity_Bps * timeline.step_time_s * (1 + TOLERANCE):
+            raise InvariantError(f"link {link.name} carried more than its capacity allows")
+    rows = timeline.rows()
+    like = np.array([timeline.ranks_like[int(rank)] for rank in rows["rank"]])
+    sent = float((rows["nbytes"].astype(float) * like)[rows["phase"] == "C"].sum())
+    carried = sum(link.nbytes * link.count for link in timeline.links if link.leaves_gpu)
+    if abs(sent - carried) > TOLERANCE * max(sent, carried):
+        raise InvariantError(f"GPUs sent {sent:.6g} bytes, their links carried {carried:.6g}")

@@ -1,0 +1,216 @@
+"""A program as text, one line per op, and back: for golden files, errors and curious people.
+
+    program name=tiny
+    block 0 name="F layer"
+      compute fc1 F matmul m=4 n=8 k=4
+      comm "tp.all_reduce mlp" all_reduce nbytes=32 axis=tp purpose=tp
+    role stage0 ranks=0-1
+      lane compute
+        step 0F0 block=0 phase=F microbatch=0 stage=0
+    group tp 0,1
+
+Fields at their defaults are left out.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, fields
+from typing import Any
+
+from simulator.program.kernels import KERNELS, Kernel
+from simulator.program.ops import Batch, Block, Comm, Compute, Program, ProgramError, Role, Step
+
+_KERNEL_NAME = {kernel: name for name, kernel in KERNELS.items()}
+
+
+def to_text(program: Program) -> str:
+    """``program`` in the text form; `from_text` gives it back."""
+    blocks: dict[int, Block] = {}
+    for role in program.roles:
+        for _, _, step in role.steps():
+            if isinstance(step.op, Block):
+                blocks.setdefault(id(step.op), step.op)
+    number = {key: index for index, key in enumerate(blocks)}
+    lines = [f"program name={shlex.quote(program.name)}"]
+    for index, block in enumerate(blocks.values()):
+        lines.append(f"block {index} name={shlex.quote(block.name)}")
+        lines += [f"  {_op(op)}" for op in block.ops]
+    for index, role in enumerate(program.roles):
+        ranks = [rank for rank, played in enumerate(program.role_of) if played == index]
+        lines.append(f"role {shlex.quote(role.name)} ranks={_ranges(ranks)}")
+        for lane, steps in role.lanes.items():
+            lines.append(f"  lane {shlex.quote(lane)}")
+            for step in steps:
+                lines += _step(step, number)
+    for axis, groups in program.groups.items():
+        lines += [f"group {shlex.quote(axis)} {','.join(map(str, group))}" for group in groups]
+    return "\n".join(lines) + "\n"
+
+
+def _op(op: Compute | Comm) -> str:
+    if isinstance(op, Comm):
+        return f"comm {shlex.quote(op.name)} {op.op}{_values(op, ('name', 'op'))}"
+    kernel = op.kernel
+    return f"compute {shlex.quote(op.name)} {op.phase} {_KERNEL_NAME[type(kernel)]}{_values(kernel, ())}"
+
+
+def _step(step: Step, number: dict[int, int]) -> Iterator[str]:
+    values = _values(step, ("label", "op"))
+    match step.op:
+        case Block():
+            yield f"    step {shlex.quote(step.label)} block={number[id(step.op)]}{values}"
+        case Comm():
+            yield f"    step {shlex.quote(step.label)}{values}"
+            yield f"      {_op(step.op)}"
+        case Batch():
+            yield f"    step {shlex.quote(step.label)} batch={len(step.op.comms)}{values}"
+            yield from (f"      {_op(comm)}" for comm in step.op.comms)
+
+
+def _values(item: Any, left_out: Sequence[str]) -> str:
+    parts = []
+    for field in fields(item):
+        value = getattr(item, field.name)
+        if field.name in left_out or (field.default is not MISSING and value == field.default):
+            continue
+        if isinstance(value, tuple):
+            parts += [f" {field.name}={shlex.quote(entry)}" for entry in value]
+        else:
+            parts.append(f" {field.name}={shlex.quote(value) if isinstance(value, str) else repr(value)}")
+    return "".join(parts)
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """Ascending ranks in short: 0-3,8."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def from_text(text: str) -> Program:
+    """The program that ``text`` describes, validated. Raises `ProgramError` naming the line."""
+    reader = _Reader()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        try:
+            reader.line(shlex.split(line))
+        except (KeyError, ValueError, IndexError, TypeError) as error:
+            raise ProgramError(f"line {number}: cannot read {line.strip()!r}: {error}") from None
+    program = reader.program()
+    program.validate()
+    return program
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.name = "program"
+        self.blocks: dict[int, tuple[str, list[Compute | Comm]]] = {}
+        self.roles: list[tuple[str, list[int], dict[str, list[_StepLine]]]] = []
+        self.groups: dict[str, list[tuple[int, ...]]] = {}
+        self._ops: list[Any] = []
+
+    def line(self, words: list[str]) -> None:
+        kind, *rest = words
+        match kind:
+            case "program":
+                self.name = _pairs(rest)["name"][0]
+            case "block":
+                self._ops = []
+                self.blocks[int(rest[0])] = (_pairs(rest[1:])["name"][0], self._ops)
+            case "role":
+                self.roles.append((rest[0], _expand(_pairs(rest[1:])["ranks"][0]), {}))
+            case "lane":
+                self.roles[-1][2][rest[0]] = []
+            case "step":
+                entry = _StepLine(rest[0], _pairs(rest[1:]))
+                list(self.roles[-1][2].values())[-1].append(entry)
+                self._ops = entry.comms
+            case "compute":
+                self._ops.append(Compute(rest[0], _kernel(rest[2], rest[3:]), rest[1]))
+            case "comm":
+                self._ops.append(_build(Comm, rest[2:], name=rest[0], op=rest[1]))
+            case "group":
+                self.groups.setdefault(rest[0], []).append(tuple(map(int, rest[1].split(","))))
+            case _:
+                raise ValueError(f"unknown word {kind!r}")
+
+    def program(self) -> Program:
+        blocks = {number: Block(name, tuple(ops)) for number, (name, ops) in self.blocks.items()}
+        roles = tuple(
+            Role(name, {lane: tuple(step.build(blocks) for step in steps) for lane, steps in lanes.items()})
+            for name, _, lanes in self.roles
+        )
+        role_of = {rank: index for index, (_, ranks, _) in enumerate(self.roles) for rank in ranks}
+        if sorted(role_of) != list(range(len(role_of))):
+            raise ProgramError("roles must cover ranks 0, 1, 2 ... without a gap")
+        return Program(
+            roles,
+            tuple(role_of[rank] for rank in range(len(role_of))),
+            {axis: tuple(groups) for axis, groups in self.groups.items()},
+            self.name,
+        )
+
+
+class _StepLine:
+    """A step and the comm lines that follow it."""
+
+    def __init__(self, label: str, pairs: dict[str, list[str]]) -> None:
+        self.label = label
+        self.pairs = pairs
+        self.comms: list[Any] = []
+
+    def build(self, blocks: dict[int, Block]) -> Step:
+        op: Block | Comm | Batch
+        if "block" in self.pairs:
+            op = blocks[int(self.pairs.pop("block")[0])]
+        elif "batch" in self.pairs:
+            self.pairs.pop("batch")
+            op = Batch(tuple(self.comms))
+        else:
+            (op,) = self.comms
+        after = tuple(self.pairs.pop("after", ()))
+        words = [f"{key}={values[0]}" for key, values in self.pairs.items()]
+        step: Step = _build(Step, words, label=self.label, op=op, after=after)
+        return step
+
+
+def _kernel(name: str, words: list[str]) -> Kernel:
+    kernel: Kernel = _build(KERNELS[name], words)
+    return kernel
+
+
+def _build(kind: type[Any], words: list[str], **given: Any) -> Any:
+    annotation = {field.name: str(field.type) for field in fields(kind)}
+    convert: dict[str, Callable[[str], Any]] = {
+        "int": int,
+        "float": float,
+        "bool": lambda word: {"True": True, "False": False}[word],
+        "str": str,
+    }
+    values = {key: convert[annotation[key]](entry[0]) for key, entry in _pairs(words).items()}
+    return kind(**given, **values)
+
+
+def _pairs(words: list[str]) -> dict[str, list[str]]:
+    pairs: dict[str, list[str]] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(f"{word!r} is not KEY=VALUE")
+        pairs.setdefault(key, []).append(value)
+    return pairs
+
+
+def _expand(text: str) -> list[int]:
+    ranks: list[int] = []
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        ranks += range(int(low), int(high or low) + 1)
+    return ranks

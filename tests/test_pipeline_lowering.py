@@ -1,0 +1,81 @@
+"""The passes that add sends and receives to a schedule: text in, text out."""
+
+import pytest
+
+from simulator.build.pipeline import Lanes, lower
+from simulator.program import Block, Step
+from simulator.schedules import SCHEDULES, Action
+
+WORK = Block("work", ())
+
+
+def step(action: Action) -> Step:
+    return Step(str(action), WORK, phase=action.kind, microbatch=action.microbatch, stage=action.stage)
+
+
+def lanes_of(name: str, p: int, m: int, v: int, *, overlap: bool) -> list[Lanes]:
+    schedule = SCHEDULES[name]
+    return lower(schedule.order(p, m, v), schedule, p * v, 1.0, step, overlap=overlap)
+
+
+def text(lanes: Lanes) -> dict[str, str]:
+    """lane -> its steps as label(what it waits for)."""
+    return {
+        lane: " ".join(f"{s.label}({','.join(s.after)})" if s.after else s.label for s in steps)
+        for lane, steps in lanes.items()
+    }
+
+
+def test_blocking_1f1b_batches_send_forward_with_receive_backward() -> None:
+    """p 2, m 2, rank 0 runs F0 F1 B0 B1. Between F0 and F1 only a send lies; between F1 and B0 a send and a receive
+    with the same neighbour, one batch; before B1 one receive. Each gap is posted after the compute before it and
+    awaited by the compute after it."""
+    first, last = (text(lanes) for lanes in lanes_of("1f1b", 2, 2, 1, overlap=False))
+    assert first["pp"] == "0SEND_F0(0F0) 0SEND_F1+0RECV_B0(0F1) 0RECV_B1(0B0)"
+    assert first["compute"] == "0F0 0F1(0SEND_F0) 0B0(0SEND_F1+0RECV_B0) 0B1(0RECV_B1)"
+    assert last["pp"] == "1RECV_F0 1SEND_B0+1RECV_F1(1B0) 1SEND_B1(1B1)"
+    assert last["compute"] == "1F0(1RECV_F0) 1B0 1F1(1SEND_B0+1RECV_F1) 1B1"
+
+
+def test_blocking_warmup_sends_before_it_receives() -> None:
+    """p 3, rank 1 between its first two forwards: to rank 2 and from rank 0, two batches, as Megatron's loop posts."""
+    middle = text(lanes_of("1f1b", 3, 3, 1, overlap=False)[1])
+    assert middle["pp"].startswith("1RECV_F0 1SEND_F0(1F0) 1RECV_F1(1F0)")
+
+
+def test_blocking_interleaved_posts_one_batch_per_slot() -> None:
+    """p 2, m 2, v 2, rank 0: four warm-up forwards, then four backwards, all gaps one batch each."""
+    first = text(lanes_of("interleaved", 2, 2, 2, overlap=False)[0])
+    assert first["pp"] == (
+        "0SEND_F0(0F0) 0SEND_F1+2RECV_F0(0F1) 2SEND_F0+2RECV_F1(2F0) 2SEND_F1+2RECV_B0(2F1) "
+        "2SEND_B0+2RECV_B1(2B0) 2SEND_B1+0RECV_B0(2B1) 0RECV_B1(0B0)"
+    )
+
+
+def test_overlapped_transfers_have_lanes_of_their_own() -> None:
+    """A send follows its compute, a compute its receive; nothing else waits."""
+    first = text(lanes_of("1f1b", 2, 2, 1, overlap=True)[0])
+    assert first == {
+        "compute": "0F0 0F1 0B0(0RECV_B0) 0B1(0RECV_B1)",
+        "pp_send_fwd": "0SEND_F0(0F0) 0SEND_F1(0F1)",
+        "pp_recv_bwd": "0RECV_B0 0RECV_B1",
+    }
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_transfer_has_two_ends(name: str, overlap: bool) -> None:
+    """A pipeline of n stages on more than one rank passes n - 1 activations and n - 1 gradients per micro-batch."""
+    for p, m, v in [(2, 2, 1), (4, 8, 1), (2, 4, 3), (4, 4, 2)]:
+        if SCHEDULES[name].check(p, m, v):
+            continue
+        labels = [
+            label
+            for lanes in lanes_of(name, p, m, v, overlap=overlap)
+            for steps in lanes.values()
+            for s in steps
+            for label in s.label.split("+")
+        ]
+        sends = [label for label in labels if "SEND" in label]
+        receives = [label for label in labels if "RECV" in label]
+        assert len(sends) == len(receives) == 2 * (p * v - 1) * m
