@@ -264,13 +264,15 @@ def rope(z: Shapes) -> Node:
 
 def split_qkv(z: Shapes) -> Node:
     """Queries, keys and values are views of one product's output; their gradients are joined by a copy, unless a fused
-    attention kernel writes them side by side (TransformerEngine)."""
-    nbytes = z.element * z.tokens * (z.q_width + 2 * z.kv_width)
+    attention kernel writes them side by side (TransformerEngine). A compiler lets those that a rotation computes be
+    written in place, which leaves the values' to copy."""
     if z.fused and z.attention == "flash":
         return Node()
+    width = z.q_width + 2 * z.kv_width
+    copied = z.element * z.tokens * (z.kv_width if z.compiled and z.position == "rope" else width)
     return Node(
-        input_grad=(memory("B", "attn.qkv join", "copy", nbytes, nbytes, z.dtype),),
-        grad_bytes=2.0 * nbytes,
+        input_grad=(memory("B", "attn.qkv join", "copy", copied, copied, z.dtype),),
+        grad_bytes=2.0 * z.element * z.tokens * width,
     )
 
 
