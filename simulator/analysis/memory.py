@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulator.analysis.metrics import peak_activations
+from simulator.analysis.ranks import pipeline_ranks
 from simulator.timeline import Floats, Timeline
 from simulator.units import DTYPE_BYTES, MB, MiB, format_gib
 
@@ -89,7 +90,7 @@ def memory_of_ranks(
 ) -> tuple[RankMemory, ...]:
     """Every simulated rank at its fullest. ``states`` and ``overhead``: by simulated rank, bytes."""
     memories = []
-    in_flight = peak_activations(timeline)
+    in_flight, places = peak_activations(timeline), pipeline_ranks(timeline)
     for rank in timeline.ranks:
         times, held, workspace = memory_curve(timeline, rank)
         at = int(np.argmax(held + workspace)) if len(times) else -1
@@ -99,7 +100,7 @@ def memory_of_ranks(
         memories.append(
             RankMemory(
                 rank=rank,
-                stage=pipeline_rank(timeline, rank),
+                stage=places[rank],
                 state=states[rank],
                 activations=float(peak + need),
                 workspace=float(need),
@@ -109,12 +110,6 @@ def memory_of_ranks(
             )
         )
     return tuple(memories)
-
-
-def pipeline_rank(timeline: Timeline, rank: int) -> int:
-    """A rank's place in its pipeline: the lowest model stage that it runs (0 where it runs none)."""
-    stages = timeline.stage[(timeline.rank == rank) & (timeline.stage >= 0)]
-    return int(stages.min()) if len(stages) else 0
 
 
 def worst_per_stage(memories: Sequence[RankMemory]) -> tuple[RankMemory, ...]:
