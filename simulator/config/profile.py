@@ -31,7 +31,7 @@ MemoryClass = Literal[
     "copy",
 ]
 Implementation = Literal["eager", "fused", "compiled"]
-Purpose = Literal["tp", "cp", "ep", "pp", "dp"]
+Purpose = Literal["tp", "pp", "dp"]
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -105,7 +105,9 @@ class MatmulModel(Cited):
     fitted_range: dict[Literal["m", "n", "k"], Range]
     """their smallest and largest sizes"""
     sustained_flops_per_s: dict[Dtype, Figure]
-    """what the power limit allows a GPU that is busy for long"""
+    """what the power limit allows a GPU that is busy with real data for long"""
+    power_exponent: Annotated[float, Field(ge=1)]
+    """p of (burst^p + limited^p)^(1/p): how gradually the clock gives way near that limit"""
     layout_speed: dict[Role, Figure]
     """speed of forward, data and weight gradient relative to the layout that was fitted"""
 

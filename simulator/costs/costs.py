@@ -1,0 +1,148 @@
+"""`Costs`: seconds of a kernel and of its launch, how links carry bytes, what communication takes from computation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, get_args
+
+from simulator.config.profile import Implementation, Profile
+from simulator.config.transport import Protocol as TransportProtocol
+from simulator.config.transport import Transport, TransportKind
+from simulator.costs.attention import AttentionCost
+from simulator.costs.fixed import FixedCost
+from simulator.costs.matmul import MatmulCost
+from simulator.costs.memory import MemoryCost
+from simulator.costs.origin import Origin
+from simulator.errors import InputError
+from simulator.program import Attention, Fixed, Kernel, Matmul, Memory
+
+
+class KernelCost(Protocol):
+    """What prices one class of kernels: pure functions of the kernel."""
+
+    def seconds(self, kernel: Any) -> float: ...
+
+    def origin(self, kernel: Any) -> Origin: ...
+
+
+#: A transport that adds nothing to what the links themselves do.
+_IDEAL_TRANSPORT = Transport(
+    efficiency=1.0,
+    copy_Bps=1e30,
+    p2p_latency_s=0.0,
+    peer_latency_s=0.0,
+    tree_efficiency=1.0,
+    protocols={"simple": TransportProtocol(base_latency_s=0.0, hop_latency_s=0.0, bandwidth_fraction=1.0)},
+    kind="assumed",
+    source="ideal",
+)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Everything the clock asks of a calibration. Complete when built; build with `from_profile` or `ideal`.
+
+    ``gpu``: the type of GPU that the kernel prices hold for; empty: any. ``kernels``: type of kernel -> its price.
+    ``launch_s``: host seconds per launched op. ``transports``: kind of link -> how it carries bytes.
+    ``speeds``: purpose of communication (tp, pp, dp) -> speed of computation beside it, 1 where not listed.
+    ``sources``: key -> citation.
+    """
+
+    gpu: str
+    kernels: Mapping[type, KernelCost]
+    launch_s: float
+    transports: Mapping[str, Transport]
+    speeds: Mapping[str, float]
+    sources: Mapping[str, str]
+    _seconds: dict[Kernel, float] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def from_profile(cls, profile: Profile, implementation: Implementation = "fused") -> Costs:
+        """The costs of a calibrated GPU whose ops are launched by ``implementation``."""
+        spec, models = profile.gpu_spec, profile.kernels
+        return cls(
+            gpu=profile.gpu,
+            kernels={
+                Matmul: MatmulCost(spec, models.matmul),
+                Attention: AttentionCost(spec, models.attention),
+                Memory: MemoryCost(spec, models.memory),
+                Fixed: FixedCost(),
+            },
+            launch_s=profile.host.launch_s[implementation].value,
+            transports=dict(profile.transports),
+            speeds={purpose: share.value for purpose, share in profile.interference.compute_speed.items()},
+            sources=dict(profile.sources),
+        )
+
+    @classmethod
+    def ideal(cls) -> Costs:
+        """`Fixed` kernels at their length, launched for nothing, on links that lose nothing: for closed forms."""
+        return cls(
+            gpu="",
+            kernels={Fixed: FixedCost()},
+            launch_s=0.0,
+            transports=dict.fromkeys(get_args(TransportKind), _IDEAL_TRANSPORT),
+            speeds={},
+            sources={},
+        )
+
+    def kernel_s(self, kernel: Kernel, gpu: str) -> float:
+        """Seconds of a kernel on a GPU of type ``gpu``, alone on it and at its nominal speed.
+
+        Raises `InputError` where the profile is of another GPU or has no such precision.
+        """
+        if self.gpu and gpu != self.gpu:
+            raise InputError(
+                "the calibration profile is of another GPU", key="calibration", found=self.gpu, allowed=gpu
+            )
+        seconds = self._seconds.get(kernel)
+        if seconds is None:
+            seconds = self._seconds[kernel] = self._price(kernel).seconds(kernel)
+        return seconds
+
+    def transport(self, kind: str) -> Transport:
+        """How links of a kind carry bytes. Raises `InputError` for a kind that the profile lacks."""
+        try:
+            return self.transports[kind]
+        except KeyError:
+            raise InputError(
+                "the calibration profile lacks this kind of link",
+                key="transports",
+                found=kind,
+                allowed=", ".join(self.transports),
+            ) from None
+
+    def link_efficiency(self, kind: str) -> float:
+        """Share of a link's line rate that large transfers reach."""
+        return self.transport(kind).efficiency
+
+    @property
+    def interferes(self) -> bool:
+        """Whether any communication slows computation."""
+        return any(speed < 1 for speed in self.speeds.values())
+
+    def compute_speed(self, purposes: Iterable[str]) -> float:
+        """Speed of computation while communication of these purposes is in flight on its GPU; the slowest counts."""
+        return min((self.speeds.get(purpose, 1.0) for purpose in purposes), default=1.0)
+
+    def origin(self, kernel: Kernel) -> Origin:
+        """Where the kernel's price comes from, and whether its shape lies outside what was fitted."""
+        origin = self._price(kernel).origin(kernel)
+        return replace(origin, source=self.sources.get(origin.source, origin.source))
+
+    def _price(self, kernel: Kernel) -> KernelCost:
+        price = self.kernels.get(type(kernel))
+        if price is None:
+            raise TypeError(f"these costs price no {type(kernel).__name__}")
+        dtype = getattr(kernel, "dtype", None)
+        if (
+            dtype is not None
+            and isinstance(price, MatmulCost | AttentionCost)
+            and dtype not in price.spec.peak_flops_per_s
+        ):
+            known = ", ".join(price.spec.peak_flops_per_s)
+            raise InputError(
+                f"{self.gpu} has no matrix units for it", key="training.precision", found=dtype, allowed=known
+            )
+        return price

@@ -1,0 +1,293 @@
+"""Costs of kernels: closed forms, bounds of the hardware, and how a profile file is read."""
+
+import gzip
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibration.fit_matmul import LARGE_FLOPS, mean_abs, read_points, relative_errors, selected
+from simulator.config import catalog
+from simulator.config.files import read_yaml, validated
+from simulator.config.profile import Profile, load_profile
+from simulator.costs import Costs
+from simulator.costs.matmul import MatmulCost
+from simulator.errors import InputError
+from simulator.program import Attention, Fixed, Matmul, Memory
+
+PROFILES = catalog.names("profile")
+MEASURED = Path(__file__).parents[2] / "shared/reference/files/gemm_perf/aiconfigurator_a100_sxm_gemm.csv.gz"
+SIZES = st.integers(1, 20_000)
+
+
+PROFILE = {name: load_profile(name) for name in PROFILES}
+COSTS = {name: Costs.from_profile(profile) for name, profile in PROFILE.items()}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+@given(m=SIZES, n=SIZES, k=SIZES, batch=st.integers(1, 64), role=st.sampled_from(["fwd", "dgrad", "wgrad"]))
+@settings(max_examples=100, deadline=None)
+def test_no_product_beats_the_peak_flops_or_the_peak_bandwidth(name, m, n, k, batch, role):
+    kernel = Matmul(m, n, k, batch=batch, role=role)
+    spec = PROFILE[name].gpu_spec
+    seconds = COSTS[name].kernel_s(kernel, name)
+    assert seconds > kernel.flops / spec.peak_flops_per_s["bf16"].value
+    assert seconds > kernel.bytes / spec.memory_bandwidth_Bps.value
+
+
+@pytest.mark.parametrize("name", PROFILES)
+@given(
+    heads=st.integers(1, 96),
+    length=st.integers(1, 20_000),
+    head_dim=st.sampled_from([32, 64, 80, 96, 128, 256]),
+    causal=st.booleans(),
+    backward=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_no_attention_beats_the_peak_flops_or_the_peak_bandwidth(name, heads, length, head_dim, causal, backward):
+    kernel = Attention(1, heads, heads, length, length, head_dim, causal=causal, backward=backward)
+    spec = PROFILE[name].gpu_spec
+    seconds = COSTS[name].kernel_s(kernel, name)
+    assert seconds > kernel.flops / spec.peak_flops_per_s["bf16"].value
+    assert seconds > kernel.bytes / spec.memory_bandwidth_Bps.value
+
+
+@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("axis", ["m", "n", "k", "batch"])
+def test_a_product_of_twice_the_size_never_costs_less(name, axis):
+    """Twice a size is twice the work for each tile shape. A library's choice of tile may improve with the size, by no
+    more than what its preference for large tiles had cost before: (largest / smallest tile)^preference, 1.2 at most."""
+    model = PROFILE[name].kernels.matmul
+    areas = [math.prod(int(side) for side in tile.split("x")) for tile in model.tile_efficiency]
+    slack = (max(areas) / min(areas)) ** model.large_tile_preference
+    for size in (128, 1000, 2048, 6144):
+        base = {"m": size, "n": 1536, "k": 2048, "batch": 2}
+        small, large = Matmul(**base), Matmul(**(base | {axis: 2 * base[axis]}))
+        assert COSTS[name].kernel_s(large, name) > COSTS[name].kernel_s(small, name) / slack
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_large_product_meets_the_power_limit(name):
+    """For m = n = k growing, tiles fill their waves and memory vanishes: the burst rate tends to peak * efficiency, and
+    the lasting rate to (burst^-p + limit^-p)^(-1/p), below both."""
+    model, spec = PROFILE[name].kernels.matmul, PROFILE[name].gpu_spec
+    burst = spec.peak_flops_per_s["bf16"].value * model.tile_efficiency["256x128"]
+    limit, p = model.sustained_flops_per_s["bf16"].value, model.power_exponent
+    expected = (burst**-p + limit**-p) ** (-1 / p)
+    kernel = Matmul(65536, 65536, 65536)
+    assert kernel.flops / COSTS[name].kernel_s(kernel, name) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_one_more_tile_than_the_sms_costs_a_whole_wave(name):
+    """With one kind of tile, no slices of k and endless bandwidth: as many tiles as SMs fill one wave, one tile more
+    begins another."""
+    spec, model = PROFILE[name].gpu_spec, PROFILE[name].kernels.matmul
+    endless = spec.memory_bandwidth_Bps.model_copy(update={"value": 1e30})
+    cost = MatmulCost(
+        spec.model_copy(update={"memory_bandwidth_Bps": endless}),
+        model.model_copy(update={"tile_efficiency": {"256x128": 0.9}, "min_k_per_split": 1e9}),
+    )
+    for waves in (1, 2, 5):
+        full, more = (cost.burst_seconds(Matmul(256 * n, 128, 4096)) for n in (waves * spec.sms, waves * spec.sms + 1))
+        assert (more - model.start_s) / (full - model.start_s) == pytest.approx((waves + 1) / waves)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_batch_of_products_costs_as_many_tiles_in_one_launch(name):
+    """b products in one kernel share waves and one start: more than one kernel, less than b of them."""
+    costs = COSTS[name]
+    single = costs.kernel_s(Matmul(2048, 2048, 128), name)
+    for batch in (2, 12, 96, 512):
+        together = costs.kernel_s(Matmul(2048, 2048, 128, batch=batch), name)
+        assert single < together < batch * single
+
+
+@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("op", ["norm", "softmax", "dropout", "activation", "optimizer", "reduce", "copy"])
+def test_memory_kernels_are_a_start_and_bytes_at_the_share_of_their_class(name, op):
+    profile = PROFILE[name]
+    bandwidth = profile.kernels.memory.bandwidth_fraction[op].value * profile.gpu_spec.memory_bandwidth_Bps.value
+    for nbytes in (0.0, 1e3, 1e6, 1e9):
+        seconds = COSTS[name].kernel_s(Memory(op, 0.75 * nbytes, 0.25 * nbytes), name)
+        assert seconds == pytest.approx(profile.kernels.memory.start_s.value + nbytes / bandwidth)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_causal_mask_halves_long_attention(name):
+    """Half the pairs, and at great length the same share of the peak."""
+    full, causal = (
+        COSTS[name].kernel_s(Attention(1, 32, 32, 131072, 131072, 128, causal=causal), name) for causal in (False, True)
+    )
+    assert full / causal == pytest.approx(2, rel=0.02)
+
+
+def test_flash_attention_reproduces_the_published_speeds():
+    """FlashAttention-3, arXiv 2407.08608: fp16, 16k tokens, hidden 2048, TFLOP/s (causal counted as half)."""
+    published = {
+        (512, False, False): 467,
+        (2048, False, False): 625,
+        (16384, False, False): 648,
+        (512, True, False): 292,
+        (2048, True, False): 521,
+        (16384, True, False): 616,
+        (512, False, True): 316,
+        (4096, False, True): 542,
+    }
+    for (length, causal, backward), tflops in published.items():
+        kernel = Attention(16384 // length, 16, 16, length, length, 128, causal, backward, "fp16")
+        speed = kernel.flops / COSTS["h100-sxm-80gb"].kernel_s(kernel, "h100-sxm-80gb") / 1e12
+        assert speed == pytest.approx(tflops, rel=0.12)
+
+
+def test_lasting_products_reproduce_the_published_speeds():
+    """A100, fp16, random data, TFLOP/s: three products of Azure's benchmarking guide, five of EleutherAI's cookbook."""
+    published = {
+        (8192, 8192, 8192): 253.7,
+        (16384, 16384, 16384): 256.5,
+        (6144, 12288, 12288): 250.8,
+        (8192, 12288, 4096): 241.6,
+        (8192, 4096, 4096): 234.9,
+        (8192, 16384, 4096): 241.1,
+        (8192, 4096, 16384): 252.8,
+        (8192, 51200, 4096): 255.4,
+    }
+    errors = []
+    for (m, n, k), tflops in published.items():
+        kernel = Matmul(m, n, k, dtype="fp16")
+        errors.append(kernel.flops / COSTS["a100-sxm-80gb"].kernel_s(kernel, "a100-sxm-80gb") / 1e12 / tflops - 1)
+    assert mean_abs(errors) < 0.03
+    assert max(abs(error) for error in errors) < 0.07
+
+
+@pytest.mark.skipif(not MEASURED.exists(), reason="the measured products are not beside this checkout")
+def test_held_out_products_are_within_the_error_that_the_fit_claims():
+    profile = PROFILE["a100-sxm-80gb"]
+    cost = COSTS["a100-sxm-80gb"].kernels[Matmul]
+    assert profile.kernels.matmul.source == "aiconfigurator"
+    _, held_out = read_points(MEASURED)
+    assert mean_abs(relative_errors(cost, selected(held_out))) < 0.07
+    assert mean_abs(relative_errors(cost, selected(held_out, LARGE_FLOPS))) < 0.04
+
+
+def test_points_are_read_and_divided_by_the_parity_of_their_ranks(tmp_path):
+    """Sizes 1, 2 have ranks 0, 1: of the eight products the four with an even sum of ranks are fitted."""
+    rows = [(m, n, k, m * n * k) for m in (1, 2) for n in (1, 2) for k in (1, 2)]
+    text = "m,n,k,latency\n" + "".join(f"{m},{n},{k},{ms}\n" for m, n, k, ms in rows)
+    path = tmp_path / "gemm.csv.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    fitted, held_out = read_points(path)
+    assert [(p.m, p.n, p.k) for p, _ in fitted] == [(1, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)]
+    assert len(held_out) == 4
+    assert fitted[1][1] == pytest.approx(4e-3)
+
+
+def test_ideal_costs_are_what_kernels_say_on_perfect_links():
+    costs = Costs.ideal()
+    assert costs.kernel_s(Fixed(3.0), "any") == 3.0
+    assert costs.launch_s == 0
+    assert costs.link_efficiency("nvlink") == 1
+    assert costs.compute_speed(["dp", "tp"]) == 1
+    assert not costs.interferes
+    assert costs.origin(Fixed(1.0)).kind == "exact"
+    with pytest.raises(TypeError, match="Matmul"):
+        costs.kernel_s(Matmul(1, 1, 1), "any")
+
+
+def test_the_slowest_communication_in_flight_sets_the_speed_of_computation():
+    costs = COSTS["h100-sxm-80gb"]
+    speeds = PROFILE["h100-sxm-80gb"].interference.compute_speed
+    assert costs.compute_speed([]) == 1
+    assert costs.compute_speed(["tp", "dp"]) == min(speeds["tp"].value, speeds["dp"].value) < 1
+    assert costs.interferes
+    assert not COSTS["a100-sxm-80gb"].interferes
+
+
+def test_costs_of_one_gpu_are_refused_on_another():
+    with pytest.raises(InputError, match="another GPU"):
+        COSTS["a100-sxm-80gb"].kernel_s(Fixed(1.0), "h100-sxm-80gb")
+
+
+def test_a_precision_that_the_gpu_lacks_is_refused():
+    with pytest.raises(InputError, match="a100-sxm-80gb") as caught:
+        COSTS["a100-sxm-80gb"].kernel_s(Matmul(64, 64, 64, dtype="fp8"), "a100-sxm-80gb")
+    assert caught.value.found == "fp8"
+
+
+def test_origin_says_what_was_fitted_and_what_was_not():
+    costs = COSTS["a100-sxm-80gb"]
+    assert not costs.origin(Matmul(2048, 4608, 12288)).extrapolated
+    assert costs.origin(Matmul(100_000, 4608, 12288)).extrapolated
+    assert costs.origin(Matmul(2048, 2048, 128, batch=12)).extrapolated
+    assert costs.origin(Attention(1, 12, 12, 2048, 2048, 96)).extrapolated
+    assert costs.origin(Memory("rope", 1e6, 1e6)).kind == "assumed"
+    assert "Azure" in costs.origin(Memory("copy", 1e6, 1e6)).source
+
+
+# The file
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_survives_a_round_trip(name, tmp_path):
+    profile = PROFILE[name]
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(profile.model_dump(), sort_keys=False))
+    assert load_profile(path) == profile
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_shipped_profile_is_named_by_its_gpu_and_cites_every_figure(name):
+    profile = PROFILE[name]
+    assert profile.name == profile.gpu == name
+    used = {figure.source for _, figure in profile.cited()} | {t.source for t in profile.transports.values()}
+    assert used == set(profile.sources)
+    assert all(figure.note for _, figure in profile.cited() if figure.kind == "assumed")
+
+
+def changed(data: dict, key: str, value: object) -> dict:
+    *path, last = key.split(".")
+    section = data
+    for part in path:
+        section = section[part]
+    section[last] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("gpu_spec.clock", 1.4e9, "unknown key"),
+        ("kernels.matmul.wave_start_s", -1e-6, "out of range"),
+        ("kernels.matmul.start_s", "fast", "must be a number"),
+        ("kernels.matmul.memory_fraction", 1.5, "out of range"),
+        ("kernels.matmul.power_exponent", math.nan, "finite"),
+        ("kernels.matmul.tile_efficiency", {}, "at least one tile"),
+        ("kernels.matmul.tile_efficiency", {"big": 0.9}, "pattern"),
+        ("kernels.matmul.fitted_range", {"m": [1, 2]}, "lacks n, k"),
+        ("kernels.attention.forward", {}, "at least one head dimension"),
+        ("kernels.memory.bandwidth_fraction.copy.source", "hearsay", "not one of the file's sources"),
+        ("kernels.memory.bandwidth_fraction.copy.kind", "guessed", "known values"),
+        ("host.launch_s.eager", {"value": True, "kind": "assumed", "source": "datasheet"}, "must be a number"),
+        ("interference.compute_speed", {}, "lacks tp, pp, dp"),
+        ("schema_version", 2, "known values"),
+        ("date", "today", "pattern"),
+    ],
+)
+def test_a_wrong_profile_is_refused_with_its_key(key, value, says):
+    path = catalog.FOLDERS["profile"] / "a100-sxm-80gb.yaml"
+    data = changed(read_yaml(path), key, value)
+    with pytest.raises(InputError, match=says) as caught:
+        validated(Profile, data, path)
+    assert key in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_precision_without_a_power_limit_is_refused():
+    path = catalog.FOLDERS["profile"] / "h100-sxm-80gb.yaml"
+    data = read_yaml(path)
+    del data["kernels"]["matmul"]["sustained_flops_per_s"]["fp8"]
+    with pytest.raises(InputError, match="lacks fp8"):
+        validated(Profile, data, path)
