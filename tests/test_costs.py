@@ -220,6 +220,8 @@ def test_a_precision_that_the_gpu_lacks_is_refused():
 def test_origin_says_what_was_fitted_and_what_was_not():
     costs = COSTS["a100-sxm-80gb"]
     assert not costs.origin(Matmul(2048, 4608, 12288)).extrapolated
+    assert not costs.origin(Matmul(2048, 4608, 12288, dtype="fp16")).extrapolated
+    assert costs.origin(Matmul(2048, 4608, 12288, dtype="fp32")).extrapolated
     assert costs.origin(Matmul(100_000, 4608, 12288)).extrapolated
     assert costs.origin(Matmul(2048, 2048, 128, batch=12)).extrapolated
     assert costs.origin(Attention(1, 12, 12, 2048, 2048, 96)).extrapolated

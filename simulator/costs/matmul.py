@@ -98,8 +98,9 @@ class MatmulCost:
         return best_s + model.start_s
 
     def origin(self, kernel: Matmul) -> Origin:
-        """Fitted shapes are inside ``fitted_range``; a batch is outside, as products were measured one at a time."""
+        """What was fitted: single products inside ``fitted_range``, of the fitted type or one with the same peak."""
         sizes = {"m": kernel.m, "n": kernel.n, "k": kernel.k}
         inside = all(low <= sizes[name] <= high for name, (low, high) in self.model.fitted_range.items())
-        outside = not inside or kernel.batch > 1 or kernel.dtype != self.model.fitted_dtype
+        same_rate = self._peak[kernel.dtype] == self._peak[self.model.fitted_dtype]
+        outside = not inside or not same_rate or kernel.batch > 1
         return Origin(self.model.kind, self.model.source, extrapolated=outside)
