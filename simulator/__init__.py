@@ -1,0 +1,27 @@
+"""A discrete-event simulator of LLM training on GPU clusters: how fast, how full, and why, before anything is rented.
+
+>>> import simulator
+>>> simulator.schedule("1f1b", stages=4, microbatches=8).to_dict()["bubble_ratio"]
+0.375
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simulator.api import Result, ScheduleResult, run, schedule
+    from simulator.engine import simulate
+
+__all__ = ["Result", "ScheduleResult", "run", "schedule", "simulate"]
+
+#: Loaded when first asked for: reading a workload file on a bare GPU machine must import neither SimPy nor matplotlib.
+_HOME = {"simulate": "simulator.engine"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOME.get(name, "simulator.api")), name)

@@ -73,10 +73,11 @@ class Timeline:
     """Spans (executed steps, or parts of one) as columns, and the rows (one per kernel) that they expand to.
 
     Column arrays have one entry per span, ordered by simulated rank, lane and start. ``rank`` is the simulated rank; it
-    stands for ``ranks_like[rank]`` real ranks that do the same at the same time. ``lane`` indexes ``lane_names``,
+    stands for ``ranks_like[rank]`` real ranks that do the same at the same time (``simulated_as[real rank]`` where given). ``lane`` indexes ``lane_names``,
     ``template`` indexes ``templates``, ``step`` is the position in the lane's program, ``phase`` is the step's letter,
     ``posted_s`` is when it could have begun: its lane had come to it. ``start_s`` is when it did: a
     communication when all members were there, computation when the host had launched its first kernel. Seconds.
+    ``algorithms``: purpose of communication -> algorithms used, joined by "+".
     ``stretched``: span index -> exact row start and end times, for spans that did not run straight through at full speed.
     """
 
@@ -101,6 +102,8 @@ class Timeline:
     workspace_bytes: Floats
     stretched: dict[int, tuple[Floats, Floats]] = field(default_factory=dict)
     links: tuple[LinkUse, ...] = ()
+    simulated_as: tuple[int, ...] = ()
+    algorithms: dict[str, str] = field(default_factory=dict)
     events: int = 0
     wall_s: float = 0.0
 

@@ -2,5 +2,6 @@
 
 from simulator.build.layout import Layout, layout
 from simulator.build.program import build_program
+from simulator.build.schedule import schedule_program
 
-__all__ = ["Layout", "build_program", "layout"]
+__all__ = ["Layout", "build_program", "layout", "schedule_program"]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from simulator.engine.world import World
 from simulator.program import Program, Step
+from simulator.program.ops import comms_of
 from simulator.timeline import Floats, LinkUse, Template, Timeline
 
 
@@ -92,6 +93,8 @@ class Recorder:
                 )
                 for i in range(len(bytes_on_link))
             ),
+            simulated_as=world.simulated_as,
+            algorithms=_algorithms(program, world),
             events=events,
             wall_s=wall_s,
         )
@@ -108,3 +111,16 @@ def _outer_pieces(ranks: Sequence[int], steps: Sequence[Step]) -> tuple[Bools, B
     first[list(first_of.values())] = True
     last[list(last_of.values())] = True
     return first, last
+
+
+def _algorithms(program: Program, world: World) -> dict[str, str]:
+    """Per purpose, what its collectives used, in order of first appearance."""
+    used: dict[str, dict[str, None]] = {}
+    purposes = {
+        (comm.axis, comm.op): comm.purpose for role in program.roles for _, _, step in role.steps() for comm in comms_of(step.op)
+    }
+    for (axis, _, spec), transfer in world.transfers.items():
+        purpose = purposes.get((axis, str(spec[0])))
+        if purpose is not None:
+            used.setdefault(purpose, {})[transfer.plan.algorithm] = None
+    return {purpose: "+".join(names) for purpose, names in used.items()}

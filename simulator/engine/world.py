@@ -45,11 +45,12 @@ class Transfer:
 class World:
     """The simulated part of a program on a cluster.
 
-    ``like[rank]``: how many real ranks the simulated rank stands for. ``capacity_Bps``, ``link_names``, ``link_kinds``,
+    ``like[rank]``: how many real ranks the simulated rank stands for; ``simulated_as[real rank]`` is that rank. ``capacity_Bps``, ``link_names``, ``link_kinds``,
     ``link_counts``, ``leaves_gpu``: per simulated link. ``group_key[axis][rank]``: what names a simulated rank's group on an axis.
     """
 
     like: dict[int, int]
+    simulated_as: tuple[int, ...]
     capacity_Bps: list[float]
     link_names: list[str]
     link_kinds: list[str]
@@ -353,6 +354,7 @@ def _collect(
         transfers[key] = Transfer(plans[number], members, wire_bytes[number], tuple(axes) if alone else ())
     return World(
         like={int(rank): int(count) for rank, count in zip(first_rank, rank_count, strict=True)},
+        simulated_as=tuple(representative.tolist()),
         capacity_Bps=[float(capacity[link]) for link in first_link],
         link_names=[cluster.links[link].name for link in first_link],
         link_kinds=[cluster.links[link].kind for link in first_link],

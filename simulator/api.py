@@ -1,0 +1,206 @@
+"""What Python users call: `run` a workload, play a `schedule`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simulator import model
+from simulator.analysis.activity import activity
+from simulator.analysis.memory import overhead_bytes
+from simulator.analysis.metrics import bubble, peak_activations
+from simulator.analysis.report import Gpu, Job, StepFlops, report
+from simulator.build import build_program, schedule_program
+from simulator.cluster import Cluster, build_cluster
+from simulator.cluster.ideal import ideal_cluster
+from simulator.config import Workload, load_workload
+from simulator.config.profile import Profile, load_profile
+from simulator.costs import Costs
+from simulator.engine import simulate
+from simulator.errors import InputError
+from simulator.program import Program
+from simulator.schedules import SCHEDULES
+from simulator.timeline import Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True)
+class Result:
+    """One simulated training step."""
+
+    workload: Workload
+    profile: Profile
+    cluster: Cluster
+    program: Program
+    timeline: Timeline
+
+    @cached_property
+    def _report(self) -> dict[str, Any]:
+        return report(_job(self), self.timeline, warnings=self.warnings)
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What the user should know before trusting the figures."""
+        return _warnings(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The results under the names of the JSON output, SI units."""
+        return self._report
+
+    def summary(self) -> RenderableType:
+        """The results as tables for a terminal."""
+        from simulator.output.summary import summary
+
+        return summary(self._report)
+
+    def gantt(self, ax: Axes | None = None) -> Axes:
+        """A picture of the pipeline; into ``ax`` where given."""
+        from simulator.output.gantt import gantt
+
+        return gantt(self.timeline, ax, title=self.workload.name)
+
+    def save_trace(self, path: str | Path, ranks: Sequence[int] | None = None) -> None:
+        """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz; real rank numbers, one per stage by default."""
+        from simulator.output.trace import write_trace
+
+        write_trace(self.timeline, path, ranks=ranks, name=self.workload.name)
+
+
+def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str, Any] | None = None) -> Result:
+    """Simulate one training step of ``workload``: a file, a shipped name, a mapping or a loaded `Workload`.
+
+    ``set`` changes dotted keys first, such as ``{"parallelism.pp": 4}``. Raises `InputError` on what cannot be used.
+    """
+    job = workload if isinstance(workload, Workload) and not set else load_workload(workload, set or {})
+    profile = load_profile(job.calibration)
+    cluster = build_cluster(job.cluster)
+    costs = Costs.from_profile(profile, job.training.implementation)
+    program = build_program(job)
+    timeline = simulate(program, cluster, costs, fold=job.simulation.fold, coalesce=job.simulation.coalesce)
+    return Result(job, profile, cluster, program, timeline)
+
+
+def _job(result: Result) -> Job:
+    workload, profile, timeline = result.workload, result.profile, result.timeline
+    place = result.program.role_of
+    states = {rank: model.state_bytes(workload, place[rank]) for rank in timeline.ranks}
+    pipelines = result.program.groups.get("pp") or tuple((rank,) for rank in range(timeline.n_ranks))
+    total = model.parameters(workload)
+    spec = profile.gpu_spec
+    return Job(
+        workload=workload,
+        cluster=workload.cluster.name,
+        n_gpus=workload.n_ranks,
+        gpu=Gpu(
+            peak_flops_per_s=spec.peak_flops_per_s[workload.training.precision].value,
+            capacity_bytes=spec.memory_bytes.value,
+            price_per_hour=workload.cluster.price_per_gpu_hour,
+        ),
+        calibration={
+            "name": profile.name,
+            "gpu": profile.gpu,
+            "date": profile.date,
+            "source": "; ".join(profile.sources.values()),
+            "kind": profile.kind,
+        },
+        params_total=total,
+        params_active=total,
+        flops=StepFlops(
+            model.model_flops_per_step(workload),
+            model.model_flops_per_step_causal(workload),
+            model.hardware_flops_per_step(workload),
+        ),
+        pipelines=[tuple(timeline.simulated_as[rank] for rank in pipeline) for pipeline in pipelines],
+        states=states,
+        overhead={rank: overhead_bytes(_communicators(result.program, rank)) for rank in timeline.ranks},
+        algorithms=timeline.algorithms,
+    )
+
+
+def _communicators(program: Program, rank: int) -> int:
+    """NCCL communicators that a rank is a member of."""
+    return sum(program.group_index(axis, rank) >= 0 for axis in program.groups)
+
+
+def _warnings(result: Result) -> list[str]:
+    warnings = []
+    spare = len(result.cluster.gpus) - result.workload.n_ranks
+    if spare:
+        warnings.append(
+            f"the cluster has {len(result.cluster.gpus)} GPUs, the job uses {result.workload.n_ranks}: {spare} stand idle"
+        )
+    return warnings
+
+
+@dataclass(frozen=True)
+class ScheduleResult:
+    """A pipeline schedule played with unit costs."""
+
+    name: str
+    stages: int
+    microbatches: int
+    chunks: int
+    order: list[list[str]]
+    timeline: Timeline
+
+    def to_dict(self) -> dict[str, Any]:
+        """order (text actions per rank), makespan, bubble_ratio, bubble_fraction, peak_activations (micro-batch chunks
+        per rank); times in the unit of the costs."""
+        idle = bubble(activity(self.timeline), [self.timeline.ranks])
+        return {
+            "name": self.name,
+            "stages": self.stages,
+            "microbatches": self.microbatches,
+            "chunks": self.chunks,
+            "order": self.order,
+            "makespan": self.timeline.step_time_s,
+            "bubble_ratio": idle.ratio,
+            "bubble_fraction": idle.fraction,
+            "peak_activations": [peak_activations(self.timeline)[rank] for rank in self.timeline.ranks],
+        }
+
+    def gantt(self, ax: Axes | None = None) -> Axes:
+        """A picture of the schedule; into ``ax`` where given."""
+        from simulator.output.gantt import gantt
+
+        return gantt(self.timeline, ax, title=self.name)
+
+
+def schedule(
+    name: str,
+    stages: int,
+    microbatches: int,
+    chunks: int | None = None,
+    *,
+    forward: float = 1.0,
+    backward: float = 2.0,
+    comm: float = 0.0,
+) -> ScheduleResult:
+    """Play pipeline schedule ``name`` on ``stages`` ranks without a model.
+
+    ``forward`` and ``backward`` (whole) are the costs of a chunk, ``comm`` of a transfer, in any one unit of time.
+    ``chunks`` per rank: 1, or 2 for interleaved schedules, where not given. Raises `InputError`.
+    """
+    if name not in SCHEDULES:
+        raise InputError("unknown schedule", key="schedule", found=name, allowed=", ".join(SCHEDULES))
+    for key, value, least in (("stages", stages, 1), ("microbatches", microbatches, 1)):
+        if value < least:
+            raise InputError("too small", key=key, found=value, allowed=f"{least} and more")
+    for key, cost in (("F", forward), ("B", backward), ("comm", comm)):
+        if not 0 <= cost < float("inf") or (cost == 0 and key != "comm"):
+            raise InputError("not a cost", key=key, found=cost, allowed="above 0" if key != "comm" else "0 and more")
+    chosen = SCHEDULES[name]
+    v = chunks if chunks is not None else (2 if chosen.chunked else 1)
+    if problem := chosen.check(stages, microbatches, v):
+        raise InputError(problem, key=f"schedule {name}")
+    timeline = simulate(
+        schedule_program(name, stages, microbatches, v, forward, backward), ideal_cluster(stages, comm), Costs.ideal()
+    )
+    order = [[str(action) for slot in slots for action in slot] for slots in chosen.order(stages, microbatches, v)]
+    return ScheduleResult(name, stages, microbatches, v, order, timeline)

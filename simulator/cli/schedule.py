@@ -1,0 +1,119 @@
+"""``schedule``: a pipeline schedule without a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from simulator.cli.options import Json, Quiet
+from simulator.cli.outputs import STDOUT, check_outputs, envelope, write_json, written
+from simulator.cli.run import PICTURES, UNDATED
+from simulator.cli.terminal import console, table
+from simulator.errors import InputError
+
+_COSTS = {"F": "forward", "B": "backward", "comm": "comm"}
+#: Longer orders are cut on the terminal; the JSON has them whole.
+_SHOWN_ACTIONS = 40
+
+
+def command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="See: llmsim list schedules.")],
+    stages: Annotated[int, typer.Option(metavar="P", help="Pipeline ranks.")],
+    microbatches: Annotated[int, typer.Option(metavar="M", help="Micro-batches per step.")],
+    chunks: Annotated[
+        int | None, typer.Option(metavar="V", help="Model chunks per rank. [1; 2 if interleaved]")
+    ] = None,
+    cost: Annotated[
+        str,
+        typer.Option(
+            metavar="F=1,B=2,comm=0", help="Costs of a chunk's forward and whole backward, and of a transfer, in any unit."
+        ),
+    ] = "F=1,B=2,comm=0",
+    compare: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Another schedule beside it; repeatable.")
+    ] = None,
+    json: Json = None,
+    gantt: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw it as a Gantt chart (.png, .svg or .pdf).")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Play a pipeline schedule: the order of its actions, its bubble and how many activations it holds.
+
+    \b
+    Examples:
+      llmsim schedule 1f1b --stages 4 --microbatches 8 --gantt 1f1b.png
+      llmsim schedule interleaved --stages 4 --microbatches 8 --chunks 2 --cost F=1,B=2,comm=0.1
+      llmsim schedule gpipe --stages 4 --microbatches 8 --compare 1f1b
+    """
+    import simulator
+
+    check_outputs({"--json": json, "--gantt": gantt}, {"--gantt": PICTURES})
+    costs = _costs(cost)
+    results = [
+        simulator.schedule(which, stages, microbatches, _chunks(which, name, chunks), **costs)
+        for which in dict.fromkeys([name, *(compare or ())])
+    ]
+    reports = [result.to_dict() for result in results]
+    content = reports[0] if len(reports) == 1 else {"schedules": reports}
+    write_json(json, envelope("schedule", cost=costs, **content))
+    if gantt is not None:
+        from simulator.output.gantt import gantt_schedules
+
+        with written(gantt) as part:
+            figure = gantt_schedules([(result.name, result.timeline) for result in results])
+            figure.savefig(part, metadata=UNDATED.get(gantt.suffix.lower()))
+    if not quiet and json != STDOUT:
+        _print(reports)
+
+
+def _chunks(which: str, first: str, chunks: int | None) -> int | None:
+    """``--chunks`` is of the schedule asked for; one beside it that takes no chunks runs without."""
+    from simulator.schedules import SCHEDULES
+
+    return None if which != first and which in SCHEDULES and not SCHEDULES[which].chunked else chunks
+
+
+def _costs(text: str) -> dict[str, float]:
+    costs: dict[str, float] = {}
+    for part in text.split(","):
+        key, equals, value = part.strip().partition("=")
+        if key not in _COSTS or not equals:
+            raise InputError("unknown cost", file="--cost", found=part, allowed=", ".join(f"{k}=NUMBER" for k in _COSTS))
+        try:
+            costs[_COSTS[key]] = float(value)
+        except ValueError:
+            raise InputError("is not a number", file="--cost", key=key, found=value) from None
+    return costs
+
+
+def _print(reports: list[dict[str, Any]]) -> None:
+    out = console()
+    for report in reports:
+        title = f"{report['name']}: {report['stages']} ranks, {report['microbatches']} micro-batches"
+        if report["chunks"] > 1:
+            title += f", {report['chunks']} chunks per rank"
+        rows = [
+            {"rank": str(rank), "held": held, "order": _short(actions)}
+            for rank, (actions, held) in enumerate(zip(report["order"], report["peak_activations"], strict=True))
+        ]
+        out.print(table(rows, title=title))
+    rows = [
+        {
+            "schedule": report["name"],
+            "makespan": f"{report['makespan']:g}",
+            "bubble ratio (idle / busy)": f"{report['bubble_ratio']:.4f}",
+            "bubble fraction (idle / all)": f"{report['bubble_fraction']:.4f}",
+            "most chunks held": max(report["peak_activations"]),
+        }
+        for report in reports
+    ]
+    out.print(table(rows))
+
+
+def _short(actions: list[str]) -> str:
+    shown = " ".join(actions[:_SHOWN_ACTIONS])
+    more = len(actions) - _SHOWN_ACTIONS
+    return f"{shown} ... {more} more" if more > 0 else shown

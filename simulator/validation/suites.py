@@ -1,0 +1,59 @@
+"""The shipped suites: published measurements, and what their software did that the tables do not say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).parent / "data"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a suite must keep to: shares of the measured value; None: no bound."""
+
+    mean: float | None = None
+    row: float | None = None
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A table of measured steps. ``settings``: dotted workload keys for what its columns leave open."""
+
+    name: str
+    about: str
+    table: Path
+    settings: Mapping[str, Any]
+    bounds: Bounds
+
+
+#: Megatron-LM of 2021 and 2022: fused softmax, bias-GELU and bias-dropout-add kernels, dropout as in GPT-3's training,
+#: sends and receives that block, gradients reduced after the last backward pass.
+_MEGATRON: dict[str, Any] = {
+    "model.dropout": 0.1,
+    "training.implementation": "fused",
+    "training.grad_clip": 1.0,
+    "parallelism.overlap": {"grad_reduce": False, "p2p": False},
+}
+
+SUITES: dict[str, Suite] = {
+    suite.name: suite
+    for suite in (
+        Suite(
+            name="megatron-2021",
+            about="Narayanan et al. 2021, arXiv 2104.04473, table 1 and the 3D rows of table 2: 76B to 530B on A100s",
+            table=DATA / "megatron-2021.csv",
+            settings=_MEGATRON | {"training.grad_dtype": "fp16", "parallelism.scatter_gather_p2p": True},
+            bounds=Bounds(mean=0.10),
+        ),
+        Suite(
+            name="megatron-2022",
+            about="Korthikanti et al. 2022, arXiv 2205.05198, table 5: 22B to 1T on A100s, full and selective recompute",
+            table=DATA / "megatron-2022.csv",
+            settings=_MEGATRON | {"parallelism.scatter_gather_p2p": True},
+            bounds=Bounds(mean=0.06),
+        ),
+    )
+}
