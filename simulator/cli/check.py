@@ -57,7 +57,7 @@ def command(
         print(f"  cluster       {cluster.nodes} x {cluster.name}: {cluster.n_gpus} GPUs, {cluster.node.gpus.type}")
         print(f"  calibration   {job.calibration}")
         print(f"  micro-batches {job.microbatches} of {job.training.micro_batch} x {job.training.seq} tokens")
-        print(f"  layers        {job.model.layers}, by stage: {_runs(layout.layers_per_stage)}")
+        print(f"  stages        {_runs(layout.layers_per_stage)} layers")
     warn(notes)
     if strict and notes:
         raise typer.Exit(1)
@@ -73,7 +73,7 @@ def _schema(kind: str) -> dict[str, Any]:
 def _runs(numbers: tuple[int, ...]) -> str:
     """
     >>> _runs((2, 4, 4, 2))
-    '2, 2 x 4, 2'
+    '1 of 2, 2 of 4, 1 of 2'
     """
     runs: list[list[int]] = []
     for number in numbers:
@@ -81,4 +81,4 @@ def _runs(numbers: tuple[int, ...]) -> str:
             runs[-1][0] += 1
         else:
             runs.append([1, number])
-    return ", ".join(f"{count} x {number}" if count > 1 else str(number) for count, number in runs)
+    return ", ".join(f"{count} of {number}" for count, number in runs)

@@ -1,12 +1,11 @@
-"""Files that a command writes: refused before the work where they cannot be written, and never half there."""
+"""Files that a command writes, refused before the work begins where they cannot be written."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ from simulator.errors import InputError
 
 SCHEMA_VERSION = 1
 STDOUT = Path("-")
+#: What `simulator.output.gantt` draws, known here so that a wrong name is refused before matplotlib is imported.
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def check_outputs(outputs: Mapping[str, Path | None], suffixes: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -37,26 +38,6 @@ def check_outputs(outputs: Mapping[str, Path | None], suffixes: Mapping[str, Seq
         taken[target] = option
 
 
-@contextmanager
-def written(path: Path) -> Iterator[Path]:
-    """A file beside ``path`` to write to, which takes its place when the block ends well and goes when it does not.
-
-    Devices and pipes are written as they are. Raises `InputError` where the system refuses.
-    """
-    target = path.resolve()
-    replaces = target.is_file() or not target.exists()
-    part = target.with_name(f".{os.getpid()}.{target.name}") if replaces else target  # the suffix says the format
-    try:
-        yield part
-        if replaces:
-            os.replace(part, target)
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror or error}", file=path) from None
-    finally:
-        if replaces:
-            part.unlink(missing_ok=True)
-
-
 def envelope(command: str, warnings: Sequence[str] = (), **content: Any) -> dict[str, Any]:
     """What every JSON result begins with."""
     return {"schema_version": SCHEMA_VERSION, "command": command, "warnings": list(warnings), **content}
@@ -70,5 +51,7 @@ def write_json(path: Path | None, result: Mapping[str, Any]) -> None:
     if path == STDOUT:
         sys.stdout.write(text)
         return
-    with written(path) as part:
-        part.write_text(text, encoding="utf-8")
+    from simulator.output.files import writing
+
+    with writing(path) as file:
+        file.write(text.encode())

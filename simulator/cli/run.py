@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.cli.options import Json, Quiet, Set, Strict, parse_ranks
-from simulator.cli.outputs import STDOUT, check_outputs, envelope, write_json, written
+from simulator.cli.outputs import PICTURES, STDOUT, check_outputs, envelope, write_json
 from simulator.cli.terminal import console, progress, table, warn
 from simulator.errors import InputError
 from simulator.units import format_gib, format_time
 
 if TYPE_CHECKING:
     from simulator.api import Result
-
-PICTURES = (".png", ".svg", ".pdf")
-#: Pictures of equal results are equal, byte for byte: no date goes into them.
-_UNDATED: dict[str, dict[str, None]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 def command(
@@ -80,11 +76,13 @@ def command(
     warnings = _warnings(results)
     write_json(json, reports[0] if len(jobs) == 1 else envelope("run", warnings, runs=reports))
     if trace is not None:
-        with progress("writing the trace"), written(trace) as part:
-            results[0].save_trace(part, ranks)
+        with progress("writing the trace"):
+            results[0].save_trace(trace, ranks)
     if gantt is not None:
-        with progress("drawing"), written(gantt) as part:
-            results[0].gantt().figure.savefig(part, metadata=_UNDATED.get(gantt.suffix.lower()))
+        from simulator.output import gantt as pictures
+
+        with progress("drawing"):
+            pictures.save_gantt(pictures.gantt(results[0].timeline, title=jobs[0].name), gantt)
     if not quiet and json != STDOUT:
         console().print(results[0].summary() if len(jobs) == 1 else table(_beside(reports)))
     warn(warnings)

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from simulator.config import catalog
-from simulator.config.files import AsTuple, Section, Whole, brief, raise_all, read_yaml, validated
+from simulator.config.files import AsTuple, Integral, Section, brief, raise_all, read_yaml, validated
 from simulator.errors import InputError
 
 MAX_GPUS = 1_000_000
 
-Count = Annotated[Whole, Field(ge=1, le=MAX_GPUS)]
+Count = Annotated[int, Field(ge=1, le=MAX_GPUS), Integral]
 
 
 class Gpus(Section):
@@ -41,7 +41,7 @@ class NvLink(Section):
 class Pcie(Section):
     """The PCI Express tree of a node."""
 
-    generation: Whole = Field(ge=3, le=6)
+    generation: Annotated[int, Field(ge=3, le=6), Integral]
     """3, 4, 5 or 6"""
     lanes: Literal[4, 8, 16] = 16
     """lanes per GPU"""
@@ -54,7 +54,7 @@ class Pcie(Section):
 class Nics(Section):
     """Network cards of a node."""
 
-    count: Annotated[Whole, Field(ge=0, le=MAX_GPUS)] = 0
+    count: Annotated[int, Field(ge=0, le=MAX_GPUS), Integral] = 0
     """cards per node; 0 for a machine that stands alone"""
     bandwidth_bps: float = Field(default=0.0, ge=0)
     """bits/s per card and direction, as on its data sheet"""
@@ -80,9 +80,9 @@ class Fabric(Section):
     """rail_fat_tree: card i of every node on the same leaf switches, leaves joined by spines"""
     transport: Literal["infiniband", "roce", "tcp"] = "infiniband"
     """what carries the bytes; the calibration profile says how well"""
-    tiers: Whole = Field(default=2, ge=1, le=3)
+    tiers: Annotated[int, Field(ge=1, le=3), Integral] = 2
     """levels of switches, 1 to 3"""
-    radix: Whole = Field(default=64, ge=2, le=4096)
+    radix: Annotated[int, Field(ge=2, le=4096), Integral] = 64
     """ports per switch"""
     oversubscription: float = Field(default=1.0, ge=1)
     """bandwidth down over bandwidth up at a leaf; 1: none"""

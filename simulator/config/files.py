@@ -30,8 +30,10 @@ def _listed(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-#: A whole number; ``25e6`` is one.
-Whole = Annotated[int, BeforeValidator(_integral)]
+#: Put into `Annotated` after the bounds of a whole number: ``25e6`` is one too.
+Integral = BeforeValidator(_integral)
+#: A whole number without bounds.
+Whole = Annotated[int, Integral]
 #: Put into `Annotated` beside a tuple type: YAML has lists only.
 AsTuple = BeforeValidator(_listed)
 
@@ -176,7 +178,9 @@ _SHORT.maxstring = _SHORT.maxother = 100
 
 
 def brief(value: object) -> object:
-    """``value`` as it stands in an error message: what is long or deep is cut."""
+    """``value`` as it stands in an error message: as YAML writes it, and cut where it is long or deep."""
+    if value is None or isinstance(value, bool):
+        return _Brief({None: "null", True: "true", False: "false"}[value])
     return _Brief(_SHORT.repr(value))
 
 
@@ -312,6 +316,11 @@ def _paths(model: type[BaseModel]) -> Iterator[str]:
 def _meaning(owner: type[BaseModel], name: str) -> str | None:
     field = owner.model_fields.get(name)
     return field.description.split("\n\n")[0].replace("\n", " ") if field and field.description else None
+
+
+def _section_keys(owner: type[BaseModel], name: str) -> str | None:
+    sections = _sections(owner.model_fields[name].annotation) if name in owner.model_fields else {}
+    return ", ".join(field for section in sections.values() for field in section.model_fields) or None
 
 
 def with_changes(data: Mapping[str, Any], changes: Mapping[str, Any], shorthands: Mapping[str, str]) -> dict[str, Any]:

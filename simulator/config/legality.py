@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from simulator.config.cluster import MAX_GPUS, ClusterSpec, cluster_problems
+from simulator.config.files import brief
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
@@ -135,12 +136,15 @@ def model_problems(workload: Workload) -> Iterator[InputError]:
         yield InputError(
             "sequence parallelism already sends 1/tp of the activation",
             key="parallelism.scatter_gather_p2p",
-            found=True,
+            found=brief(True),
             allowed="false, or sequence_parallel: false",
         )
     if training.precision == "fp32" and "master_weights" in optimizer.model_fields_set and optimizer.master_weights:
         yield InputError(
-            "fp32 weights have no copy in fp32", key="training.optimizer.master_weights", found=True, allowed="false"
+            "fp32 weights have no copy in fp32",
+            key="training.optimizer.master_weights",
+            found=brief(True),
+            allowed="false",
         )
     if recompute.layers is not None and recompute.granularity != "full":
         yield InputError(

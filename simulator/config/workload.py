@@ -18,19 +18,22 @@ from pydantic_core import CoreSchema
 
 from simulator.config import catalog, legality
 from simulator.config.cluster import ClusterSpec, Count, cluster_data
-from simulator.config.files import AsTuple, Section, Whole, raise_all, read_yaml, validated, with_changes
+from simulator.config.files import AsTuple, Integral, Section, raise_all, read_yaml, validated, with_changes
 from simulator.config.presets import expand_model, presets
 from simulator.errors import InputError
 
-Size = Annotated[Whole, Field(ge=1, le=1_000_000_000)]
+Size = Annotated[int, Field(ge=1, le=1_000_000_000), Integral]
 Dtype = Literal["fp32", "bf16", "fp16"]
+#: Dotted path of a section -> the key of it that a plain text in its place means.
+SHORTHANDS = {"cluster": "name", "training.recompute": "granularity"}
+
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved"]
 
 
 class Model(Section):
     """A dense transformer. `preset` or `hf_config` may stand in a file for these keys; keys beside them win."""
 
-    layers: Annotated[Whole, Field(ge=1, le=100_000)]
+    layers: Annotated[int, Field(ge=1, le=100_000), Integral]
     """transformer layers"""
     hidden: Size
     """width of the residual stream"""
@@ -104,6 +107,20 @@ class Recompute(Section):
     layers: Size | None = None
     """full: only the first so many layers of each stage [null: all]"""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, data: object) -> object:
+        return {SHORTHANDS["training.recompute"]: data} if isinstance(data, str) else data
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The schema of what stands in a file, where a plain text may stand for the section."""
+        schema = handler.resolve_ref_schema(handler(core))
+        mapping = dict(schema)
+        schema.clear()
+        schema["anyOf"] = [{"enum": mapping["properties"]["granularity"]["enum"]}, mapping]
+        return schema
+
 
 class Training(Section):
     """How the model is trained."""
@@ -127,13 +144,6 @@ class Training(Section):
     """eager: plain PyTorch ops; fused: as Megatron and TransformerEngine; compiled: torch.compile [fused]"""
     total_tokens: float | None = Field(default=None, gt=0)
     """of the whole run; gives days, GPU-hours and, with a price, cost [null]"""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _shorthand(cls, data: object) -> object:
-        if isinstance(data, Mapping) and isinstance(data.get("recompute"), str):
-            return {**data, "recompute": {"granularity": data["recompute"]}}
-        return data
 
 
 class Overlap(Section):
@@ -164,12 +174,12 @@ class Parallelism(Section):
     """embedding, projection and loss split over tp; false: each tp rank does all of it [true]"""
     schedule: Schedule = "1f1b"
     """[1f1b]"""
-    layers_per_stage: Annotated[tuple[Annotated[Whole, Field(ge=1)], ...], AsTuple] = ()
+    layers_per_stage: Annotated[tuple[Annotated[int, Field(ge=1), Integral], ...], AsTuple] = ()
     """transformer layers of each of the pp * vpp model stages; stage = chunk * pp + pipeline rank [even split]"""
-    zero: Annotated[Whole, Field(ge=0, le=1)] = 0
+    zero: Annotated[int, Field(ge=0, le=1), Integral] = 0
     """1: the optimizer state is sharded over dp [0]"""
     overlap: Overlap = Overlap()
-    bucket_bytes: Annotated[Whole, Field(ge=1, le=10**15)] = 25_000_000
+    bucket_bytes: Annotated[int, Field(ge=1, le=10**15), Integral] = 25_000_000
     """gradients are reduced in buckets of about this size [25e6]"""
     scatter_gather_p2p: bool = False
     """without sequence parallelism, each tp rank sends 1/tp of the activation to the next stage, which all-gathers it
@@ -194,7 +204,7 @@ class Workload(Section):
 
     name: str
     """[the file's name]"""
-    seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63), Integral] = 0
     """of everything random [0]"""
     model: Model
     training: Training
@@ -261,8 +271,6 @@ def _resolved(workload: Workload) -> Workload:
     return workload.model_copy(update=update)
 
 
-#: Dotted path of a section -> the key of it that a plain text in its place means.
-SHORTHANDS = {"cluster": "name", "training.recompute": "granularity"}
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 

@@ -20,28 +20,36 @@ _GZIP_LEVEL = 1
 def writing(path: str | Path) -> Iterator[BinaryIO]:
     """Open ``path`` to be written whole: it appears, or is replaced, when the block ends without an exception.
 
-    A name that ends in ``.gz`` is compressed, without a time stamp. Raises `InputError` where it cannot be written.
+    A name that ends in ``.gz`` is compressed, without a time stamp. Devices and pipes are written as they are.
+    Raises `InputError` where it cannot be written.
     """
-    target = Path(path)
+    target = Path(path).resolve()  # what a link points to is replaced, not the link
     try:
+        if target.exists() and not target.is_file() and not target.is_dir():
+            with target.open("wb") as device, _packed(target, device) as content:
+                yield content
+            return
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", file=target, fix="an existing folder") from None
-    try:
-        with os.fdopen(handle, "wb") as raw:
-            if target.suffix == ".gz":
-                with gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0) as packed:
-                    yield cast(BinaryIO, packed)
-            else:
-                yield cast(BinaryIO, raw)
-        os.chmod(temporary, 0o666 & ~_umask())
         try:
+            with os.fdopen(handle, "wb") as raw, _packed(target, raw) as content:
+                yield content
+            os.chmod(temporary, 0o666 & ~_umask())
             os.replace(temporary, target)
-        except OSError as error:
-            raise InputError(f"cannot be written: {error.strerror}", file=target) from None
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        fix = None if target.parent.is_dir() else "an existing folder"
+        raise InputError(f"cannot be written: {error.strerror or error}", file=path, fix=fix) from None
+
+
+@contextmanager
+def _packed(target: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
+    if target.suffix == ".gz":
+        with gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0) as packed:
+            yield cast(BinaryIO, packed)
+    else:
+        yield raw
 
 
 def _umask() -> int:

@@ -1,0 +1,188 @@
+"""The command line's frame: exit status, messages, output files, and no traceback ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from simulator.cli.app import COMMANDS, main
+from simulator.cli.options import parse_ranks
+from simulator.cli.outputs import check_outputs, write_json
+from simulator.errors import InputError
+from simulator.output.files import writing
+
+LEGAL: dict[str, Any] = {
+    "model": {"layers": 4, "hidden": 512, "heads": 8, "vocab": 1000},
+    "training": {"seq": 256, "global_batch": 8},
+    "parallelism": {"tp": 2, "pp": 2, "dp": 2},
+    "cluster": "dgx_a100",
+}
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Path:
+    path = tmp_path / "w.yaml"
+    path.write_text(yaml.safe_dump(LEGAL))
+    return path
+
+
+def command(*arguments: object) -> int:
+    """The exit status of one command."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def test_check_says_what_the_layout_comes_to(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("check", workload) == 0
+    out, err = capsys.readouterr()
+    assert "8 = tp 2 x pp 2 x dp 2" in out
+    assert "2 of 2 layers" in out
+    assert err == ""
+
+
+def test_json_on_standard_output_stands_alone(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("check", workload, "--json", "-", "--set", "parallelism.dp=1") == 0
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    assert (result["schema_version"], result["command"]) == (1, "check")
+    assert result["workload"]["parallelism"]["layers_per_stage"] == [2, 2]
+    assert result["warnings"] == ["4 of the 8 GPUs of the cluster have no rank"]
+    assert err == "warning: 4 of the 8 GPUs of the cluster have no rank\n"
+
+
+def test_strict_turns_warnings_into_status_1(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("check", workload, "--strict") == 0
+    assert command("check", workload, "--strict", "--set", "parallelism.dp=1") == 1
+    capsys.readouterr()
+    assert command("check", workload, "--quiet") == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("kind", ["workload", "cluster"])
+def test_schemas_are_printed(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("check", "--schema", kind) == 0
+    assert json.loads(capsys.readouterr().out)["additionalProperties"] is False
+    assert command("check", "w.yaml", "--schema", kind) == 2
+
+
+@pytest.mark.parametrize("kind", ["models", "topologies", "gpus", "schedules", "profiles", "collectives", "workloads"])
+def test_list_shows_what_is_shipped(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("list", kind, "--json", "-") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows
+    assert command("list", kind) == 0
+    out = capsys.readouterr().out
+    assert all(str(next(iter(row.values()))) in out for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["check", "absent.yaml"], "no such file"),
+        (["check", "gpt175b"], "workload gpt175b_3d"),
+        (["check"], "WORKLOAD"),
+        (["check", "gpt175b_3d", "--set", "parallelism.tp"], "KEY=VALUE"),
+        (["check", "gpt175b_3d", "--set", "parallelism.tpp=2"], "tp instead of tpp"),
+        (["check", "gpt175b_3d", "--set", "parallelism.pp=[1"], "--set parallelism.pp"),
+        (["check", "gpt175b_3d", "--json", "/nowhere/x.json"], "mkdir -p /nowhere"),
+        (["check", "gpt175b_3d", "--json", "/tmp"], "is a directory"),
+        (["run", "gpt175b_3d", "--gantt", "x.bmp"], ".png, .svg, .pdf"),
+        (["run", "gpt175b_3d", "--trace", "-"], "needs a file"),
+        (["run", "gpt175b_3d", "--trace-ranks", "all"], "--trace FILE"),
+        (["run", "gpt175b_3d", "--trace", "t.json", "--trace-ranks", "0-9999"], "0 to 1535"),
+        (["run", "gpt175b_3d", "--trace", "t.json", "--trace-ranks", "3-1"], "0-7,16"),
+        (["run", "gpt175b_3d", "--trace", "same.json", "--json", "same.json"], "is the file of"),
+        (["run", "gpt175b_3d", "gpt22b_tp8", "--trace", "t.json"], "shows one workload"),
+        (["run", "gpt175b_3d", "--report", "x.html"], "--report"),
+        (["runn"], "run"),
+        (["list", "modelz"], "models"),
+        ([], "Commands"),
+    ],
+)
+def test_bad_input_is_status_2_with_one_message(
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert words in out + err
+    assert "Traceback" not in out + err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"\x89PNG\x00", b"a: [", b"a: 1\na: 2", b"- 1", b"model: {layers: 1}"])
+def test_a_bad_file_is_status_2_and_is_named(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content)
+    for name in ("check", "run"):
+        assert command(name, path) == 2
+        assert str(path) in capsys.readouterr().err
+
+
+def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS:
+        assert command(name, "--help") == 0
+        assert f"llmsim {name} " in capsys.readouterr().out
+
+
+def test_python_m_simulator_is_the_same_command(workload: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "simulator", "check", workload], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run(
+        [sys.executable, "-m", "simulator", "check", "x"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+
+
+def test_ranks() -> None:
+    assert parse_ranks("5, 0-2,1", 6, "--ranks") == [0, 1, 2, 5]
+    assert parse_ranks("all", 4, "--ranks") == [0, 1, 2, 3]
+    for text in ("", "1,", "-1", "a", "1-", "0-6", "2-1", "9" * 30):
+        with pytest.raises(InputError, match="--ranks"):
+            parse_ranks(text, 6, "--ranks")
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    write_json(path, {"a": 1})
+    assert json.loads(path.read_text()) == {"a": 1}
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(path, {"a": float("nan")})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_links_and_devices_are_written_through(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_json(tmp_path / "link", {"a": 1})
+    assert (tmp_path / "link").is_symlink()
+    assert json.loads((tmp_path / "target").read_text()) == {"a": 1}
+    write_json(Path(os.devnull), {"a": 1})
+    assert not Path(os.devnull).is_file()
+
+
+def test_a_refused_write_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be written"):
+        write_json(tmp_path / "gone" / "x", {})
+    with pytest.raises(InputError, match="No space left"), writing("/dev/full") as file:
+        file.write(b"x")
+    with pytest.raises(InputError, match="--json"):
+        check_outputs({"--json": tmp_path / "gone" / "x"})

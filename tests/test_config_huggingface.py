@@ -1,0 +1,98 @@
+"""Hugging Face's config.json as a model: dense ones expand, the rest is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.config import load_workload, presets
+from simulator.config.presets import from_hugging_face
+from simulator.errors import InputError
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+    "tie_word_embeddings": False,
+}
+GPT2: dict[str, Any] = {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "vocab_size": 50257}
+
+
+def test_llama_3_8b_is_the_preset_of_that_name() -> None:
+    preset = {key: value for key, value in presets()["llama3-8b"].items() if key != "source"}
+    assert from_hugging_face(LLAMA, "config.json") == preset
+
+
+def test_gpt2_is_the_preset_of_that_name_with_its_dropout(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    rest = {"training": {"seq": 1024, "global_batch": 8}, "cluster": "dgx_a100"}
+    (tmp_path / "w.yaml").write_text(json.dumps({"model": {"hf_config": "config.json"}, **rest}))
+    job = load_workload(tmp_path / "w.yaml")  # the path is looked for beside the workload file
+    assert job.model == load_workload({"model": {"preset": "gpt2-1.5b", "dropout": 0.1}, **rest}).model
+    (tmp_path / "w.yaml").write_text(
+        json.dumps({"model": {"hf_config": "config.json", "layers": 2, "dropout": 0}, **rest})
+    )
+    changed = load_workload(tmp_path / "w.yaml").model
+    assert (changed.layers, changed.dropout, changed.hidden) == (2, 0.0, 1600)
+
+
+def test_qwen3_keeps_its_own_head_dim_and_its_unused_window() -> None:
+    config = LLAMA | {"model_type": "qwen3", "head_dim": 128, "hidden_size": 1024, "sliding_window": 4096}
+    fields = from_hugging_face(config | {"use_sliding_window": False}, "config.json")
+    assert (fields["head_dim"], fields["hidden"]) == (128, 1024)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "words"),
+    [
+        ({"model_type": "mixtral", "num_local_experts": 8}, "num_local_experts", "mixture-of-experts"),
+        ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "kv_lora_rank", "latent attention"),
+        ({"model_type": "deepseek_v3", "n_routed_experts": 256}, "n_routed_experts", "mixture-of-experts"),
+        ({"model_type": "bert"}, "model_type", "llama, mistral, qwen2, qwen3, gpt2"),
+        ({"model_type": None}, "model_type", "not supported"),
+        ({"model_type": "mistral"}, "sliding_window", "4096"),  # what its class assumes where the file is silent
+        ({"model_type": "mistral", "sliding_window": 2048}, "sliding_window", "2048"),
+        (
+            {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True},
+            "sliding_window",
+            "not supported",
+        ),
+        ({"hidden_act": "relu2"}, "hidden_act", "silu"),
+        ({"attention_dropout": 0.1}, "attention_dropout", "alone"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config", "quantised"),
+        ({"hidden_size": None}, "hidden_size", "missing"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_with_the_reason(changes: dict[str, Any], key: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        from_hugging_face(LLAMA | changes, "config.json")
+    assert str(caught.value).startswith(f"config.json: {key}: ")
+    assert words in str(caught.value)
+
+
+def test_mistral_without_a_window_runs() -> None:
+    config = LLAMA | {"model_type": "mistral", "sliding_window": None}
+    assert from_hugging_face(config, "config.json")["activation"] == "swiglu"
+
+
+def test_different_dropouts_are_refused() -> None:
+    with pytest.raises(InputError, match="different dropouts"):
+        from_hugging_face(GPT2 | {"attn_pdrop": 0.0}, "config.json")
+
+
+def test_a_broken_config_names_its_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama",\n "hidden_size": }')
+    model = {"hf_config": str(tmp_path / "config.json")}
+    with pytest.raises(InputError, match=r"config\.json: line 2, column 17"):
+        load_workload({"model": model, "training": {"seq": 8, "global_batch": 8}, "cluster": "dgx_a100"})
