@@ -10,6 +10,7 @@ import numpy as np
 
 from simulator.analysis.metrics import peak_activations
 from simulator.analysis.ranks import pipeline_ranks
+from simulator.model import StateBytes
 from simulator.timeline import Floats, Timeline
 from simulator.units import DTYPE_BYTES, MB, MiB, format_gib
 
@@ -23,21 +24,6 @@ CUDA_CONTEXT_BYTES = 500 * MB
 #: included (github.com/NVIDIA/nccl, issue 964), less about 300 MB for that context. Channels and their buffers are
 #: independent of the number of ranks beyond a few (same repository, issue 986).
 NCCL_COMMUNICATOR_BYTES = 320 * MiB
-
-
-@dataclass(frozen=True)
-class StateBytes:
-    """What a rank holds all step long, bytes. ``buffers``: allocated tensors that are none of the others, such as the
-    contiguous buckets of gradients in flight."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    buffers: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return self.weights + self.gradients + self.optimizer + self.buffers
 
 
 @dataclass(frozen=True)
@@ -213,7 +199,7 @@ def memory_report(memories: Sequence[RankMemory], capacity_bytes: float) -> dict
                 "gradients": memory.state.gradients,
                 "optimizer": memory.state.optimizer,
                 "activations": memory.activations,
-                "buffers": memory.state.buffers + memory.overhead,
+                "buffers": memory.overhead,
                 "peak": memory.total,
                 "peak_at_s": memory.peak_at_s,
                 "in_flight": memory.in_flight,

@@ -2,8 +2,8 @@
 
 Format: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. As Kineto writes
 it: a process per rank, a thread per stream, category ``kernel``, the stream repeated in ``args``, and communication
-named ``ncclKernel_...``, by which HolisticTraceAnalysis (facebookresearch/HolisticTraceAnalysis, ``hta/utils/utils.py``)
-tells it from computation. That tool wants a file per rank, which says its rank under ``distributedInfo``.
+named ``ncclKernel_...``, by which HolisticTraceAnalysis (facebookresearch, ``hta/utils/utils.py``) tells it from
+computation. That tool wants a file per rank, which says its rank under ``distributedInfo``.
 """
 
 from __future__ import annotations
