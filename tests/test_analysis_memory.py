@@ -9,7 +9,6 @@ import pytest
 from timelines import Span, pipeline, template, timeline
 
 from simulator.analysis.memory import (
-    StateBytes,
     advice,
     memory_curve,
     memory_of_ranks,
@@ -17,9 +16,10 @@ from simulator.analysis.memory import (
     overhead_bytes,
     worst_per_stage,
 )
+from simulator.model import StateBytes
 from simulator.units import GiB
 
-STATE = StateBytes(weights=2 * GiB, gradients=4 * GiB, optimizer=12 * GiB, buffers=1 * GiB)
+STATE = StateBytes(weights=2 * GiB, gradients=5 * GiB, optimizer=12 * GiB)
 
 
 def workload(**changes: Any) -> Any:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.analysis.activity import activity
 from simulator.analysis.critical_path import critical_path
-from simulator.analysis.memory import StateBytes, advice, memory_of_ranks, memory_report
+from simulator.analysis.memory import advice, memory_of_ranks, memory_report
 from simulator.analysis.metrics import bubble, busiest_links, communication, time_breakdown
+from simulator.model import StateBytes
 from simulator.timeline import Timeline
 
 if TYPE_CHECKING:

@@ -52,18 +52,18 @@ _FONT = 7
 
 def gantt(
     timeline: Timeline,
+    axes: Axes | None = None,
     *,
     ranks: Sequence[int] | None = None,
     title: str = "",
-    axes: Axes | None = None,
     unit: str = "",
 ) -> Figure:
     """Draw ``timeline``: rows are ``ranks`` (simulated ones; default: one per pipeline stage).
 
     A box is one micro-batch's forward or backward on a stage; the heights of the colours in it are the shares of its
     time that are recompute and in-line communication. Chunks of a rank are told by shade, micro-batches by number where
-    it fits. Lanes under the boxes hold hand-overs and gradient reduction at their true times; idle is grey. A step of too
-    many boxes for numbers gets two panels more, its beginning and its end. With ``axes`` only the whole step is drawn,
+    it fits. Lanes under the boxes hold hand-overs and gradient reduction at their true times; idle is grey. A step of
+    too many boxes for numbers gets two panels more, its beginning and its end. With ``axes`` only the whole step is drawn,
     there. ``unit`` names the unit of the time axis where it is not seconds (the unit costs of a bare schedule).
     Returns the figure.
     """
@@ -91,15 +91,15 @@ def gantt(
     return figure
 
 
-def compare_gantt(timelines: Mapping[str, Timeline], *, unit: str = "") -> Figure:
-    """Several Timelines below each other on one time axis, titled by name: schedules side by side."""
-    longest = max(timeline.step_time_s for timeline in timelines.values())
+def gantt_schedules(timelines: Sequence[tuple[str, Timeline]], *, unit: str = "") -> Figure:
+    """Several Timelines with their titles, below each other on one time axis. ``unit``: as for `gantt`."""
+    longest = max(timeline.step_time_s for _, timeline in timelines)
     axis = _Axis.of(longest, unit)
-    pictures = {name: _Picture.of(timeline, None, unit) for name, timeline in timelines.items()}
-    figure, panels = _figure([max(len(p.ranks) * 0.4, 0.8) for p in pictures.values()], [1] * len(pictures))
-    for axes, (name, picture) in zip(panels, pictures.items(), strict=True):
-        _panel(axes, replace(picture, axis=axis), (0.0, longest), name)
-    _figure_legend(figure, *pictures.values())
+    pictures = [replace(_Picture.of(timeline, None, unit), axis=axis) for _, timeline in timelines]
+    figure, panels = _figure([max(len(p.ranks) * 0.4, 0.8) for p in pictures], [1] * len(pictures))
+    for axes, picture, (title, _) in zip(panels, pictures, timelines, strict=True):
+        _panel(axes, picture, (0.0, longest), title)
+    _figure_legend(figure, *pictures)
     return figure
 
 
@@ -110,7 +110,7 @@ def _figure(heights_in: Sequence[float], columns: Sequence[int]) -> tuple[Figure
     """
     from matplotlib.figure import Figure
 
-    left, right, above, below, legend = 1.15, 0.2, 0.4, 0.55, 0.65
+    left, right, above, below, legend = 1.15, 0.2, 0.38, 0.5, 0.45
     total = sum(heights_in) + len(heights_in) * (above + below) + legend
     figure = Figure(figsize=(_WIDTH_IN, total), dpi=_DPI)
     panels = []
@@ -258,7 +258,7 @@ def _lanes(timeline: Timeline, ranks: Sequence[int]) -> dict[str, tuple[Ints, Fl
 
 
 def _zoom_windows(picture: _Picture) -> list[tuple[str, tuple[float, float]]]:
-    """The beginning and the end of the step, as long as numbers fit in a usual box; none where they fit in the whole."""
+    """The beginning and the end of the step, so long that numbers fit; none where they fit in the whole."""
     boxes = picture.boxes
     if not (boxes.microbatch >= 0).any():
         return []
