@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from simulator.cli.options import Json, Quiet
-from simulator.cli.outputs import STDOUT, check_outputs, envelope, write_json, written
-from simulator.cli.run import PICTURES, UNDATED
+from simulator.cli.outputs import PICTURES, STDOUT, check_outputs, envelope, write_json
 from simulator.cli.terminal import console, table
 from simulator.errors import InputError
 
@@ -60,11 +59,9 @@ def command(
     content = reports[0] if len(reports) == 1 else {"schedules": reports}
     write_json(json, envelope("schedule", cost=costs, **content))
     if gantt is not None:
-        from simulator.output.gantt import gantt_schedules
+        from simulator.output.gantt import gantt_schedules, save_gantt
 
-        with written(gantt) as part:
-            figure = gantt_schedules([(result.name, result.timeline) for result in results])
-            figure.savefig(part, metadata=UNDATED.get(gantt.suffix.lower()))
+        save_gantt(gantt_schedules([(result.name, result.timeline) for result in results]), gantt)
     if not quiet and json != STDOUT:
         _print(reports)
 
