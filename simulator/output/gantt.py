@@ -63,8 +63,8 @@ def gantt(
     A box is one micro-batch's forward or backward on a stage; the heights of the colours in it are the shares of its
     time that are recompute and in-line communication. Chunks of a rank are told by shade, micro-batches by number where
     it fits. Lanes under the boxes hold hand-overs and gradient reduction at their true times; idle is grey. A step of
-    too many boxes for numbers gets two panels more, its beginning and its end. With ``axes`` only the whole step is drawn,
-    there. ``unit`` names the unit of the time axis where it is not seconds (the unit costs of a bare schedule).
+    too many boxes for numbers gets two panels more, its beginning and its end. With ``axes`` only the whole step is
+    drawn, there. ``unit`` names the unit of the time axis where it is not seconds (the unit costs of a bare schedule).
     Returns the figure.
     """
     picture = _Picture.of(timeline, ranks, unit)
@@ -91,13 +91,13 @@ def gantt(
     return figure
 
 
-def gantt_schedules(timelines: Sequence[tuple[str, Timeline]], *, unit: str = "") -> Figure:
-    """Several Timelines with their titles, below each other on one time axis. ``unit``: as for `gantt`."""
-    longest = max(timeline.step_time_s for _, timeline in timelines)
+def compare_gantt(timelines: Mapping[str, Timeline], *, unit: str = "") -> Figure:
+    """Several Timelines below each other on one time axis, titled by name. ``unit``: as for `gantt`."""
+    longest = max(timeline.step_time_s for timeline in timelines.values())
     axis = _Axis.of(longest, unit)
-    pictures = [replace(_Picture.of(timeline, None, unit), axis=axis) for _, timeline in timelines]
+    pictures = [replace(_Picture.of(timeline, None, unit), axis=axis) for timeline in timelines.values()]
     figure, panels = _figure([max(len(p.ranks) * 0.4, 0.8) for p in pictures], [1] * len(pictures))
-    for axes, picture, (title, _) in zip(panels, pictures, timelines, strict=True):
+    for axes, picture, title in zip(panels, pictures, timelines, strict=True):
         _panel(axes, picture, (0.0, longest), title)
     _figure_legend(figure, *pictures)
     return figure

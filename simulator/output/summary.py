@@ -1,0 +1,269 @@
+"""Results as tables for a terminal. Everything is read from the result dictionary, so a saved JSON prints the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from simulator.units import TFLOP, format_bytes, format_gib, format_time, ms, us
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+WIDTH = 100
+_BAR = 30
+_PATH_ROWS = 8
+
+Result = Mapping[str, Any]
+
+
+def summary(result: Result) -> Group:
+    """The ``run`` result as a rich renderable, made for 100 columns."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[Any] = [Text.from_markup(_headline(result)), _key_figures(result), _breakdown(result)]
+    parts.append(_memory(result["memory"]))
+    if any(kind["time_s"] for kind in result["communication"].values()):
+        parts.append(_communication(result))
+    if result["links"]:
+        parts.append(_links(result["links"]))
+    parts.append(_path(result["critical_path"]))
+    parts += [Text(f"warning: {warning}", style="yellow") for warning in result["warnings"]]
+    return Group(*parts)
+
+
+def compare(first: Result, second: Result) -> Table:
+    """Two ``run`` results side by side, and the second as a multiple of the first."""
+    table = _table(
+        "", ("", "left"), (first["name"], "right"), (_other_name(first, second), "right"), ("ratio", "right")
+    )
+    for label, value, shown in _COMPARED:
+        a, b = value(first), value(second)
+        table.add_row(label, shown(a), shown(b), f"{b / a:.3f}" if a else "")
+    table.add_row("layout", _layout(first["parallelism"]), _layout(second["parallelism"]), "")
+    table.add_row("memory", _fits(first["memory"]), _fits(second["memory"]), "")
+    return table
+
+
+def _other_name(first: Result, second: Result) -> str:
+    return str(second["name"]) if second["name"] != first["name"] else f"{second['name']} (2)"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _time_beside(seconds: float, whole: float) -> str:
+    """A duration in the unit of ``whole``, so that the rows of a table compare at a glance."""
+    unit, size = ("s", 1.0) if whole >= 1 else ("ms", ms) if whole >= ms else ("us", us)
+    return f"{seconds / size:.2f} {unit}"
+
+
+def _tflops(rate: float) -> str:
+    return f"{rate / TFLOP:.1f} TFLOP/s"
+
+
+def _exposed(result: Result) -> float:
+    return float(sum(result["time_breakdown_s"]["exposed"].values()))
+
+
+_COMPARED: tuple[tuple[str, Callable[[Result], float], Callable[[float], str]], ...] = (
+    ("GPUs", lambda r: r["n_gpus"], "{:,}".format),
+    ("step time", lambda r: r["step_time_s"], format_time),
+    ("tokens/s", lambda r: r["tokens_per_s"], "{:,.0f}".format),
+    ("tokens/s per GPU", lambda r: r["tokens_per_s_per_gpu"], "{:,.0f}".format),
+    ("model FLOP/s per GPU", lambda r: r["model_flops_per_s_per_gpu"], _tflops),
+    ("MFU", lambda r: r["mfu"], _percent),
+    ("HFU", lambda r: r["hfu"], _percent),
+    ("bubble", lambda r: r["bubble_fraction"], _percent),
+    ("compute", lambda r: r["time_breakdown_s"]["compute"], format_time),
+    ("recompute", lambda r: r["time_breakdown_s"]["recompute"], format_time),
+    ("optimizer", lambda r: r["time_breakdown_s"]["optimizer"], format_time),
+    ("exposed communication", _exposed, format_time),
+    ("waiting for the pipeline", lambda r: r["time_breakdown_s"]["bubble"], format_time),
+    ("waiting for the host", lambda r: r["time_breakdown_s"]["host"], format_time),
+    ("peak memory", lambda r: r["memory"]["peak_bytes"], format_gib),
+)
+
+
+def _layout(parallelism: Mapping[str, Any]) -> str:
+    """Degrees above one, and the schedule of a pipeline: ``tp 8 x pp 12 x dp 16, 1f1b``."""
+    degrees = [f"{axis} {parallelism[axis]}" for axis in ("tp", "pp", "dp") if parallelism[axis] > 1]
+    extras = [str(parallelism["schedule"])] if parallelism["pp"] > 1 else []
+    if parallelism["vpp"] > 1:
+        extras.append(f"{parallelism['vpp']} chunks")
+    if parallelism["zero"]:
+        extras.append(f"ZeRO-{parallelism['zero']}")
+    if parallelism["sequence_parallel"] and parallelism["tp"] > 1:
+        extras.append("sequence parallel")
+    return ", ".join([" x ".join(degrees) or "one GPU", *extras])
+
+
+def _fits(memory: Mapping[str, Any]) -> str:
+    return "fits" if memory["fits"] else "does not fit"
+
+
+def _headline(result: Result) -> str:
+    from rich.markup import escape
+
+    calibration = result["calibration"]
+    dated = f", {calibration['date']}" if calibration.get("date") else ""
+    return (
+        f"[bold]{escape(str(result['name']))}[/bold] on {result['n_gpus']:,} GPUs of {escape(str(result['cluster']))}\n"
+        f"{_parameters(result)} parameters, {_layout(result['parallelism'])}, "
+        f"{result['n_microbatches']:,} micro-batches\n"
+        f"calibration {escape(str(calibration['name']))}: {calibration['kind']} figures{dated}"
+    )
+
+
+def _parameters(result: Result) -> str:
+    total, active = result["params_total"], result["params_active"]
+    shown = f"{total / 1e9:,.1f} billion"
+    return shown if active == total else f"{shown} ({active / 1e9:,.1f} billion active)"
+
+
+def _table(title: str, *columns: tuple[str, str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, justify in columns:
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    return table
+
+
+def _key_figures(result: Result) -> Table:
+    from rich.table import Table
+
+    peak = result["peak_flops_per_s_per_gpu"]
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column()
+    grid.add_row("")
+    grid.add_row("step time", f"[bold]{format_time(result['step_time_s'])}[/bold]")
+    rate = f"{result['tokens_per_s']:,.0f} tokens/s, {result['tokens_per_s_per_gpu']:,.0f} per GPU"
+    grid.add_row("throughput", rate)
+    grid.add_row("model FLOP/s", f"{_tflops(result['model_flops_per_s_per_gpu'])} per GPU")
+    grid.add_row(
+        "MFU",
+        f"{_percent(result['mfu'])} of the dense peak of {_tflops(peak)}; {_percent(result['mfu_causal'])} with causal "
+        f"attention counted as half",
+    )
+    grid.add_row("HFU", f"{_percent(result['hfu'])}, recompute included")
+    grid.add_row(
+        "bubble",
+        f"{_percent(result['bubble_fraction'])} of the pipeline's time, {result['bubble_ratio']:.3f} of its work",
+    )
+    run = result.get("run")
+    if run is not None:
+        cost = "" if run["cost"] is None else f", cost {run['cost']:,.0f} at the cluster's price"
+        grid.add_row("whole run", f"{run['days']:,.1f} days, {run['gpu_hours']:,.0f} GPU-hours{cost}")
+    return grid
+
+
+def _breakdown(result: Result) -> Table:
+    """Rows with a bar; parts that take no time are left out."""
+    times = result["time_breakdown_s"]
+    rows = [
+        ("compute", times["compute"]),
+        ("recompute", times["recompute"]),
+        ("optimizer", times["optimizer"]),
+        *((f"exposed {kind} communication", seconds) for kind, seconds in times["exposed"].items()),
+        ("waiting for kernel launches", times["host"]),
+        ("bubble", times["bubble"]),
+        ("other", times["other"]),
+    ]
+    title = "Where a GPU's time goes (mean over GPUs)"
+    return _bars(title, [row for row in rows if row[1] >= 5e-5 * result["step_time_s"]], result["step_time_s"])
+
+
+def _path(path: Sequence[Mapping[str, Any]]) -> Table:
+    step = sum(row["seconds"] for row in path)
+    rows = [(row["class"], row["seconds"]) for row in path[:_PATH_ROWS]]
+    rest = sum(row["seconds"] for row in path[_PATH_ROWS:])
+    if rest > 0:
+        rows.append(("the rest", rest))
+    return _bars("What the step's length is made of (critical path)", rows, step)
+
+
+def _bars(title: str, rows: Sequence[tuple[str, float]], whole: float) -> Table:
+    table = _table(title, ("", "left"), ("time", "right"), ("share", "right"), ("", "left"))
+    longest = max((seconds for _, seconds in rows), default=0.0)
+    for name, seconds in rows:
+        bar = "█" * max(round(_BAR * seconds / longest), 0) if longest else ""
+        table.add_row(
+            name, _time_beside(seconds, whole), _percent(seconds / whole) if whole else "", f"[cyan]{bar}[/cyan]"
+        )
+    return table
+
+
+_MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
+_MEMORY_ROWS = 16
+
+
+def _memory(memory: Mapping[str, Any]) -> Any:
+    from rich.console import Group
+    from rich.text import Text
+
+    capacity = memory["capacity_bytes"]
+    table = _table(
+        "Memory of the fullest GPU of each stage (GiB)",
+        ("stage", "right"), *((part, "right") for part in _MEMORY_PARTS), ("peak", "right"), ("", "left"),
+    )  # fmt: skip
+    stages = memory["per_stage"]
+    shown = _fullest(stages)
+    for row in shown:
+        over = row["peak"] > capacity
+        style = "red" if over else ""
+        verdict = f"{_gib(row['peak'] - capacity)} GiB too much" if over else ""
+        table.add_row(
+            str(row["stage"]), *(_gib(row[part]) for part in _MEMORY_PARTS), _gib(row["peak"]), verdict, style=style
+        )
+    lines: list[Any] = [table]
+    if len(shown) < len(stages):
+        lines.append(Text(f"{len(stages) - len(shown)} stages between them are no fuller.", style="dim"))
+    peak = f"{format_gib(memory['peak_bytes'])} of {format_gib(capacity)}"
+    allocated = f"{format_gib(memory['peak_allocated_bytes'])} by PyTorch's allocator"
+    if memory["fits"]:
+        lines.append(Text(f"Fits: at most {peak}, {allocated}.", style="green"))
+    else:
+        lines.append(Text(f"DOES NOT FIT: {peak}, {allocated}.", style="bold red"))
+        lines += [Text(f"  {line}", style="red") for line in memory.get("advice", ())]
+    return Group(*lines)
+
+
+def _fullest(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """All stages, or of many the first, the last and the fullest, in order."""
+    if len(stages) <= _MEMORY_ROWS:
+        return list(stages)
+    by_peak = sorted(range(1, len(stages) - 1), key=lambda index: (-stages[index]["peak"], index))
+    chosen = sorted({0, len(stages) - 1, *by_peak[: _MEMORY_ROWS - 2]})
+    return [stages[index] for index in chosen]
+
+
+def _gib(nbytes: float) -> str:
+    return format_gib(nbytes).removesuffix(" GiB")
+
+
+def _communication(result: Result) -> Table:
+    table = _table(
+        "Communication (per GPU)",
+        ("kind", "left"), ("sent", "right"), ("in flight", "right"), ("exposed", "right"), ("algorithm", "left"),
+    )  # fmt: skip
+    step = result["step_time_s"]
+    for kind, row in result["communication"].items():
+        if row["time_s"] or row["bytes_per_gpu"]:
+            times = (_time_beside(row[key], step) for key in ("time_s", "exposed_s"))
+            table.add_row(kind, format_bytes(row["bytes_per_gpu"]), *times, row["algorithm"])
+    return table
+
+
+def _links(links: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table(
+        "Busiest links", ("link", "left"), ("alike", "right"), ("carried by each", "right"), ("in use", "right")
+    )
+    for row in links[:5]:
+        table.add_row(row["name"], f"{row.get('count', 1):,}", format_bytes(row["bytes"]), _percent(row["utilisation"]))
+    return table
