@@ -24,8 +24,8 @@ PCIE_LANE_Bps = {
     5: 32e9 / 8 * 128 / 130,
     6: 64e9 / 8 * 242 / 256,
 }
-#: Seconds for a PCIe link one way: half the 547 ns median of a 64-byte DMA read (Neugebauer et al., Understanding PCIe
-#: performance for end host networking, SIGCOMM 2018, section 6.2).
+#: Seconds for a PCIe link one way: half of a short DMA read's round trip, 0.5 to 0.6 us (Neugebauer et al.,
+#: Understanding PCIe performance for end host networking, SIGCOMM 2018, section 6).
 PCIE_LATENCY_s = 0.27e-6
 
 

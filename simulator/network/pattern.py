@@ -14,14 +14,11 @@ from typing import NamedTuple
 from typing import Protocol as Interface
 
 from simulator.cluster.cluster import Cluster
-from simulator.config.transport import ProtocolName, Transport, TransportKind
+from simulator.config.transport import Transport, TransportKind
 from simulator.network.plan import Phase, Plan
 
 #: From the least to the most limiting: a hop is of the last kind that it crosses.
 _KINDS: tuple[TransportKind, ...] = ("nvlink", "pcie", "infiniband", "roce", "tcp")
-#: Sends and receives, all-to-all included, have no LL128 (NCCL src/enqueue.cc).
-_P2P_PROTOCOLS: tuple[ProtocolName, ...] = ("ll", "simple")
-_PROTOCOLS: tuple[ProtocolName, ...] = ("ll", "ll128", "simple")
 
 
 class TransportCosts(Interface):
@@ -116,31 +113,32 @@ def timed(pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float
     """The plan of a message of ``nbytes``, and its seconds on an idle network.
 
     For each protocol: latency = base + hops x (software per hop + their links), and bytes take
-    ``line / fraction * (1 + sqrt(half_bytes / (part * nbytes))) + own / copy`` seconds each. The square root is what a
-    message cut into the best number of chunks loses while the pipeline fills: n hops of k chunks last
-    ``(n - 1 + k) (a + x / (k B))``, least where it is ``x / B + 2 sqrt((n - 1) a x / B) + ...``.
+    ``line * (1 + sqrt(half_bytes / (part * nbytes))) + own / copy`` seconds each, where line is that of the kind of
+    link that the protocol makes slowest. The square root is what a message cut into the best number of chunks loses
+    while the pipeline fills: n hops of k chunks of x bytes together last ``(n - 1 + k) (a + x / (k B))``, whose least
+    is ``x / B + 2 sqrt((n - 1) a x / B) + (n - 1) a``.
     """
     return min(_by_protocol(pattern, nbytes, costs), key=lambda timed_plan: timed_plan[0])
 
 
 def _by_protocol(pattern: Pattern, nbytes: float, costs: TransportCosts) -> Iterator[tuple[float, Plan]]:
     pace = costs.transport(pattern.kind)
-    line_s = max(seconds / costs.link_efficiency(kind) for kind, seconds in pattern.line_s)
-    if pattern.algorithm == "tree":
-        line_s /= pace.tree_efficiency
+    lines = [
+        (seconds / costs.link_efficiency(kind), costs.transport(kind).protocols) for kind, seconds in pattern.line_s
+    ]
+    speed = pace.tree_efficiency if pattern.algorithm == "tree" else 1.0
     software = [(count, costs.transport(kind).protocols) for kind, count in pattern.hops]
     start_s = pattern.link_latency_s
     if pattern.peers:
         start_s += pace.p2p_latency_s + pattern.peers * pace.peer_latency_s
     flow = nbytes * pattern.flow_bytes
-    for name in _P2P_PROTOCOLS if pattern.peers else _PROTOCOLS:
-        if name not in pace.protocols or any(name not in protocols for _, protocols in software):
+    for name, protocol in pace.protocols.items():
+        if any(name not in protocols for _, protocols in lines):
             continue
-        protocol = pace.protocols[name]
         latency_s = start_s + protocol.base_latency_s
         for count, protocols in software:
             latency_s += count * protocols[name].hop_latency_s
-        per_byte_s = line_s / protocol.bandwidth_fraction
+        per_byte_s = max([line_s / protocols[name].bandwidth_fraction for line_s, protocols in lines]) / speed
         if protocol.half_bytes and nbytes:
             per_byte_s *= 1 + math.sqrt(protocol.half_bytes / (pattern.part * nbytes))
         per_byte_s += pattern.own / pace.copy_Bps

@@ -58,7 +58,7 @@ def _pattern(cluster: Cluster, ranks: tuple[int, ...], *, up: bool) -> Pattern:
     strung = channels(cluster, ranks)
     share = 1 / len(strung)
     hops = [hop for channel in strung for hop in _channel_hops(channel, share, up)]
-    return pattern_of("tree", cluster, hops, part=0.5)
+    return pattern_of("tree", cluster, hops, part=0.5, own=1 / len(ranks) if up else 0.0)
 
 
 def _channel_hops(channel: Channel, share: float, up: bool) -> Iterator[Hop]:

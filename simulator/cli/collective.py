@@ -1,0 +1,154 @@
+"""``collective``: how long one collective takes on an idle cluster, as nccl-tests would print it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import typer
+
+from simulator.cli.options import Json, Quiet, parse_ranks
+from simulator.cli.outputs import STDOUT, check_outputs, envelope, write_json
+from simulator.errors import InputError
+
+DEFAULT_SIZES = "8:128M"
+_SUFFIX = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def command(
+    cluster: Annotated[str, typer.Option("--cluster", metavar="C", help="A file, or a name in topologies/.")],
+    op: Annotated[str, typer.Option("--op", metavar="OP", help="all_reduce, all_gather ...; see `list collectives`.")],
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", metavar="N", help="Nodes of the cluster [as its file].")
+    ] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            "--sizes",
+            metavar="SIZES",
+            help=f"FIRST:LAST[:FACTOR], or sizes joined by commas [{DEFAULT_SIZES}]; G = 2^30.",
+        ),
+    ] = None,
+    algorithm: Annotated[
+        str, typer.Option("--algorithm", metavar="A", help="ring, tree ..., or auto: the fastest.")
+    ] = "auto",
+    ranks: Annotated[
+        str, typer.Option("--ranks", metavar="RANKS", help="GPUs that take part, such as 0-7,16.")
+    ] = "all",
+    calibration: Annotated[
+        str | None, typer.Option("--calibration", metavar="PROFILE", help="A profile [that of the cluster's GPU].")
+    ] = None,
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Print the table of nccl-tests for a collective that has the cluster to itself.
+
+    Sizes, algbw and busbw mean what they mean there; times are on the GPU's stream, without the host's launch.
+
+    \b
+    Example:
+      llmsim collective --cluster dgx_a100 --nodes 2 --op all_reduce --sizes 8:16G
+    """
+    check_outputs({"--json": json})
+
+    from simulator.cluster import build_cluster
+    from simulator.config.cluster import load_cluster
+    from simulator.config.profile import load_profile
+    from simulator.costs import Costs
+    from simulator.network.collectives import BARRIER_BYTES, algorithms, bus_factor, idle_seconds, plan
+
+    algorithms(op)
+    if op == "barrier" and sizes is not None:
+        raise InputError("a barrier has no size", file="--sizes", found=sizes, fix="leave --sizes out")
+    messages = [int(BARRIER_BYTES)] if op == "barrier" else parse_sizes(sizes or DEFAULT_SIZES)
+    built = build_cluster(load_cluster(cluster, nodes=nodes))
+    members = parse_ranks(ranks, len(built.gpus), "--ranks")
+    if len(members) < 2:
+        raise InputError(
+            "needs at least two ranks", file="--ranks", found=ranks, allowed=f"of 0 to {len(built.gpus) - 1}"
+        )
+    profile = load_profile(calibration or built.spec.node.gpus.type)
+    costs = Costs.from_profile(profile)
+    rows: list[dict[str, Any]] = []
+    for nbytes in messages:
+        chosen = plan(op, nbytes, members, built, costs, algorithm)
+        seconds = idle_seconds(chosen, built, costs)
+        rows.append(
+            {
+                "size_bytes": nbytes,
+                "algorithm": chosen.algorithm,
+                "protocol": chosen.protocol,
+                "time_s": seconds,
+                "algbw_Bps": nbytes / seconds,
+                "busbw_Bps": nbytes / seconds * bus_factor(op, len(members)),
+            }
+        )
+    write_json(
+        json,
+        envelope(
+            "collective",
+            op=op,
+            cluster=built.name,
+            nodes=built.spec.nodes,
+            n_ranks=len(members),
+            calibration=profile.name,
+            rows=rows,
+        ),
+    )
+    if quiet or json == STDOUT:
+        return
+
+    from simulator.cli.terminal import console, table
+
+    shown = [
+        {
+            "size (B)": row["size_bytes"],
+            "time (us)": round(row["time_s"] * 1e6, 2),
+            "algbw (GB/s)": round(row["algbw_Bps"] / 1e9, 2),
+            "busbw (GB/s)": round(row["busbw_Bps"] / 1e9, 2),
+            "algorithm": row["algorithm"],
+            "protocol": row["protocol"],
+        }
+        for row in rows
+    ]
+    title = f"{op} of {len(members)} GPUs on {built.spec.nodes} x {built.name}, calibration {profile.name}"
+    console().print(table(shown, title))
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Bytes of ``FIRST:LAST``, ``FIRST:LAST:FACTOR`` (from first to last, each a multiple of the one before [2]) or a
+    list joined by commas; K, M, G, T are powers of 1024. Raises `InputError`.
+
+    >>> parse_sizes("8:64"), parse_sizes("1K:1M:32"), parse_sizes("8,16G")
+    ([8, 16, 32, 64], [1024, 32768, 1048576], [8, 17179869184])
+    """
+    if ":" not in text:
+        return [_size(part, text) for part in text.split(",")]
+    parts = text.split(":")
+    if len(parts) > 3:
+        raise _no_sizes(text)
+    first, last = _size(parts[0], text), _size(parts[1], text)
+    factor = _size(parts[2], text) if len(parts) == 3 else 2
+    if first > last or factor < 2:
+        raise _no_sizes(text)
+    sizes = [first]
+    while sizes[-1] * factor <= last:
+        sizes.append(sizes[-1] * factor)
+    return sizes
+
+
+def _size(part: str, text: str) -> int:
+    match = re.fullmatch(r"\s*(\d{1,15})\s*([KMGT]?)\s*", part.upper())
+    size = int(match[1]) * _SUFFIX[match[2]] if match else 0
+    if size < 1:
+        raise _no_sizes(text)
+    return size
+
+
+def _no_sizes(text: str) -> InputError:
+    return InputError(
+        "are no sizes",
+        file="--sizes",
+        found=text,
+        allowed="FIRST:LAST, FIRST:LAST:FACTOR or a list, such as 8:16G or 1M,64M",
+    )

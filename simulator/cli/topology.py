@@ -1,0 +1,136 @@
+"""``topology``: what a cluster is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simulator.cli.options import Json, Quiet
+from simulator.cli.outputs import PICTURES, STDOUT, check_outputs, envelope, write_json
+from simulator.units import GB, Gbit, us
+
+if TYPE_CHECKING:
+    from simulator.cluster import Cluster
+
+
+def command(
+    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="A file, or a name in topologies/.")],
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", metavar="N", help="Nodes of the cluster [as its file].")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: " + ", ".join(PICTURES) + ".")
+    ] = None,
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Show a cluster: its GPUs, links by kind, bisection bandwidth, and what some routes cross.
+
+    \b
+    Example:
+      llmsim topology dgx_h100 --nodes 64
+    """
+    check_outputs({"--json": json, "--plot": plot}, {"--plot": PICTURES})
+
+    from simulator.cluster import build_cluster
+    from simulator.config.cluster import load_cluster
+
+    built = build_cluster(load_cluster(cluster, nodes=nodes))
+    bisection = built.bisection_Bps()
+    routes = [
+        {
+            "from": built.gpus[a].name,
+            "to": built.gpus[b].name,
+            "links": [built.links[i].name for i in route],
+            "latency_s": sum(built.links[i].latency_s for i in route),
+            "bandwidth_Bps": min(built.links[i].bandwidth_Bps for i in route),
+        }
+        for a, b, route in _examples(built)
+    ]
+    write_json(
+        json,
+        envelope(
+            "topology",
+            cluster=built.name,
+            nodes=built.spec.nodes,
+            switch_tiers=built.switches.tiers,
+            gpus=[
+                {"name": gpu.name, "node": gpu.node, "type": gpu.type, "speed_scale": gpu.speed_scale}
+                for gpu in built.gpus
+            ],
+            links=[
+                {
+                    "name": link.name,
+                    "kind": link.kind,
+                    "bandwidth_Bps": link.bandwidth_Bps,
+                    "latency_s": link.latency_s,
+                }
+                for link in built.links
+            ],
+            bisection_Bps=bisection,
+            routes=routes,
+        ),
+    )
+    if plot:
+        from simulator.output.gantt import save_gantt
+        from simulator.output.topology import draw_topology
+
+        save_gantt(draw_topology(built), plot)
+    if quiet or json == STDOUT:
+        return
+
+    from simulator.cli.terminal import console, table
+
+    spec, out = built.spec, console()
+    out.print(
+        f"{built.name}: {spec.nodes} nodes x {spec.node.gpus.count} {spec.node.gpus.type} = {len(built.gpus)} GPUs"
+    )
+    out.print(f"fabric: {spec.fabric.kind}, {spec.fabric.transport}, {built.switches.tiers} tier(s) of switches")
+    out.print(f"bisection: {bisection / GB:,.0f} GB/s in each direction")
+    out.print(table(_link_rows(built), "Links, each with both directions"))
+    out.print(table([_route_row(route) for route in routes], "Routes"))
+
+
+def _examples(cluster: Cluster) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """One route of each kind there is: to a neighbour, to the next node, to another GPU there, to the last node."""
+    per_node, last = cluster.gpus_per_node, len(cluster.gpus) - 1
+    seen: set[int] = {0}
+    for other in (1, per_node, per_node + 1, last - per_node + 1, last):
+        if other <= last and other not in seen:
+            seen.add(other)
+            yield 0, other, cluster.route(0, other)
+
+
+def _link_rows(cluster: Cluster) -> list[dict[str, Any]]:
+    """Links of equal name (numbers apart), kind, bandwidth and latency in one row, both directions as one link."""
+    counts: dict[tuple[str, str, float, float], int] = {}
+    for link in cluster.links:
+        name, _, direction = link.name.rpartition(":")
+        if direction == "tx":
+            key = re.sub(r"\d+", "*", name), link.kind, link.bandwidth_Bps, link.latency_s
+            counts[key] = counts.get(key, 0) + 1
+    return [
+        {
+            "link": name,
+            "kind": kind,
+            "count": count,
+            "GB/s": f"{bandwidth / GB:,.1f}",
+            "Gbit/s": f"{bandwidth / Gbit:,.0f}",
+            "latency": f"{latency / us:.2f} us",
+        }
+        for (name, kind, bandwidth, latency), count in counts.items()
+    ]
+
+
+def _route_row(route: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "from": route["from"],
+        "to": route["to"],
+        "GB/s": f"{route['bandwidth_Bps'] / GB:.1f}",
+        "latency": f"{route['latency_s'] / us:.2f} us",
+        "over": ", ".join(route["links"]),
+    }

@@ -1,0 +1,187 @@
+"""Clusters: how many links there are, what routes cross, what the fabric holds, and what overrides change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import networkx as nx
+import pytest
+
+from simulator.cluster import Cluster, build_cluster
+from simulator.config import catalog
+from simulator.config.cluster import load_cluster
+from simulator.errors import InputError
+
+SHIPPED = catalog.names("cluster")
+
+
+def cluster(name: str = "dgx_a100", nodes: int = 1, **changes: Any) -> Cluster:
+    return build_cluster(load_cluster({"name": name, **changes}, nodes=nodes))
+
+
+def names(built: Cluster, a: int, b: int, nic: int | None = None) -> list[str]:
+    return [built.links[i].name for i in built.route(a, b, nic)]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("nodes", [1, 2, 33, 100])
+def test_routes_are_paths_of_the_graph(name: str, nodes: int) -> None:
+    """A route starts at the sender, ends at the receiver, and each link starts where the one before ended."""
+    built = cluster(name, nodes)
+    last = len(built.gpus) - 1
+    for a, b in [(0, 1), (0, 7), (0, 8), (3, 13), (5, last), (last, 2), (last - 1, last)]:
+        if max(a, b) > last:
+            continue
+        crossed = [built.links[i] for i in built.route(a, b)]
+        assert crossed[0].src == built.gpus[a].name
+        assert crossed[-1].dst == built.gpus[b].name
+        assert all(first.dst == second.src for first, second in zip(crossed, crossed[1:], strict=False))
+        assert all(built.graph.edges[link.src, link.dst]["link"] == link.index for link in crossed)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_route_back_crosses_the_other_directions(name: str) -> None:
+    """Links are full duplex: between GPUs of one rail, or of one node, the way back is the way there, mirrored."""
+    built = cluster(name, 80)
+    for a, b in [(0, 1), (2, 7), (0, 8), (5, 8 * 60 + 5), (8 * 79 + 7, 7)]:
+        there = [(built.links[i].src, built.links[i].dst) for i in built.route(a, b)]
+        back = [(built.links[i].dst, built.links[i].src) for i in reversed(built.route(b, a))]
+        assert there == back
+
+
+def test_the_number_of_links_follows_from_the_parts() -> None:
+    """A DGX A100 has 8 NVLink ports, 4 + 8 + 8 PCIe links (switches, GPUs, NICs) and 8 NIC ports, 28 in all, each with
+    two directions. Under one leaf per rail there is nothing else; with two pods of 20 nodes 16 leaves have uplinks."""
+    assert len(cluster(nodes=1).links) == 2 * 36
+    assert len(cluster(nodes=20).links) == 20 * 72
+    assert len(cluster(nodes=40).links) == 40 * 72 + 2 * 16
+
+
+def test_a_rail_of_a_node_is_its_own() -> None:
+    """NIC i hangs on rail i: 8 rails x as many leaves as pods of 20 nodes, the nodes in order."""
+    built = cluster(nodes=60)
+    for node, rail in [(0, 0), (19, 3), (20, 3), (59, 7)]:
+        port = next(link for link in built.links if link.name == f"node{node}.nic{rail}:tx")
+        assert port.dst == f"rail{rail}.leaf{node // 20}"
+        assert port.bandwidth_Bps == 25e9
+
+
+def test_routes_between_nodes_stay_on_the_receivers_rail() -> None:
+    built = cluster(nodes=2)
+    assert names(built, 3, 11) == [
+        "node0.gpu3.pcie:tx",
+        "node0.nic3.pcie:rx",
+        "node0.nic3:tx",
+        "node1.nic3:rx",
+        "node1.nic3.pcie:tx",
+        "node1.gpu3.pcie:rx",
+    ]
+    # GPU 1 shares its PCIe switch with NIC 0; GPU 5 does not and goes over NVLink to GPU 0, which does.
+    assert names(built, 1, 8)[:2] == ["node0.gpu1.pcie:tx", "node0.nic0.pcie:rx"]
+    assert names(built, 5, 8)[:3] == ["node0.gpu5.nvlink:tx", "node0.gpu0.nvlink:rx", "node0.gpu0.pcie:tx"]
+
+
+def test_without_nvlink_rails_meet_in_the_fabric_where_it_joins_them() -> None:
+    """With a spine, GPU 5 leaves by its own NIC and changes rails above; without one it must reach NIC 0 over PCIe."""
+    bare = {"nvlink": {"kind": "none", "bandwidth_Bps": 0.0, "latency_s": 0.0}}
+    joined = cluster(nodes=40, node=bare)
+    assert "node0.nic5:tx" in names(joined, 5, 8 * 39)
+    assert "rail5.leaf0.up:tx" in names(joined, 5, 8 * 39)
+    apart = cluster(nodes=2, node=bare)
+    assert "node0.nic0:tx" in names(apart, 5, 8)
+    assert "node0.pcie2.host:tx" in names(apart, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tiers", "links_between"),
+    [(2, 1, 2), (20, 1, 2), (21, 2, 4), (100, 2, 4), (101, 3, 4)],
+)
+def test_tiers_grow_with_the_cluster(nodes: int, tiers: int, links_between: int) -> None:
+    """40-port leaves hold 20 nodes; 40 leaves, which two tiers can join, are 5 pods of 8 rails: 100 nodes. A rail's
+    leaves share a spine group (here up to 20 leaves), so that its traffic does not climb to the core."""
+    built = cluster(nodes=nodes)
+    assert built.switches.tiers == tiers
+    ends = built.route(0, 8 * (nodes - 1))
+    assert sum(built.links[i].kind == "infiniband" for i in ends) == links_between
+
+
+@pytest.mark.parametrize(("fabric", "most"), [({"tiers": 1}, 40), ({"tiers": 2}, 100), ({"tiers": 3}, 2000)])
+def test_a_fabric_refuses_what_it_cannot_hold(fabric: dict[str, Any], most: int) -> None:
+    """R-port switches: R nodes in one tier; R leaves of R/2 nodes over 8 rails in two; R^2/2 leaves in three."""
+    assert cluster(nodes=most, fabric=fabric).spec.nodes == most
+    with pytest.raises(InputError, match="do not hold") as refusal:
+        cluster(nodes=most + 1, fabric=fabric)
+    assert f"at most {most} nodes" in str(refusal.value)
+
+
+@pytest.mark.parametrize("nodes", [2, 20, 40, 100, 160])
+def test_full_bisection_without_oversubscription(nodes: int) -> None:
+    """A non-blocking tree carries all NICs of one half: nodes/2 x 8 x 25 GB/s."""
+    assert cluster(nodes=nodes).bisection_Bps() == pytest.approx(nodes // 2 * 8 * 25e9)
+
+
+def test_oversubscription_divides_the_uplinks() -> None:
+    """3:1 on 40 ports: 30 down and 10 up. Two pods of 30 nodes: 8 leaves x 10 uplinks x 25 GB/s between them."""
+    built = cluster(nodes=60, fabric={"oversubscription": 3})
+    assert built.bisection_Bps() == pytest.approx(8 * 10 * 25e9)
+
+
+def test_bisection_inside_a_node_is_nvlink() -> None:
+    """Four GPUs send 300 GB/s each through the NVSwitch."""
+    assert cluster().bisection_Bps() == pytest.approx(4 * 300e9)
+    assert cluster(node={"gpus": {"count": 1}}).bisection_Bps() == 0
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_mesh_divides_a_gpus_nvlink_among_its_peers(count: int) -> None:
+    built = cluster(node={"gpus": {"count": count}, "nvlink": {"kind": "mesh"}})
+    for a in range(count):
+        out = [link for link in built.links if link.kind == "nvlink" and link.src == f"node0.gpu{a}"]
+        assert len(out) == count - 1
+        assert sum(link.bandwidth_Bps for link in out) == pytest.approx(300e9)
+
+
+def test_pairs_use_pcie_across_and_the_host_without_peer_to_peer() -> None:
+    paired = cluster(node={"nvlink": {"kind": "pairs"}})
+    assert names(paired, 2, 3) == ["node0.gpu2-gpu3.nvlink:tx"]
+    assert names(paired, 1, 2) == [
+        "node0.gpu1.pcie:tx", "node0.pcie0.host:tx", "node0.pcie1.host:rx", "node0.gpu2.pcie:rx",
+    ]  # fmt: skip
+    bare = {"nvlink": {"kind": "none", "bandwidth_Bps": 0.0, "latency_s": 0.0}}
+    assert names(cluster(node=bare), 0, 1) == ["node0.gpu0.pcie:tx", "node0.gpu1.pcie:rx"]
+    assert "node0.pcie0.host:tx" in names(cluster(node={**bare, "pcie": {"p2p": False}}), 0, 1)
+
+
+@pytest.mark.parametrize(("count", "served"), [(8, [1] * 8), (4, [2] * 4), (1, [8])])
+def test_gpus_spread_over_their_nearest_nics(count: int, served: list[int]) -> None:
+    built = cluster(node={"nics": {"count": count}})
+    counts = Counter(built.own_nic(gpu) for gpu in range(8))
+    assert [counts[nic] for nic in range(count)] == served
+
+
+def test_overrides_change_what_they_name_and_nothing_else() -> None:
+    changed = cluster(
+        nodes=4,
+        overrides=[{"link": "node3.nic2", "bandwidth_scale": 0.5}, {"gpu": "node1.gpu4", "speed_scale": 0.9}],
+    )
+    plain = cluster(nodes=4)
+    differing = [(a.name, a.bandwidth_Bps) for a, b in zip(changed.links, plain.links, strict=True) if a != b]
+    assert differing == [("node3.nic2:tx", 12.5e9), ("node3.nic2:rx", 12.5e9)]
+    assert [gpu.name for gpu in changed.gpus if gpu.speed_scale != 1] == ["node1.gpu4"]
+    one_way = cluster(nodes=4, overrides=[{"link": "node3.nic2:rx", "bandwidth_scale": 0.5}])
+    assert [a.name for a, b in zip(one_way.links, plain.links, strict=True) if a != b] == ["node3.nic2:rx"]
+
+
+def test_an_override_of_nothing_names_the_nearest_link() -> None:
+    with pytest.raises(InputError) as refusal:
+        cluster(nodes=2, overrides=[{"link": "node1.nc2", "bandwidth_scale": 0.5}])
+    assert "overrides[0].link" in str(refusal.value)
+    assert "node1.nic2" in str(refusal.value)
+
+
+def test_the_graph_has_every_link_once_each_way() -> None:
+    built = cluster(nodes=3)
+    assert built.graph.number_of_edges() == len(built.links)
+    assert nx.is_strongly_connected(built.graph)
+    assert all(built.graph.has_edge(link.dst, link.src) for link in built.links)
