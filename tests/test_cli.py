@@ -152,6 +152,28 @@ def test_python_m_simulator_is_the_same_command(workload: Path) -> None:
     assert done.stderr.startswith("error: ")
 
 
+def test_two_workloads_stand_side_by_side(workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "with_recompute.yaml"
+    other.write_text(yaml.safe_dump(LEGAL | {"training": LEGAL["training"] | {"recompute": "full"}}))
+    assert command("run", workload, other, "--json", tmp_path / "two.json") == 0
+    runs = json.loads((tmp_path / "two.json").read_text())["runs"]
+    assert [run["name"] for run in runs] == ["w", "with_recompute"]
+    lines = capsys.readouterr().out.splitlines()
+    step_time = next(line for line in lines if "step time" in line)
+    assert step_time.split()[-1] == f"{runs[1]['step_time_s'] / runs[0]['step_time_s']:.4g}"
+    recompute = next(line for line in lines if line.split()[:1] == ["recompute"])
+    assert recompute.split()[1:3] == ["0.00", "s"]  # and no ratio to nothing
+    assert len(recompute.split()) == 5
+
+
+def test_run_is_strict_about_warnings_and_memory(workload: Path) -> None:
+    assert command("run", workload, "--quiet", "--strict") == 0
+    assert command("run", workload, "--quiet", "--strict", "--set", "parallelism.dp=1") == 1  # GPUs without a rank
+    too_large = ["--set", "training.seq=262144", "--set", "model.hidden=8192"]
+    assert command("run", workload, "--quiet", *too_large) == 0
+    assert command("run", workload, "--quiet", "--strict", *too_large) == 1
+
+
 def test_ranks() -> None:
     assert parse_ranks("5, 0-2,1", 6, "--ranks") == [0, 1, 2, 5]
     assert parse_ranks("all", 4, "--ranks") == [0, 1, 2, 3]

@@ -33,7 +33,7 @@ def command(
     rows = _ROWS[kind]()
     write_json(json, envelope("list", kind=kind, rows=rows))
     if json != STDOUT:
-        console().print(table(rows))
+        console().print(table([{key.replace("_", " "): value for key, value in row.items()} for row in rows]))
 
 
 def _models() -> Rows:

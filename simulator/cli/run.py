@@ -124,7 +124,7 @@ _LINES: dict[str, tuple[Callable[[dict[str, Any]], float], Callable[[float], str
 
 
 def _beside(reports: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """One row per figure: its name, its value in each report, and the second as a multiple of the first."""
+    """One row per figure: its name, its value in each report, and the second as a multiple of the first unless zero."""
     first, second = (
         name if reports[0]["name"] != reports[1]["name"] else f"{name} ({place})"
         for name, place in zip((report["name"] for report in reports), ("first", "second"), strict=True)
@@ -132,5 +132,7 @@ def _beside(reports: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     rows = []
     for line, (value, shown) in _LINES.items():
         a, b = (value(report) for report in reports)
-        rows.append({"": line, first: shown(a), second: shown(b), "ratio": f"{b / a:.3f}" if a else ""})
+        rows.append(
+            {"": line, first: shown(a), second: shown(b), "ratio": "" if shown(a) == shown(0.0) else f"{b / a:.4g}"}
+        )
     return rows

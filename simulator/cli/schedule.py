@@ -27,7 +27,8 @@ def command(
     cost: Annotated[
         str,
         typer.Option(
-            metavar="F=1,B=2,comm=0", help="Costs of a chunk's forward and whole backward, and of a transfer, in any unit."
+            metavar="F=1,B=2,comm=0",
+            help="Costs of a chunk's forward and whole backward, and of a transfer, in any unit.",
         ),
     ] = "F=1,B=2,comm=0",
     compare: Annotated[
@@ -59,9 +60,9 @@ def command(
     content = reports[0] if len(reports) == 1 else {"schedules": reports}
     write_json(json, envelope("schedule", cost=costs, **content))
     if gantt is not None:
-        from simulator.output.gantt import gantt_schedules, save_gantt
+        from simulator.output.gantt import compare_gantt, save_gantt
 
-        save_gantt(gantt_schedules([(result.name, result.timeline) for result in results]), gantt)
+        save_gantt(compare_gantt({result.name: result.timeline for result in results}, unit="units of cost"), gantt)
     if not quiet and json != STDOUT:
         _print(reports)
 
@@ -78,7 +79,9 @@ def _costs(text: str) -> dict[str, float]:
     for part in text.split(","):
         key, equals, value = part.strip().partition("=")
         if key not in _COSTS or not equals:
-            raise InputError("unknown cost", file="--cost", found=part, allowed=", ".join(f"{k}=NUMBER" for k in _COSTS))
+            raise InputError(
+                "unknown cost", file="--cost", found=part, allowed=", ".join(f"{k}=NUMBER" for k in _COSTS)
+            )
         try:
             costs[_COSTS[key]] = float(value)
         except ValueError:

@@ -30,7 +30,7 @@ def table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> Table:
     result = Table(title=title, box=box.SIMPLE, title_justify="left", pad_edge=False)
     for name in rows[0] if rows else ():
         numeric = all(isinstance(row[name], int | float) for row in rows)
-        result.add_column(name.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+        result.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         result.add_row(*(f"{value:,}" if isinstance(value, int | float) else str(value) for value in row.values()))
     return result
