@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
 import pytest
 
+from simulator.cli.app import main
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import catalog
 from simulator.config.cluster import load_cluster
@@ -36,7 +40,7 @@ def test_routes_are_paths_of_the_graph(name: str, nodes: int) -> None:
         crossed = [built.links[i] for i in built.route(a, b)]
         assert crossed[0].src == built.gpus[a].name
         assert crossed[-1].dst == built.gpus[b].name
-        assert all(first.dst == second.src for first, second in zip(crossed, crossed[1:], strict=False))
+        assert all(first.dst == second.src for first, second in pairwise(crossed))
         assert all(built.graph.edges[link.src, link.dst]["link"] == link.index for link in crossed)
 
 
@@ -185,3 +189,24 @@ def test_the_graph_has_every_link_once_each_way() -> None:
     assert built.graph.number_of_edges() == len(built.links)
     assert nx.is_strongly_connected(built.graph)
     assert all(built.graph.has_edge(link.dst, link.src) for link in built.links)
+
+
+def test_the_topology_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture = tmp_path / "two.svg"
+    for arguments in (["--json", "-"], ["--plot", str(picture)]):
+        with pytest.raises(SystemExit) as caught:
+            main(["topology", "dgx_a100", "--nodes", "40", *arguments])
+        assert caught.value.code == 0
+        out = capsys.readouterr().out
+        if arguments[1] == "-":
+            result = json.loads(out)
+            assert len(result["gpus"]) == 320
+            assert result["bisection_Bps"] == pytest.approx(20 * 8 * 25e9)
+            built = cluster(nodes=40)
+            assert [(link["name"], link["bandwidth_Bps"]) for link in result["links"]] == [
+                (link.name, link.bandwidth_Bps) for link in built.links
+            ]
+        else:
+            assert "320 GPUs" in out
+            assert "rail*.leaf*.up" in out
+    assert "nvswitch" in picture.read_text()

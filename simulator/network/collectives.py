@@ -20,7 +20,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "all_gather": {"ring": ring.all_gather},
     "reduce_scatter": {"ring": ring.reduce_scatter},
     "all_to_all": {"pairwise": direct.all_to_all},
-    "broadcast": {"ring": ring.broadcast, "tree": tree.broadcast},
+    "broadcast": {"ring": ring.broadcast},
     "send_recv": {"direct": direct.send_recv},
     "barrier": {"ring": ring.all_reduce, "tree": tree.all_reduce},
 }

@@ -17,13 +17,13 @@ from simulator.network.pattern import Hop, Pattern, pattern_of
 
 
 def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> Pattern:
-    """Reduce up both trees, broadcast down: about 2 log2(nodes) hops between nodes and 2(g-1) in nodes of g GPUs."""
-    return _pattern(cluster, ranks, up=True)
+    """Reduce up both trees, broadcast down: about 2 log2(nodes) hops between nodes and 2(g-1) in nodes of g GPUs.
 
-
-def broadcast(cluster: Cluster, ranks: tuple[int, ...]) -> Pattern:
-    """Down both trees, whose roots get the message from the first rank's node. NCCL itself has no tree broadcast."""
-    return _pattern(cluster, ranks, up=False)
+    NCCL has trees for nothing else (src/graph/tuning.cc).
+    """
+    strung = channels(cluster, ranks)
+    hops = [hop for channel in strung for hop in _hops(channel, 1 / len(strung))]
+    return pattern_of("tree", cluster, hops, part=0.5, own=1 / len(ranks))
 
 
 def parent(node: int, n: int) -> int:
@@ -54,32 +54,22 @@ def other_parent(node: int, n: int) -> int:
     return -1 if up < 0 else n - 1 - up
 
 
-def _pattern(cluster: Cluster, ranks: tuple[int, ...], *, up: bool) -> Pattern:
-    strung = channels(cluster, ranks)
-    share = 1 / len(strung)
-    hops = [hop for channel in strung for hop in _channel_hops(channel, share, up)]
-    return pattern_of("tree", cluster, hops, part=0.5, own=1 / len(ranks) if up else 0.0)
-
-
-def _channel_hops(channel: Channel, share: float, up: bool) -> Iterator[Hop]:
-    """Hops of one channel; of the critical path, the longest chain and the longest way to a root have weight."""
+def _hops(channel: Channel, share: float) -> Iterator[Hop]:
+    """Hops of one channel. On the critical path: the longest chain, and the longest way to the root of each tree."""
     n = len(channel.nodes)
     longest_chain = max(range(n), key=lambda node: len(channel.nodes[node]))
     for number, chain in enumerate(channel.nodes):
         weight = share if number == longest_chain else 0.0
         for near, far in pairwise(chain):
+            yield Hop(far, near, None, share, weight)
             yield Hop(near, far, None, share, weight)
-            if up:
-                yield Hop(far, near, None, share, weight)
     heads = [chain[0] for chain in channel.nodes]
     for parents, longest_way in _double_tree(n):
         for node, above in enumerate(parents):
-            if above < 0:
-                continue
-            weight = share / 2 if node in longest_way else 0.0
-            yield Hop(heads[above], heads[node], channel.nic, share / 2, weight)
-            if up:
+            if above >= 0:
+                weight = share / 2 if node in longest_way else 0.0
                 yield Hop(heads[node], heads[above], channel.nic, share / 2, weight)
+                yield Hop(heads[above], heads[node], channel.nic, share / 2, weight)
 
 
 @lru_cache(maxsize=256)
