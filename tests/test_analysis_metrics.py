@@ -182,3 +182,26 @@ def test_nothing_to_analyse() -> None:
     cut = activity(timeline([]))
     assert bubble(cut, []).ratio == 0.0
     assert peak_activations(cut.timeline) == {}
+
+
+def test_links_of_a_kind_that_carry_nearly_the_same_are_told_as_one() -> None:
+    loads = [("a", "nvlink", 100.0), ("b", "nvlink", 97.0), ("c", "nvlink", 50.0), ("d", "nic", 99.0)]
+    links = [LinkUse(name, kind, 4, nbytes, 10.0) for name, kind, nbytes in loads]
+    play = timeline([Span(0, "compute", template(("a", "matmul", "compute", 20.0)), 0.0)], links=links)
+    assert [(link["name"], link["count"]) for link in busiest_links(play)] == [("a", 8), ("d", 4), ("c", 4)]
+
+
+def test_a_span_that_begins_after_its_lane_came_to_it_waited_for_the_host() -> None:
+    op = template(("a", "matmul", "compute", 1.0))
+    play = timeline([Span(0, "compute", op, 0.25, posted=0.0), Span(0, "compute", op, 2.0, posted=1.25)])
+    parts = time_breakdown(activity(play), [(0,)])
+    assert parts["host"] == 1.0
+    assert parts["compute"] == 2.0
+
+
+def test_communication_that_the_network_times_is_as_long_as_its_span() -> None:
+    # Its template has no work; the engine knows its length only when the transfer has ended.
+    send = template(("send", "send", "pp", 0.0, 5.0), phase="C")
+    play = timeline([Span(0, "pp", send, 1.0, end=4.0, phase="C")])
+    assert communication(activity(play), {})["pp"]["time_s"] == 3.0
+    assert play.frame()["end_s"].tolist() == [4.0]

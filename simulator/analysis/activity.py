@@ -100,7 +100,7 @@ def activity(timeline: Timeline) -> Activity:
     solid = _solid_spans(timeline, position)
     spans_s = _shares_of(timeline, solid)
 
-    items = [_solid_items(timeline, solid), *_cut_items(timeline, ~solid)]
+    items = [_solid_items(timeline, solid), *_cut_items(timeline, ~solid), _launch_items(timeline)]
     span, start, end, use = (np.concatenate(column) for column in zip(*items, strict=True))
     keep = end > start
     rank, start, end, use = position[span[keep]], start[keep], end[keep], use[keep]
@@ -171,6 +171,12 @@ def _shares_of(timeline: Timeline, solid: Bools) -> Floats:
 def _solid_items(timeline: Timeline, solid: Bools) -> Items:
     spans = np.flatnonzero(solid)
     return spans, timeline.start_s[spans], timeline.end_s[spans], np.full(len(spans), _SOLID)
+
+
+def _launch_items(timeline: Timeline) -> Items:
+    """Where a compute-lane span waits for the host to launch its first kernel."""
+    spans = np.flatnonzero(compute_lane_spans(timeline) & (timeline.start_s > timeline.posted_s))
+    return spans, timeline.posted_s[spans], timeline.start_s[spans], np.full(len(spans), HOST)
 
 
 def _runs(span: Ints, category: Ints, start: Floats, end: Floats, tolerance: float) -> Items:

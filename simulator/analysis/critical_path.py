@@ -71,6 +71,9 @@ class _Walker:
             self.visited.add(span)
             self._spend(span, now)
             now = float(timeline.start_s[span])
+            if self.compute[span] and timeline.posted_s[span] < now:
+                self.seconds[LAUNCH] += now - float(timeline.posted_s[span])
+                now = float(timeline.posted_s[span])
             if now <= self.tolerance:
                 break
             released_by = self._released_by(span, now)
@@ -156,4 +159,5 @@ def _by_class(template: Template, values: np.ndarray[Any, np.dtype[np.float64]])
 
 def _shares(template: Template) -> dict[str, float]:
     total = float(template.work_s.sum())
-    return _by_class(template, template.work_s / total) if total else {WAITING: 1.0}
+    # What the network times has no work of its own; it is one op.
+    return _by_class(template, template.work_s / total if total else np.full(len(template), 1 / len(template)))

@@ -131,22 +131,34 @@ def communication(activity: Activity, algorithms: Mapping[str, str]) -> dict[str
     }
 
 
+#: Links of a kind whose bytes differ by less are told as one.
+_ALIKE = 0.05
+
+
 def busiest_links(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
-    """The links of highest utilisation: name, kind, how many are alike, bytes through each, and the share of the step
-    that these would take at full capacity."""
+    """The links of highest utilisation: name (of the busiest of its like), kind, how many are alike, bytes through
+    each, and the share of the step that these would take at full capacity. Alike are links of one kind, 5 % apart at
+    most."""
     step = timeline.step_time_s
-    rows = [
-        {
-            "name": link.name,
-            "kind": link.kind,
-            "count": link.count,
-            "bytes": link.nbytes,
-            "utilisation": link.nbytes / (link.capacity_Bps * step) if step else 0.0,
-        }
-        for link in timeline.links
-        if link.nbytes
-    ]
-    return sorted(rows, key=lambda row: (-float(str(row["utilisation"])), str(row["name"])))[:limit]
+    used = [(link.nbytes / (link.capacity_Bps * step), link) for link in timeline.links if link.nbytes and step]
+    rows: list[dict[str, Any]] = []
+    for utilisation, link in sorted(used, key=lambda pair: -pair[0]):
+        like = next(
+            (r for r in rows if r["kind"] == link.kind and utilisation >= (1 - _ALIKE) * r["utilisation"]), None
+        )
+        if like is not None:
+            like["count"] += link.count
+        else:
+            rows.append(
+                {
+                    "name": link.name,
+                    "kind": link.kind,
+                    "count": link.count,
+                    "bytes": link.nbytes,
+                    "utilisation": utilisation,
+                }
+            )
+    return rows[:limit]
 
 
 def peak_activations(timeline: Timeline) -> dict[int, int]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
-#: Okabe and Ito's colours, told apart with any kind of colour vision (jfly.uni-koeln.de/color).
+#: Okabe and Ito's colours (jfly.uni-koeln.de/color), blue darkened: told apart with any kind of colour vision.
 _PHASE_COLOUR = {"F": "#56B4E9", "B": "#009E73", "I": "#009E73", "W": "#F0E442", "O": "#4D4D4D"}
 _SHARE_COLOUR = {
     "recompute": "#E69F00",
@@ -32,7 +32,7 @@ _SHARE_COLOUR = {
     "cp": "#CC79A7",
     "ep": "#CC79A7",
     "pp": "#D55E00",
-    "dp": "#0072B2",
+    "dp": "#004C8C",
 }
 _IDLE_COLOUR = "#EDEDED"
 _PHASE_NAME = {
@@ -44,7 +44,7 @@ _SHARE_NAME = {
     "pp": "pp hand-over", "dp": "dp communication",
 }  # fmt: skip
 _WIDTH_IN, _DPI = 16.0, 120
-_PANEL_POINTS = 14.6 * 72  # width of the panel that shows the whole step
+_PANEL_POINTS = 14.4 * 72  # width of the panel that shows the whole step
 _STRIP, _GAP = 0.13, 0.04  # of a row: height of a communication lane, space between lanes
 _POINTS_PER_DIGIT = 4.6  # width of a digit of the numbers in boxes
 _FONT = 7
@@ -110,7 +110,7 @@ def _figure(heights_in: Sequence[float], columns: Sequence[int]) -> tuple[Figure
     """
     from matplotlib.figure import Figure
 
-    left, right, above, below, legend = 1.15, 0.2, 0.38, 0.5, 0.45
+    left, right, above, below, legend = 1.4, 0.2, 0.38, 0.5, 0.45
     total = sum(heights_in) + len(heights_in) * (above + below) + legend
     figure = Figure(figsize=(_WIDTH_IN, total), dpi=_DPI)
     panels = []
@@ -157,7 +157,7 @@ class _Boxes:
     phase: np.ndarray[Any, np.dtype[np.str_]]
     microbatch: Ints
     chunk: Ints
-    share: Floats  # of its time in each of `CATEGORIES`
+    share: Floats  # of its time in each of `CATEGORIES`; the rest is waiting between its pieces
 
 
 @dataclass(frozen=True)
@@ -220,24 +220,25 @@ def _boxes(timeline: Timeline, ranks: Sequence[int]) -> _Boxes:
     spans = np.flatnonzero((row >= 0) & (timeline.phase != "C"))
     label_code = {label: code for code, label in enumerate(dict.fromkeys(timeline.labels))}
     labels = np.array([label_code[timeline.labels[span]] for span in spans.tolist()], dtype=np.int64)
-    key = np.stack((row[spans], labels, timeline.stage[spans], timeline.microbatch[spans]))
-    if not labels.any():  # a Timeline without labels: every span is a step
-        key[1] = np.arange(len(spans))
+    # The pieces of a micro-batch's forward or backward are one box; elsewhere, and without labels, each span is one.
+    alone = (timeline.microbatch[spans] < 0) | (labels == label_code.get("", -1))
+    piece = np.where(alone, np.arange(len(spans)), -1)
+    key = np.stack((row[spans], labels, timeline.stage[spans], timeline.microbatch[spans], piece))
     _, first, group = np.unique(key, axis=1, return_index=True, return_inverse=True)
     n = len(first)
     start, end = np.full(n, np.inf), np.zeros(n)
     np.minimum.at(start, group, timeline.start_s[spans])
     np.maximum.at(end, group, timeline.end_s[spans])
     by_category = np.array([t.by_category for t in timeline.templates]).reshape(-1, len(CATEGORIES))
-    # A span that the network timed has no work of its own: its length is its category's.
+    # What the network times has no work of its own; it is one op.
+    single = np.array([int(t.category[0]) for t in timeline.templates if len(t)], dtype=np.int64)
+    idle = by_category.sum(axis=1) == 0
+    by_category[idle, single[idle]] = 1.0
     seconds = by_category[timeline.template[spans]]
-    timed = (~compute_lane_spans(timeline)[spans]).nonzero()[0]
-    category = np.array([int(t.category[0]) if len(t) else 0 for t in timeline.templates], dtype=np.int64)
-    seconds[timed] = 0.0
-    seconds[timed, category[timeline.template[spans[timed]]]] = (timeline.end_s - timeline.start_s)[spans[timed]]
+    seconds *= ((timeline.end_s - timeline.start_s)[spans] / seconds.sum(axis=1))[:, None]
     share = np.stack([np.bincount(group, weights=column, minlength=n) for column in seconds.T], axis=1)
-    total = share.sum(axis=1, keepdims=True)
-    share = np.divide(share, total, out=np.zeros_like(share), where=total > 0)
+    length = (end - start)[:, None]
+    share = np.divide(share, length, out=np.zeros_like(share), where=length > 0)
     origin = spans[first]
     return _Boxes(
         row[origin], start, end, timeline.phase[origin], timeline.microbatch[origin], timeline.chunk[origin], share
@@ -321,7 +322,8 @@ def _panel(axes: Axes, picture: _Picture, window: tuple[float, float], title: st
         some = part > 0
         add(row[some], start[some], end[some], (level - part)[some], level[some], _SHARE_COLOUR[kind])
         level = level - part
-    add(row, start, end, 0.0, level, face)
+    idle = np.clip(1 - boxes.share[seen].sum(axis=1), 0, 1) * height
+    add(row, start, end, np.minimum(idle, level), level, face)
     for number, (kind, (lane_row, lane_start, lane_end)) in enumerate(picture.lanes.items()):
         inside_window = (lane_end >= low) & (lane_start <= high)
         top = height + _GAP + number * (_STRIP + _GAP)

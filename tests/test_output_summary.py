@@ -1,0 +1,119 @@
+"""What is printed of a result, and the dictionary that it is read from."""
+
+from __future__ import annotations
+
+import io
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from timelines import pipeline, template
+
+from simulator.analysis.report import Gpu, Job, StepFlops, report
+from simulator.model import StateBytes
+from simulator.output.summary import compare, summary
+from simulator.timeline import Timeline
+from simulator.units import GiB
+
+
+class Parallelism(SimpleNamespace):
+    def model_dump(self, mode: str) -> dict[str, Any]:
+        assert mode == "json"
+        return dict(vars(self))
+
+
+def play() -> Timeline:
+    tail = template(("adam", "optimizer", "optimizer", 0.5), phase="O")
+    return pipeline("1f1b", 2, 4, comm=0.25, tail=tail, activation=4 * GiB)
+
+
+def job(*, optimizer: float = 12 * GiB, tokens: float | None = 1e6, price: float | None = 2.0) -> Job:
+    layout = Parallelism(
+        tp=1, pp=2, dp=4, vpp=1, zero=0, schedule="1f1b", sequence_parallel=False, layers_per_stage=(4, 4)
+    )
+    workload = SimpleNamespace(
+        name="tiny",
+        microbatches=4,
+        model=SimpleNamespace(layers=8, heads=16, kv_heads=16, hidden=1024, attention="flash"),
+        training=SimpleNamespace(
+            global_batch=16, seq=1024, micro_batch=1, total_tokens=tokens, recompute=SimpleNamespace(granularity="none")
+        ),
+        parallelism=layout,
+    )
+    return Job(
+        workload=workload,  # type: ignore[arg-type]
+        cluster="dgx_test",
+        n_gpus=8,
+        gpu=Gpu(1e14, 40 * GiB, price),
+        calibration={"name": "test", "gpu": "gpu", "date": "2026-01-01", "source": "here", "kind": "measured"},
+        params_total=2e9,
+        params_active=2e9,
+        flops=StepFlops(model=8e15, causal=7e15, hardware=10e15),
+        pipelines=[(0, 1)],
+        states={rank: StateBytes(2 * GiB, 4 * GiB, optimizer) for rank in (0, 1)},
+        overhead={0: GiB, 1: GiB},
+        algorithms={"pp": "p2p"},
+    )
+
+
+def printed(renderable: object) -> str:
+    console = Console(width=100, file=io.StringIO())
+    console.print(renderable)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_report_figures_follow_from_step_time() -> None:
+    result = report(job(), play(), warnings=["mind this"])
+    # 16 sequences of 1,024 tokens a step; a million tokens are 61.03 steps.
+    step = result["step_time_s"]
+    assert result["tokens_per_s"] == pytest.approx(16 * 1024 / step)
+    assert result["tokens_per_s_per_gpu"] == pytest.approx(2 * 1024 / step)
+    assert result["mfu"] == pytest.approx(8e15 / (8 * 1e14 * step))
+    assert result["hfu"] / result["mfu"] == pytest.approx(10 / 8)
+    assert result["run"]["gpu_hours"] == pytest.approx(1e6 / 16384 * step * 8 / 3600)
+    assert result["run"]["cost"] == pytest.approx(2 * result["run"]["gpu_hours"])
+    assert result["run"]["days"] == pytest.approx(result["run"]["gpu_hours"] / 8 / 24)
+    assert sum(row["seconds"] for row in result["critical_path"]) == pytest.approx(step)
+    assert result["simulation"]["ops"] == play().n_rows
+    assert "run" not in report(job(tokens=None), play())
+    assert report(job(price=None), play())["run"]["cost"] is None
+
+
+def test_report_is_plain_json_in_a_fixed_order() -> None:
+    first, second = (json.dumps(report(job(), play()), allow_nan=False) for _ in range(2))
+    assert first == second
+    keys = list(json.loads(first))
+    assert keys[:6] == ["schema_version", "command", "warnings", "name", "cluster", "calibration"]
+    assert keys[-1] == "simulation"
+    expected = {"step_time_s", "mfu", "hfu", "bubble_fraction", "bubble_ratio", "time_breakdown_s", "communication",
+                "links", "memory", "host_bound_fraction", "critical_path"}  # fmt: skip
+    assert expected <= set(keys)
+
+
+def test_summary_shows_every_figure_with_its_unit_in_100_columns() -> None:
+    result = json.loads(json.dumps(report(job(), play(), warnings=["mind this"])))
+    text = printed(summary(result))
+    assert max(len(line) for line in text.splitlines()) <= 100
+    for phrase in ("tiny on 8 GPUs of dgx_test", "pp 2 x dp 4, 1f1b", "measured figures, 2026-01-01", "TFLOP/s", "MFU",
+                   "dense peak", "tokens/s", "GPU-hours", "bubble", "Fits: at most 27.0 GiB of 40.0 GiB", "exposed pp",
+                   "critical path", "warning: mind this"):  # fmt: skip
+        assert phrase in text, phrase
+
+
+def test_summary_says_what_does_not_fit_and_what_would() -> None:
+    text = printed(summary(report(job(optimizer=32 * GiB), play())))
+    assert "DOES NOT FIT: 47.0 GiB of 40.0 GiB" in text
+    assert "7.0 GiB too much" in text
+    assert "parallelism.zero: 1 would free about 24.0 GiB: enough" in text
+
+
+def test_compare_puts_two_results_side_by_side() -> None:
+    slow = pipeline("1f1b", 2, 4, f=2.0, b=4.0, comm=0.5, activation=4 * GiB)
+    text = printed(compare(report(job(), play()), report(job(optimizer=32 * GiB), slow)))
+    assert "tiny (2)" in text
+    assert "does not fit" in text
+    ratio = slow.step_time_s / play().step_time_s
+    assert f"{ratio:.3f}" in next(line for line in text.splitlines() if "step time" in line)
