@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from timelines import Span, pipeline, template, timeline
 
 from simulator.analysis.memory import (
     advice,
@@ -18,6 +17,7 @@ from simulator.analysis.memory import (
 )
 from simulator.model import StateBytes
 from simulator.units import GiB
+from tests.timelines import Span, pipeline, template, timeline
 
 STATE = StateBytes(weights=2 * GiB, gradients=5 * GiB, optimizer=12 * GiB)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from timelines import Span, pipeline, template, timeline
 
 from simulator.analysis.activity import activity, weigh
 from simulator.analysis.metrics import bubble, busiest_links, communication, peak_activations, time_breakdown
 from simulator.timeline import LinkUse, Timeline
+from tests.timelines import Span, pipeline, template, timeline
 
 
 def leaves(tree: dict) -> float:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from timelines import Span, pipeline, template, timeline
 
 from simulator.analysis.critical_path import critical_path
 from simulator.timeline import Timeline
+from tests.timelines import Span, pipeline, template, timeline
 
 
 def seconds(play: Timeline) -> dict[str, float]:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from timelines import Span, pipeline, template, timeline
 
 from simulator.errors import InputError
 from simulator.output import gantt as module
 from simulator.output.gantt import compare_gantt, gantt, save_gantt
+from tests.timelines import Span, pipeline, template, timeline
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from timelines import pipeline, template
 
 from simulator.analysis.report import Gpu, Job, StepFlops, report
 from simulator.model import StateBytes
 from simulator.output.summary import compare, summary
 from simulator.timeline import Timeline
 from simulator.units import GiB
+from tests.timelines import pipeline, template
 
 
 class Parallelism(SimpleNamespace):

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from timelines import Span, pipeline, template, timeline
 
 from simulator.errors import InputError
 from simulator.output.files import writing
 from simulator.output.trace import validate_trace, write_trace
 from simulator.timeline import Timeline
+from tests.timelines import Span, pipeline, template, timeline
 
 
 def play(schedule: str = "1f1b", p: int = 3, m: int = 4, v: int = 1) -> Timeline:

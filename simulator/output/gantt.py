@@ -292,7 +292,7 @@ def _panel(axes: Axes, picture: _Picture, window: tuple[float, float], title: st
     unit, rows = picture.axis.seconds, len(picture.ranks)
     low, high = window
     height = picture.bar_height
-    polygons: list[Floats] = []
+    polygons: list[Floats] = []  # of each call, boxes x corners x 2
     colours: list[Any] = []
 
     def add(row: Ints, start: Floats, end: Floats, bottom: Any, top: Any, colour: Any) -> None:
@@ -301,7 +301,7 @@ def _panel(axes: Axes, picture: _Picture, window: tuple[float, float], title: st
         corners = np.stack(
             (np.stack((x0, y0), -1), np.stack((x1, y0), -1), np.stack((x1, y1), -1), np.stack((x0, y1), -1)), 1
         )
-        polygons.extend(corners)
+        polygons.append(corners)
         colours.extend([colour] * len(row) if isinstance(colour, str) else colour)
 
     everything = np.arange(rows)
@@ -331,7 +331,9 @@ def _panel(axes: Axes, picture: _Picture, window: tuple[float, float], title: st
             lane_row[inside_window], lane_start[inside_window], lane_end[inside_window], top, top + _STRIP,
             _SHARE_COLOUR[kind],
         )  # fmt: skip
-    axes.add_collection(PolyCollection(polygons, facecolors=colours, edgecolors="none", antialiaseds=True))
+    axes.add_collection(
+        PolyCollection(list(np.concatenate(polygons)), facecolors=colours, edgecolors="none", antialiaseds=True)
+    )
 
     width_points = _PANEL_POINTS / 2 if small else _PANEL_POINTS
     _outlines(axes, picture, row, start, end, (high - low) / width_points)
