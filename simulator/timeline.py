@@ -77,7 +77,7 @@ class Timeline:
     ``template`` indexes ``templates``, ``step`` is the position in the lane's program, ``phase`` is the step's letter,
     ``posted_s`` is when it could have begun: its lane had come to it. ``start_s`` is when it did: a
     communication when all members were there, computation when the host had launched its first kernel. Seconds.
-    ``algorithms``: purpose of communication -> algorithms used, joined by "+".
+    ``algorithms``: purpose of communication -> algorithm of its largest transfer.
     ``stretched``: span index -> exact row start and end times, for spans that did not run straight through at full speed.
     """
 
@@ -158,6 +158,8 @@ class Timeline:
         end = self.start_s[span] + flat["end_s"][op]
         start = end - flat["work_s"][op]
         start = np.maximum(start, self.start_s[span])  # the subtraction may round below the span's own start
+        single = np.repeat(lengths == 1, lengths)  # a communication that the network timed has no work of its own
+        start, end = np.where(single, self.start_s[span], start), np.where(single, self.end_s[span], end)
         for position, index in enumerate(spans):
             if int(index) in self.stretched:
                 rows = slice(first[position], first[position + 1])
