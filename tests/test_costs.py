@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -244,8 +245,9 @@ def test_a_profile_survives_a_round_trip(name, tmp_path):
 def test_a_shipped_profile_is_named_by_its_gpu_and_cites_every_figure(name):
     profile = PROFILE[name]
     assert profile.name == profile.gpu == name
-    used = {figure.source for _, figure in profile.cited()} | {t.source for t in profile.transports.values()}
-    assert used == set(profile.sources)
+    text = (catalog.FOLDERS["profile"] / f"{name}.yaml").read_text()
+    for source in profile.sources:  # defined once, and used as a source or in a note
+        assert len(re.findall(rf"\b{source}\b", text)) > 1
     assert all(figure.note for _, figure in profile.cited() if figure.kind == "assumed")
 
 
@@ -271,6 +273,7 @@ def changed(data: dict, key: str, value: object) -> dict:
         ("kernels.matmul.fitted_range", {"m": [1, 2]}, "lacks n, k"),
         ("kernels.attention.forward", {}, "at least one head dimension"),
         ("kernels.memory.bandwidth_fraction.copy.source", "hearsay", "not one of the file's sources"),
+        ("transports.nvlink.source", "hearsay", "not one of the file's sources"),
         ("kernels.memory.bandwidth_fraction.copy.kind", "guessed", "known values"),
         ("host.launch_s.eager", {"value": True, "kind": "assumed", "source": "datasheet"}, "must be a number"),
         ("interference.compute_speed", {}, "lacks tp, pp, dp"),

@@ -216,7 +216,7 @@ class Profile(Section):
         """All citations in one line."""
         return "; ".join(self.sources.values())
 
-    def cited(self) -> Iterator[tuple[str, Cited]]:
+    def cited(self) -> Iterator[tuple[str, Cited | Transport]]:
         """Every part with an origin, with its dotted key, in the order of the file."""
         yield from _cited("", self)
 
@@ -254,8 +254,8 @@ def _need_all(key: str, given: Iterable[str], needed: Iterable[str]) -> None:
         raise InputError(f"lacks {', '.join(missing)}", key=key, found=", ".join(present))
 
 
-def _cited(key: str, node: object) -> Iterator[tuple[str, Cited]]:
-    if isinstance(node, Cited):
+def _cited(key: str, node: object) -> Iterator[tuple[str, Cited | Transport]]:
+    if isinstance(node, Cited | Transport):
         yield key, node
     if isinstance(node, BaseModel):
         for name in type(node).model_fields:
