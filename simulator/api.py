@@ -16,7 +16,7 @@ from simulator.analysis.report import Gpu, Job, StepFlops, report
 from simulator.build import build_program, schedule_program
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.ideal import ideal_cluster
-from simulator.config import Workload, load_workload
+from simulator.config import Workload, load_workload, warnings
 from simulator.config.profile import Profile, load_profile
 from simulator.costs import Costs
 from simulator.engine import simulate
@@ -27,6 +27,7 @@ from simulator.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from rich.console import RenderableType
 
 
@@ -47,7 +48,7 @@ class Result:
     @cached_property
     def warnings(self) -> list[str]:
         """What the user should know before trusting the figures."""
-        return _warnings(self)
+        return warnings(self.workload)
 
     def to_dict(self) -> dict[str, Any]:
         """The results under the names of the JSON output, SI units."""
@@ -59,7 +60,7 @@ class Result:
 
         return summary(self._report)
 
-    def gantt(self, ax: Axes | None = None) -> Axes:
+    def gantt(self, ax: Axes | None = None) -> Figure:
         """A picture of the pipeline; into ``ax`` where given."""
         from simulator.output.gantt import gantt
 
@@ -128,16 +129,6 @@ def _communicators(program: Program, rank: int) -> int:
     return sum(program.group_index(axis, rank) >= 0 for axis in program.groups)
 
 
-def _warnings(result: Result) -> list[str]:
-    warnings = []
-    spare = len(result.cluster.gpus) - result.workload.n_ranks
-    if spare:
-        warnings.append(
-            f"the cluster has {len(result.cluster.gpus)} GPUs, the job uses {result.workload.n_ranks}: {spare} stand idle"
-        )
-    return warnings
-
-
 @dataclass(frozen=True)
 class ScheduleResult:
     """A pipeline schedule played with unit costs."""
@@ -165,7 +156,7 @@ class ScheduleResult:
             "peak_activations": [peak_activations(self.timeline)[rank] for rank in self.timeline.ranks],
         }
 
-    def gantt(self, ax: Axes | None = None) -> Axes:
+    def gantt(self, ax: Axes | None = None) -> Figure:
         """A picture of the schedule; into ``ax`` where given."""
         from simulator.output.gantt import gantt
 

@@ -12,13 +12,17 @@ from typing import Any, NoReturn
 
 import typer
 
-from simulator.cli import check, listing, run
+from simulator.cli import check, collective, listing, run, schedule, topology, validate
 from simulator.errors import DeadlockError, InputError
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run.command,
     "check": check.command,
     "list": listing.command,
+    "schedule": schedule.command,
+    "validate": validate.command,
+    "topology": topology.command,
+    "collective": collective.command,
 }
 
 app = typer.Typer(

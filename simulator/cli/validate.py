@@ -18,7 +18,8 @@ def command(
         list[str] | None, typer.Argument(metavar="[SUITE]...", help="Shipped suites. [all]", show_default=False)
     ] = None,
     rows: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="Your own measurements, in the columns of the shipped tables.")
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="Your own measurements, in the columns of the shipped tables."),
     ] = None,
     row: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this row; repeatable.")] = None,
     max_mean: Annotated[
@@ -63,9 +64,7 @@ def command(
         wanted = [entry for entry in of_suite if not row or entry["id"] in row]
         if not wanted:
             continue
-        bounds = Bounds(
-            own.mean if max_mean is None else max_mean / 100, own.row if max_row is None else max_row / 100
-        )
+        bounds = Bounds(own.mean if max_mean is None else max_mean / 100, own.row if max_row is None else max_row / 100)
         with progress(f"simulating {name}"):
             results.append(summarise(name, evaluate(wanted, settings, _predict), bounds))
     write_json(json, envelope("validate", suites=results))
@@ -113,7 +112,9 @@ def _verdict(result: dict[str, Any]) -> str:
     if result["mean_abs"] is None:
         return f"no row could be simulated ({result['n_skipped']} skipped)"
     bounds = [
-        f"{what} {bound:.0%}" for what, bound in (("mean", result["bounds"]["mean"]), ("row", result["bounds"]["row"])) if bound is not None
+        f"{what} {bound:.0%}"
+        for what, bound in (("mean", result["bounds"]["mean"]), ("row", result["bounds"]["row"]))
+        if bound is not None
     ]
     verdict = {None: "", True: " - kept", False: " - FAILED"}[result["passed"]]
     return (

@@ -45,8 +45,8 @@ def rail_fat_tree(fabric: Fabric, nodes: int, rails: int, port_Bps: float) -> Sw
     A pod is the nodes under one leaf per rail: NIC k of each is cabled to the pod's leaf of rail k (NVIDIA DGX SuperPOD
     reference architecture, compute fabric: 20 nodes with 40-port HDR leaves, 32 with 64-port NDR leaves). Where all
     nodes fit in one pod there is no second tier, and rails meet only inside the nodes. Two tiers: spines join all
-    leaves. Three: a group of spines joins half a radix of leaves, rail by rail, so that most traffic of a rail stays
-    below the core that joins the groups.
+    leaves. Three: a group of spines joins half a radix of leaves of one rail, so that most traffic of a rail stays below
+    the core that joins the groups, and rails are alike.
 
     The uplinks of a leaf are one link of their total bandwidth, and so are those of a spine group: adaptive routing
     spreads the packets of each flow over them (InfiniBand; packet spraying on Ethernet), so that no two flows collide
@@ -67,12 +67,16 @@ def rail_fat_tree(fabric: Fabric, nodes: int, rails: int, port_Bps: float) -> Sw
     if fabric.tiers >= 2 and len(leaves) <= radix:
         return Switches(down, tuple(Trunk(leaf, "spine0", uplink_Bps) for leaf in leaves), 2)
     half = radix // 2
-    if fabric.tiers >= 3 and len(leaves) <= half * radix:
-        groups = [leaves[first : first + half] for first in range(0, len(leaves), half)]
+    groups = [
+        [_leaf(rail, pod) for pod in range(first, min(first + half, pods))]
+        for rail in range(rails)
+        for first in range(0, pods, half)
+    ]
+    if fabric.tiers >= 3 and len(groups) <= radix:
         lower = [Trunk(leaf, f"spine{g}", uplink_Bps) for g, group in enumerate(groups) for leaf in group]
         upper = [Trunk(f"spine{g}", "core", uplink_Bps * len(group)) for g, group in enumerate(groups)]
         return Switches(down, tuple(lower + upper), 3)
-    holds = {1: down, 2: radix // rails * down, 3: half * radix // rails * down}[fabric.tiers]
+    holds = {1: down, 2: radix // rails * down, 3: radix // rails * half * down}[fabric.tiers]
     raise InputError(
         f"{fabric.tiers} tier(s) of {radix}-port switches do not hold {nodes} nodes with {rails} rails",
         key="fabric.tiers",

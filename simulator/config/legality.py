@@ -146,6 +146,13 @@ def model_problems(workload: Workload) -> Iterator[InputError]:
             found=brief(True),
             allowed="false",
         )
+    if training.gradient_accumulation_fusion and training.implementation != "fused":
+        yield InputError(
+            f"the products of implementation {training.implementation} do not add to a buffer",
+            key="training.gradient_accumulation_fusion",
+            found=brief(True),
+            allowed="false, or implementation: fused",
+        )
     if recompute.layers is not None and recompute.granularity != "full":
         yield InputError(
             f"has no meaning with granularity {recompute.granularity}",

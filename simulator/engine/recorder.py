@@ -114,13 +114,16 @@ def _outer_pieces(ranks: Sequence[int], steps: Sequence[Step]) -> tuple[Bools, B
 
 
 def _algorithms(program: Program, world: World) -> dict[str, str]:
-    """Per purpose, what its collectives used, in order of first appearance."""
-    used: dict[str, dict[str, None]] = {}
+    """Per purpose, the algorithm of its largest transfer."""
     purposes = {
-        (comm.axis, comm.op): comm.purpose for role in program.roles for _, _, step in role.steps() for comm in comms_of(step.op)
+        (comm.axis, comm.op): comm.purpose
+        for role in program.roles
+        for _, _, step in role.steps()
+        for comm in comms_of(step.op)
     }
+    largest: dict[str, tuple[float, str]] = {}
     for (axis, _, spec), transfer in world.transfers.items():
-        purpose = purposes.get((axis, str(spec[0])))
-        if purpose is not None:
-            used.setdefault(purpose, {})[transfer.plan.algorithm] = None
-    return {purpose: "+".join(names) for purpose, names in used.items()}
+        purpose = purposes[axis, str(spec[0])]
+        if transfer.wire_bytes > largest.get(purpose, (-1.0, ""))[0]:
+            largest[purpose] = (transfer.wire_bytes, transfer.plan.algorithm)
+    return {purpose: algorithm for purpose, (_, algorithm) in largest.items()}

@@ -199,13 +199,13 @@ class _Simulation:
             rank.in_flight.append(meeting.comm.purpose)
             self._disturb(rank)
 
-        def land(_: simpy.Event) -> None:
+        def land() -> None:
             for rank in meeting.arrived:
                 rank.in_flight.remove(meeting.comm.purpose)
                 self._disturb(rank)
             meeting.done.succeed((began, self.env.now))
 
-        self.network.transfer(meeting.transfer.plan).callbacks.append(land)
+        self.network.transfer(meeting.transfer.plan, land)
 
     def _disturb(self, rank: _Rank) -> None:
         if rank.disturbed is not None:
@@ -218,6 +218,9 @@ class _Simulation:
         assert isinstance(step.op, Block)
         for piece in self._prepare(rank, step.op):
             if isinstance(piece, Meet):
+                rank.host_s += self.costs.launch_s
+                if rank.host_s > self.env.now:
+                    yield self.env.timeout(rank.host_s - self.env.now)
                 yield from self._communicate(rank, lane, index, step, (piece.comm,))
                 rank.waits_for[lane] = step.label
             elif self.costs.interferes:

@@ -237,7 +237,10 @@ def _refine(
     gpus = cluster.gpus[: program.n_ranks]
     rank = _label([(role, gpu.type, gpu.speed_scale) for role, gpu in zip(program.role_of, gpus, strict=True)])
     group = _label([(axis, len(members)) for axis, groups in program.groups.items() for members in groups])
-    link = _label([(item.kind, float(rate)) for item, rate in zip(cluster.links, capacity, strict=True)])
+    gpu_names = {gpu.name for gpu in cluster.gpus}
+    link = _label(
+        [(item.kind, float(rate), item.src in gpu_names) for item, rate in zip(cluster.links, capacity, strict=True)]
+    )
     session = _label(
         [
             (item.axis, item.spec, tuple((p.nbytes, _rounded(p.latency_s), p.cap_Bps) for p in item.plan.phases))

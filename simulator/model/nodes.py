@@ -103,7 +103,7 @@ def linear(
     name = f"{block}.{name}"
 
     def product(phase: str, role: str, m: int, n: int, k: int) -> Compute:
-        accumulate = role == "wgrad" and z.fused
+        accumulate = role == "wgrad" and z.accumulates_in_product
         out_dtype = z.grad_dtype if accumulate else ""
         kernel = Matmul(m, n, k, dtype=z.dtype, role=role, out_dtype=out_dtype, accumulate=accumulate)
         return Compute(name if role == "fwd" else f"{name} {role}", kernel, phase)
@@ -129,7 +129,7 @@ def linear(
             input_grad = (*gathered(y_bytes), *input_grad)
         case "none":
             forward = (*gathered(x_bytes), *forward)
-    if not z.fused:
+    if not z.accumulates_in_product:
         weight_grad += add_gradient(z, name, n * k)
     if bias:
         weight_grad += (memory("W", f"{name} bias grad", "reduce", y_kept, z.element * n, z.dtype),)
@@ -143,7 +143,7 @@ def linear(
         gather=gather,
         saved=(Tensor(saved, x_kept),),
         # Gradients of y and x whole; x or y once more as this rank's rows beside the gathered copy.
-        grad_bytes=x_bytes + y_bytes + (x_bytes if gather else 0) + (0 if z.fused else w_bytes),
+        grad_bytes=x_bytes + y_bytes + (x_bytes if gather else 0) + (0 if z.accumulates_in_product else w_bytes),
         params=n * k + (n if bias else 0),
         tp_reduced_params=partial_bias + shared * (k + (1 if bias else 0)),
     )

@@ -47,6 +47,7 @@ class Shapes:
     dtype: str
     grad_dtype: str
     adds_gradients: bool
+    accumulates_in_product: bool
 
     @property
     def element(self) -> int:
@@ -117,4 +118,5 @@ def shapes(workload: Workload) -> Shapes:
         adds_gradients=training.implementation == "fused"
         or workload.microbatches > 1
         or training.grad_dtype != training.precision,
+        accumulates_in_product=training.gradient_accumulation_fusion,
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import simpy
@@ -40,13 +41,9 @@ def max_min_rates(phases: Sequence[Phase], capacity: Sequence[float]) -> list[fl
     rising = dict.fromkeys(range(len(phases)))
     level = 0.0
     while rising:
-        pressure = {
-            link: sum(load for index, load in flows if index in rising) for link, flows in crossing.items()
-        }
+        pressure = {link: sum(load for index, load in flows if index in rising) for link, flows in crossing.items()}
         rise_of_link = {link: left[link] / load for link, load in pressure.items() if load > 0}
-        rise = min(
-            min(rise_of_link.values(), default=math.inf), min(phases[index].cap_Bps for index in rising) - level
-        )
+        rise = min(min(rise_of_link.values(), default=math.inf), min(phases[index].cap_Bps for index in rising) - level)
         if math.isinf(rise):
             for index in rising:
                 rates[index] = math.inf
@@ -66,13 +63,17 @@ def max_min_rates(phases: Sequence[Phase], capacity: Sequence[float]) -> list[fl
 
 @dataclass(slots=True, eq=False)
 class _Flow:
-    """A phase under way: ``left`` bytes at time ``since``, moving at ``rate``. ``timer`` is the end now expected."""
+    """A phase under way: ``left`` bytes at time ``since``, moving at ``rate``; ``then`` is called at its end.
+
+    ``timer`` is the end now expected. A flow that found its links empty is ``alone`` until another comes.
+    """
 
     phase: Phase
-    done: simpy.Event
+    then: Callable[[], None]
     left: float
     since: float
     rate: float = 0.0
+    alone: bool = False
     timer: simpy.Event | None = None
 
 
@@ -80,28 +81,27 @@ class Network:
     """Links with capacities, and the transfers now crossing them.
 
     Rates are solved again only at an instant when a transfer starts or ends, and only for the transfers that share a
-    link, directly or through others, with what changed.
+    link, directly or through others, with what changed. A transfer that meets nobody costs one event.
     """
 
     def __init__(self, env: simpy.Environment, capacity_Bps: Sequence[float]) -> None:
         self._env = env
         self._capacity = capacity_Bps
-        self._on_link: list[dict[_Flow, float]] = [{} for _ in capacity_Bps]
+        self._on_link: list[dict[_Flow, None]] = [{} for _ in capacity_Bps]
         self._changed: dict[int, None] = {}
         self._solving = False
+        self._alone_Bps: dict[int, tuple[Phase, float]] = {}
         self.bytes_on_link = [0.0] * len(capacity_Bps)
 
-    def transfer(self, plan: Plan) -> simpy.Event:
-        """Start ``plan`` now; the event fires when its last byte has arrived."""
+    def transfer(self, plan: Plan, then: Callable[[], None]) -> None:
+        """Start ``plan`` now; ``then`` is called when its last byte has arrived."""
         self.carry(plan)
-        if len(plan.phases) == 1:
-            return self._start(plan.phases[0])
-        return self._env.process(self._in_turn(plan.phases))
+        self._start(plan.phases, 0, then)
 
     def alone_s(self, plan: Plan) -> float:
         """Seconds that ``plan`` takes while nothing else crosses its links."""
         return sum(
-            phase.latency_s + (phase.nbytes / max_min_rates([phase], self._capacity)[0] if phase.nbytes > 0 else 0.0)
+            phase.latency_s + (phase.nbytes / self._rate_alone(phase) if phase.nbytes > 0 else 0.0)
             for phase in plan.phases
         )
 
@@ -111,33 +111,75 @@ class Network:
             for link, load in phase.loads:
                 self.bytes_on_link[link] += load * phase.nbytes * times
 
-    def _in_turn(self, phases: Sequence[Phase]) -> Generator[simpy.Event]:
-        for phase in phases:
-            yield self._start(phase)
+    def _rate_alone(self, phase: Phase) -> float:
+        known = self._alone_Bps.get(id(phase))
+        if known is None:
+            # The phase is kept beside its rate, so that its id stays its own.
+            known = self._alone_Bps[id(phase)] = (phase, max_min_rates([phase], self._capacity)[0])
+        return known[1]
 
-    def _start(self, phase: Phase) -> simpy.Event:
+    def _start(self, phases: Sequence[Phase], index: int, then: Callable[[], None]) -> None:
+        """Start phase ``index``; the next ones follow it, then ``then``."""
+        if index == len(phases):
+            then()
+            return
+        phase = phases[index]
+        go_on = then if index + 1 == len(phases) else partial(self._start, phases, index + 1, then)
         if phase.nbytes <= 0 or not phase.loads:
             seconds = phase.latency_s + (phase.nbytes / phase.cap_Bps if phase.nbytes > 0 else 0.0)
-            return self._env.timeout(seconds)
-        done = self._env.event()
-        if phase.latency_s > 0:
-            timer = self._env.timeout(phase.latency_s)
-            timer.callbacks.append(lambda _: self._join(phase, done))
-        else:
-            self._join(phase, done)
-        return done
+            self._env.timeout(seconds).callbacks.append(lambda _: go_on())
+            return
+        flow = _Flow(phase, go_on, phase.nbytes, self._env.now + phase.latency_s)
+        met = dict.fromkeys(other for link, _ in phase.loads for other in self._on_link[link])
+        if met:
+            for other in met:
+                self._no_longer_alone(other)
+            self._join_later(flow)
+            return
+        flow.alone = True
+        flow.rate = self._rate_alone(phase)
+        for link, _ in phase.loads:
+            self._on_link[link][flow] = None
+        self._expect(flow, phase.latency_s + flow.left / flow.rate)
 
-    def _join(self, phase: Phase, done: simpy.Event) -> None:
-        flow = _Flow(phase, done, phase.nbytes, self._env.now)
-        for link, load in phase.loads:
-            self._on_link[link][flow] = load
-        self._touch(phase)
+    def _no_longer_alone(self, flow: _Flow) -> None:
+        """Somebody else comes: from now on the flow's rate is solved for. Its first bytes may still be on the way."""
+        if not flow.alone:
+            return
+        flow.alone = False
+        if self._env.now < flow.since:
+            for link, _ in flow.phase.loads:
+                del self._on_link[link][flow]
+            flow.rate, flow.timer = 0.0, None
+            self._join_later(flow)
 
-    def _leave(self, flow: _Flow) -> None:
+    def _join_later(self, flow: _Flow) -> None:
+        self._env.timeout(flow.since - self._env.now).callbacks.append(lambda _: self._join(flow))
+
+    def _join(self, flow: _Flow) -> None:
+        flow.since = self._env.now
         for link, _ in flow.phase.loads:
-            del self._on_link[link][flow]
+            for other in list(self._on_link[link]):
+                self._no_longer_alone(other)
+            self._on_link[link][flow] = None
         self._touch(flow.phase)
-        flow.done.succeed()
+
+    def _expect(self, flow: _Flow, seconds: float) -> None:
+        flow.timer = self._env.timeout(seconds, value=flow)
+        flow.timer.callbacks.append(self._arrive)
+
+    def _arrive(self, timer: simpy.Event) -> None:
+        flow = cast(_Flow, timer.value)
+        if flow.timer is not timer:  # the rate has changed since: another timer counts
+            return
+        shared = False
+        for link, _ in flow.phase.loads:
+            flows = self._on_link[link]
+            del flows[flow]
+            shared = shared or bool(flows)
+        if shared:
+            self._touch(flow.phase)
+        flow.then()
 
     def _touch(self, phase: Phase) -> None:
         for link, _ in phase.loads:
@@ -160,13 +202,7 @@ class Network:
             if flow.rate > 0:
                 flow.left = max(flow.left - flow.rate * (now - flow.since), 0.0)
             flow.since, flow.rate = now, rate
-            flow.timer = self._env.timeout(flow.left / rate, value=flow)
-            flow.timer.callbacks.append(self._arrive)
-
-    def _arrive(self, timer: simpy.Event) -> None:
-        flow = cast(_Flow, timer.value)
-        if flow.timer is timer:  # else the rate has changed since, and another timer counts
-            self._leave(flow)
+            self._expect(flow, flow.left / rate)
 
     def _concerned(self) -> list[_Flow]:
         """The flows connected with a changed link through shared links, in order of discovery."""

@@ -45,7 +45,14 @@ SUITES: dict[str, Suite] = {
             name="megatron-2021",
             about="Narayanan et al. 2021, arXiv 2104.04473, table 1 and the 3D rows of table 2: 76B to 530B on A100s",
             table=DATA / "megatron-2021.csv",
-            settings=_MEGATRON | {"training.grad_dtype": "fp16", "parallelism.scatter_gather_p2p": True},
+            settings=_MEGATRON
+            | {
+                "training.grad_dtype": "fp16",
+                # Apex has had the fused accumulation since March 2022 (NVIDIA/apex, pull request 1317).
+                "training.gradient_accumulation_fusion": False,
+                "parallelism.sequence_parallel": False,
+                "parallelism.scatter_gather_p2p": True,
+            },
             bounds=Bounds(mean=0.10),
         ),
         Suite(

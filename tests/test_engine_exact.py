@@ -1,0 +1,60 @@
+"""Folding and coalescing are shortcuts, not approximations: the same timeline with and without them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from simulator.api import Result
+from simulator.engine.invariants import check
+from tests.jobs import job, layouts, play
+
+
+def rows_of(result: Result) -> pd.DataFrame:
+    """Rows of the simulated ranks, in an order that does not depend on rounding."""
+    frame = result.timeline.frame()
+    return frame.sort_values(["rank", "lane", "start_s", "end_s", "name"], kind="stable", ignore_index=True)
+
+
+def assert_same(short: Result, plain: Result) -> None:
+    """Every rank of the plain run has the rows of the rank that was simulated for it."""
+    of_rank = {rank: frame.reset_index(drop=True) for rank, frame in rows_of(short).groupby("rank")}
+    plain_rows = rows_of(plain)
+    step = plain.timeline.step_time_s
+    assert len(plain.timeline.ranks) == plain.workload.n_ranks
+    for rank, frame in plain_rows.groupby("rank"):
+        twin = of_rank[short.timeline.simulated_as[int(rank)]]
+        assert list(twin["name"]) == list(frame["name"])
+        for column in ("start_s", "end_s", "nbytes"):
+            scale = step if column != "nbytes" else max(float(frame[column].max()), 1.0)
+            assert np.abs(twin[column].to_numpy() - frame[column].to_numpy()).max() <= 1e-9 * scale, (rank, column)
+
+
+@pytest.mark.parametrize("section", list(layouts(16)), ids=lambda s: "-".join(str(v) for v in list(s.values())[:5]))
+def test_fold_and_coalesce_change_nothing(section: dict[str, Any]) -> None:
+    workload = job() | {"parallelism": section}
+    short, plain = play(workload, fold=True, coalesce=True), play(workload, fold=False, coalesce=False)
+    check(short.program, short.timeline)
+    check(plain.program, plain.timeline)
+    assert_same(short, plain)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [{"gpu": "node0.gpu3", "speed_scale": 0.5}],
+        [{"link": "node1.nic2", "bandwidth_scale": 0.25}],
+    ],
+)
+def test_what_breaks_a_symmetry_unfolds_only_what_it_touches(overrides: list[dict[str, Any]]) -> None:
+    """One slow GPU, or one slow NIC, of 16: some ranks still stand for others, and the timeline is exact."""
+    workload = job(parallelism__tp=2, parallelism__dp=4, parallelism__pp=2, parallelism__schedule="1f1b")
+    workload["cluster"]["overrides"] = overrides
+    even = play(job(parallelism__tp=2, parallelism__dp=4, parallelism__pp=2), fold=True, coalesce=True)
+    short, plain = play(workload, fold=True, coalesce=True), play(workload, fold=False, coalesce=False)
+    assert len(even.timeline.ranks) < len(short.timeline.ranks) < 16
+    assert_same(short, plain)
+    assert short.timeline.step_time_s > even.timeline.step_time_s
