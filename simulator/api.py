@@ -67,7 +67,7 @@ class Result:
         return gantt(self.timeline, ax, title=self.workload.name)
 
     def save_trace(self, path: str | Path, ranks: Sequence[int] | None = None) -> None:
-        """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz; real rank numbers, one per stage by default."""
+        """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz; ``ranks``: one per stage by default."""
         from simulator.output.trace import write_trace
 
         write_trace(self.timeline, path, ranks=ranks, name=self.workload.name)

@@ -73,12 +73,13 @@ class Timeline:
     """Spans (executed steps, or parts of one) as columns, and the rows (one per kernel) that they expand to.
 
     Column arrays have one entry per span, ordered by simulated rank, lane and start. ``rank`` is the simulated rank; it
-    stands for ``ranks_like[rank]`` real ranks that do the same at the same time (``simulated_as[real rank]`` where given). ``lane`` indexes ``lane_names``,
-    ``template`` indexes ``templates``, ``step`` is the position in the lane's program, ``phase`` is the step's letter,
-    ``posted_s`` is when it could have begun: its lane had come to it. ``start_s`` is when it did: a
-    communication when all members were there, computation when the host had launched its first kernel. Seconds.
+    stands for ``ranks_like[rank]`` real ranks that do the same at the same time (``simulated_as[real rank]``).
+    ``lane`` indexes ``lane_names``, ``template`` indexes ``templates``, ``step`` is the position in the lane's program,
+    ``phase`` is the step's letter. ``posted_s`` is when it could have begun: its lane had come to it. ``start_s`` is
+    when it did: a communication when all members were there, computation when the host had launched its first kernel.
     ``algorithms``: purpose of communication -> algorithm of its largest transfer.
-    ``stretched``: span index -> exact row start and end times, for spans that did not run straight through at full speed.
+    ``stretched``: span index -> exact row start and end times, for spans that did not run straight through at full
+    speed. Seconds.
     """
 
     n_ranks: int

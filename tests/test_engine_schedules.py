@@ -33,7 +33,9 @@ def ratio(timeline: Timeline) -> float:
     return bubble(activity(timeline), [timeline.ranks]).ratio
 
 
-@pytest.mark.parametrize(("name", "p", "m", "v"), [size for size in SWEEP if size[2] % size[1] == 0 or size[0] != "interleaved"])
+@pytest.mark.parametrize(
+    ("name", "p", "m", "v"), [size for size in SWEEP if size[2] % size[1] == 0 or size[0] != "interleaved"]
+)
 def test_bubble_is_the_claim(name: str, p: int, m: int, v: int) -> None:
     """Idle over busy: naive p - 1, GPipe and 1F1B (p - 1) / m, interleaved (p - 1) / (v m), whatever F and B are."""
     assert ratio(play(name, p, m, v, 1.0, 1.7)) == pytest.approx(SCHEDULES[name].bubble(p, m, v), rel=1e-9, abs=1e-9)

@@ -69,8 +69,8 @@ def lower(
 ) -> list[Lanes]:
     """Lanes of every pipeline rank: its computation, and the transfers of ``nbytes`` each that it takes.
 
-    ``step_of(action)``: the compute step, labelled ``str(action)``. With ``overlap`` transfers run on lanes of their own
-    and computation waits only for what it needs; without, it waits for every batch posted before it, sends included.
+    ``step_of(action)``: the compute step, labelled ``str(action)``. With ``overlap`` transfers run on lanes of their
+    own and computation waits only for what it needs; without, it waits for every batch posted before it, sends too.
     """
     hops = transfers(order, schedule, n_stages)
     if overlap:

@@ -25,9 +25,7 @@ def build_program(workload: Workload) -> Program:
     parallelism = workload.parallelism
     schedule = SCHEDULES[parallelism.schedule]
     order = schedule.order(parallelism.pp, workload.microbatches, parallelism.vpp)
-    lanes = lower(
-        order, schedule, stages.n_stages, stages.hop_bytes, stages.step, overlap=parallelism.overlap.p2p
-    )
+    lanes = lower(order, schedule, stages.n_stages, stages.hop_bytes, stages.step, overlap=parallelism.overlap.p2p)
     roles = tuple(
         Role(f"stage{rank}", {lane: tuple(steps) for lane, steps in _tail(workload, stages, rank, of_rank).items()})
         for rank, of_rank in enumerate(lanes)
@@ -115,10 +113,12 @@ def _tail(workload: Workload, stages: _Stages, rank: int, lanes: Lanes) -> dict[
     own = range(rank, stages.n_stages, parallelism.pp)
     params = sum(stages.params(stage) for stage in own)
     compute = list(lanes[COMPUTE_LANE])
+    # Blocking transfers hold up the host, and so all that follows the pipeline.
+    drained = (lanes["pp"][-1].label,) if "pp" in lanes else ()
     reductions: list[Step] = []
     if parallelism.dp > 1:
-        compute, reductions = _reduce(workload, stages, own, compute)
-    ready = tuple(step.label for step in reductions)
+        compute, reductions = _reduce(workload, stages, own, compute, drained)
+    ready = (*drained, *(step.label for step in reductions))
     compute += _embedding_gradients(workload, rank, ready)
     replicated = replicated_gradient_ops(workload, [part for stage in own for part in stages.parts[stage]])
     ops = (*replicated, *optimizer_ops(workload, params))
@@ -135,21 +135,21 @@ def _tail(workload: Workload, stages: _Stages, rank: int, lanes: Lanes) -> dict[
 
 
 def _reduce(
-    workload: Workload, stages: _Stages, own: range, compute: list[Step]
+    workload: Workload, stages: _Stages, own: range, compute: list[Step], drained: tuple[str, ...]
 ) -> tuple[list[Step], list[Step]]:
     """Gradient reduction over dp: in buckets beside the last backward passes, or all at once after them."""
     parallelism = workload.parallelism
     grad_bytes = DTYPE_BYTES[workload.training.grad_dtype]
 
-    def reduction(label: str, params: int, after: str) -> Step:
+    def reduction(label: str, params: int, *after: str) -> Step:
         op = "reduce_scatter" if parallelism.zero == 1 else "all_reduce"
         name = f"dp.{op} grads"
         comm = Comm(name, op, float(params * grad_bytes), "dp", "dp", parallelism.collective_algorithm)
-        return Step(label, comm, (after,))
+        return Step(label, comm, after)
 
     if not parallelism.overlap.grad_reduce:
         total = sum(stages.params(stage) for stage in own)
-        return compute, [reduction("reduce grads", total, compute[-1].label)]
+        return compute, [reduction("reduce grads", total, compute[-1].label, *drained)]
     last = {step.stage: step.label for step in compute if step.phase == "B"}
     cut: list[Step] = []
     reductions: list[Step] = []

@@ -12,8 +12,8 @@ def schedule_program(
 ) -> Program:
     """The program of schedule ``name`` on ``stages`` pipeline ranks with ``chunks`` chunks each.
 
-    A forward of a chunk lasts ``forward_s``, its whole backward ``backward_s``; transfers carry no bytes, so that they last
-    the cluster's latency, in the background. A held micro-batch chunk counts as one byte of memory.
+    A forward of a chunk lasts ``forward_s``, its whole backward ``backward_s``; transfers carry no bytes, so that they
+    last the cluster's latency, in the background. A held micro-batch chunk counts as one byte of memory.
     """
     schedule = SCHEDULES[name]
     order = schedule.order(stages, microbatches, chunks)

@@ -96,7 +96,7 @@ def _print(results: list[dict[str, Any]]) -> None:
                 "measured": _seconds(entry["measured"]),
                 "predicted": _seconds(entry["predicted"]),
                 "error": "" if entry["error"] is None else f"{entry['error']:+.1%}",
-                "": entry["skipped"] and f"skipped: {entry['skipped']}" or "",
+                "": f"skipped: {entry['skipped']}" if entry["skipped"] else "",
             }
             for entry in result["rows"]
         ]
@@ -118,7 +118,7 @@ def _verdict(result: dict[str, Any]) -> str:
     ]
     verdict = {None: "", True: " - kept", False: " - FAILED"}[result["passed"]]
     return (
-        f"{result['n_rows'] - result['n_skipped']} rows, {result['n_skipped']} skipped; absolute error: mean "
-        f"{result['mean_abs']:.1%}, median {result['median_abs']:.1%}, max {result['max_abs']:.1%}; bias {result['bias']:+.1%}"
-        + (f"; bounds: {', '.join(bounds)}{verdict}" if bounds else "")
+        f"{result['n_rows'] - result['n_skipped']} rows, {result['n_skipped']} skipped; absolute error: "
+        f"mean {result['mean_abs']:.1%}, median {result['median_abs']:.1%}, max {result['max_abs']:.1%}; "
+        f"bias {result['bias']:+.1%}" + (f"; bounds: {', '.join(bounds)}{verdict}" if bounds else "")
     )

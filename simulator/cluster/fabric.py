@@ -45,8 +45,8 @@ def rail_fat_tree(fabric: Fabric, nodes: int, rails: int, port_Bps: float) -> Sw
     A pod is the nodes under one leaf per rail: NIC k of each is cabled to the pod's leaf of rail k (NVIDIA DGX SuperPOD
     reference architecture, compute fabric: 20 nodes with 40-port HDR leaves, 32 with 64-port NDR leaves). Where all
     nodes fit in one pod there is no second tier, and rails meet only inside the nodes. Two tiers: spines join all
-    leaves. Three: a group of spines joins half a radix of leaves of one rail, so that most traffic of a rail stays below
-    the core that joins the groups, and rails are alike.
+    leaves. Three: a group of spines joins half a radix of leaves of one rail, so that most traffic of a rail stays
+    below the core that joins the groups, and rails are alike.
 
     The uplinks of a leaf are one link of their total bandwidth, and so are those of a spine group: adaptive routing
     spreads the packets of each flow over them (InfiniBand; packet spraying on Ethernet), so that no two flows collide

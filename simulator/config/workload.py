@@ -143,8 +143,8 @@ class Training(Section):
     implementation: Literal["eager", "fused", "compiled"] = "fused"
     """eager: plain PyTorch ops; fused: as Megatron and TransformerEngine; compiled: torch.compile [fused]"""
     gradient_accumulation_fusion: bool = Field(default_factory=lambda known: known["implementation"] == "fused")
-    """the product that makes a weight gradient adds it to the buffer, as Megatron-LM does with Apex of March 2022 and later;
-    false: one more pass over the gradients per micro-batch [true where implementation is fused]"""
+    """the product that makes a weight gradient adds it to the buffer, as Megatron-LM does with Apex of March 2022 and
+    later; false: one more pass over the gradients per micro-batch [true where implementation is fused]"""
     total_tokens: float | None = Field(default=None, gt=0)
     """of the whole run; gives days, GPU-hours and, with a price, cost [null]"""
 

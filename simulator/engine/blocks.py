@@ -120,7 +120,7 @@ class TemplateStore:
                 lanes=tuple(row.lane for row in rows),
                 category=np.array([row.category for row in rows], dtype=np.int64),
                 work_s=np.array([row.seconds for row in rows]),
-                launch_s=launch * np.arange(1, len(rows) + 1),
+                launch_s=np.arange(1, len(rows) + 1, dtype=np.float64) * launch,
                 nbytes=np.array([row.nbytes for row in rows]),
                 flops=np.array([row.flops for row in rows]),
             )

@@ -20,8 +20,8 @@ def check(program: Program, timeline: Timeline) -> None:
     """Raise `InvariantError` unless ``timeline`` is a possible execution of ``program``.
 
     Every step ran once, in lane order and after what it names; rows of one lane do not overlap; nothing ran faster than
-    at full speed; both ends of a transfer saw the same bytes at the same time; no link carried more than its capacity allows
-    in the time; and what GPUs sent is what their links carried.
+    at full speed; both ends of a transfer saw it at the same time; no link carried more than its capacity allows in the
+    time; and what GPUs sent is what their links carried.
     """
     slack = TOLERANCE * max(timeline.step_time_s, 1e-30)
     _check_steps(program, timeline, slack)
@@ -48,7 +48,9 @@ def _check_steps(program: Program, timeline: Timeline, slack: float) -> None:
                     raise InvariantError(f"rank {rank}, lane {lane}: step {step.label} did not run")
                 begin, end = spans[rank, step.label]
                 if begin < previous - slack:
-                    raise InvariantError(f"rank {rank}, lane {lane}: step {step.label} began before the one before it ended")
+                    raise InvariantError(
+                        f"rank {rank}, lane {lane}: step {step.label} began before the one before it ended"
+                    )
                 for label in step.after:
                     if begin < spans[rank, label][1] - slack:
                         raise InvariantError(f"rank {rank}: step {step.label} began before {label} had ended")
@@ -68,7 +70,9 @@ def _check_rows(timeline: Timeline, slack: float) -> None:
     if clash.any():
         at = int(order[1:][clash][0])
         lane = timeline.lane_names[int(rows["lane"][at])]
-        raise InvariantError(f"rank {rows['rank'][at]}, lane {lane}: row {rows['name'][at]!r} overlaps the one before it")
+        raise InvariantError(
+            f"rank {rows['rank'][at]}, lane {lane}: row {rows['name'][at]!r} overlaps the one before it"
+        )
     work = np.array([template.end_s[-1] for template in timeline.templates])
     if (timeline.end_s - timeline.start_s < work[timeline.template] - slack).any():
         raise InvariantError("a span was faster than its work at full speed")

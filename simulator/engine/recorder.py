@@ -13,7 +13,6 @@ from simulator.program import Program, Step
 from simulator.program.ops import comms_of
 from simulator.timeline import Floats, LinkUse, Template, Timeline
 
-
 Bools = NDArray[np.bool_]
 
 
@@ -115,12 +114,8 @@ def _outer_pieces(ranks: Sequence[int], steps: Sequence[Step]) -> tuple[Bools, B
 
 def _algorithms(program: Program, world: World) -> dict[str, str]:
     """Per purpose, the algorithm of its largest transfer."""
-    purposes = {
-        (comm.axis, comm.op): comm.purpose
-        for role in program.roles
-        for _, _, step in role.steps()
-        for comm in comms_of(step.op)
-    }
+    ops = {id(step.op): step.op for role in program.roles for _, _, step in role.steps()}
+    purposes = {(comm.axis, comm.op): comm.purpose for op in ops.values() for comm in comms_of(op)}
     largest: dict[str, tuple[float, str]] = {}
     for (axis, _, spec), transfer in world.transfers.items():
         purpose = purposes[axis, str(spec[0])]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import simpy
@@ -19,7 +21,6 @@ from simulator.engine.recorder import Recorder
 from simulator.engine.world import Transfer, World, build_world
 from simulator.errors import DeadlockError
 from simulator.network.flows import Network
-from simulator.network.plan import Plan
 from simulator.program import Batch, Block, Comm, Program, ProgramError, Role, Step
 from simulator.program.ops import POINT_TO_POINT, comms_of
 from simulator.timeline import Floats, Timeline
@@ -27,9 +28,7 @@ from simulator.timeline import Floats, Timeline
 Wait = Generator[simpy.Event, None, None]
 
 
-def simulate(
-    program: Program, cluster: Cluster, costs: Costs, *, fold: bool = True, coalesce: bool = True
-) -> Timeline:
+def simulate(program: Program, cluster: Cluster, costs: Costs, *, fold: bool = True, coalesce: bool = True) -> Timeline:
     """Play ``program``: rank i on GPU i of ``cluster``, kernels and transfers as ``costs`` says.
 
     ``fold`` and ``coalesce`` are exact shortcuts: with or without them the Timeline is the same to 1e-9.
@@ -43,7 +42,7 @@ def simulate(
         program=program,
         world=simulation.world,
         templates=simulation.store.templates,
-        bytes_on_link=simulation.network.bytes_on_link,
+        bytes_on_link=simulation.bytes_on_link(),
         events=events,
         wall_s=time.perf_counter() - began,
     )
@@ -81,7 +80,7 @@ class _Prepared:
     """A block as one rank runs it; ``fixed`` are the in-line collectives of known length, ``runs`` counts its runs."""
 
     pieces: tuple[Piece, ...]
-    fixed: list[Plan]
+    fixed: list[Transfer]
     runs: int = 0
 
 
@@ -99,6 +98,7 @@ class _Simulation:
         self._meetings: dict[tuple[object, ...], Meeting] = {}
         self._calls: dict[tuple[object, ...], int] = {}
         self._prepared: dict[tuple[int, int], _Prepared] = {}
+        self._departed: Counter[int] = Counter()
         self._lanes_of_axis = [_lanes_of_axis(role) for role in program.roles]
 
     def _rank(self, number: int, cluster: Cluster) -> _Rank:
@@ -123,10 +123,19 @@ class _Simulation:
                 events += 1
         if any(rank.waits_for for rank in self.ranks):
             raise DeadlockError(report(self.program, self.ranks))
-        for prepared in self._prepared.values():
-            for plan in prepared.fixed:
-                self.network.carry(plan, prepared.runs)
         return events
+
+    def bytes_on_link(self) -> list[float]:
+        """What each simulated link has carried."""
+        done = Counter(self._departed)
+        for prepared in self._prepared.values():
+            for transfer in prepared.fixed:
+                done[id(transfer)] += prepared.runs
+        carried = [0.0] * len(self.world.capacity_Bps)
+        for transfer in self.world.transfers.values():
+            for link, nbytes in transfer.link_bytes:
+                carried[link] += nbytes * done[id(transfer)]
+        return carried
 
     def _lane(self, rank: _Rank, lane: str, steps: tuple[Step, ...]) -> Wait:
         for index, step in enumerate(steps):
@@ -162,7 +171,7 @@ class _Simulation:
                 rank.waits_for[lane] = meeting
                 yield meeting.done
             template = self.store.comm_row(comm, meeting.transfer.wire_bytes)
-            began, ended = meeting.done.value
+            began, ended = cast(tuple[float, float], meeting.done.value)
             self.recorder.span(rank.number, comm.lane, index, step, template, posted, began, ended)
 
     def _arrive(self, rank: _Rank, lane: str, comm: Comm) -> Meeting:
@@ -183,8 +192,8 @@ class _Simulation:
             meeting = self._meetings[*key, number] = Meeting(comm, transfer, self.env.event())
         elif comm.nbytes != meeting.comm.nbytes or (comm.op not in POINT_TO_POINT and comm.op != meeting.comm.op):
             raise ProgramError(
-                f"rank {rank.number} calls {comm.name!r} ({comm.op}, {comm.nbytes:.0f} bytes) on axis {comm.axis!r} where "
-                f"rank {meeting.arrived[0].number} calls {meeting.comm.name!r} ({meeting.comm.op}, "
+                f"rank {rank.number} calls {comm.name!r} ({comm.op}, {comm.nbytes:.0f} bytes) on axis {comm.axis!r} "
+                f"where rank {meeting.arrived[0].number} calls {meeting.comm.name!r} ({meeting.comm.op}, "
                 f"{meeting.comm.nbytes:.0f} bytes)"
             )
         meeting.arrived.append(rank)
@@ -195,6 +204,7 @@ class _Simulation:
 
     def _depart(self, meeting: Meeting) -> None:
         began = self.env.now
+        self._departed[id(meeting.transfer)] += 1
         for rank in meeting.arrived:
             rank.in_flight.append(meeting.comm.purpose)
             self._disturb(rank)
@@ -239,13 +249,13 @@ class _Simulation:
     def _price(self, rank: _Rank, block: Block) -> _Prepared:
         lanes = self._lanes_of_axis[self.program.role_of[rank.number]]
         lengths: dict[Comm, CommTime] = {}
-        fixed: list[Plan] = []
+        fixed: list[Transfer] = []
         for comm in comms_of(block):
             transfer = self.world.transfer(comm, rank.number, rank.positions[comm.axis])
             callers = set().union(*(lanes[axis] for axis in transfer.met_on))
             free = self.coalesce and len(callers) == 1
             if free:
-                fixed.append(transfer.plan)
+                fixed.append(transfer)
             lengths[comm] = CommTime(self.network.alone_s(transfer.plan) if free else None, transfer.wire_bytes)
         return _Prepared(self.store.pieces(block, rank.gpu, rank.speed, lengths, self.coalesce), fixed)
 
@@ -303,7 +313,8 @@ def _play(work: Floats, launched: Floats, start: float) -> tuple[Floats, Floats]
 def _lanes_of_axis(role: Role) -> dict[str, set[str]]:
     """Per axis, the lanes of a role that communicate on it."""
     lanes: dict[str, set[str]] = {}
-    for lane, _, step in role.steps():
-        for comm in comms_of(step.op):
-            lanes.setdefault(comm.axis, set()).add(lane)
+    for lane, steps in role.lanes.items():
+        for op in {id(step.op): step.op for step in steps}.values():
+            for comm in comms_of(op):
+                lanes.setdefault(comm.axis, set()).add(lane)
     return lanes

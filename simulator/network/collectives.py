@@ -43,21 +43,43 @@ def plan(
 
     Raises `InputError`.
     """
+    return fastest(op, patterns(op, ranks, cluster, algorithm), nbytes, costs)
+
+
+def patterns(op: str, ranks: Sequence[int], cluster: Cluster, algorithm: str = "auto") -> tuple[Pattern, ...]:
+    """What ``op`` may do to the links, one pattern per algorithm that ``algorithm`` allows; none for a group of one.
+
+    Raises `InputError`.
+    """
     known = algorithms(op)
-    if algorithm == "auto":
-        names = list(known)
-    elif algorithm in known:
-        names = [algorithm]
-    else:
+    if algorithm != "auto" and algorithm not in known:
         raise InputError(
             f"{op} has no such algorithm", key="algorithm", found=algorithm, allowed=", ".join(["auto", *known])
         )
     members = tuple(ranks)
     if len(members) == 1:
-        return Plan(names[0], ())
-    size = BARRIER_BYTES if op == "barrier" else nbytes
-    plans = [timed(_pattern(known[name], cluster, members), size, costs) for name in names]
-    return min(plans, key=lambda timed_plan: timed_plan[0])[1]
+        return ()
+    return tuple(
+        _pattern(function, cluster, members) for name, function in known.items() if algorithm in ("auto", name)
+    )
+
+
+def fastest(op: str, candidates: Sequence[Pattern], nbytes: float, costs: TransportCosts) -> Plan:
+    """The plan of the candidate that is fastest on an idle network; without candidates, one with no phases."""
+    if not candidates:
+        return Plan("none", ())
+    return _timed(op, choose(op, candidates, nbytes, costs), nbytes, costs)[1]
+
+
+def choose(op: str, candidates: Sequence[Pattern], nbytes: float, costs: TransportCosts) -> Pattern:
+    """The candidate that is fastest on an idle network."""
+    if len(candidates) == 1:
+        return candidates[0]
+    return min(candidates, key=lambda pattern: _timed(op, pattern, nbytes, costs)[0])
+
+
+def _timed(op: str, pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float, Plan]:
+    return timed(pattern, BARRIER_BYTES if op == "barrier" else nbytes, costs)
 
 
 def algorithms(op: str) -> dict[str, Algorithm]:

@@ -91,11 +91,9 @@ class Network:
         self._changed: dict[int, None] = {}
         self._solving = False
         self._alone_Bps: dict[int, tuple[Phase, float]] = {}
-        self.bytes_on_link = [0.0] * len(capacity_Bps)
 
     def transfer(self, plan: Plan, then: Callable[[], None]) -> None:
         """Start ``plan`` now; ``then`` is called when its last byte has arrived."""
-        self.carry(plan)
         self._start(plan.phases, 0, then)
 
     def alone_s(self, plan: Plan) -> float:
@@ -104,12 +102,6 @@ class Network:
             phase.latency_s + (phase.nbytes / self._rate_alone(phase) if phase.nbytes > 0 else 0.0)
             for phase in plan.phases
         )
-
-    def carry(self, plan: Plan, times: int = 1) -> None:
-        """Count the bytes of ``plan``, done ``times`` times, on its links."""
-        for phase in plan.phases:
-            for link, load in phase.loads:
-                self.bytes_on_link[link] += load * phase.nbytes * times
 
     def _rate_alone(self, phase: Phase) -> float:
         known = self._alone_Bps.get(id(phase))

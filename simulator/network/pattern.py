@@ -52,6 +52,23 @@ class Pattern:
     own: float = 0.0
     peers: int = 0
 
+    @property
+    def timing(self) -> tuple[object, ...]:
+        """All that the time of a message on idle links depends on, latencies without the last digits, which depend on
+        the order of a sum over hops."""
+        latency = float(f"{self.link_latency_s:.12e}")
+        return (
+            self.algorithm,
+            self.kind,
+            self.flow_bytes,
+            self.line_s,
+            self.hops,
+            latency,
+            self.part,
+            self.own,
+            self.peers,
+        )
+
 
 class Hop(NamedTuple):
     """A transfer between GPUs, through NIC ``nic`` of both nodes if given, that carries ``load`` bytes per byte of

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from simulator.errors import SimulatorError
 from simulator.program.kernels import Kernel
@@ -62,6 +63,11 @@ class Block:
 
     name: str
     ops: tuple[Compute | Comm, ...]
+
+    @cached_property
+    def comms(self) -> tuple[Comm, ...]:
+        """Its in-line collectives, in order."""
+        return tuple(op for op in self.ops if isinstance(op, Comm))
 
 
 @dataclass(frozen=True)
@@ -183,7 +189,5 @@ def comms_of(op: Block | Comm | Batch) -> tuple[Comm, ...]:
     match op:
         case Comm():
             return (op,)
-        case Batch():
+        case Batch() | Block():
             return op.comms
-        case Block():
-            return tuple(inner for inner in op.ops if isinstance(inner, Comm))

@@ -62,8 +62,8 @@ class Schedule:
     ``bubble(p, m, v)``: the claimed idle time over busy time, equal stages and free communication.
     ``peak(p, m, v, rank)``: the claimed peak of micro-batch chunks held on a rank.
     ``check(p, m, v)``: None, or the reason why the schedule cannot be built, naming what would work.
-    ``batching``: how blocking point-to-point is posted between two slots: ``peer`` batches what goes to and comes from one
-    neighbour (Megatron's ``send_forward_recv_backward``), ``slot`` batches all of it
+    ``batching``: how blocking point-to-point is posted between two slots: ``peer`` batches what goes to and comes from
+    one neighbour (Megatron's ``send_forward_recv_backward``), ``slot`` batches all of it
     (``send_forward_backward_recv_forward_backward``).
     """
 

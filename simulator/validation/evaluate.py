@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulator.errors import InputError
-from simulator.validation.rows import Row, Unsupported, measured_step_s, workload_of
+from simulator.validation.rows import Row, UnsupportedError, measured_step_s, workload_of
 from simulator.validation.suites import Bounds
 
 #: A suite that skips more than this share of its rows has not been validated.
@@ -60,7 +60,7 @@ def evaluate(
         try:
             measured = measured_step_s(row)
             outcome = Outcome(row["id"], "step_time", "s", measured, predict(workload_of(row, settings)))
-        except (Unsupported, InputError) as reason:
+        except (UnsupportedError, InputError) as reason:
             outcome = Outcome(row["id"], "step_time", "s", measured, None, skipped=" ".join(str(reason).split()))
         outcomes.append(outcome)
     return outcomes

@@ -44,7 +44,7 @@ _NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "n_gpus", "tp", "
 _MORE_THAN_ONE = {"ep": "expert parallelism", "cp": "context parallelism", "n_experts": "experts"}
 
 
-class Unsupported(SimulatorError):
+class UnsupportedError(SimulatorError):
     """A row that cannot be simulated yet, with the reason."""
 
 
@@ -70,31 +70,31 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def measured_step_s(row: Row) -> float:
-    """The printed step time, or the one derived from the printed throughput. Raises `Unsupported`."""
+    """The printed step time, or the one derived from the printed throughput. Raises `UnsupportedError`."""
     for column in ("measured_step_s", "derived_step_s"):
         if row.get(column):
             return _number(row, column)
-    raise Unsupported("no step time")
+    raise UnsupportedError("no step time")
 
 
 def workload_of(row: Row, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The workload mapping of ``row``; ``settings`` (dotted keys) says what the table does not.
 
-    Raises `Unsupported` naming what is missing or not simulated.
+    Raises `UnsupportedError` naming what is missing or not simulated.
     """
     absent = [column for column in _NEEDED if not row.get(column)]
     if absent:
-        raise Unsupported(f"does not say {', '.join(absent)}")
+        raise UnsupportedError(f"does not say {', '.join(absent)}")
     for column, what in _MORE_THAN_ONE.items():
         if row.get(column) and _number(row, column) > 1:
-            raise Unsupported(f"{what} is not simulated yet")
+            raise UnsupportedError(f"{what} is not simulated yet")
     tp, pp, vpp = _whole(row, "tp"), _whole(row, "pp"), _whole(row, "vpp", 1)
     gpus = _whole(row, "n_gpus")
     dp = _whole(row, "dp", gpus // (tp * pp))
     if tp * pp * dp != gpus:
-        raise Unsupported(f"tp {tp} x pp {pp} x dp {dp} is not its {gpus} GPUs")
+        raise UnsupportedError(f"tp {tp} x pp {pp} x dp {dp} is not its {gpus} GPUs")
     if row.get("gpus_per_node") not in (None, "", "8"):
-        raise Unsupported(f"nodes of {row['gpus_per_node']} GPUs are not in topologies/")
+        raise UnsupportedError(f"nodes of {row['gpus_per_node']} GPUs are not in topologies/")
     workload: dict[str, Any] = {
         "name": row["id"],
         "model": {
@@ -137,7 +137,7 @@ def workload_of(row: Row, settings: Mapping[str, Any]) -> dict[str, Any]:
 def _alias(row: Row, column: str) -> Any:
     text = row.get(column, "").lower()
     if text not in ALIASES[column]:
-        raise Unsupported(f"{column} {row[column]!r} is not simulated yet")
+        raise UnsupportedError(f"{column} {row[column]!r} is not simulated yet")
     return ALIASES[column][text]
 
 
@@ -147,7 +147,7 @@ def _number(row: Row, column: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise Unsupported(f"{column} {row[column]!r} is not a number above 0")
+        raise UnsupportedError(f"{column} {row[column]!r} is not a number above 0")
     return value
 
 
@@ -156,5 +156,5 @@ def _whole(row: Row, column: str, default: int | None = None) -> int:
         return default
     value = _number(row, column)
     if value != int(value):
-        raise Unsupported(f"{column} {row[column]!r} is not a whole number")
+        raise UnsupportedError(f"{column} {row[column]!r} is not a whole number")
     return int(value)

@@ -57,7 +57,7 @@ SUITES: dict[str, Suite] = {
         ),
         Suite(
             name="megatron-2022",
-            about="Korthikanti et al. 2022, arXiv 2205.05198, table 5: 22B to 1T on A100s, full and selective recompute",
+            about="Korthikanti et al. 2022, arXiv 2205.05198, table 5: 22B to 1T on A100s, full or selective recompute",
             table=DATA / "megatron-2022.csv",
             settings=_MEGATRON | {"parallelism.scatter_gather_p2p": True},
             bounds=Bounds(mean=0.06),
