@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,21 +13,38 @@ from simulator.program import Program, Step
 from simulator.program.ops import comms_of
 from simulator.timeline import Floats, LinkUse, Template, Timeline
 
-Bools = NDArray[np.bool_]
+
+class Ends(NamedTuple):
+    """Whether a span is the first and the last piece of its step: a block may be cut at rendezvous."""
+
+    first: bool
+    last: bool
+
+
+WHOLE = Ends(True, True)
 
 
 class Recorder:
     """Append-only columns: one append per span, so that recording costs little beside the event itself."""
 
     def __init__(self) -> None:
-        self._spans: list[tuple[int, str, int, Step, int, float, float, float]] = []
+        self._spans: list[tuple[int, str, int, Step, Ends, int, float, float, float]] = []
         self._stretched: dict[int, tuple[Floats, Floats]] = {}
 
     def span(
-        self, rank: int, lane: str, index: int, step: Step, template: int, posted: float, start: float, end: float
+        self,
+        rank: int,
+        lane: str,
+        index: int,
+        step: Step,
+        ends: Ends,
+        template: int,
+        posted: float,
+        start: float,
+        end: float,
     ) -> int:
         """Record one span; its number, for `stretch`."""
-        self._spans.append((rank, lane, index, step, template, posted, start, end))
+        self._spans.append((rank, lane, index, step, ends, template, posted, start, end))
         return len(self._spans) - 1
 
     def stretch(self, span: int, starts: Floats, ends: Floats) -> None:
@@ -47,14 +64,14 @@ class Recorder:
         """The spans as columns, ordered by rank, lane and start."""
         lanes = sorted({lane for _, lane, *_ in self._spans} | {lane for t in templates for lane in t.lanes})
         code = {lane: number for number, lane in enumerate(lanes)}
-        columns = list(zip(*self._spans, strict=True)) if self._spans else [()] * 8
-        rank, lane_name, index, steps, template, posted, start, end = columns
+        columns = list(zip(*self._spans, strict=True)) if self._spans else [()] * 9
+        rank, lane_name, index, steps, ends, template, posted, start, end = columns
         lane = np.array([code[name] for name in lane_name], dtype=np.int64)
         start_s = np.array(start, dtype=np.float64)
         rank_number = np.array(rank, dtype=np.int64)
         order = np.lexsort((start_s, lane, rank_number))
         # Memory belongs to a step, not to each of its pieces: held from the first piece, given back after the last.
-        first, last = (mask[order] for mask in _outer_pieces(rank, steps))
+        first, last = np.array(ends, dtype=bool).reshape(-1, 2)[order].T
 
         def column(values: Sequence[float], dtype: type) -> NDArray[Any]:
             return np.array(values, dtype=dtype)[order]
@@ -97,19 +114,6 @@ class Recorder:
             events=events,
             wall_s=wall_s,
         )
-
-
-def _outer_pieces(ranks: Sequence[int], steps: Sequence[Step]) -> tuple[Bools, Bools]:
-    """Masks of the first and the last span of every step (several where a block was cut), in recording order."""
-    first_of: dict[tuple[int, int], int] = {}
-    last_of: dict[tuple[int, int], int] = {}
-    for position, (rank, step) in enumerate(zip(ranks, steps, strict=True)):
-        first_of.setdefault((rank, id(step)), position)
-        last_of[rank, id(step)] = position
-    first, last = np.zeros(len(steps), dtype=bool), np.zeros(len(steps), dtype=bool)
-    first[list(first_of.values())] = True
-    last[list(last_of.values())] = True
-    return first, last
 
 
 def _algorithms(program: Program, world: World) -> dict[str, str]:

@@ -17,7 +17,7 @@ from simulator.cluster import Cluster
 from simulator.costs import Costs
 from simulator.engine.blocks import CommTime, Meet, Piece, Run, TemplateStore
 from simulator.engine.deadlock import report
-from simulator.engine.recorder import Recorder
+from simulator.engine.recorder import WHOLE, Ends, Recorder
 from simulator.engine.world import Transfer, World, build_world
 from simulator.errors import DeadlockError
 from simulator.network.flows import Network
@@ -95,8 +95,7 @@ class _Simulation:
         self.store = TemplateStore(costs)
         self.recorder = Recorder()
         self.ranks = [self._rank(number, cluster) for number in world.like]
-        self._meetings: dict[tuple[object, ...], Meeting] = {}
-        self._calls: dict[tuple[object, ...], int] = {}
+        self._meetings: dict[tuple[object, ...], list[Meeting]] = {}
         self._prepared: dict[tuple[int, int], _Prepared] = {}
         self._departed: Counter[int] = Counter()
         self._lanes_of_axis = [_lanes_of_axis(role) for role in program.roles]
@@ -163,7 +162,9 @@ class _Simulation:
 
     # Communication
 
-    def _communicate(self, rank: _Rank, lane: str, index: int, step: Step, comms: tuple[Comm, ...]) -> Wait:
+    def _communicate(
+        self, rank: _Rank, lane: str, index: int, step: Step, comms: tuple[Comm, ...], ends: Ends = WHOLE
+    ) -> Wait:
         posted = self.env.now
         meetings = [self._arrive(rank, lane, comm) for comm in comms]
         for comm, meeting in zip(comms, meetings, strict=True):
@@ -172,33 +173,32 @@ class _Simulation:
                 yield meeting.done
             template = self.store.comm_row(comm, meeting.transfer.wire_bytes)
             began, ended = cast(tuple[float, float], meeting.done.value)
-            self.recorder.span(rank.number, comm.lane, index, step, template, posted, began, ended)
+            self.recorder.span(rank.number, comm.lane, index, step, ends, template, posted, began, ended)
 
     def _arrive(self, rank: _Rank, lane: str, comm: Comm) -> Meeting:
         """Call ``comm``; the last member to call sets the bytes in motion."""
         position = rank.positions[comm.axis]
         group = self.world.group_key[comm.axis][rank.number]
         # Transfers meet by their ends and tag, collectives by the order of calls on a communicator, as in NCCL.
-        if comm.op in POINT_TO_POINT:
-            ends = (position, comm.peer) if comm.op == "send" else (comm.peer, position)
-            key: tuple[object, ...] = (comm.axis, group, *ends, comm.tag)
+        key: tuple[object, ...]
+        if comm.op == "send":
+            key = (comm.axis, group, position, comm.peer, comm.tag)
+        elif comm.op == "recv":
+            key = (comm.axis, group, comm.peer, position, comm.tag)
         else:
             key = (comm.axis, group, lane)
-        call = (*key, rank.number, comm.op)
-        self._calls[call] = number = self._calls.get(call, -1) + 1
-        meeting = self._meetings.get((*key, number))
+        waiting = self._meetings.setdefault(key, [])
+        meeting = next((other for other in waiting if rank not in other.arrived), None)
         if meeting is None:
-            transfer = self.world.transfer(comm, rank.number, position)
-            meeting = self._meetings[*key, number] = Meeting(comm, transfer, self.env.event())
-        elif comm.nbytes != meeting.comm.nbytes or (comm.op not in POINT_TO_POINT and comm.op != meeting.comm.op):
-            raise ProgramError(
-                f"rank {rank.number} calls {comm.name!r} ({comm.op}, {comm.nbytes:.0f} bytes) on axis {comm.axis!r} "
-                f"where rank {meeting.arrived[0].number} calls {meeting.comm.name!r} ({meeting.comm.op}, "
-                f"{meeting.comm.nbytes:.0f} bytes)"
-            )
+            meeting = Meeting(comm, self.world.transfer(comm, rank.number, position), self.env.event())
+            waiting.append(meeting)
+        else:
+            _check_match(rank, comm, meeting)
         meeting.arrived.append(rank)
         if len(meeting.arrived) == len(meeting.transfer.members):
-            del self._meetings[*key, number]
+            waiting.remove(meeting)
+            if not waiting:
+                del self._meetings[key]
             self._depart(meeting)
         return meeting
 
@@ -226,17 +226,19 @@ class _Simulation:
 
     def _block(self, rank: _Rank, lane: str, index: int, step: Step) -> Wait:
         assert isinstance(step.op, Block)
-        for piece in self._prepare(rank, step.op):
+        pieces = self._prepare(rank, step.op)
+        for number, piece in enumerate(pieces):
+            ends = Ends(number == 0, number == len(pieces) - 1)
             if isinstance(piece, Meet):
                 rank.host_s += self.costs.launch_s
                 if rank.host_s > self.env.now:
                     yield self.env.timeout(rank.host_s - self.env.now)
-                yield from self._communicate(rank, lane, index, step, (piece.comm,))
+                yield from self._communicate(rank, lane, index, step, (piece.comm,), ends)
                 rank.waits_for[lane] = step.label
             elif self.costs.interferes:
-                yield from self._run_disturbed(rank, lane, index, step, piece)
+                yield from self._run_disturbed(rank, lane, index, step, piece, ends)
             else:
-                yield from self._run(rank, lane, index, step, piece)
+                yield from self._run(rank, lane, index, step, piece, ends)
 
     def _prepare(self, rank: _Rank, block: Block) -> tuple[Piece, ...]:
         key = (rank.number, id(block))
@@ -259,18 +261,18 @@ class _Simulation:
             lengths[comm] = CommTime(self.network.alone_s(transfer.plan) if free else None, transfer.wire_bytes)
         return _Prepared(self.store.pieces(block, rank.gpu, rank.speed, lengths, self.coalesce), fixed)
 
-    def _run(self, rank: _Rank, lane: str, index: int, step: Step, run: Run) -> Wait:
+    def _run(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
         posted = self.env.now
         host, rank.host_s = rank.host_s, rank.host_s + run.n_ops * self.costs.launch_s
         start = max(posted, host + self.costs.launch_s)
         end = max(start + run.seconds, host + run.tail_s)
         yield self.env.timeout(end - posted)
-        span = self.recorder.span(rank.number, lane, index, step, run.template, posted, start, self.env.now)
+        span = self.recorder.span(rank.number, lane, index, step, ends, run.template, posted, start, self.env.now)
         if end > start + run.seconds * (1 + 1e-12):
             template = self.store.templates[run.template]
             self.recorder.stretch(span, *_play(template.work_s, host + template.launch_s, start))
 
-    def _run_disturbed(self, rank: _Rank, lane: str, index: int, step: Step, run: Run) -> Wait:
+    def _run_disturbed(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, outer: Ends) -> Wait:
         """As `_run`, on a GPU whose speed changes when communication beside it starts or ends."""
         template = self.store.templates[run.template]
         begin = now = self.env.now
@@ -299,8 +301,19 @@ class _Simulation:
             if resumed:
                 left[current] = (ends[current] - now) * pace[current - first]
             first = current
-        span = self.recorder.span(rank.number, lane, index, step, run.template, begin, starts[0], now)
+        span = self.recorder.span(rank.number, lane, index, step, outer, run.template, begin, starts[0], now)
         self.recorder.stretch(span, starts, ends)
+
+
+def _check_match(rank: _Rank, comm: Comm, meeting: Meeting) -> None:
+    """Two ranks that call different things on one communicator would hang or corrupt data on a real machine."""
+    other = meeting.comm
+    pair = comm.op in POINT_TO_POINT
+    if comm.nbytes != other.nbytes or (comm.op == other.op) == pair:
+        raise ProgramError(
+            f"rank {rank.number} calls {comm.name!r} ({comm.op}, {comm.nbytes:.0f} bytes) on axis {comm.axis!r} where "
+            f"rank {meeting.arrived[0].number} calls {other.name!r} ({other.op}, {other.nbytes:.0f} bytes)"
+        )
 
 
 def _play(work: Floats, launched: Floats, start: float) -> tuple[Floats, Floats]:

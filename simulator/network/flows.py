@@ -90,7 +90,8 @@ class Network:
         self._on_link: list[dict[_Flow, None]] = [{} for _ in capacity_Bps]
         self._changed: dict[int, None] = {}
         self._solving = False
-        self._alone_Bps: dict[int, tuple[Phase, float]] = {}
+        # Phases are kept beside their rates, so that their ids stay their own.
+        self._solved: dict[tuple[int, ...], tuple[list[Phase], list[float]]] = {}
 
     def transfer(self, plan: Plan, then: Callable[[], None]) -> None:
         """Start ``plan`` now; ``then`` is called when its last byte has arrived."""
@@ -99,16 +100,9 @@ class Network:
     def alone_s(self, plan: Plan) -> float:
         """Seconds that ``plan`` takes while nothing else crosses its links."""
         return sum(
-            phase.latency_s + (phase.nbytes / self._rate_alone(phase) if phase.nbytes > 0 else 0.0)
+            phase.latency_s + (phase.nbytes / self._rates([phase])[0] if phase.nbytes > 0 else 0.0)
             for phase in plan.phases
         )
-
-    def _rate_alone(self, phase: Phase) -> float:
-        known = self._alone_Bps.get(id(phase))
-        if known is None:
-            # The phase is kept beside its rate, so that its id stays its own.
-            known = self._alone_Bps[id(phase)] = (phase, max_min_rates([phase], self._capacity)[0])
-        return known[1]
 
     def _start(self, phases: Sequence[Phase], index: int, then: Callable[[], None]) -> None:
         """Start phase ``index``; the next ones follow it, then ``then``."""
@@ -129,7 +123,7 @@ class Network:
             self._join_later(flow)
             return
         flow.alone = True
-        flow.rate = self._rate_alone(phase)
+        flow.rate = self._rates([phase])[0]
         for link, _ in phase.loads:
             self._on_link[link][flow] = None
         self._expect(flow, phase.latency_s + flow.left / flow.rate)
@@ -188,13 +182,20 @@ class Network:
         flows = self._concerned()
         self._changed.clear()
         now = self._env.now
-        for flow, rate in zip(flows, max_min_rates([f.phase for f in flows], self._capacity), strict=True):
+        for flow, rate in zip(flows, self._rates([flow.phase for flow in flows]), strict=True):
             if rate == flow.rate:
                 continue
             if flow.rate > 0:
                 flow.left = max(flow.left - flow.rate * (now - flow.since), 0.0)
             flow.since, flow.rate = now, rate
             self._expect(flow, flow.left / rate)
+
+    def _rates(self, phases: list[Phase]) -> list[float]:
+        """`max_min_rates`, remembered: the micro-batches of a pipeline meet in the same ways again and again."""
+        key = tuple(map(id, phases))
+        if key not in self._solved:
+            self._solved[key] = (phases, max_min_rates(phases, self._capacity))
+        return self._solved[key][1]
 
     def _concerned(self) -> list[_Flow]:
         """The flows connected with a changed link through shared links, in order of discovery."""
