@@ -24,6 +24,7 @@ from simulator.errors import InputError
 from simulator.program import Program
 from simulator.schedules import SCHEDULES
 from simulator.timeline import Timeline
+from simulator.units import format_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +44,9 @@ class Result:
 
     @cached_property
     def _report(self) -> dict[str, Any]:
-        return report(_job(self), self.timeline, warnings=self.warnings)
+        from simulator.validation.accuracy import accuracy
+
+        return report(_job(self), self.timeline, warnings=self.warnings, accuracy=accuracy(self.workload))
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -64,7 +67,9 @@ class Result:
         """A picture of the pipeline; into ``ax`` where given."""
         from simulator.output.gantt import gantt
 
-        return gantt(self.timeline, ax, title=self.workload.name)
+        idle = self._report["bubble_fraction"]
+        title = f"{self.workload.name}: {format_time(self.timeline.step_time_s)} a step, bubble {idle:.1%}"
+        return gantt(self.timeline, ax, title=title)
 
     def save_trace(self, path: str | Path, ranks: Sequence[int] | None = None) -> None:
         """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz; ``ranks``: one per stage by default."""
@@ -160,7 +165,7 @@ class ScheduleResult:
         """A picture of the schedule; into ``ax`` where given."""
         from simulator.output.gantt import gantt
 
-        return gantt(self.timeline, ax, title=self.name)
+        return gantt(self.timeline, ax, title=self.name, unit="units of cost")
 
 
 def schedule(

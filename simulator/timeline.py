@@ -77,7 +77,7 @@ class Timeline:
     ``lane`` indexes ``lane_names``, ``template`` indexes ``templates``, ``step`` is the position in the lane's program,
     ``phase`` is the step's letter. ``posted_s`` is when it could have begun: its lane had come to it. ``start_s`` is
     when it did: a communication when all members were there, computation when the host had launched its first kernel.
-    ``algorithms``: purpose of communication -> algorithm of its largest transfer.
+    ``algorithms``: purpose of communication -> algorithm that sent the most bytes.
     ``stretched``: span index -> exact row start and end times, for spans that did not run straight through at full
     speed. Seconds.
     """

@@ -82,7 +82,7 @@ def test_interleaved_warmup_counts_of_megatron() -> None:
     assert [warmup(4, 8, 2, rank) for rank in range(4)] == [10, 8, 6, 4]
 
 
-@pytest.mark.parametrize(("size", "word"), [((4, 6, 2), "multiples of 4"), ((4, 8, 1), "at least 2 chunks")])
+@pytest.mark.parametrize(("size", "word"), [((4, 6, 2), "multiple of 4"), ((4, 8, 1), "at least 2 chunks")])
 def test_interleaved_names_what_it_needs(size: tuple[int, int, int], word: str) -> None:
     assert word in (SCHEDULES["interleaved"].check(*size) or "")
 

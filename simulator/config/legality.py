@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from simulator.config.cluster import MAX_GPUS, ClusterSpec, cluster_problems
 from simulator.config.files import brief
 from simulator.errors import InputError
+from simulator.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from simulator.config.workload import Parallelism, Workload
@@ -221,18 +222,19 @@ def _heads_do_not_split(workload: Workload) -> InputError:
 
 
 def _schedule_problems(layout: Parallelism) -> Iterator[InputError]:
-    if layout.vpp > 1 and layout.schedule != "interleaved":
+    chunked = ", ".join(name for name, schedule in SCHEDULES.items() if schedule.chunked)
+    if layout.vpp > 1 and not SCHEDULES[layout.schedule].chunked:
         yield InputError(
             f"the schedule {layout.schedule} has one chunk per rank",
             key="parallelism.vpp",
             found=layout.vpp,
-            allowed="1, or schedule: interleaved",
-            fix="schedule: interleaved",
+            allowed=f"1, or schedule: {chunked}",
+            fix=f"schedule: {chunked}",
         )
-    if layout.schedule == "interleaved" and (layout.vpp == 1 or layout.pp == 1):
+    if SCHEDULES[layout.schedule].chunked and (layout.vpp == 1 or layout.pp == 1):
         key, found = ("vpp", layout.vpp) if layout.vpp == 1 else ("pp", layout.pp)
         yield InputError(
-            "the interleaved schedule needs several chunks per rank and several ranks",
+            f"the schedule {layout.schedule} needs several chunks per rank and several ranks",
             key=f"parallelism.{key}",
             found=found,
             allowed=">= 2, or schedule: 1f1b with vpp: 1",
@@ -304,15 +306,25 @@ def _batch_problems(workload: Workload) -> Iterator[InputError]:
             allowed=f"micro-batches * pp * vpp at most {MAX_ACTIONS:,}",
             fix="a larger micro_batch",
         )
-    if layout.schedule == "interleaved" and microbatches % layout.pp:
-        fit = _nearest_multiple(microbatches, layout.pp)
+    schedule = SCHEDULES[layout.schedule]
+    reason = schedule.check(layout.pp, microbatches, layout.vpp)
+    if reason is not None:
+        works = [m for m in _around(microbatches) if schedule.check(layout.pp, m, layout.vpp) is None]
         yield InputError(
-            f"makes {microbatches} micro-batches; interleaved needs a multiple of pp {layout.pp}",
+            f"makes {microbatches} micro-batches; {layout.schedule} {reason}",
             key="training.global_batch",
             found=batch,
-            allowed=f"a multiple of micro_batch * dp * pp = {once * layout.pp}",
-            fix=f"global_batch: {fit * once}, or schedule: 1f1b with vpp: 1",
+            allowed=", ".join(str(m * once) for m in sorted(works[:2])) or None,
+            fix=f"global_batch: {works[0] * once}, or schedule: 1f1b with vpp: 1" if works else "schedule: 1f1b",
         )
+
+
+def _around(number: int) -> Iterator[int]:
+    """Whole numbers above 0, nearest to ``number`` first, as far as twice ``number`` and a schedule's usual round."""
+    for distance in range(1, number + 1025):
+        if number - distance > 0:
+            yield number - distance
+        yield number + distance
 
 
 def warnings(workload: Workload) -> list[str]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, ModelWrapValidatorHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -21,13 +21,17 @@ from simulator.config.cluster import ClusterSpec, Count, cluster_data
 from simulator.config.files import AsTuple, Integral, Section, raise_all, read_yaml, validated, with_changes
 from simulator.config.presets import expand_model, presets
 from simulator.errors import InputError
+from simulator.schedules import SCHEDULES
 
 Size = Annotated[int, Field(ge=1, le=1_000_000_000), Integral]
 Dtype = Literal["fp32", "bf16", "fp16"]
 #: Dotted path of a section -> the key of it that a plain text in its place means.
 SHORTHANDS = {"cluster": "name", "training.recompute": "granularity"}
 
-Schedule = Literal["naive", "gpipe", "1f1b", "interleaved"]
+if TYPE_CHECKING:
+    Schedule = str
+else:
+    Schedule = Literal[tuple(SCHEDULES)]  # what is registered, so that a new schedule needs no line here
 
 
 class Model(Section):

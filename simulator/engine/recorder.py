@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from simulator.engine.world import World
 from simulator.program import Program, Step
-from simulator.program.ops import comms_of
 from simulator.timeline import Floats, LinkUse, Template, Timeline
 
 
@@ -58,6 +57,7 @@ class Recorder:
         world: World,
         templates: list[Template],
         bytes_on_link: list[float],
+        algorithms: dict[str, str],
         events: int,
         wall_s: float,
     ) -> Timeline:
@@ -110,19 +110,7 @@ class Recorder:
                 for i in range(len(bytes_on_link))
             ),
             simulated_as=world.simulated_as,
-            algorithms=_algorithms(program, world),
+            algorithms=algorithms,
             events=events,
             wall_s=wall_s,
         )
-
-
-def _algorithms(program: Program, world: World) -> dict[str, str]:
-    """Per purpose, the algorithm of its largest transfer."""
-    ops = {id(step.op): step.op for role in program.roles for _, _, step in role.steps()}
-    purposes = {(comm.axis, comm.op): comm.purpose for op in ops.values() for comm in comms_of(op)}
-    largest: dict[str, tuple[float, str]] = {}
-    for (axis, _, spec), transfer in world.transfers.items():
-        purpose = purposes[axis, str(spec[0])]
-        if transfer.wire_bytes > largest.get(purpose, (-1.0, ""))[0]:
-            largest[purpose] = (transfer.wire_bytes, transfer.plan.algorithm)
-    return {purpose: algorithm for purpose, (_, algorithm) in largest.items()}

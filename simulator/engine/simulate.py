@@ -38,11 +38,13 @@ def simulate(program: Program, cluster: Cluster, costs: Costs, *, fold: bool = T
     program.validate()
     simulation = _Simulation(program, cluster, costs, build_world(program, cluster, costs, fold=fold), coalesce)
     events = simulation.run()
+    done = simulation.done()
     return simulation.recorder.timeline(
         program=program,
         world=simulation.world,
         templates=simulation.store.templates,
-        bytes_on_link=simulation.bytes_on_link(),
+        bytes_on_link=_bytes_on_link(simulation.world, done),
+        algorithms=_algorithms(simulation.world, done),
         events=events,
         wall_s=time.perf_counter() - began,
     )
@@ -80,7 +82,7 @@ class _Prepared:
     """A block as one rank runs it; ``fixed`` are the in-line collectives of known length, ``runs`` counts its runs."""
 
     pieces: tuple[Piece, ...]
-    fixed: list[Transfer]
+    fixed: list[tuple[Transfer, str]]
     runs: int = 0
 
 
@@ -97,7 +99,7 @@ class _Simulation:
         self.ranks = [self._rank(number, cluster) for number in world.like]
         self._meetings: dict[tuple[object, ...], list[Meeting]] = {}
         self._prepared: dict[tuple[int, int], _Prepared] = {}
-        self._departed: Counter[int] = Counter()
+        self._departed: Counter[tuple[int, str]] = Counter()
         self._lanes_of_axis = [_lanes_of_axis(role) for role in program.roles]
 
     def _rank(self, number: int, cluster: Cluster) -> _Rank:
@@ -124,17 +126,13 @@ class _Simulation:
             raise DeadlockError(report(self.program, self.ranks))
         return events
 
-    def bytes_on_link(self) -> list[float]:
-        """What each simulated link has carried."""
-        done = Counter(self._departed)
+    def done(self) -> Counter[tuple[int, str]]:
+        """How often each transfer (by id) was made for each purpose."""
+        done = self._departed.copy()
         for prepared in self._prepared.values():
-            for transfer in prepared.fixed:
-                done[id(transfer)] += prepared.runs
-        carried = [0.0] * len(self.world.capacity_Bps)
-        for transfer in self.world.transfers.values():
-            for link, nbytes in transfer.link_bytes:
-                carried[link] += nbytes * done[id(transfer)]
-        return carried
+            for transfer, purpose in prepared.fixed:
+                done[id(transfer), purpose] += prepared.runs
+        return done
 
     def _lane(self, rank: _Rank, lane: str, steps: tuple[Step, ...]) -> Wait:
         for index, step in enumerate(steps):
@@ -204,7 +202,7 @@ class _Simulation:
 
     def _depart(self, meeting: Meeting) -> None:
         began = self.env.now
-        self._departed[id(meeting.transfer)] += 1
+        self._departed[id(meeting.transfer), meeting.comm.purpose] += 1
         for rank in meeting.arrived:
             rank.in_flight.append(meeting.comm.purpose)
             self._disturb(rank)
@@ -251,13 +249,13 @@ class _Simulation:
     def _price(self, rank: _Rank, block: Block) -> _Prepared:
         lanes = self._lanes_of_axis[self.program.role_of[rank.number]]
         lengths: dict[Comm, CommTime] = {}
-        fixed: list[Transfer] = []
+        fixed: list[tuple[Transfer, str]] = []
         for comm in comms_of(block):
             transfer = self.world.transfer(comm, rank.number, rank.positions[comm.axis])
             callers = set().union(*(lanes[axis] for axis in transfer.met_on))
             free = self.coalesce and len(callers) == 1
             if free:
-                fixed.append(transfer)
+                fixed.append((transfer, comm.purpose))
             lengths[comm] = CommTime(self.network.alone_s(transfer.plan) if free else None, transfer.wire_bytes)
         return _Prepared(self.store.pieces(block, rank.gpu, rank.speed, lengths, self.coalesce), fixed)
 
@@ -321,6 +319,28 @@ def _play(work: Floats, launched: Floats, start: float) -> tuple[Floats, Floats]
     done = np.cumsum(work)
     ends = done + np.maximum.accumulate(np.maximum(launched, start) - (done - work))
     return ends - work, ends
+
+
+def _bytes_on_link(world: World, done: Counter[tuple[int, str]]) -> list[float]:
+    """What each simulated link has carried."""
+    carried = [0.0] * len(world.capacity_Bps)
+    times: Counter[int] = Counter()
+    for (transfer_id, _), count in done.items():
+        times[transfer_id] += count
+    for transfer in world.transfers.values():
+        for link, nbytes in transfer.link_bytes:
+            carried[link] += nbytes * times[id(transfer)]
+    return carried
+
+
+def _algorithms(world: World, done: Counter[tuple[int, str]]) -> dict[str, str]:
+    """Per purpose, the algorithm that sent the most bytes."""
+    transfers = {id(transfer): transfer for transfer in world.transfers.values()}
+    sent: dict[str, Counter[str]] = {}
+    for (transfer_id, purpose), count in done.items():
+        transfer = transfers[transfer_id]
+        sent.setdefault(purpose, Counter())[transfer.plan.algorithm] += count * transfer.wire_bytes  # type: ignore[assignment]
+    return {purpose: max(of_purpose, key=lambda name: of_purpose[name]) for purpose, of_purpose in sent.items()}
 
 
 def _lanes_of_axis(role: Role) -> dict[str, set[str]]:

@@ -42,9 +42,7 @@ def check(p: int, m: int, v: int) -> str | None:
         return f"needs at least 2 chunks per rank, got {v}"
     if m % p:
         near = [n for n in (m // p * p, (m // p + 1) * p) if n > 0]
-        return (
-            f"needs micro-batches in multiples of {p} (pipeline ranks), got {m}; nearest: {', '.join(map(str, near))}"
-        )
+        return f"needs a multiple of {p} (pipeline ranks) micro-batches, got {m}; nearest: {', '.join(map(str, near))}"
     return None
 
 
