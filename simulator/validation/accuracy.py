@@ -1,0 +1,113 @@
+"""How far predictions like this one have been from measurement: the recorded errors of the nearest suite.
+
+``python -m simulator.validation.accuracy`` simulates every row of every suite and records the errors anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from simulator.config import Workload, load_workload
+from simulator.validation.evaluate import evaluate
+from simulator.validation.rows import read_rows, workload_of
+from simulator.validation.suites import DATA, SUITES
+
+RECORD = DATA / "errors.json"
+
+_SIZES: dict[str, Callable[[Workload], float]] = {
+    "model.hidden": lambda workload: workload.model.hidden,
+    "model.layers": lambda workload: workload.model.layers,
+    "training.seq": lambda workload: workload.training.seq,
+    "GPUs": lambda workload: workload.n_ranks,
+}
+_KINDS: dict[str, Callable[[Workload], str]] = {
+    "cluster.node.gpus.type": lambda workload: workload.cluster.node.gpus.type,
+    "training.precision": lambda workload: workload.training.precision,
+    "training.implementation": lambda workload: workload.training.implementation,
+    "model.attention": lambda workload: workload.model.attention,
+    "model.activation": lambda workload: workload.model.activation,
+    "parallelism.schedule": lambda workload: workload.parallelism.schedule,
+    "training.recompute": lambda workload: workload.training.recompute.granularity,
+}
+
+
+def accuracy(workload: Workload) -> dict[str, Any]:
+    """Of the suite that comes nearest to ``workload``: rows, mean and largest absolute error of the step time, and
+    where the workload lies outside what the suite covers.
+
+    Nearest is the suite with the fewest kinds of thing (GPU, precision, attention ...) that it never saw, then the one
+    with a row closest in size.
+    """
+    suite = min(SUITES, key=lambda name: (len(_unseen(workload, name)), _distance(workload, name)))
+    errors = [abs(error) for error in recorded()[suite].values()]
+    return {
+        "nearest_suite": suite,
+        "rows": len(errors),
+        "mean_error": statistics.fmean(errors),
+        "max_error": max(errors),
+        "extrapolation": [*_unseen(workload, suite), *_outside(workload, suite)],
+    }
+
+
+@lru_cache
+def recorded() -> dict[str, dict[str, float]]:
+    """suite -> row -> (predicted - measured) / measured, as last recorded."""
+    errors: dict[str, dict[str, float]] = json.loads(RECORD.read_text(encoding="utf-8"))
+    return errors
+
+
+@lru_cache
+def _workloads(suite: str) -> tuple[Workload, ...]:
+    chosen = SUITES[suite]
+    return tuple(load_workload(workload_of(row, chosen.settings)) for row in read_rows(chosen.table))
+
+
+def _unseen(workload: Workload, suite: str) -> list[str]:
+    notes = []
+    for key, kind in _KINDS.items():
+        seen = dict.fromkeys(kind(other) for other in _workloads(suite))
+        if kind(workload) not in seen:
+            notes.append(f"{key} {kind(workload)}: measured with {', '.join(seen)} only")
+    return notes
+
+
+def _outside(workload: Workload, suite: str) -> list[str]:
+    notes = []
+    for key, size in _SIZES.items():
+        sizes = [size(other) for other in _workloads(suite)]
+        if not min(sizes) <= size(workload) <= max(sizes):
+            notes.append(f"{key} {size(workload):,}: measured from {min(sizes):,} to {max(sizes):,}")
+    return notes
+
+
+def _distance(workload: Workload, suite: str) -> float:
+    """Of the closest row: the sum over sizes of the logarithm of their ratio."""
+    return min(
+        sum(abs(math.log(size(workload) / size(other))) for size in _SIZES.values()) for other in _workloads(suite)
+    )
+
+
+def record() -> None:
+    """Simulate every row of every suite and write the errors to `RECORD`."""
+    from simulator.api import run
+
+    errors = {
+        name: {
+            outcome.id: round(outcome.error, 6)
+            for outcome in evaluate(
+                read_rows(suite.table), suite.settings, lambda workload: run(workload).timeline.step_time_s
+            )
+            if outcome.error is not None
+        }
+        for name, suite in SUITES.items()
+    }
+    RECORD.write_text(json.dumps(errors, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    record()
