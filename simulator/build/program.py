@@ -42,6 +42,9 @@ class _Stages:
         self.n_stages = parallelism.pp * parallelism.vpp
         self.parts = [stage_parts(workload, stage) for stage in range(self.n_stages)]
         self._blocks: dict[tuple[object, ...], Block] = {}
+        self._block_of = {(stage, kind): self._block(stage, kind) for stage in range(self.n_stages) for kind in "FB"}
+        self._saved = [sum(part.saved_bytes for part in parts) for parts in self.parts]
+        self._workspace = [max(part.workspace_bytes for part in parts) for parts in self.parts]
 
     @cached_property
     def activation_bytes(self) -> float:
@@ -62,19 +65,17 @@ class _Stages:
 
     def step(self, action: Action) -> Step:
         """The compute step of an action, with what it holds and gives back."""
-        parts = self.parts[action.stage]
-        saved = sum(part.saved_bytes for part in parts)
-        forward = action.kind == "F"
+        stage, forward = action.stage, action.kind == "F"
         return Step(
             str(action),
-            self._block(action.stage, action.kind),
+            self._block_of[stage, action.kind],
             phase=action.kind,
             microbatch=action.microbatch,
-            stage=action.stage,
-            chunk=action.stage // self.workload.parallelism.pp,
-            alloc_bytes=saved if forward else 0.0,
-            free_bytes=0.0 if forward else saved,
-            workspace_bytes=0.0 if forward else max(part.workspace_bytes for part in parts),
+            stage=stage,
+            chunk=stage // self.workload.parallelism.pp,
+            alloc_bytes=self._saved[stage] if forward else 0.0,
+            free_bytes=0.0 if forward else self._saved[stage],
+            workspace_bytes=0.0 if forward else self._workspace[stage],
         )
 
     def _block(self, stage: int, kind: str) -> Block:
