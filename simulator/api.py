@@ -19,6 +19,7 @@ from simulator.cluster.ideal import ideal_cluster
 from simulator.config import Workload, load_workload, warnings
 from simulator.config.profile import Profile, load_profile
 from simulator.costs import Costs
+from simulator.costs.provenance import priced_by
 from simulator.engine import simulate
 from simulator.errors import InputError
 from simulator.program import Program
@@ -39,6 +40,7 @@ class Result:
     workload: Workload
     profile: Profile
     cluster: Cluster
+    costs: Costs
     program: Program
     timeline: Timeline
 
@@ -89,7 +91,7 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     costs = Costs.from_profile(profile, job.training.implementation)
     program = build_program(job)
     timeline = simulate(program, cluster, costs, fold=job.simulation.fold, coalesce=job.simulation.coalesce)
-    return Result(job, profile, cluster, program, timeline)
+    return Result(job, profile, cluster, costs, program, timeline)
 
 
 def _job(result: Result) -> Job:
@@ -114,6 +116,7 @@ def _job(result: Result) -> Job:
             "date": profile.date,
             "source": "; ".join(profile.sources.values()),
             "kind": profile.kind,
+            "kernel_time_priced_by": priced_by(result.program, result.costs, workload.cluster.node.gpus.type),
         },
         params_total=total,
         params_active=total,
