@@ -23,7 +23,7 @@ def console() -> Console:
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> Table:
-    """A table of ``rows``, whose keys are the columns; numbers stand on the right."""
+    """A table of ``rows``, whose keys are the columns; numbers stand on the right, decimal points below each other."""
     from rich import box
     from rich.table import Table
 
@@ -31,9 +31,18 @@ def table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> Table:
     for name in rows[0] if rows else ():
         numeric = all(isinstance(row[name], int | float) for row in rows)
         result.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    decimals = {name: max(_decimals(row[name]) for row in rows) for name in (rows[0] if rows else ())}
     for row in rows:
-        result.add_row(*(f"{value:,}" if isinstance(value, int | float) else str(value) for value in row.values()))
+        result.add_row(*(f"{v:,.{decimals[name]}f}" if isinstance(v, float) else _plain(v) for name, v in row.items()))
     return result
+
+
+def _plain(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _decimals(value: object) -> int:
+    return len(str(value).partition(".")[2]) if isinstance(value, float) else 0
 
 
 def warn(warnings: Iterable[str]) -> None:

@@ -118,7 +118,11 @@ def _verdict(result: dict[str, Any]) -> str:
     ]
     verdict = {None: "", True: " - kept", False: " - FAILED"}[result["passed"]]
     return (
-        f"{result['n_rows'] - result['n_skipped']} rows, {result['n_skipped']} skipped; absolute error: "
+        f"{_rows(result['n_rows'] - result['n_skipped'])}, {result['n_skipped']} skipped; absolute error: "
         f"mean {result['mean_abs']:.1%}, median {result['median_abs']:.1%}, max {result['max_abs']:.1%}; "
         f"bias {result['bias']:+.1%}" + (f"; bounds: {', '.join(bounds)}{verdict}" if bounds else "")
     )
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"

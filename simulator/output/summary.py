@@ -113,7 +113,7 @@ def _headline(result: Result) -> str:
     return (
         f"[bold]{escape(str(result['name']))}[/bold] on {result['n_gpus']:,} GPUs of {escape(str(result['cluster']))}\n"
         f"{_parameters(result)} parameters, {_layout(result['parallelism'])}, "
-        f"{result['n_microbatches']:,} micro-batches\n"
+        f"{result['n_microbatches']:,} micro-batch{'es' if result['n_microbatches'] > 1 else ''}\n"
         f"calibration {escape(str(calibration['name']))}: {calibration['kind']} figures{dated}"
     )
 
@@ -151,7 +151,7 @@ def _key_figures(result: Result) -> Table:
         f"{_percent(result['mfu'])} of the dense peak of {_tflops(peak)}; {_percent(result['mfu_causal'])} with causal "
         f"attention counted as half",
     )
-    grid.add_row("HFU", f"{_percent(result['hfu'])}, recompute included")
+    grid.add_row("HFU", f"{_percent(result['hfu'])}, counting what the kernels really compute, recompute included")
     grid.add_row(
         "bubble",
         f"{_percent(result['bubble_fraction'])} of the pipeline's time, {result['bubble_ratio']:.3f} of its work",
