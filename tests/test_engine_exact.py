@@ -33,8 +33,25 @@ def assert_same(short: Result, plain: Result) -> None:
             assert np.abs(twin[column].to_numpy() - frame[column].to_numpy()).max() <= 1e-9 * scale, (rank, column)
 
 
-@pytest.mark.parametrize("section", list(layouts(16)), ids=lambda s: "-".join(str(v) for v in list(s.values())[:5]))
+def name_of(section: dict[str, Any]) -> str:
+    return "-".join(str(value) for value in list(section.values())[:5])
+
+
+SMALL = list(layouts(8))
+
+
+@pytest.mark.parametrize("section", SMALL, ids=name_of)
 def test_fold_and_coalesce_change_nothing(section: dict[str, Any]) -> None:
+    compare(section)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", [section for section in layouts(64) if section not in SMALL], ids=name_of)
+def test_fold_and_coalesce_change_nothing_up_to_64_ranks(section: dict[str, Any]) -> None:
+    compare(section)
+
+
+def compare(section: dict[str, Any]) -> None:
     workload = job() | {"parallelism": section}
     short, plain = play(workload, fold=True, coalesce=True), play(workload, fold=False, coalesce=False)
     check(short.program, short.timeline)

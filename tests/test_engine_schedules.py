@@ -17,7 +17,7 @@ from simulator.timeline import Timeline
 SWEEP = [
     (name, p, m, v)
     for name in SCHEDULES
-    for p, m, v in itertools.product((1, 2, 3, 4, 5, 8, 16), (1, 2, 3, 4, 8, 16, 32, 64), (1, 2, 3, 4))
+    for p, m, v in itertools.product((1, 2, 3, 5, 16), (1, 2, 6, 15, 32, 64), (1, 2, 3, 4))
     if SCHEDULES[name].check(p, m, v) is None
 ]
 
