@@ -40,8 +40,8 @@ def buckets(backward: Block, params: int, grad_bytes: int, bucket_bytes: float) 
 
 
 def _made_by(op: Compute | Comm) -> int:
-    """Parameters whose gradient ``op`` completes."""
-    if isinstance(op, Compute) and isinstance(op.kernel, Matmul) and op.kernel.role == "wgrad":
+    """Parameters whose gradient ``op`` completes. Attention's own products have weight-gradient layouts too."""
+    if isinstance(op, Compute) and op.phase == "W" and isinstance(op.kernel, Matmul):
         return op.kernel.m * op.kernel.n * op.kernel.batch
     return 0
 
