@@ -194,7 +194,7 @@ class Parallelism(Section):
     rank_order: str = "tp-cp-ep-dp-pp"
     """axes of the rank grid, innermost first; cp and ep have size 1 and may be left out [tp-cp-ep-dp-pp]"""
     collective_algorithm: Literal["auto", "ring", "tree"] = "auto"
-    """[auto]"""
+    """of all-reduces; auto takes the fastest on an idle network, as NCCL does [auto]"""
 
 
 class Simulation(Section):
@@ -211,8 +211,6 @@ class Workload(Section):
 
     name: str
     """[the file's name]"""
-    seed: Annotated[int, Field(ge=0, lt=2**63), Integral] = 0
-    """of everything random [0]"""
     model: Model
     training: Training
     parallelism: Parallelism = Parallelism()
@@ -311,6 +309,19 @@ def load_workload(source: str | Path | Mapping[str, Any] | Workload, set: Mappin
     if workload.calibration not in catalog.names("profile"):
         workload = workload.model_copy(update={"calibration": str(profile)})
     return workload
+
+
+def altered(workload: Workload, changes: Mapping[str, Any]) -> Workload:
+    """A copy of a loaded workload with dotted keys changed; defaults that follow from other keys follow again, the
+    layers per stage too where their number changes. Raises `InputError` where the copy is not legal."""
+    data = {name: getattr(workload, name) for name in type(workload).model_fields}
+    for name in ("model", "training", "parallelism", "simulation"):
+        data[name] = data[name].model_dump(exclude_unset=True)
+    data = with_changes(data, changes, SHORTHANDS)
+    stages = len(workload.parallelism.layers_per_stage)
+    if data["parallelism"].get("pp", 1) * data["parallelism"].get("vpp", 1) != stages:
+        data["parallelism"].pop("layers_per_stage", None)
+    return load_workload(data)
 
 
 def _cluster(reference: object, base: Path | None, file: object, changes: Mapping[str, Any]) -> ClusterSpec:

@@ -166,7 +166,9 @@ class Program:
         if len(known) != len(labels):
             twice = next(label for label in labels if labels.count(label) > 1)
             raise ProgramError(f"{where}: two steps are labelled {twice!r}")
-        for _, _, step in role.steps():
+        for lane, _, step in role.steps():
+            if isinstance(step.op, Block) and lane != COMPUTE_LANE:
+                raise ProgramError(f"{where}: step {step.label!r} computes on lane {lane!r}, not {COMPUTE_LANE!r}")
             for label in step.after:
                 if label not in known:
                     raise ProgramError(f"{where}: step {step.label!r} waits for {label!r}, which does not exist")
