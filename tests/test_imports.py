@@ -17,7 +17,7 @@ FREE = {"units", "errors"}
 ONLY = {
     "simpy": {"engine", "network"},
     "matplotlib": {"output"},
-    "networkx": {"cluster", "network", "engine", "output", "fabrics"},
+    "networkx": {"cluster", "network", "engine", "output"},
     "typer": {"cli"},
 }
 
