@@ -54,15 +54,50 @@ class Section(BaseModel):
 class _Loader(yaml.SafeLoader):
     """YAML with the numbers of YAML 1.2 (``450e9`` is one, ``010`` is ten, ``1:30`` is text) and no duplicate keys."""
 
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._flat: set[yaml.Node] = set()
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (yaml.YAMLError, RecursionError):
+            raise
+        except Exception as error:  # PyYAML's constructors raise whatever the text of a tagged value leads them to
+            value = brief(node.value) if isinstance(node, yaml.ScalarNode) else "this value"
+            kind = node.tag.rsplit(":", 1)[-1]
+            problem = f"holds a value that cannot be read: {value} as {kind}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put in what merge keys (``<<: *anchor``) stand for; keys beside them win."""
+        if node in self._flat:
+            return
+        self._flat.add(node)
+        self._refuse_duplicates(node)
+        super().flatten_mapping(node)
+        node.value = list(  # one of each key, so that merges of merges do not multiply
+            {
+                (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else key: (key, value)
+                for key, value in node.value
+            }.values()
+        )
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        if isinstance(node, yaml.MappingNode):  # anything else is refused below
+            self.flatten_mapping(node)
+        return super().construct_mapping(node, deep=deep)
+
+    def _refuse_duplicates(self, node: yaml.MappingNode) -> None:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
             if isinstance(key, Hashable):
                 seen.add(key)
-        return super().construct_mapping(node, deep=deep)
 
 
 def _yaml_int(loader: _Loader, node: yaml.ScalarNode) -> int:
