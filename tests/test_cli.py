@@ -157,6 +157,36 @@ def test_python_m_simulator_is_the_same_command(workload: Path) -> None:
     assert done.stderr.startswith("error: ")
 
 
+def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """One line of bash, where ``$llmsim`` is the command."""
+    environment = os.environ | {"llmsim": f"{sys.executable} -m simulator", "PYTHONPATH": str(Path.cwd())}
+    return subprocess.run(
+        ["bash", "-c", line], env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize("arguments", ["check gpt22b_tp8", "check gpt22b_tp8 --json -", "list models", "--help"])
+def test_a_standard_output_that_fails_is_one_line_and_status_2(arguments: str, tmp_path: Path) -> None:
+    for redirection, words in ((">/dev/full", "No space left on device"), (">&-", "it is closed")):
+        done = shell(f"$llmsim {arguments} {redirection}", tmp_path)
+        assert (done.returncode, done.stderr) == (2, f"error: standard output cannot be written: {words}\n")
+    done = shell(f"$llmsim {arguments} | true; exit ${{PIPESTATUS[0]}}", tmp_path)
+    assert done.stderr == ""
+    assert done.returncode == 141
+
+
+def test_a_closed_standard_output_does_not_matter_to_a_quiet_command(tmp_path: Path) -> None:
+    assert shell("$llmsim check gpt22b_tp8 --quiet --json x.json >&-", tmp_path).returncode == 0
+    assert (tmp_path / "x.json").is_file()
+    assert shell("$llmsim check absent >&- 2>&-", tmp_path).returncode == 2
+    assert shell("PYTHONIOENCODING=ascii $llmsim run gpt22b_tp8", tmp_path).returncode == 0
+
+
+def test_control_characters_are_shown_and_not_sent(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("check", workload, "--set", "a\x1b[31m=1") == 2
+    assert "a\\x1b[31m" in capsys.readouterr().err
+
+
 def test_two_workloads_stand_side_by_side(workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "with_recompute.yaml"
     other.write_text(yaml.safe_dump(LEGAL | {"training": LEGAL["training"] | {"recompute": "full"}}))

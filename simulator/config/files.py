@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from simulator.errors import InputError
 
@@ -30,6 +30,14 @@ def _listed(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _printable(value: str) -> str:
+    if not value.isprintable():
+        raise PydanticCustomError("printable", "must be printable text, on one line")
+    return value
+
+
+#: Text that is shown to people: no control characters, no line breaks, no halves of characters.
+Text = Annotated[str, AfterValidator(_printable)]
 #: Put into `Annotated` after the bounds of a whole number: ``25e6`` is one too.
 Integral = BeforeValidator(_integral)
 #: A whole number without bounds.
@@ -265,6 +273,7 @@ _WANTED = {
     "int_type": "a whole number",
     "bool_type": "true or false",
     "string_type": "text",
+    "string_unicode": "printable text, on one line",
     "tuple_type": "a list",
     "model_type": "a mapping of keys",
     "finite_number": "a finite number",

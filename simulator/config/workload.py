@@ -18,7 +18,7 @@ from pydantic_core import CoreSchema
 
 from simulator.config import catalog, legality
 from simulator.config.cluster import ClusterSpec, Count, cluster_data
-from simulator.config.files import AsTuple, Integral, Section, raise_all, read_yaml, validated, with_changes
+from simulator.config.files import AsTuple, Integral, Section, Text, raise_all, read_yaml, validated, with_changes
 from simulator.config.presets import expand_model, presets
 from simulator.config.profile import check_gpu, load_profile
 from simulator.errors import InputError
@@ -210,7 +210,7 @@ class Simulation(Section):
 class Workload(Section):
     """One training job, complete and legal."""
 
-    name: str
+    name: Text
     """[the file's name]"""
     model: Model
     training: Training
