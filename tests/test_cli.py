@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
+import simulator
 from simulator.cli.app import COMMANDS, main
 from simulator.cli.options import parse_ranks
 from simulator.cli.outputs import check_outputs, write_json
+from simulator.cli.terminal import console, table
 from simulator.errors import InputError
 from simulator.output.files import writing
 
@@ -185,6 +188,21 @@ def test_a_closed_standard_output_does_not_matter_to_a_quiet_command(tmp_path: P
 def test_control_characters_are_shown_and_not_sent(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("check", workload, "--set", "a\x1b[31m=1") == 2
     assert "a\\x1b[31m" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["[bold]x[/bold] [/red]", "[/]", ":smile: [x]", "x\\"])
+def test_brackets_in_a_name_are_no_markup(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "w.yaml"
+    path.write_text(yaml.safe_dump(LEGAL | {"name": name, "cluster": {"name": "dgx_a100", "nodes": 1}}))
+    for workloads in ([path], [path, path]):
+        assert command("run", *workloads) == 0
+        assert name in capsys.readouterr().out
+    printed = Console(width=100)
+    with printed.capture() as captured:
+        printed.print(simulator.run(path).summary())
+    assert name in captured.get()
+    console().print(table([{name: name}], name))
+    assert capsys.readouterr().out.count(name) == 3
 
 
 def test_two_workloads_stand_side_by_side(workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
