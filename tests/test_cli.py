@@ -103,7 +103,18 @@ def test_list_shows_what_is_shipped(kind: str, capsys: pytest.CaptureFixture[str
             ["collective", "--cluster", "dgx_a100", "--op", "all_reduce", "--calibration", "h100-sxm-80gb"],
             "another GPU",
         ),
-        (["run", "gpt175b_3d", "--gantt", "x.bmp"], ".png, .svg, .pdf"),
+        (["run", "gpt175b_3d", "--gantt", "x.bmp"], "ends in .png, a name that ends in .svg"),
+        (["run", "gpt175b_3d", "--gantt", ".png"], "a name that ends in .png"),
+        (["topology", "dgx_a100", "--plot", "-"], "needs a file"),
+        (["run", "gpt175b_3d", "--json", ""], "needs the name of a file"),
+        (["run", "gpt175b_3d", "--json", "x" * 5000], "--json: cannot be a file: File name too long"),
+        (["run", "gpt175b_3d", "--trace", "x/" * 2500], "--trace: cannot be a file: File name too long"),
+        (["run", "x" * 5000], "cannot be a file: File name too long"),
+        (["run", "~nosuchuser/x.yaml"], "cannot be a file: Could not determine home directory"),
+        (["topology", "~nosuchuser/x.yaml"], "cannot be a file"),
+        (["check", "gpt175b_3d", "--set", "calibration=~nosuchuser/x.yaml"], "--set: calibration: cannot be a file"),
+        (["check", "gpt175b_3d", "--set", "cluster=~nosuchuser/x.yaml"], "--set: cluster: cannot be a file"),
+        (["check", "gpt175b_3d", "--set", "model={hf_config: ~nosuchuser/x}"], "--set: model.hf_config: cannot be"),
         (["run", "gpt175b_3d", "--trace", "-"], "needs a file"),
         (["run", "gpt175b_3d", "--trace-ranks", "all"], "--trace FILE"),
         (["run", "gpt175b_3d", "--trace", "t.json", "--trace-ranks", "0-9999"], "0 to 1535"),
@@ -233,6 +244,26 @@ def test_ranks() -> None:
     for text in ("", "1,", "-1", "a", "1-", "0-6", "2-1", "9" * 30):
         with pytest.raises(InputError, match="--ranks"):
             parse_ranks(text, 6, "--ranks")
+
+
+def test_no_command_writes_over_its_input(workload: Path, tmp_path: Path) -> None:
+    cluster = tmp_path / "c.yaml"
+    cluster.write_text("node: {gpus: {type: a100-sxm-80gb, count: 8}, pcie: {generation: 4}}")
+    rows = tmp_path / "rows.csv"
+    rows.write_text("id\n")
+    on_it = ["--set", f"cluster={cluster}"]
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for arguments in (
+        ["run", workload, "--json", workload],
+        ["run", workload, "--trace", tmp_path / "gone" / ".." / "w.yaml"],
+        ["run", workload, *on_it, "--json", cluster],
+        ["check", workload, *on_it, "--json", cluster],
+        ["topology", cluster, "--json", cluster],
+        ["collective", "--cluster", cluster, "--op", "all_reduce", "--json", cluster],
+        ["validate", "--rows", rows, "--json", rows],
+    ):
+        assert command(*arguments) == 2
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:

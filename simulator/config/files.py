@@ -135,6 +135,26 @@ for _tag, _pattern, _construct in (
     _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)
 
 
+#: Every file read so far, so that a command does not write over its own input.
+files_read: set[Path] = set()
+
+
+def as_path(text: str | Path, *, base: Path | None = None, file: object = None, key: str | None = None) -> Path:
+    """The path that ``text`` means, from ``base`` where there is such a file; ``~`` is a home.
+
+    Raises `InputError`, naming ``file`` and ``key`` as the place of the text, where no file can have this name.
+    """
+    try:
+        path = Path(text).expanduser()
+        if base is not None and (base / path).exists():
+            return base / path
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no such user, not encodable
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot be a file: {reason}", file=file, key=key, found=brief(str(text))) from None
+    return path
+
+
 def read_text(path: Path) -> str:
     """The file's text (UTF-8, at most 10 MB). Raises `InputError`: missing, a directory, unreadable, binary, empty."""
     try:
@@ -142,6 +162,7 @@ def read_text(path: Path) -> str:
             raise InputError("is a directory, not a file", file=path)
         with path.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
+        files_read.add(path.resolve())
     except (OSError, ValueError) as error:
         raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from None
     if len(content) > MAX_FILE_BYTES:
