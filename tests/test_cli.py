@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ import simulator
 from simulator.cli.app import COMMANDS, main
 from simulator.cli.options import parse_ranks
 from simulator.cli.outputs import check_outputs, write_json
+from simulator.cli.streams import signals_raise
 from simulator.cli.terminal import console, table
 from simulator.errors import InputError
 from simulator.output.files import writing
@@ -274,6 +276,16 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
         write_json(path, {"a": float("nan")})
     assert json.loads(path.read_text()) == {"a": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_half_written_file(number: signal.Signals, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as caught, signals_raise(), writing(tmp_path / "x.json.gz") as file:
+        file.write(b"half")
+        os.kill(os.getpid(), number)
+    assert caught.value.code == 128 + number
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(number) is signal.SIG_DFL
 
 
 def test_links_and_devices_are_written_through(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.config.files import MAX_FILE_BYTES, parse_changes, parse_yaml, read_yaml, with_changes
+from simulator.config.cluster import ClusterSpec
+from simulator.config.files import MAX_FILE_BYTES, parse_changes, parse_yaml, read_yaml, validated, with_changes
 from simulator.errors import InputError
 
 
@@ -98,6 +100,17 @@ def test_merge_keys_are_filled_in_and_keys_beside_them_win() -> None:
         parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2, y: 3}", "f")
     doubled = ["a0: &a0 {x: 1}"] + [f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}" for i in range(1, 60)]
     assert parse_yaml("\n".join(doubled), "f")["a59"] == {"x": 1}
+
+
+def test_of_many_problems_the_first_are_said_and_the_rest_counted() -> None:
+    data = {"name": "c"} | {f"unknown{i}": i for i in range(20_000)}
+    start = time.process_time()
+    with pytest.raises(InputError) as caught:
+        validated(ClusterSpec, data, "f")
+    assert time.process_time() - start < 1.0
+    lines = str(caught.value).splitlines()
+    assert sum(line.startswith("f: ") for line in lines) == 20
+    assert lines[-1] == "... and 19,981 more"  # `node` is missing
 
 
 def test_missing_directory_and_oversized_files(tmp_path: Path) -> None:

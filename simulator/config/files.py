@@ -248,19 +248,26 @@ def brief(value: object) -> object:
     return _Brief(_SHORT.repr(value))
 
 
+#: So many things wrong with one file are said; the others are counted.
+MAX_ERRORS = 20
+
+
 class CombinedInputError(InputError):
-    """Several things wrong at once; the message lists them all."""
+    """Several things wrong at once; the message lists them, and says how many ``more`` there are."""
 
-    def __init__(self, errors: Iterable[InputError]) -> None:
-        self.errors = tuple(errors)
-        super().__init__("\n".join(str(error) for error in self.errors))
+    def __init__(self, errors: Iterable[InputError], more: int = 0) -> None:
+        self.errors, self.more = tuple(errors), more
+        rest = [f"... and {more:,} more"] if more else []
+        super().__init__("\n".join([*(str(error) for error in self.errors), *rest]))
 
 
-def raise_all(errors: Iterable[InputError]) -> None:
-    """Raise one `InputError` that says all of ``errors``; nothing where there is none."""
+def raise_all(errors: Iterable[InputError], more: int = 0) -> None:
+    """Raise one `InputError` that says the first of ``errors`` and counts the rest, with the ``more`` that the caller
+    has left out; nothing where there is none."""
     found = list(errors)
+    more += len(found[MAX_ERRORS:])
     if found:
-        raise found[0] if len(found) == 1 else CombinedInputError(found)
+        raise found[0] if len(found) == 1 and not more else CombinedInputError(found[:MAX_ERRORS], more)
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -273,22 +280,27 @@ def validated(model: type[M], data: Any, file: object, *, origin: Origin | None 
 
     Raises one `InputError` that lists everything wrong, each with its dotted key, what was found and what is allowed.
     """
+    more = 0
     try:
         return model.model_validate(data)
     except ValidationError as failure:
-        errors = [error for detail in failure.errors() for error in _explained(model, detail)]
+        details = [detail for detail in failure.errors(include_url=False) if detail["type"] != _FOLLOWS]
+        errors = [_explained(model, detail) for detail in details[:MAX_ERRORS]]
+        more = len(details) - len(errors)
     except CombinedInputError as failure:  # raised by the checks of the model itself, which do not know the file
-        errors = list(failure.errors)
+        errors, more = list(failure.errors), failure.more
     except InputError as failure:
         errors = [failure]
     for error in errors:
         if error.file is None:
             where, error.key = origin(error.key) if origin and error.key else (file, error.key)
             error.file = None if where is None else str(where)
-    raise_all(errors)
+    raise_all(errors, more)
     raise AssertionError("a validation error without details")
 
 
+#: The kind of an error that follows from another, which is listed.
+_FOLLOWS = "default_factory_not_called"
 _WANTED = {
     "float_type": "a number",
     "int_type": "a whole number",
@@ -307,34 +319,31 @@ _BOUNDS = {
 }
 
 
-def _explained(model: type[BaseModel], detail: ErrorDetails) -> Iterator[InputError]:
+def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
     kind, found, context = detail["type"], detail["input"], detail.get("ctx", {})
-    if kind == "default_factory_not_called":  # the error that it follows from is listed
-        return
     key, owner = _locate(model, detail["loc"])
     name = str(detail["loc"][-1]) if detail["loc"] else ""
     if kind == "extra_forbidden":
-        yield _unknown_key(model, owner, key, name)
-    elif kind == "missing":
-        yield InputError("a required key is missing", key=key, allowed=_meaning(owner, name))
-    elif kind == "literal_error":
+        return _unknown_key(model, owner, key, name)
+    if kind == "missing":
+        return InputError("a required key is missing", key=key, allowed=_meaning(owner, name))
+    if kind == "literal_error":
         options = re.findall(r"'([^']*)'|(\d+)", context["expected"])
         known = [text or number for text, number in options]
         near = closest(found, known)
         fix = f"{name}: {near}" if near else None
-        yield InputError("is none of the known values", key=key, found=brief(found), allowed=", ".join(known), fix=fix)
-    elif kind in _BOUNDS:
+        return InputError("is none of the known values", key=key, found=brief(found), allowed=", ".join(known), fix=fix)
+    if kind in _BOUNDS:
         allowed = _BOUNDS[kind].format(**context)
-        yield InputError("is out of range", key=key, found=brief(found), allowed=allowed)
-    elif kind in _WANTED:
+        return InputError("is out of range", key=key, found=brief(found), allowed=allowed)
+    if kind in _WANTED:
         fix = None
         if kind in ("float_type", "int_type") and isinstance(found, str) and re.fullmatch(r"[-+.\deE]+", found.strip()):
             fix = f"{name}: {found.strip()}, without quotes"
-        yield InputError(
+        return InputError(
             f"must be {_WANTED[kind]}", key=key, found=brief(found), allowed=_meaning(owner, name), fix=fix
         )
-    else:
-        yield InputError(detail["msg"], key=key, found=brief(found))
+    return InputError(detail["msg"], key=key, found=brief(found))
 
 
 def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, name: str) -> InputError:
