@@ -232,12 +232,15 @@ def test_two_workloads_stand_side_by_side(workload: Path, tmp_path: Path, capsys
     assert len(recompute.split()) == 5
 
 
-def test_run_is_strict_about_warnings_and_memory(workload: Path) -> None:
+def test_run_is_strict_about_warnings_and_memory(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("run", workload, "--quiet", "--strict") == 0
     assert command("run", workload, "--quiet", "--strict", "--set", "parallelism.dp=1") == 1  # GPUs without a rank
     too_large = ["--set", "training.seq=262144", "--set", "model.hidden=8192"]
     assert command("run", workload, "--quiet", *too_large) == 0
     assert command("run", workload, "--quiet", "--strict", *too_large) == 1
+    assert "w: memory does not fit" in capsys.readouterr().err
+    assert command("check", "--help") == 0
+    assert "memory" not in capsys.readouterr().out
 
 
 def test_ranks() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from simulator.analysis.envelope import envelope
-from simulator.cli.options import Json, Quiet, Set, Strict
+from simulator.cli.options import Json, Quiet, Set
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import warn
 from simulator.errors import InputError
@@ -22,7 +22,7 @@ def command(
         typer.Option(help="Print the JSON Schema of such a file instead, for an editor."),
     ] = None,
     quiet: Quiet = False,
-    strict: Strict = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on any warning.")] = False,
 ) -> None:
     """Check a workload without simulating it.
 

@@ -86,7 +86,10 @@ def command(
     if not quiet and json != STDOUT:
         console().print(results[0].summary() if len(jobs) == 1 else compare(*reports))
     warn(warnings)
-    if strict and (warnings or not all(report["memory"]["fits"] for report in reports)):
+    too_large = [report["name"] for report in reports if not report["memory"]["fits"]]
+    if strict:
+        warn(f"{name}: memory does not fit" for name in too_large)
+    if strict and (warnings or too_large):
         raise typer.Exit(1)
 
 
