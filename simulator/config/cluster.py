@@ -15,6 +15,8 @@ from simulator.errors import InputError
 from simulator.fabrics import FABRICS
 
 MAX_GPUS = 1_000_000
+#: Of a link, in the unit of its key; 0 where there is none.
+MIN_BANDWIDTH = 1_000
 
 if TYPE_CHECKING:
     FabricKind = str
@@ -40,7 +42,7 @@ class NvLink(Section):
     """none; pairs (GPU 0 with 1, 2 with 3); mesh (each with each, bandwidth divided); nvswitch (full speed to any)"""
     bandwidth_Bps: float = Field(default=0.0, ge=0)
     """bytes/s per GPU and direction, all its NVLinks together"""
-    latency_s: float = Field(default=0.0, ge=0)
+    latency_s: float = Field(default=0.0, ge=0, le=10)
     """seconds from GPU to GPU"""
 
 
@@ -64,7 +66,7 @@ class Nics(Section):
     """cards per node; 0 for a machine that stands alone"""
     bandwidth_bps: float = Field(default=0.0, ge=0)
     """bits/s per card and direction, as on its data sheet"""
-    latency_s: float = Field(default=0.0, ge=0)
+    latency_s: float = Field(default=0.0, ge=0, le=10)
     """seconds from card to card through one switch"""
     attach: Literal["pcie_switch", "cpu"] = "pcie_switch"
     """where the card sits: pcie_switch (beside the GPUs, GPUDirect RDMA) or cpu"""
@@ -131,7 +133,7 @@ class ClusterSpec(Section):
     """number of nodes"""
     node: Node
     fabric: Fabric = Fabric()
-    price_per_gpu_hour: float | None = Field(default=None, ge=0)
+    price_per_gpu_hour: float | None = Field(default=None, ge=0, le=1e6)
     """price of one GPU for an hour, in any currency"""
     overrides: Annotated[tuple[Override, ...], AsTuple] = ()
     """single links and GPUs that differ"""
@@ -153,6 +155,12 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
         yield InputError(
             f"makes {spec.n_gpus:,} GPUs", key="nodes", found=spec.nodes, allowed=f"at most {MAX_GPUS:,} GPUs"
         )
+    for key, bandwidth in (
+        ("node.nvlink.bandwidth_Bps", node.nvlink.bandwidth_Bps),
+        ("node.nics.bandwidth_bps", node.nics.bandwidth_bps),
+    ):
+        if 0 < bandwidth < MIN_BANDWIDTH:
+            yield InputError("is too slow to simulate", key=key, found=bandwidth, allowed=f"0, or >= {MIN_BANDWIDTH:,}")
     if node.nvlink.kind == "none" and node.nvlink.bandwidth_Bps:
         found, fix = node.nvlink.bandwidth_Bps, "nvlink.kind: nvswitch, mesh or pairs"
         yield InputError("is given, but kind is none", key="node.nvlink.bandwidth_Bps", found=found, fix=fix)

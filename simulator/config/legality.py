@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Forward and backward passes of one pipeline in one step: more are refused before anything is built.
 MAX_ACTIONS = 10_000_000
+#: Numbers in the largest tensor of a micro-batch, before it is split.
+MAX_TENSOR = 10**15
 
 
 def divisors(number: int) -> list[int]:
@@ -122,6 +124,14 @@ def model_problems(workload: Workload) -> Iterator[InputError]:
             found=model.heads,
             allowed=_listed(divisors(model.hidden)),
             fix=f"heads: {nearest(model.heads, divisors(model.hidden))}",
+        )
+    widest = max(model.hidden, model.ffn_hidden, model.vocab, model.heads * model.head_dim, model.heads * training.seq)
+    if (numbers := training.micro_batch * training.seq * widest) > MAX_TENSOR:
+        yield InputError(
+            f"makes tensors of {numbers:.1e} numbers (micro_batch * seq * the widest of the model, or heads * seq)",
+            key="training.micro_batch",
+            found=training.micro_batch,
+            allowed=f"at most {MAX_TENSOR:.0e} numbers",
         )
     if model.heads % model.kv_heads:
         yield InputError(

@@ -38,7 +38,7 @@ else:
 class Model(Section):
     """A dense transformer. `preset` or `hf_config` may stand in a file for these keys; keys beside them win."""
 
-    layers: Annotated[int, Field(ge=1, le=100_000), Integral]
+    layers: Annotated[int, Field(ge=1, le=10_000), Integral]
     """transformer layers"""
     hidden: Size
     """width of the residual stream"""
@@ -150,7 +150,7 @@ class Training(Section):
     gradient_accumulation_fusion: bool = Field(default_factory=lambda known: known["implementation"] == "fused")
     """the product that makes a weight gradient adds it to the buffer, as Megatron-LM does with Apex of March 2022 and
     later; false: one more pass over the gradients per micro-batch [true where implementation is fused]"""
-    total_tokens: float | None = Field(default=None, gt=0)
+    total_tokens: float | None = Field(default=None, gt=0, le=1e18)
     """of the whole run; gives days, GPU-hours and, with a price, cost [null]"""
 
 
