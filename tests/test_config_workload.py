@@ -219,6 +219,8 @@ def test_shipped_files_and_short_forms_satisfy_the_exported_schema() -> None:
         ({"cluster.price_per_gpu_hour": 1e300}, "cluster.price_per_gpu_hour", "<= 1,000,000"),
         ({"cluster.node.nics.latency_s": 11}, "cluster.node.nics.latency_s", "<= 10"),
         ({"cluster.node.nics.bandwidth_bps": 1e-9}, "cluster.node.nics.bandwidth_bps", ">= 1,000"),
+        ({"model.layers": "four"}, "model.layers", "allowed: a whole number, >= 1, <= 10,000"),
+        ({"parallelism.x.y": 1}, "--set: parallelism.x", "unknown key"),
         ({"name": "a\nb"}, "name", "printable"),
         ({"name": "\ud800"}, "name", "printable"),
         ({"calibration": "a100-sxm-80"}, "calibration", "profile a100-sxm-80gb"),

@@ -204,7 +204,11 @@ def load_cluster(
     data, file, _ = cluster_data(reference, base=base)
     if nodes is not None:
         data["nodes"] = nodes
-    return validated(ClusterSpec, {"nodes": 1, **data}, file)
+
+    def origin(key: str) -> tuple[object, str]:
+        return ("--nodes" if nodes is not None and key == "nodes" else file), key
+
+    return validated(ClusterSpec, {"nodes": 1, **data}, file, origin=origin)
 
 
 def cluster_data(

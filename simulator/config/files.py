@@ -326,7 +326,9 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
     if kind == "extra_forbidden":
         return _unknown_key(model, owner, key, name)
     if kind == "missing":
-        return InputError("a required key is missing", key=key, allowed=_meaning(owner, name))
+        meaning = _meaning(owner, name)
+        message = "a required key is missing" + (f" ({meaning})" if meaning else "")
+        return InputError(message, key=key, allowed=", ".join(_bounds(owner, name)) or None)
     if kind == "literal_error":
         options = re.findall(r"'([^']*)'|(\d+)", context["expected"])
         known = [text or number for text, number in options]
@@ -340,9 +342,8 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
         fix = None
         if kind in ("float_type", "int_type") and isinstance(found, str) and re.fullmatch(r"[-+.\deE]+", found.strip()):
             fix = f"{name}: {found.strip()}, without quotes"
-        return InputError(
-            f"must be {_WANTED[kind]}", key=key, found=brief(found), allowed=_meaning(owner, name), fix=fix
-        )
+        allowed = ", ".join([_WANTED[kind], *_bounds(owner, name)])
+        return InputError(f"must be {_WANTED[kind]}", key=key, found=brief(found), allowed=allowed, fix=fix)
     return InputError(detail["msg"], key=key, found=brief(found))
 
 
@@ -350,7 +351,7 @@ def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, name:
     allowed = list(owner.model_fields)
     near = closest(name, allowed)
     fix = f"{near} instead of {name}" if near else None
-    if near is None:
+    if near is None and owner is model:  # a key inside a section is meant for that section
         elsewhere = [path for path in _paths(model) if path.rsplit(".", 1)[-1] == name]
         if elsewhere:
             fix = elsewhere[0]
@@ -385,6 +386,18 @@ def _paths(model: type[BaseModel]) -> Iterator[str]:
         yield name
         for section in _sections(field.annotation).values():
             yield from (f"{name}.{path}" for path in _paths(section))
+
+
+def _bounds(owner: type[BaseModel], name: str) -> list[str]:
+    """The range of a number, such as ``[">= 1", "<= 10,000"]``."""
+    field = owner.model_fields.get(name)
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    return [
+        f"{sign} {getattr(bound, kind):,.0f}"
+        for bound in (field.metadata if field else ())
+        for kind, sign in signs.items()
+        if getattr(bound, kind, None) is not None
+    ]
 
 
 def _meaning(owner: type[BaseModel], name: str) -> str | None:

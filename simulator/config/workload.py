@@ -295,10 +295,11 @@ def load_workload(source: str | Path | Mapping[str, Any] | Workload, set: Mappin
     else:
         file = catalog.find("workload", str(source))
         data, base = read_yaml(file), file.parent
+    written = data
     data = {key: value for key, value in with_changes(data, set, SHORTHANDS).items() if value is not None}
 
     def origin(key: str) -> tuple[object, str]:
-        return ("--set" if _under(key, set) else file), key
+        return ("--set" if _under(key, set) or _only_in(key, set, written) else file), key
 
     if isinstance(data.get("model"), Mapping):
         data["model"] = expand_model(data["model"], base=base, origin=origin)
@@ -349,6 +350,17 @@ def _cluster(reference: object, base: Path | None, file: object, changes: Mappin
         return (file, here) if cluster_file is None or inside is not None else (cluster_file, key)
 
     return validated(ClusterSpec, data, file, origin=origin)
+
+
+def _only_in(key: str, changes: Mapping[str, Any], written: Any) -> bool:
+    """Whether ``key`` is a section that is made by ``changes`` and is not ``written``."""
+    if not any(changed.startswith(f"{key}.") for changed in changes):
+        return False
+    for part in key.split("."):
+        if not isinstance(written, Mapping) or part not in written:
+            return True
+        written = written[part]
+    return False
 
 
 def _under(key: str, changes: Mapping[str, Any]) -> bool:
