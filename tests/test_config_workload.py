@@ -66,6 +66,12 @@ def test_nodes_of_a_cluster_file_are_no_limit_but_those_of_the_workload_are() ->
     assert small(parallelism__dp=8, cluster__nodes=2).cluster.n_gpus == 16
 
 
+def test_null_means_the_default() -> None:
+    job = small(parallelism__tp=None, parallelism__overlap=None, model__preset=None, model__norm=None)
+    assert job == small()
+    assert "a required key is missing" in refused({"training.seq": None})
+
+
 def test_integral_floats_are_whole_numbers() -> None:
     job = small(training__seq=1e3, parallelism__bucket_bytes=25e6)
     assert (job.training.seq, job.parallelism.bucket_bytes) == (1000, 25_000_000)

@@ -22,6 +22,7 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Origi
 
     ``base``: folder that a relative `hf_config` starts from. ``origin``: where a key was written, for `InputError`.
     """
+    section = {key: value for key, value in section.items() if value is not None}
     fields = {key: value for key, value in section.items() if key not in ("preset", "hf_config")}
     if "preset" in section and "hf_config" in section:
         file, key = origin("model.hf_config")
