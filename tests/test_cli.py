@@ -284,7 +284,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_no_half_written_file(number: signal.Signals, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as caught, signals_raise(), writing(tmp_path / "x.json.gz") as file:
+    with pytest.raises(SystemExit) as caught, signals_raise(), writing(tmp_path / "x.json.gz") as file:  # noqa: PT012
         file.write(b"half")
         os.kill(os.getpid(), number)
     assert caught.value.code == 128 + number

@@ -95,7 +95,11 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path: Path, content: bytes, 
 
 def test_merge_keys_are_filled_in_and_keys_beside_them_win() -> None:
     text = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, y: 2}\nc: {z: 3, <<: [*b, {w: 4}]}"
-    assert parse_yaml(text, "f") == {"a": {"x": 1, "y": 1}, "b": {"x": 1, "y": 2}, "c": {"x": 1, "y": 2, "w": 4, "z": 3}}
+    assert parse_yaml(text, "f") == {
+        "a": {"x": 1, "y": 1},
+        "b": {"x": 1, "y": 2},
+        "c": {"x": 1, "y": 2, "w": 4, "z": 3},
+    }
     with pytest.raises(InputError, match="line 2, column 19: duplicate key 'y'"):
         parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2, y: 3}", "f")
     doubled = ["a0: &a0 {x: 1}"] + [f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}" for i in range(1, 60)]
