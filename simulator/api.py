@@ -147,10 +147,12 @@ class ScheduleResult:
     chunks: int
     order: list[list[str]]
     timeline: Timeline
+    bubble_ratio_claimed: float | None
 
     def to_dict(self) -> dict[str, Any]:
         """order (text actions per rank), makespan, bubble_ratio, bubble_fraction, peak_activations (micro-batch chunks
-        per rank); times in the unit of the costs."""
+        per rank); times in the unit of the costs. bubble_ratio_claimed: by the schedule's authors with free
+        communication, null where they claim nothing for this size and these costs."""
         idle = bubble(activity(self.timeline), [self.timeline.ranks])
         return {
             "name": self.name,
@@ -161,6 +163,7 @@ class ScheduleResult:
             "makespan": self.timeline.step_time_s,
             "bubble_ratio": idle.ratio,
             "bubble_fraction": idle.fraction,
+            "bubble_ratio_claimed": self.bubble_ratio_claimed,
             "peak_activations": [peak_activations(self.timeline)[rank] for rank in self.timeline.ranks],
         }
 
@@ -179,12 +182,14 @@ def schedule(
     *,
     forward: float = 1.0,
     backward: float = 2.0,
+    weight: float | None = None,
     comm: float = 0.0,
 ) -> ScheduleResult:
     """Play pipeline schedule ``name`` on ``stages`` ranks without a model.
 
-    ``forward`` and ``backward`` (whole) are the costs of a chunk, ``comm`` of a transfer, in any one unit of time.
-    ``chunks`` per rank: 1, or 2 for interleaved schedules, where not given. Raises `InputError`.
+    ``forward`` and ``backward`` (whole) are the costs of a chunk, ``comm`` of a transfer, in any one unit of time;
+    schedules that split the backward pass take ``weight`` (the weight gradient, half of it where not given) out of it.
+    ``chunks`` per rank: 1, or 2 where there are several, unless given. Raises `InputError`.
     """
     if name not in SCHEDULES:
         raise InputError("unknown schedule", key="schedule", found=name, allowed=", ".join(SCHEDULES))
@@ -194,12 +199,23 @@ def schedule(
     for key, cost in (("F", forward), ("B", backward), ("comm", comm)):
         if not 0 <= cost < float("inf") or (cost == 0 and key != "comm"):
             raise InputError("not a cost", key=key, found=cost, allowed="above 0" if key != "comm" else "0 and more")
+    weight = backward / 2 if weight is None else weight
+    if not 0 <= weight <= backward:
+        raise InputError(
+            "the weight gradient is part of the backward pass",
+            key="W",
+            found=weight,
+            allowed=f"0 to {backward:g} (B), I = B - W",
+        )
     chosen = SCHEDULES[name]
-    v = chunks if chunks is not None else (2 if chosen.chunked else 1)
+    v = chunks if chunks is not None else (chosen.chunks or 2)
     if problem := chosen.check(stages, microbatches, v):
         raise InputError(problem, key=f"schedule {name}")
     timeline = simulate(
-        schedule_program(name, stages, microbatches, v, forward, backward), ideal_cluster(stages, comm), Costs.ideal()
+        schedule_program(chosen, stages, microbatches, v, forward, backward, weight),
+        ideal_cluster(stages, comm),
+        Costs.ideal(),
     )
     order = [[str(action) for slot in slots for action in slot] for slots in chosen.order(stages, microbatches, v)]
-    return ScheduleResult(name, stages, microbatches, v, order, timeline)
+    claimed = None if comm else chosen.bubble(stages, microbatches, v, forward, backward - weight, weight)
+    return ScheduleResult(name, stages, microbatches, v, order, timeline, claimed)

@@ -134,8 +134,10 @@ def changes(worst: RankMemory, workload: Workload) -> list[Change]:
     if training.recompute.granularity == "none" and model.attention == "unfused":
         scores = 5 * model.heads * training.seq / model.hidden
         found.append(Change("training.recompute: selective", held * scores / (34 + scores)))
-    if training.recompute.granularity != "full" and worst.in_flight:
-        layers = sum(parallelism.layers_per_stage[worst.stage :: parallelism.pp])
+    # A split backward holds what it has recomputed until the weight gradient, so that less is saved than this.
+    if training.recompute.granularity != "full" and worst.in_flight and not parallelism.plan.splits:
+        stages = parallelism.stages_of(worst.stage)
+        layers = sum(parallelism.layers_per_stage[stage] for stage in stages)
         shared = parallelism.tp if parallelism.sequence_parallel else 1
         inputs = training.seq * training.micro_batch * model.hidden * DTYPE_BYTES["bf16"] / shared
         one_layer = held / (worst.in_flight * max(layers, 1)) * parallelism.vpp

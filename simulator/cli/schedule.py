@@ -12,7 +12,7 @@ from simulator.cli.outputs import PICTURES, STDOUT, check_outputs, envelope, wri
 from simulator.cli.terminal import console, table
 from simulator.errors import InputError
 
-_COSTS = {"F": "forward", "B": "backward", "comm": "comm"}
+_COSTS = {"F": "forward", "B": "backward", "W": "weight", "comm": "comm"}
 #: Longer orders are cut on the terminal; the JSON has them whole.
 _SHOWN_ACTIONS = 40
 
@@ -21,16 +21,14 @@ def command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="See: llmsim list schedules.")],
     stages: Annotated[int, typer.Option(metavar="P", help="Pipeline ranks.")],
     microbatches: Annotated[int, typer.Option(metavar="M", help="Micro-batches per step.")],
-    chunks: Annotated[
-        int | None, typer.Option(metavar="V", help="Model chunks per rank. [1; 2 if interleaved]")
-    ] = None,
+    chunks: Annotated[int | None, typer.Option(metavar="V", help="Model chunks per rank. [1; 2 if several]")] = None,
     cost: Annotated[
         str,
         typer.Option(
-            metavar="F=1,B=2,comm=0",
-            help="Costs of a chunk's forward and whole backward, and of a transfer, in any unit.",
+            metavar="F=1,B=2,W=1,comm=0",
+            help="Costs of a chunk's forward, of its whole backward, of the weight gradient in that, of a transfer.",
         ),
-    ] = "F=1,B=2,comm=0",
+    ] = "F=1,B=2,W=1,comm=0",
     compare: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Another schedule beside it; repeatable.")
     ] = None,
@@ -46,7 +44,7 @@ def command(
     Examples:
       llmsim schedule 1f1b --stages 4 --microbatches 8 --gantt 1f1b.png
       llmsim schedule interleaved --stages 4 --microbatches 8 --chunks 2 --cost F=1,B=2,comm=0.1
-      llmsim schedule gpipe --stages 4 --microbatches 8 --compare 1f1b
+      llmsim schedule gpipe --stages 4 --microbatches 8 --compare 1f1b --compare zb_h1
     """
     import simulator
 
@@ -68,10 +66,10 @@ def command(
 
 
 def _chunks(which: str, first: str, chunks: int | None) -> int | None:
-    """``--chunks`` is of the schedule asked for; one beside it that takes no chunks runs without."""
+    """``--chunks`` is of the schedule asked for; one beside it that lets nobody choose runs with its own."""
     from simulator.schedules import SCHEDULES
 
-    return None if which != first and which in SCHEDULES and not SCHEDULES[which].chunked else chunks
+    return None if which != first and which in SCHEDULES and SCHEDULES[which].chunks is not None else chunks
 
 
 def _costs(text: str) -> dict[str, float]:
@@ -105,6 +103,7 @@ def _print(reports: list[dict[str, Any]]) -> None:
             "schedule": report["name"],
             "makespan": f"{report['makespan']:g}",
             "bubble ratio (idle / busy)": f"{report['bubble_ratio']:.4f}",
+            "claimed": "" if report["bubble_ratio_claimed"] is None else f"{report['bubble_ratio_claimed']:.4f}",
             "bubble fraction (idle / all)": f"{report['bubble_fraction']:.4f}",
             "most chunks held": max(report["peak_activations"]),
         }

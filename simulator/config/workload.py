@@ -16,12 +16,12 @@ from pydantic import Field, GetJsonSchemaHandler, ModelWrapValidatorHandler, mod
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from simulator import schedules
 from simulator.config import catalog, legality
 from simulator.config.cluster import ClusterSpec, Count, cluster_data
 from simulator.config.files import AsTuple, Integral, Section, raise_all, read_yaml, validated, with_changes
 from simulator.config.presets import expand_model, presets
 from simulator.errors import InputError
-from simulator.schedules import SCHEDULES
 
 Size = Annotated[int, Field(ge=1, le=1_000_000_000), Integral]
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -31,7 +31,7 @@ SHORTHANDS = {"cluster": "name", "training.recompute": "granularity"}
 if TYPE_CHECKING:
     Schedule = str
 else:
-    Schedule = Literal[tuple(SCHEDULES)]  # what is registered, so that a new schedule needs no line here
+    Schedule = Literal[tuple(schedules.SCHEDULES)]  # what is registered, so that a new schedule needs no line here
 
 
 class Model(Section):
@@ -173,16 +173,16 @@ class Parallelism(Section):
     """pipeline parallelism [1]"""
     dp: Count = 1
     """data parallelism [GPUs of the cluster / (tp * pp) where its nodes are given, else 1]"""
-    vpp: Count = 1
-    """model chunks per pipeline rank [1]"""
     sequence_parallel: bool = Field(default_factory=lambda known: known["tp"] > 1)
     """norms, dropout and residuals split over tp along the sequence [true when tp > 1]"""
     vocab_parallel: bool = True
     """embedding, projection and loss split over tp; false: each tp rank does all of it [true]"""
     schedule: Schedule = "1f1b"
     """[1f1b]"""
+    vpp: Count = Field(default_factory=lambda known: _chunks(known))
+    """model chunks per pipeline rank [1; 2 for schedules with a V of stages]"""
     layers_per_stage: Annotated[tuple[Annotated[int, Field(ge=1), Integral], ...], AsTuple] = ()
-    """transformer layers of each of the pp * vpp model stages; stage = chunk * pp + pipeline rank [even split]"""
+    """transformer layers of each of the pp * vpp model stages, in the model's order [even split]"""
     zero: Annotated[int, Field(ge=0, le=1), Integral] = 0
     """1: the optimizer state is sharded over dp [0]"""
     overlap: Overlap = Overlap()
@@ -195,6 +195,37 @@ class Parallelism(Section):
     """axes of the rank grid, innermost first; cp and ep have size 1 and may be left out [tp-cp-ep-dp-pp]"""
     collective_algorithm: Literal["auto", "ring", "tree"] = "auto"
     """[auto]"""
+
+    @property
+    def plan(self) -> schedules.Schedule:
+        """The pipeline schedule."""
+        return schedules.SCHEDULES[self.schedule]
+
+    @property
+    def n_stages(self) -> int:
+        """Stages of the model."""
+        return self.pp * self.vpp
+
+    def stages_of(self, pipeline_rank: int) -> tuple[int, ...]:
+        """The stages on a pipeline rank; those of a second copy of the model are numbered from ``n_stages`` on."""
+        plan = self.plan
+        stages = range(self.n_stages * plan.copies)
+        return tuple(stage for stage in stages if plan.rank_of(stage, self.pp) == pipeline_rank)
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The pipeline ranks of the first and the last stage."""
+        return self.plan.rank_of(0, self.pp), self.plan.rank_of(self.n_stages - 1, self.pp)
+
+    @property
+    def table_in_place(self) -> bool:
+        """Whether the rank of the last stage also holds a first stage, so that tied embeddings are one table there."""
+        return any(stage % self.n_stages == 0 for stage in self.stages_of(self.ends[1]))
+
+
+def _chunks(known: dict[str, Any]) -> int:
+    chosen = schedules.SCHEDULES.get(known.get("schedule", ""))
+    return (chosen.chunks or 1) if chosen else 1
 
 
 class Simulation(Section):

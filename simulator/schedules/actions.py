@@ -77,14 +77,17 @@ class Schedule:
     ``order(p, m, v)``: slots per rank for p pipeline ranks, m micro-batches, v chunks per rank; stages number p * v.
     ``bubble(p, m, v, f, i, w)``: the claimed idle time over busy time of one step with equal stages and free
     communication, where a chunk's forward, input and weight gradient last f, i and w; None where nothing is claimed.
+    Where the backward is split the claim is exact for f = i = w.
     ``peak(p, m, v, rank)``: the claimed peak of micro-batch chunks held on a rank; None where nothing is claimed.
     ``check(p, m, v)``: None, or the reason why the schedule cannot be built, naming what would work.
     ``rank_of(stage, p)``: the rank that holds a stage.
-    ``batching``: how blocking point-to-point is posted between two slots: ``peer`` batches what goes to and comes from
-    one neighbour (Megatron's ``send_forward_recv_backward``), ``slot`` batches all of it
+    ``batching(p, m)``: how blocking point-to-point is posted between two slots: ``peer`` batches what goes to and comes
+    from one neighbour (Megatron's ``send_forward_recv_backward``), ``slot`` batches all of it
     (``send_forward_backward_recv_forward_backward``), ``single`` posts each transfer at both ends when it is sent
     (torch's ``_add_send_recv``), which suits any order.
     ``chunks``: per rank, None where the user chooses. ``splits``: input and weight gradients are actions of their own.
+    ``joined``: the actions of a slot are one pass, which starts when all have what they need, and sends when all have
+    ended.
     ``copies``: 2 where every stage is on two ranks, for micro-batches that go opposite ways; the second copy's stages
     are numbered from p * v on.
     """
@@ -96,9 +99,10 @@ class Schedule:
     peak: Callable[[int, int, int, int], int | None]
     check: Callable[[int, int, int], str | None]
     rank_of: Callable[[int, int], int] = in_a_loop
-    batching: str = "single"
+    batching: Callable[[int, int], str] = lambda p, m: "single"
     chunks: int | None = 1
     splits: bool = False
+    joined: bool = False
     copies: int = 1
 
 

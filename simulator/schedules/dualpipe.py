@@ -1,8 +1,8 @@
 """DualPipe: every stage on two ranks, micro-batches fed from both ends, so that the two directions fill each other's
 bubbles."""
 
-from simulator.schedules.actions import Action, Order, Schedule, in_a_v, one_chunk
-from simulator.schedules.dualpipe_v import phases
+from simulator.schedules.actions import Action, Order, Schedule, in_a_v
+from simulator.schedules.dualpipe_v import idle, phases
 
 
 def order(p: int, m: int, v: int = 1) -> Order:
@@ -17,7 +17,9 @@ def order(p: int, m: int, v: int = 1) -> Order:
         stages = (rank, 2 * p - 1 - rank) if rank == near else (2 * p - 1 - rank, rank)
         ranks.append(
             [
-                tuple(Action(stages[chunk], kind, mb + (m // 2 if stages[chunk] >= p else 0)) for chunk, kind, mb in slot)
+                tuple(
+                    Action(stages[chunk], kind, mb + (m // 2 if stages[chunk] >= p else 0)) for chunk, kind, mb in slot
+                )
                 for slot in phases(near, p // 2, m // 2)
             ]
         )
@@ -37,10 +39,11 @@ SCHEDULE = Schedule(
     name="dualpipe",
     paper="DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, section 3.2.1; github.com/deepseek-ai/DualPipe",
     order=order,
-    bubble=lambda p, m, v, f, i, w: None,
+    bubble=lambda p, m, v, f, i, w: idle(p, f, i, w) / (m * (f + i + w)),
     peak=lambda p, m, v, rank: p + 1,
     check=check,
     rank_of=in_a_v,
     splits=True,
+    joined=True,
     copies=2,
 )

@@ -6,15 +6,18 @@ from simulator.schedules.actions import Action, Order, Schedule, Slot, in_a_v, t
 def order(p: int, m: int, v: int = 2) -> Order:
     """Per rank the eight phases of DeepSeek's and torch's ScheduleDualPipeV."""
     return [
-        [tuple(Action(rank if chunk == 0 else 2 * p - 1 - rank, kind, mb) for chunk, kind, mb in slot) for slot in slots]
+        [
+            tuple(Action(rank if chunk == 0 else 2 * p - 1 - rank, kind, mb) for chunk, kind, mb in slot)
+            for slot in slots
+        ]
         for rank, slots in enumerate(phases(rank, p, m) for rank in range(p))
     ]
 
 
 def phases(rank: int, p: int, m: int) -> list[Slot]:
-    """A rank's slots with chunk 0 or 1 in place of the stage; a slot of two is a forward and a backward that overlap."""
+    """A rank's slots with chunk 0 or 1 in place of the stage; two in a slot are a forward and a backward overlapped."""
     left = p - rank - 1
-    # From the middle of the drain on, backwards are split; on odd ranks both chunks at once, on even ones first chunk 0.
+    # From the middle of the drain on backwards are split, on odd ranks both chunks at once, on even ones chunk 0 first.
     middle = (rank + 1) // 2
     drain = ["1B" if n < middle + (rank % 2 == 0) else "1I" for n in range(rank + 1)]
     last = ["0B" if n < middle else "0I" for n in range(rank + 1)]
@@ -52,6 +55,11 @@ def _numbered(text: list[str]) -> list[Slot]:
     return slots
 
 
+def idle(n_stages: int, f: float, i: float, w: float) -> float:
+    """(PP/2 - 1)(F&B + B - 3W) of DeepSeek's table with F&B = F + B, PP stages."""
+    return (n_stages / 2 - 1) * max(f + 2 * (i + w) - 3 * w, 0.0)
+
+
 def check(p: int, m: int, v: int) -> str | None:
     """Two chunks, and as many micro-batches as stages."""
     if m < 2 * p:
@@ -63,10 +71,11 @@ SCHEDULE = Schedule(
     name="dualpipe_v",
     paper="DeepSeek-AI, github.com/deepseek-ai/DualPipe; torch.distributed.pipelining ScheduleDualPipeV",
     order=order,
-    bubble=lambda p, m, v, f, i, w: None,
+    bubble=lambda p, m, v, f, i, w: idle(2 * p, f, i, w) / (2 * m * (f + i + w)),
     peak=lambda p, m, v, rank: 2 * p + 1,
     check=check,
     rank_of=in_a_v,
     chunks=2,
     splits=True,
+    joined=True,
 )

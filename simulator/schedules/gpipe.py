@@ -15,5 +15,5 @@ SCHEDULE = Schedule(
     bubble=filled,
     peak=lambda p, m, v, rank: m,
     check=one_chunk,
-    batching="peer",
+    batching=lambda p, m: "peer",
 )

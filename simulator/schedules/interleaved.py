@@ -72,9 +72,9 @@ SCHEDULE = Schedule(
     name="interleaved",
     paper="Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2; rounds as torch's ScheduleInterleaved1F1B",
     order=order,
-    bubble=lambda p, m, v, f, i, w: filled(p, m, v, f, i, w) if m % p == 0 else None,
+    bubble=lambda p, m, v, f, i, w: filled(p, m, v, f, i, w) if m >= p else None,
     peak=peak,
     check=check,
-    batching="slot",
+    batching=lambda p, m: "single" if m % p else "slot",  # Megatron-LM has whole rounds of p only
     chunks=None,
 )

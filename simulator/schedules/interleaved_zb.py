@@ -1,13 +1,13 @@
-"""Interleaved 1F1B whose weight gradients fill the drain of the pipeline, as PyTorch's ScheduleInterleavedZeroBubble."""
+"""Interleaved 1F1B whose weight gradients fill the drain of the pipeline, as PyTorch has it."""
 
 from simulator.schedules.actions import Order, Schedule
 from simulator.schedules.interleaved import chunk_action, rounds, whole_rounds
-from simulator.schedules.zb_h1 import split_order
+from simulator.schedules.zb_h1 import bubble, split_order
 
 
 def order(p: int, m: int, v: int) -> Order:
-    """Rank r warms up with (p - r - 1) + (v - 1) (micro-batches per round) forwards; then F and I in turn, W following r
-    actions behind. With one chunk this is ZB-H1."""
+    """Rank r warms up with (p - r - 1) + (v - 1) (micro-batches per round) forwards; then F and I in turn, each W r
+    input gradients behind. With one chunk this is ZB-H1."""
     return [
         split_order(
             [chunk_action("F", index, rank, p, m, v) for index in range(m * v)],
@@ -23,8 +23,8 @@ SCHEDULE = Schedule(
     name="interleaved_zb",
     paper="Qi et al. 2023, arXiv 2401.10241; torch.distributed.pipelining ScheduleInterleavedZeroBubble",
     order=order,
-    bubble=lambda p, m, v, f, i, w: None,
-    peak=lambda p, m, v, rank: None,
+    bubble=bubble,
+    peak=lambda p, m, v, rank: min((v - 1) * (m // rounds(p, m)) + p, m * v),
     check=whole_rounds,
     chunks=None,
     splits=True,

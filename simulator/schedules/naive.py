@@ -15,5 +15,5 @@ SCHEDULE = Schedule(
     bubble=lambda p, m, v, f, i, w: float(p - 1),  # one rank of p works at any time
     peak=lambda p, m, v, rank: 1,
     check=one_chunk,
-    batching="peer",
+    batching=lambda p, m: "peer",
 )

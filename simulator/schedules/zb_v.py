@@ -1,6 +1,6 @@
 """ZB-V: two chunks per rank in a V, so that a micro-batch begins and ends on rank 0; the memory of 1F1B."""
 
-from simulator.schedules.actions import Action, Order, Schedule, Slot, in_a_v, two_chunks
+from simulator.schedules.actions import Action, Order, Schedule, in_a_v, two_chunks
 
 
 def order(p: int, m: int, v: int = 2) -> Order:
@@ -11,7 +11,7 @@ def order(p: int, m: int, v: int = 2) -> Order:
 
 
 def _rank_order(rank: int, p: int, m: int) -> list[Action]:
-    """One rank's actions by phase, as runs of (chunk, kind); micro-batches count up per chunk and kind."""
+    """One rank's actions by phase, as chunk and kind; micro-batches count up for each."""
     fill = ["0F"] * (2 * (p - rank) - 1) + ["1F", "0F"] * rank + ["1F", "1I", "1W"] * (p - rank)
     warm = fill.count("0F")
     steady = ["0F", "0I", "0W", "1F", "1I", "1W"] * (m - warm)
@@ -22,14 +22,16 @@ def _rank_order(rank: int, p: int, m: int) -> list[Action]:
     drain += ["1W"] * rank + ["0W"] * rank
     counts: dict[str, int] = {}
     actions = []
-    for chunk, kind in [*fill, *steady, *late, *drain]:
-        microbatch = counts[chunk + kind] = counts.get(chunk + kind, -1) + 1
-        actions.append(Action(rank if chunk == "0" else 2 * p - 1 - rank, kind, microbatch))
+    for text in [*fill, *steady, *late, *drain]:
+        counts[text] = counts.get(text, -1) + 1
+        actions.append(Action(rank if text[0] == "0" else 2 * p - 1 - rank, text[1], counts[text]))
     return actions
 
 
 def bubble(p: int, m: int, v: int, f: float, i: float, w: float) -> float | None:
-    return None
+    """None between steps, where the next one's forwards follow at once; in one step's window ranks begin and end up to
+    p - 1 chunks apart."""
+    return (p - 1) * f / (2 * m * (f + i + w)) if m >= 2 * p - 1 else None
 
 
 SCHEDULE = Schedule(
@@ -37,7 +39,7 @@ SCHEDULE = Schedule(
     paper="Qi et al. 2023, arXiv 2401.10241, section 6; Qi et al. 2024, arXiv 2405.15362",
     order=order,
     bubble=bubble,
-    peak=lambda p, m, v, rank: min(2 * p, 2 * m),
+    peak=lambda p, m, v, rank: 2 * p if m >= 2 * p - 1 else None,
     check=two_chunks,
     rank_of=in_a_v,
     chunks=2,
