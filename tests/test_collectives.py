@@ -82,6 +82,31 @@ def test_each_gpu_sends_its_share(op: str, share: Callable[[int], float], n: int
         assert sent(operation, cluster, gpu) == pytest.approx(share(n) * 1e6)
 
 
+#: tp 4, dp 4 on two DGX A100: a dp group has two members in each node, at NICs that others are nearer to.
+TP4_DP4 = [[tp + 4 * dp for dp in range(4)] for tp in range(4)] + [[4 * dp + tp for tp in range(4)] for dp in range(4)]
+
+
+@pytest.mark.parametrize("ranks", [*TP4_DP4, *GROUPS.values(), [0, 9, 17, 26], [1, 8], list(range(24))])
+@pytest.mark.parametrize(
+    ("op", "rounds"),
+    [("all_reduce", 2), ("all_gather", 1), ("reduce_scatter", 1), ("all_to_all", 1)],
+)
+def test_what_members_send_does_not_depend_on_how_they_are_joined(op: str, rounds: int, ranks: list[int]) -> None:
+    """rounds x (n-1)/n of the message each, through own NICs or by way of another GPU (PXN); by tree or ring, which
+    both move the message over n-1 edges up and down."""
+    n = len(ranks)
+    for name in ALGORITHMS[op]:
+        operation = plan(op, 1e6, ranks, MANY, IDEAL, name)
+        assert operation.sent_bytes / n == pytest.approx(rounds * (n - 1) / n * 1e6)
+
+
+@pytest.mark.parametrize("ranks", GROUPS.values())
+def test_a_broadcast_sends_the_message_to_all_others(ranks: list[int]) -> None:
+    n = len(ranks)
+    assert plan("broadcast", 1e6, ranks, MANY, IDEAL).sent_bytes == pytest.approx((n - 1) * 1e6)
+    assert plan("send_recv", 1e6, ranks, MANY, IDEAL).sent_bytes == pytest.approx((n - 1) * 1e6)
+
+
 @pytest.mark.parametrize("group", ["tp8", "two nodes", "dp16", "uneven", "crooked"])
 def test_a_broadcast_reaches_everyone_once(group: str) -> None:
     """Every rank but the first receives the message exactly once, however many rings share it."""

@@ -9,7 +9,8 @@ from simulator.timeline import Timeline
 
 def pipeline_ranks(timeline: Timeline) -> dict[int, int]:
     """Per simulated rank its place in its pipeline: the lowest model stage that it runs, 0 where it runs none."""
-    known = timeline.stage >= 0
+    # Only its own passes count: a received activation carries the stage that made it.
+    known = (timeline.stage >= 0) & (timeline.phase != "C")
     ranks = np.array(timeline.ranks, dtype=np.int64)
     lowest = np.full(len(ranks), np.iinfo(np.int64).max)
     np.minimum.at(lowest, np.searchsorted(ranks, timeline.rank[known]), timeline.stage[known])

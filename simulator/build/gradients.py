@@ -1,55 +1,99 @@
-"""When gradients are ready: the backward pass cut where buckets fill up."""
+"""When gradients are complete and when parameters are needed: passes cut where buckets fill up."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from simulator.model import Part
 from simulator.program import Block, Comm, Compute, Matmul
+
+
+class Mark(NamedTuple):
+    """After the first ``ops`` ops of a block, ``params`` more parameters are done with."""
+
+    ops: int
+    params: int
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """``block`` is the part of the backward pass after which the gradients of ``params`` parameters are complete."""
+    """``block`` is the piece of a pass that goes with ``params`` parameters: it completes their gradients, or needs
+    their values."""
 
     block: Block
     params: int
 
 
-def buckets(backward: Block, params: int, grad_bytes: int, bucket_bytes: float) -> list[Bucket]:
-    """Cut ``backward`` so that each part completes at least ``bucket_bytes`` of gradients, as DDP fills its buckets.
+def gradients_complete(parts: Sequence[Part], first: int = 0, *, whole: bool = True) -> list[Mark]:
+    """Where in the backward pass of ``parts``, which begins at op ``first`` of a block, gradients are complete; unless
+    ``whole``, in the pass that computes weight gradients alone.
 
-    Gradients become ready with the weight-gradient product that makes them, in the order of the real backward pass;
-    what no product makes (norms, biases, embeddings) belongs to the last bucket. The bucket that a tensor closes
-    holds the whole tensor. ``params``: parameters of this rank in the chunk, which the buckets sum to.
+    A weight-gradient product completes its weight once all that follows it in its phase is done, such as adding it to
+    the buffer; what no product makes (norms, biases, embeddings) and what a part only shares (a tied projection) is
+    complete at the end of the part that holds it.
     """
-    cuts: list[tuple[int, int]] = []
-    filled = counted = 0
-    for index, op in enumerate(backward.ops):
-        filled += _made_by(op)
-        if filled * grad_bytes >= bucket_bytes:
-            cuts.append((index + 1, filled))
-            counted += filled
-            filled = 0
-    if params > counted or not cuts or cuts[-1][0] < len(backward.ops):
-        cuts.append((len(backward.ops), params - counted))
-    begin, parts = 0, []
-    for number, (end, made) in enumerate(cuts):
-        parts.append(Bucket(Block(f"{backward.name}.{number}", backward.ops[begin:end]), made))
-        begin = end
-    return _without_empty(parts)
+    marks: list[Mark] = []
+    done = first
+    for part in reversed(parts):
+        done += len(part.recompute) if whole else 0
+        left = part.params
+        for run in _runs(part.backward if whole else part.weight_grad):
+            done += len(run)
+            made = min(sum(_made_by(op) for op in run), left) if _in_weight_phase(run[0]) else 0
+            if made:
+                marks.append(Mark(done, made))
+                left -= made
+        if left:
+            marks.append(Mark(done, left))
+    return marks
+
+
+def _runs(ops: Sequence[Compute | Comm]) -> Iterator[list[Compute | Comm]]:
+    """``ops`` cut where the weight phase begins and ends, and within it before each product but the first."""
+    run: list[Compute | Comm] = []
+    for op in ops:
+        weight = _in_weight_phase(op)
+        if run and (weight != _in_weight_phase(run[0]) or (weight and _made_by(op) and any(map(_made_by, run)))):
+            yield run
+            run = []
+        run.append(op)
+    if run:
+        yield run
+
+
+def parameters_used(parts: Sequence[Part], first: int = 0) -> list[Mark]:
+    """Where in the forward pass of ``parts``, which begins at op ``first``, parameters have been used: part by part."""
+    marks: list[Mark] = []
+    done = first
+    for part in parts:
+        done += len(part.forward)
+        marks.append(Mark(done, part.params))
+    return marks
+
+
+def buckets(block: Block, marks: Sequence[Mark], bytes_per_param: int, bucket_bytes: float) -> list[Bucket]:
+    """Cut ``block`` so that each piece goes with at least ``bucket_bytes``, as DDP fills its buckets in the order of
+    the real pass. What closes a bucket is in it whole; ops after the last mark belong to the last bucket."""
+    pieces: list[Bucket] = []
+    begin = filled = 0
+    for number, mark in enumerate(marks):
+        filled += mark.params
+        last = number == len(marks) - 1
+        if filled * bytes_per_param >= bucket_bytes or last:
+            end = len(block.ops) if last else mark.ops
+            pieces.append(Bucket(Block(f"{block.name}.{len(pieces)}", block.ops[begin:end]), filled))
+            begin, filled = end, 0
+    return pieces
+
+
+def _in_weight_phase(op: Compute | Comm) -> bool:
+    return isinstance(op, Compute) and op.phase == "W"
 
 
 def _made_by(op: Compute | Comm) -> int:
-    """Parameters whose gradient ``op`` completes."""
-    if isinstance(op, Compute) and isinstance(op.kernel, Matmul) and op.kernel.role == "wgrad":
+    """Parameters whose gradient ``op`` computes."""
+    if isinstance(op, Compute) and isinstance(op.kernel, Matmul):
         return op.kernel.m * op.kernel.n * op.kernel.batch
     return 0
-
-
-def _without_empty(parts: list[Bucket]) -> list[Bucket]:
-    """Join a last bucket that has no ops or no parameters of its own to the one before."""
-    if len(parts) > 1 and (not parts[-1].block.ops or parts[-1].params == 0):
-        last, before = parts.pop(), parts.pop()
-        joined = Block(before.block.name, before.block.ops + last.block.ops)
-        parts.append(Bucket(joined, before.params + last.params))
-    return parts

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from simulator.build.gradients import Bucket, buckets
+from simulator.build.algorithm import with_algorithm
+from simulator.build.gradients import Bucket, Mark, buckets, gradients_complete, parameters_used
 from simulator.build.layout import layout
 from simulator.build.pipeline import Lanes, lower
 from simulator.config import Workload
@@ -31,6 +32,8 @@ def build_program(workload: Workload) -> Program:
         Role(f"stage{rank}", {lane: tuple(steps) for lane, steps in _tail(workload, stages, rank, of_rank).items()})
         for rank, of_rank in enumerate(lanes)
     )
+    if parallelism.collective_algorithm != "auto":
+        roles = with_algorithm(roles, parallelism.collective_algorithm)
     return Program(roles, placed.pipeline_rank, placed.groups, workload.name)
 
 
@@ -64,6 +67,20 @@ class _Stages:
     def params(self, stage: int) -> int:
         """Parameters of a stage on one tensor-parallel rank."""
         return sum(part.params for part in self.parts[stage])
+
+    def gradients_complete(self, step: Step) -> list[Mark]:
+        """Where the backward pass ``step`` completes gradients; what stands before the parts' own ops counts."""
+        parts = self.parts[step.stage]
+        own = sum(len(_ops((part,), step.phase)) for part in parts)
+        return gradients_complete(parts, self._n_ops(step) - own, whole=step.phase == "B")
+
+    def parameters_used(self, step: Step) -> list[Mark]:
+        """Where the forward pass ``step`` has used parameters."""
+        parts = self.parts[step.stage]
+        return parameters_used(parts, self._n_ops(step) - sum(len(part.forward) for part in parts))
+
+    def _n_ops(self, step: Step) -> int:
+        return len(self._pass_of[step.stage, step.phase].block.ops)
 
     def step(self, action: Action) -> Step:
         """The compute step of an action, with what it holds and gives back."""
@@ -106,7 +123,8 @@ class _Stages:
         parts = self.parts[stage]
         place = stage % self.n_stages
         arrives = {"F": place > 0, "W": False}.get(kind, place < self.n_stages - 1)
-        gathered = self.workload.parallelism.scatter_gather_p2p and arrives
+        parallelism = self.workload.parallelism
+        gathered = parallelism.scatter_gather_p2p and parallelism.tp > 1 and arrives
         key = (kind, gathered, tuple(id(part) for part in parts))
         if key not in self._blocks:
             ops = _ops(parts, kind)
@@ -170,14 +188,13 @@ def _tail(workload: Workload, stages: _Stages, rank: int, lanes: Lanes) -> dict[
     replicated = replicated_gradient_ops(workload, [part for stage in own for part in stages.parts[stage]])
     ops = (*replicated, *optimizer_ops(workload, params))
     compute.append(Step("optimizer", Block("optimizer", ops), ready, phase="O"))
-    sharded = parallelism.zero == 1 and parallelism.dp > 1
-    gathers = _gathers(workload, stages, own) if sharded else []
-    if gathers and parallelism.overlap.param_gather:
-        # What the step before left to do: each chunk's parameters must be there before its first forward.
-        compute = _after_gathers(compute, gathers)
-        of_dp = [*gathers, *reductions]
-    else:
-        of_dp = [*reductions, *(replace(step, after=("optimizer",)) for step in gathers)]
+    of_dp = reductions
+    if parallelism.zero == 1 and parallelism.dp > 1:
+        if parallelism.overlap.param_gather:
+            compute, gathers = _gather_beside_the_first(workload, stages, compute)
+            of_dp = [*gathers, *reductions]
+        else:
+            of_dp = [*reductions, *_gather_at_the_end(workload, stages, own)]
     return {**lanes, COMPUTE_LANE: compute, **({DP_LANE: of_dp} if of_dp else {})}
 
 
@@ -191,7 +208,7 @@ def _reduce(
     def reduction(label: str, params: int, *after: str) -> Step:
         op = "reduce_scatter" if parallelism.zero == 1 else "all_reduce"
         name = f"dp.{op} grads"
-        comm = Comm(name, op, float(params * grad_bytes), "dp", "dp", parallelism.collective_algorithm)
+        comm = Comm(name, op, float(params * grad_bytes), "dp", "dp")
         return Step(label, comm, after)
 
     if not parallelism.overlap.grad_reduce:
@@ -204,7 +221,7 @@ def _reduce(
         if last.get(step.stage) != step.label or not isinstance(step.op, Block):
             cut.append(step)
             continue
-        parts = buckets(step.op, stages.params(step.stage), grad_bytes, parallelism.bucket_bytes)
+        parts = buckets(step.op, stages.gradients_complete(step), grad_bytes, parallelism.bucket_bytes)
         pieces = _pieces(step, parts)
         cut += pieces
         reductions += [
@@ -217,10 +234,10 @@ def _reduce(
 def _pieces(step: Step, parts: list[Bucket]) -> list[Step]:
     """``step`` in parts; the first waits as the whole did, the last carries the label that others wait for."""
     pieces = [
-        replace(step, label=f"{step.label}.{number}", op=part.block, after=(), free_bytes=0.0)
+        replace(step, label=f"{step.label}.{number}", op=part.block, after=(), alloc_bytes=0.0, free_bytes=0.0)
         for number, part in enumerate(parts)
     ]
-    pieces[0] = replace(pieces[0], after=step.after)
+    pieces[0] = replace(pieces[0], after=step.after, alloc_bytes=step.alloc_bytes)
     pieces[-1] = replace(pieces[-1], label=step.label, free_bytes=step.free_bytes)
     return pieces
 
@@ -232,7 +249,7 @@ def _twin_gradients(workload: Workload, params: int, ready: tuple[str, ...]) -> 
         return []
     shared = parallelism.dp if parallelism.zero else 1
     nbytes = params * DTYPE_BYTES[workload.training.grad_dtype] / shared
-    comm = Comm("dp.all_reduce twin grads", "all_reduce", nbytes, "twin", "dp", parallelism.collective_algorithm)
+    comm = Comm("dp.all_reduce twin grads", "all_reduce", nbytes, "twin", "dp")
     return [Step("twin grads", comm, ready)]
 
 
@@ -243,32 +260,34 @@ def _embedding_gradients(workload: Workload, rank: int, ready: tuple[str, ...]) 
         return []
     rows = workload.model.padded_vocab(parallelism.tp) // (parallelism.tp if parallelism.vocab_parallel else 1)
     nbytes = float(rows * workload.model.hidden * DTYPE_BYTES[workload.training.grad_dtype])
-    comm = Comm("pp.all_reduce embedding grads", "all_reduce", nbytes, "embd", "pp", parallelism.collective_algorithm)
+    comm = Comm("pp.all_reduce embedding grads", "all_reduce", nbytes, "embd", "pp")
     return [Step("embedding grads", comm, ready)]
 
 
-def _gathers(workload: Workload, stages: _Stages, own: Sequence[int]) -> list[Step]:
-    """ZeRO-1: every rank has updated its share; one all-gather per chunk in the working precision."""
-    return [
-        Step(
-            f"gather {stage}",
-            Comm(
-                "dp.all_gather params",
-                "all_gather",
-                float(stages.params(stage) * _working_bytes(workload)),
-                "dp",
-                "dp",
-                workload.parallelism.collective_algorithm,
-            ),
-        )
-        for stage in own
-    ]
+def _gather(workload: Workload, label: str, params: int, *after: str) -> Step:
+    """ZeRO-1: every rank has updated its share of ``params`` parameters; all get all, in the working precision."""
+    nbytes = float(params * _working_bytes(workload))
+    return Step(label, Comm("dp.all_gather params", "all_gather", nbytes, "dp", "dp"), after)
 
 
-def _after_gathers(compute: list[Step], gathers: list[Step]) -> list[Step]:
-    waiting = {step.label.removeprefix("gather "): step.label for step in gathers}
-    out = []
+def _gather_at_the_end(workload: Workload, stages: _Stages, own: Sequence[int]) -> list[Step]:
+    return [_gather(workload, f"gather {stage}", stages.params(stage), "optimizer") for stage in own]
+
+
+def _gather_beside_the_first(workload: Workload, stages: _Stages, compute: list[Step]) -> tuple[list[Step], list[Step]]:
+    """Parameters gather in buckets beside each chunk's first forward pass, which is what the step before left to do:
+    a piece of the pass waits for the parameters that it uses."""
+    bucket_bytes = workload.parallelism.bucket_bytes
+    seen: set[int] = set()
+    cut: list[Step] = []
+    gathers: list[Step] = []
     for step in compute:
-        gather = waiting.pop(str(step.stage), None) if step.phase == "F" else None
-        out.append(replace(step, after=(*step.after, gather)) if gather else step)
-    return out
+        if step.phase != "F" or step.stage in seen or not isinstance(step.op, Block):
+            cut.append(step)
+            continue
+        seen.add(step.stage)
+        parts = buckets(step.op, stages.parameters_used(step), _working_bytes(workload), bucket_bytes)
+        for number, (part, piece) in enumerate(zip(parts, _pieces(step, parts), strict=True)):
+            gathers.append(_gather(workload, f"gather {step.stage}.{number}", part.params))
+            cut.append(replace(piece, after=(*piece.after, gathers[-1].label)))
+    return cut, gathers

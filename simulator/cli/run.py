@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from simulator.cli.options import Json, Quiet, Set, Strict, parse_ranks
 from simulator.cli.outputs import PICTURES, STDOUT, check_outputs, envelope, write_json
-from simulator.cli.terminal import console, progress, table, warn
+from simulator.cli.terminal import console, progress, warn
 from simulator.errors import InputError
-from simulator.units import format_gib, format_time
 
 if TYPE_CHECKING:
     from simulator.api import Result
@@ -67,6 +66,7 @@ def command(
     ranks = None if trace_ranks is None else parse_ranks(trace_ranks, jobs[0].n_ranks, "--trace-ranks")
 
     import simulator
+    from simulator.output.summary import compare
 
     results = []
     for job in jobs:
@@ -79,12 +79,12 @@ def command(
         with progress("writing the trace"):
             results[0].save_trace(trace, ranks)
     if gantt is not None:
-        from simulator.output import gantt as pictures
+        from simulator.output.gantt import save_gantt
 
         with progress("drawing"):
-            pictures.save_gantt(pictures.gantt(results[0].timeline, title=jobs[0].name), gantt)
+            save_gantt(results[0].gantt(), gantt)
     if not quiet and json != STDOUT:
-        console().print(results[0].summary() if len(jobs) == 1 else table(_beside(reports)))
+        console().print(results[0].summary() if len(jobs) == 1 else compare(*reports))
     warn(warnings)
     if strict and (warnings or not all(report["memory"]["fits"] for report in reports)):
         raise typer.Exit(1)
@@ -94,45 +94,3 @@ def _warnings(results: Sequence[Result]) -> list[str]:
     if len(results) == 1:
         return list(results[0].warnings)
     return [f"{result.to_dict()['name']}: {warning}" for result in results for warning in result.warnings]
-
-
-def _percent(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def _tera(value: float) -> str:
-    return f"{value / 1e12:.1f} TFLOP/s"
-
-
-#: Line of the comparison -> where its figure stands in a result, how it is printed.
-_LINES: dict[str, tuple[Callable[[dict[str, Any]], float], Callable[[float], str]]] = {
-    "GPUs": (lambda report: report["n_gpus"], "{:,}".format),
-    "step time": (lambda report: report["step_time_s"], format_time),
-    "tokens/s": (lambda report: report["tokens_per_s"], "{:,.0f}".format),
-    "tokens/s per GPU": (lambda report: report["tokens_per_s_per_gpu"], "{:,.0f}".format),
-    "model FLOP/s per GPU": (lambda report: report["model_flops_per_s_per_gpu"], _tera),
-    "MFU": (lambda report: report["mfu"], _percent),
-    "HFU": (lambda report: report["hfu"], _percent),
-    "bubble": (lambda report: report["bubble_fraction"], _percent),
-    "compute": (lambda report: report["time_breakdown_s"]["compute"], format_time),
-    "recompute": (lambda report: report["time_breakdown_s"]["recompute"], format_time),
-    "optimizer": (lambda report: report["time_breakdown_s"]["optimizer"], format_time),
-    "exposed communication": (lambda report: sum(report["time_breakdown_s"]["exposed"].values()), format_time),
-    "waiting for the pipeline": (lambda report: report["time_breakdown_s"]["bubble"], format_time),
-    "peak memory": (lambda report: report["memory"]["peak_bytes"], format_gib),
-}
-
-
-def _beside(reports: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """One row per figure: its name, its value in each report, and the second as a multiple of the first unless zero."""
-    first, second = (
-        name if reports[0]["name"] != reports[1]["name"] else f"{name} ({place})"
-        for name, place in zip((report["name"] for report in reports), ("first", "second"), strict=True)
-    )
-    rows = []
-    for line, (value, shown) in _LINES.items():
-        a, b = (value(report) for report in reports)
-        rows.append(
-            {"": line, first: shown(a), second: shown(b), "ratio": "" if shown(a) == shown(0.0) else f"{b / a:.4g}"}
-        )
-    return rows

@@ -110,6 +110,8 @@ def _print(reports: list[dict[str, Any]]) -> None:
         for report in reports
     ]
     out.print(table(rows))
+    if len({report["chunks"] for report in reports}) > 1:
+        out.print("Costs are of one chunk: a rank with more chunks does more work. Compare ratios, not makespans.")
 
 
 def _short(actions: list[str]) -> str:

@@ -54,7 +54,7 @@ class Cluster:
     links: tuple[Link, ...]
     layout: NodeLayout
     switches: Switches
-    _between_leaves: dict[tuple[str, str], Route | None] = field(default_factory=dict, repr=False)
+    _between_leaves: dict[tuple[str, str], Route | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def name(self) -> str:

@@ -16,12 +16,13 @@ from pydantic import Field, GetJsonSchemaHandler, ModelWrapValidatorHandler, mod
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from simulator import schedules
 from simulator.config import catalog, legality
 from simulator.config.cluster import ClusterSpec, Count, cluster_data
 from simulator.config.files import AsTuple, Integral, Section, raise_all, read_yaml, validated, with_changes
 from simulator.config.presets import expand_model, presets
 from simulator.errors import InputError
+from simulator.schedules import SCHEDULES
+from simulator.schedules import Schedule as Plan
 
 Size = Annotated[int, Field(ge=1, le=1_000_000_000), Integral]
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -31,7 +32,7 @@ SHORTHANDS = {"cluster": "name", "training.recompute": "granularity"}
 if TYPE_CHECKING:
     Schedule = str
 else:
-    Schedule = Literal[tuple(schedules.SCHEDULES)]  # what is registered, so that a new schedule needs no line here
+    Schedule = Literal[tuple(SCHEDULES)]  # what is registered, so that a new schedule needs no line here
 
 
 class Model(Section):
@@ -194,12 +195,12 @@ class Parallelism(Section):
     rank_order: str = "tp-cp-ep-dp-pp"
     """axes of the rank grid, innermost first; cp and ep have size 1 and may be left out [tp-cp-ep-dp-pp]"""
     collective_algorithm: Literal["auto", "ring", "tree"] = "auto"
-    """[auto]"""
+    """of all-reduces; auto takes the fastest on an idle network, as NCCL does [auto]"""
 
     @property
-    def plan(self) -> schedules.Schedule:
+    def plan(self) -> Plan:
         """The pipeline schedule."""
-        return schedules.SCHEDULES[self.schedule]
+        return SCHEDULES[self.schedule]
 
     @property
     def n_stages(self) -> int:
@@ -224,7 +225,7 @@ class Parallelism(Section):
 
 
 def _chunks(known: dict[str, Any]) -> int:
-    chosen = schedules.SCHEDULES.get(known.get("schedule", ""))
+    chosen = SCHEDULES.get(known.get("schedule", ""))
     return (chosen.chunks or 1) if chosen else 1
 
 
@@ -242,8 +243,6 @@ class Workload(Section):
 
     name: str
     """[the file's name]"""
-    seed: Annotated[int, Field(ge=0, lt=2**63), Integral] = 0
-    """of everything random [0]"""
     model: Model
     training: Training
     parallelism: Parallelism = Parallelism()
@@ -342,6 +341,19 @@ def load_workload(source: str | Path | Mapping[str, Any] | Workload, set: Mappin
     if workload.calibration not in catalog.names("profile"):
         workload = workload.model_copy(update={"calibration": str(profile)})
     return workload
+
+
+def altered(workload: Workload, changes: Mapping[str, Any]) -> Workload:
+    """A copy of a loaded workload with dotted keys changed; defaults that follow from other keys follow again, the
+    layers per stage too where their number changes. Raises `InputError` where the copy is not legal."""
+    data = {name: getattr(workload, name) for name in type(workload).model_fields}
+    for name in ("model", "training", "parallelism", "simulation"):
+        data[name] = data[name].model_dump(exclude_unset=True)
+    data = with_changes(data, changes, SHORTHANDS)
+    stages = len(workload.parallelism.layers_per_stage)
+    if data["parallelism"].get("pp", 1) * data["parallelism"].get("vpp", 1) != stages:
+        data["parallelism"].pop("layers_per_stage", None)
+    return load_workload(data)
 
 
 def _cluster(reference: object, base: Path | None, file: object, changes: Mapping[str, Any]) -> ClusterSpec:

@@ -55,7 +55,7 @@ class Costs:
     transports: Mapping[str, Transport]
     speeds: Mapping[str, float]
     sources: Mapping[str, str]
-    _seconds: dict[Kernel, float] = field(default_factory=dict, repr=False, compare=False)
+    _seconds: dict[Kernel, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def from_profile(cls, profile: Profile, implementation: Implementation = "fused") -> Costs:

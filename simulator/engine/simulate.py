@@ -22,7 +22,7 @@ from simulator.engine.world import Transfer, World, build_world
 from simulator.errors import DeadlockError
 from simulator.network.flows import Network
 from simulator.program import Batch, Block, Comm, Program, ProgramError, Role, Step
-from simulator.program.ops import POINT_TO_POINT, comms_of
+from simulator.program.ops import COMPUTE_LANE, POINT_TO_POINT, comms_of
 from simulator.timeline import Floats, Timeline
 
 Wait = Generator[simpy.Event, None, None]
@@ -72,6 +72,7 @@ class _Rank:
         self.waiters: dict[str, simpy.Event] = {}
         self.host_s = 0.0
         self.in_flight: list[str] = []
+        self.pace = 1.0
         self.disturbed: simpy.Event | None = None
         self.next_step: dict[str, int] = {}
         self.waits_for: dict[str, str | Meeting] = {}
@@ -148,6 +149,8 @@ class _Simulation:
                 case Block():
                     yield from self._block(rank, lane, index, step)
                 case Comm():
+                    if lane == COMPUTE_LANE:
+                        yield from self._launch(rank)
                     yield from self._communicate(rank, lane, index, step, (step.op,))
                 case Batch():
                     yield from self._communicate(rank, lane, index, step, step.op.comms)
@@ -205,20 +208,24 @@ class _Simulation:
         self._departed[id(meeting.transfer), meeting.comm.purpose] += 1
         for rank in meeting.arrived:
             rank.in_flight.append(meeting.comm.purpose)
-            self._disturb(rank)
+            self._reconsider_speed(rank)
 
         def land() -> None:
             for rank in meeting.arrived:
                 rank.in_flight.remove(meeting.comm.purpose)
-                self._disturb(rank)
+                self._reconsider_speed(rank)
             meeting.done.succeed((began, self.env.now))
 
         self.network.transfer(meeting.transfer.plan, land)
 
-    def _disturb(self, rank: _Rank) -> None:
-        if rank.disturbed is not None:
-            rank.disturbed.succeed()
-            rank.disturbed = None
+    def _reconsider_speed(self, rank: _Rank) -> None:
+        """What is in flight on the rank has changed: wake its computation if that changes its speed."""
+        speed = self.costs.compute_speed(rank.in_flight)
+        if speed != rank.pace:
+            rank.pace = speed
+            if rank.disturbed is not None:
+                rank.disturbed.succeed()
+                rank.disturbed = None
 
     # Computation
 
@@ -228,15 +235,19 @@ class _Simulation:
         for number, piece in enumerate(pieces):
             ends = Ends(number == 0, number == len(pieces) - 1)
             if isinstance(piece, Meet):
-                rank.host_s += self.costs.launch_s
-                if rank.host_s > self.env.now:
-                    yield self.env.timeout(rank.host_s - self.env.now)
+                yield from self._launch(rank)
                 yield from self._communicate(rank, lane, index, step, (piece.comm,), ends)
                 rank.waits_for[lane] = step.label
             elif self.costs.interferes:
                 yield from self._run_disturbed(rank, lane, index, step, piece, ends)
             else:
                 yield from self._run(rank, lane, index, step, piece, ends)
+
+    def _launch(self, rank: _Rank) -> Wait:
+        """Wait until the host has launched one op (of the compute lane: others have host threads of their own)."""
+        rank.host_s += self.costs.launch_s
+        if rank.host_s > self.env.now:
+            yield self.env.timeout(rank.host_s - self.env.now)
 
     def _prepare(self, rank: _Rank, block: Block) -> tuple[Piece, ...]:
         key = (rank.number, id(block))
@@ -281,7 +292,7 @@ class _Simulation:
         starts, ends = np.empty(len(left)), np.empty(len(left))
         first, resumed = 0, False
         while True:
-            pace = np.where(kernels[first:], self.costs.compute_speed(rank.in_flight), 1.0)
+            pace = np.where(kernels[first:], rank.pace, 1.0)
             began = starts[first]
             starts[first:], ends[first:] = _play(left[first:] / pace, launched[first:], now)
             if resumed:
@@ -300,7 +311,8 @@ class _Simulation:
                 left[current] = (ends[current] - now) * pace[current - first]
             first = current
         span = self.recorder.span(rank.number, lane, index, step, outer, run.template, begin, starts[0], now)
-        self.recorder.stretch(span, starts, ends)
+        if now - starts[0] > run.seconds * (1 + 1e-12):
+            self.recorder.stretch(span, starts, ends)
 
 
 def _check_match(rank: _Rank, comm: Comm, meeting: Meeting) -> None:

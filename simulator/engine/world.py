@@ -9,6 +9,7 @@ of a colour together), so one rank per colour is simulated, and one link per col
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -113,12 +114,14 @@ def build_world(program: Program, cluster: Cluster, costs: Costs, *, fold: bool 
     sessions = _sessions(program)
     offset, n_groups = _group_offsets(program)
     capacity = np.array([link.bandwidth_Bps * costs.link_efficiency(link.kind) for link in cluster.links])
+    shapes = _shapes(cluster, costs, sessions)
     if fold:
-        colours = _refine(program, cluster, costs, capacity, sessions, offset)
+        colours = _refine(program, cluster, capacity, sessions, shapes, offset)
     else:
         sizes = (program.n_ranks, n_groups, len(cluster.links), len(sessions))
         colours = _Colours(*(np.arange(size, dtype=np.uint64) for size in sizes))
-    return _collect(program, cluster, costs, capacity, sessions, offset, colours)
+    binding = _binding(cluster, capacity, shapes)
+    return _collect(program, cluster, costs, capacity, sessions, binding, offset, colours)
 
 
 def _group_offsets(program: Program) -> tuple[dict[str, int], int]:
@@ -185,9 +188,9 @@ def _label(values: Iterable[object]) -> Colours:
 def _refine(
     program: Program,
     cluster: Cluster,
-    costs: Costs,
     capacity: NDArray[np.float64],
     sessions: Sequence[_Session],
+    shapes: _Shapes,
     offset: dict[str, int],
 ) -> _Colours:
     """The coarsest equitable colouring of ranks, groups, links and sessions."""
@@ -214,8 +217,9 @@ def _refine(
         (item.kind, float(rate), item.latency_s, item.src in gpu_names)
         for item, rate in zip(cluster.links, capacity, strict=True)
     )
-    labels, at_session, at_link, load = _shapes(cluster, costs, sessions)
-    session = _label(labels)
+    at_session, at_link = shapes.session, shapes.link
+    load = _mix(np.round(shapes.load, 12).view(np.uint64))
+    session = _label(shapes.label)
     group_of_session = np.array([offset[item.axis] + item.group for item in sessions], dtype=np.int64)
 
     count = -1
@@ -229,13 +233,19 @@ def _refine(
     return _Colours(rank, group, link, session)
 
 
-def _shapes(
-    cluster: Cluster, costs: Costs, sessions: Sequence[_Session]
-) -> tuple[list[object], NDArray[np.int64], NDArray[np.int64], Colours]:
-    """What tells sessions apart before refinement: a label each, and (session, link, load) entries as three arrays.
+@dataclass(frozen=True)
+class _Shapes:
+    """What tells sessions apart before refinement: a ``label`` each, and which links they load: entry i says that
+    session ``session[i]`` puts ``load[i]`` on ``link[i]``. Entries of a session stand together."""
 
-    A transfer between two ranks follows from its route, so that its links' colours say all.
-    """
+    label: list[object]
+    session: NDArray[np.int64]
+    link: NDArray[np.int64]
+    load: NDArray[np.float64]
+
+
+def _shapes(cluster: Cluster, costs: Costs, sessions: Sequence[_Session]) -> _Shapes:
+    """A transfer between two ranks follows from its route, so that its links' colours say all."""
     labels: list[object] = []
     at_session: list[int] = []
     at_link: list[int] = []
@@ -258,8 +268,7 @@ def _shapes(
         at_link += [link for link, _ in on]
         loads += [load for _, load in on]
         at_session += [index] * len(on)
-    coloured = _mix(np.round(np.array(loads), 12).view(np.uint64))
-    return labels, np.array(at_session, dtype=np.int64), np.array(at_link, dtype=np.int64), coloured
+    return _Shapes(labels, np.array(at_session, dtype=np.int64), np.array(at_link, dtype=np.int64), np.array(loads))
 
 
 @dataclass(frozen=True)
@@ -285,6 +294,7 @@ def _collect(
     costs: Costs,
     capacity: NDArray[np.float64],
     sessions: Sequence[_Session],
+    binding: Sequence[bool],
     offset: dict[str, int],
     colours: _Colours,
 ) -> World:
@@ -293,7 +303,8 @@ def _collect(
     links, kinds = _Classes.by(colours.link), _Classes.by(colours.session)
     simulated_as = ranks.first[ranks.of].tolist()
     link_class, link_size, class_size = links.of.tolist(), links.size.tolist(), kinds.size.tolist()
-    binding = _binding(cluster, capacity)
+    # A class binds if any of its links does: its other links are then as full as that one.
+    binds = {of_class for of_class, one in zip(link_class, binding, strict=True) if one}
     gpu_names = {gpu.name for gpu in cluster.gpus}
     used: dict[int, int] = {}  # link class -> simulated link
 
@@ -312,7 +323,7 @@ def _collect(
                 # number of links in its class, equal for all of them by equitability.
                 share = load * class_size[number] / link_size[link_class[link]]
                 link_bytes[simulated] = link_bytes.get(simulated, 0.0) + share * phase.nbytes
-                if binding[link]:
+                if link_class[link] in binds:
                     loads[simulated] = loads.get(simulated, 0.0) + share
                 if cluster.links[link].src in gpu_names:
                     sent += load * phase.nbytes
@@ -369,28 +380,40 @@ def _with_meetings(drafts: Sequence[tuple[_Session, Transfer]], n_links: int) ->
         yield session, transfer
 
 
-def _binding(cluster: Cluster, capacity: NDArray[np.float64]) -> list[bool]:
+def _binding(cluster: Cluster, capacity: NDArray[np.float64], shapes: _Shapes) -> list[bool]:
     """Per link, whether it can ever be what limits a transfer.
 
-    A link out of a switch that can carry all that enters the switch never is: what enters is limited before. Nor is a
-    link into a switch that can carry all that may leave it. The links that it is judged by must bind themselves.
+    It cannot where other links do so before it: where everything that crosses it has come in over (or goes on over)
+    links that together carry no more than it can, such as the uplinks of a leaf switch without oversubscription. The
+    links that it is judged by must bind themselves.
     """
-    gpus = {gpu.name for gpu in cluster.gpus}
-    entering: dict[str, list[int]] = {}
-    leaving: dict[str, list[int]] = {}
-    for link in cluster.links:
-        entering.setdefault(link.dst, []).append(link.index)
-        leaving.setdefault(link.src, []).append(link.index)
-    binds = [True] * len(cluster.links)
+    ends = [(link.src, link.dst) for link in cluster.links]
+    before = _neighbours(shapes, came_over=[src for src, _ in ends], leads_to=[dst for _, dst in ends])
+    after = _neighbours(shapes, came_over=[dst for _, dst in ends], leads_to=[src for src, _ in ends])
     rate = capacity.tolist()
-
-    def covers(index: int, others: list[int]) -> bool:
-        return all(binds[other] for other in others) and rate[index] >= sum(rate[other] for other in others)
-
-    for index in np.argsort(-capacity, kind="stable").tolist():
-        link = cluster.links[index]
-        before = [other for other in entering.get(link.src, ()) if cluster.links[other].src != link.dst]
-        after = [other for other in leaving.get(link.dst, ()) if cluster.links[other].dst != link.src]
-        if (link.src not in gpus and covers(index, before)) or (link.dst not in gpus and covers(index, after)):
-            binds[index] = False
+    binds = [True] * len(rate)
+    for link in sorted(before, key=lambda link: (-rate[link], link)):
+        for others in (before[link], after[link]):
+            kept = others and all(binds[other] for other in others)
+            if kept and sum(rate[other] for other in others) <= rate[link]:
+                binds[link] = False
     return binds
+
+
+def _neighbours(shapes: _Shapes, came_over: Sequence[str], leads_to: Sequence[str]) -> dict[int, list[int]]:
+    """Per link, the links of its own transfers that touch its vertex ``came_over[link]`` from the other side (their
+    ``leads_to`` is it); none where a transfer loads the link more than all of those: it begins or ends there."""
+    found: dict[int, dict[int, None]] = {}
+    begins: set[int] = set()
+    links, loads = shapes.link.tolist(), shapes.load.tolist()
+    starts = [*np.flatnonzero(np.diff(shapes.session, prepend=-1)).tolist(), len(links)]
+    for low, high in itertools.pairwise(starts):
+        at: dict[str, list[int]] = {}
+        for entry in range(low, high):
+            at.setdefault(leads_to[links[entry]], []).append(entry)
+        for entry in range(low, high):
+            near = at.get(came_over[links[entry]], [])
+            found.setdefault(links[entry], {}).update((links[other], None) for other in near)
+            if sum(loads[other] for other in near) < loads[entry] * (1 - 1e-12):
+                begins.add(links[entry])
+    return {link: [] if link in begins else list(near) for link, near in found.items()}

@@ -17,6 +17,8 @@ from simulator.network.plan import Phase, Plan
 _AFTER_ALL_ELSE = cast(EventPriority, 2)
 #: Two constraints closer than this (relative) bind together.
 _TIE = 1e-12
+#: Meetings of transfers whose rates are remembered.
+_REMEMBERED = 100_000
 
 
 def max_min_rates(phases: Sequence[Phase], capacity: Sequence[float]) -> list[float]:
@@ -194,6 +196,8 @@ class Network:
         """`max_min_rates`, remembered: the micro-batches of a pipeline meet in the same ways again and again."""
         key = tuple(map(id, phases))
         if key not in self._solved:
+            if len(self._solved) >= _REMEMBERED:
+                self._solved.clear()
             self._solved[key] = (phases, max_min_rates(phases, self._capacity))
         return self._solved[key][1]
 

@@ -38,7 +38,8 @@ class Pattern:
     busiest link needs at line rate. ``hops`` counts the hops of the critical path by kind; ``link_latency_s`` is the
     latency of their links. ``kind`` is the transport that sets the pace, the last in `_KINDS` that is crossed.
     ``part`` is the share of the message that moves as one pipelined stream, ``own`` the share that each rank handles
-    without a link. ``peers`` > 0 marks sends and receives, to so many peers each.
+    without a link. ``sent`` is what all members together send, per byte of message. ``peers`` > 0 marks sends and
+    receives, to so many peers each.
     """
 
     algorithm: str
@@ -48,6 +49,7 @@ class Pattern:
     line_s: tuple[tuple[TransportKind, float], ...]
     hops: tuple[tuple[TransportKind, float], ...]
     link_latency_s: float
+    sent: float
     part: float
     own: float = 0.0
     peers: int = 0
@@ -120,6 +122,7 @@ def pattern_of(
         line_s=tuple(line_s.items()),
         hops=tuple(path.items()),
         link_latency_s=link_latency_s,
+        sent=sum([load for load, _ in total.values()]),
         part=part,
         own=own,
         peers=peers,
@@ -160,4 +163,4 @@ def _by_protocol(pattern: Pattern, nbytes: float, costs: TransportCosts) -> Iter
             per_byte_s *= 1 + math.sqrt(protocol.half_bytes / (pattern.part * nbytes))
         per_byte_s += pattern.own / pace.copy_Bps
         phase = Phase(flow, pattern.loads, latency_s, pattern.flow_bytes / per_byte_s)
-        yield latency_s + nbytes * per_byte_s, Plan(pattern.algorithm, (phase,), name)
+        yield latency_s + nbytes * per_byte_s, Plan(pattern.algorithm, (phase,), name, nbytes * pattern.sent)

@@ -26,11 +26,16 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An operation as one algorithm performs it: phases one after another. ``protocol`` is NCCL's, where it has one."""
+    """An operation as one algorithm performs it: phases one after another.
+
+    ``protocol`` is NCCL's, where it has one. ``sent_bytes``: what all members together send to one another; what a GPU
+    hands on to its NIC for another one (PXN) is on the links, but is not counted here.
+    """
 
     algorithm: str
     phases: tuple[Phase, ...]
     protocol: str = ""
+    sent_bytes: float = 0.0
 
     @property
     def latency_s(self) -> float:

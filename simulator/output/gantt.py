@@ -324,19 +324,20 @@ def _panel(axes: Axes, picture: _Picture, window: tuple[float, float], title: st
         level = level - part
     idle = np.clip(1 - boxes.share[seen].sum(axis=1), 0, 1) * height
     add(row, start, end, np.minimum(idle, level), level, face)
+    width_points = _PANEL_POINTS / 2 if small else _PANEL_POINTS
+    hairline_s = (
+        high - low
+    ) / width_points  # a hand-over much shorter than a point would show here and there by chance
     for number, (kind, (lane_row, lane_start, lane_end)) in enumerate(picture.lanes.items()):
-        inside_window = (lane_end >= low) & (lane_start <= high)
+        shown = (lane_end >= low) & (lane_start <= high)
         top = height + _GAP + number * (_STRIP + _GAP)
-        add(
-            lane_row[inside_window], lane_start[inside_window], lane_end[inside_window], top, top + _STRIP,
-            _SHARE_COLOUR[kind],
-        )  # fmt: skip
+        lane_end = np.maximum(lane_end, lane_start + hairline_s)
+        add(lane_row[shown], lane_start[shown], lane_end[shown], top, top + _STRIP, _SHARE_COLOUR[kind])
     axes.add_collection(
         PolyCollection(list(np.concatenate(polygons)), facecolors=colours, edgecolors="none", antialiaseds=True)
     )
 
-    width_points = _PANEL_POINTS / 2 if small else _PANEL_POINTS
-    _outlines(axes, picture, row, start, end, (high - low) / width_points)
+    _outlines(axes, picture, row, start, end, hairline_s)
     _numbers(axes, picture, seen, level, face, (low, high), width_points)
     axes.set_xlim(low / unit, high / unit)
     axes.set_ylim(rows, 0)

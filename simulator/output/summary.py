@@ -23,14 +23,14 @@ def summary(result: Result) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[Any] = [Text.from_markup(_headline(result)), _key_figures(result), _breakdown(result)]
-    parts.append(_memory(result["memory"]))
+    parts: list[Any] = [Text.from_markup(_headline(result)), _key_figures(result), "", _breakdown(result)]
+    parts += [_memory(result["memory"]), ""]
     if any(kind["time_s"] for kind in result["communication"].values()):
         parts.append(_communication(result))
     if result["links"]:
         parts.append(_links(result["links"]))
     parts.append(_path(result["critical_path"]))
-    parts += [Text(f"warning: {warning}", style="yellow") for warning in result["warnings"]]
+    parts += [Text(line) for line in _trust(result)]
     return Group(*parts)
 
 
@@ -41,7 +41,7 @@ def compare(first: Result, second: Result) -> Table:
     )
     for label, value, shown in _COMPARED:
         a, b = value(first), value(second)
-        table.add_row(label, shown(a), shown(b), f"{b / a:.3f}" if a else "")
+        table.add_row(label, shown(a), shown(b), f"{b / a:.3f}" if a > 0 and b > 0 else "")
     table.add_row("layout", _layout(first["parallelism"]), _layout(second["parallelism"]), "")
     table.add_row("memory", _fits(first["memory"]), _fits(second["memory"]), "")
     return table
@@ -118,6 +118,26 @@ def _headline(result: Result) -> str:
     )
 
 
+def _trust(result: Result) -> list[str]:
+    """How far the figures go: what prices rest on, and how far steps like this one have been from measurement."""
+    priced = dict(result["calibration"].get("kernel_time_priced_by", {}))
+    outside = priced.pop("extrapolated", 0.0)
+    lines = []
+    if priced:
+        shares = ", ".join(f"{_percent(share)} {kind}" for kind, share in priced.items())
+        lines.append(f"Prices of kernels: {shares}; {_percent(outside)} outside the sizes that were measured.")
+    accuracy = result.get("accuracy")
+    if accuracy:
+        lines.append(
+            f"Steps measured most like this one ({accuracy['nearest_suite']}, {accuracy['rows']} rows): mean error "
+            f"{_percent(accuracy['mean_error'])}, largest {_percent(accuracy['max_error'])}."
+        )
+        if accuracy["extrapolation"]:
+            lines.append("This job lies outside what they cover, so expect larger errors:")
+            lines += [f"  {note}" for note in accuracy["extrapolation"]]
+    return lines
+
+
 def _parameters(result: Result) -> str:
     total, active = result["params_total"], result["params_active"]
     shown = f"{total / 1e9:,.1f} billion"
@@ -151,11 +171,15 @@ def _key_figures(result: Result) -> Table:
         f"{_percent(result['mfu'])} of the dense peak of {_tflops(peak)}; {_percent(result['mfu_causal'])} with causal "
         f"attention counted as half",
     )
-    grid.add_row("HFU", f"{_percent(result['hfu'])}, counting what the kernels really compute, recompute included")
     grid.add_row(
-        "bubble",
-        f"{_percent(result['bubble_fraction'])} of the pipeline's time, {result['bubble_ratio']:.3f} of its work",
+        "HFU",
+        f"{_percent(result['hfu'])}, {_tflops(result['hfu'] * peak)} per GPU: what the kernels compute, with recompute",
     )
+    if result["parallelism"]["pp"] > 1:
+        grid.add_row(
+            "bubble",
+            f"{_percent(result['bubble_fraction'])} of the pipeline's time, {result['bubble_ratio']:.3f} of its work",
+        )
     run = result.get("run")
     if run is not None:
         cost = "" if run["cost"] is None else f", cost {run['cost']:,.0f} at the cluster's price"
@@ -176,7 +200,7 @@ def _breakdown(result: Result) -> Table:
         ("other", times["other"]),
     ]
     title = "Where a GPU's time goes (mean over GPUs)"
-    return _bars(title, [row for row in rows if row[1] >= 5e-5 * result["step_time_s"]], result["step_time_s"])
+    return _bars(title, [row for row in rows if row[1] >= 5e-4 * result["step_time_s"]], result["step_time_s"])
 
 
 def _path(path: Sequence[Mapping[str, Any]]) -> Table:

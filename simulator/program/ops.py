@@ -129,7 +129,7 @@ class Program:
     role_of: tuple[int, ...]
     groups: Mapping[str, tuple[tuple[int, ...], ...]]
     name: str = "program"
-    _group_of: dict[str, dict[int, int]] = field(default_factory=dict, repr=False, compare=False)
+    _group_of: dict[str, dict[int, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def n_ranks(self) -> int:
@@ -151,37 +151,49 @@ class Program:
                 raise ProgramError(f"{self.name}: a rank stands in two groups of axis {axis!r}")
             if any(not 0 <= rank < self.n_ranks for rank in members):
                 raise ProgramError(f"{self.name}: axis {axis!r} names a rank outside 0..{self.n_ranks - 1}")
-        first_rank = {role: self.role_of.index(role) for role in set(self.role_of)}
-        for role_index, role in enumerate(self.roles):
-            if role_index in first_rank:
-                self._validate_role(role, first_rank[role_index])
+        ranks_of: dict[int, list[int]] = {}
+        for rank, role_index in enumerate(self.role_of):
+            ranks_of.setdefault(role_index, []).append(rank)
+        for role_index, ranks in sorted(ranks_of.items()):
+            self._validate_role(self.roles[role_index], ranks)
 
-    def _validate_role(self, role: Role, rank: int) -> None:
+    def _validate_role(self, role: Role, ranks: list[int]) -> None:
         where = f"{self.name}: role {role.name!r}"
         labels = [step.label for _, _, step in role.steps()]
         known = set(labels)
         checked: set[int] = set()
+        placed: set[tuple[str, int | None]] = set()
         if len(known) != len(labels):
             twice = next(label for label in labels if labels.count(label) > 1)
             raise ProgramError(f"{where}: two steps are labelled {twice!r}")
-        for _, _, step in role.steps():
+        for lane, _, step in role.steps():
+            if isinstance(step.op, Block) and lane != COMPUTE_LANE:
+                raise ProgramError(f"{where}: step {step.label!r} computes on lane {lane!r}, not {COMPUTE_LANE!r}")
             for label in step.after:
                 if label not in known:
                     raise ProgramError(f"{where}: step {step.label!r} waits for {label!r}, which does not exist")
             if id(step.op) not in checked:
                 checked.add(id(step.op))
                 for comm in comms_of(step.op):
-                    self._validate_comm(f"{where}: step {step.label!r}", comm, rank)
+                    at = f"{where}: step {step.label!r}"
+                    if comm.op not in COLLECTIVES + POINT_TO_POINT:
+                        raise ProgramError(f"{at}: unknown operation {comm.op!r}")
+                    ends = (comm.axis, comm.peer if comm.op in POINT_TO_POINT else None)
+                    if ends not in placed:
+                        placed.add(ends)
+                        self._validate_ends(at, comm, ranks)
 
-    def _validate_comm(self, where: str, comm: Comm, rank: int) -> None:
-        if comm.op not in COLLECTIVES + POINT_TO_POINT:
-            raise ProgramError(f"{where}: unknown operation {comm.op!r}")
-        if comm.axis not in self.groups or self.group_index(comm.axis, rank) < 0:
-            raise ProgramError(f"{where}: rank {rank} has no group on axis {comm.axis!r}")
-        if comm.op in POINT_TO_POINT:
-            group = self.groups[comm.axis][self.group_index(comm.axis, rank)]
-            if not 0 <= comm.peer < len(group) or group[comm.peer] == rank:
-                raise ProgramError(f"{where}: peer {comm.peer} is not another member of its {comm.axis} group")
+    def _validate_ends(self, where: str, comm: Comm, ranks: list[int]) -> None:
+        """Every rank of a role must be able to make the call."""
+        for rank in ranks:
+            index = self.group_index(comm.axis, rank) if comm.axis in self.groups else -1
+            if index < 0:
+                raise ProgramError(f"{where}: rank {rank} has no group on axis {comm.axis!r}")
+            group = self.groups[comm.axis][index]
+            if comm.op in POINT_TO_POINT and (not 0 <= comm.peer < len(group) or group[comm.peer] == rank):
+                raise ProgramError(
+                    f"{where}: peer {comm.peer} of rank {rank} is not another member of its {comm.axis} group"
+                )
 
 
 def comms_of(op: Block | Comm | Batch) -> tuple[Comm, ...]:

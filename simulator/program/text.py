@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Any, cast
 
 from simulator.program.kernels import KERNELS, Kernel
 from simulator.program.ops import Batch, Block, Comm, Compute, Program, ProgramError, Role, Step
@@ -99,13 +100,20 @@ def from_text(text: str) -> Program:
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        try:
-            reader.line(shlex.split(line))
-        except (KeyError, ValueError, IndexError, TypeError) as error:
-            raise ProgramError(f"line {number}: cannot read {line.strip()!r}: {error}") from None
+        where = f"line {number}: cannot read {line.strip()!r}"
+        with _naming(where):
+            reader.line(shlex.split(line), where)
     program = reader.program()
     program.validate()
     return program
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, ValueError, IndexError, TypeError) as error:
+        raise ProgramError(f"{where}: {error}") from None
 
 
 class _Reader:
@@ -114,32 +122,48 @@ class _Reader:
         self.blocks: dict[int, tuple[str, list[Compute | Comm]]] = {}
         self.roles: list[tuple[str, list[int], dict[str, list[_StepLine]]]] = []
         self.groups: dict[str, list[tuple[int, ...]]] = {}
-        self._ops: list[Any] = []
+        self._role_of: dict[int, str] = {}
+        self._ops: list[Any] | None = None
 
-    def line(self, words: list[str]) -> None:
+    def line(self, words: list[str], where: str) -> None:
         kind, *rest = words
         match kind:
             case "program":
                 self.name = _pairs(rest)["name"][0]
             case "block":
                 self._ops = []
-                self.blocks[int(rest[0])] = (_pairs(rest[1:])["name"][0], self._ops)
+                _add(self.blocks, int(rest[0]), (_pairs(rest[1:])["name"][0], self._ops), "block")
             case "role":
-                self.roles.append((rest[0], _expand(_pairs(rest[1:])["ranks"][0]), {}))
+                ranks = _expand(_pairs(rest[1:])["ranks"][0])
+                for rank in ranks:
+                    _add(self._role_of, rank, rest[0], "rank")
+                self.roles.append((rest[0], ranks, {}))
             case "lane":
-                self.roles[-1][2][rest[0]] = []
+                _add(self._last_role(), rest[0], [], "lane")
             case "step":
-                entry = _StepLine(rest[0], _pairs(rest[1:]))
-                list(self.roles[-1][2].values())[-1].append(entry)
+                entry = _StepLine(rest[0], _pairs(rest[1:]), where)
+                if not self._last_role():
+                    raise ValueError("it stands in no lane")
+                list(self._last_role().values())[-1].append(entry)
                 self._ops = entry.comms
             case "compute":
-                self._ops.append(Compute(rest[0], _kernel(rest[2], rest[3:]), rest[1]))
+                self._add_op(Compute(rest[0], _kernel(rest[2], rest[3:]), rest[1]))
             case "comm":
-                self._ops.append(_build(Comm, rest[2:], name=rest[0], op=rest[1]))
+                self._add_op(_build(Comm, rest[2:], name=rest[0], op=rest[1]))
             case "group":
                 self.groups.setdefault(rest[0], []).append(tuple(map(int, rest[1].split(","))))
             case _:
                 raise ValueError(f"unknown word {kind!r}")
+
+    def _last_role(self) -> dict[str, list[_StepLine]]:
+        if not self.roles:
+            raise ValueError("it stands in no role")
+        return self.roles[-1][2]
+
+    def _add_op(self, op: Compute | Comm) -> None:
+        if self._ops is None:
+            raise ValueError("it stands in no block or step")
+        self._ops.append(op)
 
     def program(self) -> Program:
         blocks = {number: Block(name, tuple(ops)) for number, (name, ops) in self.blocks.items()}
@@ -161,27 +185,45 @@ class _Reader:
 class _StepLine:
     """A step and the comm lines that follow it."""
 
-    def __init__(self, label: str, pairs: dict[str, list[str]]) -> None:
+    def __init__(self, label: str, pairs: dict[str, list[str]], where: str) -> None:
         self.label = label
         self.pairs = pairs
+        self.where = where
         self.comms: list[Any] = []
 
     def build(self, blocks: dict[int, Block]) -> Step:
-        op: Block | Comm | Batch
-        if "block" in self.pairs:
-            op = blocks[int(self.pairs.pop("block")[0])]
-        elif "batch" in self.pairs:
-            self.pairs.pop("batch")
-            op = Batch(tuple(self.comms))
-        else:
-            (op,) = self.comms
-        after = tuple(self.pairs.pop("after", ()))
-        words = [f"{key}={values[0]}" for key, values in self.pairs.items()]
-        step: Step = _build(Step, words, label=self.label, op=op, after=after)
+        with _naming(self.where):
+            pairs = dict(self.pairs)
+            op = self._op(pairs, blocks)
+            after = tuple(pairs.pop("after", ()))
+            words = [f"{key}={values[0]}" for key, values in pairs.items()]
+            step: Step = _build(Step, words, label=self.label, op=op, after=after)
         return step
+
+    def _op(self, pairs: dict[str, list[str]], blocks: dict[int, Block]) -> Block | Comm | Batch:
+        """What it runs; takes ``block`` and ``batch`` out of ``pairs``."""
+        if any(not isinstance(comm, Comm) for comm in self.comms):
+            raise ValueError("kernels stand in blocks")
+        block, batch = (int(pairs.pop(key, ["-1"])[0]) for key in ("block", "batch"))
+        if block >= 0 and block not in blocks:
+            raise ValueError(f"there is no block {block}")
+        expected = 0 if block >= 0 else max(batch, 1)
+        if len(self.comms) != expected:
+            raise ValueError(f"{len(self.comms)} comm lines follow, not {expected}")
+        if block >= 0:
+            return blocks[block]
+        return Batch(tuple(self.comms)) if batch >= 0 else cast(Comm, self.comms[0])
+
+
+def _add(known: dict[Any, Any], key: object, value: object, what: str) -> None:
+    if key in known:
+        raise ValueError(f"{what} {key} stands there twice")
+    known[key] = value
 
 
 def _kernel(name: str, words: list[str]) -> Kernel:
+    if name not in KERNELS:
+        raise ValueError(f"no kernel {name!r}; there are {', '.join(KERNELS)}")
     kernel: Kernel = _build(KERNELS[name], words)
     return kernel
 
@@ -194,7 +236,13 @@ def _build(kind: type[Any], words: list[str], **given: Any) -> Any:
         "bool": lambda word: {"True": True, "False": False}[word],
         "str": str,
     }
-    values = {key: convert[annotation[key]](entry[0]) for key, entry in _pairs(words).items()}
+    pairs = _pairs(words)
+    for key in pairs:
+        if key not in annotation or key in given:
+            raise ValueError(
+                f"no field {key!r}; there are {', '.join(name for name in annotation if name not in given)}"
+            )
+    values = {key: convert[annotation[key]](entry[0]) for key, entry in pairs.items()}
     return kind(**given, **values)
 
 
@@ -210,7 +258,7 @@ def _pairs(words: list[str]) -> dict[str, list[str]]:
 
 def _expand(text: str) -> list[int]:
     ranks: list[int] = []
-    for part in text.split(","):
+    for part in filter(None, text.split(",")):
         low, _, high = part.partition("-")
         ranks += range(int(low), int(high or low) + 1)
     return ranks

@@ -1,0 +1,39 @@
+"""The user's choice of algorithm for all-reduces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from simulator.program import Batch, Block, Comm, Role, Step
+
+
+def with_algorithm(roles: tuple[Role, ...], algorithm: str) -> tuple[Role, ...]:
+    """``roles`` with every all-reduce, in line or a step of its own, performed by ``algorithm``.
+
+    Like ``NCCL_ALGO``, it says nothing of operations that have one algorithm only.
+    """
+    changed: dict[int, Block | Comm | Batch] = {}
+
+    def choose(op: Block | Comm | Batch) -> Block | Comm | Batch:
+        if id(op) not in changed:
+            changed[id(op)] = _changed(op, algorithm)
+        return changed[id(op)]
+
+    def steps(lanes: Mapping[str, tuple[Step, ...]]) -> dict[str, tuple[Step, ...]]:
+        return {lane: tuple(replace(step, op=choose(step.op)) for step in of_lane) for lane, of_lane in lanes.items()}
+
+    return tuple(Role(role.name, steps(role.lanes)) for role in roles)
+
+
+def _changed(op: Block | Comm | Batch, algorithm: str) -> Block | Comm | Batch:
+    match op:
+        case Comm(op="all_reduce"):
+            return replace(op, algorithm=algorithm)
+        case Block():
+            inside = (
+                replace(one, algorithm=algorithm) if isinstance(one, Comm) and one.op == "all_reduce" else one
+                for one in op.ops
+            )
+            return Block(op.name, tuple(inside))
+    return op
