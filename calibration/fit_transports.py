@@ -15,7 +15,7 @@ import argparse
 import csv
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from simulator.cluster import build_cluster
 from simulator.config.cluster import load_cluster
 from simulator.config.profile import load_profile
 from simulator.config.transport import Transport
-from simulator.network.collectives import ALGORITHMS
+from simulator.network.collectives import patterns
 from simulator.network.pattern import Pattern, timed
 
 OPS = {"alltoall": "all_to_all"}
@@ -80,12 +80,13 @@ def read_points(path: Path, skip: Iterable[str] = ()) -> list[Point]:
 
 
 def residuals(
-    model: Transport, points: Iterable[Point], patterns: Mapping[tuple[str, int], list[Pattern]]
+    model: Transport, points: Iterable[Point], candidates: Mapping[tuple[str, int], Sequence[Pattern]]
 ) -> list[float]:
     """log(predicted / measured) of each point."""
     costs = OneTransport(model)
     return [
-        math.log(min(timed(pattern, p.nbytes, costs)[0] for pattern in patterns[p.op, p.n]) / p.seconds) for p in points
+        math.log(min(timed(pattern, p.nbytes, costs)[0] for pattern in candidates[p.op, p.n]) / p.seconds)
+        for p in points
     ]
 
 
@@ -100,11 +101,11 @@ def changed(model: Transport, name: str, factor: float) -> Transport:
     return Transport.model_validate(data)
 
 
-def fit(model: Transport, points: list[Point], patterns: Mapping[tuple[str, int], list[Pattern]]) -> Transport:
+def fit(model: Transport, points: list[Point], candidates: Mapping[tuple[str, int], Sequence[Pattern]]) -> Transport:
     """Coordinate search with shrinking steps."""
 
     def loss(candidate: Transport) -> float:
-        return statistics.fmean(map(abs, residuals(candidate, points, patterns)))
+        return statistics.fmean(map(abs, residuals(candidate, points, candidates)))
 
     best, step = loss(model), 0.3
     while step > 0.005:
@@ -148,13 +149,10 @@ def main() -> None:
     arguments = parser.parse_args()
     cluster = build_cluster(load_cluster(arguments.cluster))
     points = read_points(arguments.csv, arguments.skip)
-    patterns = {
-        (op, n): [algorithm(cluster, tuple(range(n))) for algorithm in ALGORITHMS[op].values()]
-        for op, n in {(p.op, p.n) for p in points}
-    }
-    model = fit(load_profile(arguments.profile).transports["nvlink"], points, patterns)
+    candidates = {(op, n): patterns(op, range(n), cluster) for op, n in {(p.op, p.n) for p in points}}
+    model = fit(load_profile(arguments.profile).transports["nvlink"], points, candidates)
     print(yaml.safe_dump(model.model_dump(), sort_keys=False))
-    print(report(points, residuals(model, points, patterns)))
+    print(report(points, residuals(model, points, candidates)))
 
 
 if __name__ == "__main__":

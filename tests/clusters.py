@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.node import PCIE_LATENCY_s
 from simulator.config.cluster import ClusterSpec
@@ -29,3 +32,45 @@ def nic_cluster(nodes: int, gpus: int = 1) -> Cluster:
         },
     }
     return build_cluster(ClusterSpec.model_validate(spec))
+
+
+def _gpus(count: int, kind: str = "none", **pcie: Any) -> dict[str, Any]:
+    nvlink = {"kind": kind, "bandwidth_Bps": 100e9 if kind != "none" else 0.0, "latency_s": 1e-6}
+    return {
+        "gpus": {"type": "ideal", "count": count},
+        "nvlink": nvlink if kind != "none" else {"kind": "none"},
+        "pcie": {"generation": 4, **pcie},
+    }
+
+
+def _fabric(nodes: int, gpus: int, **fabric: Any) -> dict[str, Any]:
+    """Nodes whose every GPU has an NVLink and a NIC of 10 GB/s."""
+    nics = {"count": gpus, "bandwidth_bps": 80e9, "latency_s": 2e-6}
+    return {"nodes": nodes, "node": {**_gpus(gpus, "nvswitch"), "nics": nics}, "fabric": fabric}
+
+
+#: Every way in which GPUs and nodes are joined, each once, as small as shows it.
+CLUSTERS: dict[str, Mapping[str, Any]] = {
+    name: {"name": name, **spec}
+    for name, spec in {
+        "nvswitch": {"node": _gpus(4, "nvswitch")},
+        "mesh": {"node": _gpus(4, "mesh")},
+        "pairs": {"node": _gpus(4, "pairs", gpus_per_switch=2)},
+        "pcie": {"node": _gpus(4, gpus_per_switch=2)},
+        "pcie_no_p2p": {"node": _gpus(4, gpus_per_switch=2, p2p=False)},
+        # A node of PCIe GPUs with one NIC for all, at the host.
+        "pcie_nodes": {
+            "nodes": 2,
+            "node": {
+                **_gpus(4, gpus_per_switch=2),
+                "nics": {"count": 1, "bandwidth_bps": 80e9, "latency_s": 2e-6, "attach": "cpu"},
+            },
+        },
+        "one_leaf": _fabric(4, 2),
+        # Radix 5 at 4:1 is 4 ports down and 1 up: two leaves of 4 nodes, whose 40 GB/s meet in 10 GB/s.
+        "oversubscribed": _fabric(8, 1, radix=5, oversubscription=4),
+        # Radix 4 is 2 ports down and 2 up; two tiers join 4 leaves, 4 nodes of 2 rails. 8 nodes are 4 leaves per rail,
+        # two under each of its two spine groups, which meet in the core.
+        "three_tiers": _fabric(8, 2, radix=4, tiers=3),
+    }.items()
+}

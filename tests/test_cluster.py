@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import networkx as nx
 import pytest
+from clusters import CLUSTERS
 
 from simulator.cli.app import main
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import catalog
-from simulator.config.cluster import load_cluster
+from simulator.config.cluster import Fabric, load_cluster
 from simulator.errors import InputError
+from simulator.fabrics import FABRICS, Switches
 
 SHIPPED = catalog.names("cluster")
 
@@ -28,20 +30,84 @@ def names(built: Cluster, a: int, b: int, nic: int | None = None) -> list[str]:
     return [built.links[i].name for i in built.route(a, b, nic)]
 
 
+def check_route(built: Cluster, a: int, b: int) -> None:
+    """A route starts at the sender, ends at the receiver, and each link starts where the one before ended."""
+    crossed = [built.links[i] for i in built.route(a, b)]
+    assert crossed[0].src == built.gpus[a].name
+    assert crossed[-1].dst == built.gpus[b].name
+    assert all(first.dst == second.src for first, second in pairwise(crossed))
+    assert all(built.graph.edges[link.src, link.dst]["link"] == link.index for link in crossed)
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("nodes", [1, 2, 33, 100])
 def test_routes_are_paths_of_the_graph(name: str, nodes: int) -> None:
-    """A route starts at the sender, ends at the receiver, and each link starts where the one before ended."""
     built = cluster(name, nodes)
     last = len(built.gpus) - 1
     for a, b in [(0, 1), (0, 7), (0, 8), (3, 13), (5, last), (last, 2), (last - 1, last)]:
         if max(a, b) > last:
             continue
-        crossed = [built.links[i] for i in built.route(a, b)]
-        assert crossed[0].src == built.gpus[a].name
-        assert crossed[-1].dst == built.gpus[b].name
-        assert all(first.dst == second.src for first, second in pairwise(crossed))
-        assert all(built.graph.edges[link.src, link.dst]["link"] == link.index for link in crossed)
+        check_route(built, a, b)
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_every_route_of_every_kind_of_cluster_is_a_path(name: str) -> None:
+    """And the way back crosses as many links."""
+    built = build_cluster(load_cluster(CLUSTERS[name]))
+    for a, b in permutations(range(len(built.gpus)), 2):
+        check_route(built, a, b)
+        assert len(built.route(a, b)) == len(built.route(b, a))
+
+
+@pytest.mark.parametrize(
+    ("name", "ends", "route"),
+    [
+        ("mesh", (0, 3), ["gpu0-gpu3.nvlink:tx"]),
+        ("pairs", (3, 2), ["gpu2-gpu3.nvlink:rx"]),
+        ("pairs", (1, 2), ["gpu1.pcie:tx", "pcie0.host:tx", "pcie1.host:rx", "gpu2.pcie:rx"]),
+        ("pcie", (0, 1), ["gpu0.pcie:tx", "gpu1.pcie:rx"]),
+        ("pcie_no_p2p", (0, 1), ["gpu0.pcie:tx", "pcie0.host:tx", "pcie0.host:rx", "gpu1.pcie:rx"]),
+        ("pcie_no_p2p", (0, 2), ["gpu0.pcie:tx", "pcie0.host:tx", "pcie1.host:rx", "gpu2.pcie:rx"]),
+    ],
+)
+def test_routes_inside_nodes(name: str, ends: tuple[int, int], route: list[str]) -> None:
+    """Over NVLink where there is one; else over the PCIe switch that two GPUs share, or up to the host and down: always
+    so where GPUs do not copy to each other."""
+    assert names(build_cluster(load_cluster(CLUSTERS[name])), *ends) == [f"node0.{link}" for link in route]
+
+
+@pytest.mark.parametrize(
+    ("name", "ends", "trunks"),
+    [
+        ("one_leaf", (0, 6), []),
+        ("oversubscribed", (0, 3), []),
+        ("oversubscribed", (0, 4), ["rail0.leaf0.up:tx", "rail0.leaf1.up:rx"]),
+        ("three_tiers", (1, 5), ["rail1.leaf0.up:tx", "rail1.leaf1.up:rx"]),
+        ("three_tiers", (0, 8), ["rail0.leaf0.up:tx", "spine0.up:tx", "spine1.up:rx", "rail0.leaf2.up:rx"]),
+        # GPU 0 hands over to GPU 1, whose rail the receiver is on (PXN), so that rails stay apart.
+        ("three_tiers", (0, 9), ["rail1.leaf0.up:tx", "spine2.up:tx", "spine3.up:rx", "rail1.leaf2.up:rx"]),
+    ],
+)
+def test_routes_climb_no_higher_than_needed(name: str, ends: tuple[int, int], trunks: list[str]) -> None:
+    built = build_cluster(load_cluster(CLUSTERS[name]))
+    assert [link for link in names(built, *ends) if ".up:" in link] == trunks
+
+
+def test_a_fabric_is_a_function_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One switch for all NICs, as a user may add it: rails meet in it, so that every GPU keeps to its own NIC."""
+
+    def one_switch(fabric: Fabric, nodes: int, nics: int, port_Bps: float) -> Switches:
+        return Switches((("switch",) * nics,) * nodes, (), 1)
+
+    assert set(FABRICS) == set(get_args(Fabric.model_fields["kind"].annotation))
+    monkeypatch.setitem(FABRICS, "one_switch", one_switch)
+    spec = load_cluster({"name": "dgx_a100", "node": {"nvlink": {"kind": "none", "bandwidth_Bps": 0.0}}}, nodes=2)
+    spec = spec.model_copy(update={"fabric": spec.fabric.model_copy(update={"kind": "one_switch"})})
+    built = build_cluster(spec)
+    check_route(built, 5, 8)
+    assert [name for name in names(built, 5, 8) if name.endswith((".nic5:tx", ".nic0:rx"))] == [
+        "node0.nic5:tx", "node1.nic0:rx",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SHIPPED)

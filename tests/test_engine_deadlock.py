@@ -106,32 +106,52 @@ CYCLE = """
 program name=cycle
 block 0 name=work
   compute k F fixed seconds=1.0
-role all ranks=0
-  lane a
+role all ranks=0-1
+  lane compute
     step before block=0
     step x block=0 after={x}
-  lane b
-    step y block=0 after={y}
+  lane dp
+    step y after={y}
+      comm sum all_reduce nbytes=1e9 axis=dp purpose=dp algorithm=ring
+group dp 0,1
 """
 
 
-def test_after_edges_that_run_in_a_circle() -> None:
-    """x waits for y, y for x; what stands before them has run. Lanes stand in the order in which they stopped."""
-    assert stuck(CYCLE.format(x="y", y="x")).splitlines() == [
-        "deadlock: 1 rank(s) cannot go on",
-        "  rank 0, lane b, step y: waits for step x of the same rank, which has not ended",
-        "  rank 0, lane a, step x: waits for step y of the same rank, which has not ended",
+@pytest.mark.parametrize("fold", [True, False])
+def test_after_edges_that_run_in_a_circle(fold: bool) -> None:
+    """x waits for y, y for x; what stands before them has run. A rank's lanes stand in the order in which they stopped.
+    The same program without the circle: a kernel, an all-reduce of two hops, a kernel."""
+    with pytest.raises(DeadlockError) as caught:
+        play(CYCLE.format(x="y", y="x"), fold=fold)
+    lines = [
+        f"  rank {rank}, lane {lane}, step {step}: waits for step {other} of the same rank, which has not ended"
+        for rank in ((0,) if fold else (0, 1))
+        for lane, step, other in (("dp", "y", "x"), ("compute", "x", "y"))
     ]
-    assert play(CYCLE.format(x="y", y="before")).step_time_s == 3.0
+    assert str(caught.value).splitlines() == [f"deadlock: {1 if fold else 2} rank(s) cannot go on", *lines]
+    timeline = play(CYCLE.format(x="y", y="before"), fold=fold)
+    assert timeline.step_time_s == pytest.approx(1 + 2 * HOP_s + 1 + 1, rel=1e-9)
 
 
-@pytest.mark.parametrize("waited", ["x", "y"])
+SELF = """
+program name=self
+block 0 name=work
+  compute k F fixed seconds=1.0
+role all ranks=0
+  lane compute
+    step before block=0
+    step x block=0 after={waited}
+    step later block=0
+"""
+
+
+@pytest.mark.parametrize("waited", ["x", "later"])
 def test_a_step_that_waits_for_itself_or_for_a_later_one_of_its_lane(waited: str) -> None:
-    text = CYCLE.replace("  lane b\n", "").format(x=waited, y="before")
-    assert stuck(text).splitlines() == [
+    assert stuck(SELF.format(waited=waited)).splitlines() == [
         "deadlock: 1 rank(s) cannot go on",
-        f"  rank 0, lane a, step x: waits for step {waited} of the same rank, which has not ended",
+        f"  rank 0, lane compute, step x: waits for step {waited} of the same rank, which has not ended",
     ]
+    assert play(SELF.format(waited="before")).step_time_s == 3.0
 
 
 ABSENT = """

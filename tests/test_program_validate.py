@@ -93,6 +93,11 @@ BROKEN: list[tuple[str, Program, str]] = [
         with_steps(Step("a", WORK, ("in",))),
         "good: role 'stage0': step 'a' waits for 'in', which does not exist",
     ),
+    (
+        "kernels beside the compute lane",
+        with_steps(Step("a", WORK), other=(Step("b", WORK),)),
+        "good: role 'stage0': step 'b' computes on lane 'other', not 'compute'",
+    ),
     ("unknown operation", with_comm(op="sum"), "good: role 'stage0': step 'x': unknown operation 'sum'"),
     (
         "unknown axis",

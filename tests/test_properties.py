@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,20 +12,10 @@ from hypothesis import strategies as st
 
 from simulator.analysis.memory import memory_curve
 from simulator.api import Result
-from simulator.build import build_program
-from simulator.cluster import build_cluster
-from simulator.config import Workload, load_workload
-from simulator.config.cluster import cluster_data
-from simulator.config.profile import load_profile
-from simulator.costs import Costs
-from simulator.engine import simulate
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from tests.jobs import job
-
-# Read once: parsing YAML would take most of the time.
-PROFILE = load_profile("a100-sxm-80gb")
-CLUSTER = {key: value for key, value in cluster_data("dgx_a100")[0].items() if key != "nodes"} | {"name": "inline"}
+from tests.quick import load, play
 
 SPEEDS: list[dict[str, float]] = [{}, {"dp": 0.8}, {"pp": 0.7, "dp": 0.9}, {"tp": 0.9, "pp": 0.9, "dp": 0.5}]
 
@@ -83,14 +72,7 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
     workload["parallelism"]["collective_algorithm"] = one(*algorithms)
     if tp > 1 and not workload["parallelism"]["sequence_parallel"]:
         workload["parallelism"]["scatter_gather_p2p"] = one(True, False)
-    return {**workload, "cluster": CLUSTER}
-
-
-def play(workload: Workload, speeds: dict[str, float]) -> Result:
-    cluster = build_cluster(workload.cluster)
-    costs = replace(Costs.from_profile(PROFILE, workload.training.implementation), speeds=speeds)
-    program = build_program(workload)
-    return Result(workload, PROFILE, cluster, costs, program, simulate(program, cluster, costs))
+    return workload
 
 
 def leaves(node: dict[str, Any]) -> list[float]:
@@ -101,7 +83,7 @@ def leaves(node: dict[str, Any]) -> list[float]:
 @given(jobs(), st.sampled_from(SPEEDS))
 def test_every_legal_job_gives_a_possible_step(description: dict[str, Any], speeds: dict[str, float]) -> None:
     try:
-        workload = load_workload(description)
+        workload = load(description)
     except InputError:
         reject()
     first, second = play(workload, speeds), play(workload, speeds)

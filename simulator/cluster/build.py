@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.cluster.cluster import Cluster, Gpu, Link
-from simulator.cluster.fabric import SWITCH_LATENCY_s, Switches, rail_fat_tree
 from simulator.cluster.node import NodeLayout, lay_out
 from simulator.config.cluster import ClusterSpec, GpuOverride, cluster_problems
 from simulator.config.files import closest, raise_all
+from simulator.config.transport import TransportKind
 from simulator.errors import InputError
+from simulator.fabrics import FABRICS, Switches
+
+#: Seconds that one more switch adds to a route: half of what crossing leaf-spine-leaf costs over staying under one
+#: leaf (arXiv 2505.09343, table 5: InfiniBand 2.8 and 3.7 us, RoCE 3.6 and 5.6 us). TCP crosses the same Ethernet
+#: switches as RoCE.
+SWITCH_LATENCY_s: dict[TransportKind, float] = {"infiniband": 0.45e-6, "roce": 1.0e-6, "tcp": 1.0e-6}
 
 
 def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
@@ -22,10 +28,10 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
         raise_all(cluster_problems(spec))
     node, fabric = spec.node, spec.fabric
     layout = lay_out(node, fabric.transport)
-    rails = node.nics.count
-    switches = (
-        rail_fat_tree(fabric, spec.nodes, rails, node.nics.bandwidth_bps / 8) if rails else Switches(spec.nodes, (), 0)
-    )
+    if node.nics.count:
+        switches = FABRICS[fabric.kind](fabric, spec.nodes, node.nics.count, node.nics.bandwidth_bps / 8)
+    else:
+        switches = Switches(((),) * spec.nodes, (), 0)
     gpus = [Gpu(f"node{n}.gpu{g}", n, g, node.gpus.type) for n in range(spec.nodes) for g in range(node.gpus.count)]
     links = _links(spec, layout, switches)
     _override(spec, gpus, links)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import networkx as nx
 
-from simulator.cluster.fabric import Switches
 from simulator.cluster.node import NodeLayout, Route
 from simulator.config.cluster import ClusterSpec
 from simulator.config.transport import TransportKind
+from simulator.fabrics import Switches
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Cluster:
     """GPUs, numbered node by node, and the links between them. Rank i of a job sits on GPU i.
 
     Node n's links are those of ``layout`` in the same order, from ``n * len(layout.edges)`` on; trunks follow.
+    ``memo`` keeps what others work out about this cluster, under keys of their own, for as long as it lives.
     """
 
     spec: ClusterSpec
@@ -54,7 +56,8 @@ class Cluster:
     links: tuple[Link, ...]
     layout: NodeLayout
     switches: Switches
-    _between_leaves: dict[tuple[str, str], Route | None] = field(default_factory=dict, init=False, repr=False)
+    memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    _between_leaves: dict[tuple[str, str], Route] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -74,52 +77,51 @@ class Cluster:
     def route(self, a: int, b: int, nic: int | None = None) -> Route:
         """Links from GPU ``a`` to GPU ``b``, in order; none where they are the same.
 
-        Inside a node: NVLink where it joins the two, else PCIe. Between nodes: on the rail of ``b``'s own NIC, when
-        ``a`` is no farther from that rail's NIC than from its own, or reaches it over NVLink (NCCL's PXN), or the
-        fabric does not join the rails; else from own NIC to own NIC across the fabric. ``nic`` makes both ends use
-        that NIC.
+        Inside a node: NVLink where it joins the two, else PCIe. Between nodes: through the NICs that `nics_between`
+        names, and the fabric. ``nic`` makes both ends use that NIC.
         """
-        per_node, layout = self.gpus_per_node, self.layout
-        node_a, gpu_a = divmod(a, per_node)
-        node_b, gpu_b = divmod(b, per_node)
+        layout = self.layout
+        node_a, gpu_a = divmod(a, self.gpus_per_node)
+        node_b, gpu_b = divmod(b, self.gpus_per_node)
         base_a, base_b = node_a * len(layout.edges), node_b * len(layout.edges)
         if node_a == node_b:
             return tuple([base_a + i for i in layout.between[gpu_a, gpu_b]]) if a != b else ()
-        if nic is None:
-            nic_b = layout.own_nic[gpu_b]
-            nic_a = self._exit(node_a, gpu_a, node_b, nic_b)
-        else:
-            nic_a = nic_b = nic
-        across = self._across(self.switches.leaf(node_a, nic_a), self.switches.leaf(node_b, nic_b))
-        assert across is not None  # a rail joins all nodes
+        nic_a, nic_b = self.nics_between(gpu_a, gpu_b) if nic is None else (nic, nic)
         return (
-            *[base_a + i for i in layout.to_nic[gpu_a, nic_a]],
-            base_a + layout.port_out[nic_a],
-            *across,
-            base_b + layout.port_in[nic_b],
-            *[base_b + i for i in layout.from_nic[gpu_b, nic_b]],
+            *[base_a + i for i in layout.out(gpu_a, nic_a)],
+            *self.trunks_between(node_a, nic_a, node_b, nic_b),
+            *[base_b + i for i in layout.back(nic_b, gpu_b)],
         )
 
-    def _exit(self, node_a: int, gpu_a: int, node_b: int, nic_b: int) -> int:
-        own = self.layout.own_nic[gpu_a]
-        if len(self.layout.to_nic[gpu_a, nic_b]) <= len(self.layout.to_nic[gpu_a, own]):
-            return nic_b
-        by_nvlink = self.links[self.layout.to_nic[gpu_a, nic_b][0]].kind == "nvlink"
-        joined = self._across(self.switches.leaf(node_a, own), self.switches.leaf(node_b, nic_b)) is not None
-        return nic_b if by_nvlink or not joined else own
+    def nics_between(self, gpu_a: int, gpu_b: int) -> tuple[int, int]:
+        """By which NICs a message leaves GPU ``gpu_a`` of one node and reaches ``gpu_b`` of another.
 
-    def _across(self, leaf_a: str, leaf_b: str) -> Route | None:
-        """Trunks from leaf to leaf, fewest first; None where no trunk joins them."""
-        if leaf_a == leaf_b:
+        On the rail of the receiver's own NIC, when the sender is no farther from that rail's NIC than from its own, or
+        reaches it over NVLink (NCCL's PXN), or the fabric does not join the rails; else from own NIC to own NIC.
+        """
+        to_nic, own, nic_b = self.layout.to_nic, self.layout.own_nic[gpu_a], self.layout.own_nic[gpu_b]
+        near = len(to_nic[gpu_a, nic_b]) <= len(to_nic[gpu_a, own])
+        by_nvlink = self.layout.edges[to_nic[gpu_a, nic_b][0]].kind == "nvlink"
+        return (nic_b if near or by_nvlink or not self._joins_rails else own), nic_b
+
+    def trunks_between(self, node_a: int, nic_a: int, node_b: int, nic_b: int) -> Route:
+        """Links from the switch of one NIC to that of another, as few as possible."""
+        ends = self.switches.leaves[node_a][nic_a], self.switches.leaves[node_b][nic_b]
+        if ends[0] == ends[1]:
             return ()
-        if (leaf_a, leaf_b) not in self._between_leaves:
-            graph = self._trunks
-            route = None
-            if leaf_a in graph and leaf_b in graph:
-                path = nx.shortest_path(graph, leaf_a, leaf_b)
-                route = tuple(graph.edges[hop]["link"] for hop in pairwise(path))
-            self._between_leaves[leaf_a, leaf_b] = route
-        return self._between_leaves[leaf_a, leaf_b]
+        if ends not in self._between_leaves:
+            path = nx.shortest_path(self._trunks, *ends)
+            self._between_leaves[ends] = tuple(self._trunks.edges[hop]["link"] for hop in pairwise(path))
+        return self._between_leaves[ends]
+
+    @cached_property
+    def _joins_rails(self) -> bool:
+        """Whether trunks lead from any leaf to any other."""
+        leaves = {leaf for of_node in self.switches.leaves for leaf in of_node}
+        return len(leaves) == 1 or (
+            leaves <= self._trunks.nodes
+            and all(leaves <= part for part in nx.strongly_connected_components(self._trunks))
+        )
 
     @cached_property
     def _trunks(self) -> nx.DiGraph:

@@ -5,6 +5,7 @@ Nodes of one type are alike, so that routes are worked out once per type, as pos
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -58,6 +59,19 @@ class NodeLayout:
     to_nic: dict[Pair, Route]
     from_nic: dict[Pair, Route]
     own_nic: tuple[int, ...]
+
+    def out(self, gpu: int, nic: int) -> Route:
+        """From a GPU through a NIC's port into the fabric."""
+        return (*self.to_nic[gpu, nic], self.port_out[nic])
+
+    def back(self, nic: int, gpu: int) -> Route:
+        """From the fabric through a NIC's port to a GPU."""
+        return (self.port_in[nic], *self.from_nic[gpu, nic])
+
+    def meshed(self, gpus: Iterable[int]) -> bool:
+        """Whether each of these GPUs has a link of its own to each other one."""
+        group = tuple(gpus)
+        return all(len(self.between[a, b]) == 1 for a in group for b in group if a != b)
 
 
 def lay_out(node: Node, transport: TransportKind) -> NodeLayout:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from simulator.config import catalog
 from simulator.config.files import AsTuple, Integral, Section, brief, raise_all, read_yaml, validated
 from simulator.errors import InputError
+from simulator.fabrics import FABRICS
 
 MAX_GPUS = 1_000_000
+
+if TYPE_CHECKING:
+    FabricKind = str
+else:
+    FabricKind = Literal[tuple(FABRICS)]  # what is registered, so that a new fabric needs no line here
 
 Count = Annotated[int, Field(ge=1, le=MAX_GPUS), Integral]
 
@@ -76,7 +82,7 @@ class Node(Section):
 class Fabric(Section):
     """The network between nodes."""
 
-    kind: Literal["rail_fat_tree"] = "rail_fat_tree"
+    kind: FabricKind = "rail_fat_tree"
     """rail_fat_tree: card i of every node on the same leaf switches, leaves joined by spines"""
     transport: Literal["infiniband", "roce", "tcp"] = "infiniband"
     """what carries the bytes; the calibration profile says how well"""

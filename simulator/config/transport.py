@@ -41,8 +41,6 @@ class Transport(Section):
     """what sends and receives, all-to-all included, take longer to start than a ring"""
     peer_latency_s: NotNegative
     """per peer of an all-to-all"""
-    tree_efficiency: Fraction
-    """bandwidth of a tree relative to a ring of the same load"""
     protocols: dict[ProtocolName, Protocol]
     kind: Literal["measured", "published", "datasheet", "assumed"]
     """measured (by us) | published | datasheet | assumed"""

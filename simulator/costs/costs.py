@@ -32,7 +32,6 @@ _IDEAL_TRANSPORT = Transport(
     copy_Bps=1e30,
     p2p_latency_s=0.0,
     peer_latency_s=0.0,
-    tree_efficiency=1.0,
     protocols={"simple": TransportProtocol(base_latency_s=0.0, hop_latency_s=0.0, bandwidth_fraction=1.0)},
     kind="assumed",
     source="ideal",

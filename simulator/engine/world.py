@@ -314,7 +314,6 @@ def _collect(
         plan = fastest(session.op, session.patterns(cluster), session.comm.nbytes, costs)
         phases: list[Phase] = []
         link_bytes: dict[int, float] = {}
-        sent = 0.0
         for phase in plan.phases:
             loads: dict[int, float] = {}
             for link, load in phase.loads:
@@ -325,14 +324,12 @@ def _collect(
                 link_bytes[simulated] = link_bytes.get(simulated, 0.0) + share * phase.nbytes
                 if link_class[link] in binds:
                     loads[simulated] = loads.get(simulated, 0.0) + share
-                if cluster.links[link].src in gpu_names:
-                    sent += load * phase.nbytes
             phases.append(Phase(phase.nbytes, tuple(loads.items()), phase.latency_s, phase.cap_Bps))
         transfer = Transfer(
-            plan=Plan(plan.algorithm, tuple(phases), plan.protocol),
+            plan=replace(plan, phases=tuple(phases)),
             link_bytes=tuple(link_bytes.items()),
             members=tuple(sorted({simulated_as[rank] for rank in session.ranks})),
-            wire_bytes=sent if session.op == "send_recv" else sent / len(session.ranks),
+            wire_bytes=plan.sent_bytes / (1 if session.op == "send_recv" else len(session.ranks)),
             met_on=(),
         )
         drafts.append((session, transfer))

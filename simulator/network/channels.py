@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.node import NodeLayout
@@ -28,22 +27,21 @@ def channels(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
     Across nodes: one per NIC index that serves members on every node, so that all their NICs carry an equal part; in
     each node the channel enters at the GPU that the NIC serves and leaves from the next nearest, through the same NIC
     (NCCL src/graph/search.cc, with crossNic off). Groups without a common NIC run one channel, each GPU on its own NIC.
-    Inside a node: one is enough, as its switch or host treats all orders alike; where GPUs are meshed pairwise, one per
-    stride that visits all members, so that all NVLinks are used.
+    Inside a node: one is enough, as its switch or host treats all orders alike; where every two GPUs have a link of
+    their own, rings that together use all of these links equally.
     """
     members: dict[int, list[int]] = {}
     for rank in ranks:
         members.setdefault(cluster.node_of(rank), []).append(rank)
+    firsts = [node * cluster.gpus_per_node for node in members]
+    inside = [tuple([rank - first for rank in group]) for first, group in zip(firsts, members.values(), strict=True)]
     if len(members) == 1:
-        n = len(ranks)
-        strides = [s for s in range(1, n) if math.gcd(s, n) == 1] if cluster.spec.node.nvlink.kind == "mesh" else [1]
-        return tuple(Channel(None, (tuple(ranks[i * s % n] for i in range(n)),)) for s in strides)
+        orders = _mesh_rings(ranks) if cluster.layout.meshed(inside[0]) else (ranks,)
+        return tuple(Channel(None, (order,)) for order in orders)
     served = [{cluster.own_nic(rank) for rank in group} for group in members.values()]
     common = sorted(served[0].intersection(*served[1:]))
     if not common:
         return (Channel(None, tuple(tuple(group) for group in members.values())),)
-    firsts = [node * cluster.gpus_per_node for node in members]
-    inside = [tuple([rank - first for rank in group]) for first, group in zip(firsts, members.values(), strict=True)]
     return tuple(
         Channel(
             nic,
@@ -56,7 +54,31 @@ def channels(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
     )
 
 
-@lru_cache(maxsize=1024)
+def streams(strung: Sequence[Channel]) -> int:
+    """Among how many NICs of a node a message is split. Inside a node NCCL splits it too, but the constants that were
+    fitted to whole nodes hold that already."""
+    return 1 if strung[0].nic is None else len(strung)
+
+
+def _mesh_rings(ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Rings that cross each of the n (n-1) directed links between n ranks equally often: for odd n once, for even n
+    twice, as n (n-1) links are then no whole number of rings that are each other's reverse.
+
+    Walecki's construction (Alspach, The wonderful Walecki construction, Bull. Inst. Combin. Appl. 52, 2008): one rank
+    in the centre, the others on a circle, joined in a zigzag whose every turn is one ring.
+
+    >>> _mesh_rings((0, 1, 2))
+    ((0, 1, 2), (0, 2, 1))
+    >>> len(_mesh_rings(tuple(range(7)))), len(_mesh_rings(tuple(range(8))))
+    (6, 14)
+    """
+    centre, *circle = ranks
+    m = len(circle)
+    zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(m)]
+    turns = [tuple([circle[(step + turn) % m] for step in zigzag]) for turn in range(m)]
+    return tuple(dict.fromkeys((centre, *way) for turn in turns for way in (turn, turn[::-1])))
+
+
 def _through(layout: NodeLayout, group: tuple[int, ...], nic: int) -> tuple[int, ...]:
     """The GPUs of a node with the one that ``nic`` serves first, and the nearest other last."""
     if len(group) == 1:

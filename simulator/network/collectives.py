@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from simulator.cluster.cluster import Cluster
 from simulator.config.files import closest
 from simulator.errors import InputError
 from simulator.network import direct, ring, tree
-from simulator.network.pattern import Pattern, TransportCosts, timed
+from simulator.network.pattern import Moves, Pattern, TransportCosts, placed, shape_of, timed
 from simulator.network.plan import Plan
 
-Algorithm = Callable[[Cluster, tuple[int, ...]], Pattern]
+#: From the GPU numbers of a group to its hops. It may ask which members share a node, and how a node is laid out, but
+#: not which node it is: groups whose members sit alike in their nodes share one answer.
+Algorithm = Callable[[Cluster, tuple[int, ...]], Moves]
 
-#: Operation -> name -> algorithm. A barrier is an all-reduce of `BARRIER_BYTES`.
-ALGORITHMS: dict[str, dict[str, Algorithm]] = {
-    "all_reduce": {"ring": ring.all_reduce, "tree": tree.all_reduce},
-    "all_gather": {"ring": ring.all_gather},
-    "reduce_scatter": {"ring": ring.reduce_scatter},
-    "all_to_all": {"pairwise": direct.all_to_all},
-    "broadcast": {"ring": ring.broadcast},
-    "send_recv": {"direct": direct.send_recv},
-    "barrier": {"ring": ring.all_reduce, "tree": tree.all_reduce},
-}
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective: its algorithms by name, and the bytes on the busiest port per byte of size, for n ranks, which is
+    busbw / algbw of nccl-tests (doc/PERFORMANCE.md). ``nbytes``: the size, where it is always the same."""
+
+    algorithms: Mapping[str, Algorithm]
+    bus_factor: Callable[[int], float]
+    nbytes: float | None = None
+
+
 #: One 4-byte element, as torch.distributed.barrier reduces with NCCL.
 BARRIER_BYTES = 4.0
+_ALL_REDUCE: dict[str, Algorithm] = {"ring": ring.all_reduce, "tree": tree.all_reduce}
+
+OPERATIONS: dict[str, Operation] = {
+    "all_reduce": Operation(_ALL_REDUCE, lambda n: 2 * (n - 1) / n),
+    "all_gather": Operation({"ring": ring.all_gather}, lambda n: (n - 1) / n),
+    "reduce_scatter": Operation({"ring": ring.reduce_scatter}, lambda n: (n - 1) / n),
+    "all_to_all": Operation({"pairwise": direct.all_to_all}, lambda n: (n - 1) / n),
+    "broadcast": Operation({"ring": ring.broadcast}, lambda n: 1.0),
+    "send_recv": Operation({"direct": direct.send_recv}, lambda n: 1.0),
+    "barrier": Operation(_ALL_REDUCE, lambda n: 2 * (n - 1) / n, BARRIER_BYTES),
+}
 
 
 def plan(
@@ -60,7 +74,7 @@ def patterns(op: str, ranks: Sequence[int], cluster: Cluster, algorithm: str = "
     if len(members) == 1:
         return ()
     return tuple(
-        _pattern(function, cluster, members) for name, function in known.items() if algorithm in ("auto", name)
+        [_pattern(name, function, cluster, members) for name, function in known.items() if algorithm in ("auto", name)]
     )
 
 
@@ -79,21 +93,41 @@ def choose(op: str, candidates: Sequence[Pattern], nbytes: float, costs: Transpo
 
 
 def _timed(op: str, pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float, Plan]:
-    return timed(pattern, BARRIER_BYTES if op == "barrier" else nbytes, costs)
+    always = OPERATIONS[op].nbytes
+    return timed(pattern, nbytes if always is None else always, costs)
 
 
-def algorithms(op: str) -> dict[str, Algorithm]:
+def algorithms(op: str) -> Mapping[str, Algorithm]:
     """The algorithms of an operation. Raises `InputError` for an unknown one."""
-    if op not in ALGORITHMS:
-        near = closest(op, ALGORITHMS)
-        raise InputError("unknown operation", key="op", found=op, allowed=", ".join(ALGORITHMS), fix=near)
-    return ALGORITHMS[op]
+    return _operation(op).algorithms
 
 
-@lru_cache(maxsize=16384)
-def _pattern(algorithm: Algorithm, cluster: Cluster, ranks: tuple[int, ...]) -> Pattern:
-    """Patterns do not depend on size, and a job plans the same groups again and again."""
-    return algorithm(cluster, ranks)
+def bus_factor(op: str, n: int) -> float:
+    """busbw / algbw of an operation of n ranks. Raises `InputError` for an unknown one."""
+    return _operation(op).bus_factor(n)
+
+
+def _operation(op: str) -> Operation:
+    if op not in OPERATIONS:
+        near = closest(op, OPERATIONS)
+        raise InputError("unknown operation", key="op", found=op, allowed=", ".join(OPERATIONS), fix=near)
+    return OPERATIONS[op]
+
+
+def _pattern(name: str, algorithm: Algorithm, cluster: Cluster, ranks: tuple[int, ...]) -> Pattern:
+    """Patterns do not depend on size, and a job plans the same groups again and again; of groups whose members sit
+    alike in their nodes only the first is strung, the others are placed."""
+    key = (name, algorithm, ranks)
+    pattern: Pattern | None = cluster.memo.get(key)
+    if pattern is None:
+        per_node = cluster.gpus_per_node
+        slots: dict[int, int] = {}
+        alike = tuple([slots.setdefault(rank // per_node, len(slots)) * per_node + rank % per_node for rank in ranks])
+        shape = cluster.memo.get((algorithm, alike))
+        if shape is None:
+            shape = cluster.memo[algorithm, alike] = shape_of(cluster, algorithm(cluster, alike))
+        pattern = cluster.memo[key] = placed(name, shape, cluster, tuple(slots))
+    return pattern
 
 
 def idle_seconds(operation: Plan, cluster: Cluster, costs: TransportCosts) -> float:
@@ -106,14 +140,3 @@ def idle_seconds(operation: Plan, cluster: Cluster, costs: TransportCosts) -> fl
             rate = min(rate, link.bandwidth_Bps * costs.link_efficiency(link.kind) / load)
         total += phase.latency_s + phase.nbytes / rate
     return total
-
-
-def bus_factor(op: str, n: int) -> float:
-    """busbw / algbw of nccl-tests (doc/PERFORMANCE.md): the bytes on the busiest port per byte of size, n ranks."""
-    match op:
-        case "all_reduce" | "barrier":
-            return 2 * (n - 1) / n
-        case "all_gather" | "reduce_scatter" | "all_to_all":
-            return (n - 1) / n
-        case _:
-            return 1.0

@@ -1,19 +1,22 @@
 """What a collective does to the links, whatever its size, and how long a message of some size then takes.
 
-An algorithm builds a `Pattern` once per group of ranks: the bytes on every link per byte of message, and the hops that
-the first byte makes. `timed` turns it into a `Plan` for a size, choosing among NCCL's protocols as its tuner does: the
-one that is fastest on an idle network (NCCL src/graph/tuning.cc, ncclTopoGetAlgoTime: latency + bytes / bandwidth).
+An algorithm lists the hops of a group of ranks as `Moves`. Added up they are a `Shape`, the same for all groups whose
+members sit alike in their nodes, and on the nodes of one group a `Pattern`: the bytes on every link per byte of
+message, and the hops that the first byte makes. `timed` turns it into a `Plan` for a size, choosing among NCCL's
+protocols as its tuner does: the one that is fastest on an idle network (NCCL src/graph/tuning.cc, ncclTopoGetAlgoTime:
+latency + bytes / bandwidth).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from typing import Protocol as Interface
 
 from simulator.cluster.cluster import Cluster
+from simulator.cluster.node import Route
 from simulator.config.transport import Transport, TransportKind
 from simulator.network.plan import Phase, Plan
 
@@ -29,17 +32,60 @@ class TransportCosts(Interface):
     def link_efficiency(self, kind: str) -> float: ...
 
 
+class Hop(NamedTuple):
+    """A transfer between GPUs, through NIC ``nic`` of both nodes if given, that carries ``load`` bytes per byte of
+    message and stands ``weight`` times on the critical path."""
+
+    sender: int
+    receiver: int
+    nic: int | None
+    load: float
+    weight: float
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """What an algorithm does on a group of ranks.
+
+    ``part`` is the share of the message that moves as one pipelined stream, ``own`` the share that each rank handles
+    without a link. ``efficiency`` is the bandwidth reached, relative to a ring of the same load. ``peers`` > 0 marks
+    sends and receives, to so many peers each.
+    """
+
+    hops: Iterable[Hop]
+    part: float
+    own: float = 0.0
+    efficiency: float = 1.0
+    peers: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """Hops added up, of a group on nodes 0, 1, 2 ... that stand for any others, one by one.
+
+    ``inside``: (node, position in its layout, bytes per byte of message) of links of nodes, NIC ports among them.
+    ``across``: (node, NIC, node, NIC, bytes, weight) between NICs. ``hops`` counts the hops of the critical path by
+    kind; ``link_latency_s`` is the latency of their links, without those between switches. ``sent`` is what all members
+    together send, per byte of message.
+    """
+
+    moves: Moves
+    inside: tuple[tuple[int, int, float], ...]
+    across: tuple[tuple[int, int, int, int, float, float], ...]
+    hops: tuple[tuple[TransportKind, float], ...]
+    link_latency_s: float
+    sent: float
+
+
 @dataclass(frozen=True, eq=False)
 class Pattern:
     """An algorithm on a group of ranks of a cluster.
 
     Phases have as reference flow the one on the tightest link: ``loads`` are relative to it, and it carries
     ``flow_bytes`` per byte of message. ``line_s`` holds, per kind of link, the seconds per byte of message that its
-    busiest link needs at line rate. ``hops`` counts the hops of the critical path by kind; ``link_latency_s`` is the
-    latency of their links. ``kind`` is the transport that sets the pace, the last in `_KINDS` that is crossed.
-    ``part`` is the share of the message that moves as one pipelined stream, ``own`` the share that each rank handles
-    without a link. ``sent`` is what all members together send, per byte of message. ``peers`` > 0 marks sends and
-    receives, to so many peers each.
+    busiest link needs at line rate. ``kind`` is the transport that sets the pace, the last in `_KINDS` that is crossed.
+    ``hops``, ``link_latency_s`` (of all links) and ``sent`` are as in `Shape`; ``part``, ``own``, ``efficiency`` and
+    ``peers`` as in `Moves`.
     """
 
     algorithm: str
@@ -51,8 +97,9 @@ class Pattern:
     link_latency_s: float
     sent: float
     part: float
-    own: float = 0.0
-    peers: int = 0
+    own: float
+    efficiency: float
+    peers: int
 
     @property
     def timing(self) -> tuple[object, ...]:
@@ -68,43 +115,62 @@ class Pattern:
             latency,
             self.part,
             self.own,
+            self.efficiency,
             self.peers,
         )
 
 
-class Hop(NamedTuple):
-    """A transfer between GPUs, through NIC ``nic`` of both nodes if given, that carries ``load`` bytes per byte of
-    message and stands ``weight`` times on the critical path."""
-
-    sender: int
-    receiver: int
-    nic: int | None
-    load: float
-    weight: float
-
-
-def pattern_of(
-    algorithm: str, cluster: Cluster, hops: Iterable[Hop], *, part: float, own: float = 0.0, peers: int = 0
-) -> Pattern:
+def shape_of(cluster: Cluster, moves: Moves) -> Shape:
     """Add up hops: loads link by link, latencies along the critical path."""
-    links = cluster.links
-    loads: dict[int, float] = {}
-    link_latency_s = 0.0
-    path: dict[TransportKind, float] = {}
+    layout, per_node = cluster.layout, cluster.gpus_per_node
     total: dict[tuple[int, int, int | None], tuple[float, float]] = {}
-    for sender, receiver, nic, load, weight in hops:
+    for sender, receiver, nic, load, weight in moves.hops:
         before = total.get((sender, receiver, nic), (0.0, 0.0))
         total[sender, receiver, nic] = before[0] + load, before[1] + weight
+    inside: dict[tuple[int, int], float] = {}
+    across: dict[tuple[int, int, int, int], tuple[float, float]] = {}
+    path: dict[TransportKind, float] = {}
+    link_latency_s = 0.0
     for (sender, receiver, nic), (load, weight) in total.items():
-        route = cluster.route(sender, receiver, nic)
-        for index in route:
-            loads[index] = loads.get(index, 0.0) + load
+        a, gpu_a = divmod(sender, per_node)
+        b, gpu_b = divmod(receiver, per_node)
+        back: Route = ()
+        if a == b:
+            out = layout.between[gpu_a, gpu_b]
+        else:
+            nic_a, nic_b = cluster.nics_between(gpu_a, gpu_b) if nic is None else (nic, nic)
+            out, back = layout.out(gpu_a, nic_a), layout.back(nic_b, gpu_b)
+            before = across.get((a, nic_a, b, nic_b), (0.0, 0.0))
+            across[a, nic_a, b, nic_b] = before[0] + load, before[1] + weight
+        for node, positions in ((a, out), (b, back)):
+            for position in positions:
+                inside[node, position] = inside.get((node, position), 0.0) + load
         if weight:
-            crossed = [links[index] for index in route]
-            kinds = [link.kind for link in crossed]
+            crossed = [layout.edges[position] for position in (*out, *back)]
+            kinds = [edge.kind for edge in crossed]
             kind = next(kind for kind in reversed(_KINDS) if kind in kinds)
             path[kind] = path.get(kind, 0.0) + weight
-            link_latency_s += weight * sum([link.latency_s for link in crossed])
+            link_latency_s += weight * sum([edge.latency_s for edge in crossed])
+    return Shape(
+        moves=moves,
+        inside=tuple([(*at, load) for at, load in inside.items()]),
+        across=tuple([(*ends, *both) for ends, both in across.items()]),
+        hops=tuple(path.items()),
+        link_latency_s=link_latency_s,
+        sent=sum([load for load, _ in total.values()]),
+    )
+
+
+def placed(algorithm: str, shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Pattern:
+    """The shape with its node i on ``nodes[i]``, as the pattern of the algorithm of that name."""
+    links, moves = cluster.links, shape.moves
+    first = [node * len(cluster.layout.edges) for node in nodes]
+    loads = {first[node] + position: load for node, position, load in shape.inside}
+    link_latency_s = shape.link_latency_s
+    for a, nic_a, b, nic_b, load, weight in shape.across:
+        for index in cluster.trunks_between(nodes[a], nic_a, nodes[b], nic_b):
+            loads[index] = loads.get(index, 0.0) + load
+            link_latency_s += weight * links[index].latency_s
     line_s: dict[TransportKind, float] = {}
     tightest_s, flow_bytes = 0.0, 1.0
     for index, load in loads.items():
@@ -120,12 +186,13 @@ def pattern_of(
         loads=tuple([(index, load / flow_bytes) for index, load in loads.items()]),
         flow_bytes=flow_bytes,
         line_s=tuple(line_s.items()),
-        hops=tuple(path.items()),
+        hops=shape.hops,
         link_latency_s=link_latency_s,
-        sent=sum([load for load, _ in total.values()]),
-        part=part,
-        own=own,
-        peers=peers,
+        sent=shape.sent,
+        part=moves.part,
+        own=moves.own,
+        efficiency=moves.efficiency,
+        peers=moves.peers,
     )
 
 
@@ -146,7 +213,6 @@ def _by_protocol(pattern: Pattern, nbytes: float, costs: TransportCosts) -> Iter
     lines = [
         (seconds / costs.link_efficiency(kind), costs.transport(kind).protocols) for kind, seconds in pattern.line_s
     ]
-    speed = pace.tree_efficiency if pattern.algorithm == "tree" else 1.0
     software = [(count, costs.transport(kind).protocols) for kind, count in pattern.hops]
     start_s = pattern.link_latency_s
     if pattern.peers:
@@ -158,7 +224,8 @@ def _by_protocol(pattern: Pattern, nbytes: float, costs: TransportCosts) -> Iter
         latency_s = start_s + protocol.base_latency_s
         for count, protocols in software:
             latency_s += count * protocols[name].hop_latency_s
-        per_byte_s = max([line_s / protocols[name].bandwidth_fraction for line_s, protocols in lines]) / speed
+        per_byte_s = max([line_s / protocols[name].bandwidth_fraction for line_s, protocols in lines])
+        per_byte_s /= pattern.efficiency
         if protocol.half_bytes and nbytes:
             per_byte_s *= 1 + math.sqrt(protocol.half_bytes / (pattern.part * nbytes))
         per_byte_s += pattern.own / pace.copy_Bps

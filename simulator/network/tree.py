@@ -12,18 +12,21 @@ from functools import lru_cache
 from itertools import pairwise
 
 from simulator.cluster.cluster import Cluster
-from simulator.network.channels import Channel, channels
-from simulator.network.pattern import Hop, Pattern, pattern_of
+from simulator.network.channels import Channel, channels, streams
+from simulator.network.pattern import Hop, Moves
+
+#: Bandwidth of a tree relative to a ring of the same load (NCCL src/graph/tuning.cc, ncclTopoTuneModel).
+EFFICIENCY = 0.92
 
 
-def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> Pattern:
+def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
     """Reduce up both trees, broadcast down: about 2 log2(nodes) hops between nodes and 2(g-1) in nodes of g GPUs.
 
     NCCL has trees for nothing else (src/graph/tuning.cc).
     """
     strung = channels(cluster, ranks)
     hops = [hop for channel in strung for hop in _hops(channel, 1 / len(strung))]
-    return pattern_of("tree", cluster, hops, part=0.5, own=1 / len(ranks))
+    return Moves(hops, part=0.5 / streams(strung), own=1 / len(ranks), efficiency=EFFICIENCY)
 
 
 def parent(node: int, n: int) -> int:

@@ -1,42 +1,14 @@
-"""Switches between nodes."""
+"""The rail-optimised fat tree."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from simulator.config.cluster import Fabric
-from simulator.config.transport import TransportKind
 from simulator.errors import InputError
+from simulator.fabrics.switches import Switches, Trunk
 
-#: Seconds that one more switch adds to a route: half of what crossing leaf-spine-leaf costs over staying under one
-#: leaf (arXiv 2505.09343, table 5: InfiniBand 2.8 and 3.7 us, RoCE 3.6 and 5.6 us). TCP crosses the same Ethernet
-#: switches as RoCE.
-SWITCH_LATENCY_s: dict[TransportKind, float] = {"infiniband": 0.45e-6, "roce": 1.0e-6, "tcp": 1.0e-6}
-
-
-@dataclass(frozen=True, slots=True)
-class Trunk:
-    """All cables from one switch (or group of spine switches) to the tier above, in one direction each way."""
-
-    lower: str
-    upper: str
-    bandwidth_Bps: float
-
-
-@dataclass(frozen=True)
-class Switches:
-    """The switches of a cluster: NIC k of node i is cabled to ``leaf(i, k)``; ``trunks`` join leaves, spines, core."""
-
-    nodes_per_leaf: int
-    trunks: tuple[Trunk, ...]
-    tiers: int
-
-    def leaf(self, node: int, rail: int) -> str:
-        return _leaf(rail, node // self.nodes_per_leaf)
-
-
-def _leaf(rail: int, pod: int) -> str:
-    return f"rail{rail}.leaf{pod}"
+if TYPE_CHECKING:
+    from simulator.config.cluster import Fabric
 
 
 def rail_fat_tree(fabric: Fabric, nodes: int, rails: int, port_Bps: float) -> Switches:
@@ -61,11 +33,13 @@ def rail_fat_tree(fabric: Fabric, nodes: int, rails: int, port_Bps: float) -> Sw
         down = min(max(int(radix * fabric.oversubscription / (1 + fabric.oversubscription)), 1), radix - 1)
     uplink_Bps = (radix - down) * port_Bps
     pods = -(-nodes // down)
-    leaves = [_leaf(rail, pod) for rail in range(rails) for pod in range(pods)]
+    of_pod = [tuple([_leaf(rail, pod) for rail in range(rails)]) for pod in range(pods)]
+    leaves = tuple([of_pod[node // down] for node in range(nodes)])
     if pods == 1:
-        return Switches(down, (), 1)
-    if fabric.tiers >= 2 and len(leaves) <= radix:
-        return Switches(down, tuple(Trunk(leaf, "spine0", uplink_Bps) for leaf in leaves), 2)
+        return Switches(leaves, (), 1)
+    if fabric.tiers >= 2 and pods * rails <= radix:
+        every = [_leaf(rail, pod) for rail in range(rails) for pod in range(pods)]
+        return Switches(leaves, tuple(Trunk(leaf, "spine0", uplink_Bps) for leaf in every), 2)
     half = radix // 2
     groups = [
         [_leaf(rail, pod) for pod in range(first, min(first + half, pods))]
@@ -75,7 +49,7 @@ def rail_fat_tree(fabric: Fabric, nodes: int, rails: int, port_Bps: float) -> Sw
     if fabric.tiers >= 3 and len(groups) <= radix:
         lower = [Trunk(leaf, f"spine{g}", uplink_Bps) for g, group in enumerate(groups) for leaf in group]
         upper = [Trunk(f"spine{g}", "core", uplink_Bps * len(group)) for g, group in enumerate(groups)]
-        return Switches(down, tuple(lower + upper), 3)
+        return Switches(leaves, tuple(lower + upper), 3)
     holds = {1: down, 2: radix // rails * down, 3: radix // rails * half * down}[fabric.tiers]
     raise InputError(
         f"{fabric.tiers} tier(s) of {radix}-port switches do not hold {nodes} nodes with {rails} rails",
@@ -84,3 +58,7 @@ def rail_fat_tree(fabric: Fabric, nodes: int, rails: int, port_Bps: float) -> Sw
         allowed=f"at most {holds} nodes",
         fix="more tiers, or a larger fabric.radix" if fabric.tiers < 3 else "a larger fabric.radix",
     )
+
+
+def _leaf(rail: int, pod: int) -> str:
+    return f"rail{rail}.leaf{pod}"

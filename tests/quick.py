@@ -1,0 +1,35 @@
+"""`simulator.run` for tests that run it often: without parsing the same cluster and profile again each time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from simulator.api import Result
+from simulator.build import build_program
+from simulator.cluster import build_cluster
+from simulator.config import Workload, load_workload
+from simulator.config.cluster import cluster_data
+from simulator.config.profile import load_profile
+from simulator.costs import Costs
+from simulator.engine import simulate
+
+PROFILE = load_profile("a100-sxm-80gb")
+#: dgx_a100 as a mapping, under a name that is no file's.
+CLUSTER = {key: value for key, value in cluster_data("dgx_a100")[0].items() if key != "nodes"} | {"name": "inline"}
+
+
+def load(description: Mapping[str, Any]) -> Workload:
+    """The workload on `CLUSTER`. Raises `InputError`."""
+    return load_workload({**description, "cluster": CLUSTER})
+
+
+def play(workload: Workload, speeds: Mapping[str, float] | None = None) -> Result:
+    """As `simulator.run`; ``speeds``: what communication takes from computation, in place of the profile's figures."""
+    cluster = build_cluster(workload.cluster)
+    costs = Costs.from_profile(PROFILE, workload.training.implementation)
+    if speeds is not None:
+        costs = replace(costs, speeds=speeds)
+    program = build_program(workload)
+    return Result(workload, PROFILE, cluster, costs, program, simulate(program, cluster, costs))
