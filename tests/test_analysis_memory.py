@@ -16,6 +16,7 @@ from simulator.analysis.memory import (
     worst_per_stage,
 )
 from simulator.model import StateBytes
+from simulator.schedules import SCHEDULES
 from simulator.units import GiB
 from tests.timelines import Span, pipeline, template, timeline
 
@@ -29,7 +30,7 @@ def workload(**changes: Any) -> Any:
         "training": {"seq": 1024, "micro_batch": 1, "recompute": SimpleNamespace(granularity="none")},
         "parallelism": {
             "tp": 1, "pp": 2, "dp": 4, "vpp": 1, "zero": 0, "schedule": "1f1b", "sequence_parallel": False,
-            "layers_per_stage": (4, 4),
+            "layers_per_stage": (4, 4), "plan": SCHEDULES["1f1b"], "stages_of": lambda rank: (rank,),
         },
     }  # fmt: skip
     for key, value in changes.items():

@@ -13,12 +13,18 @@ from rich.console import Console
 from simulator.analysis.report import Gpu, Job, StepFlops, report
 from simulator.model import StateBytes
 from simulator.output.summary import compare, summary
+from simulator.schedules import SCHEDULES
 from simulator.timeline import Timeline
 from simulator.units import GiB
 from tests.timelines import pipeline, template
 
 
 class Parallelism(SimpleNamespace):
+    plan = SCHEDULES["1f1b"]
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        return (rank,)
+
     def model_dump(self, mode: str) -> dict[str, Any]:
         assert mode == "json"
         return dict(vars(self))

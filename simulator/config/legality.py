@@ -311,12 +311,15 @@ def _batch_problems(workload: Workload) -> Iterator[InputError]:
     reason = schedule.check(layout.pp, microbatches, layout.vpp)
     if reason is not None:
         works = [m for m in _around(microbatches) if schedule.check(layout.pp, m, layout.vpp) is None]
+        if not works:
+            yield InputError(reason, key="parallelism.schedule", found=layout.schedule, fix="schedule: 1f1b")
+            return
         yield InputError(
             f"makes {microbatches} micro-batches; {layout.schedule} {reason}",
             key="training.global_batch",
             found=batch,
-            allowed=", ".join(str(m * once) for m in sorted(works[:2])) or None,
-            fix=f"global_batch: {works[0] * once}, or schedule: 1f1b with vpp: 1" if works else "schedule: 1f1b",
+            allowed=", ".join(str(m * once) for m in sorted(works[:2])),
+            fix=f"global_batch: {works[0] * once}, or schedule: 1f1b with vpp: 1",
         )
 
 
