@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     stages = Stages()
     for _ in range(max(options.repeat, 1)):
         result = step(stages, options.workload, changes)
-    timeline = result.timeline
+    timeline = result.spans
     print(f"{options.workload}: step of {timeline.step_time_s:.3f} s")
     print(f"  {counts(timeline)}")
     total = sum(stages.seconds.values())

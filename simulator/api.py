@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from simulator import model
 from simulator.analysis.activity import activity
-from simulator.analysis.memory import overhead_bytes
+from simulator.analysis.memory import communicators, overhead_bytes
 from simulator.analysis.metrics import bubble, peak_activations
-from simulator.analysis.report import Gpu, Job, StepFlops, report
+from simulator.analysis.report import Job, StepFlops, report
 from simulator.build import build_program, schedule_program
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.ideal import ideal_cluster
@@ -26,8 +26,10 @@ from simulator.program import Program
 from simulator.schedules import SCHEDULES
 from simulator.timeline import Timeline
 from simulator.units import format_time
+from simulator.validation.accuracy import accuracy
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from rich.console import RenderableType
@@ -42,13 +44,16 @@ class Result:
     cluster: Cluster
     costs: Costs
     program: Program
-    timeline: Timeline
+    spans: Timeline
+
+    @cached_property
+    def timeline(self) -> pd.DataFrame:
+        """One row per kernel and transfer of every simulated rank (see `Timeline.frame`)."""
+        return self.spans.frame()
 
     @cached_property
     def _report(self) -> dict[str, Any]:
-        from simulator.validation.accuracy import accuracy
-
-        return report(_job(self), self.timeline, warnings=self.warnings, accuracy=accuracy(self.workload))
+        return report(_job(self), self.spans, warnings=self.warnings, accuracy=accuracy(self.workload))
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -70,14 +75,14 @@ class Result:
         from simulator.output.gantt import gantt
 
         idle = self._report["bubble_fraction"]
-        title = f"{self.workload.name}: {format_time(self.timeline.step_time_s)} a step, bubble {idle:.1%}"
-        return gantt(self.timeline, ax, title=title)
+        title = f"{self.workload.name}: {format_time(self.spans.step_time_s)} a step, bubble {idle:.1%}"
+        return gantt(self.spans, ax, title=title)
 
     def save_trace(self, path: str | Path, ranks: Sequence[int] | None = None) -> None:
         """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz; ``ranks``: one per stage by default."""
         from simulator.output.trace import write_trace
 
-        write_trace(self.timeline, path, ranks=ranks, name=self.workload.name)
+        write_trace(self.spans, path, ranks=ranks, name=self.workload.name)
 
 
 def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str, Any] | None = None) -> Result:
@@ -95,21 +100,16 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
 
 
 def _job(result: Result) -> Job:
-    workload, profile, timeline = result.workload, result.profile, result.timeline
+    workload, profile, timeline = result.workload, result.profile, result.spans
     place = result.program.role_of
     states = {rank: model.state_bytes(workload, place[rank]) for rank in timeline.ranks}
     pipelines = result.program.groups.get("pp") or tuple((rank,) for rank in range(timeline.n_ranks))
-    total = model.parameters(workload)
+    members = communicators(result.program.groups)
     spec = profile.gpu_spec
     return Job(
         workload=workload,
-        cluster=workload.cluster.name,
-        n_gpus=workload.n_ranks,
-        gpu=Gpu(
-            peak_flops_per_s=spec.peak_flops_per_s[workload.training.precision].value,
-            capacity_bytes=spec.memory_bytes.value,
-            price_per_hour=workload.cluster.price_per_gpu_hour,
-        ),
+        peak_flops_per_s=spec.peak_flops_per_s[workload.training.precision].value,
+        capacity_bytes=spec.memory_bytes.value,
         calibration={
             "name": profile.name,
             "gpu": profile.gpu,
@@ -118,8 +118,7 @@ def _job(result: Result) -> Job:
             "kind": profile.kind,
             "kernel_time_priced_by": priced_by(result.program, result.costs, workload.cluster.node.gpus.type),
         },
-        params_total=total,
-        params_active=total,
+        parameters=model.parameters(workload),
         flops=StepFlops(
             model.model_flops_per_step(workload),
             model.model_flops_per_step_causal(workload),
@@ -127,14 +126,8 @@ def _job(result: Result) -> Job:
         ),
         pipelines=[tuple(timeline.simulated_as[rank] for rank in pipeline) for pipeline in pipelines],
         states=states,
-        overhead={rank: overhead_bytes(_communicators(result.program, rank)) for rank in timeline.ranks},
-        algorithms=timeline.algorithms,
+        overhead={rank: overhead_bytes(members[rank]) for rank in timeline.ranks},
     )
-
-
-def _communicators(program: Program, rank: int) -> int:
-    """NCCL communicators that a rank is a member of."""
-    return sum(program.group_index(axis, rank) >= 0 for axis in program.groups)
 
 
 @dataclass(frozen=True)
@@ -146,32 +139,37 @@ class ScheduleResult:
     microbatches: int
     chunks: int
     order: list[list[str]]
-    timeline: Timeline
+    spans: Timeline
     bubble_ratio_claimed: float | None
+
+    @cached_property
+    def timeline(self) -> pd.DataFrame:
+        """One row per pass and transfer of every rank (see `Timeline.frame`)."""
+        return self.spans.frame()
 
     def to_dict(self) -> dict[str, Any]:
         """order (text actions per rank), makespan, bubble_ratio, bubble_fraction, peak_activations (micro-batch chunks
         per rank); times in the unit of the costs. bubble_ratio_claimed: by the schedule's authors with free
         communication, null where they claim nothing for this size and these costs."""
-        idle = bubble(activity(self.timeline), [self.timeline.ranks])
+        idle, held = bubble(activity(self.spans), [self.spans.ranks]), peak_activations(self.spans)
         return {
             "name": self.name,
             "stages": self.stages,
             "microbatches": self.microbatches,
             "chunks": self.chunks,
             "order": self.order,
-            "makespan": self.timeline.step_time_s,
+            "makespan": self.spans.step_time_s,
             "bubble_ratio": idle.ratio,
             "bubble_fraction": idle.fraction,
             "bubble_ratio_claimed": self.bubble_ratio_claimed,
-            "peak_activations": [peak_activations(self.timeline)[rank] for rank in self.timeline.ranks],
+            "peak_activations": [held[rank] for rank in self.spans.ranks],
         }
 
     def gantt(self, ax: Axes | None = None) -> Figure:
         """A picture of the schedule; into ``ax`` where given."""
         from simulator.output.gantt import gantt
 
-        return gantt(self.timeline, ax, title=self.name, unit="units of cost")
+        return gantt(self.spans, ax, title=self.name, unit="units of cost")
 
 
 def schedule(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -61,6 +63,7 @@ def overlapped() -> Timeline:
             Span(0, "dp", template(("grads", "all_reduce", "dp", 4.0, 7.0), phase="C"), 5.0, phase="C"),
         ],
         ranks_like={0: 4},
+        algorithms={"dp": "ring"},
     )
 
 
@@ -73,7 +76,7 @@ def test_breakdown_gives_every_moment_to_the_first_use_in_priority() -> None:
     assert parts["optimizer"] == 1.0
     assert parts["exposed"] == {"tp": 1.0, "cp": 0.0, "ep": 0.0, "pp": 1.0, "dp": 2.0}
     assert parts["host"] == parts["bubble"] == parts["other"] == 0.0
-    figures = communication(cut, {"dp": "ring"})
+    figures = communication(cut)
     assert figures["pp"] == {"bytes_per_gpu": 5.0, "time_s": 3.0, "exposed_s": 1.0, "algorithm": "none"}
     assert figures["dp"] == {"bytes_per_gpu": 7.0, "time_s": 4.0, "exposed_s": 2.0, "algorithm": "ring"}
     assert figures["tp"]["time_s"] == 1.0
@@ -91,10 +94,10 @@ def test_the_cut_does_not_depend_on_how_a_step_is_split_into_spans() -> None:
         op = (rows["name"][i], rows["kind"][i], category, rows["end_s"][i] - rows["start_s"][i], rows["nbytes"][i])
         phase = str(whole.phase[rows["span"][i]])
         spans.append(Span(0, str(names[i]), template(op), float(rows["start_s"][i]), phase=phase))
-    pieces = timeline(spans, ranks_like={0: 4})
+    pieces = timeline(spans, ranks_like={0: 4}, algorithms={"dp": "ring"})
     assert time_breakdown(activity(pieces), [(0,)]) == time_breakdown(activity(whole), [(0,)])
     assert bubble(activity(pieces), [(0,)]) == bubble(activity(whole), [(0,)])
-    assert communication(activity(pieces), {}) == communication(activity(whole), {})
+    assert communication(activity(pieces)) == communication(activity(whole))
 
 
 def test_waiting_inside_a_stretched_span_is_the_hosts() -> None:
@@ -166,7 +169,7 @@ def test_a_hand_over_that_takes_time_is_exposed_pp_then_bubble() -> None:
     assert parts["exposed"]["pp"] == pytest.approx(1.0)
     assert parts["bubble"] == pytest.approx(7.0 - 3.0 - 1.0)
     # Sends count on the wire, receives do not: each rank sends one megabyte.
-    assert communication(activity(play), {})["pp"]["bytes_per_gpu"] == pytest.approx(1e6)
+    assert communication(activity(play))["pp"]["bytes_per_gpu"] == pytest.approx(1e6)
 
 
 def test_links_are_ranked_by_the_share_of_the_step_that_their_bytes_need() -> None:
@@ -203,5 +206,34 @@ def test_communication_that_the_network_times_is_as_long_as_its_span() -> None:
     # Its template has no work; the engine knows its length only when the transfer has ended.
     send = template(("send", "send", "pp", 0.0, 5.0), phase="C")
     play = timeline([Span(0, "pp", send, 1.0, end=4.0, phase="C")])
-    assert communication(activity(play), {})["pp"]["time_s"] == 3.0
+    assert communication(activity(play))["pp"]["time_s"] == 3.0
     assert play.frame()["end_s"].tolist() == [4.0]
+
+
+def test_only_passes_keep_a_pipeline_busy() -> None:
+    # Stage 0 has done its F and B by 3 s and reduces its optimizer's norm over tp from 3 s to 5 s, in its block or on a
+    # lane of its own, while stage 1 still works until 6 s: its own work is 3 of the 6 s.
+    forward, backward = template(("f", "mlp", "compute", 1.0)), template(("b", "mlp", "compute", 2.0), phase="B")
+    late = template(("b", "mlp", "compute", 5.0), phase="B")
+    passes = [Span(0, "compute", forward, 0.0), Span(0, "compute", backward, 1.0, phase="B")]
+    passes += [Span(1, "compute", forward, 0.0), Span(1, "compute", late, 1.0, phase="B")]
+    norm = template(("norm", "all_reduce", "tp", 2.0), phase="O")
+    beside = Span(0, "dp", template(("grads", "all_reduce", "dp", 2.5), phase="C"), 2.9, phase="C")
+    for lane in ("compute", "tp"):
+        for more in ([], [beside]):
+            play = timeline([*passes, Span(0, lane, norm, 3.0, phase="O"), *more])
+            idle = bubble(activity(play), [(0, 1)])
+            assert (idle.fraction, idle.ratio) == pytest.approx((3 / 12, 3 / 9))
+
+
+def test_communication_needs_no_table_of_ranks_by_templates() -> None:
+    # Every rank has a template of its own: 1,500 x 1,500 numbers would be 18 MB.
+    n = 1500
+    spans = [Span(r, "tp", template(("ar", "all_reduce", "tp", 1.0, float(r))), 0.0, phase="C") for r in range(n)]
+    cut = activity(timeline(spans))
+    tracemalloc.start()
+    figures = communication(cut)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert figures["tp"]["bytes_per_gpu"] == pytest.approx((n - 1) / 2)
+    assert most < 4e6

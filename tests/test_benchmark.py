@@ -16,7 +16,7 @@ def test_the_main_job_takes_few_events() -> None:
     """1,536 GPUs in 12 stages. Stages and replicas differ by where they sit among the switches, tensor-parallel ranks
     by nothing: at most 4 ranks are simulated for each stage. Each runs 96 micro-batches forward and back and has up to
     four ends of transfers for each: 27,648 spans, and about two events a span."""
-    timeline = run("gpt175b_3d").timeline
+    timeline = run("gpt175b_3d").spans
     assert timeline.n_ranks == 1536
     assert 12 <= len(timeline.ranks) <= 48
     assert timeline.events <= 60_000
@@ -36,7 +36,7 @@ def test_replicas_cost_nothing(dp: int) -> None:
             parallelism__collective_algorithm="ring",
             training__global_batch=8 * dp,
         )
-        timeline = play(load(description)).timeline
+        timeline = play(load(description)).spans
         return timeline.events, len(timeline.ranks)
 
     assert cost(dp) == cost(2)
@@ -51,7 +51,7 @@ def test_layers_of_a_stage_cost_no_events(layers: int) -> None:
     def events(layers: int) -> int:
         description = job(parallelism__pp=4, parallelism__tp=8)
         description["model"]["layers"] = layers
-        return play(load(description)).timeline.events
+        return play(load(description)).spans.events
 
     assert events(layers) == pytest.approx(events(4), rel=0.01)
 
@@ -64,7 +64,7 @@ def test_events_grow_with_microbatches_alone(p2p: bool) -> None:
 
     def cost(m: int) -> tuple[int, int]:
         keys = {"parallelism__pp": 4, "parallelism__tp": 8, "parallelism__overlap": {"p2p": p2p}}
-        timeline = play(load(job(**keys, training__global_batch=m))).timeline
+        timeline = play(load(job(**keys, training__global_batch=m))).spans
         return timeline.events, len(timeline.rank)
 
     costs = [cost(m) for m in (8, 16, 24, 40)]

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.config import ClusterSpec, Workload, catalog, load_cluster, load_workload, presets, warnings
+from simulator.config import ClusterSpec, Workload, altered, catalog, load_cluster, load_workload, presets, warnings
 from simulator.config.files import read_yaml
 from simulator.config.legality import divisors, split
 from simulator.errors import InputError
@@ -183,6 +183,7 @@ def test_shipped_files_and_short_forms_satisfy_the_exported_schema() -> None:
         ({"parallelism.tpp": 2}, "parallelism.tpp", "tp instead of tpp"),
         ({"tp": 2}, "tp", "fix:     parallelism.tp"),
         ({"parallelism.cp": 2}, "parallelism.cp", "unknown key"),
+        ({"seed": 1}, "seed", "unknown key"),
         ({"parallelism.overlap.tp": True}, "parallelism.overlap.tp", "grad_reduce, param_gather, p2p"),
         ({"training.seq": "1024"}, "training.seq", "without quotes"),
         ({"training.seq": True}, "training.seq", "found:   true"),
@@ -360,3 +361,19 @@ def test_warnings() -> None:
     ]
     assert "flash attention keeps no scores" in warnings(small(parallelism__dp=8, training__recompute="selective"))[0]
     assert warnings(small(parallelism__dp=8, training__recompute="selective", model__attention="unfused")) == []
+
+
+def test_a_loaded_workload_can_be_altered_as_its_file_could() -> None:
+    """What followed from other keys follows again; what is not legal is refused as anywhere."""
+    small = {"training.micro_batch": 1, "cluster.nodes": 1}
+    workload = load_workload("gpt22b_tp8", small | {"parallelism.tp": 1, "parallelism.pp": 4})
+    assert altered(workload, {}) == workload
+    assert workload.parallelism.dp == 2
+    layout = {"parallelism.tp": 2, "parallelism.pp": 2, "parallelism.dp": 1}
+    wider = altered(workload, layout)
+    assert wider == load_workload("gpt22b_tp8", small | layout)
+    assert wider.parallelism.layers_per_stage == (24, 24)
+    assert altered(workload, {"training.recompute": "full"}).training.recompute.granularity == "full"
+    assert altered(workload, {"cluster.nodes": 2}).cluster.nodes == 2
+    with pytest.raises(InputError, match="layers_per_stage"):
+        altered(workload, {"parallelism.pp": 5})

@@ -16,7 +16,7 @@ from tests.jobs import job, layouts, play
 
 def rows_of(result: Result) -> pd.DataFrame:
     """Rows of the simulated ranks, in an order that does not depend on rounding."""
-    frame = result.timeline.frame()
+    frame = result.timeline
     return frame.sort_values(["rank", "lane", "start_s", "end_s", "name"], kind="stable", ignore_index=True)
 
 
@@ -24,10 +24,10 @@ def assert_same(short: Result, plain: Result) -> None:
     """Every rank of the plain run has the rows of the rank that was simulated for it."""
     of_rank = {rank: frame.reset_index(drop=True) for rank, frame in rows_of(short).groupby("rank")}
     plain_rows = rows_of(plain)
-    step = plain.timeline.step_time_s
-    assert len(plain.timeline.ranks) == plain.workload.n_ranks
+    step = plain.spans.step_time_s
+    assert len(plain.spans.ranks) == plain.workload.n_ranks
     for rank, frame in plain_rows.groupby("rank"):
-        twin = of_rank[short.timeline.simulated_as[int(rank)]]
+        twin = of_rank[short.spans.simulated_as[int(rank)]]
         assert list(twin["name"]) == list(frame["name"])
         for column in ("start_s", "end_s", "nbytes"):
             scale = step if column != "nbytes" else max(float(frame[column].max()), 1.0)
@@ -66,8 +66,8 @@ def test_fold_and_coalesce_change_nothing_whatever_the_schedule(name: str) -> No
 def compare(section: dict[str, Any]) -> None:
     workload = job() | {"parallelism": section}
     short, plain = play(workload, fold=True, coalesce=True), play(workload, fold=False, coalesce=False)
-    check(short.program, short.timeline)
-    check(plain.program, plain.timeline)
+    check(short.program, short.spans)
+    check(plain.program, plain.spans)
     assert_same(short, plain)
 
 
@@ -84,6 +84,6 @@ def test_what_breaks_a_symmetry_unfolds_only_what_it_touches(overrides: list[dic
     workload["cluster"]["overrides"] = overrides
     even = play(job(parallelism__tp=2, parallelism__dp=4, parallelism__pp=2), fold=True, coalesce=True)
     short, plain = play(workload, fold=True, coalesce=True), play(workload, fold=False, coalesce=False)
-    assert len(even.timeline.ranks) < len(short.timeline.ranks) < 16
+    assert len(even.spans.ranks) < len(short.spans.ranks) < 16
     assert_same(short, plain)
-    assert short.timeline.step_time_s > even.timeline.step_time_s
+    assert short.spans.step_time_s > even.spans.step_time_s

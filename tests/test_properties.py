@@ -87,7 +87,7 @@ def test_every_legal_job_gives_a_possible_step(description: dict[str, Any], spee
     except InputError:
         reject()
     first, second = play(workload, speeds), play(workload, speeds)
-    timeline = first.timeline
+    timeline = first.spans
 
     # Nothing overlaps, nothing runs before what it needs, links keep to their capacity, bytes are conserved.
     check(first.program, timeline)
@@ -129,4 +129,4 @@ def test_every_legal_job_gives_a_possible_step(description: dict[str, Any], spee
 def plain(result: Result) -> str:
     answer = json.loads(json.dumps(result.to_dict()))
     del answer["simulation"]["wall_s"]
-    return json.dumps(answer) + result.timeline.frame().to_csv()
+    return json.dumps(answer) + result.timeline.to_csv()

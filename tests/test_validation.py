@@ -10,8 +10,9 @@ import pytest
 import simulator
 from simulator.config import load_workload
 from simulator.errors import InputError
-from simulator.validation import SUITES, Bounds, Outcome, evaluate, read_rows, summarise
+from simulator.validation import SUITES, Bounds, Outcome, Suite, evaluate, read_rows, summarise
 from simulator.validation.accuracy import accuracy, recorded
+from simulator.validation.record import errors_of
 from simulator.validation.rows import UnsupportedError, measured_step_s, workload_of
 
 ROW = {
@@ -38,6 +39,27 @@ def test_a_row_becomes_a_workload() -> None:
     assert (layout.tp, layout.pp, layout.dp, layout.sequence_parallel) == (2, 2, 2, False)
     assert workload.cluster.name == "dgx_a100"
     assert workload.model.dropout == 0.1
+
+
+def test_settings_can_depend_on_the_columns_of_a_row() -> None:
+    """Without sequence parallelism Megatron-LM scattered what it sent over tp; with it a rank has its share anyway."""
+    suite = SUITES["megatron-2022"]
+    loaded = [load_workload(workload_of(row, suite.settings_of(row))).parallelism for row in read_rows(suite.table)]
+    assert {layout.sequence_parallel for layout in loaded} == {True, False}
+    assert all(layout.scatter_gather_p2p is not layout.sequence_parallel for layout in loaded)
+    # A row is what its columns and settings say, and nothing is taken away: settings that clash are refused.
+    with pytest.raises(InputError, match="scatter_gather_p2p"):
+        load_workload(workload_of({**ROW, "seq_parallel": "y"}, {"parallelism.scatter_gather_p2p": True}))
+
+
+def test_recording_is_of_every_row_that_can_be_simulated(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    rows = [{**ROW, "ep": ""}, {**ROW, "id": "experts", "ep": "8"}]
+    lines = [rows[0].keys(), *(row.values() for row in rows)]
+    table.write_text("".join(",".join(line) + "\n" for line in lines))
+    errors = errors_of(Suite("own", "", table, {}, Bounds()))
+    step = simulator.run(workload_of(ROW, {})).to_dict()["step_time_s"]
+    assert errors == {"one": pytest.approx((step - 2.0) / 2.0, abs=1e-6)}
 
 
 def test_what_a_row_says_wins_over_the_settings() -> None:
@@ -101,7 +123,7 @@ def test_a_row_that_fails_stays_with_its_reason() -> None:
         load_workload(workload)
         return 1.0
 
-    good, bad, missing = evaluate([ROW, {**ROW, "heads": "7"}, {**ROW, "gpu": ""}], {}, predict)
+    good, bad, missing = evaluate([ROW, {**ROW, "heads": "7"}, {**ROW, "gpu": ""}], lambda _: {}, predict)
     assert good.error == pytest.approx(-0.5)
     assert "model.heads" in bad.skipped
     assert "does not say gpu" in missing.skipped
@@ -134,7 +156,7 @@ def test_recorded_errors_cover_every_row_and_keep_the_bounds(name: str) -> None:
 def predicted_errors(name: str, ids: list[str] | None = None) -> dict[str, float]:
     suite = SUITES[name]
     rows = [row for row in read_rows(suite.table) if ids is None or row["id"] in ids]
-    found = evaluate(rows, suite.settings, lambda workload: simulator.run(workload).timeline.step_time_s)
+    found = evaluate(rows, suite.settings_of, lambda workload: simulator.run(workload).spans.step_time_s)
     return {outcome.id: outcome.error for outcome in found if outcome.error is not None}
 
 

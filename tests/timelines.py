@@ -49,7 +49,10 @@ class Span:
 
 
 def timeline(
-    spans: Iterable[Span], ranks_like: dict[int, int] | None = None, links: Sequence[LinkUse] = ()
+    spans: Iterable[Span],
+    ranks_like: dict[int, int] | None = None,
+    links: Sequence[LinkUse] = (),
+    algorithms: dict[str, str] | None = None,
 ) -> Timeline:
     """Order the spans as the engine does and lay them out in columns."""
     listed = list(spans)
@@ -92,6 +95,7 @@ def timeline(
             if s.rows is not None
         },
         links=tuple(links),
+        algorithms=algorithms or {},
     )
 
 

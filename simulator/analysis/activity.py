@@ -31,7 +31,8 @@ class Activity:
     ``spent_s``: seconds, one row per simulated rank (ascending), one column per `CATEGORIES` and one for the host.
     ``in_flight_s``: the same shape less the host: seconds in which each category runs, whatever else does.
     ``spans_s``: one row per span, the columns of ``spent_s``: seconds inside spans that nothing overlaps or hides
-    (zero for other spans). ``piece_*``: the cut of all other time, as columns (position of the rank, start, end, use).
+    (zero for other spans). ``piece_*``: the cut of all other time, as columns (position of the rank, start, end, use,
+    and whether a span of the pipeline's own work, one of `PIPELINE_PHASES`, is what it is used for).
     """
 
     timeline: Timeline
@@ -42,6 +43,7 @@ class Activity:
     piece_start_s: Floats
     piece_end_s: Floats
     piece_use: Ints
+    piece_own: Bools
 
     @property
     def idle_s(self) -> Floats:
@@ -103,11 +105,13 @@ def activity(timeline: Timeline) -> Activity:
     items = [_solid_items(timeline, solid), *_cut_items(timeline, ~solid), _launch_items(timeline)]
     span, start, end, use = (np.concatenate(column) for column in zip(*items, strict=True))
     keep = end > start
-    rank, start, end, use = position[span[keep]], start[keep], end[keep], use[keep]
+    span, start, end, use = span[keep], start[keep], end[keep], use[keep]
+    own = own_work(timeline)[span]
 
-    piece_rank, piece_start, piece_end, active = _sweep(rank, start, end, use)
+    piece_rank, piece_start, piece_end, active, active_own = _sweep(position[span], start, end, use, own)
     piece_s = piece_end - piece_start
     winner = np.array(_PRIORITY)[np.argmax(active[list(_PRIORITY)], axis=0)]
+    won_by_own = active_own[winner, np.arange(len(winner))]
     spent = _sum_by(position, spans_s, n_ranks)
     in_flight = spent[:, :n_categories].copy()
     np.add.at(spent, (piece_rank[winner != _SOLID], winner[winner != _SOLID]), piece_s[winner != _SOLID])
@@ -123,12 +127,18 @@ def activity(timeline: Timeline) -> Activity:
         piece_start[other],
         piece_end[other],
         winner[other],
+        won_by_own[other],
     )
 
 
 def _sum_by(position: Ints, values: Floats, n: int) -> Floats:
     columns = [np.bincount(position, weights=values[:, c], minlength=n) for c in range(values.shape[1])]
     return np.stack(columns, axis=1)
+
+
+def own_work(timeline: Timeline) -> Bools:
+    """Per span: whether it is the pipeline's own work, a pass of a micro-batch."""
+    return np.asarray(np.isin(timeline.phase, PIPELINE_PHASES), dtype=np.bool_)
 
 
 def compute_lane_spans(timeline: Timeline) -> Bools:
@@ -231,10 +241,11 @@ def _stretched_items(timeline: Timeline, spans: Ints) -> list[Items]:
     return [runs, (of_run[waits], before[waits], run_start[waits], np.full(int(waits.sum()), HOST))]
 
 
-def _sweep(rank: Ints, start: Floats, end: Floats, use: Ints) -> tuple[Ints, Floats, Floats, Bools]:
+def _sweep(rank: Ints, start: Floats, end: Floats, use: Ints, own: Bools) -> tuple[Ints, Floats, Floats, Bools, Bools]:
     """Elementary intervals of each rank between neighbouring starts and ends, and which uses go on in each.
 
-    Returns rank, start, end (entries) and active (uses x entries); intervals in which nothing goes on are left out.
+    Returns rank, start, end (entries), active and active for ``own`` items (uses x entries); intervals in which nothing
+    goes on are left out.
     """
     times = np.concatenate((start, end))
     ranks = np.concatenate((rank, rank))
@@ -242,6 +253,10 @@ def _sweep(rank: Ints, start: Floats, end: Floats, use: Ints) -> tuple[Ints, Flo
     delta = np.concatenate((np.ones(len(start), dtype=np.int32), np.full(len(end), -1, dtype=np.int32)))
     order = np.lexsort((times, ranks))
     times, ranks, uses, delta = times[order], ranks[order], uses[order], delta[order]
-    active = np.stack([np.cumsum(np.where(uses == u, delta, 0))[:-1] > 0 for u in range(_SOLID + 1)])
+    mine = np.where(np.concatenate((own, own))[order], delta, 0)
+    active, active_own = (
+        np.stack([np.cumsum(np.where(uses == u, change, 0))[:-1] > 0 for u in range(_SOLID + 1)])
+        for change in (delta, mine)
+    )
     keep = (ranks[1:] == ranks[:-1]) & (times[1:] > times[:-1]) & active.any(axis=0)
-    return ranks[:-1][keep], times[:-1][keep], times[1:][keep], active[:, keep]
+    return ranks[:-1][keep], times[:-1][keep], times[1:][keep], active[:, keep], active_own[:, keep]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,11 @@ import numpy as np
 
 from simulator.analysis.activity import (
     HOST,
-    PIPELINE_PHASES,
     Activity,
     Weighted,
     compute_lane_spans,
     mean_over_ranks,
+    own_work,
     rank_positions,
     weigh,
 )
@@ -44,7 +44,7 @@ def bubble(activity: Activity, pipelines: Sequence[Sequence[int]]) -> Bubble:
     """
     timeline = activity.timeline
     position = {rank: index for index, rank in enumerate(timeline.ranks)}
-    own = np.isin(timeline.phase, PIPELINE_PHASES)
+    own = own_work(timeline)
     busy_in_spans = np.bincount(
         rank_positions(timeline),
         weights=np.where(own, activity.spans_s[:, _BUSY].sum(axis=1), 0.0),
@@ -52,7 +52,7 @@ def bubble(activity: Activity, pipelines: Sequence[Sequence[int]]) -> Bubble:
     )
     first = _per_rank(timeline, timeline.start_s, np.ones_like(own), np.minimum, np.inf)
     last = _per_rank(timeline, timeline.end_s, own, np.maximum, 0.0)
-    busy_piece = np.isin(activity.piece_use, _BUSY)
+    busy_piece = activity.piece_own & np.isin(activity.piece_use, _BUSY)
     rank, start, end = (
         column[busy_piece] for column in (activity.piece_rank, activity.piece_start_s, activity.piece_end_s)
     )
@@ -107,17 +107,11 @@ def _after_pipeline(timeline: Timeline, pipelines: tuple[Weighted, ...], finishe
     return seconds / weight
 
 
-def communication(activity: Activity, algorithms: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def communication(activity: Activity) -> dict[str, dict[str, Any]]:
     """Per kind: ``bytes_per_gpu`` (sent on the wire), ``time_s`` in which any is in flight, ``exposed_s`` of it that no
-    computation hides; means over real ranks. ``algorithms``: kind -> name, for the record.
-    """
+    computation hides; means over real ranks. ``algorithm``: the one that sent the most bytes."""
     timeline = activity.timeline
-    sent = np.array([np.bincount(t.category, weights=t.nbytes, minlength=len(CATEGORIES)) for t in timeline.templates])
-    position = rank_positions(timeline)
-    n_ranks = len(timeline.ranks)
-    used = np.zeros((n_ranks, len(timeline.templates)))
-    np.add.at(used, (position, timeline.template), 1.0)
-    nbytes = mean_over_ranks(timeline, used @ sent)
+    nbytes = mean_over_ranks(timeline, _sent_bytes(timeline))
     in_flight = mean_over_ranks(timeline, activity.in_flight_s)
     exposed = mean_over_ranks(timeline, activity.spent_s)
     return {
@@ -125,10 +119,22 @@ def communication(activity: Activity, algorithms: Mapping[str, str]) -> dict[str
             "bytes_per_gpu": float(nbytes[code]),
             "time_s": float(in_flight[code]),
             "exposed_s": float(exposed[code]),
-            "algorithm": algorithms.get(kind, "none"),
+            "algorithm": timeline.algorithms.get(kind, "none"),
         }
         for kind, code in zip(COMMUNICATION, _COMMUNICATION_CODES, strict=True)
     }
+
+
+def _sent_bytes(timeline: Timeline) -> Floats:
+    """One row per simulated rank, one column per category."""
+    by_template = [np.bincount(t.category, weights=t.nbytes, minlength=len(CATEGORIES)) for t in timeline.templates]
+    sent = np.array(by_template).reshape(-1, len(CATEGORIES))
+    position, n_ranks = rank_positions(timeline), len(timeline.ranks)
+    columns = [
+        np.bincount(position, weights=sent[timeline.template, category], minlength=n_ranks)
+        for category in range(len(CATEGORIES))
+    ]
+    return np.stack(columns, axis=1)
 
 
 #: Links of a kind whose bytes differ by less are told as one.
@@ -167,7 +173,7 @@ def peak_activations(timeline: Timeline) -> dict[int, int]:
     One is held from the first op of its forward to the end of the last op of its backward, the weight gradient
     included where it is a step of its own (it needs the layer's input).
     """
-    own = np.isin(timeline.phase, PIPELINE_PHASES) & (timeline.microbatch >= 0) & compute_lane_spans(timeline)
+    own = own_work(timeline) & (timeline.microbatch >= 0) & compute_lane_spans(timeline)
     spans = np.flatnonzero(own)
     peaks = dict.fromkeys(timeline.ranks, 0)
     if not len(spans):

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from simulator.analysis.activity import activity
+from simulator.analysis.advice import advice
 from simulator.analysis.critical_path import critical_path
-from simulator.analysis.memory import advice, memory_of_ranks, memory_report
+from simulator.analysis.envelope import envelope
+from simulator.analysis.memory import memory_of_ranks, memory_report
 from simulator.analysis.metrics import bubble, busiest_links, communication, time_breakdown
+from simulator.config import Workload
 from simulator.model import StateBytes
 from simulator.timeline import Timeline
 
-if TYPE_CHECKING:
-    from simulator.config import Workload
-
-SCHEMA_VERSION = 1
 SECONDS_PER_DAY, SECONDS_PER_HOUR = 86400.0, 3600.0
 
 
@@ -31,36 +30,24 @@ class StepFlops:
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """What a step's figures are held against: dense peak of the precision used (FLOP/s), memory as the device reports
-    it, and price per hour where the cluster names one."""
-
-    peak_flops_per_s: float
-    capacity_bytes: float
-    price_per_hour: float | None = None
-
-
-@dataclass(frozen=True)
 class Job:
     """What a report says of a job beside its Timeline.
 
-    ``pipelines``: simulated ranks of each data-parallel replica (see `simulator.analysis.activity.weigh`). ``states``
-    and ``overhead`` (device memory outside the allocator, bytes): by simulated rank. ``calibration``: name, gpu, date,
-    source, kind. ``algorithms``: communication kind -> collective algorithm.
+    ``peak_flops_per_s``: a GPU's dense peak in the precision used; ``capacity_bytes``: its memory as the device reports
+    it. ``pipelines``: simulated ranks of each data-parallel replica (see `simulator.analysis.activity.weigh`).
+    ``states`` and ``overhead`` (device memory outside the allocator, bytes): by simulated rank. ``calibration``: name,
+    gpu, date, source, kind.
     """
 
     workload: Workload
-    cluster: str
-    n_gpus: int
-    gpu: Gpu
+    peak_flops_per_s: float
+    capacity_bytes: float
     calibration: Mapping[str, Any]
-    params_total: float
-    params_active: float
+    parameters: float
     flops: StepFlops
     pipelines: Sequence[Sequence[int]]
     states: Mapping[int, StateBytes]
     overhead: Mapping[int, float]
-    algorithms: Mapping[str, str] = field(default_factory=dict)
 
 
 def report(
@@ -72,20 +59,18 @@ def report(
     bubbles = bubble(cut, job.pipelines)
     breakdown = time_breakdown(cut, job.pipelines)
     memories = memory_of_ranks(timeline, job.states, job.overhead)
-    memory = memory_report(memories, job.gpu.capacity_bytes)
-    memory["advice"] = advice(memories, job.gpu.capacity_bytes, workload)
-    result: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "command": "run",
-        "warnings": list(warnings),
+    memory = memory_report(memories, job.capacity_bytes)
+    memory["advice"] = advice(memories, job.capacity_bytes, workload)
+    result = envelope("run", warnings)
+    result |= {
         "name": workload.name,
-        "cluster": job.cluster,
+        "cluster": workload.cluster.name,
         "calibration": dict(job.calibration),
-        "n_gpus": job.n_gpus,
+        "n_gpus": job.workload.n_ranks,
         "parallelism": workload.parallelism.model_dump(mode="json"),
         "n_microbatches": workload.microbatches,
-        "params_total": job.params_total,
-        "params_active": job.params_active,
+        "params_total": job.parameters,
+        "params_active": job.parameters,
         "step_time_s": step,
     }
     result |= throughput(job, step)
@@ -94,7 +79,7 @@ def report(
         "bubble_fraction": bubbles.fraction,
         "bubble_ratio": bubbles.ratio,
         "time_breakdown_s": breakdown,
-        "communication": communication(cut, job.algorithms),
+        "communication": communication(cut),
         "links": busiest_links(timeline),
         "memory": memory,
         "host_bound_fraction": breakdown["host"] / step,
@@ -118,12 +103,12 @@ def throughput(job: Job, step_time_s: float) -> dict[str, Any]:
     tokens = training.global_batch * training.seq
     result: dict[str, Any] = {
         "tokens_per_s": tokens / step_time_s,
-        "tokens_per_s_per_gpu": tokens / step_time_s / job.n_gpus,
+        "tokens_per_s_per_gpu": tokens / step_time_s / job.workload.n_ranks,
     }
     if training.total_tokens is not None:
         seconds = training.total_tokens / tokens * step_time_s
-        gpu_hours = seconds * job.n_gpus / SECONDS_PER_HOUR
-        price = job.gpu.price_per_hour
+        gpu_hours = seconds * job.workload.n_ranks / SECONDS_PER_HOUR
+        price = job.workload.cluster.price_per_gpu_hour
         result["run"] = {
             "days": seconds / SECONDS_PER_DAY,
             "gpu_hours": gpu_hours,
@@ -134,7 +119,7 @@ def throughput(job: Job, step_time_s: float) -> dict[str, Any]:
 
 def efficiency(job: Job, step_time_s: float) -> dict[str, Any]:
     """FLOPs of the step and their share of all GPUs' peak (arXiv 2204.02311, appendix B, for MFU and HFU)."""
-    available = job.n_gpus * job.gpu.peak_flops_per_s * step_time_s
+    available = job.workload.n_ranks * job.peak_flops_per_s * step_time_s
     return {
         "model_flops_per_step": job.flops.model,
         "model_flops_per_step_causal": job.flops.causal,
@@ -142,6 +127,6 @@ def efficiency(job: Job, step_time_s: float) -> dict[str, Any]:
         "mfu": job.flops.model / available,
         "mfu_causal": job.flops.causal / available,
         "hfu": job.flops.hardware / available,
-        "model_flops_per_s_per_gpu": job.flops.model / step_time_s / job.n_gpus,
-        "peak_flops_per_s_per_gpu": job.gpu.peak_flops_per_s,
+        "model_flops_per_s_per_gpu": job.flops.model / step_time_s / job.workload.n_ranks,
+        "peak_flops_per_s_per_gpu": job.peak_flops_per_s,
     }

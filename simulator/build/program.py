@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from simulator.build.algorithm import with_algorithm
@@ -11,7 +11,7 @@ from simulator.build.gradients import Bucket, Mark, buckets, gradients_complete,
 from simulator.build.layout import layout
 from simulator.build.pipeline import Lanes, lower
 from simulator.config import Workload
-from simulator.model import Part, optimizer_ops, replicated_gradient_ops, stage_parts
+from simulator.model import Part, PassBytes, optimizer_ops, pass_bytes, replicated_gradient_ops, stage_parts
 from simulator.program import Block, Comm, Compute, Program, Role, Step
 from simulator.program.ops import COMPUTE_LANE
 from simulator.schedules import Action
@@ -49,7 +49,7 @@ class _Stages:
             stage: chunk for rank in range(parallelism.pp) for chunk, stage in enumerate(parallelism.stages_of(rank))
         }
         self._blocks: dict[tuple[object, ...], Block] = {}
-        self._pass_of: dict[tuple[int, str], _Pass] = {}
+        self._pass_of: dict[tuple[int, str], tuple[Block, PassBytes]] = {}
 
     @cached_property
     def activation_bytes(self) -> float:
@@ -80,44 +80,25 @@ class _Stages:
         return parameters_used(parts, self._n_ops(step) - sum(len(part.forward) for part in parts))
 
     def _n_ops(self, step: Step) -> int:
-        return len(self._pass_of[step.stage, step.phase].block.ops)
+        return len(self._pass_of[step.stage, step.phase][0].ops)
 
     def step(self, action: Action) -> Step:
         """The compute step of an action, with what it holds and gives back."""
         key = (action.stage, action.kind)
         if key not in self._pass_of:
-            self._pass_of[key] = self._pass(*key)
-        of_kind = self._pass_of[key]
+            self._pass_of[key] = self._block(*key), pass_bytes(self.parts[action.stage], action.kind)
+        block, moved = self._pass_of[key]
         return Step(
             str(action),
-            of_kind.block,
+            block,
             phase=action.kind,
             microbatch=action.microbatch,
             stage=action.stage,
             chunk=self._chunk[action.stage],
-            alloc_bytes=of_kind.alloc_bytes,
-            free_bytes=of_kind.free_bytes,
-            workspace_bytes=of_kind.workspace_bytes,
+            alloc_bytes=moved.alloc,
+            free_bytes=moved.free,
+            workspace_bytes=moved.workspace,
         )
-
-    def _pass(self, stage: int, kind: str) -> _Pass:
-        """What every micro-batch's pass of a kind through a stage does and holds.
-
-        A whole backward frees what the forward has saved. A split one goes from that to what the weight gradient needs
-        (less, or more where that was recomputed), which the weight gradient frees.
-        """
-        parts, block = self.parts[stage], self._block(stage, kind)
-        saved, held = sum(part.saved_bytes for part in parts), sum(part.held_bytes for part in parts)
-        match kind:
-            case "F":
-                return _Pass(block, alloc_bytes=saved)
-            case "B":
-                return _Pass(block, free_bytes=saved, workspace_bytes=max(part.workspace_bytes for part in parts))
-            case "I":
-                workspace = max(part.input_workspace_bytes for part in parts)
-                return _Pass(block, max(held - saved, 0.0), max(saved - held, 0.0), workspace)
-            case _:
-                return _Pass(block, 0.0, held, max(part.weight_grad_bytes for part in parts))
 
     def _block(self, stage: int, kind: str) -> Block:
         parts = self.parts[stage]
@@ -132,16 +113,6 @@ class _Stages:
                 ops.insert(0, Comm("tp.all_gather p2p", "all_gather", self.activation_bytes, "tp", "tp"))
             self._blocks[key] = Block(f"{kind} {'+'.join(_runs(parts))}", tuple(ops))
         return self._blocks[key]
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """A kind of pass through a stage: its block, and its bytes as in `Step`."""
-
-    block: Block
-    alloc_bytes: float = 0.0
-    free_bytes: float = 0.0
-    workspace_bytes: float = 0.0
 
 
 def _ops(parts: tuple[Part, ...], kind: str) -> list[Compute | Comm]:

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet, Set, Strict
-from simulator.cli.outputs import STDOUT, check_outputs, envelope, write_json
+from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import warn
 from simulator.errors import InputError
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet, parse_ranks
-from simulator.cli.outputs import STDOUT, check_outputs, envelope, write_json
+from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.errors import InputError
 
 DEFAULT_SIZES = "8:128M"

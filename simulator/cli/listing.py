@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json
-from simulator.cli.outputs import STDOUT, check_outputs, envelope, write_json
+from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import console, table
 
 Rows = list[dict[str, Any]]
@@ -136,9 +137,9 @@ def _schedules() -> Rows:
 
 
 def _collectives() -> Rows:
-    from simulator.network.collectives import ALGORITHMS
+    from simulator.network.collectives import OPERATIONS
 
-    return [{"operation": op, "algorithms": ", ".join(names)} for op, names in ALGORITHMS.items()]
+    return [{"operation": op, "algorithms": ", ".join(entry.algorithms)} for op, entry in OPERATIONS.items()]
 
 
 def _workloads() -> Rows:

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import InputError
+from simulator.output.files import writing
 
-SCHEMA_VERSION = 1
 STDOUT = Path("-")
-#: What `simulator.output.gantt` draws, known here so that a wrong name is refused before matplotlib is imported.
-PICTURES = (".png", ".svg", ".pdf")
 
 
 def check_outputs(outputs: Mapping[str, Path | None], suffixes: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -38,11 +36,6 @@ def check_outputs(outputs: Mapping[str, Path | None], suffixes: Mapping[str, Seq
         taken[target] = option
 
 
-def envelope(command: str, warnings: Sequence[str] = (), **content: Any) -> dict[str, Any]:
-    """What every JSON result begins with."""
-    return {"schema_version": SCHEMA_VERSION, "command": command, "warnings": list(warnings), **content}
-
-
 def write_json(path: Path | None, result: Mapping[str, Any]) -> None:
     """Write ``result`` to ``path``, to standard output where that is ``-``, nowhere where it is None."""
     if path is None:
@@ -51,7 +44,5 @@ def write_json(path: Path | None, result: Mapping[str, Any]) -> None:
     if path == STDOUT:
         sys.stdout.write(text)
         return
-    from simulator.output.files import writing
-
     with writing(path) as file:
         file.write(text.encode())

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet, Set, Strict, parse_ranks
-from simulator.cli.outputs import PICTURES, STDOUT, check_outputs, envelope, write_json
+from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import console, progress, warn
 from simulator.errors import InputError
+from simulator.output.files import PICTURES
 
 if TYPE_CHECKING:
     from simulator.api import Result

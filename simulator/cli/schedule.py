@@ -7,10 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet
-from simulator.cli.outputs import PICTURES, STDOUT, check_outputs, envelope, write_json
+from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import console, table
 from simulator.errors import InputError
+from simulator.output.files import PICTURES
 
 _COSTS = {"F": "forward", "B": "backward", "W": "weight", "comm": "comm"}
 #: Longer orders are cut on the terminal; the JSON has them whole.
@@ -60,7 +62,7 @@ def command(
     if gantt is not None:
         from simulator.output.gantt import compare_gantt, save_gantt
 
-        save_gantt(compare_gantt({result.name: result.timeline for result in results}, unit="units of cost"), gantt)
+        save_gantt(compare_gantt({result.name: result.spans for result in results}, unit="units of cost"), gantt)
     if not quiet and json != STDOUT:
         _print(reports)
 

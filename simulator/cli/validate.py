@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet
-from simulator.cli.outputs import STDOUT, check_outputs, envelope, write_json
+from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import console, progress, table
 from simulator.errors import InputError
 
@@ -53,20 +54,20 @@ def command(
             )
     chosen = [SUITES[name] for name in dict.fromkeys(suites or SUITES)]
     jobs: list[tuple[str, list[dict[str, str]], Any, Bounds]] = (
-        [(rows.stem, read_rows(rows), {}, Bounds())]
+        [(rows.stem, read_rows(rows), lambda _: {}, Bounds())]
         if rows is not None
-        else [(suite.name, read_rows(suite.table), suite.settings, suite.bounds) for suite in chosen]
+        else [(suite.name, read_rows(suite.table), suite.settings_of, suite.bounds) for suite in chosen]
     )
     _check_ids(row, [entry["id"] for _, of_suite, _, _ in jobs for entry in of_suite])
 
     results = []
-    for name, of_suite, settings, own in jobs:
+    for name, of_suite, settings_of, own in jobs:
         wanted = [entry for entry in of_suite if not row or entry["id"] in row]
         if not wanted:
             continue
         bounds = Bounds(own.mean if max_mean is None else max_mean / 100, own.row if max_row is None else max_row / 100)
         with progress(f"simulating {name}"):
-            results.append(summarise(name, evaluate(wanted, settings, _predict), bounds))
+            results.append(summarise(name, evaluate(wanted, settings_of, _predict), bounds))
     write_json(json, envelope("validate", suites=results))
     if not quiet and json != STDOUT:
         _print(results)
@@ -77,7 +78,7 @@ def command(
 def _predict(workload: dict[str, Any]) -> float:
     import simulator
 
-    return simulator.run(workload).timeline.step_time_s
+    return simulator.run(workload).spans.step_time_s
 
 
 def _check_ids(wanted: list[str] | None, known: list[str]) -> None:

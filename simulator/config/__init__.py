@@ -7,7 +7,7 @@ from simulator.config.cluster import ClusterSpec, load_cluster
 from simulator.config.files import parse_changes
 from simulator.config.legality import warnings
 from simulator.config.presets import presets
-from simulator.config.workload import Model, Parallelism, Training, Workload, load_workload
+from simulator.config.workload import Model, Parallelism, Training, Workload, altered, load_workload
 
 __all__ = [
     "ClusterSpec",
@@ -15,6 +15,7 @@ __all__ = [
     "Parallelism",
     "Training",
     "Workload",
+    "altered",
     "load_cluster",
     "load_workload",
     "parse_changes",

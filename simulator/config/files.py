@@ -318,11 +318,6 @@ def _meaning(owner: type[BaseModel], name: str) -> str | None:
     return field.description.split("\n\n")[0].replace("\n", " ") if field and field.description else None
 
 
-def _section_keys(owner: type[BaseModel], name: str) -> str | None:
-    sections = _sections(owner.model_fields[name].annotation) if name in owner.model_fields else {}
-    return ", ".join(field for section in sections.values() for field in section.model_fields) or None
-
-
 def with_changes(data: Mapping[str, Any], changes: Mapping[str, Any], shorthands: Mapping[str, str]) -> dict[str, Any]:
     """``data`` with the value of each dotted path in ``changes`` put in, sections made where they are missing.
 

@@ -9,12 +9,13 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import BaseModel, Field, model_validator
 
 from simulator.config import catalog
+from simulator.config.cited import Cited, Figure, Fraction, NotNegative, Positive, Share
 from simulator.config.files import AsTuple, Section, Whole, read_yaml, validated
 from simulator.config.transport import Transport
 from simulator.errors import InputError
 
-Kind = Literal["measured", "published", "datasheet", "assumed"]
-Dtype = Literal["bf16", "fp16", "fp32", "fp8"]
+#: Types that matrix products are known in; a superset of those that a workload can ask for.
+MatrixDtype = Literal["bf16", "fp16", "fp32", "fp8"]
 Role = Literal["fwd", "dgrad", "wgrad"]
 MemoryClass = Literal[
     "norm",
@@ -33,33 +34,7 @@ MemoryClass = Literal[
 Implementation = Literal["eager", "fused", "compiled"]
 Purpose = Literal["tp", "pp", "dp"]
 
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(gt=0, le=1)]
 Range = Annotated[tuple[Whole, Whole], AsTuple]
-
-
-class Cited(Section):
-    """Something with an origin."""
-
-    kind: Kind
-    """measured (by us) | published | datasheet | assumed"""
-    source: str
-    """a key of the profile's sources"""
-    note: str = ""
-    """what was made of the source"""
-
-
-class Figure(Cited):
-    """One number."""
-
-    value: Positive
-
-
-class Share(Cited):
-    """One number up to 1."""
-
-    value: Fraction
 
 
 class GpuSpec(Section):
@@ -67,14 +42,12 @@ class GpuSpec(Section):
 
     sms: Annotated[Whole, Field(gt=0)]
     """streaming multiprocessors"""
-    peak_flops_per_s: dict[Dtype, Figure]
+    peak_flops_per_s: dict[MatrixDtype, Figure]
     """dense matrix FLOP/s by type; fp32 is TF32"""
     memory_bandwidth_Bps: Figure
     """bytes/s of the device memory"""
     memory_bytes: Figure
     """what the device reports, not the GB on its label"""
-    l2_bytes: Figure
-    """last-level cache"""
 
 
 class MatmulModel(Cited):
@@ -100,11 +73,11 @@ class MatmulModel(Cited):
     """summing slices of k"""
     min_k_per_split: Positive
     """shortest slice of k"""
-    fitted_dtype: Dtype
+    fitted_dtype: MatrixDtype
     """type of the products that the constants were fitted on"""
     fitted_range: dict[Literal["m", "n", "k"], Range]
     """their smallest and largest sizes"""
-    sustained_flops_per_s: dict[Dtype, Figure]
+    sustained_flops_per_s: dict[MatrixDtype, Figure]
     """what the power limit allows a GPU that is busy with real data for long"""
     power_exponent: Annotated[float, Field(ge=1)]
     """p of (burst^p + limited^p)^(1/p): how gradually the clock gives way near that limit"""
@@ -216,7 +189,7 @@ class Profile(Section):
         """All citations in one line."""
         return "; ".join(self.sources.values())
 
-    def cited(self) -> Iterator[tuple[str, Cited | Transport]]:
+    def cited(self) -> Iterator[tuple[str, Cited]]:
         """Every part with an origin, with its dotted key, in the order of the file."""
         yield from _cited("", self)
 
@@ -254,8 +227,8 @@ def _need_all(key: str, given: Iterable[str], needed: Iterable[str]) -> None:
         raise InputError(f"lacks {', '.join(missing)}", key=key, found=", ".join(present))
 
 
-def _cited(key: str, node: object) -> Iterator[tuple[str, Cited | Transport]]:
-    if isinstance(node, Cited | Transport):
+def _cited(key: str, node: object) -> Iterator[tuple[str, Cited]]:
+    if isinstance(node, Cited):
         yield key, node
     if isinstance(node, BaseModel):
         for name in type(node).model_fields:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
+from simulator.config.cited import Cited, Fraction, NotNegative, Positive
 from simulator.config.files import Section
 from simulator.errors import InputError
 
 TransportKind = Literal["nvlink", "pcie", "infiniband", "roce", "tcp"]
 ProtocolName = Literal["ll", "ll128", "simple"]
-
-NotNegative = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 class Protocol(Section):
@@ -30,24 +28,18 @@ class Protocol(Section):
     """h of the filling of the pipeline: a part of x bytes takes 1 + sqrt(h / x) times its time at full bandwidth"""
 
 
-class Transport(Section):
+class Transport(Cited):
     """Constants of the timing model of `simulator.network.collectives`."""
 
     efficiency: Fraction
     """share of the line rate that very large transfers reach"""
-    copy_Bps: Annotated[float, Field(gt=0)]
+    copy_Bps: Positive
     """bytes/s at which a rank handles its own part of the message, which crosses no link"""
     p2p_latency_s: NotNegative
     """what sends and receives, all-to-all included, take longer to start than a ring"""
     peer_latency_s: NotNegative
     """per peer of an all-to-all"""
     protocols: dict[ProtocolName, Protocol]
-    kind: Literal["measured", "published", "datasheet", "assumed"]
-    """measured (by us) | published | datasheet | assumed"""
-    source: str
-    """a key of the profile's sources"""
-    note: str = ""
-    """what was made of the source"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -347,7 +347,7 @@ def altered(workload: Workload, changes: Mapping[str, Any]) -> Workload:
     """A copy of a loaded workload with dotted keys changed; defaults that follow from other keys follow again, the
     layers per stage too where their number changes. Raises `InputError` where the copy is not legal."""
     data = {name: getattr(workload, name) for name in type(workload).model_fields}
-    for name in ("model", "training", "parallelism", "simulation"):
+    for name in ("model", "training", "parallelism", "cluster", "simulation"):
         data[name] = data[name].model_dump(exclude_unset=True)
     data = with_changes(data, changes, SHORTHANDS)
     stages = len(workload.parallelism.layers_per_stage)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from simulator.config.profile import GpuSpec, MemoryModel, Share
+from simulator.config.cited import Share
+from simulator.config.profile import GpuSpec, MemoryModel
 from simulator.costs.origin import Origin
 from simulator.program import Memory
 

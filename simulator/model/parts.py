@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.model.nodes import (
     Node,
@@ -89,6 +89,33 @@ class Part:
         """Extra bytes held only while this part's input gradient, with its recomputation, runs."""
         kept = {tensor.name for tensor in self.held_for_weights}
         return sum(tensor.nbytes for tensor in self.recomputed if tensor.name not in kept) + self.grad_bytes
+
+
+class PassBytes(NamedTuple):
+    """Bytes of one pass: held from its start, given back at its end, and held only while it runs."""
+
+    alloc: float
+    free: float
+    workspace: float
+
+
+def pass_bytes(parts: Sequence[Part], kind: str) -> PassBytes:
+    """What a pass (F, B, I or W) of one micro-batch through a stage holds and gives back.
+
+    A forward takes what is saved, and a whole backward gives it back. A split one goes from that to what the weight
+    gradient needs (less, or more where it was recomputed), which the weight gradient gives back.
+    """
+    saved, held = sum(part.saved_bytes for part in parts), sum(part.held_bytes for part in parts)
+    match kind:
+        case "F":
+            return PassBytes(saved, 0.0, 0.0)
+        case "B":
+            return PassBytes(0.0, saved, max(part.workspace_bytes for part in parts))
+        case "I":
+            workspace = max(part.input_workspace_bytes for part in parts)
+            return PassBytes(max(held - saved, 0.0), max(saved - held, 0.0), workspace)
+        case _:
+            return PassBytes(0.0, held, max(part.weight_grad_bytes for part in parts))
 
 
 def _part(

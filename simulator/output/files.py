@@ -12,6 +12,8 @@ from typing import BinaryIO, cast
 
 from simulator.errors import InputError
 
+#: Endings of the pictures that can be drawn, known here so that another is refused before matplotlib is imported.
+PICTURES = (".png", ".svg", ".pdf")
 #: Traces are long and repetitive: level 1 is four times as fast as the default and a fifth larger.
 _GZIP_LEVEL = 1
 

@@ -15,7 +15,7 @@ import numpy as np
 from simulator.analysis.activity import compute_lane_spans
 from simulator.analysis.ranks import one_rank_per_stage, pipeline_ranks
 from simulator.errors import InputError
-from simulator.output.files import writing
+from simulator.output.files import PICTURES, writing
 from simulator.timeline import CATEGORIES, Floats, Ints, Timeline
 from simulator.units import format_time, ms, us
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMATS = (".png", ".svg", ".pdf")
 #: Okabe and Ito's colours (jfly.uni-koeln.de/color), blue darkened: told apart with any kind of colour vision.
 _PHASE_COLOUR = {"F": "#56B4E9", "B": "#009E73", "I": "#009E73", "W": "#F0E442", "O": "#4D4D4D"}
 _SHARE_COLOUR = {
@@ -142,9 +141,9 @@ def save_gantt(figure: Figure, path: str | Path) -> None:
 def check_format(path: str | Path) -> None:
     """Raise `InputError` where a picture cannot be written in the format that the name of ``path`` asks for."""
     suffix = Path(path).suffix.lower()
-    if suffix not in FORMATS:
+    if suffix not in PICTURES:
         fix = str(Path(path).with_suffix(".png").name)
-        raise InputError("unknown picture format", file=path, found=suffix, allowed=", ".join(FORMATS), fix=fix)
+        raise InputError("unknown picture format", file=path, found=suffix, allowed=", ".join(PICTURES), fix=fix)
 
 
 @dataclass(frozen=True)

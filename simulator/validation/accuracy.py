@@ -1,7 +1,5 @@
-"""How far predictions like this one have been from measurement: the recorded errors of the nearest suite.
-
-``python -m simulator.validation.accuracy`` simulates every row of every suite and records the errors anew.
-"""
+"""How far predictions like this one have been from measurement: the errors of the nearest suite, as last recorded by
+`simulator.validation.record`."""
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ from functools import lru_cache
 from typing import Any
 
 from simulator.config import Workload, load_workload
-from simulator.validation.evaluate import evaluate
 from simulator.validation.rows import read_rows, workload_of
 from simulator.validation.suites import DATA, SUITES
 
@@ -64,7 +61,7 @@ def recorded() -> dict[str, dict[str, float]]:
 @lru_cache
 def _workloads(suite: str) -> tuple[Workload, ...]:
     chosen = SUITES[suite]
-    return tuple(load_workload(workload_of(row, chosen.settings)) for row in read_rows(chosen.table))
+    return tuple(load_workload(workload_of(row, chosen.settings_of(row))) for row in read_rows(chosen.table))
 
 
 def _unseen(workload: Workload, suite: str) -> list[str]:
@@ -90,24 +87,3 @@ def _distance(workload: Workload, suite: str) -> float:
     return min(
         sum(abs(math.log(size(workload) / size(other))) for size in _SIZES.values()) for other in _workloads(suite)
     )
-
-
-def record() -> None:
-    """Simulate every row of every suite and write the errors to `RECORD`."""
-    from simulator.api import run
-
-    errors = {
-        name: {
-            outcome.id: round(outcome.error, 6)
-            for outcome in evaluate(
-                read_rows(suite.table), suite.settings, lambda workload: run(workload).timeline.step_time_s
-            )
-            if outcome.error is not None
-        }
-        for name, suite in SUITES.items()
-    }
-    RECORD.write_text(json.dumps(errors, indent=2) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    record()

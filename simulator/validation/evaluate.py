@@ -51,15 +51,16 @@ class Outcome:
 
 
 def evaluate(
-    rows: Sequence[Row], settings: Mapping[str, Any], predict: Callable[[dict[str, Any]], float]
+    rows: Sequence[Row], settings_of: Callable[[Row], Mapping[str, Any]], predict: Callable[[dict[str, Any]], float]
 ) -> list[Outcome]:
-    """Simulate every row; ``predict`` turns a workload mapping into seconds of a step."""
+    """Simulate every row. ``settings_of``: dotted workload keys for what the row leaves open (see `Suite`);
+    ``predict`` turns a workload mapping into seconds of a step."""
     outcomes = []
     for row in rows:
         measured = None
         try:
             measured = measured_step_s(row)
-            outcome = Outcome(row["id"], "step_time", "s", measured, predict(workload_of(row, settings)))
+            outcome = Outcome(row["id"], "step_time", "s", measured, predict(workload_of(row, settings_of(row))))
         except (UnsupportedError, InputError) as reason:
             outcome = Outcome(row["id"], "step_time", "s", measured, None, skipped=" ".join(str(reason).split()))
         outcomes.append(outcome)

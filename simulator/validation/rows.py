@@ -129,8 +129,6 @@ def workload_of(row: Row, settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in settings.items():
         section, _, name = key.partition(".")
         workload[section].setdefault(name, value)
-    if workload["parallelism"].get("sequence_parallel"):
-        workload["parallelism"].pop("scatter_gather_p2p", None)  # sequence parallelism sends 1/tp anyway
     return workload
 
 

@@ -20,13 +20,23 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Suite:
-    """A table of measured steps. ``settings``: dotted workload keys for what its columns leave open."""
+    """A table of measured steps. ``settings``: dotted workload keys for what its columns leave open; ``special``: more
+    of them for the rows whose columns say what is given, as (columns, settings)."""
 
     name: str
     about: str
     table: Path
     settings: Mapping[str, Any]
     bounds: Bounds
+    special: tuple[tuple[Mapping[str, str], Mapping[str, Any]], ...] = ()
+
+    def settings_of(self, row: Mapping[str, str]) -> dict[str, Any]:
+        """The settings that go with a row of the table."""
+        chosen = dict(self.settings)
+        for columns, settings in self.special:
+            if all(row.get(column) == text for column, text in columns.items()):
+                chosen |= settings
+        return chosen
 
 
 #: Megatron-LM of 2021 and 2022: fused softmax, bias-GELU and bias-dropout-add kernels, dropout as in GPT-3's training,
@@ -59,8 +69,10 @@ SUITES: dict[str, Suite] = {
             name="megatron-2022",
             about="Korthikanti et al. 2022, arXiv 2205.05198, table 5: 22B to 1T on A100s, full or selective recompute",
             table=DATA / "megatron-2022.csv",
-            settings=_MEGATRON | {"parallelism.scatter_gather_p2p": True},
+            settings=_MEGATRON,
             bounds=Bounds(mean=0.06),
+            # With sequence parallelism a rank has 1/tp of the activation anyway.
+            special=(({"seq_parallel": "n"}, {"parallelism.scatter_gather_p2p": True}),),
         ),
     )
 }
