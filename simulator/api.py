@@ -17,13 +17,14 @@ from simulator.build import build_program, schedule_program
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.ideal import ideal_cluster
 from simulator.config import Workload, load_workload, warnings
+from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.profile import Profile, load_profile
 from simulator.costs import Costs
 from simulator.costs.provenance import priced_by
 from simulator.engine import simulate
 from simulator.errors import InputError
 from simulator.program import Program
-from simulator.schedules import SCHEDULES
+from simulator.schedules import SCHEDULES, Schedule, to_csv
 from simulator.timeline import Timeline
 from simulator.units import format_time
 from simulator.validation.accuracy import accuracy
@@ -141,6 +142,7 @@ class ScheduleResult:
     order: list[list[str]]
     spans: Timeline
     bubble_ratio_claimed: float | None
+    plan: Schedule
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -165,6 +167,11 @@ class ScheduleResult:
             "peak_activations": [held[rank] for rank in self.spans.ranks],
         }
 
+    def to_csv(self) -> str:
+        """The order in the text form of ``torch.distributed.pipelining``: a row per rank, an action per cell."""
+        rows = self.plan.rows or self.plan.order(self.stages, self.microbatches, self.chunks)
+        return to_csv(rows, joined=self.plan.joined)
+
     def gantt(self, ax: Axes | None = None) -> Figure:
         """A picture of the schedule; into ``ax`` where given."""
         from simulator.output.gantt import gantt
@@ -174,8 +181,8 @@ class ScheduleResult:
 
 def schedule(
     name: str,
-    stages: int,
-    microbatches: int,
+    stages: int | None = None,
+    microbatches: int | None = None,
     chunks: int | None = None,
     *,
     forward: float = 1.0,
@@ -183,14 +190,22 @@ def schedule(
     weight: float | None = None,
     comm: float = 0.0,
 ) -> ScheduleResult:
-    """Play pipeline schedule ``name`` on ``stages`` ranks without a model.
+    """Play pipeline schedule ``name``, or that of a CSV file, on ``stages`` ranks without a model.
 
     ``forward`` and ``backward`` (whole) are the costs of a chunk, ``comm`` of a transfer, in any one unit of time;
     schedules that split the backward pass take ``weight`` (the weight gradient, half of it where not given) out of it.
-    ``chunks`` per rank: 1, or 2 where there are several, unless given. Raises `InputError`.
+    ``chunks`` per rank: 1, or 2 where there are several, unless given. A file has sizes of its own.
+    Raises `InputError`, and `DeadlockError` on a file whose order cannot be run.
     """
-    if name not in SCHEDULES:
-        raise InputError("unknown schedule", key="schedule", found=name, allowed=", ".join(SCHEDULES))
+    if name not in SCHEDULES and not is_file(name):
+        allowed = f"{', '.join(SCHEDULES)}, or the path of a .csv file"
+        raise InputError("unknown schedule", key="schedule", found=name, allowed=allowed)
+    chosen = find_schedule(name, key="schedule")
+    if chosen.size is not None:
+        stages, microbatches = stages or chosen.size[0], microbatches or chosen.size[1]
+    if stages is None or microbatches is None:
+        missing = "stages" if stages is None else "microbatches"
+        raise InputError("is missing", key=missing, allowed="1 and more; only a file has sizes of its own")
     for key, value, least in (("stages", stages, 1), ("microbatches", microbatches, 1)):
         if value < least:
             raise InputError("too small", key=key, found=value, allowed=f"{least} and more")
@@ -205,7 +220,6 @@ def schedule(
             found=weight,
             allowed=f"0 to {backward:g} (B), I = B - W",
         )
-    chosen = SCHEDULES[name]
     v = chunks if chunks is not None else (chosen.chunks or 2)
     if problem := chosen.check(stages, microbatches, v):
         raise InputError(problem, key=f"schedule {name}")
@@ -216,4 +230,4 @@ def schedule(
     )
     order = [[str(action) for slot in slots for action in slot] for slots in chosen.order(stages, microbatches, v)]
     claimed = None if comm else chosen.bubble(stages, microbatches, v, forward, backward - weight, weight)
-    return ScheduleResult(name, stages, microbatches, v, order, timeline, claimed)
+    return ScheduleResult(name, stages, microbatches, v, order, timeline, claimed, chosen)

@@ -6,12 +6,12 @@ A schedule says only what each rank computes. `transfers` derives from the one r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from simulator.program import Batch, Comm, Step
 from simulator.program.ops import COMPUTE_LANE
-from simulator.schedules import Action, Order, Schedule, Slot, requires
+from simulator.schedules import Action, Cell, Order, Post, Schedule, Slot, requires
 
 #: lane -> steps of one pipeline rank
 Lanes = dict[str, list[Step]]
@@ -103,6 +103,8 @@ def lower(
     hops = transfers(order, schedule, n_stages)
     hops = _joined(order, hops) if schedule.joined else hops
     step_of = _after_late(order, n_stages, step_of)
+    if schedule.rows is not None:
+        return _as_written(schedule.rows, hops, nbytes, step_of, overlap=overlap)
     if overlap:
         return _overlapped(order, hops, nbytes, step_of)
     batching = schedule.batching(len(order), len({action.microbatch for action in flat(order[0])}))
@@ -149,6 +151,37 @@ def _overlapped(order: Order, hops: list[Hop], nbytes: float, step_of: Callable[
             step = Step(hop.label(op), comm, after, microbatch=hop.source.microbatch, stage=hop.source.stage)
             lanes[rank].setdefault(comm.lane, []).append(step)
     return lanes
+
+
+def _as_written(
+    rows: Sequence[Sequence[Cell]], hops: list[Hop], nbytes: float, step_of: Callable[[Action], Step], *, overlap: bool
+) -> list[Lanes]:
+    """Sends and receives where the schedule's author has put them, each after the computation written before it, as on
+    a stream of their own; with ``overlap`` a stream per neighbour, as torch runs ``isend`` and ``irecv``."""
+    several = _several_peers(hops)
+    ends = {hop.label(op): (hop, op) for hop in hops for op in ("send", "recv")}
+    needs: dict[Action, list[str]] = {}
+    for hop in hops:
+        needs.setdefault(hop.awaited_by, []).append(hop.label("recv"))
+    written: list[Lanes] = []
+    for rank, row in enumerate(rows):
+        lanes: Lanes = {COMPUTE_LANE: []}
+        for cell in row:
+            if isinstance(cell, Post):
+                hop, op = ends[str(cell)]
+                after = tuple(step.label for step in lanes[COMPUTE_LANE][-1:])
+                if overlap:
+                    comm = hop.comm(op, nbytes, name_peer=(rank, op, _DIRECTION[hop.source.kind]) in several)
+                    step = Step(hop.label(op), comm, after, microbatch=hop.source.microbatch, stage=hop.source.stage)
+                    lanes.setdefault(f"pp_{hop.peer(op)}", []).append(step)
+                else:
+                    lanes.setdefault("pp", []).append(_post([(hop, op)], nbytes, after))
+                continue
+            for action in cell:
+                waits = dict.fromkeys([step.label for step in lanes.get("pp", ())[-1:]] + needs.get(action, []))
+                lanes[COMPUTE_LANE].append(_wait(step_of(action), list(waits)))
+        written.append(lanes)
+    return written
 
 
 def _several_peers(hops: list[Hop]) -> set[tuple[int, str, str]]:

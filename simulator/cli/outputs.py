@@ -23,7 +23,7 @@ def check_outputs(outputs: Mapping[str, Path | None], suffixes: Mapping[str, Seq
             continue
         allowed = (suffixes or {}).get(option)
         if allowed and not path.name.lower().endswith(tuple(allowed)):
-            raise InputError("no picture of this kind", file=option, found=str(path), allowed=", ".join(allowed))
+            raise InputError("no file of this kind", file=option, found=str(path), allowed=", ".join(allowed))
         folder, target = path.parent, path.resolve()
         if path.is_dir():
             raise InputError("is a directory, not a file", file=option, found=str(path))

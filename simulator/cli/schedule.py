@@ -20,9 +20,11 @@ _SHOWN_ACTIONS = 40
 
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="See: llmsim list schedules.")],
-    stages: Annotated[int, typer.Option(metavar="P", help="Pipeline ranks.")],
-    microbatches: Annotated[int, typer.Option(metavar="M", help="Micro-batches per step.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="See: llmsim list schedules. Or the path of a CSV file.")],
+    stages: Annotated[int | None, typer.Option(metavar="P", help="Pipeline ranks. [a file's own]")] = None,
+    microbatches: Annotated[
+        int | None, typer.Option(metavar="M", help="Micro-batches per step. [a file's own]")
+    ] = None,
     chunks: Annotated[int | None, typer.Option(metavar="V", help="Model chunks per rank. [1; 2 if several]")] = None,
     cost: Annotated[
         str,
@@ -38,6 +40,10 @@ def command(
     gantt: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw it as a Gantt chart (.png, .svg or .pdf).")
     ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write its order as torch.distributed.pipelining does; to be read by NAME."),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Play a pipeline schedule: the order of its actions, its bubble and how many activations it holds.
@@ -47,10 +53,12 @@ def command(
       llmsim schedule 1f1b --stages 4 --microbatches 8 --gantt 1f1b.png
       llmsim schedule interleaved --stages 4 --microbatches 8 --chunks 2 --cost F=1,B=2,comm=0.1
       llmsim schedule gpipe --stages 4 --microbatches 8 --compare 1f1b --compare zb_h1
+      llmsim schedule zb_v --stages 4 --microbatches 8 --csv mine.csv
+      llmsim schedule mine.csv
     """
     import simulator
 
-    check_outputs({"--json": json, "--gantt": gantt}, {"--gantt": PICTURES})
+    check_outputs({"--json": json, "--gantt": gantt, "--csv": csv}, {"--gantt": PICTURES, "--csv": (".csv",)})
     costs = _costs(cost)
     results = [
         simulator.schedule(which, stages, microbatches, _chunks(which, name, chunks), **costs)
@@ -59,6 +67,8 @@ def command(
     reports = [result.to_dict() for result in results]
     content = reports[0] if len(reports) == 1 else {"schedules": reports}
     write_json(json, envelope("schedule", cost=costs, **content))
+    if csv is not None:
+        csv.write_text(results[0].to_csv(), encoding="utf-8")
     if gantt is not None:
         from simulator.output.gantt import compare_gantt, save_gantt
 

@@ -12,13 +12,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, ModelWrapValidatorHandler, model_validator
+from pydantic import (
+    Field,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    WithJsonSchema,
+    WrapValidator,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from simulator.config import catalog, legality
 from simulator.config.cluster import ClusterSpec, Count, cluster_data
 from simulator.config.files import AsTuple, Integral, Section, raise_all, read_yaml, validated, with_changes
+from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model, presets
 from simulator.errors import InputError
 from simulator.schedules import SCHEDULES
@@ -32,7 +40,12 @@ SHORTHANDS = {"cluster": "name", "training.recompute": "granularity"}
 if TYPE_CHECKING:
     Schedule = str
 else:
-    Schedule = Literal[tuple(SCHEDULES)]  # what is registered, so that a new schedule needs no line here
+    # What is registered, so that a new schedule needs no line here; or the path of a file, read when it is loaded.
+    Schedule = Annotated[
+        Literal[tuple(SCHEDULES)],
+        WrapValidator(lambda text, known: text if isinstance(text, str) and is_file(text) else known(text)),
+        WithJsonSchema({"anyOf": [{"enum": list(SCHEDULES)}, {"pattern": r"\.csv$"}], "type": "string"}),
+    ]
 
 
 class Model(Section):
@@ -179,7 +192,7 @@ class Parallelism(Section):
     vocab_parallel: bool = True
     """embedding, projection and loss split over tp; false: each tp rank does all of it [true]"""
     schedule: Schedule = "1f1b"
-    """[1f1b]"""
+    """a name, or the path of a schedule as CSV in the text form of torch.distributed.pipelining [1f1b]"""
     vpp: Count = Field(default_factory=lambda known: _chunks(known))
     """model chunks per pipeline rank [1; 2 for schedules with a V of stages]"""
     layers_per_stage: Annotated[tuple[Annotated[int, Field(ge=1), Integral], ...], AsTuple] = ()
@@ -200,7 +213,7 @@ class Parallelism(Section):
     @property
     def plan(self) -> Plan:
         """The pipeline schedule."""
-        return SCHEDULES[self.schedule]
+        return find_schedule(self.schedule)
 
     @property
     def n_stages(self) -> int:
@@ -225,8 +238,8 @@ class Parallelism(Section):
 
 
 def _chunks(known: dict[str, Any]) -> int:
-    chosen = SCHEDULES.get(known.get("schedule", ""))
-    return (chosen.chunks or 1) if chosen else 1
+    """Chunks per rank where the schedule leaves no choice."""
+    return (find_schedule(known["schedule"]).chunks or 1) if "schedule" in known else 1
 
 
 class Simulation(Section):
@@ -335,6 +348,8 @@ def load_workload(source: str | Path | Mapping[str, Any] | Workload, set: Mappin
         data["model"] = expand_model(data["model"], base=base, origin=origin)
     if "cluster" in data:
         data["cluster"] = _cluster(data["cluster"], base, file, set)
+    if isinstance(data.get("parallelism"), Mapping):
+        data["parallelism"] = _with_schedule_file(data["parallelism"], base, origin("parallelism.schedule"))
     data.setdefault("name", file.stem if file else "workload")
     workload = validated(Workload, data, file, origin=origin)
     profile = catalog.find("profile", workload.calibration, base=base, file=origin("calibration")[0], key="calibration")
@@ -354,6 +369,18 @@ def altered(workload: Workload, changes: Mapping[str, Any]) -> Workload:
     if data["parallelism"].get("pp", 1) * data["parallelism"].get("vpp", 1) != stages:
         data["parallelism"].pop("layers_per_stage", None)
     return load_workload(data)
+
+
+def _with_schedule_file(section: Mapping[str, Any], base: Path | None, place: tuple[object, str]) -> Mapping[str, Any]:
+    """With the whole path of a schedule's file: beside the workload, or else in the current directory."""
+    reference = section.get("schedule")
+    if not isinstance(reference, str) or not is_file(reference):
+        return section
+    path = Path(reference).expanduser()
+    beside = base / path if base else path
+    found = str((beside if beside.exists() else path).absolute())
+    find_schedule(found, file=place[0], key=place[1])
+    return {**section, "schedule": found}
 
 
 def _cluster(reference: object, base: Path | None, file: object, changes: Mapping[str, Any]) -> ClusterSpec:

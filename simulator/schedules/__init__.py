@@ -12,7 +12,8 @@ from simulator.schedules import (
     zb_h1,
     zb_v,
 )
-from simulator.schedules.actions import Action, Need, Order, Schedule, Slot, requires
+from simulator.schedules.actions import Action, Cell, Need, Order, Post, Schedule, Slot, requires
+from simulator.schedules.csv_form import from_csv, to_csv
 
 SCHEDULES: dict[str, Schedule] = {
     module.SCHEDULE.name: module.SCHEDULE
@@ -30,4 +31,16 @@ SCHEDULES: dict[str, Schedule] = {
     )
 }
 
-__all__ = ["SCHEDULES", "Action", "Need", "Order", "Schedule", "Slot", "requires"]
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Cell",
+    "Need",
+    "Order",
+    "Post",
+    "Schedule",
+    "Slot",
+    "from_csv",
+    "requires",
+    "to_csv",
+]

@@ -34,10 +34,28 @@ class Action(NamedTuple):
         raise ValueError(f"not an action: {text!r}")
 
 
+class Post(NamedTuple):
+    """One end of a transfer where a schedule writes its communication: ``op`` SEND or RECV of what F or B gives.
+
+    >>> str(Post(2, "SEND", "F", 0))
+    '2SEND_F0'
+    """
+
+    stage: int
+    op: str
+    kind: str
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.op}_{self.kind}{self.microbatch}"
+
+
 #: Actions that a rank runs without communicating in between: mostly one, a forward and a backward in interleaved 1F1B.
 Slot = tuple[Action, ...]
 #: Per rank, the slots in order.
 Order = list[list[Slot]]
+#: What stands in a rank's row where communication is written too.
+Cell = Slot | Post
 #: Actions of which any one gives what is needed: a stage's gradient comes from a whole backward or an input gradient.
 Need = tuple[Action, ...]
 
@@ -90,6 +108,8 @@ class Schedule:
     ended.
     ``copies``: 2 where every stage is on two ranks, for micro-batches that go opposite ways; the second copy's stages
     are numbered from p * v on.
+    Of a schedule read from a file: ``size``, the only p, m, v that it is of, and ``rows``, its slots with the sends and
+    receives that its author has put between them, if any.
     """
 
     name: str
@@ -104,6 +124,8 @@ class Schedule:
     splits: bool = False
     joined: bool = False
     copies: int = 1
+    size: tuple[int, int, int] | None = None
+    rows: tuple[tuple[Cell, ...], ...] | None = None
 
 
 def one_chunk(p: int, m: int, v: int) -> str | None:
