@@ -95,6 +95,11 @@ def test_list_shows_what_is_shipped(kind: str, capsys: pytest.CaptureFixture[str
         (["check", "gpt175b_3d", "--set", "parallelism.pp=[1"], "--set parallelism.pp"),
         (["check", "gpt175b_3d", "--json", "/nowhere/x.json"], "mkdir -p /nowhere"),
         (["check", "gpt175b_3d", "--json", "/tmp"], "is a directory"),
+        (["check", "gpt175b_3d", "--set", "calibration=h100-sxm-80gb"], "--set: calibration: "),
+        (
+            ["collective", "--cluster", "dgx_a100", "--op", "all_reduce", "--calibration", "h100-sxm-80gb"],
+            "another GPU",
+        ),
         (["run", "gpt175b_3d", "--gantt", "x.bmp"], ".png, .svg, .pdf"),
         (["run", "gpt175b_3d", "--trace", "-"], "needs a file"),
         (["run", "gpt175b_3d", "--trace-ranks", "all"], "--trace FILE"),

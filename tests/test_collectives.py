@@ -31,6 +31,7 @@ from simulator.network.collectives import (
 )
 from simulator.network.plan import Plan
 from simulator.network.tree import other_parent, parent
+from simulator.program.ops import COLLECTIVES
 from simulator.units import GB, GiB, MiB, us
 
 IDEAL = Costs.ideal()
@@ -496,3 +497,8 @@ def test_bad_options_are_refused(arguments: list[str], told: str, capsys: pytest
     output = capsys.readouterr()
     assert told in output.err
     assert not output.out
+
+
+def test_programs_know_the_same_operations() -> None:
+    """A program may not import the network; its list of collectives is the registry's, less the transfer."""
+    assert set(COLLECTIVES) == set(OPERATIONS) - {"send_recv"}

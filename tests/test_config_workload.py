@@ -211,6 +211,7 @@ def test_shipped_files_and_short_forms_satisfy_the_exported_schema() -> None:
         ({"cluster": 8}, "cluster", "a name, a path or a mapping"),
         ({"cluster.node.nvlink.bandwidth_Bps": -1}, "cluster.node.nvlink.bandwidth_Bps", ">= 0"),
         ({"cluster.node.gpus.type": "gtx-970"}, "calibration", "no profile"),
+        ({"calibration": "h100-sxm-80gb"}, "calibration", "profiles of a100-sxm-80gb: a100-sxm-80gb"),
         ({"calibration": "a100-sxm-80"}, "calibration", "profile a100-sxm-80gb"),
         ({"parallelism.rank_order": "tp-pp"}, "parallelism.rank_order", "tp-cp-ep-dp-pp"),
         ({"parallelism.rank_order": "tp-dp-pp-tp"}, "parallelism.rank_order", "once each"),

@@ -54,7 +54,7 @@ def command(
 
     from simulator.cluster import build_cluster
     from simulator.config.cluster import load_cluster
-    from simulator.config.profile import load_profile
+    from simulator.config.profile import check_gpu, load_profile
     from simulator.costs import Costs
     from simulator.network.collectives import BARRIER_BYTES, algorithms, bus_factor, idle_seconds, plan
 
@@ -68,7 +68,9 @@ def command(
         raise InputError(
             "needs at least two ranks", file="--ranks", found=ranks, allowed=f"of 0 to {len(built.gpus) - 1}"
         )
-    profile = load_profile(calibration or built.spec.node.gpus.type)
+    gpu = built.spec.node.gpus.type
+    profile = load_profile(calibration or gpu, file="--calibration")
+    check_gpu(profile, gpu, file="--calibration", key="calibration")
     costs = Costs.from_profile(profile)
     rows: list[dict[str, Any]] = []
     for nbytes in messages:

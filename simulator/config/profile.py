@@ -220,6 +220,21 @@ def load_profile(
     return validated(Profile, read_yaml(path), path)
 
 
+def check_gpu(profile: Profile, gpu: str, *, file: object = None, key: str | None = None) -> None:
+    """Raise `InputError` where ``profile`` is not one of the cluster's ``gpu``; ``file`` and ``key`` chose it."""
+    if profile.gpu == gpu:
+        return
+    known = [name for name in catalog.names("profile") if load_profile(name).gpu == gpu]
+    raise InputError(
+        f"{profile.name} is a profile of another GPU",
+        file=file,
+        key=key,
+        found=profile.gpu,
+        allowed=f"profiles of {gpu}: {', '.join(known) or '(none is shipped)'}",
+        fix=f"calibration: {known[0]}" if known else None,
+    )
+
+
 def _need_all(key: str, given: Iterable[str], needed: Iterable[str]) -> None:
     present = list(given)
     missing = [name for name in needed if name not in present]

@@ -28,6 +28,7 @@ from simulator.config.cluster import ClusterSpec, Count, cluster_data
 from simulator.config.files import AsTuple, Integral, Section, raise_all, read_yaml, validated, with_changes
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model, presets
+from simulator.config.profile import check_gpu, load_profile
 from simulator.errors import InputError
 from simulator.schedules import SCHEDULES
 from simulator.schedules import Schedule as Plan
@@ -353,6 +354,9 @@ def load_workload(source: str | Path | Mapping[str, Any] | Workload, set: Mappin
     data.setdefault("name", file.stem if file else "workload")
     workload = validated(Workload, data, file, origin=origin)
     profile = catalog.find("profile", workload.calibration, base=base, file=origin("calibration")[0], key="calibration")
+    gpu = workload.cluster.node.gpus.type
+    if workload.calibration != gpu or workload.calibration not in catalog.names("profile"):  # else of that very GPU
+        check_gpu(load_profile(profile), gpu, file=origin("calibration")[0], key="calibration")
     if workload.calibration not in catalog.names("profile"):
         workload = workload.model_copy(update={"calibration": str(profile)})
     return workload

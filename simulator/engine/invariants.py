@@ -27,7 +27,7 @@ def check(program: Program, timeline: Timeline) -> None:
     _check_steps(program, timeline, slack)
     _check_rows(timeline, slack)
     _check_transfers(timeline, slack)
-    _check_links(timeline)
+    _check_links(timeline, slack)
 
 
 def _check_steps(program: Program, timeline: Timeline, slack: float) -> None:
@@ -91,14 +91,14 @@ def _check_transfers(timeline: Timeline, slack: float) -> None:
             raise InvariantError("the two ends of a transfer differ in time")
 
 
-def _check_links(timeline: Timeline) -> None:
+def _check_links(timeline: Timeline, slack: float) -> None:
     """No link carried more than it can while anything was in flight at all, and what was sent left its GPUs."""
     rows = timeline.rows()
     moving = rows["phase"] == "C"
     start, end = rows["start_s"][moving].astype(float), rows["end_s"][moving].astype(float)
     in_flight_s = _union(start, end)
     for link in timeline.links:
-        if link.nbytes > link.capacity_Bps * in_flight_s * (1 + TOLERANCE):
+        if link.nbytes > link.capacity_Bps * (in_flight_s + slack):
             raise InvariantError(f"link {link.name} carried more than its capacity allows")
     like = np.array([timeline.ranks_like[int(rank)] for rank in rows["rank"][moving]])
     sent = float((rows["nbytes"][moving].astype(float) * like).sum())
