@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,15 @@ def test_the_command_writes_what_it_reads(tmp_path: Path, capsys: pytest.Capture
     assert "(0F3;3B1)OVERLAP_F_B" in first.read_text()
     assert first.read_text() == second.read_text()
     assert "2 ranks, 4 micro-batches, 2 chunks per rank" in capsys.readouterr().out
+
+
+def test_costs_of_a_split_backward(tmp_path: Path) -> None:
+    """I = B - W; W is half of B where it is not given, and never more than B."""
+    out = tmp_path / "out.json"
+    command = ["schedule", "zb_h1", "--stages", "2", "--microbatches", "1", "--quiet", "--json", str(out), "--cost"]
+    # One micro-batch on two ranks: F F I I W on the longest way, 1 + 1 + 2.5 + 2.5 + 0.5.
+    assert main([*command, "F=1,B=3,W=0.5"]) == 0
+    assert json.loads(out.read_text())["makespan"] == pytest.approx(7.5)
+    assert main([*command, "B=3"]) == 0
+    assert json.loads(out.read_text())["cost"] == {"forward": 1, "backward": 3, "weight": 1.5, "comm": 0}
+    assert main([*command, "F=1,B=1,W=2"]) == 2

@@ -96,6 +96,8 @@ def _costs(text: str) -> dict[str, float]:
             costs[_COSTS[key]] = float(value)
         except ValueError:
             raise InputError("is not a number", file="--cost", key=key, found=value) from None
+    costs = {"forward": 1.0, "backward": 2.0, "comm": 0.0} | costs
+    costs.setdefault("weight", costs["backward"] / 2)
     return costs
 
 
