@@ -151,8 +151,8 @@ class ScheduleResult:
 
     def to_dict(self) -> dict[str, Any]:
         """order (text actions per rank), makespan, bubble_ratio, bubble_fraction, peak_activations (micro-batch chunks
-        per rank); times in the unit of the costs. bubble_ratio_claimed: by the schedule's authors with free
-        communication, null where they claim nothing for this size and these costs."""
+        per rank); times in the unit of the costs. bubble_ratio_claimed: the closed form of the schedule's file
+        with free communication (its authors', or one that follows from its pattern), null where it has none."""
         idle, held = bubble(activity(self.spans), [self.spans.ranks]), peak_activations(self.spans)
         return {
             "name": self.name,
