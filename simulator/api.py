@@ -35,6 +35,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
+#: Rows of a trace that a viewer can still open.
+MAX_TRACE_ROWS = 5_000_000
+#: Passes of a bare schedule that play in about a minute.
+MAX_PASSES = 500_000
+#: Costs of a bare schedule, in any unit: sums of them stay finite.
+MAX_COST = 1e12
+
 
 @dataclass(frozen=True)
 class Result:
@@ -80,10 +87,23 @@ class Result:
         return gantt(self.spans, ax, title=title)
 
     def save_trace(self, path: str | Path, ranks: Sequence[int] | None = None) -> None:
-        """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz; ``ranks``: one per stage by default."""
+        """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz.
+
+        ``ranks``: any of the job's, played or stood for by others; one per pipeline stage by default. Raises
+        `InputError` where the trace would be too large to open.
+        """
         from simulator.output.trace import write_trace
 
-        write_trace(self.spans, path, ranks=ranks, name=self.workload.name)
+        spans = self.spans if ranks is None else self.spans.of_ranks(ranks)
+        if spans.n_rows > MAX_TRACE_ROWS and ranks is not None:
+            raise InputError(
+                f"{len(ranks)} ranks have {spans.n_rows:,} kernels and transfers",
+                file=path,
+                key="--trace-ranks",
+                allowed=f"at most {MAX_TRACE_ROWS:,}, about a gigabyte",
+                fix="fewer ranks",
+            )
+        write_trace(spans, path, ranks=ranks, name=self.workload.name)
 
 
 def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str, Any] | None = None) -> Result:
@@ -210,8 +230,9 @@ def schedule(
         if value < least:
             raise InputError("too small", key=key, found=value, allowed=f"{least} and more")
     for key, cost in (("F", forward), ("B", backward), ("comm", comm)):
-        if not 0 <= cost < float("inf") or (cost == 0 and key != "comm"):
-            raise InputError("not a cost", key=key, found=cost, allowed="above 0" if key != "comm" else "0 and more")
+        if not 0 <= cost <= MAX_COST or (cost == 0 and key != "comm"):
+            least_cost = "0" if key == "comm" else "above 0"
+            raise InputError("not a cost", key=key, found=cost, allowed=f"{least_cost}, up to {MAX_COST:g}")
     weight = backward / 2 if weight is None else weight
     if not 0 <= weight <= backward:
         raise InputError(
@@ -223,6 +244,12 @@ def schedule(
     v = chunks if chunks is not None else (chosen.chunks or 2)
     if problem := chosen.check(stages, microbatches, v):
         raise InputError(problem, key=f"schedule {name}")
+    if stages * microbatches * v > MAX_PASSES:
+        raise InputError(
+            f"{stages:,} ranks x {microbatches:,} micro-batches x {v:,} chunks are too many to play",
+            key=f"schedule {name}",
+            allowed=f"a product of at most {MAX_PASSES:,}",
+        )
     timeline = simulate(
         schedule_program(chosen, stages, microbatches, v, forward, backward, weight),
         ideal_cluster(stages, comm),

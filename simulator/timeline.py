@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -123,6 +123,33 @@ class Timeline:
         """Rows of the full timeline: one per kernel and communication of every simulated rank."""
         lengths = np.array([len(template) for template in self.templates], dtype=np.int64)
         return int(lengths[self.template].sum()) if len(self.template) else 0
+
+    def of_ranks(self, ranks: Sequence[int]) -> Timeline:
+        """The spans of these real ranks, each as the simulated rank played it that stands for it.
+
+        Raises ValueError for a rank that the job does not have.
+        """
+        wanted = sorted(dict.fromkeys(ranks))
+        if wanted and not 0 <= wanted[0] <= wanted[-1] < self.n_ranks:
+            raise ValueError(f"ranks are 0 to {self.n_ranks - 1}")
+        own = {rank: np.flatnonzero(self.rank == rank) for rank in {self.simulated_as[rank] for rank in wanted}}
+        parts = [own[self.simulated_as[rank]] for rank in wanted]
+        span = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        columns = {
+            name: getattr(self, name)[span]
+            for name in (
+                *("lane", "step", "template", "microbatch", "stage", "chunk", "phase", "posted_s", "start_s", "end_s"),
+                *("alloc_bytes", "free_bytes", "workspace_bytes"),
+            )
+        }
+        return replace(
+            self,
+            **columns,
+            ranks_like=dict.fromkeys(wanted, 1),
+            rank=np.repeat(np.array(wanted, dtype=np.int64), [len(part) for part in parts]),
+            labels=tuple(self.labels[index] for index in span),
+            stretched={new: self.stretched[old] for new, old in enumerate(span.tolist()) if old in self.stretched},
+        )
 
     @cached_property
     def _flat(self) -> tuple[Ints, dict[str, NDArray[np.generic]]]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
 import simulator
 from simulator import api
 from simulator.analysis.metrics import peak_activations
+from simulator.errors import InputError
+from simulator.output.trace import validate_trace
 from simulator.timeline import Timeline
 from tests.jobs import job
 
@@ -30,3 +36,36 @@ def test_peaks_of_a_schedule_are_worked_out_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(api, "peak_activations", counted)
     assert simulator.schedule("1f1b", 8, 16).to_dict()["peak_activations"] == [8, 7, 6, 5, 4, 3, 2, 1]
     assert len(calls) == 1
+
+
+def test_a_trace_of_ranks_that_others_stand_for(tmp_path: Path) -> None:
+    """Eight ranks of which some are folded away: asked for all, the trace has eight processes, each with the rows of
+    the rank that was played for it."""
+    result = simulator.run(job(parallelism__tp=2, parallelism__dp=2, parallelism__pp=2))
+    assert len(result.spans.ranks) < 8
+    path = tmp_path / "all.json"
+    result.save_trace(path, ranks=range(8))
+    assert validate_trace(path) == []
+    events = json.loads(path.read_bytes())["traceEvents"]
+    counts = Counter(event["pid"] for event in events if event["ph"] == "X")
+    assert sorted(counts) == list(range(8))
+    like = result.spans.simulated_as
+    assert all(counts[rank] == counts[like[rank]] for rank in range(8))
+
+
+def test_a_trace_that_nobody_could_open_is_refused(tmp_path: Path) -> None:
+    result = simulator.run("gpt175b_3d")
+    with pytest.raises(InputError, match="kernels and transfers"):
+        result.save_trace(tmp_path / "all.json", ranks=range(1536))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [{"stages": 10**6, "microbatches": 10**6}, {"stages": 1, "microbatches": 10**6}])
+def test_a_schedule_too_large_to_play_is_refused(size: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="too many to play"):
+        simulator.schedule("1f1b", **size)
+
+
+def test_a_cost_whose_sums_overflow_is_refused() -> None:
+    with pytest.raises(InputError, match="not a cost"):
+        simulator.schedule("1f1b", 2, 2, forward=1e308)

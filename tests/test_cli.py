@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
+import simulator
 from simulator.cli.app import COMMANDS, main
 from simulator.cli.options import parse_ranks
 from simulator.cli.outputs import check_outputs, write_json
+from simulator.cli.terminal import console, table
 from simulator.errors import InputError
 from simulator.output.files import writing
 
@@ -100,7 +103,18 @@ def test_list_shows_what_is_shipped(kind: str, capsys: pytest.CaptureFixture[str
             ["collective", "--cluster", "dgx_a100", "--op", "all_reduce", "--calibration", "h100-sxm-80gb"],
             "another GPU",
         ),
-        (["run", "gpt175b_3d", "--gantt", "x.bmp"], ".png, .svg, .pdf"),
+        (["run", "gpt175b_3d", "--gantt", "x.bmp"], "ends in .png, a name that ends in .svg"),
+        (["run", "gpt175b_3d", "--gantt", ".png"], "a name that ends in .png"),
+        (["topology", "dgx_a100", "--plot", "-"], "needs a file"),
+        (["run", "gpt175b_3d", "--json", ""], "needs the name of a file"),
+        (["run", "gpt175b_3d", "--json", "x" * 5000], "--json: cannot be a file: File name too long"),
+        (["run", "gpt175b_3d", "--trace", "x/" * 2500], "--trace: cannot be a file: File name too long"),
+        (["run", "x" * 5000], "cannot be a file: File name too long"),
+        (["run", "~nosuchuser/x.yaml"], "cannot be a file: Could not determine home directory"),
+        (["topology", "~nosuchuser/x.yaml"], "cannot be a file"),
+        (["check", "gpt175b_3d", "--set", "calibration=~nosuchuser/x.yaml"], "--set: calibration: cannot be a file"),
+        (["check", "gpt175b_3d", "--set", "cluster=~nosuchuser/x.yaml"], "--set: cluster: cannot be a file"),
+        (["check", "gpt175b_3d", "--set", "model={hf_config: ~nosuchuser/x}"], "--set: model.hf_config: cannot be"),
         (["run", "gpt175b_3d", "--trace", "-"], "needs a file"),
         (["run", "gpt175b_3d", "--trace-ranks", "all"], "--trace FILE"),
         (["run", "gpt175b_3d", "--trace", "t.json", "--trace-ranks", "0-9999"], "0 to 1535"),
@@ -157,6 +171,51 @@ def test_python_m_simulator_is_the_same_command(workload: Path) -> None:
     assert done.stderr.startswith("error: ")
 
 
+def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """One line of bash, where ``$llmsim`` is the command."""
+    environment = os.environ | {"llmsim": f"{sys.executable} -m simulator", "PYTHONPATH": str(Path.cwd())}
+    return subprocess.run(
+        ["bash", "-c", line], env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize("arguments", ["check gpt22b_tp8", "check gpt22b_tp8 --json -", "list models", "--help"])
+def test_a_standard_output_that_fails_is_one_line_and_status_2(arguments: str, tmp_path: Path) -> None:
+    for redirection, words in ((">/dev/full", "No space left on device"), (">&-", "it is closed")):
+        done = shell(f"$llmsim {arguments} {redirection}", tmp_path)
+        assert (done.returncode, done.stderr) == (2, f"error: standard output cannot be written: {words}\n")
+    done = shell(f"$llmsim {arguments} | true; exit ${{PIPESTATUS[0]}}", tmp_path)
+    assert done.stderr == ""
+    assert done.returncode == 141
+
+
+def test_a_closed_standard_output_does_not_matter_to_a_quiet_command(tmp_path: Path) -> None:
+    assert shell("$llmsim check gpt22b_tp8 --quiet --json x.json >&-", tmp_path).returncode == 0
+    assert (tmp_path / "x.json").is_file()
+    assert shell("$llmsim check absent >&- 2>&-", tmp_path).returncode == 2
+    assert shell("PYTHONIOENCODING=ascii $llmsim run gpt22b_tp8", tmp_path).returncode == 0
+
+
+def test_control_characters_are_shown_and_not_sent(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("check", workload, "--set", "a\x1b[31m=1") == 2
+    assert "a\\x1b[31m" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["[bold]x[/bold] [/red]", "[/]", ":smile: [x]", "x\\"])
+def test_brackets_in_a_name_are_no_markup(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "w.yaml"
+    path.write_text(yaml.safe_dump(LEGAL | {"name": name, "cluster": {"name": "dgx_a100", "nodes": 1}}))
+    for workloads in ([path], [path, path]):
+        assert command("run", *workloads) == 0
+        assert name in capsys.readouterr().out
+    printed = Console(width=100)
+    with printed.capture() as captured:
+        printed.print(simulator.run(path).summary())
+    assert name in captured.get()
+    console().print(table([{name: name}], name))
+    assert capsys.readouterr().out.count(name) == 3
+
+
 def test_two_workloads_stand_side_by_side(workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "with_recompute.yaml"
     other.write_text(yaml.safe_dump(LEGAL | {"training": LEGAL["training"] | {"recompute": "full"}}))
@@ -185,6 +244,26 @@ def test_ranks() -> None:
     for text in ("", "1,", "-1", "a", "1-", "0-6", "2-1", "9" * 30):
         with pytest.raises(InputError, match="--ranks"):
             parse_ranks(text, 6, "--ranks")
+
+
+def test_no_command_writes_over_its_input(workload: Path, tmp_path: Path) -> None:
+    cluster = tmp_path / "c.yaml"
+    cluster.write_text("node: {gpus: {type: a100-sxm-80gb, count: 8}, pcie: {generation: 4}}")
+    rows = tmp_path / "rows.csv"
+    rows.write_text("id\n")
+    on_it = ["--set", f"cluster={cluster}"]
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for arguments in (
+        ["run", workload, "--json", workload],
+        ["run", workload, "--trace", tmp_path / "gone" / ".." / "w.yaml"],
+        ["run", workload, *on_it, "--json", cluster],
+        ["check", workload, *on_it, "--json", cluster],
+        ["topology", cluster, "--json", cluster],
+        ["collective", "--cluster", cluster, "--op", "all_reduce", "--json", cluster],
+        ["validate", "--rows", rows, "--json", rows],
+    ):
+        assert command(*arguments) == 2
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:

@@ -67,6 +67,13 @@ def test_every_number_that_python_writes_is_read_back(real: float, whole: int) -
         (b"a: 1\n\tb: 2\n", "line 2"),
         (b"a:\n  b: 1\n  c: 2\n  b: 3\n", "line 4, column 3: duplicate key 'b'"),
         (b"a: 1\nA: 2\na: 3\n", "line 3, column 1: duplicate key 'a'"),
+        (b"a: 1\nb: !!timestamp x\n", "line 2, column 4: holds a value that cannot be read: 'x' as timestamp"),
+        (b"a: !!bool x\n", "line 1, column 4: holds a value that cannot be read: 'x' as bool"),
+        (b"a: !!int x\n", "line 1, column 4: "),
+        (b"a: !!float x\n", "line 1, column 4: "),
+        (b"a: !!set [1]\n", "line 1, column 4: "),
+        (b"a: !!timestamp 2024-13-45\n", "line 1, column 4: "),
+        (b"<<: 1\n", "line 1"),
         (b"a: !!python/object:os.system x\n", "line 1"),
         (b"a: 1\n---\nb: 2\n", "line 2"),
         (b"? [1, 2]\n: 3\n", "line 1"),
@@ -82,6 +89,19 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path: Path, content: bytes, 
         read_yaml(file)
     assert str(caught.value).startswith(f"{file}: ")
     assert message in str(caught.value)
+
+
+def test_merge_keys_are_filled_in_and_keys_beside_them_win() -> None:
+    text = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, y: 2}\nc: {z: 3, <<: [*b, {w: 4}]}"
+    assert parse_yaml(text, "f") == {
+        "a": {"x": 1, "y": 1},
+        "b": {"x": 1, "y": 2},
+        "c": {"x": 1, "y": 2, "w": 4, "z": 3},
+    }
+    with pytest.raises(InputError, match="line 2, column 19: duplicate key 'y'"):
+        parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2, y: 3}", "f")
+    doubled = ["a0: &a0 {x: 1}"] + [f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}" for i in range(1, 60)]
+    assert parse_yaml("\n".join(doubled), "f")["a59"] == {"x": 1}
 
 
 def test_missing_directory_and_oversized_files(tmp_path: Path) -> None:

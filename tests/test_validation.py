@@ -201,3 +201,29 @@ def test_accuracy_names_the_nearest_suite_and_what_it_never_saw() -> None:
     outside = accuracy(load_workload("llama3_8b_dgx_h100"))["extrapolation"]
     assert any("h100-sxm-80gb: measured with a100-sxm-80gb only" in note for note in outside)
     assert any(note.startswith("model.hidden 4,096") for note in outside)
+
+
+def test_a_table_from_a_spreadsheet_begins_with_a_mark(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(",".join(ROW) + "\n" + ",".join(ROW.values()) + "\n", encoding="utf-8-sig")
+    assert read_rows(table) == [ROW]
+
+
+def test_tables_without_rows_or_ids(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(",".join(ROW) + "\n")
+    with pytest.raises(InputError, match="has no rows"):
+        read_rows(table)
+    table.write_text(",".join(ROW) + "\n" + ",".join(["", *list(ROW.values())[1:]]) + "\n")
+    with pytest.raises(InputError, match="has none"):
+        read_rows(table)
+
+
+def test_a_word_that_means_nothing_is_not_taken_for_no() -> None:
+    with pytest.raises(UnsupportedError, match="seq_parallel 'maybe'"):
+        workload_of({**ROW, "seq_parallel": "maybe"}, {})
+
+
+def test_a_step_too_short_to_be_one() -> None:
+    with pytest.raises(UnsupportedError, match="no step of a training run"):
+        measured_step_s({"measured_step_s": "1e-320"})

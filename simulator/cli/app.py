@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import typer
 
 from simulator.cli import check, collective, listing, run, schedule, topology, validate
+from simulator.cli.streams import complain, flushed, open_streams, signals_raise
 from simulator.errors import DeadlockError, InputError
 
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -38,10 +39,23 @@ for _name, _command in COMMANDS.items():
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run one command and exit: 0 done; 1 a check that the user asked for failed; 2 bad input."""
+    """Run one command and exit: 0 done; 1 a check that the user asked for failed; 2 bad input, or output that cannot be
+    written; 128 + n ended by signal n."""
+    open_streams()
+    with signals_raise():
+        status = _status(lambda: app(arguments))
+        sys.exit(flushed() or status)
+
+
+def _status(command: Callable[[], object]) -> int:
     try:
-        app(arguments)
+        command()
     except (InputError, DeadlockError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    sys.exit(0)
+        complain(str(error))
+        return 2
+    except OSError as error:  # files are read and written under `InputError`; what remains is standard output
+        complain(f"standard output cannot be written: {error.strerror or error}")
+        return 2
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    return 0

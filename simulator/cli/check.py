@@ -33,8 +33,8 @@ def command(
       llmsim check gpt175b_3d --set parallelism.pp=16
       llmsim check --schema workload > workload.schema.json
     """
-    check_outputs({"--json": json})
     if schema:
+        check_outputs({"--json": json})
         if workload or set_:
             raise InputError("checks no workload", file="--schema", fix="leave WORKLOAD and --set out")
         write_json(STDOUT, _schema(schema))
@@ -48,6 +48,7 @@ def command(
 
     job = load_workload(workload, parse_changes(set_ or ()))
     load_profile(job.calibration)
+    check_outputs({"--json": json})
     build_cluster(job.cluster)
     notes = warnings(job)
     write_json(json, envelope("check", notes, workload=job.model_dump(mode="json")))

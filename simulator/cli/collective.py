@@ -50,8 +50,6 @@ def command(
     Example:
       llmsim collective --cluster dgx_a100 --nodes 2 --op all_reduce --sizes 8:16G
     """
-    check_outputs({"--json": json})
-
     from simulator.cluster import build_cluster
     from simulator.config.cluster import load_cluster
     from simulator.config.profile import check_gpu, load_profile
@@ -71,6 +69,7 @@ def command(
     gpu = built.spec.node.gpus.type
     profile = load_profile(calibration or gpu, file="--calibration")
     check_gpu(profile, gpu, file="--calibration", key="calibration")
+    check_outputs({"--json": json})
     costs = Costs.from_profile(profile)
     rows: list[dict[str, Any]] = []
     for nbytes in messages:

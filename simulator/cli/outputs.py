@@ -5,26 +5,43 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from simulator.config.files import as_path, files_read
 from simulator.errors import InputError
 from simulator.output.files import writing
 
 STDOUT = Path("-")
 
 
-def check_outputs(outputs: Mapping[str, Path | None], suffixes: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Raise `InputError` where an output cannot be written: option -> path, option -> allowed endings of its name."""
+def check_outputs(
+    outputs: Mapping[str, Path | None],
+    suffixes: Mapping[str, Sequence[str]] | None = None,
+    inputs: Iterable[Path | None] = (),
+) -> None:
+    """Raise `InputError` where an output cannot be written: option -> path, option -> allowed endings of its name.
+
+    Nor may it be one of ``inputs``, or any file that has been read. Only --json may be standard output.
+    """
+    read = files_read | {path.resolve() for path in inputs if path is not None}
     taken: dict[Path, str] = {}
     for option, path in outputs.items():
-        if path is None or path == STDOUT:
+        if path is None or (path == STDOUT and option == "--json"):
             continue
+        if path == STDOUT:
+            raise InputError("needs a file", file=option, found="-")
+        if path == Path():
+            raise InputError("needs the name of a file", file=option)
         allowed = (suffixes or {}).get(option)
-        if allowed and not path.name.lower().endswith(tuple(allowed)):
-            raise InputError("no file of this kind", file=option, found=str(path), allowed=", ".join(allowed))
+        if allowed and path.suffix.lower() not in allowed:
+            kinds = ", ".join(f"a name that ends in {suffix}" for suffix in allowed)
+            raise InputError("no file of this kind", file=option, found=str(path), allowed=kinds)
+        as_path(path.absolute(), file=option)
         folder, target = path.parent, path.resolve()
+        if target in read:
+            raise InputError("is a file that this command reads", file=option, found=str(path), fix="another name")
         if path.is_dir():
             raise InputError("is a directory, not a file", file=option, found=str(path))
         if not folder.is_dir():

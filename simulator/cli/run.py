@@ -61,8 +61,6 @@ def command(
     for option, path in (("--trace", trace), ("--gantt", gantt)):
         if path is not None and len(jobs) > 1:
             raise InputError("shows one workload", file=option, fix="run the two one after the other")
-        if path == STDOUT:
-            raise InputError("needs a file", file=option, found="-")
     if trace_ranks is not None and trace is None:
         raise InputError("chooses the ranks of a trace, and none is written", file="--trace-ranks", fix="--trace FILE")
     ranks = None if trace_ranks is None else parse_ranks(trace_ranks, jobs[0].n_ranks, "--trace-ranks")

@@ -58,7 +58,11 @@ def command(
     """
     import simulator
 
-    check_outputs({"--json": json, "--gantt": gantt, "--csv": csv}, {"--gantt": PICTURES, "--csv": (".csv",)})
+    check_outputs(
+        {"--json": json, "--gantt": gantt, "--csv": csv},
+        {"--gantt": PICTURES, "--csv": (".csv",)},
+        inputs=[Path(which) for which in (name, *(compare or ())) if which.endswith(".csv")],
+    )
     costs = _costs(cost)
     results = [
         simulator.schedule(which, stages, microbatches, _chunks(which, name, chunks), **costs)

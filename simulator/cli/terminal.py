@@ -16,10 +16,11 @@ PIPE_WIDTH = 200
 
 
 def console() -> Console:
-    """Standard output."""
+    """Standard output. Text is printed as it is: names of the user may hold brackets."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> Table:
@@ -58,6 +59,7 @@ def progress(what: str) -> Iterator[None]:
         yield
         return
     from rich.console import Console
+    from rich.text import Text
 
-    with Console(stderr=True).status(what):
+    with Console(stderr=True).status(Text(what)):
         yield

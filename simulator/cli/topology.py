@@ -36,12 +36,12 @@ def command(
     Example:
       llmsim topology dgx_h100 --nodes 64
     """
-    check_outputs({"--json": json, "--plot": plot}, {"--plot": PICTURES})
-
     from simulator.cluster import build_cluster
     from simulator.config.cluster import load_cluster
 
-    built = build_cluster(load_cluster(cluster, nodes=nodes))
+    spec = load_cluster(cluster, nodes=nodes)
+    check_outputs({"--json": json, "--plot": plot}, {"--plot": PICTURES})
+    built = build_cluster(spec)
     bisection = built.bisection_Bps()
     routes = [
         {
@@ -87,7 +87,7 @@ def command(
 
     from simulator.cli.terminal import console, table
 
-    spec, out = built.spec, console()
+    out = console()
     out.print(
         f"{built.name}: {spec.nodes} nodes x {spec.node.gpus.count} {spec.node.gpus.type} = {len(built.gpus)} GPUs"
     )

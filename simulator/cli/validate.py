@@ -44,7 +44,7 @@ def command(
     from simulator.config.files import closest
     from simulator.validation import SUITES, Bounds, evaluate, read_rows, summarise
 
-    check_outputs({"--json": json})
+    check_outputs({"--json": json}, inputs=[rows])
     if rows is not None and suites:
         raise InputError("is not combined with shipped suites", file="--rows", found=" ".join(suites))
     for name in suites or ():

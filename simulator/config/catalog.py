@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from simulator.config.files import closest
+from simulator.config.files import as_path, brief, closest
 from simulator.errors import InputError
 
 Kind = Literal["workload", "cluster", "profile"]
@@ -35,20 +35,19 @@ def find(kind: Kind, reference: str, *, base: Path | None = None, file: object =
     Raises `InputError`, naming ``file`` and ``key`` as the place of the reference, where there is no such file.
     """
     shipped = FOLDERS[kind] / f"{reference}.yaml"
-    path = Path(reference).expanduser()
+    path = as_path(reference, base=base, file=file, key=key)
     is_path = "/" in reference or "\\" in reference or path.suffix in (".yaml", ".yml")
     if not is_path and reference in names(kind):
         return shipped
-    for candidate in ([base / path] if base else []) + [path]:
-        if candidate.exists():
-            return candidate
+    if path.exists():
+        return path
     known = names(kind)
     near = closest(path.stem if is_path else reference, known)
     raise InputError(
         f"no {kind} file of this name" if not is_path else "no such file",
         file=file,
         key=key,
-        found=reference,
+        found=brief(reference),
         allowed=f"a path, or one of {', '.join(known) or '(none is shipped)'}",
         fix=f"{kind} {near}" if near else None,
     )

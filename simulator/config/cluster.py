@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from simulator.config import catalog
-from simulator.config.files import AsTuple, Integral, Section, brief, raise_all, read_yaml, validated
+from simulator.config.files import AsTuple, Integral, Section, Text, brief, raise_all, read_yaml, validated
 from simulator.errors import InputError
 from simulator.fabrics import FABRICS
 
@@ -27,7 +27,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_GPUS), Integral]
 class Gpus(Section):
     """GPUs of a node."""
 
-    type: str
+    type: Text
     """name of a GPU, such as a100-sxm-80gb; the calibration profile of that name describes it"""
     count: Count
     """GPUs per node"""
@@ -126,7 +126,7 @@ Override = Annotated[
 class ClusterSpec(Section):
     """A cluster file. Raises `InputError` where it contradicts itself."""
 
-    name: str
+    name: Text
     nodes: Count = 1
     """number of nodes"""
     node: Node

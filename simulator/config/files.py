@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from simulator.errors import InputError
 
@@ -30,6 +30,14 @@ def _listed(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _printable(value: str) -> str:
+    if not value.isprintable():
+        raise PydanticCustomError("printable", "must be printable text, on one line")
+    return value
+
+
+#: Text that is shown to people: no control characters, no line breaks, no halves of characters.
+Text = Annotated[str, AfterValidator(_printable)]
 #: Put into `Annotated` after the bounds of a whole number: ``25e6`` is one too.
 Integral = BeforeValidator(_integral)
 #: A whole number without bounds.
@@ -54,15 +62,50 @@ class Section(BaseModel):
 class _Loader(yaml.SafeLoader):
     """YAML with the numbers of YAML 1.2 (``450e9`` is one, ``010`` is ten, ``1:30`` is text) and no duplicate keys."""
 
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._flat: set[yaml.Node] = set()
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (yaml.YAMLError, RecursionError):
+            raise
+        except Exception as error:  # PyYAML's constructors raise whatever the text of a tagged value leads them to
+            value = brief(node.value) if isinstance(node, yaml.ScalarNode) else "this value"
+            kind = node.tag.rsplit(":", 1)[-1]
+            problem = f"holds a value that cannot be read: {value} as {kind}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put in what merge keys (``<<: *anchor``) stand for; keys beside them win."""
+        if node in self._flat:
+            return
+        self._flat.add(node)
+        self._refuse_duplicates(node)
+        super().flatten_mapping(node)
+        node.value = list(  # one of each key, so that merges of merges do not multiply
+            {
+                (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else key: (key, value)
+                for key, value in node.value
+            }.values()
+        )
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        if isinstance(node, yaml.MappingNode):  # anything else is refused below
+            self.flatten_mapping(node)
+        return super().construct_mapping(node, deep=deep)
+
+    def _refuse_duplicates(self, node: yaml.MappingNode) -> None:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
             if isinstance(key, Hashable):
                 seen.add(key)
-        return super().construct_mapping(node, deep=deep)
 
 
 def _yaml_int(loader: _Loader, node: yaml.ScalarNode) -> int:
@@ -92,6 +135,26 @@ for _tag, _pattern, _construct in (
     _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)
 
 
+#: Every file read so far, so that a command does not write over its own input.
+files_read: set[Path] = set()
+
+
+def as_path(text: str | Path, *, base: Path | None = None, file: object = None, key: str | None = None) -> Path:
+    """The path that ``text`` means, from ``base`` where there is such a file; ``~`` is a home.
+
+    Raises `InputError`, naming ``file`` and ``key`` as the place of the text, where no file can have this name.
+    """
+    try:
+        path = Path(text).expanduser()
+        if base is not None and (base / path).exists():
+            return base / path
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no such user, not encodable
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot be a file: {reason}", file=file, key=key, found=brief(str(text))) from None
+    return path
+
+
 def read_text(path: Path) -> str:
     """The file's text (UTF-8, at most 10 MB). Raises `InputError`: missing, a directory, unreadable, binary, empty."""
     try:
@@ -99,6 +162,7 @@ def read_text(path: Path) -> str:
             raise InputError("is a directory, not a file", file=path)
         with path.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
+        files_read.add(path.resolve())
     except (OSError, ValueError) as error:
         raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from None
     if len(content) > MAX_FILE_BYTES:
@@ -230,6 +294,7 @@ _WANTED = {
     "int_type": "a whole number",
     "bool_type": "true or false",
     "string_type": "text",
+    "string_unicode": "printable text, on one line",
     "tuple_type": "a list",
     "model_type": "a mapping of keys",
     "finite_number": "a finite number",

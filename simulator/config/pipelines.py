@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
+from simulator.config.files import files_read
 from simulator.errors import InputError
 from simulator.schedules import SCHEDULES, Schedule, from_csv
 
@@ -20,6 +21,7 @@ def find_schedule(reference: str, *, file: object = None, key: str | None = None
     if not is_file(reference):
         return SCHEDULES[reference]
     path = Path(reference).expanduser()
+    files_read.add(path.resolve())
     try:
         return _read(path, path.stat().st_mtime_ns)
     except (OSError, UnicodeDecodeError) as error:

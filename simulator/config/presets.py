@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from simulator.config.files import Origin, brief, closest, read_json, read_yaml
+from simulator.config.files import Origin, as_path, brief, closest, read_json, read_yaml
 from simulator.errors import InputError
 
 
@@ -45,8 +45,8 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Origi
         if not isinstance(name, str):
             file, key = origin("model.hf_config")
             raise InputError("must be a path", file=file, key=key, found=brief(name))
-        beside = (base or Path()) / Path(name).expanduser()
-        path = beside if beside.exists() else Path(name).expanduser()
+        file, key = origin("model.hf_config")
+        path = as_path(name, base=base, file=file, key=key)
         return from_hugging_face(read_json(path), path) | fields
     return fields
 

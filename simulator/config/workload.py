@@ -25,7 +25,7 @@ from pydantic_core import CoreSchema
 
 from simulator.config import catalog, legality
 from simulator.config.cluster import ClusterSpec, Count, cluster_data
-from simulator.config.files import AsTuple, Integral, Section, raise_all, read_yaml, validated, with_changes
+from simulator.config.files import AsTuple, Integral, Section, Text, raise_all, read_yaml, validated, with_changes
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model, presets
 from simulator.config.profile import check_gpu, load_profile
@@ -255,7 +255,7 @@ class Simulation(Section):
 class Workload(Section):
     """One training job, complete and legal."""
 
-    name: str
+    name: Text
     """[the file's name]"""
     model: Model
     training: Training

@@ -31,7 +31,7 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
             with target.open("wb") as device, _packed(target, device) as content:
                 yield content
             return
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:32]}.")
         try:
             with os.fdopen(handle, "wb") as raw, _packed(target, raw) as content:
                 yield content

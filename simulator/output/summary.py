@@ -1,4 +1,7 @@
-"""Results as tables for a terminal. Everything is read from the result dictionary, so a saved JSON prints the same."""
+"""Results as tables for a terminal. Everything is read from the result dictionary, so a saved JSON prints the same.
+
+Whatever comes from the user is a `rich.text.Text`, so that brackets in a name are no markup.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from simulator.units import TFLOP, format_bytes, format_gib, format_time, ms, us
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
 WIDTH = 100
 _BAR = 30
@@ -23,7 +27,7 @@ def summary(result: Result) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[Any] = [Text.from_markup(_headline(result)), _key_figures(result), "", _breakdown(result)]
+    parts: list[Any] = [_headline(result), _key_figures(result), "", _breakdown(result)]
     parts += [_memory(result["memory"]), ""]
     if any(kind["time_s"] for kind in result["communication"].values()):
         parts.append(_communication(result))
@@ -105,16 +109,17 @@ def _fits(memory: Mapping[str, Any]) -> str:
     return "fits" if memory["fits"] else "does not fit"
 
 
-def _headline(result: Result) -> str:
-    from rich.markup import escape
+def _headline(result: Result) -> Text:
+    from rich.text import Text
 
     calibration = result["calibration"]
     dated = f", {calibration['date']}" if calibration.get("date") else ""
-    return (
-        f"[bold]{escape(str(result['name']))}[/bold] on {result['n_gpus']:,} GPUs of {escape(str(result['cluster']))}\n"
+    return Text.assemble(
+        (str(result["name"]), "bold"),
+        f" on {result['n_gpus']:,} GPUs of {result['cluster']}\n"
         f"{_parameters(result)} parameters, {_layout(result['parallelism'])}, "
         f"{result['n_microbatches']:,} micro-batch{'es' if result['n_microbatches'] > 1 else ''}\n"
-        f"calibration {escape(str(calibration['name']))}: {calibration['kind']} figures{dated}"
+        f"calibration {calibration['name']}: {calibration['kind']} figures{dated}",
     )
 
 
@@ -147,22 +152,24 @@ def _parameters(result: Result) -> str:
 def _table(title: str, *columns: tuple[str, str]) -> Table:
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, justify in columns:
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        table.add_column(Text(name), justify=justify, no_wrap=True)  # type: ignore[arg-type]
     return table
 
 
 def _key_figures(result: Result) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
     peak = result["peak_flops_per_s_per_gpu"]
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold")
     grid.add_column()
     grid.add_row("")
-    grid.add_row("step time", f"[bold]{format_time(result['step_time_s'])}[/bold]")
+    grid.add_row("step time", Text(format_time(result["step_time_s"]), style="bold"))
     rate = f"{result['tokens_per_s']:,.0f} tokens/s, {result['tokens_per_s_per_gpu']:,.0f} per GPU"
     grid.add_row("throughput", rate)
     grid.add_row("model FLOP/s", f"{_tflops(result['model_flops_per_s_per_gpu'])} per GPU")
@@ -213,13 +220,14 @@ def _path(path: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _bars(title: str, rows: Sequence[tuple[str, float]], whole: float) -> Table:
+    from rich.text import Text
+
     table = _table(title, ("", "left"), ("time", "right"), ("share", "right"), ("", "left"))
     longest = max((seconds for _, seconds in rows), default=0.0)
     for name, seconds in rows:
         bar = "█" * max(round(_BAR * seconds / longest), 0) if longest else ""
-        table.add_row(
-            name, _time_beside(seconds, whole), _percent(seconds / whole) if whole else "", f"[cyan]{bar}[/cyan]"
-        )
+        share = _percent(seconds / whole) if whole else ""
+        table.add_row(Text(name), _time_beside(seconds, whole), share, Text(bar, style="cyan"))
     return table
 
 
@@ -276,11 +284,13 @@ def _communication(result: Result) -> Table:
         "Communication (per GPU)",
         ("kind", "left"), ("sent", "right"), ("in flight", "right"), ("exposed", "right"), ("algorithm", "left"),
     )  # fmt: skip
+    from rich.text import Text
+
     step = result["step_time_s"]
     for kind, row in result["communication"].items():
         if row["time_s"] or row["bytes_per_gpu"]:
             times = (_time_beside(row[key], step) for key in ("time_s", "exposed_s"))
-            table.add_row(kind, format_bytes(row["bytes_per_gpu"]), *times, row["algorithm"])
+            table.add_row(kind, format_bytes(row["bytes_per_gpu"]), *times, Text(str(row["algorithm"])))
     return table
 
 
@@ -288,6 +298,10 @@ def _links(links: Sequence[Mapping[str, Any]]) -> Table:
     table = _table(
         "Busiest links", ("link", "left"), ("alike", "right"), ("carried by each", "right"), ("in use", "right")
     )
+    from rich.text import Text
+
     for row in links[:5]:
-        table.add_row(row["name"], f"{row.get('count', 1):,}", format_bytes(row["bytes"]), _percent(row["utilisation"]))
+        table.add_row(
+            Text(row["name"]), f"{row.get('count', 1):,}", format_bytes(row["bytes"]), _percent(row["utilisation"])
+        )
     return table

@@ -29,8 +29,8 @@ def _rank_order(rank: int, p: int, m: int) -> list[Action]:
 
 
 def bubble(p: int, m: int, v: int, f: float, i: float, w: float) -> float | None:
-    """In one step's window ranks begin and end up to p - 1 chunks apart. The paper's claim is another: no bubble between
-    steps, where the next one's forwards follow at once."""
+    """In one step's window ranks begin and end up to p - 1 chunks apart. The paper claims another thing: no
+    bubble between steps, where the next one's forwards follow at once."""
     return (p - 1) * f / (2 * m * (f + i + w)) if m >= 2 * p - 1 else None
 
 

@@ -38,8 +38,10 @@ ALIASES: dict[str, dict[str, Any]] = {
     "recompute": {"full": "full", "selective": "selective", "none": "none", "": "none"},
     "schedule": {"": "1f1b", "none": "1f1b", "1f1b": "1f1b", "interleaved-1f1b": "interleaved", "gpipe": "gpipe"},
     "zero_stage": {"": 0, "0": 0, "1": 1},
+    "seq_parallel": {"y": True, "n": False},
     "flash_attention": {"": "flash", "y": "flash", "n": "unfused"},
 }
+_SHORTEST_STEP_s = 1e-6
 _NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "n_gpus", "tp", "pp", "micro_batch", "global_batch")
 _MORE_THAN_ONE = {"ep": "expert parallelism", "cp": "context parallelism", "n_experts": "experts"}
 
@@ -51,7 +53,7 @@ class UnsupportedError(SimulatorError):
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV table. Raises `InputError` on an unreadable file, or one without the columns it needs."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
             rows = [{key: (value or "").strip() for key, value in row.items() if key} for row in reader]
             columns = reader.fieldnames or []
@@ -62,7 +64,11 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     absent = [name for name in ("id", *_NEEDED) if name not in columns]
     if absent:
         raise InputError(f"lacks columns: {', '.join(absent)}", file=path, allowed="the columns of published_steps.csv")
+    if not rows:
+        raise InputError("has no rows", file=path)
     ids = [row["id"] for row in rows]
+    if "" in ids:
+        raise InputError(f"row {ids.index('') + 1} has none", file=path, key="id")
     twice = next((name for name in ids if ids.count(name) > 1), None)
     if twice is not None:
         raise InputError("stands twice", file=path, key="id", found=twice)
@@ -73,7 +79,10 @@ def measured_step_s(row: Row) -> float:
     """The printed step time, or the one derived from the printed throughput. Raises `UnsupportedError`."""
     for column in ("measured_step_s", "derived_step_s"):
         if row.get(column):
-            return _number(row, column)
+            seconds = _number(row, column)
+            if seconds < _SHORTEST_STEP_s:
+                raise UnsupportedError(f"{column} {row[column]!r} is no step of a training run")
+            return seconds
     raise UnsupportedError("no step time")
 
 
@@ -125,7 +134,7 @@ def workload_of(row: Row, settings: Mapping[str, Any]) -> dict[str, Any]:
         if row.get(column):
             workload["model"][column] = _whole(row, column)
     if row.get("seq_parallel"):
-        workload["parallelism"]["sequence_parallel"] = row["seq_parallel"].lower() == "y"
+        workload["parallelism"]["sequence_parallel"] = _alias(row, "seq_parallel")
     for key, value in settings.items():
         section, _, name = key.partition(".")
         workload[section].setdefault(name, value)
