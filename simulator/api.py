@@ -17,13 +17,14 @@ from simulator.build import build_program, schedule_program
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.ideal import ideal_cluster
 from simulator.config import Workload, load_workload, warnings
+from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.profile import Profile, load_profile
 from simulator.costs import Costs
 from simulator.costs.provenance import priced_by
 from simulator.engine import simulate
 from simulator.errors import InputError
 from simulator.program import Program
-from simulator.schedules import SCHEDULES
+from simulator.schedules import SCHEDULES, Schedule, to_csv
 from simulator.timeline import Timeline
 from simulator.units import format_time
 from simulator.validation.accuracy import accuracy
@@ -160,6 +161,8 @@ class ScheduleResult:
     chunks: int
     order: list[list[str]]
     spans: Timeline
+    bubble_ratio_claimed: float | None
+    plan: Schedule
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -168,7 +171,8 @@ class ScheduleResult:
 
     def to_dict(self) -> dict[str, Any]:
         """order (text actions per rank), makespan, bubble_ratio, bubble_fraction, peak_activations (micro-batch chunks
-        per rank); times in the unit of the costs."""
+        per rank); times in the unit of the costs. bubble_ratio_claimed: the closed form of the schedule's file
+        with free communication (its authors', or one that follows from its pattern), null where it has none."""
         idle, held = bubble(activity(self.spans), [self.spans.ranks]), peak_activations(self.spans)
         return {
             "name": self.name,
@@ -179,8 +183,14 @@ class ScheduleResult:
             "makespan": self.spans.step_time_s,
             "bubble_ratio": idle.ratio,
             "bubble_fraction": idle.fraction,
+            "bubble_ratio_claimed": self.bubble_ratio_claimed,
             "peak_activations": [held[rank] for rank in self.spans.ranks],
         }
+
+    def to_csv(self) -> str:
+        """The order in the text form of ``torch.distributed.pipelining``: a row per rank, an action per cell."""
+        rows = self.plan.rows or self.plan.order(self.stages, self.microbatches, self.chunks)
+        return to_csv(rows, joined=self.plan.joined)
 
     def gantt(self, ax: Axes | None = None) -> Figure:
         """A picture of the schedule; into ``ax`` where given."""
@@ -191,21 +201,31 @@ class ScheduleResult:
 
 def schedule(
     name: str,
-    stages: int,
-    microbatches: int,
+    stages: int | None = None,
+    microbatches: int | None = None,
     chunks: int | None = None,
     *,
     forward: float = 1.0,
     backward: float = 2.0,
+    weight: float | None = None,
     comm: float = 0.0,
 ) -> ScheduleResult:
-    """Play pipeline schedule ``name`` on ``stages`` ranks without a model.
+    """Play pipeline schedule ``name``, or that of a CSV file, on ``stages`` ranks without a model.
 
-    ``forward`` and ``backward`` (whole) are the costs of a chunk, ``comm`` of a transfer, in any one unit of time.
-    ``chunks`` per rank: 1, or 2 for interleaved schedules, where not given. Raises `InputError`.
+    ``forward`` and ``backward`` (whole) are the costs of a chunk, ``comm`` of a transfer, in any one unit of time;
+    schedules that split the backward pass take ``weight`` (the weight gradient, half of it where not given) out of it.
+    ``chunks`` per rank: 1, or 2 where there are several, unless given. A file has sizes of its own.
+    Raises `InputError`, and `DeadlockError` on a file whose order cannot be run.
     """
-    if name not in SCHEDULES:
-        raise InputError("unknown schedule", key="schedule", found=name, allowed=", ".join(SCHEDULES))
+    if name not in SCHEDULES and not is_file(name):
+        allowed = f"{', '.join(SCHEDULES)}, or the path of a .csv file"
+        raise InputError("unknown schedule", key="schedule", found=name, allowed=allowed)
+    chosen = find_schedule(name, key="schedule")
+    if chosen.size is not None:
+        stages, microbatches = stages or chosen.size[0], microbatches or chosen.size[1]
+    if stages is None or microbatches is None:
+        missing = "stages" if stages is None else "microbatches"
+        raise InputError("is missing", key=missing, allowed="1 and more; only a file has sizes of its own")
     for key, value, least in (("stages", stages, 1), ("microbatches", microbatches, 1)):
         if value < least:
             raise InputError("too small", key=key, found=value, allowed=f"{least} and more")
@@ -213,8 +233,15 @@ def schedule(
         if not 0 <= cost <= MAX_COST or (cost == 0 and key != "comm"):
             least_cost = "0" if key == "comm" else "above 0"
             raise InputError("not a cost", key=key, found=cost, allowed=f"{least_cost}, up to {MAX_COST:g}")
-    chosen = SCHEDULES[name]
-    v = chunks if chunks is not None else (2 if chosen.chunked else 1)
+    weight = backward / 2 if weight is None else weight
+    if not 0 <= weight <= backward:
+        raise InputError(
+            "the weight gradient is part of the backward pass",
+            key="W",
+            found=weight,
+            allowed=f"0 to {backward:g} (B), I = B - W",
+        )
+    v = chunks if chunks is not None else (chosen.chunks or 2)
     if problem := chosen.check(stages, microbatches, v):
         raise InputError(problem, key=f"schedule {name}")
     if stages * microbatches * v > MAX_PASSES:
@@ -224,7 +251,10 @@ def schedule(
             allowed=f"a product of at most {MAX_PASSES:,}",
         )
     timeline = simulate(
-        schedule_program(name, stages, microbatches, v, forward, backward), ideal_cluster(stages, comm), Costs.ideal()
+        schedule_program(chosen, stages, microbatches, v, forward, backward, weight),
+        ideal_cluster(stages, comm),
+        Costs.ideal(),
     )
     order = [[str(action) for slot in slots for action in slot] for slots in chosen.order(stages, microbatches, v)]
-    return ScheduleResult(name, stages, microbatches, v, order, timeline)
+    claimed = None if comm else chosen.bubble(stages, microbatches, v, forward, backward - weight, weight)
+    return ScheduleResult(name, stages, microbatches, v, order, timeline, claimed, chosen)

@@ -131,6 +131,8 @@ def part(*backward: Compute, params: int, forward: int = 1, recompute: int = 0) 
         saved=(),
         recomputed=(),
         grad_bytes=0.0,
+        held_for_weights=(),
+        weight_grad_bytes=0.0,
     )
 
 

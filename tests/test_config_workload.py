@@ -203,7 +203,7 @@ def test_shipped_files_and_short_forms_satisfy_the_exported_schema() -> None:
         ({"model.bias": 1}, "model.bias", "true or false"),
         ({"model.activation": "swigloo"}, "model.activation", "activation: swiglu"),
         ({"parallelism.schedule": "1F1B"}, "parallelism.schedule", "schedule: 1f1b"),
-        ({"parallelism.schedule": "zb_h1"}, "parallelism.schedule", "naive, gpipe, 1f1b, interleaved"),
+        ({"parallelism.schedule": "zb_h3"}, "parallelism.schedule", "naive, gpipe, 1f1b, interleaved"),
         ({"parallelism.zero": 2}, "parallelism.zero", "<= 1"),
         ({"parallelism.zero": True}, "parallelism.zero", "whole number"),
         ({"parallelism": 8}, "parallelism", "a mapping of keys"),
@@ -245,9 +245,17 @@ def test_shipped_files_and_short_forms_satisfy_the_exported_schema() -> None:
         ({"parallelism.schedule": "interleaved", "parallelism.pp": 2}, "parallelism.vpp", ">= 2"),
         ({"parallelism.schedule": "interleaved", "parallelism.vpp": 2}, "parallelism.pp", ">= 2"),
         (
-            {"parallelism": {"schedule": "interleaved", "vpp": 3, "pp": 4}, "training.global_batch": 10},
+            {"parallelism": {"schedule": "interleaved", "vpp": 3, "pp": 4}, "training.global_batch": 9},
             "training.global_batch",
-            "allowed: 8, 12",
+            "allowed: 8, 10",
+        ),
+        ({"parallelism": {"schedule": "zb_v", "vpp": 3, "pp": 4}}, "parallelism.vpp", "vpp: 2"),
+        ({"parallelism": {"schedule": "zb_v"}}, "parallelism.pp", ">= 2"),
+        ({"parallelism": {"schedule": "dualpipe", "pp": 3}}, "parallelism.schedule", "even number of pipeline ranks"),
+        (
+            {"parallelism": {"schedule": "dualpipe", "pp": 4}, "training.global_batch": 6},
+            "training.global_batch",
+            "at least 8 micro-batches (2 pp, both directions), got 6",
         ),
         # layers, batch, cluster
         ({"parallelism.pp": 5}, "parallelism.layers_per_stage", "[3, 3, 2, 2, 2]"),
@@ -331,6 +339,10 @@ def test_tp_and_kv_heads_of_which_neither_divides_the_other() -> None:
     assert "allowed: 1, 2, 3, 6, 12, 24, 48\n" in message
 
 
+def _rounds_fit(m: int, pp: int) -> bool:
+    return m % max(1, m // pp) == 0
+
+
 @given(
     st.integers(1, 12),
     st.integers(1, 40),
@@ -342,7 +354,7 @@ def test_tp_and_kv_heads_of_which_neither_divides_the_other() -> None:
 def test_a_workload_is_legal_exactly_where_the_arithmetic_says_so(
     pp: int, dp: int, batch: int, vpp: int, schedule: str
 ) -> None:
-    fits = pp > 1 and vpp > 1 and (batch // dp) % pp == 0 if schedule == "interleaved" else vpp == 1
+    fits = pp > 1 and vpp > 1 and _rounds_fit(batch // dp, pp) if schedule == "interleaved" else vpp == 1
     legal = 12 % (pp * vpp) == 0 and batch % dp == 0 and fits
     changes = {"pp": pp, "dp": dp, "vpp": vpp, "schedule": schedule}
     try:

@@ -10,6 +10,7 @@ import pytest
 
 from simulator.api import Result
 from simulator.engine.invariants import check
+from simulator.schedules import SCHEDULES
 from tests.jobs import job, layouts, play
 
 
@@ -49,6 +50,17 @@ def test_fold_and_coalesce_change_nothing(section: dict[str, Any]) -> None:
 @pytest.mark.parametrize("section", [section for section in layouts(64) if section not in SMALL], ids=name_of)
 def test_fold_and_coalesce_change_nothing_up_to_64_ranks(section: dict[str, Any]) -> None:
     compare(section)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, schedule in SCHEDULES.items() if schedule.splits or name == "looped_bfs"]
+)
+def test_fold_and_coalesce_change_nothing_whatever_the_schedule(name: str) -> None:
+    schedule = SCHEDULES[name]
+    for overlap, zero in ((True, 1), (False, 0)):
+        sync = {"grad_reduce": overlap, "p2p": overlap, "param_gather": overlap}
+        vpp = schedule.chunks or 2
+        compare({"tp": 2, "dp": 2, "pp": 2, "vpp": vpp, "schedule": name, "zero": zero, "overlap": sync})
 
 
 def compare(section: dict[str, Any]) -> None:

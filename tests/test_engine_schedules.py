@@ -5,25 +5,30 @@ import itertools
 import pytest
 
 from simulator.analysis.activity import activity
-from simulator.analysis.metrics import bubble
+from simulator.analysis.metrics import bubble, peak_activations
 from simulator.build import schedule_program
+from simulator.build.pipeline import lower
 from simulator.cluster.ideal import ideal_cluster
 from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.engine.invariants import check
-from simulator.schedules import SCHEDULES
+from simulator.program import Block, Compute, Fixed, Program, Role, Step
+from simulator.schedules import SCHEDULES, Action
 from simulator.timeline import Timeline
 
 SWEEP = [
     (name, p, m, v)
     for name in SCHEDULES
     for p, m, v in itertools.product((1, 2, 3, 5, 16), (1, 2, 6, 15, 32, 64), (1, 2, 3, 4))
-    if SCHEDULES[name].check(p, m, v) is None
+    if SCHEDULES[name].check(p, m, v) is None and p * m * v <= 1024
 ]
 
 
-def play(name: str, p: int, m: int, v: int, f: float = 1.0, b: float = 2.0, comm: float = 0.0) -> Timeline:
-    program = schedule_program(name, p, m, v, f / v, b / v)
+def play(
+    name: str, p: int, m: int, v: int, f: float = 1.0, b: float = 2.0, comm: float = 0.0, w: float = 0.0
+) -> Timeline:
+    """Stages of equal length; ``f`` and ``b`` are a rank's for one micro-batch, of which W takes half or ``w``."""
+    program = schedule_program(SCHEDULES[name], p, m, v, f / v, b / v, (w or b / 2) / v)
     timeline = simulate(program, ideal_cluster(p, comm), Costs.ideal())
     check(program, timeline)
     return timeline
@@ -33,12 +38,54 @@ def ratio(timeline: Timeline) -> float:
     return bubble(activity(timeline), [timeline.ranks]).ratio
 
 
-@pytest.mark.parametrize(
-    ("name", "p", "m", "v"), [size for size in SWEEP if size[2] % size[1] == 0 or size[0] != "interleaved"]
-)
-def test_bubble_is_the_claim(name: str, p: int, m: int, v: int) -> None:
-    """Idle over busy: naive p - 1, GPipe and 1F1B (p - 1) / m, interleaved (p - 1) / (v m), whatever F and B are."""
-    assert ratio(play(name, p, m, v, 1.0, 1.7)) == pytest.approx(SCHEDULES[name].bubble(p, m, v), rel=1e-9, abs=1e-9)
+@pytest.mark.parametrize(("name", "p", "m", "v"), SWEEP)
+def test_bubble_and_peak_are_the_claims(name: str, p: int, m: int, v: int) -> None:
+    """Idle over busy: naive p - 1, GPipe and 1F1B (p - 1) / m, interleaved (p - 1) / (v m), whatever F and B are;
+    zb_h1 (p - 1) / 3m, dualpipe (p/2 - 1)(F&B + B - 3W) / 3m and the others that split B at F = I = W."""
+    schedule = SCHEDULES[name]
+    f, b = (1.0, 2.0) if schedule.splits else (1.0, 1.7)
+    timeline = play(name, p, m, v, f, b)
+    claim = schedule.bubble(p, m, v, f, b / 2, b / 2)
+    if claim is not None:
+        assert ratio(timeline) == pytest.approx(claim, rel=1e-9, abs=1e-9)
+    for rank, held in peak_activations(timeline).items():
+        assert schedule.peak(p, m, v, rank) in (held, None)
+
+
+def test_closed_forms_of_zero_bubble_schedules() -> None:
+    """Hand-written, p 4, m 12, F = I = W: zb_h1 (p - 1) / 3m = 3 / 36. dualpipe (4/2 - 1)(3 + 2 - 3) = 2 beside 36 of
+    work, p + 1 = 5 held. zb_v's 8 half chunks are the memory of 4 whole ones."""
+    assert ratio(play("zb_h1", 4, 12, 1)) == pytest.approx(3 / 36)
+    assert ratio(play("dualpipe", 4, 12, 1)) == pytest.approx(2 / 36)
+    assert set(peak_activations(play("dualpipe", 4, 12, 1)).values()) == {5}
+    assert set(peak_activations(play("zb_v", 4, 12, 2)).values()) == {8}
+
+
+@pytest.mark.parametrize(("f", "b", "w"), [(1.0, 2.0, 0.8), (1.0, 2.5, 1.0), (2.0, 2.0, 1.0)])
+def test_zb_h1_at_other_costs(f: float, b: float, w: float) -> None:
+    """(p - 1)(F + I - W) of table 1, while W is not longer than F and I are."""
+    assert ratio(play("zb_h1", 4, 12, 1, f, b, w=w)) == pytest.approx(3 * (f + b - 2 * w) / (12 * (f + b)))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_blocking_transfers_do_not_deadlock(name: str) -> None:
+    """Whatever the placement: each schedule with its own way of posting, computation waiting for all of it."""
+    schedule = SCHEDULES[name]
+    work = Block("work", (Compute("work", Fixed(1.0), "F"),))
+
+    def step(action: Action) -> Step:
+        return Step(str(action), work, phase=action.kind, microbatch=action.microbatch, stage=action.stage)
+
+    for p, m, v in itertools.product((2, 3, 4), (3, 4, 8, 10), (1, 2, 3)):
+        if schedule.check(p, m, v) is not None:
+            continue
+        for overlap in (False, True):
+            lanes = lower(schedule.order(p, m, v), schedule, p * v, 0.0, step, overlap=overlap)
+            roles = tuple(
+                Role(str(rank), {lane: tuple(steps) for lane, steps in of.items()}) for rank, of in enumerate(lanes)
+            )
+            program = Program(roles, tuple(range(p)), {"pp": (tuple(range(p)),)})
+            check(program, simulate(program, ideal_cluster(p, 0.1), Costs.ideal()))
 
 
 def test_gpipe_and_1f1b_idle_alike_and_hold_differently() -> None:

@@ -135,7 +135,7 @@ def test_built_programs_come_back(section: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_come_back(name: str) -> None:
-    program = schedule_program(name, 2, 4, 2 if SCHEDULES[name].chunked else 1, 1 / 3, 2 / 3)
+    program = schedule_program(SCHEDULES[name], 2, 4, SCHEDULES[name].chunks or 2, 1 / 3, 2 / 3)
     assert from_text(to_text(program)) == program
 
 

@@ -25,8 +25,18 @@ def test_every_stage_runs_every_microbatch_once_forward_and_back(name: str) -> N
     assert legal(name)
     for p, m, v in legal(name):
         actions = [action for slots in SCHEDULES[name].order(p, m, v) for action in flat(slots)]
-        wanted = [Action(stage, kind, mb) for stage in range(p * v) for kind in "FB" for mb in range(m)]
-        assert sorted(actions) == sorted(wanted)
+        # I and W together are a B; of two copies of the model each serves its half of the micro-batches.
+        whole = [action._replace(kind="B") if action.kind == "W" else action for action in actions]
+        inputs, weights = ({(a.stage, a.microbatch) for a in actions if a.kind == kind} for kind in "IW")
+        assert inputs == weights
+        copies = SCHEDULES[name].copies
+        wanted = [
+            Action(stage, kind, mb)
+            for stage in range(p * v * copies)
+            for kind in "FB"
+            for mb in range(stage // (p * v) * m // copies, (stage // (p * v) + 1) * m // copies)
+        ]
+        assert sorted(action for action in whole if action.kind != "I") == sorted(wanted)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -47,7 +57,7 @@ def test_the_order_can_be_run(name: str) -> None:
         while moving:
             moving = False
             for queue in queues:
-                while queue and all(need in done for need in requires(queue[0], p * v)):
+                while queue and all(done.intersection(need) for need in requires(queue[0], p * v)):
                     done.add(queue.pop(0))
                     moving = True
         assert not any(queues)
@@ -55,14 +65,14 @@ def test_the_order_can_be_run(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_peak_of_held_microbatches_is_the_claim(name: str) -> None:
-    """A forward holds a chunk's activations until the backward of the same micro-batch and stage."""
+    """A forward holds a chunk's activations until the backward of the same micro-batch and stage: where split, W."""
     for p, m, v in legal(name):
         for rank, slots in enumerate(SCHEDULES[name].order(p, m, v)):
             held = peak = 0
             for action in flat(slots):
-                held += 1 if action.kind == "F" else -1
+                held += {"F": 1, "I": 0}.get(action.kind, -1)
                 peak = max(peak, held)
-            assert peak == SCHEDULES[name].peak(p, m, v, rank)
+            assert SCHEDULES[name].peak(p, m, v, rank) in (peak, None)
 
 
 def test_1f1b_of_four_ranks_as_text() -> None:
@@ -82,9 +92,57 @@ def test_interleaved_warmup_counts_of_megatron() -> None:
     assert [warmup(4, 8, 2, rank) for rank in range(4)] == [10, 8, 6, 4]
 
 
-@pytest.mark.parametrize(("size", "word"), [((4, 6, 2), "multiple of 4"), ((4, 8, 1), "at least 2 chunks")])
+@pytest.mark.parametrize(
+    ("size", "word"), [((4, 9, 2), "nearest: 8, 10, or any multiple of 4"), ((4, 8, 1), "at least 2 chunks")]
+)
 def test_interleaved_names_what_it_needs(size: tuple[int, int, int], word: str) -> None:
     assert word in (SCHEDULES["interleaved"].check(*size) or "")
+
+
+def test_flexible_rounds_of_interleaved_schedules() -> None:
+    """R02: pp 4 takes m 10 and m 3, not m 9: max(1, m // pp) rounds must share m evenly."""
+    for name in ("interleaved", "interleaved_zb"):
+        check = SCHEDULES[name].check
+        assert [check(4, m, 2) is None for m in (10, 3, 9)] == [True, True, False]
+
+
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipe_v"])
+def test_minimum_of_microbatches_is_named(name: str) -> None:
+    """R03: 2 pp."""
+    assert "at least 8 micro-batches (2 pp" in (SCHEDULES[name].check(4, 6, SCHEDULES[name].chunks or 1) or "")
+
+
+def test_dualpipe_needs_pairs() -> None:
+    assert "even number of pipeline ranks" in (SCHEDULES["dualpipe"].check(3, 8, 1) or "")
+    assert "even number of at least 8" in (SCHEDULES["dualpipe"].check(4, 9, 1) or "")
+
+
+def test_zb_h1_of_three_ranks_as_text() -> None:
+    """As 1F1B with I for B; the W of rank r is r micro-batches behind."""
+    order = SCHEDULES["zb_h1"].order(3, 3, 1)
+    assert text(order[0]) == "0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2"
+    assert text(order[2]) == "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2W1 2W2"
+
+
+def test_zb_h1_is_one_chunk_of_interleaved_zb() -> None:
+    for p, m, v in legal("zb_h1"):
+        if SCHEDULES["interleaved_zb"].check(p, m, v) is None:
+            assert SCHEDULES["zb_h1"].order(p, m, v) == SCHEDULES["interleaved_zb"].order(p, m, v)
+
+
+def test_dualpipe_folds_to_dualpipe_v() -> None:
+    """p 4, m 8, seen from rank 0 and its mirror image, rank 3: each direction is chunk 0 where it begins."""
+    order = SCHEDULES["dualpipe"].order(4, 8, 1)
+    folded = SCHEDULES["dualpipe_v"].order(2, 4, 2)
+    assert text(folded[0]).startswith("0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3+3B1")
+    assert text(order[0]).startswith("0F0 0F1 0F2 7F4 7I4 7W4 7F5 0F3+7B5")
+    assert text(order[3]).startswith("4F4 4F5 4F6 3F0 3I0 3W0 3F1 4F7+3B1")
+
+
+def test_a_gradient_comes_from_either_kind_of_backward() -> None:
+    assert requires(Action(1, "I", 0), 4) == [(Action(1, "F", 0),), (Action(2, "B", 0), Action(2, "I", 0))]
+    assert requires(Action(1, "W", 0), 4) == [(Action(1, "I", 0),)]
+    assert requires(Action(4, "F", 3), 4) == []  # the first stage of a second copy
 
 
 def test_one_stage_schedules_refuse_chunks() -> None:

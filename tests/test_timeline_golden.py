@@ -8,6 +8,7 @@ from simulator.build import schedule_program
 from simulator.cluster.ideal import ideal_cluster
 from simulator.costs import Costs
 from simulator.engine import simulate
+from simulator.schedules import SCHEDULES
 from simulator.timeline import Timeline
 
 
@@ -22,7 +23,7 @@ def text(timeline: Timeline) -> str:
 
 
 def play(name: str, p: int, m: int, v: int, *, fold: bool, coalesce: bool) -> str:
-    program = schedule_program(name, p, m, v, 1.0, 2.0)
+    program = schedule_program(SCHEDULES[name], p, m, v, 1.0, 2.0)
     return text(simulate(program, ideal_cluster(p, 0.5), Costs.ideal(), fold=fold, coalesce=coalesce))
 
 

@@ -27,7 +27,7 @@ def needed_bytes(workload: Workload) -> float:
     most = [0] * parallelism.pp
     for rank, stage in enumerate(placed.pipeline_rank):
         most[stage] = max(most[stage], members[rank])
-    order = SCHEDULES[parallelism.schedule].order(parallelism.pp, workload.microbatches, parallelism.vpp)
+    order = parallelism.plan.order(parallelism.pp, workload.microbatches, parallelism.vpp)
     return max(
         model.state_bytes(workload, rank).total + _held_bytes(workload, slots) + overhead_bytes(most[rank])
         for rank, slots in enumerate(order)
@@ -35,20 +35,17 @@ def needed_bytes(workload: Workload) -> float:
 
 
 def _held_bytes(workload: Workload, slots: Sequence[Slot]) -> float:
-    """The most that a pipeline rank's passes hold: a forward keeps its stage's saved tensors until the backward has
-    run, which needs the workspace of the stage's most demanding part beside them."""
-    parts = {stage: model.stage_parts(workload, stage) for stage in {action.stage for slot in slots for action in slot}}
-    saved = {stage: sum(part.saved_bytes for part in of_stage) for stage, of_stage in parts.items()}
-    workspace = {stage: max(part.workspace_bytes for part in of_stage) for stage, of_stage in parts.items()}
+    """The most that a pipeline rank's passes hold (see `model.pass_bytes`)."""
+    n_stages = workload.parallelism.n_stages
+    stages = {action.stage for slot in slots for action in slot}
+    parts = {stage: model.stage_parts(workload, stage % n_stages) for stage in stages}
     held = most = 0.0
     for slot in slots:
         for action in slot:
-            if action.kind == "F":
-                held += saved[action.stage]
-                most = max(most, held)
-            else:
-                most = max(most, held + workspace[action.stage])
-                held -= saved[action.stage] if action.kind == "B" else 0.0
+            moved = model.pass_bytes(parts[action.stage], action.kind)
+            held += moved.alloc
+            most = max(most, held + moved.workspace)
+            held -= moved.free
     return most
 
 
@@ -66,16 +63,18 @@ def _zero(workload: Workload) -> Setting:
 
 
 def _schedule(workload: Workload) -> Setting:
-    """The schedule that claims to hold least, of those that claim no larger bubble."""
+    """The schedule that claims to hold least, of those that leave backward passes whole and claim no larger bubble."""
     layout = workload.parallelism
     shape = (layout.pp, workload.microbatches, layout.vpp)
-    idle = SCHEDULES[layout.schedule].bubble(*shape)
-    peaks = {
-        name: max(schedule.peak(*shape, rank) for rank in range(layout.pp))
-        for name, schedule in SCHEDULES.items()
-        if schedule.check(*shape) is None and schedule.bubble(*shape) <= idle
-    }
-    return {"parallelism.schedule": min(peaks, key=peaks.__getitem__)}
+    idle = layout.plan.bubble(*shape, 1, 1, 1)
+    peaks: dict[str, int] = {}
+    for name, schedule in SCHEDULES.items():
+        if schedule.splits or schedule.check(*shape) is not None:
+            continue
+        claimed, held = schedule.bubble(*shape, 1, 1, 1), [schedule.peak(*shape, rank) for rank in range(layout.pp)]
+        if claimed is not None and (idle is None or claimed <= idle):
+            peaks[name] = max(peak for peak in held if peak is not None)
+    return {"parallelism.schedule": min(peaks, key=peaks.__getitem__)} if peaks else {}
 
 
 def _selective(workload: Workload) -> Setting:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import NamedTuple
 
 from simulator.model import Part
@@ -27,8 +26,9 @@ class Bucket:
     params: int
 
 
-def gradients_complete(parts: Sequence[Part], first: int = 0) -> list[Mark]:
-    """Where in the backward pass of ``parts``, which begins at op ``first`` of a block, gradients are complete.
+def gradients_complete(parts: Sequence[Part], first: int = 0, *, whole: bool = True) -> list[Mark]:
+    """Where in the backward pass of ``parts``, which begins at op ``first`` of a block, gradients are complete; unless
+    ``whole``, in the pass that computes weight gradients alone.
 
     A weight-gradient product completes its weight once all that follows it in its phase is done, such as adding it to
     the buffer; what no product makes (norms, biases, embeddings) and what a part only shares (a tied projection) is
@@ -37,18 +37,30 @@ def gradients_complete(parts: Sequence[Part], first: int = 0) -> list[Mark]:
     marks: list[Mark] = []
     done = first
     for part in reversed(parts):
-        done += len(part.recompute)
+        done += len(part.recompute) if whole else 0
         left = part.params
-        for in_weight_phase, ops in groupby(part.backward, key=_in_weight_phase):
-            run = list(ops)
+        for run in _runs(part.backward if whole else part.weight_grad):
             done += len(run)
-            made = min(sum(_made_by(op) for op in run), left) if in_weight_phase else 0
+            made = min(sum(_made_by(op) for op in run), left) if _in_weight_phase(run[0]) else 0
             if made:
                 marks.append(Mark(done, made))
                 left -= made
         if left:
             marks.append(Mark(done, left))
     return marks
+
+
+def _runs(ops: Sequence[Compute | Comm]) -> Iterator[list[Compute | Comm]]:
+    """``ops`` cut where the weight phase begins and ends, and within it before each product but the first."""
+    run: list[Compute | Comm] = []
+    for op in ops:
+        weight = _in_weight_phase(op)
+        if run and (weight != _in_weight_phase(run[0]) or (weight and _made_by(op) and any(map(_made_by, run)))):
+            yield run
+            run = []
+        run.append(op)
+    if run:
+        yield run
 
 
 def parameters_used(parts: Sequence[Part], first: int = 0) -> list[Mark]:

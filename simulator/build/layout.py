@@ -16,8 +16,9 @@ Groups = Mapping[str, tuple[tuple[int, ...], ...]]
 class Layout:
     """``pipeline_rank[rank]`` and the groups of every axis that has more than one member.
 
-    Axes: tp, dp, pp (ordered by stage), ``mp`` (all tensor and pipeline ranks of one replica) and ``embd`` (first and
-    last pipeline rank, which share a tied embedding table).
+    Axes: tp, dp, pp (ordered by pipeline rank), ``mp`` (all tensor and pipeline ranks of one replica), ``embd`` (the
+    ranks of the first and the last stage, where each has its copy of a tied embedding table) and ``twin`` (two pipeline
+    ranks that hold the same stages).
     """
 
     pipeline_rank: tuple[int, ...]
@@ -43,7 +44,12 @@ def layout(workload: Workload) -> Layout:
 
     groups = {axis: along(axis) for axis in axes}
     groups["mp"] = along("pp", "tp")
-    if workload.model.tied_embeddings and parallelism.pp > 1:
-        groups["embd"] = tuple((pipeline[0], pipeline[-1]) for pipeline in groups["pp"])
+    if workload.model.tied_embeddings and not parallelism.table_in_place:
+        first, last = parallelism.ends
+        groups["embd"] = tuple((pipeline[first], pipeline[last]) for pipeline in groups["pp"])
+    if parallelism.plan.copies == 2:
+        groups["twin"] = tuple(
+            (pipeline[rank], pipeline[-1 - rank]) for pipeline in groups["pp"] for rank in range(parallelism.pp // 2)
+        )
     pipeline_rank = np.indices(grid.shape)[dimension["pp"]].reshape(-1)
     return Layout(tuple(pipeline_rank.tolist()), {axis: members for axis, members in groups.items() if members})

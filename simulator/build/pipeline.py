@@ -1,61 +1,89 @@
 """From a schedule's actions to lanes: pure passes that add sends and receives.
 
 A schedule says only what each rank computes. `transfers` derives from the one rule of dependence what has to travel;
-`overlapped` and `blocking` post it, in the background or as Megatron's batches.
+`overlapped` and `blocking` post it, in the background or as Megatron's or PyTorch's batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from simulator.program import Batch, Comm, Step
 from simulator.program.ops import COMPUTE_LANE
-from simulator.schedules import Action, Order, Schedule, requires
+from simulator.schedules import Action, Cell, Order, Post, Schedule, Slot, requires
 
 #: lane -> steps of one pipeline rank
 Lanes = dict[str, list[Step]]
 
 _DIRECTION = {"F": "fwd", "B": "bwd", "I": "bwd"}
+#: Kind of the action -> what torch's text form calls its result.
+_RESULT = {"F": "F", "B": "B", "I": "B"}
 
 
 @dataclass(frozen=True)
 class Hop:
-    """The result of ``source``, made on pipeline rank ``sender``, travels to ``target`` on rank ``receiver``."""
+    """The result of ``source``, made on pipeline rank ``sender``, travels to ``target`` on rank ``receiver``: once
+    ``sent_after`` has ended, and ``awaited_by`` does not start before (they themselves, or the pass they are part of).
+    """
 
     source: Action
     target: Action
     sender: int
     receiver: int
+    sent_after: Action
+    awaited_by: Action
 
-    def comm(self, op: str, nbytes: float) -> Comm:
+    def comm(self, op: str, nbytes: float, *, name_peer: bool = False) -> Comm:
         """This end of the transfer; both ends carry the source action as their tag."""
-        peer = self.receiver if op == "send" else self.sender
-        name = f"{op}_{_DIRECTION[self.source.kind]}"
+        peer = self.peer(op)
+        name = f"{op}_{_DIRECTION[self.source.kind]}" + (f"_{peer}" if name_peer else "")
         return Comm(name, op, nbytes, "pp", "pp", peer=peer, tag=str(self.source))
+
+    def rank(self, op: str) -> int:
+        """Who calls this end."""
+        return self.sender if op == "send" else self.receiver
+
+    def peer(self, op: str) -> int:
+        """Who calls the other end."""
+        return self.receiver if op == "send" else self.sender
 
     def label(self, op: str) -> str:
         """As in ``torch.distributed.pipelining``: 0SEND_F3, 1RECV_F3."""
         stage = self.source.stage if op == "send" else self.target.stage
-        return f"{stage}{op.upper()}_{self.source.kind}{self.source.microbatch}"
+        return f"{stage}{op.upper()}_{_RESULT[self.source.kind]}{self.source.microbatch}"
+
+
+def flat(slots: list[Slot]) -> list[Action]:
+    """The actions of a rank without its slots."""
+    return [action for slot in slots for action in slot]
 
 
 def transfers(order: Order, schedule: Schedule, n_stages: int) -> list[Hop]:
     """Everything that has to travel between ranks, in the order in which each sender makes it."""
     p = len(order)
     targets: dict[Action, list[Action]] = {}
-    for slots in order:
-        for action in (action for slot in slots for action in slot):
-            for source in requires(action, n_stages):
-                targets.setdefault(source, []).append(action)
+    for target, sources in _sources(order, n_stages).items():
+        for source in sources:
+            targets.setdefault(source, []).append(target)
     return [
-        Hop(source, target, rank, receiver)
+        Hop(source, target, rank, receiver, source, target)
         for rank, slots in enumerate(order)
         for slot in slots
         for source in slot
         for target in targets.get(source, ())
         if (receiver := schedule.rank_of(target.stage, p)) != rank
     ]
+
+
+def _sources(order: Order, n_stages: int) -> dict[Action, list[Action]]:
+    """Per action, the actions of ``order`` that give what it needs."""
+    present = {action for slots in order for action in flat(slots)}
+    return {
+        action: [source for need in requires(action, n_stages) for source in need if source in present]
+        for slots in order
+        for action in flat(slots)
+    }
 
 
 def lower(
@@ -73,26 +101,143 @@ def lower(
     own and computation waits only for what it needs; without, it waits for every batch posted before it, sends too.
     """
     hops = transfers(order, schedule, n_stages)
+    hops = _joined(order, hops) if schedule.joined else hops
+    step_of = _after_late(order, n_stages, step_of)
+    if schedule.rows is not None:
+        return _as_written(schedule.rows, hops, nbytes, step_of, overlap=overlap)
     if overlap:
         return _overlapped(order, hops, nbytes, step_of)
-    return _blocking(order, hops, schedule.batching, nbytes, step_of)
+    batching = schedule.batching(len(order), len({action.microbatch for action in flat(order[0])}))
+    if batching == "single":
+        units: Order = order if schedule.joined else [[(action,) for action in flat(slots)] for slots in order]
+        return _one_by_one(units, hops, n_stages, nbytes, step_of)
+    return _blocking(order, hops, batching, nbytes, step_of)
+
+
+def _joined(order: Order, hops: list[Hop]) -> list[Hop]:
+    """Of slots that are one pass each: all that they need is awaited by the first action, and sent after the last."""
+    first, last = ({action: slot[end] for slots in order for slot in slots for action in slot} for end in (0, -1))
+    return [replace(hop, awaited_by=first[hop.target], sent_after=last[hop.source]) for hop in hops]
+
+
+def _after_late(order: Order, n_stages: int, step_of: Callable[[Action], Step]) -> Callable[[Action], Step]:
+    """As ``step_of``, where an action also waits for what its own rank runs only later: such an order cannot be run,
+    and the engine will say so. What ran before on the same lane needs no wait."""
+    place = {action: (rank, at) for rank, slots in enumerate(order) for at, action in enumerate(flat(slots))}
+    late: dict[Action, list[str]] = {}
+    for action, sources in _sources(order, n_stages).items():
+        rank, at = place[action]
+        for source in sources:
+            if place[source][0] == rank and place[source][1] > at:
+                late.setdefault(action, []).append(str(source))
+    return lambda action: _wait(step_of(action), late.get(action, []))
 
 
 def _overlapped(order: Order, hops: list[Hop], nbytes: float, step_of: Callable[[Action], Step]) -> list[Lanes]:
     lanes: list[Lanes] = [{COMPUTE_LANE: []} for _ in order]
     needs: dict[Action, list[str]] = {}
     for hop in hops:
-        needs.setdefault(hop.target, []).append(hop.label("recv"))
+        needs.setdefault(hop.awaited_by, []).append(hop.label("recv"))
     for rank, slots in enumerate(order):
-        for action in (action for slot in slots for action in slot):
+        for action in flat(slots):
             lanes[rank][COMPUTE_LANE].append(_wait(step_of(action), needs.get(action, [])))
-    # Receives are posted in the sender's order, whatever the receiver's own: a lane never waits for what comes later.
+    # A lane per direction and neighbour, and receives posted in the sender's order, whatever the receiver's own: a lane
+    # never waits for what comes later, nor for another neighbour.
+    several = _several_peers(hops)
     for hop in hops:
-        for rank, op, after in ((hop.sender, "send", (str(hop.source),)), (hop.receiver, "recv", ())):
-            comm = hop.comm(op, nbytes)
+        for op, after in (("send", (str(hop.sent_after),)), ("recv", ())):
+            rank = hop.rank(op)
+            comm = hop.comm(op, nbytes, name_peer=(rank, op, _DIRECTION[hop.source.kind]) in several)
             step = Step(hop.label(op), comm, after, microbatch=hop.source.microbatch, stage=hop.source.stage)
             lanes[rank].setdefault(comm.lane, []).append(step)
     return lanes
+
+
+def _as_written(
+    rows: Sequence[Sequence[Cell]], hops: list[Hop], nbytes: float, step_of: Callable[[Action], Step], *, overlap: bool
+) -> list[Lanes]:
+    """Sends and receives where the schedule's author has put them, each after the computation written before it, as on
+    a stream of their own; with ``overlap`` a stream per neighbour, as torch runs ``isend`` and ``irecv``."""
+    several = _several_peers(hops)
+    ends = {hop.label(op): (hop, op) for hop in hops for op in ("send", "recv")}
+    needs: dict[Action, list[str]] = {}
+    for hop in hops:
+        needs.setdefault(hop.awaited_by, []).append(hop.label("recv"))
+    written: list[Lanes] = []
+    for rank, row in enumerate(rows):
+        lanes: Lanes = {COMPUTE_LANE: []}
+        for cell in row:
+            if isinstance(cell, Post):
+                hop, op = ends[str(cell)]
+                after = tuple(step.label for step in lanes[COMPUTE_LANE][-1:])
+                if overlap:
+                    comm = hop.comm(op, nbytes, name_peer=(rank, op, _DIRECTION[hop.source.kind]) in several)
+                    step = Step(hop.label(op), comm, after, microbatch=hop.source.microbatch, stage=hop.source.stage)
+                    lanes.setdefault(f"pp_{hop.peer(op)}", []).append(step)
+                else:
+                    lanes.setdefault("pp", []).append(_post([(hop, op)], nbytes, after))
+                continue
+            for action in cell:
+                waits = dict.fromkeys([step.label for step in lanes.get("pp", ())[-1:]] + needs.get(action, []))
+                lanes[COMPUTE_LANE].append(_wait(step_of(action), list(waits)))
+        written.append(lanes)
+    return written
+
+
+def _several_peers(hops: list[Hop]) -> set[tuple[int, str, str]]:
+    """(rank, op, direction) that have more than one neighbour, as in a V: their lanes name it."""
+    peers: dict[tuple[int, str, str], set[int]] = {}
+    for hop in hops:
+        for op in ("send", "recv"):
+            peers.setdefault((hop.rank(op), op, _DIRECTION[hop.source.kind]), set()).add(hop.peer(op))
+    return {key for key, of_key in peers.items() if len(of_key) > 1}
+
+
+def _one_by_one(
+    order: Order, hops: list[Hop], n_stages: int, nbytes: float, step_of: Callable[[Action], Step]
+) -> list[Lanes]:
+    """Each transfer alone, at both ends when the sender has made it; computation waits for all posted before it.
+
+    Ranks take turns to run the slots that are ready, so that there is one order of all events that every rank's own
+    agrees with, and nothing can deadlock. Of an order that cannot be run the rest is posted as it stands.
+    """
+    sends: dict[Action, list[Hop]] = {}
+    receives: dict[Action, list[Hop]] = {}
+    for hop in hops:
+        sends.setdefault(hop.sent_after, []).append(hop)
+        receives.setdefault(hop.awaited_by, []).append(hop)
+    sources = _sources(order, n_stages)
+    queues = [list(slots) for slots in order]
+    compute: list[list[Step]] = [[] for _ in order]
+    posted: list[list[Step]] = [[] for _ in order]
+    done: set[Action] = set()
+
+    def run(rank: int, action: Action) -> None:
+        waits = [step.label for step in posted[rank][-1:]]
+        waits += [hop.label("recv") for hop in receives.get(action, ()) if hop.source not in done]
+        compute[rank].append(_wait(step_of(action), waits))
+        done.add(action)
+        for hop in sends.get(action, ()):
+            for op in ("send", "recv"):
+                end = hop.rank(op)
+                after = tuple(step.label for step in compute[end][-1:])
+                posted[end].append(_post([(hop, op)], nbytes, after))
+
+    moving = True
+    while moving:
+        moving = False
+        for rank, queue in enumerate(queues):
+            if queue and all(need in done or need in queue[0] for action in queue[0] for need in sources[action]):
+                for action in queue.pop(0):
+                    run(rank, action)
+                moving = True
+    for rank, queue in enumerate(queues):
+        for action in flat(queue):
+            run(rank, action)
+    return [
+        {COMPUTE_LANE: steps, "pp": of_rank} if of_rank else {COMPUTE_LANE: steps}
+        for steps, of_rank in zip(compute, posted, strict=True)
+    ]
 
 
 def _blocking(
@@ -101,8 +246,8 @@ def _blocking(
     sends: dict[Action, list[Hop]] = {}
     receives: dict[Action, list[Hop]] = {}
     for hop in hops:
-        sends.setdefault(hop.source, []).append(hop)
-        receives.setdefault(hop.target, []).append(hop)
+        sends.setdefault(hop.sent_after, []).append(hop)
+        receives.setdefault(hop.awaited_by, []).append(hop)
     lanes: list[Lanes] = []
     for slots in order:
         compute: list[Step] = []
@@ -129,7 +274,7 @@ def _batches(ends: list[tuple[Hop, str]], batching: str) -> list[list[tuple[Hop,
         return [ends] if ends else []
     by_peer: dict[int, list[tuple[Hop, str]]] = {}
     for hop, op in ends:
-        by_peer.setdefault(hop.receiver if op == "send" else hop.sender, []).append((hop, op))
+        by_peer.setdefault(hop.peer(op), []).append((hop, op))
     return list(by_peer.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -10,10 +11,10 @@ from simulator.build.gradients import Bucket, Mark, buckets, gradients_complete,
 from simulator.build.layout import layout
 from simulator.build.pipeline import Lanes, lower
 from simulator.config import Workload
-from simulator.model import Part, optimizer_ops, replicated_gradient_ops, stage_parts
+from simulator.model import Part, PassBytes, optimizer_ops, pass_bytes, replicated_gradient_ops, stage_parts
 from simulator.program import Block, Comm, Compute, Program, Role, Step
 from simulator.program.ops import COMPUTE_LANE
-from simulator.schedules import SCHEDULES, Action
+from simulator.schedules import Action
 from simulator.units import DTYPE_BYTES
 
 DP_LANE = "dp"
@@ -24,9 +25,9 @@ def build_program(workload: Workload) -> Program:
     placed = layout(workload)
     stages = _Stages(workload)
     parallelism = workload.parallelism
-    schedule = SCHEDULES[parallelism.schedule]
+    schedule = parallelism.plan
     order = schedule.order(parallelism.pp, workload.microbatches, parallelism.vpp)
-    lanes = lower(order, schedule, stages.n_stages, stages.hop_bytes, stages.step, overlap=parallelism.overlap.p2p)
+    lanes = lower(order, schedule, parallelism.n_stages, stages.hop_bytes, stages.step, overlap=parallelism.overlap.p2p)
     roles = tuple(
         Role(f"stage{rank}", {lane: tuple(steps) for lane, steps in _tail(workload, stages, rank, of_rank).items()})
         for rank, of_rank in enumerate(lanes)
@@ -42,12 +43,13 @@ class _Stages:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         parallelism = workload.parallelism
-        self.n_stages = parallelism.pp * parallelism.vpp
-        self.parts = [stage_parts(workload, stage) for stage in range(self.n_stages)]
+        self.n_stages = parallelism.n_stages
+        self.parts = [stage_parts(workload, stage) for stage in range(self.n_stages)] * parallelism.plan.copies
+        self._chunk = {
+            stage: chunk for rank in range(parallelism.pp) for chunk, stage in enumerate(parallelism.stages_of(rank))
+        }
         self._blocks: dict[tuple[object, ...], Block] = {}
-        self._block_of = {(stage, kind): self._block(stage, kind) for stage in range(self.n_stages) for kind in "FB"}
-        self._saved = [sum(part.saved_bytes for part in parts) for parts in self.parts]
-        self._workspace = [max(part.workspace_bytes for part in parts) for parts in self.parts]
+        self._pass_of: dict[tuple[int, str], tuple[Block, PassBytes]] = {}
 
     @cached_property
     def activation_bytes(self) -> float:
@@ -69,8 +71,8 @@ class _Stages:
     def gradients_complete(self, step: Step) -> list[Mark]:
         """Where the backward pass ``step`` completes gradients; what stands before the parts' own ops counts."""
         parts = self.parts[step.stage]
-        own = sum(len(part.recompute) + len(part.backward) for part in parts)
-        return gradients_complete(parts, self._n_ops(step) - own)
+        own = sum(len(_ops((part,), step.phase)) for part in parts)
+        return gradients_complete(parts, self._n_ops(step) - own, whole=step.phase == "B")
 
     def parameters_used(self, step: Step) -> list[Mark]:
         """Where the forward pass ``step`` has used parameters."""
@@ -78,39 +80,52 @@ class _Stages:
         return parameters_used(parts, self._n_ops(step) - sum(len(part.forward) for part in parts))
 
     def _n_ops(self, step: Step) -> int:
-        return len(self._block_of[step.stage, step.phase].ops)
+        return len(self._pass_of[step.stage, step.phase][0].ops)
 
     def step(self, action: Action) -> Step:
         """The compute step of an action, with what it holds and gives back."""
-        stage, forward = action.stage, action.kind == "F"
+        key = (action.stage, action.kind)
+        if key not in self._pass_of:
+            self._pass_of[key] = self._block(*key), pass_bytes(self.parts[action.stage], action.kind)
+        block, moved = self._pass_of[key]
         return Step(
             str(action),
-            self._block_of[stage, action.kind],
+            block,
             phase=action.kind,
             microbatch=action.microbatch,
-            stage=stage,
-            chunk=stage // self.workload.parallelism.pp,
-            alloc_bytes=self._saved[stage] if forward else 0.0,
-            free_bytes=0.0 if forward else self._saved[stage],
-            workspace_bytes=0.0 if forward else self._workspace[stage],
+            stage=action.stage,
+            chunk=self._chunk[action.stage],
+            alloc_bytes=moved.alloc,
+            free_bytes=moved.free,
+            workspace_bytes=moved.workspace,
         )
 
     def _block(self, stage: int, kind: str) -> Block:
         parts = self.parts[stage]
-        arrives = stage > 0 if kind == "F" else stage < self.n_stages - 1
+        place = stage % self.n_stages
+        arrives = {"F": place > 0, "W": False}.get(kind, place < self.n_stages - 1)
         parallelism = self.workload.parallelism
         gathered = parallelism.scatter_gather_p2p and parallelism.tp > 1 and arrives
         key = (kind, gathered, tuple(id(part) for part in parts))
         if key not in self._blocks:
-            ops = [op for part in parts for op in part.forward] if kind == "F" else _backward(parts)
+            ops = _ops(parts, kind)
             if gathered:
                 ops.insert(0, Comm("tp.all_gather p2p", "all_gather", self.activation_bytes, "tp", "tp"))
             self._blocks[key] = Block(f"{kind} {'+'.join(_runs(parts))}", tuple(ops))
         return self._blocks[key]
 
 
-def _backward(parts: tuple[Part, ...]) -> list[Compute | Comm]:
-    return [op for part in reversed(parts) for op in (*part.recompute, *part.backward)]
+def _ops(parts: tuple[Part, ...], kind: str) -> list[Compute | Comm]:
+    back = parts[::-1]
+    match kind:
+        case "F":
+            return [op for part in parts for op in part.forward]
+        case "B":
+            return [op for part in back for op in (*part.recompute, *part.backward)]
+        case "I":
+            return [op for part in back for op in (*part.recompute, *part.input_grad)]
+        case _:
+            return [op for part in back for op in part.weight_grad]
 
 
 def _runs(parts: tuple[Part, ...]) -> list[str]:
@@ -129,7 +144,7 @@ def _working_bytes(workload: Workload) -> int:
 def _tail(workload: Workload, stages: _Stages, rank: int, lanes: Lanes) -> dict[str, list[Step]]:
     """Add gradient reduction, the optimizer and parameter gathering to a pipeline rank's lanes."""
     parallelism = workload.parallelism
-    own = range(rank, stages.n_stages, parallelism.pp)
+    own = parallelism.stages_of(rank)
     params = sum(stages.params(stage) for stage in own)
     compute = list(lanes[COMPUTE_LANE])
     # Blocking transfers hold up the host, and so all that follows the pipeline.
@@ -138,7 +153,9 @@ def _tail(workload: Workload, stages: _Stages, rank: int, lanes: Lanes) -> dict[
     if parallelism.dp > 1:
         compute, reductions = _reduce(workload, stages, own, compute, drained)
     ready = (*drained, *(step.label for step in reductions))
-    compute += _embedding_gradients(workload, rank, ready)
+    twins = _twin_gradients(workload, params, ready)
+    ready = (*ready, *(step.label for step in twins))
+    compute += [*twins, *_embedding_gradients(workload, rank, ready)]
     replicated = replicated_gradient_ops(workload, [part for stage in own for part in stages.parts[stage]])
     ops = (*replicated, *optimizer_ops(workload, params))
     compute.append(Step("optimizer", Block("optimizer", ops), ready, phase="O"))
@@ -153,7 +170,7 @@ def _tail(workload: Workload, stages: _Stages, rank: int, lanes: Lanes) -> dict[
 
 
 def _reduce(
-    workload: Workload, stages: _Stages, own: range, compute: list[Step], drained: tuple[str, ...]
+    workload: Workload, stages: _Stages, own: Sequence[int], compute: list[Step], drained: tuple[str, ...]
 ) -> tuple[list[Step], list[Step]]:
     """Gradient reduction over dp: in buckets beside the last backward passes, or all at once after them."""
     parallelism = workload.parallelism
@@ -168,7 +185,7 @@ def _reduce(
     if not parallelism.overlap.grad_reduce:
         total = sum(stages.params(stage) for stage in own)
         return compute, [reduction("reduce grads", total, compute[-1].label, *drained)]
-    last = {step.stage: step.label for step in compute if step.phase == "B"}
+    last = {step.stage: step.label for step in compute if step.phase in ("B", "W")}
     cut: list[Step] = []
     reductions: list[Step] = []
     for step in compute:
@@ -196,10 +213,21 @@ def _pieces(step: Step, parts: list[Bucket]) -> list[Step]:
     return pieces
 
 
-def _embedding_gradients(workload: Workload, rank: int, ready: tuple[str, ...]) -> list[Step]:
-    """Tied embeddings: first and last stage hold copies of one table and add up its gradients."""
+def _twin_gradients(workload: Workload, params: int, ready: tuple[str, ...]) -> list[Step]:
+    """Where two ranks hold the same stages, they add up what each has reduced over dp: of ZeRO-1 its own share."""
     parallelism = workload.parallelism
-    if not workload.model.tied_embeddings or parallelism.pp == 1 or rank not in (0, parallelism.pp - 1):
+    if parallelism.plan.copies == 1:
+        return []
+    shared = parallelism.dp if parallelism.zero else 1
+    nbytes = params * DTYPE_BYTES[workload.training.grad_dtype] / shared
+    comm = Comm("dp.all_reduce twin grads", "all_reduce", nbytes, "twin", "dp")
+    return [Step("twin grads", comm, ready)]
+
+
+def _embedding_gradients(workload: Workload, rank: int, ready: tuple[str, ...]) -> list[Step]:
+    """Tied embeddings: where first and last stage hold copies of one table they add up its gradients."""
+    parallelism = workload.parallelism
+    if not workload.model.tied_embeddings or parallelism.table_in_place or rank not in parallelism.ends:
         return []
     rows = workload.model.padded_vocab(parallelism.tp) // (parallelism.tp if parallelism.vocab_parallel else 1)
     nbytes = float(rows * workload.model.hidden * DTYPE_BYTES[workload.training.grad_dtype])
@@ -213,7 +241,7 @@ def _gather(workload: Workload, label: str, params: int, *after: str) -> Step:
     return Step(label, Comm("dp.all_gather params", "all_gather", nbytes, "dp", "dp"), after)
 
 
-def _gather_at_the_end(workload: Workload, stages: _Stages, own: range) -> list[Step]:
+def _gather_at_the_end(workload: Workload, stages: _Stages, own: Sequence[int]) -> list[Step]:
     return [_gather(workload, f"gather {stage}", stages.params(stage), "optimizer") for stage in own]
 
 

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from simulator.build.pipeline import lower
 from simulator.program import Block, Compute, Fixed, Program, Role, Step
-from simulator.schedules import SCHEDULES, Action
+from simulator.schedules import Action, Schedule
 
 
 def schedule_program(
-    name: str, stages: int, microbatches: int, chunks: int, forward_s: float, backward_s: float
+    schedule: Schedule,
+    stages: int,
+    microbatches: int,
+    chunks: int,
+    forward_s: float,
+    backward_s: float,
+    weight_s: float = 0.0,
 ) -> Program:
-    """The program of schedule ``name`` on ``stages`` pipeline ranks with ``chunks`` chunks each.
+    """The program of ``schedule`` on ``stages`` pipeline ranks with ``chunks`` chunks each.
 
-    A forward of a chunk lasts ``forward_s``, its whole backward ``backward_s``; transfers carry no bytes, so that they
-    last the cluster's latency, in the background. A held micro-batch chunk counts as one byte of memory.
+    A forward of a chunk lasts ``forward_s``, its whole backward ``backward_s``, of which the weight gradient takes
+    ``weight_s`` where they are split; transfers carry no bytes, so that they last the cluster's latency, in the
+    background. A held micro-batch chunk counts as one byte of memory.
     """
-    schedule = SCHEDULES[name]
     order = schedule.order(stages, microbatches, chunks)
-    seconds = {"F": forward_s, "B": backward_s}
+    seconds = {"F": forward_s, "B": backward_s, "I": backward_s - weight_s, "W": weight_s}
     blocks = {kind: Block(kind, (Compute(kind, Fixed(length), kind),)) for kind, length in seconds.items()}
 
     def step(action: Action) -> Step:
-        forward = action.kind == "F"
         return Step(
             str(action),
             blocks[action.kind],
@@ -29,8 +34,8 @@ def schedule_program(
             microbatch=action.microbatch,
             stage=action.stage,
             chunk=action.stage // stages,
-            alloc_bytes=float(forward),
-            free_bytes=float(not forward),
+            alloc_bytes=float(action.kind == "F"),
+            free_bytes=float(action.kind in "BW"),
         )
 
     lanes = lower(order, schedule, stages * chunks, 0.0, step, overlap=True)
@@ -39,4 +44,4 @@ def schedule_program(
         for rank, of_rank in enumerate(lanes)
     )
     groups = {"pp": (tuple(range(stages)),)} if stages > 1 else {}
-    return Program(roles, tuple(range(stages)), groups, name)
+    return Program(roles, tuple(range(stages)), groups, schedule.name)

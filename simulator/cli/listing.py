@@ -127,7 +127,11 @@ def _schedules() -> Rows:
     from simulator.schedules import SCHEDULES
 
     return [
-        {"name": name, "chunks": "several" if schedule.chunked else "1", "paper": schedule.paper}
+        {
+            "name": name,
+            "chunks": "several" if schedule.chunks is None else str(schedule.chunks),
+            "paper": schedule.paper,
+        }
         for name, schedule in SCHEDULES.items()
     ]
 

@@ -37,7 +37,7 @@ def check_outputs(
         allowed = (suffixes or {}).get(option)
         if allowed and path.suffix.lower() not in allowed:
             kinds = ", ".join(f"a name that ends in {suffix}" for suffix in allowed)
-            raise InputError("no picture of this kind", file=option, found=str(path), allowed=kinds)
+            raise InputError("no file of this kind", file=option, found=str(path), allowed=kinds)
         as_path(path.absolute(), file=option)
         folder, target = path.parent, path.resolve()
         if target in read:

@@ -14,31 +14,35 @@ from simulator.cli.terminal import console, table
 from simulator.errors import InputError
 from simulator.output.files import PICTURES
 
-_COSTS = {"F": "forward", "B": "backward", "comm": "comm"}
+_COSTS = {"F": "forward", "B": "backward", "W": "weight", "comm": "comm"}
 #: Longer orders are cut on the terminal; the JSON has them whole.
 _SHOWN_ACTIONS = 40
 
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="See: llmsim list schedules.")],
-    stages: Annotated[int, typer.Option(metavar="P", help="Pipeline ranks.")],
-    microbatches: Annotated[int, typer.Option(metavar="M", help="Micro-batches per step.")],
-    chunks: Annotated[
-        int | None, typer.Option(metavar="V", help="Model chunks per rank. [1; 2 if interleaved]")
+    name: Annotated[str, typer.Argument(metavar="NAME", help="See: llmsim list schedules. Or the path of a CSV file.")],
+    stages: Annotated[int | None, typer.Option(metavar="P", help="Pipeline ranks. [a file's own]")] = None,
+    microbatches: Annotated[
+        int | None, typer.Option(metavar="M", help="Micro-batches per step. [a file's own]")
     ] = None,
+    chunks: Annotated[int | None, typer.Option(metavar="V", help="Model chunks per rank. [1; 2 if several]")] = None,
     cost: Annotated[
         str,
         typer.Option(
-            metavar="F=1,B=2,comm=0",
-            help="Costs of a chunk's forward and whole backward, and of a transfer, in any unit.",
+            metavar="F=1,B=2,W=1,comm=0",
+            help="Costs of a chunk's forward, of its whole backward, of the weight gradient in that, of a transfer.",
         ),
-    ] = "F=1,B=2,comm=0",
+    ] = "F=1,B=2,W=1,comm=0",
     compare: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Another schedule beside it; repeatable.")
     ] = None,
     json: Json = None,
     gantt: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw it as a Gantt chart (.png, .svg or .pdf).")
+    ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write its order as torch.distributed.pipelining does; to be read by NAME."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -48,11 +52,17 @@ def command(
     Examples:
       llmsim schedule 1f1b --stages 4 --microbatches 8 --gantt 1f1b.png
       llmsim schedule interleaved --stages 4 --microbatches 8 --chunks 2 --cost F=1,B=2,comm=0.1
-      llmsim schedule gpipe --stages 4 --microbatches 8 --compare 1f1b
+      llmsim schedule gpipe --stages 4 --microbatches 8 --compare 1f1b --compare zb_h1
+      llmsim schedule zb_v --stages 4 --microbatches 8 --csv mine.csv
+      llmsim schedule mine.csv
     """
     import simulator
 
-    check_outputs({"--json": json, "--gantt": gantt}, {"--gantt": PICTURES})
+    check_outputs(
+        {"--json": json, "--gantt": gantt, "--csv": csv},
+        {"--gantt": PICTURES, "--csv": (".csv",)},
+        inputs=[Path(which) for which in (name, *(compare or ())) if which.endswith(".csv")],
+    )
     costs = _costs(cost)
     results = [
         simulator.schedule(which, stages, microbatches, _chunks(which, name, chunks), **costs)
@@ -61,6 +71,8 @@ def command(
     reports = [result.to_dict() for result in results]
     content = reports[0] if len(reports) == 1 else {"schedules": reports}
     write_json(json, envelope("schedule", cost=costs, **content))
+    if csv is not None:
+        csv.write_text(results[0].to_csv(), encoding="utf-8")
     if gantt is not None:
         from simulator.output.gantt import compare_gantt, save_gantt
 
@@ -70,10 +82,10 @@ def command(
 
 
 def _chunks(which: str, first: str, chunks: int | None) -> int | None:
-    """``--chunks`` is of the schedule asked for; one beside it that takes no chunks runs without."""
+    """``--chunks`` is of the schedule asked for; one beside it that lets nobody choose runs with its own."""
     from simulator.schedules import SCHEDULES
 
-    return None if which != first and which in SCHEDULES and not SCHEDULES[which].chunked else chunks
+    return None if which != first and which in SCHEDULES and SCHEDULES[which].chunks is not None else chunks
 
 
 def _costs(text: str) -> dict[str, float]:
@@ -88,6 +100,8 @@ def _costs(text: str) -> dict[str, float]:
             costs[_COSTS[key]] = float(value)
         except ValueError:
             raise InputError("is not a number", file="--cost", key=key, found=value) from None
+    costs = {"forward": 1.0, "backward": 2.0, "comm": 0.0} | costs
+    costs.setdefault("weight", costs["backward"] / 2)
     return costs
 
 
@@ -107,6 +121,7 @@ def _print(reports: list[dict[str, Any]]) -> None:
             "schedule": report["name"],
             "makespan": f"{report['makespan']:g}",
             "bubble ratio (idle / busy)": f"{report['bubble_ratio']:.4f}",
+            "claimed": "" if report["bubble_ratio_claimed"] is None else f"{report['bubble_ratio_claimed']:.4f}",
             "bubble fraction (idle / all)": f"{report['bubble_fraction']:.4f}",
             "most chunks held": max(report["peak_activations"]),
         }

@@ -232,16 +232,17 @@ def _heads_do_not_split(workload: Workload) -> InputError:
 
 
 def _schedule_problems(layout: Parallelism) -> Iterator[InputError]:
-    chunked = ", ".join(name for name, schedule in SCHEDULES.items() if schedule.chunked)
-    if layout.vpp > 1 and not SCHEDULES[layout.schedule].chunked:
+    chunks = layout.plan.chunks
+    chunked = ", ".join(name for name, schedule in SCHEDULES.items() if schedule.chunks is None)
+    if chunks is not None and layout.vpp != chunks:
         yield InputError(
-            f"the schedule {layout.schedule} has one chunk per rank",
+            f"the schedule {layout.schedule} has {'one chunk' if chunks == 1 else f'{chunks} chunks'} per rank",
             key="parallelism.vpp",
             found=layout.vpp,
-            allowed=f"1, or schedule: {chunked}",
-            fix=f"schedule: {chunked}",
+            allowed=f"{chunks}, or schedule: {chunked}",
+            fix=f"schedule: {chunked}" if chunks == 1 else f"vpp: {chunks}",
         )
-    if SCHEDULES[layout.schedule].chunked and (layout.vpp == 1 or layout.pp == 1):
+    elif chunks != 1 and (layout.vpp == 1 or layout.pp == 1):
         key, found = ("vpp", layout.vpp) if layout.vpp == 1 else ("pp", layout.pp)
         yield InputError(
             f"the schedule {layout.schedule} needs several chunks per rank and several ranks",
@@ -316,16 +317,19 @@ def _batch_problems(workload: Workload) -> Iterator[InputError]:
             allowed=f"micro-batches * pp * vpp at most {MAX_ACTIONS:,}",
             fix="a larger micro_batch",
         )
-    schedule = SCHEDULES[layout.schedule]
+    schedule = layout.plan
     reason = schedule.check(layout.pp, microbatches, layout.vpp)
     if reason is not None:
         works = [m for m in _around(microbatches) if schedule.check(layout.pp, m, layout.vpp) is None]
+        if not works:
+            yield InputError(reason, key="parallelism.schedule", found=layout.schedule, fix="schedule: 1f1b")
+            return
         yield InputError(
             f"makes {microbatches} micro-batches; {layout.schedule} {reason}",
             key="training.global_batch",
             found=batch,
-            allowed=", ".join(str(m * once) for m in sorted(works[:2])) or None,
-            fix=f"global_batch: {works[0] * once}, or schedule: 1f1b with vpp: 1" if works else "schedule: 1f1b",
+            allowed=", ".join(str(m * once) for m in sorted(works[:2])),
+            fix=f"global_batch: {works[0] * once}, or schedule: 1f1b with vpp: 1",
         )
 
 
@@ -344,6 +348,11 @@ def warnings(workload: Workload) -> list[str]:
         notes.append(f"{cluster.n_gpus - workload.n_ranks} of the {cluster.n_gpus} GPUs of the cluster have no rank")
     if layout.zero and layout.dp == 1:
         notes.append("parallelism.zero saves nothing: with dp 1 there is no replica to share the optimizer state with")
+    if layout.plan.splits and workload.training.recompute.granularity != "none":
+        notes.append(
+            f"{layout.schedule} splits the backward pass: recomputation runs before the input gradient, and what the "
+            "weight gradient needs of it is held until that has run"
+        )
     if workload.training.recompute.granularity == "selective" and workload.model.attention == "flash":
         notes.append("selective recompute saves almost nothing: flash attention keeps no scores to recompute")
     return notes

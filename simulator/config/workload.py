@@ -12,17 +12,26 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, ModelWrapValidatorHandler, model_validator
+from pydantic import (
+    Field,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    WithJsonSchema,
+    WrapValidator,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from simulator.config import catalog, legality
 from simulator.config.cluster import ClusterSpec, Count, cluster_data
 from simulator.config.files import AsTuple, Integral, Section, Text, raise_all, read_yaml, validated, with_changes
+from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model, presets
 from simulator.config.profile import check_gpu, load_profile
 from simulator.errors import InputError
 from simulator.schedules import SCHEDULES
+from simulator.schedules import Schedule as Plan
 
 Size = Annotated[int, Field(ge=1, le=1_000_000_000), Integral]
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -32,7 +41,12 @@ SHORTHANDS = {"cluster": "name", "training.recompute": "granularity"}
 if TYPE_CHECKING:
     Schedule = str
 else:
-    Schedule = Literal[tuple(SCHEDULES)]  # what is registered, so that a new schedule needs no line here
+    # What is registered, so that a new schedule needs no line here; or the path of a file, read when it is loaded.
+    Schedule = Annotated[
+        Literal[tuple(SCHEDULES)],
+        WrapValidator(lambda text, known: text if isinstance(text, str) and is_file(text) else known(text)),
+        WithJsonSchema({"anyOf": [{"enum": list(SCHEDULES)}, {"pattern": r"\.csv$"}], "type": "string"}),
+    ]
 
 
 class Model(Section):
@@ -174,16 +188,16 @@ class Parallelism(Section):
     """pipeline parallelism [1]"""
     dp: Count = 1
     """data parallelism [GPUs of the cluster / (tp * pp) where its nodes are given, else 1]"""
-    vpp: Count = 1
-    """model chunks per pipeline rank [1]"""
     sequence_parallel: bool = Field(default_factory=lambda known: known["tp"] > 1)
     """norms, dropout and residuals split over tp along the sequence [true when tp > 1]"""
     vocab_parallel: bool = True
     """embedding, projection and loss split over tp; false: each tp rank does all of it [true]"""
     schedule: Schedule = "1f1b"
-    """[1f1b]"""
+    """a name, or the path of a schedule as CSV in the text form of torch.distributed.pipelining [1f1b]"""
+    vpp: Count = Field(default_factory=lambda known: _chunks(known))
+    """model chunks per pipeline rank [1; 2 for schedules with a V of stages]"""
     layers_per_stage: Annotated[tuple[Annotated[int, Field(ge=1), Integral], ...], AsTuple] = ()
-    """transformer layers of each of the pp * vpp model stages; stage = chunk * pp + pipeline rank [even split]"""
+    """transformer layers of each of the pp * vpp model stages, in the model's order [even split]"""
     zero: Annotated[int, Field(ge=0, le=1), Integral] = 0
     """1: the optimizer state is sharded over dp [0]"""
     overlap: Overlap = Overlap()
@@ -196,6 +210,37 @@ class Parallelism(Section):
     """axes of the rank grid, innermost first; cp and ep have size 1 and may be left out [tp-cp-ep-dp-pp]"""
     collective_algorithm: Literal["auto", "ring", "tree"] = "auto"
     """of all-reduces; auto takes the fastest on an idle network, as NCCL does [auto]"""
+
+    @property
+    def plan(self) -> Plan:
+        """The pipeline schedule."""
+        return find_schedule(self.schedule)
+
+    @property
+    def n_stages(self) -> int:
+        """Stages of the model."""
+        return self.pp * self.vpp
+
+    def stages_of(self, pipeline_rank: int) -> tuple[int, ...]:
+        """The stages on a pipeline rank; those of a second copy of the model are numbered from ``n_stages`` on."""
+        plan = self.plan
+        stages = range(self.n_stages * plan.copies)
+        return tuple(stage for stage in stages if plan.rank_of(stage, self.pp) == pipeline_rank)
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The pipeline ranks of the first and the last stage."""
+        return self.plan.rank_of(0, self.pp), self.plan.rank_of(self.n_stages - 1, self.pp)
+
+    @property
+    def table_in_place(self) -> bool:
+        """Whether the rank of the last stage also holds a first stage, so that tied embeddings are one table there."""
+        return any(stage % self.n_stages == 0 for stage in self.stages_of(self.ends[1]))
+
+
+def _chunks(known: dict[str, Any]) -> int:
+    """Chunks per rank where the schedule leaves no choice."""
+    return (find_schedule(known["schedule"]).chunks or 1) if "schedule" in known else 1
 
 
 class Simulation(Section):
@@ -305,6 +350,8 @@ def load_workload(source: str | Path | Mapping[str, Any] | Workload, set: Mappin
         data["model"] = expand_model(data["model"], base=base, origin=origin)
     if "cluster" in data:
         data["cluster"] = _cluster(data["cluster"], base, file, set)
+    if isinstance(data.get("parallelism"), Mapping):
+        data["parallelism"] = _with_schedule_file(data["parallelism"], base, origin("parallelism.schedule"))
     data.setdefault("name", file.stem if file else "workload")
     workload = validated(Workload, data, file, origin=origin)
     profile = catalog.find("profile", workload.calibration, base=base, file=origin("calibration")[0], key="calibration")
@@ -327,6 +374,18 @@ def altered(workload: Workload, changes: Mapping[str, Any]) -> Workload:
     if data["parallelism"].get("pp", 1) * data["parallelism"].get("vpp", 1) != stages:
         data["parallelism"].pop("layers_per_stage", None)
     return load_workload(data)
+
+
+def _with_schedule_file(section: Mapping[str, Any], base: Path | None, place: tuple[object, str]) -> Mapping[str, Any]:
+    """With the whole path of a schedule's file: beside the workload, or else in the current directory."""
+    reference = section.get("schedule")
+    if not isinstance(reference, str) or not is_file(reference):
+        return section
+    path = Path(reference).expanduser()
+    beside = base / path if base else path
+    found = str((beside if beside.exists() else path).absolute())
+    find_schedule(found, file=place[0], key=place[1])
+    return {**section, "schedule": found}
 
 
 def _cluster(reference: object, base: Path | None, file: object, changes: Mapping[str, Any]) -> ClusterSpec:

@@ -8,10 +8,11 @@ from simulator.model.flops import (
 )
 from simulator.model.nodes import Tensor
 from simulator.model.optimizer import StateBytes, optimizer_ops, rank_parts, replicated_gradient_ops, state_bytes
-from simulator.model.parts import Part, embedding, head, layer, stage_parts
+from simulator.model.parts import Part, PassBytes, embedding, head, layer, pass_bytes, stage_parts
 
 __all__ = [
     "Part",
+    "PassBytes",
     "StateBytes",
     "Tensor",
     "embedding",
@@ -22,6 +23,7 @@ __all__ = [
     "model_flops_per_step_causal",
     "optimizer_ops",
     "parameters",
+    "pass_bytes",
     "rank_parts",
     "replicated_gradient_ops",
     "stage_parts",

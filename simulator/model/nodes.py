@@ -28,7 +28,8 @@ class Node:
     ``gather`` fetches what only the weight gradient needs (the other ranks' shards of the saved input); the unsplit
     backward pass issues it first, as Megatron does to overlap it, the split one with the weight gradient.
     ``saved`` is kept from forward to backward, ``grad_bytes`` is alive while the backward runs: the gradients of output
-    and input, gathered copies, and a weight gradient that is not accumulated in place.
+    and input, gathered copies, and a weight gradient that is not accumulated in place. Where the weight gradient is a
+    pass of its own it needs ``saved`` and ``output_grad_bytes`` until then, and ``weight_grad_bytes`` while it runs.
     ``params`` are this rank's; of them ``tp_reduced_params`` have gradients of which every tensor-parallel rank
     computes a part.
     """
@@ -39,6 +40,8 @@ class Node:
     gather: Ops = ()
     saved: tuple[Tensor, ...] = ()
     grad_bytes: float = 0.0
+    output_grad_bytes: float = 0.0
+    weight_grad_bytes: float = 0.0
     params: int = 0
     tp_reduced_params: int = 0
 
@@ -134,6 +137,7 @@ def linear(
     if bias:
         weight_grad += (memory("W", f"{name} bias grad", "reduce", y_kept, z.element * n, z.dtype),)
         weight_grad += add_gradient(z, f"{name} bias", n)
+    weight_grad_bytes = (x_bytes if gather else 0) + (0 if z.accumulates_in_product else w_bytes)
     # A row-split layer's bias is added to the sum, by every rank to its own rows.
     partial_bias = n if bias and split == "row" and z.sequence_parallel else 0
     return Node(
@@ -143,7 +147,9 @@ def linear(
         gather=gather,
         saved=(Tensor(saved, x_kept),),
         # Gradients of y and x whole; x or y once more as this rank's rows beside the gathered copy.
-        grad_bytes=x_bytes + y_bytes + (x_bytes if gather else 0) + (0 if z.accumulates_in_product else w_bytes),
+        grad_bytes=x_bytes + y_bytes + weight_grad_bytes,
+        output_grad_bytes=y_bytes,
+        weight_grad_bytes=weight_grad_bytes,
         params=n * k + (n if bias else 0),
         tp_reduced_params=partial_bias + shared * (k + (1 if bias else 0)),
     )
@@ -171,6 +177,7 @@ def norm(z: Shapes, name: str, *, saved: str, residual: bool) -> Node:
         ),
         saved=(Tensor(saved, z.row_bytes),),
         grad_bytes=2 * z.row_bytes,
+        output_grad_bytes=z.row_bytes,
         params=params,
         tp_reduced_params=params if z.sequence_parallel else 0,
     )

@@ -49,7 +49,7 @@ def rank_parts(workload: Workload, pipeline_rank: int) -> tuple[Part, ...]:
     """Every part that a pipeline rank holds, chunk by chunk."""
     layout = workload.parallelism
     return tuple(
-        part for chunk in range(layout.vpp) for part in stage_parts(workload, chunk * layout.pp + pipeline_rank)
+        part for stage in layout.stages_of(pipeline_rank) for part in stage_parts(workload, stage % layout.n_stages)
     )
 
 

@@ -301,5 +301,7 @@ def _links(links: Sequence[Mapping[str, Any]]) -> Table:
     from rich.text import Text
 
     for row in links[:5]:
-        table.add_row(Text(row["name"]), f"{row.get('count', 1):,}", format_bytes(row["bytes"]), _percent(row["utilisation"]))
+        table.add_row(
+            Text(row["name"]), f"{row.get('count', 1):,}", format_bytes(row["bytes"]), _percent(row["utilisation"])
+        )
     return table

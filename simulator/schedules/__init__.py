@@ -1,10 +1,46 @@
 """Pipeline schedules, one file each. Adding one: write its file, add its module to the list below."""
 
-from simulator.schedules import gpipe, interleaved, naive, one_f_one_b
-from simulator.schedules.actions import Action, Order, Schedule, Slot, requires
+from simulator.schedules import (
+    dualpipe,
+    dualpipe_v,
+    gpipe,
+    interleaved,
+    interleaved_zb,
+    looped_bfs,
+    naive,
+    one_f_one_b,
+    zb_h1,
+    zb_v,
+)
+from simulator.schedules.actions import Action, Cell, Need, Order, Post, Schedule, Slot, requires
+from simulator.schedules.csv_form import from_csv, to_csv
 
 SCHEDULES: dict[str, Schedule] = {
-    module.SCHEDULE.name: module.SCHEDULE for module in (naive, gpipe, one_f_one_b, interleaved)
+    module.SCHEDULE.name: module.SCHEDULE
+    for module in (
+        naive,
+        gpipe,
+        one_f_one_b,
+        interleaved,
+        looped_bfs,
+        zb_h1,
+        interleaved_zb,
+        zb_v,
+        dualpipe_v,
+        dualpipe,
+    )
 }
 
-__all__ = ["SCHEDULES", "Action", "Order", "Schedule", "Slot", "requires"]
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Cell",
+    "Need",
+    "Order",
+    "Post",
+    "Schedule",
+    "Slot",
+    "from_csv",
+    "requires",
+    "to_csv",
+]

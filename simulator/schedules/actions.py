@@ -29,28 +29,63 @@ class Action(NamedTuple):
         """Inverse of ``str``. Raises ValueError on anything else."""
         for kind in "FBIW":
             stage, found, microbatch = text.partition(kind)
-            if found:
+            if found and stage.isdecimal() and microbatch.isdecimal():
                 return cls(int(stage), kind, int(microbatch))
         raise ValueError(f"not an action: {text!r}")
+
+
+class Post(NamedTuple):
+    """One end of a transfer where a schedule writes its communication: ``op`` SEND or RECV of what F or B gives.
+
+    >>> str(Post(2, "SEND", "F", 0))
+    '2SEND_F0'
+    """
+
+    stage: int
+    op: str
+    kind: str
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.op}_{self.kind}{self.microbatch}"
 
 
 #: Actions that a rank runs without communicating in between: mostly one, a forward and a backward in interleaved 1F1B.
 Slot = tuple[Action, ...]
 #: Per rank, the slots in order.
 Order = list[list[Slot]]
+#: What stands in a rank's row where communication is written too.
+Cell = Slot | Post
+#: Actions of which any one gives what is needed: a stage's gradient comes from a whole backward or an input gradient.
+Need = tuple[Action, ...]
 
 
-def requires(action: Action, n_stages: int) -> list[Action]:
-    """The actions whose results ``action`` needs: the one rule that building, checking and drawing all ask."""
+def requires(action: Action, n_stages: int) -> list[Need]:
+    """What ``action`` needs: the one rule that building, checking and drawing all ask.
+
+    A model has ``n_stages`` stages; stages of a second copy of the model are numbered from there on.
+    """
     stage, kind, microbatch = action
+    place = stage % n_stages
     if kind == "F":
-        return [Action(stage - 1, "F", microbatch)] if stage > 0 else []
+        return [(Action(stage - 1, "F", microbatch),)] if place > 0 else []
     if kind == "W":
-        return [Action(stage, "I", microbatch)]
-    needs = [Action(stage, "F", microbatch)]
-    if stage < n_stages - 1:
-        needs.append(Action(stage + 1, kind, microbatch))
+        return [(Action(stage, "I", microbatch),)]
+    needs: list[Need] = [(Action(stage, "F", microbatch),)]
+    if place < n_stages - 1:
+        needs.append((Action(stage + 1, "B", microbatch), Action(stage + 1, "I", microbatch)))
     return needs
+
+
+def in_a_loop(stage: int, p: int) -> int:
+    """The rank of a stage where each chunk of the model goes round all ranks: stage mod p."""
+    return stage % p
+
+
+def in_a_v(stage: int, p: int) -> int:
+    """The rank of a stage where every other chunk goes back: stages r and 2p - 1 - r on rank r."""
+    turn, place = divmod(stage, p)
+    return p - 1 - place if turn % 2 else place
 
 
 @dataclass(frozen=True)
@@ -58,26 +93,51 @@ class Schedule:
     """A pipeline schedule: a pure function to ordered actions, and what its authors claim of it.
 
     ``order(p, m, v)``: slots per rank for p pipeline ranks, m micro-batches, v chunks per rank; stages number p * v.
-    ``rank_of(stage, p)``: the rank that holds a stage.
-    ``bubble(p, m, v)``: the claimed idle time over busy time, equal stages and free communication.
-    ``peak(p, m, v, rank)``: the claimed peak of micro-batch chunks held on a rank.
+    ``bubble(p, m, v, f, i, w)``: the claimed idle time over busy time of one step with equal stages and free
+    communication, where a chunk's forward, input and weight gradient last f, i and w; None where nothing is claimed.
+    Where the backward is split the claim is exact for f = i = w.
+    ``peak(p, m, v, rank)``: the claimed peak of micro-batch chunks held on a rank; None where nothing is claimed.
     ``check(p, m, v)``: None, or the reason why the schedule cannot be built, naming what would work.
-    ``batching``: how blocking point-to-point is posted between two slots: ``peer`` batches what goes to and comes from
-    one neighbour (Megatron's ``send_forward_recv_backward``), ``slot`` batches all of it
-    (``send_forward_backward_recv_forward_backward``).
+    ``rank_of(stage, p)``: the rank that holds a stage.
+    ``batching(p, m)``: how blocking point-to-point is posted between two slots: ``peer`` batches what goes to and comes
+    from one neighbour (Megatron's ``send_forward_recv_backward``), ``slot`` batches all of it
+    (``send_forward_backward_recv_forward_backward``), ``single`` posts each transfer at both ends when it is sent
+    (torch's ``_add_send_recv``), which suits any order.
+    ``chunks``: per rank, None where the user chooses. ``splits``: input and weight gradients are actions of their own.
+    ``joined``: the actions of a slot are one pass, which starts when all have what they need, and sends when all have
+    ended.
+    ``copies``: 2 where every stage is on two ranks, for micro-batches that go opposite ways; the second copy's stages
+    are numbered from p * v on.
+    Of a schedule read from a file: ``size``, the only p, m, v that it is of, and ``rows``, its slots with the sends and
+    receives that its author has put between them, if any.
     """
 
     name: str
     paper: str
     order: Callable[[int, int, int], Order]
-    bubble: Callable[[int, int, int], float]
-    peak: Callable[[int, int, int, int], int]
+    bubble: Callable[[int, int, int, float, float, float], float | None]
+    peak: Callable[[int, int, int, int], int | None]
     check: Callable[[int, int, int], str | None]
-    rank_of: Callable[[int, int], int] = lambda stage, p: stage % p
-    batching: str = "peer"
-    chunked: bool = False
+    rank_of: Callable[[int, int], int] = in_a_loop
+    batching: Callable[[int, int], str] = lambda p, m: "single"
+    chunks: int | None = 1
+    splits: bool = False
+    joined: bool = False
+    copies: int = 1
+    size: tuple[int, int, int] | None = None
+    rows: tuple[tuple[Cell, ...], ...] | None = None
 
 
 def one_chunk(p: int, m: int, v: int) -> str | None:
     """The check of schedules with one stage per rank."""
     return None if v == 1 else f"needs 1 chunk per rank, got {v}; for more chunks use schedule: interleaved"
+
+
+def two_chunks(p: int, m: int, v: int) -> str | None:
+    """The check of schedules with a V of stages."""
+    return None if v == 2 else f"needs 2 chunks per rank, got {v}"
+
+
+def filled(p: int, m: int, v: int, f: float, i: float, w: float) -> float:
+    """Idle over busy where ranks idle only while the pipeline fills and drains, p - 1 chunks each: (p - 1) / (v m)."""
+    return (p - 1) / (v * m)

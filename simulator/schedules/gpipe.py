@@ -1,6 +1,6 @@
 """GPipe: all forwards, then all backwards."""
 
-from simulator.schedules.actions import Action, Order, Schedule, one_chunk
+from simulator.schedules.actions import Action, Order, Schedule, filled, one_chunk
 
 
 def order(p: int, m: int, v: int = 1) -> Order:
@@ -12,7 +12,8 @@ SCHEDULE = Schedule(
     name="gpipe",
     paper="Huang et al. 2019, GPipe, arXiv 1811.06965",
     order=order,
-    bubble=lambda p, m, v: (p - 1) / m,
+    bubble=filled,
     peak=lambda p, m, v, rank: m,
     check=one_chunk,
+    batching=lambda p, m: "peer",
 )

@@ -1,28 +1,42 @@
 """Interleaved 1F1B: each rank holds v chunks of the model, so that the bubble shrinks by v."""
 
-from simulator.schedules.actions import Action, Order, Schedule, Slot
+from simulator.schedules.actions import Action, Order, Schedule, Slot, filled
 
 
 def order(p: int, m: int, v: int) -> Order:
-    """Rank r runs 2 (p - r - 1) + (v - 1) p forwards (at most m v), then pairs of F and B, then the backwards left.
+    """Rank r runs its warm-up of forwards, then pairs of F and B, then the backwards left.
 
-    Micro-batches pass in rounds of p: each round goes through chunk 0, then chunk 1, and so on.
+    Micro-batches pass in rounds: each round goes through chunk 0, then chunk 1, and so on.
     """
     return [_rank_order(rank, p, m, v) for rank in range(p)]
 
 
+def rounds(p: int, m: int) -> int:
+    """Rounds of equally many micro-batches: of p each where p divides m, as in Megatron-LM; of at least p in torch's
+    flexible form; one where m is smaller than p."""
+    return max(1, m // p)
+
+
 def warmup(p: int, m: int, v: int, rank: int) -> int:
     """Forwards of a rank before its steady phase (Megatron-LM, ``get_num_warmup_microbatches``)."""
-    return min(2 * (p - rank - 1) + (v - 1) * p, m * v)
+    return min(2 * (p - rank - 1) + (v - 1) * (m // rounds(p, m)), m * v)
+
+
+def chunk_action(kind: str, index: int, rank: int, p: int, m: int, v: int) -> Action:
+    """The ``index``-th forward of a rank, or (any other kind) its ``index``-th backward."""
+    per_round = m // rounds(p, m)
+    round_, within = divmod(index, per_round * v)
+    chunk, microbatch = divmod(within, per_round)
+    return Action(
+        (chunk if kind == "F" else v - 1 - chunk) * p + rank,
+        kind,
+        round_ * per_round + microbatch,
+    )
 
 
 def _rank_order(rank: int, p: int, m: int, v: int) -> list[Slot]:
     def action(kind: str, index: int) -> Action:
-        round_, within = divmod(index, p * v)
-        chunk, microbatch = divmod(within, p)
-        if kind == "B":
-            chunk = v - 1 - chunk
-        return Action(chunk * p + rank, kind, round_ * p + microbatch)
+        return chunk_action(kind, index, rank, p, m, v)
 
     total, lead = m * v, warmup(p, m, v, rank)
     slots: list[Slot] = [(action("F", i),) for i in range(lead)]
@@ -36,23 +50,31 @@ def peak(p: int, m: int, v: int, rank: int) -> int:
     return min(warmup(p, m, v, rank) + 1, m * v)
 
 
+def whole_rounds(p: int, m: int, v: int) -> str | None:
+    """The check of what runs in rounds: m must be a multiple of max(1, m // p)."""
+    n = rounds(p, m)
+    if m % n == 0:
+        return None
+    near = [other for other in (*range(m - 1, 0, -1), *range(m + 1, 2 * m + p)) if other % rounds(p, other) == 0]
+    near = sorted([next(n for n in near if n < m), next(n for n in near if n > m)])
+    return (
+        f"runs {n} rounds of at least {p} (pipeline ranks) micro-batches, which do not share {m} evenly; "
+        f"nearest: {', '.join(map(str, near))}, or any multiple of {p}"
+    )
+
+
 def check(p: int, m: int, v: int) -> str | None:
-    """Megatron's classic form needs at least two chunks and whole rounds of p micro-batches."""
-    if v < 2:
-        return f"needs at least 2 chunks per rank, got {v}"
-    if m % p:
-        near = [n for n in (m // p * p, (m // p + 1) * p) if n > 0]
-        return f"needs a multiple of {p} (pipeline ranks) micro-batches, got {m}; nearest: {', '.join(map(str, near))}"
-    return None
+    """At least two chunks, and whole rounds."""
+    return f"needs at least 2 chunks per rank, got {v}" if v < 2 else whole_rounds(p, m, v)
 
 
 SCHEDULE = Schedule(
     name="interleaved",
-    paper="Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2",
+    paper="Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2; rounds as torch's ScheduleInterleaved1F1B",
     order=order,
-    bubble=lambda p, m, v: (p - 1) / (v * m),
+    bubble=lambda p, m, v, f, i, w: filled(p, m, v, f, i, w) if m >= p else None,
     peak=peak,
     check=check,
-    batching="slot",
-    chunked=True,
+    batching=lambda p, m: "single" if m % p else "slot",  # Megatron-LM has whole rounds of p only
+    chunks=None,
 )

@@ -12,7 +12,8 @@ SCHEDULE = Schedule(
     name="naive",
     paper="Huang et al. 2019, GPipe, arXiv 1811.06965, figure 2b",
     order=order,
-    bubble=lambda p, m, v: float(p - 1),  # one rank of p works at any time
+    bubble=lambda p, m, v, f, i, w: float(p - 1),  # one rank of p works at any time
     peak=lambda p, m, v, rank: 1,
     check=one_chunk,
+    batching=lambda p, m: "peer",
 )

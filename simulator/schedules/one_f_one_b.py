@@ -1,6 +1,6 @@
 """1F1B (PipeDream-Flush): after a warm-up, one forward and one backward in turn, so that few activations are held."""
 
-from simulator.schedules.actions import Action, Order, Schedule, Slot, one_chunk
+from simulator.schedules.actions import Action, Order, Schedule, Slot, filled, one_chunk
 
 
 def order(p: int, m: int, v: int = 1) -> Order:
@@ -19,7 +19,8 @@ SCHEDULE = Schedule(
     name="1f1b",
     paper="Narayanan et al. 2021, arXiv 2006.09503 (PipeDream-Flush) and 2104.04473, section 2.2.1",
     order=order,
-    bubble=lambda p, m, v: (p - 1) / m,
+    bubble=filled,
     peak=lambda p, m, v, rank: min(m, p - rank),
     check=one_chunk,
+    batching=lambda p, m: "peer",
 )

@@ -1,0 +1,151 @@
+"""A schedule as CSV in the text form of ``torch.distributed.pipelining``: a row per rank, an action per cell.
+
+Cells: ``2F0``, ``2B0``, ``2I0``, ``2W0``; ``(2F4;5B1)OVERLAP_F_B`` for passes that overlap as one; ``2SEND_F0``,
+``3RECV_F0``, ``3SEND_B0``, ``2RECV_B0`` where communication is written too; nothing where a rank idles.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+
+from simulator.schedules.actions import Action, Cell, Order, Post, Schedule, Slot, requires
+
+_OVERLAP = re.compile(r"\((.*)\)OVERLAP_F_B")
+_POST = re.compile(r"(\d+)(SEND|RECV)_([FB])(\d+)")
+
+
+def to_csv(rows: Sequence[Sequence[Cell]], *, joined: bool = False) -> str:
+    """``rows`` as CSV; with ``joined`` slots of several actions are one cell. `from_csv` gives it back."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([list(_cells(row, joined)) for row in rows])
+    return out.getvalue()
+
+
+def _cells(row: Iterable[Cell], joined: bool) -> Iterable[str]:
+    for cell in row:
+        if isinstance(cell, Post):
+            yield str(cell)
+        elif joined and len(cell) > 1:
+            yield f"({';'.join(map(str, cell))})OVERLAP_F_B"
+        else:
+            yield from map(str, cell)
+
+
+def from_csv(text: str, name: str) -> Schedule:
+    """The schedule that ``text`` writes down, for the one p, m and v that it is of. Raises ValueError on what cannot be
+    read, and where passes are missing, twice there or on two ranks; not on an order that deadlocks."""
+    rows = [
+        [cell for at, entry in enumerate(line, start=1) if (cell := _parse(entry.strip(), row, at)) is not None]
+        for row, line in enumerate(csv.reader(io.StringIO(text)), start=1)
+        if line
+    ]
+    order: Order = [[cell for cell in row if not isinstance(cell, Post)] for row in rows]
+    rank_of = _placement(order)
+    n_stages, microbatches, copies = _complete(order)
+    p = len(order)
+    if n_stages % p:
+        raise ValueError(f"{n_stages} stages do not divide over {p} ranks (rows)")
+    size = (p, microbatches, n_stages // p)
+    posted = any(isinstance(cell, Post) for row in rows for cell in row)
+    if posted:
+        _paired(rows, order, rank_of, n_stages)
+
+    def check(p: int, m: int, v: int) -> str | None:
+        if (p, m, v) == size:
+            return None
+        return (
+            f"is of {size[0]} pipeline ranks, {size[1]} micro-batches and {size[2]} chunks per rank, not {p}, {m}, {v}"
+        )
+
+    return Schedule(
+        name=name,
+        paper="read from a file",
+        order=lambda p, m, v: order,
+        bubble=lambda p, m, v, f, i, w: None,
+        peak=lambda p, m, v, rank: None,
+        check=check,
+        rank_of=lambda stage, p: rank_of.get(stage, stage % p),
+        chunks=size[2],
+        splits=any(action.kind == "W" for slots in order for slot in slots for action in slot),
+        joined=any(len(slot) > 1 for slots in order for slot in slots),
+        copies=copies,
+        size=size,
+        rows=tuple(map(tuple, rows)) if posted else None,
+    )
+
+
+def _parse(text: str, row: int, at: int) -> Cell | None:
+    if not text:
+        return None
+    try:
+        if found := _OVERLAP.fullmatch(text):
+            return tuple(Action.parse(part.strip()) for part in found[1].split(";"))
+        if found := _POST.fullmatch(text):
+            return Post(int(found[1]), found[2], found[3], int(found[4]))
+        return (Action.parse(text),)
+    except ValueError:
+        raise ValueError(
+            f"row {row}, cell {at}: cannot use {text!r}; a cell is such as 2F0, 2B0, 2I0, 2W0, (2F4;5B1)OVERLAP_F_B, "
+            "2SEND_F0, 3RECV_F0, or empty"
+        ) from None
+
+
+def _placement(order: Order) -> dict[int, int]:
+    """Stage -> rank."""
+    rank_of: dict[int, int] = {}
+    for rank, slots in enumerate(order):
+        for action in _flat(slots):
+            if rank_of.setdefault(action.stage, rank) != rank:
+                raise ValueError(
+                    f"stage {action.stage} is on rank {rank_of[action.stage]} and on rank {rank}: {action}"
+                )
+    if not rank_of:
+        raise ValueError("has no actions")
+    if missing := set(range(max(rank_of) + 1)) - set(rank_of):
+        raise ValueError(f"stage {min(missing)} has no actions, stage {max(rank_of)} has")
+    return rank_of
+
+
+def _complete(order: Order) -> tuple[int, int, int]:
+    """Stages of the model, micro-batches, copies of the model; every pass has to be there once."""
+    kinds: dict[tuple[int, int], str] = {}
+    for action in (action for slots in order for action in _flat(slots)):
+        key = (action.stage, action.microbatch)
+        kinds[key] = "".join(sorted(kinds.get(key, "") + action.kind))
+    n_stages, microbatches = (max(numbers) + 1 for numbers in zip(*kinds, strict=True))
+    half = n_stages // 2
+    first, second = ({mb for stage, mb in kinds if (stage >= half) is upper} for upper in (False, True))
+    copies = 2 if n_stages > 1 and n_stages % 2 == 0 and not first & second else 1
+    for stage in range(n_stages):
+        for mb in range(microbatches) if copies == 1 else sorted(first if stage < half else second):
+            if kinds.get((stage, mb), "") not in ("BF", "FIW"):
+                found = ", ".join(f"{stage}{kind}{mb}" for kind in kinds.get((stage, mb), "")) or "nothing"
+                needs = "need one F and either one B or one I and one W"
+                raise ValueError(f"stage {stage} and micro-batch {mb} {needs}; there is {found}")
+    return n_stages // copies, microbatches, copies
+
+
+def _paired(rows: Sequence[Sequence[Cell]], order: Order, rank_of: dict[int, int], n_stages: int) -> None:
+    """Every result that another rank needs has to be sent and received once, and nothing else."""
+    present = {action for slots in order for action in _flat(slots)}
+    wanted: dict[Post, int] = {}
+    for action in sorted(present):
+        for source in (source for need in requires(action, n_stages) for source in need if source in present):
+            if rank_of[source.stage] != rank_of[action.stage]:
+                kind = "F" if source.kind == "F" else "B"
+                wanted[Post(source.stage, "SEND", kind, source.microbatch)] = rank_of[source.stage]
+                wanted[Post(action.stage, "RECV", kind, source.microbatch)] = rank_of[action.stage]
+    for rank, row in enumerate(rows):
+        for post in (cell for cell in row if isinstance(cell, Post)):
+            if wanted.pop(post, None) != rank:
+                raise ValueError(f"row {rank + 1}: {post} is not needed there: twice, on another rank, or within one")
+    if wanted:
+        post, rank = next(iter(wanted.items()))
+        raise ValueError(f"row {rank + 1}: {post} is missing; write all sends and receives, or none")
+
+
+def _flat(slots: Iterable[Slot]) -> list[Action]:
+    return [action for slot in slots for action in slot]
