@@ -93,6 +93,7 @@ class _Simulation:
         self.costs = costs
         self.world = world
         self.coalesce = coalesce
+        self.interferes = costs.interferes
         self.env = simpy.Environment()
         self.network = Network(self.env, world.capacity_Bps)
         self.store = TemplateStore(costs)
@@ -220,6 +221,8 @@ class _Simulation:
 
     def _reconsider_speed(self, rank: _Rank) -> None:
         """What is in flight on the rank has changed: wake its computation if that changes its speed."""
+        if not self.interferes:
+            return
         speed = self.costs.compute_speed(rank.in_flight)
         if speed != rank.pace:
             rank.pace = speed
@@ -238,7 +241,7 @@ class _Simulation:
                 yield from self._launch(rank)
                 yield from self._communicate(rank, lane, index, step, (piece.comm,), ends)
                 rank.waits_for[lane] = step.label
-            elif self.costs.interferes:
+            elif self.interferes:
                 yield from self._run_disturbed(rank, lane, index, step, piece, ends)
             else:
                 yield from self._run(rank, lane, index, step, piece, ends)

@@ -120,8 +120,7 @@ def build_world(program: Program, cluster: Cluster, costs: Costs, *, fold: bool 
     else:
         sizes = (program.n_ranks, n_groups, len(cluster.links), len(sessions))
         colours = _Colours(*(np.arange(size, dtype=np.uint64) for size in sizes))
-    binding = _binding(cluster, capacity, shapes)
-    return _collect(program, cluster, costs, capacity, sessions, binding, offset, colours)
+    return _collect(program, cluster, costs, capacity, sessions, shapes, offset, colours)
 
 
 def _group_offsets(program: Program) -> tuple[dict[str, int], int]:
@@ -294,7 +293,7 @@ def _collect(
     costs: Costs,
     capacity: NDArray[np.float64],
     sessions: Sequence[_Session],
-    binding: Sequence[bool],
+    shapes: _Shapes,
     offset: dict[str, int],
     colours: _Colours,
 ) -> World:
@@ -303,8 +302,7 @@ def _collect(
     links, kinds = _Classes.by(colours.link), _Classes.by(colours.session)
     simulated_as = ranks.first[ranks.of].tolist()
     link_class, link_size, class_size = links.of.tolist(), links.size.tolist(), kinds.size.tolist()
-    # A class binds if any of its links does: its other links are then as full as that one.
-    binds = {of_class for of_class, one in zip(link_class, binding, strict=True) if one}
+    binds = _binding(cluster, capacity, shapes, links)
     gpu_names = {gpu.name for gpu in cluster.gpus}
     used: dict[int, int] = {}  # link class -> simulated link
 
@@ -322,7 +320,7 @@ def _collect(
                 # number of links in its class, equal for all of them by equitability.
                 share = load * class_size[number] / link_size[link_class[link]]
                 link_bytes[simulated] = link_bytes.get(simulated, 0.0) + share * phase.nbytes
-                if link_class[link] in binds:
+                if binds[link_class[link]]:
                     loads[simulated] = loads.get(simulated, 0.0) + share
             phases.append(Phase(phase.nbytes, tuple(loads.items()), phase.latency_s, phase.cap_Bps))
         transfer = Transfer(
@@ -377,23 +375,27 @@ def _with_meetings(drafts: Sequence[tuple[_Session, Transfer]], n_links: int) ->
         yield session, transfer
 
 
-def _binding(cluster: Cluster, capacity: NDArray[np.float64], shapes: _Shapes) -> list[bool]:
-    """Per link, whether it can ever be what limits a transfer.
+def _binding(cluster: Cluster, capacity: NDArray[np.float64], shapes: _Shapes, classes: _Classes) -> list[bool]:
+    """Per class of links, whether one can ever be what limits a transfer.
 
     It cannot where other links do so before it: where everything that crosses it has come in over (or goes on over)
     links that together carry no more than it can, such as the uplinks of a leaf switch without oversubscription. The
-    links that it is judged by must bind themselves.
+    links that it is judged by must bind themselves. Links of a class have alike neighbours, so its first one decides.
     """
+    # Only the transfers that cross a class's first link are looked at.
+    first = np.unique(shapes.session[np.isin(shapes.link, classes.first)])
+    seen = np.isin(shapes.session, first)
+    some = _Shapes([], shapes.session[seen], shapes.link[seen], shapes.load[seen])
     ends = [(link.src, link.dst) for link in cluster.links]
-    before = _neighbours(shapes, came_over=[src for src, _ in ends], leads_to=[dst for _, dst in ends])
-    after = _neighbours(shapes, came_over=[dst for _, dst in ends], leads_to=[src for src, _ in ends])
-    rate = capacity.tolist()
-    binds = [True] * len(rate)
-    for link in sorted(before, key=lambda link: (-rate[link], link)):
+    before = _neighbours(some, came_over=[src for src, _ in ends], leads_to=[dst for _, dst in ends])
+    after = _neighbours(some, came_over=[dst for _, dst in ends], leads_to=[src for src, _ in ends])
+    rate, of_class = capacity.tolist(), classes.of.tolist()
+    binds = [True] * len(classes.first)
+    for link in sorted(set(classes.first.tolist()) & set(before), key=lambda link: (-rate[link], link)):
         for others in (before[link], after[link]):
-            kept = others and all(binds[other] for other in others)
-            if kept and sum(rate[other] for other in others) <= rate[link]:
-                binds[link] = False
+            kept = others and all(binds[of_class[other]] and of_class[other] != of_class[link] for other in others)
+            if kept and sum(rate[other] for other in others) <= rate[link] * (1 + 1e-12):
+                binds[of_class[link]] = False
     return binds
 
 
