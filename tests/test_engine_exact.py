@@ -9,8 +9,11 @@ import pandas as pd
 import pytest
 
 from simulator.api import Result
+from simulator.config import load_workload
 from simulator.engine.invariants import check
+from simulator.errors import InputError
 from simulator.schedules import SCHEDULES
+from tests.clusters import CLUSTERS
 from tests.jobs import job, layouts, play
 
 
@@ -87,3 +90,24 @@ def test_what_breaks_a_symmetry_unfolds_only_what_it_touches(overrides: list[dic
     assert len(even.spans.ranks) < len(short.spans.ranks) < 16
     assert_same(short, plain)
     assert short.spans.step_time_s > even.spans.step_time_s
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("tp", "dp", "pp"), [(2, 2, 1), (1, 4, 2), (2, 2, 2)])
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_shared_links_fold_exactly(cluster: str, tp: int, dp: int, pp: int, overlap: bool) -> None:
+    """PCIe switches, host bridges, NVLink pairs and oversubscribed uplinks are shared by groups that fold together: what
+    one link of a class carries is the load of all of them. Layouts too large for a cluster are left out."""
+    spec = CLUSTERS[cluster]
+    node = {**spec["node"], "gpus": {**spec["node"]["gpus"], "type": "a100-sxm-80gb"}}
+    section = {"tp": tp, "dp": dp, "pp": pp, "overlap": {"grad_reduce": overlap, "p2p": overlap}}
+    workload = job() | {"parallelism": section}
+    workload["cluster"] = {key: value for key, value in spec.items() if key != "nodes"} | {"node": node}
+    try:
+        load_workload(workload)
+    except InputError:
+        pytest.skip("does not fit the cluster")
+    short, plain = play(workload, fold=True, coalesce=True), play(workload, fold=False, coalesce=False)
+    check(short.program, short.spans)
+    check(plain.program, plain.spans)
+    assert_same(short, plain)
