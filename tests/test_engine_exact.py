@@ -96,8 +96,8 @@ def test_what_breaks_a_symmetry_unfolds_only_what_it_touches(overrides: list[dic
 @pytest.mark.parametrize(("tp", "dp", "pp"), [(2, 2, 1), (1, 4, 2), (2, 2, 2)])
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_shared_links_fold_exactly(cluster: str, tp: int, dp: int, pp: int, overlap: bool) -> None:
-    """PCIe switches, host bridges, NVLink pairs and oversubscribed uplinks are shared by groups that fold together: what
-    one link of a class carries is the load of all of them. Layouts too large for a cluster are left out."""
+    """PCIe switches, host bridges, NVLink pairs and oversubscribed uplinks are shared by groups that fold together:
+    what one link of a class carries is the load of all of them. Layouts too large for a cluster are left out."""
     spec = CLUSTERS[cluster]
     node = {**spec["node"], "gpus": {**spec["node"]["gpus"], "type": "a100-sxm-80gb"}}
     section = {"tp": tp, "dp": dp, "pp": pp, "overlap": {"grad_reduce": overlap, "p2p": overlap}}
