@@ -55,7 +55,8 @@ class _Stages:
     def activation_bytes(self) -> float:
         """What passes between layers: b s h elements."""
         training = self.workload.training
-        return float(training.micro_batch * training.seq * self.workload.model.hidden * _working_bytes(self.workload))
+        element = DTYPE_BYTES[training.precision]
+        return float(training.micro_batch * training.seq * self.workload.model.hidden * element)
 
     @cached_property
     def hop_bytes(self) -> float:
@@ -134,11 +135,6 @@ def _runs(parts: tuple[Part, ...]) -> list[str]:
     for part in parts:
         counts[part.name] = counts.get(part.name, 0) + 1
     return [name if count == 1 else f"{count} {name}" for name, count in counts.items()]
-
-
-def _working_bytes(workload: Workload) -> int:
-    """Bytes of an activation: fp8 training keeps activations in bf16 between products."""
-    return 4 if workload.training.precision == "fp32" else 2
 
 
 def _tail(workload: Workload, stages: _Stages, rank: int, lanes: Lanes) -> dict[str, list[Step]]:
@@ -237,7 +233,7 @@ def _embedding_gradients(workload: Workload, rank: int, ready: tuple[str, ...]) 
 
 def _gather(workload: Workload, label: str, params: int, *after: str) -> Step:
     """ZeRO-1: every rank has updated its share of ``params`` parameters; all get all, in the working precision."""
-    nbytes = float(params * _working_bytes(workload))
+    nbytes = float(params * DTYPE_BYTES[workload.training.precision])
     return Step(label, Comm("dp.all_gather params", "all_gather", nbytes, "dp", "dp"), after)
 
 
@@ -257,7 +253,7 @@ def _gather_beside_the_first(workload: Workload, stages: _Stages, compute: list[
             cut.append(step)
             continue
         seen.add(step.stage)
-        parts = buckets(step.op, stages.parameters_used(step), _working_bytes(workload), bucket_bytes)
+        parts = buckets(step.op, stages.parameters_used(step), DTYPE_BYTES[workload.training.precision], bucket_bytes)
         for number, (part, piece) in enumerate(zip(parts, _pieces(step, parts), strict=True)):
             gathers.append(_gather(workload, f"gather {step.stage}.{number}", part.params))
             cut.append(replace(piece, after=(*piece.after, gathers[-1].label)))
