@@ -47,11 +47,14 @@ class Comm:
     algorithm: str = "auto"
     peer: int = -1
     tag: str = ""
+    stream: str = ""
 
     @property
     def lane(self) -> str:
-        """The track it is drawn on: one per purpose, and for transfers one per name (``pp_send_fwd``)."""
-        return f"{self.purpose}_{self.name}" if self.op in POINT_TO_POINT else self.purpose
+        """The track it is drawn on: one per purpose, and for transfers one per name (``pp_send_fwd``), for collectives
+        one per ``stream`` where a purpose has several (``dp_gather``)."""
+        apart = self.name if self.op in POINT_TO_POINT else self.stream
+        return f"{self.purpose}_{apart}" if apart else self.purpose
 
 
 @dataclass(frozen=True)
