@@ -84,11 +84,14 @@ def buckets(block: Block, marks: Sequence[Mark], bytes_per_param: int, bucket_by
     for number, mark in enumerate(marks):
         filled[mark.axis] = filled.get(mark.axis, 0) + mark.params
         last = number == len(marks) - 1
-        if filled[mark.axis] * bytes_per_param >= bucket_bytes or last:
+        if not last and marks[number + 1].ops == mark.ops:
+            continue  # what is done with at one point closes together, so that no piece is empty
+        closed = {axis: count for axis, count in filled.items() if last or count * bytes_per_param >= bucket_bytes}
+        if closed:
             end = len(block.ops) if last else mark.ops
-            closed = filled if last else {mark.axis: filled.pop(mark.axis)}
             pieces.append(Bucket(Block(f"{block.name}.{len(pieces)}", block.ops[begin:end]), closed))
             begin = end
+            filled = {axis: count for axis, count in filled.items() if axis not in closed}
     return pieces
 
 

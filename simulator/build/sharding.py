@@ -26,10 +26,13 @@ def shared(parallelism: Parallelism, params: Mapping[str, int]) -> dict[str, int
 
 def gradient_bytes(workload: Workload, params: Mapping[str, int]) -> float:
     """Bytes of the whole gradients of ``params`` that are alive beside the state, from a backward pass to their
-    reduction: under ZeRO-2 and 3, whose state holds shards, those that several ranks share."""
+    reduction: under ZeRO-2 and 3, whose state holds shards, those that several ranks share. A product that adds to a
+    buffer makes them as they are reduced (Megatron-FSDP), plain autograd in working precision (torch)."""
     if workload.parallelism.zero < 2:
         return 0.0
-    return float(DTYPE_BYTES[workload.training.grad_dtype] * sum(shared(workload.parallelism, params).values()))
+    training = workload.training
+    dtype = training.grad_dtype if training.gradient_accumulation_fusion else training.precision
+    return float(DTYPE_BYTES[dtype] * sum(shared(workload.parallelism, params).values()))
 
 
 def gathered_bytes(workload: Workload, params: Mapping[str, int]) -> float:
@@ -80,9 +83,10 @@ class Reductions:
             shards = parallelism.shards(axis)
             op, over = ("reduce_scatter", parallelism.shard_axis(axis)) if shards > 1 else ("all_reduce", axis)
             comm = Comm(f"dp.{op} grads", op, float(count * grad_bytes), over, "dp")
-            given_back = gradient_bytes(workload, {axis: count})
-            step = _as_part_of(Step(_named(label, axis), comm, tuple(after), free_bytes=given_back), like)
-            self.steps.append(step)
+            made = gradient_bytes(workload, {axis: count})
+            cast = max(comm.nbytes - made, 0.0) if made else 0.0  # made in another precision than they are reduced in
+            step = Step(_named(label, axis), comm, tuple(after), alloc_bytes=cast, free_bytes=made + cast)
+            self.steps.append(_as_part_of(step, like))
             first.append(step.label)
             if 1 < shards < parallelism.replicas(axis):
                 over, nbytes = parallelism.replica_axis(axis), count * grad_bytes / shards
