@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from simulator.analysis.activity import activity
 from simulator.analysis.memory import communicators, overhead_bytes
 from simulator.analysis.metrics import bubble, peak_activations
 from simulator.analysis.report import Job, StepFlops, report
+from simulator.analysis.steady import Steady, steady
 from simulator.build import build_program, schedule_program
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.ideal import ideal_cluster
@@ -24,7 +25,7 @@ from simulator.costs.provenance import priced_by
 from simulator.engine import simulate
 from simulator.errors import InputError
 from simulator.program import Program
-from simulator.schedules import SCHEDULES, Schedule, to_csv
+from simulator.schedules import SCHEDULES, Schedule, Times, to_csv
 from simulator.timeline import Timeline
 from simulator.units import format_time
 from simulator.validation.accuracy import accuracy
@@ -39,8 +40,22 @@ if TYPE_CHECKING:
 MAX_TRACE_ROWS = 5_000_000
 #: Passes of a bare schedule that play in about a minute.
 MAX_PASSES = 500_000
+#: Steps played in a row until a steady state shows: the first, and the last, number tried.
+STEPS, MAX_STEPS = 4, 32
 #: Costs of a bare schedule, in any unit: sums of them stay finite.
 MAX_COST = 1e12
+
+
+def _until_steady(play: Callable[[int], Timeline], microbatches: int) -> tuple[Timeline, Steady]:
+    """``play`` (steps -> Timeline) for more and more steps until one repeats the one before; what was played, and one
+    period of it."""
+    steps = STEPS
+    while True:
+        played = play(steps)
+        found = steady(played, steps, microbatches)
+        if found.stable or steps >= MAX_STEPS:
+            return played, found
+        steps *= 2
 
 
 @dataclass(frozen=True)
@@ -153,7 +168,8 @@ def _job(result: Result) -> Job:
 
 @dataclass(frozen=True)
 class ScheduleResult:
-    """A pipeline schedule played with unit costs."""
+    """A pipeline schedule played with unit costs: ``spans`` is a step, or of schedules whose claim is of steps that
+    follow one another a period between them, cut out of what was ``played``. ``stable``: whether it repeats itself."""
 
     name: str
     stages: int
@@ -161,6 +177,8 @@ class ScheduleResult:
     chunks: int
     order: list[list[str]]
     spans: Timeline
+    played: Timeline
+    stable: bool
     bubble_ratio_claimed: float | None
     plan: Schedule
 
@@ -171,9 +189,9 @@ class ScheduleResult:
 
     def to_dict(self) -> dict[str, Any]:
         """order (text actions per rank), makespan, bubble_ratio, bubble_fraction, peak_activations (micro-batch chunks
-        per rank); times in the unit of the costs. bubble_ratio_claimed: the closed form of the schedule's file
+        per rank); times in the unit of the costs. makespan: of a steady state the period. bubble_ratio_claimed: the closed form of the schedule's file
         with free communication (its authors', or one that follows from its pattern), null where it has none."""
-        idle, held = bubble(activity(self.spans), [self.spans.ranks]), peak_activations(self.spans)
+        idle, held = bubble(activity(self.spans), [self.spans.ranks]), peak_activations(self.played)
         return {
             "name": self.name,
             "stages": self.stages,
@@ -184,6 +202,7 @@ class ScheduleResult:
             "bubble_ratio": idle.ratio,
             "bubble_fraction": idle.fraction,
             "bubble_ratio_claimed": self.bubble_ratio_claimed,
+            "steady_period": self.plan.steady,
             "peak_activations": [held[rank] for rank in self.spans.ranks],
         }
 
@@ -209,6 +228,7 @@ def schedule(
     backward: float = 2.0,
     weight: float | None = None,
     comm: float = 0.0,
+    memory_limit: float = 1.0,
 ) -> ScheduleResult:
     """Play pipeline schedule ``name``, or that of a CSV file, on ``stages`` ranks without a model.
 
@@ -244,17 +264,29 @@ def schedule(
     v = chunks if chunks is not None else (chosen.chunks or 2)
     if problem := chosen.check(stages, microbatches, v):
         raise InputError(problem, key=f"schedule {name}")
-    if stages * microbatches * v > MAX_PASSES:
+    steps = STEPS if chosen.steady else 1
+    if steps * stages * microbatches * v > MAX_PASSES:
         raise InputError(
             f"{stages:,} ranks x {microbatches:,} micro-batches x {v:,} chunks are too many to play",
             key=f"schedule {name}",
-            allowed=f"a product of at most {MAX_PASSES:,}",
+            allowed=f"a product of at most {MAX_PASSES // steps:,}",
         )
-    timeline = simulate(
-        schedule_program(chosen, stages, microbatches, v, forward, backward, weight),
-        ideal_cluster(stages, comm),
-        Costs.ideal(),
-    )
-    order = [[str(action) for slot in slots for action in slot] for slots in chosen.order(stages, microbatches, v)]
+    times = Times.equal(stages * v, forward, backward - weight, weight, comm, memory_limit)
+    try:
+        tuned = chosen.tuned(times)
+        order = [[str(action) for slot in slots for action in slot] for slots in tuned.order(stages, microbatches, v)]
+    except ValueError as problem:
+        raise InputError(str(problem), key="memory_limit", found=memory_limit) from None
+
+    def play(steps: int) -> Timeline:
+        program = schedule_program(tuned, stages, microbatches, v, forward, backward, weight, steps=steps)
+        return simulate(program, ideal_cluster(stages, comm), Costs.ideal())
+
+    if chosen.steady:
+        played, found = _until_steady(play, microbatches)
+        spans, stable = found.period, found.stable
+    else:
+        spans = played = play(1)
+        stable = True
     claimed = None if comm else chosen.bubble(stages, microbatches, v, forward, backward - weight, weight)
-    return ScheduleResult(name, stages, microbatches, v, order, timeline, claimed, chosen)
+    return ScheduleResult(name, stages, microbatches, v, order, spans, played, stable, claimed, tuned)

@@ -174,10 +174,12 @@ def search(p: int, m: int, v: int, times: Times) -> Order:
     if limit * _SLACK < least:
         raise ValueError(f"leaves no room for a micro-batch: at least {least / reference:.3g}")
     best_s, best = float("inf"), None
-    for one_more, wait, fill in product((True, False), repeat=3):
-        seconds, order = _construct(p, m, times, limit, _Choices(one_more, wait, fill), best_s)
-        if seconds < best_s:
-            best_s, best = seconds, order
+    # Less memory is tried too, by whole micro-batches, so that more of it never gives a longer step.
+    for room in [limit, *(least * count for count in range(int(limit * _SLACK / least), 0, -1))]:
+        for one_more, wait, fill in product((True, False), repeat=3):
+            seconds, order = _construct(p, m, times, room, _Choices(one_more, wait, fill), best_s)
+            if seconds < best_s:
+                best_s, best = seconds, order
     assert best is not None
     return best
 
