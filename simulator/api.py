@@ -14,7 +14,7 @@ from simulator.analysis.memory import communicators, overhead_bytes
 from simulator.analysis.metrics import bubble, peak_activations
 from simulator.analysis.report import Job, StepFlops, report
 from simulator.analysis.steady import Steady, steady
-from simulator.build import build_program, schedule_program
+from simulator.build import build_program, layout, schedule_program
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.ideal import ideal_cluster
 from simulator.config import Workload, load_workload, warnings
@@ -137,7 +137,7 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
 
 def _job(result: Result) -> Job:
     workload, profile, timeline = result.workload, result.profile, result.spans
-    place = result.program.role_of
+    place = layout(workload).pipeline_rank
     states = {rank: model.state_bytes(workload, place[rank]) for rank in timeline.ranks}
     pipelines = result.program.groups.get("pp") or tuple((rank,) for rank in range(timeline.n_ranks))
     members = communicators(result.program.groups)

@@ -152,12 +152,12 @@ MARKS = gradients_complete([part(*BACKWARD, params=PARAMS)])
 def cut(grad_bytes: int, bucket_bytes: float) -> list[tuple[str, int]]:
     """Names of ops and number of parameters of each bucket."""
     found = buckets(Block("B", BACKWARD), MARKS, grad_bytes, bucket_bytes)
-    return [(" ".join(op.name for op in bucket.block.ops), bucket.params) for bucket in found]
+    return [(" ".join(op.name for op in bucket.block.ops), bucket.params["dp"]) for bucket in found]
 
 
 def test_gradients_are_complete_after_what_follows_their_product() -> None:
     """a after 2 ops; b with the addition after 5; c after 7, d after 9; what no product makes at the end, 11."""
-    assert MARKS == [(2, 6), (5, 4), (7, 10), (9, 2), (11, 3)]
+    assert MARKS == [(2, 6, "dp"), (5, 4, "dp"), (7, 10, "dp"), (9, 2, "dp"), (11, 3, "dp")]
 
 
 def test_parts_complete_in_the_order_of_the_backward_pass() -> None:
@@ -165,7 +165,7 @@ def test_parts_complete_in_the_order_of_the_backward_pass() -> None:
     of three ops and its backward of two; then the first part's two."""
     first = part(other("x"), product("a", 2, 3), params=6)
     last = part(other("x"), product("b", 2, 2), params=5, recompute=3)
-    assert gradients_complete([first, last], 2) == [(2 + 5, 4), (2 + 5, 1), (2 + 5 + 2, 6)]
+    assert gradients_complete([first, last], 2) == [(2 + 5, 4, "dp"), (2 + 5, 1, "dp"), (2 + 5 + 2, 6, "dp")]
 
 
 def test_only_a_parts_own_parameters_count() -> None:
@@ -175,13 +175,13 @@ def test_only_a_parts_own_parameters_count() -> None:
     attention = part(
         product("scores dgrad k", 100, 100, phase="B", batch=8), other("x"), product("qkv", 2, 2), params=4
     )
-    assert gradients_complete([attention]) == [(3, 4)]
+    assert gradients_complete([attention]) == [(3, 4, "dp")]
 
 
 def test_parameters_are_used_part_by_part() -> None:
     """A part's parameters go with its forward pass, in the order of the parts; two ops stand before them all."""
     parts = [part(params=7, forward=3), part(params=5, forward=4)]
-    assert parameters_used(parts, 2) == [(5, 7), (9, 5)]
+    assert parameters_used(parts, 2) == [(5, 7, "dp"), (9, 5, "dp")]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from simulator.config import ClusterSpec, Workload, altered, catalog, load_cluster, load_workload, presets, warnings
 from simulator.config.files import read_yaml
-from simulator.config.legality import divisors, split
+from simulator.config.rules.numbers import divisors, split
 from simulator.errors import InputError
 
 SMALL: dict[str, Any] = {
@@ -188,7 +188,7 @@ def test_shipped_files_and_short_forms_satisfy_the_exported_schema() -> None:
         ({"modle.layers": 3}, "modle", "model instead of modle"),
         ({"parallelism.tpp": 2}, "parallelism.tpp", "tp instead of tpp"),
         ({"tp": 2}, "tp", "fix:     parallelism.tp"),
-        ({"parallelism.cp": 2}, "parallelism.cp", "unknown key"),
+        ({"parallelism.cpp": 2}, "parallelism.cpp", "unknown key"),
         ({"seed": 1}, "seed", "unknown key"),
         ({"parallelism.overlap.tp": True}, "parallelism.overlap.tp", "grad_reduce, param_gather, p2p"),
         ({"training.seq": "1024"}, "training.seq", "without quotes"),
@@ -375,7 +375,7 @@ def test_divisors(number: int) -> None:
 def test_warnings() -> None:
     assert warnings(small(parallelism__zero=1)) == [
         "7 of the 8 GPUs of the cluster have no rank",
-        "parallelism.zero saves nothing: with dp 1 there is no replica to share the optimizer state with",
+        "parallelism.zero saves nothing: with dp * cp 1 there is no replica to share the optimizer state with",
     ]
     assert "flash attention keeps no scores" in warnings(small(parallelism__dp=8, training__recompute="selective"))[0]
     assert warnings(small(parallelism__dp=8, training__recompute="selective", model__attention="unfused")) == []

@@ -226,7 +226,7 @@ def test_one_rank_does_not_communicate(model_keys: dict[str, Any]) -> None:
     work = make(*SIZES[0], recompute="full", grad_clip=1.0, **model_keys)
     for part in model.stage_parts(work, 0):
         assert comms((*part.forward, *part.recompute, *part.backward)) == []
-    assert comms(model.optimizer_ops(work, 1000)) == []
+    assert comms(model.optimizer_ops(work, {"dp": 1000})) == []
     assert model.replicated_gradient_ops(work, model.stage_parts(work, 0)) == ()
 
 
@@ -520,7 +520,7 @@ def test_optimizer_of_mixed_precision() -> None:
     """fp16 with fp32 gradients, per parameter: unscale 4 + 4, norm 4, clip 4 + 4, Adam 16 read and 12 written, cast 4 +
     2, clearing the gradients 4. The two decisions are one number over the model-parallel ranks."""
     n = 10**6
-    ops = model.optimizer_ops(make(*SIZES[0], tp=2, pp=2, grad_clip=1.0), n)
+    ops = model.optimizer_ops(make(*SIZES[0], tp=2, pp=2, grad_clip=1.0), {"dp": n})
     moved = {op.name.removeprefix("optimizer."): op.kernel.bytes / n for op in ops if isinstance(op, Compute)}
     assert moved == {
         "unscale": 8,
@@ -538,8 +538,8 @@ def test_zero_one_divides_the_optimizer_among_replicas() -> None:
     """Each of 4 replicas updates a quarter; clearing the gradient buffer is not divided. The decisions span dp too."""
     n = 10**6
     one: dict[str, Any] = {"precision": "bf16", "grad_clip": 1.0, "tp": 2}
-    whole = model.optimizer_ops(make(*SIZES[0], dp=4, **one), n)
-    shard = model.optimizer_ops(make(*SIZES[0], dp=4, zero=1, **one), n)
+    whole = model.optimizer_ops(make(*SIZES[0], dp=4, **one), {"dp": n})
+    shard = model.optimizer_ops(make(*SIZES[0], dp=4, zero=1, **one), {"dp": n})
     for a, b in zip(*([op for op in ops if isinstance(op, Compute)] for ops in (whole, shard)), strict=True):
         share = 1 if a.name == "optimizer.zero gradients" else 4
         assert a.kernel.bytes == share * b.kernel.bytes
@@ -550,7 +550,7 @@ def test_eager_adam_moves_more() -> None:
     """PyTorch's foreach AdamW walks over its tensors eight times: 12 operands read and 8 written after the decay's one
     each of 4 bytes, against 4 and 3 of the fused kernel."""
     fused, eager = (
-        [op for op in model.optimizer_ops(make(*SIZES[0], implementation=i), 1000) if isinstance(op, Compute)]
+        [op for op in model.optimizer_ops(make(*SIZES[0], implementation=i), {"dp": 1000}) if isinstance(op, Compute)]
         for i in ("fused", "eager")
     )
     adam = {op.name: op.kernel.bytes for op in fused}["optimizer.adam"]

@@ -11,19 +11,20 @@ from simulator.program import Block, Comm, Compute, Matmul
 
 
 class Mark(NamedTuple):
-    """After the first ``ops`` ops of a block, ``params`` more parameters are done with."""
+    """After the first ``ops`` ops of a block, ``params`` more parameters of an ``axis`` are done with."""
 
     ops: int
     params: int
+    axis: str = "dp"
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """``block`` is the piece of a pass that goes with ``params`` parameters: it completes their gradients, or needs
-    their values."""
+    """``block`` is the piece of a pass that goes with ``params`` (parameters by axis): it completes their gradients, or
+    needs their values."""
 
     block: Block
-    params: int
+    params: dict[str, int]
 
 
 def gradients_complete(parts: Sequence[Part], first: int = 0, *, whole: bool = True) -> list[Mark]:
@@ -75,16 +76,19 @@ def parameters_used(parts: Sequence[Part], first: int = 0) -> list[Mark]:
 
 def buckets(block: Block, marks: Sequence[Mark], bytes_per_param: int, bucket_bytes: float) -> list[Bucket]:
     """Cut ``block`` so that each piece goes with at least ``bucket_bytes``, as DDP fills its buckets in the order of
-    the real pass. What closes a bucket is in it whole; ops after the last mark belong to the last bucket."""
+    the real pass, each axis apart. What closes a bucket is in it whole; ops after the last mark belong to the last one,
+    which closes what is left of every axis."""
     pieces: list[Bucket] = []
-    begin = filled = 0
+    begin = 0
+    filled: dict[str, int] = {}
     for number, mark in enumerate(marks):
-        filled += mark.params
+        filled[mark.axis] = filled.get(mark.axis, 0) + mark.params
         last = number == len(marks) - 1
-        if filled * bytes_per_param >= bucket_bytes or last:
+        if filled[mark.axis] * bytes_per_param >= bucket_bytes or last:
             end = len(block.ops) if last else mark.ops
-            pieces.append(Bucket(Block(f"{block.name}.{len(pieces)}", block.ops[begin:end]), filled))
-            begin, filled = end, 0
+            closed = filled if last else {mark.axis: filled.pop(mark.axis)}
+            pieces.append(Bucket(Block(f"{block.name}.{len(pieces)}", block.ops[begin:end]), closed))
+            begin = end
     return pieces
 
 

@@ -2,48 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.config import Workload
+from simulator.model import Seat, telling_seat
 
 Groups = Mapping[str, tuple[tuple[int, ...], ...]]
+Grid = NDArray[np.int64]
+
+
+class Place(NamedTuple):
+    """What decides a rank's work: its place in the pipeline, and its seat on axes whose members differ."""
+
+    pipeline_rank: int
+    seat: Seat
+
+    def __str__(self) -> str:
+        apart = [f"{axis}{at}" for axis, at in self.seat._asdict().items() if at]
+        return " ".join([f"stage{self.pipeline_rank}", *apart])
 
 
 @dataclass(frozen=True)
 class Layout:
-    """``pipeline_rank[rank]`` and the groups of every axis that has more than one member.
+    """The distinct ``places``, which of them each rank has (``place_of[rank]`` indexes them), and the groups of every
+    axis that has more than one member.
 
-    Axes: tp, dp, pp (ordered by pipeline rank), ``mp`` (all tensor and pipeline ranks of one replica), ``embd`` (the
-    ranks of the first and the last stage, where each has its copy of a tied embedding table) and ``twin`` (two pipeline
-    ranks that hold the same stages).
+    Axes: tp, cp, pp (ordered by pipeline rank), ``dp`` (ranks that hold the same parameters outside experts: all dp and
+    cp ranks, as in Megatron-LM), ep and etp inside experts, ``edp`` (ranks that hold the same experts), ``mp`` (all
+    tensor and pipeline ranks of one replica), ``embd`` (the ranks of the first and the last stage, where each has its
+    copy of a tied embedding table) and ``twin`` (two pipeline ranks that hold the same stages).
     """
 
-    pipeline_rank: tuple[int, ...]
+    places: tuple[Place, ...]
+    place_of: tuple[int, ...]
     groups: Groups
+
+    @property
+    def pipeline_rank(self) -> tuple[int, ...]:
+        """Per rank, its place in the pipeline."""
+        return tuple(self.places[index].pipeline_rank for index in self.place_of)
+
+
+class _Ranks:
+    """Rank numbers on a grid of named axes, the first of ``order`` innermost (Megatron-LM's ``RankGenerator``)."""
+
+    def __init__(self, order: Sequence[str], sizes: Mapping[str, int]) -> None:
+        self.sizes = sizes
+        self.grid: Grid = np.arange(int(np.prod(list(sizes.values())))).reshape([sizes[axis] for axis in order[::-1]])
+        self._dimension = {axis: len(order) - 1 - index for index, axis in enumerate(order)}
+
+    def along(self, *inner: str) -> tuple[tuple[int, ...], ...]:
+        """Groups that vary the ``inner`` axes, the last of them fastest; none where each would have one member."""
+        size = int(np.prod([self.sizes[axis] for axis in inner]))
+        if size == 1:
+            return ()
+        moved = np.moveaxis(self.grid, [self._dimension[axis] for axis in inner], range(-len(inner), 0))
+        return tuple(tuple(row) for row in moved.reshape(-1, size).tolist())
+
+    def position(self, axis: str) -> list[int]:
+        """Per rank, where it stands on an axis."""
+        return [int(at) for at in np.indices(self.grid.shape)[self._dimension[axis]].reshape(-1)]
 
 
 def layout(workload: Workload) -> Layout:
-    """Ranks numbered with the first axis of ``rank_order`` innermost, as Megatron-LM's ``RankGenerator`` does.
+    """Ranks numbered with the first axis of ``rank_order`` innermost.
 
     With ``tp-dp-pp`` and tp 2, dp 2, pp 2: ranks 0 and 1 are a tp group, 0 and 2 a dp group, 0 and 4 a pipeline.
+    Experts have a grid of their own in the same order, where etp stands for tp, ep has its size, cp is 1, and
+    what is left is edp (Megatron-LM's expert ``RankGenerator``).
     """
     parallelism = workload.parallelism
-    sizes = {"tp": parallelism.tp, "dp": parallelism.dp, "pp": parallelism.pp}
-    axes = [axis for axis in parallelism.rank_order.split("-") if axis in sizes]
-    grid = np.arange(workload.n_ranks).reshape([sizes[axis] for axis in reversed(axes)])
-    dimension = {axis: len(axes) - 1 - index for index, axis in enumerate(axes)}
+    axes = [axis for axis in parallelism.rank_order.split("-") if axis != "ep"]
+    axes += [] if "cp" in axes else ["cp"]
+    ranks = _Ranks(axes, {"tp": parallelism.tp, "cp": parallelism.cp, "dp": parallelism.dp, "pp": parallelism.pp})
+    of_experts = _expert_ranks(workload)
+    shared = sorted(("dp", "cp"), key=axes.index, reverse=True)
 
-    def along(*inner: str) -> tuple[tuple[int, ...], ...]:
-        """Groups that vary the ``inner`` axes, the last of them fastest."""
-        moved = np.moveaxis(grid, [dimension[axis] for axis in inner], range(-len(inner), 0))
-        size = int(np.prod([sizes[axis] for axis in inner]))
-        return tuple(tuple(row) for row in moved.reshape(-1, size).tolist()) if size > 1 else ()
-
-    groups = {axis: along(axis) for axis in axes}
-    groups["mp"] = along("pp", "tp")
+    groups = {axis: ranks.along(axis) for axis in ("tp", "cp", "pp")}
+    groups["dp"] = ranks.along(*shared)
+    groups["mp"] = ranks.along("pp", "tp")
+    groups |= {axis: of_experts.along(axis) for axis in ("ep", "etp", "edp")} if of_experts else {}
     if workload.model.tied_embeddings and not parallelism.table_in_place:
         first, last = parallelism.ends
         groups["embd"] = tuple((pipeline[first], pipeline[last]) for pipeline in groups["pp"])
@@ -51,5 +94,30 @@ def layout(workload: Workload) -> Layout:
         groups["twin"] = tuple(
             (pipeline[rank], pipeline[-1 - rank]) for pipeline in groups["pp"] for rank in range(parallelism.pp // 2)
         )
-    pipeline_rank = np.indices(grid.shape)[dimension["pp"]].reshape(-1)
-    return Layout(tuple(pipeline_rank.tolist()), {axis: members for axis, members in groups.items() if members})
+    ep = of_experts.position("ep") if of_experts else [0] * workload.n_ranks
+    wanted = [
+        Place(stage, telling_seat(workload, Seat(cp=cp, ep=expert)))
+        for stage, cp, expert in zip(ranks.position("pp"), ranks.position("cp"), ep, strict=True)
+    ]
+    places = {place: number for number, place in enumerate(sorted(set(wanted)))}
+    return Layout(
+        tuple(places),
+        tuple(places[place] for place in wanted),
+        {axis: members for axis, members in groups.items() if members},
+    )
+
+
+def _expert_ranks(workload: Workload) -> _Ranks | None:
+    """The grid of experts, where they are split otherwise than the rest."""
+    parallelism = workload.parallelism
+    if parallelism.ep * parallelism.etp == 1:
+        return None
+    order = [{"tp": "etp", "dp": "edp"}.get(axis, axis) for axis in parallelism.rank_order.split("-") if axis != "cp"]
+    order += [] if "ep" in order else ["ep"]
+    sizes = {
+        "etp": parallelism.etp,
+        "ep": parallelism.ep,
+        "edp": parallelism.replicas("edp"),
+        "pp": parallelism.pp,
+    }
+    return _Ranks(order, sizes)

@@ -5,9 +5,12 @@ Imports neither SimPy, matplotlib nor networkx: the calibration package reads wo
 
 from simulator.config.cluster import ClusterSpec, load_cluster
 from simulator.config.files import parse_changes
-from simulator.config.legality import warnings
+from simulator.config.model import Model
+from simulator.config.parallelism import Parallelism
 from simulator.config.presets import presets
-from simulator.config.workload import Model, Parallelism, Training, Workload, altered, load_workload
+from simulator.config.rules import warnings
+from simulator.config.training import Training
+from simulator.config.workload import Workload, altered, load_workload
 
 __all__ = [
     "ClusterSpec",

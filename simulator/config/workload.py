@@ -1,7 +1,7 @@
 """The workload file: a model, how it is trained, how it is laid out, and the cluster that it runs on.
 
 `load_workload` is the way in. A `Workload` is complete: presets are expanded, every default has its value, and what it
-says has been checked (see `legality`).
+says has been checked (see `rules`).
 """
 
 from __future__ import annotations
@@ -10,237 +10,25 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
-from pydantic import (
-    Field,
-    GetJsonSchemaHandler,
-    ModelWrapValidatorHandler,
-    WithJsonSchema,
-    WrapValidator,
-    model_validator,
-)
+from pydantic import GetJsonSchemaHandler, ModelWrapValidatorHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from simulator.config import catalog, legality
-from simulator.config.cluster import ClusterSpec, Count, cluster_data
-from simulator.config.files import AsTuple, Integral, Section, Text, raise_all, read_yaml, validated, with_changes
+from simulator.config import catalog, rules
+from simulator.config.cluster import ClusterSpec, cluster_data
+from simulator.config.files import Section, Text, raise_all, read_yaml, validated, with_changes
+from simulator.config.model import Model
+from simulator.config.parallelism import Parallelism
 from simulator.config.pipelines import find_schedule, is_file
-from simulator.config.presets import expand_model, presets
+from simulator.config.presets import expand_model
 from simulator.config.profile import check_gpu, load_profile
+from simulator.config.training import Training
 from simulator.errors import InputError
-from simulator.schedules import SCHEDULES
-from simulator.schedules import Schedule as Plan
 
-Size = Annotated[int, Field(ge=1, le=1_000_000_000), Integral]
-Dtype = Literal["fp32", "bf16", "fp16"]
 #: Dotted path of a section -> the key of it that a plain text in its place means.
 SHORTHANDS = {"cluster": "name", "training.recompute": "granularity"}
-
-if TYPE_CHECKING:
-    Schedule = str
-else:
-    # What is registered, so that a new schedule needs no line here; or the path of a file, read when it is loaded.
-    Schedule = Annotated[
-        Literal[tuple(SCHEDULES)],
-        WrapValidator(lambda text, known: text if isinstance(text, str) and is_file(text) else known(text)),
-        WithJsonSchema({"anyOf": [{"enum": list(SCHEDULES)}, {"pattern": r"\.csv$"}], "type": "string"}),
-    ]
-
-
-class Model(Section):
-    """A dense transformer. `preset` or `hf_config` may stand in a file for these keys; keys beside them win."""
-
-    layers: Annotated[int, Field(ge=1, le=10_000), Integral]
-    """transformer layers"""
-    hidden: Size
-    """width of the residual stream"""
-    heads: Size
-    """query heads"""
-    kv_heads: Size = Field(default_factory=lambda known: known["heads"])
-    """key and value heads [heads]"""
-    head_dim: Size = Field(default_factory=lambda known: max(1, known["hidden"] // known["heads"]))
-    """width of a head [hidden / heads]"""
-    ffn_hidden: Size = Field(default_factory=lambda known: 4 * known["hidden"])
-    """width inside the MLP [4 * hidden]"""
-    vocab: Size
-    """tokens of the vocabulary"""
-    vocab_multiple: Size = 128
-    """the vocabulary is padded to a multiple of this times tp [128]"""
-    activation: Literal["gelu", "swiglu", "geglu", "relu"] = "gelu"
-    """of the MLP; swiglu and geglu have a third matrix [gelu]"""
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    """[layernorm]"""
-    position: Literal["learned", "rope", "none"] = "learned"
-    """position embedding [learned]"""
-    bias: bool = True
-    """whether linear layers have biases [true]"""
-    tied_embeddings: bool = True
-    """whether the vocabulary projection shares the embedding's weight [true]"""
-    attention: Literal["flash", "unfused"] = "flash"
-    """one fused kernel, or batched products with the s x s scores in memory [flash]"""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """probability, of attention and of both residual branches [0]"""
-
-    def padded_vocab(self, tp: int) -> int:
-        """Rows of the embedding table: `vocab`, padded once to a multiple of `vocab_multiple` * tp.
-
-        >>> sizes = dict(layers=1, hidden=8, heads=1)
-        >>> Model(vocab=151552, **sizes).padded_vocab(6), Model(vocab=32000, **sizes).padded_vocab(2)
-        (152064, 32000)
-        """
-        multiple = self.vocab_multiple * tp
-        return math.ceil(self.vocab / multiple) * multiple
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The schema of what stands in a file, where a preset or a config.json can give the sizes."""
-        schema = handler.resolve_ref_schema(handler(core))
-        sizes = schema.pop("required")
-        schema["properties"] |= {
-            "preset": {"enum": list(presets()), "description": "a shipped model"},
-            "hf_config": {"type": "string", "description": "path of a Hugging Face config.json"},
-        }
-        schema["oneOf"] = [{"required": ["preset"]}, {"required": ["hf_config"]}, {"required": sizes}]
-        schema["oneOf"][2] |= {"not": {"anyOf": schema["oneOf"][:2]}}
-        return schema
-
-
-class Optimizer(Section):
-    """What updates the weights."""
-
-    name: Literal["adamw", "adam"] = "adamw"
-    """[adamw]"""
-    master_weights: bool = True
-    """an fp32 copy of 16-bit weights [true; false where precision is fp32]"""
-    state_dtype: Dtype = "fp32"
-    """of both moments [fp32]"""
-
-
-class Recompute(Section):
-    """Which activations are computed again in the backward pass. A plain text means `granularity`."""
-
-    granularity: Literal["none", "selective", "full"] = "none"
-    """selective: what lies between the attention's two products; full: whole layers [none]"""
-    layers: Size | None = None
-    """full: only the first so many layers of each stage [null: all]"""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _shorthand(cls, data: object) -> object:
-        return {SHORTHANDS["training.recompute"]: data} if isinstance(data, str) else data
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The schema of what stands in a file, where a plain text may stand for the section."""
-        schema = handler.resolve_ref_schema(handler(core))
-        mapping = dict(schema)
-        schema.clear()
-        schema["anyOf"] = [{"enum": mapping["properties"]["granularity"]["enum"]}, mapping]
-        return schema
-
-
-class Training(Section):
-    """How the model is trained."""
-
-    seq: Size
-    """tokens per sequence"""
-    micro_batch: Size = 1
-    """sequences per micro-batch per data-parallel replica [1]"""
-    global_batch: Size
-    """sequences per step; micro-batches = global_batch / (micro_batch * dp)"""
-    precision: Dtype = "bf16"
-    """of weights and activations [bf16]"""
-    optimizer: Optimizer = Optimizer()
-    grad_dtype: Dtype = "fp32"
-    """what gradients are accumulated and reduced in [fp32]"""
-    grad_clip: float | None = Field(default=None, gt=0)
-    """norm clipping: a small all-reduce over all model-parallel ranks [null: none]"""
-    recompute: Recompute = Recompute()
-    """none, selective, full, or {granularity, layers} [none]"""
-    implementation: Literal["eager", "fused", "compiled"] = "fused"
-    """eager: plain PyTorch ops; fused: as Megatron and TransformerEngine; compiled: torch.compile [fused]"""
-    gradient_accumulation_fusion: bool = Field(default_factory=lambda known: known["implementation"] == "fused")
-    """the product that makes a weight gradient adds it to the buffer, as Megatron-LM does with Apex of March 2022 and
-    later; false: one more pass over the gradients per micro-batch [true where implementation is fused]"""
-    total_tokens: float | None = Field(default=None, gt=0, le=1e18)
-    """of the whole run; gives days, GPU-hours and, with a price, cost [null]"""
-
-
-class Overlap(Section):
-    """Which communication runs beside compute."""
-
-    grad_reduce: bool = True
-    """gradients reduce while the backward pass goes on [true]"""
-    param_gather: bool = True
-    """zero 1: parameters gather while the next forward pass begins [true]"""
-    p2p: bool = True
-    """pipeline sends and receives run beside compute; false: a stage waits for them [true]"""
-
-
-class Parallelism(Section):
-    """The layout."""
-
-    tp: Count = 1
-    """tensor parallelism [1]"""
-    pp: Count = 1
-    """pipeline parallelism [1]"""
-    dp: Count = 1
-    """data parallelism [GPUs of the cluster / (tp * pp) where its nodes are given, else 1]"""
-    sequence_parallel: bool = Field(default_factory=lambda known: known["tp"] > 1)
-    """norms, dropout and residuals split over tp along the sequence [true when tp > 1]"""
-    vocab_parallel: bool = True
-    """embedding, projection and loss split over tp; false: each tp rank does all of it [true]"""
-    schedule: Schedule = "1f1b"
-    """a name, or the path of a schedule as CSV in the text form of torch.distributed.pipelining [1f1b]"""
-    vpp: Count = Field(default_factory=lambda known: _chunks(known))
-    """model chunks per pipeline rank [1; 2 for schedules with a V of stages]"""
-    layers_per_stage: Annotated[tuple[Annotated[int, Field(ge=1), Integral], ...], AsTuple] = ()
-    """transformer layers of each of the pp * vpp model stages, in the model's order [even split]"""
-    zero: Annotated[int, Field(ge=0, le=1), Integral] = 0
-    """1: the optimizer state is sharded over dp [0]"""
-    overlap: Overlap = Overlap()
-    bucket_bytes: Annotated[int, Field(ge=1, le=10**15), Integral] = 25_000_000
-    """gradients are reduced in buckets of about this size [25e6]"""
-    scatter_gather_p2p: bool = False
-    """without sequence parallelism, each tp rank sends 1/tp of the activation to the next stage, which all-gathers it
-    (arXiv 2104.04473, section 4.1) [false]"""
-    rank_order: str = "tp-cp-ep-dp-pp"
-    """axes of the rank grid, innermost first; cp and ep have size 1 and may be left out [tp-cp-ep-dp-pp]"""
-    collective_algorithm: Literal["auto", "ring", "tree"] = "auto"
-    """of all-reduces; auto takes the fastest on an idle network, as NCCL does [auto]"""
-
-    @property
-    def plan(self) -> Plan:
-        """The pipeline schedule."""
-        return find_schedule(self.schedule)
-
-    @property
-    def n_stages(self) -> int:
-        """Stages of the model."""
-        return self.pp * self.vpp
-
-    def stages_of(self, pipeline_rank: int) -> tuple[int, ...]:
-        """The stages on a pipeline rank; those of a second copy of the model are numbered from ``n_stages`` on."""
-        plan = self.plan
-        stages = range(self.n_stages * plan.copies)
-        return tuple(stage for stage in stages if plan.rank_of(stage, self.pp) == pipeline_rank)
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        """The pipeline ranks of the first and the last stage."""
-        return self.plan.rank_of(0, self.pp), self.plan.rank_of(self.n_stages - 1, self.pp)
-
-    @property
-    def table_in_place(self) -> bool:
-        """Whether the rank of the last stage also holds a first stage, so that tied embeddings are one table there."""
-        return any(stage % self.n_stages == 0 for stage in self.stages_of(self.ends[1]))
-
-
-def _chunks(known: dict[str, Any]) -> int:
-    """Chunks per rank where the schedule leaves no choice."""
-    return (find_schedule(known["schedule"]).chunks or 1) if "schedule" in known else 1
 
 
 class Simulation(Section):
@@ -269,7 +57,7 @@ class Workload(Section):
 
     @property
     def n_ranks(self) -> int:
-        return self.parallelism.tp * self.parallelism.pp * self.parallelism.dp
+        return self.parallelism.model_parallel * self.parallelism.dp
 
     @property
     def microbatches(self) -> int:
@@ -281,9 +69,9 @@ class Workload(Section):
     def _complete(cls, data: Any, handler: ModelWrapValidatorHandler[Workload]) -> Workload:
         """Fill in the defaults that lie across sections, and check. Raises `InputError`."""
         workload = handler(data)
-        raise_all(legality.model_problems(workload))
+        raise_all(rules.problems(workload))
         workload = _resolved(workload)
-        raise_all(legality.layout_problems(workload))
+        raise_all(rules.layout_problems(workload))
         return workload
 
     @classmethod
@@ -303,11 +91,11 @@ class Workload(Section):
 def _resolved(workload: Workload) -> Workload:
     layout, cluster, training = workload.parallelism, workload.cluster, workload.training
     if "dp" not in layout.model_fields_set and "nodes" in cluster.model_fields_set:
-        layout = layout.model_copy(update={"dp": legality.replicas(layout, cluster)})
+        layout = layout.model_copy(update={"dp": rules.replicas(layout, cluster)})
     if not layout.layers_per_stage:
-        layout = layout.model_copy(update={"layers_per_stage": legality.even_split(workload.model.layers, layout)})
-    ranks = layout.tp * layout.pp * layout.dp
-    legality.check_scale(ranks)
+        layout = layout.model_copy(update={"layers_per_stage": rules.even_split(workload.model.layers, layout)})
+    ranks = layout.model_parallel * layout.dp
+    rules.check_scale(ranks)
     if "nodes" not in cluster.model_fields_set:
         cluster = cluster.model_copy(update={"nodes": math.ceil(ranks / cluster.node.gpus.count)})
     if training.precision == "fp32" and "master_weights" not in training.optimizer.model_fields_set:

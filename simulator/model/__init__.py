@@ -7,12 +7,21 @@ from simulator.model.flops import (
     parameters,
 )
 from simulator.model.nodes import Tensor
-from simulator.model.optimizer import StateBytes, optimizer_ops, rank_parts, replicated_gradient_ops, state_bytes
-from simulator.model.parts import Part, PassBytes, embedding, head, layer, pass_bytes, stage_parts
+from simulator.model.optimizer import (
+    StateBytes,
+    optimized,
+    optimizer_ops,
+    rank_parts,
+    replicated_gradient_ops,
+    state_bytes,
+)
+from simulator.model.parts import Part, PassBytes, embedding, head, layer, params_on, pass_bytes, stage_parts
+from simulator.model.shapes import Seat, telling_seat
 
 __all__ = [
     "Part",
     "PassBytes",
+    "Seat",
     "StateBytes",
     "Tensor",
     "embedding",
@@ -21,11 +30,14 @@ __all__ = [
     "layer",
     "model_flops_per_step",
     "model_flops_per_step_causal",
+    "optimized",
     "optimizer_ops",
     "parameters",
+    "params_on",
     "pass_bytes",
     "rank_parts",
     "replicated_gradient_ops",
     "stage_parts",
     "state_bytes",
+    "telling_seat",
 ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simulator.model.nodes import Op
-from simulator.model.parts import Part, stage_parts
+from simulator.model.parts import Part, params_on, stage_parts
 from simulator.program import Comm, Compute, Memory
 from simulator.units import DTYPE_BYTES
 
@@ -57,17 +57,24 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     """Weights, gradients and optimizer state of one GPU of a pipeline rank.
 
     Per parameter and with fp32 master weights and states: 2 + grad_dtype + 12 bytes (arXiv 1910.02054, section 3.1: 16
-    with 2-byte gradients); ZeRO-1 divides the 12 by dp.
+    with 2-byte gradients); ZeRO-1 divides the 12 by the number of ranks that hold the same parameters.
     """
-    params = sum(part.params for part in rank_parts(workload, pipeline_rank))
-    training, layout = workload.training, workload.parallelism
+    held = params_on(rank_parts(workload, pipeline_rank))
+    params = sum(held.values())
+    training = workload.training
     master = DTYPE_BYTES["fp32"] if training.optimizer.master_weights else 0
     per_param = master + ADAM_STATES * DTYPE_BYTES[training.optimizer.state_dtype]
     return StateBytes(
         weights=float(DTYPE_BYTES[training.precision] * params),
         gradients=float(DTYPE_BYTES[training.grad_dtype] * params),
-        optimizer=per_param * params / (layout.dp if layout.zero else 1),
+        optimizer=per_param * optimized(workload, held),
     )
+
+
+def optimized(workload: Workload, params: Mapping[str, int]) -> float:
+    """How many of ``params`` (by axis) this GPU's optimizer works on: under ZeRO-1 its share of each axis."""
+    layout = workload.parallelism
+    return sum(count / (layout.replicas(axis) if layout.zero else 1) for axis, count in params.items())
 
 
 def replicated_gradient_ops(workload: Workload, parts: Iterable[Part]) -> tuple[Comm, ...]:
@@ -81,9 +88,9 @@ def replicated_gradient_ops(workload: Workload, parts: Iterable[Part]) -> tuple[
     return (Comm("tp.all_reduce replicated gradients", "all_reduce", nbytes, axis="tp", purpose="tp"),)
 
 
-def optimizer_ops(workload: Workload, params: int) -> tuple[Op, ...]:
-    """One optimizer step over ``params`` parameters held by this GPU (the sum of its `Part.params`); under ZeRO-1 it
-    works on this GPU's 1/dp of them. Gradients are reduced already.
+def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ...]:
+    """One optimizer step over the parameters held by this GPU (by axis, see `params_on`); under ZeRO-1 it works on this
+    GPU's share of them. Gradients are reduced already.
 
     In Megatron's order: gradients to fp32 where they are not; under fp16 unscaling with a check for infinities; norm
     and clipping; Adam; master weights to model weights; gradient buffers to zero (plain autograd drops its gradients
@@ -91,8 +98,8 @@ def optimizer_ops(workload: Workload, params: int) -> tuple[Op, ...]:
     ranks of a replica, and under ZeRO-1 over ``dp`` too.
     """
     training, layout = workload.training, workload.parallelism
-    sharded = bool(layout.zero) and layout.dp > 1
-    count = params / layout.dp if sharded else float(params)
+    sharded = bool(layout.zero) and layout.replicas("dp") > 1
+    count = float(optimized(workload, params))
     weight, grad = DTYPE_BYTES[training.precision], DTYPE_BYTES[training.grad_dtype]
     master = training.optimizer.master_weights
     ops: list[Op] = []
@@ -124,7 +131,7 @@ def optimizer_ops(workload: Workload, params: int) -> tuple[Op, ...]:
     if master:
         kernel("master to model weights", 4, weight, op="cast")
     if training.implementation == "fused":
-        zeroed = float(DTYPE_BYTES[training.grad_dtype] * params)
+        zeroed = float(DTYPE_BYTES[training.grad_dtype] * sum(params.values()))
         ops.append(
             Compute("optimizer.zero gradients", Memory("optimizer", 0.0, zeroed, dtype=training.grad_dtype), "O")
         )

@@ -6,7 +6,7 @@ column and by row, a vocabulary split over the ranks, and fp32 loss.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,7 +31,7 @@ from simulator.model.nodes import (
     split_qkv,
     unique,
 )
-from simulator.model.shapes import Shapes, shapes
+from simulator.model.shapes import ANY_SEAT, Seat, Shapes, shapes
 from simulator.program import Compute
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class Part:
     Ops are in launch order. ``forward`` has phase F, ``recompute`` (run again before the backward pass) R,
     ``input_grad`` B, ``weight_grad`` W; ``backward`` is the unsplit backward pass, B and W as autograd
     interleaves them.
-    ``params`` are held by this rank; of them ``tp_reduced_params`` have gradients to be summed over the tensor-parallel
-    ranks once a step.
+    ``params`` are held by this rank, those of experts in ``expert_params`` apart; of ``params`` ``tp_reduced_params``
+    have gradients to be summed over the tensor-parallel ranks once a step.
     ``saved`` is kept from forward to backward; ``recomputed`` exists again while the backward pass runs;
     ``grad_bytes`` is the largest set of gradients alive then.
     Where the weight gradient is a pass of its own, ``held_for_weights`` is what the input gradient leaves for it: the
@@ -68,6 +68,12 @@ class Part:
     grad_bytes: float
     held_for_weights: tuple[Tensor, ...]
     weight_grad_bytes: float
+    expert_params: int = 0
+
+    @property
+    def params_on(self) -> dict[str, int]:
+        """Parameters by the axis of the ranks that hold the same ones: ``dp``, or ``edp`` for those of experts."""
+        return {axis: count for axis, count in (("dp", self.params), ("edp", self.expert_params)) if count}
 
     @property
     def saved_bytes(self) -> float:
@@ -163,14 +169,14 @@ def _again(op: Op) -> Op:
     return replace(op, phase="R") if isinstance(op, Compute) else op
 
 
-def layer(workload: Workload, *, recompute: str | None = None) -> Part:
+def layer(workload: Workload, *, recompute: str | None = None, seat: Seat = ANY_SEAT) -> Part:
     """One transformer layer. ``recompute`` (none, selective, full) stands in for the workload's own granularity.
 
     Saved per layer with GELU, ffn 4h, dropout and 2-byte activations, unfused attention:
     s b h (10 + 24/t + 5 a s / h t) bytes, with sequence parallelism s b h / t (34 + 5 a s / h) (arXiv 2205.05198,
     equations 2 and 4); selective recomputation drops 5 a s / h, full recomputation keeps the input alone.
     """
-    return _layer(shapes(workload), recompute or workload.training.recompute.granularity)
+    return _layer(shapes(workload, seat), recompute or workload.training.recompute.granularity)
 
 
 @lru_cache(maxsize=64)
@@ -350,17 +356,26 @@ def _loss(z: Shapes) -> Node:
     )
 
 
-def stage_parts(workload: Workload, stage: int) -> tuple[Part, ...]:
-    """The parts of model stage ``stage`` (0 .. pp * vpp - 1) in order: the embedding opens the first stage, the head
-    closes the last. Where ``recompute.layers`` is given, the first that many layers of a stage are recomputed
-    (Megatron's block method)."""
+def params_on(parts: Iterable[Part]) -> dict[str, int]:
+    """Parameters of all ``parts`` by axis (see `Part.params_on`)."""
+    total: dict[str, int] = {}
+    for part in parts:
+        for axis, count in part.params_on.items():
+            total[axis] = total.get(axis, 0) + count
+    return total
+
+
+def stage_parts(workload: Workload, stage: int, seat: Seat = ANY_SEAT) -> tuple[Part, ...]:
+    """The parts of model stage ``stage`` (0 .. pp * vpp - 1) in order, for a rank at ``seat``: the embedding opens
+    the first stage, the head closes the last. Where ``recompute.layers`` is given, the first so many layers of a stage
+    are recomputed (Megatron's block method)."""
     counts = workload.parallelism.layers_per_stage
     recompute = workload.training.recompute
     n_layers = counts[stage]
     n_recomputed = n_layers if recompute.layers is None else min(recompute.layers, n_layers)
-    parts = (layer(workload),) * n_recomputed
+    parts = (layer(workload, seat=seat),) * n_recomputed
     if n_recomputed < n_layers:
-        parts += (layer(workload, recompute="none"),) * (n_layers - n_recomputed)
+        parts += (layer(workload, recompute="none", seat=seat),) * (n_layers - n_recomputed)
     if stage == 0:
         parts = (embedding(workload), *parts)
     if stage == len(counts) - 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.units import DTYPE_BYTES
 
@@ -11,6 +11,22 @@ if TYPE_CHECKING:
     from simulator.config import Workload
 
 GATED = ("swiglu", "geglu")
+
+
+class Seat(NamedTuple):
+    """Where a rank sits on the axes along which the work of ranks can differ: its positions in its cp and ep groups."""
+
+    cp: int = 0
+    ep: int = 0
+
+
+#: The seat of ranks whose work does not differ.
+ANY_SEAT = Seat()
+
+
+def telling_seat(workload: Workload, seat: Seat) -> Seat:
+    """``seat`` with 0 for what makes no difference to the work, so that ranks with equal ones do the same."""
+    return ANY_SEAT
 
 
 @dataclass(frozen=True)
@@ -83,8 +99,8 @@ class Shapes:
         return self.kv_heads * self.head_dim
 
 
-def shapes(workload: Workload) -> Shapes:
-    """The `Shapes` of a workload, whose sizes divide (the configuration has checked it)."""
+def shapes(workload: Workload, seat: Seat = ANY_SEAT) -> Shapes:
+    """The `Shapes` of a workload, whose sizes divide (the configuration has checked it), for a rank at ``seat``."""
     model, training, layout = workload.model, workload.training, workload.parallelism
     tp = layout.tp
     sequence_parallel = bool(layout.sequence_parallel) and tp > 1

@@ -1,0 +1,112 @@
+"""Passes through the stages of a model as steps."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from simulator.build.gradients import Mark, gradients_complete, parameters_used
+from simulator.config import Workload
+from simulator.model import Part, PassBytes, Seat, params_on, pass_bytes, stage_parts
+from simulator.program import Block, Comm, Compute, Step
+from simulator.schedules import Action
+from simulator.units import DTYPE_BYTES
+
+
+class Stages:
+    """The blocks of every model stage for a rank at ``seat``, each distinct one built once."""
+
+    def __init__(self, workload: Workload, seat: Seat) -> None:
+        self.workload = workload
+        parallelism = workload.parallelism
+        self.n_stages = parallelism.n_stages
+        self.parts = [stage_parts(workload, stage, seat) for stage in range(self.n_stages)] * parallelism.plan.copies
+        self._chunk = {
+            stage: chunk for rank in range(parallelism.pp) for chunk, stage in enumerate(parallelism.stages_of(rank))
+        }
+        self._blocks: dict[tuple[object, ...], Block] = {}
+        self._pass_of: dict[tuple[int, str], tuple[Block, PassBytes]] = {}
+
+    @cached_property
+    def activation_bytes(self) -> float:
+        """What passes between layers: b s h elements."""
+        training = self.workload.training
+        element = DTYPE_BYTES[training.precision]
+        return float(training.micro_batch * training.seq * self.workload.model.hidden * element)
+
+    @cached_property
+    def hop_bytes(self) -> float:
+        """What one rank sends to the next stage: with sequence parallelism or scatter/gather its share of tp."""
+        parallelism = self.workload.parallelism
+        shared = parallelism.sequence_parallel or parallelism.scatter_gather_p2p
+        return self.activation_bytes / (parallelism.tp if shared else 1)
+
+    def params(self, *stages: int) -> dict[str, int]:
+        """Parameters of stages on one rank, by axis (see `model.params_on`)."""
+        return params_on(part for stage in stages for part in self.parts[stage])
+
+    def gradients_complete(self, step: Step) -> list[Mark]:
+        """Where the backward pass ``step`` completes gradients; what stands before the parts' own ops counts."""
+        parts = self.parts[step.stage]
+        own = sum(len(_ops((part,), step.phase)) for part in parts)
+        return gradients_complete(parts, self._n_ops(step) - own, whole=step.phase == "B")
+
+    def parameters_used(self, step: Step) -> list[Mark]:
+        """Where the forward pass ``step`` has used parameters."""
+        parts = self.parts[step.stage]
+        return parameters_used(parts, self._n_ops(step) - sum(len(part.forward) for part in parts))
+
+    def _n_ops(self, step: Step) -> int:
+        return len(self._pass_of[step.stage, step.phase][0].ops)
+
+    def step(self, action: Action) -> Step:
+        """The compute step of an action, with what it holds and gives back."""
+        key = (action.stage, action.kind)
+        if key not in self._pass_of:
+            self._pass_of[key] = self._block(*key), pass_bytes(self.parts[action.stage], action.kind)
+        block, moved = self._pass_of[key]
+        return Step(
+            str(action),
+            block,
+            phase=action.kind,
+            microbatch=action.microbatch,
+            stage=action.stage,
+            chunk=self._chunk[action.stage],
+            alloc_bytes=moved.alloc,
+            free_bytes=moved.free,
+            workspace_bytes=moved.workspace,
+        )
+
+    def _block(self, stage: int, kind: str) -> Block:
+        parts = self.parts[stage]
+        place = stage % self.n_stages
+        arrives = {"F": place > 0, "W": False}.get(kind, place < self.n_stages - 1)
+        parallelism = self.workload.parallelism
+        gathered = parallelism.scatter_gather_p2p and parallelism.tp > 1 and arrives
+        key = (kind, gathered, tuple(id(part) for part in parts))
+        if key not in self._blocks:
+            ops = _ops(parts, kind)
+            if gathered:
+                ops.insert(0, Comm("tp.all_gather p2p", "all_gather", self.activation_bytes, "tp", "tp"))
+            self._blocks[key] = Block(f"{kind} {'+'.join(_runs(parts))}", tuple(ops))
+        return self._blocks[key]
+
+
+def _ops(parts: tuple[Part, ...], kind: str) -> list[Compute | Comm]:
+    back = parts[::-1]
+    match kind:
+        case "F":
+            return [op for part in parts for op in part.forward]
+        case "B":
+            return [op for part in back for op in (*part.recompute, *part.backward)]
+        case "I":
+            return [op for part in back for op in (*part.recompute, *part.input_grad)]
+        case _:
+            return [op for part in back for op in part.weight_grad]
+
+
+def _runs(parts: tuple[Part, ...]) -> list[str]:
+    """Names of parts with repeats counted: embedding, 8 layer."""
+    counts: dict[str, int] = {}
+    for part in parts:
+        counts[part.name] = counts.get(part.name, 0) + 1
+    return [name if count == 1 else f"{count} {name}" for name, count in counts.items()]

@@ -1,0 +1,115 @@
+"""The parallelism section of a workload file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, WithJsonSchema, WrapValidator
+
+from simulator.config.cluster import Count
+from simulator.config.files import AsTuple, Integral, Section
+from simulator.config.pipelines import find_schedule, is_file
+from simulator.schedules import SCHEDULES
+from simulator.schedules import Schedule as Plan
+
+if TYPE_CHECKING:
+    Schedule = str
+else:
+    # What is registered, so that a new schedule needs no line here; or the path of a file, read when it is loaded.
+    Schedule = Annotated[
+        Literal[tuple(SCHEDULES)],
+        WrapValidator(lambda text, known: text if isinstance(text, str) and is_file(text) else known(text)),
+        WithJsonSchema({"anyOf": [{"enum": list(SCHEDULES)}, {"pattern": r"\.csv$"}], "type": "string"}),
+    ]
+
+
+class Overlap(Section):
+    """Which communication runs beside compute."""
+
+    grad_reduce: bool = True
+    """gradients reduce while the backward pass goes on [true]"""
+    param_gather: bool = True
+    """zero 1: parameters gather while the next forward pass begins [true]"""
+    p2p: bool = True
+    """pipeline sends and receives run beside compute; false: a stage waits for them [true]"""
+
+
+class Parallelism(Section):
+    """The layout."""
+
+    tp: Count = 1
+    """tensor parallelism [1]"""
+    pp: Count = 1
+    """pipeline parallelism [1]"""
+    dp: Count = 1
+    """data parallelism [GPUs of the cluster / (tp * pp * cp) where its nodes are given, else 1]"""
+    cp: Count = 1
+    """context parallelism: the sequence split over ranks [1]"""
+    ep: Count = 1
+    """expert parallelism: the experts of a layer split over ranks, folded over tp * cp * dp [1]"""
+    etp: Count = 1
+    """tensor parallelism inside experts; ep * etp divides tp * cp * dp [1]"""
+    sequence_parallel: bool = Field(default_factory=lambda known: known["tp"] > 1)
+    """norms, dropout and residuals split over tp along the sequence [true when tp > 1]"""
+    vocab_parallel: bool = True
+    """embedding, projection and loss split over tp; false: each tp rank does all of it [true]"""
+    schedule: Schedule = "1f1b"
+    """a name, or the path of a schedule as CSV in the text form of torch.distributed.pipelining [1f1b]"""
+    vpp: Count = Field(default_factory=lambda known: _chunks(known))
+    """model chunks per pipeline rank [1; 2 for schedules with a V of stages]"""
+    layers_per_stage: Annotated[tuple[Annotated[int, Field(ge=1), Integral], ...], AsTuple] = ()
+    """transformer layers of each of the pp * vpp model stages, in the model's order [even split]"""
+    zero: Annotated[int, Field(ge=0, le=1), Integral] = 0
+    """1: the optimizer state is sharded over dp [0]"""
+    overlap: Overlap = Overlap()
+    bucket_bytes: Annotated[int, Field(ge=1, le=10**15), Integral] = 25_000_000
+    """gradients are reduced in buckets of about this size [25e6]"""
+    scatter_gather_p2p: bool = False
+    """without sequence parallelism, each tp rank sends 1/tp of the activation to the next stage, which all-gathers it
+    (arXiv 2104.04473, section 4.1) [false]"""
+    rank_order: str = "tp-cp-ep-dp-pp"
+    """axes of the rank grid, innermost first; cp and ep may be left out where they are 1 [tp-cp-ep-dp-pp]"""
+    collective_algorithm: Literal["auto", "ring", "tree"] = "auto"
+    """of all-reduces; auto takes the fastest on an idle network, as NCCL does [auto]"""
+
+    @property
+    def plan(self) -> Plan:
+        """The pipeline schedule."""
+        return find_schedule(self.schedule)
+
+    @property
+    def model_parallel(self) -> int:
+        """Ranks of one data-parallel replica."""
+        return self.tp * self.cp * self.pp
+
+    def replicas(self, axis: str) -> int:
+        """Ranks that hold the same parameters: of axis ``dp`` those outside experts, which context-parallel ranks
+        share too (Megatron-LM's dp-cp group); of ``edp`` those of experts."""
+        shared = self.dp * self.cp
+        return shared if axis == "dp" else shared * self.tp // (self.ep * self.etp)
+
+    @property
+    def n_stages(self) -> int:
+        """Stages of the model."""
+        return self.pp * self.vpp
+
+    def stages_of(self, pipeline_rank: int) -> tuple[int, ...]:
+        """The stages on a pipeline rank; those of a second copy of the model are numbered from ``n_stages`` on."""
+        plan = self.plan
+        stages = range(self.n_stages * plan.copies)
+        return tuple(stage for stage in stages if plan.rank_of(stage, self.pp) == pipeline_rank)
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The pipeline ranks of the first and the last stage."""
+        return self.plan.rank_of(0, self.pp), self.plan.rank_of(self.n_stages - 1, self.pp)
+
+    @property
+    def table_in_place(self) -> bool:
+        """Whether the rank of the last stage also holds a first stage, so that tied embeddings are one table there."""
+        return any(stage % self.n_stages == 0 for stage in self.stages_of(self.ends[1]))
+
+
+def _chunks(known: dict[str, Any]) -> int:
+    """Chunks per rank where the schedule leaves no choice."""
+    return (find_schedule(known["schedule"]).chunks or 1) if "schedule" in known else 1

@@ -1,0 +1,41 @@
+"""What a workload may not say: every check that looks at more than one key, and what it proposes instead.
+
+One file per subject. Of each, `problems` is asked of what the file says, and `layout_problems` when every default has
+its value; both yield errors. `warnings` tells what runs, and is probably not meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from simulator.config.rules import context, data, experts, pipeline, scale, tensor, training
+from simulator.config.rules.pipeline import even_split
+from simulator.config.rules.scale import check_scale, replicas
+from simulator.errors import InputError
+
+if TYPE_CHECKING:
+    from simulator.config.workload import Workload
+
+_PROBLEMS = (tensor.problems, training.problems, context.problems, experts.problems, pipeline.problems)
+_LAYOUT_PROBLEMS = (scale.layout_problems, pipeline.layout_problems)
+_WARNINGS = (scale.warnings, data.warnings, pipeline.warnings, training.warnings)
+
+
+def problems(workload: Workload) -> Iterator[InputError]:
+    """What is wrong whatever the cluster."""
+    return chain.from_iterable(check(workload) for check in _PROBLEMS)
+
+
+def layout_problems(workload: Workload) -> Iterator[InputError]:
+    """What is wrong between the resolved layout, the batch and the cluster."""
+    return chain.from_iterable(check(workload) for check in _LAYOUT_PROBLEMS)
+
+
+def warnings(workload: Workload) -> list[str]:
+    """What runs, and is probably not meant."""
+    return [note for notes in _WARNINGS for note in notes(workload)]
+
+
+__all__ = ["check_scale", "even_split", "layout_problems", "problems", "replicas", "warnings"]

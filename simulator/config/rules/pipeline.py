@@ -1,0 +1,150 @@
+"""Pipeline schedules, stages and micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from simulator.config.rules.numbers import around, divisors, listed, nearest, nearest_multiple, shown, split
+from simulator.errors import InputError
+from simulator.schedules import SCHEDULES
+
+if TYPE_CHECKING:
+    from simulator.config.parallelism import Parallelism
+    from simulator.config.workload import Workload
+
+
+#: Forward and backward passes of one pipeline in one step: more are refused before anything is built.
+MAX_ACTIONS = 10_000_000
+
+
+def even_split(layers: int, layout: Parallelism) -> tuple[int, ...]:
+    """Layers per stage where the file gives none. Raises `InputError` that proposes a split where it is not even."""
+    stages = layout.pp * layout.vpp
+    if layers % stages == 0:
+        return (layers // stages,) * stages
+    allowed = [p for p in divisors(layers) if p % layout.vpp == 0]
+    if layers < stages:
+        raise InputError(
+            f"{layers} layers are too few for {stages} stages (pp {layout.pp} x vpp {layout.vpp})",
+            key="parallelism.pp",
+            found=layout.pp,
+            allowed=f"pp * vpp at most {layers}",
+        )
+    proposal = split(layers, stages)
+    raise InputError(
+        f"{layers} layers do not divide evenly over {stages} stages (pp {layout.pp} x vpp {layout.vpp})",
+        key="parallelism.layers_per_stage",
+        allowed=f"{stages} numbers whose sum is {layers}, or pp * vpp one of {listed(allowed)}",
+        fix=f"layers_per_stage: {shown(proposal)}",
+    )
+
+
+def problems(workload: Workload) -> Iterator[InputError]:
+    """Schedules and chunks that do not go together, and orders of the axes that are none."""
+    layout = workload.parallelism
+    chunks = layout.plan.chunks
+    chunked = ", ".join(name for name, schedule in SCHEDULES.items() if schedule.chunks is None)
+    if chunks is not None and layout.vpp != chunks:
+        yield InputError(
+            f"the schedule {layout.schedule} has {'one chunk' if chunks == 1 else f'{chunks} chunks'} per rank",
+            key="parallelism.vpp",
+            found=layout.vpp,
+            allowed=f"{chunks}, or schedule: {chunked}",
+            fix=f"schedule: {chunked}" if chunks == 1 else f"vpp: {chunks}",
+        )
+    elif chunks != 1 and (layout.vpp == 1 or layout.pp == 1):
+        key, found = ("vpp", layout.vpp) if layout.vpp == 1 else ("pp", layout.pp)
+        yield InputError(
+            f"the schedule {layout.schedule} needs several chunks per rank and several ranks",
+            key=f"parallelism.{key}",
+            found=found,
+            allowed=">= 2, or schedule: 1f1b with vpp: 1",
+            fix=f"{key}: 2",
+        )
+    yield from _rank_order_problems(layout)
+
+
+def _rank_order_problems(layout: Parallelism) -> Iterator[InputError]:
+    axes = layout.rank_order.split("-")
+    needed = {"tp", "dp", "pp"} | {axis for axis, size in (("cp", layout.cp), ("ep", layout.ep)) if size > 1}
+    if len(set(axes)) != len(axes) or not needed <= set(axes) <= {"tp", "cp", "ep", "dp", "pp"}:
+        yield InputError(
+            "is no order of the axes",
+            key="parallelism.rank_order",
+            found=layout.rank_order,
+            allowed="tp, dp and pp (and cp, ep where they are not 1) once each, joined by '-'",
+            fix="rank_order: tp-cp-ep-dp-pp",
+        )
+
+
+def layout_problems(workload: Workload) -> Iterator[InputError]:
+    """Stages against layers, and the batch against the schedule."""
+    model, training, layout = workload.model, workload.training, workload.parallelism
+    stages = layout.pp * layout.vpp
+    if len(layout.layers_per_stage) != stages or sum(layout.layers_per_stage) != model.layers:
+        proposal = f"layers_per_stage: {shown(split(model.layers, stages))}" if stages <= model.layers else None
+        yield InputError(
+            f"{len(layout.layers_per_stage)} stages with {sum(layout.layers_per_stage)} layers",
+            key="parallelism.layers_per_stage",
+            found=list(layout.layers_per_stage[:64]),
+            allowed=f"{stages} numbers (pp {layout.pp} x vpp {layout.vpp}) whose sum is {model.layers}",
+            fix=proposal,
+        )
+    elif training.recompute.layers is not None and training.recompute.layers > max(layout.layers_per_stage):
+        yield InputError(
+            "no stage has so many layers",
+            key="training.recompute.layers",
+            found=training.recompute.layers,
+            allowed=f"at most {max(layout.layers_per_stage)}",
+        )
+    yield from _batch_problems(workload)
+
+
+def _batch_problems(workload: Workload) -> Iterator[InputError]:
+    training, layout = workload.training, workload.parallelism
+    batch, once = training.global_batch, training.micro_batch * layout.dp
+    if batch % once:
+        dps = [dp for dp in divisors(batch) if batch % (training.micro_batch * dp) == 0]
+        other = f", or dp: {nearest(layout.dp, dps)}" if dps else ""
+        yield InputError(
+            f"does not divide by micro_batch {training.micro_batch} x dp {layout.dp} = {once}",
+            key="training.global_batch",
+            found=batch,
+            allowed=f"a multiple of {once}",
+            fix=f"global_batch: {nearest_multiple(batch, once)}{other}",
+        )
+        return
+    microbatches = workload.microbatches
+    if microbatches * layout.pp * layout.vpp > MAX_ACTIONS:
+        yield InputError(
+            f"makes {microbatches:,} micro-batches over {layout.pp * layout.vpp} stages",
+            key="training.global_batch",
+            found=batch,
+            allowed=f"micro-batches * pp * vpp at most {MAX_ACTIONS:,}",
+            fix="a larger micro_batch",
+        )
+    schedule = layout.plan
+    reason = schedule.check(layout.pp, microbatches, layout.vpp)
+    if reason is not None:
+        works = [m for m in around(microbatches) if schedule.check(layout.pp, m, layout.vpp) is None]
+        if not works:
+            yield InputError(reason, key="parallelism.schedule", found=layout.schedule, fix="schedule: 1f1b")
+            return
+        yield InputError(
+            f"makes {microbatches} micro-batches; {layout.schedule} {reason}",
+            key="training.global_batch",
+            found=batch,
+            allowed=", ".join(str(m * once) for m in sorted(works[:2])),
+            fix=f"global_batch: {works[0] * once}, or schedule: 1f1b with vpp: 1",
+        )
+
+
+def warnings(workload: Workload) -> Iterator[str]:
+    """A split backward pass beside recomputation."""
+    layout = workload.parallelism
+    if layout.plan.splits and workload.training.recompute.granularity != "none":
+        yield (
+            f"{layout.schedule} splits the backward pass: recomputation runs before the input gradient, and what the "
+            "weight gradient needs of it is held until that has run"
+        )

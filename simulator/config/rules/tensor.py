@@ -1,0 +1,112 @@
+"""Tensor and sequence parallelism, and sizes of the model against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from simulator.config.files import brief
+from simulator.config.rules.numbers import divisors, listed, nearest, nearest_multiple, shown, split
+from simulator.errors import InputError
+
+if TYPE_CHECKING:
+    from simulator.config.workload import Workload
+
+
+#: Numbers in the largest tensor of a micro-batch, before it is split.
+MAX_TENSOR = 10**15
+
+
+def problems(workload: Workload) -> Iterator[InputError]:
+    """Sizes of the model against each other and against tp."""
+    model, training, layout = workload.model, workload.training, workload.parallelism
+    if "head_dim" not in model.model_fields_set and model.hidden % model.heads:
+        yield InputError(
+            f"hidden {model.hidden} does not divide by it, and head_dim is not given",
+            key="model.heads",
+            found=model.heads,
+            allowed=listed(divisors(model.hidden)),
+            fix=f"heads: {nearest(model.heads, divisors(model.hidden))}",
+        )
+    widest = max(model.hidden, model.ffn_hidden, model.vocab, model.heads * model.head_dim, model.heads * training.seq)
+    if (numbers := training.micro_batch * training.seq * widest) > MAX_TENSOR:
+        yield InputError(
+            f"makes tensors of {numbers:.1e} numbers (micro_batch * seq * the widest of the model, or heads * seq)",
+            key="training.micro_batch",
+            found=training.micro_batch,
+            allowed=f"at most {MAX_TENSOR:.0e} numbers",
+        )
+    if model.heads % model.kv_heads:
+        yield InputError(
+            f"heads {model.heads} does not divide by it",
+            key="model.kv_heads",
+            found=model.kv_heads,
+            allowed=listed(divisors(model.heads)),
+            fix=f"kv_heads: {nearest(model.kv_heads, divisors(model.heads))}",
+        )
+    else:
+        yield from islice(_tp_problems(workload), 1)
+    if layout.sequence_parallel and layout.scatter_gather_p2p:
+        yield InputError(
+            "sequence parallelism already sends 1/tp of the activation",
+            key="parallelism.scatter_gather_p2p",
+            found=brief(True),
+            allowed="false, or sequence_parallel: false",
+        )
+
+
+def _tp_problems(workload: Workload) -> Iterator[InputError]:
+    """What tp does not divide, the most telling first: one change of tp may mend them all."""
+    model, training, layout = workload.model, workload.training, workload.parallelism
+    tp = layout.tp
+    if model.heads % tp:
+        yield _heads_do_not_split(workload)
+    if model.kv_heads % tp and tp % model.kv_heads:
+        allowed = head_splits(workload)
+        yield InputError(
+            f"neither tp {tp} nor kv_heads {model.kv_heads} divides the other",
+            key="parallelism.tp",
+            found=tp,
+            allowed=listed(allowed),
+            fix=f"tp: {nearest(tp, allowed)}",
+        )
+    if model.ffn_hidden % tp:
+        yield InputError(
+            f"tp {tp} does not divide it",
+            key="model.ffn_hidden",
+            found=model.ffn_hidden,
+            allowed=f"a multiple of {tp}",
+            fix=f"ffn_hidden: {nearest_multiple(model.ffn_hidden, tp)}",
+        )
+    if layout.sequence_parallel and training.seq % tp:
+        yield InputError(
+            f"sequence parallelism splits it over tp {tp}, which does not divide it",
+            key="training.seq",
+            found=training.seq,
+            allowed=f"a multiple of {tp}, or sequence_parallel: false",
+            fix=f"seq: {nearest_multiple(training.seq, tp)}",
+        )
+
+
+def head_splits(workload: Workload) -> list[int]:
+    """Sizes of tp that divide the query heads, and divide or are divided by the key and value heads."""
+    kv_heads = workload.model.kv_heads
+    return [tp for tp in divisors(workload.model.heads) if kv_heads % tp == 0 or tp % kv_heads == 0]
+
+
+def _heads_do_not_split(workload: Workload) -> InputError:
+    model, layout = workload.model, workload.parallelism
+    allowed = head_splits(workload)
+    instead = f"tp: {nearest(layout.tp, allowed)}"
+    if layout.pp == 1 and layout.vpp == 1 and layout.tp <= model.layers:
+        instead += f"; or tp: 1 with dp: {layout.dp * layout.tp}, or with pp: {layout.tp}"
+        if model.layers % layout.tp:
+            instead += f" and layers_per_stage: {shown(split(model.layers, layout.tp))}"
+    return InputError(
+        f"{model.heads} heads do not divide by tp {layout.tp}",
+        key="parallelism.tp",
+        found=layout.tp,
+        allowed=listed(allowed),
+        fix=instead,
+    )

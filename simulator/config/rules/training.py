@@ -1,0 +1,45 @@
+"""Precision, optimizer, gradients and recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from simulator.config.files import brief
+from simulator.errors import InputError
+
+if TYPE_CHECKING:
+    from simulator.config.workload import Workload
+
+
+def problems(workload: Workload) -> Iterator[InputError]:
+    """Keys of the training section that contradict each other."""
+    training = workload.training
+    recompute, optimizer = training.recompute, training.optimizer
+    if training.precision == "fp32" and "master_weights" in optimizer.model_fields_set and optimizer.master_weights:
+        yield InputError(
+            "fp32 weights have no copy in fp32",
+            key="training.optimizer.master_weights",
+            found=brief(True),
+            allowed="false",
+        )
+    if training.gradient_accumulation_fusion and training.implementation != "fused":
+        yield InputError(
+            f"the products of implementation {training.implementation} do not add to a buffer",
+            key="training.gradient_accumulation_fusion",
+            found=brief(True),
+            allowed="false, or implementation: fused",
+        )
+    if recompute.layers is not None and recompute.granularity != "full":
+        yield InputError(
+            f"has no meaning with granularity {recompute.granularity}",
+            key="training.recompute.layers",
+            found=recompute.layers,
+            fix="granularity: full",
+        )
+
+
+def warnings(workload: Workload) -> Iterator[str]:
+    """Recomputation that saves nothing."""
+    if workload.training.recompute.granularity == "selective" and workload.model.attention == "flash":
+        yield "selective recompute saves almost nothing: flash attention keeps no scores to recompute"

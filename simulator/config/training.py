@@ -1,0 +1,75 @@
+"""The training section of a workload file."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from simulator.config.files import Section
+from simulator.config.model import Size
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+
+class Optimizer(Section):
+    """What updates the weights."""
+
+    name: Literal["adamw", "adam"] = "adamw"
+    """[adamw]"""
+    master_weights: bool = True
+    """an fp32 copy of 16-bit weights [true; false where precision is fp32]"""
+    state_dtype: Dtype = "fp32"
+    """of both moments [fp32]"""
+
+
+class Recompute(Section):
+    """Which activations are computed again in the backward pass. A plain text means `granularity`."""
+
+    granularity: Literal["none", "selective", "full"] = "none"
+    """selective: what lies between the attention's two products; full: whole layers [none]"""
+    layers: Size | None = None
+    """full: only the first so many layers of each stage [null: all]"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, data: object) -> object:
+        return {"granularity": data} if isinstance(data, str) else data
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The schema of what stands in a file, where a plain text may stand for the section."""
+        schema = handler.resolve_ref_schema(handler(core))
+        mapping = dict(schema)
+        schema.clear()
+        schema["anyOf"] = [{"enum": mapping["properties"]["granularity"]["enum"]}, mapping]
+        return schema
+
+
+class Training(Section):
+    """How the model is trained."""
+
+    seq: Size
+    """tokens per sequence"""
+    micro_batch: Size = 1
+    """sequences per micro-batch per data-parallel replica [1]"""
+    global_batch: Size
+    """sequences per step; micro-batches = global_batch / (micro_batch * dp)"""
+    precision: Dtype = "bf16"
+    """of weights and activations [bf16]"""
+    optimizer: Optimizer = Optimizer()
+    grad_dtype: Dtype = "fp32"
+    """what gradients are accumulated and reduced in [fp32]"""
+    grad_clip: float | None = Field(default=None, gt=0)
+    """norm clipping: a small all-reduce over all model-parallel ranks [null: none]"""
+    recompute: Recompute = Recompute()
+    """none, selective, full, or {granularity, layers} [none]"""
+    implementation: Literal["eager", "fused", "compiled"] = "fused"
+    """eager: plain PyTorch ops; fused: as Megatron and TransformerEngine; compiled: torch.compile [fused]"""
+    gradient_accumulation_fusion: bool = Field(default_factory=lambda known: known["implementation"] == "fused")
+    """the product that makes a weight gradient adds it to the buffer, as Megatron-LM does with Apex of March 2022 and
+    later; false: one more pass over the gradients per micro-batch [true where implementation is fused]"""
+    total_tokens: float | None = Field(default=None, gt=0, le=1e18)
+    """of the whole run; gives days, GPU-hours and, with a price, cost [null]"""
