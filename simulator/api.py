@@ -12,6 +12,7 @@ from simulator import model
 from simulator.analysis.activity import activity
 from simulator.analysis.memory import communicators, overhead_bytes
 from simulator.analysis.metrics import bubble, peak_activations
+from simulator.analysis.rehearsal import times_of
 from simulator.analysis.report import Job, StepFlops, report
 from simulator.analysis.steady import Steady, steady
 from simulator.build import build_program, layout, schedule_program
@@ -42,25 +43,31 @@ MAX_TRACE_ROWS = 5_000_000
 MAX_PASSES = 500_000
 #: Steps played in a row until a steady state shows: the first, and the last, number tried.
 STEPS, MAX_STEPS = 4, 32
+UNSTEADY = (
+    f"after {MAX_STEPS} steps none repeats the one before: the period is the mean of the later half, "
+    "and what it is made of is the last but one's"
+)
 #: Costs of a bare schedule, in any unit: sums of them stay finite.
 MAX_COST = 1e12
 
 
-def _until_steady(play: Callable[[int], Timeline], microbatches: int) -> tuple[Timeline, Steady]:
-    """``play`` (steps -> Timeline) for more and more steps until one repeats the one before; what was played, and one
-    period of it."""
+def _until_steady(play: Callable[[int], Timeline], microbatches: int) -> Steady:
+    """``play`` (steps -> Timeline) for more and more steps until one repeats the one before."""
     steps = STEPS
     while True:
-        played = play(steps)
-        found = steady(played, steps, microbatches)
+        found = steady(play(steps), steps, microbatches)
         if found.stable or steps >= MAX_STEPS:
-            return played, found
+            return found
         steps *= 2
 
 
 @dataclass(frozen=True)
 class Result:
-    """One simulated training step."""
+    """One simulated training step.
+
+    Of schedules whose claim is of steps that follow one another ``spans`` is one period between them, and ``steady``
+    what it was cut out of. ``program`` is of one step.
+    """
 
     workload: Workload
     profile: Profile
@@ -68,6 +75,7 @@ class Result:
     costs: Costs
     program: Program
     spans: Timeline
+    steady: Steady | None = None
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -76,12 +84,14 @@ class Result:
 
     @cached_property
     def _report(self) -> dict[str, Any]:
-        return report(_job(self), self.spans, warnings=self.warnings, accuracy=accuracy(self.workload))
+        known = accuracy(self.workload)
+        return report(_job(self), self.spans, steady=self.steady, warnings=self.warnings, accuracy=known)
 
     @cached_property
     def warnings(self) -> list[str]:
         """What the user should know before trusting the figures."""
-        return warnings(self.workload)
+        unsteady = [] if self.steady is None or self.steady.stable else [UNSTEADY]
+        return [*warnings(self.workload), *unsteady]
 
     def to_dict(self) -> dict[str, Any]:
         """The results under the names of the JSON output, SI units."""
@@ -130,9 +140,39 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     profile = load_profile(job.calibration)
     cluster = build_cluster(job.cluster)
     costs = Costs.from_profile(profile, job.training.implementation)
-    program = build_program(job)
-    timeline = simulate(program, cluster, costs, fold=job.simulation.fold, coalesce=job.simulation.coalesce)
-    return Result(job, profile, cluster, costs, program, timeline)
+    schedule, shortcuts = job.parallelism.plan, job.simulation.model_dump()
+    times = None if schedule.search is None else _rehearsed(job, cluster, costs)
+    program = build_program(job, times=times)
+    if not schedule.steady:
+        timeline = simulate(program, cluster, costs, **shortcuts)
+        return Result(job, profile, cluster, costs, program, timeline)
+
+    def play(steps: int) -> Timeline:
+        return simulate(build_program(job, times=times, steps=steps), cluster, costs, **shortcuts)
+
+    found = _until_steady(play, job.microbatches)
+    return Result(job, profile, cluster, costs, program, found.period, found)
+
+
+def _rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
+    """What the passes of ``job`` take, from a step of two micro-batches with a schedule that needs no tuning.
+
+    Raises `InputError` where the memory limit leaves no room for a micro-batch.
+    """
+    training, layout = job.training, job.parallelism
+    short = job.model_copy(
+        update={
+            "training": training.model_copy(update={"global_batch": 2 * training.micro_batch * layout.dp}),
+            "parallelism": layout.model_copy(update={"schedule": "zb_h1"}),
+        }
+    )
+    timeline = simulate(build_program(short), cluster, costs, **job.simulation.model_dump())
+    times = times_of(timeline, layout.n_stages, layout.zb_memory_limit)
+    try:
+        layout.plan.tuned(times).order(layout.pp, job.microbatches, layout.vpp)
+    except ValueError as problem:
+        raise InputError(str(problem), key="parallelism.zb_memory_limit", found=layout.zb_memory_limit) from None
+    return times
 
 
 def _job(result: Result) -> Job:
@@ -169,7 +209,7 @@ def _job(result: Result) -> Job:
 @dataclass(frozen=True)
 class ScheduleResult:
     """A pipeline schedule played with unit costs: ``spans`` is a step, or of schedules whose claim is of steps that
-    follow one another a period between them, cut out of what was ``played``. ``stable``: whether it repeats itself."""
+    follow one another a period between them; ``steady`` is what that was cut out of."""
 
     name: str
     stages: int
@@ -177,10 +217,14 @@ class ScheduleResult:
     chunks: int
     order: list[list[str]]
     spans: Timeline
-    played: Timeline
-    stable: bool
     bubble_ratio_claimed: float | None
     plan: Schedule
+    steady: Steady | None = None
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What the user should know before trusting the figures."""
+        return [] if self.steady is None or self.steady.stable else [UNSTEADY]
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -189,9 +233,10 @@ class ScheduleResult:
 
     def to_dict(self) -> dict[str, Any]:
         """order (text actions per rank), makespan, bubble_ratio, bubble_fraction, peak_activations (micro-batch chunks
-        per rank); times in the unit of the costs. makespan: of a steady state the period. bubble_ratio_claimed: the closed form of the schedule's file
-        with free communication (its authors', or one that follows from its pattern), null where it has none."""
-        idle, held = bubble(activity(self.spans), [self.spans.ranks]), peak_activations(self.played)
+        per rank); times in the unit of the costs. bubble_ratio_claimed: the closed form of the schedule's file
+        with free communication (its authors', or one that follows from its pattern), null where it has none.
+        steady_period: whether makespan and bubble are of the period between steps that follow one another."""
+        idle, held = bubble(activity(self.spans), [self.spans.ranks]), peak_activations(self.steady.played if self.steady else self.spans)
         return {
             "name": self.name,
             "stages": self.stages,
@@ -282,11 +327,7 @@ def schedule(
         program = schedule_program(tuned, stages, microbatches, v, forward, backward, weight, steps=steps)
         return simulate(program, ideal_cluster(stages, comm), Costs.ideal())
 
-    if chosen.steady:
-        played, found = _until_steady(play, microbatches)
-        spans, stable = found.period, found.stable
-    else:
-        spans = played = play(1)
-        stable = True
+    found = _until_steady(play, microbatches) if chosen.steady else None
+    spans = found.period if found else play(1)
     claimed = None if comm else chosen.bubble(stages, microbatches, v, forward, backward - weight, weight)
-    return ScheduleResult(name, stages, microbatches, v, order, spans, played, stable, claimed, tuned)
+    return ScheduleResult(name, stages, microbatches, v, order, spans, claimed, tuned, found)

@@ -16,10 +16,11 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Steady:
-    """``period``: one period as a Timeline; ``window``: when its first rank's window was, from the start of the first
-    step played (s); ``stable``: whether every rank did the same at the same time a period before."""
+    """``period``: one period as a Timeline, cut out of the steps ``played``; ``window``: from when to when that was for
+    the first rank (s); ``stable``: whether every rank did the same at the same time a period before."""
 
     period: Timeline
+    played: Timeline
     window: tuple[float, float]
     stable: bool
 
@@ -66,4 +67,4 @@ def _cut(
     windows = {rank: (float(begin[0]), float(begin[1])) for rank, begin in begins.items()}
     start = min(low for low, _ in windows.values())
     cut = timeline.cut(windows, period, compute_lane=COMPUTE_LANE, steps=steps, microbatches=microbatches)
-    return Steady(cut, (start, start + period), stable)
+    return Steady(cut, timeline, (start, start + period), stable)

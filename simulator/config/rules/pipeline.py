@@ -62,6 +62,14 @@ def problems(workload: Workload) -> Iterator[InputError]:
             allowed=">= 2, or schedule: 1f1b with vpp: 1",
             fix=f"{key}: 2",
         )
+    if layout.plan.search is None and "zb_memory_limit" in layout.model_fields_set:
+        searched = ", ".join(name for name, schedule in SCHEDULES.items() if schedule.search)
+        yield InputError(
+            f"has no meaning with the schedule {layout.schedule}",
+            key="parallelism.zb_memory_limit",
+            found=layout.zb_memory_limit,
+            fix=f"schedule: {searched}",
+        )
     yield from _rank_order_problems(layout)
 
 
@@ -125,6 +133,13 @@ def _batch_problems(workload: Workload) -> Iterator[InputError]:
             fix="a larger micro_batch",
         )
     schedule = layout.plan
+    if schedule.search and layout.zb_memory_limit * min(microbatches, layout.pp) < 1:
+        yield InputError(
+            "leaves no room for a micro-batch",
+            key="parallelism.zb_memory_limit",
+            found=layout.zb_memory_limit,
+            allowed=f"at least {1 / min(microbatches, layout.pp):.3g}",
+        )
     reason = schedule.check(layout.pp, microbatches, layout.vpp)
     if reason is not None:
         works = [m for m in around(microbatches) if schedule.check(layout.pp, m, layout.vpp) is None]
