@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -273,12 +274,15 @@ def schedule(
     backward: float = 2.0,
     weight: float | None = None,
     comm: float = 0.0,
-    memory_limit: float = 1.0,
+    zb_memory_limit: float = 1.0,
+    kept: float = 1.0,
 ) -> ScheduleResult:
     """Play pipeline schedule ``name``, or that of a CSV file, on ``stages`` ranks without a model.
 
     ``forward`` and ``backward`` (whole) are the costs of a chunk, ``comm`` of a transfer, in any one unit of time;
     schedules that split the backward pass take ``weight`` (the weight gradient, half of it where not given) out of it.
+    ``zb_memory_limit`` and ``kept`` are for zb_auto: what a rank may hold as a multiple of 1f1b's peak, and the share of
+    a forward's activations that its input gradient leaves to the weight gradient (arXiv 2401.10241, table 1).
     ``chunks`` per rank: 1, or 2 where there are several, unless given. A file has sizes of its own.
     Raises `InputError`, and `DeadlockError` on a file whose order cannot be run.
     """
@@ -316,12 +320,15 @@ def schedule(
             key=f"schedule {name}",
             allowed=f"a product of at most {MAX_PASSES // steps:,}",
         )
-    times = Times.equal(stages * v, forward, backward - weight, weight, comm, memory_limit)
+    if not 0 < zb_memory_limit < math.inf or not 0 <= kept < math.inf:
+        key, found = ("kept", kept) if 0 < zb_memory_limit < math.inf else ("zb_memory_limit", zb_memory_limit)
+        raise InputError("is no share of the activations", key=key, found=found, allowed="a number above 0")
+    times = Times.equal(stages * v, forward, backward - weight, weight, comm, zb_memory_limit, kept)
     try:
         tuned = chosen.tuned(times)
         order = [[str(action) for slot in slots for action in slot] for slots in tuned.order(stages, microbatches, v)]
     except ValueError as problem:
-        raise InputError(str(problem), key="memory_limit", found=memory_limit) from None
+        raise InputError(str(problem), key="zb_memory_limit", found=zb_memory_limit) from None
 
     def play(steps: int) -> Timeline:
         program = schedule_program(tuned, stages, microbatches, v, forward, backward, weight, steps=steps)

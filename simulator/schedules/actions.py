@@ -106,10 +106,12 @@ class Times:
     memory_limit: float = 1.0
 
     @classmethod
-    def equal(cls, stages: int, f: float, i: float, w: float, hop_s: float = 0.0, limit: float = 1.0) -> Times:
-        """Of equal stages, whose weight gradient needs all that the forward has taken."""
-        one = (1.0,) * stages
-        return cls((f,) * stages, (i,) * stages, (w,) * stages, one, one, hop_s, limit)
+    def equal(
+        cls, stages: int, f: float, i: float, w: float, hop_s: float = 0.0, limit: float = 1.0, kept: float = 1.0
+    ) -> Times:
+        """Of equal stages; ``kept`` is a share of what a forward takes."""
+        n = stages
+        return cls((f,) * n, (i,) * n, (w,) * n, (1.0,) * n, (kept,) * n, hop_s, limit)
 
 
 @dataclass(frozen=True)

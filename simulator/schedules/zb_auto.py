@@ -7,7 +7,7 @@ puts weight gradients where a rank would idle, or has no room left. It is repeat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
@@ -165,23 +165,42 @@ def search(p: int, m: int, v: int, times: Times) -> Order:
     """The best order found: the one whose longest rank is shortest from its first action to its last, which is the time
     between steps that follow each other.
 
-    No rank holds more than ``times.memory_limit`` times the most that a rank of 1F1B does. Raises ValueError where that
-    is too little for one micro-batch.
+    No rank holds more than ``times.memory_limit`` times the most that a rank of 1F1B does. Where what is left to weight
+    gradients takes so much of that that backward passes do better whole, they are. Raises ValueError where the limit is
+    too little for one micro-batch.
     """
     reference = max(min(m, p - rank) * taken for rank, taken in enumerate(times.taken))
-    least = max(max(times.taken), max(times.kept))
     limit = times.memory_limit * reference
-    if limit * _SLACK < least:
-        raise ValueError(f"leaves no room for a micro-batch: at least {least / reference:.3g}")
+    if limit * _SLACK < max(times.taken):
+        raise ValueError(f"leaves no room for a micro-batch: at least {max(times.taken) / reference:.3g}")
     best_s, best = float("inf"), None
-    # Less memory is tried too, by whole micro-batches, so that more of it never gives a longer step.
-    for room in [limit, *(least * count for count in range(int(limit * _SLACK / least), 0, -1))]:
-        for one_more, wait, fill in product((True, False), repeat=3):
-            seconds, order = _construct(p, m, times, room, _Choices(one_more, wait, fill), best_s)
-            if seconds < best_s:
-                best_s, best = seconds, order
+    for tried in (times, _whole(times)):
+        least = max(*times.taken, *tried.kept)
+        # Less memory is tried too, by whole micro-batches, so that more of it never gives a longer step.
+        for room in [limit, *(least * count for count in range(int(limit * _SLACK / least), 0, -1))]:
+            for one_more, wait, fill in product((True, False), repeat=3):
+                if room * _SLACK < least:
+                    continue
+                seconds, order = _construct(p, m, tried, room, _Choices(one_more, wait, fill), best_s)
+                if seconds < best_s:
+                    best_s, best = seconds, order if tried is times else _joined(order)
     assert best is not None
     return best
+
+
+def _whole(times: Times) -> Times:
+    """``times`` of backward passes that are not split: the input gradient is all of it."""
+    both = tuple(i + w for i, w in zip(times.input_s, times.weight_s, strict=True))
+    none = (0.0,) * len(both)
+    return replace(times, input_s=both, weight_s=none, kept=none)
+
+
+def _joined(order: Order) -> Order:
+    """The order of `_whole` passes: B for I, and no W."""
+    return [
+        [tuple(a._replace(kind={"I": "B"}.get(a.kind, a.kind)) for a in slot) for slot in slots if slot[0].kind != "W"]
+        for slots in order
+    ]
 
 
 def order(p: int, m: int, v: int = 1) -> Order:
