@@ -63,8 +63,14 @@ class Parallelism(Section):
     async_1f1b]"""
     vpp: Count = Field(default_factory=lambda known: _chunks(known))
     """model chunks per pipeline rank [1; 2 for schedules with a V of stages]"""
-    layers_per_stage: Annotated[tuple[Annotated[int, Field(ge=1), Integral], ...], AsTuple] = ()
-    """transformer layers of each of the pp * vpp model stages, in the model's order [even split]"""
+    layers_per_stage: Annotated[tuple[Annotated[int, Field(ge=0), Integral], ...], AsTuple] = ()
+    """transformer layers of each of the pp * vpp model stages, in the model's order; 0 where the first stage has only
+    the embedding, or the last only the loss [even split]"""
+    account_for_embedding: bool = False
+    """the embedding counts as a layer of the first stage where layers are split evenly (Megatron-LM's
+    --account-for-embedding-in-pipeline-split) [false]"""
+    account_for_loss: bool = False
+    """so does the vocabulary projection, with the loss, of the last stage [false]"""
     zero: Annotated[int, Field(ge=0, le=1), Integral] = 0
     """1: the optimizer state is sharded over dp [0]"""
     overlap: Overlap = Overlap()
