@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, WrapValidator
@@ -29,7 +30,7 @@ class Overlap(Section):
     grad_reduce: bool = True
     """gradients reduce while the backward pass goes on [true]"""
     param_gather: bool = True
-    """zero 1: parameters gather while the next forward pass begins [true]"""
+    """zero 1, 2: parameters gather while the next forward pass begins; zero 3: layers gather ahead of use [true]"""
     p2p: bool = True
     """pipeline sends and receives run beside compute; false: a stage waits for them [true]"""
 
@@ -59,8 +60,14 @@ class Parallelism(Section):
     """model chunks per pipeline rank [1; 2 for schedules with a V of stages]"""
     layers_per_stage: Annotated[tuple[Annotated[int, Field(ge=1), Integral], ...], AsTuple] = ()
     """transformer layers of each of the pp * vpp model stages, in the model's order [even split]"""
-    zero: Annotated[int, Field(ge=0, le=1), Integral] = 0
-    """1: the optimizer state is sharded over dp [0]"""
+    zero: Annotated[int, Field(ge=0, le=3), Integral] = 0
+    """what is sharded over dp: 1 the optimizer state, 2 gradients too, 3 parameters too (FSDP) [0]"""
+    hsdp: Count | None = None
+    """zero 1, 2, 3: shard inside groups of so many consecutive members of dp, replicate across them [null: over all]"""
+    reshard_after_forward: bool = True
+    """zero 3: a layer is dropped after its forward pass and gathered again for its backward pass [true]"""
+    prefetch: Annotated[int, Field(ge=0, le=10_000), Integral] = 1
+    """zero 3: layers that are gathered ahead of the one that computes [1]"""
     overlap: Overlap = Overlap()
     bucket_bytes: Annotated[int, Field(ge=1, le=10**15), Integral] = 25_000_000
     """gradients are reduced in buckets of about this size [25e6]"""
@@ -87,6 +94,23 @@ class Parallelism(Section):
         share too (Megatron-LM's dp-cp group); of ``edp`` those of experts."""
         shared = self.dp * self.cp
         return shared if axis == "dp" else shared * self.tp // (self.ep * self.etp)
+
+    def shards(self, axis: str) -> int:
+        """Ranks over which ZeRO splits the state of the parameters of an axis: all that hold them; with ``hsdp`` those
+        of one instance. Experts have as many instances as the rest (Megatron-LM's
+        ``num_distributed_optimizer_instances``), as far as that number divides their replicas. 1 without ZeRO."""
+        replicas = self.replicas(axis)
+        if not self.zero:
+            return 1
+        return replicas if self.hsdp is None else replicas // math.gcd(replicas, self.replicas("dp") // self.hsdp)
+
+    def shard_axis(self, axis: str) -> str:
+        """The axis of the groups that share a state, each member its shard."""
+        return axis if self.shards(axis) in (1, self.replicas(axis)) else f"{axis}_shard"
+
+    def replica_axis(self, axis: str) -> str:
+        """The axis of the groups that hold the same shard."""
+        return axis if self.shards(axis) == 1 else f"{axis}_replica"
 
     @property
     def n_stages(self) -> int:

@@ -57,48 +57,49 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     """Weights, gradients and optimizer state of one GPU of a pipeline rank.
 
     Per parameter and with fp32 master weights and states: 2 + grad_dtype + 12 bytes (arXiv 1910.02054, section 3.1: 16
-    with 2-byte gradients); ZeRO-1 divides the 12 by the number of ranks that hold the same parameters.
+    with 2-byte gradients). Over the N ranks that share a state, ZeRO-1 divides the 12, ZeRO-2 the gradients too, ZeRO-3
+    all of it (section 5, figure 1); whole parameters and gradients that are alive for a while are the program's.
     """
     held = params_on(rank_parts(workload, pipeline_rank))
-    params = sum(held.values())
-    training = workload.training
+    training, zero = workload.training, workload.parallelism.zero
+    whole, share = sum(held.values()), optimized(workload, held)
     master = DTYPE_BYTES["fp32"] if training.optimizer.master_weights else 0
     per_param = master + ADAM_STATES * DTYPE_BYTES[training.optimizer.state_dtype]
     return StateBytes(
-        weights=float(DTYPE_BYTES[training.precision] * params),
-        gradients=float(DTYPE_BYTES[training.grad_dtype] * params),
-        optimizer=per_param * optimized(workload, held),
+        weights=DTYPE_BYTES[training.precision] * (share if zero == 3 else float(whole)),
+        gradients=DTYPE_BYTES[training.grad_dtype] * (share if zero >= 2 else float(whole)),
+        optimizer=per_param * share,
     )
 
 
 def optimized(workload: Workload, params: Mapping[str, int]) -> float:
-    """How many of ``params`` (by axis) this GPU's optimizer works on: under ZeRO-1 its share of each axis."""
-    layout = workload.parallelism
-    return sum(count / (layout.replicas(axis) if layout.zero else 1) for axis, count in params.items())
+    """How many of ``params`` (by axis) this GPU's optimizer works on: under ZeRO its shard of each axis, else all."""
+    return sum(count / workload.parallelism.shards(axis) for axis, count in params.items())
 
 
 def replicated_gradient_ops(workload: Workload, parts: Iterable[Part]) -> tuple[Comm, ...]:
     """The all-reduce over tp, once a step, of gradients that every tp rank computes from its own rows or heads: norms
     and row-split biases under sequence parallelism (Megatron's `allreduce_sequence_parallel_gradients`), and KV heads
-    that tp ranks share. Empty where there are none."""
+    that tp ranks share; of sharded gradients the shard. Empty where there are none."""
     params = sum(part.tp_reduced_params for part in parts)
     if not params:
         return ()
-    nbytes = float(DTYPE_BYTES[workload.training.grad_dtype] * params)
+    shards = workload.parallelism.shards("dp") if workload.parallelism.zero >= 2 else 1
+    nbytes = DTYPE_BYTES[workload.training.grad_dtype] * params / shards
     return (Comm("tp.all_reduce replicated gradients", "all_reduce", nbytes, axis="tp", purpose="tp"),)
 
 
 def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ...]:
-    """One optimizer step over the parameters held by this GPU (by axis, see `params_on`); under ZeRO-1 it works on this
-    GPU's share of them. Gradients are reduced already.
+    """One optimizer step over the parameters held by this GPU (by axis, see `params_on`); under ZeRO it works on this
+    GPU's shard of them. Gradients are reduced already.
 
     In Megatron's order: gradients to fp32 where they are not; under fp16 unscaling with a check for infinities; norm
     and clipping; Adam; master weights to model weights; gradient buffers to zero (plain autograd drops its gradients
     instead). What is decided together (infinities, norm) is one number all-reduced over axis ``mp``, the model-parallel
-    ranks of a replica, and under ZeRO-1 over ``dp`` too.
+    ranks of a replica, and under ZeRO over the ranks that share a state too.
     """
     training, layout = workload.training, workload.parallelism
-    sharded = bool(layout.zero) and layout.replicas("dp") > 1
+    sharded = layout.shards("dp") > 1
     count = float(optimized(workload, params))
     weight, grad = DTYPE_BYTES[training.precision], DTYPE_BYTES[training.grad_dtype]
     master = training.optimizer.master_weights
@@ -112,7 +113,7 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
             purpose = "tp" if layout.tp > 1 else "pp"
             ops.append(Comm(f"mp.all_reduce {what}", "all_reduce", 4.0, axis="mp", purpose=purpose))
         if sharded:
-            ops.append(Comm(f"dp.all_reduce {what}", "all_reduce", 4.0, axis="dp", purpose="dp"))
+            ops.append(Comm(f"dp.all_reduce {what}", "all_reduce", 4.0, axis=layout.shard_axis("dp"), purpose="dp"))
 
     if master and grad != 4:
         kernel("gradients to fp32", grad, 4, op="cast")
@@ -131,7 +132,8 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
     if master:
         kernel("master to model weights", 4, weight, op="cast")
     if training.implementation == "fused":
-        zeroed = float(DTYPE_BYTES[training.grad_dtype] * sum(params.values()))
+        held = count if layout.zero >= 2 else float(sum(params.values()))
+        zeroed = DTYPE_BYTES[training.grad_dtype] * held
         ops.append(
             Compute("optimizer.zero gradients", Memory("optimizer", 0.0, zeroed, dtype=training.grad_dtype), "O")
         )

@@ -62,14 +62,16 @@ class Comm:
     algorithm: str = "auto"
     peer: int = -1
     tag: str = ""
+    stream: str = ""
 
     @property
     def lane(self) -> str:
-        """The track it is drawn on: one per purpose, for transfers one per name (``pp_send_fwd``), and what is done
-        with hosts one per direction (``d2h``)."""
+        """The track it is drawn on: one per purpose, for transfers one per name (``pp_send_fwd``), for collectives one per
+        ``stream`` where a purpose has several (``dp_gather``), for what is done with hosts one per direction."""
         if self.op in HOST_LANES:
             return HOST_LANES[self.op]
-        return f"{self.purpose}_{self.name}" if self.op in POINT_TO_POINT else self.purpose
+        apart = self.name if self.op in POINT_TO_POINT else self.stream
+        return f"{self.purpose}_{apart}" if apart else self.purpose
 
 
 @dataclass(frozen=True)

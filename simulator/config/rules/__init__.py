@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simulator.config.workload import Workload
 
 _PROBLEMS = (tensor.problems, training.problems, context.problems, experts.problems, pipeline.problems)
-_LAYOUT_PROBLEMS = (scale.layout_problems, pipeline.layout_problems)
+_LAYOUT_PROBLEMS = (scale.layout_problems, data.layout_problems, pipeline.layout_problems)
 _WARNINGS = (scale.warnings, data.warnings, pipeline.warnings, training.warnings)
 
 

@@ -1,0 +1,107 @@
+"""How gradients are reduced and parameters gathered over the ranks that hold the same ones.
+
+Without ZeRO gradients are all-reduced. ZeRO-1 reduce-scatters them, so that each rank updates its shard of the
+parameters and all gather the rest; ZeRO-2 keeps nothing but its shard of the gradients, so that it reduces those of
+every micro-batch as they are made; ZeRO-3 keeps its shard of the parameters too and gathers them for every pass (arXiv
+1910.02054, sections 5 and 7). Where a state has several instances (``hsdp``) gradients are reduce-scattered within one
+and their shards all-reduced across, as often as they are reduced at all, and parameters gathered within (arXiv
+2304.11277, section 3.2.2; torch's ``fully_shard`` on a 2-dimensional mesh; Megatron-LM's
+``num_distributed_optimizer_instances``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from simulator.config import Parallelism, Workload
+from simulator.program import Comm, Step
+from simulator.units import DTYPE_BYTES
+
+
+def shared(parallelism: Parallelism, params: Mapping[str, int]) -> dict[str, int]:
+    """Those of ``params`` (by axis) that several ranks hold."""
+    return {axis: count for axis, count in params.items() if parallelism.replicas(axis) > 1}
+
+
+def gradient_bytes(workload: Workload, params: Mapping[str, int]) -> float:
+    """Bytes of the whole gradients of ``params`` that are alive beside the state, from a backward pass to their
+    reduction: under ZeRO-2 and 3, whose state holds shards, those that several ranks share."""
+    if workload.parallelism.zero < 2:
+        return 0.0
+    return float(DTYPE_BYTES[workload.training.grad_dtype] * sum(shared(workload.parallelism, params).values()))
+
+
+def gathered_bytes(workload: Workload, params: Mapping[str, int]) -> float:
+    """Bytes of ``params``, gathered in the working precision, that are alive beside the state: under ZeRO-3, whose
+    state holds shards, those that are sharded at all."""
+    parallelism = workload.parallelism
+    if parallelism.zero < 3:
+        return 0.0
+    element = DTYPE_BYTES[workload.training.precision]
+    return float(element * sum(count for axis, count in params.items() if parallelism.shards(axis) > 1))
+
+
+def gather(workload: Workload, label: str, params: Mapping[str, int], like: Step | None = None) -> list[Step]:
+    """All get what each has a shard of, in the working precision: a step per axis on the lane ``dp_gather``; it carries
+    the micro-batch and the stage of the pass ``like`` that it serves."""
+    parallelism = workload.parallelism
+    element = DTYPE_BYTES[workload.training.precision]
+    steps = []
+    for axis, count in params.items():
+        if parallelism.shards(axis) > 1:
+            over, nbytes = parallelism.shard_axis(axis), float(count * element)
+            comm = Comm("dp.all_gather params", "all_gather", nbytes, over, "dp", stream="gather")
+            step = Step(_named(label, axis), comm, alloc_bytes=gathered_bytes(workload, {axis: count}))
+            steps.append(_as_part_of(step, like))
+    return steps
+
+
+class Reductions:
+    """The gradient reductions of a rank, in order.
+
+    Where whole gradients are alive for a while only (ZeRO-2 and 3), one reduction goes on beside the pass that makes
+    the next gradients, which then are reduced; what comes after waits for the first. So at most two sets are alive, as
+    with torch's ``fully_shard`` (``reduce_scatter_state``) and DeepSpeed's two buckets (``overlap_comm``). Without
+    overlap all that follows waits.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self.steps: list[Step] = []
+        self._done: list[tuple[str, ...]] = []  # labels of each reduction's first steps, which give the gradients back
+
+    def add(self, label: str, params: Mapping[str, int], after: Sequence[str], like: Step | None = None) -> None:
+        """Reduce the gradients of ``params`` once the steps ``after`` have ended; see `gather` for ``like``."""
+        workload, parallelism = self._workload, self._workload.parallelism
+        grad_bytes = DTYPE_BYTES[workload.training.grad_dtype]
+        first: list[str] = []
+        for axis, count in shared(parallelism, params).items():
+            shards = parallelism.shards(axis)
+            op, over = ("reduce_scatter", parallelism.shard_axis(axis)) if shards > 1 else ("all_reduce", axis)
+            comm = Comm(f"dp.{op} grads", op, float(count * grad_bytes), over, "dp")
+            given_back = gradient_bytes(workload, {axis: count})
+            step = _as_part_of(Step(_named(label, axis), comm, tuple(after), free_bytes=given_back), like)
+            self.steps.append(step)
+            first.append(step.label)
+            if 1 < shards < parallelism.replicas(axis):
+                over, nbytes = parallelism.replica_axis(axis), count * grad_bytes / shards
+                comm = Comm("dp.all_reduce shards", "all_reduce", nbytes, over, "dp", stream="replica")
+                across = Step(f"{step.label} shard", comm, (step.label,))
+                self.steps.append(_as_part_of(across, like))
+        if first:
+            self._done.append(tuple(first))
+
+    def waits(self) -> tuple[str, ...]:
+        """What the next pass has to wait for."""
+        ahead = 1 if self._workload.parallelism.overlap.grad_reduce else 0
+        return self._done[-1 - ahead] if len(self._done) > ahead else ()
+
+
+def _as_part_of(step: Step, like: Step | None) -> Step:
+    return replace(step, microbatch=like.microbatch, stage=like.stage) if like else step
+
+
+def _named(label: str, axis: str) -> str:
+    """Steps of experts, which have an axis of their own, stand beside those of the rest."""
+    return label if axis == "dp" else f"{label} experts"
