@@ -17,9 +17,15 @@ from simulator.program import Block, Comm, Step
 from simulator.program.ops import COMPUTE_LANE
 from simulator.units import DTYPE_BYTES
 
+MP_LANE = "mp"
+
 
 def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[str, list[Step]]:
-    """Add gradient reduction, the optimizer and parameter gathering to a pipeline rank's lanes."""
+    """Add gradient reduction, the optimizer and parameter gathering to a pipeline rank's lanes.
+
+    Without ``optimizer_sync`` what all stages have to agree on (gradient norm, infinities) holds nobody up: weights are
+    updated at once, and put back in the rare case that the answer is no (arXiv 2401.10241, section 4).
+    """
     parallelism = workload.parallelism
     own = parallelism.stages_of(rank)
     params = stages.params(*own)
@@ -38,16 +44,22 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     ready = (*drained, *(step.label for step in reductions.steps))
     twins = _twin_gradients(workload, params, ready)
     ready = (*ready, *(step.label for step in twins))
-    compute += [*twins, *_embedding_gradients(workload, rank, ready)]
+    tied = _embedding_gradients(workload, rank, ready)
+    compute += [*twins, *tied]
     replicated = replicated_gradient_ops(workload, [part for stage in own for part in stages.parts[stage]])
     ops = (*replicated, *optimizer_ops(workload, params))
-    compute.append(Step("optimizer", Block("optimizer", ops), ready, phase="O"))
+    late = [op for op in ops if isinstance(op, Comm) and op.axis == "mp" and not parallelism.optimizer_sync]
+    block = Block("optimizer", tuple(op for op in ops if op not in late))
+    compute.append(Step("optimizer", block, ready, phase="O"))
+    after = (*ready, *(step.label for step in tied))
+    of_mp = [Step(f"validate {op.name}", replace(op, purpose="pp"), after) for op in late]
     if parallelism.zero in (1, 2):
-        if parallelism.overlap.param_gather:
+        # Forwards of the next step that run before this one's optimizer have no use for what it gathers.
+        if parallelism.overlap.param_gather and parallelism.plan.drains:
             compute, gathers = _gather_beside_the_first(workload, stages, compute)
         else:
             gathers = _gather_at_the_end(workload, stages, own)
-    whole = {**lanes, COMPUTE_LANE: compute}
+    whole = {**lanes, COMPUTE_LANE: compute, **({MP_LANE: of_mp} if of_mp else {})}
     for step in (*gathers, *reductions.steps):
         assert isinstance(step.op, Comm)
         whole.setdefault(step.op.lane, []).append(step)

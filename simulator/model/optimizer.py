@@ -58,16 +58,18 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
 
     Per parameter and with fp32 master weights and states: 2 + grad_dtype + 12 bytes (arXiv 1910.02054, section 3.1: 16
     with 2-byte gradients). Over the N ranks that share a state, ZeRO-1 divides the 12, ZeRO-2 the gradients too, ZeRO-3
-    all of it (section 5, figure 1); whole parameters and gradients that are alive for a while are the program's.
+    all of it (section 5, figure 1); whole parameters and gradients that are alive for a while are the program's. A
+    schedule that does not drain keeps several versions of the weights.
     """
     held = params_on(rank_parts(workload, pipeline_rank))
-    training, zero = workload.training, workload.parallelism.zero
+    training, layout = workload.training, workload.parallelism
     whole, share = sum(held.values()), optimized(workload, held)
+    versions = layout.plan.weight_versions(layout.pp, workload.microbatches, pipeline_rank)
     master = DTYPE_BYTES["fp32"] if training.optimizer.master_weights else 0
     per_param = master + ADAM_STATES * DTYPE_BYTES[training.optimizer.state_dtype]
     return StateBytes(
-        weights=DTYPE_BYTES[training.precision] * (share if zero == 3 else float(whole)),
-        gradients=DTYPE_BYTES[training.grad_dtype] * (share if zero >= 2 else float(whole)),
+        weights=DTYPE_BYTES[training.precision] * (share if layout.zero == 3 else float(whole)) * versions,
+        gradients=DTYPE_BYTES[training.grad_dtype] * (share if layout.zero >= 2 else float(whole)),
         optimizer=per_param * share,
     )
 
