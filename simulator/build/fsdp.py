@@ -104,7 +104,7 @@ class _Sharder:
         self._whole.add(unit)
         waits = dict.fromkeys((*after, *([self._last_use[unit]] if unit in self._last_use else ())))
         gathers = gather(self._workload, label, self._params[unit], step)
-        self.gathers += [replace(one, after=tuple(waits)) for one in gathers]
+        self.gathers += [replace(one, after=(*waits, *one.after)) for one in gathers]
         return [one.label for one in gathers]
 
     def _used(self, unit: Unit, label: str, *, drop: bool) -> float:

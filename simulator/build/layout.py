@@ -35,7 +35,8 @@ class Layout:
     Axes: tp, cp, pp (ordered by pipeline rank), ``dp`` (ranks that hold the same parameters outside experts: all dp and
     cp ranks, as in Megatron-LM), ep and etp inside experts, ``edp`` (ranks that hold the same experts), ``mp`` (all
     tensor and pipeline ranks of one replica), ``embd`` (the ranks of the first and the last stage, where each has its
-    copy of a tied embedding table) and ``twin`` (two pipeline ranks that hold the same stages). Where ZeRO shards
+    copy of a tied embedding table), ``twin`` (two pipeline ranks that hold the same stages) and ``rank`` (each alone,
+    where ranks deal with hosts). Where ZeRO shards
     within instances (``hsdp``), dp and edp are split into ``dp_shard``, consecutive members, and ``dp_replica``, across
     these.
     """
@@ -90,6 +91,8 @@ def layout(workload: Workload) -> Layout:
     groups["mp"] = ranks.along("pp", "tp")
     groups |= {axis: of_experts.along(axis) for axis in ("ep", "etp", "edp")} if of_experts else {}
     groups |= _instances(parallelism, groups)
+    if parallelism.server_count or any(place != "none" for place in parallelism.offload.model_dump().values()):
+        groups["rank"] = tuple((rank,) for rank in range(workload.n_ranks))
     if workload.model.tied_embeddings and not parallelism.table_in_place:
         first, last = parallelism.ends
         groups["embd"] = tuple((pipeline[first], pipeline[last]) for pipeline in groups["pp"])

@@ -9,7 +9,8 @@ from dataclasses import replace
 from simulator.build.fsdp import fully_sharded
 from simulator.build.gradients import Bucket, buckets
 from simulator.build.pipeline import Lanes
-from simulator.build.sharding import Reductions, gather, gradient_bytes, shared
+from simulator.build.offload import gradients_to_host, parameters_to_host, update_on_host
+from simulator.build.sharding import Reductions, gather, gradient_bytes, leaving
 from simulator.build.stages import Stages
 from simulator.config import Workload
 from simulator.model import optimized, optimizer_ops, replicated_gradient_ops
@@ -34,7 +35,7 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     drained = (lanes["pp"][-1].label,) if "pp" in lanes else ()
     gathers: list[Step] = []
     reductions = Reductions(workload)
-    if shared(parallelism, params):
+    if leaving(parallelism, params) or parallelism.offload.parameters != "none":
         if parallelism.zero == 3:
             compute, gathers = fully_sharded(workload, stages, own, compute, reductions)
         elif parallelism.zero == 2 or parallelism.overlap.grad_reduce:
@@ -42,15 +43,30 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
         else:
             reductions.add("reduce grads", params, (compute[-1].label, *drained))
     ready = (*drained, *(step.label for step in reductions.steps))
+    if parallelism.server_count:
+        compute.append(Step("optimizer", Block("optimizer", optimizer_ops(workload, params)), ready, phase="O"))
+        return _with(lanes, compute, reductions.steps)
     twins = _twin_gradients(workload, params, ready)
     ready = (*ready, *(step.label for step in twins))
     tied = _embedding_gradients(workload, rank, ready)
     compute += [*twins, *tied]
     replicated = replicated_gradient_ops(workload, [part for stage in own for part in stages.parts[stage]])
+    beside: list[Step] = []
+    if parallelism.offload.optimizer != "none" and tied:
+        beside = _copied_again(workload, tied[0])
+        ready = (*ready, *(step.label for step in beside))
     ops = (*replicated, *optimizer_ops(workload, params))
     late = [op for op in ops if isinstance(op, Comm) and op.axis == "mp" and not parallelism.optimizer_sync]
     block = Block("optimizer", tuple(op for op in ops if op not in late))
-    compute.append(Step("optimizer", block, ready, phase="O"))
+    begin = (compute[-1].label, *ready)
+    if block.ops:
+        compute.append(Step("optimizer", block, ready, phase="O"))
+        begin = ("optimizer",)
+    if parallelism.offload.optimizer != "none":
+        updates, begin = update_on_host(workload, list(reductions.on_host.values()), begin)
+        beside += updates
+    else:
+        beside += parameters_to_host(workload, optimized(workload, params), begin)
     after = (*ready, *(step.label for step in tied))
     of_mp = [Step(f"validate {op.name}", replace(op, purpose="pp"), after) for op in late]
     if parallelism.zero in (1, 2):
@@ -58,9 +74,14 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
         if parallelism.overlap.param_gather and parallelism.plan.drains:
             compute, gathers = _gather_beside_the_first(workload, stages, compute)
         else:
-            gathers = _gather_at_the_end(workload, stages, own)
-    whole = {**lanes, COMPUTE_LANE: compute, **({MP_LANE: of_mp} if of_mp else {})}
-    for step in (*gathers, *reductions.steps):
+            gathers = _gather_at_the_end(workload, stages, own, begin)
+    return _with({**lanes, **({MP_LANE: of_mp} if of_mp else {})}, compute, [*gathers, *reductions.steps, *beside])
+
+
+def _with(lanes: Lanes, compute: list[Step], added: Sequence[Step]) -> Lanes:
+    """``lanes`` with another compute lane, and communication on the lane that its kind has."""
+    whole = {lane: list(steps) for lane, steps in lanes.items()} | {COMPUTE_LANE: compute}
+    for step in added:
         assert isinstance(step.op, Comm)
         whole.setdefault(step.op.lane, []).append(step)
     return whole
@@ -128,9 +149,16 @@ def _embedding_gradients(workload: Workload, rank: int, ready: tuple[str, ...]) 
     return [Step("embedding grads", comm, ready)]
 
 
-def _gather_at_the_end(workload: Workload, stages: Stages, own: Sequence[int]) -> list[Step]:
+def _copied_again(workload: Workload, tied: Step) -> list[Step]:
+    """Where the host has its copy of an embedding's gradients already when first and last stage add them up."""
+    assert isinstance(tied.op, Comm)
+    rows = tied.op.nbytes / DTYPE_BYTES[workload.training.grad_dtype]
+    return gradients_to_host(workload, tied.label, rows, (tied.label,), 0.0, None)
+
+
+def _gather_at_the_end(workload: Workload, stages: Stages, own: Sequence[int], updated: tuple[str, ...]) -> list[Step]:
     gathers = [step for stage in own for step in gather(workload, f"gather {stage}", stages.params(stage))]
-    return [replace(step, after=("optimizer",)) for step in gathers]
+    return [replace(step, after=updated) for step in gathers]
 
 
 def _gather_beside_the_first(workload: Workload, stages: Stages, compute: list[Step]) -> tuple[list[Step], list[Step]]:

@@ -35,6 +35,22 @@ class Overlap(Section):
     """pipeline sends and receives run beside compute; false: a stage waits for them [true]"""
 
 
+Place = Literal["none", "cpu", "nvme"]
+
+
+class Offload(Section):
+    """What lives outside the GPU: in the memory of the host (cpu), or on the drives behind it (nvme)."""
+
+    optimizer: Place = "none"
+    """optimizer states, and the update with them, on the CPU (ZeRO-Offload, arXiv 2101.06840; nvme: the states on
+    drives, ZeRO-Infinity, arXiv 2104.07857) [none]"""
+    parameters: Place = "none"
+    """zero 3: shards of the parameters, copied to the GPU before they are gathered [none]"""
+    activations: Place = "none"
+    """what layers save for their backward pass: out after it is made, back a layer ahead of its use (torch's
+    save_on_cpu, Megatron-LM's --cpu-offloading) [none]"""
+
+
 class Parallelism(Section):
     """The layout."""
 
@@ -74,6 +90,16 @@ class Parallelism(Section):
     """so does the vocabulary projection, with the loss, of the last stage [false]"""
     zero: Annotated[int, Field(ge=0, le=3), Integral] = 0
     """what is sharded over dp: 1 the optimizer state, 2 gradients too, 3 parameters too (FSDP) [0]"""
+    data_parallel: Literal["allreduce", "parameter_server", "async"] = "allreduce"
+    """how replicas share gradients: allreduce (ZeRO's reductions included); parameter_server: workers push them to
+    servers, which update the weights when all have, and pull weights; async: so, but no worker waits for another
+    (Downpour SGD, Dean et al., NIPS 2012) [allreduce]"""
+    servers: Count = 1
+    """parameter servers, each with an equal part of the parameters, on the hosts of nodes of their own [1]"""
+    grad_compression: Literal["none", "fp8", "int8", "1bit"] = "none"
+    """what gradients are reduced in: fp8 (FP8-LM, arXiv 2310.18313), int8 (ZeRO++, arXiv 2306.10209), 1bit (1-bit Adam,
+    arXiv 2102.02888); scales, a number per tensor or block, are not counted [none]"""
+    offload: Offload = Offload()
     hsdp: Count | None = None
     """zero 1, 2, 3: shard inside groups of so many consecutive members of dp, replicate across them [null: over all]"""
     reshard_after_forward: bool = True
@@ -124,6 +150,11 @@ class Parallelism(Section):
     def replica_axis(self, axis: str) -> str:
         """The axis of the groups that hold the same shard."""
         return axis if self.shards(axis) == 1 else f"{axis}_replica"
+
+    @property
+    def server_count(self) -> int:
+        """Parameter servers that the job has."""
+        return 0 if self.data_parallel == "allreduce" else self.servers
 
     @property
     def n_stages(self) -> int:

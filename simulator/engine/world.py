@@ -150,7 +150,7 @@ def _sessions(program: Program, cluster: Cluster) -> list[_Session]:
             position = members.index(rank) if paired else -1
             spec = spec_of(comm, position)
             if (comm.axis, group, spec) not in sessions:
-                ranks = members
+                ranks: tuple[int, ...] = members
                 if paired:
                     ends = (position, comm.peer) if comm.op == "send" else (comm.peer, position)
                     ranks = tuple(members[end] for end in ends)

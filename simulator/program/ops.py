@@ -67,9 +67,9 @@ class Comm:
     @property
     def lane(self) -> str:
         """The track it is drawn on: one per purpose, for transfers one per name (``pp_send_fwd``), for collectives one per
-        ``stream`` where a purpose has several (``dp_gather``), for what is done with hosts one per direction."""
+        ``stream`` where a purpose has several (``dp_gather``), for what is done with hosts one per direction, and stream."""
         if self.op in HOST_LANES:
-            return HOST_LANES[self.op]
+            return f"{HOST_LANES[self.op]}_{self.stream}" if self.stream else HOST_LANES[self.op]
         apart = self.name if self.op in POINT_TO_POINT else self.stream
         return f"{self.purpose}_{apart}" if apart else self.purpose
 
