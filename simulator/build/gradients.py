@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from simulator.model import Part
-from simulator.program import Block, Comm, Compute, Matmul
+from simulator.model import Op, Part
+from simulator.program import Block, Matmul
+from simulator.program.ops import kernels_of
 
 
 class Mark(NamedTuple):
@@ -51,9 +52,9 @@ def gradients_complete(parts: Sequence[Part], first: int = 0, *, whole: bool = T
     return marks
 
 
-def _runs(ops: Sequence[Compute | Comm]) -> Iterator[list[Compute | Comm]]:
+def _runs(ops: Sequence[Op]) -> Iterator[list[Op]]:
     """``ops`` cut where the weight phase begins and ends, and within it before each product but the first."""
-    run: list[Compute | Comm] = []
+    run: list[Op] = []
     for op in ops:
         weight = _in_weight_phase(op)
         if run and (weight != _in_weight_phase(run[0]) or (weight and _made_by(op) and any(map(_made_by, run)))):
@@ -92,12 +93,12 @@ def buckets(block: Block, marks: Sequence[Mark], bytes_per_param: int, bucket_by
     return pieces
 
 
-def _in_weight_phase(op: Compute | Comm) -> bool:
-    return isinstance(op, Compute) and op.phase == "W"
+def _in_weight_phase(op: Op) -> bool:
+    kernels = kernels_of(op)
+    return bool(kernels) and kernels[0].phase == "W"
 
 
-def _made_by(op: Compute | Comm) -> int:
+def _made_by(op: Op) -> int:
     """Parameters whose gradient ``op`` computes."""
-    if isinstance(op, Compute) and isinstance(op.kernel, Matmul):
-        return op.kernel.m * op.kernel.n * op.kernel.batch
-    return 0
+    products = (one.kernel for one in kernels_of(op) if isinstance(one.kernel, Matmul))
+    return sum(product.m * product.n * product.batch for product in products)

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from simulator.build.fsdp import fully_sharded
 from simulator.build.gradients import Bucket, buckets
-from simulator.build.pipeline import Lanes
 from simulator.build.offload import gradients_to_host, parameters_to_host, update_on_host
+from simulator.build.pipeline import Lanes
 from simulator.build.sharding import Reductions, gather, gradient_bytes, leaving
 from simulator.build.stages import Stages
 from simulator.config import Workload

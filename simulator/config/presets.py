@@ -57,8 +57,8 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Origi
 _SUPPORTED: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": False, "sliding_window": None},
     "mistral": {"tie_word_embeddings": False, "sliding_window": 4096},
-    "qwen2": {"tie_word_embeddings": False, "use_sliding_window": False},
-    "qwen3": {"tie_word_embeddings": False, "use_sliding_window": False},
+    "qwen2": {"tie_word_embeddings": False, "use_sliding_window": False, "max_window_layers": 28},
+    "qwen3": {"tie_word_embeddings": False, "use_sliding_window": False, "max_window_layers": 28},
     "gpt2": {"tie_word_embeddings": True},
 }
 _EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")
@@ -73,7 +73,7 @@ def from_hugging_face(config: Mapping[str, Any], file: object) -> dict[str, Any]
     are less than a ten-thousandth of the parameters. Stretched rotary embeddings cost what plain ones do.
 
     Raises `InputError`, naming the key, for what the simulator does not model: experts, latent attention, sliding
-    windows, quantised weights, other architectures.
+    windows in some layers, quantised weights, other architectures.
     """
     kind = config.get("model_type")
     for key in _EXPERTS:
@@ -95,14 +95,6 @@ def from_hugging_face(config: Mapping[str, Any], file: object) -> dict[str, Any]
     if config.get("quantization_config"):
         raise InputError("quantised weights are not trained", file=file, key="quantization_config")
     config = _SUPPORTED[kind] | dict(config)
-    if config.get("sliding_window") and config.get("use_sliding_window", True):
-        raise InputError(
-            "sliding windows are not supported",
-            file=file,
-            key="sliding_window",
-            found=config["sliding_window"],
-            fix="null, where the sequence is no longer than the window",
-        )
     return _gpt2(config, file) if kind == "gpt2" else _llama(config, file)
 
 
@@ -122,8 +114,28 @@ def _llama(config: Mapping[str, Any], file: object) -> dict[str, Any]:
         "bias": bool(config.get("mlp_bias") and config.get("attention_bias")),
         "tied_embeddings": config["tie_word_embeddings"],
     }
-    same_name = {"kv_heads": config.get("num_key_value_heads"), "head_dim": config.get("head_dim")}
+    same_name = {
+        "kv_heads": config.get("num_key_value_heads"),
+        "head_dim": config.get("head_dim"),
+        "sliding_window": _window(config, file),
+    }
     return fields | {key: value for key, value in same_name.items() if value is not None}
+
+
+def _window(config: Mapping[str, Any], file: object) -> Any:
+    """The sliding window, where the model uses one: in all layers, or (Qwen) in those from ``max_window_layers`` on."""
+    window = config.get("sliding_window")
+    if not window or not config.get("use_sliding_window", True):
+        return None
+    if config.get("max_window_layers") or len(set(config.get("layer_types") or ())) > 1:
+        raise InputError(
+            "sliding windows in some of the layers are not supported",
+            file=file,
+            key="sliding_window",
+            found=window,
+            fix="null, where the sequence is no longer than the window",
+        )
+    return window
 
 
 def _gpt2(config: Mapping[str, Any], file: object) -> dict[str, Any]:

@@ -70,6 +70,11 @@ class Workload(Section):
         first = math.ceil(self.n_ranks / self.cluster.node.gpus.count)
         return tuple(range(first, first + self.parallelism.server_count))
 
+    @property
+    def rank_tokens(self) -> int:
+        """Tokens of one micro-batch that a rank works on: a context-parallel rank has its share of each sequence."""
+        return self.training.micro_batch * self.training.seq // self.parallelism.cp
+
     @model_validator(mode="wrap")
     @classmethod
     def _complete(cls, data: Any, handler: ModelWrapValidatorHandler[Workload]) -> Workload:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from simulator.model.parts import stage_parts
-from simulator.model.shapes import GATED
-from simulator.program import Compute
+from simulator.model.shapes import GATED, Seat, telling_seat
+from simulator.program.kernels import causal_pairs
+from simulator.program.ops import kernels_of
 
 if TYPE_CHECKING:
     from simulator.config import Workload
@@ -35,24 +37,26 @@ def parameters(workload: Workload) -> int:
     return int(model.layers * (_layer_weights(workload) + 2 * norm + biases) + norm + tables + positions)
 
 
-def _forward_flops_per_step(workload: Workload, attention_share: float) -> float:
-    """Forward FLOPs of a global batch: two per weight and token, and two products of s x s x (heads * head_dim) per
-    sequence and layer, of which ``attention_share`` is counted."""
+def _forward_flops_per_step(workload: Workload, pairs: float) -> float:
+    """Forward FLOPs of a global batch: two per weight and token, and two products of heads * head_dim for each of the
+    query-key ``pairs`` of a sequence and layer."""
     model, seq = workload.model, workload.training.seq
     weights = model.layers * _layer_weights(workload) + model.hidden * model.padded_vocab(workload.parallelism.tp)
-    attention = model.layers * 4.0 * seq * seq * model.heads * model.head_dim
-    return float(workload.training.global_batch * (2.0 * seq * weights + attention_share * attention))
+    attention = model.layers * 4.0 * pairs * model.heads * model.head_dim
+    return float(workload.training.global_batch * (2.0 * seq * weights + attention))
 
 
 def model_flops_per_step(workload: Workload) -> float:
     """Forward and backward of the model, three times the forward: matrix products with the (padded) vocabulary's, full
-    attention, no recomputation."""
-    return 3 * _forward_flops_per_step(workload, 1.0)
+    attention (of its window where it has one), no recomputation."""
+    seq = workload.training.seq
+    return 3 * _forward_flops_per_step(workload, float(seq * (workload.model.window(seq) or seq)))
 
 
 def model_flops_per_step_causal(workload: Workload) -> float:
-    """`model_flops_per_step` with the half of attention that a causal mask leaves."""
-    return 3 * _forward_flops_per_step(workload, 0.5)
+    """`model_flops_per_step` with the part of attention that a causal mask leaves: half of it without a window."""
+    seq = workload.training.seq
+    return 3 * _forward_flops_per_step(workload, causal_pairs(seq, seq, window=workload.model.window(seq)))
 
 
 def hardware_flops_per_step(workload: Workload) -> float:
@@ -62,9 +66,16 @@ def hardware_flops_per_step(workload: Workload) -> float:
     (arXiv 2104.04473, equation 3).
     """
     layout = workload.parallelism
-    per_rank = 0.0
-    for stage in range(len(layout.layers_per_stage)):
-        for part in stage_parts(workload, stage):
+    seats = Counter(telling_seat(workload, Seat(cp=cp)) for cp in range(layout.cp))
+    per_replica = sum(count * _flops_of_seat(workload, seat) for seat, count in seats.items())
+    return per_replica * layout.tp * layout.dp * workload.microbatches
+
+
+def _flops_of_seat(workload: Workload, seat: Seat) -> float:
+    """What a micro-batch costs the ranks at one seat of all stages."""
+    flops = 0.0
+    for stage in range(len(workload.parallelism.layers_per_stage)):
+        for part in stage_parts(workload, stage, seat):
             ops = (*part.forward, *part.recompute, *part.backward)
-            per_rank += sum(op.kernel.flops for op in ops if isinstance(op, Compute))
-    return per_rank * layout.tp * layout.dp * workload.microbatches
+            flops += sum(one.kernel.flops for op in ops for one in kernels_of(op))
+    return flops
