@@ -32,6 +32,8 @@ class Overlap(Section):
     """zero 1: parameters gather while the next forward pass begins [true]"""
     p2p: bool = True
     """pipeline sends and receives run beside compute; false: a stage waits for them [true]"""
+    ep: bool = False
+    """shared experts compute while tokens travel to and from the routed ones [false]"""
 
 
 class Parallelism(Section):

@@ -37,6 +37,10 @@ class Comm:
     all-gather, the total input of a reduce-scatter, the whole send buffer of a rank in an all-to-all.
     ``peer`` is the other end's position in the axis group (send and recv only). ``purpose`` is the parallelism it
     belongs to: tp, cp, ep, pp or dp. Two ends of a transfer meet when axis group, positions and ``tag`` agree.
+
+    An all-to-all may be uneven: of all bytes, the members' ``nbytes`` together, the share ``send_shares[i]`` comes from
+    member i, and ``receive_shares[j]`` of each one's goes to member j (empty: equal parts). ``per_node`` > 0: it goes by
+    way of the nodes, to each of which that share of the bytes for its members travels, and is copied on there.
     """
 
     name: str
@@ -47,6 +51,9 @@ class Comm:
     algorithm: str = "auto"
     peer: int = -1
     tag: str = ""
+    send_shares: tuple[float, ...] = ()
+    receive_shares: tuple[float, ...] = ()
+    per_node: float = 0.0
 
     @property
     def lane(self) -> str:
