@@ -189,7 +189,7 @@ def test_shipped_files_and_short_forms_satisfy_the_exported_schema() -> None:
         ({"parallelism.tpp": 2}, "parallelism.tpp", "tp instead of tpp"),
         ({"tp": 2}, "tp", "fix:     parallelism.tp"),
         ({"parallelism.cpp": 2}, "parallelism.cpp", "unknown key"),
-        ({"seed": 1}, "seed", "unknown key"),
+        ({"sede": 1}, "sede", "unknown key"),
         ({"parallelism.overlap.tp": True}, "parallelism.overlap.tp", "grad_reduce, param_gather, p2p"),
         ({"training.seq": "1024"}, "training.seq", "without quotes"),
         ({"training.seq": True}, "training.seq", "found:   true"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 from simulator.model import Part
-from simulator.program import Block, Comm, Compute, Matmul
+from simulator.program import Block, Comm, Compute, GroupedMatmul, Matmul
 
 
 class Mark(NamedTuple):
@@ -39,16 +40,22 @@ def gradients_complete(parts: Sequence[Part], first: int = 0, *, whole: bool = T
     done = first
     for part in reversed(parts):
         done += len(part.recompute) if whole else 0
-        left = part.params
+        left = part.params_on
         for run in _runs(part.backward if whole else part.weight_grad):
             done += len(run)
-            made = min(sum(_made_by(op) for op in run), left) if _in_weight_phase(run[0]) else 0
+            axis = _axis_of(run)
+            made = min(sum(_made_by(op) for op in run), left.get(axis, 0)) if _in_weight_phase(run[0]) else 0
             if made:
-                marks.append(Mark(done, made))
-                left -= made
-        if left:
-            marks.append(Mark(done, left))
+                marks.append(Mark(done, made, axis))
+                left[axis] -= made
+        marks += [Mark(done, count, axis) for axis, count in left.items() if count]
     return marks
+
+
+def _axis_of(run: Sequence[Compute | Comm]) -> str:
+    """The axis (see `Part.params_on`) of the weight whose gradient a run makes."""
+    grouped = any(isinstance(op, Compute) and isinstance(op.kernel, GroupedMatmul) for op in run)
+    return "edp" if grouped else "dp"
 
 
 def _runs(ops: Sequence[Compute | Comm]) -> Iterator[list[Compute | Comm]]:
@@ -70,7 +77,7 @@ def parameters_used(parts: Sequence[Part], first: int = 0) -> list[Mark]:
     done = first
     for part in parts:
         done += len(part.forward)
-        marks.append(Mark(done, part.params))
+        marks += [Mark(done, count, axis) for axis, count in part.params_on.items()]
     return marks
 
 
@@ -81,12 +88,14 @@ def buckets(block: Block, marks: Sequence[Mark], bytes_per_param: int, bucket_by
     pieces: list[Bucket] = []
     begin = 0
     filled: dict[str, int] = {}
-    for number, mark in enumerate(marks):
-        filled[mark.axis] = filled.get(mark.axis, 0) + mark.params
-        last = number == len(marks) - 1
-        if filled[mark.axis] * bytes_per_param >= bucket_bytes or last:
-            end = len(block.ops) if last else mark.ops
-            closed = filled if last else {mark.axis: filled.pop(mark.axis)}
+    for done, marked in groupby(marks, key=lambda mark: mark.ops):
+        for mark in marked:
+            filled[mark.axis] = filled.get(mark.axis, 0) + mark.params
+        last = done == marks[-1].ops
+        full = [axis for axis, params in filled.items() if last or params * bytes_per_param >= bucket_bytes]
+        if full:
+            end = len(block.ops) if last else done
+            closed = {axis: filled.pop(axis) for axis in full}
             pieces.append(Bucket(Block(f"{block.name}.{len(pieces)}", block.ops[begin:end]), closed))
             begin = end
     return pieces
@@ -98,6 +107,9 @@ def _in_weight_phase(op: Compute | Comm) -> bool:
 
 def _made_by(op: Compute | Comm) -> int:
     """Parameters whose gradient ``op`` computes."""
-    if isinstance(op, Compute) and isinstance(op.kernel, Matmul):
-        return op.kernel.m * op.kernel.n * op.kernel.batch
+    match op:
+        case Compute(kernel=Matmul() as kernel):
+            return kernel.m * kernel.n * kernel.batch
+        case Compute(kernel=GroupedMatmul() as kernel):
+            return len(kernel.tokens) * kernel.n * kernel.k
     return 0

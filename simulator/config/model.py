@@ -52,12 +52,14 @@ class Moe(Section):
     """width inside an expert"""
     shared_experts: Number = 0
     """experts that every token passes through, each as wide as a routed one [0]"""
+    shared_ffn_hidden: Number = Field(default_factory=lambda known: known["shared_experts"] * known["ffn_hidden"])
+    """width of all shared experts together [shared_experts * ffn_hidden]"""
     first_dense_layers: Number = 0
     """so many layers at the model's beginning have a dense MLP of model.ffn_hidden [0]"""
     every: Size = 1
     """after those, one layer in so many has experts, the first of them to begin with; the others are dense [1]"""
     capacity_factor: float | None = Field(default=None, gt=0, le=1e6)
-    """an expert takes ceil(factor * tokens * top_k / experts) of a rank's tokens, and drops the others [null: takes all]"""
+    """an expert takes ceil(factor * tokens * top_k / experts) of a rank's tokens, drops others [null: takes all]"""
     pad_to_capacity: bool = True
     """with a capacity factor, experts always work on that number (GShard); false: on the tokens that they got [true]"""
     token_distribution: TokenDistribution = "balanced"
@@ -81,7 +83,7 @@ class Moe(Section):
 
 
 class Mla(Section):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), in the names of DeepSeek's config.json."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), named as in DeepSeek's config.json."""
 
     q_lora_rank: Size | None = None
     """width that queries are compressed to [null: not compressed]"""

@@ -82,7 +82,9 @@ class MatmulCost:
         store_s = out_bytes / model.store_Bps_per_sm
         q = model.overlap_exponent
         memory_q = (kernel.bytes / (model.memory_fraction * self.spec.memory_bandwidth_Bps.value)) ** q
-        partial_s = 8.0 * sum(m * n * batch for m, n, _, batch in groups) / model.split_sum_Bps  # one fp32 slice, written and read
+        partial_s = (
+            8.0 * sum(m * n * batch for m, n, _, batch in groups) / model.split_sum_Bps
+        )  # one fp32 slice, written and read
         grouped = isinstance(kernel, GroupedMatmul)
         best_cost, best_s = math.inf, math.inf
         for rows, columns, efficiency, factor in self._tiles:

@@ -30,8 +30,8 @@ class Node:
     ``saved`` is kept from forward to backward, ``grad_bytes`` is alive while the backward runs: the gradients of output
     and input, gathered copies, and a weight gradient that is not accumulated in place. Where the weight gradient is a
     pass of its own it needs ``saved`` and ``output_grad_bytes`` until then, and ``weight_grad_bytes`` while it runs.
-    ``params`` are this rank's; of them ``tp_reduced_params`` have gradients of which every tensor-parallel rank
-    computes a part.
+    ``params`` are this rank's, those of experts apart in ``expert_params``; of ``params`` ``tp_reduced_params`` have
+    gradients of which every tensor-parallel rank computes a part.
     """
 
     forward: Ops = ()
@@ -43,6 +43,7 @@ class Node:
     output_grad_bytes: float = 0.0
     weight_grad_bytes: float = 0.0
     params: int = 0
+    expert_params: int = 0
     tp_reduced_params: int = 0
 
 
@@ -227,19 +228,20 @@ EAGER_GATED_FORWARD: Traffic = (("", 1, 1), (" gate", 2, 1))
 EAGER_GATED_BACKWARD: Traffic = ((" gate", 2, 1), (" up", 2, 1), ("", 2, 1), (" join", 2, 2))
 
 
-def activation(z: Shapes) -> Node:
-    """GELU, ReLU (which keeps its output, that is the next product's input), SwiGLU or GeGLU."""
-    nbytes = float(z.element * z.tokens * z.ffn)
-    name = f"mlp.{z.activation}"
+def activation(z: Shapes, block: str, elements: int) -> Node:
+    """GELU, ReLU (which keeps its output, that is the next product's input), SwiGLU or GeGLU, with ``elements`` of
+    output, between the two products of ``block``."""
+    nbytes = float(z.element * elements)
+    name = f"{block}.{z.activation}"
     if not z.gated:
         forward, backward = PLAIN_FORWARD, PLAIN_BACKWARD
-        saved: tuple[Tensor, ...] = (Tensor("mlp.act" if z.activation == "relu" else "mlp.pre", nbytes),)
+        saved: tuple[Tensor, ...] = (Tensor(f"{block}.act" if z.activation == "relu" else f"{block}.pre", nbytes),)
     elif z.eager:
         forward, backward = EAGER_GATED_FORWARD, EAGER_GATED_BACKWARD
-        saved = (Tensor("mlp.pre", 2 * nbytes), Tensor("mlp.gate", nbytes))
+        saved = (Tensor(f"{block}.pre", 2 * nbytes), Tensor(f"{block}.gate", nbytes))
     else:
         forward, backward = GATED_FORWARD, GATED_BACKWARD
-        saved = (Tensor("mlp.pre", 2 * nbytes),)
+        saved = (Tensor(f"{block}.pre", 2 * nbytes),)
     return Node(
         forward=tuple(memory("F", name + x, "activation", r * nbytes, w * nbytes, z.dtype) for x, r, w in forward),
         input_grad=tuple(
@@ -285,8 +287,8 @@ def split_qkv(z: Shapes) -> Node:
 
 def attention_inputs(z: Shapes) -> tuple[Tensor, ...]:
     """Queries, keys and values."""
-    q, kv = (float(z.element * z.tokens * width) for width in (z.q_width, z.kv_width))
-    return (Tensor("attn.q", q), Tensor("attn.k", kv), Tensor("attn.v", kv))
+    q, k, v = (float(z.element * z.tokens * width) for width in (z.q_width, z.kv_width, z.v_width))
+    return (Tensor("attn.q", q), Tensor("attn.k", k), Tensor("attn.v", v))
 
 
 def core_attention(z: Shapes) -> tuple[Node, ...]:
@@ -296,8 +298,9 @@ def core_attention(z: Shapes) -> tuple[Node, ...]:
 
 def _flash(z: Shapes) -> Node:
     """One kernel (arXiv 2205.14135), which keeps its inputs, its output and a fp32 log-sum-exp per head and query."""
-    forward = Attention(z.batch, z.heads, z.kv_heads, z.seq, z.seq, z.head_dim, dtype=z.dtype)
-    context = float(z.element * z.tokens * z.q_width)
+    narrower = z.v_head_dim if z.v_head_dim != z.head_dim else 0
+    forward = Attention(z.batch, z.heads, z.kv_heads, z.seq, z.seq, z.head_dim, dtype=z.dtype, v_head_dim=narrower)
+    context = float(z.element * z.tokens * z.context_width)
     inputs = attention_inputs(z)
     return Node(
         forward=(Compute("attn.flash", forward, "F"),),
@@ -313,6 +316,7 @@ def _unfused(z: Shapes) -> tuple[Node, ...]:
     elements = batch * z.seq * z.seq
     square = float(z.element * elements)
     per_head = float(z.element * z.tokens * z.q_width)
+    of_values = float(z.element * z.tokens * z.context_width)
     grouped = z.kv_heads < z.heads
     repeat, keys, values = Node(), "attn.k", "attn.v"
     if grouped:
@@ -327,7 +331,7 @@ def _unfused(z: Shapes) -> tuple[Node, ...]:
     def product(phase: str, name: str, m: int, n: int, k: int, role: str) -> Compute:
         return Compute(f"attn.{name}", Matmul(m, n, k, batch=batch, dtype=z.dtype, role=role), phase)
 
-    s, d = z.seq, z.head_dim
+    s, d, v = z.seq, z.head_dim, z.v_head_dim
     scores = Node(
         forward=(product("F", "scores", s, s, d, "fwd"),),
         input_grad=(product("B", "scores dgrad q", s, d, s, "dgrad"), product("B", "scores dgrad k", s, d, s, "wgrad")),
@@ -344,15 +348,15 @@ def _unfused(z: Shapes) -> tuple[Node, ...]:
     context = Node(
         # The product leaves heads outermost; the copy puts a token's heads side by side again.
         forward=(
-            product("F", "context", s, d, s, "fwd"),
-            memory("F", "attn.context transpose", "copy", per_head, per_head, z.dtype),
+            product("F", "context", s, v, s, "fwd"),
+            memory("F", "attn.context transpose", "copy", of_values, of_values, z.dtype),
         ),
         input_grad=(
-            product("B", "context dgrad probs", s, s, d, "dgrad"),
-            product("B", "context dgrad v", s, d, s, "wgrad"),
+            product("B", "context dgrad probs", s, s, v, "dgrad"),
+            product("B", "context dgrad v", s, v, s, "wgrad"),
         ),
-        saved=(Tensor(attended, square), Tensor(values, per_head)),
-        grad_bytes=square + 2 * per_head,
+        saved=(Tensor(attended, square), Tensor(values, of_values)),
+        grad_bytes=square + 2 * of_values,
     )
     return (repeat, scores, softmax, drop, context)
 

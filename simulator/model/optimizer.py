@@ -79,13 +79,20 @@ def optimized(workload: Workload, params: Mapping[str, int]) -> float:
 
 def replicated_gradient_ops(workload: Workload, parts: Iterable[Part]) -> tuple[Comm, ...]:
     """The all-reduce over tp, once a step, of gradients that every tp rank computes from its own rows or heads: norms
-    and row-split biases under sequence parallelism (Megatron's `allreduce_sequence_parallel_gradients`), and KV heads
-    that tp ranks share. Empty where there are none."""
-    params = sum(part.tp_reduced_params for part in parts)
-    if not params:
-        return ()
-    nbytes = float(DTYPE_BYTES[workload.training.grad_dtype] * params)
-    return (Comm("tp.all_reduce replicated gradients", "all_reduce", nbytes, axis="tp", purpose="tp"),)
+    and row-split biases under sequence parallelism (Megatron's `allreduce_sequence_parallel_gradients`), KV heads that
+    tp ranks share, routers; and the one over ep of the copies of experts. Empty where there are none."""
+    parts = tuple(parts)
+    grad = DTYPE_BYTES[workload.training.grad_dtype]
+    ops = []
+    if params := sum(part.tp_reduced_params for part in parts):
+        nbytes = float(grad * params)
+        ops.append(Comm("tp.all_reduce replicated gradients", "all_reduce", nbytes, axis="tp", purpose="tp"))
+    moe, ep = workload.model.moe, workload.parallelism.ep
+    copies = moe.redundant_experts if moe else 0
+    if moe and copies and (held := sum(part.expert_params for part in parts)):
+        nbytes = float(grad * held * copies * ep // (moe.experts + copies))
+        ops.append(Comm("ep.all_reduce redundant experts", "all_reduce", nbytes, axis="ep", purpose="ep"))
+    return tuple(ops)
 
 
 def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ...]:
@@ -95,10 +102,9 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
     In Megatron's order: gradients to fp32 where they are not; under fp16 unscaling with a check for infinities; norm
     and clipping; Adam; master weights to model weights; gradient buffers to zero (plain autograd drops its gradients
     instead). What is decided together (infinities, norm) is one number all-reduced over axis ``mp``, the model-parallel
-    ranks of a replica, and under ZeRO-1 over ``dp`` too.
+    ranks of a replica, and under ZeRO-1 over ``dp`` too; of experts over ``emp`` and ``edp``.
     """
     training, layout = workload.training, workload.parallelism
-    sharded = bool(layout.zero) and layout.replicas("dp") > 1
     count = float(optimized(workload, params))
     weight, grad = DTYPE_BYTES[training.precision], DTYPE_BYTES[training.grad_dtype]
     master = training.optimizer.master_weights
@@ -108,11 +114,17 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
         ops.append(Compute(f"optimizer.{name}", Memory(op, read * count, write * count, dtype="fp32"), "O"))
 
     def agree(what: str) -> None:
-        if layout.tp * layout.pp > 1:
-            purpose = "tp" if layout.tp > 1 else "pp"
-            ops.append(Comm(f"mp.all_reduce {what}", "all_reduce", 4.0, axis="mp", purpose=purpose))
-        if sharded:
-            ops.append(Comm(f"dp.all_reduce {what}", "all_reduce", 4.0, axis="dp", purpose="dp"))
+        for axis, across, split in (
+            ("dp", "mp", {"tp": layout.tp}),
+            ("edp", "emp", {"ep": layout.ep, "tp": layout.etp}),
+        ):
+            if axis == "edp" and workload.model.moe is None:
+                continue
+            purposes = [purpose for purpose, size in {**split, "pp": layout.pp}.items() if size > 1]
+            if purposes:
+                ops.append(Comm(f"{across}.all_reduce {what}", "all_reduce", 4.0, axis=across, purpose=purposes[0]))
+            if layout.zero and layout.replicas(axis) > 1:
+                ops.append(Comm(f"{axis}.all_reduce {what}", "all_reduce", 4.0, axis=axis, purpose="dp"))
 
     if master and grad != 4:
         kernel("gradients to fp32", grad, 4, op="cast")

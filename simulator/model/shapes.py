@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from simulator.model.routing import routing
 from simulator.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ ANY_SEAT = Seat()
 
 def telling_seat(workload: Workload, seat: Seat) -> Seat:
     """``seat`` with 0 for what makes no difference to the work, so that ranks with equal ones do the same."""
-    return ANY_SEAT
+    if workload.model.moe is None:
+        return ANY_SEAT
+    return Seat(ep=routing(workload).telling(seat.ep))
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Shapes:
 
     ``tokens`` are those of a micro-batch (b s); ``rows`` are the tokens that a rank's norms, dropouts and residuals
     work on: b s, or b s / t with sequence parallelism. ``heads``, ``kv_heads``, ``ffn`` and ``vocab`` are the rank's
-    own; KV heads fewer than tp ranks are replicated, one to a rank.
+    own; KV heads fewer than tp ranks are replicated, one to a rank. Heads of values may have a width of their own.
     ``dtype`` is the working precision, of which an element takes ``element`` bytes.
     """
 
@@ -51,6 +54,7 @@ class Shapes:
     kv_heads: int
     kv_replicas: int
     head_dim: int
+    v_head_dim: int
     ffn: int
     vocab: int
     activation: str
@@ -98,6 +102,14 @@ class Shapes:
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
 
+    @property
+    def v_width(self) -> int:
+        return self.kv_heads * self.v_head_dim
+
+    @property
+    def context_width(self) -> int:
+        return self.heads * self.v_head_dim
+
 
 def shapes(workload: Workload, seat: Seat = ANY_SEAT) -> Shapes:
     """The `Shapes` of a workload, whose sizes divide (the configuration has checked it), for a rank at ``seat``."""
@@ -106,6 +118,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT) -> Shapes:
     sequence_parallel = bool(layout.sequence_parallel) and tp > 1
     tokens = training.micro_batch * training.seq
     vocab = model.padded_vocab(tp)
+    kv_heads = model.heads if model.mla else model.kv_heads
     return Shapes(
         tp=tp,
         sequence_parallel=sequence_parallel,
@@ -116,9 +129,10 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT) -> Shapes:
         rows=tokens // tp if sequence_parallel else tokens,
         hidden=model.hidden,
         heads=model.heads // tp,
-        kv_heads=max(1, model.kv_heads // tp),
-        kv_replicas=max(1, tp // model.kv_heads),
-        head_dim=model.head_dim,
+        kv_heads=max(1, kv_heads // tp),
+        kv_replicas=max(1, tp // kv_heads),
+        head_dim=model.qk_head_dim,
+        v_head_dim=model.v_head_dim,
         ffn=model.ffn_hidden // tp,
         vocab=vocab // tp if layout.vocab_parallel else vocab,
         activation=model.activation,

@@ -42,9 +42,8 @@ class Matmul:
 class GroupedMatmul:
     """One kernel of a product per expert: group i has ``tokens[i]`` tokens and a weight of n x k.
 
-    ``role`` fwd: (tokens x k) @ (k x n); dgrad: the same with n and k as that product has them (k is the layer's output);
-    wgrad: (n x tokens) @ (tokens x k). ``out_dtype`` and ``accumulate`` are as in `Matmul`. Groups without tokens are
-    skipped.
+    ``role`` fwd and dgrad: (tokens x k) @ (k x n); wgrad: (n x tokens) @ (tokens x k). ``out_dtype`` and ``accumulate``
+    are as in `Matmul`. Groups without tokens are skipped.
     """
 
     tokens: tuple[int, ...]

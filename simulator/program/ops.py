@@ -39,8 +39,8 @@ class Comm:
     belongs to: tp, cp, ep, pp or dp. Two ends of a transfer meet when axis group, positions and ``tag`` agree.
 
     An all-to-all may be uneven: of all bytes, the members' ``nbytes`` together, the share ``send_shares[i]`` comes from
-    member i, and ``receive_shares[j]`` of each one's goes to member j (empty: equal parts). ``per_node`` > 0: it goes by
-    way of the nodes, to each of which that share of the bytes for its members travels, and is copied on there.
+    member i, and ``receive_shares[j]`` of each one's goes to member j (empty: equal parts). ``per_node`` > 0: to every
+    other node travels that share of the bytes for its members, and is copied on to them there.
     """
 
     name: str

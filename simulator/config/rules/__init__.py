@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from simulator.config.workload import Workload
 
 _PROBLEMS = (tensor.problems, training.problems, context.problems, experts.problems, pipeline.problems)
-_LAYOUT_PROBLEMS = (scale.layout_problems, pipeline.layout_problems)
-_WARNINGS = (scale.warnings, data.warnings, pipeline.warnings, training.warnings)
+_LAYOUT_PROBLEMS = (scale.layout_problems, pipeline.layout_problems, experts.layout_problems)
+_WARNINGS = (scale.warnings, data.warnings, experts.warnings, pipeline.warnings, training.warnings)
 
 
 def problems(workload: Workload) -> Iterator[InputError]:
