@@ -89,6 +89,11 @@ def from_hugging_face(config: Mapping[str, Any], file: object) -> dict[str, Any]
             found=brief(kind),
             allowed=", ".join(_SUPPORTED),
         )
+    foreign = () if kind in _EXPERTS else ("num_local_experts", "num_experts", "n_routed_experts", "kv_lora_rank")
+    for key in foreign:
+        if config.get(key):
+            found = brief(config[key])
+            raise InputError(f"is not known of the architecture {kind}", file=file, key=key, found=found)
     # DeepSeek-V3 has fp8 weights because it was trained with fp8 products (arXiv 2412.19437, section 3.3).
     if config.get("quantization_config") and kind != "deepseek_v3":
         raise InputError("quantised weights are not trained", file=file, key="quantization_config")
