@@ -130,12 +130,10 @@ def test_qwen3_keeps_its_own_head_dim_and_its_unused_window() -> None:
         (QWEN | {"mlp_only_layers": [3]}, "mlp_only_layers", "beginning"),
         ({"model_type": "bert"}, "model_type", "llama, mistral, qwen2, qwen3, gpt2"),
         ({"model_type": None}, "model_type", "not supported"),
-        ({"model_type": "mistral"}, "sliding_window", "4096"),  # what its class assumes where the file is silent
-        ({"model_type": "mistral", "sliding_window": 2048}, "sliding_window", "2048"),
-        (
+        (  # its class leaves the first 28 layers without one
             {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True},
             "sliding_window",
-            "not supported",
+            "some of the layers",
         ),
         ({"hidden_act": "relu2"}, "hidden_act", "silu"),
         ({"attention_dropout": 0.1}, "attention_dropout", "alone"),
@@ -150,9 +148,18 @@ def test_what_is_not_modelled_is_refused_with_the_reason(changes: dict[str, Any]
     assert words in str(caught.value)
 
 
-def test_mistral_without_a_window_runs() -> None:
-    config = LLAMA | {"model_type": "mistral", "sliding_window": None}
-    assert from_hugging_face(config, "config.json")["activation"] == "swiglu"
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({"model_type": "mistral"}, 4096),  # what its class assumes where the file is silent
+        ({"model_type": "mistral", "sliding_window": 2048}, 2048),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "qwen2", "sliding_window": 4096}, None),
+        ({"model_type": "qwen2", "sliding_window": 512, "use_sliding_window": True, "max_window_layers": 0}, 512),
+    ],
+)
+def test_windows_are_those_that_the_model_uses(changes: dict[str, Any], window: int | None) -> None:
+    assert from_hugging_face(LLAMA | changes, "config.json").get("sliding_window") == window
 
 
 def test_different_dropouts_are_refused() -> None:

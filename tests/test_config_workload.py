@@ -190,7 +190,7 @@ def test_shipped_files_and_short_forms_satisfy_the_exported_schema() -> None:
         ({"tp": 2}, "tp", "fix:     parallelism.tp"),
         ({"parallelism.cpp": 2}, "parallelism.cpp", "unknown key"),
         ({"sede": 1}, "sede", "unknown key"),
-        ({"parallelism.overlap.tp": True}, "parallelism.overlap.tp", "grad_reduce, param_gather, p2p"),
+        ({"parallelism.overlap.dp": True}, "parallelism.overlap.dp", "grad_reduce, param_gather, p2p"),
         ({"training.seq": "1024"}, "training.seq", "without quotes"),
         ({"training.seq": True}, "training.seq", "found:   true"),
         ({"training.seq": 1024.5}, "training.seq", "must be a whole number"),

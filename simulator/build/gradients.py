@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from simulator.model import Part
-from simulator.program import Block, Comm, Compute, GroupedMatmul, Matmul
+from simulator.model import Op, Part
+from simulator.program import Block, GroupedMatmul, Matmul
+from simulator.program.ops import kernels_of
 
 
 class Mark(NamedTuple):
@@ -52,15 +53,15 @@ def gradients_complete(parts: Sequence[Part], first: int = 0, *, whole: bool = T
     return marks
 
 
-def _axis_of(run: Sequence[Compute | Comm]) -> str:
+def _axis_of(run: Sequence[Op]) -> str:
     """The axis (see `Part.params_on`) of the weight whose gradient a run makes."""
-    grouped = any(isinstance(op, Compute) and isinstance(op.kernel, GroupedMatmul) for op in run)
+    grouped = any(isinstance(one.kernel, GroupedMatmul) for op in run for one in kernels_of(op))
     return "edp" if grouped else "dp"
 
 
-def _runs(ops: Sequence[Compute | Comm]) -> Iterator[list[Compute | Comm]]:
+def _runs(ops: Sequence[Op]) -> Iterator[list[Op]]:
     """``ops`` cut where the weight phase begins and ends, and within it before each product but the first."""
-    run: list[Compute | Comm] = []
+    run: list[Op] = []
     for op in ops:
         weight = _in_weight_phase(op)
         if run and (weight != _in_weight_phase(run[0]) or (weight and _made_by(op) and any(map(_made_by, run)))):
@@ -101,15 +102,18 @@ def buckets(block: Block, marks: Sequence[Mark], bytes_per_param: int, bucket_by
     return pieces
 
 
-def _in_weight_phase(op: Compute | Comm) -> bool:
-    return isinstance(op, Compute) and op.phase == "W"
+def _in_weight_phase(op: Op) -> bool:
+    kernels = kernels_of(op)
+    return bool(kernels) and kernels[0].phase == "W"
 
 
-def _made_by(op: Compute | Comm) -> int:
+def _made_by(op: Op) -> int:
     """Parameters whose gradient ``op`` computes."""
-    match op:
-        case Compute(kernel=Matmul() as kernel):
-            return kernel.m * kernel.n * kernel.batch
-        case Compute(kernel=GroupedMatmul() as kernel):
-            return len(kernel.tokens) * kernel.n * kernel.k
-    return 0
+    made = 0
+    for one in kernels_of(op):
+        match one.kernel:
+            case Matmul() as product:
+                made += product.m * product.n * product.batch
+            case GroupedMatmul() as products:
+                made += len(products.tokens) * products.n * products.k
+    return made

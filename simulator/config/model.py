@@ -128,6 +128,8 @@ class Model(Section):
     """whether the vocabulary projection shares the embedding's weight [true]"""
     attention: Literal["flash", "unfused"] = "flash"
     """one fused kernel, or batched products with the s x s scores in memory [flash]"""
+    sliding_window: Size | None = None
+    """tokens that a token attends to, itself among them; null: all before it [null]"""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """probability, of attention and of both residual branches [0]"""
     moe: Moe | None = None
@@ -151,6 +153,11 @@ class Model(Section):
     def table_at_both_ends(self) -> bool:
         """Whether the last stage works with the embedding table too."""
         return self.tied_embeddings or self.mtp_layers > 0
+
+    def window(self, seq: int) -> int:
+        """Tokens of a sequence that a token attends to at most; 0 where no window bounds them."""
+        window = self.sliding_window
+        return window if window is not None and window < seq else 0
 
     def padded_vocab(self, tp: int) -> int:
         """Rows of the embedding table: `vocab`, padded once to a multiple of `vocab_multiple` * tp.

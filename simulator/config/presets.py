@@ -57,11 +57,16 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Origi
 _SUPPORTED: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": False, "sliding_window": None},
     "mistral": {"tie_word_embeddings": False, "sliding_window": 4096},
-    "qwen2": {"tie_word_embeddings": False, "use_sliding_window": False},
-    "qwen3": {"tie_word_embeddings": False, "use_sliding_window": False},
+    "qwen2": {"tie_word_embeddings": False, "use_sliding_window": False, "max_window_layers": 28},
+    "qwen3": {"tie_word_embeddings": False, "use_sliding_window": False, "max_window_layers": 28},
     "gpt2": {"tie_word_embeddings": True},
     "mixtral": {"tie_word_embeddings": False, "sliding_window": None},
-    "qwen3_moe": {"tie_word_embeddings": False, "use_sliding_window": False, "decoder_sparse_step": 1},
+    "qwen3_moe": {
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "max_window_layers": 28,
+        "decoder_sparse_step": 1,
+    },
     "deepseek_v2": {"tie_word_embeddings": False, "moe_layer_freq": 1, "first_k_dense_replace": 0},
     "deepseek_v3": {"tie_word_embeddings": False, "moe_layer_freq": 1, "first_k_dense_replace": 3},
 }
@@ -74,11 +79,11 @@ def from_hugging_face(config: Mapping[str, Any], file: object) -> dict[str, Any]
 
     Biases of the query, key and value projections alone, the norms of queries and keys (Qwen), and those of a choice of
     experts (DeepSeek-V3) are left out: they are less than a ten-thousandth of the parameters. Stretched rotary
-    embeddings cost what plain ones do. ``topk_group`` limits the groups of experts that a token may choose from; whether
-    a group is a node depends on the layout, which is why ``moe.node_limit`` does not follow from it.
+    embeddings cost what plain ones do. ``topk_group`` limits the groups of experts that a token may choose from;
+    whether a group is a node depends on the layout, so that ``moe.node_limit`` does not follow from it.
 
-    Raises `InputError`, naming the key, for what the simulator does not model: sliding windows, quantised weights, other
-    architectures.
+    Raises `InputError`, naming the key, for what the simulator does not model: sliding windows in some layers,
+    quantised weights, other architectures.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _SUPPORTED:
@@ -98,14 +103,6 @@ def from_hugging_face(config: Mapping[str, Any], file: object) -> dict[str, Any]
     if config.get("quantization_config") and kind != "deepseek_v3":
         raise InputError("quantised weights are not trained", file=file, key="quantization_config")
     config = _SUPPORTED[kind] | dict(config)
-    if config.get("sliding_window") and config.get("use_sliding_window", True):
-        raise InputError(
-            "sliding windows are not supported",
-            file=file,
-            key="sliding_window",
-            found=config["sliding_window"],
-            fix="null, where the sequence is no longer than the window",
-        )
     return _gpt2(config, file) if kind == "gpt2" else _llama(config, file)
 
 
@@ -131,6 +128,8 @@ def _llama(config: Mapping[str, Any], file: object) -> dict[str, Any]:
     else:
         same_name = {"kv_heads": config.get("num_key_value_heads"), "head_dim": config.get("head_dim")}
         fields |= {key: value for key, value in same_name.items() if value is not None}
+    if (window := _window(config, file)) is not None:
+        fields["sliding_window"] = window
     if config.get("num_nextn_predict_layers"):
         fields["mtp_layers"] = config["num_nextn_predict_layers"]
     moe = _EXPERTS[config["model_type"]](config, file) if config["model_type"] in _EXPERTS else {}
@@ -165,8 +164,8 @@ def _qwen3_moe(config: Mapping[str, Any], file: object) -> dict[str, Any]:
 
 
 def _deepseek(config: Mapping[str, Any], file: object) -> dict[str, Any]:
-    """From layer ``first_k_dense_replace`` on, those whose number divides by ``moe_layer_freq`` have experts; none where
-    ``n_routed_experts`` is null."""
+    """From layer ``first_k_dense_replace`` on, those whose number divides by ``moe_layer_freq`` have experts; none
+    where ``n_routed_experts`` is null."""
     if config.get("n_routed_experts") is None:
         return {}
     step = config["moe_layer_freq"]
@@ -185,6 +184,22 @@ def _spacing(first: int, step: int) -> dict[str, int]:
 
 #: model_type -> what its config.json says of experts.
 _EXPERTS = {"mixtral": _mixtral, "qwen3_moe": _qwen3_moe, "deepseek_v2": _deepseek, "deepseek_v3": _deepseek}
+
+
+def _window(config: Mapping[str, Any], file: object) -> Any:
+    """The sliding window, where the model uses one: in all layers, or (Qwen) in those from ``max_window_layers`` on."""
+    window = config.get("sliding_window")
+    if not window or not config.get("use_sliding_window", True):
+        return None
+    if config.get("max_window_layers") or len(set(config.get("layer_types") or ())) > 1:
+        raise InputError(
+            "sliding windows in some of the layers are not supported",
+            file=file,
+            key="sliding_window",
+            found=window,
+            fix="null, where the sequence is no longer than the window",
+        )
+    return window
 
 
 def _gpt2(config: Mapping[str, Any], file: object) -> dict[str, Any]:

@@ -66,6 +66,11 @@ class Workload(Section):
         """Micro-batches of one step, per data-parallel replica."""
         return self.training.global_batch // (self.training.micro_batch * self.parallelism.dp)
 
+    @property
+    def rank_tokens(self) -> int:
+        """Tokens of one micro-batch that a rank works on: a context-parallel rank has its share of each sequence."""
+        return self.training.micro_batch * self.training.seq // self.parallelism.cp
+
     @model_validator(mode="wrap")
     @classmethod
     def _complete(cls, data: Any, handler: ModelWrapValidatorHandler[Workload]) -> Workload:

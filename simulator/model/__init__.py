@@ -7,7 +7,7 @@ from simulator.model.flops import (
     model_flops_per_step_causal,
     parameters,
 )
-from simulator.model.nodes import Tensor
+from simulator.model.nodes import Op, Tensor
 from simulator.model.optimizer import (
     StateBytes,
     optimized,
@@ -20,6 +20,7 @@ from simulator.model.parts import Part, PassBytes, embedding, head, layer, param
 from simulator.model.shapes import Seat, telling_seat
 
 __all__ = [
+    "Op",
     "Part",
     "PassBytes",
     "Seat",

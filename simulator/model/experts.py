@@ -93,8 +93,8 @@ def mixture(z: Shapes, x: Experts) -> tuple[Node, ...]:
         _router(z, x),
         _dispatch(z, x),
         _grouped(z, x, "fc1", fc1, z.hidden, saved="moe.input"),
-        # Copies are weighed by their probabilities in the activation (Megatron-Core's fused weighted SwiGLU): what follows
-        # is linear, so that the experts' outputs need not be kept.
+        # Copies are weighed by their probabilities in the activation (Megatron-Core's fused weighted SwiGLU): what
+        # follows is linear, so that the experts' outputs need not be kept.
         replace(act, saved=(*act.saved, Tensor("moe.probs", float(PROBABILITY * x.worked_on)))),
         _grouped(z, x, "fc2", z.hidden, x.ffn, saved="moe.act"),
         _combine(z, x),

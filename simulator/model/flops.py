@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from simulator.model.parts import stage_parts
 from simulator.model.shapes import GATED, Seat, telling_seat
-from simulator.program import Compute
+from simulator.program.kernels import causal_pairs
+from simulator.program.ops import kernels_of
 
 if TYPE_CHECKING:
     from simulator.config import Workload
@@ -81,34 +82,34 @@ def _parameters(workload: Workload, routed: int) -> int:
     return _weights(model, routed) + per_norm * norms + biases + tables + positions
 
 
-def _forward_flops_per_step(workload: Workload, attention_share: float) -> float:
-    """Forward FLOPs of a global batch: two per weight that a token meets, and two products of s x s x heads * head_dim
-    per sequence and layer, of which ``attention_share`` is counted. A module of multi-token prediction is a layer, a
-    projection of two widths to one, and the vocabulary's once more."""
+def _forward_flops_per_step(workload: Workload, pairs: float) -> float:
+    """Forward FLOPs of a global batch: two per weight that a token meets, and two products of heads * head_dim for each
+    of the query-key ``pairs`` of a sequence and layer. A module of multi-token prediction is a layer, a projection of
+    two widths to one, and the vocabulary's once more."""
     model, seq = workload.model, workload.training.seq
     routed = model.moe.top_k if model.moe else 0
     vocabulary = model.hidden * model.padded_vocab(workload.parallelism.tp)
     weights, layers = _weights(model, routed) + vocabulary, model.layers
     for number in range(model.layers, model.layers + model.mtp_layers):
-        mixed = model.moe is not None and model.moe.here(number)
-        mlp = (
-            _mixture_weights(model, model.moe, routed) if mixed and model.moe else _mlp_weights(model, model.ffn_hidden)
-        )
+        mixture = model.moe if model.moe and model.moe.here(number) else None
+        mlp = _mixture_weights(model, mixture, routed) if mixture else _mlp_weights(model, model.ffn_hidden)
         weights += _attention_weights(model) + mlp + 2 * model.hidden**2 + vocabulary
         layers += 1
-    attention = layers * 2.0 * seq * seq * model.heads * (model.qk_head_dim + model.v_head_dim)
-    return float(workload.training.global_batch * (2.0 * seq * weights + attention_share * attention))
+    attention = layers * 2.0 * pairs * model.heads * (model.qk_head_dim + model.v_head_dim)
+    return float(workload.training.global_batch * (2.0 * seq * weights + attention))
 
 
 def model_flops_per_step(workload: Workload) -> float:
     """Forward and backward of the model, three times the forward: matrix products with the (padded) vocabulary's, full
-    attention, no recomputation."""
-    return 3 * _forward_flops_per_step(workload, 1.0)
+    attention (of its window where it has one), no recomputation."""
+    seq = workload.training.seq
+    return 3 * _forward_flops_per_step(workload, float(seq * (workload.model.window(seq) or seq)))
 
 
 def model_flops_per_step_causal(workload: Workload) -> float:
-    """`model_flops_per_step` with the half of attention that a causal mask leaves."""
-    return 3 * _forward_flops_per_step(workload, 0.5)
+    """`model_flops_per_step` with the part of attention that a causal mask leaves: half of it without a window."""
+    seq = workload.training.seq
+    return 3 * _forward_flops_per_step(workload, causal_pairs(seq, seq, window=workload.model.window(seq)))
 
 
 def hardware_flops_per_step(workload: Workload) -> float:
@@ -118,11 +119,16 @@ def hardware_flops_per_step(workload: Workload) -> float:
     (arXiv 2104.04473, equation 3).
     """
     layout = workload.parallelism
-    seats = [telling_seat(workload, Seat(cp, ep)) for cp in range(layout.cp) for ep in range(layout.ep)]
-    total = 0.0
-    for seat, alike in Counter(seats).items():
-        for stage in range(len(layout.layers_per_stage)):
-            for part in stage_parts(workload, stage, seat):
-                ops = (*part.forward, *part.recompute, *part.backward)
-                total += alike / len(seats) * sum(op.kernel.flops for op in ops if isinstance(op, Compute))
-    return total * layout.tp * layout.cp * layout.dp * workload.microbatches
+    seats = Counter(telling_seat(workload, Seat(cp, ep)) for cp in range(layout.cp) for ep in range(layout.ep))
+    mean = sum(count * _flops_of_seat(workload, seat) for seat, count in seats.items()) / (layout.cp * layout.ep)
+    return mean * layout.tp * layout.cp * layout.dp * workload.microbatches
+
+
+def _flops_of_seat(workload: Workload, seat: Seat) -> float:
+    """What a micro-batch costs the ranks at one seat of all stages."""
+    flops = 0.0
+    for stage in range(len(workload.parallelism.layers_per_stage)):
+        for part in stage_parts(workload, stage, seat):
+            ops = (*part.forward, *part.recompute, *part.backward)
+            flops += sum(one.kernel.flops for op in ops for one in kernels_of(op))
+    return flops

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from simulator.model.attention import attention_inputs, split_qkv
+from simulator.model.context import core_attention
 from simulator.model.experts import Experts, experts, mixture
 from simulator.model.latent import Latent, latent, latent_projections
 from simulator.model.mtp import joined
@@ -21,9 +23,7 @@ from simulator.model.nodes import (
     Tensor,
     activation,
     add_gradient,
-    attention_inputs,
     comm,
-    core_attention,
     dropout,
     fuse,
     linear,
@@ -31,11 +31,10 @@ from simulator.model.nodes import (
     norm,
     residual,
     rope,
-    split_qkv,
     unique,
 )
 from simulator.model.shapes import ANY_SEAT, Seat, Shapes, shapes
-from simulator.program import Compute
+from simulator.program import Beside, Comm, Compute
 
 if TYPE_CHECKING:
     from simulator.config import Workload
@@ -50,8 +49,8 @@ class Part:
     interleaves them.
     ``params`` are held by this rank, those of experts in ``expert_params`` apart; of ``params`` ``tp_reduced_params``
     have gradients to be summed over the tensor-parallel ranks once a step.
-    ``saved`` is kept from forward to backward; ``recomputed`` exists again while the backward pass runs;
-    ``grad_bytes`` is the largest set of gradients alive then.
+    ``saved`` is kept from forward to backward; ``forward_bytes`` is alive while the forward pass runs, and
+    ``recomputed`` exists again while the backward pass runs; ``grad_bytes`` is the largest set of gradients alive then.
     Where the weight gradient is a pass of its own, ``held_for_weights`` is what the input gradient leaves for it: the
     inputs of everything with weights, recomputed ones too, and the gradients of their outputs; it is all that is then
     held. For GELU, ffn 4h and 2-byte activations these are 14 and 18 s b h bytes of the products, the 32 s b h of arXiv
@@ -72,6 +71,7 @@ class Part:
     held_for_weights: tuple[Tensor, ...]
     weight_grad_bytes: float
     expert_params: int = 0
+    forward_bytes: float = 0.0
 
     @property
     def params_on(self) -> dict[str, int]:
@@ -117,7 +117,7 @@ def pass_bytes(parts: Sequence[Part], kind: str) -> PassBytes:
     saved, held = sum(part.saved_bytes for part in parts), sum(part.held_bytes for part in parts)
     match kind:
         case "F":
-            return PassBytes(saved, 0.0, 0.0)
+            return PassBytes(saved, 0.0, max(part.forward_bytes for part in parts))
         case "B":
             return PassBytes(0.0, saved, max(part.workspace_bytes for part in parts))
         case "I":
@@ -149,7 +149,7 @@ def _part(
         recompute=tuple(_again(op) for node in checkpointed for op in node.forward),
         input_grad=tuple(op for node in back for op in node.input_grad),
         weight_grad=tuple(op for node in back for op in (*node.gather, *node.weight_grad)),
-        backward=tuple(op for node in back for op in (*node.gather, *node.input_grad, *node.weight_grad)),
+        backward=tuple(op for node in back for op in node.backward),
         params=sum(node.params for node in nodes),
         expert_params=sum(node.expert_params for node in nodes),
         tp_reduced_params=sum(node.tp_reduced_params for node in nodes),
@@ -158,6 +158,7 @@ def _part(
         grad_bytes=held_gradient_bytes + max(node.grad_bytes for node in nodes),
         held_for_weights=_held_for_weights(nodes),
         weight_grad_bytes=max(node.weight_grad_bytes for node in nodes),
+        forward_bytes=max(node.forward_bytes for node in nodes),
     )
 
 
@@ -170,7 +171,13 @@ def _held_for_weights(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
 
 
 def _again(op: Op) -> Op:
-    return replace(op, phase="R") if isinstance(op, Compute) else op
+    match op:
+        case Compute():
+            return replace(op, phase="R")
+        case Beside():
+            return replace(op, kernels=tuple(replace(kernel, phase="R") for kernel in op.kernels))
+        case Comm():
+            return op
 
 
 def layer(workload: Workload, *, recompute: str | None = None, seat: Seat = ANY_SEAT, number: int = 0) -> Part:

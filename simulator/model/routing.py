@@ -36,10 +36,9 @@ class Routing:
 
 def routing(workload: Workload) -> Routing:
     """The `Routing` of a workload that has experts. Every rank and every layer has the same distribution."""
-    training, layout, moe = workload.training, workload.parallelism, workload.model.moe
+    layout, moe = workload.parallelism, workload.model.moe
     assert moe is not None
-    tokens = training.micro_batch * training.seq // (layout.tp * layout.cp)
-    return _routing(moe, tokens, layout.ep, layout.etp, workload.seed)
+    return _routing(moe, workload.rank_tokens // layout.tp, layout.ep, layout.etp, workload.seed)
 
 
 @lru_cache(maxsize=64)

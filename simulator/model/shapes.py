@@ -27,26 +27,36 @@ ANY_SEAT = Seat()
 
 def telling_seat(workload: Workload, seat: Seat) -> Seat:
     """``seat`` with 0 for what makes no difference to the work, so that ranks with equal ones do the same."""
-    if workload.model.moe is None:
-        return ANY_SEAT
-    return Seat(ep=routing(workload).telling(seat.ep))
+    layout = workload.parallelism
+    uneven = layout.cp_method == "ring" and layout.cp_layout == "contiguous"
+    ep = routing(workload).telling(seat.ep) if workload.model.moe else 0
+    return Seat(cp=seat.cp if uneven else 0, ep=ep)
 
 
 @dataclass(frozen=True)
 class Shapes:
     """Sizes of a rank's share of the tensors, and how its kernels are put together.
 
-    ``tokens`` are those of a micro-batch (b s); ``rows`` are the tokens that a rank's norms, dropouts and residuals
-    work on: b s, or b s / t with sequence parallelism. ``heads``, ``kv_heads``, ``ffn`` and ``vocab`` are the rank's
-    own; KV heads fewer than tp ranks are replicated, one to a rank. Heads of values may have a width of their own.
+    ``tokens`` are those of a micro-batch (b s, or b s / cp with context parallelism); ``rows`` are the tokens that a
+    rank's norms, dropouts and residuals work on: all of them, or 1/t with sequence parallelism. ``seq`` is the length
+    of whole sequences, ``window`` what of it a query sees, 0 for all; ``cp_rank`` is the rank's place on axis cp, where
+    that makes a difference. ``overlaps_tp``: tensor-parallel communication runs beside products.
+    ``heads``, ``kv_heads``, ``ffn`` and ``vocab`` are the rank's own; KV heads fewer than tp ranks are replicated, one
+    to a rank. Heads of values may have a width of their own.
     ``dtype`` is the working precision, of which an element takes ``element`` bytes.
     """
 
     tp: int
     sequence_parallel: bool
     vocab_parallel: bool
+    overlaps_tp: bool
+    cp: int
+    cp_method: str
+    cp_layout: str
+    cp_rank: int
     batch: int
     seq: int
+    window: int
     tokens: int
     rows: int
     hidden: int
@@ -116,15 +126,21 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT) -> Shapes:
     model, training, layout = workload.model, workload.training, workload.parallelism
     tp = layout.tp
     sequence_parallel = bool(layout.sequence_parallel) and tp > 1
-    tokens = training.micro_batch * training.seq
+    tokens = workload.rank_tokens
     vocab = model.padded_vocab(tp)
     kv_heads = model.heads if model.mla else model.kv_heads
     return Shapes(
         tp=tp,
         sequence_parallel=sequence_parallel,
         vocab_parallel=layout.vocab_parallel,
+        overlaps_tp=layout.overlap.tp and tp > 1,
+        cp=layout.cp,
+        cp_method=layout.cp_method,
+        cp_layout=layout.cp_layout,
+        cp_rank=telling_seat(workload, seat).cp,
         batch=training.micro_batch,
         seq=training.seq,
+        window=model.window(training.seq),
         tokens=tokens,
         rows=tokens // tp if sequence_parallel else tokens,
         hidden=model.hidden,

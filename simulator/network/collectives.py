@@ -39,6 +39,7 @@ OPERATIONS: dict[str, Operation] = {
     "all_to_all": Operation({"pairwise": direct.all_to_all}, lambda n: (n - 1) / n),
     "broadcast": Operation({"ring": ring.broadcast}, lambda n: 1.0),
     "send_recv": Operation({"direct": direct.send_recv}, lambda n: 1.0),
+    "shift": Operation({"direct": direct.shift}, lambda n: 1.0),
     "barrier": Operation(_ALL_REDUCE, lambda n: 2 * (n - 1) / n, BARRIER_BYTES),
 }
 

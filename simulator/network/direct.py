@@ -105,3 +105,10 @@ def send_recv(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
     n = len(ranks) - 1
     hops = [Hop(a, b, None, 1.0, 1 / n) for a, b in pairwise(ranks)]
     return Moves(hops, part=1.0, peers=1)
+
+
+def shift(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+    """Every rank sends the message to the next one of its ring, the last to the first, all at once."""
+    n = len(ranks)
+    hops = [Hop(a, b, None, 1.0, 1 / n) for a, b in zip(ranks, (*ranks[1:], ranks[0]), strict=True)]
+    return Moves(hops, part=1.0, peers=1)

@@ -38,6 +38,27 @@ class Matmul:
         )
 
 
+def causal_pairs(q_len: int, kv_len: int, offset: int = 0, window: int = 0) -> float:
+    """Query-key pairs under a causal mask, half of the diagonal counted as in the s^2 / 2 of the literature.
+
+    Query i sees the keys up to i + ``offset``, and where there is a ``window`` no earlier one than that many back: the
+    area between two lines of slope 1, cut to q_len x kv_len.
+
+    >>> causal_pairs(4, 4), causal_pairs(4, 4, window=2), causal_pairs(4, 4, window=9), causal_pairs(4, 4, offset=4)
+    (8.0, 6.0, 8.0, 16.0)
+    """
+
+    def below(x: int) -> float:
+        """Integral of the keys up to x, of kv_len."""
+        inside = min(max(x, 0), kv_len)
+        return inside * inside / 2 + kv_len * max(x - kv_len, 0)
+
+    seen = below(q_len + offset) - below(offset)
+    if window:
+        seen -= below(q_len + offset - window) - below(offset - window)
+    return seen
+
+
 @dataclass(frozen=True, slots=True)
 class GroupedMatmul:
     """One kernel of a product per expert: group i has ``tokens[i]`` tokens and a weight of n x k.
@@ -78,8 +99,10 @@ class GroupedMatmul:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One fused (flash) attention kernel over ``batch`` sequences; causal products are counted as computed (half).
+    """One fused (flash) attention kernel over ``batch`` sequences; masked products are not computed.
 
+    ``offset``: how many positions the first query stands after the first key. Under a causal mask a query sees the keys
+    that are not after it, and of those only the last ``window`` where that is not 0.
     The backward kernel does five products where the forward does two (arXiv 2205.14135, section 3.2: it recomputes
     the scores): three of them as wide as a head of queries and keys, two as wide as one of values, which is
     ``v_head_dim`` (0: like ``head_dim``).
@@ -94,6 +117,8 @@ class Attention:
     causal: bool = True
     backward: bool = False
     dtype: str = "bf16"
+    offset: int = 0
+    window: int = 0
     v_head_dim: int = 0
 
     kind = "attention"
@@ -101,10 +126,9 @@ class Attention:
     @property
     def pairs(self) -> float:
         """Query-key pairs that are computed, per head and sequence."""
-        full = float(self.q_len) * self.kv_len
         if not self.causal:
-            return full
-        return full - self.q_len * self.q_len / 2
+            return float(self.q_len) * self.kv_len
+        return causal_pairs(self.q_len, self.kv_len, self.offset, self.window)
 
     @property
     def flops(self) -> float:
