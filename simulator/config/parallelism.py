@@ -33,6 +33,8 @@ class Overlap(Section):
     """zero 1, 2: parameters gather while the next forward pass begins; zero 3: layers gather ahead of use [true]"""
     p2p: bool = True
     """pipeline sends and receives run beside compute; false: a stage waits for them [true]"""
+    ep: bool = False
+    """shared experts compute while tokens travel to and from the routed ones [false]"""
     tp: bool = False
     """tensor-parallel communication runs beside products, in chunks with sequence parallelism (async TP) [false]"""
 

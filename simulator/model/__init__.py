@@ -1,6 +1,7 @@
 """A transformer as kernels of its parts, with parameters, activation bytes and FLOPs."""
 
 from simulator.model.flops import (
+    active_parameters,
     hardware_flops_per_step,
     model_flops_per_step,
     model_flops_per_step_causal,
@@ -27,6 +28,7 @@ __all__ = [
     "Seat",
     "StateBytes",
     "Tensor",
+    "active_parameters",
     "embedding",
     "hardware_flops_per_step",
     "head",

@@ -32,8 +32,8 @@ class Node:
     the backward runs: the gradients of output and input, gathered copies, and a weight gradient that is not accumulated
     in place. Where the weight gradient is a pass of its own it needs ``saved`` and ``output_grad_bytes`` until then,
     and ``weight_grad_bytes`` while it runs.
-    ``params`` are this rank's; of them ``tp_reduced_params`` have gradients of which every tensor-parallel rank
-    computes a part.
+    ``params`` are this rank's, those of experts apart in ``expert_params``; of ``params`` ``tp_reduced_params`` have
+    gradients of which every tensor-parallel rank computes a part.
     """
 
     forward: Ops = ()
@@ -47,6 +47,7 @@ class Node:
     output_grad_bytes: float = 0.0
     weight_grad_bytes: float = 0.0
     params: int = 0
+    expert_params: int = 0
     tp_reduced_params: int = 0
 
     @property
@@ -270,19 +271,20 @@ EAGER_GATED_FORWARD: Traffic = (("", 1, 1), (" gate", 2, 1))
 EAGER_GATED_BACKWARD: Traffic = ((" gate", 2, 1), (" up", 2, 1), ("", 2, 1), (" join", 2, 2))
 
 
-def activation(z: Shapes) -> Node:
-    """GELU, ReLU (which keeps its output, that is the next product's input), SwiGLU or GeGLU."""
-    nbytes = float(z.element * z.tokens * z.ffn)
-    name = f"mlp.{z.activation}"
+def activation(z: Shapes, block: str, elements: int) -> Node:
+    """GELU, ReLU (which keeps its output, that is the next product's input), SwiGLU or GeGLU, with ``elements`` of
+    output, between the two products of ``block``."""
+    nbytes = float(z.element * elements)
+    name = f"{block}.{z.activation}"
     if not z.gated:
         forward, backward = PLAIN_FORWARD, PLAIN_BACKWARD
-        saved: tuple[Tensor, ...] = (Tensor("mlp.act" if z.activation == "relu" else "mlp.pre", nbytes),)
+        saved: tuple[Tensor, ...] = (Tensor(f"{block}.act" if z.activation == "relu" else f"{block}.pre", nbytes),)
     elif z.eager:
         forward, backward = EAGER_GATED_FORWARD, EAGER_GATED_BACKWARD
-        saved = (Tensor("mlp.pre", 2 * nbytes), Tensor("mlp.gate", nbytes))
+        saved = (Tensor(f"{block}.pre", 2 * nbytes), Tensor(f"{block}.gate", nbytes))
     else:
         forward, backward = GATED_FORWARD, GATED_BACKWARD
-        saved = (Tensor("mlp.pre", 2 * nbytes),)
+        saved = (Tensor(f"{block}.pre", 2 * nbytes),)
     return Node(
         forward=tuple(memory("F", name + x, "activation", r * nbytes, w * nbytes, z.dtype) for x, r, w in forward),
         input_grad=tuple(
