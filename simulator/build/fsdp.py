@@ -104,7 +104,7 @@ class _Sharder:
         self._whole.add(unit)
         waits = dict.fromkeys((*after, *([self._last_use[unit]] if unit in self._last_use else ())))
         gathers = gather(self._workload, label, self._params[unit], step)
-        self.gathers += [replace(one, after=tuple(waits)) for one in gathers]
+        self.gathers += [replace(one, after=(*waits, *one.after)) for one in gathers]
         return [one.label for one in gathers]
 
     def _used(self, unit: Unit, label: str, *, drop: bool) -> float:
@@ -117,13 +117,13 @@ class _Sharder:
 
 
 def _is_layer(part: Part) -> bool:
-    return part.name not in ("embedding", "head")
+    return not part.name.endswith(("embedding", "head"))  # those of multi-token prediction too
 
 
 def _holder_of_the_table(workload: Workload, stage: int, own: Sequence[int]) -> int:
-    """The stage whose root holds what ``stage`` has beside layers: itself, but for a last stage whose projection is
-    tied to an embedding on the same rank that of the embedding."""
+    """The stage whose root holds what ``stage`` has beside layers: itself, but for a last stage that shares a table
+    with an embedding on the same rank that of the embedding."""
     layout = workload.parallelism
-    if workload.model.tied_embeddings and layout.table_in_place and stage % layout.n_stages == layout.n_stages - 1:
+    if workload.model.table_at_both_ends and layout.table_in_place and stage % layout.n_stages == layout.n_stages - 1:
         return next(other for other in own if other % layout.n_stages == 0)
     return stage
