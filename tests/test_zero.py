@@ -233,6 +233,29 @@ def test_experts_have_as_many_instances_as_the_rest(dp: int, ep: int, hsdp: int 
     assert parallelism.shards("dp") == (hsdp or dp)
 
 
+@pytest.mark.parametrize(
+    "keys", [{"dp": 8, "ep": 2}, {"dp": 4, "tp": 2, "ep": 4}, {"dp": 8, "ep": 2, "hsdp": 4}, {"dp": 8, "ep": 8}]
+)
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_experts_travel_on_an_axis_of_their_own(keys: dict[str, Any], zero: int) -> None:
+    """As for the rest, with the e ranks that hold the same experts in place of n: over h of them that share a state and
+    r that hold the same shard, (h-1)/h (4 + 2) bytes per parameter, under ZeRO-3 2 more per layer's, and 2 (r-1)/r 4/h.
+    Where every rank has experts of its own, nothing."""
+    moe = {"moe": {"experts": 8, "top_k": 2, "ffn_hidden": 256}, "layers": 4}
+    result = play({"global_batch": keys["dp"]}, moe, zero=zero, **keys, **RING)
+    layout, expected = result.workload.parallelism, 0.0
+    for axis in ("dp", "edp"):
+        h = layout.shards(axis)
+        r = layout.replicas(axis) // h
+        parts = rank_parts(result.workload, 0)
+        whole, layers = (
+            params_on(part for part in parts if part.name.endswith("layer") or not only)[axis] for only in (False, True)
+        )
+        expected += (h - 1) / h * (6 * whole + (2 * layers if zero == 3 else 0)) + 2 * (r - 1) / r * 4 * whole / h
+    assert sent(result) == pytest.approx(expected, rel=1e-9)
+    check(result.program, result.spans)
+
+
 def test_hsdp_keeps_gathers_inside_nodes() -> None:
     """Two nodes of 8, shard groups of 8: each NIC carries the all-reduce of one GPU's shard alone, 2 (r-1)/r 4 P / 8
     bytes with r = 2. Sharding over all 16 (its rings leave a node through every NIC in turn) sends 1/8 of everything,
