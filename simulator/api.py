@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from simulator import model
 from simulator.analysis.activity import activity
-from simulator.analysis.memory import communicators, overhead_bytes
+from simulator.analysis.advice import advice
+from simulator.analysis.holdings import holdings
+from simulator.analysis.memory import RankMemory, memory_of_ranks
 from simulator.analysis.metrics import bubble, peak_activations
 from simulator.analysis.report import Job, StepFlops, report
-from simulator.build import build_program, layout, schedule_program
+from simulator.build import build_program, schedule_program
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.ideal import ideal_cluster
 from simulator.config import Workload, load_workload, warnings
@@ -62,6 +64,12 @@ class Result:
     @cached_property
     def _report(self) -> dict[str, Any]:
         return report(_job(self), self.spans, warnings=self.warnings, accuracy=accuracy(self.workload))
+
+    @cached_property
+    def memories(self) -> tuple[RankMemory, ...]:
+        """Every simulated rank at its fullest."""
+        held = holdings(self.workload, self.spans.ranks)
+        return memory_of_ranks(self.spans, held, self.profile.gpu_spec.memory_bytes.value)
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -120,12 +128,14 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     return Result(job, profile, cluster, costs, program, timeline)
 
 
+def _needed_bytes(workload: Workload) -> float:
+    """Device memory of the fullest rank, from a step of its own."""
+    return max(memory.total for memory in run(workload).memories)
+
+
 def _job(result: Result) -> Job:
     workload, profile, timeline = result.workload, result.profile, result.spans
-    place = layout(workload).pipeline_rank
-    states = {rank: model.state_bytes(workload, place[rank]) for rank in timeline.ranks}
     pipelines = result.program.groups.get("pp") or tuple((rank,) for rank in range(timeline.n_ranks))
-    members = communicators(result.program.groups)
     spec = profile.gpu_spec
     return Job(
         workload=workload,
@@ -146,8 +156,8 @@ def _job(result: Result) -> Job:
             model.hardware_flops_per_step(workload),
         ),
         pipelines=[tuple(timeline.simulated_as[rank] for rank in pipeline) for pipeline in pipelines],
-        states=states,
-        overhead={rank: overhead_bytes(members[rank]) for rank in timeline.ranks},
+        memories=result.memories,
+        advice=advice(result.memories, spec.memory_bytes.value, workload, _needed_bytes),
     )
 
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulator.analysis.activity import activity
-from simulator.analysis.advice import advice
 from simulator.analysis.critical_path import critical_path
 from simulator.analysis.envelope import envelope
-from simulator.analysis.memory import memory_of_ranks, memory_report
+from simulator.analysis.memory import RankMemory, memory_report
 from simulator.analysis.metrics import bubble, busiest_links, communication, time_breakdown
 from simulator.config import Workload
-from simulator.model import StateBytes
 from simulator.timeline import Timeline
 
 SECONDS_PER_DAY, SECONDS_PER_HOUR = 86400.0, 3600.0
@@ -35,8 +33,7 @@ class Job:
 
     ``peak_flops_per_s``: a GPU's dense peak in the precision used; ``capacity_bytes``: its memory as the device reports
     it. ``pipelines``: simulated ranks of each data-parallel replica (see `simulator.analysis.activity.weigh`).
-    ``states`` and ``overhead`` (device memory outside the allocator, bytes): by simulated rank. ``calibration``: name,
-    gpu, date, source, kind.
+    ``memories``: every simulated rank at its fullest. ``calibration``: name, gpu, date, source, kind.
     """
 
     workload: Workload
@@ -46,8 +43,8 @@ class Job:
     parameters: float
     flops: StepFlops
     pipelines: Sequence[Sequence[int]]
-    states: Mapping[int, StateBytes]
-    overhead: Mapping[int, float]
+    memories: Sequence[RankMemory]
+    advice: Sequence[str]
 
 
 def report(
@@ -58,9 +55,8 @@ def report(
     cut = activity(timeline)
     bubbles = bubble(cut, job.pipelines)
     breakdown = time_breakdown(cut, job.pipelines)
-    memories = memory_of_ranks(timeline, job.states, job.overhead)
-    memory = memory_report(memories, job.capacity_bytes)
-    memory["advice"] = advice(memories, job.capacity_bytes, workload)
+    memory = memory_report(job.memories, job.capacity_bytes)
+    memory["advice"] = list(job.advice)
     result = envelope("run", warnings)
     result |= {
         "name": workload.name,

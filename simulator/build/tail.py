@@ -9,7 +9,7 @@ from simulator.build.gradients import Bucket, buckets
 from simulator.build.pipeline import Lanes
 from simulator.build.stages import Stages
 from simulator.config import Parallelism, Workload
-from simulator.model import optimized, optimizer_ops, replicated_gradient_ops
+from simulator.model import optimized, optimizer_ops, optimizer_workspace_bytes, replicated_gradient_ops
 from simulator.program import Block, Comm, Step
 from simulator.program.ops import COMPUTE_LANE
 from simulator.units import DTYPE_BYTES
@@ -34,7 +34,8 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     compute += [*twins, *_embedding_gradients(workload, rank, ready)]
     replicated = replicated_gradient_ops(workload, [part for stage in own for part in stages.parts[stage]])
     ops = (*replicated, *optimizer_ops(workload, params))
-    compute.append(Step("optimizer", Block("optimizer", ops), ready, phase="O"))
+    needs = optimizer_workspace_bytes(workload, params)
+    compute.append(Step("optimizer", Block("optimizer", ops), ready, phase="O", workspace_bytes=needs))
     of_dp = reductions
     if parallelism.zero == 1 and _shared(parallelism, params):
         if parallelism.overlap.param_gather:

@@ -67,6 +67,9 @@ class Parallelism(Section):
     scatter_gather_p2p: bool = False
     """without sequence parallelism, each tp rank sends 1/tp of the activation to the next stage, which all-gathers it
     (arXiv 2104.04473, section 4.1) [false]"""
+    deallocate_pipeline_outputs: bool = True
+    """a stage's output is freed once it is sent, as in Megatron-Core; false: it is held until its backward pass, as in
+    DeepSpeed's ``pipe_buffers`` [true]"""
     rank_order: str = "tp-cp-ep-dp-pp"
     """axes of the rank grid, innermost first; cp and ep may be left out where they are 1 [tp-cp-ep-dp-pp]"""
     collective_algorithm: Literal["auto", "ring", "tree"] = "auto"

@@ -6,11 +6,12 @@ from simulator.model.flops import (
     model_flops_per_step_causal,
     parameters,
 )
-from simulator.model.nodes import Tensor
+from simulator.model.nodes import Tensor, unique
 from simulator.model.optimizer import (
     StateBytes,
     optimized,
     optimizer_ops,
+    optimizer_workspace_bytes,
     rank_parts,
     replicated_gradient_ops,
     state_bytes,
@@ -32,6 +33,7 @@ __all__ = [
     "model_flops_per_step_causal",
     "optimized",
     "optimizer_ops",
+    "optimizer_workspace_bytes",
     "parameters",
     "params_on",
     "pass_bytes",
@@ -40,4 +42,5 @@ __all__ = [
     "stage_parts",
     "state_bytes",
     "telling_seat",
+    "unique",
 ]

@@ -64,9 +64,12 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     training = workload.training
     master = DTYPE_BYTES["fp32"] if training.optimizer.master_weights else 0
     per_param = master + ADAM_STATES * DTYPE_BYTES[training.optimizer.state_dtype]
+    per_gradient = DTYPE_BYTES[training.grad_dtype] + (
+        DTYPE_BYTES[training.precision] if training.keep_gradients else 0
+    )
     return StateBytes(
         weights=float(DTYPE_BYTES[training.precision] * params),
-        gradients=float(DTYPE_BYTES[training.grad_dtype] * params),
+        gradients=float(per_gradient * params),
         optimizer=per_param * optimized(workload, held),
     )
 
@@ -75,6 +78,19 @@ def optimized(workload: Workload, params: Mapping[str, int]) -> float:
     """How many of ``params`` (by axis) this GPU's optimizer works on: under ZeRO-1 its share of each axis."""
     layout = workload.parallelism
     return sum(count / (layout.replicas(axis) if layout.zero else 1) for axis, count in params.items())
+
+
+def optimizer_workspace_bytes(workload: Workload, params: Mapping[str, int]) -> float:
+    """What one optimizer step over ``params`` (by axis) needs beside the state: 16-bit gradients as fp32 ones
+    (Megatron-LM's ``main_param.grad``, DeepSpeed's ``single_partition_of_fp32_groups.grad``), and the root of the
+    second moment where Adam is not one kernel (torch/optim/adamw.py, ``exp_avg_sq_sqrt``)."""
+    training = workload.training
+    per_param = 0
+    if training.optimizer.master_weights and training.grad_dtype != "fp32":
+        per_param += DTYPE_BYTES["fp32"]
+    if training.implementation == "eager":
+        per_param += DTYPE_BYTES[training.optimizer.state_dtype]
+    return float(per_param * optimized(workload, params))
 
 
 def replicated_gradient_ops(workload: Workload, parts: Iterable[Part]) -> tuple[Comm, ...]:
