@@ -23,13 +23,20 @@ NCCL_COMMUNICATOR_BYTES = 320 * MiB
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a rank holds whatever its steps do: the model's ``state``, ``placeholders`` (bytes that stay for good, see
-    `model.nodes.linear`), and ``communicators``. ``parts``: by stage, what its passes run."""
+    """What a rank holds whatever its steps do, bytes: the model's ``state``, ``placeholders`` that stay for good (see
+    `model.nodes.linear`), and the ``bucket`` that gradients are copied to; and how many ``communicators`` it has.
+    ``parts``: by stage, what its passes run."""
 
     state: StateBytes
     placeholders: float = 0.0
+    bucket: float = 0.0
     communicators: int = 0
     parts: Mapping[int, tuple[Part, ...]] = field(default_factory=dict)
+
+    @property
+    def allocated(self) -> float:
+        """Of it, what PyTorch's allocator knows of."""
+        return self.state.total + self.placeholders + self.bucket
 
     @property
     def overhead(self) -> float:
@@ -67,9 +74,18 @@ def _of(workload: Workload, place: Place, n_communicators: int) -> Holdings:
     placeholders = model.unique(
         tensor for of_stage in parts.values() for part in of_stage for tensor in part.placeholders
     )
+    state = model.state_bytes(workload, place.pipeline_rank)
     return Holdings(
-        state=model.state_bytes(workload, place.pipeline_rank),
+        state=state,
         placeholders=sum(tensor.nbytes for tensor in placeholders),
+        bucket=_bucket_bytes(workload, state),
         communicators=n_communicators,
         parts=parts,
     )
+
+
+def _bucket_bytes(workload: Workload, state: StateBytes) -> float:
+    parallelism = workload.parallelism
+    if not parallelism.copy_to_buckets or parallelism.replicas("dp") == 1:
+        return 0.0
+    return min(float(parallelism.bucket_bytes), state.gradients)

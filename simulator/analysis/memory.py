@@ -47,8 +47,7 @@ class RankMemory:
     @property
     def allocated(self) -> float:
         """What ``torch.cuda.max_memory_allocated`` would say."""
-        taken = self.activations + self.gathered + self.workspace
-        return self.holdings.state.total + self.holdings.placeholders + taken
+        return self.holdings.allocated + self.activations + self.gathered + self.workspace
 
     @property
     def reserved(self) -> float:
@@ -59,6 +58,11 @@ class RankMemory:
     def total(self) -> float:
         """All that is taken on the device, as ``nvidia-smi`` shows it."""
         return self.reserved + self.holdings.overhead
+
+    @property
+    def buffers(self) -> float:
+        """What is neither the model's state nor activations."""
+        return self.total - self.holdings.state.total - self.activations - self.workspace
 
     @property
     def contents(self) -> dict[str, float]:
@@ -72,6 +76,7 @@ class RankMemory:
             "workspace": self.workspace,
             "gathered": self.gathered,
             "gradient placeholders": self.holdings.placeholders,
+            "gradient bucket": self.holdings.bucket,
             "allocator cache": self.cached,
             "CUDA context": CUDA_CONTEXT_BYTES,
             "NCCL": self.holdings.communicators * NCCL_COMMUNICATOR_BYTES,
@@ -214,7 +219,7 @@ def memory_report(memories: Sequence[RankMemory], capacity_bytes: float) -> dict
                 "gradients": memory.holdings.state.gradients,
                 "optimizer": memory.holdings.state.optimizer,
                 "activations": memory.activations + memory.workspace,
-                "buffers": memory.gathered + memory.holdings.placeholders + memory.cached + memory.holdings.overhead,
+                "buffers": memory.buffers,
                 "peak": memory.total,
                 "peak_at_s": memory.peak_at_s,
                 "during": memory.during,

@@ -34,7 +34,10 @@ class _Step:
         self.saved: dict[tuple[int, int], list[list[Block]]] = {}
         self.others: list[Block] = []
         state = holdings.state
-        for nbytes in (state.weights, state.gradients, state.optimizer, holdings.placeholders):
+        for nbytes in (
+            *(state.weights, state.gradients, state.optimizer),
+            *(holdings.placeholders, holdings.bucket),
+        ):
             if nbytes:
                 allocator.malloc(nbytes)
 

@@ -92,6 +92,12 @@ def add_gradient(z: Shapes, name: str, params: int) -> Ops:
     return (memory("W", f"{name} grad add", "reduce", z.element * params + buffer, buffer, z.dtype),)
 
 
+def new_gradient_bytes(z: Shapes, params: int) -> float:
+    """What is alive while the new gradient of a weight is added to the buffer: that gradient or, where it stays and is
+    counted with the others, its copy in the buffer's type."""
+    return float((DTYPE_BYTES[z.grad_dtype] if z.keeps_gradients else z.element) * params)
+
+
 def linear(
     z: Shapes,
     block: str,
@@ -156,7 +162,7 @@ def linear(
         weight_grad += (memory("W", f"{name} bias grad", "reduce", y_kept, z.element * n, z.dtype),)
         weight_grad += add_gradient(z, f"{name} bias", n)
     placeholder = z.accumulates_in_product and cached
-    weight_grad_bytes = (x_bytes if gather else 0) + (0 if placeholder else w_bytes)
+    weight_grad_bytes = (x_bytes if gather else 0) + (0 if placeholder else new_gradient_bytes(z, n * k))
     # A row-split layer's bias is added to the sum, by every rank to its own rows.
     partial_bias = n if bias and split == "row" and z.sequence_parallel else 0
     return Node(

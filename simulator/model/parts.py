@@ -26,6 +26,7 @@ from simulator.model.nodes import (
     fuse,
     linear,
     memory,
+    new_gradient_bytes,
     norm,
     residual,
     rope,
@@ -287,9 +288,9 @@ def embedding(workload: Workload) -> Part:
             memory("W", "embedding.lookup wgrad", "embedding", full, full + z.element * table, z.dtype),
             *add_gradient(z, "embedding.lookup", table),
         ),
-        grad_bytes=full + z.element * table,
+        grad_bytes=full + new_gradient_bytes(z, table),
         output_grad_bytes=full,
-        weight_grad_bytes=float(z.element * table),
+        weight_grad_bytes=new_gradient_bytes(z, table),
         params=table + (z.seq * z.hidden if learned else 0),
     )
     if not z.dropout:
