@@ -35,13 +35,14 @@ def _zero(workload: Workload) -> Setting:
 
 
 def _schedule(workload: Workload) -> Setting:
-    """The schedule that claims to hold least, of those that leave backward passes whole and claim no larger bubble."""
+    """The schedule that claims to hold least, of those that leave backward passes whole and weights as they would be,
+    and claim no larger bubble."""
     layout = workload.parallelism
     shape = (layout.pp, workload.microbatches, layout.vpp)
     idle = layout.plan.bubble(*shape, 1, 1, 1)
     peaks: dict[str, int] = {}
     for name, schedule in SCHEDULES.items():
-        if schedule.splits or schedule.check(*shape) is not None:
+        if schedule.splits or not schedule.drains or schedule.check(*shape) is not None:
             continue
         claimed, held = schedule.bubble(*shape, 1, 1, 1), [schedule.peak(*shape, rank) for rank in range(layout.pp)]
         if claimed is not None and (idle is None or claimed <= idle):

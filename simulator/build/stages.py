@@ -7,9 +7,12 @@ from functools import cached_property
 from simulator.build.gradients import Mark, gradients_complete, parameters_used
 from simulator.config import Workload
 from simulator.model import Part, PassBytes, Seat, params_on, pass_bytes, stage_parts
-from simulator.program import Block, Comm, Compute, Step
+from simulator.program import Block, Comm, Compute, Fixed, Step
 from simulator.schedules import Action
 from simulator.units import DTYPE_BYTES
+
+#: What a pass runs where the stage has no kernel for it: an embedding alone has no input gradient.
+_NOTHING = Compute("nothing", Fixed(0.0), "B")
 
 
 class Stages:
@@ -87,6 +90,7 @@ class Stages:
             ops = _ops(parts, kind)
             if gathered:
                 ops.insert(0, Comm("tp.all_gather p2p", "all_gather", self.activation_bytes, "tp", "tp"))
+            ops = ops or [_NOTHING]
             self._blocks[key] = Block(f"{kind} {'+'.join(_runs(parts))}", tuple(ops))
         return self._blocks[key]
 

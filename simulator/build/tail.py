@@ -14,11 +14,15 @@ from simulator.program import Block, Comm, Step
 from simulator.program.ops import COMPUTE_LANE
 from simulator.units import DTYPE_BYTES
 
-DP_LANE = "dp"
+DP_LANE, MP_LANE = "dp", "mp"
 
 
 def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[str, list[Step]]:
-    """Add gradient reduction, the optimizer and parameter gathering to a pipeline rank's lanes."""
+    """Add gradient reduction, the optimizer and parameter gathering to a pipeline rank's lanes.
+
+    Without ``optimizer_sync`` what all stages have to agree on (gradient norm, infinities) holds nobody up: weights are
+    updated at once, and put back in the rare case that the answer is no (arXiv 2401.10241, section 4).
+    """
     parallelism = workload.parallelism
     own = parallelism.stages_of(rank)
     params = stages.params(*own)
@@ -31,19 +35,26 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     ready = (*drained, *(step.label for step in reductions))
     twins = _twin_gradients(workload, params, ready)
     ready = (*ready, *(step.label for step in twins))
-    compute += [*twins, *_embedding_gradients(workload, rank, ready)]
+    tied = _embedding_gradients(workload, rank, ready)
+    compute += [*twins, *tied]
     replicated = replicated_gradient_ops(workload, [part for stage in own for part in stages.parts[stage]])
     ops = (*replicated, *optimizer_ops(workload, params))
+    late = [op for op in ops if isinstance(op, Comm) and op.axis == "mp" and not parallelism.optimizer_sync]
+    block = Block("optimizer", tuple(op for op in ops if op not in late))
     needs = optimizer_workspace_bytes(workload, params)
-    compute.append(Step("optimizer", Block("optimizer", ops), ready, phase="O", workspace_bytes=needs))
+    compute.append(Step("optimizer", block, ready, phase="O", workspace_bytes=needs))
+    after = (*ready, *(step.label for step in tied))
+    of_mp = [Step(f"validate {op.name}", replace(op, purpose="pp"), after) for op in late]
     of_dp = reductions
     if parallelism.zero == 1 and _shared(parallelism, params):
-        if parallelism.overlap.param_gather:
+        # Forwards of the next step that run before this one's optimizer have no use for what it gathers.
+        if parallelism.overlap.param_gather and parallelism.plan.drains:
             compute, gathers = _gather_beside_the_first(workload, stages, compute)
             of_dp = [*gathers, *reductions]
         else:
             of_dp = [*reductions, *_gather_at_the_end(workload, stages, own)]
-    return {**lanes, COMPUTE_LANE: compute, **({DP_LANE: of_dp} if of_dp else {})}
+    added = {DP_LANE: of_dp, MP_LANE: of_mp}
+    return {**lanes, COMPUTE_LANE: compute, **{lane: steps for lane, steps in added.items() if steps}}
 
 
 def _reduce(

@@ -9,7 +9,7 @@ from pydantic import Field, WithJsonSchema, WrapValidator
 from simulator.config.cluster import Count
 from simulator.config.files import AsTuple, Integral, Section
 from simulator.config.pipelines import find_schedule, is_file
-from simulator.schedules import SCHEDULES
+from simulator.schedules import SCHEDULES, Times
 from simulator.schedules import Schedule as Plan
 
 if TYPE_CHECKING:
@@ -55,18 +55,30 @@ class Parallelism(Section):
     """embedding, projection and loss split over tp; false: each tp rank does all of it [true]"""
     schedule: Schedule = "1f1b"
     """a name, or the path of a schedule as CSV in the text form of torch.distributed.pipelining [1f1b]"""
+    zb_memory_limit: float = Field(default=1.0, gt=0, le=1e6)
+    """zb_auto: activation memory that a rank may hold, as a multiple of 1f1b's peak [1.0]"""
+    optimizer_sync: bool = Field(default_factory=lambda known: _synchronises(known))
+    """whether ranks of a pipeline wait for each other to agree on gradient norm and infinities before the optimizer;
+    false: they go on and validate later (arXiv 2401.10241, section 4) [true; false for zb_h2, zb_auto, zb_v and
+    async_1f1b]"""
     vpp: Count = Field(default_factory=lambda known: _chunks(known))
     """model chunks per pipeline rank [1; 2 for schedules with a V of stages]"""
-    layers_per_stage: Annotated[tuple[Annotated[int, Field(ge=1), Integral], ...], AsTuple] = ()
-    """transformer layers of each of the pp * vpp model stages, in the model's order [even split]"""
+    layers_per_stage: Annotated[tuple[Annotated[int, Field(ge=0), Integral], ...], AsTuple] = ()
+    """transformer layers of each of the pp * vpp model stages, in the model's order; 0 where the first stage has only
+    the embedding, or the last only the loss [even split]"""
+    account_for_embedding: bool = False
+    """the embedding counts as a layer of the first stage where layers are split evenly (Megatron-LM's
+    --account-for-embedding-in-pipeline-split) [false]"""
+    account_for_loss: bool = False
+    """so does the vocabulary projection, with the loss, of the last stage [false]"""
     zero: Annotated[int, Field(ge=0, le=1), Integral] = 0
     """1: the optimizer state is sharded over dp [0]"""
     overlap: Overlap = Overlap()
     bucket_bytes: Annotated[int, Field(ge=1, le=10**15), Integral] = 25_000_000
     """gradients are reduced in buckets of about this size [25e6]"""
     copy_to_buckets: bool = False
-    """gradients are copied into a bucket to be reduced, as in DeepSpeed; false: they lie in one buffer and are reduced in
-    place, as in Megatron-LM [false]"""
+    """gradients are copied into a bucket to be reduced, as in DeepSpeed; false: they lie in one buffer, reduced in
+    place as in Megatron-LM [false]"""
     scatter_gather_p2p: bool = False
     """without sequence parallelism, each tp rank sends 1/tp of the activation to the next stage, which all-gathers it
     (arXiv 2104.04473, section 4.1) [false]"""
@@ -80,8 +92,9 @@ class Parallelism(Section):
 
     @property
     def plan(self) -> Plan:
-        """The pipeline schedule."""
-        return find_schedule(self.schedule)
+        """The pipeline schedule; where it depends on what passes take, as for equal stages."""
+        found = find_schedule(self.schedule)
+        return found.tuned(Times.equal(self.pp, 1.0, 1.0, 1.0, limit=self.zb_memory_limit))
 
     @property
     def model_parallel(self) -> int:
@@ -114,6 +127,11 @@ class Parallelism(Section):
     def table_in_place(self) -> bool:
         """Whether the rank of the last stage also holds a first stage, so that tied embeddings are one table there."""
         return any(stage % self.n_stages == 0 for stage in self.stages_of(self.ends[1]))
+
+
+def _synchronises(known: dict[str, Any]) -> bool:
+    """Whether the schedule's claim is of one step, which ends for all ranks."""
+    return not ("schedule" in known and find_schedule(known["schedule"]).steady)
 
 
 def _chunks(known: dict[str, Any]) -> int:

@@ -57,18 +57,20 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     """Weights, gradients and optimizer state of one GPU of a pipeline rank.
 
     Per parameter and with fp32 master weights and states: 2 + grad_dtype + 12 bytes (arXiv 1910.02054, section 3.1: 16
-    with 2-byte gradients); ZeRO-1 divides the 12 by the number of ranks that hold the same parameters.
+    with 2-byte gradients); ZeRO-1 divides the 12 by the number of ranks that hold the same parameters. A schedule that
+    does not drain keeps several versions of the weights.
     """
     held = params_on(rank_parts(workload, pipeline_rank))
     params = sum(held.values())
-    training = workload.training
+    training, layout = workload.training, workload.parallelism
+    versions = layout.plan.weight_versions(layout.pp, workload.microbatches, pipeline_rank)
     master = DTYPE_BYTES["fp32"] if training.optimizer.master_weights else 0
     per_param = master + ADAM_STATES * DTYPE_BYTES[training.optimizer.state_dtype]
     per_gradient = DTYPE_BYTES[training.grad_dtype] + (
         DTYPE_BYTES[training.precision] if training.keep_gradients else 0
     )
     return StateBytes(
-        weights=float(DTYPE_BYTES[training.precision] * params),
+        weights=float(DTYPE_BYTES[training.precision] * params * versions),
         gradients=float(per_gradient * params),
         optimizer=per_param * optimized(workload, held),
     )

@@ -92,7 +92,7 @@ def gantt(
 
 def compare_gantt(timelines: Mapping[str, Timeline], *, unit: str = "") -> Figure:
     """Several Timelines below each other on one time axis, titled by name. ``unit``: as for `gantt`."""
-    longest = max(timeline.step_time_s for timeline in timelines.values())
+    longest = max(timeline.length_s for timeline in timelines.values())
     axis = _Axis.of(longest, unit)
     pictures = [replace(_Picture.of(timeline, None, unit), axis=axis) for timeline in timelines.values()]
     figure, panels = _figure([max(len(p.ranks) * 0.4, 0.8) for p in pictures], [1] * len(pictures))
@@ -194,8 +194,8 @@ class _Picture:
         return cls(
             ranks=tuple(chosen),
             places=tuple(places[rank] for rank in chosen),
-            length_s=timeline.step_time_s,
-            axis=_Axis.of(timeline.step_time_s, unit),
+            length_s=timeline.length_s,
+            axis=_Axis.of(timeline.length_s, unit),
             boxes=boxes,
             lanes=_lanes(timeline, chosen),
             chunks=int(boxes.chunk.max()) + 1 if len(boxes.chunk) else 1,
