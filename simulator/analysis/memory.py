@@ -137,7 +137,9 @@ def memory_of_ranks(
                 held=held,
                 gathered=gathered if gathered > 1e-9 * total else 0.0,
                 workspace=float(curve.workspace[at]) if at >= 0 else 0.0,
-                cached=cached_bytes(timeline, curve.span, curve.begins, holding, capacity_bytes - holding.overhead),
+                cached=cached_bytes(
+                    timeline, curve.span, curve.begins, holding, in_flight[rank], capacity_bytes - holding.overhead
+                ),
                 peak_at_s=float(curve.times[at]) if at >= 0 else 0.0,
                 during=_running(timeline, curve, at),
                 in_flight=in_flight[rank],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+
+import numpy as np
 
 from simulator.analysis.allocator import Block, CachingAllocator
 from simulator.analysis.holdings import Holdings
@@ -10,13 +13,23 @@ from simulator.model import Part
 from simulator.timeline import Ints, Timeline
 
 
-def cached_bytes(timeline: Timeline, spans: Ints, begins: Ints, holdings: Holdings, limit: float) -> float:
+#: Micro-batches that are replayed when a step has more, as a multiple of those in flight: the rest repeats them.
+ROUNDS = 2
+
+
+def cached_bytes(
+    timeline: Timeline, spans: Ints, begins: Ints, holdings: Holdings, in_flight: int, limit: float
+) -> float:
     """Reserved at most less allocated at most, bytes, as one rank's ``spans`` start (``begins``) and end in this order.
 
-    ``limit``: what CUDA has for the allocator.
+    ``in_flight``: (micro-batch, stage) activations held at most. ``limit``: what CUDA has for the allocator.
     """
     step = _Step(CachingAllocator(limit), holdings)
-    for index, start in zip(spans.tolist(), begins.tolist(), strict=True):
+    microbatch = timeline.microbatch[spans]
+    rounds = ROUNDS * math.ceil(in_flight / max(len(holdings.parts), 1)) + 2
+    known = np.unique(microbatch[microbatch >= 0])
+    replayed = np.isin(microbatch, np.concatenate((np.array([-1]), known[:rounds], known[rounds:][-2:])))
+    for index, start in zip(spans[replayed].tolist(), begins[replayed].tolist(), strict=True):
         moved = float(timeline.alloc_bytes[index] if start else timeline.free_bytes[index])
         workspace = float(timeline.workspace_bytes[index]) if start else 0.0
         if moved or workspace:
