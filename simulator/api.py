@@ -93,9 +93,13 @@ class Result:
     @cached_property
     def memories(self) -> tuple[RankMemory, ...]:
         """Every simulated rank at its fullest."""
+        return self.memories_within(self.profile.gpu_spec.memory_bytes.value)
+
+    def memories_within(self, capacity_bytes: float) -> tuple[RankMemory, ...]:
+        """Every simulated rank at its fullest, on GPUs of so much memory."""
         played = self.spans if self.steady is None else self.steady.played
         held = holdings(self.workload, played.ranks)
-        return memory_of_ranks(played, held, self.profile.gpu_spec.memory_bytes.value)
+        return memory_of_ranks(played, held, capacity_bytes)
 
     @cached_property
     def warnings(self) -> list[str]:

@@ -125,15 +125,14 @@ def _changed(
         other = altered(workload, setting)
     except InputError:
         return None
-    # A few rounds of micro-batches are enough to fill a pipeline.
-    then = needed_bytes(_short(other)) if other != workload else needed
+    then = needed_bytes(few_rounds(other)) if other != workload else needed
     return Change(setting, other, then) if then < needed else None
 
 
-def _short(workload: Workload) -> Workload:
-    """As ``workload`` with fewer micro-batches, as long as they still fill its pipeline."""
+def few_rounds(workload: Workload) -> Workload:
+    """As ``workload`` with fewer micro-batches, as long as they still fill its pipeline: it holds as much."""
     parallelism, training = workload.parallelism, workload.training
-    enough = parallelism.pp * math.ceil(ROUNDS * parallelism.vpp)
+    enough = parallelism.pp * ROUNDS * parallelism.vpp
     if workload.microbatches <= enough:
         return workload
     return altered(workload, {"training.global_batch": enough * training.micro_batch * parallelism.dp})

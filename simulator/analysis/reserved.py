@@ -12,7 +12,6 @@ from simulator.analysis.holdings import Holdings
 from simulator.model import Part
 from simulator.timeline import Ints, Timeline
 
-
 #: Micro-batches that are replayed when a step has more, as a multiple of those in flight: the rest repeats them.
 ROUNDS = 2
 
