@@ -125,6 +125,14 @@ class Result:
         title = f"{self.workload.name}: {format_time(self.spans.step_time_s)} a step, bubble {idle:.1%}"
         return gantt(self.spans, ax, title=title)
 
+    def memory(self, ax: Axes | None = None) -> Figure:
+        """A picture of the fullest GPU's memory over the step; into ``ax`` where given."""
+        from simulator.output.memory import memory_plot
+
+        played = self.spans if self.steady is None else self.steady.played
+        capacity = self.profile.gpu_spec.memory_bytes.value
+        return memory_plot(played, self.memories, capacity, ax, title=self.workload.name)
+
     def save_trace(self, path: str | Path, ranks: Sequence[int] | None = None) -> None:
         """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz.
 

@@ -233,6 +233,8 @@ def _bars(title: str, rows: Sequence[tuple[str, float]], whole: float) -> Table:
 
 _MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 _MEMORY_ROWS = 16
+#: What is left of a GPU's memory after its largest parts have been named.
+_MEMORY_REST = 0.05
 
 
 def _memory(memory: Mapping[str, Any]) -> Any:
@@ -263,7 +265,22 @@ def _memory(memory: Mapping[str, Any]) -> Any:
     else:
         lines.append(Text(f"DOES NOT FIT: {peak}, {allocated}.", style="bold red"))
         lines += [Text(f"  {line}", style="red") for line in memory.get("advice", ())]
+    lines.append(Text(_fullest_moment(max(stages, key=lambda row: float(row["peak"])))))
     return Group(*lines)
+
+
+def _fullest_moment(row: Mapping[str, Any]) -> str:
+    """When the fullest GPU is fullest, and what is in it: what makes up nearly all."""
+    shown: list[str] = []
+    rest = float(row["peak"])
+    for name, nbytes in row["contents"].items():
+        if rest <= _MEMORY_REST * row["peak"]:
+            break
+        shown.append(f"{name.removeprefix('activations: ')} {_gib(nbytes)}")
+        rest -= nbytes
+    when = f"Stage {row['stage']} is fullest at {format_time(row['peak_at_s'])}"
+    during = f", in {row['during']}" if row["during"] else ""
+    return f"{when}{during}, with {row['in_flight']} micro-batch chunks in flight: {', '.join(shown)} GiB."
 
 
 def _fullest(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
