@@ -219,6 +219,7 @@ def _job(result: Result) -> Job:
             "kernel_time_priced_by": priced_by(result.program, result.costs, workload.cluster.node.gpus.type),
         },
         parameters=model.parameters(workload),
+        active_parameters=model.active_parameters(workload),
         flops=StepFlops(
             model.model_flops_per_step(workload),
             model.model_flops_per_step_causal(workload),
@@ -362,5 +363,5 @@ def schedule(
 
     found = _until_steady(play, microbatches) if chosen.steady else None
     spans = found.period if found else play(1)
-    claimed = None if comm else chosen.bubble(stages, microbatches, v, forward, backward - weight, weight)
+    claimed = chosen.bubble(stages, microbatches, v, forward, backward - weight, weight)
     return ScheduleResult(name, stages, microbatches, v, order, spans, claimed, tuned, found)

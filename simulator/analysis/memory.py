@@ -12,6 +12,7 @@ import numpy as np
 
 from simulator.analysis.holdings import CUDA_CONTEXT_BYTES, NCCL_COMMUNICATOR_BYTES, Holdings
 from simulator.analysis.metrics import peak_activations
+from simulator.analysis.passes import turns
 from simulator.analysis.ranks import pipeline_ranks
 from simulator.analysis.reserved import cached_bytes
 from simulator.model import Part, Tensor
@@ -160,20 +161,16 @@ def _kind(tensor: Tensor) -> str:
 def _activations(timeline: Timeline, curve: Curve, at: int, parts: Mapping[int, tuple[Part, ...]]) -> dict[str, float]:
     """Bytes of activations that are alive after the first ``at`` + 1 events of a curve, by kind of tensor."""
     alive: Counter[tuple[int, str]] = Counter()
+    turn_of = turns(timeline, curve.span.tolist(), parts)
     for index, begins in zip(curve.span[: at + 1].tolist(), curve.begins[: at + 1].tolist(), strict=True):
-        phase, stage = str(timeline.phase[index]), int(timeline.stage[index])
-        moved = timeline.alloc_bytes[index] if begins else timeline.free_bytes[index]
-        if stage not in parts or not moved:
-            continue
-        if phase == "F" and begins:
+        turn, stage = turn_of.get(index), int(timeline.stage[index])
+        if turn == "takes" and begins:
             alive[stage, "saved"] += 1
-        elif phase == "B" and not begins:
-            alive[stage, "saved"] -= 1
-        elif phase == "I":
+        elif turn == "turns" and not begins:
             alive[stage, "saved"] -= 1
             alive[stage, "held"] += 1
-        elif phase == "W" and not begins:
-            alive[stage, "held"] -= 1
+        elif turn == "gives" and not begins:
+            alive[stage, "held" if str(timeline.phase[index]) == "W" else "saved"] -= 1
     held: dict[str, float] = {}
     for (stage, what), count in sorted(alive.items()):
         for part in parts[stage]:

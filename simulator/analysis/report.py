@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulator.analysis.activity import activity
+from simulator.analysis.balance import stage_balance
 from simulator.analysis.critical_path import critical_path
 from simulator.analysis.envelope import envelope
 from simulator.analysis.memory import RankMemory, memory_report
@@ -42,6 +43,7 @@ class Job:
     capacity_bytes: float
     calibration: Mapping[str, Any]
     parameters: float
+    active_parameters: float
     flops: StepFlops
     pipelines: Sequence[Sequence[int]]
     memories: Sequence[RankMemory]
@@ -76,7 +78,7 @@ def report(
         "parallelism": workload.parallelism.model_dump(mode="json"),
         "n_microbatches": workload.microbatches,
         "params_total": job.parameters,
-        "params_active": job.parameters,
+        "params_active": job.active_parameters,
         "step_time_s": step,
         "steady_period": steady is not None,
     }
@@ -86,6 +88,7 @@ def report(
         "bubble_fraction": bubbles.fraction,
         "bubble_ratio": bubbles.ratio,
         "time_breakdown_s": breakdown,
+        "stages": stage_balance(timeline, workload.parallelism.layers_per_stage),
         "communication": communication(cut),
         "links": busiest_links(timeline),
         "memory": memory,
