@@ -56,6 +56,33 @@ _DEEPSPEED: dict[str, Any] = {
     "parallelism.bucket_bytes": 1_000_000_000,
 }
 
+#: huggingface.co/moonshotai/Moonlight-16B-A3B, config.json.
+_MOONLIGHT: dict[str, Any] = {
+    "model.hidden": 2048,
+    "model.heads": 16,
+    "model.vocab": 163840,
+    "model.ffn_hidden": 11264,
+    "model.activation": "swiglu",
+    "model.norm": "rmsnorm",
+    "model.position": "rope",
+    "model.bias": False,
+    "model.tied_embeddings": False,
+    "model.moe": {"experts": 64, "top_k": 6, "ffn_hidden": 1408, "shared_experts": 2, "first_dense_layers": 1},
+    "model.mla": {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+}
+
+
+def _moe(experts: int, top_k: int, ffn_hidden: int, shared: int) -> dict[str, Any]:
+    return {
+        "experts": experts,
+        "top_k": top_k,
+        "ffn_hidden": ffn_hidden,
+        "shared_experts": shared,
+        "first_dense_layers": 1,
+        "capacity_factor": 1.0,
+    }
+
+
 SOURCES: tuple[MemorySource, ...] = (
     MemorySource(
         Suite(
@@ -79,7 +106,7 @@ SOURCES: tuple[MemorySource, ...] = (
         ),
         figure="device",
         unit=1000 * MiB,
-        evidence="'quickly getting the memory snapshot with ... nvidia-smi', which prints MiB, on the first and last node; "
+        evidence="'quickly getting the memory snapshot with ... nvidia-smi', which prints MiB, on the end nodes; "
         "its GB are thousands of them: in the same group's tables a V100 of 16,160 MiB (15.8 GiB) is full at '16GB'",
         context=1573 * MiB,  # "40GB A100 takes 1573MiB for cuda kernels"
     ),
@@ -109,6 +136,12 @@ SOURCES: tuple[MemorySource, ...] = (
             table=DATA / "memory-simumax-b200.csv",
             settings={"parallelism.overlap": {"grad_reduce": False, "param_gather": False, "p2p": False}},
             bounds=Bounds(),
+            special=(
+                *(({"cp": cp}, {"parallelism.cp_method": "ulysses"}) for cp in ("4", "8")),  # "CP comm type a2a"
+                # "first layer dense ... expert capacity factor 1 padded (balanced)"
+                ({"n_experts": "256"}, {"model.mtp_layers": 0, "model.moe": _moe(256, 8, 2048, 1)}),
+                ({"n_experts": "160"}, {"model.moe": _moe(160, 6, 1536, 2)}),
+            ),
         ),
         figure="allocated",
         unit=GiB,
@@ -133,6 +166,7 @@ SOURCES: tuple[MemorySource, ...] = (
             table=DATA / "memory-megatron-bridge.csv",
             settings={"parallelism.zero": 1},
             bounds=Bounds(),
+            special=(({"model": "Moonlight-16B"}, _MOONLIGHT),),
         ),
         figure="allocated",
         unit=1e9,

@@ -42,12 +42,12 @@ ALIASES: dict[str, dict[str, Any]] = {
         "fp16": "fp16",
         "fp16 mixed": "fp16",
         "fp16 weights, fp32 adam": "fp16",
-        # In 8 bits are only the products' inputs, while they are computed.
-        "float8": "bf16",
         "bf16": "bf16",
         "amp_bf16": "bf16",
         "": "bf16",
     },
+    # To memory: weights, gradients and what is kept are as wide as in bf16.
+    "8 bits": {"float8": "bf16", "fp8 current scaling": "bf16", "bf16 params, mxfp8 experts": "bf16"},
     "recompute": {"full": "full", "selective": "selective", "none": "none", "": "none"},
     "schedule": {
         "": "1f1b",
@@ -74,7 +74,6 @@ _SHORTEST_STEP_s = 1e-6
 _NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "n_gpus", "tp", "pp", "micro_batch", "global_batch")
 #: What a shipped model that is named in column ``model`` has.
 _OF_A_PRESET = ("layers", "hidden", "heads", "vocab")
-_MORE_THAN_ONE = {"n_experts": "experts"}
 
 
 class UnsupportedError(SimulatorError):
@@ -126,8 +125,9 @@ def measured_memory(row: Row) -> float:
 
 def preset_of(row: Row) -> str | None:
     """The shipped model that a row names, such as llama3-8b for "Llama3.1-8B"; its columns say what differs."""
-    words = row.get("model", "").lower().replace("llama3.1", "llama3").replace("_", "-").split()
-    return next((name for name in presets() if words and words[0] == name), None)
+    words = row.get("model", "").lower().replace("llama3.1", "llama3").split()
+    named = re.sub(r"[^a-z0-9]", "", words[0]) if words else ""
+    return next((name for name in presets() if re.sub(r"[^a-z0-9]", "", name) == named), None)
 
 
 def workload_of(row: Row, settings: Mapping[str, Any], *, of_memory: bool = False) -> dict[str, Any]:
@@ -139,12 +139,13 @@ def workload_of(row: Row, settings: Mapping[str, Any], *, of_memory: bool = Fals
     preset = preset_of(row)
     row = _with_layers({key: value for key, value in row.items() if value})
     known = {*row, *(key.partition(".")[2] for key in settings), *(presets()[preset] if preset else ())}
+    if of_memory and "micro_batch" in row:
+        known.add("global_batch")
     absent = [column for column in _NEEDED if column not in known]
     if absent:
         raise UnsupportedError(f"does not say {', '.join(absent)}")
-    for column, what in _MORE_THAN_ONE.items():
-        if row.get(column) and _number(row, column) > 1:
-            raise UnsupportedError(f"{what} is not simulated yet")
+    if _whole(row, "n_experts", 1) > 1 and "moe" not in known:
+        raise UnsupportedError("its experts are not those of a shipped model")
     tp, pp, vpp, cp = _whole(row, "tp"), _whole(row, "pp"), _whole(row, "vpp", 1), _whole(row, "cp", 1)
     gpus = _whole(row, "n_gpus")
     dp = _whole(row, "dp", gpus // (tp * pp * cp))
@@ -159,8 +160,9 @@ def workload_of(row: Row, settings: Mapping[str, Any], *, of_memory: bool = Fals
         "training": {
             "seq": _whole(row, "seq"),
             "micro_batch": _whole(row, "micro_batch"),
-            "global_batch": _whole(row, "global_batch"),
-            "precision": _alias(row, "precision"),
+            # Memory does not ask how many micro-batches there are once they fill the pipeline.
+            "global_batch": _whole(row, "global_batch", 4 * pp * vpp * dp * _whole(row, "micro_batch")),
+            "precision": _precision(row, of_memory),
             "recompute": _alias(row, "recompute"),
         },
         "parallelism": {
@@ -169,7 +171,6 @@ def workload_of(row: Row, settings: Mapping[str, Any], *, of_memory: bool = Fals
             "dp": dp,
             "vpp": vpp,
             "schedule": _alias(row, "schedule") if vpp == 1 else "interleaved",
-            "zero": _alias(row, "zero_stage"),
         },
         "cluster": {"name": _cluster(row, of_memory)},
     }
@@ -181,6 +182,8 @@ def workload_of(row: Row, settings: Mapping[str, Any], *, of_memory: bool = Fals
     for column in ("layers", "hidden", "heads", "vocab", "kv_heads", "ffn_hidden"):
         if column in row:
             workload["model"][column] = _whole(row, column)
+    if "zero_stage" in row:
+        workload["parallelism"]["zero"] = _alias(row, "zero_stage")
     for column in ("cp", "ep"):
         if _whole(row, column, 1) > 1:
             workload["parallelism"][column] = _whole(row, column)
@@ -226,6 +229,13 @@ def _cluster(row: Row, of_memory: bool) -> str:
     if of_memory and gpu in ALIASES["stand-in"]:
         return str(ALIASES["stand-in"][gpu])
     return str(_alias(row, "gpu"))
+
+
+def _precision(row: Row, of_memory: bool) -> str:
+    text = row.get("precision", "").lower()
+    if of_memory and text in ALIASES["8 bits"]:
+        return str(ALIASES["8 bits"][text])
+    return str(_alias(row, "precision"))
 
 
 def _alias(row: Row, column: str) -> Any:
