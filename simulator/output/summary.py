@@ -99,7 +99,8 @@ def _layout(parallelism: Mapping[str, Any]) -> str:
     if parallelism["vpp"] > 1:
         extras.append(f"{parallelism['vpp']} chunks")
     if parallelism["zero"]:
-        extras.append(f"ZeRO-{parallelism['zero']}")
+        inside = f" in groups of {parallelism['hsdp']}" if parallelism["hsdp"] else ""
+        extras.append(f"ZeRO-{parallelism['zero']}{inside}")
     if parallelism["sequence_parallel"] and parallelism["tp"] > 1:
         extras.append("sequence parallel")
     return ", ".join([" x ".join(degrees) or "one GPU", *extras])
