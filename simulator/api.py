@@ -237,10 +237,7 @@ class ScheduleResult:
         per rank); times in the unit of the costs. bubble_ratio_claimed: the closed form of the schedule's file
         with free communication (its authors', or one that follows from its pattern), null where it has none.
         steady_period: whether makespan and bubble are of the period between steps that follow one another."""
-        idle, held = (
-            bubble(activity(self.spans), [self.spans.ranks]),
-            peak_activations(self.steady.played if self.steady else self.spans),
-        )
+        idle, held = bubble(activity(self.spans), [self.spans.ranks]), peak_activations(self.steady.played if self.steady else self.spans)
         return {
             "name": self.name,
             "stages": self.stages,

@@ -25,9 +25,7 @@ def times_of(rehearsal: Timeline, n_stages: int, memory_limit: float) -> Times:
         for stage in range(n_stages):
             at = np.flatnonzero(chosen & (rehearsal.stage == stage))
             ranks = rehearsal.rank[at]
-            spans = [
-                (rehearsal.start_s[at[ranks == rank]], rehearsal.end_s[at[ranks == rank]]) for rank in np.unique(ranks)
-            ]
+            spans = [(rehearsal.start_s[at[ranks == rank]], rehearsal.end_s[at[ranks == rank]]) for rank in np.unique(ranks)]
             seconds.append(max((float(end.max() - start.min()) for start, end in spans), default=0.0))
         return tuple(seconds)
 
