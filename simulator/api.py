@@ -336,5 +336,5 @@ def schedule(
 
     found = _until_steady(play, microbatches) if chosen.steady else None
     spans = found.period if found else play(1)
-    claimed = None if comm else chosen.bubble(stages, microbatches, v, forward, backward - weight, weight)
+    claimed = chosen.bubble(stages, microbatches, v, forward, backward - weight, weight)
     return ScheduleResult(name, stages, microbatches, v, order, spans, claimed, tuned, found)

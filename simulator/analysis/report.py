@@ -8,6 +8,7 @@ from typing import Any
 
 from simulator.analysis.activity import activity
 from simulator.analysis.advice import advice
+from simulator.analysis.balance import stage_balance
 from simulator.analysis.critical_path import critical_path
 from simulator.analysis.envelope import envelope
 from simulator.analysis.memory import memory_of_ranks, memory_report
@@ -90,6 +91,7 @@ def report(
         "bubble_fraction": bubbles.fraction,
         "bubble_ratio": bubbles.ratio,
         "time_breakdown_s": breakdown,
+        "stages": stage_balance(timeline, workload.parallelism.layers_per_stage),
         "communication": communication(cut),
         "links": busiest_links(timeline),
         "memory": memory,

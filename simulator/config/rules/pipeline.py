@@ -71,7 +71,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
             allowed=">= 2, or schedule: 1f1b with vpp: 1",
             fix=f"{key}: 2",
         )
-    if layout.plan.search is None and "zb_memory_limit" in layout.model_fields_set:
+    if layout.plan.search is None and layout.zb_memory_limit != 1:
         searched = ", ".join(name for name, schedule in SCHEDULES.items() if schedule.search)
         yield InputError(
             f"has no meaning with the schedule {layout.schedule}",
