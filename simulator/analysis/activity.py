@@ -49,7 +49,7 @@ class Activity:
     def idle_s(self) -> Floats:
         """Seconds of the step in which a rank does none of it, one entry per simulated rank."""
         spent: Floats = self.spent_s.sum(axis=1)
-        return np.maximum(self.timeline.step_time_s - spent, 0.0)
+        return np.maximum(self.timeline.windows_s() - spent, 0.0)
 
 
 @dataclass(frozen=True)

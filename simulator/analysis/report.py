@@ -57,12 +57,14 @@ def report(
     timeline: Timeline,
     *,
     steady: Steady | None = None,
+    staleness: float | None = None,
     warnings: Sequence[str] = (),
     accuracy: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The ``run`` result: plain numbers, strings, lists and dictionaries, SI units.
 
     ``steady``: where ``timeline`` is one period of several steps; memory is the peak over all of them.
+    ``staleness``: of asynchronous data parallelism (see `simulator.analysis.staleness`).
     """
     played = timeline if steady is None else steady.played
     workload, step = job.workload, timeline.step_time_s
@@ -84,6 +86,7 @@ def report(
         "params_active": job.parameters,
         "step_time_s": step,
         "steady_period": steady is not None,
+        **({} if staleness is None else {"staleness": staleness}),
     }
     result |= throughput(job, step)
     result |= efficiency(job, step)

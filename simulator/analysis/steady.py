@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,6 +45,36 @@ def steady(timeline: Timeline, steps: int, microbatches: int) -> Steady:
     half = steps // 2
     period = float(np.mean([(times[-1] - times[half]) / (steps - 1 - half) for times in begins.values()]))
     return _cut(timeline, {rank: times[-2:] for rank, times in begins.items()}, period, steps, microbatches, False)
+
+
+def own_paces(timeline: Timeline, steps: int, microbatches: int) -> Steady:
+    """As `steady`, of workers that do not wait for each other: of each its last whole step while all are under way.
+
+    The period is the time in which all workers together do as many steps as there are workers, the harmonic mean of
+    their own; ``ranks_like`` of its Timeline counts the ranks by the steps that they do in it.
+    """
+    came = {rank: _came(timeline, rank) for rank in timeline.ranks}
+    begins = {rank: times[:: len(times) // steps] for rank, times in came.items()}
+    horizon = min(float(times[-1]) for times in begins.values())
+    windows: dict[int, Floats] = {}
+    own: dict[int, float] = {}
+    stable = True
+    for rank, times in begins.items():
+        whole = times[times <= horizon * (1 + TOLERANCE)]
+        if len(whole) < 3:
+            stable = False
+            whole = times[:3]
+        *_, before, last = np.diff(whole)
+        own[rank], windows[rank] = float(last), whole[-2:]
+        if abs(last - before) > TOLERANCE * last:
+            stable = False
+            half = len(whole) // 2
+            own[rank] = float(whole[-1] - whole[half - 1]) / (len(whole) - half)
+    like = timeline.ranks_like
+    period = sum(like.values()) / sum(like[rank] / seconds for rank, seconds in own.items())
+    found = _cut(timeline, windows, period, steps, microbatches, stable)
+    weights = {rank: like[rank] * period / seconds for rank, seconds in own.items()}
+    return replace(found, period=replace(found.period, ranks_like=weights, own_period_s=own))
 
 
 def _shift(times: Floats, before: Floats) -> Floats:
