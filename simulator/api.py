@@ -216,6 +216,7 @@ def _job(result: Result) -> Job:
         pipelines=[tuple(timeline.simulated_as[rank] for rank in pipeline) for pipeline in pipelines],
         states=states,
         overhead={rank: overhead_bytes(members[rank]) for rank in timeline.ranks},
+        pipeline_rank=place,
     )
 
 

@@ -85,7 +85,7 @@ class Timeline:
     """
 
     n_ranks: int
-    ranks_like: Mapping[int, float]
+    ranks_like: dict[int, int]
     lane_names: tuple[str, ...]
     templates: tuple[Template, ...]
     rank: Ints
@@ -125,6 +125,10 @@ class Timeline:
     def windows_s(self) -> Floats:
         """Per simulated rank (ascending), the seconds that its spans fill or leave idle."""
         return np.array([self.own_period_s.get(rank, self.step_time_s) for rank in self.ranks], dtype=np.float64)
+
+    def weight(self, rank: int) -> float:
+        """How many real ranks' steps a simulated rank stands for in the period: those that do more of them count more."""
+        return self.ranks_like[rank] * self.step_time_s / self.own_period_s.get(rank, self.step_time_s)
 
     @property
     def ranks(self) -> list[int]:

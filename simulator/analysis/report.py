@@ -11,6 +11,7 @@ from simulator.analysis.advice import advice
 from simulator.analysis.balance import stage_balance
 from simulator.analysis.critical_path import critical_path
 from simulator.analysis.envelope import envelope
+from simulator.analysis.hosts import host_memory
 from simulator.analysis.memory import memory_of_ranks, memory_report
 from simulator.analysis.metrics import bubble, busiest_links, communication, time_breakdown
 from simulator.analysis.steady import Steady
@@ -37,7 +38,7 @@ class Job:
 
     ``peak_flops_per_s``: a GPU's dense peak in the precision used; ``capacity_bytes``: its memory as the device reports
     it. ``pipelines``: simulated ranks of each data-parallel replica (see `simulator.analysis.activity.weigh`).
-    ``states`` and ``overhead`` (device memory outside the allocator, bytes): by simulated rank. ``calibration``: name,
+    ``pipeline_rank``: of each rank. ``states`` and ``overhead`` (device memory outside the allocator, bytes): by simulated rank. ``calibration``: name,
     gpu, date, source, kind.
     """
 
@@ -50,6 +51,7 @@ class Job:
     pipelines: Sequence[Sequence[int]]
     states: Mapping[int, StateBytes]
     overhead: Mapping[int, float]
+    pipeline_rank: Sequence[int]
 
 
 def report(
@@ -73,6 +75,8 @@ def report(
     breakdown = time_breakdown(cut, job.pipelines)
     memories = memory_of_ranks(played, job.states, job.overhead)
     memory = memory_report(memories, job.capacity_bytes)
+    if (host := host_memory(workload, job.pipeline_rank, played)) is not None:
+        memory |= {"fits": memory["fits"] and host["fits"], "host": host}
     memory["advice"] = advice(memories, job.capacity_bytes, workload)
     result = envelope("run", warnings)
     result |= {

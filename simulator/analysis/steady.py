@@ -51,7 +51,7 @@ def own_paces(timeline: Timeline, steps: int, microbatches: int) -> Steady:
     """As `steady`, of workers that do not wait for each other: of each its last whole step while all are under way.
 
     The period is the time in which all workers together do as many steps as there are workers, the harmonic mean of
-    their own; ``ranks_like`` of its Timeline counts the ranks by the steps that they do in it.
+    their own.
     """
     came = {rank: _came(timeline, rank) for rank in timeline.ranks}
     begins = {rank: times[:: len(times) // steps] for rank, times in came.items()}
@@ -73,8 +73,7 @@ def own_paces(timeline: Timeline, steps: int, microbatches: int) -> Steady:
     like = timeline.ranks_like
     period = sum(like.values()) / sum(like[rank] / seconds for rank, seconds in own.items())
     found = _cut(timeline, windows, period, steps, microbatches, stable)
-    weights = {rank: like[rank] * period / seconds for rank, seconds in own.items()}
-    return replace(found, period=replace(found.period, ranks_like=weights, own_period_s=own))
+    return replace(found, period=replace(found.period, own_period_s=own))
 
 
 def _shift(times: Floats, before: Floats) -> Floats:
