@@ -12,6 +12,8 @@ from simulator.timeline import Floats, Timeline
 
 #: Periods of different ranks and steps are the same one if they differ by less than this share of it.
 TOLERANCE = 1e-9
+#: Mean periods of asynchronous workers are settled once they differ by less than this share.
+SETTLED = 0.01
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ def own_paces(timeline: Timeline, steps: int, microbatches: int) -> Steady:
     """As `steady`, of workers that do not wait for each other: of each its last whole step while all are under way.
 
     The period is the time in which all workers together do as many steps as there are workers, the harmonic mean of
-    their own.
+    their own. Workers that meet at servers now and then do not repeat themselves exactly: their own period is the mean
+    of the later half of their steps, and taken as steady once it has settled to `SETTLED`.
     """
     came = {rank: _came(timeline, rank) for rank in timeline.ranks}
     begins = {rank: times[:: len(times) // steps] for rank, times in came.items()}
@@ -64,12 +67,14 @@ def own_paces(timeline: Timeline, steps: int, microbatches: int) -> Steady:
         if len(whole) < 3:
             stable = False
             whole = times[:3]
-        *_, before, last = np.diff(whole)
-        own[rank], windows[rank] = float(last), whole[-2:]
-        if abs(last - before) > TOLERANCE * last:
-            stable = False
-            half = len(whole) // 2
-            own[rank] = float(whole[-1] - whole[half - 1]) / (len(whole) - half)
+        steps_s = np.diff(whole)
+        own[rank] = float(steps_s[-1])
+        if abs(steps_s[-1] - steps_s[-2]) > TOLERANCE * steps_s[-1]:
+            later = steps_s[len(steps_s) // 2 :]
+            own[rank] = float(later.mean())
+            settled = abs(later[len(later) // 2 :].mean() - own[rank]) <= SETTLED * own[rank]
+            stable = stable and settled and len(later) > 3
+        windows[rank] = np.array([whole[-1] - own[rank], whole[-1]])
     like = timeline.ranks_like
     period = sum(like.values()) / sum(like[rank] / seconds for rank, seconds in own.items())
     found = _cut(timeline, windows, period, steps, microbatches, stable)
