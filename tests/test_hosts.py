@@ -87,7 +87,9 @@ def test_copies_share_the_uplink_with_other_traffic_and_not_with_what_goes_the_o
     out, back = Comm("out", "to_host", 1e9, "rank", "offload"), Comm("back", "from_host", 1e9, "rank", "offload")
     both = alone(1, out, back)
     together = Role("rank", {lane: (Step(s[0].label, s[0].op),) for lane, s in both.roles[0].lanes.items()})
-    assert play(Program((together,), (0,), both.groups), cluster()).step_time_s == pytest.approx(1e9 / PCIE_Bps, rel=1e-4)
+    assert play(Program((together,), (0,), both.groups), cluster()).step_time_s == pytest.approx(
+        1e9 / PCIE_Bps, rel=1e-4
+    )
     ring = Comm("ring", "all_gather", 4e9, "dp", "dp")
     role = Role("rank", {"d2h": (Step("out", out),), "dp": (Step("ring", ring),)})
     groups = {"rank": tuple((rank,) for rank in range(4)), "dp": ((0, 1, 2, 3),)}

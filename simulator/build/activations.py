@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from simulator.build.pipeline import Lanes
 from simulator.build.stages import Stages
-from simulator.model import Part
+from simulator.model import Part, pass_bytes
 from simulator.program import Block, Comm, Step
 from simulator.program.ops import COMPUTE_LANE
 
@@ -58,20 +58,23 @@ class _Copier:
         first = pieces[0]
         parts = self._stages.parts[first.stage]
         order = [(index, len(block.ops)) for index, block in self._stages.by_part(first) if block.ops]
-        away = sum(parts[index].saved_bytes for index, _ in order if _is_layer(parts[index]))
-        forward = first.phase == "F"
-        if forward:
-            pieces[0] = replace(first, alloc_bytes=first.alloc_bytes - away)
-        else:
-            kept = pieces[-1].free_bytes - away
-            pieces[-1] = replace(pieces[-1], free_bytes=max(kept, 0.0))
-            pieces[0] = replace(pieces[0], alloc_bytes=pieces[0].alloc_bytes + max(-kept, 0.0))
+        # What the pass takes and gives back as a whole, each layer does by itself.
+        layers = {index: pass_bytes((parts[index],), first.phase) for index, _ in order if _is_layer(parts[index])}
+        whole, others = pass_bytes(parts, first.phase), [part for part in parts if not _is_layer(part)]
+        alloc, free = -whole.alloc, -whole.free
+        if others:
+            kept = pass_bytes(others, first.phase)
+            alloc, free = alloc + kept.alloc, free + kept.free
+        pieces[0] = replace(first, alloc_bytes=first.alloc_bytes + alloc)
+        pieces[-1] = replace(pieces[-1], free_bytes=pieces[-1].free_bytes + free)
         left = list(pieces)
         for index, length in order:
             run = self._take(left, length)
-            saved = parts[index].saved_bytes
-            if _is_layer(parts[index]) and saved:
-                run = self._out(run, index, saved) if forward else self._back(run, index, saved)
+            if index in layers:
+                moved, saved = layers[index], parts[index].saved_bytes
+                run[0] = replace(run[0], alloc_bytes=run[0].alloc_bytes + moved.alloc)
+                run[-1] = replace(run[-1], free_bytes=run[-1].free_bytes + moved.free)
+                run = self._out(run, index, saved) if first.phase == "F" else self._back(run, index, saved)
             self.compute += run
 
     def _take(self, left: list[Step], length: int) -> list[Step]:
@@ -102,7 +105,7 @@ class _Copier:
         """The forward pass of a layer, whose tensors then go out."""
         first, last = run[0], run[-1]
         waits = tuple(self._saves[-2:-1])
-        run[0] = replace(first, after=(*first.after, *waits), alloc_bytes=first.alloc_bytes + nbytes)
+        run[0] = replace(first, after=(*first.after, *waits))
         steps = [self._copy(f"save {last.label}", "to_host", nbytes, (last.label,), last)]
         if self._place == "nvme":
             steps.append(self._copy(f"write {last.label}", "to_nvme", nbytes, (steps[0].label,), last))
@@ -126,7 +129,6 @@ class _Copier:
         steps[-1] = replace(steps[-1], alloc_bytes=nbytes)
         self.copies += steps
         run[0] = replace(first, after=(*first.after, steps[-1].label))
-        run[-1] = replace(run[-1], free_bytes=run[-1].free_bytes + nbytes)
         return run
 
     @staticmethod

@@ -79,7 +79,7 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
         else:
             gathers = _gather_at_the_end(workload, stages, own, begin)
     whole = _with({**lanes, **({MP_LANE: of_mp} if of_mp else {})}, compute, [*gathers, *reductions.steps, *beside])
-    return offload_activations(activations, stages, compressed(workload, whole))
+    return compressed(workload, offload_activations(activations, stages, whole))
 
 
 def _with(lanes: Lanes, compute: list[Step], added: Sequence[Step]) -> Lanes:

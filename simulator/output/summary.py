@@ -283,7 +283,9 @@ def _host(host: Mapping[str, Any]) -> Text:
     beside = "" if capacity is None else f" of {format_gib(capacity)}"
     drives = f", drives {format_gib(host['nvme_bytes'])}" if host["nvme_bytes"] else ""
     verdict = "Host: at most" if host["fits"] else "DOES NOT FIT ON THE HOST:"
-    return Text(f"{verdict} {format_gib(host['peak_bytes'])}{beside}{drives}.", style="" if host["fits"] else "bold red")
+    return Text(
+        f"{verdict} {format_gib(host['peak_bytes'])}{beside}{drives}.", style="" if host["fits"] else "bold red"
+    )
 
 
 def _fullest(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
