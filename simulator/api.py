@@ -17,8 +17,9 @@ from simulator.analysis.memory import RankMemory, memory_of_ranks
 from simulator.analysis.metrics import bubble, peak_activations
 from simulator.analysis.rehearsal import times_of
 from simulator.analysis.report import Job, StepFlops, report
-from simulator.analysis.steady import Steady, steady
-from simulator.build import build_program, schedule_program
+from simulator.analysis.staleness import staleness
+from simulator.analysis.steady import Steady, own_paces, steady
+from simulator.build import build_program, layout, schedule_program
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.ideal import ideal_cluster
 from simulator.config import Workload, load_workload, warnings
@@ -54,11 +55,13 @@ UNSTEADY = (
 MAX_COST = 1e12
 
 
-def _until_steady(play: Callable[[int], Timeline], microbatches: int) -> Steady:
-    """``play`` (steps -> Timeline) for more and more steps until one repeats the one before."""
+def _until_steady(play: Callable[[int], Timeline], microbatches: int, *, together: bool = True) -> Steady:
+    """``play`` (steps -> Timeline) for more and more steps until one repeats the one before; unless ``together``, each
+    rank its own."""
+    cut = steady if together else own_paces
     steps = STEPS
     while True:
-        found = steady(play(steps), steps, microbatches)
+        found = cut(play(steps), steps, microbatches)
         if found.stable or steps >= MAX_STEPS:
             return found
         steps *= 2
@@ -88,7 +91,15 @@ class Result:
     @cached_property
     def _report(self) -> dict[str, Any]:
         known = accuracy(self.workload)
-        return report(_job(self), self.spans, steady=self.steady, warnings=self.warnings, accuracy=known)
+        alone = self.steady is not None and self.workload.parallelism.data_parallel == "async"
+        return report(
+            _job(self),
+            self.spans,
+            steady=self.steady,
+            staleness=staleness(self.steady.played, self.program.groups) if self.steady and alone else None,
+            warnings=self.warnings,
+            accuracy=known,
+        )
 
     @cached_property
     def memories(self) -> tuple[RankMemory, ...]:
@@ -165,14 +176,15 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     schedule, shortcuts = job.parallelism.plan, job.simulation.model_dump()
     times = None if schedule.search is None else _rehearsed(job, cluster, costs)
     program = build_program(job, times=times)
-    if not schedule.steady:
+    together = job.parallelism.data_parallel != "async"
+    if together and not schedule.steady:
         timeline = simulate(program, cluster, costs, **shortcuts)
         return Result(job, profile, cluster, costs, program, timeline)
 
     def play(steps: int) -> Timeline:
         return simulate(build_program(job, times=times, steps=steps), cluster, costs, **shortcuts)
 
-    found = _until_steady(play, job.microbatches)
+    found = _until_steady(play, job.microbatches, together=together)
     return Result(job, profile, cluster, costs, program, found.period, found)
 
 
@@ -228,6 +240,7 @@ def _job(result: Result) -> Job:
         pipelines=[tuple(timeline.simulated_as[rank] for rank in pipeline) for pipeline in pipelines],
         memories=result.memories,
         advice=advice(result.memories, spec.memory_bytes.value, workload, _needed_bytes),
+        pipeline_rank=layout(workload).pipeline_rank,
     )
 
 

@@ -32,6 +32,7 @@ _SHARE_COLOUR = {
     "ep": "#CC79A7",
     "pp": "#D55E00",
     "dp": "#004C8C",
+    "offload": "#8B5A2B",
 }
 _IDLE_COLOUR = "#EDEDED"
 _PHASE_NAME = {
@@ -40,7 +41,7 @@ _PHASE_NAME = {
 }  # fmt: skip
 _SHARE_NAME = {
     "recompute": "recompute", "tp": "tp communication", "cp": "cp communication", "ep": "ep communication",
-    "pp": "pp hand-over", "dp": "dp communication",
+    "pp": "pp hand-over", "dp": "dp communication", "offload": "copies to and from the host",
 }  # fmt: skip
 _WIDTH_IN, _DPI = 16.0, 120
 _PANEL_POINTS = 14.4 * 72  # width of the panel that shows the whole step
