@@ -147,7 +147,13 @@ class Timeline:
         return replace(self._of_spans(span), ranks_like=like, rank=rank)
 
     def cut(
-        self, windows: Mapping[int, tuple[float, float]], period_s: float, *, compute_lane: str, steps: int, microbatches: int
+        self,
+        windows: Mapping[int, tuple[float, float]],
+        period_s: float,
+        *,
+        compute_lane: str,
+        steps: int,
+        microbatches: int,
     ) -> Timeline:
         """One period of the steady state that ``steps`` equal steps have come to, from time 0.
 
@@ -162,7 +168,9 @@ class Timeline:
         span = np.flatnonzero(begins & (inside | (~compute & (self.end_s > low))))
         kept, (low, high) = self._of_spans(span), (low[span], high[span])
         origin = min((window[0] for window in windows.values()), default=0.0)
-        late = {old: len(self.templates) + new for new, old in enumerate(np.unique(kept.template[~inside[span]]).tolist())}
+        late = {
+            old: len(self.templates) + new for new, old in enumerate(np.unique(kept.template[~inside[span]]).tolist())
+        }
         silent = tuple(replace(self.templates[old], nbytes=np.zeros(len(self.templates[old]))) for old in late)
         begun_before = [late.get(old, old) for old in kept.template.tolist()]
         return replace(

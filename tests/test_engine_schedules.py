@@ -22,7 +22,7 @@ SWEEP = [
     (name, p, m, v)
     for name in SCHEDULES
     for p, m, v in itertools.product((1, 2, 3, 5, 16), (1, 2, 6, 15, 32, 64), (1, 2, 3, 4))
-    if SCHEDULES[name].check(p, m, v) is None and p * m * v <= 1024
+    if SCHEDULES[name].check(p, m, v) is None and p * m * v <= (256 if SCHEDULES[name].steady else 1024)
 ]
 
 

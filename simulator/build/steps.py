@@ -18,7 +18,9 @@ def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
     """
     row: Lanes = {lane: [] for lane in lanes}
     ends = lanes[COMPUTE_LANE][-1].label
-    closing = tuple(step.label for lane, of in lanes.items() if lane != COMPUTE_LANE for step in of if ends in step.after)
+    closing = tuple(
+        step.label for lane, of in lanes.items() if lane != COMPUTE_LANE for step in of if ends in step.after
+    )
     for number in range(steps):
         for lane, of_lane in lanes.items():
             for index, step in enumerate(_numbered(of_lane, _labels(lanes), number, microbatches)):
@@ -58,12 +60,14 @@ def _merged(compute: list[Step], own: list[Step], done: Lanes) -> list[Step]:
             pieces[step.label], waiting = waiting, []
     pieces[own[-1].label] += waiting
     ends = done[COMPUTE_LANE][-1].label
-    closing = tuple(step.label for lane, of in done.items() if lane != COMPUTE_LANE for step in of if ends in step.after)
+    closing = tuple(
+        step.label for lane, of in done.items() if lane != COMPUTE_LANE for step in of if ends in step.after
+    )
     merged: list[Step] = []
     for step in compute:
         before = closing if merged and merged[-1].label == ends else ()
         first, *rest = pieces.get(step.label, [step])
-        merged += [replace(first, after=(*before, *first.after)) if before else first, *rest]
+        merged += [replace(first, after=(*before, *step.after)), *rest]
     return merged
 
 

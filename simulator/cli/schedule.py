@@ -38,7 +38,9 @@ def command(
     ] = None,
     zb_memory_limit: Annotated[
         float,
-        typer.Option(metavar="X", help="zb_auto: activations that a rank may hold, as a multiple of 1f1b's peak. [1.0]"),
+        typer.Option(
+            metavar="X", help="zb_auto: activations that a rank may hold, as a multiple of 1f1b's peak. [1.0]"
+        ),
     ] = 1.0,
     json: Json = None,
     gantt: Annotated[
@@ -133,7 +135,9 @@ def _print(reports: list[dict[str, Any]]) -> None:
             "schedule": report["name"],
             "makespan": f"{report['makespan']:g}" + (" (period)" if report["steady_period"] else ""),
             "bubble ratio (idle / busy)": f"{report['bubble_ratio']:.4f}",
-            "claimed, free transfers": "" if report["bubble_ratio_claimed"] is None else f"{report['bubble_ratio_claimed']:.4f}",
+            "claimed, free transfers": ""
+            if report["bubble_ratio_claimed"] is None
+            else f"{report['bubble_ratio_claimed']:.4f}",
             "bubble fraction (idle / all)": f"{report['bubble_fraction']:.4f}",
             "most chunks held": max(report["peak_activations"]),
         }

@@ -195,7 +195,9 @@ class _Picture:
         boxes = _boxes(timeline, chosen)
         opens, closes = np.zeros(len(chosen)), np.full(len(chosen), timeline.length_s)
         if timeline.period_s is not None:  # each rank has a window of its own, what lies outside is of other steps
-            opens = np.array([boxes.start_s[boxes.row == row].min(initial=timeline.length_s) for row in range(len(chosen))])
+            opens = np.array(
+                [boxes.start_s[boxes.row == row].min(initial=timeline.length_s) for row in range(len(chosen))]
+            )
             closes = opens + timeline.period_s
         return cls(
             ranks=tuple(chosen),

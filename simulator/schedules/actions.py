@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 
@@ -163,7 +162,8 @@ class Schedule:
 
     def tuned(self, times: Times) -> Schedule:
         """This schedule for passes that take ``times``; itself where it does not depend on them."""
-        return self if self.search is None else replace(self, order=partial(self.search, times=times))
+        search = self.search
+        return self if search is None else replace(self, order=lambda p, m, v: search(p, m, v, times))
 
     def over(self, p: int, m: int, v: int, steps: int) -> Order:
         """The slots of several steps in a row; micro-batches are numbered through."""
