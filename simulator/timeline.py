@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 #: What a moment of a rank's step is spent on, in the priority of the time breakdown.
-CATEGORIES = ("compute", "recompute", "optimizer", "tp", "cp", "ep", "pp", "dp")
+CATEGORIES = ("compute", "recompute", "optimizer", "tp", "cp", "ep", "pp", "dp", "offload")
 
 
 @dataclass(frozen=True)

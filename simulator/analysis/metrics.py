@@ -20,7 +20,7 @@ from simulator.analysis.activity import (
 )
 from simulator.timeline import CATEGORIES, Floats, Ints, Timeline
 
-COMMUNICATION = ("tp", "cp", "ep", "pp", "dp")
+COMMUNICATION = ("tp", "cp", "ep", "pp", "dp", "offload")
 _COMMUNICATION_CODES = [CATEGORIES.index(kind) for kind in COMMUNICATION]
 #: What a pipeline's rank is busy with: the rest of its window is bubble.
 _BUSY = [CATEGORIES.index(kind) for kind in ("compute", "recompute", "tp", "cp", "ep")]
@@ -116,7 +116,7 @@ def _after_pipeline(timeline: Timeline, pipelines: tuple[Weighted, ...], finishe
 
 
 def communication(activity: Activity) -> dict[str, dict[str, Any]]:
-    """Per kind: ``bytes_per_gpu`` (sent on the wire), ``time_s`` in which any is in flight, ``exposed_s`` of it that no
+    """Per kind: ``bytes_per_gpu`` (sent on the wire; of offload and parameter servers both ways), ``time_s`` in which any is in flight, ``exposed_s`` of it that no
     computation hides; means over real ranks. ``algorithm``: the one that sent the most bytes."""
     timeline = activity.timeline
     nbytes = mean_over_ranks(timeline, _sent_bytes(timeline))

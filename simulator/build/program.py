@@ -42,4 +42,4 @@ def build_program(workload: Workload, *, times: Times | None = None, steps: int 
         roles.append(Role(str(place), {lane: tuple(steps) for lane, steps in whole.items()}))
     if parallelism.collective_algorithm != "auto":
         roles = list(with_algorithm(tuple(roles), parallelism.collective_algorithm))
-    return Program(tuple(roles), placed.place_of, placed.groups, workload.name)
+    return Program(tuple(roles), placed.place_of, placed.groups, workload.name, workload.server_nodes)

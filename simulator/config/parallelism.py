@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, WrapValidator
@@ -29,9 +30,25 @@ class Overlap(Section):
     grad_reduce: bool = True
     """gradients reduce while the backward pass goes on [true]"""
     param_gather: bool = True
-    """zero 1: parameters gather while the next forward pass begins [true]"""
+    """zero 1, 2: parameters gather while the next forward pass begins; zero 3: layers gather ahead of use [true]"""
     p2p: bool = True
     """pipeline sends and receives run beside compute; false: a stage waits for them [true]"""
+
+
+Place = Literal["none", "cpu", "nvme"]
+
+
+class Offload(Section):
+    """What lives outside the GPU: in the memory of the host (cpu), or on the drives behind it (nvme)."""
+
+    optimizer: Place = "none"
+    """optimizer states, and the update with them, on the CPU (ZeRO-Offload, arXiv 2101.06840; nvme: the states on
+    drives, ZeRO-Infinity, arXiv 2104.07857) [none]"""
+    parameters: Place = "none"
+    """zero 3: shards of the parameters, copied to the GPU before they are gathered [none]"""
+    activations: Place = "none"
+    """what layers save for their backward pass: out after it is made, back a layer ahead of its use (torch's
+    save_on_cpu, Megatron-LM's --cpu-offloading) [none]"""
 
 
 class Parallelism(Section):
@@ -71,8 +88,24 @@ class Parallelism(Section):
     --account-for-embedding-in-pipeline-split) [false]"""
     account_for_loss: bool = False
     """so does the vocabulary projection, with the loss, of the last stage [false]"""
-    zero: Annotated[int, Field(ge=0, le=1), Integral] = 0
-    """1: the optimizer state is sharded over dp [0]"""
+    zero: Annotated[int, Field(ge=0, le=3), Integral] = 0
+    """what is sharded over dp: 1 the optimizer state, 2 gradients too, 3 parameters too (FSDP) [0]"""
+    data_parallel: Literal["allreduce", "parameter_server", "async"] = "allreduce"
+    """how replicas share gradients: allreduce (ZeRO's reductions included); parameter_server: workers push them to
+    servers, which update the weights when all have, and pull weights; async: so, but no worker waits for another
+    (Downpour SGD, Dean et al., NIPS 2012) [allreduce]"""
+    servers: Count = 1
+    """parameter servers, each with an equal part of the parameters, on the hosts of nodes of their own [1]"""
+    grad_compression: Literal["none", "fp8", "int8", "1bit"] = "none"
+    """what gradients are reduced in: fp8 (FP8-LM, arXiv 2310.18313), int8 (ZeRO++, arXiv 2306.10209), 1bit (1-bit Adam,
+    arXiv 2102.02888); scales, a number per tensor or block, are not counted [none]"""
+    offload: Offload = Offload()
+    hsdp: Count | None = None
+    """zero 1, 2, 3: shard inside groups of so many consecutive members of dp, replicate across them [null: over all]"""
+    reshard_after_forward: bool = True
+    """zero 3: a layer is dropped after its forward pass and gathered again for its backward pass [true]"""
+    prefetch: Annotated[int, Field(ge=0, le=10_000), Integral] = 1
+    """zero 3: layers that are gathered ahead of the one that computes [1]"""
     overlap: Overlap = Overlap()
     bucket_bytes: Annotated[int, Field(ge=1, le=10**15), Integral] = 25_000_000
     """gradients are reduced in buckets of about this size [25e6]"""
@@ -100,6 +133,28 @@ class Parallelism(Section):
         share too (Megatron-LM's dp-cp group); of ``edp`` those of experts."""
         shared = self.dp * self.cp
         return shared if axis == "dp" else shared * self.tp // (self.ep * self.etp)
+
+    def shards(self, axis: str) -> int:
+        """Ranks over which ZeRO splits the state of the parameters of an axis: all that hold them; with ``hsdp`` those
+        of one instance. Experts have as many instances as the rest (Megatron-LM's
+        ``num_distributed_optimizer_instances``), as far as that number divides their replicas. 1 without ZeRO."""
+        replicas = self.replicas(axis)
+        if not self.zero:
+            return 1
+        return replicas if self.hsdp is None else replicas // math.gcd(replicas, self.replicas("dp") // self.hsdp)
+
+    def shard_axis(self, axis: str) -> str:
+        """The axis of the groups that share a state, each member its shard."""
+        return axis if self.shards(axis) in (1, self.replicas(axis)) else f"{axis}_shard"
+
+    def replica_axis(self, axis: str) -> str:
+        """The axis of the groups that hold the same shard."""
+        return axis if self.shards(axis) == 1 else f"{axis}_replica"
+
+    @property
+    def server_count(self) -> int:
+        """Parameter servers that the job has."""
+        return 0 if self.data_parallel == "allreduce" else self.servers
 
     @property
     def n_stages(self) -> int:

@@ -64,6 +64,12 @@ class Workload(Section):
         """Micro-batches of one step, per data-parallel replica."""
         return self.training.global_batch // (self.training.micro_batch * self.parallelism.dp)
 
+    @property
+    def server_nodes(self) -> tuple[int, ...]:
+        """The nodes on whose hosts parameter servers run, one each: those after the workers' nodes."""
+        first = math.ceil(self.n_ranks / self.cluster.node.gpus.count)
+        return tuple(range(first, first + self.parallelism.server_count))
+
     @model_validator(mode="wrap")
     @classmethod
     def _complete(cls, data: Any, handler: ModelWrapValidatorHandler[Workload]) -> Workload:
@@ -97,7 +103,8 @@ def _resolved(workload: Workload) -> Workload:
     ranks = layout.model_parallel * layout.dp
     rules.check_scale(ranks)
     if "nodes" not in cluster.model_fields_set:
-        cluster = cluster.model_copy(update={"nodes": math.ceil(ranks / cluster.node.gpus.count)})
+        nodes = math.ceil(ranks / cluster.node.gpus.count) + layout.server_count
+        cluster = cluster.model_copy(update={"nodes": nodes})
     if training.precision == "fp32" and "master_weights" not in training.optimizer.model_fields_set:
         optimizer = training.optimizer.model_copy(update={"master_weights": False})
         training = training.model_copy(update={"optimizer": optimizer})
