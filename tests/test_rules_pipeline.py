@@ -106,7 +106,7 @@ def test_r08_sixty_one_layers_on_sixteen_stages() -> None:
 
 
 def test_r09_the_split_that_balances_is_shown() -> None:
-    """27 layers of hidden 4096 on pp 4. The projection to 50,257 words has 12 h V / 12 h^2 = 50,257 / (12 x 4096) = 1.02
+    """27 layers of hidden 4096 on pp 4. The projection to 50,257 words has h V / 12 h^2 = 50,257 / (12 x 4096) = 1.02
     times the products of a layer, so that the last stage is to have one layer less."""
     sizes = {"layers": 27, "hidden": 4096, "heads": 32, "vocab": 50257, "tied_embeddings": False}
     workload = job(parallelism__pp=4, training__seq=2048) | {"model": sizes}

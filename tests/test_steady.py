@@ -160,8 +160,8 @@ def slow_if_large(row: dict[str, str]) -> Any:
 
 @pytest.mark.parametrize("row", [slow_if_large(row) for row in published() if row["bubble_rate"]])
 def test_bubble_rates_of_the_zero_bubble_paper(row: dict[str, str]) -> None:
-    """Table 5 of arXiv 2401.10241 from its own F, I, W and transfers (table 6): (cost - m (F + I + W)) / cost. A forward
-    takes 34 + 5 a s / h bytes per s b h, and its weight gradient needs 32 of them (table 1)."""
+    """Table 5 of arXiv 2401.10241 from its own F, I, W and transfers (table 6): (cost - m (F + I + W)) / cost. A
+    forward takes 34 + 5 a s / h bytes per s b h, and its weight gradient needs 32 of them (table 1)."""
     given = {key: float(value) for key, value in re.findall(r"T_(\w+)=([\d.]+)", row["notes"])}
     f, i, w = given["F"], given["B"], given["W"]
     p, m, v = int(row["pp"]), int(row["global_batch"]) // int(row["micro_batch"]), int(row["vpp"])
@@ -218,8 +218,8 @@ def test_what_all_stages_agree_on_holds_nobody_up_unless_asked() -> None:
 
 @pytest.mark.parametrize(("p", "m"), [(2, 1), (4, 1), (4, 2), (4, 3), (4, 16)])
 def test_versions_of_the_weights_are_counted(p: int, m: int) -> None:
-    """PipeDream's p - r where weights change after every micro-batch; the two of PipeDream-2BW where m >= p - 1, and one
-    on the last rank, which has no other micro-batch under way."""
+    """PipeDream's p - r where weights change after every micro-batch; the two of PipeDream-2BW where m >= p - 1, and
+    one on the last rank, which has no other micro-batch under way."""
     workload = job(parallelism__pp=p, training__global_batch=m, model__tied_embeddings=False)
     weights = {
         name: [

@@ -90,10 +90,10 @@ def in_a_v(stage: int, p: int) -> int:
 
 @dataclass(frozen=True)
 class Times:
-    """What a schedule can be tuned to. One entry per stage: ``forward_s``, ``input_s`` and ``weight_s`` of a micro-batch,
-    ``taken`` and ``kept``, the activation memory (bytes) that a forward takes and that its input gradient leaves to the
-    weight gradient. ``hop_s``: of a transfer to the next stage. ``memory_limit``: activation memory that a rank may
-    hold, as a multiple of 1F1B's peak.
+    """What a schedule can be tuned to. One entry per stage: ``forward_s``, ``input_s`` and ``weight_s`` of a
+    micro-batch; ``taken`` and ``kept``, the activation memory (bytes) that a forward takes and that its input gradient
+    leaves to the weight gradient. ``hop_s``: of a transfer to the next stage. ``memory_limit``: activation memory that
+    a rank may hold, as a multiple of 1F1B's peak.
     """
 
     forward_s: tuple[float, ...]

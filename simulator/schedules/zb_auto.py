@@ -210,7 +210,7 @@ def order(p: int, m: int, v: int = 1) -> Order:
 
 SCHEDULE = Schedule(
     name="zb_auto",
-    paper="Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 3.1 (its heuristic, not its ILP)",
+    paper="Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 3.1 (the heuristic)",
     order=order,
     bubble=lambda p, m, v, f, i, w: None,
     peak=lambda p, m, v, rank: None,
