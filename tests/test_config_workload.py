@@ -269,6 +269,7 @@ def test_shipped_files_and_short_forms_satisfy_the_exported_schema() -> None:
             "0 for the first",
         ),
         ({"parallelism.zb_memory_limit": 2}, "parallelism.zb_memory_limit", "zb_auto"),
+        ({"parallelism.schedule": "async_1f1b", "parallelism.zero": 3}, "parallelism.zero", "drains"),
         (
             {"parallelism.pp": 2, "parallelism.schedule": "zb_auto", "parallelism.zb_memory_limit": 0.4},
             "parallelism.zb_memory_limit",
