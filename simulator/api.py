@@ -207,6 +207,7 @@ def _job(result: Result) -> Job:
             "kernel_time_priced_by": priced_by(result.program, result.costs, workload.cluster.node.gpus.type),
         },
         parameters=model.parameters(workload),
+        active_parameters=model.active_parameters(workload),
         flops=StepFlops(
             model.model_flops_per_step(workload),
             model.model_flops_per_step_causal(workload),

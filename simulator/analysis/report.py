@@ -46,6 +46,7 @@ class Job:
     capacity_bytes: float
     calibration: Mapping[str, Any]
     parameters: float
+    active_parameters: float
     flops: StepFlops
     pipelines: Sequence[Sequence[int]]
     states: Mapping[int, StateBytes]
@@ -81,7 +82,7 @@ def report(
         "parallelism": workload.parallelism.model_dump(mode="json"),
         "n_microbatches": workload.microbatches,
         "params_total": job.parameters,
-        "params_active": job.parameters,
+        "params_active": job.active_parameters,
         "step_time_s": step,
         "steady_period": steady is not None,
     }

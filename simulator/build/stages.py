@@ -6,7 +6,7 @@ from functools import cached_property
 
 from simulator.build.gradients import Mark, gradients_complete, parameters_used
 from simulator.config import Workload
-from simulator.model import Part, PassBytes, Seat, params_on, pass_bytes, stage_parts
+from simulator.model import Op, Part, PassBytes, Seat, params_on, pass_bytes, stage_parts
 from simulator.program import Block, Comm, Compute, Fixed, Step
 from simulator.schedules import Action
 from simulator.units import DTYPE_BYTES
@@ -32,10 +32,9 @@ class Stages:
 
     @cached_property
     def activation_bytes(self) -> float:
-        """What passes between layers: b s h elements."""
-        training = self.workload.training
-        element = DTYPE_BYTES[training.precision]
-        return float(training.micro_batch * training.seq * self.workload.model.hidden * element)
+        """What passes between layers: b s h elements, of which a context-parallel rank has its share."""
+        element = DTYPE_BYTES[self.workload.training.precision]
+        return float(self.workload.rank_tokens * self.workload.model.hidden * element)
 
     @cached_property
     def hop_bytes(self) -> float:
@@ -117,7 +116,7 @@ class Stages:
         return self._blocks[key]
 
 
-def _ops(parts: tuple[Part, ...], kind: str) -> list[Compute | Comm]:
+def _ops(parts: tuple[Part, ...], kind: str) -> list[Op]:
     back = parts[::-1]
     match kind:
         case "F":

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from simulator.build.fsdp import fully_sharded
 from simulator.build.gradients import Bucket, buckets
-from simulator.build.pipeline import Lanes
 from simulator.build.offload import gradients_to_host, parameters_to_host, update_on_host
+from simulator.build.pipeline import Lanes
 from simulator.build.sharding import Reductions, gather, gradient_bytes, leaving
 from simulator.build.stages import Stages
 from simulator.config import Workload
@@ -137,10 +137,10 @@ def _twin_gradients(workload: Workload, params: Mapping[str, int], ready: tuple[
 
 
 def _embedding_gradients(workload: Workload, rank: int, ready: tuple[str, ...]) -> list[Step]:
-    """Tied embeddings: where first and last stage hold copies of one table they add up its gradients, of sharded ones
-    their shards."""
+    """Tied embeddings, and multi-token prediction: where first and last stage hold copies of one table they add up its
+    gradients, of sharded ones their shards."""
     parallelism = workload.parallelism
-    if not workload.model.tied_embeddings or parallelism.table_in_place or rank not in parallelism.ends:
+    if not workload.model.table_at_both_ends or parallelism.table_in_place or rank not in parallelism.ends:
         return []
     rows = workload.model.padded_vocab(parallelism.tp) // (parallelism.tp if parallelism.vocab_parallel else 1)
     shards = parallelism.shards("dp") if parallelism.zero >= 2 else 1

@@ -33,6 +33,10 @@ class Overlap(Section):
     """zero 1, 2: parameters gather while the next forward pass begins; zero 3: layers gather ahead of use [true]"""
     p2p: bool = True
     """pipeline sends and receives run beside compute; false: a stage waits for them [true]"""
+    ep: bool = False
+    """shared experts compute while tokens travel to and from the routed ones [false]"""
+    tp: bool = False
+    """tensor-parallel communication runs beside products, in chunks with sequence parallelism (async TP) [false]"""
 
 
 Place = Literal["none", "cpu", "nvme"]
@@ -62,6 +66,11 @@ class Parallelism(Section):
     """data parallelism [GPUs of the cluster / (tp * pp * cp) where its nodes are given, else 1]"""
     cp: Count = 1
     """context parallelism: the sequence split over ranks [1]"""
+    cp_method: Literal["ring", "ulysses"] = "ring"
+    """keys and values go round, or all-to-alls trade sequence for heads [ring]"""
+    cp_layout: Literal["zigzag", "contiguous"] = "zigzag"
+    """of ring: each rank has an early and a late chunk of a sequence, or one part of it, which leaves the last ranks
+    most of the causal work [zigzag]"""
     ep: Count = 1
     """expert parallelism: the experts of a layer split over ranks, folded over tp * cp * dp [1]"""
     etp: Count = 1

@@ -8,7 +8,9 @@ from simulator.config.transport import Protocol, ProtocolName, Transport
 #: about as long as a few kernel launches. Assumed.
 START_s = 10e-6
 
-_AT_ONCE: dict[ProtocolName, Protocol] = {"simple": Protocol(base_latency_s=START_s, hop_latency_s=0.0, bandwidth_fraction=1.0)}
+_AT_ONCE: dict[ProtocolName, Protocol] = {
+    "simple": Protocol(base_latency_s=START_s, hop_latency_s=0.0, bandwidth_fraction=1.0)
+}
 
 HOST_TRANSPORTS: dict[str, Transport] = {
     # CPU-Adam updates 10 billion parameters in 2.57 s on a DGX-2 (ZeRO-Offload, arXiv 2101.06840, table 4). At the 30

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator.costs import Costs
-from simulator.program import Block, Comm, Compute
+from simulator.program import Beside, Block, Comm, Compute
 from simulator.program.ops import COMPUTE_LANE
 from simulator.timeline import CATEGORIES, Template
 
@@ -38,12 +38,23 @@ class Meet:
     comm: Comm
 
 
-Piece = Run | Meet
+@dataclass(frozen=True)
+class MeetBeside:
+    """A collective that needs a rendezvous and goes on beside ``runs``. ``template`` is its one row."""
+
+    template: int
+    comm: Comm
+    runs: tuple[Run, ...]
+
+
+Piece = Run | Meet | MeetBeside
+#: What of a block communicates.
+CommOp = Comm | Beside
 
 
 @dataclass(frozen=True, slots=True)
 class CommTime:
-    """An in-line collective: its length where nothing can delay it, else None; what a GPU sends."""
+    """A block's collective: its length where it is in line and nothing can delay it, else None; what a GPU sends."""
 
     seconds: float | None
     wire_bytes: float
@@ -66,11 +77,11 @@ class TemplateStore:
         return self._comm_templates[key]
 
     def pieces(
-        self, block: Block, gpu: str, speed: float, lengths: dict[Comm, CommTime], coalesce: bool
+        self, block: Block, gpu: str, speed: float, lengths: dict[CommOp, CommTime], coalesce: bool
     ) -> tuple[Piece, ...]:
         """``block`` on a GPU of type ``gpu`` that runs at ``speed`` times its profile's.
 
-        ``lengths``: its in-line collectives. Without ``coalesce`` every op is a piece of its own.
+        ``lengths``: what of it communicates. Without ``coalesce`` every op is a piece of its own.
         """
         key = (id(block), gpu, speed, tuple(lengths.values()))
         if key not in self._pieces:
@@ -82,13 +93,21 @@ class TemplateStore:
         block: Block,
         gpu: str,
         speed: float,
-        lengths: dict[Comm, CommTime],
+        lengths: dict[CommOp, CommTime],
         coalesce: bool,
     ) -> Iterable[Piece]:
         rows: list[_Row] = []
         for op in block.ops:
             if isinstance(op, Compute):
-                rows.append(_Row.of_kernel(op, self._costs.kernel_s(op.kernel, gpu) / speed))
+                rows.append(self._kernel_row(op, gpu, speed))
+            elif isinstance(op, Beside):
+                yield from self._run(rows)
+                rows = []
+                kernels = [self._kernel_row(kernel, gpu, speed) for kernel in op.kernels]
+                together = [kernels] if coalesce else [[row] for row in kernels]
+                runs = tuple(run for rows_of_run in together for run in self._run(rows_of_run))
+                yield MeetBeside(self.comm_row(op.comm, lengths[op].wire_bytes), op.comm, runs)
+                continue
             else:
                 seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
                 if seconds is None:
@@ -101,6 +120,9 @@ class TemplateStore:
                 yield from self._run(rows)
                 rows = []
         yield from self._run(rows)
+
+    def _kernel_row(self, op: Compute, gpu: str, speed: float) -> _Row:
+        return _Row.of_kernel(op, self._costs.kernel_s(op.kernel, gpu) / speed)
 
     def _run(self, rows: list[_Row]) -> Iterable[Run]:
         if not rows:

@@ -1,12 +1,13 @@
 """A transformer as kernels of its parts, with parameters, activation bytes and FLOPs."""
 
 from simulator.model.flops import (
+    active_parameters,
     hardware_flops_per_step,
     model_flops_per_step,
     model_flops_per_step_causal,
     parameters,
 )
-from simulator.model.nodes import Tensor
+from simulator.model.nodes import Op, Tensor
 from simulator.model.optimizer import (
     StateBytes,
     host_state_bytes,
@@ -21,11 +22,13 @@ from simulator.model.parts import Part, PassBytes, embedding, head, layer, param
 from simulator.model.shapes import Seat, telling_seat
 
 __all__ = [
+    "Op",
     "Part",
     "PassBytes",
     "Seat",
     "StateBytes",
     "Tensor",
+    "active_parameters",
     "embedding",
     "hardware_flops_per_step",
     "head",

@@ -90,14 +90,25 @@ def optimized(workload: Workload, params: Mapping[str, int]) -> float:
 
 def replicated_gradient_ops(workload: Workload, parts: Iterable[Part]) -> tuple[Comm, ...]:
     """The all-reduce over tp, once a step, of gradients that every tp rank computes from its own rows or heads: norms
-    and row-split biases under sequence parallelism (Megatron's `allreduce_sequence_parallel_gradients`), and KV heads
-    that tp ranks share; of sharded gradients the shard. Empty where there are none."""
-    params = sum(part.tp_reduced_params for part in parts)
-    if not params:
-        return ()
-    shards = workload.parallelism.shards("dp") if workload.parallelism.zero >= 2 else 1
-    nbytes = DTYPE_BYTES[workload.training.grad_dtype] * params / shards
-    return (Comm("tp.all_reduce replicated gradients", "all_reduce", nbytes, axis="tp", purpose="tp"),)
+    and row-split biases under sequence parallelism (Megatron's `allreduce_sequence_parallel_gradients`), KV heads that
+    tp ranks share, routers; and the one over ep of the copies of experts; of sharded gradients the shard. Empty where
+    there are none."""
+    parts, layout = tuple(parts), workload.parallelism
+    grad = DTYPE_BYTES[workload.training.grad_dtype]
+
+    def held(axis: str) -> int:
+        return layout.shards(axis) if layout.zero >= 2 else 1
+
+    ops = []
+    if params := sum(part.tp_reduced_params for part in parts):
+        nbytes = grad * params / held("dp")
+        ops.append(Comm("tp.all_reduce replicated gradients", "all_reduce", nbytes, axis="tp", purpose="tp"))
+    moe, ep = workload.model.moe, layout.ep
+    copies = moe.redundant_experts if moe else 0
+    if moe and copies and (experts := sum(part.expert_params for part in parts)):
+        nbytes = float(grad * experts * copies * ep // (moe.experts + copies)) / held("edp")
+        ops.append(Comm("ep.all_reduce redundant experts", "all_reduce", nbytes, axis="ep", purpose="ep"))
+    return tuple(ops)
 
 
 def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ...]:
@@ -107,11 +118,11 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
     In Megatron's order: gradients to fp32 where they are not; under fp16 unscaling with a check for infinities; norm
     and clipping; Adam; master weights to model weights; gradient buffers to zero (plain autograd drops its gradients
     instead). What is decided together (infinities, norm) is one number all-reduced over axis ``mp``, the model-parallel
-    ranks of a replica, and under ZeRO over the ranks that share a state too. Of an update on the host what is left is
-    what has to be known of the gradients before; of one on parameter servers, which have it all, clearing the buffers.
+    ranks of a replica, and under ZeRO over the ranks that share a state too; of experts over ``emp`` and ``edp``. Of an
+    update on the host what is left is what has to be known of the gradients before; of one on parameter servers, which
+    have it all, clearing the buffers.
     """
     training, layout = workload.training, workload.parallelism
-    sharded = layout.shards("dp") > 1
     count = float(optimized(workload, params))
     weight, grad = DTYPE_BYTES[training.precision], DTYPE_BYTES[training.grad_dtype]
     master = training.optimizer.master_weights
@@ -121,11 +132,18 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
         ops.append(Compute(f"optimizer.{name}", Memory(op, read * count, write * count, dtype="fp32"), "O"))
 
     def agree(what: str) -> None:
-        if layout.tp * layout.pp > 1:
-            purpose = "tp" if layout.tp > 1 else "pp"
-            ops.append(Comm(f"mp.all_reduce {what}", "all_reduce", 4.0, axis="mp", purpose=purpose))
-        if sharded:
-            ops.append(Comm(f"dp.all_reduce {what}", "all_reduce", 4.0, axis=layout.shard_axis("dp"), purpose="dp"))
+        for axis, across, split in (
+            ("dp", "mp", {"tp": layout.tp}),
+            ("edp", "emp", {"ep": layout.ep, "tp": layout.etp}),
+        ):
+            if axis == "edp" and workload.model.moe is None:
+                continue
+            purposes = [purpose for purpose, size in {**split, "pp": layout.pp}.items() if size > 1]
+            if purposes:
+                ops.append(Comm(f"{across}.all_reduce {what}", "all_reduce", 4.0, axis=across, purpose=purposes[0]))
+            if layout.shards(axis) > 1:
+                over = layout.shard_axis(axis)
+                ops.append(Comm(f"{axis}.all_reduce {what}", "all_reduce", 4.0, axis=over, purpose="dp"))
 
     here = layout.offload.optimizer == "none" and not layout.server_count
     if here and master and grad != 4:

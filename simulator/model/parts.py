@@ -11,6 +11,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from simulator.model.attention import attention_inputs, split_qkv
+from simulator.model.context import core_attention
+from simulator.model.experts import Experts, experts, mixture
+from simulator.model.latent import Latent, latent, latent_projections
+from simulator.model.mtp import joined
 from simulator.model.nodes import (
     Node,
     Op,
@@ -18,9 +23,7 @@ from simulator.model.nodes import (
     Tensor,
     activation,
     add_gradient,
-    attention_inputs,
     comm,
-    core_attention,
     dropout,
     fuse,
     linear,
@@ -28,11 +31,10 @@ from simulator.model.nodes import (
     norm,
     residual,
     rope,
-    split_qkv,
     unique,
 )
 from simulator.model.shapes import ANY_SEAT, Seat, Shapes, shapes
-from simulator.program import Compute
+from simulator.program import Beside, Comm, Compute
 
 if TYPE_CHECKING:
     from simulator.config import Workload
@@ -47,8 +49,8 @@ class Part:
     interleaves them.
     ``params`` are held by this rank, those of experts in ``expert_params`` apart; of ``params`` ``tp_reduced_params``
     have gradients to be summed over the tensor-parallel ranks once a step.
-    ``saved`` is kept from forward to backward; ``recomputed`` exists again while the backward pass runs;
-    ``grad_bytes`` is the largest set of gradients alive then.
+    ``saved`` is kept from forward to backward; ``forward_bytes`` is alive while the forward pass runs, and
+    ``recomputed`` exists again while the backward pass runs; ``grad_bytes`` is the largest set of gradients alive then.
     Where the weight gradient is a pass of its own, ``held_for_weights`` is what the input gradient leaves for it: the
     inputs of everything with weights, recomputed ones too, and the gradients of their outputs; it is all that is then
     held. For GELU, ffn 4h and 2-byte activations these are 14 and 18 s b h bytes of the products, the 32 s b h of arXiv
@@ -69,6 +71,7 @@ class Part:
     held_for_weights: tuple[Tensor, ...]
     weight_grad_bytes: float
     expert_params: int = 0
+    forward_bytes: float = 0.0
 
     @property
     def params_on(self) -> dict[str, int]:
@@ -114,7 +117,7 @@ def pass_bytes(parts: Sequence[Part], kind: str) -> PassBytes:
     saved, held = sum(part.saved_bytes for part in parts), sum(part.held_bytes for part in parts)
     match kind:
         case "F":
-            return PassBytes(saved, 0.0, 0.0)
+            return PassBytes(saved, 0.0, max(part.forward_bytes for part in parts))
         case "B":
             return PassBytes(0.0, saved, max(part.workspace_bytes for part in parts))
         case "I":
@@ -146,14 +149,16 @@ def _part(
         recompute=tuple(_again(op) for node in checkpointed for op in node.forward),
         input_grad=tuple(op for node in back for op in node.input_grad),
         weight_grad=tuple(op for node in back for op in (*node.gather, *node.weight_grad)),
-        backward=tuple(op for node in back for op in (*node.gather, *node.input_grad, *node.weight_grad)),
+        backward=tuple(op for node in back for op in node.backward),
         params=sum(node.params for node in nodes),
+        expert_params=sum(node.expert_params for node in nodes),
         tp_reduced_params=sum(node.tp_reduced_params for node in nodes),
         saved=saved,
         recomputed=recomputed,
         grad_bytes=held_gradient_bytes + max(node.grad_bytes for node in nodes),
         held_for_weights=_held_for_weights(nodes),
         weight_grad_bytes=max(node.weight_grad_bytes for node in nodes),
+        forward_bytes=max(node.forward_bytes for node in nodes),
     )
 
 
@@ -166,57 +171,72 @@ def _held_for_weights(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
 
 
 def _again(op: Op) -> Op:
-    return replace(op, phase="R") if isinstance(op, Compute) else op
+    match op:
+        case Compute():
+            return replace(op, phase="R")
+        case Beside():
+            return replace(op, kernels=tuple(replace(kernel, phase="R") for kernel in op.kernels))
+        case Comm():
+            return op
 
 
-def layer(workload: Workload, *, recompute: str | None = None, seat: Seat = ANY_SEAT) -> Part:
-    """One transformer layer. ``recompute`` (none, selective, full) stands in for the workload's own granularity.
+def layer(workload: Workload, *, recompute: str | None = None, seat: Seat = ANY_SEAT, number: int = 0) -> Part:
+    """Transformer layer ``number`` of the model, from 0 on. ``recompute`` (none, selective, full) stands in for the
+    workload's own granularity.
 
     Saved per layer with GELU, ffn 4h, dropout and 2-byte activations, unfused attention:
     s b h (10 + 24/t + 5 a s / h t) bytes, with sequence parallelism s b h / t (34 + 5 a s / h) (arXiv 2205.05198,
     equations 2 and 4); selective recomputation drops 5 a s / h, full recomputation keeps the input alone.
     """
-    return _layer(shapes(workload, seat), recompute or workload.training.recompute.granularity)
+    moe = workload.model.moe
+    mixed = experts(workload, seat) if moe is not None and moe.here(number) else None
+    granularity = recompute or workload.training.recompute.granularity
+    return _layer(shapes(workload, seat), granularity, latent(workload), mixed)
 
 
-@lru_cache(maxsize=64)
-def _layer(z: Shapes, recompute: str) -> Part:
+@lru_cache(maxsize=1024)
+def _layer(z: Shapes, recompute: str, a: Latent | None, x: Experts | None) -> Part:
     """Cached, so that equal layers are one object and their blocks can be shared."""
-    qkv = z.q_width + 2 * z.kv_width
     core = core_attention(z)
     before = (
         norm(z, "attn.norm", saved="input", residual=True),
-        linear(
-            z,
-            "attn",
-            "qkv",
-            qkv,
-            z.hidden,
-            split="column",
-            saved="attn.normed",
-            bias=z.bias,
-            shared=2 * z.kv_width if z.kv_replicas > 1 else 0,
-        ),
-        split_qkv(z),
-        *((rope(z),) if z.position == "rope" else ()),
+        *(latent_projections(z, a) if a else _projections(z)),
     )
-    fc1 = z.ffn * (2 if z.gated else 1)
     after = (
-        linear(z, "attn", "proj", z.hidden, z.q_width, split="row", saved="attn.context", bias=z.bias),
+        linear(z, "attn", "proj", z.hidden, z.context_width, split="row", saved="attn.context", bias=z.bias),
         *_residual_norm(z),
-        linear(z, "mlp", "fc1", fc1, z.hidden, split="column", saved="mlp.normed", bias=z.bias),
-        activation(z),
-        linear(z, "mlp", "fc2", z.hidden, z.ffn, split="row", saved="mlp.act", bias=z.bias),
+        *(mixture(z, x) if x else _mlp(z)),
         residual(z, "mlp"),
     )
+    name = "moe layer" if x else "layer"
     match recompute:
         case "full":
             inputs = (Tensor("input", z.row_bytes),)
-            return _part("layer", (), (*before, *core, *after), inputs=inputs, held_gradient_bytes=z.row_bytes)
+            return _part(name, (), (*before, *core, *after), inputs=inputs, held_gradient_bytes=z.row_bytes)
         case "selective":
-            return _part("layer", before, core, after, inputs=attention_inputs(z), held_gradient_bytes=z.row_bytes)
+            return _part(name, before, core, after, inputs=attention_inputs(z), held_gradient_bytes=z.row_bytes)
         case _:
-            return _part("layer", (*before, *core, *after), held_gradient_bytes=z.row_bytes)
+            return _part(name, (*before, *core, *after), held_gradient_bytes=z.row_bytes)
+
+
+def _projections(z: Shapes) -> tuple[Node, ...]:
+    """From the normed rows to queries, keys and values with their positions, in one product."""
+    qkv = z.q_width + 2 * z.kv_width
+    shared = 2 * z.kv_width if z.kv_replicas > 1 else 0
+    return (
+        linear(z, "attn", "qkv", qkv, z.hidden, split="column", saved="attn.normed", bias=z.bias, shared=shared),
+        split_qkv(z),
+        *((rope(z),) if z.position == "rope" else ()),
+    )
+
+
+def _mlp(z: Shapes) -> tuple[Node, ...]:
+    fc1 = z.ffn * (2 if z.gated else 1)
+    return (
+        linear(z, "mlp", "fc1", fc1, z.hidden, split="column", saved="mlp.normed", bias=z.bias),
+        activation(z, "mlp", z.tokens * z.ffn),
+        linear(z, "mlp", "fc2", z.hidden, z.ffn, split="row", saved="mlp.act", bias=z.bias),
+    )
 
 
 def _residual_norm(z: Shapes) -> tuple[Node, Node]:
@@ -275,14 +295,14 @@ def embedding(workload: Workload) -> Part:
     return _part("embedding", (lookup, drop))
 
 
-def head(workload: Workload) -> Part:
+def head(workload: Workload, *, projection: bool = True) -> Part:
     """Final norm, projection to the vocabulary, and fp32 cross-entropy.
 
     The projection's weight is the embedding's where they are tied: then this part has parameters of its own only if the
-    pipeline puts it on another rank than the embedding, which holds a copy.
+    pipeline puts it on another rank than the embedding, which holds a copy. Without ``projection`` it is elsewhere.
     """
     z = shapes(workload)
-    projection = linear(
+    product = linear(
         z,
         "head",
         "logits",
@@ -291,9 +311,9 @@ def head(workload: Workload) -> Part:
         split="column" if z.vocab_parallel else "none",
         saved="head.normed",
     )
-    if workload.model.tied_embeddings and workload.parallelism.table_in_place:
-        projection = replace(projection, params=0)
-    return _part("head", (norm(z, "head.norm", saved="head.input", residual=False), projection, _loss(z)))
+    if not projection or (workload.model.tied_embeddings and workload.parallelism.table_in_place):
+        product = replace(product, params=0)
+    return _part("head", (norm(z, "head.norm", saved="head.input", residual=False), product, _loss(z)))
 
 
 def _loss(z: Shapes) -> Node:
@@ -373,11 +393,31 @@ def stage_parts(workload: Workload, stage: int, seat: Seat = ANY_SEAT) -> tuple[
     recompute = workload.training.recompute
     n_layers = counts[stage]
     n_recomputed = n_layers if recompute.layers is None else min(recompute.layers, n_layers)
-    parts = (layer(workload, seat=seat),) * n_recomputed
-    if n_recomputed < n_layers:
-        parts += (layer(workload, recompute="none", seat=seat),) * (n_layers - n_recomputed)
+    first = sum(counts[:stage])
+    parts = tuple(
+        layer(workload, recompute=None if place < n_recomputed else "none", seat=seat, number=first + place)
+        for place in range(n_layers)
+    )
     if stage == 0:
         parts = (embedding(workload), *parts)
     if stage == len(counts) - 1:
         parts = (*parts, head(workload))
+        for number in range(workload.model.mtp_layers):
+            parts += predictor(workload, number, seat)
     return parts
+
+
+def predictor(workload: Workload, number: int, seat: Seat = ANY_SEAT) -> tuple[Part, ...]:
+    """Module ``number`` of multi-token prediction: the embedding of later tokens joined with the last layer's output, a
+    layer of its own, and the loss (DeepSeek-V3, arXiv 2412.19437, section 2.2). Embedding table and vocabulary
+    projection are the model's; a rank that does not hold the table already has a copy of it."""
+    table = embedding(workload)
+    if number or workload.model.tied_embeddings or workload.parallelism.table_in_place:
+        table = replace(table, params=0)
+    recompute = None if workload.training.recompute.layers is None else "none"
+    return (
+        replace(table, name="mtp embedding"),
+        _part("mtp projection", joined(shapes(workload))),
+        layer(workload, recompute=recompute, seat=seat, number=workload.model.layers + number),
+        replace(head(workload, projection=False), name="mtp head"),
+    )
