@@ -11,6 +11,7 @@ from simulator import run, schedule
 from simulator.config import load_workload, warnings
 from simulator.config.workload import Workload
 from simulator.errors import InputError
+from simulator.model import stage_parts
 from simulator.schedules import SCHEDULES
 from tests.jobs import job
 
@@ -100,9 +101,17 @@ def test_r07_stages_of_embedding_and_loss_alone_run(name: str) -> None:
 
 
 def test_r08_sixty_one_layers_on_sixteen_stages() -> None:
-    """DeepSeek-V3's split: 4, fourteen times 4, 1; the last stage has the loss (and multi-token prediction)."""
+    """DeepSeek-V3's split: 4, fourteen times 4, and 1 with multi-token prediction and loss on the last stage."""
     split = [4] * 15 + [1]
-    assert layers(61, pp=16, layers_per_stage=split).parallelism.layers_per_stage == tuple(split)
+    changes = {"model__layers": 61, "model__mtp_layers": 1, "parallelism__pp": 16}
+    workload = load_workload(job(**changes, parallelism__layers_per_stage=split))
+    names = [[part.name for part in stage_parts(workload, stage)] for stage in range(16)]
+    assert [stage.count("layer") for stage in names[:15]] == [4] * 15
+    assert "embedding" in names[0]
+    assert names[15][0] == "layer"
+    assert names[15][1] == "head"
+    assert any(name.startswith("mtp") for name in names[15])
+    assert not any(name.startswith("mtp") for stage in names[:15] for name in stage)
 
 
 def test_r09_the_split_that_balances_is_shown() -> None:
