@@ -83,7 +83,7 @@ def _merged(compute: list[Step], own: list[Step], done: Lanes) -> list[Step]:
     for step in compute:
         before = closing if merged and merged[-1].label == ends else ()
         first, *rest = pieces.get(step.label, [step])
-        merged += [replace(first, after=(*before, *first.after)) if before else first, *rest]
+        merged += [replace(first, after=(*before, *step.after)), *rest]
     return merged
 
 

@@ -62,10 +62,10 @@ def gantt(
 
     A box is one micro-batch's forward or backward on a stage; the heights of the colours in it are the shares of its
     time that are recompute and in-line communication. Chunks of a rank are told by shade, micro-batches by number where
-    it fits. Of a steady state every rank's period is drawn where it lies in time. Lanes under the boxes hold hand-overs and gradient reduction at their true times; idle is grey. A step of
-    too many boxes for numbers gets two panels more, its beginning and its end. With ``axes`` only the whole step is
-    drawn, there. ``unit`` names the unit of the time axis where it is not seconds (the unit costs of a bare schedule).
-    Returns the figure.
+    it fits. Of a steady state every rank's period is drawn where it lies in time. Lanes under the boxes hold hand-overs
+    and gradient reduction at their true times; idle is grey. A step of too many boxes for numbers gets two panels more,
+    its beginning and its end. With ``axes`` only the whole step is drawn, there. ``unit`` names the unit of the time
+    axis where it is not seconds (the unit costs of a bare schedule). Returns the figure.
     """
     picture = _Picture.of(timeline, ranks, unit)
     if axes is not None:
