@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,9 @@ from simulator import model
 from simulator.analysis.activity import activity
 from simulator.analysis.memory import communicators, overhead_bytes
 from simulator.analysis.metrics import bubble, peak_activations
+from simulator.analysis.rehearsal import times_of
 from simulator.analysis.report import Job, StepFlops, report
+from simulator.analysis.steady import Steady, steady
 from simulator.build import build_program, layout, schedule_program
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.ideal import ideal_cluster
@@ -24,7 +27,7 @@ from simulator.costs.provenance import priced_by
 from simulator.engine import simulate
 from simulator.errors import InputError
 from simulator.program import Program
-from simulator.schedules import SCHEDULES, Schedule, to_csv
+from simulator.schedules import SCHEDULES, Schedule, Times, to_csv
 from simulator.timeline import Timeline
 from simulator.units import format_time
 from simulator.validation.accuracy import accuracy
@@ -39,13 +42,33 @@ if TYPE_CHECKING:
 MAX_TRACE_ROWS = 5_000_000
 #: Passes of a bare schedule that play in about a minute.
 MAX_PASSES = 500_000
+#: Steps played in a row until a steady state shows: the first, and the last, number tried.
+STEPS, MAX_STEPS = 4, 32
+UNSTEADY = (
+    f"after {MAX_STEPS} steps none repeats the one before: the period is the mean of the later half, "
+    "and what it is made of is the last but one's"
+)
 #: Costs of a bare schedule, in any unit: sums of them stay finite.
 MAX_COST = 1e12
 
 
+def _until_steady(play: Callable[[int], Timeline], microbatches: int) -> Steady:
+    """``play`` (steps -> Timeline) for more and more steps until one repeats the one before."""
+    steps = STEPS
+    while True:
+        found = steady(play(steps), steps, microbatches)
+        if found.stable or steps >= MAX_STEPS:
+            return found
+        steps *= 2
+
+
 @dataclass(frozen=True)
 class Result:
-    """One simulated training step."""
+    """One simulated training step.
+
+    Of schedules whose claim is of steps that follow one another ``spans`` is one period between them, and ``steady``
+    what it was cut out of. ``program`` is of one step.
+    """
 
     workload: Workload
     profile: Profile
@@ -53,6 +76,7 @@ class Result:
     costs: Costs
     program: Program
     spans: Timeline
+    steady: Steady | None = None
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -61,12 +85,14 @@ class Result:
 
     @cached_property
     def _report(self) -> dict[str, Any]:
-        return report(_job(self), self.spans, warnings=self.warnings, accuracy=accuracy(self.workload))
+        known = accuracy(self.workload)
+        return report(_job(self), self.spans, steady=self.steady, warnings=self.warnings, accuracy=known)
 
     @cached_property
     def warnings(self) -> list[str]:
         """What the user should know before trusting the figures."""
-        return warnings(self.workload)
+        unsteady = [] if self.steady is None or self.steady.stable else [UNSTEADY]
+        return [*warnings(self.workload), *unsteady]
 
     def to_dict(self) -> dict[str, Any]:
         """The results under the names of the JSON output, SI units."""
@@ -115,9 +141,39 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     profile = load_profile(job.calibration)
     cluster = build_cluster(job.cluster)
     costs = Costs.from_profile(profile, job.training.implementation)
-    program = build_program(job)
-    timeline = simulate(program, cluster, costs, fold=job.simulation.fold, coalesce=job.simulation.coalesce)
-    return Result(job, profile, cluster, costs, program, timeline)
+    schedule, shortcuts = job.parallelism.plan, job.simulation.model_dump()
+    times = None if schedule.search is None else _rehearsed(job, cluster, costs)
+    program = build_program(job, times=times)
+    if not schedule.steady:
+        timeline = simulate(program, cluster, costs, **shortcuts)
+        return Result(job, profile, cluster, costs, program, timeline)
+
+    def play(steps: int) -> Timeline:
+        return simulate(build_program(job, times=times, steps=steps), cluster, costs, **shortcuts)
+
+    found = _until_steady(play, job.microbatches)
+    return Result(job, profile, cluster, costs, program, found.period, found)
+
+
+def _rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
+    """What the passes of ``job`` take, from a step of two micro-batches with a schedule that needs no tuning.
+
+    Raises `InputError` where the memory limit leaves no room for a micro-batch.
+    """
+    training, layout = job.training, job.parallelism
+    short = job.model_copy(
+        update={
+            "training": training.model_copy(update={"global_batch": 2 * training.micro_batch * layout.dp}),
+            "parallelism": layout.model_copy(update={"schedule": "zb_h1"}),
+        }
+    )
+    timeline = simulate(build_program(short), cluster, costs, **job.simulation.model_dump())
+    times = times_of(timeline, layout.n_stages, layout.zb_memory_limit)
+    try:
+        layout.plan.tuned(times).order(layout.pp, job.microbatches, layout.vpp)
+    except ValueError as problem:
+        raise InputError(str(problem), key="parallelism.zb_memory_limit", found=layout.zb_memory_limit) from None
+    return times
 
 
 def _job(result: Result) -> Job:
@@ -153,7 +209,8 @@ def _job(result: Result) -> Job:
 
 @dataclass(frozen=True)
 class ScheduleResult:
-    """A pipeline schedule played with unit costs."""
+    """A pipeline schedule played with unit costs: ``spans`` is a step, or of schedules whose claim is of steps that
+    follow one another a period between them; ``steady`` is what that was cut out of."""
 
     name: str
     stages: int
@@ -163,6 +220,12 @@ class ScheduleResult:
     spans: Timeline
     bubble_ratio_claimed: float | None
     plan: Schedule
+    steady: Steady | None = None
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What the user should know before trusting the figures."""
+        return [] if self.steady is None or self.steady.stable else [UNSTEADY]
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -172,8 +235,12 @@ class ScheduleResult:
     def to_dict(self) -> dict[str, Any]:
         """order (text actions per rank), makespan, bubble_ratio, bubble_fraction, peak_activations (micro-batch chunks
         per rank); times in the unit of the costs. bubble_ratio_claimed: the closed form of the schedule's file
-        with free communication (its authors', or one that follows from its pattern), null where it has none."""
-        idle, held = bubble(activity(self.spans), [self.spans.ranks]), peak_activations(self.spans)
+        with free communication (its authors', or one that follows from its pattern), null where it has none.
+        steady_period: whether makespan and bubble are of the period between steps that follow one another."""
+        idle, held = (
+            bubble(activity(self.spans), [self.spans.ranks]),
+            peak_activations(self.steady.played if self.steady else self.spans),
+        )
         return {
             "name": self.name,
             "stages": self.stages,
@@ -184,6 +251,7 @@ class ScheduleResult:
             "bubble_ratio": idle.ratio,
             "bubble_fraction": idle.fraction,
             "bubble_ratio_claimed": self.bubble_ratio_claimed,
+            "steady_period": self.plan.steady,
             "peak_activations": [held[rank] for rank in self.spans.ranks],
         }
 
@@ -209,11 +277,15 @@ def schedule(
     backward: float = 2.0,
     weight: float | None = None,
     comm: float = 0.0,
+    zb_memory_limit: float = 1.0,
+    kept: float = 1.0,
 ) -> ScheduleResult:
     """Play pipeline schedule ``name``, or that of a CSV file, on ``stages`` ranks without a model.
 
     ``forward`` and ``backward`` (whole) are the costs of a chunk, ``comm`` of a transfer, in any one unit of time;
     schedules that split the backward pass take ``weight`` (the weight gradient, half of it where not given) out of it.
+    ``zb_memory_limit`` and ``kept`` are for zb_auto: what a rank may hold as a multiple of 1f1b's peak, and the share of
+    a forward's activations that its input gradient leaves to the weight gradient (arXiv 2401.10241, table 1).
     ``chunks`` per rank: 1, or 2 where there are several, unless given. A file has sizes of its own.
     Raises `InputError`, and `DeadlockError` on a file whose order cannot be run.
     """
@@ -244,17 +316,28 @@ def schedule(
     v = chunks if chunks is not None else (chosen.chunks or 2)
     if problem := chosen.check(stages, microbatches, v):
         raise InputError(problem, key=f"schedule {name}")
-    if stages * microbatches * v > MAX_PASSES:
+    steps = STEPS if chosen.steady else 1
+    if steps * stages * microbatches * v > MAX_PASSES:
         raise InputError(
             f"{stages:,} ranks x {microbatches:,} micro-batches x {v:,} chunks are too many to play",
             key=f"schedule {name}",
-            allowed=f"a product of at most {MAX_PASSES:,}",
+            allowed=f"a product of at most {MAX_PASSES // steps:,}",
         )
-    timeline = simulate(
-        schedule_program(chosen, stages, microbatches, v, forward, backward, weight),
-        ideal_cluster(stages, comm),
-        Costs.ideal(),
-    )
-    order = [[str(action) for slot in slots for action in slot] for slots in chosen.order(stages, microbatches, v)]
-    claimed = None if comm else chosen.bubble(stages, microbatches, v, forward, backward - weight, weight)
-    return ScheduleResult(name, stages, microbatches, v, order, timeline, claimed, chosen)
+    if not 0 < zb_memory_limit < math.inf or not 0 <= kept < math.inf:
+        key, found = ("kept", kept) if 0 < zb_memory_limit < math.inf else ("zb_memory_limit", zb_memory_limit)
+        raise InputError("is no share of the activations", key=key, found=found, allowed="a number above 0")
+    times = Times.equal(stages * v, forward, backward - weight, weight, comm, zb_memory_limit, kept)
+    try:
+        tuned = chosen.tuned(times)
+        order = [[str(action) for slot in slots for action in slot] for slots in tuned.order(stages, microbatches, v)]
+    except ValueError as problem:
+        raise InputError(str(problem), key="zb_memory_limit", found=zb_memory_limit) from None
+
+    def play(steps: int) -> Timeline:
+        program = schedule_program(tuned, stages, microbatches, v, forward, backward, weight, steps=steps)
+        return simulate(program, ideal_cluster(stages, comm), Costs.ideal())
+
+    found = _until_steady(play, microbatches) if chosen.steady else None
+    spans = found.period if found else play(1)
+    claimed = chosen.bubble(stages, microbatches, v, forward, backward - weight, weight)
+    return ScheduleResult(name, stages, microbatches, v, order, spans, claimed, tuned, found)

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 #: What a moment of a rank's step is spent on, in the priority of the time breakdown.
-CATEGORIES = ("compute", "recompute", "optimizer", "tp", "cp", "ep", "pp", "dp")
+CATEGORIES = ("compute", "recompute", "optimizer", "tp", "cp", "ep", "pp", "dp", "offload")
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,7 @@ class Timeline:
     ``algorithms``: purpose of communication -> algorithm that sent the most bytes.
     ``stretched``: span index -> exact row start and end times, for spans that did not run straight through at full
     speed. Seconds.
+    ``period_s``: of a `cut`, the time between steps that follow each other; each rank has a window of its own.
     """
 
     n_ranks: int
@@ -177,11 +178,17 @@ class Timeline:
     algorithms: dict[str, str] = field(default_factory=dict)
     events: int = 0
     wall_s: float = 0.0
+    period_s: float | None = None
+
+    @property
+    def length_s(self) -> float:
+        """From the first op of any rank (time 0) to the end of the last."""
+        return float(self.end_s.max()) if len(self.end_s) else 0.0
 
     @property
     def step_time_s(self) -> float:
-        """From the first op of any rank (time 0) to the end of the last."""
-        return float(self.end_s.max()) if len(self.end_s) else 0.0
+        """Of one step alone its length; of a steady state its period."""
+        return self.length_s if self.period_s is None else self.period_s
 
     @property
     def ranks(self) -> list[int]:
@@ -205,18 +212,62 @@ class Timeline:
         own = {rank: np.flatnonzero(self.rank == rank) for rank in {self.simulated_as[rank] for rank in wanted}}
         parts = [own[self.simulated_as[rank]] for rank in wanted]
         span = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        like = dict.fromkeys(wanted, 1)
+        rank = np.repeat(np.array(wanted, dtype=np.int64), [len(part) for part in parts])
+        return replace(self._of_spans(span), ranks_like=like, rank=rank)
+
+    def cut(
+        self,
+        windows: Mapping[int, tuple[float, float]],
+        period_s: float,
+        *,
+        compute_lane: str,
+        steps: int,
+        microbatches: int,
+    ) -> Timeline:
+        """One period of the steady state that ``steps`` equal steps have come to, from time 0.
+
+        ``windows``: per simulated rank from when to when; spans of other lanes than the compute lane are clipped there,
+        and have sent their bytes in the period that they begin in. Links have carried a step's share of all. Of
+        ``microbatches`` numbered through the steps those of each are numbered anew.
+        """
+        low, high = (np.array([windows[rank][end] for rank in self.rank.tolist()]) for end in (0, 1))
+        compute = np.array([name == compute_lane for name in self.lane_names], dtype=bool)[self.lane]
+        inside = np.where(compute, self.posted_s, self.start_s) >= low
+        begins = np.where(compute, self.posted_s, self.start_s) < high
+        span = np.flatnonzero(begins & (inside | (~compute & (self.end_s > low))))
+        kept, (low, high) = self._of_spans(span), (low[span], high[span])
+        origin = min((window[0] for window in windows.values()), default=0.0)
+        late = {
+            old: len(self.templates) + new for new, old in enumerate(np.unique(kept.template[~inside[span]]).tolist())
+        }
+        silent = tuple(replace(self.templates[old], nbytes=np.zeros(len(self.templates[old]))) for old in late)
+        begun_before = [late.get(old, old) for old in kept.template.tolist()]
+        return replace(
+            kept,
+            templates=self.templates + silent,
+            template=np.where(inside[span], kept.template, np.array(begun_before, dtype=np.int64)),
+            microbatch=np.where(kept.microbatch < 0, -1, kept.microbatch % microbatches),
+            posted_s=np.maximum(kept.posted_s, low) - origin,
+            start_s=np.maximum(kept.start_s, low) - origin,
+            end_s=np.minimum(kept.end_s, high) - origin,
+            stretched={at: (start - origin, end - origin) for at, (start, end) in kept.stretched.items()},
+            links=tuple(replace(link, nbytes=link.nbytes / steps) for link in self.links),
+            period_s=period_s,
+        )
+
+    def _of_spans(self, span: Ints) -> Timeline:
+        """Only these spans."""
         columns = {
             name: getattr(self, name)[span]
             for name in (
-                *("lane", "step", "template", "microbatch", "stage", "chunk", "phase", "posted_s", "start_s", "end_s"),
-                *("alloc_bytes", "free_bytes", "workspace_bytes"),
+                *("rank", "lane", "step", "template", "microbatch", "stage", "chunk", "phase"),
+                *("posted_s", "start_s", "end_s", "alloc_bytes", "free_bytes", "workspace_bytes"),
             )
         }
         return replace(
             self,
             **columns,
-            ranks_like=dict.fromkeys(wanted, 1),
-            rank=np.repeat(np.array(wanted, dtype=np.int64), [len(part) for part in parts]),
             labels=tuple(self.labels[index] for index in span),
             stretched={new: self.stretched[old] for new, old in enumerate(span.tolist()) if old in self.stretched},
         )

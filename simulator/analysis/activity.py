@@ -158,7 +158,7 @@ def _solid_spans(timeline: Timeline, position: Ints) -> Bools:
     first = highest[timeline.template] < limit
     first[list(timeline.stretched)] = False
     # Times of all ranks on one axis, so that one search serves them all.
-    axis = position * (2 * timeline.step_time_s + 1)
+    axis = position * (2 * timeline.length_s + 1)
     starts, ends = np.sort((timeline.start_s + axis)[~compute]), np.sort((timeline.end_s + axis)[~compute])
     begun = np.searchsorted(starts, timeline.end_s + axis, side="left")
     over = np.searchsorted(ends, timeline.start_s + axis, side="right")

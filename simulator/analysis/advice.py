@@ -27,7 +27,9 @@ def needed_bytes(workload: Workload) -> float:
     most = [0] * parallelism.pp
     for rank, stage in enumerate(placed.pipeline_rank):
         most[stage] = max(most[stage], members[rank])
-    order = parallelism.plan.order(parallelism.pp, workload.microbatches, parallelism.vpp)
+    # Steps that run on as one hold most once all ranks have micro-batches of their own.
+    steps = 1 if parallelism.plan.drains else 1 + math.ceil(parallelism.pp / workload.microbatches)
+    order = parallelism.plan.over(parallelism.pp, workload.microbatches, parallelism.vpp, steps)
     return max(
         model.state_bytes(workload, rank).total + _held_bytes(workload, slots) + overhead_bytes(most[rank])
         for rank, slots in enumerate(order)
@@ -63,13 +65,14 @@ def _zero(workload: Workload) -> Setting:
 
 
 def _schedule(workload: Workload) -> Setting:
-    """The schedule that claims to hold least, of those that leave backward passes whole and claim no larger bubble."""
+    """The schedule that claims to hold least, of those that leave backward passes whole and weights as they would be,
+    and claim no larger bubble."""
     layout = workload.parallelism
     shape = (layout.pp, workload.microbatches, layout.vpp)
     idle = layout.plan.bubble(*shape, 1, 1, 1)
     peaks: dict[str, int] = {}
     for name, schedule in SCHEDULES.items():
-        if schedule.splits or schedule.check(*shape) is not None:
+        if schedule.splits or not schedule.drains or schedule.check(*shape) is not None:
             continue
         claimed, held = schedule.bubble(*shape, 1, 1, 1), [schedule.peak(*shape, rank) for rank in range(layout.pp)]
         if claimed is not None and (idle is None or claimed <= idle):

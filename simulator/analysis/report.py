@@ -8,10 +8,12 @@ from typing import Any
 
 from simulator.analysis.activity import activity
 from simulator.analysis.advice import advice
+from simulator.analysis.balance import stage_balance
 from simulator.analysis.critical_path import critical_path
 from simulator.analysis.envelope import envelope
 from simulator.analysis.memory import memory_of_ranks, memory_report
 from simulator.analysis.metrics import bubble, busiest_links, communication, time_breakdown
+from simulator.analysis.steady import Steady
 from simulator.config import Workload
 from simulator.model import StateBytes
 from simulator.timeline import Timeline
@@ -51,14 +53,23 @@ class Job:
 
 
 def report(
-    job: Job, timeline: Timeline, *, warnings: Sequence[str] = (), accuracy: Mapping[str, Any] | None = None
+    job: Job,
+    timeline: Timeline,
+    *,
+    steady: Steady | None = None,
+    warnings: Sequence[str] = (),
+    accuracy: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The ``run`` result: plain numbers, strings, lists and dictionaries, SI units."""
+    """The ``run`` result: plain numbers, strings, lists and dictionaries, SI units.
+
+    ``steady``: where ``timeline`` is one period of several steps; memory is the peak over all of them.
+    """
+    played = timeline if steady is None else steady.played
     workload, step = job.workload, timeline.step_time_s
     cut = activity(timeline)
     bubbles = bubble(cut, job.pipelines)
     breakdown = time_breakdown(cut, job.pipelines)
-    memories = memory_of_ranks(timeline, job.states, job.overhead)
+    memories = memory_of_ranks(played, job.states, job.overhead)
     memory = memory_report(memories, job.capacity_bytes)
     memory["advice"] = advice(memories, job.capacity_bytes, workload)
     result = envelope("run", warnings)
@@ -72,6 +83,7 @@ def report(
         "params_total": job.parameters,
         "params_active": job.parameters,
         "step_time_s": step,
+        "steady_period": steady is not None,
     }
     result |= throughput(job, step)
     result |= efficiency(job, step)
@@ -79,17 +91,18 @@ def report(
         "bubble_fraction": bubbles.fraction,
         "bubble_ratio": bubbles.ratio,
         "time_breakdown_s": breakdown,
+        "stages": stage_balance(timeline, workload.parallelism.layers_per_stage),
         "communication": communication(cut),
         "links": busiest_links(timeline),
         "memory": memory,
         "host_bound_fraction": breakdown["host"] / step,
-        "critical_path": critical_path(timeline),
+        "critical_path": critical_path(played, None if steady is None else steady.window),
     }
     if accuracy is not None:
         result["accuracy"] = dict(accuracy)
     result["simulation"] = {
         "events": timeline.events,
-        "ops": timeline.n_rows,
+        "ops": played.n_rows,
         "wall_s": timeline.wall_s,
         "ranks_simulated": len(timeline.ranks),
         "ranks_total": timeline.n_ranks,

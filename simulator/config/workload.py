@@ -65,6 +65,12 @@ class Workload(Section):
         return self.training.global_batch // (self.training.micro_batch * self.parallelism.dp)
 
     @property
+    def server_nodes(self) -> tuple[int, ...]:
+        """The nodes on whose hosts parameter servers run, one each: those after the workers' nodes."""
+        first = math.ceil(self.n_ranks / self.cluster.node.gpus.count)
+        return tuple(range(first, first + self.parallelism.server_count))
+
+    @property
     def rank_tokens(self) -> int:
         """Tokens of one micro-batch that a rank works on: a context-parallel rank has its share of each sequence."""
         return self.training.micro_batch * self.training.seq // self.parallelism.cp
@@ -102,7 +108,8 @@ def _resolved(workload: Workload) -> Workload:
     ranks = layout.model_parallel * layout.dp
     rules.check_scale(ranks)
     if "nodes" not in cluster.model_fields_set:
-        cluster = cluster.model_copy(update={"nodes": math.ceil(ranks / cluster.node.gpus.count)})
+        nodes = math.ceil(ranks / cluster.node.gpus.count) + layout.server_count
+        cluster = cluster.model_copy(update={"nodes": nodes})
     if training.precision == "fp32" and "master_weights" not in training.optimizer.model_fields_set:
         optimizer = training.optimizer.model_copy(update={"master_weights": False})
         training = training.model_copy(update={"optimizer": optimizer})

@@ -11,6 +11,7 @@ from simulator.config.transport import Protocol as TransportProtocol
 from simulator.config.transport import Transport, TransportKind
 from simulator.costs.attention import AttentionCost
 from simulator.costs.fixed import FixedCost
+from simulator.costs.hosts import HOST_TRANSPORTS
 from simulator.costs.matmul import MatmulCost
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import Origin
@@ -69,7 +70,7 @@ class Costs:
                 Fixed: FixedCost(),
             },
             launch_s=profile.host.launch_s[implementation].value,
-            transports=dict(profile.transports),
+            transports={**HOST_TRANSPORTS, **profile.transports},
             speeds={purpose: share.value for purpose, share in profile.interference.compute_speed.items()},
             sources=dict(profile.sources),
         )

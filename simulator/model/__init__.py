@@ -9,6 +9,8 @@ from simulator.model.flops import (
 from simulator.model.nodes import Op, Tensor
 from simulator.model.optimizer import (
     StateBytes,
+    host_state_bytes,
+    host_update_bytes,
     optimized,
     optimizer_ops,
     rank_parts,
@@ -28,6 +30,8 @@ __all__ = [
     "embedding",
     "hardware_flops_per_step",
     "head",
+    "host_state_bytes",
+    "host_update_bytes",
     "layer",
     "model_flops_per_step",
     "model_flops_per_step_causal",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from simulator.cluster.cluster import Cluster
 from simulator.config.files import closest
 from simulator.errors import InputError
-from simulator.network import direct, ring, tree
+from simulator.network import direct, hosts, ring, tree
 from simulator.network.pattern import Moves, Pattern, TransportCosts, placed, shape_of, timed
 from simulator.network.plan import Plan
 
@@ -94,7 +94,7 @@ def choose(op: str, candidates: Sequence[Pattern], nbytes: float, costs: Transpo
 
 
 def _timed(op: str, pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float, Plan]:
-    always = OPERATIONS[op].nbytes
+    always = _operation(op).nbytes
     return timed(pattern, nbytes if always is None else always, costs)
 
 
@@ -109,6 +109,8 @@ def bus_factor(op: str, n: int) -> float:
 
 
 def _operation(op: str) -> Operation:
+    if op in hosts.OPERATIONS:
+        return Operation(hosts.OPERATIONS[op], lambda n: 1.0)
     if op not in OPERATIONS:
         near = closest(op, OPERATIONS)
         raise InputError("unknown operation", key="op", found=op, allowed=", ".join(OPERATIONS), fix=near)
@@ -121,9 +123,9 @@ def _pattern(name: str, algorithm: Algorithm, cluster: Cluster, ranks: tuple[int
     key = (name, algorithm, ranks)
     pattern: Pattern | None = cluster.memo.get(key)
     if pattern is None:
-        per_node = cluster.gpus_per_node
         slots: dict[int, int] = {}
-        alike = tuple([slots.setdefault(rank // per_node, len(slots)) * per_node + rank % per_node for rank in ranks])
+        places = [cluster.locate(rank) for rank in ranks]
+        alike = tuple([cluster.end(slots.setdefault(node, len(slots)), slot) for node, slot in places])
         shape = cluster.memo.get((algorithm, alike))
         if shape is None:
             shape = cluster.memo[algorithm, alike] = shape_of(cluster, algorithm(cluster, alike))

@@ -169,7 +169,8 @@ def _key_figures(result: Result) -> Table:
     grid.add_column(style="bold")
     grid.add_column()
     grid.add_row("")
-    grid.add_row("step time", Text(format_time(result["step_time_s"]), style="bold"))
+    name = "step time (steady)" if result["steady_period"] else "step time"
+    grid.add_row(name, Text(format_time(result["step_time_s"]), style="bold"))
     rate = f"{result['tokens_per_s']:,.0f} tokens/s, {result['tokens_per_s_per_gpu']:,.0f} per GPU"
     grid.add_row("throughput", rate)
     grid.add_row("model FLOP/s", f"{_tflops(result['model_flops_per_s_per_gpu'])} per GPU")
@@ -187,6 +188,10 @@ def _key_figures(result: Result) -> Table:
             "bubble",
             f"{_percent(result['bubble_fraction'])} of the pipeline's time, {result['bubble_ratio']:.3f} of its work",
         )
+        stages = result["stages"]
+        better = stages["layers_per_stage"]
+        advice = f"; layers_per_stage: {better} is more even" if better else ""
+        grid.add_row("stages", f"the slowest takes {stages['slowest_over_mean']:.2f} times the mean{advice}")
     run = result.get("run")
     if run is not None:
         cost = "" if run["cost"] is None else f", cost {run['cost']:,.0f} at the cluster's price"

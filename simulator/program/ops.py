@@ -17,6 +17,20 @@ from simulator.program.kernels import Kernel
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "shift", "barrier")
 POINT_TO_POINT = ("send", "recv")
+#: What a rank does with hosts, alone, and the lane it is drawn on: to and from the memory of its own node's host,
+#: between that and its drives, an optimizer step of the host's CPU; to and from the memory of all parameter servers.
+#: Their optimizer step waits for the whole group of those that call it.
+UPDATES = ("host_update", "server_update")
+HOST_LANES = {
+    "to_host": "d2h",
+    "from_host": "h2d",
+    "to_nvme": "nvme_write",
+    "from_nvme": "nvme_read",
+    "host_update": "cpu",
+    "push": "push",
+    "pull": "pull",
+    "server_update": "server",
+}
 COMPUTE_LANE = "compute"
 
 
@@ -35,9 +49,10 @@ class Comm:
 
     ``nbytes`` is what nccl-tests calls size: the message of an all-reduce, broadcast or send, the total output of an
     all-gather, the total input of a reduce-scatter, the whole send buffer of a rank in an all-to-all, what each rank
-    hands to the next of its group in a shift.
+    hands to the next of its group in a shift; with hosts what the rank moves, or what an update reads and writes in
+    memory.
     ``peer`` is the other end's position in the axis group (send and recv only). ``purpose`` is the parallelism it
-    belongs to: tp, cp, ep, pp or dp. Two ends of a transfer meet when axis group, positions and ``tag`` agree.
+    belongs to: tp, cp, ep, pp, dp, or ``offload`` (an update on the host: ``optimizer``). Two ends of a transfer meet when axis group, positions and ``tag`` agree.
     """
 
     name: str
@@ -48,11 +63,16 @@ class Comm:
     algorithm: str = "auto"
     peer: int = -1
     tag: str = ""
+    stream: str = ""
 
     @property
     def lane(self) -> str:
-        """The track it is drawn on: one per purpose, and for transfers one per name (``pp_send_fwd``)."""
-        return f"{self.purpose}_{self.name}" if self.op in POINT_TO_POINT else self.purpose
+        """The track it is drawn on: one per purpose, for transfers one per name (``pp_send_fwd``), for collectives one per
+        ``stream`` where a purpose has several (``dp_gather``), for what is done with hosts one per direction, and stream."""
+        if self.op in HOST_LANES:
+            return f"{HOST_LANES[self.op]}_{self.stream}" if self.stream else HOST_LANES[self.op]
+        apart = self.name if self.op in POINT_TO_POINT else self.stream
+        return f"{self.purpose}_{apart}" if apart else self.purpose
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +154,15 @@ class ProgramError(SimulatorError):
 class Program:
     """Roles, who plays them, and who talks to whom.
 
-    ``role_of[rank]`` indexes ``roles``; ``groups[axis]`` lists disjoint, ordered rank tuples.
+    ``role_of[rank]`` indexes ``roles``; ``groups[axis]`` lists disjoint, ordered rank tuples. ``servers`` are the nodes
+    on whose hosts parameter servers run, each with an equal part of all parameters.
     """
 
     roles: tuple[Role, ...]
     role_of: tuple[int, ...]
     groups: Mapping[str, tuple[tuple[int, ...], ...]]
     name: str = "program"
+    servers: tuple[int, ...] = ()
     _group_of: dict[str, dict[int, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -190,7 +212,7 @@ class Program:
                 if isinstance(step.op, Block):
                     _validate_besides(at, step.op)
                 for comm in comms_of(step.op):
-                    if comm.op not in COLLECTIVES + POINT_TO_POINT:
+                    if comm.op not in (*COLLECTIVES, *POINT_TO_POINT, *HOST_LANES):
                         raise ProgramError(f"{at}: unknown operation {comm.op!r}")
                     ends = (comm.axis, comm.peer if comm.op in POINT_TO_POINT else None)
                     if ends not in placed:

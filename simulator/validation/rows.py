@@ -36,11 +36,25 @@ ALIASES: dict[str, dict[str, Any]] = {
         "": "bf16",
     },
     "recompute": {"full": "full", "selective": "selective", "none": "none", "": "none"},
-    "schedule": {"": "1f1b", "none": "1f1b", "1f1b": "1f1b", "interleaved-1f1b": "interleaved", "gpipe": "gpipe"},
+    "schedule": {
+        "": "1f1b",
+        "none": "1f1b",
+        "1f1b": "1f1b",
+        "interleaved-1f1b": "interleaved",
+        "1f1b-i": "interleaved",
+        "gpipe": "gpipe",
+        "zb-h1": "zb_h1",
+        "zb-h2": "zb_h2",
+        "zb-v": "zb_v",
+        "zb-1p": "zb_auto",
+        "zb-2p": "zb_auto",
+    },
     "zero_stage": {"": 0, "0": 0, "1": 1},
     "seq_parallel": {"y": True, "n": False},
     "flash_attention": {"": "flash", "y": "flash", "n": "unfused"},
 }
+#: Schedule -> the memory of the automatic search, as a multiple of 1F1B's (arXiv 2401.10241, section 5).
+_ZB_MEMORY_LIMITS = {"zb-1p": 1.0, "zb-2p": 2.0}
 _SHORTEST_STEP_s = 1e-6
 _NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "n_gpus", "tp", "pp", "micro_batch", "global_batch")
 _MORE_THAN_ONE = {"ep": "expert parallelism", "cp": "context parallelism", "n_experts": "experts"}
@@ -130,6 +144,9 @@ def workload_of(row: Row, settings: Mapping[str, Any]) -> dict[str, Any]:
         },
         "cluster": {"name": _alias(row, "gpu")},
     }
+    limit = _ZB_MEMORY_LIMITS.get(row.get("schedule", "").lower())
+    if limit is not None:
+        workload["parallelism"]["zb_memory_limit"] = limit
     for column in ("kv_heads", "ffn_hidden"):
         if row.get(column):
             workload["model"][column] = _whole(row, column)
