@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,18 +45,29 @@ class Template:
         return len(self.names)
 
     @cached_property
-    def end_s(self) -> Floats:
-        """When each op ends at full speed, seconds from the span's start."""
-        if not self.beside:
-            return np.cumsum(self.work_s)
-        return play(self.work_s, np.zeros(len(self)), 0.0, self.beside)[1]
-
-    @cached_property
     def start_s(self) -> Floats:
         """When each op starts at full speed, seconds from the span's start."""
+        return self._full_speed[0]
+
+    @cached_property
+    def end_s(self) -> Floats:
+        """When each op ends at full speed, seconds from the span's start."""
+        return self._full_speed[1]
+
+    @cached_property
+    def _full_speed(self) -> tuple[Floats, Floats]:
+        if self.beside:
+            return _play_beside(self, [0.0] * len(self), 0.0, None)
+        ends = np.cumsum(self.work_s)
+        return np.concatenate(([0.0], ends[:-1])), ends
+
+    def play(self, launched: Floats, start: float) -> tuple[Floats, Floats]:
+        """Start and end of its ops, the first not before ``start`` and none before the host has ``launched`` it."""
         if not self.beside:
-            return np.concatenate(([0.0], self.end_s[:-1]))
-        return play(self.work_s, np.zeros(len(self)), 0.0, self.beside)[0]
+            return play(self.work_s, launched, start)
+        # How far the latest of the launches to come lags behind full speed.
+        lag = np.maximum.accumulate((launched - self.start_s)[::-1])[::-1]
+        return _play_beside(self, launched.tolist(), start, lag.tolist())
 
     @cached_property
     def length_s(self) -> float:
@@ -97,23 +107,30 @@ class Template:
         return np.bincount(self.category, weights=self.shown_s, minlength=len(CATEGORIES)).astype(np.float64)
 
 
-def play(
-    work: Floats, launched: Floats, start: float, beside: Mapping[int, int] = MappingProxyType({})
+def play(work: Floats, launched: Floats, start: float) -> tuple[Floats, Floats]:
+    """Start and end of ops run in order from ``start``, none before the host has launched it: a running maximum."""
+    done = np.cumsum(work)
+    ends = done + np.maximum.accumulate(np.maximum(launched, start) - (done - work))
+    return ends - work, ends
+
+
+def _play_beside(
+    template: Template, launched: list[float], start: float, lag: list[float] | None
 ) -> tuple[Floats, Floats]:
-    """Start and end of ops run in order from ``start``, none before the host has launched it: a running maximum.
-    ``beside`` as in `Template`."""
-    if not beside:
-        done = np.cumsum(work)
-        ends = done + np.maximum.accumulate(np.maximum(launched, start) - (done - work))
-        return ends - work, ends
+    """`Template.play` op by op, until the host is ahead for good (``lag``): what follows runs at full speed."""
     times: list[tuple[float, float]] = []
     now = until = start
     left = 0
-    for op, (seconds, ready) in enumerate(zip(work.tolist(), launched.tolist(), strict=True)):
+    for op, (seconds, ready) in enumerate(zip(template.work_s.tolist(), launched, strict=True)):
+        if lag is not None and not left and lag[op] <= (shift := now - float(template.start_s[op])):
+            done = np.array(times).reshape(-1, 2)
+            rest = np.stack((template.start_s[op:], template.end_s[op:]), axis=1) + shift
+            starts, ends = np.concatenate((done, rest)).T
+            return starts, ends
         begin = max(now, ready)
         times.append((begin, begin + seconds))
-        if op in beside:
-            now, until, left = begin, begin + seconds, beside[op]
+        if op in template.beside:
+            now, until, left = begin, begin + seconds, template.beside[op]
             continue
         now = begin + seconds
         if left:

@@ -306,7 +306,7 @@ class _Simulation:
         span = self.recorder.span(rank.number, lane, index, step, ends, run.template, posted, start, self.env.now)
         if end > start + run.seconds * (1 + 1e-12):
             template = self.store.templates[run.template]
-            self.recorder.stretch(span, *play(template.work_s, host + template.launch_s, start, template.beside))
+            self.recorder.stretch(span, *template.play(host + template.launch_s, start))
 
     def _run_disturbed(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, outer: Ends) -> Wait:
         """As `_run`, on a GPU whose speed changes when communication beside it starts or ends."""
