@@ -249,6 +249,11 @@ def _boxes(timeline: Timeline, ranks: Sequence[int]) -> _Boxes:
     share = np.stack([np.bincount(group, weights=column, minlength=n) for column in seconds.T], axis=1)
     length = (end - start)[:, None]
     share = np.divide(share, length, out=np.zeros_like(share), where=length > 0)
+    # Communication that goes on beside the box's kernels is seen where they leave room.
+    comm = CATEGORIES.index("tp")
+    own, room = share[:, :comm].sum(axis=1), share[:, comm:].sum(axis=1)
+    visible = np.divide(np.maximum(1 - own, 0), room, out=np.ones_like(room), where=own + room > 1)
+    share[:, comm:] *= visible[:, None]
     origin = spans[first]
     return _Boxes(
         row[origin], start, end, timeline.phase[origin], timeline.microbatch[origin], timeline.chunk[origin], share
