@@ -47,8 +47,8 @@ ALIASES: dict[str, dict[str, Any]] = {
         "": "bf16",
     },
     # To memory: weights, gradients and what is kept are as wide as in bf16.
-    "8 bits": {"float8": "bf16", "fp8 current scaling": "bf16", "bf16 params, mxfp8 experts": "bf16"},
-    "recompute": {"full": "full", "selective": "selective", "none": "none", "": "none"},
+    "8 bits": {"float8": "bf16", "fp8 current scaling": "bf16"},
+    "recompute": {"full": "full", "selective": "selective", "selective op": "ops", "none": "none", "": "none"},
     "schedule": {
         "": "1f1b",
         "none": "1f1b",
