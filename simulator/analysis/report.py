@@ -10,6 +10,7 @@ from simulator.analysis.activity import activity
 from simulator.analysis.balance import stage_balance
 from simulator.analysis.critical_path import critical_path
 from simulator.analysis.envelope import envelope
+from simulator.analysis.hosts import host_memory
 from simulator.analysis.memory import RankMemory, memory_report
 from simulator.analysis.metrics import bubble, busiest_links, communication, time_breakdown
 from simulator.analysis.steady import Steady
@@ -35,7 +36,8 @@ class Job:
 
     ``peak_flops_per_s``: a GPU's dense peak in the precision used; ``capacity_bytes``: its memory as the device reports
     it. ``pipelines``: simulated ranks of each data-parallel replica (see `simulator.analysis.activity.weigh`).
-    ``memories``: every simulated rank at its fullest. ``calibration``: name, gpu, date, source, kind.
+    ``memories``: every simulated rank at its fullest. ``pipeline_rank``: of each rank. ``calibration``: name, gpu, date,
+    source, kind.
     """
 
     workload: Workload
@@ -48,6 +50,7 @@ class Job:
     pipelines: Sequence[Sequence[int]]
     memories: Sequence[RankMemory]
     advice: Sequence[str]
+    pipeline_rank: Sequence[int]
 
 
 def report(
@@ -55,12 +58,14 @@ def report(
     timeline: Timeline,
     *,
     steady: Steady | None = None,
+    staleness: float | None = None,
     warnings: Sequence[str] = (),
     accuracy: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The ``run`` result: plain numbers, strings, lists and dictionaries, SI units.
 
     ``steady``: where ``timeline`` is one period of several steps; memory is the peak over all of them.
+    ``staleness``: of asynchronous data parallelism (see `simulator.analysis.staleness`).
     """
     played = timeline if steady is None else steady.played
     workload, step = job.workload, timeline.step_time_s
@@ -68,6 +73,8 @@ def report(
     bubbles = bubble(cut, job.pipelines)
     breakdown = time_breakdown(cut, job.pipelines)
     memory = memory_report(job.memories, job.capacity_bytes)
+    if (host := host_memory(workload, job.pipeline_rank, played)) is not None:
+        memory |= {"fits": memory["fits"] and host["fits"], "host": host}
     memory["advice"] = list(job.advice)
     result = envelope("run", warnings)
     result |= {
@@ -81,6 +88,7 @@ def report(
         "params_active": job.active_parameters,
         "step_time_s": step,
         "steady_period": steady is not None,
+        **({} if staleness is None else {"staleness": staleness}),
     }
     result |= throughput(job, step)
     result |= efficiency(job, step)

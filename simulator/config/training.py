@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from simulator.config.files import Section
+from simulator.config.files import AsTuple, Section
 from simulator.config.model import Size
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -25,12 +25,19 @@ class Optimizer(Section):
     """of both moments [fp32]"""
 
 
+Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
+
+
 class Recompute(Section):
     """Which activations are computed again in the backward pass. A plain text means `granularity`."""
 
     granularity: Literal["none", "selective", "ops", "full"] = "none"
-    """selective: what lies between the attention's two products; ops: all but attention and every second product, as
-    torchtitan's selective "op"; full: whole layers [none]"""
+    """selective: what `modules` names; ops: all but attention and every second product, as torchtitan's selective "op";
+    full: whole layers [none]"""
+    modules: Annotated[tuple[Module, ...], AsTuple] = ("core_attn",)
+    """selective: core_attn (between the attention's two products), layernorm (both norms of a layer), mla_up_proj (from
+    latent attention's compressed forms to queries, keys and values), mlp (of dense layers), moe (all of it), moe_act
+    (the experts' activation), shared_experts; Megatron-LM's --recompute-modules [core_attn]"""
     layers: Size | None = None
     """full: only the first so many layers of each stage [null: all]"""
 

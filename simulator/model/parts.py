@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from simulator.model.attention import attention_inputs, split_qkv
 from simulator.model.context import core_attention
 from simulator.model.experts import Experts, experts, mixture
-from simulator.model.latent import Latent, latent, latent_projections
+from simulator.model.latent import Latent, latent, latent_projections, up_inputs
 from simulator.model.mtp import joined
 from simulator.model.nodes import (
     Node,
@@ -141,21 +141,27 @@ def _beside(workspaces: Sequence[float], gone: Sequence[float]) -> float:
     return max(0.0, max(workspace - less for workspace, less in zip(workspaces, before, strict=False)))
 
 
+class Checkpoint(NamedTuple):
+    """Nodes that keep nothing but their ``inputs`` and run forward again before the backward pass. What they hand on is
+    kept by those who need it, but for what is ``dropped``, to be computed again too."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Tensor, ...]
+    dropped: tuple[str, ...] = ()
+
+
 def _part(
-    name: str,
-    before: Sequence[Node],
-    checkpointed: Sequence[Node] = (),
-    after: Sequence[Node] = (),
-    *,
-    inputs: Sequence[Tensor] = (),
-    held_gradient_bytes: float = 0.0,
+    name: str, nodes: Sequence[Node], checkpoints: Sequence[Checkpoint] = (), *, held_gradient_bytes: float = 0.0
 ) -> Part:
-    """The part that runs ``before``, ``checkpointed`` and ``after``, of which the ``checkpointed`` nodes keep nothing
-    but their ``inputs`` and run forward again. ``held_gradient_bytes`` is the gradient that waits beside the block."""
-    nodes = (*before, *checkpointed, *after)
-    saved = unique((*inputs, *(tensor for node in (*before, *after) for tensor in node.saved)))
+    """The part that runs ``nodes``. ``held_gradient_bytes`` is the gradient that waits beside the block."""
+    again = {id(node) for checkpoint in checkpoints for node in checkpoint.nodes}
+    checkpointed = [node for node in nodes if id(node) in again]
+    dropped = {tensor for checkpoint in checkpoints for tensor in checkpoint.dropped}
+    kept = [tensor for checkpoint in checkpoints for tensor in checkpoint.inputs]
+    kept += [tensor for node in nodes if id(node) not in again for tensor in node.saved]
+    saved = unique(tensor for tensor in kept if tensor.name not in dropped)
     held = {tensor.name for tensor in saved}
-    recomputed = unique(tensor for node in checkpointed for tensor in node.saved if tensor.name not in held)
+    recomputed = unique(tensor for node in nodes for tensor in node.saved if tensor.name not in held)
     back = tuple(reversed(nodes))
     return Part(
         name=name,
@@ -208,41 +214,49 @@ def layer(workload: Workload, *, recompute: str | None = None, seat: Seat = ANY_
 
     Saved per layer with GELU, ffn 4h, dropout and 2-byte activations, unfused attention:
     s b h (10 + 24/t + 5 a s / h t) bytes, with sequence parallelism s b h / t (34 + 5 a s / h) (arXiv 2205.05198,
-    equations 2 and 4); selective recomputation drops 5 a s / h, full recomputation keeps the input alone.
+    equations 2 and 4); selective recomputation of the core attention drops 5 a s / h, full recomputation keeps the
+    input alone.
     """
-    moe = workload.model.moe
+    moe, chosen = workload.model.moe, workload.training.recompute
     mixed = experts(workload, seat) if moe is not None and moe.here(number) else None
-    granularity = recompute or workload.training.recompute.granularity
-    return _layer(shapes(workload, seat), granularity, latent(workload), mixed)
+    modules = {"none": (), "selective": chosen.modules, "ops": ("ops",), "full": ("layer",)}[
+        recompute or chosen.granularity
+    ]
+    return _layer(shapes(workload, seat), modules, latent(workload), mixed)
 
 
 @lru_cache(maxsize=1024)
-def _layer(z: Shapes, recompute: str, a: Latent | None, x: Experts | None) -> Part:
+def _layer(z: Shapes, recompute: tuple[str, ...], a: Latent | None, x: Experts | None) -> Part:
     """Cached, so that equal layers are one object and their blocks can be shared."""
+    attn_norm = norm(z, "attn.norm", saved="input", residual=True)
+    down, up = latent_projections(z, a) if a else (_projections(z), ())
     core = core_attention(z)
-    before = (
-        norm(z, "attn.norm", saved="input", residual=True),
-        *(latent_projections(z, a) if a else _projections(z)),
-    )
-    after = (
-        linear(z, "attn", "proj", z.hidden, z.context_width, split="row", saved="attn.context", bias=z.bias),
-        *_residual_norm(z),
-        *(mixture(z, x) if x else _mlp(z)),
-        residual(z, "mlp"),
-    )
-    name = "moe layer" if x else "layer"
-    match recompute:
-        case "ops":
-            nodes = (*before, *core, *after)
-            part = _part(name, (), nodes, inputs=_kept_by_op(z), held_gradient_bytes=z.row_bytes)
-            return replace(part, recompute=tuple(_again_by_op(z, nodes)))
-        case "full":
-            inputs = (Tensor("input", z.row_bytes),)
-            return _part(name, (), (*before, *core, *after), inputs=inputs, held_gradient_bytes=z.row_bytes)
-        case "selective":
-            return _part(name, before, core, after, inputs=attention_inputs(z), held_gradient_bytes=z.row_bytes)
-        case _:
-            return _part(name, (*before, *core, *after), held_gradient_bytes=z.row_bytes)
+    projection = linear(z, "attn", "proj", z.hidden, z.context_width, split="row", saved="attn.context", bias=z.bias)
+    add, mlp_norm = _residual_norm(z)
+    mixed = mixture(z, x) if x else None
+    mlp = mixed.nodes if mixed else _mlp(z)
+    nodes = (attn_norm, *down, *up, *core, projection, add, mlp_norm, *mlp, residual(z, "mlp"))
+    normed = Tensor("mlp.normed", z.row_bytes)
+    # Megatron-LM's --recompute-modules; those that drop their output are its CheckpointWithoutOutput.
+    checkpoints = {
+        "layer": Checkpoint(nodes, attn_norm.saved),
+        "ops": Checkpoint(nodes, () if x or a else _kept_by_op(z)),
+        "core_attn": Checkpoint(core, attention_inputs(z)),
+        "layernorm": Checkpoint(
+            (attn_norm, mlp_norm), (*attn_norm.saved, *mlp_norm.saved), ("attn.normed", "mlp.normed")
+        ),
+        "mla_up_proj": Checkpoint(up, up_inputs(up), ("attn.q", "attn.k", "attn.v")),
+    }
+    if mixed:
+        act = mixed.activation
+        checkpoints["moe"] = Checkpoint(mlp, (normed,))
+        checkpoints["moe_act"] = Checkpoint((act,), act.saved, ("moe.act",))
+        checkpoints["shared_experts"] = Checkpoint(mixed.shared, (normed,) if mixed.shared else ())
+    else:
+        checkpoints["mlp"] = Checkpoint(mlp, (normed,))
+    chosen = [checkpoints[module] for module in recompute if module in checkpoints]
+    part = _part("moe layer" if x else "layer", nodes, chosen, held_gradient_bytes=z.row_bytes)
+    return replace(part, recompute=tuple(_again_by_op(z, nodes))) if "ops" in recompute else part
 
 
 def _kept_by_op(z: Shapes) -> tuple[Tensor, ...]:

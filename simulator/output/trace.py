@@ -162,7 +162,7 @@ class _SpanWriter:
         self.tracks = tracks
         self.several_chunks = bool((timeline.chunk > 0).any())
         self.formats: dict[tuple[int, ...], str] = {}
-        self.end_ns: dict[int, Ints] = {}
+        self.ends_ns: dict[int, tuple[Ints, Ints]] = {}
 
     def text(self, span: int) -> str:
         timeline = self.timeline
@@ -181,12 +181,13 @@ class _SpanWriter:
             end = np.clip(np.maximum(start, end), first, last)
             return np.minimum(np.clip(start, first, last), end), end
         code = int(timeline.template[span])
-        if code not in self.end_ns:
-            self.end_ns[code] = _ns(timeline.templates[code].end_s)
-        end = np.minimum(first + self.end_ns[code], last)
+        if code not in self.ends_ns:
+            template = timeline.templates[code]
+            self.ends_ns[code] = _ns(template.start_s), _ns(template.end_s)
+        start, end = (np.minimum(first + column, last) for column in self.ends_ns[code])
         if len(end) == 1:
             end[0] = last  # a communication's length is its span's
-        return np.concatenate(([first], end[:-1])), end
+        return start, end
 
     def _format(self, span: int) -> str:
         timeline = self.timeline
