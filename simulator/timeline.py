@@ -168,6 +168,7 @@ class Timeline:
     ``stretched``: span index -> exact row start and end times, for spans that did not run straight through at full
     speed. Seconds.
     ``period_s``: of a `cut`, the time between steps that follow each other; each rank has a window of its own.
+    ``own_period_s``: that of simulated ranks which do not wait for all others, where they differ.
     """
 
     n_ranks: int
@@ -196,6 +197,7 @@ class Timeline:
     events: int = 0
     wall_s: float = 0.0
     period_s: float | None = None
+    own_period_s: dict[int, float] = field(default_factory=dict)
 
     @property
     def length_s(self) -> float:
@@ -206,6 +208,14 @@ class Timeline:
     def step_time_s(self) -> float:
         """Of one step alone its length; of a steady state its period."""
         return self.length_s if self.period_s is None else self.period_s
+
+    def windows_s(self) -> Floats:
+        """Per simulated rank (ascending), the seconds that its spans fill or leave idle."""
+        return np.array([self.own_period_s.get(rank, self.step_time_s) for rank in self.ranks], dtype=np.float64)
+
+    def weight(self, rank: int) -> float:
+        """How many real ranks' steps a simulated rank stands for in the period: those that do more of them count more."""
+        return self.ranks_like[rank] * self.step_time_s / self.own_period_s.get(rank, self.step_time_s)
 
     @property
     def ranks(self) -> list[int]:

@@ -67,11 +67,15 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
         "schedule": schedule,
         "sequence_parallel": tp > 1 and one(True, False),
         "vocab_parallel": one(True, False),
-        "zero": one(0, 1),
+        "zero": one(0, 1, 2, 3),
         "overlap": {key: one(True, False) for key in ("grad_reduce", "p2p", "param_gather", "tp")},
         "bucket_bytes": one(1, 20_000, 25_000_000),
         "rank_order": one("tp-cp-dp-pp", "tp-pp-dp-cp", "dp-cp-tp-pp"),
     }
+    if workload["parallelism"]["zero"] == 3:
+        workload["parallelism"] |= {"prefetch": one(0, 1, 2), "reshard_after_forward": one(True, False)}
+    if workload["parallelism"]["zero"] and dp % 2 == 0:
+        workload["parallelism"]["hsdp"] = one(None, 2)
     # There are trees for all-reduces only.
     algorithms = ("auto", "ring") if workload["parallelism"]["zero"] else ("auto", "ring", "tree")
     workload["parallelism"]["collective_algorithm"] = one(*algorithms)

@@ -49,7 +49,7 @@ class Activity:
     def idle_s(self) -> Floats:
         """Seconds of the step in which a rank does none of it, one entry per simulated rank."""
         spent: Floats = self.spent_s.sum(axis=1)
-        return np.maximum(self.timeline.step_time_s - spent, 0.0)
+        return np.maximum(self.timeline.windows_s() - spent, 0.0)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def weigh(timeline: Timeline, pipelines: Sequence[Sequence[int]]) -> tuple[Weigh
     if missing:
         raise ValueError(f"simulated ranks {missing} are in no pipeline")
     return tuple(
-        Weighted(ranks, np.array([timeline.ranks_like[rank] * count / seen[rank] for rank in ranks]))
+        Weighted(ranks, np.array([timeline.weight(rank) * count / seen[rank] for rank in ranks]))
         for ranks, count in counts.items()
     )
 
@@ -87,7 +87,7 @@ def rank_positions(timeline: Timeline) -> Ints:
 
 def mean_over_ranks(timeline: Timeline, values: Floats) -> Floats:
     """Mean over real ranks of one row (or entry) per simulated rank."""
-    weights = np.array([timeline.ranks_like[rank] for rank in timeline.ranks], dtype=np.float64)
+    weights = np.array([timeline.weight(rank) for rank in timeline.ranks], dtype=np.float64)
     return np.asarray(weights @ values / weights.sum(), dtype=np.float64)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 from simulator.model import Op, Part
-from simulator.program import Block, Matmul
+from simulator.program import Block, GroupedMatmul, Matmul
 from simulator.program.ops import kernels_of
 
 
@@ -40,16 +41,22 @@ def gradients_complete(parts: Sequence[Part], first: int = 0, *, whole: bool = T
     done = first
     for part in reversed(parts):
         done += len(part.recompute) if whole else 0
-        left = part.params
+        left = part.params_on
         for run in _runs(part.backward if whole else part.weight_grad):
             done += len(run)
-            made = min(sum(_made_by(op) for op in run), left) if _in_weight_phase(run[0]) else 0
+            axis = _axis_of(run)
+            made = min(sum(_made_by(op) for op in run), left.get(axis, 0)) if _in_weight_phase(run[0]) else 0
             if made:
-                marks.append(Mark(done, made))
-                left -= made
-        if left:
-            marks.append(Mark(done, left))
+                marks.append(Mark(done, made, axis))
+                left[axis] -= made
+        marks += [Mark(done, count, axis) for axis, count in left.items() if count]
     return marks
+
+
+def _axis_of(run: Sequence[Op]) -> str:
+    """The axis (see `Part.params_on`) of the weight whose gradient a run makes."""
+    grouped = any(isinstance(one.kernel, GroupedMatmul) for op in run for one in kernels_of(op))
+    return "edp" if grouped else "dp"
 
 
 def _runs(ops: Sequence[Op]) -> Iterator[list[Op]]:
@@ -71,7 +78,7 @@ def parameters_used(parts: Sequence[Part], first: int = 0) -> list[Mark]:
     done = first
     for part in parts:
         done += len(part.forward)
-        marks.append(Mark(done, part.params))
+        marks += [Mark(done, count, axis) for axis, count in part.params_on.items()]
     return marks
 
 
@@ -82,12 +89,14 @@ def buckets(block: Block, marks: Sequence[Mark], bytes_per_param: int, bucket_by
     pieces: list[Bucket] = []
     begin = 0
     filled: dict[str, int] = {}
-    for number, mark in enumerate(marks):
-        filled[mark.axis] = filled.get(mark.axis, 0) + mark.params
-        last = number == len(marks) - 1
-        if filled[mark.axis] * bytes_per_param >= bucket_bytes or last:
-            end = len(block.ops) if last else mark.ops
-            closed = filled if last else {mark.axis: filled.pop(mark.axis)}
+    for done, marked in groupby(marks, key=lambda mark: mark.ops):
+        for mark in marked:
+            filled[mark.axis] = filled.get(mark.axis, 0) + mark.params
+        last = done == marks[-1].ops
+        full = [axis for axis, params in filled.items() if last or params * bytes_per_param >= bucket_bytes]
+        if full:
+            end = len(block.ops) if last else done
+            closed = {axis: filled.pop(axis) for axis in full}
             pieces.append(Bucket(Block(f"{block.name}.{len(pieces)}", block.ops[begin:end]), closed))
             begin = end
     return pieces
@@ -100,5 +109,11 @@ def _in_weight_phase(op: Op) -> bool:
 
 def _made_by(op: Op) -> int:
     """Parameters whose gradient ``op`` computes."""
-    products = (one.kernel for one in kernels_of(op) if isinstance(one.kernel, Matmul))
-    return sum(product.m * product.n * product.batch for product in products)
+    made = 0
+    for one in kernels_of(op):
+        match one.kernel:
+            case Matmul() as product:
+                made += product.m * product.n * product.batch
+            case GroupedMatmul() as products:
+                made += len(products.tokens) * products.n * products.k
+    return made

@@ -10,15 +10,15 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import GetJsonSchemaHandler, ModelWrapValidatorHandler, model_validator
+from pydantic import Field, GetJsonSchemaHandler, ModelWrapValidatorHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from simulator.config import catalog, rules
 from simulator.config.cluster import ClusterSpec, cluster_data
-from simulator.config.files import Section, Text, raise_all, read_yaml, validated, with_changes
+from simulator.config.files import Integral, Section, Text, raise_all, read_yaml, validated, with_changes
 from simulator.config.model import Model
 from simulator.config.parallelism import Parallelism
 from simulator.config.pipelines import find_schedule, is_file
@@ -53,6 +53,8 @@ class Workload(Section):
     [nodes: the fewest that hold the ranks]"""
     calibration: str = ""
     """a profile's name or path [the shipped profile of the cluster's GPU]"""
+    seed: Annotated[int, Field(ge=0, le=2**63), Integral] = 0
+    """of everything random: which experts a skewed distribution prefers [0]"""
     simulation: Simulation = Simulation()
 
     @property

@@ -16,7 +16,7 @@ from simulator.costs.matmul import MatmulCost
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import Origin
 from simulator.errors import InputError
-from simulator.program import Attention, Fixed, Kernel, Matmul, Memory
+from simulator.program import Attention, Fixed, GroupedMatmul, Kernel, Matmul, Memory
 
 
 class KernelCost(Protocol):
@@ -61,10 +61,12 @@ class Costs:
     def from_profile(cls, profile: Profile, implementation: Implementation = "fused") -> Costs:
         """The costs of a calibrated GPU whose ops are launched by ``implementation``."""
         spec, models = profile.gpu_spec, profile.kernels
+        matmul = MatmulCost(spec, models.matmul)
         return cls(
             gpu=profile.gpu,
             kernels={
-                Matmul: MatmulCost(spec, models.matmul),
+                Matmul: matmul,
+                GroupedMatmul: matmul,
                 Attention: AttentionCost(spec, models.attention),
                 Memory: MemoryCost(spec, models.memory),
                 Fixed: FixedCost(),

@@ -20,6 +20,7 @@ from simulator.cluster import Cluster
 from simulator.costs import Costs
 from simulator.network import hosts
 from simulator.network.collectives import choose, fastest, patterns
+from simulator.network.direct import Traffic
 from simulator.network.pattern import Pattern
 from simulator.network.plan import Phase, Plan
 from simulator.program import Comm, Program
@@ -76,7 +77,12 @@ def spec_of(comm: Comm, position: int) -> tuple[object, ...]:
         return ("send", position, comm.peer, comm.nbytes)
     if comm.op == "recv":
         return ("send", comm.peer, position, comm.nbytes)
-    return (comm.op, comm.algorithm, comm.nbytes)
+    return (comm.op, comm.algorithm, comm.nbytes, traffic_of(comm))
+
+
+def traffic_of(comm: Comm) -> Traffic:
+    """How the bytes of an all-to-all are spread."""
+    return Traffic(comm.send_shares, comm.receive_shares, comm.per_node)
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,7 @@ class _Session:
         return "send_recv" if self.comm.op in POINT_TO_POINT else self.comm.op
 
     def patterns(self, cluster: Cluster) -> tuple[Pattern, ...]:
-        return patterns(self.op, self.ends, cluster, self.comm.algorithm)
+        return patterns(self.op, self.ends, cluster, self.comm.algorithm, traffic_of(self.comm))
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,7 @@ def _sessions(program: Program, cluster: Cluster) -> list[_Session]:
 
 def _anonymous(comm: Comm) -> Comm:
     """Without name and tag, which do not matter to the network."""
-    return Comm("", comm.op, comm.nbytes, comm.axis, "", comm.algorithm, comm.peer)
+    return replace(comm, name="", purpose="", tag="")
 
 
 def _mix(*parts: Colours) -> Colours:

@@ -25,8 +25,8 @@ def split_qkv(z: Shapes) -> Node:
 
 def attention_inputs(z: Shapes) -> tuple[Tensor, ...]:
     """Queries, keys and values."""
-    q, kv = (float(z.element * z.tokens * width) for width in (z.q_width, z.kv_width))
-    return (Tensor("attn.q", q), Tensor("attn.k", kv), Tensor("attn.v", kv))
+    q, k, v = (float(z.element * z.tokens * width) for width in (z.q_width, z.kv_width, z.v_width))
+    return (Tensor("attn.q", q), Tensor("attn.k", k), Tensor("attn.v", v))
 
 
 def whole_attention(z: Shapes, *, context: str) -> tuple[Node, ...]:
@@ -37,20 +37,27 @@ def whole_attention(z: Shapes, *, context: str) -> tuple[Node, ...]:
 def flash_saved(z: Shapes, context: str) -> tuple[Tensor, ...]:
     """What flash attention keeps (arXiv 2205.14135): its inputs, its output and a fp32 log-sum-exp per head and
     query."""
-    output = float(z.element * z.tokens * z.q_width)
+    output = float(z.element * z.tokens * z.context_width)
     return (*attention_inputs(z), Tensor(context, output), Tensor("attn.lse", 4.0 * z.tokens * z.heads))
+
+
+def flash_kernel(z: Shapes, length: int, *, window: int = 0) -> Attention:
+    """The forward kernel over ``length`` queries and keys."""
+    apart = z.v_head_dim if z.v_head_dim != z.head_dim else 0
+    sizes = (z.batch, z.heads, z.kv_heads, length, length, z.head_dim)
+    return Attention(*sizes, dtype=z.dtype, window=window, v_head_dim=apart)
 
 
 def _flash(z: Shapes, context: str) -> Node:
     """One kernel each way."""
-    forward = Attention(z.batch, z.heads, z.kv_heads, z.seq, z.seq, z.head_dim, dtype=z.dtype, window=z.window)
+    forward = flash_kernel(z, z.seq, window=z.window)
     saved = flash_saved(z, context)
     return Node(
         forward=(Compute("attn.flash", forward, "F"),),
         input_grad=(Compute("attn.flash bwd", replace(forward, backward=True), "B"),),
         saved=saved,
-        # Gradients of the context, which is as large as the queries, and of queries, keys and values.
-        grad_bytes=float(z.element * z.tokens * (2 * z.q_width + 2 * z.kv_width)),
+        # Gradients of the context, and of queries, keys and values.
+        grad_bytes=float(z.element * z.tokens * (z.context_width + z.q_width + z.kv_width + z.v_width)),
     )
 
 
@@ -60,6 +67,7 @@ def _unfused(z: Shapes) -> tuple[Node, ...]:
     elements = batch * z.seq * z.seq
     square = float(z.element * elements)
     per_head = float(z.element * z.tokens * z.q_width)
+    of_values = float(z.element * z.tokens * z.context_width)
     grouped = z.kv_heads < z.heads
     repeat, keys, values = Node(), "attn.k", "attn.v"
     if grouped:
@@ -74,7 +82,7 @@ def _unfused(z: Shapes) -> tuple[Node, ...]:
     def product(phase: str, name: str, m: int, n: int, k: int, role: str) -> Compute:
         return Compute(f"attn.{name}", Matmul(m, n, k, batch=batch, dtype=z.dtype, role=role), phase)
 
-    s, d = z.seq, z.head_dim
+    s, d, v = z.seq, z.head_dim, z.v_head_dim
     scores = Node(
         forward=(product("F", "scores", s, s, d, "fwd"),),
         input_grad=(product("B", "scores dgrad q", s, d, s, "dgrad"), product("B", "scores dgrad k", s, d, s, "wgrad")),
@@ -91,15 +99,15 @@ def _unfused(z: Shapes) -> tuple[Node, ...]:
     context = Node(
         # The product leaves heads outermost; the copy puts a token's heads side by side again.
         forward=(
-            product("F", "context", s, d, s, "fwd"),
-            memory("F", "attn.context transpose", "copy", per_head, per_head, z.dtype),
+            product("F", "context", s, v, s, "fwd"),
+            memory("F", "attn.context transpose", "copy", of_values, of_values, z.dtype),
         ),
         input_grad=(
-            product("B", "context dgrad probs", s, s, d, "dgrad"),
-            product("B", "context dgrad v", s, d, s, "wgrad"),
+            product("B", "context dgrad probs", s, s, v, "dgrad"),
+            product("B", "context dgrad v", s, v, s, "wgrad"),
         ),
-        saved=(Tensor(attended, square), Tensor(values, per_head)),
-        grad_bytes=square + 2 * per_head,
+        saved=(Tensor(attended, square), Tensor(values, of_values)),
+        grad_bytes=square + 2 * of_values,
     )
     return (repeat, scores, softmax, drop, context)
 

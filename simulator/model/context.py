@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.model.attention import flash_saved, whole_attention
+from simulator.model.attention import flash_kernel, flash_saved, whole_attention
 from simulator.model.nodes import Node, Op, Ops, memory
 from simulator.model.shapes import Shapes
 from simulator.program import Attention, Beside, Comm, Compute
@@ -37,7 +37,7 @@ def ring_kernels(z: Shapes) -> list[Attention | None]:
     exchange with it in every layer, wait for it, so that all are priced so.
     """
     part = z.seq // z.cp
-    own = Attention(z.batch, z.heads, z.kv_heads, part, part, z.head_dim, dtype=z.dtype)
+    own = flash_kernel(z, part)
     if z.cp_layout == "zigzag":
         return [own, *[replace(own, kv_len=part // 2, causal=False)] * (z.cp - 1)]
     return [own, *[replace(own, causal=False) if step <= z.cp_rank else None for step in range(1, z.cp)]]
@@ -53,8 +53,8 @@ def _ring(z: Shapes) -> Node:
     Beside what flash attention keeps and needs there are two buffers of keys and values and a partial context; backward
     two of keys, values and their gradients, and partial gradients of all.
     """
-    kv = 2.0 * z.element * z.tokens * z.kv_width
-    q = float(z.element * z.tokens * z.q_width)
+    kv = float(z.element * z.tokens * (z.kv_width + z.v_width))
+    q, context = (float(z.element * z.tokens * width) for width in (z.q_width, z.context_width))
     kernels = ring_kernels(z)
     forward: list[Op] = []
     backward: list[Op] = []
@@ -66,7 +66,7 @@ def _ring(z: Shapes) -> Node:
             work.append(Compute("attn.flash", kernel, "F"))
             work_back.append(Compute("attn.flash bwd", replace(kernel, backward=True), "B"))
             if step:
-                work.append(memory("F", "attn.ring merge", "residual", 2 * q, q, z.dtype))
+                work.append(memory("F", "attn.ring merge", "residual", 2 * context, context, z.dtype))
                 work_back.append(memory("B", "attn.ring dq sum", "residual", 2 * q, q, z.dtype))
                 part = kv * kernel.kv_len / kernels[0].kv_len if kernels[0] else kv
                 received.append(memory("B", "attn.ring dkv sum", "residual", 2 * part, part, z.dtype))
@@ -78,9 +78,9 @@ def _ring(z: Shapes) -> Node:
         forward=tuple(forward),
         input_grad=tuple(backward),
         saved=flash_saved(z, "attn.context"),
-        forward_bytes=2 * kv + q,
+        forward_bytes=2 * kv + context,
         # Gradients of the context and of queries, whole and partial; two buffers of kv and dkv, and a partial dkv.
-        grad_bytes=3 * q + 5 * kv,
+        grad_bytes=context + 2 * q + 5 * kv,
     )
 
 
@@ -99,30 +99,28 @@ def _ulysses(z: Shapes) -> tuple[Node, ...]:
     Where there are fewer KV heads than ranks each is sent to several, and their gradients are summed.
     """
     spread = max(z.kv_heads, z.cp)
-    q, narrow = (float(z.element * z.tokens * width) for width in (z.q_width, z.kv_width))
-    kv = float(z.element * z.tokens * spread * z.head_dim)
+    q, context, narrow = (float(z.element * z.tokens * width) for width in (z.q_width, z.context_width, z.kv_width))
+    k, v = (float(z.element * z.tokens * spread * width) for width in (z.head_dim, z.v_head_dim))
     whole = replace(z, cp=1, tokens=z.tokens * z.cp, heads=z.heads // z.cp, kv_heads=spread // z.cp)
     repeat = Node()
     if spread > z.kv_heads:
         repeat = Node(
-            forward=tuple(memory("F", f"attn.repeat {x}", "copy", narrow, kv, z.dtype) for x in "kv"),
-            input_grad=tuple(memory("B", f"attn.repeat {x} bwd", "reduce", kv, narrow, z.dtype) for x in "kv"),
-            forward_bytes=2 * kv,
-            grad_bytes=2 * (narrow + kv),
+            forward=tuple(memory("F", f"attn.repeat {x}", "copy", narrow, k, z.dtype) for x in "kv"),
+            input_grad=tuple(memory("B", f"attn.repeat {x} bwd", "reduce", k, narrow, z.dtype) for x in "kv"),
+            forward_bytes=2 * k,
+            grad_bytes=2 * (narrow + k),
         )
     apart = Node(
-        forward=tuple(op for x, size in (("q", q), ("k", kv), ("v", kv)) for op in _all_to_all(z, "F", x, size)),
-        input_grad=tuple(
-            op for x, size in (("v", kv), ("k", kv), ("q", q)) for op in _all_to_all(z, "B", f"d{x}", size)
-        ),
-        forward_bytes=2 * (q + 2 * kv),
-        grad_bytes=2 * (q + 2 * kv),
+        forward=tuple(op for x, size in (("q", q), ("k", k), ("v", v)) for op in _all_to_all(z, "F", x, size)),
+        input_grad=tuple(op for x, size in (("v", v), ("k", k), ("q", q)) for op in _all_to_all(z, "B", f"d{x}", size)),
+        forward_bytes=2 * (q + k + v),
+        grad_bytes=2 * (q + k + v),
     )
     back = Node(
-        forward=_all_to_all(z, "F", "context", q),
-        input_grad=_all_to_all(z, "B", "dcontext", q),
-        forward_bytes=2 * q,
-        grad_bytes=2 * q,
+        forward=_all_to_all(z, "F", "context", context),
+        input_grad=_all_to_all(z, "B", "dcontext", context),
+        forward_bytes=2 * context,
+        grad_bytes=2 * context,
     )
     return (repeat, apart, *whole_attention(whole, context="attn.context of own heads"), back)
 

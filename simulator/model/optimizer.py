@@ -74,11 +74,14 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     lost = 0.0
     if layout.grad_compression == "1bit":
         lost = sum(count * (1 + 1 / layout.replicas(axis)) for axis, count in held.items() if layout.replicas(axis) > 1)
+    kept = DTYPE_BYTES[training.precision] * whole if training.keep_gradients else 0
     return StateBytes(
         weights=0.0
         if streamed
         else DTYPE_BYTES[training.precision] * (share if layout.zero == 3 else whole) * versions,
-        gradients=0.0 if shards and away else DTYPE_BYTES[training.grad_dtype] * (share if shards else float(whole)),
+        gradients=0.0
+        if shards and away
+        else DTYPE_BYTES[training.grad_dtype] * (share if shards else float(whole)) + kept,
         optimizer=(0.0 if away else per_param * share) + DTYPE_BYTES["fp32"] * lost,
     )
 
@@ -88,16 +91,40 @@ def optimized(workload: Workload, params: Mapping[str, int]) -> float:
     return sum(count / workload.parallelism.shards(axis) for axis, count in params.items())
 
 
+def optimizer_workspace_bytes(workload: Workload, params: Mapping[str, int]) -> float:
+    """What one optimizer step over ``params`` (by axis) needs beside the state: 16-bit gradients as fp32 ones
+    (Megatron-LM's ``main_param.grad``, DeepSpeed's ``single_partition_of_fp32_groups.grad``), and the root of the
+    second moment where Adam is not one kernel (torch/optim/adamw.py, ``exp_avg_sq_sqrt``)."""
+    training = workload.training
+    per_param = 0
+    if training.optimizer.master_weights and training.grad_dtype != "fp32":
+        per_param += DTYPE_BYTES["fp32"]
+    if training.implementation == "eager":
+        per_param += DTYPE_BYTES[training.optimizer.state_dtype]
+    return float(per_param * optimized(workload, params))
+
+
 def replicated_gradient_ops(workload: Workload, parts: Iterable[Part]) -> tuple[Comm, ...]:
     """The all-reduce over tp, once a step, of gradients that every tp rank computes from its own rows or heads: norms
-    and row-split biases under sequence parallelism (Megatron's `allreduce_sequence_parallel_gradients`), and KV heads
-    that tp ranks share; of sharded gradients the shard. Empty where there are none."""
-    params = sum(part.tp_reduced_params for part in parts)
-    if not params:
-        return ()
-    shards = workload.parallelism.shards("dp") if workload.parallelism.zero >= 2 else 1
-    nbytes = DTYPE_BYTES[workload.training.grad_dtype] * params / shards
-    return (Comm("tp.all_reduce replicated gradients", "all_reduce", nbytes, axis="tp", purpose="tp"),)
+    and row-split biases under sequence parallelism (Megatron's `allreduce_sequence_parallel_gradients`), KV heads that
+    tp ranks share, routers; and the one over ep of the copies of experts; of sharded gradients the shard. Empty where
+    there are none."""
+    parts, layout = tuple(parts), workload.parallelism
+    grad = DTYPE_BYTES[workload.training.grad_dtype]
+
+    def held(axis: str) -> int:
+        return layout.shards(axis) if layout.zero >= 2 else 1
+
+    ops = []
+    if params := sum(part.tp_reduced_params for part in parts):
+        nbytes = grad * params / held("dp")
+        ops.append(Comm("tp.all_reduce replicated gradients", "all_reduce", nbytes, axis="tp", purpose="tp"))
+    moe, ep = workload.model.moe, layout.ep
+    copies = moe.redundant_experts if moe else 0
+    if moe and copies and (experts := sum(part.expert_params for part in parts)):
+        nbytes = float(grad * experts * copies * ep // (moe.experts + copies)) / held("edp")
+        ops.append(Comm("ep.all_reduce redundant experts", "all_reduce", nbytes, axis="ep", purpose="ep"))
+    return tuple(ops)
 
 
 def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ...]:
@@ -107,11 +134,11 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
     In Megatron's order: gradients to fp32 where they are not; under fp16 unscaling with a check for infinities; norm
     and clipping; Adam; master weights to model weights; gradient buffers to zero (plain autograd drops its gradients
     instead). What is decided together (infinities, norm) is one number all-reduced over axis ``mp``, the model-parallel
-    ranks of a replica, and under ZeRO over the ranks that share a state too. Of an update on the host what is left is
-    what has to be known of the gradients before; of one on parameter servers, which have it all, clearing the buffers.
+    ranks of a replica, and under ZeRO over the ranks that share a state too; of experts over ``emp`` and ``edp``. Of an
+    update on the host what is left is what has to be known of the gradients before; of one on parameter servers, which
+    have it all, clearing the buffers.
     """
     training, layout = workload.training, workload.parallelism
-    sharded = layout.shards("dp") > 1
     count = float(optimized(workload, params))
     weight, grad = DTYPE_BYTES[training.precision], DTYPE_BYTES[training.grad_dtype]
     master = training.optimizer.master_weights
@@ -121,11 +148,18 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
         ops.append(Compute(f"optimizer.{name}", Memory(op, read * count, write * count, dtype="fp32"), "O"))
 
     def agree(what: str) -> None:
-        if layout.tp * layout.pp > 1:
-            purpose = "tp" if layout.tp > 1 else "pp"
-            ops.append(Comm(f"mp.all_reduce {what}", "all_reduce", 4.0, axis="mp", purpose=purpose))
-        if sharded:
-            ops.append(Comm(f"dp.all_reduce {what}", "all_reduce", 4.0, axis=layout.shard_axis("dp"), purpose="dp"))
+        for axis, across, split in (
+            ("dp", "mp", {"tp": layout.tp}),
+            ("edp", "emp", {"ep": layout.ep, "tp": layout.etp}),
+        ):
+            if axis == "edp" and workload.model.moe is None:
+                continue
+            purposes = [purpose for purpose, size in {**split, "pp": layout.pp}.items() if size > 1]
+            if purposes:
+                ops.append(Comm(f"{across}.all_reduce {what}", "all_reduce", 4.0, axis=across, purpose=purposes[0]))
+            if layout.shards(axis) > 1:
+                over = layout.shard_axis(axis)
+                ops.append(Comm(f"{axis}.all_reduce {what}", "all_reduce", 4.0, axis=over, purpose="dp"))
 
     here = layout.offload.optimizer == "none" and not layout.server_count
     if here and master and grad != 4:

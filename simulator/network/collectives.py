@@ -9,6 +9,7 @@ from simulator.cluster.cluster import Cluster
 from simulator.config.files import closest
 from simulator.errors import InputError
 from simulator.network import direct, hosts, ring, tree
+from simulator.network.direct import EVEN, Traffic
 from simulator.network.pattern import Moves, Pattern, TransportCosts, placed, shape_of, timed
 from simulator.network.plan import Plan
 
@@ -61,8 +62,11 @@ def plan(
     return fastest(op, patterns(op, ranks, cluster, algorithm), nbytes, costs)
 
 
-def patterns(op: str, ranks: Sequence[int], cluster: Cluster, algorithm: str = "auto") -> tuple[Pattern, ...]:
+def patterns(
+    op: str, ranks: Sequence[int], cluster: Cluster, algorithm: str = "auto", traffic: Traffic = EVEN
+) -> tuple[Pattern, ...]:
     """What ``op`` may do to the links, one pattern per algorithm that ``algorithm`` allows; none for a group of one.
+    ``traffic``: how the bytes of an all-to-all are spread.
 
     Raises `InputError`.
     """
@@ -74,6 +78,8 @@ def patterns(op: str, ranks: Sequence[int], cluster: Cluster, algorithm: str = "
     members = tuple(ranks)
     if len(members) == 1:
         return ()
+    if traffic != EVEN:
+        return (_pattern("by_node" if traffic.per_node else "pairwise", direct.uneven(traffic), cluster, members),)
     return tuple(
         [_pattern(name, function, cluster, members) for name, function in known.items() if algorithm in ("auto", name)]
     )

@@ -249,11 +249,11 @@ def _title(template: Template, op: int, phase: str, has_microbatch: bool, chunk:
 
 def _memory_counter(timeline: Timeline, rank: int) -> Iterator[str]:
     """Activations and workspace held by a rank, in GiB, whenever they change."""
-    times, held, workspace = memory_curve(timeline, rank)
-    total = held + workspace
+    curve = memory_curve(timeline, rank)
+    total = curve.held + curve.workspace
     if not np.any(total):
         return
-    at = _ns(times)
+    at = _ns(curve.times)
     settled = np.append(at[1:] != at[:-1], True)
     at, total = at[settled], total[settled]
     changed = np.concatenate(([True], total[1:] != total[:-1]))

@@ -1,6 +1,6 @@
 """Who does what, in what order: the input of the engine, free of models, files and plots."""
 
-from simulator.program.kernels import Attention, Fixed, Kernel, Matmul, Memory
+from simulator.program.kernels import Attention, Fixed, GroupedMatmul, Kernel, Matmul, Memory
 from simulator.program.ops import Batch, Beside, Block, Comm, Compute, Program, ProgramError, Role, Step
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Comm",
     "Compute",
     "Fixed",
+    "GroupedMatmul",
     "Kernel",
     "Matmul",
     "Memory",

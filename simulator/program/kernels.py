@@ -60,13 +60,52 @@ def causal_pairs(q_len: int, kv_len: int, offset: int = 0, window: int = 0) -> f
 
 
 @dataclass(frozen=True, slots=True)
+class GroupedMatmul:
+    """One kernel of a product per expert: group i has ``tokens[i]`` tokens and a weight of n x k.
+
+    ``role`` fwd and dgrad: (tokens x k) @ (k x n); wgrad: (n x tokens) @ (tokens x k). ``out_dtype`` and ``accumulate``
+    are as in `Matmul`. Groups without tokens are skipped.
+    """
+
+    tokens: tuple[int, ...]
+    n: int
+    k: int
+    dtype: str = "bf16"
+    role: str = "fwd"
+    out_dtype: str = ""
+    accumulate: bool = False
+
+    kind = "grouped_matmul"
+
+    @property
+    def products(self) -> tuple[Matmul, ...]:
+        """The products of all groups."""
+        return tuple(
+            Matmul(self.n, self.k, tokens, 1, self.dtype, self.role, self.out_dtype, self.accumulate)
+            if self.role == "wgrad"
+            else Matmul(tokens, self.n, self.k, 1, self.dtype, self.role, self.out_dtype, self.accumulate)
+            for tokens in self.tokens
+            if tokens
+        )
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * sum(self.tokens) * self.n * self.k
+
+    @property
+    def bytes(self) -> float:
+        return sum(product.bytes for product in self.products)
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """One fused (flash) attention kernel over ``batch`` sequences; masked products are not computed.
 
     ``offset``: how many positions the first query stands after the first key. Under a causal mask a query sees the keys
     that are not after it, and of those only the last ``window`` where that is not 0.
     The backward kernel does five products where the forward does two (arXiv 2205.14135, section 3.2: it recomputes
-    the scores).
+    the scores): three of them as wide as a head of queries and keys, two as wide as one of values, which is
+    ``v_head_dim`` (0: like ``head_dim``).
     """
 
     batch: int
@@ -80,6 +119,7 @@ class Attention:
     dtype: str = "bf16"
     offset: int = 0
     window: int = 0
+    v_head_dim: int = 0
 
     kind = "attention"
 
@@ -92,14 +132,16 @@ class Attention:
 
     @property
     def flops(self) -> float:
-        products = 5 if self.backward else 2
-        return 2.0 * products * self.batch * self.heads * self.pairs * self.head_dim
+        of_values = self.v_head_dim or self.head_dim
+        width = 3 * self.head_dim + 2 * of_values if self.backward else self.head_dim + of_values
+        return 2.0 * self.batch * self.heads * self.pairs * width
 
     @property
     def bytes(self) -> float:
-        q = self.q_len * self.heads * self.head_dim
-        kv = 2 * self.kv_len * self.kv_heads * self.head_dim
-        tensors = (4 * q + 2 * kv) if self.backward else (2 * q + kv)
+        of_values = self.v_head_dim or self.head_dim
+        q, context = self.q_len * self.heads * self.head_dim, self.q_len * self.heads * of_values
+        kv = self.kv_len * self.kv_heads * (self.head_dim + of_values)
+        tensors = 2 * (q + context + kv) if self.backward else q + context + kv
         return float(self.batch * tensors * DTYPE_BYTES[self.dtype])
 
 
@@ -134,9 +176,10 @@ class Fixed:
     kind = "fixed"
 
 
-Kernel = Matmul | Attention | Memory | Fixed
-KERNELS: dict[str, type[Matmul] | type[Attention] | type[Memory] | type[Fixed]] = {
+Kernel = Matmul | GroupedMatmul | Attention | Memory | Fixed
+KERNELS: dict[str, type[Matmul] | type[GroupedMatmul] | type[Attention] | type[Memory] | type[Fixed]] = {
     "matmul": Matmul,
+    "grouped_matmul": GroupedMatmul,
     "attention": Attention,
     "memory": Memory,
     "fixed": Fixed,

@@ -52,7 +52,12 @@ class Comm:
     hands to the next of its group in a shift; with hosts what the rank moves, or what an update reads and writes in
     memory.
     ``peer`` is the other end's position in the axis group (send and recv only). ``purpose`` is the parallelism it
-    belongs to: tp, cp, ep, pp, dp, or ``offload`` (an update on the host: ``optimizer``). Two ends of a transfer meet when axis group, positions and ``tag`` agree.
+    belongs to: tp, cp, ep, pp, dp, or ``offload`` (an update on the host: ``optimizer``). Two ends of a transfer meet
+    when axis group, positions and ``tag`` agree.
+
+    An all-to-all may be uneven: of all bytes, the members' ``nbytes`` together, the share ``send_shares[i]`` comes from
+    member i, and ``receive_shares[j]`` of each one's goes to member j (empty: equal parts). ``per_node`` > 0: to every
+    other node travels that share of the bytes for its members, and is copied on to them there.
     """
 
     name: str
@@ -64,6 +69,9 @@ class Comm:
     peer: int = -1
     tag: str = ""
     stream: str = ""
+    send_shares: tuple[float, ...] = ()
+    receive_shares: tuple[float, ...] = ()
+    per_node: float = 0.0
 
     @property
     def lane(self) -> str:

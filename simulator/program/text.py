@@ -26,6 +26,8 @@ from typing import Any, cast
 from simulator.program.kernels import KERNELS, Kernel
 from simulator.program.ops import Batch, Beside, Block, Comm, Compute, Program, ProgramError, Role, Step
 
+#: Fields that are written as numbers joined by commas.
+_NUMBERS = ("tokens", "send_shares", "receive_shares")
 _KERNEL_NAME = {kernel: name for name, kernel in KERNELS.items()}
 
 
@@ -85,7 +87,9 @@ def _values(item: Any, left_out: Sequence[str]) -> str:
         value = getattr(item, field.name)
         if field.name in left_out or (field.default is not MISSING and value == field.default):
             continue
-        if isinstance(value, tuple):
+        if field.name in _NUMBERS:
+            parts.append(f" {field.name}={','.join(map(repr, value))}")
+        elif isinstance(value, tuple):
             parts += [f" {field.name}={shlex.quote(entry)}" for entry in value]
         else:
             parts.append(f" {field.name}={shlex.quote(value) if isinstance(value, str) else repr(value)}")
@@ -275,6 +279,8 @@ def _build(kind: type[Any], words: list[str], **given: Any) -> Any:
         "float": float,
         "bool": lambda word: {"True": True, "False": False}[word],
         "str": str,
+        "tuple[int, ...]": lambda word: tuple(map(int, word.split(","))),
+        "tuple[float, ...]": lambda word: tuple(map(float, word.split(","))),
     }
     pairs = _pairs(words)
     for key in pairs:

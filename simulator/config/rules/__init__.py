@@ -22,8 +22,11 @@ _PROBLEMS = (
     *(tensor.problems, training.problems, context.problems, experts.problems, pipeline.problems),
     *(servers.problems, offload.problems),
 )
-_LAYOUT_PROBLEMS = (scale.layout_problems, data.layout_problems, pipeline.layout_problems)
-_WARNINGS = (scale.warnings, data.warnings, servers.warnings, pipeline.warnings, training.warnings)
+_LAYOUT_PROBLEMS = (scale.layout_problems, data.layout_problems, pipeline.layout_problems, experts.layout_problems)
+_WARNINGS = (
+    *(scale.warnings, data.warnings, servers.warnings, experts.warnings, pipeline.warnings),
+    training.warnings,
+)
 
 
 def problems(workload: Workload) -> Iterator[InputError]:
