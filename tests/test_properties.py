@@ -109,7 +109,7 @@ def test_every_legal_job_gives_a_possible_step(description: dict[str, Any], spee
 
     # Activations are never negative, and all given back at the end.
     for rank in timeline.ranks:
-        _, held, workspace = memory_curve(timeline, rank)
+        _, held, workspace, *_ = memory_curve(timeline, rank)
         most = float(held.max())
         assert held.min() >= -1e-9 * most
         assert workspace.min() >= -1e-9 * float(workspace.max())
