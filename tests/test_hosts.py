@@ -72,8 +72,8 @@ def test_end_points_are_the_gpus_and_then_the_hosts_of_all_nodes() -> None:
 
 @pytest.mark.parametrize(("op", "slots"), [("to_host", "tx"), ("from_host", "rx")])
 def test_two_gpus_behind_one_pcie_switch_take_twice_as_long_as_one(op: str, slots: str) -> None:
-    """A copy crosses the GPU's own PCIe link, which nobody shares, and the switch's uplink, which two GPUs do. GPUs 2 and
-    3 are behind another switch, those of node 1 in another machine: they change nothing."""
+    """A copy crosses the GPU's own PCIe link, which nobody shares, and the switch's uplink, which two GPUs do. GPUs 2
+    and 3 are behind another switch, those of node 1 in another machine: they change nothing."""
     comm = Comm(op, op, 1e9, "rank", "offload")
     times = {n: play(alone(n, comm), cluster(nodes=2)).step_time_s for n in (1, 2, 4, 8)}
     assert times[1] == pytest.approx(1e9 / PCIE_Bps, rel=1e-4)
@@ -118,8 +118,8 @@ def test_cpu_adam_is_as_fast_as_published() -> None:
 @pytest.mark.parametrize("servers", [1, 2, 4])
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
 def test_push_and_pull_last_2_n_bytes_over_s_nics(n: int, servers: int) -> None:
-    """n workers of one NIC each send their bytes to s servers, 1/s to each, into one NIC of each: n bytes / (s NIC) where
-    that is more than what a worker's own NIC takes; then the same back."""
+    """n workers of one NIC each send their bytes to s servers, 1/s to each, into one NIC of each: n bytes / (s NIC)
+    where that is more than what a worker's own NIC takes; then the same back."""
     nbytes = 1e9
     push, pull = Comm("push", "push", nbytes, "rank", "dp"), Comm("pull", "pull", nbytes, "rank", "dp")
     built = cluster(nodes=n + servers, gpus=1)

@@ -56,8 +56,8 @@ def busy(result: Result, lane: str) -> float:
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("dp", [1, 2, 4])
 def test_what_an_offloaded_optimizer_moves(zero: int, dp: int) -> None:
-    """Gradients of 2 bytes go out, weights of 2 bytes come back: of ZeRO's share, or of all without it. With ZeRO-2 and 3
-    the gradients of each micro-batch go, as nothing of them stays on the GPU."""
+    """Gradients of 2 bytes go out, weights of 2 bytes come back: of ZeRO's share, or of all without it. With ZeRO-2 and
+    3 the gradients of each micro-batch go, as nothing of them stays on the GPU."""
     result = play(dp=dp, zero=zero, offload={"optimizer": "cpu"})
     report = result.to_dict()
     share = report["params_total"] / (dp if zero else 1)
@@ -124,8 +124,8 @@ def test_states_on_drives_are_read_and_written_once_a_step() -> None:
 @pytest.mark.parametrize("place", ["cpu", "nvme"])
 @pytest.mark.parametrize("dp", [1, 2])
 def test_offloaded_parameters_come_in_for_every_use(place: str, dp: int) -> None:
-    """ZeRO-3: this rank's shard of a layer comes in for its forward and for its backward pass of every micro-batch, that
-    of the root once a micro-batch; the updated shard goes out at the end. On drives each of these is moved once more."""
+    """ZeRO-3: this rank's shard of a layer comes in for its forward and for its backward pass of every micro-batch,
+    that of the root once a micro-batch; the updated shard goes out at the end. On drives each is moved once more."""
     result = play(dp=dp, zero=3, offload={"parameters": place})
     report, m = result.to_dict(), result.workload.microbatches
     share = 2 * report["params_total"] / dp

@@ -51,7 +51,8 @@ class RankMemory:
 
 
 def communicators(groups: Mapping[str, Iterable[Iterable[int]]]) -> Counter[int]:
-    """Per rank the groups that it shares with others, ``groups`` being those of each axis: NCCL has a communicator each."""
+    """Per rank the groups that it shares with others, ``groups`` being those of each axis: NCCL has a communicator
+    each."""
     return Counter(
         rank for of_axis in groups.values() for members in map(tuple, of_axis) if len(members) > 1 for rank in members
     )

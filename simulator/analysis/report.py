@@ -38,7 +38,8 @@ class Job:
 
     ``peak_flops_per_s``: a GPU's dense peak in the precision used; ``capacity_bytes``: its memory as the device reports
     it. ``pipelines``: simulated ranks of each data-parallel replica (see `simulator.analysis.activity.weigh`).
-    ``pipeline_rank``: of each rank. ``states`` and ``overhead`` (device memory outside the allocator, bytes): by simulated rank. ``calibration``: name,
+    ``pipeline_rank``: of each rank. ``states`` and ``overhead`` (device memory outside the allocator, bytes): by
+    simulated rank. ``calibration``: name,
     gpu, date, source, kind.
     """
 

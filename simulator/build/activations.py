@@ -1,8 +1,8 @@
 """Activations that wait for their backward pass outside the GPU: passes cut by layer, and the copies between them.
 
 What a layer saves goes out once its forward pass has ended, and comes back while the entry before its backward pass
-computes; a layer's forward pass waits until all but the last layer's have gone, so that no more than two are on their way
-out (Transformer Engine's double-buffered ``cpu_offload``, torch's ``save_on_cpu``).
+computes; a layer's forward pass waits until all but the last layer's have gone, so that no more than two are on their
+way out (Transformer Engine's double-buffered ``cpu_offload``, torch's ``save_on_cpu``).
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ def _closing(lanes: Lanes, ends: str) -> tuple[str, ...]:
     found = {ends: None}
     growing = True
     while growing:
-        more = [step.label for step in beside if step.label not in found and any(label in found for label in step.after)]
+        new = [step for step in beside if step.label not in found]
+        more = [step.label for step in new if any(label in found for label in step.after)]
         found |= dict.fromkeys(more)
         growing = bool(more)
     return tuple(found)[1:]
