@@ -43,7 +43,9 @@ def steady(timeline: Timeline, steps: int, microbatches: int) -> Steady:
         ]
         period = float(np.mean([shift[0] for shift in shifts]))
         if all(np.abs(shift - period).max() <= TOLERANCE * period for shift in shifts):
-            return _cut(timeline, {rank: begins[rank][step : step + 2] for rank in came}, period, steps, microbatches, True)
+            return _cut(
+                timeline, {rank: begins[rank][step : step + 2] for rank in came}, period, steps, microbatches, True
+            )
     half = steps // 2
     period = float(np.mean([(times[-1] - times[half]) / (steps - 1 - half) for times in begins.values()]))
     return _cut(timeline, {rank: times[-2:] for rank, times in begins.items()}, period, steps, microbatches, False)

@@ -15,7 +15,7 @@ from simulator.build.pipeline import Lanes
 from simulator.build.sharding import Reductions, gather, gradient_bytes, leaving
 from simulator.build.stages import Stages
 from simulator.config import Workload
-from simulator.model import optimized, optimizer_ops, replicated_gradient_ops
+from simulator.model import optimized, optimizer_ops, optimizer_workspace_bytes, replicated_gradient_ops
 from simulator.program import Block, Comm, Step
 from simulator.program.ops import COMPUTE_LANE
 from simulator.units import DTYPE_BYTES
@@ -63,7 +63,8 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     block = Block("optimizer", tuple(op for op in ops if op not in late))
     begin = (compute[-1].label, *ready)
     if block.ops:
-        compute.append(Step("optimizer", block, ready, phase="O"))
+        needs = 0.0 if parallelism.offload.optimizer != "none" else optimizer_workspace_bytes(workload, params)
+        compute.append(Step("optimizer", block, ready, phase="O", workspace_bytes=needs))
         begin = ("optimizer",)
     if parallelism.offload.optimizer != "none":
         updates, begin = update_on_host(workload, list(reductions.on_host.values()), begin)

@@ -9,7 +9,7 @@ router.py, token_dispatcher.py (MoEAlltoAllTokenDispatcher), experts.py (TEGroup
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.model.nodes import Node, Ops, Tensor, activation, add_gradient, comm, linear, memory
 from simulator.model.routing import routing
@@ -84,21 +84,35 @@ def experts(workload: Workload, seat: Seat = ANY_SEAT) -> Experts:
     )
 
 
-def mixture(z: Shapes, x: Experts) -> tuple[Node, ...]:
+class Mixture(NamedTuple):
+    """The operations of a mixture of experts, in order."""
+
+    before: tuple[Node, ...]
+    activation: Node
+    after: tuple[Node, ...]
+    shared: tuple[Node, ...]
+    add: tuple[Node, ...]
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (*self.before, self.activation, *self.after, *self.shared, *self.add)
+
+
+def mixture(z: Shapes, x: Experts) -> Mixture:
     """From the normed rows (tensor ``mlp.normed``) to the MLP's output."""
     fc1 = x.ffn * (2 if z.gated else 1)
     elements = x.worked_on * x.ffn
     act = activation(z, "moe", elements)
-    return (
-        _router(z, x),
-        _dispatch(z, x),
-        _grouped(z, x, "fc1", fc1, z.hidden, saved="moe.input"),
-        # Copies are weighed by their probabilities in the activation (Megatron-Core's fused weighted SwiGLU): what
-        # follows is linear, so that the experts' outputs need not be kept.
-        replace(act, saved=(*act.saved, Tensor("moe.probs", float(PROBABILITY * x.worked_on)))),
-        _grouped(z, x, "fc2", z.hidden, x.ffn, saved="moe.act"),
-        _combine(z, x),
-        *(_shared(z, x) if x.shared_ffn else ()),
+    # Copies are weighed by their probabilities in the activation (Megatron-Core's fused weighted SwiGLU): what follows
+    # is linear, so that the experts' outputs need not be kept.
+    act = replace(act, saved=(*act.saved, Tensor("moe.probs", float(PROBABILITY * x.worked_on))))
+    add = memory("F", "shared.add", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
+    return Mixture(
+        before=(_router(z, x), _dispatch(z, x), _grouped(z, x, "fc1", fc1, z.hidden, saved="moe.input")),
+        activation=act,
+        after=(_grouped(z, x, "fc2", z.hidden, x.ffn, saved="moe.act"), _combine(z, x)),
+        shared=_shared(z, x) if x.shared_ffn else (),
+        add=(Node(forward=(add,), grad_bytes=z.row_bytes),) if x.shared_ffn else (),
     )
 
 
@@ -265,10 +279,8 @@ def _grouped(z: Shapes, x: Experts, name: str, n: int, k: int, *, saved: str) ->
 def _shared(z: Shapes, x: Experts) -> tuple[Node, ...]:
     """The experts that every token passes are one MLP, split over tp; its output is added to that of the others."""
     fc1 = x.shared_ffn * (2 if z.gated else 1)
-    add = memory("F", "shared.add", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
     return (
         linear(z, "shared", "fc1", fc1, z.hidden, split="column", saved="mlp.normed", bias=z.bias),
         activation(z, "shared", z.tokens * x.shared_ffn),
         linear(z, "shared", "fc2", z.hidden, x.shared_ffn, split="row", saved="shared.act", bias=z.bias),
-        Node(forward=(add,), grad_bytes=z.row_bytes),
     )

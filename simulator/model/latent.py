@@ -36,27 +36,31 @@ def latent(workload: Workload) -> Latent | None:
     return Latent(mla.q_lora_rank or 0, mla.kv_lora_rank, mla.qk_nope_head_dim, mla.qk_rope_head_dim, mla.v_head_dim)
 
 
-def latent_projections(z: Shapes, a: Latent) -> tuple[Node, ...]:
-    """From the normed rows to queries, keys and values with their positions."""
+def latent_projections(z: Shapes, a: Latent) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """From the normed rows to compressed forms, and on to queries, keys and values with their positions."""
     q = z.heads * (a.nope + a.rope)
-    queries: tuple[Node, ...]
+    down: tuple[Node, ...] = (_down(z, "kv_down", a.kv_lora + a.rope),)
+    queries: tuple[Node, ...] = (linear(z, "attn", "q", q, z.hidden, split="column", saved="attn.normed"),)
     if a.q_lora:
+        down = (_down(z, "q_down", a.q_lora), *down)
         queries = (
-            _down(z, "q_down", a.q_lora),
             norm(replace(z, hidden=a.q_lora), "attn.q_norm", saved="attn.q_compressed", residual=False),
             linear(z, "attn", "q_up", q, a.q_lora, split="column", saved="attn.q_normed"),
         )
-    else:
-        queries = (linear(z, "attn", "q", q, z.hidden, split="column", saved="attn.normed"),)
-    return (
-        # The input goes to the queries and to the keys and values: their gradients are summed.
-        Node(input_grad=(memory("B", "attn.input grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype),)),
+    # The input goes to the queries and to the keys and values: their gradients are summed.
+    add = Node(input_grad=(memory("B", "attn.input grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype),))
+    return (add, *down), (
         *queries,
-        _down(z, "kv_down", a.kv_lora + a.rope),
         norm(replace(z, hidden=a.kv_lora), "attn.kv_norm", saved="attn.kv_compressed", residual=False),
         linear(z, "attn", "kv_up", z.heads * (a.nope + a.v), a.kv_lora, split="column", saved="attn.kv_normed"),
         _positions(z, a),
     )
+
+
+def up_inputs(up: tuple[Node, ...]) -> tuple[Tensor, ...]:
+    """What the second half of `latent_projections` takes from the first."""
+    given = ("attn.normed", "attn.q_compressed", "attn.kv_compressed")
+    return tuple(tensor for node in up for tensor in node.saved if tensor.name in given)
 
 
 def _down(z: Shapes, name: str, n: int) -> Node:

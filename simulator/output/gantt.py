@@ -62,10 +62,10 @@ def gantt(
 
     A box is one micro-batch's forward or backward on a stage; the heights of the colours in it are the shares of its
     time that are recompute and in-line communication. Chunks of a rank are told by shade, micro-batches by number where
-    it fits. Of a steady state every rank's period is drawn where it lies in time. Lanes under the boxes hold hand-overs and gradient reduction at their true times; idle is grey. A step of
-    too many boxes for numbers gets two panels more, its beginning and its end. With ``axes`` only the whole step is
-    drawn, there. ``unit`` names the unit of the time axis where it is not seconds (the unit costs of a bare schedule).
-    Returns the figure.
+    it fits. Of a steady state every rank's period is drawn where it lies in time. Lanes under the boxes hold hand-overs
+    and gradient reduction at their true times; idle is grey. A step of too many boxes for numbers gets two panels more,
+    its beginning and its end. With ``axes`` only the whole step is drawn, there. ``unit`` names the unit of the time
+    axis where it is not seconds (the unit costs of a bare schedule). Returns the figure.
     """
     picture = _Picture.of(timeline, ranks, unit)
     if axes is not None:
@@ -249,6 +249,11 @@ def _boxes(timeline: Timeline, ranks: Sequence[int]) -> _Boxes:
     share = np.stack([np.bincount(group, weights=column, minlength=n) for column in seconds.T], axis=1)
     length = (end - start)[:, None]
     share = np.divide(share, length, out=np.zeros_like(share), where=length > 0)
+    # Communication that goes on beside the box's kernels is seen where they leave room.
+    comm = CATEGORIES.index("tp")
+    own, room = share[:, :comm].sum(axis=1), share[:, comm:].sum(axis=1)
+    visible = np.divide(np.maximum(1 - own, 0), room, out=np.ones_like(room), where=own + room > 1)
+    share[:, comm:] *= visible[:, None]
     origin = spans[first]
     return _Boxes(
         row[origin], start, end, timeline.phase[origin], timeline.microbatch[origin], timeline.chunk[origin], share

@@ -99,7 +99,8 @@ def _layout(parallelism: Mapping[str, Any]) -> str:
     if parallelism["vpp"] > 1:
         extras.append(f"{parallelism['vpp']} chunks")
     if parallelism["zero"]:
-        extras.append(f"ZeRO-{parallelism['zero']}")
+        inside = f" in groups of {parallelism['hsdp']}" if parallelism["hsdp"] else ""
+        extras.append(f"ZeRO-{parallelism['zero']}{inside}")
     if parallelism["sequence_parallel"] and parallelism["tp"] > 1:
         extras.append("sequence parallel")
     return ", ".join([" x ".join(degrees) or "one GPU", *extras])
@@ -240,6 +241,8 @@ def _bars(title: str, rows: Sequence[tuple[str, float]], whole: float) -> Table:
 
 _MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 _MEMORY_ROWS = 16
+#: What is left of a GPU's memory after its largest parts have been named.
+_MEMORY_REST = 0.05
 
 
 def _memory(memory: Mapping[str, Any]) -> Any:
@@ -272,7 +275,22 @@ def _memory(memory: Mapping[str, Any]) -> Any:
     elif memory["peak_bytes"] > capacity:
         lines.append(Text(f"DOES NOT FIT: {peak}, {allocated}.", style="bold red"))
         lines += [Text(f"  {line}", style="red") for line in memory.get("advice", ())]
+    lines.append(Text(_fullest_moment(max(stages, key=lambda row: float(row["peak"])))))
     return Group(*lines)
+
+
+def _fullest_moment(row: Mapping[str, Any]) -> str:
+    """When the fullest GPU is fullest, and what is in it: what makes up nearly all."""
+    shown: list[str] = []
+    rest = float(row["peak"])
+    for name, nbytes in row["contents"].items():
+        if rest <= _MEMORY_REST * row["peak"]:
+            break
+        shown.append(f"{name.removeprefix('activations: ')} {_gib(nbytes)}")
+        rest -= nbytes
+    when = f"Stage {row['stage']} is fullest at {format_time(row['peak_at_s'])}"
+    during = f", in {row['during']}" if row["during"] else ""
+    return f"{when}{during}, with {row['in_flight']} micro-batch chunks in flight: {', '.join(shown)} GiB."
 
 
 def _host(host: Mapping[str, Any]) -> Text:

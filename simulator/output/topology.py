@@ -29,7 +29,9 @@ def draw_topology(cluster: Cluster) -> Figure:
     nodes = cluster.spec.nodes
     shown = list(range(nodes)) if nodes <= _MAX_NODES else [0, 1, nodes - 1]
     places = _places(cluster, shown)
-    links = [link for link in cluster.links if link.src in places and link.dst in places and not link.name.endswith(":rx")]
+    links = [
+        link for link in cluster.links if link.src in places and link.dst in places and not link.name.endswith(":rx")
+    ]
     figure = Figure(figsize=(max(6.0, 5.0 * len(shown)), 6.5), layout="constrained")
     axes = figure.add_subplot()
     for link in links:

@@ -18,7 +18,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
     """
     layout, training = workload.parallelism, workload.training
     if layout.data_parallel == "allreduce":
-        if "servers" in layout.model_fields_set:
+        if layout.servers > 1:
             yield InputError(
                 "has no meaning with data_parallel allreduce",
                 key="parallelism.servers",
