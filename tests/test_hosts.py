@@ -13,6 +13,8 @@ from simulator.costs import Costs
 from simulator.costs.hosts import HOST_TRANSPORTS
 from simulator.engine import simulate
 from simulator.engine.invariants import check
+from simulator.errors import InputError
+from simulator.network.collectives import plan
 from simulator.program import Comm, Program, Role, Step
 from simulator.timeline import Timeline
 
@@ -165,3 +167,8 @@ def test_nodes_without_known_memory_have_no_host_to_go_to() -> None:
     ]
     assert known.links[known.route(known.host(0), known.host(0, NVME))[-1]].name == "node0.nvme:tx"
     assert [known.links[link].name for link in known.route(known.host(0), known.host(0, CPU))] == ["node0.memory"]
+
+
+def test_what_hosts_do_is_no_collective() -> None:
+    with pytest.raises(InputError, match="unknown operation"):
+        plan("to_host", 1e6, [0], cluster(), Costs.ideal())
