@@ -158,8 +158,8 @@ def _sessions(program: Program, cluster: Cluster) -> list[_Session]:
             if (comm.axis, group, spec) not in sessions:
                 ranks: tuple[int, ...] = members
                 if paired:
-                    two = (position, comm.peer) if comm.op == "send" else (comm.peer, position)
-                    ranks = tuple(members[end] for end in two)
+                    pair = (position, comm.peer) if comm.op == "send" else (comm.peer, position)
+                    ranks = tuple(members[end] for end in pair)
                 on_host = comm.op in HOST_LANES
                 ends = hosts.ends(comm.op, cluster, ranks[0], program.servers) if on_host else ranks
                 sessions[comm.axis, group, spec] = _Session(comm.axis, group, spec, comm, ranks, ends)
