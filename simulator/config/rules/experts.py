@@ -164,6 +164,14 @@ def _split_problems(workload: Workload, moe: Moe) -> Iterator[InputError]:
             allowed=f"a multiple of {layout.tp * layout.cp}",
             fix=f"seq: {nearest_multiple(training.seq, layout.tp * layout.cp)}",
         )
+    if layout.overlap.ep and "shared_experts" in training.recompute.modules:
+        # Megatron-LM: "shared_experts recompute cannot work with --moe-shared-expert-overlap".
+        yield InputError(
+            "shared experts that compute beside the all-to-all are not recomputed apart",
+            key="training.recompute.modules",
+            found=list(training.recompute.modules),
+            allowed="without shared_experts, or overlap.ep: false",
+        )
     if layout.overlap.ep and not moe.shared_experts:
         yield InputError(
             "there are no shared experts to compute beside the all-to-all",
