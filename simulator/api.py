@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from simulator import model
 from simulator.analysis.activity import activity
-from simulator.analysis.memory import communicators, overhead_bytes
+from simulator.analysis.advice import advice
+from simulator.analysis.holdings import holdings
+from simulator.analysis.memory import RankMemory, memory_of_ranks
 from simulator.analysis.metrics import bubble, peak_activations
 from simulator.analysis.rehearsal import times_of
 from simulator.analysis.report import Job, StepFlops, report
-from simulator.analysis.steady import Steady, steady
+from simulator.analysis.staleness import staleness
+from simulator.analysis.steady import Steady, own_paces, steady
 from simulator.build import build_program, layout, schedule_program
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.ideal import ideal_cluster
@@ -48,17 +50,24 @@ UNSTEADY = (
     f"after {MAX_STEPS} steps none repeats the one before: the period is the mean of the later half, "
     "and what it is made of is the last but one's"
 )
+#: Shares of 1F1B's memory and of a forward's activations.
+MAX_SHARE = 1e6
 #: Costs of a bare schedule, in any unit: sums of them stay finite.
 MAX_COST = 1e12
 
 
-def _until_steady(play: Callable[[int], Timeline], microbatches: int) -> Steady:
-    """``play`` (steps -> Timeline) for more and more steps until one repeats the one before."""
+def _until_steady(
+    build: Callable[[int], Program], play: Callable[[Program], Timeline], microbatches: int, *, together: bool = True
+) -> tuple[Program, Steady]:
+    """Play more and more steps until one repeats the one before, unless ``together`` each rank its own; ``build`` makes
+    the program of so many."""
+    cut = steady if together else own_paces
     steps = STEPS
     while True:
-        found = steady(play(steps), steps, microbatches)
+        program = build(steps)
+        found = cut(play(program), steps, microbatches)
         if found.stable or steps >= MAX_STEPS:
-            return found
+            return program, found
         steps *= 2
 
 
@@ -67,7 +76,7 @@ class Result:
     """One simulated training step.
 
     Of schedules whose claim is of steps that follow one another ``spans`` is one period between them, and ``steady``
-    what it was cut out of. ``program`` is of one step.
+    what it was cut out of. ``program`` is all that was played.
     """
 
     workload: Workload
@@ -83,10 +92,34 @@ class Result:
         """One row per kernel and transfer of every simulated rank (see `Timeline.frame`)."""
         return self.spans.frame()
 
+    @property
+    def played(self) -> Timeline:
+        """All that was played: a step, or several in a row."""
+        return self.spans if self.steady is None else self.steady.played
+
     @cached_property
     def _report(self) -> dict[str, Any]:
         known = accuracy(self.workload)
-        return report(_job(self), self.spans, steady=self.steady, warnings=self.warnings, accuracy=known)
+        alone = self.steady is not None and self.workload.parallelism.data_parallel == "async"
+        return report(
+            _job(self),
+            self.spans,
+            steady=self.steady,
+            staleness=staleness(self.steady.played, self.program.groups) if self.steady and alone else None,
+            warnings=self.warnings,
+            accuracy=known,
+        )
+
+    @cached_property
+    def memories(self) -> tuple[RankMemory, ...]:
+        """Every simulated rank at its fullest."""
+        return self.memories_within(self.profile.gpu_spec.memory_bytes.value)
+
+    def memories_within(self, capacity_bytes: float) -> tuple[RankMemory, ...]:
+        """Every simulated rank at its fullest, on GPUs of so much memory."""
+        played = self.spans if self.steady is None else self.steady.played
+        held = holdings(self.workload, played.ranks)
+        return memory_of_ranks(played, held, capacity_bytes)
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -111,6 +144,14 @@ class Result:
         idle = self._report["bubble_fraction"]
         title = f"{self.workload.name}: {format_time(self.spans.step_time_s)} a step, bubble {idle:.1%}"
         return gantt(self.spans, ax, title=title)
+
+    def memory(self, ax: Axes | None = None) -> Figure:
+        """A picture of the fullest GPU's memory over the step; into ``ax`` where given."""
+        from simulator.output.memory import memory_plot
+
+        played = self.spans if self.steady is None else self.steady.played
+        capacity = self.profile.gpu_spec.memory_bytes.value
+        return memory_plot(played, self.memories, capacity, ax, title=self.workload.name)
 
     def save_trace(self, path: str | Path, ranks: Sequence[int] | None = None) -> None:
         """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz.
@@ -143,15 +184,18 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     costs = Costs.from_profile(profile, job.training.implementation)
     schedule, shortcuts = job.parallelism.plan, job.simulation.model_dump()
     times = None if schedule.search is None else _rehearsed(job, cluster, costs)
-    program = build_program(job, times=times)
-    if not schedule.steady:
-        timeline = simulate(program, cluster, costs, **shortcuts)
-        return Result(job, profile, cluster, costs, program, timeline)
 
-    def play(steps: int) -> Timeline:
-        return simulate(build_program(job, times=times, steps=steps), cluster, costs, **shortcuts)
+    def build(steps: int) -> Program:
+        return build_program(job, times=times, steps=steps)
 
-    found = _until_steady(play, job.microbatches)
+    def play(program: Program) -> Timeline:
+        return simulate(program, cluster, costs, **shortcuts)
+
+    together = job.parallelism.data_parallel != "async"
+    if together and not schedule.steady:
+        program = build(1)
+        return Result(job, profile, cluster, costs, program, play(program))
+    program, found = _until_steady(build, play, job.microbatches, together=together)
     return Result(job, profile, cluster, costs, program, found.period, found)
 
 
@@ -176,12 +220,14 @@ def _rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
     return times
 
 
+def _needed_bytes(workload: Workload) -> float:
+    """Device memory of the fullest rank, from a step of its own."""
+    return max(memory.total for memory in run(workload).memories)
+
+
 def _job(result: Result) -> Job:
     workload, profile, timeline = result.workload, result.profile, result.spans
-    place = layout(workload).pipeline_rank
-    states = {rank: model.state_bytes(workload, place[rank]) for rank in timeline.ranks}
     pipelines = result.program.groups.get("pp") or tuple((rank,) for rank in range(timeline.n_ranks))
-    members = communicators(result.program.groups)
     spec = profile.gpu_spec
     return Job(
         workload=workload,
@@ -203,8 +249,9 @@ def _job(result: Result) -> Job:
             model.hardware_flops_per_step(workload),
         ),
         pipelines=[tuple(timeline.simulated_as[rank] for rank in pipeline) for pipeline in pipelines],
-        states=states,
-        overhead={rank: overhead_bytes(members[rank]) for rank in timeline.ranks},
+        memories=result.memories,
+        advice=advice(result.memories, spec.memory_bytes.value, workload, _needed_bytes),
+        pipeline_rank=layout(workload).pipeline_rank,
     )
 
 
@@ -285,8 +332,8 @@ def schedule(
 
     ``forward`` and ``backward`` (whole) are the costs of a chunk, ``comm`` of a transfer, in any one unit of time;
     schedules that split the backward pass take ``weight`` (the weight gradient, half of it where not given) out of it.
-    ``zb_memory_limit`` and ``kept`` are for zb_auto: what a rank may hold as a multiple of 1f1b's peak, and the share of
-    a forward's activations that its input gradient leaves to the weight gradient (arXiv 2401.10241, table 1).
+    ``zb_memory_limit`` and ``kept`` are for zb_auto: what a rank may hold as a multiple of 1f1b's peak, and the share
+    of a forward's activations that its input gradient leaves to the weight gradient (arXiv 2401.10241, table 1).
     ``chunks`` per rank: 1, or 2 where there are several, unless given. A file has sizes of its own.
     Raises `InputError`, and `DeadlockError` on a file whose order cannot be run.
     """
@@ -324,9 +371,9 @@ def schedule(
             key=f"schedule {name}",
             allowed=f"a product of at most {MAX_PASSES // steps:,}",
         )
-    if not 0 < zb_memory_limit < math.inf or not 0 <= kept < math.inf:
-        key, found = ("kept", kept) if 0 < zb_memory_limit < math.inf else ("zb_memory_limit", zb_memory_limit)
-        raise InputError("is no share of the activations", key=key, found=found, allowed="a number above 0")
+    for key, share in (("zb_memory_limit", zb_memory_limit), ("kept", kept)):
+        if not 0 < share <= MAX_SHARE:
+            raise InputError("no share", key=key, found=share, allowed=f"above 0, up to {MAX_SHARE:g}")
     times = Times.equal(stages * v, forward, backward - weight, weight, comm, zb_memory_limit, kept)
     try:
         tuned = chosen.tuned(times)
@@ -334,11 +381,13 @@ def schedule(
     except ValueError as problem:
         raise InputError(str(problem), key="zb_memory_limit", found=zb_memory_limit) from None
 
-    def play(steps: int) -> Timeline:
-        program = schedule_program(tuned, stages, microbatches, v, forward, backward, weight, steps=steps)
+    def build(steps: int) -> Program:
+        return schedule_program(tuned, stages, microbatches, v, forward, backward, weight, steps=steps)
+
+    def play(program: Program) -> Timeline:
         return simulate(program, ideal_cluster(stages, comm), Costs.ideal())
 
-    found = _until_steady(play, microbatches) if chosen.steady else None
-    spans = found.period if found else play(1)
+    period = _until_steady(build, play, microbatches)[1] if chosen.steady else None
+    spans = period.period if period else play(build(1))
     claimed = chosen.bubble(stages, microbatches, v, forward, backward - weight, weight)
-    return ScheduleResult(name, stages, microbatches, v, order, spans, claimed, tuned, found)
+    return ScheduleResult(name, stages, microbatches, v, order, spans, claimed, tuned, period)

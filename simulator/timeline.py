@@ -26,7 +26,8 @@ class Template:
 
     Arrays have one entry per op. ``work_s`` is its length at full speed; ``category`` indexes `CATEGORIES`;
     ``lane`` is the lane that the row is drawn on (an in-line collective has its own); ``launch_s`` is when the host
-    has launched the op, counted from its start on the span.
+    has launched the op, counted from its start on the span. ``beside``: op -> n, for a collective that goes on beside
+    the n kernels after it; what follows them waits for both. Everything else runs in order.
     """
 
     names: tuple[str, ...]
@@ -38,19 +39,105 @@ class Template:
     launch_s: Floats
     nbytes: Floats
     flops: Floats
+    beside: Mapping[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.names)
 
     @cached_property
+    def start_s(self) -> Floats:
+        """When each op starts at full speed, seconds from the span's start."""
+        return self._full_speed[0]
+
+    @cached_property
     def end_s(self) -> Floats:
-        """Cumulative work at full speed, seconds from the span's start, one entry per op."""
-        return np.cumsum(self.work_s)
+        """When each op ends at full speed, seconds from the span's start."""
+        return self._full_speed[1]
+
+    @cached_property
+    def _full_speed(self) -> tuple[Floats, Floats]:
+        if self.beside:
+            return _play_beside(self, [0.0] * len(self), 0.0, None)
+        ends = np.cumsum(self.work_s)
+        return np.concatenate(([0.0], ends[:-1])), ends
+
+    def play(self, launched: Floats, start: float) -> tuple[Floats, Floats]:
+        """Start and end of its ops, the first not before ``start`` and none before the host has ``launched`` it."""
+        if not self.beside:
+            return play(self.work_s, launched, start)
+        # How far the latest of the launches to come lags behind full speed.
+        lag = np.maximum.accumulate((launched - self.start_s)[::-1])[::-1]
+        return _play_beside(self, launched.tolist(), start, lag.tolist())
+
+    @cached_property
+    def length_s(self) -> float:
+        """Length of a span at full speed."""
+        return float(self.end_s.max()) if len(self) else 0.0
+
+    @cached_property
+    def rest_s(self) -> Floats:
+        """From the start of each op to the end of the span at full speed, if nothing but that op and what follows it
+        takes time."""
+        rest = np.cumsum(self.work_s[::-1])[::-1]
+        if self.beside:
+            after = [0.0] * (len(self) + 1)
+            for op in range(len(self) - 1, -1, -1):
+                n = self.beside.get(op, 0)
+                after[op] = max(float(self.work_s[op]) + after[op + n + 1], after[op + 1] if n else 0.0)
+            rest = np.array(after[:-1])
+        return rest
+
+    def shown(self, start: Floats, end: Floats) -> Floats:
+        """Seconds of each op, at these times, in which no kernel runs beside it."""
+        seconds = end - start
+        for op, n in self.beside.items():
+            kernels = slice(op + 1, op + 1 + n)
+            common = np.minimum(end[kernels], end[op]) - np.maximum(start[kernels], start[op])
+            seconds[op] -= np.maximum(common, 0.0).sum()
+        return seconds
+
+    @cached_property
+    def shown_s(self) -> Floats:
+        """Seconds of each op at full speed in which no kernel runs beside it; they add up to the length."""
+        return self.shown(self.start_s, self.end_s) if self.beside else self.work_s
 
     @cached_property
     def by_category(self) -> Floats:
-        """Seconds at full speed in each of `CATEGORIES`."""
-        return np.bincount(self.category, weights=self.work_s, minlength=len(CATEGORIES)).astype(np.float64)
+        """Seconds at full speed in each of `CATEGORIES`, of communication those that are `shown`."""
+        return np.bincount(self.category, weights=self.shown_s, minlength=len(CATEGORIES)).astype(np.float64)
+
+
+def play(work: Floats, launched: Floats, start: float) -> tuple[Floats, Floats]:
+    """Start and end of ops run in order from ``start``, none before the host has launched it: a running maximum."""
+    done = np.cumsum(work)
+    ends = done + np.maximum.accumulate(np.maximum(launched, start) - (done - work))
+    return ends - work, ends
+
+
+def _play_beside(
+    template: Template, launched: list[float], start: float, lag: list[float] | None
+) -> tuple[Floats, Floats]:
+    """`Template.play` op by op, until the host is ahead for good (``lag``): what follows runs at full speed."""
+    times: list[tuple[float, float]] = []
+    now = until = start
+    left = 0
+    for op, (seconds, ready) in enumerate(zip(template.work_s.tolist(), launched, strict=True)):
+        if lag is not None and not left and lag[op] <= (shift := now - float(template.start_s[op])):
+            done = np.array(times).reshape(-1, 2)
+            rest = np.stack((template.start_s[op:], template.end_s[op:]), axis=1) + shift
+            starts, ends = np.concatenate((done, rest)).T
+            return starts, ends
+        begin = max(now, ready)
+        times.append((begin, begin + seconds))
+        if op in template.beside:
+            now, until, left = begin, begin + seconds, template.beside[op]
+            continue
+        now = begin + seconds
+        if left:
+            left -= 1
+            now = now if left else max(now, until)
+    starts, ends = np.array(times).reshape(-1, 2).T
+    return starts, ends
 
 
 @dataclass(frozen=True)
@@ -81,6 +168,7 @@ class Timeline:
     ``stretched``: span index -> exact row start and end times, for spans that did not run straight through at full
     speed. Seconds.
     ``period_s``: of a `cut`, the time between steps that follow each other; each rank has a window of its own.
+    ``own_period_s``: that of simulated ranks which do not wait for all others, where they differ.
     """
 
     n_ranks: int
@@ -109,6 +197,7 @@ class Timeline:
     events: int = 0
     wall_s: float = 0.0
     period_s: float | None = None
+    own_period_s: dict[int, float] = field(default_factory=dict)
 
     @property
     def length_s(self) -> float:
@@ -119,6 +208,14 @@ class Timeline:
     def step_time_s(self) -> float:
         """Of one step alone its length; of a steady state its period."""
         return self.length_s if self.period_s is None else self.period_s
+
+    def windows_s(self) -> Floats:
+        """Per simulated rank (ascending), the seconds that its spans fill or leave idle."""
+        return np.array([self.own_period_s.get(rank, self.step_time_s) for rank in self.ranks], dtype=np.float64)
+
+    def weight(self, rank: int) -> float:
+        """How many real ranks' steps a simulated rank stands for in the period: those that do more of them count more."""
+        return self.ranks_like[rank] * self.step_time_s / self.own_period_s.get(rank, self.step_time_s)
 
     @property
     def ranks(self) -> list[int]:
@@ -214,7 +311,7 @@ class Timeline:
             "op_phase": np.array([p for t in self.templates for p in t.phases], dtype=object),
             "lane": np.array([lane_code[name] for t in self.templates for name in t.lanes], dtype=np.int64),
         }
-        for column in ("category", "work_s", "end_s", "nbytes", "flops"):
+        for column in ("category", "start_s", "end_s", "nbytes", "flops"):
             parts = [getattr(t, column) for t in self.templates]
             columns[column] = np.concatenate(parts) if parts else np.zeros(0)
         return base, columns
@@ -234,9 +331,7 @@ class Timeline:
         first = np.concatenate(([0], np.cumsum(lengths)))
         span = np.repeat(spans, lengths)
         op = np.arange(first[-1]) - np.repeat(first[:-1], lengths) + np.repeat(base[template], lengths)
-        end = self.start_s[span] + flat["end_s"][op]
-        start = end - flat["work_s"][op]
-        start = np.maximum(start, self.start_s[span])  # the subtraction may round below the span's own start
+        start, end = self.start_s[span] + flat["start_s"][op], self.start_s[span] + flat["end_s"][op]
         single = np.repeat(lengths == 1, lengths)  # a communication that the network timed has no work of its own
         start, end = np.where(single, self.start_s[span], start), np.where(single, self.end_s[span], end)
         for position, index in enumerate(spans):

@@ -44,6 +44,7 @@ def job(*, optimizer: float = 12 * GiB, tokens: float | None = 1e6, price: float
         pipelines=[(0, 1)],
         states={rank: StateBytes(2 * GiB, 4 * GiB, optimizer) for rank in (0, 1)},
         overhead={0: GiB, 1: GiB},
+        pipeline_rank=(0, 0, 0, 0, 1, 1, 1, 1),
     )
 
 

@@ -150,7 +150,7 @@ class _Walker:
     def _stretched_shares(self, span: int, until: float) -> dict[str, float]:
         template = self.timeline.templates[self.timeline.template[span]]
         start, end = self.timeline.stretched[span]
-        spent = np.maximum(np.minimum(end, until) - np.minimum(start, until), 0.0)
+        spent = template.shown(np.minimum(start, until), np.minimum(end, until))
         length = until - float(self.timeline.start_s[span])
         shares = _by_class(template, spent / length)
         shares[LAUNCH] = max(1.0 - sum(shares.values()), 0.0)
@@ -166,6 +166,6 @@ def _by_class(template: Template, values: np.ndarray[Any, np.dtype[np.float64]])
 
 
 def _shares(template: Template) -> dict[str, float]:
-    total = float(template.work_s.sum())
+    total = float(template.shown_s.sum())
     # What the network times has no work of its own; it is one op.
-    return _by_class(template, template.work_s / total if total else np.full(len(template), 1 / len(template)))
+    return _by_class(template, template.shown_s / total if total else np.full(len(template), 1 / len(template)))

@@ -69,7 +69,7 @@ def bubble(activity: Activity, pipelines: Sequence[Sequence[int]]) -> Bubble:
         spent = (busy_in_spans + np.bincount(rank, weights=clipped, minlength=len(position)))[members]
         window = np.full(len(members), max(closes - opens, 0.0))
         if timeline.period_s is not None:
-            window = timeline.period_s - tail[members]
+            window = timeline.windows_s()[members] - tail[members]
         idle += float(pipeline.weights @ (window - spent))
         busy += float(pipeline.weights @ spent)
         total += float(pipeline.weights @ window)

@@ -6,7 +6,7 @@ import numpy as np
 
 from simulator.analysis.activity import compute_lane_spans
 from simulator.schedules import Times
-from simulator.timeline import CATEGORIES, Timeline
+from simulator.timeline import CATEGORIES, Floats, Timeline
 
 
 def times_of(rehearsal: Timeline, n_stages: int, memory_limit: float) -> Times:
@@ -31,7 +31,7 @@ def times_of(rehearsal: Timeline, n_stages: int, memory_limit: float) -> Times:
             seconds.append(max((float(end.max() - start.min()) for start, end in spans), default=0.0))
         return tuple(seconds)
 
-    def moved(kind: str, nbytes: np.ndarray) -> tuple[float, ...]:  # type: ignore[type-arg]
+    def moved(kind: str, nbytes: Floats) -> tuple[float, ...]:
         chosen = passes & (rehearsal.phase == kind)
         return tuple(float(nbytes[chosen & (rehearsal.stage == stage)].max(initial=0.0)) for stage in range(n_stages))
 

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulator.analysis.activity import activity
-from simulator.analysis.advice import advice
 from simulator.analysis.balance import stage_balance
 from simulator.analysis.critical_path import critical_path
 from simulator.analysis.envelope import envelope
-from simulator.analysis.memory import memory_of_ranks, memory_report
+from simulator.analysis.hosts import host_memory
+from simulator.analysis.memory import RankMemory, memory_report
 from simulator.analysis.metrics import bubble, busiest_links, communication, time_breakdown
 from simulator.analysis.steady import Steady
 from simulator.config import Workload
-from simulator.model import StateBytes
 from simulator.timeline import Timeline
 
 SECONDS_PER_DAY, SECONDS_PER_HOUR = 86400.0, 3600.0
@@ -37,8 +36,8 @@ class Job:
 
     ``peak_flops_per_s``: a GPU's dense peak in the precision used; ``capacity_bytes``: its memory as the device reports
     it. ``pipelines``: simulated ranks of each data-parallel replica (see `simulator.analysis.activity.weigh`).
-    ``states`` and ``overhead`` (device memory outside the allocator, bytes): by simulated rank. ``calibration``: name,
-    gpu, date, source, kind.
+    ``memories``: every simulated rank at its fullest. ``pipeline_rank``: of each rank. ``calibration``: name, gpu, date,
+    source, kind.
     """
 
     workload: Workload
@@ -49,8 +48,9 @@ class Job:
     active_parameters: float
     flops: StepFlops
     pipelines: Sequence[Sequence[int]]
-    states: Mapping[int, StateBytes]
-    overhead: Mapping[int, float]
+    memories: Sequence[RankMemory]
+    advice: Sequence[str]
+    pipeline_rank: Sequence[int]
 
 
 def report(
@@ -58,21 +58,24 @@ def report(
     timeline: Timeline,
     *,
     steady: Steady | None = None,
+    staleness: float | None = None,
     warnings: Sequence[str] = (),
     accuracy: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The ``run`` result: plain numbers, strings, lists and dictionaries, SI units.
 
     ``steady``: where ``timeline`` is one period of several steps; memory is the peak over all of them.
+    ``staleness``: of asynchronous data parallelism (see `simulator.analysis.staleness`).
     """
     played = timeline if steady is None else steady.played
     workload, step = job.workload, timeline.step_time_s
     cut = activity(timeline)
     bubbles = bubble(cut, job.pipelines)
     breakdown = time_breakdown(cut, job.pipelines)
-    memories = memory_of_ranks(played, job.states, job.overhead)
-    memory = memory_report(memories, job.capacity_bytes)
-    memory["advice"] = advice(memories, job.capacity_bytes, workload)
+    memory = memory_report(job.memories, job.capacity_bytes)
+    if (host := host_memory(workload, job.pipeline_rank, played)) is not None:
+        memory |= {"fits": memory["fits"] and host["fits"], "host": host}
+    memory["advice"] = list(job.advice)
     result = envelope("run", warnings)
     result |= {
         "name": workload.name,
@@ -85,6 +88,7 @@ def report(
         "params_active": job.active_parameters,
         "step_time_s": step,
         "steady_period": steady is not None,
+        **({} if staleness is None else {"staleness": staleness}),
     }
     result |= throughput(job, step)
     result |= efficiency(job, step)

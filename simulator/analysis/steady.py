@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from simulator.timeline import Floats, Timeline
 
 #: Periods of different ranks and steps are the same one if they differ by less than this share of it.
 TOLERANCE = 1e-9
+#: Mean periods of asynchronous workers are settled once they differ by less than this share.
+SETTLED = 0.01
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,38 @@ def steady(timeline: Timeline, steps: int, microbatches: int) -> Steady:
     half = steps // 2
     period = float(np.mean([(times[-1] - times[half]) / (steps - 1 - half) for times in begins.values()]))
     return _cut(timeline, {rank: times[-2:] for rank, times in begins.items()}, period, steps, microbatches, False)
+
+
+def own_paces(timeline: Timeline, steps: int, microbatches: int) -> Steady:
+    """As `steady`, of workers that do not wait for each other: of each its last whole step while all are under way.
+
+    The period is the time in which all workers together do as many steps as there are workers, the harmonic mean of
+    their own. Workers that meet at servers now and then do not repeat themselves exactly: their own period is the mean
+    of the later half of their steps, and taken as steady once it has settled to `SETTLED`.
+    """
+    came = {rank: _came(timeline, rank) for rank in timeline.ranks}
+    begins = {rank: times[:: len(times) // steps] for rank, times in came.items()}
+    horizon = min(float(times[-1]) for times in begins.values())
+    windows: dict[int, Floats] = {}
+    own: dict[int, float] = {}
+    stable = True
+    for rank, times in begins.items():
+        whole = times[times <= horizon * (1 + TOLERANCE)]
+        if len(whole) < 3:
+            stable = False
+            whole = times[:3]
+        steps_s = np.diff(whole)
+        own[rank] = float(steps_s[-1])
+        if abs(steps_s[-1] - steps_s[-2]) > TOLERANCE * steps_s[-1]:
+            later = steps_s[len(steps_s) // 2 :]
+            own[rank] = float(later.mean())
+            settled = abs(later[len(later) // 2 :].mean() - own[rank]) <= SETTLED * own[rank]
+            stable = stable and settled and len(later) > 3
+        windows[rank] = np.array([whole[-1] - own[rank], whole[-1]])
+    like = timeline.ranks_like
+    period = sum(like.values()) / sum(like[rank] / seconds for rank, seconds in own.items())
+    found = _cut(timeline, windows, period, steps, microbatches, stable)
+    return replace(found, period=replace(found.period, own_period_s=own))
 
 
 def _shift(times: Floats, before: Floats) -> Floats:

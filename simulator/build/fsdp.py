@@ -117,13 +117,13 @@ class _Sharder:
 
 
 def _is_layer(part: Part) -> bool:
-    return part.name not in ("embedding", "head")
+    return not part.name.endswith(("embedding", "head"))  # those of multi-token prediction too
 
 
 def _holder_of_the_table(workload: Workload, stage: int, own: Sequence[int]) -> int:
-    """The stage whose root holds what ``stage`` has beside layers: itself, but for a last stage whose projection is
-    tied to an embedding on the same rank that of the embedding."""
+    """The stage whose root holds what ``stage`` has beside layers: itself, but for a last stage that shares a table
+    with an embedding on the same rank that of the embedding."""
     layout = workload.parallelism
-    if workload.model.tied_embeddings and layout.table_in_place and stage % layout.n_stages == layout.n_stages - 1:
+    if workload.model.table_at_both_ends and layout.table_in_place and stage % layout.n_stages == layout.n_stages - 1:
         return next(other for other in own if other % layout.n_stages == 0)
     return stage

@@ -36,10 +36,14 @@ def leaving(parallelism: Parallelism, params: Mapping[str, int]) -> dict[str, in
 
 def gradient_bytes(workload: Workload, params: Mapping[str, int]) -> float:
     """Bytes of the whole gradients of ``params`` that are alive beside the state, from a backward pass to their
-    reduction, or to their copy to the host: under ZeRO-2 and 3, whose state holds shards, those that leave the GPU."""
+    reduction, or to their copy to the host: under ZeRO-2 and 3, whose state holds shards, those that leave the GPU. A
+    product that adds to a buffer makes them as they are reduced (Megatron-FSDP), plain autograd in working precision
+    (torch)."""
     if workload.parallelism.zero < 2:
         return 0.0
-    return float(DTYPE_BYTES[workload.training.grad_dtype] * sum(leaving(workload.parallelism, params).values()))
+    training = workload.training
+    dtype = training.grad_dtype if training.gradient_accumulation_fusion else training.precision
+    return float(DTYPE_BYTES[dtype] * sum(leaving(workload.parallelism, params).values()))
 
 
 def gathered_bytes(workload: Workload, params: Mapping[str, int]) -> float:
@@ -103,7 +107,7 @@ class Reductions:
             done: tuple[str, ...] = tuple(after)
             given_back = gradient_bytes(workload, {axis: count})
             if parallelism.replicas(axis) > 1:
-                done = self._reduce(label, axis, count, after, given_back, like)
+                given_back, done = self._reduce(named, axis, count, after, given_back, like)
                 first.append(named)
             if parallelism.offload.optimizer != "none":
                 self._to_host(named, axis, count, done, given_back, like)
@@ -112,22 +116,24 @@ class Reductions:
             self._done.append(tuple(first))
 
     def _reduce(
-        self, label: str, axis: str, count: int, after: Sequence[str], given_back: float, like: Step | None
-    ) -> tuple[str, ...]:
-        """Reduce over the ranks that hold the same parameters; what has to have ended then."""
+        self, label: str, axis: str, count: int, after: Sequence[str], made: float, like: Step | None
+    ) -> tuple[float, tuple[str, ...]]:
+        """Reduce over the ranks that hold the same parameters, where ``made`` bytes of gradients are alive for that
+        alone; what they take in the precision in which they are reduced, and what has to have ended then."""
         workload, parallelism = self._workload, self._workload.parallelism
         grad_bytes, shards = DTYPE_BYTES[workload.training.grad_dtype], parallelism.shards(axis)
         op, over = ("reduce_scatter", parallelism.shard_axis(axis)) if shards > 1 else ("all_reduce", axis)
         comm = Comm(f"dp.{op} grads", op, float(count * grad_bytes), over, "dp")
         stays = parallelism.offload.optimizer != "none"
-        step = Step(label, comm, tuple(after), free_bytes=0.0 if stays else given_back)
+        cast = max(comm.nbytes - made, 0.0) if made else 0.0
+        step = Step(label, comm, tuple(after), alloc_bytes=cast, free_bytes=0.0 if stays else made + cast)
         self.steps.append(_as_part_of(step, like))
         if not 1 < shards < parallelism.replicas(axis):
-            return (label,)
+            return made + cast, (label,)
         over, nbytes = parallelism.replica_axis(axis), count * grad_bytes / shards
         comm = Comm("dp.all_reduce shards", "all_reduce", nbytes, over, "dp", stream="replica")
         self.steps.append(_as_part_of(Step(f"{label} shard", comm, (label,)), like))
-        return (f"{label} shard",)
+        return made + cast, (f"{label} shard",)
 
     def _to_host(
         self, label: str, axis: str, count: int, after: Sequence[str], given_back: float, like: Step | None

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from simulator.build.activations import offload_activations
+from simulator.build.compression import compressed
 from simulator.build.fsdp import fully_sharded
 from simulator.build.gradients import Bucket, buckets
 from simulator.build.offload import gradients_to_host, parameters_to_host, update_on_host
@@ -13,7 +15,7 @@ from simulator.build.pipeline import Lanes
 from simulator.build.sharding import Reductions, gather, gradient_bytes, leaving
 from simulator.build.stages import Stages
 from simulator.config import Workload
-from simulator.model import optimized, optimizer_ops, replicated_gradient_ops
+from simulator.model import optimized, optimizer_ops, optimizer_workspace_bytes, replicated_gradient_ops
 from simulator.program import Block, Comm, Step
 from simulator.program.ops import COMPUTE_LANE
 from simulator.units import DTYPE_BYTES
@@ -28,6 +30,7 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     updated at once, and put back in the rare case that the answer is no (arXiv 2401.10241, section 4).
     """
     parallelism = workload.parallelism
+    activations = parallelism.offload.activations
     own = parallelism.stages_of(rank)
     params = stages.params(*own)
     compute = list(lanes[COMPUTE_LANE])
@@ -45,7 +48,7 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     ready = (*drained, *(step.label for step in reductions.steps))
     if parallelism.server_count:
         compute.append(Step("optimizer", Block("optimizer", optimizer_ops(workload, params)), ready, phase="O"))
-        return _with(lanes, compute, reductions.steps)
+        return offload_activations(activations, stages, _with(lanes, compute, reductions.steps))
     twins = _twin_gradients(workload, params, ready)
     ready = (*ready, *(step.label for step in twins))
     tied = _embedding_gradients(workload, rank, ready)
@@ -60,7 +63,8 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     block = Block("optimizer", tuple(op for op in ops if op not in late))
     begin = (compute[-1].label, *ready)
     if block.ops:
-        compute.append(Step("optimizer", block, ready, phase="O"))
+        needs = 0.0 if parallelism.offload.optimizer != "none" else optimizer_workspace_bytes(workload, params)
+        compute.append(Step("optimizer", block, ready, phase="O", workspace_bytes=needs))
         begin = ("optimizer",)
     if parallelism.offload.optimizer != "none":
         updates, begin = update_on_host(workload, list(reductions.on_host.values()), begin)
@@ -75,7 +79,8 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
             compute, gathers = _gather_beside_the_first(workload, stages, compute)
         else:
             gathers = _gather_at_the_end(workload, stages, own, begin)
-    return _with({**lanes, **({MP_LANE: of_mp} if of_mp else {})}, compute, [*gathers, *reductions.steps, *beside])
+    whole = _with({**lanes, **({MP_LANE: of_mp} if of_mp else {})}, compute, [*gathers, *reductions.steps, *beside])
+    return compressed(workload, offload_activations(activations, stages, whole))
 
 
 def _with(lanes: Lanes, compute: list[Step], added: Sequence[Step]) -> Lanes:

@@ -118,9 +118,15 @@ class Parallelism(Section):
     overlap: Overlap = Overlap()
     bucket_bytes: Annotated[int, Field(ge=1, le=10**15), Integral] = 25_000_000
     """gradients are reduced in buckets of about this size [25e6]"""
+    copy_to_buckets: bool = False
+    """gradients are copied into a bucket to be reduced, as in DeepSpeed; false: they lie in one buffer, reduced in
+    place as in Megatron-LM [false]"""
     scatter_gather_p2p: bool = False
     """without sequence parallelism, each tp rank sends 1/tp of the activation to the next stage, which all-gathers it
     (arXiv 2104.04473, section 4.1) [false]"""
+    deallocate_pipeline_outputs: bool = True
+    """a stage's output is freed once it is sent, as in Megatron-Core; false: it is held until its backward pass, as in
+    DeepSpeed's ``pipe_buffers`` [true]"""
     rank_order: str = "tp-cp-ep-dp-pp"
     """axes of the rank grid, innermost first; cp and ep may be left out where they are 1 [tp-cp-ep-dp-pp]"""
     collective_algorithm: Literal["auto", "ring", "tree"] = "auto"

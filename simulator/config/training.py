@@ -78,5 +78,8 @@ class Training(Section):
     gradient_accumulation_fusion: bool = Field(default_factory=lambda known: known["implementation"] == "fused")
     """the product that makes a weight gradient adds it to the buffer, as Megatron-LM does with Apex of March 2022 and
     later; false: one more pass over the gradients per micro-batch [true where implementation is fused]"""
+    keep_gradients: bool = False
+    """gradients of a micro-batch, once added to the buffer, stay in the working precision until the next backward pass,
+    as in DeepSpeed's BF16_Optimizer (``update_hp_grads(clear_lp_grads=False)``) [false]"""
     total_tokens: float | None = Field(default=None, gt=0, le=1e18)
     """of the whole run; gives days, GPU-hours and, with a price, cost [null]"""

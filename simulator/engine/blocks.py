@@ -54,7 +54,7 @@ CommOp = Comm | Beside
 
 @dataclass(frozen=True, slots=True)
 class CommTime:
-    """A block's collective: its length where it is in line and nothing can delay it, else None; what a GPU sends."""
+    """A block's collective: its length where nothing can delay it, else None; what a GPU sends."""
 
     seconds: float | None
     wire_bytes: float
@@ -101,12 +101,16 @@ class TemplateStore:
             if isinstance(op, Compute):
                 rows.append(self._kernel_row(op, gpu, speed))
             elif isinstance(op, Beside):
+                seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
+                kernels = [self._kernel_row(kernel, gpu, speed) for kernel in op.kernels]
+                if seconds is not None:
+                    rows += [_Row.of_comm(op.comm, seconds, wire_bytes, len(kernels)), *kernels]
+                    continue
                 yield from self._run(rows)
                 rows = []
-                kernels = [self._kernel_row(kernel, gpu, speed) for kernel in op.kernels]
                 together = [kernels] if coalesce else [[row] for row in kernels]
                 runs = tuple(run for rows_of_run in together for run in self._run(rows_of_run))
-                yield MeetBeside(self.comm_row(op.comm, lengths[op].wire_bytes), op.comm, runs)
+                yield MeetBeside(self.comm_row(op.comm, wire_bytes), op.comm, runs)
                 continue
             else:
                 seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
@@ -129,8 +133,7 @@ class TemplateStore:
             return
         index = self._add(rows)
         template = self.templates[index]
-        work_from = template.work_s[::-1].cumsum()[::-1]
-        yield Run(index, float(template.end_s[-1]), len(rows), float((template.launch_s + work_from).max()))
+        yield Run(index, template.length_s, len(rows), float((template.launch_s + template.rest_s).max()))
 
     def _add(self, rows: list[_Row]) -> int:
         launch = self._costs.launch_s
@@ -145,6 +148,7 @@ class TemplateStore:
                 launch_s=np.arange(1, len(rows) + 1, dtype=np.float64) * launch,
                 nbytes=np.array([row.nbytes for row in rows]),
                 flops=np.array([row.flops for row in rows]),
+                beside={op: row.beside for op, row in enumerate(rows) if row.beside},
             )
         )
         return len(self.templates) - 1
@@ -160,6 +164,7 @@ class _Row:
     seconds: float
     nbytes: float
     flops: float
+    beside: int = 0
 
     @classmethod
     def of_kernel(cls, op: Compute, seconds: float) -> _Row:
@@ -168,6 +173,6 @@ class _Row:
         return cls(op.name, kernel.kind, op.phase, COMPUTE_LANE, category, seconds, kernel.bytes, kernel.flops)
 
     @classmethod
-    def of_comm(cls, comm: Comm, seconds: float, wire_bytes: float) -> _Row:
+    def of_comm(cls, comm: Comm, seconds: float, wire_bytes: float, beside: int = 0) -> _Row:
         sent = 0.0 if comm.op == "recv" else wire_bytes
-        return cls(comm.name, comm.op, "C", comm.lane, _CATEGORY[comm.purpose], seconds, sent, 0.0)
+        return cls(comm.name, comm.op, "C", comm.lane, _CATEGORY[comm.purpose], seconds, sent, 0.0, beside)

@@ -75,7 +75,7 @@ def _check_rows(timeline: Timeline, slack: float) -> None:
         raise InvariantError(
             f"rank {rows['rank'][at]}, lane {lane}: row {rows['name'][at]!r} overlaps the one before it"
         )
-    work = np.array([template.end_s[-1] for template in timeline.templates])
+    work = np.array([template.length_s for template in timeline.templates])
     if (timeline.end_s - timeline.start_s < work[timeline.template] - slack).any():
         raise InvariantError("a span was faster than its work at full speed")
 

@@ -21,9 +21,9 @@ from simulator.engine.recorder import BESIDE, WHOLE, Ends, Recorder
 from simulator.engine.world import Transfer, World, build_world
 from simulator.errors import DeadlockError
 from simulator.network.flows import Network
-from simulator.program import Batch, Block, Comm, Compute, Program, ProgramError, Role, Step
+from simulator.program import Batch, Beside, Block, Comm, Compute, Program, ProgramError, Role, Step
 from simulator.program.ops import COMPUTE_LANE, POINT_TO_POINT, comm_of, comms_of
-from simulator.timeline import Floats, Timeline
+from simulator.timeline import Timeline, play
 
 Wait = Generator[simpy.Event, None, None]
 
@@ -289,7 +289,9 @@ class _Simulation:
             comm = comm_of(op)
             transfer = self.world.transfer(comm, rank.number, rank.positions[comm.axis])
             callers = set().union(*(lanes[axis] for axis in transfer.met_on))
-            free = self.coalesce and isinstance(op, Comm) and len(callers) == 1
+            # What goes on beside kernels may slow them, which is played as it happens.
+            ahead = self.coalesce and not (self.interferes and isinstance(op, Beside))
+            free = ahead and len(callers) == 1
             if free:
                 fixed.append((transfer, comm.purpose))
             lengths[op] = CommTime(self.network.alone_s(transfer.plan) if free else None, transfer.wire_bytes)
@@ -304,7 +306,7 @@ class _Simulation:
         span = self.recorder.span(rank.number, lane, index, step, ends, run.template, posted, start, self.env.now)
         if end > start + run.seconds * (1 + 1e-12):
             template = self.store.templates[run.template]
-            self.recorder.stretch(span, *_play(template.work_s, host + template.launch_s, start))
+            self.recorder.stretch(span, *template.play(host + template.launch_s, start))
 
     def _run_disturbed(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, outer: Ends) -> Wait:
         """As `_run`, on a GPU whose speed changes when communication beside it starts or ends."""
@@ -319,7 +321,7 @@ class _Simulation:
         while True:
             pace = np.where(kernels[first:], rank.pace, 1.0)
             began = starts[first]
-            starts[first:], ends[first:] = _play(left[first:] / pace, launched[first:], now)
+            starts[first:], ends[first:] = play(left[first:] / pace, launched[first:], now)
             if resumed:
                 starts[first] = began
             rank.disturbed = disturbed = self.env.event()
@@ -349,13 +351,6 @@ def _check_match(rank: _Rank, comm: Comm, meeting: Meeting) -> None:
             f"rank {rank.number} calls {comm.name!r} ({comm.op}, {comm.nbytes:.0f} bytes) on axis {comm.axis!r} where "
             f"rank {meeting.arrived[0].number} calls {other.name!r} ({other.op}, {other.nbytes:.0f} bytes)"
         )
-
-
-def _play(work: Floats, launched: Floats, start: float) -> tuple[Floats, Floats]:
-    """Start and end of ops run in order from ``start``, none before the host has launched it: a running maximum."""
-    done = np.cumsum(work)
-    ends = done + np.maximum.accumulate(np.maximum(launched, start) - (done - work))
-    return ends - work, ends
 
 
 def _bytes_on_link(world: World, done: Counter[tuple[int, str]]) -> list[float]:

@@ -7,13 +7,14 @@ from simulator.model.flops import (
     model_flops_per_step_causal,
     parameters,
 )
-from simulator.model.nodes import Op, Tensor
+from simulator.model.nodes import Op, Tensor, unique
 from simulator.model.optimizer import (
     StateBytes,
     host_state_bytes,
     host_update_bytes,
     optimized,
     optimizer_ops,
+    optimizer_workspace_bytes,
     rank_parts,
     replicated_gradient_ops,
     state_bytes,
@@ -39,6 +40,7 @@ __all__ = [
     "model_flops_per_step_causal",
     "optimized",
     "optimizer_ops",
+    "optimizer_workspace_bytes",
     "parameters",
     "params_on",
     "pass_bytes",
@@ -47,4 +49,5 @@ __all__ = [
     "stage_parts",
     "state_bytes",
     "telling_seat",
+    "unique",
 ]

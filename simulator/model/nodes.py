@@ -31,7 +31,8 @@ class Node:
     ``saved`` is kept from forward to backward, ``forward_bytes`` is alive while the forward runs, ``grad_bytes`` while
     the backward runs: the gradients of output and input, gathered copies, and a weight gradient that is not accumulated
     in place. Where the weight gradient is a pass of its own it needs ``saved`` and ``output_grad_bytes`` until then,
-    and ``weight_grad_bytes`` while it runs.
+    and ``weight_grad_bytes`` while it runs. ``placeholders``, one per shape, are kept for good once the first backward
+    has run (see `linear`).
     ``params`` are this rank's, those of experts apart in ``expert_params``; of ``params`` ``tp_reduced_params`` have
     gradients of which every tensor-parallel rank computes a part.
     """
@@ -46,6 +47,7 @@ class Node:
     grad_bytes: float = 0.0
     output_grad_bytes: float = 0.0
     weight_grad_bytes: float = 0.0
+    placeholders: tuple[Tensor, ...] = ()
     params: int = 0
     expert_params: int = 0
     tp_reduced_params: int = 0
@@ -99,8 +101,24 @@ def add_gradient(z: Shapes, name: str, params: int) -> Ops:
     return (memory("W", f"{name} grad add", "reduce", z.element * params + buffer, buffer, z.dtype),)
 
 
+def new_gradient_bytes(z: Shapes, params: int) -> float:
+    """What is alive while the new gradient of a weight is added to the buffer: that gradient or, where it stays and is
+    counted with the others, its copy in the buffer's type."""
+    return float((DTYPE_BYTES[z.grad_dtype] if z.keeps_gradients else z.element) * params)
+
+
 def linear(
-    z: Shapes, block: str, name: str, n: int, k: int, *, split: str, saved: str, bias: bool = False, shared: int = 0
+    z: Shapes,
+    block: str,
+    name: str,
+    n: int,
+    k: int,
+    *,
+    split: str,
+    saved: str,
+    bias: bool = False,
+    shared: int = 0,
+    cached: bool = True,
 ) -> Node:
     """y (tokens x n) = x (tokens x k) W, n and k as this rank has them.
 
@@ -118,6 +136,10 @@ def linear(
     parallelism only that sum, an all-reduce, is hidden, as in Megatron-LM.
     The bias is added in the product's epilogue or in the kernel after it, at no cost of its own; its gradient is a sum
     over rows. ``shared`` of the n columns are held by more than one rank.
+
+    Autograd must be handed a gradient of the weight's size even where the product has added it to the buffer already.
+    TransformerEngine keeps an empty tensor per shape for that (``get_dummy_wgrad`` in pytorch/module/base.py, 2.0 and
+    later); Megatron-LM's own linear layer (``cached`` false) makes a new one each time.
     """
     x_bytes, y_bytes, w_bytes = (float(z.element * size) for size in (z.tokens * k, z.tokens * n, n * k))
     x_kept = x_bytes * z.rows / z.tokens if split == "column" else x_bytes
@@ -164,7 +186,8 @@ def linear(
         first: Ops = tuple(Beside(one, (dgrad,)) for one in gather) or (dgrad,)
         then: Ops = tuple(Beside(one, (wgrad,)) for one in summed(x_bytes))
         together = (*first, *then, *weight_grad[1:])
-    weight_grad_bytes = (x_bytes if gather else 0) + (0 if z.accumulates_in_product else w_bytes)
+    placeholder = z.accumulates_in_product and cached
+    weight_grad_bytes = (x_bytes if gather else 0) + (0 if placeholder else new_gradient_bytes(z, n * k))
     # A row-split layer's bias is added to the sum, by every rank to its own rows.
     partial_bias = n if bias and split == "row" and z.sequence_parallel else 0
     return Node(
@@ -178,6 +201,7 @@ def linear(
         grad_bytes=x_bytes + y_bytes + weight_grad_bytes,
         output_grad_bytes=y_bytes,
         weight_grad_bytes=weight_grad_bytes,
+        placeholders=(Tensor(f"weight gradient {n} x {k}", w_bytes),) if placeholder else (),
         params=n * k + (n if bias else 0),
         tp_reduced_params=partial_bias + shared * (k + (1 if bias else 0)),
     )

@@ -74,11 +74,14 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     lost = 0.0
     if layout.grad_compression == "1bit":
         lost = sum(count * (1 + 1 / layout.replicas(axis)) for axis, count in held.items() if layout.replicas(axis) > 1)
+    kept = DTYPE_BYTES[training.precision] * whole if training.keep_gradients else 0
     return StateBytes(
         weights=0.0
         if streamed
         else DTYPE_BYTES[training.precision] * (share if layout.zero == 3 else whole) * versions,
-        gradients=0.0 if shards and away else DTYPE_BYTES[training.grad_dtype] * (share if shards else float(whole)),
+        gradients=0.0
+        if shards and away
+        else DTYPE_BYTES[training.grad_dtype] * (share if shards else float(whole)) + kept,
         optimizer=(0.0 if away else per_param * share) + DTYPE_BYTES["fp32"] * lost,
     )
 
@@ -86,6 +89,19 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
 def optimized(workload: Workload, params: Mapping[str, int]) -> float:
     """How many of ``params`` (by axis) this GPU's optimizer works on: under ZeRO its shard of each axis, else all."""
     return sum(count / workload.parallelism.shards(axis) for axis, count in params.items())
+
+
+def optimizer_workspace_bytes(workload: Workload, params: Mapping[str, int]) -> float:
+    """What one optimizer step over ``params`` (by axis) needs beside the state: 16-bit gradients as fp32 ones
+    (Megatron-LM's ``main_param.grad``, DeepSpeed's ``single_partition_of_fp32_groups.grad``), and the root of the
+    second moment where Adam is not one kernel (torch/optim/adamw.py, ``exp_avg_sq_sqrt``)."""
+    training = workload.training
+    per_param = 0
+    if training.optimizer.master_weights and training.grad_dtype != "fp32":
+        per_param += DTYPE_BYTES["fp32"]
+    if training.implementation == "eager":
+        per_param += DTYPE_BYTES[training.optimizer.state_dtype]
+    return float(per_param * optimized(workload, params))
 
 
 def replicated_gradient_ops(workload: Workload, parts: Iterable[Part]) -> tuple[Comm, ...]:

@@ -6,6 +6,7 @@ column and by row, a vocabulary split over the ranks, and fp32 loss.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -28,6 +29,7 @@ from simulator.model.nodes import (
     fuse,
     linear,
     memory,
+    new_gradient_bytes,
     norm,
     residual,
     rope,
@@ -55,6 +57,7 @@ class Part:
     inputs of everything with weights, recomputed ones too, and the gradients of their outputs; it is all that is then
     held. For GELU, ffn 4h and 2-byte activations these are 14 and 18 s b h bytes of the products, the 32 s b h of arXiv
     2401.10241, table 1, and 8 of the two norms, which the paper leaves out. ``weight_grad_bytes`` is alive beside it.
+    ``forward_bytes`` is alive only while the forward runs; ``placeholders`` stay for good (see `Node`).
     """
 
     name: str
@@ -70,8 +73,9 @@ class Part:
     grad_bytes: float
     held_for_weights: tuple[Tensor, ...]
     weight_grad_bytes: float
-    expert_params: int = 0
     forward_bytes: float = 0.0
+    placeholders: tuple[Tensor, ...] = ()
+    expert_params: int = 0
 
     @property
     def params_on(self) -> dict[str, int]:
@@ -112,19 +116,29 @@ def pass_bytes(parts: Sequence[Part], kind: str) -> PassBytes:
     """What a pass (F, B, I or W) of one micro-batch through a stage holds and gives back.
 
     A forward takes what is saved, and a whole backward gives it back. A split one goes from that to what the weight
-    gradient needs (less, or more where it was recomputed), which the weight gradient gives back.
+    gradient needs (less, or more where it was recomputed), which the weight gradient gives back. Part after part takes
+    or gives its own, so that the workspace beside all of it is what the fullest moment inside the pass needs more.
     """
-    saved, held = sum(part.saved_bytes for part in parts), sum(part.held_bytes for part in parts)
+    saved, held = [part.saved_bytes for part in parts], [part.held_bytes for part in parts]
     match kind:
         case "F":
-            return PassBytes(saved, 0.0, max(part.forward_bytes for part in parts))
+            return PassBytes(sum(saved), 0.0, _beside([part.forward_bytes for part in parts[::-1]], saved[::-1]))
         case "B":
-            return PassBytes(0.0, saved, max(part.workspace_bytes for part in parts))
+            return PassBytes(0.0, sum(saved), _beside([part.workspace_bytes for part in parts[::-1]], saved[::-1]))
         case "I":
-            workspace = max(part.input_workspace_bytes for part in parts)
-            return PassBytes(max(held - saved, 0.0), max(saved - held, 0.0), workspace)
+            gone = [before - after for before, after in zip(saved, held, strict=True)]
+            more = max(-sum(gone), 0.0)
+            workspace = _beside([part.input_workspace_bytes for part in parts[::-1]], gone[::-1])
+            return PassBytes(more, max(sum(gone), 0.0), max(workspace - more, 0.0))
         case _:
-            return PassBytes(0.0, held, max(part.weight_grad_bytes for part in parts))
+            return PassBytes(0.0, sum(held), _beside([part.weight_grad_bytes for part in parts[::-1]], held[::-1]))
+
+
+def _beside(workspaces: Sequence[float], gone: Sequence[float]) -> float:
+    """What is needed at most beside all that a pass holds, when the parts before have given up (in a forward pass: not
+    taken yet) what is ``gone`` with them."""
+    before = itertools.accumulate(gone, initial=0.0)
+    return max(0.0, max(workspace - less for workspace, less in zip(workspaces, before, strict=False)))
 
 
 class Checkpoint(NamedTuple):
@@ -164,8 +178,16 @@ def _part(
         grad_bytes=held_gradient_bytes + max(node.grad_bytes for node in nodes),
         held_for_weights=_held_for_weights(nodes),
         weight_grad_bytes=max(node.weight_grad_bytes for node in nodes),
-        forward_bytes=max(node.forward_bytes for node in nodes),
+        forward_bytes=max(*(node.forward_bytes for node in nodes), _passing(checkpointed)),
+        placeholders=unique(tensor for node in nodes for tensor in node.placeholders),
     )
+
+
+def _passing(checkpointed: Sequence[Node]) -> float:
+    """What a forward pass that keeps nothing has alive at most: the inputs of an operation and its output, which is the
+    input of the next."""
+    saved = [sum(tensor.nbytes for tensor in node.saved) for node in checkpointed if node.saved]
+    return max((one + other for one, other in itertools.pairwise(saved)), default=0.0)
 
 
 def _held_for_weights(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
@@ -298,9 +320,9 @@ def embedding(workload: Workload) -> Part:
             memory("W", "embedding.lookup wgrad", "embedding", full, full + z.element * table, z.dtype),
             *add_gradient(z, "embedding.lookup", table),
         ),
-        grad_bytes=full + z.element * table,
+        grad_bytes=full + new_gradient_bytes(z, table),
         output_grad_bytes=full,
-        weight_grad_bytes=float(z.element * table),
+        weight_grad_bytes=new_gradient_bytes(z, table),
         params=table + (z.seq * z.hidden if learned else 0),
     )
     if not z.dropout:
@@ -324,6 +346,7 @@ def head(workload: Workload, *, projection: bool = True) -> Part:
         z.hidden,
         split="column" if z.vocab_parallel else "none",
         saved="head.normed",
+        cached=False,
     )
     if not projection or (workload.model.tied_embeddings and workload.parallelism.table_in_place):
         product = replace(product, params=0)
@@ -371,6 +394,7 @@ def _loss(z: Shapes) -> Node:
             ),
             saved=(Tensor("loss.log_softmax", fp32 * logits),),
             grad_bytes=2 * fp32 * logits,
+            forward_bytes=(x + fp32) * logits,
         )
     return Node(
         forward=(
@@ -387,6 +411,7 @@ def _loss(z: Shapes) -> Node:
         input_grad=(kernel("B", "bwd", fp32, fp32), kernel("B", "cast bwd", fp32, x)),
         saved=(Tensor("loss.softmax", fp32 * logits),),
         grad_bytes=x * logits,
+        forward_bytes=x * logits,
     )
 
 
@@ -401,8 +426,9 @@ def params_on(parts: Iterable[Part]) -> dict[str, int]:
 
 def stage_parts(workload: Workload, stage: int, seat: Seat = ANY_SEAT) -> tuple[Part, ...]:
     """The parts of model stage ``stage`` (0 .. pp * vpp - 1) in order, for a rank at ``seat``: the embedding opens
-    the first stage, the head closes the last. Where ``recompute.layers`` is given, the first so many layers of a stage
-    are recomputed (Megatron's block method)."""
+    the first stage, the head closes the last; a stage that keeps its output has it with its last part. Where
+    ``recompute.layers`` is given, the first so many layers of a stage are recomputed (Megatron's block method).
+    """
     counts = workload.parallelism.layers_per_stage
     recompute = workload.training.recompute
     n_layers = counts[stage]
@@ -418,6 +444,9 @@ def stage_parts(workload: Workload, stage: int, seat: Seat = ANY_SEAT) -> tuple[
         parts = (*parts, head(workload))
         for number in range(workload.model.mtp_layers):
             parts += predictor(workload, number, seat)
+    elif not workload.parallelism.deallocate_pipeline_outputs:
+        output = Tensor("stage output", shapes(workload, seat).row_bytes)
+        parts = (*parts[:-1], replace(parts[-1], saved=(*parts[-1].saved, output)))
     return parts
 
 

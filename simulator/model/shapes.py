@@ -78,6 +78,7 @@ class Shapes:
     grad_dtype: str
     adds_gradients: bool
     accumulates_in_product: bool
+    keeps_gradients: bool
 
     @property
     def element(self) -> int:
@@ -165,4 +166,5 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT) -> Shapes:
         or workload.microbatches > 1
         or training.grad_dtype != training.precision,
         accumulates_in_product=training.gradient_accumulation_fusion,
+        keeps_gradients=training.keep_gradients,
     )

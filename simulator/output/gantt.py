@@ -32,6 +32,7 @@ _SHARE_COLOUR = {
     "ep": "#CC79A7",
     "pp": "#D55E00",
     "dp": "#004C8C",
+    "offload": "#8B5A2B",
 }
 _IDLE_COLOUR = "#EDEDED"
 _PHASE_NAME = {
@@ -40,7 +41,7 @@ _PHASE_NAME = {
 }  # fmt: skip
 _SHARE_NAME = {
     "recompute": "recompute", "tp": "tp communication", "cp": "cp communication", "ep": "ep communication",
-    "pp": "pp hand-over", "dp": "dp communication",
+    "pp": "pp hand-over", "dp": "dp communication", "offload": "copies to and from the host",
 }  # fmt: skip
 _WIDTH_IN, _DPI = 16.0, 120
 _PANEL_POINTS = 14.4 * 72  # width of the panel that shows the whole step
@@ -61,10 +62,10 @@ def gantt(
 
     A box is one micro-batch's forward or backward on a stage; the heights of the colours in it are the shares of its
     time that are recompute and in-line communication. Chunks of a rank are told by shade, micro-batches by number where
-    it fits. Of a steady state every rank's period is drawn where it lies in time. Lanes under the boxes hold hand-overs and gradient reduction at their true times; idle is grey. A step of
-    too many boxes for numbers gets two panels more, its beginning and its end. With ``axes`` only the whole step is
-    drawn, there. ``unit`` names the unit of the time axis where it is not seconds (the unit costs of a bare schedule).
-    Returns the figure.
+    it fits. Of a steady state every rank's period is drawn where it lies in time. Lanes under the boxes hold hand-overs
+    and gradient reduction at their true times; idle is grey. A step of too many boxes for numbers gets two panels more,
+    its beginning and its end. With ``axes`` only the whole step is drawn, there. ``unit`` names the unit of the time
+    axis where it is not seconds (the unit costs of a bare schedule). Returns the figure.
     """
     picture = _Picture.of(timeline, ranks, unit)
     if axes is not None:
@@ -248,6 +249,11 @@ def _boxes(timeline: Timeline, ranks: Sequence[int]) -> _Boxes:
     share = np.stack([np.bincount(group, weights=column, minlength=n) for column in seconds.T], axis=1)
     length = (end - start)[:, None]
     share = np.divide(share, length, out=np.zeros_like(share), where=length > 0)
+    # Communication that goes on beside the box's kernels is seen where they leave room.
+    comm = CATEGORIES.index("tp")
+    own, room = share[:, :comm].sum(axis=1), share[:, comm:].sum(axis=1)
+    visible = np.divide(np.maximum(1 - own, 0), room, out=np.ones_like(room), where=own + room > 1)
+    share[:, comm:] *= visible[:, None]
     origin = spans[first]
     return _Boxes(
         row[origin], start, end, timeline.phase[origin], timeline.microbatch[origin], timeline.chunk[origin], share

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 
@@ -91,10 +90,10 @@ def in_a_v(stage: int, p: int) -> int:
 
 @dataclass(frozen=True)
 class Times:
-    """What a schedule can be tuned to. One entry per stage: ``forward_s``, ``input_s`` and ``weight_s`` of a micro-batch,
-    ``taken`` and ``kept``, the activation memory (bytes) that a forward takes and that its input gradient leaves to the
-    weight gradient. ``hop_s``: of a transfer to the next stage. ``memory_limit``: activation memory that a rank may
-    hold, as a multiple of 1F1B's peak.
+    """What a schedule can be tuned to. One entry per stage: ``forward_s``, ``input_s`` and ``weight_s`` of a
+    micro-batch; ``taken`` and ``kept``, the activation memory (bytes) that a forward takes and that its input gradient
+    leaves to the weight gradient. ``hop_s``: of a transfer to the next stage. ``memory_limit``: activation memory that
+    a rank may hold, as a multiple of 1F1B's peak.
     """
 
     forward_s: tuple[float, ...]
@@ -163,7 +162,8 @@ class Schedule:
 
     def tuned(self, times: Times) -> Schedule:
         """This schedule for passes that take ``times``; itself where it does not depend on them."""
-        return self if self.search is None else replace(self, order=partial(self.search, times=times))
+        search = self.search
+        return self if search is None else replace(self, order=lambda p, m, v: search(p, m, v, times))
 
     def over(self, p: int, m: int, v: int, steps: int) -> Order:
         """The slots of several steps in a row; micro-batches are numbered through."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 
 from simulator.schedules.actions import Action, Order, Schedule, Times, one_chunk
 
@@ -132,7 +132,7 @@ def _construct(p: int, m: int, times: Times, limit: float, choices: _Choices, be
             return best_s, []
         worst = max(rank.idle for rank in ranks)
         forward = [len(rank.forwards) < m for rank in ranks]
-        for rank, following in zip(ranks, ranks[1:], strict=False):
+        for rank, following in pairwise(ranks):
             ahead = len(rank.forwards) - len(following.forwards)
             if choices.wait and forward[rank.stage] and ahead >= 2 and _leaves_out(rank, following, hop, worst):
                 forward[rank.stage] = False
@@ -210,7 +210,7 @@ def order(p: int, m: int, v: int = 1) -> Order:
 
 SCHEDULE = Schedule(
     name="zb_auto",
-    paper="Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 3.1 (its heuristic, not its ILP)",
+    paper="Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 3.1 (the heuristic)",
     order=order,
     bubble=lambda p, m, v, f, i, w: None,
     peak=lambda p, m, v, rank: None,

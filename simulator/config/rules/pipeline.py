@@ -79,6 +79,14 @@ def problems(workload: Workload) -> Iterator[InputError]:
             found=layout.zb_memory_limit,
             fix=f"schedule: {searched}",
         )
+    if layout.zero == 3 and not layout.plan.drains:
+        yield InputError(
+            f"the schedule {layout.schedule} keeps whole earlier versions of the weights, which zero 3 does not hold",
+            key="parallelism.zero",
+            found=layout.zero,
+            allowed="0, 1 or 2, or a schedule that drains, such as 1f1b",
+            fix="zero: 1",
+        )
     yield from _rank_order_problems(layout)
 
 
