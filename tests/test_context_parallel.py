@@ -194,7 +194,7 @@ def test_what_a_ring_refuses() -> None:
         assert make(cp=2, sizes=sizes, cp_method="ulysses")
     assert make(cp=2, sizes={"sliding_window": SEQ})  # no window at all
     with pytest.raises(InputError, match="cp_layout"):
-        make(cp=2, cp_method="ulysses", cp_layout="zigzag")
+        make(cp=2, cp_method="ulysses", cp_layout="contiguous")
 
 
 # Pairs and windows
