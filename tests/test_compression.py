@@ -118,7 +118,7 @@ def test_one_bit_keeps_what_rounding_lost() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_reductions_go_on_beside_the_backward_pass(kind: str) -> None:
-    """Buckets are exchanged as they are packed: more than one before the backward pass ends. What is added up follows."""
+    """Buckets are exchanged as they are packed: more than one before the backward pass ends."""
     rows = play(**CLUSTERS["nvlink"], grad_compression=kind).timeline
     backward = rows[(rows["lane"] == "compute") & rows["phase"].isin(["B", "W"])]["end_s"].max()
     first = rows[rows["name"] == ("dp.all_reduce grads" if kind == "fp8" else "dp.all_to_all grads")]
