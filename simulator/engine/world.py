@@ -166,8 +166,8 @@ def _sessions(program: Program, cluster: Cluster) -> list[_Session]:
             if (comm.axis, group, spec) not in sessions:
                 ranks: tuple[int, ...] = members
                 if paired:
-                    ends = (position, comm.peer) if comm.op == "send" else (comm.peer, position)
-                    ranks = tuple(members[end] for end in ends)
+                    both = (position, comm.peer) if comm.op == "send" else (comm.peer, position)
+                    ranks = tuple(members[end] for end in both)
                 on_host = comm.op in HOST_LANES
                 ends = hosts.ends(comm.op, cluster, ranks[0], program.servers) if on_host else ranks
                 sessions[comm.axis, group, spec] = _Session(comm.axis, group, spec, comm, ranks, ends)
