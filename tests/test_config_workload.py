@@ -407,3 +407,13 @@ def test_a_loaded_workload_can_be_altered_as_its_file_could() -> None:
     assert altered(workload, {"cluster.nodes": 2}).cluster.nodes == 2
     with pytest.raises(InputError, match="layers_per_stage"):
         altered(workload, {"parallelism.pp": 5})
+
+
+def test_nodes_that_followed_from_the_ranks_follow_again_in_a_changed_copy() -> None:
+    """pp 2 alone needs one node of eight GPUs; a changed copy still has one replica, not one per pair of GPUs."""
+    sizes = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 50_000}
+    job = {"name": "tiny", "model": sizes, "training": {"seq": 1024, "global_batch": 8}, "cluster": "dgx_a100"}
+    first = load_workload(job, {"parallelism.pp": 2})
+    assert (first.cluster.nodes, first.parallelism.dp) == (1, 1)
+    second = altered(first, {"parallelism.tp": 8})
+    assert (second.cluster.nodes, second.parallelism.dp) == (2, 1)

@@ -2,12 +2,13 @@
 
 - ``fp8``: NCCL adds up 8-bit floating point numbers that share a scale (FP8-LM, arXiv 2310.18313, section 2.1).
 - ``int8``: numbers of different scales cannot be added on the way: each rank gets its part of all others' gradients
-  (all-to-all), adds them up, and all gather the packed sums; a sharded sum stays where it is (ZeRO++, arXiv 2306.10209,
-  section 3.3).
+  (all-to-all), adds them up, and all gather the packed sums; a sharded sum stays where it is (ZeRO++, arXiv
+  2306.10209, section 3.3).
 - ``1bit``: as int8 with signs, of momentum and what earlier rounding has lost, on both sides (1-bit Adam, arXiv
   2102.02888, algorithm 1 and section 5).
 
-The volume falls by the ratio of the elements' sizes: an all-to-all and an all-gather move what a ring's all-reduce does.
+The volume falls by the ratio of the elements' sizes: an all-to-all and an all-gather move what a ring's all-reduce
+does.
 Buckets are packed where their gradients are complete, and unpacked where the compute lane first waits for them.
 """
 
@@ -31,7 +32,7 @@ _REDUCTIONS = ("dp.all_reduce grads", "dp.reduce_scatter grads")
 
 @dataclass(frozen=True)
 class _Packed:
-    """What takes a reduction's place: kernels before, transfers, kernels where its result is needed. Bytes of kernels."""
+    """What takes a reduction's place: kernels before, transfers, kernels where its result is needed."""
 
     pack: Step
     transfers: tuple[Step, ...]

@@ -31,8 +31,9 @@ Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act
 class Recompute(Section):
     """Which activations are computed again in the backward pass. A plain text means `granularity`."""
 
-    granularity: Literal["none", "selective", "full"] = "none"
-    """selective: what `modules` names; full: whole layers [none]"""
+    granularity: Literal["none", "selective", "ops", "full"] = "none"
+    """selective: what `modules` names; ops: all but attention and every second product, as torchtitan's selective "op";
+    full: whole layers [none]"""
     modules: Annotated[tuple[Module, ...], AsTuple] = ("core_attn",)
     """selective: core_attn (between the attention's two products), layernorm (both norms of a layer), mla_up_proj (from
     latent attention's compressed forms to queries, keys and values), mlp (of dense layers), moe (all of it), moe_act
@@ -78,6 +79,9 @@ class Training(Section):
     gradient_accumulation_fusion: bool = Field(default_factory=lambda known: known["implementation"] == "fused")
     """the product that makes a weight gradient adds it to the buffer, as Megatron-LM does with Apex of March 2022 and
     later; false: one more pass over the gradients per micro-batch [true where implementation is fused]"""
+    compile_loss: bool = Field(default_factory=lambda known: known["implementation"] == "compiled")
+    """the loss is compiled too, and never writes logits in fp32; false: as eager [true where implementation is
+    compiled]"""
     keep_gradients: bool = False
     """gradients of a micro-batch, once added to the buffer, stay in the working precision until the next backward pass,
     as in DeepSpeed's BF16_Optimizer (``update_hp_grads(clear_lp_grads=False)``) [false]"""

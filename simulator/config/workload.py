@@ -112,6 +112,7 @@ def _resolved(workload: Workload) -> Workload:
     if "nodes" not in cluster.model_fields_set:
         nodes = math.ceil(ranks / cluster.node.gpus.count) + layout.server_count
         cluster = cluster.model_copy(update={"nodes": nodes})
+        cluster.model_fields_set.discard("nodes")  # so that they, and not dp, follow again in a changed copy
     if training.precision == "fp32" and "master_weights" not in training.optimizer.model_fields_set:
         optimizer = training.optimizer.model_copy(update={"master_weights": False})
         training = training.model_copy(update={"optimizer": optimizer})

@@ -166,8 +166,8 @@ def _sessions(program: Program, cluster: Cluster) -> list[_Session]:
             if (comm.axis, group, spec) not in sessions:
                 ranks: tuple[int, ...] = members
                 if paired:
-                    both = (position, comm.peer) if comm.op == "send" else (comm.peer, position)
-                    ranks = tuple(members[end] for end in both)
+                    pair = (position, comm.peer) if comm.op == "send" else (comm.peer, position)
+                    ranks = tuple(members[end] for end in pair)
                 on_host = comm.op in HOST_LANES
                 ends = hosts.ends(comm.op, cluster, ranks[0], program.servers) if on_host else ranks
                 sessions[comm.axis, group, spec] = _Session(comm.axis, group, spec, comm, ranks, ends)
@@ -329,6 +329,7 @@ def _collect(
     for number, index in enumerate(kinds.first.tolist()):
         session = sessions[index]
         paired = session.op == "send_recv"
+        silent = session.op in UPDATES or session.is_signal
         plan = fastest(session.op, session.patterns(cluster), session.comm.nbytes, costs)
         phases: list[Phase] = []
         link_bytes: dict[int, float] = {}
@@ -347,7 +348,7 @@ def _collect(
             plan=replace(plan, phases=tuple(phases)),
             link_bytes=tuple(link_bytes.items()),
             members=tuple(sorted({simulated_as[rank] for rank in session.ranks})),
-            wire_bytes=0.0 if session.op in UPDATES or session.is_signal else plan.sent_bytes / (1 if paired else len(session.ranks)),
+            wire_bytes=0.0 if silent else plan.sent_bytes / (1 if paired else len(session.ranks)),
             met_on=(),
         )
         drafts.append((session, transfer))

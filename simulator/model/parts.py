@@ -7,7 +7,7 @@ column and by row, a vocabulary split over the ranks, and fp32 loss.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,7 +36,7 @@ from simulator.model.nodes import (
     unique,
 )
 from simulator.model.shapes import ANY_SEAT, Seat, Shapes, shapes
-from simulator.program import Beside, Comm, Compute
+from simulator.program import Attention, Beside, Comm, Compute, Matmul
 
 if TYPE_CHECKING:
     from simulator.config import Workload
@@ -219,7 +219,9 @@ def layer(workload: Workload, *, recompute: str | None = None, seat: Seat = ANY_
     """
     moe, chosen = workload.model.moe, workload.training.recompute
     mixed = experts(workload, seat) if moe is not None and moe.here(number) else None
-    modules = {"none": (), "selective": chosen.modules, "full": ("layer",)}[recompute or chosen.granularity]
+    modules = {"none": (), "selective": chosen.modules, "ops": ("ops",), "full": ("layer",)}[
+        recompute or chosen.granularity
+    ]
     return _layer(shapes(workload, seat), modules, latent(workload), mixed)
 
 
@@ -238,6 +240,7 @@ def _layer(z: Shapes, recompute: tuple[str, ...], a: Latent | None, x: Experts |
     # Megatron-LM's --recompute-modules; those that drop their output are its CheckpointWithoutOutput.
     checkpoints = {
         "layer": Checkpoint(nodes, attn_norm.saved),
+        "ops": Checkpoint(nodes, () if x or a else _kept_by_op(z)),
         "core_attn": Checkpoint(core, attention_inputs(z)),
         "layernorm": Checkpoint(
             (attn_norm, mlp_norm), (*attn_norm.saved, *mlp_norm.saved), ("attn.normed", "mlp.normed")
@@ -252,7 +255,35 @@ def _layer(z: Shapes, recompute: tuple[str, ...], a: Latent | None, x: Experts |
     else:
         checkpoints["mlp"] = Checkpoint(mlp, (normed,))
     chosen = [checkpoints[module] for module in recompute if module in checkpoints]
-    return _part("moe layer" if x else "layer", nodes, chosen, held_gradient_bytes=z.row_bytes)
+    part = _part("moe layer" if x else "layer", nodes, chosen, held_gradient_bytes=z.row_bytes)
+    return replace(part, recompute=tuple(_again_by_op(z, nodes))) if "ops" in recompute else part
+
+
+def _kept_by_op(z: Shapes) -> tuple[Tensor, ...]:
+    """What torchtitan's selective activation checkpointing by "op" keeps of a layer: the layer's input, the outputs of
+    attention and of the first, third ... of its products, which are those for q, k, v, context, gate, up and down
+    (torchtitan/models/llama3/infra/parallelize.py, ``_save_list``)."""
+    q, _, v = attention_inputs(z)
+    context = Tensor("attn.context", float(z.element * z.tokens * z.context_width))
+    lse = Tensor("attn.lse", 4.0 * z.tokens * z.heads)
+    gate = Tensor("mlp.gate", float(z.element * z.tokens * z.ffn))
+    down = (Tensor("mlp.out", z.row_bytes),) if z.gated else ()
+    return (Tensor("input", z.row_bytes), q, v, context, lse, gate, *down)
+
+
+def _again_by_op(z: Shapes, nodes: Sequence[Node]) -> Iterator[Op]:
+    """The forward ops of a layer that run again where `_kept_by_op` is kept: of products the one for k, the one after
+    attention, and that for up."""
+    again = {"attn.qkv": z.kv_width, "mlp.fc1": z.ffn if z.gated else 0, "mlp.fc2": 0}
+    for op in (op for node in nodes for op in node.forward):
+        kernel = op.kernel if isinstance(op, Compute) else None
+        if isinstance(kernel, Attention) or (isinstance(op, Comm) and op.op == "reduce_scatter"):
+            continue
+        if isinstance(op, Compute) and isinstance(kernel, Matmul) and op.name in again:
+            if again[op.name]:
+                yield _again(replace(op, kernel=replace(kernel, n=again[op.name])))
+            continue
+        yield _again(op)
 
 
 def _projections(z: Shapes) -> tuple[Node, ...]:
@@ -371,7 +402,7 @@ def _loss(z: Shapes) -> Node:
     def across(what: str) -> Ops:
         return (comm("all_reduce", f"loss {what}", fp32 * z.tokens),) if split else ()
 
-    if z.compiled:
+    if z.compiles_loss:
         return Node(
             forward=(
                 kernel("F", "max", x, 0),
@@ -384,9 +415,16 @@ def _loss(z: Shapes) -> Node:
             saved=(Tensor("loss.logits", x * logits),),
             grad_bytes=x * logits,
         )
-    if z.eager and not split:
+    if z.compiled or (z.eager and not split):
         return Node(
-            forward=(kernel("F", "cast", x, fp32), kernel("F", "log_softmax", fp32, fp32), kernel("F", "nll", 0, 0)),
+            forward=(
+                kernel("F", "cast", x, fp32),
+                *across("max"),
+                *across("sum"),
+                kernel("F", "log_softmax", fp32, fp32),
+                *across("target"),
+                kernel("F", "nll", 0, 0),
+            ),
             input_grad=(
                 kernel("B", "nll bwd", 0, fp32),
                 kernel("B", "log_softmax bwd", 2 * fp32, fp32),

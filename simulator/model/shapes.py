@@ -79,6 +79,7 @@ class Shapes:
     adds_gradients: bool
     accumulates_in_product: bool
     keeps_gradients: bool
+    compiles_loss: bool
 
     @property
     def element(self) -> int:
@@ -167,4 +168,5 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT) -> Shapes:
         or training.grad_dtype != training.precision,
         accumulates_in_product=training.gradient_accumulation_fusion,
         keeps_gradients=training.keep_gradients,
+        compiles_loss=training.compile_loss and training.implementation == "compiled",
     )

@@ -58,6 +58,7 @@ _DEEPSPEED: dict[str, Any] = {
 
 #: huggingface.co/moonshotai/Moonlight-16B-A3B, config.json.
 _MOONLIGHT: dict[str, Any] = {
+    "training.optimizer": {"state_dtype": "bf16"},  # exp_avg_dtype in recipes/moonlight/moonlight_16b.py
     "model.hidden": 2048,
     "model.heads": 16,
     "model.vocab": 163840,
@@ -152,8 +153,11 @@ SOURCES: tuple[MemorySource, ...] = (
             name="memory-torchtitan",
             about="torchtitan, benchmarks: Llama 3.1 with FSDP on H100s and H200s",
             table=DATA / "memory-torchtitan.csv",
-            settings={"training.implementation": "compiled", "training.grad_dtype": "fp32"},
+            # torch.compile of each TransformerBlock, not of the loss, before April 2025; selective checkpointing is the
+            # default's, by "op" (train_configs/llama3_8b.toml).
+            settings={"training.implementation": "compiled", "training.compile_loss": False},
             bounds=Bounds(),
+            special=(({"gpu": "H200"}, {"training.compile_loss": True}),),
         ),
         figure="reserved",
         unit=GiB,
@@ -164,7 +168,8 @@ SOURCES: tuple[MemorySource, ...] = (
             name="memory-megatron-bridge",
             about="NVIDIA Megatron-Bridge, performance skills: Llama 3 70B, Moonlight, Qwen3 30B, Nemotron on H100s",
             table=DATA / "memory-megatron-bridge.csv",
-            settings={"parallelism.zero": 1},
+            # grad_reduce_in_fp32=False in all of its performance recipes.
+            settings={"parallelism.zero": 1, "training.grad_dtype": "bf16"},
             bounds=Bounds(),
             special=(({"model": "Moonlight-16B"}, _MOONLIGHT),),
         ),

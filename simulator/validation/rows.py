@@ -47,8 +47,8 @@ ALIASES: dict[str, dict[str, Any]] = {
         "": "bf16",
     },
     # To memory: weights, gradients and what is kept are as wide as in bf16.
-    "8 bits": {"float8": "bf16", "fp8 current scaling": "bf16", "bf16 params, mxfp8 experts": "bf16"},
-    "recompute": {"full": "full", "selective": "selective", "none": "none", "": "none"},
+    "8 bits": {"float8": "bf16", "fp8 current scaling": "bf16"},
+    "recompute": {"full": "full", "selective": "selective", "selective op": "ops", "none": "none", "": "none"},
     "schedule": {
         "": "1f1b",
         "none": "1f1b",
@@ -163,7 +163,7 @@ def workload_of(row: Row, settings: Mapping[str, Any], *, of_memory: bool = Fals
             # Memory does not ask how many micro-batches there are once they fill the pipeline.
             "global_batch": _whole(row, "global_batch", 4 * pp * vpp * dp * _whole(row, "micro_batch")),
             "precision": _precision(row, of_memory),
-            "recompute": _alias(row, "recompute"),
+            "recompute": _recompute(row),
         },
         "parallelism": {
             "tp": tp,
@@ -236,6 +236,14 @@ def _precision(row: Row, of_memory: bool) -> str:
     if of_memory and text in ALIASES["8 bits"]:
         return str(ALIASES["8 bits"][text])
     return str(_alias(row, "precision"))
+
+
+def _recompute(row: Row) -> Any:
+    """Megatron-LM's modules may stand in brackets: "selective (mlp, core_attn)"."""
+    named = re.fullmatch(r"selective \((.+)\)", row.get("recompute", ""))
+    if named is None:
+        return _alias(row, "recompute")
+    return {"granularity": "selective", "modules": [module.strip() for module in named[1].split(",")]}
 
 
 def _alias(row: Row, column: str) -> Any:
