@@ -49,7 +49,7 @@ def test_a_skew_is_zipfs_law_cut_where_every_token_goes(skew: float, k: int) -> 
 @pytest.mark.parametrize(("etp", "tp"), [(1, 1), (1, 2), (2, 2), (2, 1)])
 @pytest.mark.parametrize("moe", [{}, SKEW, {"token_distribution": [4, 1, 1, 1, 1, 1, 1, 1], "top_k": 1}])
 def test_every_copy_of_a_token_is_worked_on_once(ep: int, etp: int, tp: int, moe: dict[str, Any]) -> None:
-    """A rank routes its 128 / tp tokens to k experts; all copies of the ep * etp ranks are what their experts work on."""
+    """A rank routes its 128 / tp tokens to k experts; all copies of ep * etp ranks are what their experts work on."""
     work = load_workload(job(moe=moe, parallelism={"tp": tp, "dp": 16, "ep": ep, "etp": etp}))
     routed = routing(work)
     k = moe.get("top_k", 2)
@@ -72,8 +72,8 @@ def test_capacity(factor: float, pad: bool, expected: int) -> None:
 
 
 def test_copies_take_half_of_the_busiest_experts() -> None:
-    """Of 4 experts with 4, 2, 1 and 1 eighths two copies are made: of the first (then 2 and 2), and of the first that has
-    most then, the first again: 4/3 each."""
+    """Of 4 experts with 4, 2, 1 and 1 eighths two copies are made: of the first (then 2 and 2), and of the first that
+    has most then, the first again: 4/3 each."""
     moe = {"experts": 4, "top_k": 1, "token_distribution": [4, 2, 1, 1], "redundant_experts": 2}
     work = load_workload(job(moe=moe, parallelism={"dp": 2, "ep": 2}))
     assert [sum(own) for own in routing(work).loads] == pytest.approx(
@@ -100,10 +100,9 @@ def test_dispatch_and_combine_bytes(tp: int, dp: int, ep: int, k: int) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "limit"), [(2, 1), (4, 1), (4, 2), (4, 3)])
-@pytest.mark.parametrize("back", [False, True])
-def test_node_limited_routing_crosses_the_network_once_per_node(nodes: int, limit: int, back: bool) -> None:
+def test_node_limited_routing_crosses_the_network_once_per_node(nodes: int, limit: int) -> None:
     """k = 4 copies to ``limit`` nodes: a NIC carries limit / k of what its GPU's copies to other nodes would be,
-    (nodes - 1) / nodes of all; inside nodes every copy goes on to the 7/8 of GPUs that are not the first one reached."""
+    (nodes - 1) / nodes of all; inside nodes every copy goes on to the 7/8 of GPUs that are not reached first."""
     cluster = build_cluster(load_cluster("dgx_h100").model_copy(update={"nodes": nodes}))
     ranks = tuple(range(8 * nodes))
     (plain,) = patterns("all_to_all", ranks, cluster)
@@ -203,8 +202,8 @@ def test_a_backward_pass_has_two_products_for_each_of_the_forward(moe: dict[str,
 @pytest.mark.parametrize(
     ("modules", "gone"),
     [
-        (["moe_act"], 2 * 256 * 256),  # the activation's output: 128 x 2 copies of 256
-        (["layernorm"], 2 * 2 * 128 * 256),  # both norms' outputs
+        (["moe_act"], 256 * 256),  # the activation's output: 128 x 2 copies of 256
+        (["layernorm"], 2 * 128 * 256),  # both norms' outputs
         # Queries and keys of 48, values of 32 for 8 heads, and both normed compressed forms.
         (["mla_up_proj"], 128 * (8 * (48 + 48 + 32) + 96 + 64)),
     ],
@@ -214,7 +213,7 @@ def test_recomputed_modules_drop_what_they_make(modules: list[str], gone: int) -
     recompute = {"granularity": "selective", "modules": modules}
     some = layer(load_workload(job(model__mla=MLA, training__recompute=recompute)))
     none = layer(load_workload(job(model__mla=MLA)))
-    assert none.saved_bytes - some.saved_bytes == 2 * gone - (2 * 128 * 256 if False else 0)
+    assert none.saved_bytes - some.saved_bytes == 2 * gone
     assert sum(tensor.nbytes for tensor in some.recomputed) == 2 * gone
     assert some.recompute
 

@@ -77,8 +77,8 @@ def test_r36_experts_that_ep_does_not_divide() -> None:
 
 
 def test_zero_1_divides_the_state_of_experts_and_of_the_rest_by_those_who_share_them() -> None:
-    """2-byte weights, fp32 gradients and 12 bytes of fp32 Adam per parameter, which ZeRO-1 divides by those who hold the
-    same ones: with dp 4 and ep 2, by 4 outside experts, by 2 in them."""
+    """2-byte weights, fp32 gradients and 12 bytes of fp32 Adam per parameter, which ZeRO-1 divides by those who hold
+    the same ones: with dp 4 and ep 2, by 4 outside experts, by 2 in them."""
     work = load(parallelism={"dp": 4, "ep": 2, "zero": 1})
     state = state_bytes(work, 0)
     experts = 2 * 4 * 3 * 256 * 256  # two layers, 4 of 8 experts, three matrices
@@ -122,15 +122,15 @@ def test_r38_twice_the_tokens_take_twice_as_long(ep: int) -> None:
 
 @pytest.mark.parametrize(("experts", "k"), [(8, 2), (16, 4)])
 def test_r41_flops_count_active_experts_only(experts: int, k: int) -> None:
-    """Three times two per weight that a token meets: attention, router, k experts of three matrices, the vocabulary; and
-    full attention. More experts add a router column each, no more."""
+    """Three times two per weight that a token meets: attention, router, k experts of three matrices, the vocabulary;
+    and full attention. More experts add a router column each, no more."""
 
     def flops(count: int) -> float:
         return model_flops_per_step(load(model__moe={"experts": count, "top_k": k, "ffn_hidden": 512}))
 
-    h, s, v, layers, tokens = 256, 128, 1024, 2, 8 * 128
+    h, s, v, layers, tokens = 256, 128, 1024, 2, 32 * 128
     weights = layers * (4 * h * h + h * experts + k * 3 * h * 512) + v * h
-    assert flops(experts) == pytest.approx(6 * tokens * weights + 3 * layers * 4 * s * s * h * 8)
+    assert flops(experts) == pytest.approx(6 * tokens * weights + 3 * layers * 4 * s * s * h * 32)
     assert flops(2 * experts) - flops(experts) == pytest.approx(6 * tokens * layers * h * experts)
 
 

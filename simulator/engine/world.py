@@ -329,6 +329,7 @@ def _collect(
     for number, index in enumerate(kinds.first.tolist()):
         session = sessions[index]
         paired = session.op == "send_recv"
+        silent = session.op in UPDATES or session.is_signal
         plan = fastest(session.op, session.patterns(cluster), session.comm.nbytes, costs)
         phases: list[Phase] = []
         link_bytes: dict[int, float] = {}
@@ -347,7 +348,7 @@ def _collect(
             plan=replace(plan, phases=tuple(phases)),
             link_bytes=tuple(link_bytes.items()),
             members=tuple(sorted({simulated_as[rank] for rank in session.ranks})),
-            wire_bytes=0.0 if session.op in UPDATES or session.is_signal else plan.sent_bytes / (1 if paired else len(session.ranks)),
+            wire_bytes=0.0 if silent else plan.sent_bytes / (1 if paired else len(session.ranks)),
             met_on=(),
         )
         drafts.append((session, transfer))
