@@ -25,6 +25,8 @@ from calibration.measure.case import Case, Level
 from calibration.measure.store import Rows
 from calibration.measure.team import FOREVER
 
+WORKER = (sys.executable, "-m", "calibration.measure.worker")
+GRACE_S = 30.0  # over a case's own limit: the first case of a group starts its communicator
 STARTUP_S = 240.0  # importing torch and starting CUDA and NCCL, at worst
 POLL_S, STORE_POLL_S = 0.02, 0.3
 
@@ -38,6 +40,7 @@ class Job:
     kinds: tuple[str, ...]
     device: str
     out: Path
+    command: str
     rank: int = 0
     world: int = 1
     local_rank: int = 0
@@ -50,14 +53,12 @@ class Outcome:
 
     reason: str = ""
     case: Case | None = None
-    started: bool = False
 
 
 @dataclass
 class _Current:
     case: Case | None = None
     deadline: float = field(default_factory=lambda: time.monotonic() + STARTUP_S)
-    started: bool = False
     done: bool = False
 
 
@@ -109,7 +110,7 @@ def _watch(
     read_fd, write_fd = os.pipe()
     with log.open("ab") as sink:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "calibration.measure.worker"],
+            WORKER,
             stdin=subprocess.PIPE,
             stdout=sink,
             stderr=sink,
@@ -147,7 +148,7 @@ def _watch(
                 if store.check([f"abort/{generation}"]):
                     reason = store.get(f"abort/{generation}").decode()
             if reason:
-                return Outcome(reason, current.case, current.started)
+                return Outcome(reason, current.case)
             time.sleep(POLL_S)
     finally:
         if worker.poll() is None:
@@ -166,9 +167,8 @@ def _heed(
     if "environment" in message and rows is not None:
         rows.start(message["environment"])
     elif "start" in message:
-        current.case, current.started = by_key[message["start"]], True
-        # The first case of a group starts its communicator.
-        current.deadline = time.monotonic() + message["limit_s"] + 30.0
+        current.case = by_key[message["start"]]
+        current.deadline = time.monotonic() + message["limit_s"] + GRACE_S
     elif "row" in message and current.case is not None:
         take(message["row"], current.case.key)
         current.case, current.deadline = None, time.monotonic() + STARTUP_S
@@ -188,6 +188,7 @@ def _orders(job: Job, pending: list[int], generation: int, report_fd: int) -> di
         "pending": pending,
         "generation": generation,
         "report_fd": report_fd,
+        "command": job.command,
         "host": os.environ.get("MASTER_ADDR", ""),
         "port": os.environ.get("MASTER_PORT", "0"),
     }

@@ -30,7 +30,7 @@ class Bench:
         self.device = device
         self.cuda = device.type == "cuda"
         self.telemetry = Telemetry(device.index if self.cuda else None)
-        self._l2 = torch.cuda.get_device_properties(device).L2_cache_size if self.cuda else 2**20
+        self._l2 = torch.cuda.get_device_properties(device).L2_cache_size if self.cuda else 0
         self._pools: dict[torch.dtype, torch.Tensor] = {}
         self._offset = 0
 
@@ -61,6 +61,8 @@ class Bench:
 
     def sets(self, nbytes: float, most: int = MOST_SETS) -> int:
         """How many sets of ``nbytes`` a case rotates through, so that each finds the cache taken by others."""
+        if not self.cuda:
+            return 2
         return max(1, min(most, math.ceil(CACHE_MULTIPLE * self._l2 / max(nbytes, 1.0))))
 
     def synchronize(self) -> None:
@@ -110,7 +112,7 @@ class Bench:
         state = self.telemetry.read()  # while the last batch is still running, if it is long
         self.synchronize()
         samples = [a.elapsed_time(b) * 1e-3 / n for a, b in zip(marks[::2], marks[1::2], strict=True)]
-        return {**summary(samples), "batch": n, **({"starved": True} if starved else {}), **state}
+        return {**summary(samples), "runs": n, **({"starved": True} if starved else {}), **state}
 
     def host_time(self, work: Work, *, repeats: int = 15) -> Row:
         """Seconds that the host takes to issue one run, the GPU's queue never full."""
@@ -120,7 +122,7 @@ class Bench:
         for i in range(min(n, 20)):
             work.run(i % work.sets)
         samples = self._clocked(work, n, repeats)
-        return {**summary(samples), "batch": n}
+        return {**summary(samples), "runs": n}
 
     def sustained(self, work: Work, seconds: float) -> Row:
         """Seconds of one run through ``seconds`` without a pause, with the state of the GPU as it goes."""

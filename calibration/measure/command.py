@@ -58,7 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         for rank in range(1, gpus):
             environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            spawned.append(subprocess.Popen([sys.executable, "-m", "calibration", *_again(arguments)], env=environment))
+            spawned.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "calibration", *_again(arguments), "--out", str(arguments.out)],
+                    env=environment,
+                )
+            )
     signal.signal(signal.SIGTERM, _stop)
     try:
         return _measure(_job(arguments, kinds), retry=arguments.retry)
@@ -123,6 +128,7 @@ def _job(arguments: argparse.Namespace, kinds: tuple[str, ...]) -> Job:
         kinds=kinds,
         device=arguments.device,
         out=arguments.out,
+        command=_spoken(arguments),
         rank=int(os.environ["RANK"]),
         world=world,
         local_rank=int(os.environ.get("LOCAL_RANK", os.environ["RANK"])),
@@ -152,7 +158,12 @@ def _again(arguments: argparse.Namespace) -> list[str]:
     """The command line of another rank."""
     flags = {"full": ["--full"], "smoke": ["--smoke"]}.get(arguments.level, [])
     flags += ["--only", arguments.only] if arguments.only else []
-    return ["measure", "--out", str(arguments.out), "--device", arguments.device, *flags]
+    return ["measure", "--device", arguments.device, *flags]
+
+
+def _spoken(arguments: argparse.Namespace) -> str:
+    """The command as provenance gives it, without paths of this machine."""
+    return " ".join(["python -m calibration", *_again(arguments), "--gpus", os.environ["WORLD_SIZE"]])
 
 
 def _free_port() -> int:

@@ -6,7 +6,6 @@ import datetime
 import os
 import platform
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +58,11 @@ class Telemetry:
             return {}
 
 
-def environment(device: torch.device, world: int) -> dict[str, object]:
+def environment(device: torch.device, world: int, command: str) -> dict[str, object]:
     """What a profile's provenance is made of."""
     found: dict[str, object] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": " ".join(["python -m calibration", *sys.argv[1:]]),
+        "command": command,
         "ranks": world,
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from calibration.measure.team import Team
 KERNELS: dict[str, Case] = {
     "matmul": Case("matmul", "mm", {"m": 8192, "n": 8192, "k": 8192, "role": "fwd", "dtype": "bf16"}),
     "matmul_small": Case("matmul", "mm", {"m": 2048, "n": 4096, "k": 4096, "role": "fwd", "dtype": "bf16"}),
-    "matmul_wgrad": Case("matmul", "mm", {"m": 16384, "n": 4096, "k": 8192, "role": "wgrad", "dtype": "bf16"}),
     "attention": Case(
         "attention",
         "fwd",
@@ -31,7 +29,7 @@ KERNELS: dict[str, Case] = {
             "length": 4096,
             "head_dim": 128,
             "causal": True,
-            "backend": "flash",
+            "backend": "default",
         },
     ),
     "layer_norm": Case("memory", "layer_norm", {"rows": 16384, "width": 4096}),
@@ -42,13 +40,14 @@ SMOKE = Case("matmul", "mm", {"m": 64, "n": 64, "k": 64, "role": "fwd", "dtype":
 MODULES = {"matmul": matmul, "attention": attention, "memory": memory}
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 WINDOW_S = 15e-3
-ATTEMPTS = 4
+ATTEMPTS = 5
+RACES = 3
 
 
 def cases(level: Level, world: int, local: int) -> Iterator[Case]:
     kernels: tuple[str, ...] = tuple(KERNELS)
     ops: tuple[str, ...] = COLLECTIVES
-    sizes: tuple[int, ...] = (2**22, 2**26, 2**29)
+    sizes: tuple[int, ...] = (2**24, 2**28)
     if level == "smoke":
         kernels, ops, sizes = ("smoke",), COLLECTIVES[:1], (2**12,)
     elif level == "quick":
@@ -69,39 +68,22 @@ def measure(case: Case, bench: Bench, team: Team) -> Row:
             collectives.prepare(Case("collective", case.op, case.params, case.ranks), bench, team.data),
         )
 
-    pair = team.together(prepare)
     if not bench.cuda:
-        return {"kernel_s": 0.0, "kernel_beside_s": 0.0, "collective_s": 0.0, "collective_beside_s": 0.0}
-    kernel_s = _alone(team, pair.kernel)
-    collective_s = _alone(team, pair.collective)
-    kernel = _beside(team, pair.kernel, kernel_s, pair.collective, collective_s)
-    collective = _beside(team, pair.collective, collective_s, pair.kernel, kernel_s)
-    return {
-        "kernel_s": kernel_s,
-        "kernel_beside_s": kernel["time_s"],
-        "kernel_slowdown": round(float(str(kernel["time_s"])) / kernel_s, 4),
-        "collective_s": collective_s,
-        "collective_beside_s": collective["time_s"],
-        "collective_slowdown": round(float(str(collective["time_s"])) / collective_s, 4),
-        "kernel_p90_s": kernel["p90_s"],
-        "collective_p90_s": collective["p90_s"],
-        **bench.telemetry.read(),
-    }
+        raise UnavailableError("a CPU has no streams to run side by side")
+    pair = team.together(prepare)
+    rough = {work: max(team.all(_loop(work, 5))) for work in (pair.kernel, pair.collective)}
+    row: Row = {}
+    for name, lead, other in (("kernel", pair.kernel, pair.collective), ("collective", pair.collective, pair.kernel)):
+        alone, beside = _beside(team, lead, rough[lead], other, rough[other])
+        row |= {f"{name}_s": alone["time_s"], f"{name}_beside_s": beside["time_s"]}
+        row |= {f"{name}_beside_p10_s": beside["p10_s"], f"{name}_beside_p90_s": beside["p90_s"]}
+    return {**row, **bench.telemetry.read()}
 
 
 @dataclass(frozen=True)
 class Pair:
     kernel: Work
     collective: Work
-
-
-def _alone(team: Team, work: Work) -> float:
-    """Seconds of a run while nothing else runs, after as long a warm-up, at the slowest member."""
-    each_s = max(team.all(_loop(work, 5)))
-    n = _count(each_s)
-    team.barrier()
-    _loop(work, n)
-    return max(statistics.median(said) for said in team.all([_loop(work, n) for _ in range(3)]))
 
 
 def _count(each_s: float) -> int:
@@ -119,10 +101,11 @@ def _loop(work: Work, n: int) -> float:
     return float(start.elapsed_time(end)) * 1e-3 / n
 
 
-def _beside(team: Team, lead: Work, lead_s: float, other: Work, other_s: float) -> Row:
-    """Seconds of ``lead`` while ``other`` runs on another stream from before its start until after its end.
+def _beside(team: Team, lead: Work, lead_s: float, other: Work, other_s: float) -> tuple[Row, Row]:
+    """Seconds of ``lead`` alone, and while ``other`` runs on another stream from before its start until after its end.
 
-    All members issue the same numbers of runs; where ``other`` ended too early anywhere, all try again with more.
+    Both in turn and in the same way, so that the GPU's clock is the same. All members issue the same numbers of runs;
+    where ``other`` ended too early anywhere (it may slow ``lead`` manifold), all try again with more of it.
     """
     n, per_lead = _count(lead_s), 2.0 * lead_s / other_s
     side = torch.cuda.Stream()
@@ -130,15 +113,18 @@ def _beside(team: Team, lead: Work, lead_s: float, other: Work, other_s: float) 
         n = max(2, min(n, int(QUEUE / max(1.0, per_lead))))
         m = max(2, math.ceil(n * per_lead))
         hold_s, races = 0.0, []
-        for _ in range(4):
+        for _ in range(RACES + 1):  # the first tells how long to hold
             team.barrier()
-            race = _race(lead, n, other, m, side, hold_s)
-            hold_s = 1.5 * race.host_s
-            races.append(race)
-        said = team.all([(race.lead_s, race.margin_s >= 0) for race in races[1:]])  # the first tells how long to hold
-        if all(covered for member in said for _, covered in member):
-            return summary([max(seconds for seconds, _ in at_once) for at_once in zip(*said, strict=True)])
-        per_lead *= 2
+            alone = _race(lead, n, other, 0, side, hold_s)
+            team.barrier()
+            beside = _race(lead, n, other, m, side, hold_s)
+            hold_s = 1.5 * beside.host_s
+            races.append((alone.lead_s, beside.lead_s, beside.margin_s >= 0))
+        said = team.all(races[1:])
+        if all(covered for member in said for _, _, covered in member):
+            slowest = [[max(times) for times in zip(*at_once, strict=True)] for at_once in zip(*said, strict=True)]
+            return summary([alone for alone, _, _ in slowest]), summary([beside for _, beside, _ in slowest])
+        n, per_lead = n // 4, per_lead * 6
     raise UnavailableError("the other stream could not be kept busy throughout")
 
 
@@ -152,7 +138,7 @@ class Race:
 
 
 def _race(lead: Work, n: int, other: Work, m: int, side: torch.cuda.Stream, hold_s: float) -> Race:
-    """Both streams are held for ``hold_s`` while the host issues everything; ``other`` starts first, by one run."""
+    """Both streams are held for ``hold_s`` while the host issues everything; ``other``, if it runs, starts first."""
     first, start, end, last = (torch.cuda.Event(enable_timing=True) for _ in range(4))
     main = torch.cuda.current_stream()
     torch.cuda._sleep(int(min(hold_s, 0.2) * SLEEP_HZ) + 1000)
@@ -166,10 +152,10 @@ def _race(lead: Work, n: int, other: Work, m: int, side: torch.cuda.Stream, hold
                 other.run(issued % other.sets)
                 issued += 1
 
-    issue(1)
+    issue(min(1, m))
     with torch.cuda.stream(side):
         first.record()
-    issue(2)
+    issue(min(2, m))
     main.wait_event(first)
     lead.run(0)
     start.record()

@@ -1,7 +1,8 @@
 """Matrix products in the operand layouts of a linear layer: single, batched, and grouped for experts.
 
 Sizes m, n, k are those of `simulator.program.Matmul`: forward y = x W^T, data gradient dx = dy W and weight gradient
-dW = dy^T x, with W as PyTorch keeps it (outputs x inputs), so that the layouts are NT, NN and TN.
+dW = dy^T x, with W as PyTorch keeps it (outputs x inputs), so that the layouts are NT, NN and TN. In fp8 all are NT,
+the only layout that the tensor cores take: training libraries transpose the operands beforehand.
 """
 
 from __future__ import annotations
@@ -50,13 +51,14 @@ def prepare(case: Case, bench: Bench) -> Work:
     element, out_element = dtype.itemsize, out_dtype.itemsize * (2 if "accumulate" in op else 1)
     nbytes = float(batch * (element * (m * k + k * n) + out_element * m * n))
     sets = bench.sets(nbytes)
+    turned_a, turned_b = role == "wgrad" and dtype != FP8, role == "fwd" or dtype == FP8
     lead = (batch,) if op == "bmm" else ()
-    a_shape, b_shape = ((k, m) if role == "wgrad" else (m, k)), ((n, k) if role == "fwd" else (k, n))
+    a_shape, b_shape = ((k, m) if turned_a else (m, k)), ((n, k) if turned_b else (k, n))
     buffers = []
     for _ in range(sets):
         a, b = bench.random(*lead, *a_shape, dtype=dtype), bench.random(*lead, *b_shape, dtype=dtype)
-        a = a.transpose(-2, -1) if role == "wgrad" else a
-        b = b.transpose(-2, -1) if role == "fwd" else b
+        a = a.transpose(-2, -1) if turned_a else a
+        b = b.transpose(-2, -1) if turned_b else b
         buffers.append((a, b, bench.empty(*lead, m, n, dtype=out_dtype).fill_(0)))
     one = torch.ones((), device=bench.device)
 

@@ -63,6 +63,8 @@ def collective_time(bench: Bench, work: Work, team: Team) -> Row:
     each_s, host_s = estimate(bench, work, team)
     n = max(1, min(40, QUEUE // (2 * work.launches), int(BATCH_S / each_s) + 1))
     repeats = max(3, min(REPEATS, int(LONGEST_S / (n * each_s)) + 1))
+    if not bench.cuda:
+        n, repeats = 1, 2
     batches, hosts = [], []
     for _ in range(repeats):
         team.barrier()
@@ -73,7 +75,7 @@ def collective_time(bench: Bench, work: Work, team: Team) -> Row:
     return {
         **summary(slowest),
         "host_s": float(f"{statistics.median(team.all(statistics.median(hosts))):.5g}"),
-        "batch": n,
+        "runs": n,
         **bench.telemetry.read(),
     }
 

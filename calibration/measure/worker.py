@@ -54,7 +54,7 @@ def main() -> None:
             )
             groups = dict.fromkeys(case.ranks for case in pending if len(case.ranks) > 1)
             teams = {ranks: Team.of(ranks) for ranks in groups}
-        report({"environment": environment(device, world)})
+        report({"environment": environment(device, world, orders["command"])})
         by_key = {case.key: case for case in cases}
         if any(case.kind in ("matmul", "attention", "memory") for case in pending) and rank == 0:
             bench.heat(HEAT_S[orders["level"]])
