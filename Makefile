@@ -40,4 +40,6 @@ $(BIN)/python:
 
 .venv/.test: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) --editable '.[dev]'
+	@# Orders of schedules are compared with PyTorch's own where a build without CUDA is at hand.
+	-$(INSTALL) --only-binary :all: "$$(grep '^torch==' constraints.txt)+cpu"
 	touch $@ .venv/.run

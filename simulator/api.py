@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from simulator import model
 from simulator.analysis.activity import activity
-from simulator.analysis.memory import communicators, overhead_bytes
+from simulator.analysis.advice import advice
+from simulator.analysis.holdings import holdings
+from simulator.analysis.memory import RankMemory, memory_of_ranks
 from simulator.analysis.metrics import bubble, peak_activations
+from simulator.analysis.rehearsal import times_of
 from simulator.analysis.report import Job, StepFlops, report
+from simulator.analysis.staleness import staleness
+from simulator.analysis.steady import Steady, own_paces, steady
 from simulator.build import build_program, layout, schedule_program
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.ideal import ideal_cluster
@@ -24,7 +29,7 @@ from simulator.costs.provenance import priced_by
 from simulator.engine import simulate
 from simulator.errors import InputError
 from simulator.program import Program
-from simulator.schedules import SCHEDULES, Schedule, to_csv
+from simulator.schedules import SCHEDULES, Schedule, Times, to_csv
 from simulator.timeline import Timeline
 from simulator.units import format_time
 from simulator.validation.accuracy import accuracy
@@ -39,13 +44,40 @@ if TYPE_CHECKING:
 MAX_TRACE_ROWS = 5_000_000
 #: Passes of a bare schedule that play in about a minute.
 MAX_PASSES = 500_000
+#: Steps played in a row until a steady state shows: the first, and the last, number tried.
+STEPS, MAX_STEPS = 4, 32
+UNSTEADY = (
+    f"after {MAX_STEPS} steps none repeats the one before: the period is the mean of the later half, "
+    "and what it is made of is the last but one's"
+)
+#: Shares of 1F1B's memory and of a forward's activations.
+MAX_SHARE = 1e6
 #: Costs of a bare schedule, in any unit: sums of them stay finite.
 MAX_COST = 1e12
 
 
+def _until_steady(
+    build: Callable[[int], Program], play: Callable[[Program], Timeline], microbatches: int, *, together: bool = True
+) -> tuple[Program, Steady]:
+    """Play more and more steps until one repeats the one before, unless ``together`` each rank its own; ``build`` makes
+    the program of so many."""
+    cut = steady if together else own_paces
+    steps = STEPS
+    while True:
+        program = build(steps)
+        found = cut(play(program), steps, microbatches)
+        if found.stable or steps >= MAX_STEPS:
+            return program, found
+        steps *= 2
+
+
 @dataclass(frozen=True)
 class Result:
-    """One simulated training step."""
+    """One simulated training step.
+
+    Of schedules whose claim is of steps that follow one another ``spans`` is one period between them, and ``steady``
+    what it was cut out of. ``program`` is all that was played.
+    """
 
     workload: Workload
     profile: Profile
@@ -53,20 +85,47 @@ class Result:
     costs: Costs
     program: Program
     spans: Timeline
+    steady: Steady | None = None
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
         """One row per kernel and transfer of every simulated rank (see `Timeline.frame`)."""
         return self.spans.frame()
 
+    @property
+    def played(self) -> Timeline:
+        """All that was played: a step, or several in a row."""
+        return self.spans if self.steady is None else self.steady.played
+
     @cached_property
     def _report(self) -> dict[str, Any]:
-        return report(_job(self), self.spans, warnings=self.warnings, accuracy=accuracy(self.workload))
+        known = accuracy(self.workload)
+        alone = self.steady is not None and self.workload.parallelism.data_parallel == "async"
+        return report(
+            _job(self),
+            self.spans,
+            steady=self.steady,
+            staleness=staleness(self.steady.played, self.program.groups) if self.steady and alone else None,
+            warnings=self.warnings,
+            accuracy=known,
+        )
+
+    @cached_property
+    def memories(self) -> tuple[RankMemory, ...]:
+        """Every simulated rank at its fullest."""
+        return self.memories_within(self.profile.gpu_spec.memory_bytes.value)
+
+    def memories_within(self, capacity_bytes: float) -> tuple[RankMemory, ...]:
+        """Every simulated rank at its fullest, on GPUs of so much memory."""
+        played = self.spans if self.steady is None else self.steady.played
+        held = holdings(self.workload, played.ranks)
+        return memory_of_ranks(played, held, capacity_bytes)
 
     @cached_property
     def warnings(self) -> list[str]:
         """What the user should know before trusting the figures."""
-        return warnings(self.workload)
+        unsteady = [] if self.steady is None or self.steady.stable else [UNSTEADY]
+        return [*warnings(self.workload), *unsteady]
 
     def to_dict(self) -> dict[str, Any]:
         """The results under the names of the JSON output, SI units."""
@@ -85,6 +144,14 @@ class Result:
         idle = self._report["bubble_fraction"]
         title = f"{self.workload.name}: {format_time(self.spans.step_time_s)} a step, bubble {idle:.1%}"
         return gantt(self.spans, ax, title=title)
+
+    def memory(self, ax: Axes | None = None) -> Figure:
+        """A picture of the fullest GPU's memory over the step; into ``ax`` where given."""
+        from simulator.output.memory import memory_plot
+
+        played = self.spans if self.steady is None else self.steady.played
+        capacity = self.profile.gpu_spec.memory_bytes.value
+        return memory_plot(played, self.memories, capacity, ax, title=self.workload.name)
 
     def save_trace(self, path: str | Path, ranks: Sequence[int] | None = None) -> None:
         """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz.
@@ -115,17 +182,52 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     profile = load_profile(job.calibration)
     cluster = build_cluster(job.cluster)
     costs = Costs.from_profile(profile, job.training.implementation)
-    program = build_program(job)
-    timeline = simulate(program, cluster, costs, fold=job.simulation.fold, coalesce=job.simulation.coalesce)
-    return Result(job, profile, cluster, costs, program, timeline)
+    schedule, shortcuts = job.parallelism.plan, job.simulation.model_dump()
+    times = None if schedule.search is None else _rehearsed(job, cluster, costs)
+
+    def build(steps: int) -> Program:
+        return build_program(job, times=times, steps=steps)
+
+    def play(program: Program) -> Timeline:
+        return simulate(program, cluster, costs, **shortcuts)
+
+    together = job.parallelism.data_parallel != "async"
+    if together and not schedule.steady:
+        program = build(1)
+        return Result(job, profile, cluster, costs, program, play(program))
+    program, found = _until_steady(build, play, job.microbatches, together=together)
+    return Result(job, profile, cluster, costs, program, found.period, found)
+
+
+def _rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
+    """What the passes of ``job`` take, from a step of two micro-batches with a schedule that needs no tuning.
+
+    Raises `InputError` where the memory limit leaves no room for a micro-batch.
+    """
+    training, layout = job.training, job.parallelism
+    short = job.model_copy(
+        update={
+            "training": training.model_copy(update={"global_batch": 2 * training.micro_batch * layout.dp}),
+            "parallelism": layout.model_copy(update={"schedule": "zb_h1"}),
+        }
+    )
+    timeline = simulate(build_program(short), cluster, costs, **job.simulation.model_dump())
+    times = times_of(timeline, layout.n_stages, layout.zb_memory_limit)
+    try:
+        layout.plan.tuned(times).order(layout.pp, job.microbatches, layout.vpp)
+    except ValueError as problem:
+        raise InputError(str(problem), key="parallelism.zb_memory_limit", found=layout.zb_memory_limit) from None
+    return times
+
+
+def _needed_bytes(workload: Workload) -> float:
+    """Device memory of the fullest rank, from a step of its own."""
+    return max(memory.total for memory in run(workload).memories)
 
 
 def _job(result: Result) -> Job:
     workload, profile, timeline = result.workload, result.profile, result.spans
-    place = layout(workload).pipeline_rank
-    states = {rank: model.state_bytes(workload, place[rank]) for rank in timeline.ranks}
     pipelines = result.program.groups.get("pp") or tuple((rank,) for rank in range(timeline.n_ranks))
-    members = communicators(result.program.groups)
     spec = profile.gpu_spec
     return Job(
         workload=workload,
@@ -140,20 +242,23 @@ def _job(result: Result) -> Job:
             "kernel_time_priced_by": priced_by(result.program, result.costs, workload.cluster.node.gpus.type),
         },
         parameters=model.parameters(workload),
+        active_parameters=model.active_parameters(workload),
         flops=StepFlops(
             model.model_flops_per_step(workload),
             model.model_flops_per_step_causal(workload),
             model.hardware_flops_per_step(workload),
         ),
         pipelines=[tuple(timeline.simulated_as[rank] for rank in pipeline) for pipeline in pipelines],
-        states=states,
-        overhead={rank: overhead_bytes(members[rank]) for rank in timeline.ranks},
+        memories=result.memories,
+        advice=advice(result.memories, spec.memory_bytes.value, workload, _needed_bytes),
+        pipeline_rank=layout(workload).pipeline_rank,
     )
 
 
 @dataclass(frozen=True)
 class ScheduleResult:
-    """A pipeline schedule played with unit costs."""
+    """A pipeline schedule played with unit costs: ``spans`` is a step, or of schedules whose claim is of steps that
+    follow one another a period between them; ``steady`` is what that was cut out of."""
 
     name: str
     stages: int
@@ -163,6 +268,12 @@ class ScheduleResult:
     spans: Timeline
     bubble_ratio_claimed: float | None
     plan: Schedule
+    steady: Steady | None = None
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What the user should know before trusting the figures."""
+        return [] if self.steady is None or self.steady.stable else [UNSTEADY]
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -172,8 +283,12 @@ class ScheduleResult:
     def to_dict(self) -> dict[str, Any]:
         """order (text actions per rank), makespan, bubble_ratio, bubble_fraction, peak_activations (micro-batch chunks
         per rank); times in the unit of the costs. bubble_ratio_claimed: the closed form of the schedule's file
-        with free communication (its authors', or one that follows from its pattern), null where it has none."""
-        idle, held = bubble(activity(self.spans), [self.spans.ranks]), peak_activations(self.spans)
+        with free communication (its authors', or one that follows from its pattern), null where it has none.
+        steady_period: whether makespan and bubble are of the period between steps that follow one another."""
+        idle, held = (
+            bubble(activity(self.spans), [self.spans.ranks]),
+            peak_activations(self.steady.played if self.steady else self.spans),
+        )
         return {
             "name": self.name,
             "stages": self.stages,
@@ -184,6 +299,7 @@ class ScheduleResult:
             "bubble_ratio": idle.ratio,
             "bubble_fraction": idle.fraction,
             "bubble_ratio_claimed": self.bubble_ratio_claimed,
+            "steady_period": self.plan.steady,
             "peak_activations": [held[rank] for rank in self.spans.ranks],
         }
 
@@ -209,11 +325,15 @@ def schedule(
     backward: float = 2.0,
     weight: float | None = None,
     comm: float = 0.0,
+    zb_memory_limit: float = 1.0,
+    kept: float = 1.0,
 ) -> ScheduleResult:
     """Play pipeline schedule ``name``, or that of a CSV file, on ``stages`` ranks without a model.
 
     ``forward`` and ``backward`` (whole) are the costs of a chunk, ``comm`` of a transfer, in any one unit of time;
     schedules that split the backward pass take ``weight`` (the weight gradient, half of it where not given) out of it.
+    ``zb_memory_limit`` and ``kept`` are for zb_auto: what a rank may hold as a multiple of 1f1b's peak, and the share
+    of a forward's activations that its input gradient leaves to the weight gradient (arXiv 2401.10241, table 1).
     ``chunks`` per rank: 1, or 2 where there are several, unless given. A file has sizes of its own.
     Raises `InputError`, and `DeadlockError` on a file whose order cannot be run.
     """
@@ -244,17 +364,30 @@ def schedule(
     v = chunks if chunks is not None else (chosen.chunks or 2)
     if problem := chosen.check(stages, microbatches, v):
         raise InputError(problem, key=f"schedule {name}")
-    if stages * microbatches * v > MAX_PASSES:
+    steps = STEPS if chosen.steady else 1
+    if steps * stages * microbatches * v > MAX_PASSES:
         raise InputError(
             f"{stages:,} ranks x {microbatches:,} micro-batches x {v:,} chunks are too many to play",
             key=f"schedule {name}",
-            allowed=f"a product of at most {MAX_PASSES:,}",
+            allowed=f"a product of at most {MAX_PASSES // steps:,}",
         )
-    timeline = simulate(
-        schedule_program(chosen, stages, microbatches, v, forward, backward, weight),
-        ideal_cluster(stages, comm),
-        Costs.ideal(),
-    )
-    order = [[str(action) for slot in slots for action in slot] for slots in chosen.order(stages, microbatches, v)]
-    claimed = None if comm else chosen.bubble(stages, microbatches, v, forward, backward - weight, weight)
-    return ScheduleResult(name, stages, microbatches, v, order, timeline, claimed, chosen)
+    for key, share in (("zb_memory_limit", zb_memory_limit), ("kept", kept)):
+        if not 0 < share <= MAX_SHARE:
+            raise InputError("no share", key=key, found=share, allowed=f"above 0, up to {MAX_SHARE:g}")
+    times = Times.equal(stages * v, forward, backward - weight, weight, comm, zb_memory_limit, kept)
+    try:
+        tuned = chosen.tuned(times)
+        order = [[str(action) for slot in slots for action in slot] for slots in tuned.order(stages, microbatches, v)]
+    except ValueError as problem:
+        raise InputError(str(problem), key="zb_memory_limit", found=zb_memory_limit) from None
+
+    def build(steps: int) -> Program:
+        return schedule_program(tuned, stages, microbatches, v, forward, backward, weight, steps=steps)
+
+    def play(program: Program) -> Timeline:
+        return simulate(program, ideal_cluster(stages, comm), Costs.ideal())
+
+    period = _until_steady(build, play, microbatches)[1] if chosen.steady else None
+    spans = period.period if period else play(build(1))
+    claimed = chosen.bubble(stages, microbatches, v, forward, backward - weight, weight)
+    return ScheduleResult(name, stages, microbatches, v, order, spans, claimed, tuned, period)

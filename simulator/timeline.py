@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 #: What a moment of a rank's step is spent on, in the priority of the time breakdown.
-CATEGORIES = ("compute", "recompute", "optimizer", "tp", "cp", "ep", "pp", "dp")
+CATEGORIES = ("compute", "recompute", "optimizer", "tp", "cp", "ep", "pp", "dp", "offload")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Template:
 
     Arrays have one entry per op. ``work_s`` is its length at full speed; ``category`` indexes `CATEGORIES`;
     ``lane`` is the lane that the row is drawn on (an in-line collective has its own); ``launch_s`` is when the host
-    has launched the op, counted from its start on the span.
+    has launched the op, counted from its start on the span. ``beside``: op -> n, for a collective that goes on beside
+    the n kernels after it; what follows them waits for both. Everything else runs in order.
     """
 
     names: tuple[str, ...]
@@ -38,19 +39,105 @@ class Template:
     launch_s: Floats
     nbytes: Floats
     flops: Floats
+    beside: Mapping[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.names)
 
     @cached_property
+    def start_s(self) -> Floats:
+        """When each op starts at full speed, seconds from the span's start."""
+        return self._full_speed[0]
+
+    @cached_property
     def end_s(self) -> Floats:
-        """Cumulative work at full speed, seconds from the span's start, one entry per op."""
-        return np.cumsum(self.work_s)
+        """When each op ends at full speed, seconds from the span's start."""
+        return self._full_speed[1]
+
+    @cached_property
+    def _full_speed(self) -> tuple[Floats, Floats]:
+        if self.beside:
+            return _play_beside(self, [0.0] * len(self), 0.0, None)
+        ends = np.cumsum(self.work_s)
+        return np.concatenate(([0.0], ends[:-1])), ends
+
+    def play(self, launched: Floats, start: float) -> tuple[Floats, Floats]:
+        """Start and end of its ops, the first not before ``start`` and none before the host has ``launched`` it."""
+        if not self.beside:
+            return play(self.work_s, launched, start)
+        # How far the latest of the launches to come lags behind full speed.
+        lag = np.maximum.accumulate((launched - self.start_s)[::-1])[::-1]
+        return _play_beside(self, launched.tolist(), start, lag.tolist())
+
+    @cached_property
+    def length_s(self) -> float:
+        """Length of a span at full speed."""
+        return float(self.end_s.max()) if len(self) else 0.0
+
+    @cached_property
+    def rest_s(self) -> Floats:
+        """From the start of each op to the end of the span at full speed, if nothing but that op and what follows it
+        takes time."""
+        rest = np.cumsum(self.work_s[::-1])[::-1]
+        if self.beside:
+            after = [0.0] * (len(self) + 1)
+            for op in range(len(self) - 1, -1, -1):
+                n = self.beside.get(op, 0)
+                after[op] = max(float(self.work_s[op]) + after[op + n + 1], after[op + 1] if n else 0.0)
+            rest = np.array(after[:-1])
+        return rest
+
+    def shown(self, start: Floats, end: Floats) -> Floats:
+        """Seconds of each op, at these times, in which no kernel runs beside it."""
+        seconds = end - start
+        for op, n in self.beside.items():
+            kernels = slice(op + 1, op + 1 + n)
+            common = np.minimum(end[kernels], end[op]) - np.maximum(start[kernels], start[op])
+            seconds[op] -= np.maximum(common, 0.0).sum()
+        return seconds
+
+    @cached_property
+    def shown_s(self) -> Floats:
+        """Seconds of each op at full speed in which no kernel runs beside it; they add up to the length."""
+        return self.shown(self.start_s, self.end_s) if self.beside else self.work_s
 
     @cached_property
     def by_category(self) -> Floats:
-        """Seconds at full speed in each of `CATEGORIES`."""
-        return np.bincount(self.category, weights=self.work_s, minlength=len(CATEGORIES)).astype(np.float64)
+        """Seconds at full speed in each of `CATEGORIES`, of communication those that are `shown`."""
+        return np.bincount(self.category, weights=self.shown_s, minlength=len(CATEGORIES)).astype(np.float64)
+
+
+def play(work: Floats, launched: Floats, start: float) -> tuple[Floats, Floats]:
+    """Start and end of ops run in order from ``start``, none before the host has launched it: a running maximum."""
+    done = np.cumsum(work)
+    ends = done + np.maximum.accumulate(np.maximum(launched, start) - (done - work))
+    return ends - work, ends
+
+
+def _play_beside(
+    template: Template, launched: list[float], start: float, lag: list[float] | None
+) -> tuple[Floats, Floats]:
+    """`Template.play` op by op, until the host is ahead for good (``lag``): what follows runs at full speed."""
+    times: list[tuple[float, float]] = []
+    now = until = start
+    left = 0
+    for op, (seconds, ready) in enumerate(zip(template.work_s.tolist(), launched, strict=True)):
+        if lag is not None and not left and lag[op] <= (shift := now - float(template.start_s[op])):
+            done = np.array(times).reshape(-1, 2)
+            rest = np.stack((template.start_s[op:], template.end_s[op:]), axis=1) + shift
+            starts, ends = np.concatenate((done, rest)).T
+            return starts, ends
+        begin = max(now, ready)
+        times.append((begin, begin + seconds))
+        if op in template.beside:
+            now, until, left = begin, begin + seconds, template.beside[op]
+            continue
+        now = begin + seconds
+        if left:
+            left -= 1
+            now = now if left else max(now, until)
+    starts, ends = np.array(times).reshape(-1, 2).T
+    return starts, ends
 
 
 @dataclass(frozen=True)
@@ -80,6 +167,8 @@ class Timeline:
     ``algorithms``: purpose of communication -> algorithm that sent the most bytes.
     ``stretched``: span index -> exact row start and end times, for spans that did not run straight through at full
     speed. Seconds.
+    ``period_s``: of a `cut`, the time between steps that follow each other; each rank has a window of its own.
+    ``own_period_s``: that of simulated ranks which do not wait for all others, where they differ.
     """
 
     n_ranks: int
@@ -107,11 +196,26 @@ class Timeline:
     algorithms: dict[str, str] = field(default_factory=dict)
     events: int = 0
     wall_s: float = 0.0
+    period_s: float | None = None
+    own_period_s: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def length_s(self) -> float:
+        """From the first op of any rank (time 0) to the end of the last."""
+        return float(self.end_s.max()) if len(self.end_s) else 0.0
 
     @property
     def step_time_s(self) -> float:
-        """From the first op of any rank (time 0) to the end of the last."""
-        return float(self.end_s.max()) if len(self.end_s) else 0.0
+        """Of one step alone its length; of a steady state its period."""
+        return self.length_s if self.period_s is None else self.period_s
+
+    def windows_s(self) -> Floats:
+        """Per simulated rank (ascending), the seconds that its spans fill or leave idle."""
+        return np.array([self.own_period_s.get(rank, self.step_time_s) for rank in self.ranks], dtype=np.float64)
+
+    def weight(self, rank: int) -> float:
+        """How many real ranks' steps a simulated rank stands for in the period: those that do more of them count more."""
+        return self.ranks_like[rank] * self.step_time_s / self.own_period_s.get(rank, self.step_time_s)
 
     @property
     def ranks(self) -> list[int]:
@@ -135,18 +239,62 @@ class Timeline:
         own = {rank: np.flatnonzero(self.rank == rank) for rank in {self.simulated_as[rank] for rank in wanted}}
         parts = [own[self.simulated_as[rank]] for rank in wanted]
         span = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        like = dict.fromkeys(wanted, 1)
+        rank = np.repeat(np.array(wanted, dtype=np.int64), [len(part) for part in parts])
+        return replace(self._of_spans(span), ranks_like=like, rank=rank)
+
+    def cut(
+        self,
+        windows: Mapping[int, tuple[float, float]],
+        period_s: float,
+        *,
+        compute_lane: str,
+        steps: int,
+        microbatches: int,
+    ) -> Timeline:
+        """One period of the steady state that ``steps`` equal steps have come to, from time 0.
+
+        ``windows``: per simulated rank from when to when; spans of other lanes than the compute lane are clipped there,
+        and have sent their bytes in the period that they begin in. Links have carried a step's share of all. Of
+        ``microbatches`` numbered through the steps those of each are numbered anew.
+        """
+        low, high = (np.array([windows[rank][end] for rank in self.rank.tolist()]) for end in (0, 1))
+        compute = np.array([name == compute_lane for name in self.lane_names], dtype=bool)[self.lane]
+        inside = np.where(compute, self.posted_s, self.start_s) >= low
+        begins = np.where(compute, self.posted_s, self.start_s) < high
+        span = np.flatnonzero(begins & (inside | (~compute & (self.end_s > low))))
+        kept, (low, high) = self._of_spans(span), (low[span], high[span])
+        origin = min((window[0] for window in windows.values()), default=0.0)
+        late = {
+            old: len(self.templates) + new for new, old in enumerate(np.unique(kept.template[~inside[span]]).tolist())
+        }
+        silent = tuple(replace(self.templates[old], nbytes=np.zeros(len(self.templates[old]))) for old in late)
+        begun_before = [late.get(old, old) for old in kept.template.tolist()]
+        return replace(
+            kept,
+            templates=self.templates + silent,
+            template=np.where(inside[span], kept.template, np.array(begun_before, dtype=np.int64)),
+            microbatch=np.where(kept.microbatch < 0, -1, kept.microbatch % microbatches),
+            posted_s=np.maximum(kept.posted_s, low) - origin,
+            start_s=np.maximum(kept.start_s, low) - origin,
+            end_s=np.minimum(kept.end_s, high) - origin,
+            stretched={at: (start - origin, end - origin) for at, (start, end) in kept.stretched.items()},
+            links=tuple(replace(link, nbytes=link.nbytes / steps) for link in self.links),
+            period_s=period_s,
+        )
+
+    def _of_spans(self, span: Ints) -> Timeline:
+        """Only these spans."""
         columns = {
             name: getattr(self, name)[span]
             for name in (
-                *("lane", "step", "template", "microbatch", "stage", "chunk", "phase", "posted_s", "start_s", "end_s"),
-                *("alloc_bytes", "free_bytes", "workspace_bytes"),
+                *("rank", "lane", "step", "template", "microbatch", "stage", "chunk", "phase"),
+                *("posted_s", "start_s", "end_s", "alloc_bytes", "free_bytes", "workspace_bytes"),
             )
         }
         return replace(
             self,
             **columns,
-            ranks_like=dict.fromkeys(wanted, 1),
-            rank=np.repeat(np.array(wanted, dtype=np.int64), [len(part) for part in parts]),
             labels=tuple(self.labels[index] for index in span),
             stretched={new: self.stretched[old] for new, old in enumerate(span.tolist()) if old in self.stretched},
         )
@@ -163,7 +311,7 @@ class Timeline:
             "op_phase": np.array([p for t in self.templates for p in t.phases], dtype=object),
             "lane": np.array([lane_code[name] for t in self.templates for name in t.lanes], dtype=np.int64),
         }
-        for column in ("category", "work_s", "end_s", "nbytes", "flops"):
+        for column in ("category", "start_s", "end_s", "nbytes", "flops"):
             parts = [getattr(t, column) for t in self.templates]
             columns[column] = np.concatenate(parts) if parts else np.zeros(0)
         return base, columns
@@ -183,9 +331,7 @@ class Timeline:
         first = np.concatenate(([0], np.cumsum(lengths)))
         span = np.repeat(spans, lengths)
         op = np.arange(first[-1]) - np.repeat(first[:-1], lengths) + np.repeat(base[template], lengths)
-        end = self.start_s[span] + flat["end_s"][op]
-        start = end - flat["work_s"][op]
-        start = np.maximum(start, self.start_s[span])  # the subtraction may round below the span's own start
+        start, end = self.start_s[span] + flat["start_s"][op], self.start_s[span] + flat["end_s"][op]
         single = np.repeat(lengths == 1, lengths)  # a communication that the network timed has no work of its own
         start, end = np.where(single, self.start_s[span], start), np.where(single, self.end_s[span], end)
         for position, index in enumerate(spans):

@@ -312,7 +312,7 @@ def test_zero_1_scatters_gradients_and_gathers_parameters(pp: int) -> None:
     loaded = workload(dp=4, pp=pp, zero=1, bucket_bytes=300_000)
     for stage, role in enumerate(build_program(loaded).roles):
         held = sum(piece.params for piece in rank_parts(loaded, stage))
-        comms = [step.op for step in role.lanes["dp"]]
+        comms = [step.op for lane in ("dp", "dp_gather") for step in role.lanes[lane]]
         assert all(isinstance(comm, Comm) for comm in comms)
         total = {op: sum(c.nbytes for c in comms if isinstance(c, Comm) and c.op == op) for op in ALL_OPS}
         assert total == {"all_reduce": 0, "reduce_scatter": 4 * held, "all_gather": 2 * held}

@@ -1,4 +1,4 @@
-"""Hugging Face's config.json as a model: dense ones expand, the rest is refused with the reason."""
+"""Hugging Face's config.json as a model; what is not modelled is refused with the reason."""
 
 from __future__ import annotations
 
@@ -27,6 +27,75 @@ LLAMA: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 GPT2: dict[str, Any] = {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "vocab_size": 50257}
+#: What Mixtral 8x7B's, Qwen3-235B-A22B's and DeepSeek-V3's config.json say beside what a llama's does.
+MIXTRAL: dict[str, Any] = {
+    "model_type": "mixtral",
+    "vocab_size": 32000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+}
+QWEN: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 94,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "vocab_size": 151936,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 1536,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "sliding_window": None,
+}
+DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 61,
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "intermediate_size": 18432,
+    "vocab_size": 129280,
+    "first_k_dense_replace": 3,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_group": 8,
+    "topk_group": 4,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "num_nextn_predict_layers": 1,
+    "quantization_config": {"fmt": "e4m3", "quant_method": "fp8"},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "config"), [("mixtral-8x7b", MIXTRAL), ("qwen3-235b-a22b", QWEN), ("deepseek-v3", DEEPSEEK)]
+)
+def test_models_with_experts_are_the_presets_of_their_names(name: str, config: dict[str, Any]) -> None:
+    preset = {key: value for key, value in presets()[name].items() if key != "source"}
+    assert from_hugging_face(LLAMA | config, "config.json") == preset
+
+
+@pytest.mark.parametrize(
+    ("config", "first", "every"),
+    [
+        (DEEPSEEK | {"moe_layer_freq": 2}, 4, 2),  # from layer 3 on, those that divide by 2: 4, 6 ...
+        (QWEN | {"decoder_sparse_step": 2}, 1, 2),  # counted from 1, those that divide by 2: from 0, 1, 3 ...
+        (QWEN | {"decoder_sparse_step": 2, "mlp_only_layers": [0, 1]}, 3, 2),
+        (QWEN | {"mlp_only_layers": [0]}, 1, 1),
+    ],
+)
+def test_spacing_of_layers_with_experts(config: dict[str, Any], first: int, every: int) -> None:
+    moe = from_hugging_face(LLAMA | config, "config.json")["moe"]
+    assert (moe.get("first_dense_layers", 0), moe.get("every", 1)) == (first, every)
 
 
 def test_llama_3_8b_is_the_preset_of_that_name() -> None:
@@ -56,17 +125,15 @@ def test_qwen3_keeps_its_own_head_dim_and_its_unused_window() -> None:
 @pytest.mark.parametrize(
     ("changes", "key", "words"),
     [
-        ({"model_type": "mixtral", "num_local_experts": 8}, "num_local_experts", "mixture-of-experts"),
-        ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "kv_lora_rank", "latent attention"),
-        ({"model_type": "deepseek_v3", "n_routed_experts": 256}, "n_routed_experts", "mixture-of-experts"),
+        ({"model_type": "mixtral"}, "num_local_experts", "missing"),
+        ({"model_type": "deepseek_v3", "n_routed_experts": 256}, "num_experts_per_tok", "missing"),
+        (QWEN | {"mlp_only_layers": [3]}, "mlp_only_layers", "beginning"),
         ({"model_type": "bert"}, "model_type", "llama, mistral, qwen2, qwen3, gpt2"),
         ({"model_type": None}, "model_type", "not supported"),
-        ({"model_type": "mistral"}, "sliding_window", "4096"),  # what its class assumes where the file is silent
-        ({"model_type": "mistral", "sliding_window": 2048}, "sliding_window", "2048"),
-        (
+        (  # its class leaves the first 28 layers without one
             {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True},
             "sliding_window",
-            "not supported",
+            "some of the layers",
         ),
         ({"hidden_act": "relu2"}, "hidden_act", "silu"),
         ({"attention_dropout": 0.1}, "attention_dropout", "alone"),
@@ -81,9 +148,18 @@ def test_what_is_not_modelled_is_refused_with_the_reason(changes: dict[str, Any]
     assert words in str(caught.value)
 
 
-def test_mistral_without_a_window_runs() -> None:
-    config = LLAMA | {"model_type": "mistral", "sliding_window": None}
-    assert from_hugging_face(config, "config.json")["activation"] == "swiglu"
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({"model_type": "mistral"}, 4096),  # what its class assumes where the file is silent
+        ({"model_type": "mistral", "sliding_window": 2048}, 2048),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "qwen2", "sliding_window": 4096}, None),
+        ({"model_type": "qwen2", "sliding_window": 512, "use_sliding_window": True, "max_window_layers": 0}, 512),
+    ],
+)
+def test_windows_are_those_that_the_model_uses(changes: dict[str, Any], window: int | None) -> None:
+    assert from_hugging_face(LLAMA | changes, "config.json").get("sliding_window") == window
 
 
 def test_different_dropouts_are_refused() -> None:

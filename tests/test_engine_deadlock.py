@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from simulator.build.pipeline import Lanes, lower
 from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.errors import DeadlockError
-from simulator.program import ProgramError
+from simulator.program import Batch, Block, Compute, Fixed, Program, ProgramError, Role, Step
 from simulator.program.text import from_text
+from simulator.schedules import SCHEDULES
 from simulator.timeline import Timeline
 from tests.clusters import HOP_s, NIC_Bps, nic_cluster
 
@@ -282,3 +284,39 @@ def test_a_pair_of_sends_is_no_transfer() -> None:
     """Both ends of one message send it to each other: two messages that nobody receives."""
     left, right = SEND.format(name="x", peer=1), SEND.format(name="x", peer=0)
     assert "2 rank(s)" in stuck(EXCHANGE.format(left=left, right=right))
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8)])
+def test_1f1b_whose_pairs_are_not_batched(p: int, m: int) -> None:
+    """Megatron posts send-forward with receive-backward as one batch. Posted one by one, sends first, and blocking, the
+    first such pair of every two neighbours is two sends that wait for each other; as batches the same program runs."""
+    schedule = SCHEDULES["1f1b"]
+    work = Block("work", (Compute("work", Fixed(1.0), "F"),))
+    lanes = lower(
+        schedule.order(p, m, 1),
+        schedule,
+        p,
+        1e6,
+        lambda action: Step(str(action), work, phase=action.kind, microbatch=action.microbatch, stage=action.stage),
+        overlap=False,
+    )
+
+    def program(of_ranks: list[Lanes]) -> Program:
+        roles = tuple(Role(str(rank), {lane: tuple(of[lane]) for lane in of}) for rank, of in enumerate(of_ranks))
+        return Program(roles, tuple(range(p)), {"pp": (tuple(range(p)),)})
+
+    assert simulate(program(lanes), nic_cluster(p), Costs.ideal()).step_time_s > 0
+    with pytest.raises(DeadlockError, match=r"rank 0, .*waits for rank 1 to call the other side of send"):
+        simulate(program([{**of, "pp": _one_by_one(of["pp"])} for of in lanes]), nic_cluster(p), Costs.ideal())
+
+
+def _one_by_one(posted: list[Step]) -> list[Step]:
+    """Each transfer of a batch alone, in its order; the last carries the label that computation waits for."""
+    steps = []
+    for step in posted:
+        assert isinstance(step.op, Batch)
+        *first, last = step.op.comms
+        for number, comm in enumerate(first):
+            steps.append(Step(f"{step.label}.{number}", comm, step.after))
+        steps.append(Step(step.label, last, step.after))
+    return steps

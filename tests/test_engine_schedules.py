@@ -1,11 +1,13 @@
 """Schedules played on the clock: the bubbles and peaks that their papers claim."""
 
 import itertools
+import math
 
 import pytest
 
 from simulator.analysis.activity import activity
 from simulator.analysis.metrics import bubble, peak_activations
+from simulator.analysis.steady import steady
 from simulator.build import schedule_program
 from simulator.build.pipeline import lower
 from simulator.cluster.ideal import ideal_cluster
@@ -20,18 +22,30 @@ SWEEP = [
     (name, p, m, v)
     for name in SCHEDULES
     for p, m, v in itertools.product((1, 2, 3, 5, 16), (1, 2, 6, 15, 32, 64), (1, 2, 3, 4))
-    if SCHEDULES[name].check(p, m, v) is None and p * m * v <= 1024
+    if SCHEDULES[name].check(p, m, v) is None and p * m * v <= (256 if SCHEDULES[name].steady else 1024)
 ]
 
 
 def play(
-    name: str, p: int, m: int, v: int, f: float = 1.0, b: float = 2.0, comm: float = 0.0, w: float = 0.0
+    name: str, p: int, m: int, v: int, f: float = 1.0, b: float = 2.0, comm: float = 0.0, w: float = 0.0, steps: int = 1
 ) -> Timeline:
     """Stages of equal length; ``f`` and ``b`` are a rank's for one micro-batch, of which W takes half or ``w``."""
-    program = schedule_program(SCHEDULES[name], p, m, v, f / v, b / v, (w or b / 2) / v)
+    program = schedule_program(SCHEDULES[name], p, m, v, f / v, b / v, (w or b / 2) / v, steps=steps)
     timeline = simulate(program, ideal_cluster(p, comm), Costs.ideal())
     check(program, timeline)
     return timeline
+
+
+def played(name: str, p: int, m: int, v: int, f: float, b: float) -> tuple[Timeline, Timeline]:
+    """What the claim is of, a step or a period between steps, and all that was played for it."""
+    schedule = SCHEDULES[name]
+    if not schedule.steady:
+        timeline = play(name, p, m, v, f, b)
+        return timeline, timeline
+    steps = 4 if schedule.drains else 4 + 2 * math.ceil(p / m)
+    found = steady(play(name, p, m, v, f, b, steps=steps), steps, m)
+    assert found.stable
+    return found.period, found.played
 
 
 def ratio(timeline: Timeline) -> float:
@@ -41,14 +55,15 @@ def ratio(timeline: Timeline) -> float:
 @pytest.mark.parametrize(("name", "p", "m", "v"), SWEEP)
 def test_bubble_and_peak_are_the_claims(name: str, p: int, m: int, v: int) -> None:
     """Idle over busy: naive p - 1, GPipe and 1F1B (p - 1) / m, interleaved (p - 1) / (v m), whatever F and B are;
-    zb_h1 (p - 1) / 3m, dualpipe (p/2 - 1)(F&B + B - 3W) / 3m and the others that split B at F = I = W."""
+    zb_h1 (p - 1) / 3m, zb_h2, zb_v and async_1f1b none between steps, dualpipe
+    (p/2 - 1)(F&B + B - 3W) / 3m, and the others that split B at F = I = W."""
     schedule = SCHEDULES[name]
     f, b = (1.0, 2.0) if schedule.splits else (1.0, 1.7)
-    timeline = play(name, p, m, v, f, b)
+    timeline, everything = played(name, p, m, v, f, b)
     claim = schedule.bubble(p, m, v, f, b / 2, b / 2)
     if claim is not None:
         assert ratio(timeline) == pytest.approx(claim, rel=1e-9, abs=1e-9)
-    for rank, held in peak_activations(timeline).items():
+    for rank, held in peak_activations(everything).items():
         assert schedule.peak(p, m, v, rank) in (held, None)
 
 

@@ -39,10 +39,12 @@ def job(*, optimizer: float = 12 * GiB, tokens: float | None = 1e6, price: float
         capacity_bytes=40 * GiB,
         calibration={"name": "test", "gpu": "gpu", "date": "2026-01-01", "source": "here", "kind": "measured"},
         parameters=2e9,
+        active_parameters=2e9,
         flops=StepFlops(model=8e15, causal=7e15, hardware=10e15),
         pipelines=[(0, 1)],
         states={rank: StateBytes(2 * GiB, 4 * GiB, optimizer) for rank in (0, 1)},
         overhead={0: GiB, 1: GiB},
+        pipeline_rank=(0, 0, 0, 0, 1, 1, 1, 1),
     )
 
 

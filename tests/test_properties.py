@@ -62,11 +62,15 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
         "schedule": schedule,
         "sequence_parallel": tp > 1 and one(True, False),
         "vocab_parallel": one(True, False),
-        "zero": one(0, 1),
+        "zero": one(0, 1, 2, 3),
         "overlap": {"grad_reduce": one(True, False), "p2p": one(True, False), "param_gather": one(True, False)},
         "bucket_bytes": one(1, 20_000, 25_000_000),
         "rank_order": one("tp-dp-pp", "tp-pp-dp", "dp-tp-pp"),
     }
+    if workload["parallelism"]["zero"] == 3:
+        workload["parallelism"] |= {"prefetch": one(0, 1, 2), "reshard_after_forward": one(True, False)}
+    if workload["parallelism"]["zero"] and dp % 2 == 0:
+        workload["parallelism"]["hsdp"] = one(None, 2)
     # There are trees for all-reduces only.
     algorithms = ("auto", "ring") if workload["parallelism"]["zero"] else ("auto", "ring", "tree")
     workload["parallelism"]["collective_algorithm"] = one(*algorithms)
@@ -93,7 +97,7 @@ def test_every_legal_job_gives_a_possible_step(description: dict[str, Any], spee
     check(first.program, timeline)
 
     # No rank is done before it has done its own work at full speed.
-    work = np.array([float(template.work_s.sum()) for template in timeline.templates])[timeline.template]
+    work = np.array([template.length_s for template in timeline.templates])[timeline.template]
     in_lane = np.array(timeline.lane_names)[timeline.lane] == "compute"
     for rank in timeline.ranks:
         assert work[(timeline.rank == rank) & in_lane].sum() <= timeline.step_time_s * (1 + 1e-9)

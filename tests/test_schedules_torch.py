@@ -26,7 +26,7 @@ SIZES = [
     (name, p, v)
     for name in CLASSES
     for p in range(2, 9)
-    for v in (1, 2, 3)
+    for v in (1, 2, 3, 4)
     if SCHEDULES[name].check(p, 4 * p, v) is None
 ]
 
@@ -90,7 +90,7 @@ def _played(schedule: Any, rank: int, p: int, m: int) -> list[str]:
 @pytest.mark.parametrize(("name", "p", "v"), SIZES)
 def test_order_is_pytorchs(name: str, p: int, v: int) -> None:
     compared = 0
-    for m in range(1, 3 * p + 3):
+    for m in range(1, 4 * p + 3):
         if SCHEDULES[name].check(p, m, v) is not None:
             continue
         if name == "1f1b" and m < p:

@@ -49,7 +49,7 @@ class Activity:
     def idle_s(self) -> Floats:
         """Seconds of the step in which a rank does none of it, one entry per simulated rank."""
         spent: Floats = self.spent_s.sum(axis=1)
-        return np.maximum(self.timeline.step_time_s - spent, 0.0)
+        return np.maximum(self.timeline.windows_s() - spent, 0.0)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def weigh(timeline: Timeline, pipelines: Sequence[Sequence[int]]) -> tuple[Weigh
     if missing:
         raise ValueError(f"simulated ranks {missing} are in no pipeline")
     return tuple(
-        Weighted(ranks, np.array([timeline.ranks_like[rank] * count / seen[rank] for rank in ranks]))
+        Weighted(ranks, np.array([timeline.weight(rank) * count / seen[rank] for rank in ranks]))
         for ranks, count in counts.items()
     )
 
@@ -87,7 +87,7 @@ def rank_positions(timeline: Timeline) -> Ints:
 
 def mean_over_ranks(timeline: Timeline, values: Floats) -> Floats:
     """Mean over real ranks of one row (or entry) per simulated rank."""
-    weights = np.array([timeline.ranks_like[rank] for rank in timeline.ranks], dtype=np.float64)
+    weights = np.array([timeline.weight(rank) for rank in timeline.ranks], dtype=np.float64)
     return np.asarray(weights @ values / weights.sum(), dtype=np.float64)
 
 
@@ -113,7 +113,7 @@ def activity(timeline: Timeline) -> Activity:
     winner = np.array(_PRIORITY)[np.argmax(active[list(_PRIORITY)], axis=0)]
     won_by_own = active_own[winner, np.arange(len(winner))]
     spent = _sum_by(position, spans_s, n_ranks)
-    in_flight = spent[:, :n_categories].copy()
+    in_flight = spent[:, :n_categories] + _sum_by(position, _hidden_of(timeline, solid), n_ranks)
     np.add.at(spent, (piece_rank[winner != _SOLID], winner[winner != _SOLID]), piece_s[winner != _SOLID])
     for category in range(n_categories):
         in_flight[:, category] += np.bincount(piece_rank, weights=piece_s * active[category], minlength=n_ranks)
@@ -158,7 +158,7 @@ def _solid_spans(timeline: Timeline, position: Ints) -> Bools:
     first = highest[timeline.template] < limit
     first[list(timeline.stretched)] = False
     # Times of all ranks on one axis, so that one search serves them all.
-    axis = position * (2 * timeline.step_time_s + 1)
+    axis = position * (2 * timeline.length_s + 1)
     starts, ends = np.sort((timeline.start_s + axis)[~compute]), np.sort((timeline.end_s + axis)[~compute])
     begun = np.searchsorted(starts, timeline.end_s + axis, side="left")
     over = np.searchsorted(ends, timeline.start_s + axis, side="right")
@@ -172,10 +172,23 @@ def _shares_of(timeline: Timeline, solid: Bools) -> Floats:
     shares[solid, :HOST] = by_category[timeline.template[solid]]
     for span, (start, end) in timeline.stretched.items():
         if solid[span]:
-            category = timeline.templates[timeline.template[span]].category
-            shares[span, :HOST] = np.bincount(category, weights=end - start, minlength=HOST)
+            template = timeline.templates[timeline.template[span]]
+            shares[span, :HOST] = np.bincount(template.category, weights=template.shown(start, end), minlength=HOST)
             shares[span, HOST] = timeline.end_s[span] - timeline.start_s[span] - shares[span, :HOST].sum()
     return shares
+
+
+def _hidden_of(timeline: Timeline, solid: Bools) -> Floats:
+    """Seconds per category inside each solid span that go on beside its own kernels."""
+    hidden = np.zeros((len(solid), HOST))
+    for code, template in enumerate(timeline.templates):
+        if not template.beside:
+            continue
+        for span in np.flatnonzero(solid & (timeline.template == code)).tolist():
+            start, end = timeline.stretched.get(span, (template.start_s, template.end_s))
+            seconds = end - start - template.shown(start, end)
+            hidden[span] = np.bincount(template.category, weights=seconds, minlength=HOST)
+    return hidden
 
 
 def _solid_items(timeline: Timeline, solid: Bools) -> Items:
@@ -199,8 +212,7 @@ def _runs(span: Ints, category: Ints, start: Floats, end: Floats, tolerance: flo
 
 
 def _template_runs(template: Template) -> tuple[Floats, Floats, Ints]:
-    ends = template.end_s
-    starts = np.concatenate(([0.0], ends[:-1]))
+    starts, ends = template.start_s, template.end_s
     _, start, end, category = _runs(np.zeros(len(ends), np.int64), template.category, starts, ends, 0.0)
     return start, end, category
 

@@ -3,50 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from simulator import model
-from simulator.analysis.memory import RankMemory, communicators, overhead_bytes
-from simulator.build.layout import layout
+from simulator.analysis.memory import RankMemory
 from simulator.config import Workload, altered
 from simulator.config.files import brief
 from simulator.errors import InputError
-from simulator.schedules import SCHEDULES, Slot
+from simulator.schedules import SCHEDULES
 from simulator.units import format_gib
 
 #: Dotted keys and their values, as a user would set them.
 Setting = dict[str, Any]
 
-
-def needed_bytes(workload: Workload) -> float:
-    """Device memory of the job's fullest rank, without simulating it: the state, what the passes of the schedule's
-    order hold at most, and the overhead. Exact where nothing holds activations but these passes."""
-    parallelism, placed = workload.parallelism, layout(workload)
-    members = communicators(placed.groups)
-    most = [0] * parallelism.pp
-    for rank, stage in enumerate(placed.pipeline_rank):
-        most[stage] = max(most[stage], members[rank])
-    order = parallelism.plan.order(parallelism.pp, workload.microbatches, parallelism.vpp)
-    return max(
-        model.state_bytes(workload, rank).total + _held_bytes(workload, slots) + overhead_bytes(most[rank])
-        for rank, slots in enumerate(order)
-    )
-
-
-def _held_bytes(workload: Workload, slots: Sequence[Slot]) -> float:
-    """The most that a pipeline rank's passes hold (see `model.pass_bytes`)."""
-    n_stages = workload.parallelism.n_stages
-    stages = {action.stage for slot in slots for action in slot}
-    parts = {stage: model.stage_parts(workload, stage % n_stages) for stage in stages}
-    held = most = 0.0
-    for slot in slots:
-        for action in slot:
-            moved = model.pass_bytes(parts[action.stage], action.kind)
-            held += moved.alloc
-            most = max(most, held + moved.workspace)
-            held -= moved.free
-    return most
+#: Micro-batches that a changed job is tried with, as a multiple of its pipeline stages.
+ROUNDS = 4
 
 
 def _flash(workload: Workload) -> Setting:
@@ -63,13 +35,14 @@ def _zero(workload: Workload) -> Setting:
 
 
 def _schedule(workload: Workload) -> Setting:
-    """The schedule that claims to hold least, of those that leave backward passes whole and claim no larger bubble."""
+    """The schedule that claims to hold least, of those that leave backward passes whole and weights as they would be,
+    and claim no larger bubble."""
     layout = workload.parallelism
     shape = (layout.pp, workload.microbatches, layout.vpp)
     idle = layout.plan.bubble(*shape, 1, 1, 1)
     peaks: dict[str, int] = {}
     for name, schedule in SCHEDULES.items():
-        if schedule.splits or schedule.check(*shape) is not None:
+        if schedule.splits or not schedule.drains or schedule.check(*shape) is not None:
             continue
         claimed, held = schedule.bubble(*shape, 1, 1, 1), [schedule.peak(*shape, rank) for rank in range(layout.pp)]
         if claimed is not None and (idle is None or claimed <= idle):
@@ -124,20 +97,53 @@ CANDIDATES: tuple[Callable[[Workload], Setting], ...] = (
 )
 
 
-def changed(workload: Workload, candidate: Callable[[Workload], Setting]) -> tuple[Setting, Workload, float] | None:
-    """What a candidate sets, the job then, and the bytes that it needs; None where that is not legal or no less."""
+@dataclass(frozen=True)
+class Change:
+    """A legal change of a job that lowers its memory: what is set, the job then, and the bytes that it needs."""
+
+    setting: Setting
+    workload: Workload
+    needed: float
+
+
+def changes(workload: Workload, needed: float, needed_bytes: Callable[[Workload], float]) -> Iterator[Change]:
+    """Each of `CANDIDATES` that is legal and lowers what a job needs from ``needed`` bytes."""
+    for candidate in CANDIDATES:
+        found = _changed(workload, candidate, needed, needed_bytes)
+        if found is not None:
+            yield found
+
+
+def _changed(
+    workload: Workload,
+    candidate: Callable[[Workload], Setting],
+    needed: float,
+    needed_bytes: Callable[[Workload], float],
+) -> Change | None:
     setting = candidate(workload)
     try:
         other = altered(workload, setting)
     except InputError:
         return None
-    needed = needed_bytes(other)
-    return (setting, other, needed) if needed < needed_bytes(workload) else None
+    then = needed_bytes(few_rounds(other)) if other != workload else needed
+    return Change(setting, other, then) if then < needed else None
 
 
-def advice(memories: Sequence[RankMemory], capacity_bytes: float, workload: Workload) -> list[str]:
-    """Plain words on what would make the fullest rank fit: which stage lacks how much, and what each of `CANDIDATES`
-    gives; where none suffices alone, the first of them that do together. Empty where everything fits."""
+def few_rounds(workload: Workload) -> Workload:
+    """As ``workload`` with fewer micro-batches, as long as they still fill its pipeline: it holds as much."""
+    parallelism, training = workload.parallelism, workload.training
+    enough = parallelism.pp * ROUNDS * parallelism.vpp
+    if workload.microbatches <= enough:
+        return workload
+    return altered(workload, {"training.global_batch": enough * training.micro_batch * parallelism.dp})
+
+
+def advice(
+    memories: Sequence[RankMemory], capacity_bytes: float, workload: Workload, needed_bytes: Callable[[Workload], float]
+) -> list[str]:
+    """Plain words on what would make the fullest rank fit: which stage lacks how much and what it is full of, and what
+    each of `CANDIDATES` gives; where none suffices alone, the first of them that do together. Empty where everything
+    fits. ``needed_bytes`` simulates a job and says what its fullest rank takes: every change is tried."""
     worst = max(memories, key=lambda memory: memory.total)
     excess = worst.total - capacity_bytes
     if excess <= 0:
@@ -146,27 +152,36 @@ def advice(memories: Sequence[RankMemory], capacity_bytes: float, workload: Work
         f"stage {worst.stage} needs {format_gib(worst.total)}, {format_gib(excess)} more than the "
         f"{format_gib(capacity_bytes)} of its GPU"
     ]
-    alone = [found for candidate in CANDIDATES if (found := changed(workload, candidate)) is not None]
-    for setting, _, needed in alone:
-        verdict = "enough" if needed <= capacity_bytes else "not enough alone"
-        lines.append(f"{_words(setting)} would free about {format_gib(max(worst.total - needed, 0.0))}: {verdict}")
-    if alone and all(needed > capacity_bytes for _, _, needed in alone):
-        lines.append(_together(workload, capacity_bytes))
+    alone = list(changes(workload, worst.total, needed_bytes))
+    for change in alone:
+        verdict = "enough" if change.needed <= capacity_bytes else "not enough alone"
+        lines.append(f"{_words(change.setting)} would free {format_gib(worst.total - change.needed)}: {verdict}")
+    lines += _no_shards(workload)
+    if alone and all(change.needed > capacity_bytes for change in alone):
+        lines.append(_together(workload, worst.total, capacity_bytes, needed_bytes))
     return lines
 
 
-def _together(workload: Workload, capacity_bytes: float) -> str:
+def _no_shards(workload: Workload) -> list[str]:
+    layout = workload.parallelism
+    if layout.zero and layout.replicas("dp") == 1:
+        return [f"parallelism.zero: {layout.zero} saves nothing: dp x cp is 1, so that nobody shares a shard"]
+    return []
+
+
+def _together(
+    workload: Workload, needed: float, capacity_bytes: float, needed_bytes: Callable[[Workload], float]
+) -> str:
     """The first candidates, one laid over the other, with which the job fits; or what it needs with all of them."""
     chosen: Setting = {}
-    needed = needed_bytes(workload)
     for candidate in CANDIDATES:
-        if (step := changed(workload, candidate)) is None:
+        if (step := _changed(workload, candidate, needed, needed_bytes)) is None:
             continue
-        setting, workload, needed = step
-        chosen |= setting
+        workload, needed = step.workload, step.needed
+        chosen |= step.setting
         if needed <= capacity_bytes:
             return f"together: {_words(chosen)}"
-    return f"all of these together are not enough: about {format_gib(needed)} would be needed"
+    return f"all of these together are not enough: {format_gib(needed)} would be needed"
 
 
 def _words(setting: Setting) -> str:

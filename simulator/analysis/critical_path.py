@@ -16,17 +16,19 @@ _OWN_CLASS = ("recompute", "optimizer")
 WAITING, LAUNCH = "waiting", "host launch"
 
 
-def critical_path(timeline: Timeline) -> list[dict[str, Any]]:
+def critical_path(timeline: Timeline, window: tuple[float, float] | None = None) -> list[dict[str, Any]]:
     """Seconds of the step by class of operation along its critical path, largest first; they sum to the step time.
+
+    ``window``: what of the path counts (s), where ``timeline`` is of several steps; default: all of it.
 
     The walk starts at the span that ends last and goes back through whatever released each span: for a communication
     that waited for a partner, the partner's rank; else the span of the same rank that ended when this one began, on the
     same lane where there is one. Classes are kernel kinds (matmul, attention, norm ...), ``recompute``, ``optimizer``,
     ``tp communication`` and so on, ``host launch``, and ``waiting`` where nothing that was recorded explains a gap.
     """
-    walker = _Walker(timeline)
-    seconds = walker.walk()
-    step = timeline.step_time_s
+    low, high = window or (0.0, timeline.length_s)
+    seconds = _Walker(timeline, low, high).walk()
+    step = high - low
     ranked = sorted(seconds.items(), key=lambda item: (-item[1], item[0]))
     return [{"class": name, "seconds": value, "share": value / step} for name, value in ranked if value > 0]
 
@@ -42,9 +44,10 @@ def op_class(category: int, kind: str) -> str:
 class _Walker:
     """The state of one walk: spans sorted for look-up by end, and what has been visited."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, low: float, high: float) -> None:
         self.timeline = timeline
-        self.tolerance = 1e-12 * timeline.step_time_s
+        self.low, self.high = low, high
+        self.tolerance = 1e-12 * timeline.length_s
         self.visited: set[int] = set()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.compute = np.array([name == COMPUTE_LANE for name in timeline.lane_names], dtype=bool)[timeline.lane]
@@ -72,21 +75,25 @@ class _Walker:
             self._spend(span, now)
             now = float(timeline.start_s[span])
             if self.compute[span] and timeline.posted_s[span] < now:
-                self.seconds[LAUNCH] += now - float(timeline.posted_s[span])
+                self._count(LAUNCH, float(timeline.posted_s[span]), now)
                 now = float(timeline.posted_s[span])
-            if now <= self.tolerance:
+            if now <= self.low + self.tolerance:
                 break
             released_by = self._released_by(span, now)
             if released_by is None:
                 break
             gap = now - float(timeline.end_s[released_by])
             if gap > self.tolerance:
-                self.seconds[WAITING] += gap
+                self._count(WAITING, now - gap, now)
                 now -= gap
             span = released_by
-        if now > self.tolerance:
-            self.seconds[WAITING] += now
+        if now > self.low + self.tolerance:
+            self._count(WAITING, self.low, now)
         return dict(self.seconds)
+
+    def _count(self, name: str, start: float, end: float) -> None:
+        """What of an interval lies in the window."""
+        self.seconds[name] += max(min(end, self.high) - max(start, self.low), 0.0)
 
     def _released_by(self, span: int, now: float) -> int | None:
         timeline = self.timeline
@@ -126,7 +133,8 @@ class _Walker:
     def _spend(self, span: int, until: float) -> None:
         """Count the span's time up to ``until`` among the classes of its ops."""
         timeline = self.timeline
-        length = until - float(timeline.start_s[span])
+        start = float(timeline.start_s[span])
+        length = min(until, self.high) - max(start, self.low)
         if length <= 0:
             return
         if span in timeline.stretched:
@@ -142,7 +150,7 @@ class _Walker:
     def _stretched_shares(self, span: int, until: float) -> dict[str, float]:
         template = self.timeline.templates[self.timeline.template[span]]
         start, end = self.timeline.stretched[span]
-        spent = np.maximum(np.minimum(end, until) - np.minimum(start, until), 0.0)
+        spent = template.shown(np.minimum(start, until), np.minimum(end, until))
         length = until - float(self.timeline.start_s[span])
         shares = _by_class(template, spent / length)
         shares[LAUNCH] = max(1.0 - sum(shares.values()), 0.0)
@@ -158,6 +166,6 @@ def _by_class(template: Template, values: np.ndarray[Any, np.dtype[np.float64]])
 
 
 def _shares(template: Template) -> dict[str, float]:
-    total = float(template.work_s.sum())
+    total = float(template.shown_s.sum())
     # What the network times has no work of its own; it is one op.
-    return _by_class(template, template.work_s / total if total else np.full(len(template), 1 / len(template)))
+    return _by_class(template, template.shown_s / total if total else np.full(len(template), 1 / len(template)))

@@ -1,67 +1,103 @@
-"""Memory of a step: what each rank holds, when most, and whether it fits."""
+"""Memory of a step: what each rank holds over time, when most, what is in it then, and whether it fits."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from simulator.analysis.holdings import CUDA_CONTEXT_BYTES, NCCL_COMMUNICATOR_BYTES, Holdings
 from simulator.analysis.metrics import peak_activations
+from simulator.analysis.passes import turns
 from simulator.analysis.ranks import pipeline_ranks
-from simulator.model import StateBytes
-from simulator.timeline import Floats, Timeline
-from simulator.units import MB, MiB
-
-#: CUDA context with the kernels that PyTorch loads. Since CUDA 11.7 modules load lazily and an idle context takes about
-#: 300 MB; a training step's kernels bring it to about half a gigabyte (github.com/pytorch/pytorch, issue 107667).
-CUDA_CONTEXT_BYTES = 500 * MB
-#: What NCCL keeps per communicator: 544 MB with 2 and 688 MB with 4 A100s behind NVSwitch after an all-reduce, context
-#: included (github.com/NVIDIA/nccl, issue 964), less about 300 MB for that context. Channels and their buffers are
-#: independent of the number of ranks beyond a few (same repository, issue 986).
-NCCL_COMMUNICATOR_BYTES = 320 * MiB
+from simulator.analysis.reserved import cached_bytes
+from simulator.model import Part, Tensor
+from simulator.timeline import Floats, Ints, Timeline
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """One rank at its fullest, bytes. ``activations`` includes ``workspace``, what the op running then needs for
-    itself; ``overhead`` lies outside PyTorch's allocator (CUDA context, NCCL). ``in_flight``: (micro-batch, stage)
-    activations held at most."""
+    """One rank at its fullest, bytes.
+
+    ``held``: activations that its steps have taken by then, by kind of tensor; ``gathered``: what else they have taken,
+    such as parameters of other ranks. ``workspace``: what the step ``during`` then needs for itself. ``cached``: what
+    the allocator has reserved at most beyond what it has given out at most. ``in_flight``: (micro-batch, stage)
+    activations held at most.
+    """
 
     rank: int
     stage: int
-    state: StateBytes
-    activations: float
+    holdings: Holdings
+    held: Mapping[str, float]
+    gathered: float
     workspace: float
-    overhead: float
+    cached: float
     peak_at_s: float
+    during: str
     in_flight: int
+
+    @property
+    def activations(self) -> float:
+        """Held from forward to backward."""
+        return sum(self.held.values())
 
     @property
     def allocated(self) -> float:
         """What ``torch.cuda.max_memory_allocated`` would say."""
-        return self.state.total + self.activations
+        return self.holdings.allocated + self.activations + self.gathered + self.workspace
+
+    @property
+    def reserved(self) -> float:
+        """What ``torch.cuda.max_memory_reserved`` would say."""
+        return self.allocated + self.cached
 
     @property
     def total(self) -> float:
-        """All that is taken on the device."""
-        return self.allocated + self.overhead
+        """All that is taken on the device, as ``nvidia-smi`` shows it."""
+        return self.reserved + self.holdings.overhead
+
+    @property
+    def buffers(self) -> float:
+        """What is neither the model's state nor activations."""
+        return self.total - self.holdings.state.total - self.activations - self.workspace
+
+    @property
+    def contents(self) -> dict[str, float]:
+        """What `total` consists of, largest first."""
+        state = self.holdings.state
+        parts = {
+            "weights": state.weights,
+            "gradients": state.gradients,
+            "optimizer": state.optimizer,
+            **{f"activations: {kind}": nbytes for kind, nbytes in self.held.items()},
+            "workspace": self.workspace,
+            "gathered": self.gathered,
+            "gradient placeholders": self.holdings.placeholders,
+            "gradient bucket": self.holdings.bucket,
+            "allocator cache": self.cached,
+            "CUDA context": CUDA_CONTEXT_BYTES,
+            "NCCL": self.holdings.communicators * NCCL_COMMUNICATOR_BYTES,
+        }
+        return {name: parts[name] for name in sorted(parts, key=lambda name: -parts[name]) if parts[name] > 0}
 
 
-def communicators(groups: Mapping[str, Iterable[Iterable[int]]]) -> Counter[int]:
-    """Per rank the groups that it is a member of, ``groups`` being those of each axis: NCCL has a communicator each."""
-    return Counter(rank for of_axis in groups.values() for group in of_axis for rank in group)
+class Curve(NamedTuple):
+    """Memory of a rank's steps: from each of ``times`` (s) on it holds ``held`` bytes and needs ``workspace`` bytes.
+    ``span`` is what starts (``begins``) or ends then."""
+
+    times: Floats
+    held: Floats
+    workspace: Floats
+    span: Ints
+    begins: Ints
 
 
-def overhead_bytes(communicators: int) -> float:
-    """Device memory outside the allocator of a process with so many NCCL communicators."""
-    return CUDA_CONTEXT_BYTES + communicators * NCCL_COMMUNICATOR_BYTES
-
-
-def memory_curve(timeline: Timeline, rank: int) -> tuple[Floats, Floats, Floats]:
-    """Memory that a rank's ops hold over the step: times (s), held bytes and workspace bytes from each time on.
+def memory_curve(timeline: Timeline, rank: int) -> Curve:
+    """Memory that a rank's steps take over the step.
 
     A span holds ``alloc_bytes`` from its start, gives ``free_bytes`` back at its end, and needs ``workspace_bytes``
     in between; what ends at a moment is given back before what starts at it is taken.
@@ -70,35 +106,92 @@ def memory_curve(timeline: Timeline, rank: int) -> tuple[Floats, Floats, Floats]
     times = np.concatenate((timeline.end_s[spans], timeline.start_s[spans]))
     held = np.concatenate((-timeline.free_bytes[spans], timeline.alloc_bytes[spans]))
     workspace = np.concatenate((-timeline.workspace_bytes[spans], timeline.workspace_bytes[spans]))
+    begins = np.repeat(np.array([0, 1], dtype=np.int64), len(spans))
     order = np.argsort(times, kind="stable")
-    return times[order], np.cumsum(held[order]), np.cumsum(workspace[order])
+    both = np.concatenate((spans, spans))
+    return Curve(times[order], np.cumsum(held[order]), np.cumsum(workspace[order]), both[order], begins[order])
 
 
 def memory_of_ranks(
-    timeline: Timeline, states: Mapping[int, StateBytes], overhead: Mapping[int, float]
+    timeline: Timeline, holdings: Mapping[int, Holdings], capacity_bytes: float = math.inf
 ) -> tuple[RankMemory, ...]:
-    """Every simulated rank at its fullest. ``states`` and ``overhead``: by simulated rank, bytes."""
+    """Every simulated rank at its fullest. ``holdings``: by simulated rank. Near ``capacity_bytes`` the allocator gives
+    back what it has cached."""
     memories = []
     in_flight, places = peak_activations(timeline), pipeline_ranks(timeline)
     for rank in timeline.ranks:
-        times, held, workspace = memory_curve(timeline, rank)
-        at = int(np.argmax(held + workspace)) if len(times) else -1
-        peak, need, when = (held[at], workspace[at], times[at]) if at >= 0 else (0.0, 0.0, 0.0)
-        if peak + need <= 0:
-            peak = need = when = 0.0
+        holding, curve = holdings[rank], memory_curve(timeline, rank)
+        taken = curve.held + curve.workspace
+        at = int(np.argmax(taken)) if len(taken) else -1
+        if at < 0 or taken[at] <= 0:
+            at = -1
+        held = _activations(timeline, curve, at, holding.parts)
+        total = float(curve.held[at]) if at >= 0 else 0.0
+        gathered = max(total - sum(held.values()), 0.0)
+        if not holding.parts:
+            held, gathered = ({"all": total} if total else {}), 0.0
         memories.append(
             RankMemory(
                 rank=rank,
                 stage=places[rank],
-                state=states[rank],
-                activations=float(peak + need),
-                workspace=float(need),
-                overhead=float(overhead[rank]),
-                peak_at_s=float(when),
+                holdings=holding,
+                held=held,
+                gathered=gathered if gathered > 1e-9 * total else 0.0,
+                workspace=float(curve.workspace[at]) if at >= 0 else 0.0,
+                cached=cached_bytes(
+                    timeline, curve.span, curve.begins, holding, in_flight[rank], capacity_bytes - holding.overhead
+                ),
+                peak_at_s=float(curve.times[at]) if at >= 0 else 0.0,
+                during=_running(timeline, curve, at),
                 in_flight=in_flight[rank],
             )
         )
     return tuple(memories)
+
+
+#: First word of a tensor's name -> what it is called in a breakdown.
+_KINDS = {"input": "layer inputs", "attn": "attention", "loss": "logits", "output gradient": "output gradients"}
+
+
+def _kind(tensor: Tensor) -> str:
+    word = tensor.name.split(".")[0].rstrip(" 0123456789")
+    return _KINDS.get(word, word)
+
+
+def _activations(timeline: Timeline, curve: Curve, at: int, parts: Mapping[int, tuple[Part, ...]]) -> dict[str, float]:
+    """Bytes of activations that are alive after the first ``at`` + 1 events of a curve, by kind of tensor."""
+    alive: Counter[tuple[int, str]] = Counter()
+    turn_of = turns(timeline, curve.span.tolist(), parts)
+    for index, begins in zip(curve.span[: at + 1].tolist(), curve.begins[: at + 1].tolist(), strict=True):
+        turn, stage = turn_of.get(index), int(timeline.stage[index])
+        if turn == "takes" and begins:
+            alive[stage, "saved"] += 1
+        elif turn == "turns" and not begins:
+            alive[stage, "saved"] -= 1
+            alive[stage, "held"] += 1
+        elif turn == "gives" and not begins:
+            alive[stage, "held" if str(timeline.phase[index]) == "W" else "saved"] -= 1
+    held: dict[str, float] = {}
+    for (stage, what), count in sorted(alive.items()):
+        for part in parts[stage]:
+            for tensor in part.saved if what == "saved" else part.held_for_weights:
+                kind = _kind(tensor)
+                held[kind] = held.get(kind, 0.0) + count * tensor.nbytes
+    return {kind: nbytes for kind, nbytes in held.items() if nbytes > 0}
+
+
+_PASSES = {"F": "the forward pass", "B": "the backward pass", "I": "the input gradient", "W": "the weight gradient"}
+
+
+def _running(timeline: Timeline, curve: Curve, at: int) -> str:
+    """In words, what starts at event ``at`` of a curve."""
+    if at < 0:
+        return ""
+    index = int(curve.span[at])
+    phase = str(timeline.phase[index])
+    if phase not in _PASSES:
+        return "the optimizer" if phase == "O" else timeline.labels[index]
+    return f"{_PASSES[phase]} of micro-batch {timeline.microbatch[index]}, stage {timeline.stage[index]}"
 
 
 def worst_per_stage(memories: Sequence[RankMemory]) -> tuple[RankMemory, ...]:
@@ -111,24 +204,27 @@ def worst_per_stage(memories: Sequence[RankMemory]) -> tuple[RankMemory, ...]:
 
 
 def memory_report(memories: Sequence[RankMemory], capacity_bytes: float) -> dict[str, Any]:
-    """The contract's ``memory``: bytes, and the fullest rank of each stage."""
+    """The contract's ``memory``: bytes, and the fullest rank of each stage. ``contents`` adds up to ``peak``."""
     return {
         "capacity_bytes": float(capacity_bytes),
         "fits": all(memory.total <= capacity_bytes for memory in memories),
         "peak_bytes": max(memory.total for memory in memories),
+        "peak_reserved_bytes": max(memory.reserved for memory in memories),
         "peak_allocated_bytes": max(memory.allocated for memory in memories),
         "per_stage": [
             {
                 "stage": memory.stage,
-                "weights": memory.state.weights,
-                "gradients": memory.state.gradients,
-                "optimizer": memory.state.optimizer,
-                "activations": memory.activations,
-                "buffers": memory.overhead,
+                "weights": memory.holdings.state.weights,
+                "gradients": memory.holdings.state.gradients,
+                "optimizer": memory.holdings.state.optimizer,
+                "activations": memory.activations + memory.workspace,
+                "buffers": memory.buffers,
                 "peak": memory.total,
                 "peak_at_s": memory.peak_at_s,
+                "during": memory.during,
                 "in_flight": memory.in_flight,
                 "workspace": memory.workspace,
+                "contents": memory.contents,
             }
             for memory in worst_per_stage(memories)
         ],

@@ -20,10 +20,13 @@ from simulator.analysis.activity import (
 )
 from simulator.timeline import CATEGORIES, Floats, Ints, Timeline
 
-COMMUNICATION = ("tp", "cp", "ep", "pp", "dp")
+COMMUNICATION = ("tp", "cp", "ep", "pp", "dp", "offload")
 _COMMUNICATION_CODES = [CATEGORIES.index(kind) for kind in COMMUNICATION]
 #: What a pipeline's rank is busy with: the rest of its window is bubble.
 _BUSY = [CATEGORIES.index(kind) for kind in ("compute", "recompute", "tp", "cp", "ep")]
+
+#: What follows the pipeline's own work in a step.
+_TAIL = [CATEGORIES.index(kind) for kind in ("optimizer", "dp")]
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ def bubble(activity: Activity, pipelines: Sequence[Sequence[int]]) -> Bubble:
 
     ``pipelines``: the simulated ranks of each data-parallel replica (see `weigh`). A pipeline's window runs from the
     first op of any of its ranks to the end of the last F, B, I or W of any; busy are compute, recompute and exposed tp,
-    cp and ep communication of those phases in it.
+    cp and ep communication of those phases in it. Of a steady state each rank's window is the period, less what the
+    gradients' reduction and the optimizer take of it, which lie outside the window of a single step.
     """
     timeline = activity.timeline
     position = {rank: index for index, rank in enumerate(timeline.ranks)}
@@ -50,6 +54,7 @@ def bubble(activity: Activity, pipelines: Sequence[Sequence[int]]) -> Bubble:
         weights=np.where(own, activity.spans_s[:, _BUSY].sum(axis=1), 0.0),
         minlength=len(position),
     )
+    tail = activity.spent_s[:, _TAIL].sum(axis=1)
     first = _per_rank(timeline, timeline.start_s, np.ones_like(own), np.minimum, np.inf)
     last = _per_rank(timeline, timeline.end_s, own, np.maximum, 0.0)
     busy_piece = activity.piece_own & np.isin(activity.piece_use, _BUSY)
@@ -62,10 +67,12 @@ def bubble(activity: Activity, pipelines: Sequence[Sequence[int]]) -> Bubble:
         opens, closes = first[members].min(), last[members].max()
         clipped = np.maximum(np.minimum(end, closes) - np.maximum(start, opens), 0.0)
         spent = (busy_in_spans + np.bincount(rank, weights=clipped, minlength=len(position)))[members]
-        window = max(closes - opens, 0.0)
+        window = np.full(len(members), max(closes - opens, 0.0))
+        if timeline.period_s is not None:
+            window = timeline.windows_s()[members] - tail[members]
         idle += float(pipeline.weights @ (window - spent))
         busy += float(pipeline.weights @ spent)
-        total += float(pipeline.weights.sum() * window)
+        total += float(pipeline.weights @ window)
     return Bubble(fraction=idle / total if total else 0.0, ratio=idle / busy if busy else 0.0)
 
 
@@ -79,13 +86,14 @@ def time_breakdown(activity: Activity, pipelines: Sequence[Sequence[int]]) -> di
     """``time_breakdown_s``: seconds of the step by what a rank does, mean over real ranks; the leaves sum to the step.
 
     Idle time is bubble (a peer has not produced yet) until the last op of the rank's pipeline ends, and ``other``
-    afterwards: the replica has nothing left to do while others finish.
+    afterwards: the replica has nothing left to do while others finish. In a steady state it always has.
     """
     timeline = activity.timeline
     spent = mean_over_ranks(timeline, activity.spent_s)
     idle = float(mean_over_ranks(timeline, activity.idle_s))
     finished = _per_rank(timeline, timeline.end_s, np.ones(len(timeline.rank), dtype=bool), np.maximum, 0.0)
-    other = _after_pipeline(timeline, weigh(timeline, pipelines), finished)
+    steady = timeline.period_s is not None
+    other = 0.0 if steady else _after_pipeline(timeline, weigh(timeline, pipelines), finished)
     return {
         "compute": float(spent[0]),
         "recompute": float(spent[1]),
@@ -108,7 +116,7 @@ def _after_pipeline(timeline: Timeline, pipelines: tuple[Weighted, ...], finishe
 
 
 def communication(activity: Activity) -> dict[str, dict[str, Any]]:
-    """Per kind: ``bytes_per_gpu`` (sent on the wire), ``time_s`` in which any is in flight, ``exposed_s`` of it that no
+    """Per kind: ``bytes_per_gpu`` (sent on the wire; of offload and parameter servers both ways), ``time_s`` in which any is in flight, ``exposed_s`` of it that no
     computation hides; means over real ranks. ``algorithm``: the one that sent the most bytes."""
     timeline = activity.timeline
     nbytes = mean_over_ranks(timeline, _sent_bytes(timeline))

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulator.analysis.activity import activity
-from simulator.analysis.advice import advice
+from simulator.analysis.balance import stage_balance
 from simulator.analysis.critical_path import critical_path
 from simulator.analysis.envelope import envelope
-from simulator.analysis.memory import memory_of_ranks, memory_report
+from simulator.analysis.hosts import host_memory
+from simulator.analysis.memory import RankMemory, memory_report
 from simulator.analysis.metrics import bubble, busiest_links, communication, time_breakdown
+from simulator.analysis.steady import Steady
 from simulator.config import Workload
-from simulator.model import StateBytes
 from simulator.timeline import Timeline
 
 SECONDS_PER_DAY, SECONDS_PER_HOUR = 86400.0, 3600.0
@@ -35,8 +36,8 @@ class Job:
 
     ``peak_flops_per_s``: a GPU's dense peak in the precision used; ``capacity_bytes``: its memory as the device reports
     it. ``pipelines``: simulated ranks of each data-parallel replica (see `simulator.analysis.activity.weigh`).
-    ``states`` and ``overhead`` (device memory outside the allocator, bytes): by simulated rank. ``calibration``: name,
-    gpu, date, source, kind.
+    ``memories``: every simulated rank at its fullest. ``pipeline_rank``: of each rank. ``calibration``: name, gpu, date,
+    source, kind.
     """
 
     workload: Workload
@@ -44,23 +45,37 @@ class Job:
     capacity_bytes: float
     calibration: Mapping[str, Any]
     parameters: float
+    active_parameters: float
     flops: StepFlops
     pipelines: Sequence[Sequence[int]]
-    states: Mapping[int, StateBytes]
-    overhead: Mapping[int, float]
+    memories: Sequence[RankMemory]
+    advice: Sequence[str]
+    pipeline_rank: Sequence[int]
 
 
 def report(
-    job: Job, timeline: Timeline, *, warnings: Sequence[str] = (), accuracy: Mapping[str, Any] | None = None
+    job: Job,
+    timeline: Timeline,
+    *,
+    steady: Steady | None = None,
+    staleness: float | None = None,
+    warnings: Sequence[str] = (),
+    accuracy: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The ``run`` result: plain numbers, strings, lists and dictionaries, SI units."""
+    """The ``run`` result: plain numbers, strings, lists and dictionaries, SI units.
+
+    ``steady``: where ``timeline`` is one period of several steps; memory is the peak over all of them.
+    ``staleness``: of asynchronous data parallelism (see `simulator.analysis.staleness`).
+    """
+    played = timeline if steady is None else steady.played
     workload, step = job.workload, timeline.step_time_s
     cut = activity(timeline)
     bubbles = bubble(cut, job.pipelines)
     breakdown = time_breakdown(cut, job.pipelines)
-    memories = memory_of_ranks(timeline, job.states, job.overhead)
-    memory = memory_report(memories, job.capacity_bytes)
-    memory["advice"] = advice(memories, job.capacity_bytes, workload)
+    memory = memory_report(job.memories, job.capacity_bytes)
+    if (host := host_memory(workload, job.pipeline_rank, played)) is not None:
+        memory |= {"fits": memory["fits"] and host["fits"], "host": host}
+    memory["advice"] = list(job.advice)
     result = envelope("run", warnings)
     result |= {
         "name": workload.name,
@@ -70,8 +85,10 @@ def report(
         "parallelism": workload.parallelism.model_dump(mode="json"),
         "n_microbatches": workload.microbatches,
         "params_total": job.parameters,
-        "params_active": job.parameters,
+        "params_active": job.active_parameters,
         "step_time_s": step,
+        "steady_period": steady is not None,
+        **({} if staleness is None else {"staleness": staleness}),
     }
     result |= throughput(job, step)
     result |= efficiency(job, step)
@@ -79,17 +96,18 @@ def report(
         "bubble_fraction": bubbles.fraction,
         "bubble_ratio": bubbles.ratio,
         "time_breakdown_s": breakdown,
+        "stages": stage_balance(timeline, workload.parallelism.layers_per_stage),
         "communication": communication(cut),
         "links": busiest_links(timeline),
         "memory": memory,
         "host_bound_fraction": breakdown["host"] / step,
-        "critical_path": critical_path(timeline),
+        "critical_path": critical_path(played, None if steady is None else steady.window),
     }
     if accuracy is not None:
         result["accuracy"] = dict(accuracy)
     result["simulation"] = {
         "events": timeline.events,
-        "ops": timeline.n_rows,
+        "ops": played.n_rows,
         "wall_s": timeline.wall_s,
         "ranks_simulated": len(timeline.ranks),
         "ranks_total": timeline.n_ranks,

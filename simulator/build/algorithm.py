@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from simulator.program import Batch, Block, Comm, Role, Step
+from simulator.program import Batch, Beside, Block, Comm, Compute, Role, Step
 
 
 def with_algorithm(roles: tuple[Role, ...], algorithm: str) -> tuple[Role, ...]:
@@ -31,9 +31,14 @@ def _changed(op: Block | Comm | Batch, algorithm: str) -> Block | Comm | Batch:
         case Comm(op="all_reduce"):
             return replace(op, algorithm=algorithm)
         case Block():
-            inside = (
-                replace(one, algorithm=algorithm) if isinstance(one, Comm) and one.op == "all_reduce" else one
-                for one in op.ops
-            )
-            return Block(op.name, tuple(inside))
+            return Block(op.name, tuple(_inside(one, algorithm) for one in op.ops))
+    return op
+
+
+def _inside(op: Compute | Comm | Beside, algorithm: str) -> Compute | Comm | Beside:
+    match op:
+        case Comm(op="all_reduce"):
+            return replace(op, algorithm=algorithm)
+        case Beside(comm=Comm(op="all_reduce")):
+            return replace(op, comm=replace(op.comm, algorithm=algorithm))
     return op

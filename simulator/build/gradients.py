@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
-from simulator.model import Part
-from simulator.program import Block, Comm, Compute, Matmul
+from simulator.model import Op, Part
+from simulator.program import Block, GroupedMatmul, Matmul
+from simulator.program.ops import kernels_of
 
 
 class Mark(NamedTuple):
@@ -39,21 +41,27 @@ def gradients_complete(parts: Sequence[Part], first: int = 0, *, whole: bool = T
     done = first
     for part in reversed(parts):
         done += len(part.recompute) if whole else 0
-        left = part.params
+        left = part.params_on
         for run in _runs(part.backward if whole else part.weight_grad):
             done += len(run)
-            made = min(sum(_made_by(op) for op in run), left) if _in_weight_phase(run[0]) else 0
+            axis = _axis_of(run)
+            made = min(sum(_made_by(op) for op in run), left.get(axis, 0)) if _in_weight_phase(run[0]) else 0
             if made:
-                marks.append(Mark(done, made))
-                left -= made
-        if left:
-            marks.append(Mark(done, left))
+                marks.append(Mark(done, made, axis))
+                left[axis] -= made
+        marks += [Mark(done, count, axis) for axis, count in left.items() if count]
     return marks
 
 
-def _runs(ops: Sequence[Compute | Comm]) -> Iterator[list[Compute | Comm]]:
+def _axis_of(run: Sequence[Op]) -> str:
+    """The axis (see `Part.params_on`) of the weight whose gradient a run makes."""
+    grouped = any(isinstance(one.kernel, GroupedMatmul) for op in run for one in kernels_of(op))
+    return "edp" if grouped else "dp"
+
+
+def _runs(ops: Sequence[Op]) -> Iterator[list[Op]]:
     """``ops`` cut where the weight phase begins and ends, and within it before each product but the first."""
-    run: list[Compute | Comm] = []
+    run: list[Op] = []
     for op in ops:
         weight = _in_weight_phase(op)
         if run and (weight != _in_weight_phase(run[0]) or (weight and _made_by(op) and any(map(_made_by, run)))):
@@ -70,7 +78,7 @@ def parameters_used(parts: Sequence[Part], first: int = 0) -> list[Mark]:
     done = first
     for part in parts:
         done += len(part.forward)
-        marks.append(Mark(done, part.params))
+        marks += [Mark(done, count, axis) for axis, count in part.params_on.items()]
     return marks
 
 
@@ -81,23 +89,31 @@ def buckets(block: Block, marks: Sequence[Mark], bytes_per_param: int, bucket_by
     pieces: list[Bucket] = []
     begin = 0
     filled: dict[str, int] = {}
-    for number, mark in enumerate(marks):
-        filled[mark.axis] = filled.get(mark.axis, 0) + mark.params
-        last = number == len(marks) - 1
-        if filled[mark.axis] * bytes_per_param >= bucket_bytes or last:
-            end = len(block.ops) if last else mark.ops
-            closed = filled if last else {mark.axis: filled.pop(mark.axis)}
+    for done, marked in groupby(marks, key=lambda mark: mark.ops):
+        for mark in marked:
+            filled[mark.axis] = filled.get(mark.axis, 0) + mark.params
+        last = done == marks[-1].ops
+        full = [axis for axis, params in filled.items() if last or params * bytes_per_param >= bucket_bytes]
+        if full:
+            end = len(block.ops) if last else done
+            closed = {axis: filled.pop(axis) for axis in full}
             pieces.append(Bucket(Block(f"{block.name}.{len(pieces)}", block.ops[begin:end]), closed))
             begin = end
     return pieces
 
 
-def _in_weight_phase(op: Compute | Comm) -> bool:
-    return isinstance(op, Compute) and op.phase == "W"
+def _in_weight_phase(op: Op) -> bool:
+    kernels = kernels_of(op)
+    return bool(kernels) and kernels[0].phase == "W"
 
 
-def _made_by(op: Compute | Comm) -> int:
+def _made_by(op: Op) -> int:
     """Parameters whose gradient ``op`` computes."""
-    if isinstance(op, Compute) and isinstance(op.kernel, Matmul):
-        return op.kernel.m * op.kernel.n * op.kernel.batch
-    return 0
+    made = 0
+    for one in kernels_of(op):
+        match one.kernel:
+            case Matmul() as product:
+                made += product.m * product.n * product.batch
+            case GroupedMatmul() as products:
+                made += len(products.tokens) * products.n * products.k
+    return made

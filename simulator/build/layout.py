@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.config import Workload
+from simulator.config import Parallelism, Workload
 from simulator.model import Seat, telling_seat
 
 Groups = Mapping[str, tuple[tuple[int, ...], ...]]
@@ -34,8 +34,10 @@ class Layout:
 
     Axes: tp, cp, pp (ordered by pipeline rank), ``dp`` (ranks that hold the same parameters outside experts: all dp and
     cp ranks, as in Megatron-LM), ep and etp inside experts, ``edp`` (ranks that hold the same experts), ``mp`` (all
-    tensor and pipeline ranks of one replica), ``embd`` (the ranks of the first and the last stage, where each has its
-    copy of a tied embedding table) and ``twin`` (two pipeline ranks that hold the same stages).
+    tensor and pipeline ranks of one replica) and ``emp`` (its like for experts: pp, ep and etp), ``embd`` (the ranks of
+    the first and the last stage, where each has its copy of the embedding table), ``twin`` (two pipeline ranks that
+    hold the same stages) and ``rank`` (each alone, where ranks deal with hosts). Where ZeRO shards within instances
+    (``hsdp``), dp and edp are split into ``dp_shard``, consecutive members, and ``dp_replica``, across these.
     """
 
     places: tuple[Place, ...]
@@ -86,8 +88,13 @@ def layout(workload: Workload) -> Layout:
     groups = {axis: ranks.along(axis) for axis in ("tp", "cp", "pp")}
     groups["dp"] = ranks.along(*shared)
     groups["mp"] = ranks.along("pp", "tp")
-    groups |= {axis: of_experts.along(axis) for axis in ("ep", "etp", "edp")} if of_experts else {}
-    if workload.model.tied_embeddings and not parallelism.table_in_place:
+    if of_experts:
+        groups |= {axis: of_experts.along(axis) for axis in ("ep", "etp", "edp")}
+        groups["emp"] = of_experts.along("pp", "ep", "etp")
+    groups |= _instances(parallelism, groups)
+    if parallelism.server_count or any(place != "none" for place in parallelism.offload.model_dump().values()):
+        groups["rank"] = tuple((rank,) for rank in range(workload.n_ranks))
+    if workload.model.table_at_both_ends and not parallelism.table_in_place:
         first, last = parallelism.ends
         groups["embd"] = tuple((pipeline[first], pipeline[last]) for pipeline in groups["pp"])
     if parallelism.plan.copies == 2:
@@ -107,10 +114,27 @@ def layout(workload: Workload) -> Layout:
     )
 
 
+def _instances(parallelism: Parallelism, groups: Groups) -> Groups:
+    """The groups that share a state, and those that hold the same shard of it, where a state has several instances
+    (Megatron-LM's ``num_distributed_optimizer_instances``, torch's 2-dimensional mesh of HSDP)."""
+    split: dict[str, tuple[tuple[int, ...], ...]] = {}
+    for axis in ("dp", "edp"):
+        size = parallelism.shards(axis)
+        if 1 < size < parallelism.replicas(axis):
+            of_axis = groups.get(axis, ())
+            split[parallelism.shard_axis(axis)] = tuple(
+                group[first : first + size] for group in of_axis for first in range(0, len(group), size)
+            )
+            split[parallelism.replica_axis(axis)] = tuple(
+                group[place::size] for group in of_axis for place in range(size)
+            )
+    return split
+
+
 def _expert_ranks(workload: Workload) -> _Ranks | None:
-    """The grid of experts, where they are split otherwise than the rest."""
+    """The grid of experts, where there are any."""
     parallelism = workload.parallelism
-    if parallelism.ep * parallelism.etp == 1:
+    if workload.model.moe is None:
         return None
     order = [{"tp": "etp", "dp": "edp"}.get(axis, axis) for axis in parallelism.rank_order.split("-") if axis != "cp"]
     order += [] if "ep" in order else ["ep"]

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from simulator.build.algorithm import with_algorithm
 from simulator.build.layout import layout
 from simulator.build.pipeline import Lanes, lower
 from simulator.build.stages import Stages
+from simulator.build.steps import repeated, rolling
 from simulator.build.tail import tail
 from simulator.config import Workload
 from simulator.model import Seat
 from simulator.program import Program, Role
+from simulator.schedules import Times
 
 
-def build_program(workload: Workload) -> Program:
-    """One training step of ``workload``: a role per distinct place of its layout, shared by all ranks that have it."""
+def build_program(workload: Workload, *, times: Times | None = None, steps: int = 1) -> Program:
+    """One training step of ``workload``, or ``steps`` in a row with micro-batches numbered through: a role per distinct
+    place of its layout, shared by all ranks that have it. ``times``: what a schedule that can be is tuned to."""
     placed = layout(workload)
     parallelism = workload.parallelism
-    schedule = parallelism.plan
-    order = schedule.order(parallelism.pp, workload.microbatches, parallelism.vpp)
+    schedule = parallelism.plan if times is None else parallelism.plan.tuned(times)
+    size = (parallelism.pp, workload.microbatches, parallelism.vpp)
+    order = schedule.order(*size) if schedule.drains else schedule.over(*size, steps)
     lowered: dict[Seat, tuple[Stages, list[Lanes]]] = {}
     roles = []
     for place in placed.places:
@@ -27,8 +33,13 @@ def build_program(workload: Workload) -> Program:
             lanes = lower(order, schedule, parallelism.n_stages, stages.hop_bytes, stages.step, overlap=overlap)
             lowered[place.seat] = stages, lanes
         stages, lanes = lowered[place.seat]
-        whole = tail(workload, stages, place.pipeline_rank, lanes[place.pipeline_rank])
+        add_tail = partial(tail, workload, stages, place.pipeline_rank)
+        of_rank = lanes[place.pipeline_rank]
+        if schedule.drains:
+            whole = repeated(add_tail(of_rank), steps, workload.microbatches)
+        else:
+            whole = rolling(of_rank, steps, workload.microbatches, add_tail)
         roles.append(Role(str(place), {lane: tuple(steps) for lane, steps in whole.items()}))
     if parallelism.collective_algorithm != "auto":
         roles = list(with_algorithm(tuple(roles), parallelism.collective_algorithm))
-    return Program(tuple(roles), placed.place_of, placed.groups, workload.name)
+    return Program(tuple(roles), placed.place_of, placed.groups, workload.name, workload.server_nodes)

@@ -15,14 +15,17 @@ def schedule_program(
     forward_s: float,
     backward_s: float,
     weight_s: float = 0.0,
+    *,
+    steps: int = 1,
 ) -> Program:
     """The program of ``schedule`` on ``stages`` pipeline ranks with ``chunks`` chunks each.
 
     A forward of a chunk lasts ``forward_s``, its whole backward ``backward_s``, of which the weight gradient takes
     ``weight_s`` where they are split; transfers carry no bytes, so that they last the cluster's latency, in the
-    background. A held micro-batch chunk counts as one byte of memory.
+    background. A held micro-batch chunk counts as one byte of memory. ``steps`` in a row, micro-batches numbered
+    through.
     """
-    order = schedule.order(stages, microbatches, chunks)
+    order = schedule.over(stages, microbatches, chunks, steps)
     seconds = {"F": forward_s, "B": backward_s, "I": backward_s - weight_s, "W": weight_s}
     blocks = {kind: Block(kind, (Compute(kind, Fixed(length), kind),)) for kind, length in seconds.items()}
 

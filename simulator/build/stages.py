@@ -6,10 +6,13 @@ from functools import cached_property
 
 from simulator.build.gradients import Mark, gradients_complete, parameters_used
 from simulator.config import Workload
-from simulator.model import Part, PassBytes, Seat, params_on, pass_bytes, stage_parts
-from simulator.program import Block, Comm, Compute, Step
+from simulator.model import Op, Part, PassBytes, Seat, params_on, pass_bytes, stage_parts
+from simulator.program import Block, Comm, Compute, Fixed, Step
 from simulator.schedules import Action
 from simulator.units import DTYPE_BYTES
+
+#: What a pass runs where the stage has no kernel for it: an embedding alone has no input gradient.
+_NOTHING = Compute("nothing", Fixed(0.0), "B")
 
 
 class Stages:
@@ -25,13 +28,13 @@ class Stages:
         }
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._pass_of: dict[tuple[int, str], tuple[Block, PassBytes]] = {}
+        self._pieces_of: dict[tuple[int, str], list[tuple[int, Block]]] = {}
 
     @cached_property
     def activation_bytes(self) -> float:
-        """What passes between layers: b s h elements."""
-        training = self.workload.training
-        element = DTYPE_BYTES[training.precision]
-        return float(training.micro_batch * training.seq * self.workload.model.hidden * element)
+        """What passes between layers: b s h elements, of which a context-parallel rank has its share."""
+        element = DTYPE_BYTES[self.workload.training.precision]
+        return float(self.workload.rank_tokens * self.workload.model.hidden * element)
 
     @cached_property
     def hop_bytes(self) -> float:
@@ -54,6 +57,27 @@ class Stages:
         """Where the forward pass ``step`` has used parameters."""
         parts = self.parts[step.stage]
         return parameters_used(parts, self._n_ops(step) - sum(len(part.forward) for part in parts))
+
+    def by_part(self, step: Step) -> list[tuple[int, Block]]:
+        """The pass ``step`` cut into those of its parts, in the order they run: (index of the part in its stage,
+        block). What stands before the parts' own ops goes with the first."""
+        key = (step.stage, step.phase)
+        if key not in self._pieces_of:
+            parts = self.parts[step.stage]
+            order = list(range(len(parts)) if step.phase == "F" else reversed(range(len(parts))))
+            before = self._n_ops(step) - sum(len(_ops((part,), step.phase)) for part in parts)
+            self._pieces_of[key] = [
+                (index, self._piece(parts[index], step, before if index == order[0] else 0)) for index in order
+            ]
+        return self._pieces_of[key]
+
+    def _piece(self, part: Part, step: Step, before: int) -> Block:
+        """The pass of one part, after the first ``before`` ops of ``step``; equal ones are one block."""
+        key = ("part", step.phase, before, id(part))
+        if key not in self._blocks:
+            block, _ = self._pass_of[step.stage, step.phase]
+            self._blocks[key] = Block(f"{step.phase} {part.name}", (*block.ops[:before], *_ops((part,), step.phase)))
+        return self._blocks[key]
 
     def _n_ops(self, step: Step) -> int:
         return len(self._pass_of[step.stage, step.phase][0].ops)
@@ -87,11 +111,12 @@ class Stages:
             ops = _ops(parts, kind)
             if gathered:
                 ops.insert(0, Comm("tp.all_gather p2p", "all_gather", self.activation_bytes, "tp", "tp"))
+            ops = ops or [_NOTHING]
             self._blocks[key] = Block(f"{kind} {'+'.join(_runs(parts))}", tuple(ops))
         return self._blocks[key]
 
 
-def _ops(parts: tuple[Part, ...], kind: str) -> list[Compute | Comm]:
+def _ops(parts: tuple[Part, ...], kind: str) -> list[Op]:
     back = parts[::-1]
     match kind:
         case "F":

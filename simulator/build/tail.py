@@ -1,79 +1,124 @@
-"""What follows a pipeline's passes: gradient reduction, the optimizer, and the gathering of parameters."""
+"""What data parallelism adds to a pipeline's passes, and what follows them: gradient reduction, the optimizer, and the
+gathering of parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from simulator.build.activations import offload_activations
+from simulator.build.compression import compressed
+from simulator.build.fsdp import fully_sharded
 from simulator.build.gradients import Bucket, buckets
+from simulator.build.offload import gradients_to_host, parameters_to_host, update_on_host
 from simulator.build.pipeline import Lanes
+from simulator.build.sharding import Reductions, gather, gradient_bytes, leaving
 from simulator.build.stages import Stages
-from simulator.config import Parallelism, Workload
-from simulator.model import optimized, optimizer_ops, replicated_gradient_ops
+from simulator.config import Workload
+from simulator.model import optimized, optimizer_ops, optimizer_workspace_bytes, replicated_gradient_ops
 from simulator.program import Block, Comm, Step
 from simulator.program.ops import COMPUTE_LANE
 from simulator.units import DTYPE_BYTES
 
-DP_LANE = "dp"
+MP_LANE = "mp"
 
 
 def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[str, list[Step]]:
-    """Add gradient reduction, the optimizer and parameter gathering to a pipeline rank's lanes."""
+    """Add gradient reduction, the optimizer and parameter gathering to a pipeline rank's lanes.
+
+    Without ``optimizer_sync`` what all stages have to agree on (gradient norm, infinities) holds nobody up: weights are
+    updated at once, and put back in the rare case that the answer is no (arXiv 2401.10241, section 4).
+    """
     parallelism = workload.parallelism
+    activations = parallelism.offload.activations
     own = parallelism.stages_of(rank)
     params = stages.params(*own)
     compute = list(lanes[COMPUTE_LANE])
     # Blocking transfers hold up the host, and so all that follows the pipeline.
     drained = (lanes["pp"][-1].label,) if "pp" in lanes else ()
-    reductions: list[Step] = []
-    if _shared(parallelism, params):
-        compute, reductions = _reduce(workload, stages, own, compute, drained)
-    ready = (*drained, *(step.label for step in reductions))
+    gathers: list[Step] = []
+    reductions = Reductions(workload)
+    if leaving(parallelism, params) or parallelism.offload.parameters != "none":
+        if parallelism.zero == 3:
+            compute, gathers = fully_sharded(workload, stages, own, compute, reductions)
+        elif parallelism.zero == 2 or parallelism.overlap.grad_reduce:
+            compute = _reduce_in_buckets(workload, stages, compute, reductions)
+        else:
+            reductions.add("reduce grads", params, (compute[-1].label, *drained))
+    ready = (*drained, *(step.label for step in reductions.steps))
+    if parallelism.server_count:
+        compute.append(Step("optimizer", Block("optimizer", optimizer_ops(workload, params)), ready, phase="O"))
+        return offload_activations(activations, stages, _with(lanes, compute, reductions.steps))
     twins = _twin_gradients(workload, params, ready)
     ready = (*ready, *(step.label for step in twins))
-    compute += [*twins, *_embedding_gradients(workload, rank, ready)]
+    tied = _embedding_gradients(workload, rank, ready)
+    compute += [*twins, *tied]
     replicated = replicated_gradient_ops(workload, [part for stage in own for part in stages.parts[stage]])
+    beside: list[Step] = []
+    if parallelism.offload.optimizer != "none" and tied:
+        beside = _copied_again(workload, tied[0])
+        ready = (*ready, *(step.label for step in beside))
     ops = (*replicated, *optimizer_ops(workload, params))
-    compute.append(Step("optimizer", Block("optimizer", ops), ready, phase="O"))
-    of_dp = reductions
-    if parallelism.zero == 1 and _shared(parallelism, params):
-        if parallelism.overlap.param_gather:
+    late = [op for op in ops if isinstance(op, Comm) and op.axis == "mp" and not parallelism.optimizer_sync]
+    block = Block("optimizer", tuple(op for op in ops if op not in late))
+    begin = (compute[-1].label, *ready)
+    if block.ops:
+        needs = 0.0 if parallelism.offload.optimizer != "none" else optimizer_workspace_bytes(workload, params)
+        compute.append(Step("optimizer", block, ready, phase="O", workspace_bytes=needs))
+        begin = ("optimizer",)
+    if parallelism.offload.optimizer != "none":
+        updates, begin = update_on_host(workload, list(reductions.on_host.values()), begin)
+        beside += updates
+    else:
+        beside += parameters_to_host(workload, optimized(workload, params), begin)
+    after = (*ready, *(step.label for step in tied))
+    of_mp = [Step(f"validate {op.name}", replace(op, purpose="pp"), after) for op in late]
+    if parallelism.zero in (1, 2):
+        # Forwards of the next step that run before this one's optimizer have no use for what it gathers.
+        if parallelism.overlap.param_gather and parallelism.plan.drains:
             compute, gathers = _gather_beside_the_first(workload, stages, compute)
-            of_dp = [*gathers, *reductions]
         else:
-            of_dp = [*reductions, *_gather_at_the_end(workload, stages, own)]
-    return {**lanes, COMPUTE_LANE: compute, **({DP_LANE: of_dp} if of_dp else {})}
+            gathers = _gather_at_the_end(workload, stages, own, begin)
+    whole = _with({**lanes, **({MP_LANE: of_mp} if of_mp else {})}, compute, [*gathers, *reductions.steps, *beside])
+    return compressed(workload, offload_activations(activations, stages, whole))
 
 
-def _reduce(
-    workload: Workload, stages: Stages, own: Sequence[int], compute: list[Step], drained: tuple[str, ...]
-) -> tuple[list[Step], list[Step]]:
-    """Gradient reduction over dp: in buckets beside the last backward passes, or all at once after them."""
+def _with(lanes: Lanes, compute: list[Step], added: Sequence[Step]) -> Lanes:
+    """``lanes`` with another compute lane, and communication on the lane that its kind has."""
+    whole = {lane: list(steps) for lane, steps in lanes.items()} | {COMPUTE_LANE: compute}
+    for step in added:
+        assert isinstance(step.op, Comm)
+        whole.setdefault(step.op.lane, []).append(step)
+    return whole
+
+
+def _reduce_in_buckets(
+    workload: Workload, stages: Stages, compute: Sequence[Step], reductions: Reductions
+) -> list[Step]:
+    """Gradients reduce in buckets beside the pass that makes them: the last of a stage, under ZeRO-2 every one."""
     parallelism = workload.parallelism
     grad_bytes = DTYPE_BYTES[workload.training.grad_dtype]
-
-    def reduce(label: str, params: Mapping[str, int], *after: str) -> list[Step]:
-        op = "reduce_scatter" if parallelism.zero == 1 else "all_reduce"
-        return [
-            Step(_named(label, axis), Comm(f"dp.{op} grads", op, float(count * grad_bytes), axis, "dp"), after)
-            for axis, count in _shared(parallelism, params).items()
-        ]
-
-    if not parallelism.overlap.grad_reduce:
-        return compute, reduce("reduce grads", stages.params(*own), compute[-1].label, *drained)
+    each = parallelism.zero == 2
     last = {step.stage: step.label for step in compute if step.phase in ("B", "W")}
+    parts_of: dict[tuple[int, str], list[Bucket]] = {}
     cut: list[Step] = []
-    reductions: list[Step] = []
     for step in compute:
-        if last.get(step.stage) != step.label or not isinstance(step.op, Block):
-            cut.append(step)
+        waits = reductions.waits() if each else ()
+        makes = step.phase in ("B", "W") and (each or last[step.stage] == step.label)
+        if not makes or not isinstance(step.op, Block):
+            cut.append(replace(step, after=(*step.after, *waits)) if waits else step)
             continue
-        parts = buckets(step.op, stages.gradients_complete(step), grad_bytes, parallelism.bucket_bytes)
-        pieces = _pieces(step, parts)
-        cut += pieces
-        for number, (part, piece) in enumerate(zip(parts, pieces, strict=True)):
-            reductions += reduce(f"reduce {step.stage}.{number}", part.params, piece.label)
-    return cut, reductions
+        key = (step.stage, step.phase)
+        if key not in parts_of:
+            marks = stages.gradients_complete(step)
+            parts_of[key] = buckets(step.op, marks, grad_bytes, parallelism.bucket_bytes)
+        for number, (part, piece) in enumerate(zip(parts_of[key], _pieces(step, parts_of[key]), strict=True)):
+            waits = reductions.waits() if each else ()
+            held = piece.alloc_bytes + gradient_bytes(workload, part.params)
+            cut.append(replace(piece, after=(*piece.after, *waits), alloc_bytes=held))
+            label = f"reduce {step.label}.{number}" if each else f"reduce {step.stage}.{number}"
+            reductions.add(label, part.params, (piece.label,), step if each else None)
+    return cut
 
 
 def _pieces(step: Step, parts: list[Bucket]) -> list[Step]:
@@ -88,7 +133,7 @@ def _pieces(step: Step, parts: list[Bucket]) -> list[Step]:
 
 
 def _twin_gradients(workload: Workload, params: Mapping[str, int], ready: tuple[str, ...]) -> list[Step]:
-    """Where two ranks hold the same stages, they add up what each has reduced over dp: of ZeRO-1 its own share."""
+    """Where two ranks hold the same stages, they add up what each has reduced over dp: under ZeRO its own shard."""
     if workload.parallelism.plan.copies == 1:
         return []
     nbytes = optimized(workload, params) * DTYPE_BYTES[workload.training.grad_dtype]
@@ -97,38 +142,28 @@ def _twin_gradients(workload: Workload, params: Mapping[str, int], ready: tuple[
 
 
 def _embedding_gradients(workload: Workload, rank: int, ready: tuple[str, ...]) -> list[Step]:
-    """Tied embeddings: where first and last stage hold copies of one table they add up its gradients."""
+    """Tied embeddings, and multi-token prediction: where first and last stage hold copies of one table they add up its
+    gradients, of sharded ones their shards."""
     parallelism = workload.parallelism
-    if not workload.model.tied_embeddings or parallelism.table_in_place or rank not in parallelism.ends:
+    if not workload.model.table_at_both_ends or parallelism.table_in_place or rank not in parallelism.ends:
         return []
     rows = workload.model.padded_vocab(parallelism.tp) // (parallelism.tp if parallelism.vocab_parallel else 1)
-    nbytes = float(rows * workload.model.hidden * DTYPE_BYTES[workload.training.grad_dtype])
+    shards = parallelism.shards("dp") if parallelism.zero >= 2 else 1
+    nbytes = rows * workload.model.hidden * DTYPE_BYTES[workload.training.grad_dtype] / shards
     comm = Comm("pp.all_reduce embedding grads", "all_reduce", nbytes, "embd", "pp")
     return [Step("embedding grads", comm, ready)]
 
 
-def _shared(parallelism: Parallelism, params: Mapping[str, int]) -> dict[str, int]:
-    """Those of ``params`` (by axis) that several ranks hold."""
-    return {axis: count for axis, count in params.items() if parallelism.replicas(axis) > 1}
+def _copied_again(workload: Workload, tied: Step) -> list[Step]:
+    """Where the host has its copy of an embedding's gradients already when first and last stage add them up."""
+    assert isinstance(tied.op, Comm)
+    rows = tied.op.nbytes / DTYPE_BYTES[workload.training.grad_dtype]
+    return gradients_to_host(workload, tied.label, rows, (tied.label,), 0.0, None)
 
 
-def _named(label: str, axis: str) -> str:
-    """Steps of experts, which have an axis of their own, stand beside those of the rest."""
-    return label if axis == "dp" else f"{label} experts"
-
-
-def _gather(workload: Workload, label: str, params: Mapping[str, int]) -> list[Step]:
-    """ZeRO-1: every rank has updated its share of ``params``; all get all, in the working precision."""
-    element = DTYPE_BYTES[workload.training.precision]
-    return [
-        Step(_named(label, axis), Comm("dp.all_gather params", "all_gather", float(count * element), axis, "dp"))
-        for axis, count in _shared(workload.parallelism, params).items()
-    ]
-
-
-def _gather_at_the_end(workload: Workload, stages: Stages, own: Sequence[int]) -> list[Step]:
-    gathers = [step for stage in own for step in _gather(workload, f"gather {stage}", stages.params(stage))]
-    return [replace(step, after=("optimizer",)) for step in gathers]
+def _gather_at_the_end(workload: Workload, stages: Stages, own: Sequence[int], updated: tuple[str, ...]) -> list[Step]:
+    gathers = [step for stage in own for step in gather(workload, f"gather {stage}", stages.params(stage))]
+    return [replace(step, after=updated) for step in gathers]
 
 
 def _gather_beside_the_first(workload: Workload, stages: Stages, compute: list[Step]) -> tuple[list[Step], list[Step]]:
@@ -145,7 +180,7 @@ def _gather_beside_the_first(workload: Workload, stages: Stages, compute: list[S
         seen.add(step.stage)
         parts = buckets(step.op, stages.parameters_used(step), DTYPE_BYTES[workload.training.precision], bucket_bytes)
         for number, (part, piece) in enumerate(zip(parts, _pieces(step, parts), strict=True)):
-            needed = _gather(workload, f"gather {step.stage}.{number}", part.params)
+            needed = gather(workload, f"gather {step.stage}.{number}", part.params)
             gathers += needed
             cut.append(replace(piece, after=(*piece.after, *(one.label for one in needed))))
     return cut, gathers

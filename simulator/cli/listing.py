@@ -39,7 +39,7 @@ def command(
 
 def _models() -> Rows:
     from simulator.config import load_cluster, load_workload, presets
-    from simulator.model import parameters
+    from simulator.model import active_parameters, parameters
 
     one_gpu = {
         "training": {"seq": 2048, "global_batch": 1},
@@ -54,11 +54,13 @@ def _models() -> Rows:
             {
                 "name": name,
                 "parameters": f"{parameters(job) / 1e9:.1f}e9",
+                "active": f"{active_parameters(job) / 1e9:.1f}e9",
                 "layers": model.layers,
                 "hidden": model.hidden,
                 "heads": model.heads,
                 "kv_heads": model.kv_heads,
                 "ffn_hidden": model.ffn_hidden,
+                "experts": f"{model.moe.top_k} of {model.moe.experts}" if model.moe else "-",
                 "vocab": model.vocab,
                 "activation": model.activation,
                 "source": preset["source"],

@@ -40,6 +40,9 @@ def command(
     gantt: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the pipeline as a Gantt chart (.png, .svg or .pdf).")
     ] = None,
+    memory: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the fullest GPU's memory over time (.png, .svg or .pdf).")
+    ] = None,
     quiet: Quiet = False,
     strict: Strict = False,
 ) -> None:
@@ -57,8 +60,9 @@ def command(
 
     changes = parse_changes(set_ or ())
     jobs = [load_workload(name, changes) for name in (workload, workload2) if name is not None]
-    check_outputs({"--json": json, "--trace": trace, "--gantt": gantt}, {"--gantt": PICTURES})
-    for option, path in (("--trace", trace), ("--gantt", gantt)):
+    outputs = {"--json": json, "--trace": trace, "--gantt": gantt, "--memory": memory}
+    check_outputs(outputs, {"--gantt": PICTURES, "--memory": PICTURES})
+    for option, path in (("--trace", trace), ("--gantt", gantt), ("--memory", memory)):
         if path is not None and len(jobs) > 1:
             raise InputError("shows one workload", file=option, fix="run the two one after the other")
     if trace_ranks is not None and trace is None:
@@ -78,11 +82,13 @@ def command(
     if trace is not None:
         with progress("writing the trace"):
             results[0].save_trace(trace, ranks)
-    if gantt is not None:
-        from simulator.output.gantt import save_gantt
+    pictures = ((gantt, results[0].gantt), (memory, results[0].memory))
+    for path, draw in pictures:
+        if path is not None:
+            from simulator.output.gantt import save_gantt
 
-        with progress("drawing"):
-            save_gantt(results[0].gantt(), gantt)
+            with progress("drawing"):
+                save_gantt(draw(), path)
     if not quiet and json != STDOUT:
         console().print(results[0].summary() if len(jobs) == 1 else compare(*reports))
     warn(warnings)

@@ -10,7 +10,7 @@ import typer
 from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
-from simulator.cli.terminal import console, table
+from simulator.cli.terminal import console, table, warn
 from simulator.errors import InputError
 from simulator.output.files import PICTURES
 
@@ -36,6 +36,12 @@ def command(
     compare: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Another schedule beside it; repeatable.")
     ] = None,
+    zb_memory_limit: Annotated[
+        float,
+        typer.Option(
+            metavar="X", help="zb_auto: activations that a rank may hold, as a multiple of 1f1b's peak. [1.0]"
+        ),
+    ] = 1.0,
     json: Json = None,
     gantt: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw it as a Gantt chart (.png, .svg or .pdf).")
@@ -48,11 +54,15 @@ def command(
 ) -> None:
     """Play a pipeline schedule: the order of its actions, its bubble and how many activations it holds.
 
+    zb_h2, zb_auto, zb_v and async_1f1b, whose claim lies across the step boundary, are played for several steps: their
+    makespan, bubble and picture are of the steady period between steps.
+
     \b
     Examples:
       llmsim schedule 1f1b --stages 4 --microbatches 8 --gantt 1f1b.png
       llmsim schedule interleaved --stages 4 --microbatches 8 --chunks 2 --cost F=1,B=2,comm=0.1
       llmsim schedule gpipe --stages 4 --microbatches 8 --compare 1f1b --compare zb_h1
+      llmsim schedule zb_auto --stages 4 --microbatches 12 --cost F=1,B=2,W=0.8,comm=0.05 --zb-memory-limit 2
       llmsim schedule zb_v --stages 4 --microbatches 8 --csv mine.csv
       llmsim schedule mine.csv
     """
@@ -65,12 +75,15 @@ def command(
     )
     costs = _costs(cost)
     results = [
-        simulator.schedule(which, stages, microbatches, _chunks(which, name, chunks), **costs)
+        simulator.schedule(
+            which, stages, microbatches, _chunks(which, name, chunks), **costs, zb_memory_limit=zb_memory_limit
+        )
         for which in dict.fromkeys([name, *(compare or ())])
     ]
     reports = [result.to_dict() for result in results]
+    warnings = [f"{result.name}: {note}" for result in results for note in result.warnings]
     content = reports[0] if len(reports) == 1 else {"schedules": reports}
-    write_json(json, envelope("schedule", cost=costs, **content))
+    write_json(json, envelope("schedule", warnings, cost=costs, **content))
     if csv is not None:
         csv.write_text(results[0].to_csv(), encoding="utf-8")
     if gantt is not None:
@@ -79,6 +92,7 @@ def command(
         save_gantt(compare_gantt({result.name: result.spans for result in results}, unit="units of cost"), gantt)
     if not quiet and json != STDOUT:
         _print(reports)
+    warn(warnings)
 
 
 def _chunks(which: str, first: str, chunks: int | None) -> int | None:
@@ -119,9 +133,11 @@ def _print(reports: list[dict[str, Any]]) -> None:
     rows = [
         {
             "schedule": report["name"],
-            "makespan": f"{report['makespan']:g}",
+            "makespan": f"{report['makespan']:g}" + (" (period)" if report["steady_period"] else ""),
             "bubble ratio (idle / busy)": f"{report['bubble_ratio']:.4f}",
-            "claimed": "" if report["bubble_ratio_claimed"] is None else f"{report['bubble_ratio_claimed']:.4f}",
+            "claimed, free transfers": ""
+            if report["bubble_ratio_claimed"] is None
+            else f"{report['bubble_ratio_claimed']:.4f}",
             "bubble fraction (idle / all)": f"{report['bubble_fraction']:.4f}",
             "most chunks held": max(report["peak_activations"]),
         }

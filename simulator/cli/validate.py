@@ -42,22 +42,27 @@ def command(
       llmsim validate --rows my_runs.csv --max-mean 10
     """
     from simulator.config.files import closest
-    from simulator.validation import SUITES, Bounds, evaluate, read_rows, summarise
+    from simulator.validation import STEP_TIME, SUITES, Bounds, evaluate, memory, read_rows, summarise
+    from simulator.validation.record import memory_gib, step_time_s
 
     check_outputs({"--json": json}, inputs=[rows])
     if rows is not None and suites:
         raise InputError("is not combined with shipped suites", file="--rows", found=" ".join(suites))
+    known = [*SUITES, memory.NAME]
     for name in suites or ():
-        if name not in SUITES:
+        if name not in known:
             raise InputError(
-                "unknown suite", key="SUITE", found=name, allowed=", ".join(SUITES), fix=closest(name, SUITES)
+                "unknown suite", key="SUITE", found=name, allowed=", ".join(known), fix=closest(name, known)
             )
-    chosen = [SUITES[name] for name in dict.fromkeys(suites or SUITES)]
-    jobs: list[tuple[str, list[dict[str, str]], Any, Bounds]] = (
-        [(rows.stem, read_rows(rows), lambda _: {}, Bounds())]
-        if rows is not None
-        else [(suite.name, read_rows(suite.table), suite.settings_of, suite.bounds) for suite in chosen]
-    )
+    jobs: list[tuple[str, list[dict[str, str]], Any, Bounds]] = []
+    if rows is not None:
+        jobs.append((rows.stem, read_rows(rows), lambda _: {}, Bounds()))
+    for name in dict.fromkeys(suites or known) if rows is None else ():
+        if name == memory.NAME:
+            jobs.append((name, memory.memory_rows(), memory.settings_of, memory.BOUNDS))
+        else:
+            suite = SUITES[name]
+            jobs.append((name, read_rows(suite.table), suite.settings_of, suite.bounds))
     _check_ids(row, [entry["id"] for _, of_suite, _, _ in jobs for entry in of_suite])
 
     results = []
@@ -67,18 +72,14 @@ def command(
             continue
         bounds = Bounds(own.mean if max_mean is None else max_mean / 100, own.row if max_row is None else max_row / 100)
         with progress(f"simulating {name}"):
-            results.append(summarise(name, evaluate(wanted, settings_of, _predict), bounds))
+            of_memory = rows is None and name == memory.NAME
+            predict, quantity = (memory_gib, memory.MEMORY) if of_memory else (step_time_s, STEP_TIME)
+            results.append(summarise(name, evaluate(wanted, settings_of, predict, quantity), bounds))
     write_json(json, envelope("validate", suites=results))
     if not quiet and json != STDOUT:
         _print(results)
     if any(result["passed"] is False for result in results):
         raise typer.Exit(1)
-
-
-def _predict(workload: dict[str, Any]) -> float:
-    import simulator
-
-    return simulator.run(workload).spans.step_time_s
 
 
 def _check_ids(wanted: list[str] | None, known: list[str]) -> None:
@@ -94,19 +95,20 @@ def _print(results: list[dict[str, Any]]) -> None:
         lines = [
             {
                 "row": entry["id"],
-                "measured": _seconds(entry["measured"]),
-                "predicted": _seconds(entry["predicted"]),
+                "measured": _figure(entry["measured"], entry["unit"]),
+                "predicted": _figure(entry["predicted"], entry["unit"]),
                 "error": "" if entry["error"] is None else f"{entry['error']:+.1%}",
                 "": f"skipped: {entry['skipped']}" if entry["skipped"] else "",
             }
             for entry in result["rows"]
         ]
-        console().print(table(lines, title=f"{result['suite']}: step time, simulated against measured"))
+        what = result["rows"][0]["quantity"].replace("_", " ")
+        console().print(table(lines, title=f"{result['suite']}: {what}, simulated against measured"))
         console().print(_verdict(result), "")
 
 
-def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f} s"
+def _figure(value: float | None, unit: str) -> str:
+    return "" if value is None else f"{value:.3f} {unit}" if unit == "s" else f"{value:.1f} {unit}"
 
 
 def _verdict(result: dict[str, Any]) -> str:

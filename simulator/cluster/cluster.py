@@ -9,7 +9,7 @@ from typing import Any
 
 import networkx as nx
 
-from simulator.cluster.node import NodeLayout, Route
+from simulator.cluster.node import HOST_ENDS, MEMORY, NodeLayout, Route
 from simulator.config.cluster import ClusterSpec
 from simulator.config.transport import TransportKind
 from simulator.fabrics import Switches
@@ -19,7 +19,8 @@ from simulator.fabrics import Switches
 class Link:
     """One direction of a full-duplex link.
 
-    ``kind`` is the transport whose efficiency and latency apply: nvlink, pcie, infiniband, roce or tcp. A NIC's port is
+    ``kind`` is the transport whose efficiency and latency apply: nvlink, pcie, infiniband, roce or tcp, nvme for the
+    drives of a node, memory for its host's (one link for both directions). A NIC's port is
     ``node3.nic2:tx`` (towards the switch) and ``:rx``; a leaf's uplinks are ``rail2.leaf0.up:tx`` and ``:rx``.
     """
 
@@ -70,19 +71,40 @@ class Cluster:
     def node_of(self, gpu: int) -> int:
         return gpu // self.gpus_per_node
 
+    def locate(self, end: int) -> tuple[int, int]:
+        """The node of an end point, and which one of that node it is, as in the routes of `NodeLayout`.
+
+        End points are the GPUs by their numbers, and after them the `HOST_ENDS` of every node.
+        """
+        count = len(self.gpus)
+        if end < count:
+            return divmod(end, self.gpus_per_node)
+        node, which = divmod(end - count, len(HOST_ENDS))
+        return node, self.gpus_per_node + which
+
+    def end(self, node: int, slot: int) -> int:
+        """The end point that `locate` finds there."""
+        if slot < self.gpus_per_node:
+            return node * self.gpus_per_node + slot
+        return len(self.gpus) + node * len(HOST_ENDS) + slot - self.gpus_per_node
+
+    def host(self, node: int, which: int = MEMORY) -> int:
+        """The end point of a node's host: its memory, or another one of `HOST_ENDS`."""
+        return self.end(node, self.gpus_per_node + which)
+
     def own_nic(self, gpu: int) -> int:
         """The NIC, counted within its node, that serves this GPU."""
         return self.layout.own_nic[gpu % self.gpus_per_node]
 
     def route(self, a: int, b: int, nic: int | None = None) -> Route:
-        """Links from GPU ``a`` to GPU ``b``, in order; none where they are the same.
+        """Links from end point ``a`` to ``b`` (GPUs, or the memory of hosts), in order; none where they are the same.
 
         Inside a node: NVLink where it joins the two, else PCIe. Between nodes: through the NICs that `nics_between`
         names, and the fabric. ``nic`` makes both ends use that NIC.
         """
         layout = self.layout
-        node_a, gpu_a = divmod(a, self.gpus_per_node)
-        node_b, gpu_b = divmod(b, self.gpus_per_node)
+        node_a, gpu_a = self.locate(a)
+        node_b, gpu_b = self.locate(b)
         base_a, base_b = node_a * len(layout.edges), node_b * len(layout.edges)
         if node_a == node_b:
             return tuple([base_a + i for i in layout.between[gpu_a, gpu_b]]) if a != b else ()
@@ -97,8 +119,13 @@ class Cluster:
         """By which NICs a message leaves GPU ``gpu_a`` of one node and reaches ``gpu_b`` of another.
 
         On the rail of the receiver's own NIC, when the sender is no farther from that rail's NIC than from its own, or
-        reaches it over NVLink (NCCL's PXN), or the fabric does not join the rails; else from own NIC to own NIC.
+        reaches it over NVLink (NCCL's PXN), or the fabric does not join the rails; else from own NIC to own NIC. A host
+        uses the NIC of the same rail as the GPU at the other end.
         """
+        hosts = self.gpus_per_node
+        if gpu_a >= hosts or gpu_b >= hosts:
+            nic = self.layout.own_nic[min(gpu_a, gpu_b)] if min(gpu_a, gpu_b) < hosts else 0
+            return nic, nic
         to_nic, own, nic_b = self.layout.to_nic, self.layout.own_nic[gpu_a], self.layout.own_nic[gpu_b]
         near = len(to_nic[gpu_a, nic_b]) <= len(to_nic[gpu_a, own])
         by_nvlink = self.layout.edges[to_nic[gpu_a, nic_b][0]].kind == "nvlink"
@@ -148,6 +175,9 @@ class Cluster:
             )
             for link in self.links
         )
+        # The channels of a host's memory lead both ways.
+        both = [(b, a, graph.edges[a, b]) for a, b in graph.edges if graph.edges[a, b]["kind"] == "memory"]
+        graph.add_edges_from(both)
         return graph
 
     def bisection_Bps(self) -> float:
@@ -161,7 +191,7 @@ class Cluster:
         if self.spec.nodes > 1:
             half, usable = self.spec.nodes // 2 * self.gpus_per_node, self.links
         else:
-            used = {i for route in self.layout.between.values() for i in route}
+            used = {i for (a, b), route in self.layout.between.items() if max(a, b) < count for i in route}
             half, usable = count // 2, tuple(link for link in self.links if link.index in used)
         graph = nx.DiGraph()
         graph.add_edges_from((link.src, link.dst, {"capacity": link.bandwidth_Bps}) for link in usable)

@@ -28,6 +28,11 @@ PCIE_LANE_Bps = {
 #: Seconds for a PCIe link one way: half of a short DMA read's round trip, 0.5 to 0.6 us (Neugebauer et al.,
 #: Understanding PCIe performance for end host networking, SIGCOMM 2018, section 6).
 PCIE_LATENCY_s = 0.27e-6
+#: Seconds until a flash drive answers: typical reads of 4 KiB of data centre drives (Samsung PM1733 data sheet: 100 us).
+NVME_LATENCY_s = 100e-6
+#: End points of a node beside its GPUs, numbered after them: the host's memory, which DMA reads and writes, its drives,
+#: and its CPU, whose work is bytes of that memory.
+HOST_ENDS = MEMORY, NVME, CPU = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,8 @@ class NodeLayout:
 
     ``edges`` holds also the NIC ports: ``port_out[k]`` and ``port_in[k]`` are the two directions of NIC k.
     ``between[a, b]`` leads from GPU a to GPU b, over NVLink for the pairs in ``nvlink``; ``to_nic[g, k]`` and
-    ``from_nic[g, k]`` join GPU g and NIC k; ``own_nic[g]`` is the NIC that serves GPU g.
+    ``from_nic[g, k]`` join GPU g and NIC k; ``own_nic[g]`` is the NIC that serves GPU g. Where the bandwidth of the
+    host's memory is known, ``between``, ``to_nic`` and ``from_nic`` hold the `HOST_ENDS` too, as further GPUs would be.
     """
 
     edges: tuple[Edge, ...]
@@ -95,6 +101,7 @@ def lay_out(node: Node, transport: TransportKind) -> NodeLayout:
     ]
     for name, lower, upper in pcie:
         edges += _duplex(name, "pcie", lower, upper, pcie_Bps, PCIE_LATENCY_s)
+    edges += _host_edges(node)
     first_port = len(edges)
     for k in nics:
         edges += _duplex(
@@ -125,6 +132,20 @@ def lay_out(node: Node, transport: TransportKind) -> NodeLayout:
         for g in gpus:
             if len(to_nic[g, k]) > nearest and (g, proxy) in nvlink:
                 to_nic[g, k], from_nic[g, k] = between[g, proxy] + out, back + between[proxy, g]
+    if node.host_memory_bandwidth_Bps is not None:
+        memory, nvme, cpu = (node.gpus.count + end for end in HOST_ENDS)
+        position = {edge.name: i for i, edge in enumerate(edges)}
+        bus = (position["memory"],)
+        for g in gpus:
+            between[g, memory] = over_pcie[f"gpu{g}", "host"] + bus
+            between[memory, g] = bus + over_pcie["host", f"gpu{g}"]
+        for k in nics:
+            to_nic[memory, k] = bus + over_pcie["host", f"nic{k}"]
+            from_nic[memory, k] = over_pcie[f"nic{k}", "host"] + bus
+        between[memory, cpu] = bus
+        if node.nvme.count:
+            between[memory, nvme] = (*bus, position["nvme:tx"])
+            between[nvme, memory] = (position["nvme:rx"], *bus)
     return NodeLayout(
         edges=tuple(edges),
         port_out=tuple(range(first_port, len(edges), 2)),
@@ -143,6 +164,18 @@ def _duplex(name: str, kind: TransportKind, a: str, b: str, bandwidth_Bps: float
         Edge(f"{name}:tx", kind, a, b, bandwidth_Bps, latency_s),
         Edge(f"{name}:rx", kind, b, a, bandwidth_Bps, latency_s),
     ]
+
+
+def _host_edges(node: Node) -> list[Edge]:
+    """The host's memory, one link because reads and writes share its channels, and the drives."""
+    if node.host_memory_bandwidth_Bps is None:
+        return []
+    edges = [Edge("memory", "memory", "host", "memory", node.host_memory_bandwidth_Bps, 0.0)]
+    if node.nvme.count:
+        write_Bps, read_Bps = node.nvme.count * node.nvme.write_Bps, node.nvme.count * node.nvme.read_Bps
+        edges.append(Edge("nvme:tx", "nvme", "host", "nvme", write_Bps, NVME_LATENCY_s))
+        edges.append(Edge("nvme:rx", "nvme", "nvme", "host", read_Bps, NVME_LATENCY_s))
+    return edges
 
 
 def _nvlink_edges(node: Node) -> list[Edge]:

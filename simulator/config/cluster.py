@@ -72,6 +72,17 @@ class Nics(Section):
     """where the card sits: pcie_switch (beside the GPUs, GPUDirect RDMA) or cpu"""
 
 
+class Nvme(Section):
+    """Drives of a node, striped."""
+
+    count: Annotated[int, Field(ge=0, le=MAX_GPUS), Integral] = 0
+    """drives per node"""
+    read_Bps: float = Field(default=0.0, ge=0)
+    """bytes/s that a drive reads one after another"""
+    write_Bps: float = Field(default=0.0, ge=0)
+    """bytes/s that a drive writes one after another"""
+
+
 class Node(Section):
     """One machine."""
 
@@ -79,6 +90,11 @@ class Node(Section):
     nvlink: NvLink = NvLink()
     pcie: Pcie
     nics: Nics = Nics()
+    host_memory_bytes: float | None = Field(default=None, gt=0, le=1e18)
+    """memory of the host [null: not known, so that it is not checked]"""
+    host_memory_bandwidth_Bps: float | None = Field(default=None, ge=MIN_BANDWIDTH, le=1e18)
+    """peak bytes/s of the host's memory, all sockets together; what is offloaded needs it [null: not known]"""
+    nvme: Nvme = Nvme()
 
 
 class Fabric(Section):
@@ -158,6 +174,8 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
     for key, bandwidth in (
         ("node.nvlink.bandwidth_Bps", node.nvlink.bandwidth_Bps),
         ("node.nics.bandwidth_bps", node.nics.bandwidth_bps),
+        ("node.nvme.read_Bps", node.nvme.read_Bps),
+        ("node.nvme.write_Bps", node.nvme.write_Bps),
     ):
         if 0 < bandwidth < MIN_BANDWIDTH:
             yield InputError("is too slow to simulate", key=key, found=bandwidth, allowed=f"0, or >= {MIN_BANDWIDTH:,}")
@@ -170,6 +188,16 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
         yield InputError("NVLink pairs need an even number of GPUs", key="node.gpus.count", found=node.gpus.count)
     if node.nics.count and not node.nics.bandwidth_bps:
         yield InputError("must be given where there are cards", key="node.nics.bandwidth_bps", allowed="> 0")
+    if node.nvme.count:
+        for name, bandwidth in (("read_Bps", node.nvme.read_Bps), ("write_Bps", node.nvme.write_Bps)):
+            if not bandwidth:
+                yield InputError("must be given where there are drives", key=f"node.nvme.{name}", allowed="> 0")
+        if node.host_memory_bandwidth_Bps is None:
+            yield InputError(
+                "must be given where there are drives, which read and write the host's memory",
+                key="node.host_memory_bandwidth_Bps",
+                allowed=f">= {MIN_BANDWIDTH:,}",
+            )
     if spec.nodes > 1 and not node.nics.count:
         yield InputError("several nodes need network cards", key="node.nics.count", found=0, allowed=">= 1")
     for index, override in enumerate(spec.overrides):

@@ -365,6 +365,10 @@ def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, name:
     return InputError("unknown key", key=key, allowed=", ".join(allowed), fix=fix)
 
 
+#: Tags of union members that are no sections.
+_FORMS = ("text", "list")
+
+
 def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, type[BaseModel]]:
     """The dotted key of a pydantic location, and the section that holds its last part."""
     key, owner, inside = "", model, {model.__name__: model}
@@ -373,6 +377,8 @@ def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, ty
             key += f"[{part}]"
         elif part in inside and inside[part] is not model:  # the tag of a union's member, no key
             owner = inside[part]
+        elif part in _FORMS and part not in owner.model_fields:
+            continue
         else:
             if len(inside) == 1:
                 owner = next(iter(inside.values()))

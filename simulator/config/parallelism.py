@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, WrapValidator
@@ -9,7 +10,7 @@ from pydantic import Field, WithJsonSchema, WrapValidator
 from simulator.config.cluster import Count
 from simulator.config.files import AsTuple, Integral, Section
 from simulator.config.pipelines import find_schedule, is_file
-from simulator.schedules import SCHEDULES
+from simulator.schedules import SCHEDULES, Times
 from simulator.schedules import Schedule as Plan
 
 if TYPE_CHECKING:
@@ -29,9 +30,29 @@ class Overlap(Section):
     grad_reduce: bool = True
     """gradients reduce while the backward pass goes on [true]"""
     param_gather: bool = True
-    """zero 1: parameters gather while the next forward pass begins [true]"""
+    """zero 1, 2: parameters gather while the next forward pass begins; zero 3: layers gather ahead of use [true]"""
     p2p: bool = True
     """pipeline sends and receives run beside compute; false: a stage waits for them [true]"""
+    ep: bool = False
+    """shared experts compute while tokens travel to and from the routed ones [false]"""
+    tp: bool = False
+    """tensor-parallel communication runs beside products, in chunks with sequence parallelism (async TP) [false]"""
+
+
+Place = Literal["none", "cpu", "nvme"]
+
+
+class Offload(Section):
+    """What lives outside the GPU: in the memory of the host (cpu), or on the drives behind it (nvme)."""
+
+    optimizer: Place = "none"
+    """optimizer states, and the update with them, on the CPU (ZeRO-Offload, arXiv 2101.06840; nvme: the states on
+    drives, ZeRO-Infinity, arXiv 2104.07857) [none]"""
+    parameters: Place = "none"
+    """zero 3: shards of the parameters, copied to the GPU before they are gathered [none]"""
+    activations: Place = "none"
+    """what layers save for their backward pass: out after it is made, back a layer ahead of its use (torch's
+    save_on_cpu, Megatron-LM's --cpu-offloading) [none]"""
 
 
 class Parallelism(Section):
@@ -45,6 +66,11 @@ class Parallelism(Section):
     """data parallelism [GPUs of the cluster / (tp * pp * cp) where its nodes are given, else 1]"""
     cp: Count = 1
     """context parallelism: the sequence split over ranks [1]"""
+    cp_method: Literal["ring", "ulysses"] = "ring"
+    """keys and values go round, or all-to-alls trade sequence for heads [ring]"""
+    cp_layout: Literal["zigzag", "contiguous"] = "zigzag"
+    """of ring: each rank has an early and a late chunk of a sequence, or one part of it, which leaves the last ranks
+    most of the causal work [zigzag]"""
     ep: Count = 1
     """expert parallelism: the experts of a layer split over ranks, folded over tp * cp * dp [1]"""
     etp: Count = 1
@@ -55,18 +81,52 @@ class Parallelism(Section):
     """embedding, projection and loss split over tp; false: each tp rank does all of it [true]"""
     schedule: Schedule = "1f1b"
     """a name, or the path of a schedule as CSV in the text form of torch.distributed.pipelining [1f1b]"""
+    zb_memory_limit: float = Field(default=1.0, gt=0, le=1e6)
+    """zb_auto: activation memory that a rank may hold, as a multiple of 1f1b's peak [1.0]"""
+    optimizer_sync: bool = Field(default_factory=lambda known: _synchronises(known))
+    """whether ranks of a pipeline wait for each other to agree on gradient norm and infinities before the optimizer;
+    false: they go on and validate later (arXiv 2401.10241, section 4) [true; false for zb_h2, zb_auto, zb_v and
+    async_1f1b]"""
     vpp: Count = Field(default_factory=lambda known: _chunks(known))
     """model chunks per pipeline rank [1; 2 for schedules with a V of stages]"""
-    layers_per_stage: Annotated[tuple[Annotated[int, Field(ge=1), Integral], ...], AsTuple] = ()
-    """transformer layers of each of the pp * vpp model stages, in the model's order [even split]"""
-    zero: Annotated[int, Field(ge=0, le=1), Integral] = 0
-    """1: the optimizer state is sharded over dp [0]"""
+    layers_per_stage: Annotated[tuple[Annotated[int, Field(ge=0), Integral], ...], AsTuple] = ()
+    """transformer layers of each of the pp * vpp model stages, in the model's order; 0 where the first stage has only
+    the embedding, or the last only the loss [even split]"""
+    account_for_embedding: bool = False
+    """the embedding counts as a layer of the first stage where layers are split evenly (Megatron-LM's
+    --account-for-embedding-in-pipeline-split) [false]"""
+    account_for_loss: bool = False
+    """so does the vocabulary projection, with the loss, of the last stage [false]"""
+    zero: Annotated[int, Field(ge=0, le=3), Integral] = 0
+    """what is sharded over dp: 1 the optimizer state, 2 gradients too, 3 parameters too (FSDP) [0]"""
+    data_parallel: Literal["allreduce", "parameter_server", "async"] = "allreduce"
+    """how replicas share gradients: allreduce (ZeRO's reductions included); parameter_server: workers push them to
+    servers, which update the weights when all have, and pull weights; async: so, but no worker waits for another
+    (Downpour SGD, Dean et al., NIPS 2012) [allreduce]"""
+    servers: Count = 1
+    """parameter servers, each with an equal part of the parameters, on the hosts of nodes of their own [1]"""
+    grad_compression: Literal["none", "fp8", "int8", "1bit"] = "none"
+    """what gradients are reduced in: fp8 (FP8-LM, arXiv 2310.18313), int8 (ZeRO++, arXiv 2306.10209), 1bit (1-bit Adam,
+    arXiv 2102.02888); scales, a number per tensor or block, are not counted [none]"""
+    offload: Offload = Offload()
+    hsdp: Count | None = None
+    """zero 1, 2, 3: shard inside groups of so many consecutive members of dp, replicate across them [null: over all]"""
+    reshard_after_forward: bool = True
+    """zero 3: a layer is dropped after its forward pass and gathered again for its backward pass [true]"""
+    prefetch: Annotated[int, Field(ge=0, le=10_000), Integral] = 1
+    """zero 3: layers that are gathered ahead of the one that computes [1]"""
     overlap: Overlap = Overlap()
     bucket_bytes: Annotated[int, Field(ge=1, le=10**15), Integral] = 25_000_000
     """gradients are reduced in buckets of about this size [25e6]"""
+    copy_to_buckets: bool = False
+    """gradients are copied into a bucket to be reduced, as in DeepSpeed; false: they lie in one buffer, reduced in
+    place as in Megatron-LM [false]"""
     scatter_gather_p2p: bool = False
     """without sequence parallelism, each tp rank sends 1/tp of the activation to the next stage, which all-gathers it
     (arXiv 2104.04473, section 4.1) [false]"""
+    deallocate_pipeline_outputs: bool = True
+    """a stage's output is freed once it is sent, as in Megatron-Core; false: it is held until its backward pass, as in
+    DeepSpeed's ``pipe_buffers`` [true]"""
     rank_order: str = "tp-cp-ep-dp-pp"
     """axes of the rank grid, innermost first; cp and ep may be left out where they are 1 [tp-cp-ep-dp-pp]"""
     collective_algorithm: Literal["auto", "ring", "tree"] = "auto"
@@ -74,8 +134,9 @@ class Parallelism(Section):
 
     @property
     def plan(self) -> Plan:
-        """The pipeline schedule."""
-        return find_schedule(self.schedule)
+        """The pipeline schedule; where it depends on what passes take, as for equal stages."""
+        found = find_schedule(self.schedule)
+        return found.tuned(Times.equal(self.pp, 1.0, 1.0, 1.0, limit=self.zb_memory_limit))
 
     @property
     def model_parallel(self) -> int:
@@ -87,6 +148,28 @@ class Parallelism(Section):
         share too (Megatron-LM's dp-cp group); of ``edp`` those of experts."""
         shared = self.dp * self.cp
         return shared if axis == "dp" else shared * self.tp // (self.ep * self.etp)
+
+    def shards(self, axis: str) -> int:
+        """Ranks over which ZeRO splits the state of the parameters of an axis: all that hold them; with ``hsdp`` those
+        of one instance. Experts have as many instances as the rest (Megatron-LM's
+        ``num_distributed_optimizer_instances``), as far as that number divides their replicas. 1 without ZeRO."""
+        replicas = self.replicas(axis)
+        if not self.zero:
+            return 1
+        return replicas if self.hsdp is None else replicas // math.gcd(replicas, self.replicas("dp") // self.hsdp)
+
+    def shard_axis(self, axis: str) -> str:
+        """The axis of the groups that share a state, each member its shard."""
+        return axis if self.shards(axis) in (1, self.replicas(axis)) else f"{axis}_shard"
+
+    def replica_axis(self, axis: str) -> str:
+        """The axis of the groups that hold the same shard."""
+        return axis if self.shards(axis) == 1 else f"{axis}_replica"
+
+    @property
+    def server_count(self) -> int:
+        """Parameter servers that the job has."""
+        return 0 if self.data_parallel == "allreduce" else self.servers
 
     @property
     def n_stages(self) -> int:
@@ -108,6 +191,11 @@ class Parallelism(Section):
     def table_in_place(self) -> bool:
         """Whether the rank of the last stage also holds a first stage, so that tied embeddings are one table there."""
         return any(stage % self.n_stages == 0 for stage in self.stages_of(self.ends[1]))
+
+
+def _synchronises(known: dict[str, Any]) -> bool:
+    """Whether the schedule's claim is of one step, which ends for all ranks."""
+    return not ("schedule" in known and find_schedule(known["schedule"]).steady)
 
 
 def _chunks(known: dict[str, Any]) -> int:

@@ -57,33 +57,35 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Origi
 _SUPPORTED: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": False, "sliding_window": None},
     "mistral": {"tie_word_embeddings": False, "sliding_window": 4096},
-    "qwen2": {"tie_word_embeddings": False, "use_sliding_window": False},
-    "qwen3": {"tie_word_embeddings": False, "use_sliding_window": False},
+    "qwen2": {"tie_word_embeddings": False, "use_sliding_window": False, "max_window_layers": 28},
+    "qwen3": {"tie_word_embeddings": False, "use_sliding_window": False, "max_window_layers": 28},
     "gpt2": {"tie_word_embeddings": True},
+    "mixtral": {"tie_word_embeddings": False, "sliding_window": None},
+    "qwen3_moe": {
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "max_window_layers": 28,
+        "decoder_sparse_step": 1,
+    },
+    "deepseek_v2": {"tie_word_embeddings": False, "moe_layer_freq": 1, "first_k_dense_replace": 0},
+    "deepseek_v3": {"tie_word_embeddings": False, "moe_layer_freq": 1, "first_k_dense_replace": 3},
 }
-_EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")
 _GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
 _PLAIN = {"gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
 
 
 def from_hugging_face(config: Mapping[str, Any], file: object) -> dict[str, Any]:
-    """The keys of a workload's `model` that a Hugging Face ``config`` (dense llama, mistral, qwen2, qwen3, gpt2) means.
+    """The keys of a workload's `model` that a Hugging Face ``config`` means.
 
-    Biases of the query, key and value projections alone, and the norms of queries and keys (Qwen), are left out: they
-    are less than a ten-thousandth of the parameters. Stretched rotary embeddings cost what plain ones do.
+    Biases of the query, key and value projections alone, the norms of queries and keys (Qwen), and those of a choice of
+    experts (DeepSeek-V3) are left out: they are less than a ten-thousandth of the parameters. Stretched rotary
+    embeddings cost what plain ones do. ``topk_group`` limits the groups of experts that a token may choose from;
+    whether a group is a node depends on the layout, so that ``moe.node_limit`` does not follow from it.
 
-    Raises `InputError`, naming the key, for what the simulator does not model: experts, latent attention, sliding
-    windows, quantised weights, other architectures.
+    Raises `InputError`, naming the key, for what the simulator does not model: sliding windows in some layers,
+    quantised weights, other architectures.
     """
     kind = config.get("model_type")
-    for key in _EXPERTS:
-        if config.get(key):
-            raise InputError(
-                "mixture-of-experts models are not supported", file=file, key=key, found=brief(config[key])
-            )
-    if config.get("kv_lora_rank"):
-        found = brief(config["kv_lora_rank"])
-        raise InputError("latent attention (MLA) is not supported", file=file, key="kv_lora_rank", found=found)
     if not isinstance(kind, str) or kind not in _SUPPORTED:
         raise InputError(
             "this architecture is not supported",
@@ -92,17 +94,15 @@ def from_hugging_face(config: Mapping[str, Any], file: object) -> dict[str, Any]
             found=brief(kind),
             allowed=", ".join(_SUPPORTED),
         )
-    if config.get("quantization_config"):
+    foreign = () if kind in _EXPERTS else ("num_local_experts", "num_experts", "n_routed_experts", "kv_lora_rank")
+    for key in foreign:
+        if config.get(key):
+            found = brief(config[key])
+            raise InputError(f"is not known of the architecture {kind}", file=file, key=key, found=found)
+    # DeepSeek-V3 has fp8 weights because it was trained with fp8 products (arXiv 2412.19437, section 3.3).
+    if config.get("quantization_config") and kind != "deepseek_v3":
         raise InputError("quantised weights are not trained", file=file, key="quantization_config")
     config = _SUPPORTED[kind] | dict(config)
-    if config.get("sliding_window") and config.get("use_sliding_window", True):
-        raise InputError(
-            "sliding windows are not supported",
-            file=file,
-            key="sliding_window",
-            found=config["sliding_window"],
-            fix="null, where the sequence is no longer than the window",
-        )
     return _gpt2(config, file) if kind == "gpt2" else _llama(config, file)
 
 
@@ -122,8 +122,84 @@ def _llama(config: Mapping[str, Any], file: object) -> dict[str, Any]:
         "bias": bool(config.get("mlp_bias") and config.get("attention_bias")),
         "tied_embeddings": config["tie_word_embeddings"],
     }
-    same_name = {"kv_heads": config.get("num_key_value_heads"), "head_dim": config.get("head_dim")}
-    return fields | {key: value for key, value in same_name.items() if value is not None}
+    if config.get("kv_lora_rank"):
+        same = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        fields["mla"] = {key: config[key] for key in same if config.get(key) is not None}
+    else:
+        same_name = {"kv_heads": config.get("num_key_value_heads"), "head_dim": config.get("head_dim")}
+        fields |= {key: value for key, value in same_name.items() if value is not None}
+    if (window := _window(config, file)) is not None:
+        fields["sliding_window"] = window
+    if config.get("num_nextn_predict_layers"):
+        fields["mtp_layers"] = config["num_nextn_predict_layers"]
+    moe = _EXPERTS[config["model_type"]](config, file) if config["model_type"] in _EXPERTS else {}
+    return fields | ({"moe": moe} if moe else {})
+
+
+def _mixtral(config: Mapping[str, Any], file: object) -> dict[str, Any]:
+    return {
+        "experts": _required(config, "num_local_experts", file),
+        "top_k": _required(config, "num_experts_per_tok", file),
+        "ffn_hidden": _required(config, "intermediate_size", file),
+    }
+
+
+def _qwen3_moe(config: Mapping[str, Any], file: object) -> dict[str, Any]:
+    """Layers whose number, counted from 1, divides by ``decoder_sparse_step`` have experts, but for
+    ``mlp_only_layers``, which are understood at the model's beginning."""
+    dense, step = config.get("mlp_only_layers") or [], config["decoder_sparse_step"]
+    if dense != list(range(len(dense))):
+        raise InputError(
+            "dense layers elsewhere than at the beginning are not supported",
+            file=file,
+            key="mlp_only_layers",
+            found=brief(dense),
+        )
+    first = next(layer for layer in range(len(dense), len(dense) + step) if (layer + 1) % step == 0)
+    return {
+        "experts": _required(config, "num_experts", file),
+        "top_k": _required(config, "num_experts_per_tok", file),
+        "ffn_hidden": _required(config, "moe_intermediate_size", file),
+    } | _spacing(first, step)
+
+
+def _deepseek(config: Mapping[str, Any], file: object) -> dict[str, Any]:
+    """From layer ``first_k_dense_replace`` on, those whose number divides by ``moe_layer_freq`` have experts; none
+    where ``n_routed_experts`` is null."""
+    if config.get("n_routed_experts") is None:
+        return {}
+    step = config["moe_layer_freq"]
+    fields = {
+        "experts": config["n_routed_experts"],
+        "top_k": _required(config, "num_experts_per_tok", file),
+        "ffn_hidden": _required(config, "moe_intermediate_size", file),
+    }
+    shared = {"shared_experts": config["n_shared_experts"]} if config.get("n_shared_experts") else {}
+    return fields | shared | _spacing(-(-config["first_k_dense_replace"] // step) * step, step)
+
+
+def _spacing(first: int, step: int) -> dict[str, int]:
+    return ({"first_dense_layers": first} if first else {}) | ({"every": step} if step > 1 else {})
+
+
+#: model_type -> what its config.json says of experts.
+_EXPERTS = {"mixtral": _mixtral, "qwen3_moe": _qwen3_moe, "deepseek_v2": _deepseek, "deepseek_v3": _deepseek}
+
+
+def _window(config: Mapping[str, Any], file: object) -> Any:
+    """The sliding window, where the model uses one: in all layers, or (Qwen) in those from ``max_window_layers`` on."""
+    window = config.get("sliding_window")
+    if not window or not config.get("use_sliding_window", True):
+        return None
+    if config.get("max_window_layers") or len(set(config.get("layer_types") or ())) > 1:
+        raise InputError(
+            "sliding windows in some of the layers are not supported",
+            file=file,
+            key="sliding_window",
+            found=window,
+            fix="null, where the sequence is no longer than the window",
+        )
+    return window
 
 
 def _gpt2(config: Mapping[str, Any], file: object) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from simulator.config.files import Section
+from simulator.config.files import AsTuple, Section
 from simulator.config.model import Size
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -25,11 +25,18 @@ class Optimizer(Section):
     """of both moments [fp32]"""
 
 
+Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
+
+
 class Recompute(Section):
     """Which activations are computed again in the backward pass. A plain text means `granularity`."""
 
     granularity: Literal["none", "selective", "full"] = "none"
-    """selective: what lies between the attention's two products; full: whole layers [none]"""
+    """selective: what `modules` names; full: whole layers [none]"""
+    modules: Annotated[tuple[Module, ...], AsTuple] = ("core_attn",)
+    """selective: core_attn (between the attention's two products), layernorm (both norms of a layer), mla_up_proj (from
+    latent attention's compressed forms to queries, keys and values), mlp (of dense layers), moe (all of it), moe_act
+    (the experts' activation), shared_experts; Megatron-LM's --recompute-modules [core_attn]"""
     layers: Size | None = None
     """full: only the first so many layers of each stage [null: all]"""
 
@@ -71,5 +78,8 @@ class Training(Section):
     gradient_accumulation_fusion: bool = Field(default_factory=lambda known: known["implementation"] == "fused")
     """the product that makes a weight gradient adds it to the buffer, as Megatron-LM does with Apex of March 2022 and
     later; false: one more pass over the gradients per micro-batch [true where implementation is fused]"""
+    keep_gradients: bool = False
+    """gradients of a micro-batch, once added to the buffer, stay in the working precision until the next backward pass,
+    as in DeepSpeed's BF16_Optimizer (``update_hp_grads(clear_lp_grads=False)``) [false]"""
     total_tokens: float | None = Field(default=None, gt=0, le=1e18)
     """of the whole run; gives days, GPU-hours and, with a price, cost [null]"""

@@ -10,7 +10,7 @@ from simulator.config.cited import Cited, Fraction, NotNegative, Positive
 from simulator.config.files import Section
 from simulator.errors import InputError
 
-TransportKind = Literal["nvlink", "pcie", "infiniband", "roce", "tcp"]
+TransportKind = Literal["nvlink", "pcie", "infiniband", "roce", "tcp", "nvme", "memory"]
 ProtocolName = Literal["ll", "ll128", "simple"]
 
 

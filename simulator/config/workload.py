@@ -10,15 +10,15 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import GetJsonSchemaHandler, ModelWrapValidatorHandler, model_validator
+from pydantic import Field, GetJsonSchemaHandler, ModelWrapValidatorHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from simulator.config import catalog, rules
 from simulator.config.cluster import ClusterSpec, cluster_data
-from simulator.config.files import Section, Text, raise_all, read_yaml, validated, with_changes
+from simulator.config.files import Integral, Section, Text, raise_all, read_yaml, validated, with_changes
 from simulator.config.model import Model
 from simulator.config.parallelism import Parallelism
 from simulator.config.pipelines import find_schedule, is_file
@@ -53,6 +53,8 @@ class Workload(Section):
     [nodes: the fewest that hold the ranks]"""
     calibration: str = ""
     """a profile's name or path [the shipped profile of the cluster's GPU]"""
+    seed: Annotated[int, Field(ge=0, le=2**63), Integral] = 0
+    """of everything random: which experts a skewed distribution prefers [0]"""
     simulation: Simulation = Simulation()
 
     @property
@@ -63,6 +65,17 @@ class Workload(Section):
     def microbatches(self) -> int:
         """Micro-batches of one step, per data-parallel replica."""
         return self.training.global_batch // (self.training.micro_batch * self.parallelism.dp)
+
+    @property
+    def server_nodes(self) -> tuple[int, ...]:
+        """The nodes on whose hosts parameter servers run, one each: those after the workers' nodes."""
+        first = math.ceil(self.n_ranks / self.cluster.node.gpus.count)
+        return tuple(range(first, first + self.parallelism.server_count))
+
+    @property
+    def rank_tokens(self) -> int:
+        """Tokens of one micro-batch that a rank works on: a context-parallel rank has its share of each sequence."""
+        return self.training.micro_batch * self.training.seq // self.parallelism.cp
 
     @model_validator(mode="wrap")
     @classmethod
@@ -97,7 +110,8 @@ def _resolved(workload: Workload) -> Workload:
     ranks = layout.model_parallel * layout.dp
     rules.check_scale(ranks)
     if "nodes" not in cluster.model_fields_set:
-        cluster = cluster.model_copy(update={"nodes": math.ceil(ranks / cluster.node.gpus.count)})
+        nodes = math.ceil(ranks / cluster.node.gpus.count) + layout.server_count
+        cluster = cluster.model_copy(update={"nodes": nodes})
     if training.precision == "fp32" and "master_weights" not in training.optimizer.model_fields_set:
         optimizer = training.optimizer.model_copy(update={"master_weights": False})
         training = training.model_copy(update={"optimizer": optimizer})

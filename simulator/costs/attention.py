@@ -43,7 +43,10 @@ class AttentionCost:
     def origin(self, kernel: Attention) -> Origin:
         curves = self._curves(kernel)
         nearest = min(curves, key=lambda dim: (abs(dim - kernel.head_dim), dim))
-        return Origin(curves[nearest].kind, curves[nearest].source, extrapolated=kernel.head_dim not in curves)
+        # Whole sequences were fitted: no part of the keys, no window.
+        whole = kernel.q_len == kernel.kv_len and not kernel.window
+        known = kernel.head_dim in curves and whole
+        return Origin(curves[nearest].kind, curves[nearest].source, extrapolated=not known)
 
     def _curves(self, kernel: Attention) -> Mapping[int, AttentionCurve]:
         return self.model.backward if kernel.backward else self.model.forward

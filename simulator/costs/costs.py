@@ -11,11 +11,12 @@ from simulator.config.transport import Protocol as TransportProtocol
 from simulator.config.transport import Transport, TransportKind
 from simulator.costs.attention import AttentionCost
 from simulator.costs.fixed import FixedCost
+from simulator.costs.hosts import HOST_TRANSPORTS
 from simulator.costs.matmul import MatmulCost
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import Origin
 from simulator.errors import InputError
-from simulator.program import Attention, Fixed, Kernel, Matmul, Memory
+from simulator.program import Attention, Fixed, GroupedMatmul, Kernel, Matmul, Memory
 
 
 class KernelCost(Protocol):
@@ -60,16 +61,18 @@ class Costs:
     def from_profile(cls, profile: Profile, implementation: Implementation = "fused") -> Costs:
         """The costs of a calibrated GPU whose ops are launched by ``implementation``."""
         spec, models = profile.gpu_spec, profile.kernels
+        matmul = MatmulCost(spec, models.matmul)
         return cls(
             gpu=profile.gpu,
             kernels={
-                Matmul: MatmulCost(spec, models.matmul),
+                Matmul: matmul,
+                GroupedMatmul: matmul,
                 Attention: AttentionCost(spec, models.attention),
                 Memory: MemoryCost(spec, models.memory),
                 Fixed: FixedCost(),
             },
             launch_s=profile.host.launch_s[implementation].value,
-            transports=dict(profile.transports),
+            transports={**HOST_TRANSPORTS, **profile.transports},
             speeds={purpose: share.value for purpose, share in profile.interference.compute_speed.items()},
             sources=dict(profile.sources),
         )

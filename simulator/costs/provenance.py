@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from simulator.costs.costs import Costs
-from simulator.program import Block, Compute, Program
+from simulator.program import Block, Program
+from simulator.program.ops import kernels_of
 
 
 def priced_by(program: Program, costs: Costs, gpu: str) -> dict[str, float]:
@@ -29,10 +30,9 @@ def priced_by(program: Program, costs: Costs, gpu: str) -> dict[str, float]:
 
 def _seconds_by_origin(block: Block, costs: Costs, gpu: str) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
-    for op in block.ops:
-        if isinstance(op, Compute):
-            origin, price = costs.origin(op.kernel), costs.kernel_s(op.kernel, gpu)
-            seconds[origin.kind] += price
-            if origin.extrapolated:
-                seconds["extrapolated"] += price
+    for kernel in (compute.kernel for op in block.ops for compute in kernels_of(op)):
+        origin, price = costs.origin(kernel), costs.kernel_s(kernel, gpu)
+        seconds[origin.kind] += price
+        if origin.extrapolated:
+            seconds["extrapolated"] += price
     return seconds

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator.costs import Costs
-from simulator.program import Block, Comm, Compute
+from simulator.program import Beside, Block, Comm, Compute
 from simulator.program.ops import COMPUTE_LANE
 from simulator.timeline import CATEGORIES, Template
 
@@ -38,12 +38,23 @@ class Meet:
     comm: Comm
 
 
-Piece = Run | Meet
+@dataclass(frozen=True)
+class MeetBeside:
+    """A collective that needs a rendezvous and goes on beside ``runs``. ``template`` is its one row."""
+
+    template: int
+    comm: Comm
+    runs: tuple[Run, ...]
+
+
+Piece = Run | Meet | MeetBeside
+#: What of a block communicates.
+CommOp = Comm | Beside
 
 
 @dataclass(frozen=True, slots=True)
 class CommTime:
-    """An in-line collective: its length where nothing can delay it, else None; what a GPU sends."""
+    """A block's collective: its length where nothing can delay it, else None; what a GPU sends."""
 
     seconds: float | None
     wire_bytes: float
@@ -66,11 +77,11 @@ class TemplateStore:
         return self._comm_templates[key]
 
     def pieces(
-        self, block: Block, gpu: str, speed: float, lengths: dict[Comm, CommTime], coalesce: bool
+        self, block: Block, gpu: str, speed: float, lengths: dict[CommOp, CommTime], coalesce: bool
     ) -> tuple[Piece, ...]:
         """``block`` on a GPU of type ``gpu`` that runs at ``speed`` times its profile's.
 
-        ``lengths``: its in-line collectives. Without ``coalesce`` every op is a piece of its own.
+        ``lengths``: what of it communicates. Without ``coalesce`` every op is a piece of its own.
         """
         key = (id(block), gpu, speed, tuple(lengths.values()))
         if key not in self._pieces:
@@ -82,13 +93,25 @@ class TemplateStore:
         block: Block,
         gpu: str,
         speed: float,
-        lengths: dict[Comm, CommTime],
+        lengths: dict[CommOp, CommTime],
         coalesce: bool,
     ) -> Iterable[Piece]:
         rows: list[_Row] = []
         for op in block.ops:
             if isinstance(op, Compute):
-                rows.append(_Row.of_kernel(op, self._costs.kernel_s(op.kernel, gpu) / speed))
+                rows.append(self._kernel_row(op, gpu, speed))
+            elif isinstance(op, Beside):
+                seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
+                kernels = [self._kernel_row(kernel, gpu, speed) for kernel in op.kernels]
+                if seconds is not None:
+                    rows += [_Row.of_comm(op.comm, seconds, wire_bytes, len(kernels)), *kernels]
+                    continue
+                yield from self._run(rows)
+                rows = []
+                together = [kernels] if coalesce else [[row] for row in kernels]
+                runs = tuple(run for rows_of_run in together for run in self._run(rows_of_run))
+                yield MeetBeside(self.comm_row(op.comm, wire_bytes), op.comm, runs)
+                continue
             else:
                 seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
                 if seconds is None:
@@ -102,13 +125,15 @@ class TemplateStore:
                 rows = []
         yield from self._run(rows)
 
+    def _kernel_row(self, op: Compute, gpu: str, speed: float) -> _Row:
+        return _Row.of_kernel(op, self._costs.kernel_s(op.kernel, gpu) / speed)
+
     def _run(self, rows: list[_Row]) -> Iterable[Run]:
         if not rows:
             return
         index = self._add(rows)
         template = self.templates[index]
-        work_from = template.work_s[::-1].cumsum()[::-1]
-        yield Run(index, float(template.end_s[-1]), len(rows), float((template.launch_s + work_from).max()))
+        yield Run(index, template.length_s, len(rows), float((template.launch_s + template.rest_s).max()))
 
     def _add(self, rows: list[_Row]) -> int:
         launch = self._costs.launch_s
@@ -123,6 +148,7 @@ class TemplateStore:
                 launch_s=np.arange(1, len(rows) + 1, dtype=np.float64) * launch,
                 nbytes=np.array([row.nbytes for row in rows]),
                 flops=np.array([row.flops for row in rows]),
+                beside={op: row.beside for op, row in enumerate(rows) if row.beside},
             )
         )
         return len(self.templates) - 1
@@ -138,6 +164,7 @@ class _Row:
     seconds: float
     nbytes: float
     flops: float
+    beside: int = 0
 
     @classmethod
     def of_kernel(cls, op: Compute, seconds: float) -> _Row:
@@ -146,6 +173,6 @@ class _Row:
         return cls(op.name, kernel.kind, op.phase, COMPUTE_LANE, category, seconds, kernel.bytes, kernel.flops)
 
     @classmethod
-    def of_comm(cls, comm: Comm, seconds: float, wire_bytes: float) -> _Row:
+    def of_comm(cls, comm: Comm, seconds: float, wire_bytes: float, beside: int = 0) -> _Row:
         sent = 0.0 if comm.op == "recv" else wire_bytes
-        return cls(comm.name, comm.op, "C", comm.lane, _CATEGORY[comm.purpose], seconds, sent, 0.0)
+        return cls(comm.name, comm.op, "C", comm.lane, _CATEGORY[comm.purpose], seconds, sent, 0.0, beside)

@@ -10,6 +10,8 @@ from simulator.timeline import Floats, Timeline
 
 #: Two sums of the same terms in another order differ by less than this share of the step.
 TOLERANCE = 1e-9
+#: What a rank asks for, but leaves no GPU.
+_FROM_ELSEWHERE = ("from_host", "to_nvme", "from_nvme", "pull")
 
 
 class InvariantError(SimulatorError):
@@ -73,7 +75,7 @@ def _check_rows(timeline: Timeline, slack: float) -> None:
         raise InvariantError(
             f"rank {rows['rank'][at]}, lane {lane}: row {rows['name'][at]!r} overlaps the one before it"
         )
-    work = np.array([template.end_s[-1] for template in timeline.templates])
+    work = np.array([template.length_s for template in timeline.templates])
     if (timeline.end_s - timeline.start_s < work[timeline.template] - slack).any():
         raise InvariantError("a span was faster than its work at full speed")
 
@@ -100,8 +102,9 @@ def _check_links(timeline: Timeline, slack: float) -> None:
     for link in timeline.links:
         if link.nbytes > link.capacity_Bps * (in_flight_s + slack):
             raise InvariantError(f"link {link.name} carried more than its capacity allows")
-    like = np.array([timeline.ranks_like[int(rank)] for rank in rows["rank"][moving]])
-    sent = float((rows["nbytes"][moving].astype(float) * like).sum())
+    leaves = moving & ~np.isin(rows["kind"].astype(str), _FROM_ELSEWHERE)
+    like = np.array([timeline.ranks_like[int(rank)] for rank in rows["rank"][leaves]])
+    sent = float((rows["nbytes"][leaves].astype(float) * like).sum())
     # More may leave: a GPU hands on to its NIC what others send over it (PXN).
     carried = sum(link.nbytes * link.count for link in timeline.links if link.leaves_gpu)
     if sent > carried * (1 + TOLERANCE):

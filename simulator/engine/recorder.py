@@ -14,13 +14,16 @@ from simulator.timeline import Floats, LinkUse, Template, Timeline
 
 
 class Ends(NamedTuple):
-    """Whether a span is the first and the last piece of its step: a block may be cut at rendezvous."""
+    """Whether a span is the first and the last piece of its step, as a block may be cut at rendezvous; and whether it
+    is one of those in a row that hold the step's workspace (what runs beside them is not)."""
 
     first: bool
     last: bool
+    in_row: bool = True
 
 
 WHOLE = Ends(True, True)
+BESIDE = Ends(False, False, False)
 
 
 class Recorder:
@@ -71,7 +74,7 @@ class Recorder:
         rank_number = np.array(rank, dtype=np.int64)
         order = np.lexsort((start_s, lane, rank_number))
         # Memory belongs to a step, not to each of its pieces: held from the first piece, given back after the last.
-        first, last = np.array(ends, dtype=bool).reshape(-1, 2)[order].T
+        first, last, in_row = np.array(ends, dtype=bool).reshape(-1, 3)[order].T
 
         def column(values: Sequence[float], dtype: type) -> NDArray[Any]:
             return np.array(values, dtype=dtype)[order]
@@ -96,7 +99,7 @@ class Recorder:
             labels=tuple(steps[i].label for i in order),
             alloc_bytes=np.where(first, column([step.alloc_bytes for step in steps], np.float64), 0.0),
             free_bytes=np.where(last, column([step.free_bytes for step in steps], np.float64), 0.0),
-            workspace_bytes=column([step.workspace_bytes for step in steps], np.float64),
+            workspace_bytes=np.where(in_row, column([step.workspace_bytes for step in steps], np.float64), 0.0),
             stretched={position[span]: times for span, times in self._stretched.items()},
             links=tuple(
                 LinkUse(

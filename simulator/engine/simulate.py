@@ -15,15 +15,15 @@ from simpy.core import EmptySchedule
 
 from simulator.cluster import Cluster
 from simulator.costs import Costs
-from simulator.engine.blocks import CommTime, Meet, Piece, Run, TemplateStore
+from simulator.engine.blocks import CommOp, CommTime, Meet, MeetBeside, Piece, Run, TemplateStore
 from simulator.engine.deadlock import report
-from simulator.engine.recorder import WHOLE, Ends, Recorder
+from simulator.engine.recorder import BESIDE, WHOLE, Ends, Recorder
 from simulator.engine.world import Transfer, World, build_world
 from simulator.errors import DeadlockError
 from simulator.network.flows import Network
-from simulator.program import Batch, Block, Comm, Program, ProgramError, Role, Step
-from simulator.program.ops import COMPUTE_LANE, POINT_TO_POINT, comms_of
-from simulator.timeline import Floats, Timeline
+from simulator.program import Batch, Beside, Block, Comm, Compute, Program, ProgramError, Role, Step
+from simulator.program.ops import COMPUTE_LANE, POINT_TO_POINT, comm_of, comms_of
+from simulator.timeline import Timeline, play
 
 Wait = Generator[simpy.Event, None, None]
 
@@ -170,12 +170,18 @@ class _Simulation:
         posted = self.env.now
         meetings = [self._arrive(rank, lane, comm) for comm in comms]
         for comm, meeting in zip(comms, meetings, strict=True):
-            if not meeting.done.processed:
-                rank.waits_for[lane] = meeting
-                yield meeting.done
-            template = self.store.comm_row(comm, meeting.transfer.wire_bytes)
-            began, ended = cast(tuple[float, float], meeting.done.value)
-            self.recorder.span(rank.number, comm.lane, index, step, ends, template, posted, began, ended)
+            yield from self._await(rank, lane, index, step, comm, meeting, posted, ends)
+
+    def _await(
+        self, rank: _Rank, lane: str, index: int, step: Step, comm: Comm, meeting: Meeting, posted: float, ends: Ends
+    ) -> Wait:
+        """Until ``comm``, called at ``posted``, has ended."""
+        if not meeting.done.processed:
+            rank.waits_for[lane] = meeting
+            yield meeting.done
+        template = self.store.comm_row(comm, meeting.transfer.wire_bytes)
+        began, ended = cast(tuple[float, float], meeting.done.value)
+        self.recorder.span(rank.number, comm.lane, index, step, ends, template, posted, began, ended)
 
     def _arrive(self, rank: _Rank, lane: str, comm: Comm) -> Meeting:
         """Call ``comm``; the last member to call sets the bytes in motion."""
@@ -237,14 +243,27 @@ class _Simulation:
         pieces = self._prepare(rank, step.op)
         for number, piece in enumerate(pieces):
             ends = Ends(number == 0, number == len(pieces) - 1)
+            if isinstance(piece, Run):
+                yield from self._compute(rank, lane, index, step, piece, ends)
+                continue
+            yield from self._launch(rank)
             if isinstance(piece, Meet):
-                yield from self._launch(rank)
                 yield from self._communicate(rank, lane, index, step, (piece.comm,), ends)
-                rank.waits_for[lane] = step.label
-            elif self.interferes:
-                yield from self._run_disturbed(rank, lane, index, step, piece, ends)
             else:
-                yield from self._run(rank, lane, index, step, piece, ends)
+                yield from self._beside(rank, lane, index, step, piece, ends)
+            rank.waits_for[lane] = step.label
+
+    def _beside(self, rank: _Rank, lane: str, index: int, step: Step, piece: MeetBeside, ends: Ends) -> Wait:
+        """Call the collective, compute, and wait for it. What the step holds goes with its kernels."""
+        posted, last = self.env.now, len(piece.runs) - 1
+        meeting = self._arrive(rank, lane, piece.comm)
+        for number, run in enumerate(piece.runs):
+            of_run = Ends(ends.first and number == 0, ends.last and number == last)
+            yield from self._compute(rank, lane, index, step, run, of_run)
+        yield from self._await(rank, lane, index, step, piece.comm, meeting, posted, BESIDE)
+
+    def _compute(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
+        return (self._run_disturbed if self.interferes else self._run)(rank, lane, index, step, run, ends)
 
     def _launch(self, rank: _Rank) -> Wait:
         """Wait until the host has launched one op (of the compute lane: others have host threads of their own)."""
@@ -262,15 +281,20 @@ class _Simulation:
 
     def _price(self, rank: _Rank, block: Block) -> _Prepared:
         lanes = self._lanes_of_axis[self.program.role_of[rank.number]]
-        lengths: dict[Comm, CommTime] = {}
+        lengths: dict[CommOp, CommTime] = {}
         fixed: list[tuple[Transfer, str]] = []
-        for comm in comms_of(block):
+        for op in block.ops:
+            if isinstance(op, Compute):
+                continue
+            comm = comm_of(op)
             transfer = self.world.transfer(comm, rank.number, rank.positions[comm.axis])
             callers = set().union(*(lanes[axis] for axis in transfer.met_on))
-            free = self.coalesce and len(callers) == 1
+            # What goes on beside kernels may slow them, which is played as it happens.
+            ahead = self.coalesce and not (self.interferes and isinstance(op, Beside))
+            free = ahead and len(callers) == 1
             if free:
                 fixed.append((transfer, comm.purpose))
-            lengths[comm] = CommTime(self.network.alone_s(transfer.plan) if free else None, transfer.wire_bytes)
+            lengths[op] = CommTime(self.network.alone_s(transfer.plan) if free else None, transfer.wire_bytes)
         return _Prepared(self.store.pieces(block, rank.gpu, rank.speed, lengths, self.coalesce), fixed)
 
     def _run(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
@@ -282,7 +306,7 @@ class _Simulation:
         span = self.recorder.span(rank.number, lane, index, step, ends, run.template, posted, start, self.env.now)
         if end > start + run.seconds * (1 + 1e-12):
             template = self.store.templates[run.template]
-            self.recorder.stretch(span, *_play(template.work_s, host + template.launch_s, start))
+            self.recorder.stretch(span, *template.play(host + template.launch_s, start))
 
     def _run_disturbed(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, outer: Ends) -> Wait:
         """As `_run`, on a GPU whose speed changes when communication beside it starts or ends."""
@@ -297,7 +321,7 @@ class _Simulation:
         while True:
             pace = np.where(kernels[first:], rank.pace, 1.0)
             began = starts[first]
-            starts[first:], ends[first:] = _play(left[first:] / pace, launched[first:], now)
+            starts[first:], ends[first:] = play(left[first:] / pace, launched[first:], now)
             if resumed:
                 starts[first] = began
             rank.disturbed = disturbed = self.env.event()
@@ -327,13 +351,6 @@ def _check_match(rank: _Rank, comm: Comm, meeting: Meeting) -> None:
             f"rank {rank.number} calls {comm.name!r} ({comm.op}, {comm.nbytes:.0f} bytes) on axis {comm.axis!r} where "
             f"rank {meeting.arrived[0].number} calls {other.name!r} ({other.op}, {other.nbytes:.0f} bytes)"
         )
-
-
-def _play(work: Floats, launched: Floats, start: float) -> tuple[Floats, Floats]:
-    """Start and end of ops run in order from ``start``, none before the host has launched it: a running maximum."""
-    done = np.cumsum(work)
-    ends = done + np.maximum.accumulate(np.maximum(launched, start) - (done - work))
-    return ends - work, ends
 
 
 def _bytes_on_link(world: World, done: Counter[tuple[int, str]]) -> list[float]:

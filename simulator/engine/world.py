@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
 from simulator.costs import Costs
+from simulator.network import hosts
 from simulator.network.collectives import choose, fastest, patterns
+from simulator.network.direct import Traffic
 from simulator.network.pattern import Pattern
 from simulator.network.plan import Phase, Plan
 from simulator.program import Comm, Program
-from simulator.program.ops import POINT_TO_POINT, comms_of
+from simulator.program.ops import HOST_LANES, POINT_TO_POINT, UPDATES, comms_of
 
 Colours = NDArray[np.uint64]
 
@@ -75,25 +77,32 @@ def spec_of(comm: Comm, position: int) -> tuple[object, ...]:
         return ("send", position, comm.peer, comm.nbytes)
     if comm.op == "recv":
         return ("send", comm.peer, position, comm.nbytes)
-    return (comm.op, comm.algorithm, comm.nbytes)
+    return (comm.op, comm.algorithm, comm.nbytes, traffic_of(comm))
+
+
+def traffic_of(comm: Comm) -> Traffic:
+    """How the bytes of an all-to-all are spread."""
+    return Traffic(comm.send_shares, comm.receive_shares, comm.per_node)
 
 
 @dataclass(frozen=True)
 class _Session:
-    """One transfer of one real group: the unit of colouring. ``ranks`` are its ends, or all members of the group."""
+    """One transfer of one real group: the unit of colouring. ``ranks`` are those who call it: its two ends, or all
+    members of the group; ``ends`` the end points on the cluster between which bytes move."""
 
     axis: str
     group: int
     spec: tuple[object, ...]
     comm: Comm
     ranks: tuple[int, ...]
+    ends: tuple[int, ...]
 
     @property
     def op(self) -> str:
         return "send_recv" if self.comm.op in POINT_TO_POINT else self.comm.op
 
     def patterns(self, cluster: Cluster) -> tuple[Pattern, ...]:
-        return patterns(self.op, self.ranks, cluster, self.comm.algorithm)
+        return patterns(self.op, self.ends, cluster, self.comm.algorithm, traffic_of(self.comm))
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ def build_world(program: Program, cluster: Cluster, costs: Costs, *, fold: bool 
 
     With ``fold`` false every rank and every link that carries something is simulated.
     """
-    sessions = _sessions(program)
+    sessions = _sessions(program, cluster)
     offset, n_groups = _group_offsets(program)
     capacity = np.array([link.bandwidth_Bps * costs.link_efficiency(link.kind) for link in cluster.links])
     shapes = _shapes(cluster, costs, sessions)
@@ -132,7 +141,7 @@ def _group_offsets(program: Program) -> tuple[dict[str, int], int]:
     return offset, total
 
 
-def _sessions(program: Program) -> list[_Session]:
+def _sessions(program: Program, cluster: Cluster) -> list[_Session]:
     """Every distinct transfer of every real group, in a fixed order."""
     comms_of_role: list[dict[Comm, None]] = []
     for role in program.roles:
@@ -147,17 +156,19 @@ def _sessions(program: Program) -> list[_Session]:
             position = members.index(rank) if paired else -1
             spec = spec_of(comm, position)
             if (comm.axis, group, spec) not in sessions:
-                ranks = members
+                ranks: tuple[int, ...] = members
                 if paired:
                     ends = (position, comm.peer) if comm.op == "send" else (comm.peer, position)
                     ranks = tuple(members[end] for end in ends)
-                sessions[comm.axis, group, spec] = _Session(comm.axis, group, spec, comm, ranks)
+                on_host = comm.op in HOST_LANES
+                ends = hosts.ends(comm.op, cluster, ranks[0], program.servers) if on_host else ranks
+                sessions[comm.axis, group, spec] = _Session(comm.axis, group, spec, comm, ranks, ends)
     return list(sessions.values())
 
 
 def _anonymous(comm: Comm) -> Comm:
     """Without name and tag, which do not matter to the network."""
-    return Comm("", comm.op, comm.nbytes, comm.axis, "", comm.algorithm, comm.peer)
+    return replace(comm, name="", purpose="", tag="")
 
 
 def _mix(*parts: Colours) -> Colours:
@@ -253,7 +264,7 @@ def _shapes(cluster: Cluster, costs: Costs, sessions: Sequence[_Session]) -> _Sh
     for index, item in enumerate(sessions):
         if item.op == "send_recv":
             labels.append((item.axis, item.spec))
-            on = [(link, 1.0) for link in cluster.route(*item.ranks)]
+            on = [(link, 1.0) for link in cluster.route(*item.ends)]
         else:
             candidates = item.patterns(cluster)
             timings = tuple(pattern.timing for pattern in candidates)
@@ -309,6 +320,7 @@ def _collect(
     drafts: list[tuple[_Session, Transfer]] = []
     for number, index in enumerate(kinds.first.tolist()):
         session = sessions[index]
+        paired = session.op == "send_recv"
         plan = fastest(session.op, session.patterns(cluster), session.comm.nbytes, costs)
         phases: list[Phase] = []
         link_bytes: dict[int, float] = {}
@@ -327,7 +339,7 @@ def _collect(
             plan=replace(plan, phases=tuple(phases)),
             link_bytes=tuple(link_bytes.items()),
             members=tuple(sorted({simulated_as[rank] for rank in session.ranks})),
-            wire_bytes=plan.sent_bytes / (1 if session.op == "send_recv" else len(session.ranks)),
+            wire_bytes=0.0 if session.op in UPDATES else plan.sent_bytes / (1 if paired else len(session.ranks)),
             met_on=(),
         )
         drafts.append((session, transfer))

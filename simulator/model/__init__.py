@@ -1,16 +1,20 @@
 """A transformer as kernels of its parts, with parameters, activation bytes and FLOPs."""
 
 from simulator.model.flops import (
+    active_parameters,
     hardware_flops_per_step,
     model_flops_per_step,
     model_flops_per_step_causal,
     parameters,
 )
-from simulator.model.nodes import Tensor
+from simulator.model.nodes import Op, Tensor, unique
 from simulator.model.optimizer import (
     StateBytes,
+    host_state_bytes,
+    host_update_bytes,
     optimized,
     optimizer_ops,
+    optimizer_workspace_bytes,
     rank_parts,
     replicated_gradient_ops,
     state_bytes,
@@ -19,19 +23,24 @@ from simulator.model.parts import Part, PassBytes, embedding, head, layer, param
 from simulator.model.shapes import Seat, telling_seat
 
 __all__ = [
+    "Op",
     "Part",
     "PassBytes",
     "Seat",
     "StateBytes",
     "Tensor",
+    "active_parameters",
     "embedding",
     "hardware_flops_per_step",
     "head",
+    "host_state_bytes",
+    "host_update_bytes",
     "layer",
     "model_flops_per_step",
     "model_flops_per_step_causal",
     "optimized",
     "optimizer_ops",
+    "optimizer_workspace_bytes",
     "parameters",
     "params_on",
     "pass_bytes",
@@ -40,4 +49,5 @@ __all__ = [
     "stage_parts",
     "state_bytes",
     "telling_seat",
+    "unique",
 ]

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from simulator.model.shapes import Shapes
-from simulator.program import Attention, Comm, Compute, Matmul, Memory
+from simulator.program import Beside, Comm, Compute, Matmul, Memory
 from simulator.units import DTYPE_BYTES
 
-Op = Compute | Comm
+Op = Compute | Comm | Beside
 Ops = tuple[Op, ...]
 
 
@@ -27,23 +27,35 @@ class Node:
 
     ``gather`` fetches what only the weight gradient needs (the other ranks' shards of the saved input); the unsplit
     backward pass issues it first, as Megatron does to overlap it, the split one with the weight gradient.
-    ``saved`` is kept from forward to backward, ``grad_bytes`` is alive while the backward runs: the gradients of output
-    and input, gathered copies, and a weight gradient that is not accumulated in place. Where the weight gradient is a
-    pass of its own it needs ``saved`` and ``output_grad_bytes`` until then, and ``weight_grad_bytes`` while it runs.
-    ``params`` are this rank's; of them ``tp_reduced_params`` have gradients of which every tensor-parallel rank
-    computes a part.
+    ``together`` is the unsplit backward pass where it is not these three in a row.
+    ``saved`` is kept from forward to backward, ``forward_bytes`` is alive while the forward runs, ``grad_bytes`` while
+    the backward runs: the gradients of output and input, gathered copies, and a weight gradient that is not accumulated
+    in place. Where the weight gradient is a pass of its own it needs ``saved`` and ``output_grad_bytes`` until then,
+    and ``weight_grad_bytes`` while it runs. ``placeholders``, one per shape, are kept for good once the first backward
+    has run (see `linear`).
+    ``params`` are this rank's, those of experts apart in ``expert_params``; of ``params`` ``tp_reduced_params`` have
+    gradients of which every tensor-parallel rank computes a part.
     """
 
     forward: Ops = ()
     input_grad: Ops = ()
     weight_grad: Ops = ()
     gather: Ops = ()
+    together: Ops = ()
     saved: tuple[Tensor, ...] = ()
+    forward_bytes: float = 0.0
     grad_bytes: float = 0.0
     output_grad_bytes: float = 0.0
     weight_grad_bytes: float = 0.0
+    placeholders: tuple[Tensor, ...] = ()
     params: int = 0
+    expert_params: int = 0
     tp_reduced_params: int = 0
+
+    @property
+    def backward(self) -> Ops:
+        """The unsplit backward pass."""
+        return self.together or (*self.gather, *self.input_grad, *self.weight_grad)
 
 
 def unique(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -63,6 +75,8 @@ def comm(op: str, block: str, nbytes: float) -> Comm:
 
 def fuse(phase: str, first: Op, second: Op, shared_bytes: float, *, keep: bool) -> Compute:
     """One memory-bound kernel for two: the tensor between them is not read again, nor written unless it is kept."""
+    assert isinstance(first, Compute)
+    assert isinstance(second, Compute)
     a, b = _memory_kernel(first), _memory_kernel(second)
     return memory(
         phase,
@@ -74,8 +88,7 @@ def fuse(phase: str, first: Op, second: Op, shared_bytes: float, *, keep: bool) 
     )
 
 
-def _memory_kernel(op: Op) -> Memory:
-    assert isinstance(op, Compute)
+def _memory_kernel(op: Compute) -> Memory:
     assert isinstance(op.kernel, Memory)
     return op.kernel
 
@@ -88,8 +101,24 @@ def add_gradient(z: Shapes, name: str, params: int) -> Ops:
     return (memory("W", f"{name} grad add", "reduce", z.element * params + buffer, buffer, z.dtype),)
 
 
+def new_gradient_bytes(z: Shapes, params: int) -> float:
+    """What is alive while the new gradient of a weight is added to the buffer: that gradient or, where it stays and is
+    counted with the others, its copy in the buffer's type."""
+    return float((DTYPE_BYTES[z.grad_dtype] if z.keeps_gradients else z.element) * params)
+
+
 def linear(
-    z: Shapes, block: str, name: str, n: int, k: int, *, split: str, saved: str, bias: bool = False, shared: int = 0
+    z: Shapes,
+    block: str,
+    name: str,
+    n: int,
+    k: int,
+    *,
+    split: str,
+    saved: str,
+    bias: bool = False,
+    shared: int = 0,
+    cached: bool = True,
 ) -> Node:
     """y (tokens x n) = x (tokens x k) W, n and k as this rank has them.
 
@@ -97,8 +126,20 @@ def linear(
     from a replicated x and sums its gradient, ``row`` ends with a sum of y; with sequence parallelism x is all-gathered
     and the sums are reduce-scatters (arXiv 2205.05198, section 4.2.2), and x is kept as the rank's own shard, to be
     gathered once more for the weight gradient. ``none``: every rank holds W and does all of it.
+
+    Where tensor-parallel communication is overlapped and there is sequence parallelism, an all-gather with the product
+    after it, or a product with the reduce-scatter after it, becomes a ring of t products of 1/t of the rows beside
+    t - 1 exchanges (Wang et al., ASPLOS 2023, doi 10.1145/3567955.3567959; PyTorch's async TP; TransformerEngine's
+    userbuffers with ``ring_exchange``). The unsplit backward of a column-split layer hides its two collectives whole
+    instead, the gathering of x beside the input gradient's product and the sum beside the weight gradient's
+    (Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication``, TransformerEngine's ``bulk``). Without sequence
+    parallelism only that sum, an all-reduce, is hidden, as in Megatron-LM.
     The bias is added in the product's epilogue or in the kernel after it, at no cost of its own; its gradient is a sum
     over rows. ``shared`` of the n columns are held by more than one rank.
+
+    Autograd must be handed a gradient of the weight's size even where the product has added it to the buffer already.
+    TransformerEngine keeps an empty tensor per shape for that (``get_dummy_wgrad`` in pytorch/module/base.py, 2.0 and
+    later); Megatron-LM's own linear layer (``cached`` false) makes a new one each time.
     """
     x_bytes, y_bytes, w_bytes = (float(z.element * size) for size in (z.tokens * k, z.tokens * n, n * k))
     x_kept = x_bytes * z.rows / z.tokens if split == "column" else x_bytes
@@ -111,25 +152,28 @@ def linear(
         kernel = Matmul(m, n, k, dtype=z.dtype, role=role, out_dtype=out_dtype, accumulate=accumulate)
         return Compute(name if role == "fwd" else f"{name} {role}", kernel, phase)
 
-    def gathered(nbytes: float) -> Ops:
+    def gathered(nbytes: float) -> tuple[Comm, ...]:
         return (comm("all_gather", block, nbytes),) if z.sequence_parallel else ()
 
-    def summed(nbytes: float) -> Ops:
+    def summed(nbytes: float) -> tuple[Comm, ...]:
         op = "reduce_scatter" if z.sequence_parallel else "all_reduce"
         return (comm(op, block, nbytes),) if z.tp > 1 else ()
 
+    dgrad, wgrad = product("B", "dgrad", z.tokens, k, n), product("W", "wgrad", n, k, z.tokens)
     forward: Ops = (product("F", "fwd", z.tokens, n, k),)
-    input_grad: Ops = (product("B", "dgrad", z.tokens, k, n),)
-    weight_grad: Ops = (product("W", "wgrad", n, k, z.tokens),)
-    gather: Ops = ()
+    input_grad: Ops = (dgrad,)
+    weight_grad: Ops = (wgrad,)
+    gather: tuple[Comm, ...] = ()
+    in_ring = z.overlaps_tp and z.sequence_parallel
+    chunk, dgrad_chunk = product("F", "fwd", z.rows, n, k), product("B", "dgrad", z.rows, k, n)
     match split:
         case "column":
-            forward = (*gathered(x_bytes), *forward)
-            input_grad = (*input_grad, *summed(x_bytes))
+            forward = _gather_around(z, block, x_bytes, chunk) if in_ring else (*gathered(x_bytes), *forward)
+            input_grad = _sum_around(z, block, x_bytes, dgrad_chunk) if in_ring else (dgrad, *summed(x_bytes))
             gather = gathered(x_bytes)
         case "row":
-            forward = (*forward, *summed(y_bytes))
-            input_grad = (*gathered(y_bytes), *input_grad)
+            forward = _sum_around(z, block, y_bytes, chunk) if in_ring else (*forward, *summed(y_bytes))
+            input_grad = _gather_around(z, block, y_bytes, dgrad_chunk) if in_ring else (*gathered(y_bytes), dgrad)
         case "none":
             forward = (*gathered(x_bytes), *forward)
     if not z.accumulates_in_product:
@@ -137,7 +181,13 @@ def linear(
     if bias:
         weight_grad += (memory("W", f"{name} bias grad", "reduce", y_kept, z.element * n, z.dtype),)
         weight_grad += add_gradient(z, f"{name} bias", n)
-    weight_grad_bytes = (x_bytes if gather else 0) + (0 if z.accumulates_in_product else w_bytes)
+    together: Ops = ()
+    if z.overlaps_tp and split == "column":
+        first: Ops = tuple(Beside(one, (dgrad,)) for one in gather) or (dgrad,)
+        then: Ops = tuple(Beside(one, (wgrad,)) for one in summed(x_bytes))
+        together = (*first, *then, *weight_grad[1:])
+    placeholder = z.accumulates_in_product and cached
+    weight_grad_bytes = (x_bytes if gather else 0) + (0 if placeholder else new_gradient_bytes(z, n * k))
     # A row-split layer's bias is added to the sum, by every rank to its own rows.
     partial_bias = n if bias and split == "row" and z.sequence_parallel else 0
     return Node(
@@ -145,14 +195,31 @@ def linear(
         input_grad=input_grad,
         weight_grad=weight_grad,
         gather=gather,
+        together=together,
         saved=(Tensor(saved, x_kept),),
         # Gradients of y and x whole; x or y once more as this rank's rows beside the gathered copy.
         grad_bytes=x_bytes + y_bytes + weight_grad_bytes,
         output_grad_bytes=y_bytes,
         weight_grad_bytes=weight_grad_bytes,
+        placeholders=(Tensor(f"weight gradient {n} x {k}", w_bytes),) if placeholder else (),
         params=n * k + (n if bias else 0),
         tp_reduced_params=partial_bias + shared * (k + (1 if bias else 0)),
     )
+
+
+def _gather_around(z: Shapes, block: str, nbytes: float, chunk: Compute) -> Ops:
+    """``chunk`` on the rows of every rank, own ones first, while the next ones (of ``nbytes`` in all) come round."""
+    around = Beside(comm("shift", block, nbytes / z.tp), (chunk,))
+    return (*(around,) * (z.tp - 1), chunk)
+
+
+def _sum_around(z: Shapes, block: str, nbytes: float, chunk: Compute) -> Ops:
+    """``chunk`` for the rows of every rank, own ones last, while the sum of the rows before them goes round: every rank
+    adds its part to the sum that comes in and hands it on."""
+    part = nbytes / z.tp
+    add = memory(chunk.phase, f"{chunk.name} partial sum", "residual", 2 * part, part, z.dtype)
+    around = (Beside(comm("shift", block, part), (chunk,)), add)
+    return (chunk, *around * (z.tp - 1))
 
 
 def norm(z: Shapes, name: str, *, saved: str, residual: bool) -> Node:
@@ -187,14 +254,15 @@ def dropout(z: Shapes, name: str, elements: int, *, mask: str, fused_with: Compu
     """Dropout that keeps a mask of one byte per element; ``fused_with``: the kernel that does it on the way."""
     nbytes = z.element * elements
     return Node(
-        forward=(fused_with or _drop(z, name, elements),),
+        forward=(fused_with or drop_kernel(z, name, elements),),
         input_grad=(memory("B", f"{name} bwd", "dropout", nbytes + elements, nbytes, z.dtype),),
         saved=(Tensor(mask, float(elements)),),
         grad_bytes=2.0 * nbytes,
     )
 
 
-def _drop(z: Shapes, name: str, elements: int) -> Compute:
+def drop_kernel(z: Shapes, name: str, elements: int) -> Compute:
+    """Dropout as a kernel of its own."""
     nbytes = z.element * elements
     return memory("F", name, "dropout", nbytes, nbytes + elements, z.dtype)
 
@@ -211,7 +279,7 @@ def residual(z: Shapes, block: str) -> Node:
     if z.eager:
         drop = dropout(z, name, elements, mask=f"{name} mask")
         return replace(drop, forward=(*drop.forward, add))
-    kernel = replace(fuse("F", _drop(z, name, elements), add, z.row_bytes, keep=False), name=add.name)
+    kernel = replace(fuse("F", drop_kernel(z, name, elements), add, z.row_bytes, keep=False), name=add.name)
     return dropout(z, name, elements, mask=f"{name} mask", fused_with=kernel)
 
 
@@ -227,19 +295,20 @@ EAGER_GATED_FORWARD: Traffic = (("", 1, 1), (" gate", 2, 1))
 EAGER_GATED_BACKWARD: Traffic = ((" gate", 2, 1), (" up", 2, 1), ("", 2, 1), (" join", 2, 2))
 
 
-def activation(z: Shapes) -> Node:
-    """GELU, ReLU (which keeps its output, that is the next product's input), SwiGLU or GeGLU."""
-    nbytes = float(z.element * z.tokens * z.ffn)
-    name = f"mlp.{z.activation}"
+def activation(z: Shapes, block: str, elements: int) -> Node:
+    """GELU, ReLU (which keeps its output, that is the next product's input), SwiGLU or GeGLU, with ``elements`` of
+    output, between the two products of ``block``."""
+    nbytes = float(z.element * elements)
+    name = f"{block}.{z.activation}"
     if not z.gated:
         forward, backward = PLAIN_FORWARD, PLAIN_BACKWARD
-        saved: tuple[Tensor, ...] = (Tensor("mlp.act" if z.activation == "relu" else "mlp.pre", nbytes),)
+        saved: tuple[Tensor, ...] = (Tensor(f"{block}.act" if z.activation == "relu" else f"{block}.pre", nbytes),)
     elif z.eager:
         forward, backward = EAGER_GATED_FORWARD, EAGER_GATED_BACKWARD
-        saved = (Tensor("mlp.pre", 2 * nbytes), Tensor("mlp.gate", nbytes))
+        saved = (Tensor(f"{block}.pre", 2 * nbytes), Tensor(f"{block}.gate", nbytes))
     else:
         forward, backward = GATED_FORWARD, GATED_BACKWARD
-        saved = (Tensor("mlp.pre", 2 * nbytes),)
+        saved = (Tensor(f"{block}.pre", 2 * nbytes),)
     return Node(
         forward=tuple(memory("F", name + x, "activation", r * nbytes, w * nbytes, z.dtype) for x, r, w in forward),
         input_grad=tuple(
@@ -267,120 +336,3 @@ def rope(z: Shapes) -> Node:
         )
 
     return Node(forward=rotate("F", ""), input_grad=rotate("B", " bwd"), grad_bytes=2.0 * (q + k))
-
-
-def split_qkv(z: Shapes) -> Node:
-    """Queries, keys and values are views of one product's output; their gradients are joined by a copy, unless a fused
-    attention kernel writes them side by side (TransformerEngine). A compiler lets those that a rotation computes be
-    written in place, which leaves the values' to copy."""
-    if z.fused and z.attention == "flash":
-        return Node()
-    width = z.q_width + 2 * z.kv_width
-    copied = z.element * z.tokens * (z.kv_width if z.compiled and z.position == "rope" else width)
-    return Node(
-        input_grad=(memory("B", "attn.qkv join", "copy", copied, copied, z.dtype),),
-        grad_bytes=2.0 * z.element * z.tokens * width,
-    )
-
-
-def attention_inputs(z: Shapes) -> tuple[Tensor, ...]:
-    """Queries, keys and values."""
-    q, kv = (float(z.element * z.tokens * width) for width in (z.q_width, z.kv_width))
-    return (Tensor("attn.q", q), Tensor("attn.k", kv), Tensor("attn.v", kv))
-
-
-def core_attention(z: Shapes) -> tuple[Node, ...]:
-    """From queries, keys and values to the context: what selective recomputation runs again (2205.05198, section 5)."""
-    return (_flash(z),) if z.attention == "flash" else _unfused(z)
-
-
-def _flash(z: Shapes) -> Node:
-    """One kernel (arXiv 2205.14135), which keeps its inputs, its output and a fp32 log-sum-exp per head and query."""
-    forward = Attention(z.batch, z.heads, z.kv_heads, z.seq, z.seq, z.head_dim, dtype=z.dtype)
-    context = float(z.element * z.tokens * z.q_width)
-    inputs = attention_inputs(z)
-    return Node(
-        forward=(Compute("attn.flash", forward, "F"),),
-        input_grad=(Compute("attn.flash bwd", replace(forward, backward=True), "B"),),
-        saved=(*inputs, Tensor("attn.context", context), Tensor("attn.lse", 4.0 * z.tokens * z.heads)),
-        grad_bytes=context + sum(tensor.nbytes for tensor in inputs),
-    )
-
-
-def _unfused(z: Shapes) -> tuple[Node, ...]:
-    """Q K^T, scale-mask-softmax, dropout, P V; keys and values are expanded first where heads share them."""
-    batch = z.batch * z.heads
-    elements = batch * z.seq * z.seq
-    square = float(z.element * elements)
-    per_head = float(z.element * z.tokens * z.q_width)
-    grouped = z.kv_heads < z.heads
-    repeat, keys, values = Node(), "attn.k", "attn.v"
-    if grouped:
-        narrow = float(z.element * z.tokens * z.kv_width)
-        keys, values = "attn.k expanded", "attn.v expanded"
-        repeat = Node(
-            forward=tuple(memory("F", f"attn.repeat {x}", "copy", narrow, per_head, z.dtype) for x in "kv"),
-            input_grad=tuple(memory("B", f"attn.repeat {x} bwd", "reduce", per_head, narrow, z.dtype) for x in "kv"),
-            grad_bytes=2 * (narrow + per_head),
-        )
-
-    def product(phase: str, name: str, m: int, n: int, k: int, role: str) -> Compute:
-        return Compute(f"attn.{name}", Matmul(m, n, k, batch=batch, dtype=z.dtype, role=role), phase)
-
-    s, d = z.seq, z.head_dim
-    scores = Node(
-        forward=(product("F", "scores", s, s, d, "fwd"),),
-        input_grad=(product("B", "scores dgrad q", s, d, s, "dgrad"), product("B", "scores dgrad k", s, d, s, "wgrad")),
-        saved=(Tensor("attn.q", per_head), Tensor(keys, per_head)),
-        grad_bytes=square + 2 * per_head,
-    )
-    softmax, attended = _softmax(z, elements), "attn.probs"
-    drop = Node()
-    if z.dropout:
-        attended = "attn.dropped"
-        drop = dropout(z, "attn.probs dropout", elements, mask="attn.probs mask")
-        if z.compiled:
-            drop = replace(drop, forward=())
-    context = Node(
-        # The product leaves heads outermost; the copy puts a token's heads side by side again.
-        forward=(
-            product("F", "context", s, d, s, "fwd"),
-            memory("F", "attn.context transpose", "copy", per_head, per_head, z.dtype),
-        ),
-        input_grad=(
-            product("B", "context dgrad probs", s, s, d, "dgrad"),
-            product("B", "context dgrad v", s, d, s, "wgrad"),
-        ),
-        saved=(Tensor(attended, square), Tensor(values, per_head)),
-        grad_bytes=square + 2 * per_head,
-    )
-    return (repeat, scores, softmax, drop, context)
-
-
-def _softmax(z: Shapes, elements: int) -> Node:
-    """Scale, causal mask and softmax, which keeps its output.
-
-    Megatron's fused kernel (scaled_upper_triang_masked_softmax) reads the lower triangle only and writes the whole
-    square. Eager runs three kernels; compiled one, which reads all and does the dropout as well.
-    """
-    square = float(z.element * elements)
-
-    def kernel(phase: str, name: str, read: float) -> Compute:
-        return memory(phase, f"attn.{name}", "softmax", read, square, z.dtype)
-
-    forward: Ops
-    backward: Ops
-    if z.eager:
-        forward = tuple(kernel("F", name, square) for name in ("scale", "mask", "softmax"))
-        backward = (
-            kernel("B", "softmax bwd", 2 * square),
-            kernel("B", "mask bwd", square),
-            kernel("B", "scale bwd", square),
-        )
-    else:
-        read = square / 2 if z.fused else square
-        softmax = kernel("F", "softmax", read)
-        if z.compiled and z.dropout:
-            softmax = fuse("F", softmax, _drop(z, "attn.probs dropout", elements), square, keep=True)
-        forward, backward = (softmax,), (kernel("B", "softmax bwd", 2 * read),)
-    return Node(forward=forward, input_grad=backward, saved=(Tensor("attn.probs", square),), grad_bytes=2 * square)

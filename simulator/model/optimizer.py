@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,48 +57,88 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     """Weights, gradients and optimizer state of one GPU of a pipeline rank.
 
     Per parameter and with fp32 master weights and states: 2 + grad_dtype + 12 bytes (arXiv 1910.02054, section 3.1: 16
-    with 2-byte gradients); ZeRO-1 divides the 12 by the number of ranks that hold the same parameters.
+    with 2-byte gradients). Over the N ranks that share a state, ZeRO-1 divides the 12, ZeRO-2 the gradients too, ZeRO-3
+    all of it (section 5, figure 1); whole parameters and gradients that are alive for a while are the program's. A
+    schedule that does not drain keeps several versions of the weights. What is offloaded is not here, nor are shards of
+    gradients whose optimizer is; nor what parameter servers hold. 1-bit Adam keeps what its rounding lost, on the
+    sending and on the adding side (arXiv 2102.02888, algorithm 1).
     """
     held = params_on(rank_parts(workload, pipeline_rank))
-    params = sum(held.values())
-    training = workload.training
+    training, layout = workload.training, workload.parallelism
+    whole, share = sum(held.values()), optimized(workload, held)
+    versions = layout.plan.weight_versions(layout.pp, workload.microbatches, pipeline_rank)
     master = DTYPE_BYTES["fp32"] if training.optimizer.master_weights else 0
     per_param = master + ADAM_STATES * DTYPE_BYTES[training.optimizer.state_dtype]
+    offload, shards = layout.offload, layout.zero >= 2
+    streamed, away = offload.parameters != "none", offload.optimizer != "none" or layout.server_count > 0
+    lost = 0.0
+    if layout.grad_compression == "1bit":
+        lost = sum(count * (1 + 1 / layout.replicas(axis)) for axis, count in held.items() if layout.replicas(axis) > 1)
+    kept = DTYPE_BYTES[training.precision] * whole if training.keep_gradients else 0
     return StateBytes(
-        weights=float(DTYPE_BYTES[training.precision] * params),
-        gradients=float(DTYPE_BYTES[training.grad_dtype] * params),
-        optimizer=per_param * optimized(workload, held),
+        weights=0.0
+        if streamed
+        else DTYPE_BYTES[training.precision] * (share if layout.zero == 3 else whole) * versions,
+        gradients=0.0
+        if shards and away
+        else DTYPE_BYTES[training.grad_dtype] * (share if shards else float(whole)) + kept,
+        optimizer=(0.0 if away else per_param * share) + DTYPE_BYTES["fp32"] * lost,
     )
 
 
 def optimized(workload: Workload, params: Mapping[str, int]) -> float:
-    """How many of ``params`` (by axis) this GPU's optimizer works on: under ZeRO-1 its share of each axis."""
-    layout = workload.parallelism
-    return sum(count / (layout.replicas(axis) if layout.zero else 1) for axis, count in params.items())
+    """How many of ``params`` (by axis) this GPU's optimizer works on: under ZeRO its shard of each axis, else all."""
+    return sum(count / workload.parallelism.shards(axis) for axis, count in params.items())
+
+
+def optimizer_workspace_bytes(workload: Workload, params: Mapping[str, int]) -> float:
+    """What one optimizer step over ``params`` (by axis) needs beside the state: 16-bit gradients as fp32 ones
+    (Megatron-LM's ``main_param.grad``, DeepSpeed's ``single_partition_of_fp32_groups.grad``), and the root of the
+    second moment where Adam is not one kernel (torch/optim/adamw.py, ``exp_avg_sq_sqrt``)."""
+    training = workload.training
+    per_param = 0
+    if training.optimizer.master_weights and training.grad_dtype != "fp32":
+        per_param += DTYPE_BYTES["fp32"]
+    if training.implementation == "eager":
+        per_param += DTYPE_BYTES[training.optimizer.state_dtype]
+    return float(per_param * optimized(workload, params))
 
 
 def replicated_gradient_ops(workload: Workload, parts: Iterable[Part]) -> tuple[Comm, ...]:
     """The all-reduce over tp, once a step, of gradients that every tp rank computes from its own rows or heads: norms
-    and row-split biases under sequence parallelism (Megatron's `allreduce_sequence_parallel_gradients`), and KV heads
-    that tp ranks share. Empty where there are none."""
-    params = sum(part.tp_reduced_params for part in parts)
-    if not params:
-        return ()
-    nbytes = float(DTYPE_BYTES[workload.training.grad_dtype] * params)
-    return (Comm("tp.all_reduce replicated gradients", "all_reduce", nbytes, axis="tp", purpose="tp"),)
+    and row-split biases under sequence parallelism (Megatron's `allreduce_sequence_parallel_gradients`), KV heads that
+    tp ranks share, routers; and the one over ep of the copies of experts; of sharded gradients the shard. Empty where
+    there are none."""
+    parts, layout = tuple(parts), workload.parallelism
+    grad = DTYPE_BYTES[workload.training.grad_dtype]
+
+    def held(axis: str) -> int:
+        return layout.shards(axis) if layout.zero >= 2 else 1
+
+    ops = []
+    if params := sum(part.tp_reduced_params for part in parts):
+        nbytes = grad * params / held("dp")
+        ops.append(Comm("tp.all_reduce replicated gradients", "all_reduce", nbytes, axis="tp", purpose="tp"))
+    moe, ep = workload.model.moe, layout.ep
+    copies = moe.redundant_experts if moe else 0
+    if moe and copies and (experts := sum(part.expert_params for part in parts)):
+        nbytes = float(grad * experts * copies * ep // (moe.experts + copies)) / held("edp")
+        ops.append(Comm("ep.all_reduce redundant experts", "all_reduce", nbytes, axis="ep", purpose="ep"))
+    return tuple(ops)
 
 
 def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ...]:
-    """One optimizer step over the parameters held by this GPU (by axis, see `params_on`); under ZeRO-1 it works on this
-    GPU's share of them. Gradients are reduced already.
+    """One optimizer step over the parameters held by this GPU (by axis, see `params_on`); under ZeRO it works on this
+    GPU's shard of them. Gradients are reduced already.
 
     In Megatron's order: gradients to fp32 where they are not; under fp16 unscaling with a check for infinities; norm
     and clipping; Adam; master weights to model weights; gradient buffers to zero (plain autograd drops its gradients
     instead). What is decided together (infinities, norm) is one number all-reduced over axis ``mp``, the model-parallel
-    ranks of a replica, and under ZeRO-1 over ``dp`` too.
+    ranks of a replica, and under ZeRO over the ranks that share a state too; of experts over ``emp`` and ``edp``. Of an
+    update on the host what is left is what has to be known of the gradients before; of one on parameter servers, which
+    have it all, clearing the buffers.
     """
     training, layout = workload.training, workload.parallelism
-    sharded = bool(layout.zero) and layout.replicas("dp") > 1
     count = float(optimized(workload, params))
     weight, grad = DTYPE_BYTES[training.precision], DTYPE_BYTES[training.grad_dtype]
     master = training.optimizer.master_weights
@@ -108,31 +148,69 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
         ops.append(Compute(f"optimizer.{name}", Memory(op, read * count, write * count, dtype="fp32"), "O"))
 
     def agree(what: str) -> None:
-        if layout.tp * layout.pp > 1:
-            purpose = "tp" if layout.tp > 1 else "pp"
-            ops.append(Comm(f"mp.all_reduce {what}", "all_reduce", 4.0, axis="mp", purpose=purpose))
-        if sharded:
-            ops.append(Comm(f"dp.all_reduce {what}", "all_reduce", 4.0, axis="dp", purpose="dp"))
+        for axis, across, split in (
+            ("dp", "mp", {"tp": layout.tp}),
+            ("edp", "emp", {"ep": layout.ep, "tp": layout.etp}),
+        ):
+            if axis == "edp" and workload.model.moe is None:
+                continue
+            purposes = [purpose for purpose, size in {**split, "pp": layout.pp}.items() if size > 1]
+            if purposes:
+                ops.append(Comm(f"{across}.all_reduce {what}", "all_reduce", 4.0, axis=across, purpose=purposes[0]))
+            if layout.shards(axis) > 1:
+                over = layout.shard_axis(axis)
+                ops.append(Comm(f"{axis}.all_reduce {what}", "all_reduce", 4.0, axis=over, purpose="dp"))
 
-    if master and grad != 4:
+    here = layout.offload.optimizer == "none" and not layout.server_count
+    if here and master and grad != 4:
         kernel("gradients to fp32", grad, 4, op="cast")
         grad = 4
-    if training.precision == "fp16":
-        kernel("unscale", grad, grad)
+    if training.precision == "fp16" and not layout.server_count:
+        kernel("unscale", grad, grad if here else 0)
         agree("found_inf")
     if training.grad_clip is not None:
         kernel("grad norm", grad, 0, op="reduce")
         agree("grad norm")
-        kernel("clip", grad, grad)
+        if here:
+            kernel("clip", grad, grad)
+    if here:
+        _update(workload, grad, kernel)
+    # Buffers of gradients that servers or the host have fetched are cleared whatever the implementation.
+    if training.implementation == "fused" or layout.server_count:
+        held = count if layout.zero >= 2 else float(sum(params.values()))
+        zeroed = DTYPE_BYTES[training.grad_dtype] * held
+        ops.append(
+            Compute("optimizer.zero gradients", Memory("optimizer", 0.0, zeroed, dtype=training.grad_dtype), "O")
+        )
+    return tuple(ops)
+
+
+def _update(workload: Workload, grad: int, kernel: Callable[..., None]) -> None:
+    """Adam's kernels, with gradients of ``grad`` bytes each."""
+    training = workload.training
+    master, weight = training.optimizer.master_weights, DTYPE_BYTES[training.precision]
     state = DTYPE_BYTES[training.optimizer.state_dtype]
     sizes = {"w": 4 if master else weight, "g": grad, "m": state, "v": state, "t": state}
     for name, read, written in FOREACH_ADAMW if training.implementation == "eager" else FUSED_ADAMW:
         kernel(name, sum(sizes[operand] for operand in read), sum(sizes[operand] for operand in written))
     if master:
         kernel("master to model weights", 4, weight, op="cast")
-    if training.implementation == "fused":
-        zeroed = float(DTYPE_BYTES[training.grad_dtype] * sum(params.values()))
-        ops.append(
-            Compute("optimizer.zero gradients", Memory("optimizer", 0.0, zeroed, dtype=training.grad_dtype), "O")
-        )
-    return tuple(ops)
+
+
+def host_update_bytes(workload: Workload, gradients: int = 1) -> float:
+    """Bytes of its memory that a CPU moves per parameter that it updates in one pass, with so many gradients to add up:
+    weights and both states read and written, gradients read, and the working copy written (CPU-Adam, arXiv 2101.06840,
+    section 5.1); before that, where gradients are unscaled or clipped, a pass over them (DeepSpeed's
+    ``unscale_and_clip_grads``)."""
+    training = workload.training
+    weight, grad = DTYPE_BYTES[training.precision], DTYPE_BYTES[training.grad_dtype]
+    scaled = training.grad_clip is not None or training.precision == "fp16"
+    passes = gradients + (2 if scaled else 0)
+    return 2.0 * host_state_bytes(workload) + passes * grad + (weight if training.optimizer.master_weights else 0)
+
+
+def host_state_bytes(workload: Workload) -> float:
+    """Bytes per parameter that an update reads and writes back: weights (fp32 where there are such) and both states."""
+    training = workload.training
+    weight = DTYPE_BYTES["fp32"] if training.optimizer.master_weights else DTYPE_BYTES[training.precision]
+    return float(weight + ADAM_STATES * DTYPE_BYTES[training.optimizer.state_dtype])

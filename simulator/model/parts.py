@@ -6,11 +6,17 @@ column and by row, a vocabulary split over the ranks, and fp32 loss.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from simulator.model.attention import attention_inputs, split_qkv
+from simulator.model.context import core_attention
+from simulator.model.experts import Experts, experts, mixture
+from simulator.model.latent import Latent, latent, latent_projections, up_inputs
+from simulator.model.mtp import joined
 from simulator.model.nodes import (
     Node,
     Op,
@@ -18,21 +24,19 @@ from simulator.model.nodes import (
     Tensor,
     activation,
     add_gradient,
-    attention_inputs,
     comm,
-    core_attention,
     dropout,
     fuse,
     linear,
     memory,
+    new_gradient_bytes,
     norm,
     residual,
     rope,
-    split_qkv,
     unique,
 )
 from simulator.model.shapes import ANY_SEAT, Seat, Shapes, shapes
-from simulator.program import Compute
+from simulator.program import Beside, Comm, Compute
 
 if TYPE_CHECKING:
     from simulator.config import Workload
@@ -47,12 +51,13 @@ class Part:
     interleaves them.
     ``params`` are held by this rank, those of experts in ``expert_params`` apart; of ``params`` ``tp_reduced_params``
     have gradients to be summed over the tensor-parallel ranks once a step.
-    ``saved`` is kept from forward to backward; ``recomputed`` exists again while the backward pass runs;
-    ``grad_bytes`` is the largest set of gradients alive then.
+    ``saved`` is kept from forward to backward; ``forward_bytes`` is alive while the forward pass runs, and
+    ``recomputed`` exists again while the backward pass runs; ``grad_bytes`` is the largest set of gradients alive then.
     Where the weight gradient is a pass of its own, ``held_for_weights`` is what the input gradient leaves for it: the
     inputs of everything with weights, recomputed ones too, and the gradients of their outputs; it is all that is then
     held. For GELU, ffn 4h and 2-byte activations these are 14 and 18 s b h bytes of the products, the 32 s b h of arXiv
     2401.10241, table 1, and 8 of the two norms, which the paper leaves out. ``weight_grad_bytes`` is alive beside it.
+    ``forward_bytes`` is alive only while the forward runs; ``placeholders`` stay for good (see `Node`).
     """
 
     name: str
@@ -68,6 +73,8 @@ class Part:
     grad_bytes: float
     held_for_weights: tuple[Tensor, ...]
     weight_grad_bytes: float
+    forward_bytes: float = 0.0
+    placeholders: tuple[Tensor, ...] = ()
     expert_params: int = 0
 
     @property
@@ -109,36 +116,52 @@ def pass_bytes(parts: Sequence[Part], kind: str) -> PassBytes:
     """What a pass (F, B, I or W) of one micro-batch through a stage holds and gives back.
 
     A forward takes what is saved, and a whole backward gives it back. A split one goes from that to what the weight
-    gradient needs (less, or more where it was recomputed), which the weight gradient gives back.
+    gradient needs (less, or more where it was recomputed), which the weight gradient gives back. Part after part takes
+    or gives its own, so that the workspace beside all of it is what the fullest moment inside the pass needs more.
     """
-    saved, held = sum(part.saved_bytes for part in parts), sum(part.held_bytes for part in parts)
+    saved, held = [part.saved_bytes for part in parts], [part.held_bytes for part in parts]
     match kind:
         case "F":
-            return PassBytes(saved, 0.0, 0.0)
+            return PassBytes(sum(saved), 0.0, _beside([part.forward_bytes for part in parts[::-1]], saved[::-1]))
         case "B":
-            return PassBytes(0.0, saved, max(part.workspace_bytes for part in parts))
+            return PassBytes(0.0, sum(saved), _beside([part.workspace_bytes for part in parts[::-1]], saved[::-1]))
         case "I":
-            workspace = max(part.input_workspace_bytes for part in parts)
-            return PassBytes(max(held - saved, 0.0), max(saved - held, 0.0), workspace)
+            gone = [before - after for before, after in zip(saved, held, strict=True)]
+            more = max(-sum(gone), 0.0)
+            workspace = _beside([part.input_workspace_bytes for part in parts[::-1]], gone[::-1])
+            return PassBytes(more, max(sum(gone), 0.0), max(workspace - more, 0.0))
         case _:
-            return PassBytes(0.0, held, max(part.weight_grad_bytes for part in parts))
+            return PassBytes(0.0, sum(held), _beside([part.weight_grad_bytes for part in parts[::-1]], held[::-1]))
+
+
+def _beside(workspaces: Sequence[float], gone: Sequence[float]) -> float:
+    """What is needed at most beside all that a pass holds, when the parts before have given up (in a forward pass: not
+    taken yet) what is ``gone`` with them."""
+    before = itertools.accumulate(gone, initial=0.0)
+    return max(0.0, max(workspace - less for workspace, less in zip(workspaces, before, strict=False)))
+
+
+class Checkpoint(NamedTuple):
+    """Nodes that keep nothing but their ``inputs`` and run forward again before the backward pass. What they hand on is
+    kept by those who need it, but for what is ``dropped``, to be computed again too."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Tensor, ...]
+    dropped: tuple[str, ...] = ()
 
 
 def _part(
-    name: str,
-    before: Sequence[Node],
-    checkpointed: Sequence[Node] = (),
-    after: Sequence[Node] = (),
-    *,
-    inputs: Sequence[Tensor] = (),
-    held_gradient_bytes: float = 0.0,
+    name: str, nodes: Sequence[Node], checkpoints: Sequence[Checkpoint] = (), *, held_gradient_bytes: float = 0.0
 ) -> Part:
-    """The part that runs ``before``, ``checkpointed`` and ``after``, of which the ``checkpointed`` nodes keep nothing
-    but their ``inputs`` and run forward again. ``held_gradient_bytes`` is the gradient that waits beside the block."""
-    nodes = (*before, *checkpointed, *after)
-    saved = unique((*inputs, *(tensor for node in (*before, *after) for tensor in node.saved)))
+    """The part that runs ``nodes``. ``held_gradient_bytes`` is the gradient that waits beside the block."""
+    again = {id(node) for checkpoint in checkpoints for node in checkpoint.nodes}
+    checkpointed = [node for node in nodes if id(node) in again]
+    dropped = {tensor for checkpoint in checkpoints for tensor in checkpoint.dropped}
+    kept = [tensor for checkpoint in checkpoints for tensor in checkpoint.inputs]
+    kept += [tensor for node in nodes if id(node) not in again for tensor in node.saved]
+    saved = unique(tensor for tensor in kept if tensor.name not in dropped)
     held = {tensor.name for tensor in saved}
-    recomputed = unique(tensor for node in checkpointed for tensor in node.saved if tensor.name not in held)
+    recomputed = unique(tensor for node in nodes for tensor in node.saved if tensor.name not in held)
     back = tuple(reversed(nodes))
     return Part(
         name=name,
@@ -146,15 +169,25 @@ def _part(
         recompute=tuple(_again(op) for node in checkpointed for op in node.forward),
         input_grad=tuple(op for node in back for op in node.input_grad),
         weight_grad=tuple(op for node in back for op in (*node.gather, *node.weight_grad)),
-        backward=tuple(op for node in back for op in (*node.gather, *node.input_grad, *node.weight_grad)),
+        backward=tuple(op for node in back for op in node.backward),
         params=sum(node.params for node in nodes),
+        expert_params=sum(node.expert_params for node in nodes),
         tp_reduced_params=sum(node.tp_reduced_params for node in nodes),
         saved=saved,
         recomputed=recomputed,
         grad_bytes=held_gradient_bytes + max(node.grad_bytes for node in nodes),
         held_for_weights=_held_for_weights(nodes),
         weight_grad_bytes=max(node.weight_grad_bytes for node in nodes),
+        forward_bytes=max(*(node.forward_bytes for node in nodes), _passing(checkpointed)),
+        placeholders=unique(tensor for node in nodes for tensor in node.placeholders),
     )
+
+
+def _passing(checkpointed: Sequence[Node]) -> float:
+    """What a forward pass that keeps nothing has alive at most: the inputs of an operation and its output, which is the
+    input of the next."""
+    saved = [sum(tensor.nbytes for tensor in node.saved) for node in checkpointed if node.saved]
+    return max((one + other for one, other in itertools.pairwise(saved)), default=0.0)
 
 
 def _held_for_weights(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
@@ -166,57 +199,80 @@ def _held_for_weights(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
 
 
 def _again(op: Op) -> Op:
-    return replace(op, phase="R") if isinstance(op, Compute) else op
+    match op:
+        case Compute():
+            return replace(op, phase="R")
+        case Beside():
+            return replace(op, kernels=tuple(replace(kernel, phase="R") for kernel in op.kernels))
+        case Comm():
+            return op
 
 
-def layer(workload: Workload, *, recompute: str | None = None, seat: Seat = ANY_SEAT) -> Part:
-    """One transformer layer. ``recompute`` (none, selective, full) stands in for the workload's own granularity.
+def layer(workload: Workload, *, recompute: str | None = None, seat: Seat = ANY_SEAT, number: int = 0) -> Part:
+    """Transformer layer ``number`` of the model, from 0 on. ``recompute`` (none, selective, full) stands in for the
+    workload's own granularity.
 
     Saved per layer with GELU, ffn 4h, dropout and 2-byte activations, unfused attention:
     s b h (10 + 24/t + 5 a s / h t) bytes, with sequence parallelism s b h / t (34 + 5 a s / h) (arXiv 2205.05198,
-    equations 2 and 4); selective recomputation drops 5 a s / h, full recomputation keeps the input alone.
+    equations 2 and 4); selective recomputation of the core attention drops 5 a s / h, full recomputation keeps the
+    input alone.
     """
-    return _layer(shapes(workload, seat), recompute or workload.training.recompute.granularity)
+    moe, chosen = workload.model.moe, workload.training.recompute
+    mixed = experts(workload, seat) if moe is not None and moe.here(number) else None
+    modules = {"none": (), "selective": chosen.modules, "full": ("layer",)}[recompute or chosen.granularity]
+    return _layer(shapes(workload, seat), modules, latent(workload), mixed)
 
 
-@lru_cache(maxsize=64)
-def _layer(z: Shapes, recompute: str) -> Part:
+@lru_cache(maxsize=1024)
+def _layer(z: Shapes, recompute: tuple[str, ...], a: Latent | None, x: Experts | None) -> Part:
     """Cached, so that equal layers are one object and their blocks can be shared."""
-    qkv = z.q_width + 2 * z.kv_width
+    attn_norm = norm(z, "attn.norm", saved="input", residual=True)
+    down, up = latent_projections(z, a) if a else (_projections(z), ())
     core = core_attention(z)
-    before = (
-        norm(z, "attn.norm", saved="input", residual=True),
-        linear(
-            z,
-            "attn",
-            "qkv",
-            qkv,
-            z.hidden,
-            split="column",
-            saved="attn.normed",
-            bias=z.bias,
-            shared=2 * z.kv_width if z.kv_replicas > 1 else 0,
+    projection = linear(z, "attn", "proj", z.hidden, z.context_width, split="row", saved="attn.context", bias=z.bias)
+    add, mlp_norm = _residual_norm(z)
+    mixed = mixture(z, x) if x else None
+    mlp = mixed.nodes if mixed else _mlp(z)
+    nodes = (attn_norm, *down, *up, *core, projection, add, mlp_norm, *mlp, residual(z, "mlp"))
+    normed = Tensor("mlp.normed", z.row_bytes)
+    # Megatron-LM's --recompute-modules; those that drop their output are its CheckpointWithoutOutput.
+    checkpoints = {
+        "layer": Checkpoint(nodes, attn_norm.saved),
+        "core_attn": Checkpoint(core, attention_inputs(z)),
+        "layernorm": Checkpoint(
+            (attn_norm, mlp_norm), (*attn_norm.saved, *mlp_norm.saved), ("attn.normed", "mlp.normed")
         ),
+        "mla_up_proj": Checkpoint(up, up_inputs(up), ("attn.q", "attn.k", "attn.v")),
+    }
+    if mixed:
+        act = mixed.activation
+        checkpoints["moe"] = Checkpoint(mlp, (normed,))
+        checkpoints["moe_act"] = Checkpoint((act,), act.saved, ("moe.act",))
+        checkpoints["shared_experts"] = Checkpoint(mixed.shared, (normed,) if mixed.shared else ())
+    else:
+        checkpoints["mlp"] = Checkpoint(mlp, (normed,))
+    chosen = [checkpoints[module] for module in recompute if module in checkpoints]
+    return _part("moe layer" if x else "layer", nodes, chosen, held_gradient_bytes=z.row_bytes)
+
+
+def _projections(z: Shapes) -> tuple[Node, ...]:
+    """From the normed rows to queries, keys and values with their positions, in one product."""
+    qkv = z.q_width + 2 * z.kv_width
+    shared = 2 * z.kv_width if z.kv_replicas > 1 else 0
+    return (
+        linear(z, "attn", "qkv", qkv, z.hidden, split="column", saved="attn.normed", bias=z.bias, shared=shared),
         split_qkv(z),
         *((rope(z),) if z.position == "rope" else ()),
     )
+
+
+def _mlp(z: Shapes) -> tuple[Node, ...]:
     fc1 = z.ffn * (2 if z.gated else 1)
-    after = (
-        linear(z, "attn", "proj", z.hidden, z.q_width, split="row", saved="attn.context", bias=z.bias),
-        *_residual_norm(z),
+    return (
         linear(z, "mlp", "fc1", fc1, z.hidden, split="column", saved="mlp.normed", bias=z.bias),
-        activation(z),
+        activation(z, "mlp", z.tokens * z.ffn),
         linear(z, "mlp", "fc2", z.hidden, z.ffn, split="row", saved="mlp.act", bias=z.bias),
-        residual(z, "mlp"),
     )
-    match recompute:
-        case "full":
-            inputs = (Tensor("input", z.row_bytes),)
-            return _part("layer", (), (*before, *core, *after), inputs=inputs, held_gradient_bytes=z.row_bytes)
-        case "selective":
-            return _part("layer", before, core, after, inputs=attention_inputs(z), held_gradient_bytes=z.row_bytes)
-        case _:
-            return _part("layer", (*before, *core, *after), held_gradient_bytes=z.row_bytes)
 
 
 def _residual_norm(z: Shapes) -> tuple[Node, Node]:
@@ -264,9 +320,9 @@ def embedding(workload: Workload) -> Part:
             memory("W", "embedding.lookup wgrad", "embedding", full, full + z.element * table, z.dtype),
             *add_gradient(z, "embedding.lookup", table),
         ),
-        grad_bytes=full + z.element * table,
+        grad_bytes=full + new_gradient_bytes(z, table),
         output_grad_bytes=full,
-        weight_grad_bytes=float(z.element * table),
+        weight_grad_bytes=new_gradient_bytes(z, table),
         params=table + (z.seq * z.hidden if learned else 0),
     )
     if not z.dropout:
@@ -275,14 +331,14 @@ def embedding(workload: Workload) -> Part:
     return _part("embedding", (lookup, drop))
 
 
-def head(workload: Workload) -> Part:
+def head(workload: Workload, *, projection: bool = True) -> Part:
     """Final norm, projection to the vocabulary, and fp32 cross-entropy.
 
     The projection's weight is the embedding's where they are tied: then this part has parameters of its own only if the
-    pipeline puts it on another rank than the embedding, which holds a copy.
+    pipeline puts it on another rank than the embedding, which holds a copy. Without ``projection`` it is elsewhere.
     """
     z = shapes(workload)
-    projection = linear(
+    product = linear(
         z,
         "head",
         "logits",
@@ -290,10 +346,11 @@ def head(workload: Workload) -> Part:
         z.hidden,
         split="column" if z.vocab_parallel else "none",
         saved="head.normed",
+        cached=False,
     )
-    if workload.model.tied_embeddings and workload.parallelism.table_in_place:
-        projection = replace(projection, params=0)
-    return _part("head", (norm(z, "head.norm", saved="head.input", residual=False), projection, _loss(z)))
+    if not projection or (workload.model.tied_embeddings and workload.parallelism.table_in_place):
+        product = replace(product, params=0)
+    return _part("head", (norm(z, "head.norm", saved="head.input", residual=False), product, _loss(z)))
 
 
 def _loss(z: Shapes) -> Node:
@@ -337,6 +394,7 @@ def _loss(z: Shapes) -> Node:
             ),
             saved=(Tensor("loss.log_softmax", fp32 * logits),),
             grad_bytes=2 * fp32 * logits,
+            forward_bytes=(x + fp32) * logits,
         )
     return Node(
         forward=(
@@ -353,6 +411,7 @@ def _loss(z: Shapes) -> Node:
         input_grad=(kernel("B", "bwd", fp32, fp32), kernel("B", "cast bwd", fp32, x)),
         saved=(Tensor("loss.softmax", fp32 * logits),),
         grad_bytes=x * logits,
+        forward_bytes=x * logits,
     )
 
 
@@ -367,17 +426,41 @@ def params_on(parts: Iterable[Part]) -> dict[str, int]:
 
 def stage_parts(workload: Workload, stage: int, seat: Seat = ANY_SEAT) -> tuple[Part, ...]:
     """The parts of model stage ``stage`` (0 .. pp * vpp - 1) in order, for a rank at ``seat``: the embedding opens
-    the first stage, the head closes the last. Where ``recompute.layers`` is given, the first so many layers of a stage
-    are recomputed (Megatron's block method)."""
+    the first stage, the head closes the last; a stage that keeps its output has it with its last part. Where
+    ``recompute.layers`` is given, the first so many layers of a stage are recomputed (Megatron's block method).
+    """
     counts = workload.parallelism.layers_per_stage
     recompute = workload.training.recompute
     n_layers = counts[stage]
     n_recomputed = n_layers if recompute.layers is None else min(recompute.layers, n_layers)
-    parts = (layer(workload, seat=seat),) * n_recomputed
-    if n_recomputed < n_layers:
-        parts += (layer(workload, recompute="none", seat=seat),) * (n_layers - n_recomputed)
+    first = sum(counts[:stage])
+    parts = tuple(
+        layer(workload, recompute=None if place < n_recomputed else "none", seat=seat, number=first + place)
+        for place in range(n_layers)
+    )
     if stage == 0:
         parts = (embedding(workload), *parts)
     if stage == len(counts) - 1:
         parts = (*parts, head(workload))
+        for number in range(workload.model.mtp_layers):
+            parts += predictor(workload, number, seat)
+    elif not workload.parallelism.deallocate_pipeline_outputs:
+        output = Tensor("stage output", shapes(workload, seat).row_bytes)
+        parts = (*parts[:-1], replace(parts[-1], saved=(*parts[-1].saved, output)))
     return parts
+
+
+def predictor(workload: Workload, number: int, seat: Seat = ANY_SEAT) -> tuple[Part, ...]:
+    """Module ``number`` of multi-token prediction: the embedding of later tokens joined with the last layer's output, a
+    layer of its own, and the loss (DeepSeek-V3, arXiv 2412.19437, section 2.2). Embedding table and vocabulary
+    projection are the model's; a rank that does not hold the table already has a copy of it."""
+    table = embedding(workload)
+    if number or workload.model.tied_embeddings or workload.parallelism.table_in_place:
+        table = replace(table, params=0)
+    recompute = None if workload.training.recompute.layers is None else "none"
+    return (
+        replace(table, name="mtp embedding"),
+        _part("mtp projection", joined(shapes(workload))),
+        layer(workload, recompute=recompute, seat=seat, number=workload.model.layers + number),
+        replace(head(workload, projection=False), name="mtp head"),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from simulator.model.routing import routing
 from simulator.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -26,24 +27,36 @@ ANY_SEAT = Seat()
 
 def telling_seat(workload: Workload, seat: Seat) -> Seat:
     """``seat`` with 0 for what makes no difference to the work, so that ranks with equal ones do the same."""
-    return ANY_SEAT
+    layout = workload.parallelism
+    uneven = layout.cp_method == "ring" and layout.cp_layout == "contiguous"
+    ep = routing(workload).telling(seat.ep) if workload.model.moe else 0
+    return Seat(cp=seat.cp if uneven else 0, ep=ep)
 
 
 @dataclass(frozen=True)
 class Shapes:
     """Sizes of a rank's share of the tensors, and how its kernels are put together.
 
-    ``tokens`` are those of a micro-batch (b s); ``rows`` are the tokens that a rank's norms, dropouts and residuals
-    work on: b s, or b s / t with sequence parallelism. ``heads``, ``kv_heads``, ``ffn`` and ``vocab`` are the rank's
-    own; KV heads fewer than tp ranks are replicated, one to a rank.
+    ``tokens`` are those of a micro-batch (b s, or b s / cp with context parallelism); ``rows`` are the tokens that a
+    rank's norms, dropouts and residuals work on: all of them, or 1/t with sequence parallelism. ``seq`` is the length
+    of whole sequences, ``window`` what of it a query sees, 0 for all; ``cp_rank`` is the rank's place on axis cp, where
+    that makes a difference. ``overlaps_tp``: tensor-parallel communication runs beside products.
+    ``heads``, ``kv_heads``, ``ffn`` and ``vocab`` are the rank's own; KV heads fewer than tp ranks are replicated, one
+    to a rank. Heads of values may have a width of their own.
     ``dtype`` is the working precision, of which an element takes ``element`` bytes.
     """
 
     tp: int
     sequence_parallel: bool
     vocab_parallel: bool
+    overlaps_tp: bool
+    cp: int
+    cp_method: str
+    cp_layout: str
+    cp_rank: int
     batch: int
     seq: int
+    window: int
     tokens: int
     rows: int
     hidden: int
@@ -51,6 +64,7 @@ class Shapes:
     kv_heads: int
     kv_replicas: int
     head_dim: int
+    v_head_dim: int
     ffn: int
     vocab: int
     activation: str
@@ -64,6 +78,7 @@ class Shapes:
     grad_dtype: str
     adds_gradients: bool
     accumulates_in_product: bool
+    keeps_gradients: bool
 
     @property
     def element(self) -> int:
@@ -98,27 +113,43 @@ class Shapes:
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
 
+    @property
+    def v_width(self) -> int:
+        return self.kv_heads * self.v_head_dim
+
+    @property
+    def context_width(self) -> int:
+        return self.heads * self.v_head_dim
+
 
 def shapes(workload: Workload, seat: Seat = ANY_SEAT) -> Shapes:
     """The `Shapes` of a workload, whose sizes divide (the configuration has checked it), for a rank at ``seat``."""
     model, training, layout = workload.model, workload.training, workload.parallelism
     tp = layout.tp
     sequence_parallel = bool(layout.sequence_parallel) and tp > 1
-    tokens = training.micro_batch * training.seq
+    tokens = workload.rank_tokens
     vocab = model.padded_vocab(tp)
+    kv_heads = model.heads if model.mla else model.kv_heads
     return Shapes(
         tp=tp,
         sequence_parallel=sequence_parallel,
         vocab_parallel=layout.vocab_parallel,
+        overlaps_tp=layout.overlap.tp and tp > 1,
+        cp=layout.cp,
+        cp_method=layout.cp_method,
+        cp_layout=layout.cp_layout,
+        cp_rank=telling_seat(workload, seat).cp,
         batch=training.micro_batch,
         seq=training.seq,
+        window=model.window(training.seq),
         tokens=tokens,
         rows=tokens // tp if sequence_parallel else tokens,
         hidden=model.hidden,
         heads=model.heads // tp,
-        kv_heads=max(1, model.kv_heads // tp),
-        kv_replicas=max(1, tp // model.kv_heads),
-        head_dim=model.head_dim,
+        kv_heads=max(1, kv_heads // tp),
+        kv_replicas=max(1, tp // kv_heads),
+        head_dim=model.qk_head_dim,
+        v_head_dim=model.v_head_dim,
         ffn=model.ffn_hidden // tp,
         vocab=vocab // tp if layout.vocab_parallel else vocab,
         activation=model.activation,
@@ -135,4 +166,5 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT) -> Shapes:
         or workload.microbatches > 1
         or training.grad_dtype != training.precision,
         accumulates_in_product=training.gradient_accumulation_fusion,
+        keeps_gradients=training.keep_gradients,
     )

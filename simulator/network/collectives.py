@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from simulator.cluster.cluster import Cluster
 from simulator.config.files import closest
 from simulator.errors import InputError
-from simulator.network import direct, ring, tree
+from simulator.network import direct, hosts, ring, tree
+from simulator.network.direct import EVEN, Traffic
 from simulator.network.pattern import Moves, Pattern, TransportCosts, placed, shape_of, timed
 from simulator.network.plan import Plan
 
@@ -38,6 +39,7 @@ OPERATIONS: dict[str, Operation] = {
     "all_to_all": Operation({"pairwise": direct.all_to_all}, lambda n: (n - 1) / n),
     "broadcast": Operation({"ring": ring.broadcast}, lambda n: 1.0),
     "send_recv": Operation({"direct": direct.send_recv}, lambda n: 1.0),
+    "shift": Operation({"direct": direct.shift}, lambda n: 1.0),
     "barrier": Operation(_ALL_REDUCE, lambda n: 2 * (n - 1) / n, BARRIER_BYTES),
 }
 
@@ -60,8 +62,11 @@ def plan(
     return fastest(op, patterns(op, ranks, cluster, algorithm), nbytes, costs)
 
 
-def patterns(op: str, ranks: Sequence[int], cluster: Cluster, algorithm: str = "auto") -> tuple[Pattern, ...]:
+def patterns(
+    op: str, ranks: Sequence[int], cluster: Cluster, algorithm: str = "auto", traffic: Traffic = EVEN
+) -> tuple[Pattern, ...]:
     """What ``op`` may do to the links, one pattern per algorithm that ``algorithm`` allows; none for a group of one.
+    ``traffic``: how the bytes of an all-to-all are spread.
 
     Raises `InputError`.
     """
@@ -73,6 +78,8 @@ def patterns(op: str, ranks: Sequence[int], cluster: Cluster, algorithm: str = "
     members = tuple(ranks)
     if len(members) == 1:
         return ()
+    if traffic != EVEN:
+        return (_pattern("by_node" if traffic.per_node else "pairwise", direct.uneven(traffic), cluster, members),)
     return tuple(
         [_pattern(name, function, cluster, members) for name, function in known.items() if algorithm in ("auto", name)]
     )
@@ -93,7 +100,7 @@ def choose(op: str, candidates: Sequence[Pattern], nbytes: float, costs: Transpo
 
 
 def _timed(op: str, pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float, Plan]:
-    always = OPERATIONS[op].nbytes
+    always = _operation(op).nbytes
     return timed(pattern, nbytes if always is None else always, costs)
 
 
@@ -108,6 +115,8 @@ def bus_factor(op: str, n: int) -> float:
 
 
 def _operation(op: str) -> Operation:
+    if op in hosts.OPERATIONS:
+        return Operation(hosts.OPERATIONS[op], lambda n: 1.0)
     if op not in OPERATIONS:
         near = closest(op, OPERATIONS)
         raise InputError("unknown operation", key="op", found=op, allowed=", ".join(OPERATIONS), fix=near)
@@ -120,9 +129,9 @@ def _pattern(name: str, algorithm: Algorithm, cluster: Cluster, ranks: tuple[int
     key = (name, algorithm, ranks)
     pattern: Pattern | None = cluster.memo.get(key)
     if pattern is None:
-        per_node = cluster.gpus_per_node
         slots: dict[int, int] = {}
-        alike = tuple([slots.setdefault(rank // per_node, len(slots)) * per_node + rank % per_node for rank in ranks])
+        places = [cluster.locate(rank) for rank in ranks]
+        alike = tuple([cluster.end(slots.setdefault(node, len(slots)), slot) for node, slot in places])
         shape = cluster.memo.get((algorithm, alike))
         if shape is None:
             shape = cluster.memo[algorithm, alike] = shape_of(cluster, algorithm(cluster, alike))

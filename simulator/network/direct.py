@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from itertools import pairwise
+from typing import NamedTuple
 
 from simulator.cluster.cluster import Cluster
 from simulator.network.pattern import Hop, Moves
+
+
+class Traffic(NamedTuple):
+    """How the bytes of an all-to-all are spread over the members of its group.
+
+    Of all bytes the share ``send[i]`` comes from member i, and of each one's the share ``receive[j]`` goes to member j
+    (empty: equal parts). ``per_node`` > 0: between nodes bytes travel once for all members of the other node, which
+    takes this share of them, and are copied on there.
+    """
+
+    send: tuple[float, ...] = ()
+    receive: tuple[float, ...] = ()
+    per_node: float = 0.0
+
+
+EVEN = Traffic()
 
 
 def all_to_all(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
@@ -13,14 +32,83 @@ def all_to_all(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
 
     On the critical path stands one transfer, the average one.
     """
+    return spread(EVEN, cluster, ranks)
+
+
+@lru_cache(maxsize=1024)
+def uneven(traffic: Traffic) -> Callable[[Cluster, tuple[int, ...]], Moves]:
+    """`all_to_all` with ``traffic``; equal ones are one function."""
+    return partial(spread, traffic)
+
+
+def spread(traffic: Traffic, cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+    """Every rank sends to every other, all at once. Per byte of size (the mean send buffer) member i sends
+    ``n * send[i] * receive[j]`` to member j; the slowest port decides, as all are done when the last one is."""
     n = len(ranks)
-    pairs = n * (n - 1)
-    hops = [Hop(a, b, None, 1 / n, 1 / pairs) for a in ranks for b in ranks if a != b]
-    return Moves(hops, part=1 / n, own=1 / n, peers=n - 1)
+    send, receive = traffic.send or (1 / n,) * n, traffic.receive or (1 / n,) * n
+    own = max(n * a * b for a, b in zip(send, receive, strict=True))
+    by_node = _by_node(traffic.per_node, cluster, ranks, send, receive)
+    hops = by_node if traffic.per_node else _pairs(ranks, send, receive)
+    return Moves(list(hops), part=1 / n, own=own, peers=n - 1)
+
+
+def _pairs(ranks: Sequence[int], send: Sequence[float], receive: Sequence[float]) -> Iterator[Hop]:
+    n = len(ranks)
+    weight = 1 / (n * (n - 1))
+    for a, sent in zip(ranks, send, strict=True):
+        for b, received in zip(ranks, receive, strict=True):
+            if a != b:
+                yield Hop(a, b, None, n * sent * received, weight)
+
+
+def _by_node(
+    per_node: float, cluster: Cluster, ranks: Sequence[int], send: Sequence[float], receive: Sequence[float]
+) -> Iterator[Hop]:
+    """Between nodes from rank to rank of one place in their nodes, over the same rail, and on over NVLink (DeepSeek-V3,
+    arXiv 2412.19437, section 3.2.2; DeepEP). A combine is the same the other way round, summing up before the network:
+    its loads are those of a dispatch with senders and receivers exchanged.
+
+    On the critical path stands one hop between nodes and one inside.
+    """
+    n = len(ranks)
+    members: dict[int, list[int]] = {}
+    for position, rank in enumerate(ranks):
+        members.setdefault(cluster.node_of(rank), []).append(position)
+    nodes = list(members.values())
+    crossing = n * (len(nodes) - 1)
+    inside = sum(len(own) * (len(own) - 1) for own in nodes)
+    gathers = len(set(send)) > 1
+    if gathers:
+        send, receive = receive, send
+    onward: dict[tuple[int, int], float] = {}
+
+    def hop(a: int, b: int, load: float, weight: float) -> Hop:
+        ends = (ranks[b], ranks[a]) if gathers else (ranks[a], ranks[b])
+        return Hop(*ends, None, load, weight)
+
+    for own in nodes:
+        for place, a in enumerate(own):
+            for other in nodes:
+                met = a if other is own else other[place % len(other)]
+                share = sum(receive[b] for b in other)
+                if other is not own and share:
+                    yield hop(a, met, per_node * n * send[a] * share, 1 / crossing)
+                for b in other:
+                    if b != met:
+                        onward[met, b] = onward.get((met, b), 0.0) + n * send[a] * receive[b]
+    for (a, b), load in onward.items():
+        yield hop(a, b, load, 1 / inside)
 
 
 def send_recv(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
     """Every rank but the last sends the message to the next one; of two ranks, the first sends to the second."""
     n = len(ranks) - 1
     hops = [Hop(a, b, None, 1.0, 1 / n) for a, b in pairwise(ranks)]
+    return Moves(hops, part=1.0, peers=1)
+
+
+def shift(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+    """Every rank sends the message to the next one of its ring, the last to the first, all at once."""
+    n = len(ranks)
+    hops = [Hop(a, b, None, 1.0, 1 / n) for a, b in zip(ranks, (*ranks[1:], ranks[0]), strict=True)]
     return Moves(hops, part=1.0, peers=1)

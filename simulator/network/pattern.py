@@ -21,7 +21,7 @@ from simulator.config.transport import Transport, TransportKind
 from simulator.network.plan import Phase, Plan
 
 #: From the least to the most limiting: a hop is of the last kind that it crosses.
-_KINDS: tuple[TransportKind, ...] = ("nvlink", "pcie", "infiniband", "roce", "tcp")
+_KINDS: tuple[TransportKind, ...] = ("nvlink", "pcie", "infiniband", "roce", "tcp", "nvme", "memory")
 
 
 class TransportCosts(Interface):
@@ -33,7 +33,7 @@ class TransportCosts(Interface):
 
 
 class Hop(NamedTuple):
-    """A transfer between GPUs, through NIC ``nic`` of both nodes if given, that carries ``load`` bytes per byte of
+    """A transfer between end points (GPUs, or hosts' memory), through NIC ``nic`` of both nodes if given, that carries ``load`` bytes per byte of
     message and stands ``weight`` times on the critical path."""
 
     sender: int
@@ -122,7 +122,7 @@ class Pattern:
 
 def shape_of(cluster: Cluster, moves: Moves) -> Shape:
     """Add up hops: loads link by link, latencies along the critical path."""
-    layout, per_node = cluster.layout, cluster.gpus_per_node
+    layout = cluster.layout
     total: dict[tuple[int, int, int | None], tuple[float, float]] = {}
     for sender, receiver, nic, load, weight in moves.hops:
         before = total.get((sender, receiver, nic), (0.0, 0.0))
@@ -132,8 +132,8 @@ def shape_of(cluster: Cluster, moves: Moves) -> Shape:
     path: dict[TransportKind, float] = {}
     link_latency_s = 0.0
     for (sender, receiver, nic), (load, weight) in total.items():
-        a, gpu_a = divmod(sender, per_node)
-        b, gpu_b = divmod(receiver, per_node)
+        a, gpu_a = cluster.locate(sender)
+        b, gpu_b = cluster.locate(receiver)
         back: Route = ()
         if a == b:
             out = layout.between[gpu_a, gpu_b]

@@ -32,6 +32,7 @@ _SHARE_COLOUR = {
     "ep": "#CC79A7",
     "pp": "#D55E00",
     "dp": "#004C8C",
+    "offload": "#8B5A2B",
 }
 _IDLE_COLOUR = "#EDEDED"
 _PHASE_NAME = {
@@ -40,7 +41,7 @@ _PHASE_NAME = {
 }  # fmt: skip
 _SHARE_NAME = {
     "recompute": "recompute", "tp": "tp communication", "cp": "cp communication", "ep": "ep communication",
-    "pp": "pp hand-over", "dp": "dp communication",
+    "pp": "pp hand-over", "dp": "dp communication", "offload": "copies to and from the host",
 }  # fmt: skip
 _WIDTH_IN, _DPI = 16.0, 120
 _PANEL_POINTS = 14.4 * 72  # width of the panel that shows the whole step
@@ -61,10 +62,10 @@ def gantt(
 
     A box is one micro-batch's forward or backward on a stage; the heights of the colours in it are the shares of its
     time that are recompute and in-line communication. Chunks of a rank are told by shade, micro-batches by number where
-    it fits. Lanes under the boxes hold hand-overs and gradient reduction at their true times; idle is grey. A step of
-    too many boxes for numbers gets two panels more, its beginning and its end. With ``axes`` only the whole step is
-    drawn, there. ``unit`` names the unit of the time axis where it is not seconds (the unit costs of a bare schedule).
-    Returns the figure.
+    it fits. Of a steady state every rank's period is drawn where it lies in time. Lanes under the boxes hold hand-overs
+    and gradient reduction at their true times; idle is grey. A step of too many boxes for numbers gets two panels more,
+    its beginning and its end. With ``axes`` only the whole step is drawn, there. ``unit`` names the unit of the time
+    axis where it is not seconds (the unit costs of a bare schedule). Returns the figure.
     """
     picture = _Picture.of(timeline, ranks, unit)
     if axes is not None:
@@ -92,7 +93,7 @@ def gantt(
 
 def compare_gantt(timelines: Mapping[str, Timeline], *, unit: str = "") -> Figure:
     """Several Timelines below each other on one time axis, titled by name. ``unit``: as for `gantt`."""
-    longest = max(timeline.step_time_s for timeline in timelines.values())
+    longest = max(timeline.length_s for timeline in timelines.values())
     axis = _Axis.of(longest, unit)
     pictures = [replace(_Picture.of(timeline, None, unit), axis=axis) for timeline in timelines.values()]
     figure, panels = _figure([max(len(p.ranks) * 0.4, 0.8) for p in pictures], [1] * len(pictures))
@@ -185,20 +186,30 @@ class _Picture:
     boxes: _Boxes
     lanes: Mapping[str, tuple[Ints, Floats, Floats]]
     chunks: int
+    opens_s: Floats  # per row, from when to when its time is the picture's
+    closes_s: Floats
 
     @classmethod
     def of(cls, timeline: Timeline, ranks: Sequence[int] | None, unit: str) -> _Picture:
         chosen = one_rank_per_stage(timeline) if ranks is None else list(ranks)
         places = pipeline_ranks(timeline)
         boxes = _boxes(timeline, chosen)
+        opens, closes = np.zeros(len(chosen)), np.full(len(chosen), timeline.length_s)
+        if timeline.period_s is not None:  # each rank has a window of its own, what lies outside is of other steps
+            opens = np.array(
+                [boxes.start_s[boxes.row == row].min(initial=timeline.length_s) for row in range(len(chosen))]
+            )
+            closes = opens + timeline.period_s
         return cls(
             ranks=tuple(chosen),
             places=tuple(places[rank] for rank in chosen),
-            length_s=timeline.step_time_s,
-            axis=_Axis.of(timeline.step_time_s, unit),
+            length_s=timeline.length_s,
+            axis=_Axis.of(timeline.length_s, unit),
             boxes=boxes,
             lanes=_lanes(timeline, chosen),
             chunks=int(boxes.chunk.max()) + 1 if len(boxes.chunk) else 1,
+            opens_s=opens,
+            closes_s=closes,
         )
 
     @property
@@ -238,6 +249,11 @@ def _boxes(timeline: Timeline, ranks: Sequence[int]) -> _Boxes:
     share = np.stack([np.bincount(group, weights=column, minlength=n) for column in seconds.T], axis=1)
     length = (end - start)[:, None]
     share = np.divide(share, length, out=np.zeros_like(share), where=length > 0)
+    # Communication that goes on beside the box's kernels is seen where they leave room.
+    comm = CATEGORIES.index("tp")
+    own, room = share[:, :comm].sum(axis=1), share[:, comm:].sum(axis=1)
+    visible = np.divide(np.maximum(1 - own, 0), room, out=np.ones_like(room), where=own + room > 1)
+    share[:, comm:] *= visible[:, None]
     origin = spans[first]
     return _Boxes(
         row[origin], start, end, timeline.phase[origin], timeline.microbatch[origin], timeline.chunk[origin], share
@@ -304,7 +320,7 @@ def _panel(axes: Axes, picture: _Picture, window: tuple[float, float], title: st
         colours.extend([colour] * len(row) if isinstance(colour, str) else colour)
 
     everything = np.arange(rows)
-    add(everything, np.zeros(rows), np.full(rows, picture.length_s), 0.0, height, _IDLE_COLOUR)
+    add(everything, picture.opens_s, picture.closes_s, 0.0, height, _IDLE_COLOUR)
     boxes = picture.boxes
     seen = (boxes.end_s >= low) & (boxes.start_s <= high)
     row, start, end = boxes.row[seen], boxes.start_s[seen], boxes.end_s[seen]

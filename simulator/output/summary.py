@@ -99,7 +99,8 @@ def _layout(parallelism: Mapping[str, Any]) -> str:
     if parallelism["vpp"] > 1:
         extras.append(f"{parallelism['vpp']} chunks")
     if parallelism["zero"]:
-        extras.append(f"ZeRO-{parallelism['zero']}")
+        inside = f" in groups of {parallelism['hsdp']}" if parallelism["hsdp"] else ""
+        extras.append(f"ZeRO-{parallelism['zero']}{inside}")
     if parallelism["sequence_parallel"] and parallelism["tp"] > 1:
         extras.append("sequence parallel")
     return ", ".join([" x ".join(degrees) or "one GPU", *extras])
@@ -169,7 +170,10 @@ def _key_figures(result: Result) -> Table:
     grid.add_column(style="bold")
     grid.add_column()
     grid.add_row("")
-    grid.add_row("step time", Text(format_time(result["step_time_s"]), style="bold"))
+    name = "step time (steady)" if result["steady_period"] else "step time"
+    grid.add_row(name, Text(format_time(result["step_time_s"]), style="bold"))
+    if "staleness" in result:
+        grid.add_row("staleness", f"{result['staleness']:.2f} updates of other workers between a pull and its push")
     rate = f"{result['tokens_per_s']:,.0f} tokens/s, {result['tokens_per_s_per_gpu']:,.0f} per GPU"
     grid.add_row("throughput", rate)
     grid.add_row("model FLOP/s", f"{_tflops(result['model_flops_per_s_per_gpu'])} per GPU")
@@ -187,6 +191,10 @@ def _key_figures(result: Result) -> Table:
             "bubble",
             f"{_percent(result['bubble_fraction'])} of the pipeline's time, {result['bubble_ratio']:.3f} of its work",
         )
+        stages = result["stages"]
+        better = stages["layers_per_stage"]
+        advice = f"; layers_per_stage: {better} is more even" if better else ""
+        grid.add_row("stages", f"the slowest takes {stages['slowest_over_mean']:.2f} times the mean{advice}")
     run = result.get("run")
     if run is not None:
         cost = "" if run["cost"] is None else f", cost {run['cost']:,.0f} at the cluster's price"
@@ -233,6 +241,8 @@ def _bars(title: str, rows: Sequence[tuple[str, float]], whole: float) -> Table:
 
 _MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 _MEMORY_ROWS = 16
+#: What is left of a GPU's memory after its largest parts have been named.
+_MEMORY_REST = 0.05
 
 
 def _memory(memory: Mapping[str, Any]) -> Any:
@@ -254,16 +264,46 @@ def _memory(memory: Mapping[str, Any]) -> Any:
             str(row["stage"]), *(_gib(row[part]) for part in _MEMORY_PARTS), _gib(row["peak"]), verdict, style=style
         )
     lines: list[Any] = [table]
+    if host := memory.get("host"):
+        lines.append(_host(host))
     if len(shown) < len(stages):
         lines.append(Text(f"{len(stages) - len(shown)} stages between them are no fuller.", style="dim"))
     peak = f"{format_gib(memory['peak_bytes'])} of {format_gib(capacity)}"
     allocated = f"{format_gib(memory['peak_allocated_bytes'])} by PyTorch's allocator"
     if memory["fits"]:
         lines.append(Text(f"Fits: at most {peak}, {allocated}.", style="green"))
-    else:
+    elif memory["peak_bytes"] > capacity:
         lines.append(Text(f"DOES NOT FIT: {peak}, {allocated}.", style="bold red"))
         lines += [Text(f"  {line}", style="red") for line in memory.get("advice", ())]
+    lines.append(Text(_fullest_moment(max(stages, key=lambda row: float(row["peak"])))))
     return Group(*lines)
+
+
+def _fullest_moment(row: Mapping[str, Any]) -> str:
+    """When the fullest GPU is fullest, and what is in it: what makes up nearly all."""
+    shown: list[str] = []
+    rest = float(row["peak"])
+    for name, nbytes in row["contents"].items():
+        if rest <= _MEMORY_REST * row["peak"]:
+            break
+        shown.append(f"{name.removeprefix('activations: ')} {_gib(nbytes)}")
+        rest -= nbytes
+    when = f"Stage {row['stage']} is fullest at {format_time(row['peak_at_s'])}"
+    during = f", in {row['during']}" if row["during"] else ""
+    return f"{when}{during}, with {row['in_flight']} micro-batch chunks in flight: {', '.join(shown)} GiB."
+
+
+def _host(host: Mapping[str, Any]) -> Text:
+    """What the fullest node's host and drives hold."""
+    from rich.text import Text
+
+    capacity = host["capacity_bytes"]
+    beside = "" if capacity is None else f" of {format_gib(capacity)}"
+    drives = f", drives {format_gib(host['nvme_bytes'])}" if host["nvme_bytes"] else ""
+    verdict = "Host: at most" if host["fits"] else "DOES NOT FIT ON THE HOST:"
+    return Text(
+        f"{verdict} {format_gib(host['peak_bytes'])}{beside}{drives}.", style="" if host["fits"] else "bold red"
+    )
 
 
 def _fullest(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

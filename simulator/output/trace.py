@@ -162,7 +162,7 @@ class _SpanWriter:
         self.tracks = tracks
         self.several_chunks = bool((timeline.chunk > 0).any())
         self.formats: dict[tuple[int, ...], str] = {}
-        self.end_ns: dict[int, Ints] = {}
+        self.ends_ns: dict[int, tuple[Ints, Ints]] = {}
 
     def text(self, span: int) -> str:
         timeline = self.timeline
@@ -181,12 +181,13 @@ class _SpanWriter:
             end = np.clip(np.maximum(start, end), first, last)
             return np.minimum(np.clip(start, first, last), end), end
         code = int(timeline.template[span])
-        if code not in self.end_ns:
-            self.end_ns[code] = _ns(timeline.templates[code].end_s)
-        end = np.minimum(first + self.end_ns[code], last)
+        if code not in self.ends_ns:
+            template = timeline.templates[code]
+            self.ends_ns[code] = _ns(template.start_s), _ns(template.end_s)
+        start, end = (np.minimum(first + column, last) for column in self.ends_ns[code])
         if len(end) == 1:
             end[0] = last  # a communication's length is its span's
-        return np.concatenate(([first], end[:-1])), end
+        return start, end
 
     def _format(self, span: int) -> str:
         timeline = self.timeline
@@ -248,11 +249,11 @@ def _title(template: Template, op: int, phase: str, has_microbatch: bool, chunk:
 
 def _memory_counter(timeline: Timeline, rank: int) -> Iterator[str]:
     """Activations and workspace held by a rank, in GiB, whenever they change."""
-    times, held, workspace = memory_curve(timeline, rank)
-    total = held + workspace
+    curve = memory_curve(timeline, rank)
+    total = curve.held + curve.workspace
     if not np.any(total):
         return
-    at = _ns(times)
+    at = _ns(curve.times)
     settled = np.append(at[1:] != at[:-1], True)
     at, total = at[settled], total[settled]
     changed = np.concatenate(([True], total[1:] != total[:-1]))

@@ -38,12 +38,74 @@ class Matmul:
         )
 
 
+def causal_pairs(q_len: int, kv_len: int, offset: int = 0, window: int = 0) -> float:
+    """Query-key pairs under a causal mask, half of the diagonal counted as in the s^2 / 2 of the literature.
+
+    Query i sees the keys up to i + ``offset``, and where there is a ``window`` no earlier one than that many back: the
+    area between two lines of slope 1, cut to q_len x kv_len.
+
+    >>> causal_pairs(4, 4), causal_pairs(4, 4, window=2), causal_pairs(4, 4, window=9), causal_pairs(4, 4, offset=4)
+    (8.0, 6.0, 8.0, 16.0)
+    """
+
+    def below(x: int) -> float:
+        """Integral of the keys up to x, of kv_len."""
+        inside = min(max(x, 0), kv_len)
+        return inside * inside / 2 + kv_len * max(x - kv_len, 0)
+
+    seen = below(q_len + offset) - below(offset)
+    if window:
+        seen -= below(q_len + offset - window) - below(offset - window)
+    return seen
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedMatmul:
+    """One kernel of a product per expert: group i has ``tokens[i]`` tokens and a weight of n x k.
+
+    ``role`` fwd and dgrad: (tokens x k) @ (k x n); wgrad: (n x tokens) @ (tokens x k). ``out_dtype`` and ``accumulate``
+    are as in `Matmul`. Groups without tokens are skipped.
+    """
+
+    tokens: tuple[int, ...]
+    n: int
+    k: int
+    dtype: str = "bf16"
+    role: str = "fwd"
+    out_dtype: str = ""
+    accumulate: bool = False
+
+    kind = "grouped_matmul"
+
+    @property
+    def products(self) -> tuple[Matmul, ...]:
+        """The products of all groups."""
+        return tuple(
+            Matmul(self.n, self.k, tokens, 1, self.dtype, self.role, self.out_dtype, self.accumulate)
+            if self.role == "wgrad"
+            else Matmul(tokens, self.n, self.k, 1, self.dtype, self.role, self.out_dtype, self.accumulate)
+            for tokens in self.tokens
+            if tokens
+        )
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * sum(self.tokens) * self.n * self.k
+
+    @property
+    def bytes(self) -> float:
+        return sum(product.bytes for product in self.products)
+
+
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One fused (flash) attention kernel over ``batch`` sequences; causal products are counted as computed (half).
+    """One fused (flash) attention kernel over ``batch`` sequences; masked products are not computed.
 
+    ``offset``: how many positions the first query stands after the first key. Under a causal mask a query sees the keys
+    that are not after it, and of those only the last ``window`` where that is not 0.
     The backward kernel does five products where the forward does two (arXiv 2205.14135, section 3.2: it recomputes
-    the scores).
+    the scores): three of them as wide as a head of queries and keys, two as wide as one of values, which is
+    ``v_head_dim`` (0: like ``head_dim``).
     """
 
     batch: int
@@ -55,27 +117,31 @@ class Attention:
     causal: bool = True
     backward: bool = False
     dtype: str = "bf16"
+    offset: int = 0
+    window: int = 0
+    v_head_dim: int = 0
 
     kind = "attention"
 
     @property
     def pairs(self) -> float:
         """Query-key pairs that are computed, per head and sequence."""
-        full = float(self.q_len) * self.kv_len
         if not self.causal:
-            return full
-        return full - self.q_len * self.q_len / 2
+            return float(self.q_len) * self.kv_len
+        return causal_pairs(self.q_len, self.kv_len, self.offset, self.window)
 
     @property
     def flops(self) -> float:
-        products = 5 if self.backward else 2
-        return 2.0 * products * self.batch * self.heads * self.pairs * self.head_dim
+        of_values = self.v_head_dim or self.head_dim
+        width = 3 * self.head_dim + 2 * of_values if self.backward else self.head_dim + of_values
+        return 2.0 * self.batch * self.heads * self.pairs * width
 
     @property
     def bytes(self) -> float:
-        q = self.q_len * self.heads * self.head_dim
-        kv = 2 * self.kv_len * self.kv_heads * self.head_dim
-        tensors = (4 * q + 2 * kv) if self.backward else (2 * q + kv)
+        of_values = self.v_head_dim or self.head_dim
+        q, context = self.q_len * self.heads * self.head_dim, self.q_len * self.heads * of_values
+        kv = self.kv_len * self.kv_heads * (self.head_dim + of_values)
+        tensors = 2 * (q + context + kv) if self.backward else q + context + kv
         return float(self.batch * tensors * DTYPE_BYTES[self.dtype])
 
 
@@ -110,9 +176,10 @@ class Fixed:
     kind = "fixed"
 
 
-Kernel = Matmul | Attention | Memory | Fixed
-KERNELS: dict[str, type[Matmul] | type[Attention] | type[Memory] | type[Fixed]] = {
+Kernel = Matmul | GroupedMatmul | Attention | Memory | Fixed
+KERNELS: dict[str, type[Matmul] | type[GroupedMatmul] | type[Attention] | type[Memory] | type[Fixed]] = {
     "matmul": Matmul,
+    "grouped_matmul": GroupedMatmul,
     "attention": Attention,
     "memory": Memory,
     "fixed": Fixed,

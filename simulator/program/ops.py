@@ -15,8 +15,22 @@ from functools import cached_property
 from simulator.errors import SimulatorError
 from simulator.program.kernels import Kernel
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "shift", "barrier")
 POINT_TO_POINT = ("send", "recv")
+#: What a rank does with hosts, alone, and the lane it is drawn on: to and from the memory of its own node's host,
+#: between that and its drives, an optimizer step of the host's CPU; to and from the memory of all parameter servers.
+#: Their optimizer step waits for the whole group of those that call it.
+UPDATES = ("host_update", "server_update")
+HOST_LANES = {
+    "to_host": "d2h",
+    "from_host": "h2d",
+    "to_nvme": "nvme_write",
+    "from_nvme": "nvme_read",
+    "host_update": "cpu",
+    "push": "push",
+    "pull": "pull",
+    "server_update": "server",
+}
 COMPUTE_LANE = "compute"
 
 
@@ -34,9 +48,16 @@ class Comm:
     """One collective, or one end of a transfer.
 
     ``nbytes`` is what nccl-tests calls size: the message of an all-reduce, broadcast or send, the total output of an
-    all-gather, the total input of a reduce-scatter, the whole send buffer of a rank in an all-to-all.
+    all-gather, the total input of a reduce-scatter, the whole send buffer of a rank in an all-to-all, what each rank
+    hands to the next of its group in a shift; with hosts what the rank moves, or what an update reads and writes in
+    memory.
     ``peer`` is the other end's position in the axis group (send and recv only). ``purpose`` is the parallelism it
-    belongs to: tp, cp, ep, pp or dp. Two ends of a transfer meet when axis group, positions and ``tag`` agree.
+    belongs to: tp, cp, ep, pp, dp, or ``offload`` (an update on the host: ``optimizer``). Two ends of a transfer meet
+    when axis group, positions and ``tag`` agree.
+
+    An all-to-all may be uneven: of all bytes, the members' ``nbytes`` together, the share ``send_shares[i]`` comes from
+    member i, and ``receive_shares[j]`` of each one's goes to member j (empty: equal parts). ``per_node`` > 0: to every
+    other node travels that share of the bytes for its members, and is copied on to them there.
     """
 
     name: str
@@ -47,27 +68,46 @@ class Comm:
     algorithm: str = "auto"
     peer: int = -1
     tag: str = ""
+    stream: str = ""
+    send_shares: tuple[float, ...] = ()
+    receive_shares: tuple[float, ...] = ()
+    per_node: float = 0.0
 
     @property
     def lane(self) -> str:
-        """The track it is drawn on: one per purpose, and for transfers one per name (``pp_send_fwd``)."""
-        return f"{self.purpose}_{self.name}" if self.op in POINT_TO_POINT else self.purpose
+        """The track it is drawn on: one per purpose, for transfers one per name (``pp_send_fwd``), for collectives one per
+        ``stream`` where a purpose has several (``dp_gather``), for what is done with hosts one per direction, and stream."""
+        if self.op in HOST_LANES:
+            return f"{HOST_LANES[self.op]}_{self.stream}" if self.stream else HOST_LANES[self.op]
+        apart = self.name if self.op in POINT_TO_POINT else self.stream
+        return f"{self.purpose}_{apart}" if apart else self.purpose
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A collective that starts, and goes on beside the kernels that the compute lane runs meanwhile; the next op of the
+    block waits for both. Ring exchanges, a tensor-parallel transfer beside the product of another chunk, and whatever
+    else hides inside a pass are written so."""
+
+    comm: Comm
+    kernels: tuple[Compute, ...]
 
 
 @dataclass(frozen=True)
 class Block:
-    """Kernels and in-line collectives that a rank runs one after another, such as the forward pass of a stage.
+    """What a rank runs one after another, such as the forward pass of a stage: kernels, collectives that hold the next
+    kernel up, and collectives beside kernels.
 
     One block object serves all micro-batches, so that its costs are worked out once.
     """
 
     name: str
-    ops: tuple[Compute | Comm, ...]
+    ops: tuple[Compute | Comm | Beside, ...]
 
     @cached_property
     def comms(self) -> tuple[Comm, ...]:
-        """Its in-line collectives, in order."""
-        return tuple(op for op in self.ops if isinstance(op, Comm))
+        """Its collectives, in order."""
+        return tuple(comm_of(op) for op in self.ops if not isinstance(op, Compute))
 
 
 @dataclass(frozen=True)
@@ -122,13 +162,15 @@ class ProgramError(SimulatorError):
 class Program:
     """Roles, who plays them, and who talks to whom.
 
-    ``role_of[rank]`` indexes ``roles``; ``groups[axis]`` lists disjoint, ordered rank tuples.
+    ``role_of[rank]`` indexes ``roles``; ``groups[axis]`` lists disjoint, ordered rank tuples. ``servers`` are the nodes
+    on whose hosts parameter servers run, each with an equal part of all parameters.
     """
 
     roles: tuple[Role, ...]
     role_of: tuple[int, ...]
     groups: Mapping[str, tuple[tuple[int, ...], ...]]
     name: str = "program"
+    servers: tuple[int, ...] = ()
     _group_of: dict[str, dict[int, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -174,9 +216,11 @@ class Program:
                     raise ProgramError(f"{where}: step {step.label!r} waits for {label!r}, which does not exist")
             if id(step.op) not in checked:
                 checked.add(id(step.op))
+                at = f"{where}: step {step.label!r}"
+                if isinstance(step.op, Block):
+                    _validate_besides(at, step.op)
                 for comm in comms_of(step.op):
-                    at = f"{where}: step {step.label!r}"
-                    if comm.op not in COLLECTIVES + POINT_TO_POINT:
+                    if comm.op not in (*COLLECTIVES, *POINT_TO_POINT, *HOST_LANES):
                         raise ProgramError(f"{at}: unknown operation {comm.op!r}")
                     ends = (comm.axis, comm.peer if comm.op in POINT_TO_POINT else None)
                     if ends not in placed:
@@ -194,6 +238,28 @@ class Program:
                 raise ProgramError(
                     f"{where}: peer {comm.peer} of rank {rank} is not another member of its {comm.axis} group"
                 )
+
+
+def _validate_besides(where: str, block: Block) -> None:
+    for op in block.ops:
+        if isinstance(op, Beside) and (not op.kernels or op.comm.op in POINT_TO_POINT):
+            raise ProgramError(f"{where}: {op.comm.name!r} must be a collective beside one kernel or more")
+
+
+def comm_of(op: Comm | Beside) -> Comm:
+    """The collective of a block's op that has one."""
+    return op.comm if isinstance(op, Beside) else op
+
+
+def kernels_of(op: Compute | Comm | Beside) -> tuple[Compute, ...]:
+    """The kernels of a block's op."""
+    match op:
+        case Compute():
+            return (op,)
+        case Beside():
+            return op.kernels
+        case Comm():
+            return ()
 
 
 def comms_of(op: Block | Comm | Batch) -> tuple[Comm, ...]:

@@ -4,6 +4,9 @@
     block 0 name="F layer"
       compute fc1 F matmul m=4 n=8 k=4
       comm "tp.all_reduce mlp" all_reduce nbytes=32 axis=tp purpose=tp
+      beside 1
+        comm "cp.shift kv" shift nbytes=16 axis=cp purpose=cp
+        compute attn F attention batch=1 heads=2 kv_heads=1 q_len=4 kv_len=4 head_dim=8
     role stage0 ranks=0-1
       lane compute
         step 0F0 block=0 phase=F microbatch=0 stage=0
@@ -21,8 +24,10 @@ from dataclasses import MISSING, fields
 from typing import Any, cast
 
 from simulator.program.kernels import KERNELS, Kernel
-from simulator.program.ops import Batch, Block, Comm, Compute, Program, ProgramError, Role, Step
+from simulator.program.ops import Batch, Beside, Block, Comm, Compute, Program, ProgramError, Role, Step
 
+#: Fields that are written as numbers joined by commas.
+_NUMBERS = ("tokens", "send_shares", "receive_shares")
 _KERNEL_NAME = {kernel: name for name, kernel in KERNELS.items()}
 
 
@@ -37,7 +42,13 @@ def to_text(program: Program) -> str:
     lines = [f"program name={shlex.quote(program.name)}"]
     for index, block in enumerate(blocks.values()):
         lines.append(f"block {index} name={shlex.quote(block.name)}")
-        lines += [f"  {_op(op)}" for op in block.ops]
+        for op in block.ops:
+            if isinstance(op, Beside):
+                lines.append(f"  beside {len(op.kernels)}")
+                lines.append(f"    {_op(op.comm)}")
+                lines += [f"    {_op(kernel)}" for kernel in op.kernels]
+            else:
+                lines.append(f"  {_op(op)}")
     for index, role in enumerate(program.roles):
         ranks = [rank for rank, played in enumerate(program.role_of) if played == index]
         lines.append(f"role {shlex.quote(role.name)} ranks={_ranges(ranks)}")
@@ -76,7 +87,9 @@ def _values(item: Any, left_out: Sequence[str]) -> str:
         value = getattr(item, field.name)
         if field.name in left_out or (field.default is not MISSING and value == field.default):
             continue
-        if isinstance(value, tuple):
+        if field.name in _NUMBERS:
+            parts.append(f" {field.name}={','.join(map(repr, value))}")
+        elif isinstance(value, tuple):
             parts += [f" {field.name}={shlex.quote(entry)}" for entry in value]
         else:
             parts.append(f" {field.name}={shlex.quote(value) if isinstance(value, str) else repr(value)}")
@@ -119,14 +132,17 @@ def _naming(where: str) -> Iterator[None]:
 class _Reader:
     def __init__(self) -> None:
         self.name = "program"
-        self.blocks: dict[int, tuple[str, list[Compute | Comm]]] = {}
+        self.blocks: dict[int, tuple[str, list[Compute | Comm | Beside]]] = {}
         self.roles: list[tuple[str, list[int], dict[str, list[_StepLine]]]] = []
         self.groups: dict[str, list[tuple[int, ...]]] = {}
         self._role_of: dict[int, str] = {}
         self._ops: list[Any] | None = None
+        self._beside: _BesideLines | None = None
 
     def line(self, words: list[str], where: str) -> None:
         kind, *rest = words
+        if self._beside is not None and kind not in ("comm", "compute"):
+            raise ValueError("the communication and kernels of the 'beside' before it are not complete")
         match kind:
             case "program":
                 self.name = _pairs(rest)["name"][0]
@@ -146,6 +162,8 @@ class _Reader:
                     raise ValueError("it stands in no lane")
                 list(self._last_role().values())[-1].append(entry)
                 self._ops = entry.comms
+            case "beside":
+                self._beside = _BesideLines(int(rest[0]))
             case "compute":
                 self._add_op(Compute(rest[0], _kernel(rest[2], rest[3:]), rest[1]))
             case "comm":
@@ -163,9 +181,17 @@ class _Reader:
     def _add_op(self, op: Compute | Comm) -> None:
         if self._ops is None:
             raise ValueError("it stands in no block or step")
-        self._ops.append(op)
+        if self._beside is None:
+            self._ops.append(op)
+            return
+        whole = self._beside.add(op)
+        if whole is not None:
+            self._beside = None
+            self._ops.append(whole)
 
     def program(self) -> Program:
+        if self._beside is not None:
+            raise ProgramError("the last 'beside' is not complete")
         blocks = {number: Block(name, tuple(ops)) for number, (name, ops) in self.blocks.items()}
         roles = tuple(
             Role(name, {lane: tuple(step.build(blocks) for step in steps) for lane, steps in lanes.items()})
@@ -180,6 +206,24 @@ class _Reader:
             {axis: tuple(groups) for axis, groups in self.groups.items()},
             self.name,
         )
+
+
+class _BesideLines:
+    """The comm line and the ``n_kernels`` compute lines that follow ``beside``."""
+
+    def __init__(self, n_kernels: int) -> None:
+        self.n_kernels = n_kernels
+        self.ops: list[Compute | Comm] = []
+
+    def add(self, op: Compute | Comm) -> Beside | None:
+        """Take the next line; the whole once it is complete."""
+        if isinstance(op, Comm) != (not self.ops):
+            raise ValueError("'beside' is followed by one communication, then by its kernels")
+        self.ops.append(op)
+        if len(self.ops) <= self.n_kernels:
+            return None
+        comm, *kernels = self.ops
+        return Beside(cast(Comm, comm), tuple(cast(list[Compute], kernels)))
 
 
 class _StepLine:
@@ -235,6 +279,8 @@ def _build(kind: type[Any], words: list[str], **given: Any) -> Any:
         "float": float,
         "bool": lambda word: {"True": True, "False": False}[word],
         "str": str,
+        "tuple[int, ...]": lambda word: tuple(map(int, word.split(","))),
+        "tuple[float, ...]": lambda word: tuple(map(float, word.split(","))),
     }
     pairs = _pairs(words)
     for key in pairs:

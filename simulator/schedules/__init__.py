@@ -1,6 +1,7 @@
 """Pipeline schedules, one file each. Adding one: write its file, add its module to the list below."""
 
 from simulator.schedules import (
+    async_1f1b,
     dualpipe,
     dualpipe_v,
     gpipe,
@@ -9,10 +10,12 @@ from simulator.schedules import (
     looped_bfs,
     naive,
     one_f_one_b,
+    zb_auto,
     zb_h1,
+    zb_h2,
     zb_v,
 )
-from simulator.schedules.actions import Action, Cell, Need, Order, Post, Schedule, Slot, requires
+from simulator.schedules.actions import Action, Cell, Need, Order, Post, Schedule, Slot, Times, requires
 from simulator.schedules.csv_form import from_csv, to_csv
 
 SCHEDULES: dict[str, Schedule] = {
@@ -24,10 +27,13 @@ SCHEDULES: dict[str, Schedule] = {
         interleaved,
         looped_bfs,
         zb_h1,
+        zb_h2,
+        zb_auto,
         interleaved_zb,
         zb_v,
         dualpipe_v,
         dualpipe,
+        async_1f1b,
     )
 }
 
@@ -40,6 +46,7 @@ __all__ = [
     "Post",
     "Schedule",
     "Slot",
+    "Times",
     "from_csv",
     "requires",
     "to_csv",

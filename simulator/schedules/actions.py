@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 
@@ -89,6 +89,31 @@ def in_a_v(stage: int, p: int) -> int:
 
 
 @dataclass(frozen=True)
+class Times:
+    """What a schedule can be tuned to. One entry per stage: ``forward_s``, ``input_s`` and ``weight_s`` of a
+    micro-batch; ``taken`` and ``kept``, the activation memory (bytes) that a forward takes and that its input gradient
+    leaves to the weight gradient. ``hop_s``: of a transfer to the next stage. ``memory_limit``: activation memory that
+    a rank may hold, as a multiple of 1F1B's peak.
+    """
+
+    forward_s: tuple[float, ...]
+    input_s: tuple[float, ...]
+    weight_s: tuple[float, ...]
+    taken: tuple[float, ...]
+    kept: tuple[float, ...]
+    hop_s: float = 0.0
+    memory_limit: float = 1.0
+
+    @classmethod
+    def equal(
+        cls, stages: int, f: float, i: float, w: float, hop_s: float = 0.0, limit: float = 1.0, kept: float = 1.0
+    ) -> Times:
+        """Of equal stages; ``kept`` is a share of what a forward takes."""
+        n = stages
+        return cls((f,) * n, (i,) * n, (w,) * n, (1.0,) * n, (kept,) * n, hop_s, limit)
+
+
+@dataclass(frozen=True)
 class Schedule:
     """A pipeline schedule: a pure function to ordered actions, and what its authors claim of it.
 
@@ -108,6 +133,10 @@ class Schedule:
     ended.
     ``copies``: 2 where every stage is on two ranks, for micro-batches that go opposite ways; the second copy's stages
     are numbered from p * v on.
+    ``steady``: the claim is of the period between steps that follow one another, not of one step alone. ``drains``: a
+    step's last backward comes before the next step's first forward; where not, steps run on as one long one.
+    ``weight_versions(p, m, rank)``: of its weights that a rank keeps.
+    ``search(p, m, v, times)``: where the order depends on what the passes take; ``order`` is that for equal ones.
     Of a schedule read from a file: ``size``, the only p, m, v that it is of, and ``rows``, its slots with the sends and
     receives that its author has put between them, if any.
     """
@@ -124,8 +153,30 @@ class Schedule:
     splits: bool = False
     joined: bool = False
     copies: int = 1
+    steady: bool = False
+    drains: bool = True
+    weight_versions: Callable[[int, int, int], int] = lambda p, m, rank: 1
+    search: Callable[[int, int, int, Times], Order] | None = None
     size: tuple[int, int, int] | None = None
     rows: tuple[tuple[Cell, ...], ...] | None = None
+
+    def tuned(self, times: Times) -> Schedule:
+        """This schedule for passes that take ``times``; itself where it does not depend on them."""
+        search = self.search
+        return self if search is None else replace(self, order=lambda p, m, v: search(p, m, v, times))
+
+    def over(self, p: int, m: int, v: int, steps: int) -> Order:
+        """The slots of several steps in a row; micro-batches are numbered through."""
+        if not self.drains:
+            return self.order(p, m * steps, v)
+        return [
+            [
+                tuple(action._replace(microbatch=action.microbatch + step * m) for action in slot)
+                for step in range(steps)
+                for slot in slots
+            ]
+            for slots in self.order(p, m, v)
+        ]
 
 
 def one_chunk(p: int, m: int, v: int) -> str | None:

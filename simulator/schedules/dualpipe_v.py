@@ -61,9 +61,9 @@ def idle(n_stages: int, f: float, i: float, w: float) -> float:
 
 
 def check(p: int, m: int, v: int) -> str | None:
-    """Two chunks, and as many micro-batches as stages."""
-    if m < 2 * p:
-        return f"needs at least {2 * p} micro-batches (2 pp), got {m}"
+    """Two chunks, and an even number of micro-batches, as many as stages at least."""
+    if m < 2 * p or m % 2:
+        return f"needs an even number of at least {2 * p} micro-batches (2 pp), got {m}"
     return two_chunks(p, m, v)
 
 

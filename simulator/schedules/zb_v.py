@@ -28,20 +28,15 @@ def _rank_order(rank: int, p: int, m: int) -> list[Action]:
     return actions
 
 
-def bubble(p: int, m: int, v: int, f: float, i: float, w: float) -> float | None:
-    """In one step's window ranks begin and end up to p - 1 chunks apart. The paper claims another thing: no
-    bubble between steps, where the next one's forwards follow at once."""
-    return (p - 1) * f / (2 * m * (f + i + w)) if m >= 2 * p - 1 else None
-
-
 SCHEDULE = Schedule(
     name="zb_v",
     paper="Qi et al. 2023, arXiv 2401.10241, section 6; Qi et al. 2024, arXiv 2405.15362",
     order=order,
-    bubble=bubble,
+    bubble=lambda p, m, v, f, i, w: 0.0 if m >= 2 * p - 1 else None,
     peak=lambda p, m, v, rank: 2 * p if m >= 2 * p - 1 else None,
     check=two_chunks,
     rank_of=in_a_v,
     chunks=2,
     splits=True,
+    steady=True,
 )

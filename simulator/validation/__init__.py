@@ -1,7 +1,7 @@
 """Published measurements, and how far predictions are from them."""
 
-from simulator.validation.evaluate import Outcome, evaluate, summarise
+from simulator.validation.evaluate import STEP_TIME, Outcome, Quantity, evaluate, summarise
 from simulator.validation.rows import read_rows
 from simulator.validation.suites import SUITES, Bounds, Suite
 
-__all__ = ["SUITES", "Bounds", "Outcome", "Suite", "evaluate", "read_rows", "summarise"]
+__all__ = ["STEP_TIME", "SUITES", "Bounds", "Outcome", "Quantity", "Suite", "evaluate", "read_rows", "summarise"]

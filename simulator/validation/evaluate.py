@@ -16,6 +16,19 @@ MAX_SKIPPED = 0.1
 
 
 @dataclass(frozen=True)
+class Quantity:
+    """What a suite compares. ``measured``: a row's figure, in ``unit``."""
+
+    name: str
+    unit: str
+    measured: Callable[[Row], float]
+    of_memory: bool = False
+
+
+STEP_TIME = Quantity("step_time", "s", measured_step_s)
+
+
+@dataclass(frozen=True)
 class Outcome:
     """One row: ``error`` is (predicted - measured) / measured; or ``skipped`` says why there is none.
 
@@ -51,18 +64,23 @@ class Outcome:
 
 
 def evaluate(
-    rows: Sequence[Row], settings_of: Callable[[Row], Mapping[str, Any]], predict: Callable[[dict[str, Any]], float]
+    rows: Sequence[Row],
+    settings_of: Callable[[Row], Mapping[str, Any]],
+    predict: Callable[[Row, dict[str, Any]], float],
+    quantity: Quantity = STEP_TIME,
 ) -> list[Outcome]:
     """Simulate every row. ``settings_of``: dotted workload keys for what the row leaves open (see `Suite`);
-    ``predict`` turns a workload mapping into seconds of a step."""
+    ``predict`` turns a row and its workload mapping into the ``quantity``."""
     outcomes = []
     for row in rows:
         measured = None
         try:
-            measured = measured_step_s(row)
-            outcome = Outcome(row["id"], "step_time", "s", measured, predict(workload_of(row, settings_of(row))))
+            measured = quantity.measured(row)
+            workload = workload_of(row, settings_of(row), of_memory=quantity.of_memory)
+            outcome = Outcome(row["id"], quantity.name, quantity.unit, measured, predict(row, workload))
         except (UnsupportedError, InputError) as reason:
-            outcome = Outcome(row["id"], "step_time", "s", measured, None, skipped=" ".join(str(reason).split()))
+            skipped = " ".join(str(reason).split())
+            outcome = Outcome(row["id"], quantity.name, quantity.unit, measured, None, skipped=skipped)
         outcomes.append(outcome)
     return outcomes
 

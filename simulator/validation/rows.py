@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from simulator.config.presets import presets
 from simulator.errors import InputError, SimulatorError
 
 Row = Mapping[str, str]
@@ -27,6 +29,15 @@ ALIASES: dict[str, dict[str, Any]] = {
         "h100-80g-hbm3": "dgx_h100",
         "h100-80g-hbm3 (700w)": "dgx_h100",
     },
+    # Whose clock plays the events of a row that is read for its memory, which depends on their order alone.
+    "stand-in": {
+        "v100-16g": "dgx_a100",
+        "v100-32g": "dgx_a100",
+        "h100-96g-hbm2e-500w": "dgx_h100",
+        "h200": "dgx_h100",
+        "b200-sxm": "dgx_h100",
+        "gb300": "dgx_h100",
+    },
     "precision": {
         "fp16": "fp16",
         "fp16 mixed": "fp16",
@@ -35,15 +46,34 @@ ALIASES: dict[str, dict[str, Any]] = {
         "amp_bf16": "bf16",
         "": "bf16",
     },
+    # To memory: weights, gradients and what is kept are as wide as in bf16.
+    "8 bits": {"float8": "bf16", "fp8 current scaling": "bf16", "bf16 params, mxfp8 experts": "bf16"},
     "recompute": {"full": "full", "selective": "selective", "none": "none", "": "none"},
-    "schedule": {"": "1f1b", "none": "1f1b", "1f1b": "1f1b", "interleaved-1f1b": "interleaved", "gpipe": "gpipe"},
-    "zero_stage": {"": 0, "0": 0, "1": 1},
+    "schedule": {
+        "": "1f1b",
+        "none": "1f1b",
+        "1f1b": "1f1b",
+        "interleaved-1f1b": "interleaved",
+        "1f1b-i": "interleaved",
+        "gpipe": "gpipe",
+        "fsdp": "1f1b",
+        "fsdp+tp": "1f1b",
+        "zb-h1": "zb_h1",
+        "zb-h2": "zb_h2",
+        "zb-v": "zb_v",
+        "zb-1p": "zb_auto",
+        "zb-2p": "zb_auto",
+    },
+    "zero_stage": {"": 0, "0": 0, "1": 1, "2": 2, "3": 3},
     "seq_parallel": {"y": True, "n": False},
     "flash_attention": {"": "flash", "y": "flash", "n": "unfused"},
 }
+#: Schedule -> the memory of the automatic search, as a multiple of 1F1B's (arXiv 2401.10241, section 5).
+_ZB_MEMORY_LIMITS = {"zb-1p": 1.0, "zb-2p": 2.0}
 _SHORTEST_STEP_s = 1e-6
 _NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "n_gpus", "tp", "pp", "micro_batch", "global_batch")
-_MORE_THAN_ONE = {"ep": "expert parallelism", "cp": "context parallelism", "n_experts": "experts"}
+#: What a shipped model that is named in column ``model`` has.
+_OF_A_PRESET = ("layers", "hidden", "heads", "vocab")
 
 
 class UnsupportedError(SimulatorError):
@@ -61,7 +91,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"is no CSV table: {error}", file=path) from None
-    absent = [name for name in ("id", *_NEEDED) if name not in columns]
+    absent = [name for name in ("id", *_NEEDED) if name not in {*columns, *_OF_A_PRESET}]
     if absent:
         raise InputError(f"lacks columns: {', '.join(absent)}", file=path, allowed="the columns of published_steps.csv")
     if not rows:
@@ -86,38 +116,53 @@ def measured_step_s(row: Row) -> float:
     raise UnsupportedError("no step time")
 
 
-def workload_of(row: Row, settings: Mapping[str, Any]) -> dict[str, Any]:
+def measured_memory(row: Row) -> float:
+    """The printed memory, in the unit of its source. Raises `UnsupportedError`."""
+    if not row.get("mem_gb"):
+        raise UnsupportedError("no memory")
+    return _number(row, "mem_gb")
+
+
+def preset_of(row: Row) -> str | None:
+    """The shipped model that a row names, such as llama3-8b for "Llama3.1-8B"; its columns say what differs."""
+    words = row.get("model", "").lower().replace("llama3.1", "llama3").split()
+    named = re.sub(r"[^a-z0-9]", "", words[0]) if words else ""
+    return next((name for name in presets() if re.sub(r"[^a-z0-9]", "", name) == named), None)
+
+
+def workload_of(row: Row, settings: Mapping[str, Any], *, of_memory: bool = False) -> dict[str, Any]:
     """The workload mapping of ``row``; ``settings`` (dotted keys) says what the table does not.
 
+    ``of_memory``: its memory is wanted, not its time, so that a GPU without a profile will do.
     Raises `UnsupportedError` naming what is missing or not simulated.
     """
-    absent = [column for column in _NEEDED if not row.get(column)]
+    preset = preset_of(row)
+    row = _with_layers({key: value for key, value in row.items() if value})
+    known = {*row, *(key.partition(".")[2] for key in settings), *(presets()[preset] if preset else ())}
+    if of_memory and "micro_batch" in row:
+        known.add("global_batch")
+    absent = [column for column in _NEEDED if column not in known]
     if absent:
         raise UnsupportedError(f"does not say {', '.join(absent)}")
-    for column, what in _MORE_THAN_ONE.items():
-        if row.get(column) and _number(row, column) > 1:
-            raise UnsupportedError(f"{what} is not simulated yet")
-    tp, pp, vpp = _whole(row, "tp"), _whole(row, "pp"), _whole(row, "vpp", 1)
+    if _whole(row, "n_experts", 1) > 1 and "moe" not in known:
+        raise UnsupportedError("its experts are not those of a shipped model")
+    tp, pp, vpp, cp = _whole(row, "tp"), _whole(row, "pp"), _whole(row, "vpp", 1), _whole(row, "cp", 1)
     gpus = _whole(row, "n_gpus")
-    dp = _whole(row, "dp", gpus // (tp * pp))
-    if tp * pp * dp != gpus:
-        raise UnsupportedError(f"tp {tp} x pp {pp} x dp {dp} is not its {gpus} GPUs")
+    dp = _whole(row, "dp", gpus // (tp * pp * cp))
+    if tp * pp * cp * dp != gpus:
+        degrees = f"tp {tp} x pp {pp}{f' x cp {cp}' if cp > 1 else ''} x dp {dp}"
+        raise UnsupportedError(f"{degrees} is not its {gpus} GPUs")
     if row.get("gpus_per_node") not in (None, "", "8"):
         raise UnsupportedError(f"nodes of {row['gpus_per_node']} GPUs are not in topologies/")
     workload: dict[str, Any] = {
         "name": row["id"],
-        "model": {
-            "layers": _whole(row, "layers"),
-            "hidden": _whole(row, "hidden"),
-            "heads": _whole(row, "heads"),
-            "vocab": _whole(row, "vocab"),
-            "attention": _alias(row, "flash_attention"),
-        },
+        "model": {"preset": preset} if preset else {},
         "training": {
             "seq": _whole(row, "seq"),
             "micro_batch": _whole(row, "micro_batch"),
-            "global_batch": _whole(row, "global_batch"),
-            "precision": _alias(row, "precision"),
+            # Memory does not ask how many micro-batches there are once they fill the pipeline.
+            "global_batch": _whole(row, "global_batch", 4 * pp * vpp * dp * _whole(row, "micro_batch")),
+            "precision": _precision(row, of_memory),
             "recompute": _alias(row, "recompute"),
         },
         "parallelism": {
@@ -126,19 +171,71 @@ def workload_of(row: Row, settings: Mapping[str, Any]) -> dict[str, Any]:
             "dp": dp,
             "vpp": vpp,
             "schedule": _alias(row, "schedule") if vpp == 1 else "interleaved",
-            "zero": _alias(row, "zero_stage"),
         },
-        "cluster": {"name": _alias(row, "gpu")},
+        "cluster": {"name": _cluster(row, of_memory)},
     }
-    for column in ("kv_heads", "ffn_hidden"):
-        if row.get(column):
+    if not preset or "flash_attention" in row:
+        workload["model"]["attention"] = _alias(row, "flash_attention")
+    limit = _ZB_MEMORY_LIMITS.get(row.get("schedule", "").lower())
+    if limit is not None:
+        workload["parallelism"]["zb_memory_limit"] = limit
+    for column in ("layers", "hidden", "heads", "vocab", "kv_heads", "ffn_hidden"):
+        if column in row:
             workload["model"][column] = _whole(row, column)
+    if "zero_stage" in row:
+        workload["parallelism"]["zero"] = _alias(row, "zero_stage")
+    for column in ("cp", "ep"):
+        if _whole(row, column, 1) > 1:
+            workload["parallelism"][column] = _whole(row, column)
     if row.get("seq_parallel"):
         workload["parallelism"]["sequence_parallel"] = _alias(row, "seq_parallel")
+    counts = split_layers(_whole(row, "layers"), pp * vpp) if "layers" in row else None
+    if counts is not None and not any(key.startswith("parallelism.account_for") for key in settings):
+        workload["parallelism"]["layers_per_stage"] = counts
     for key, value in settings.items():
         section, _, name = key.partition(".")
         workload[section].setdefault(name, value)
     return workload
+
+
+def _with_layers(row: Row) -> Row:
+    """With the layers that follow from the parameters, where only those are given and the MLP is 4 h wide: 12 h^2 each,
+    and one table of the vocabulary."""
+    if "layers" in row or not {"params_b", "hidden", "vocab"} <= set(row):
+        return row
+    hidden, params = _whole(row, "hidden"), 1e9 * _number(row, "params_b")
+    return {**row, "layers": str(round((params - _whole(row, "vocab") * hidden) / (12 * hidden**2)))}
+
+
+def split_layers(layers: int, stages: int) -> list[int] | None:
+    """Layers per stage where they do not divide: one fewer at the ends, where the embedding and the head count as one
+    each; else as many as the largest stage needs, from the front (DeepSpeed's ``partition_balanced``)."""
+    if layers % stages == 0:
+        return None
+    each = math.ceil(layers / stages)
+    if (layers + 2) % stages == 0:
+        return [each - 1, *[each] * (stages - 2), each - 1]
+    counts = [each] * (layers // each)
+    counts.append(layers - sum(counts))
+    counts += [0] * (stages - len(counts))
+    while 0 in counts:  # each stage has a layer
+        counts[max(at for at, count in enumerate(counts) if count > 1)] -= 1
+        counts[counts.index(0)] = 1
+    return counts
+
+
+def _cluster(row: Row, of_memory: bool) -> str:
+    gpu = row["gpu"].lower()
+    if of_memory and gpu in ALIASES["stand-in"]:
+        return str(ALIASES["stand-in"][gpu])
+    return str(_alias(row, "gpu"))
+
+
+def _precision(row: Row, of_memory: bool) -> str:
+    text = row.get("precision", "").lower()
+    if of_memory and text in ALIASES["8 bits"]:
+        return str(ALIASES["8 bits"][text])
+    return str(_alias(row, "precision"))
 
 
 def _alias(row: Row, column: str) -> Any:
@@ -150,7 +247,7 @@ def _alias(row: Row, column: str) -> Any:
 
 def _number(row: Row, column: str) -> float:
     try:
-        value = float(row[column])
+        value = float(re.sub(r"^(\d+)k\b.*", r"\g<1>000", row[column]))  # a vocabulary of "250k (approx.)"
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):

@@ -1,17 +1,93 @@
-"""Context parallelism."""
+"""Context parallelism, and what a sequence is split into."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from simulator.config.rules.numbers import divisors, listed, nearest, nearest_multiple
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
+    from simulator.config.parallelism import Parallelism
     from simulator.config.workload import Workload
 
 
 def problems(workload: Workload) -> Iterator[InputError]:
-    """Context parallelism is not there yet."""
-    if workload.parallelism.cp > 1:
-        yield InputError("is not supported yet", key="parallelism.cp", found=workload.parallelism.cp, allowed="1")
+    """Sequences that do not split, and attention that cannot be spread over cp ranks."""
+    layout = workload.parallelism
+    if "cp_layout" in layout.model_fields_set and layout.cp_method != "ring":
+        yield InputError(
+            f"{layout.cp_method} leaves every rank whole sequences",
+            key="parallelism.cp_layout",
+            found=layout.cp_layout,
+            allowed="no value, or cp_method: ring",
+        )
+    yield from _sequence_does_not_split(workload)
+    if layout.cp > 1:
+        yield from _ring_problems(workload) if layout.cp_method == "ring" else _ulysses_problems(workload)
+
+
+def _sequence_does_not_split(workload: Workload) -> Iterator[InputError]:
+    """Context parallelism splits a sequence into cp parts, or 2 cp chunks for a balanced ring (Megatron-LM's
+    ``get_batch_on_this_cp_rank``); sequence parallelism each rank's part over tp."""
+    layout, seq = workload.parallelism, workload.training.seq
+    unit = sequence_unit(layout)
+    if seq % unit == 0:
+        return
+    split = [f"context parallelism over cp {layout.cp}"] if layout.cp > 1 else []
+    split += [f"sequence parallelism over tp {layout.tp}"] if layout.sequence_parallel else []
+    other = "sequence_parallel: false" if layout.cp == 1 else "a smaller cp"
+    yield InputError(
+        f"{' and '.join(split)} splits it into pieces of 1/{unit}, which is no whole number of tokens",
+        key="training.seq",
+        found=seq,
+        allowed=f"a multiple of {unit}, or {other}",
+        fix=f"seq: {nearest_multiple(seq, unit)}",
+    )
+
+
+def sequence_unit(layout: Parallelism) -> int:
+    """What a sequence must be a multiple of."""
+    zigzag = layout.cp > 1 and layout.cp_method == "ring" and layout.cp_layout == "zigzag"
+    return layout.cp * math.lcm(2 if zigzag else 1, layout.tp if layout.sequence_parallel else 1)
+
+
+def _ring_problems(workload: Workload) -> Iterator[InputError]:
+    """The partial results of a ring are merged by their log-sum-exp, which flash attention gives; TransformerEngine's
+    ring and PyTorch's know no window."""
+    model, window = workload.model, workload.model.window(workload.training.seq)
+    if model.attention != "flash":
+        yield InputError(
+            "ring attention merges the results of flash attention",
+            key="model.attention",
+            found=model.attention,
+            allowed="flash, or cp_method: ulysses",
+            fix="attention: flash",
+        )
+    if window:
+        yield InputError(
+            f"a ring does not know windows: {window} is shorter than the sequence of {workload.training.seq}",
+            key="model.sliding_window",
+            found=window,
+            allowed=f">= {workload.training.seq}, or cp_method: ulysses",
+            fix="cp_method: ulysses",
+        )
+
+
+def _ulysses_problems(workload: Workload) -> Iterator[InputError]:
+    model, layout = workload.model, workload.parallelism
+    if model.heads % layout.tp:  # said elsewhere
+        return
+    heads, kv_heads = model.heads // layout.tp, max(1, model.kv_heads // layout.tp)
+    allowed = [cp for cp in divisors(heads) if kv_heads % cp == 0 or cp % kv_heads == 0]
+    if layout.cp not in allowed:
+        each = "" if layout.tp == 1 else f" of each of tp {layout.tp}"
+        yield InputError(
+            f"ulysses gives each rank whole heads: {heads} query and {kv_heads} KV heads{each} do not split over it",
+            key="parallelism.cp",
+            found=layout.cp,
+            allowed=listed(allowed),
+            fix=f"cp: {nearest(layout.cp, allowed)}, or cp_method: ring",
+        )

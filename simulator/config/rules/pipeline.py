@@ -19,25 +19,34 @@ MAX_ACTIONS = 10_000_000
 
 
 def even_split(layers: int, layout: Parallelism) -> tuple[int, ...]:
-    """Layers per stage where the file gives none. Raises `InputError` that proposes a split where it is not even."""
+    """Layers per stage where the file gives none, embedding and loss counted as layers where it says so. Raises
+    `InputError` that proposes a split where it is not even."""
     stages = layout.pp * layout.vpp
-    if layers % stages == 0:
-        return (layers // stages,) * stages
-    allowed = [p for p in divisors(layers) if p % layout.vpp == 0]
-    if layers < stages:
+    counted = layers + layout.account_for_embedding + layout.account_for_loss
+    if counted % stages == 0:
+        return tuple(_without_ends([counted // stages] * stages, layout))
+    allowed = [p for p in divisors(counted) if p % layout.vpp == 0]
+    if counted < stages:
         raise InputError(
             f"{layers} layers are too few for {stages} stages (pp {layout.pp} x vpp {layout.vpp})",
             key="parallelism.pp",
             found=layout.pp,
-            allowed=f"pp * vpp at most {layers}",
+            allowed=f"pp * vpp at most {counted}",
         )
-    proposal = split(layers, stages)
+    what = f"{layers} layers" if counted == layers else f"{counted} layers, embedding and loss counted as asked,"
     raise InputError(
-        f"{layers} layers do not divide evenly over {stages} stages (pp {layout.pp} x vpp {layout.vpp})",
+        f"{what} do not divide evenly over {stages} stages (pp {layout.pp} x vpp {layout.vpp})",
         key="parallelism.layers_per_stage",
         allowed=f"{stages} numbers whose sum is {layers}, or pp * vpp one of {listed(allowed)}",
-        fix=f"layers_per_stage: {shown(proposal)}",
+        fix=f"layers_per_stage: {shown(_without_ends(split(counted, stages), layout))}",
     )
+
+
+def _without_ends(counts: list[int], layout: Parallelism) -> list[int]:
+    """Layers alone, of what counts embedding and loss too."""
+    counts[0] -= layout.account_for_embedding
+    counts[-1] -= layout.account_for_loss
+    return counts
 
 
 def problems(workload: Workload) -> Iterator[InputError]:
@@ -61,6 +70,22 @@ def problems(workload: Workload) -> Iterator[InputError]:
             found=found,
             allowed=">= 2, or schedule: 1f1b with vpp: 1",
             fix=f"{key}: 2",
+        )
+    if layout.plan.search is None and layout.zb_memory_limit != 1:
+        searched = ", ".join(name for name, schedule in SCHEDULES.items() if schedule.search)
+        yield InputError(
+            f"has no meaning with the schedule {layout.schedule}",
+            key="parallelism.zb_memory_limit",
+            found=layout.zb_memory_limit,
+            fix=f"schedule: {searched}",
+        )
+    if layout.zero == 3 and not layout.plan.drains:
+        yield InputError(
+            f"the schedule {layout.schedule} keeps whole earlier versions of the weights, which zero 3 does not hold",
+            key="parallelism.zero",
+            found=layout.zero,
+            allowed="0, 1 or 2, or a schedule that drains, such as 1f1b",
+            fix="zero: 1",
         )
     yield from _rank_order_problems(layout)
 
@@ -91,6 +116,13 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
             allowed=f"{stages} numbers (pp {layout.pp} x vpp {layout.vpp}) whose sum is {model.layers}",
             fix=proposal,
         )
+    elif 0 in layout.layers_per_stage[1:-1]:
+        yield InputError(
+            f"stage {layout.layers_per_stage.index(0, 1)} has nothing to do",
+            key="parallelism.layers_per_stage",
+            found=list(layout.layers_per_stage[:64]),
+            allowed="0 for the first stage, which has the embedding, and for the last, which has the loss",
+        )
     elif training.recompute.layers is not None and training.recompute.layers > max(layout.layers_per_stage):
         yield InputError(
             "no stage has so many layers",
@@ -98,6 +130,15 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
             found=training.recompute.layers,
             allowed=f"at most {max(layout.layers_per_stage)}",
         )
+    if layout.account_for_embedding or layout.account_for_loss:
+        even = even_split(model.layers, layout)
+        if layout.layers_per_stage != even:
+            yield InputError(
+                "is not the even split that account_for_embedding and account_for_loss ask for",
+                key="parallelism.layers_per_stage",
+                found=list(layout.layers_per_stage[:64]),
+                allowed=f"{shown(list(even))}, or these two keys left out",
+            )
     yield from _batch_problems(workload)
 
 
@@ -125,6 +166,13 @@ def _batch_problems(workload: Workload) -> Iterator[InputError]:
             fix="a larger micro_batch",
         )
     schedule = layout.plan
+    if schedule.search and layout.zb_memory_limit * min(microbatches, layout.pp) < 1:
+        yield InputError(
+            "leaves no room for a micro-batch",
+            key="parallelism.zb_memory_limit",
+            found=layout.zb_memory_limit,
+            allowed=f"at least {1 / min(microbatches, layout.pp):.3g}",
+        )
     reason = schedule.check(layout.pp, microbatches, layout.vpp)
     if reason is not None:
         works = [m for m in around(microbatches) if schedule.check(layout.pp, m, layout.vpp) is None]

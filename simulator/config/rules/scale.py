@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 
 def replicas(layout: Parallelism, cluster: ClusterSpec) -> int:
-    """dp where the file gives the cluster's nodes instead. Raises `InputError` where the GPUs do not divide."""
+    """dp where the file gives the cluster's nodes instead: those that parameter servers leave to workers. Raises
+    `InputError` where the GPUs do not divide."""
+    if layout.server_count:
+        if cluster.nodes <= layout.server_count:
+            raise too_small(cluster, layout.model_parallel, axes(layout), layout.server_count)
+        cluster = cluster.model_copy(update={"nodes": cluster.nodes - layout.server_count})
     model_parallel = layout.model_parallel
     if cluster.n_gpus % model_parallel == 0:
         return cluster.n_gpus // model_parallel
@@ -33,11 +38,12 @@ def replicas(layout: Parallelism, cluster: ClusterSpec) -> int:
     )
 
 
-def too_small(cluster: ClusterSpec, ranks: int, what: str) -> InputError:
-    """The error of ``ranks`` (explained by ``what``) that need more GPUs than the cluster has."""
-    needed = math.ceil(ranks / cluster.node.gpus.count)
+def too_small(cluster: ClusterSpec, ranks: int, what: str, servers: int = 0) -> InputError:
+    """The error of ``ranks`` (explained by ``what``), and nodes for servers, that need more than the cluster has."""
+    needed = math.ceil(ranks / cluster.node.gpus.count) + servers
+    beside = f" and {servers} nodes for parameter servers" if servers else ""
     return InputError(
-        f"{what} needs {ranks:,} GPUs, {cluster.nodes} nodes of {cluster.name} have {cluster.n_gpus:,}",
+        f"{what} needs {ranks:,} GPUs{beside}, {cluster.nodes} nodes of {cluster.name} have {cluster.n_gpus:,}",
         key="cluster.nodes",
         found=cluster.nodes,
         allowed=f">= {needed}",
@@ -65,8 +71,9 @@ def axes(layout: Parallelism) -> str:
 def layout_problems(workload: Workload) -> Iterator[InputError]:
     """Too few GPUs, and what is wrong with the cluster itself at its resolved size."""
     layout, cluster = workload.parallelism, workload.cluster
-    if workload.n_ranks > cluster.n_gpus:
-        yield too_small(cluster, workload.n_ranks, f"{axes(layout)} x dp {layout.dp}")
+    workers = cluster.n_gpus - layout.server_count * cluster.node.gpus.count
+    if workload.n_ranks > workers:
+        yield too_small(cluster, workload.n_ranks, f"{axes(layout)} x dp {layout.dp}", layout.server_count)
     for problem in cluster_problems(cluster):
         problem.key = f"cluster.{problem.key}"
         yield problem
@@ -74,6 +81,7 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
 
 def warnings(workload: Workload) -> Iterator[str]:
     """GPUs without work."""
-    idle = workload.cluster.n_gpus - workload.n_ranks
+    cluster = workload.cluster
+    idle = cluster.n_gpus - workload.parallelism.server_count * cluster.node.gpus.count - workload.n_ranks
     if idle > 0:
         yield f"{idle} of the {workload.cluster.n_gpus} GPUs of the cluster have no rank"

@@ -58,8 +58,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
 
 def _tp_problems(workload: Workload) -> Iterator[InputError]:
     """What tp does not divide, the most telling first: one change of tp may mend them all."""
-    model, training, layout = workload.model, workload.training, workload.parallelism
-    tp = layout.tp
+    model, tp = workload.model, workload.parallelism.tp
     if model.heads % tp:
         yield _heads_do_not_split(workload)
     if model.kv_heads % tp and tp % model.kv_heads:
@@ -78,14 +77,6 @@ def _tp_problems(workload: Workload) -> Iterator[InputError]:
             found=model.ffn_hidden,
             allowed=f"a multiple of {tp}",
             fix=f"ffn_hidden: {nearest_multiple(model.ffn_hidden, tp)}",
-        )
-    if layout.sequence_parallel and training.seq % tp:
-        yield InputError(
-            f"sequence parallelism splits it over tp {tp}, which does not divide it",
-            key="training.seq",
-            found=training.seq,
-            allowed=f"a multiple of {tp}, or sequence_parallel: false",
-            fix=f"seq: {nearest_multiple(training.seq, tp)}",
         )
 
 

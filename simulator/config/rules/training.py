@@ -37,9 +37,35 @@ def problems(workload: Workload) -> Iterator[InputError]:
             found=recompute.layers,
             fix="granularity: full",
         )
+    yield from _module_problems(workload)
+
+
+def _module_problems(workload: Workload) -> Iterator[InputError]:
+    """Modules to recompute that the model does not have."""
+    model, recompute = workload.model, workload.training.recompute
+    if recompute.modules != ("core_attn",) and recompute.granularity != "selective":
+        yield InputError(
+            f"has no meaning with granularity {recompute.granularity}",
+            key="training.recompute.modules",
+            found=list(recompute.modules),
+            fix="granularity: selective",
+        )
+    dense = model.moe is None or not all(model.moe.here(layer) for layer in range(model.layers))
+    there = ["core_attn", "layernorm", *(["mla_up_proj"] if model.mla else []), *(["mlp"] if dense else [])]
+    there += ["moe", "moe_act"] if model.moe else []
+    there += ["shared_experts"] if model.moe and model.moe.shared_experts else []
+    if missing := [module for module in recompute.modules if module not in there]:
+        yield InputError(
+            "the model has no such modules",
+            key="training.recompute.modules",
+            found=missing,
+            allowed=", ".join(there),
+        )
 
 
 def warnings(workload: Workload) -> Iterator[str]:
     """Recomputation that saves nothing."""
-    if workload.training.recompute.granularity == "selective" and workload.model.attention == "flash":
+    recompute = workload.training.recompute
+    alone = recompute.granularity == "selective" and recompute.modules == ("core_attn",)
+    if alone and workload.model.attention == "flash":
         yield "selective recompute saves almost nothing: flash attention keeps no scores to recompute"

@@ -1,0 +1,94 @@
+"""What the ranks of a job hold whatever their steps do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from simulator import model
+from simulator.build.layout import Place, layout
+from simulator.config import Workload
+from simulator.model import Part, StateBytes
+from simulator.units import MB, MiB
+
+#: CUDA context with the kernels that PyTorch loads. Since CUDA 11.7 modules load lazily and an idle context takes about
+#: 300 MB; a training step's kernels bring it to about half a gigabyte (github.com/pytorch/pytorch, issue 107667).
+CUDA_CONTEXT_BYTES = 500 * MB
+#: What NCCL keeps per communicator: 544 MB with 2 and 688 MB with 4 A100s behind NVSwitch after an all-reduce, context
+#: included (github.com/NVIDIA/nccl, issue 964), less about 300 MB for that context. Channels and their buffers are
+#: independent of the number of ranks beyond a few (same repository, issue 986).
+NCCL_COMMUNICATOR_BYTES = 320 * MiB
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a rank holds whatever its steps do, bytes: the model's ``state``, ``placeholders`` that stay for good (see
+    `model.nodes.linear`), and the ``bucket`` that gradients are copied to; and how many ``communicators`` it has.
+    ``parts``: by stage, what its passes run."""
+
+    state: StateBytes
+    placeholders: float = 0.0
+    bucket: float = 0.0
+    communicators: int = 0
+    parts: Mapping[int, tuple[Part, ...]] = field(default_factory=dict)
+
+    @property
+    def allocated(self) -> float:
+        """Of it, what PyTorch's allocator knows of."""
+        return self.state.total + self.placeholders + self.bucket
+
+    @property
+    def overhead(self) -> float:
+        """Device memory outside PyTorch's allocator."""
+        return CUDA_CONTEXT_BYTES + self.communicators * NCCL_COMMUNICATOR_BYTES
+
+
+def communicators(groups: Mapping[str, Iterable[Iterable[int]]]) -> Counter[int]:
+    """Per rank the groups that it shares with others, ``groups`` being those of each axis: NCCL has a communicator
+    each."""
+    return Counter(
+        rank for of_axis in groups.values() for members in map(tuple, of_axis) if len(members) > 1 for rank in members
+    )
+
+
+def holdings(workload: Workload, ranks: Iterable[int]) -> dict[int, Holdings]:
+    """By rank. A process has a communicator in every group, and one of all ranks where there are several (PyTorch's
+    default group, which barriers use)."""
+    placed = layout(workload)
+    groups = {**placed.groups, "world": (tuple(range(workload.n_ranks)),) if workload.n_ranks > 1 else ()}
+    members = communicators(groups)
+    found: dict[tuple[Place, int], Holdings] = {}
+    by_rank = {}
+    for rank in ranks:
+        key = placed.places[placed.place_of[rank]], members[rank]
+        if key not in found:
+            found[key] = _of(workload, *key)
+        by_rank[rank] = found[key]
+    return by_rank
+
+
+def _of(workload: Workload, place: Place, n_communicators: int) -> Holdings:
+    parallelism = workload.parallelism
+    parts = {
+        stage: model.stage_parts(workload, stage % parallelism.n_stages, place.seat)
+        for stage in parallelism.stages_of(place.pipeline_rank)
+    }
+    placeholders = model.unique(
+        tensor for of_stage in parts.values() for part in of_stage for tensor in part.placeholders
+    )
+    state = model.state_bytes(workload, place.pipeline_rank)
+    return Holdings(
+        state=state,
+        placeholders=sum(tensor.nbytes for tensor in placeholders),
+        bucket=_bucket_bytes(workload, state),
+        communicators=n_communicators,
+        parts=parts,
+    )
+
+
+def _bucket_bytes(workload: Workload, state: StateBytes) -> float:
+    parallelism = workload.parallelism
+    if not parallelism.copy_to_buckets or parallelism.replicas("dp") == 1:
+        return 0.0
+    return min(float(parallelism.bucket_bytes), state.gradients)

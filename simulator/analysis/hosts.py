@@ -1,0 +1,77 @@
+"""Memory of hosts, and room on drives, that a job with offload or parameter servers takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from simulator.config import Workload
+from simulator.model import host_state_bytes, optimized, params_on, rank_parts
+from simulator.timeline import Timeline
+from simulator.units import DTYPE_BYTES
+
+
+def host_memory(workload: Workload, pipeline_rank: Sequence[int], played: Timeline) -> dict[str, Any] | None:
+    """Bytes that the fullest node's host holds (``peak_bytes``) and its drives (``nvme_bytes``), beside what the host has
+    (null where the cluster does not say), and whether it fits; None where nothing lives there.
+
+    ``pipeline_rank``: of each rank. Optimizer states and gradients, shards of parameters, and activations are those of
+    all ranks of the node, each at its fullest; a server keeps its part of states and working copy, and the gradients of
+    all replicas until it adds them up.
+    """
+    layout, node = workload.parallelism, workload.cluster.node
+    if not layout.server_count and set(layout.offload.model_dump().values()) == {"none"}:
+        return None
+    cpu, nvme = [0.0] * workload.cluster.nodes, [0.0] * workload.cluster.nodes
+    held = _activations(played)
+    per_param = _per_param(workload)
+    shares: dict[int, float] = {}
+    for rank, stage in enumerate(pipeline_rank):
+        if stage not in shares:
+            shares[stage] = optimized(workload, params_on(rank_parts(workload, stage)))
+        at = rank // node.gpus.count
+        cpu[at] += per_param["cpu"] * shares[stage]
+        nvme[at] += per_param["nvme"] * shares[stage]
+        on = nvme if layout.offload.activations == "nvme" else cpu
+        on[at] += held.get(played.simulated_as[rank], 0.0)
+    if layout.server_count:
+        training = workload.training
+        grads = workload.n_ranks / (layout.tp * layout.pp) if layout.data_parallel == "parameter_server" else 1.0
+        kept = host_state_bytes(workload) + grads * DTYPE_BYTES[training.grad_dtype] + DTYPE_BYTES[training.precision]
+        whole = layout.tp * sum(shares[stage] for stage in range(layout.pp))
+        for at in workload.server_nodes:
+            cpu[at] += kept * whole / layout.servers
+    capacity, peak = node.host_memory_bytes, max(cpu)
+    return {
+        "capacity_bytes": capacity,
+        "fits": capacity is None or peak <= capacity,
+        "peak_bytes": peak,
+        "nvme_bytes": max(nvme),
+    }
+
+
+def _per_param(workload: Workload) -> Mapping[str, float]:
+    """Bytes per parameter of a rank's share that its host and its drives hold."""
+    training, offload = workload.training, workload.parallelism.offload
+    found = {"none": 0.0, "cpu": 0.0, "nvme": 0.0}
+    found[offload.optimizer] += host_state_bytes(workload)
+    found[offload.parameters] += DTYPE_BYTES[training.precision]
+    found["none" if offload.optimizer == "none" else "cpu"] += DTYPE_BYTES[training.grad_dtype]
+    return found
+
+
+def _activations(played: Timeline) -> dict[int, float]:
+    """Per simulated rank, the most bytes of activations that are outside the GPU, or on the way."""
+    peaks: dict[int, float] = {}
+    names = np.array(played.lane_names, dtype=object)[played.lane]
+    out, back = names == "d2h_activations", names == "h2d_activations"
+    moved = np.array([template.nbytes.sum() for template in played.templates])
+    for rank in played.ranks:
+        mine = np.flatnonzero((played.rank == rank) & (out | back))
+        times = np.where(out, played.start_s, played.end_s)[mine]
+        change = np.where(out, 1.0, -1.0)[mine] * moved[played.template[mine]]
+        order = np.argsort(times, kind="stable")
+        peaks[rank] = float(np.cumsum(change[order]).max(initial=0.0))
+    return peaks

@@ -1,0 +1,49 @@
+"""What the passes of each stage take, as a schedule is tuned to: read from a rehearsal with few micro-batches."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.analysis.activity import compute_lane_spans
+from simulator.schedules import Times
+from simulator.timeline import CATEGORIES, Floats, Timeline
+
+
+def times_of(rehearsal: Timeline, n_stages: int, memory_limit: float) -> Times:
+    """``rehearsal``: a step of a schedule that splits the backward pass, of two micro-batches or more.
+
+    Forwards are those of the last micro-batch, beside whose first ones parameters may gather, gradients those of the
+    first one, beside whose last ones gradients may reduce. A stage is as slow as its slowest rank; a hop is the mean
+    of all hops.
+    """
+    passes = compute_lane_spans(rehearsal)
+    last = int(rehearsal.microbatch.max())
+
+    def longest(kind: str, microbatch: int) -> tuple[float, ...]:
+        chosen = passes & (rehearsal.phase == kind) & (rehearsal.microbatch == microbatch)
+        seconds = []
+        for stage in range(n_stages):
+            at = np.flatnonzero(chosen & (rehearsal.stage == stage))
+            ranks = rehearsal.rank[at]
+            spans = [
+                (rehearsal.start_s[at[ranks == rank]], rehearsal.end_s[at[ranks == rank]]) for rank in np.unique(ranks)
+            ]
+            seconds.append(max((float(end.max() - start.min()) for start, end in spans), default=0.0))
+        return tuple(seconds)
+
+    def moved(kind: str, nbytes: Floats) -> tuple[float, ...]:
+        chosen = passes & (rehearsal.phase == kind)
+        return tuple(float(nbytes[chosen & (rehearsal.stage == stage)].max(initial=0.0)) for stage in range(n_stages))
+
+    category = np.array([int(t.category[0]) if len(t) else 0 for t in rehearsal.templates], dtype=np.int64)
+    sent = np.array(["_send_" in lane for lane in rehearsal.lane_names], dtype=bool)[rehearsal.lane]
+    hops = (rehearsal.end_s - rehearsal.start_s)[sent & (category[rehearsal.template] == CATEGORIES.index("pp"))]
+    return Times(
+        forward_s=longest("F", last),
+        input_s=longest("I", 0),
+        weight_s=longest("W", 0),
+        taken=moved("F", rehearsal.alloc_bytes),
+        kept=moved("W", rehearsal.free_bytes),
+        hop_s=float(hops.mean()) if len(hops) else 0.0,
+        memory_limit=memory_limit,
+    )

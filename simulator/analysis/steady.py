@@ -1,0 +1,106 @@
+"""The steady state of steps that follow one another: one period of it, as a Timeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from simulator.analysis.activity import compute_lane_spans
+from simulator.program.ops import COMPUTE_LANE
+from simulator.timeline import Floats, Timeline
+
+#: Periods of different ranks and steps are the same one if they differ by less than this share of it.
+TOLERANCE = 1e-9
+#: Mean periods of asynchronous workers are settled once they differ by less than this share.
+SETTLED = 0.01
+
+
+@dataclass(frozen=True)
+class Steady:
+    """``period``: one period as a Timeline, cut out of the steps ``played``; ``window``: from when to when that was for
+    the first rank (s); ``stable``: whether every rank did the same at the same time a period before."""
+
+    period: Timeline
+    played: Timeline
+    window: tuple[float, float]
+    stable: bool
+
+
+def steady(timeline: Timeline, steps: int, microbatches: int) -> Steady:
+    """The last of ``steps`` equal steps, of ``microbatches`` each, that repeats the one before: from where each rank
+    comes to the step's first entry on its compute lane, to the same place a step later.
+
+    Where no step repeats the one before, the last but one is taken as it is, with the mean period of the later half.
+    """
+    came = {rank: _came(timeline, rank) for rank in timeline.ranks}
+    length = {rank: len(times) // steps for rank, times in came.items()}
+    begins = {rank: times[:: length[rank]] for rank, times in came.items()}
+    for step in range(steps - 2, 0, -1):
+        shifts = [
+            _shift(times[step * n : (step + 1) * n + 1], times[(step - 1) * n : step * n + 1])
+            for times, n in ((came[rank], length[rank]) for rank in came)
+        ]
+        period = float(np.mean([shift[0] for shift in shifts]))
+        if all(np.abs(shift - period).max() <= TOLERANCE * period for shift in shifts):
+            return _cut(
+                timeline, {rank: begins[rank][step : step + 2] for rank in came}, period, steps, microbatches, True
+            )
+    half = steps // 2
+    period = float(np.mean([(times[-1] - times[half]) / (steps - 1 - half) for times in begins.values()]))
+    return _cut(timeline, {rank: times[-2:] for rank, times in begins.items()}, period, steps, microbatches, False)
+
+
+def own_paces(timeline: Timeline, steps: int, microbatches: int) -> Steady:
+    """As `steady`, of workers that do not wait for each other: of each its last whole step while all are under way.
+
+    The period is the time in which all workers together do as many steps as there are workers, the harmonic mean of
+    their own. Workers that meet at servers now and then do not repeat themselves exactly: their own period is the mean
+    of the later half of their steps, and taken as steady once it has settled to `SETTLED`.
+    """
+    came = {rank: _came(timeline, rank) for rank in timeline.ranks}
+    begins = {rank: times[:: len(times) // steps] for rank, times in came.items()}
+    horizon = min(float(times[-1]) for times in begins.values())
+    windows: dict[int, Floats] = {}
+    own: dict[int, float] = {}
+    stable = True
+    for rank, times in begins.items():
+        whole = times[times <= horizon * (1 + TOLERANCE)]
+        if len(whole) < 3:
+            stable = False
+            whole = times[:3]
+        steps_s = np.diff(whole)
+        own[rank] = float(steps_s[-1])
+        if abs(steps_s[-1] - steps_s[-2]) > TOLERANCE * steps_s[-1]:
+            later = steps_s[len(steps_s) // 2 :]
+            own[rank] = float(later.mean())
+            settled = abs(later[len(later) // 2 :].mean() - own[rank]) <= SETTLED * own[rank]
+            stable = stable and settled and len(later) > 3
+        windows[rank] = np.array([whole[-1] - own[rank], whole[-1]])
+    like = timeline.ranks_like
+    period = sum(like.values()) / sum(like[rank] / seconds for rank, seconds in own.items())
+    found = _cut(timeline, windows, period, steps, microbatches, stable)
+    return replace(found, period=replace(found.period, own_period_s=own))
+
+
+def _shift(times: Floats, before: Floats) -> Floats:
+    known = np.isfinite(before)
+    return times[known] - before[known]
+
+
+def _came(timeline: Timeline, rank: int) -> Floats:
+    """When the rank's compute lane came to each of its entries; infinite for communication, which has lanes of its own.
+    A step's last entry computes."""
+    spans = np.flatnonzero(compute_lane_spans(timeline) & (timeline.rank == rank))
+    times = np.full(int(timeline.step[spans].max(initial=-1)) + 1, np.inf)
+    np.minimum.at(times, timeline.step[spans], timeline.posted_s[spans])
+    return times
+
+
+def _cut(
+    timeline: Timeline, begins: dict[int, Floats], period: float, steps: int, microbatches: int, stable: bool
+) -> Steady:
+    windows = {rank: (float(begin[0]), float(begin[1])) for rank, begin in begins.items()}
+    start = min(low for low, _ in windows.values())
+    cut = timeline.cut(windows, period, compute_lane=COMPUTE_LANE, steps=steps, microbatches=microbatches)
+    return Steady(cut, timeline, (start, start + period), stable)

@@ -1,0 +1,143 @@
+"""Gradients that are reduced in fewer bytes: the kernels that pack and unpack them, and how packed ones are added up.
+
+- ``fp8``: NCCL adds up 8-bit floating point numbers that share a scale (FP8-LM, arXiv 2310.18313, section 2.1).
+- ``int8``: numbers of different scales cannot be added on the way: each rank gets its part of all others' gradients
+  (all-to-all), adds them up, and all gather the packed sums; a sharded sum stays where it is (ZeRO++, arXiv 2306.10209,
+  section 3.3).
+- ``1bit``: as int8 with signs, of momentum and what earlier rounding has lost, on both sides (1-bit Adam, arXiv
+  2102.02888, algorithm 1 and section 5).
+
+The volume falls by the ratio of the elements' sizes: an all-to-all and an all-gather move what a ring's all-reduce does.
+Buckets are packed where their gradients are complete, and unpacked where the compute lane first waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from simulator.build.pipeline import Lanes
+from simulator.config import Workload
+from simulator.program import Block, Comm, Compute, Memory, Step
+from simulator.program.ops import COMPUTE_LANE
+from simulator.units import DTYPE_BYTES
+
+#: Bytes of a packed element.
+ELEMENT_BYTES = {"fp8": 1.0, "int8": 1.0, "1bit": 1 / 8}
+#: Bytes of an element of what rounding has lost, kept for the next step.
+ERROR_BYTES = 4.0
+_REDUCTIONS = ("dp.all_reduce grads", "dp.reduce_scatter grads")
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """What takes a reduction's place: kernels before, transfers, kernels where its result is needed. Bytes of kernels."""
+
+    pack: Step
+    transfers: tuple[Step, ...]
+    unpack: tuple[Step, ...]
+
+
+def compressed(workload: Workload, lanes: Lanes) -> Lanes:
+    """``lanes`` of a rank with its gradient reductions packed as ``grad_compression`` says."""
+    if workload.parallelism.grad_compression == "none":
+        return lanes
+    packed = {
+        step.label: _packed(workload, step) for of_lane in lanes.values() for step in of_lane if _is_reduction(step)
+    }
+    beside = {lane: of_lane for lane, of_lane in lanes.items() if lane != COMPUTE_LANE}
+    unpacked = {label: one.unpack[-1].label for label, one in packed.items()}
+    whole = {
+        lane: [new for step in of_lane for new in _replaced(step, packed, unpacked)] for lane, of_lane in beside.items()
+    }
+    needs = _needs(packed, [step for of_lane in beside.values() for step in of_lane])
+    return {**lanes, **whole, COMPUTE_LANE: _with_kernels(lanes[COMPUTE_LANE], packed, needs)}
+
+
+def _is_reduction(step: Step) -> bool:
+    return isinstance(step.op, Comm) and step.op.purpose == "dp" and step.op.name in _REDUCTIONS
+
+
+def _replaced(step: Step, packed: Mapping[str, _Packed], unpacked: Mapping[str, str]) -> tuple[Step, ...]:
+    """A reduction as its transfers; what else waits for one waits until that is unpacked."""
+    if step.label in packed:
+        return packed[step.label].transfers
+    return (replace(step, after=tuple(unpacked.get(label, label) for label in step.after)),)
+
+
+def _needs(packed: Mapping[str, _Packed], beside: Sequence[Step]) -> dict[str, dict[str, None]]:
+    """Per label of a step ``beside`` compute, the reductions that it waits for, itself or through others."""
+    needs: dict[str, dict[str, None]] = {label: {label: None} for label in packed}
+    growing = True
+    while growing:
+        growing = False
+        for step in beside:
+            found = {label: None for before in step.after for label in needs.get(before, ())}
+            if step.label not in packed and found.keys() - needs.get(step.label, {}).keys():
+                needs[step.label] = found
+                growing = True
+    return needs
+
+
+def _with_kernels(
+    compute: Sequence[Step], packed: Mapping[str, _Packed], needs: Mapping[str, Mapping[str, None]]
+) -> list[Step]:
+    """Pack after the computation that a reduction waits for, unpack before the first that waits for it."""
+    ready: dict[str, list[str]] = {}
+    labels = {step.label for step in compute}
+    for name, one in packed.items():
+        ready.setdefault(next(label for label in one.pack.after if label in labels), []).append(name)
+    waiting: dict[str, _Packed] = {}
+    whole: list[Step] = []
+    for step in compute:
+        needed = dict.fromkeys(name for label in step.after for name in needs.get(label, ()))
+        whole += _unpack([waiting.pop(name) for name in needed if name in waiting])
+        whole.append(step)
+        for name in ready.get(step.label, ()):
+            whole.append(packed[name].pack)
+            waiting[name] = packed[name]
+    return whole + _unpack(list(waiting.values()))
+
+
+def _unpack(needed: Sequence[_Packed]) -> list[Step]:
+    """The kernels of several reductions, each kind for all of them before the next."""
+    stages = max((len(one.unpack) for one in needed), default=0)
+    return [one.unpack[number] for number in range(stages) for one in needed]
+
+
+def _packed(workload: Workload, step: Step) -> _Packed:
+    comm = step.op
+    assert isinstance(comm, Comm)
+    layout = workload.parallelism
+    kind, n = layout.grad_compression, layout.replicas("edp" if comm.axis.startswith("edp") else "dp")
+    grad = DTYPE_BYTES[workload.training.grad_dtype]
+    count = comm.nbytes / grad
+    element = ELEMENT_BYTES[kind]
+    lost = ERROR_BYTES if kind == "1bit" else 0.0
+    sharded = comm.op == "reduce_scatter"
+    part = count / n
+
+    def kernel(what: str, op: str, read: float, write: float, *after: str) -> Step:
+        ops = (Compute(f"dp.{what} grads", Memory(op, read, write), "O"),)
+        return replace(step, label=f"{what} {step.label}", op=Block(what, ops), after=after, phase="O", free_bytes=0.0)
+
+    def transfer(label: str, op: str, *after: str) -> Step:
+        moved = replace(comm, name=f"dp.{op} grads", op=op, nbytes=count * element)
+        return replace(step, label=label, op=moved, after=after)
+
+    pack = kernel("pack", "cast", count * (grad + lost), count * (element + lost), *step.after)
+    if kind == "fp8":
+        result = part if sharded else count
+        return _Packed(
+            pack,
+            (transfer(step.label, comm.op, pack.label),),
+            (kernel("unpack", "cast", result * element, result * grad, step.label),),
+        )
+    if sharded:
+        add = kernel("add", "reduce", count * element, part * grad, step.label)
+        return _Packed(pack, (transfer(step.label, "all_to_all", pack.label),), (add,))
+    exchange = transfer(f"exchange {step.label}", "all_to_all", pack.label)
+    add = kernel("add", "reduce", count * element + part * lost, part * (element + lost), exchange.label)
+    gather = replace(transfer(step.label, "all_gather", add.label), free_bytes=0.0)
+    unpack = kernel("unpack", "cast", count * element, count * grad, gather.label)
+    return _Packed(pack, (exchange, gather), (add, unpack))

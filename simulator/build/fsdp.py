@@ -1,0 +1,129 @@
+"""ZeRO-3: parameters are sharded, and gathered unit by unit for every pass (arXiv 2304.11277, section 3; torch's
+``fully_shard`` applied to every layer and to the whole).
+
+Each layer is a unit; what else a stage has (embedding, final norm, projection) is its root unit. A forward pass and an
+input gradient need whole parameters; a weight gradient does not. A unit that is not whole is gathered before its pass,
+layers up to ``prefetch`` ahead: while layer k computes, those up to k + prefetch may be in flight or whole, no others.
+A layer is given up after its forward pass (unless ``reshard_after_forward`` is off) and after its backward pass; the
+root after the backward pass alone, at its end. The gathers of a forward pass wait for all that was computed before it,
+which may have been the optimizer (torch's ``FSDPState._root_pre_forward``). Gathers and reductions have streams of
+their own and share links only; copies between a flat buffer and parameters (torch's ``foreach_all_gather_copy_out``)
+are not modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from simulator.build.sharding import Reductions, gather, gathered_bytes, gradient_bytes
+from simulator.build.stages import Stages
+from simulator.config import Workload
+from simulator.model import Part, params_on
+from simulator.program import Block, Step
+
+#: (stage, index of the layer among the stage's parts), or (stage, `ROOT`).
+Unit = tuple[int, int]
+ROOT = -1
+
+
+def fully_sharded(
+    workload: Workload, stages: Stages, own: Sequence[int], compute: Sequence[Step], reductions: Reductions
+) -> tuple[list[Step], list[Step]]:
+    """The passes of ``compute`` over a rank's ``own`` stages cut by part, and the gathers that they wait for; adds to
+    ``reductions``."""
+    sharder = _Sharder(workload, stages, own, reductions)
+    for step in compute:
+        if step.phase in ("F", "B", "I", "W") and isinstance(step.op, Block):
+            sharder.run(step)
+        else:
+            sharder.compute.append(replace(step, after=(*step.after, *reductions.waits())))
+    return sharder.compute, sharder.gathers
+
+
+class _Sharder:
+    """Goes through a rank's passes in order and keeps track of which units are whole."""
+
+    def __init__(self, workload: Workload, stages: Stages, own: Sequence[int], reductions: Reductions) -> None:
+        self.compute: list[Step] = []
+        self.gathers: list[Step] = []
+        self._workload, self._stages, self._reductions = workload, stages, reductions
+        layout = workload.parallelism
+        self._ahead = layout.prefetch if layout.overlap.param_gather else 0
+        self._drops = layout.reshard_after_forward
+        self._whole: set[Unit] = set()
+        self._last_use: dict[Unit, str] = {}
+        self._uses: list[str] = []  # the passes of layers that need parameters, in order
+        self._params: dict[Unit, dict[str, int]] = {}
+        self._root_of = {stage: (_holder_of_the_table(workload, stage, own), ROOT) for stage in own}
+        for stage in own:
+            parts = stages.parts[stage]
+            self._params |= {(stage, index): part.params_on for index, part in enumerate(parts) if _is_layer(part)}
+        for root in self._root_of.values():
+            held = [stage for stage in own if self._root_of[stage] == root]
+            self._params[root] = params_on(p for stage in held for p in stages.parts[stage] if not _is_layer(p))
+
+    def run(self, step: Step) -> None:
+        """One pass, part by part."""
+        reads, makes, forward = step.phase in ("F", "B", "I"), step.phase in ("B", "W"), step.phase == "F"
+        parts, root = self._stages.parts[step.stage], self._root_of[step.stage]
+        pieces = [(index, block) for index, block in self._stages.by_part(step) if block.ops]
+        before = tuple(last.label for last in self.compute[-1:] if forward)
+        alloc, needs = step.alloc_bytes, list(step.after)
+        if reads:
+            needs += self._gather(root, step, f"gather {step.label} root", before)
+        roots_own = makes and root[0] == step.stage
+        for number, (index, block) in enumerate(pieces):
+            last = number == len(pieces) - 1
+            label, free = step.label if last else f"{step.label}.{number}", 0.0
+            layer = (step.stage, index) if _is_layer(parts[index]) else None
+            if layer and reads:
+                at = len(self._uses) - 1 - self._ahead
+                needs += self._gather(layer, step, f"gather {label}", (*before, *self._uses[max(at, 0) : at + 1]))
+                self._uses.append(label)
+                free += self._used(layer, label, drop=self._drops or not forward)
+            if makes and layer:
+                alloc += gradient_bytes(self._workload, self._params[layer])
+            elif roots_own and not layer:
+                alloc += gradient_bytes(self._workload, self._params[root])
+                roots_own = False
+            if last:
+                free += step.free_bytes + (self._used(root, label, drop=not forward) if reads else 0.0)
+            after = (*needs, *self._reductions.waits())
+            self.compute.append(replace(step, label=label, op=block, after=after, alloc_bytes=alloc, free_bytes=free))
+            alloc, needs = 0.0, []
+            if makes and layer:
+                self._reductions.add(f"reduce {label}", self._params[layer], (label,), step)
+        if makes and root[0] == step.stage:
+            self._reductions.add(f"reduce {step.label} root", self._params[root], (step.label,), step)
+
+    def _gather(self, unit: Unit, step: Step, label: str, after: Sequence[str]) -> list[str]:
+        """Make a unit whole for ``step``; what that has to wait for."""
+        if unit in self._whole:
+            return []
+        self._whole.add(unit)
+        waits = dict.fromkeys((*after, *([self._last_use[unit]] if unit in self._last_use else ())))
+        gathers = gather(self._workload, label, self._params[unit], step)
+        self.gathers += [replace(one, after=(*waits, *one.after)) for one in gathers]
+        return [one.label for one in gathers]
+
+    def _used(self, unit: Unit, label: str, *, drop: bool) -> float:
+        """The pass ``label`` has used a unit; the bytes that it gives back."""
+        self._last_use[unit] = label
+        if not drop:
+            return 0.0
+        self._whole.discard(unit)
+        return gathered_bytes(self._workload, self._params[unit])
+
+
+def _is_layer(part: Part) -> bool:
+    return not part.name.endswith(("embedding", "head"))  # those of multi-token prediction too
+
+
+def _holder_of_the_table(workload: Workload, stage: int, own: Sequence[int]) -> int:
+    """The stage whose root holds what ``stage`` has beside layers: itself, but for a last stage that shares a table
+    with an embedding on the same rank that of the embedding."""
+    layout = workload.parallelism
+    if workload.model.table_at_both_ends and layout.table_in_place and stage % layout.n_stages == layout.n_stages - 1:
+        return next(other for other in own if other % layout.n_stages == 0)
+    return stage

@@ -1,0 +1,118 @@
+"""Which expert gets how many tokens, and which rank holds it."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from simulator.config.model import Moe, Skew
+
+if TYPE_CHECKING:
+    from simulator.config import Workload
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where the tokens of one micro-batch go in one layer, for an expert-parallel group.
+
+    ``tokens`` are those of one rank, of which it sends ``sent`` copies; ``received[j]`` copies reach the rank at
+    position j of the group. ``loads[j]``: what each of its experts works on, with what etp ranks gather.
+    ``received_shares``: the share of every rank's copies that goes to each position; empty where it is equal.
+    """
+
+    tokens: int
+    sent: float
+    received: tuple[float, ...]
+    loads: tuple[tuple[int, ...], ...]
+    received_shares: tuple[float, ...]
+
+    def telling(self, position: int) -> int:
+        """The first position whose rank has the same work as the one at ``position``."""
+        return self.loads.index(self.loads[position])
+
+
+def routing(workload: Workload) -> Routing:
+    """The `Routing` of a workload that has experts. Every rank and every layer has the same distribution."""
+    layout, moe = workload.parallelism, workload.model.moe
+    assert moe is not None
+    return _routing(moe, workload.rank_tokens // layout.tp, layout.ep, layout.etp, workload.seed)
+
+
+@lru_cache(maxsize=64)
+def _routing(moe: Moe, tokens: int, ep: int, etp: int, seed: int) -> Routing:
+    copies = [share * tokens * moe.top_k for share in popularity(moe, seed)]
+    slots = _with_capacity(moe, tokens, _over_slots(copies, moe.redundant_experts))
+    local = len(slots) // ep
+    held = [slots[local * rank : local * (rank + 1)] for rank in range(ep)]
+    sent = math.fsum(slots)
+    even = all(own == held[0] for own in held)
+    received = tuple(math.fsum(own) * ep for own in held)
+    return Routing(
+        tokens=tokens,
+        sent=sent,
+        received=received,
+        loads=tuple(_whole([count * ep * etp for count in own]) for own in held),
+        received_shares=() if even else tuple(count / (ep * sent) for count in received),
+    )
+
+
+def popularity(moe: Moe, seed: int) -> tuple[float, ...]:
+    """The share of all copies of tokens that each expert is meant to get; they sum to 1.
+
+    No token goes to one expert twice, so that no share exceeds 1 / top_k: what a skew gives an expert beyond that goes
+    to the others in proportion.
+    """
+    if moe.token_distribution == "balanced":
+        return (1 / moe.experts,) * moe.experts
+    if not isinstance(moe.token_distribution, Skew):
+        total = math.fsum(moe.token_distribution)
+        return tuple(share / total for share in moe.token_distribution)
+    weights = [float(rank) ** -moe.token_distribution.skew for rank in range(1, moe.experts + 1)]
+    shares: list[float] = []
+    left = 1.0
+    for number, weight in enumerate(weights):
+        # Weights descend, so that once one is not cut none is.
+        share = min(1 / moe.top_k, left * weight / math.fsum(weights[number:]))
+        shares.append(share)
+        left -= share
+    random.Random(seed).shuffle(shares)
+    return tuple(shares)
+
+
+def _over_slots(copies: list[float], redundant: int) -> list[float]:
+    """Per expert held anywhere, what it gets: those of the model, then ``redundant`` copies, each of the expert whose
+    copies have most to do; all copies of one expert get equal parts."""
+    times = [1] * len(copies)
+    copied: list[int] = []
+    for _ in range(redundant):
+        busiest = max(range(len(copies)), key=lambda expert: (copies[expert] / times[expert], -expert))
+        times[busiest] += 1
+        copied.append(busiest)
+    return [copies[expert] / times[expert] for expert in (*range(len(copies)), *copied)]
+
+
+def _with_capacity(moe: Moe, tokens: int, slots: list[float]) -> list[float]:
+    """With a capacity factor, every expert takes at most, or padded just, its capacity (GShard, arXiv 2006.16668,
+    section 2.2; Megatron-Core's ``moe_expert_capacity_factor``)."""
+    if moe.capacity_factor is None:
+        return slots
+    capacity = float(math.ceil(moe.capacity_factor * tokens * moe.top_k / moe.experts))
+    return [capacity if moe.pad_to_capacity else min(count, capacity) for count in slots]
+
+
+def _whole(counts: list[float]) -> tuple[int, ...]:
+    """Whole numbers nearest to ``counts`` with their (rounded) sum: the largest remainders are rounded up.
+
+    >>> _whole([1.5, 1.5, 1.0]), _whole([2.0, 0.25])
+    ((2, 1, 1), (2, 0))
+    """
+    # A count that is whole but for the last digits of a product is meant to be whole.
+    exact = [round(count, 6) for count in counts]
+    floors = [math.floor(count) for count in exact]
+    missing = math.floor(math.fsum(exact) + 0.5) - sum(floors)
+    by_remainder = sorted(range(len(exact)), key=lambda i: (floors[i] - exact[i], i))
+    up = set(by_remainder[: max(missing, 0)])
+    return tuple(floor + (i in up) for i, floor in enumerate(floors))

@@ -1,0 +1,69 @@
+"""What ranks do with hosts: copies over PCIe, drives, the work of a CPU in its memory, and parameter servers.
+
+Work of a CPU that is bound by memory, such as an optimizer step, is bytes of that memory: the ranks of a node, and the
+copies that arrive meanwhile, share its bandwidth.
+"""
+
+from __future__ import annotations
+
+from simulator.cluster.cluster import Cluster
+from simulator.cluster.node import CPU, NVME
+from simulator.network.pattern import Hop, Moves
+
+
+def ends(op: str, cluster: Cluster, rank: int, servers: tuple[int, ...]) -> tuple[int, ...]:
+    """The end points of ``op``, called by ``rank``; ``servers``: the nodes of the parameter servers."""
+    own = cluster.node_of(rank)
+    match op:
+        case "to_host":
+            return rank, cluster.host(own)
+        case "from_host":
+            return cluster.host(own), rank
+        case "to_nvme":
+            return cluster.host(own), cluster.host(own, NVME)
+        case "from_nvme":
+            return cluster.host(own, NVME), cluster.host(own)
+        case "host_update":
+            return cluster.host(own), cluster.host(own, CPU)
+        case "push" | "pull":
+            return rank, *map(cluster.host, servers)
+        case _:
+            return tuple([end for node in servers for end in (cluster.host(node), cluster.host(node, CPU))])
+
+
+def copy(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+    """From the first end to the second."""
+    a, b = ranks
+    return Moves([Hop(a, b, None, 1.0, 1.0)], part=1.0)
+
+
+def push(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+    """From a worker to servers, to each its equal part, all at once."""
+    worker, *servers = ranks
+    share = 1 / len(servers)
+    return Moves([Hop(worker, server, None, share, share) for server in servers], part=share, peers=len(servers))
+
+
+def pull(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+    """From servers to a worker."""
+    worker, *servers = ranks
+    share = 1 / len(servers)
+    return Moves([Hop(server, worker, None, share, share) for server in servers], part=share, peers=len(servers))
+
+
+def server_update(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+    """Every server works on its equal part, in its own memory."""
+    pairs = list(zip(ranks[::2], ranks[1::2], strict=True))
+    return Moves([Hop(memory, cpu, None, 1 / len(pairs), 1 / len(pairs)) for memory, cpu in pairs], part=1 / len(pairs))
+
+
+OPERATIONS = {
+    "to_host": {"copy": copy},
+    "from_host": {"copy": copy},
+    "to_nvme": {"copy": copy},
+    "from_nvme": {"copy": copy},
+    "host_update": {"adam": copy},
+    "push": {"parameter_server": push},
+    "pull": {"parameter_server": pull},
+    "server_update": {"adam": server_update},
+}

@@ -1,0 +1,84 @@
+"""A picture of memory over the step: what the fullest GPU of the job holds, in layers, and its capacity.
+
+Drawn without pyplot, as in `simulator.output.gantt`, whose `save_gantt` writes it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simulator.analysis.memory import RankMemory, memory_curve
+from simulator.timeline import Timeline
+from simulator.units import GiB, format_gib, format_time
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Bottom to top; one hue for what stays, another for what comes and goes.
+_COLOURS = {
+    "weights": "#1f4e79",
+    "gradients": "#2e75b6",
+    "optimizer": "#9dc3e6",
+    "buffers": "#7f7f7f",
+    "activations": "#ed7d31",
+    "workspace": "#f4b183",
+}
+_LIMIT = "#c00000"
+_SIZE_IN = (11.0, 4.5)
+
+
+def memory_plot(
+    timeline: Timeline, memories: tuple[RankMemory, ...], capacity_bytes: float, ax: Axes | None = None, *, title: str
+) -> Figure:
+    """Memory of the job's fullest rank over time, GiB; into ``ax`` where given.
+
+    ``buffers`` are the context, NCCL, placeholders, buckets and what the allocator has cached at most; gathered
+    parameters count with the activations, as both come and go.
+    """
+    fullest = max(memories, key=lambda memory: memory.total)
+    curve = memory_curve(timeline, fullest.rank)
+    if ax is None:
+        from matplotlib.figure import Figure
+
+        ax = Figure(figsize=_SIZE_IN, layout="constrained", dpi=120).add_subplot()
+    step = timeline.step_time_s
+    times = np.concatenate(([0.0], curve.times, [step]))
+    held, workspace = (np.concatenate(([0.0], column, column[-1:])) for column in (curve.held, curve.workspace))
+    state = fullest.holdings.state
+    constant = {
+        "weights": state.weights,
+        "gradients": state.gradients,
+        "optimizer": state.optimizer,
+        "buffers": fullest.buffers - fullest.gathered,
+    }
+    layers = [np.full(len(times), nbytes) for nbytes in constant.values()]
+    layers += [np.maximum(held, 0.0), np.maximum(workspace, 0.0)]
+    stacked = np.cumsum([layer / GiB for layer in layers], axis=0)
+    below = np.zeros(len(times))
+    for (name, colour), above in zip(_COLOURS.items(), stacked, strict=True):
+        ax.fill_between(times, below, above, step="post", color=colour, label=name, linewidth=0)
+        below = above
+    ax.axhline(capacity_bytes / GiB, color=_LIMIT, linestyle="--", linewidth=1.2)
+    said = f"{format_gib(capacity_bytes)} on the GPU "
+    ax.text(step, capacity_bytes / GiB, said, color=_LIMIT, ha="right", va="bottom")
+    ax.plot([fullest.peak_at_s], [fullest.total / GiB], marker="v", color="black", markersize=7)
+    ax.annotate(
+        f"{format_gib(fullest.total)} at {format_time(fullest.peak_at_s)}",
+        (fullest.peak_at_s, fullest.total / GiB),
+        textcoords="offset points",
+        xytext=(0, 8),
+        ha="left" if fullest.peak_at_s < step / 2 else "right",
+    )
+    ax.set_xlim(0.0, step)
+    ax.set_ylim(0.0, 1.15 * max(capacity_bytes, fullest.total) / GiB)
+    ax.set_xlabel("time (s)")
+    ax.set_ylabel("memory (GiB)")
+    ax.set_title(f"{title}: rank {fullest.rank}, stage {fullest.stage}", loc="left")
+    handles, labels = ax.get_legend_handles_labels()
+    ax.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return figure

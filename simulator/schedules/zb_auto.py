@@ -1,0 +1,221 @@
+"""The zero-bubble paper's automatic search: an order made for what the passes of each stage take, under a limit of
+memory.
+
+A greedy construction runs forwards front to back and input gradients back to front, one of each per micro-batch, and
+puts weight gradients where a rank would idle, or has no room left. It is repeated for all settings of its choices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise, product
+
+from simulator.schedules.actions import Action, Order, Schedule, Times, one_chunk
+
+#: Sums of the same bytes in another order differ by less.
+_SLACK = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """What the construction cannot know in advance (arXiv 2401.10241, section 3.1).
+
+    ``one_more``: a forward more in the warm-up even if it delays the first gradient. ``wait``: a rank that is ahead
+    leaves a forward out if that costs it less idle time than the worst rank has. ``fill``: a weight gradient goes into
+    a gap that is too short for it even if the rank's idle time is not the worst.
+    """
+
+    one_more: bool
+    wait: bool
+    fill: bool
+
+
+class _Rank:
+    """One rank while its order is made: seconds, bytes, and when its forwards and input gradients end."""
+
+    def __init__(self, stage: int, times: Times, limit: float) -> None:
+        self.stage = stage
+        self.f, self.i, self.w = times.forward_s[stage], times.input_s[stage], times.weight_s[stage]
+        self.taken, self.kept = times.taken[stage], times.kept[stage]
+        self.limit = limit * _SLACK
+        #: What has to be free for a forward whose input gradient is to fit as well (it needs more where it recomputes).
+        self.room = max(self.taken, self.kept)
+        self.now = self.idle = self.held = 0.0
+        self.forwards: list[float] = []
+        self.inputs: list[float] = []
+        self.weights = 0
+        self.actions: list[Action] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is a weight gradient to run."""
+        return self.weights < len(self.inputs)
+
+    def forward(self, ready: float) -> None:
+        self.actions.append(Action(self.stage, "F", len(self.forwards)))
+        if self.forwards:
+            self.idle += max(ready - self.now, 0.0)
+        self.now = max(self.now, ready) + self.f
+        self.held += self.taken
+        self.forwards.append(self.now)
+
+    def input_gradient(self, ready: float) -> None:
+        self.actions.append(Action(self.stage, "I", len(self.inputs)))
+        self.idle += max(ready - self.now, 0.0)
+        self.now = max(self.now, ready) + self.i
+        self.held += self.kept - self.taken
+        self.inputs.append(self.now)
+
+    def weight_gradient(self) -> None:
+        self.actions.append(Action(self.stage, "W", self.weights))
+        self.now += self.w
+        self.held -= self.kept
+        self.weights += 1
+
+    def make_room(self, nbytes: float) -> None:
+        """Run weight gradients until ``nbytes`` more fit."""
+        while self.held + nbytes > self.limit and self.pending:
+            self.weight_gradient()
+
+    def fill_until(self, ready: float, worst: float, choices: _Choices) -> None:
+        """Run weight gradients until ``ready``, one longer than what is left of the time if it is worth it."""
+        while self.pending and self.now + self.w <= ready:
+            self.weight_gradient()
+        if self.pending and self.now < ready and (choices.fill or self.idle + ready - self.now > worst):
+            self.weight_gradient()
+
+
+def _warm_up(ranks: list[_Rank], m: int, hop: float, choices: _Choices) -> None:
+    """Forwards before each rank's first input gradient, as many as fit in time and memory, and the gradient."""
+    for rank in ranks:
+        rank.forward(ranks[rank.stage - 1].forwards[0] + hop if rank.stage else 0.0)
+    more = [0] * len(ranks)
+    last = ranks[-1]
+    gradient = last.now + last.i
+    for rank in reversed(ranks[:-1]):
+        now, held, ready = rank.now, rank.held, gradient + hop
+        while more[rank.stage] < m - 1 and held + rank.room <= rank.limit:
+            if now >= ready if choices.one_more else now + rank.f > ready:
+                break
+            now, held = now + rank.f, held + rank.taken
+            more[rank.stage] += 1
+        gradient = max(now, ready) + rank.i
+    for rank in ranks:
+        if rank.stage:  # a rank is at least one forward ahead of the next
+            more[rank.stage] = max(min(more[rank.stage], more[rank.stage - 1] - 1), 0)
+        for number in range(1, more[rank.stage] + 1):
+            rank.forward(ranks[rank.stage - 1].forwards[number] + hop if rank.stage else 0.0)
+    for rank in reversed(ranks):
+        rank.input_gradient(ranks[rank.stage + 1].inputs[0] + hop if rank is not last else 0.0)
+
+
+def _leaves_out(rank: _Rank, following: _Rank, hop: float, worst: float) -> bool:
+    """Whether a rank that is two forwards ahead does better to wait for the next rank's gradient than to run one."""
+    gradient = following.now + following.f + following.i + hop
+    if rank.now >= gradient:
+        return True
+    over = max(0.0, rank.held + rank.room - rank.limit)
+    weights = min(-(-over // rank.kept) if rank.kept else 0.0, len(rank.inputs) - rank.weights)
+    return rank.now + rank.f + weights * rank.w > gradient and gradient - rank.now <= worst - rank.idle
+
+
+def _construct(p: int, m: int, times: Times, limit: float, choices: _Choices, best_s: float) -> tuple[float, Order]:
+    """The order of these choices, and the longest time from a rank's first action to its last; no order where that is
+    not below ``best_s``, which ends the construction early."""
+    ranks = [_Rank(stage, times, limit) for stage in range(p)]
+    hop = times.hop_s
+    work = [m * (rank.f + rank.i + rank.w) for rank in ranks]
+    _warm_up(ranks, m, hop, choices)
+    for microbatch in range(1, m):
+        if max(spent + rank.idle for spent, rank in zip(work, ranks, strict=True)) >= best_s:
+            return best_s, []
+        worst = max(rank.idle for rank in ranks)
+        forward = [len(rank.forwards) < m for rank in ranks]
+        for rank, following in pairwise(ranks):
+            ahead = len(rank.forwards) - len(following.forwards)
+            if choices.wait and forward[rank.stage] and ahead >= 2 and _leaves_out(rank, following, hop, worst):
+                forward[rank.stage] = False
+        for stage in range(p - 2, -1, -1):  # who leaves one out leaves it out for those before it too
+            forward[stage] = forward[stage] and (forward[stage + 1] or len(ranks[stage + 1].forwards) == m)
+        for rank in ranks:
+            if forward[rank.stage]:
+                rank.make_room(rank.room)
+                ready = ranks[rank.stage - 1].forwards[len(rank.forwards)] + hop if rank.stage else 0.0
+                rank.fill_until(ready, worst, choices)
+                rank.forward(ready)
+                worst = max(worst, rank.idle)
+        for rank in reversed(ranks):
+            rank.make_room(rank.kept - rank.taken)
+            ready = ranks[rank.stage + 1].inputs[microbatch] + hop if rank.stage < p - 1 else 0.0
+            rank.fill_until(ready, worst, choices)
+            while rank.stage == 0 and len(rank.forwards) == m and rank.pending:
+                rank.weight_gradient()  # nobody waits for the first rank's input gradients
+            rank.input_gradient(ready)
+            worst = max(worst, rank.idle)
+    for rank in ranks:
+        while rank.pending:
+            rank.weight_gradient()
+    longest = max(rank.now - rank.forwards[0] + rank.f for rank in ranks)
+    return longest, [[(action,) for action in rank.actions] for rank in ranks]
+
+
+@lru_cache(maxsize=32)
+def search(p: int, m: int, v: int, times: Times) -> Order:
+    """The best order found: the one whose longest rank is shortest from its first action to its last, which is the time
+    between steps that follow each other.
+
+    No rank holds more than ``times.memory_limit`` times the most that a rank of 1F1B does. Where what is left to weight
+    gradients takes so much of that that backward passes do better whole, they are. Raises ValueError where the limit is
+    too little for one micro-batch.
+    """
+    reference = max(min(m, p - rank) * taken for rank, taken in enumerate(times.taken))
+    limit = times.memory_limit * reference
+    if limit * _SLACK < max(times.taken):
+        raise ValueError(f"leaves no room for a micro-batch: at least {max(times.taken) / reference:.3g}")
+    best_s, best = float("inf"), None
+    for tried in (times, _whole(times)):
+        least = max(*times.taken, *tried.kept)
+        # Less memory is tried too, by whole micro-batches, so that more of it never gives a longer step.
+        for room in [limit, *(least * count for count in range(int(limit * _SLACK / least), 0, -1))]:
+            for one_more, wait, fill in product((True, False), repeat=3):
+                if room * _SLACK < least:
+                    continue
+                seconds, order = _construct(p, m, tried, room, _Choices(one_more, wait, fill), best_s)
+                if seconds < best_s:
+                    best_s, best = seconds, order if tried is times else _joined(order)
+    assert best is not None
+    return best
+
+
+def _whole(times: Times) -> Times:
+    """``times`` of backward passes that are not split: the input gradient is all of it."""
+    both = tuple(i + w for i, w in zip(times.input_s, times.weight_s, strict=True))
+    none = (0.0,) * len(both)
+    return replace(times, input_s=both, weight_s=none, kept=none)
+
+
+def _joined(order: Order) -> Order:
+    """The order of `_whole` passes: B for I, and no W."""
+    return [
+        [tuple(a._replace(kind={"I": "B"}.get(a.kind, a.kind)) for a in slot) for slot in slots if slot[0].kind != "W"]
+        for slots in order
+    ]
+
+
+def order(p: int, m: int, v: int = 1) -> Order:
+    """What the search finds for F = I = W, free communication and the memory of 1F1B."""
+    return search(p, m, v, Times.equal(p, 1.0, 1.0, 1.0))
+
+
+SCHEDULE = Schedule(
+    name="zb_auto",
+    paper="Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 3.1 (the heuristic)",
+    order=order,
+    bubble=lambda p, m, v, f, i, w: None,
+    peak=lambda p, m, v, rank: None,
+    check=one_chunk,
+    splits=True,
+    steady=True,
+    search=search,
+)

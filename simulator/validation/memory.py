@@ -1,0 +1,221 @@
+"""The suite of published memory: what each source measured, and what its software kept that the rows do not say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from simulator.analysis.holdings import CUDA_CONTEXT_BYTES
+from simulator.analysis.memory import RankMemory
+from simulator.units import GiB, MiB
+from simulator.validation.evaluate import Quantity
+from simulator.validation.rows import Row, measured_memory, read_rows
+from simulator.validation.suites import DATA, SUITES, Bounds, Suite
+
+
+@dataclass(frozen=True)
+class MemorySource:
+    """Rows of one source. ``figure``: ``allocated`` or ``reserved`` by PyTorch's allocator, or all that is taken on the
+    ``device``, of the fullest rank; ``unit``: bytes of what the source prints as one; ``evidence`` for both.
+    ``context``: the CUDA context where it is known (bytes); None: as everywhere else.
+    """
+
+    suite: Suite
+    figure: Literal["allocated", "reserved", "device"]
+    unit: float
+    evidence: str
+    context: float | None = None
+
+
+#: What a GPU has for its processes, bytes, by the name that rows give it: what its driver reports.
+CAPACITY: dict[str, float] = {
+    "V100-16G": 16160 * MiB,  # nvidia-smi
+    "V100-32G": 32510 * MiB,  # nvidia-smi
+    "A100-80G-SXM": 81251 * MiB,  # nvidia-smi of driver 470
+    "H100-80G": 81559 * MiB,  # nvidia-smi
+    "H100": 81559 * MiB,
+    "H100-96G-HBM2e-500W": 95.0 * GiB,  # "77.0 GiB" is printed as 81 % of it (torchtitan, benchmarks, December 2024)
+    "H200": 143771 * MiB,  # nvidia-smi
+    "B200-SXM": 183359 * MiB,  # nvidia-smi
+    "GB300": 284208 * MiB,  # nvidia-smi
+}
+
+#: Megatron-DeepSpeed of 2021 and 2022: ZeRO-1 whose gradients are copied into buckets of 5e8 elements
+#: (``reduce_bucket_size``), stage outputs that wait in ``pipe_buffers`` (deepspeed/runtime/pipe/engine.py), no
+#: sequence parallelism, and Apex without the fused accumulation of gradients.
+_DEEPSPEED: dict[str, Any] = {
+    "model.dropout": 0.1,
+    "training.implementation": "fused",
+    "training.gradient_accumulation_fusion": False,
+    "training.grad_dtype": "fp16",
+    "parallelism.sequence_parallel": False,
+    "parallelism.deallocate_pipeline_outputs": False,
+    "parallelism.copy_to_buckets": True,
+    "parallelism.bucket_bytes": 1_000_000_000,
+}
+
+#: huggingface.co/moonshotai/Moonlight-16B-A3B, config.json.
+_MOONLIGHT: dict[str, Any] = {
+    "model.hidden": 2048,
+    "model.heads": 16,
+    "model.vocab": 163840,
+    "model.ffn_hidden": 11264,
+    "model.activation": "swiglu",
+    "model.norm": "rmsnorm",
+    "model.position": "rope",
+    "model.bias": False,
+    "model.tied_embeddings": False,
+    "model.moe": {"experts": 64, "top_k": 6, "ffn_hidden": 1408, "shared_experts": 2, "first_dense_layers": 1},
+    "model.mla": {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+}
+
+
+def _moe(experts: int, top_k: int, ffn_hidden: int, shared: int) -> dict[str, Any]:
+    return {
+        "experts": experts,
+        "top_k": top_k,
+        "ffn_hidden": ffn_hidden,
+        "shared_experts": shared,
+        "first_dense_layers": 1,
+        "capacity_factor": 1.0,
+    }
+
+
+SOURCES: tuple[MemorySource, ...] = (
+    MemorySource(
+        Suite(
+            name="memory-bigscience-bloom",
+            about="BigScience, chronicles-prequel.md: 104B to 205B on A100s, before BLOOM",
+            table=DATA / "memory-bigscience-bloom.csv",
+            settings=_DEEPSPEED | {"model.heads": 64},  # "all NHEADS=64 (above too)"
+            bounds=Bounds(),
+            special=(
+                ({"hidden": "14400"}, {"model.heads": 96}),
+                # "BF16 optimizer that was just written to accumulate gradients in fp32"; those of a micro-batch stay.
+                (
+                    {"precision": "bf16"},
+                    {
+                        "training.grad_dtype": "fp32",
+                        "training.keep_gradients": True,
+                        "parallelism.bucket_bytes": 2_000_000_000,
+                    },
+                ),
+            ),
+        ),
+        figure="device",
+        unit=1000 * MiB,
+        evidence="'quickly getting the memory snapshot with ... nvidia-smi', which prints MiB, on the end nodes; "
+        "its GB are thousands of them: in the same group's tables a V100 of 16,160 MiB (15.8 GiB) is full at '16GB'",
+        context=1573 * MiB,  # "40GB A100 takes 1573MiB for cuda kernels"
+    ),
+    MemorySource(
+        Suite(
+            name="memory-bigscience-1b3",
+            about="BigScience, tr3m-1B3.md: 1.3B on V100s",
+            table=DATA / "memory-bigscience-1b3.csv",
+            settings=_DEEPSPEED | {"model.vocab": 50257, "model.attention": "unfused"},
+            bounds=Bounds(),
+        ),
+        figure="device",
+        unit=1000 * MiB,
+        evidence="as the other tables of BigScience",
+        context=1113 * MiB,  # "V100 16GB 1113MiB, V100 32GB 1113MiB"
+    ),
+    MemorySource(
+        SUITES["zero-bubble"],
+        figure="allocated",
+        unit=1e9,
+        evidence="the paper says GB; its Megatron-LM reports torch.cuda.max_memory_allocated (megatron/utils.py)",
+    ),
+    MemorySource(
+        Suite(
+            name="memory-simumax-b200",
+            about="SimuMax, docs/b200: Llama 3 and DeepSeek layers on 8 B200s, Megatron-LM with TransformerEngine 2.11",
+            table=DATA / "memory-simumax-b200.csv",
+            settings={"parallelism.overlap": {"grad_reduce": False, "param_gather": False, "p2p": False}},
+            bounds=Bounds(),
+            special=(
+                *(({"cp": cp}, {"parallelism.cp_method": "ulysses"}) for cp in ("4", "8")),  # "CP comm type a2a"
+                # "first layer dense ... expert capacity factor 1 padded (balanced)"
+                ({"n_experts": "256"}, {"model.mtp_layers": 0, "model.moe": _moe(256, 8, 2048, 1)}),
+                ({"n_experts": "160"}, {"model.moe": _moe(160, 6, 1536, 2)}),
+            ),
+        ),
+        figure="allocated",
+        unit=GiB,
+        evidence="'max over ranks of torch max_memory_allocated (GiB)'",
+    ),
+    MemorySource(
+        Suite(
+            name="memory-torchtitan",
+            about="torchtitan, benchmarks: Llama 3.1 with FSDP on H100s and H200s",
+            table=DATA / "memory-torchtitan.csv",
+            settings={"training.implementation": "compiled", "training.grad_dtype": "fp32"},
+            bounds=Bounds(),
+        ),
+        figure="reserved",
+        unit=GiB,
+        evidence="torchtitan logs max_reserved_gib (torchtitan/components/metrics.py)",
+    ),
+    MemorySource(
+        Suite(
+            name="memory-megatron-bridge",
+            about="NVIDIA Megatron-Bridge, performance skills: Llama 3 70B, Moonlight, Qwen3 30B, Nemotron on H100s",
+            table=DATA / "memory-megatron-bridge.csv",
+            settings={"parallelism.zero": 1},
+            bounds=Bounds(),
+            special=(({"model": "Moonlight-16B"}, _MOONLIGHT),),
+        ),
+        figure="allocated",
+        unit=1e9,
+        evidence="'peak allocated GB': Megatron's mem-max-allocated-bytes / 1e9",
+    ),
+)
+
+
+NAME, ABOUT = "memory", "published memory of GPUs in training, of six sources (see `SOURCES`)"
+BOUNDS = Bounds(mean=0.10)
+
+
+def memory_rows() -> list[dict[str, str]]:
+    """The rows of all sources that have a memory."""
+    return [row for source in SOURCES for row in read_rows(source.suite.table) if row.get("mem_gb")]
+
+
+@lru_cache
+def _sources() -> dict[str, MemorySource]:
+    return {row["id"]: source for source in SOURCES for row in read_rows(source.suite.table)}
+
+
+def source_of(row_id: str) -> MemorySource:
+    """Where a row of the suite comes from."""
+    return _sources()[row_id]
+
+
+def settings_of(row: Row) -> dict[str, Any]:
+    """Dotted workload keys for what a row leaves open."""
+    return source_of(row["id"]).suite.settings_of(row)
+
+
+def capacity_of(row: Row) -> float:
+    """What CUDA has for a row's process on its GPU beside a context as everywhere else, bytes."""
+    context = source_of(row["id"]).context
+    return CAPACITY[row["gpu"]] - (0.0 if context is None else context - CUDA_CONTEXT_BYTES)
+
+
+def predicted_gib(row: Row, memories: Sequence[RankMemory]) -> float:
+    """The figure that the row's source prints, of the fullest rank, in GiB."""
+    source = source_of(row["id"])
+    more = 0.0 if source.context is None or source.figure != "device" else source.context - CUDA_CONTEXT_BYTES
+    figure = {"allocated": "allocated", "reserved": "reserved", "device": "total"}[source.figure]
+    return (max(float(getattr(memory, figure)) for memory in memories) + more) / GiB
+
+
+MEMORY = Quantity(
+    name="memory",
+    unit="GiB",
+    measured=lambda row: measured_memory(row) * source_of(row["id"]).unit / GiB,
+    of_memory=True,
+)
