@@ -122,6 +122,23 @@ def test_a_worker_that_cannot_start_ends_the_run(tmp_path: Path, monkeypatch: py
     assert "no such driver" in agent.lead(job, Rows(tmp_path), set(), dist.HashStore(), lambda *_: None)
 
 
+def test_rows_of_another_gpu_end_the_run_for_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    import torch.distributed as dist
+
+    from calibration.measure import agent
+
+    monkeypatch.setattr(agent, "WORKER", (sys.executable, "-c", FAKE_WORKER))
+    Rows(tmp_path).start({"gpu": "B", "command": "", "date": ""})
+    job, store = (
+        agent.Job([Case("matmul", "mm", {"m": 0})], "smoke", ("matmul",), "cpu", tmp_path, ""),
+        dist.HashStore(),
+    )
+    with pytest.raises(InputError, match="another gpu"):
+        agent.lead(job, Rows(tmp_path), set(), store, lambda *_: None)
+    agent.follow(job, store)  # another rank: told to stop, it ends at once
+
+
 def measure(out: Path, *arguments: str) -> str:
     pytest.importorskip("torch")
     done = subprocess.run(
@@ -137,27 +154,27 @@ def measure(out: Path, *arguments: str) -> str:
     return done.stderr
 
 
-def test_two_ranks_measure_every_collective_and_go_on_where_they_stopped(tmp_path: Path) -> None:
+def test_two_ranks_measure_every_collective(tmp_path: Path) -> None:
     measure(tmp_path, "--gpus", "2", "--only", "collective")
-    path = tmp_path / "measurements.jsonl"
-    lines = path.read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = [json.loads(line) for line in (tmp_path / "measurements.jsonl").read_text().splitlines()]
     timed = {one["op"] for one in rows if "time_s" in one}
     # Every operation of the plan; gloo has all of them on the CPU.
     from calibration.measure.collectives import OPS
 
     assert timed == set(OPS)
     assert all(one["time_s"] > 0 and one["ranks"] == [0, 1] for one in rows if "time_s" in one)
+
+
+def test_kernels_that_a_cpu_can_run_are_timed_and_a_second_run_adds_what_is_missing(tmp_path: Path) -> None:
+    measure(tmp_path, "--only", "matmul,memory,attention,copy")
+    path = tmp_path / "measurements.jsonl"
+    lines = path.read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     path.write_text("\n".join(lines[:-1]) + "\n")
-    measure(tmp_path, "--gpus", "2", "--only", "collective")
+    measure(tmp_path, "--only", "matmul,memory,attention,copy")
     again = [json.loads(line) for line in path.read_text().splitlines()]
     assert again[:-1] == rows[:-1]
     assert key_of(again[-1]) == key_of(rows[-1])
-
-
-def test_kernels_that_a_cpu_can_run_are_timed_and_the_others_say_why(tmp_path: Path) -> None:
-    measure(tmp_path, "--only", "matmul,memory,attention,copy")
-    rows = [json.loads(line) for line in (tmp_path / "measurements.jsonl").read_text().splitlines()]
     failed = {(one["kind"], one["op"]) for one in rows if "error" in one}
     # cuDNN's attention, accumulation into fp32 and copies between GPUs need one.
     assert failed <= {("attention", "fwd"), ("attention", "bwd"), ("matmul", "mm_accumulate_fp32"), ("copy", "peer")}
@@ -192,8 +209,16 @@ def test_groups_are_within_a_node_whole_nodes_and_one_rank_of_each() -> None:
     assert groups("full", 4, 2) == [(0, 1), (0, 1, 2, 3), (0, 2)]
 
 
-def test_bad_requests_are_refused_without_a_traceback(tmp_path: Path) -> None:
+def test_bad_requests_are_refused_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("torch")
     from calibration.__main__ import main
 
     assert main(["measure", "--out", str(tmp_path), "--device", "cpu", "--only", "gemm"]) == 2
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert main(["measure", "--out", str(tmp_path), "--device", "cpu", "--gpus", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "--only: no such kind" in said
+    assert "--gpus: the ranks are given by torchrun" in said

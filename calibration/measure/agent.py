@@ -75,7 +75,12 @@ def lead(job: Job, rows: Rows, skip: set[str], store: dist.Store, show: Callable
             finished.add(key)
             show(len(finished) - len(skip), total, key)
 
-        outcome = _watch(job, pending, generation, store, rows, take)
+        try:
+            outcome = _watch(job, pending, generation, store, rows, take)
+        except BaseException:  # the others must not wait for a rank that has gone
+            store.set(f"abort/{generation}", "rank 0 gave up")
+            store.set(f"todo/{generation + 1}", "[]")
+            raise
         if outcome.reason:
             if outcome.case is None:
                 store.set(f"todo/{generation + 1}", "[]")

@@ -52,6 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     spawned: list[subprocess.Popen[bytes]] = []
     given = "RANK" in os.environ
+    if given and arguments.gpus not in (None, int(os.environ["WORLD_SIZE"])):
+        ranks = os.environ["WORLD_SIZE"]
+        raise InputError("the ranks are given by torchrun", key="--gpus", found=arguments.gpus, allowed=ranks)
     if not given:
         gpus = _gpus(arguments.gpus, arguments.device)
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(gpus), "LOCAL_WORLD_SIZE": str(gpus)}
