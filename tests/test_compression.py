@@ -116,9 +116,19 @@ def test_one_bit_keeps_what_rounding_lost() -> None:
     assert more == pytest.approx(plain["params_total"] * (4 + 4 / 4))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_reductions_go_on_beside_the_backward_pass(kind: str) -> None:
+    """Buckets are exchanged as they are packed: more than one before the backward pass ends."""
+    rows = play(**CLUSTERS["nvlink"], grad_compression=kind).timeline
+    backward = rows[(rows["lane"] == "compute") & rows["phase"].isin(["B", "W"])]["end_s"].max()
+    first = rows[rows["name"] == ("dp.all_reduce grads" if kind == "fp8" else "dp.all_to_all grads")]
+    assert (first["end_s"] < backward).sum() > 1
+
+
 @pytest.mark.parametrize(
     "section",
     [
+        {"grad_compression": "fp8", "dp": 2, "pp": 2, "zero": 3, "offload": {"optimizer": "cpu"}},
         {"grad_compression": "int8", "dp": 8},
         {"grad_compression": "1bit", "tp": 2, "dp": 2, "pp": 2},
         {"grad_compression": "fp8", "dp": 4, "zero": 2, "offload": {"optimizer": "cpu"}},

@@ -112,7 +112,6 @@ def _resolved(workload: Workload) -> Workload:
     if "nodes" not in cluster.model_fields_set:
         nodes = math.ceil(ranks / cluster.node.gpus.count) + layout.server_count
         cluster = cluster.model_copy(update={"nodes": nodes})
-        cluster.model_fields_set.discard("nodes")  # so that they, and not dp, follow again in a changed copy
     if training.precision == "fp32" and "master_weights" not in training.optimizer.model_fields_set:
         optimizer = training.optimizer.model_copy(update={"master_weights": False})
         training = training.model_copy(update={"optimizer": optimizer})
@@ -172,6 +171,8 @@ def altered(workload: Workload, changes: Mapping[str, Any]) -> Workload:
     data = {name: getattr(workload, name) for name in type(workload).model_fields}
     for name in ("model", "training", "parallelism", "cluster", "simulation"):
         data[name] = data[name].model_dump(exclude_unset=True)
+    if "dp" not in workload.parallelism.model_fields_set:  # nor have nodes been given, from which it would follow
+        data["cluster"].pop("nodes", None)
     data = with_changes(data, changes, SHORTHANDS)
     stages = len(workload.parallelism.layers_per_stage)
     if data["parallelism"].get("pp", 1) * data["parallelism"].get("vpp", 1) != stages:
