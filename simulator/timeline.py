@@ -214,7 +214,7 @@ class Timeline:
         return np.array([self.own_period_s.get(rank, self.step_time_s) for rank in self.ranks], dtype=np.float64)
 
     def weight(self, rank: int) -> float:
-        """How many real ranks' steps a simulated rank stands for in the period: those that do more of them count more."""
+        """How many real ranks' steps a simulated rank stands for in the period: who does more of them counts more."""
         return self.ranks_like[rank] * self.step_time_s / self.own_period_s.get(rank, self.step_time_s)
 
     @property

@@ -121,11 +121,12 @@ def test_a_route_back_crosses_the_other_directions(name: str) -> None:
 
 
 def test_the_number_of_links_follows_from_the_parts() -> None:
-    """A DGX A100 has 8 NVLink ports, 4 + 8 + 8 PCIe links (switches, GPUs, NICs) and 8 NIC ports, 28 in all, each with
-    two directions. Under one leaf per rail there is nothing else; with two pods of 20 nodes 16 leaves have uplinks."""
-    assert len(cluster(nodes=1).links) == 2 * 36
-    assert len(cluster(nodes=20).links) == 20 * 72
-    assert len(cluster(nodes=40).links) == 40 * 72 + 2 * 16
+    """A DGX A100 has 8 NVLink ports, 4 + 8 + 8 PCIe links (switches, GPUs, NICs), 8 NIC ports and its drives, 37 in
+    all, each with two directions, and the host's memory, which is one link. Under one leaf per rail there is nothing
+    else; with two pods of 20 nodes 16 leaves have uplinks."""
+    assert len(cluster(nodes=1).links) == 2 * 37 + 1
+    assert len(cluster(nodes=20).links) == 20 * 75
+    assert len(cluster(nodes=40).links) == 40 * 75 + 2 * 16
 
 
 def test_a_rail_of_a_node_is_its_own() -> None:
@@ -252,7 +253,7 @@ def test_an_override_of_nothing_names_the_nearest_link() -> None:
 
 def test_the_graph_has_every_link_once_each_way() -> None:
     built = cluster(nodes=3)
-    assert built.graph.number_of_edges() == len(built.links)
+    assert built.graph.number_of_edges() == len(built.links) + 3  # the memory of 3 hosts is read and written over one
     assert nx.is_strongly_connected(built.graph)
     assert all(built.graph.has_edge(link.dst, link.src) for link in built.links)
 

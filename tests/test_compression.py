@@ -92,8 +92,8 @@ def test_packing_shows(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_wins_over_slow_nics_and_can_lose_over_nvlink(kind: str) -> None:
-    """816 MB of gradients all-reduced over NICs of 1.25 GB/s last a second, over NVLink of 300 GB/s milliseconds, hidden
-    but for the last bucket, where packing alone takes longer."""
+    """816 MB of gradients all-reduced over NICs of 1.25 GB/s last a second, over NVLink of 300 GB/s milliseconds,
+    hidden but for the last bucket, where packing alone takes longer."""
     gain = {}
     for name, cluster in CLUSTERS.items():
         plain, packed = (play(**cluster, grad_compression=what) for what in ("none", kind))
@@ -110,15 +110,25 @@ def test_one_bit_is_faster_than_eight_where_the_network_decides() -> None:
 
 
 def test_one_bit_keeps_what_rounding_lost() -> None:
-    """4 bytes per parameter on the sending side, and 4 per parameter of the part that a rank adds up: a quarter of 4."""
+    """4 bytes per parameter on the sending side, and 4 per parameter of the part that a rank adds up: a quarter."""
     plain, packed = (play(grad_compression=kind).to_dict() for kind in ("none", "1bit"))
     more = packed["memory"]["per_stage"][0]["optimizer"] - plain["memory"]["per_stage"][0]["optimizer"]
     assert more == pytest.approx(plain["params_total"] * (4 + 4 / 4))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_reductions_go_on_beside_the_backward_pass(kind: str) -> None:
+    """Buckets are exchanged as they are packed: more than one before the backward pass ends."""
+    rows = play(**CLUSTERS["nvlink"], grad_compression=kind).timeline
+    backward = rows[(rows["lane"] == "compute") & rows["phase"].isin(["B", "W"])]["end_s"].max()
+    first = rows[rows["name"] == ("dp.all_reduce grads" if kind == "fp8" else "dp.all_to_all grads")]
+    assert (first["end_s"] < backward).sum() > 1
+
+
 @pytest.mark.parametrize(
     "section",
     [
+        {"grad_compression": "fp8", "dp": 2, "pp": 2, "zero": 3, "offload": {"optimizer": "cpu"}},
         {"grad_compression": "int8", "dp": 8},
         {"grad_compression": "1bit", "tp": 2, "dp": 2, "pp": 2},
         {"grad_compression": "fp8", "dp": 4, "zero": 2, "offload": {"optimizer": "cpu"}},

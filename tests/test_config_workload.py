@@ -115,12 +115,18 @@ def test_the_vocabulary_is_padded_once_to_a_multiple_of_128_tp(vocab: int, tp: i
 # ---- shipped files
 
 
-def test_every_shipped_workload_is_legal_and_warns_of_nothing() -> None:
+#: Gradients sharded beside a pipeline: so did its makers, and so it fits.
+WARNED = ("llama3_405b", "llama3_405b_131k")
+
+
+def test_every_shipped_workload_is_legal_and_warns_of_nothing_else() -> None:
     assert "gpt175b_3d" in catalog.names("workload")
     for name in catalog.names("workload"):
         job = load_workload(name)
         assert job.name == name
-        assert warnings(job) == []
+        told = warnings(job)
+        assert len(told) == (name in WARNED), told
+        assert all(note.startswith("zero 2 in a pipeline") for note in told)
 
 
 def test_the_main_job_is_the_published_one() -> None:

@@ -66,8 +66,8 @@ def test_fold_and_coalesce_change_nothing_whatever_the_schedule(name: str) -> No
         compare({"tp": 2, "dp": 2, "pp": 2, "vpp": vpp, "schedule": name, "zero": zero, "overlap": sync})
 
 
-def compare(section: dict[str, Any]) -> None:
-    workload = job() | {"parallelism": section}
+def compare(section: dict[str, Any], **changes: Any) -> None:
+    workload = job(**changes) | {"parallelism": section}
     short, plain = play(workload, fold=True, coalesce=True), play(workload, fold=False, coalesce=False)
     check(short.program, short.played)
     check(plain.program, plain.played)

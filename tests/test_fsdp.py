@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from simulator.analysis.memory import memory_curve
 from simulator.api import Result
 from simulator.build import build_program
 from simulator.model import rank_parts
@@ -86,7 +87,7 @@ def test_memory_is_that_of_units_gradients_and_activations(prefetch: int) -> Non
     all of these."""
     result = play(LONG, WIDE, dp=4, zero=3, prefetch=prefetch)
     plain = play(LONG, WIDE, dp=4, zero=1)
-    peaks = [max(stage["activations"] for stage in one.to_dict()["memory"]["per_stage"]) for one in (result, plain)]
+    peaks = [memory_curve(one.spans, 0).held.max() for one in (result, plain)]
     parts = rank_parts(result.workload, 0)
     layer, root = (sum(p.params for p in parts if (p.name == "layer") == is_layer) for is_layer in (True, False))
     layer //= LAYERS

@@ -13,6 +13,8 @@ from simulator.costs import Costs
 from simulator.costs.hosts import HOST_TRANSPORTS
 from simulator.engine import simulate
 from simulator.engine.invariants import check
+from simulator.errors import InputError
+from simulator.network.collectives import plan
 from simulator.program import Comm, Program, Role, Step
 from simulator.timeline import Timeline
 
@@ -72,8 +74,8 @@ def test_end_points_are_the_gpus_and_then_the_hosts_of_all_nodes() -> None:
 
 @pytest.mark.parametrize(("op", "slots"), [("to_host", "tx"), ("from_host", "rx")])
 def test_two_gpus_behind_one_pcie_switch_take_twice_as_long_as_one(op: str, slots: str) -> None:
-    """A copy crosses the GPU's own PCIe link, which nobody shares, and the switch's uplink, which two GPUs do. GPUs 2 and
-    3 are behind another switch, those of node 1 in another machine: they change nothing."""
+    """A copy crosses the GPU's own PCIe link, which nobody shares, and the switch's uplink, which two GPUs do. GPUs 2
+    and 3 are behind another switch, those of node 1 in another machine: they change nothing."""
     comm = Comm(op, op, 1e9, "rank", "offload")
     times = {n: play(alone(n, comm), cluster(nodes=2)).step_time_s for n in (1, 2, 4, 8)}
     assert times[1] == pytest.approx(1e9 / PCIE_Bps, rel=1e-4)
@@ -118,8 +120,8 @@ def test_cpu_adam_is_as_fast_as_published() -> None:
 @pytest.mark.parametrize("servers", [1, 2, 4])
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
 def test_push_and_pull_last_2_n_bytes_over_s_nics(n: int, servers: int) -> None:
-    """n workers of one NIC each send their bytes to s servers, 1/s to each, into one NIC of each: n bytes / (s NIC) where
-    that is more than what a worker's own NIC takes; then the same back."""
+    """n workers of one NIC each send their bytes to s servers, 1/s to each, into one NIC of each: n bytes / (s NIC)
+    where that is more than what a worker's own NIC takes; then the same back."""
     nbytes = 1e9
     push, pull = Comm("push", "push", nbytes, "rank", "dp"), Comm("pull", "pull", nbytes, "rank", "dp")
     built = cluster(nodes=n + servers, gpus=1)
@@ -165,3 +167,8 @@ def test_nodes_without_known_memory_have_no_host_to_go_to() -> None:
     ]
     assert known.links[known.route(known.host(0), known.host(0, NVME))[-1]].name == "node0.nvme:tx"
     assert [known.links[link].name for link in known.route(known.host(0), known.host(0, CPU))] == ["node0.memory"]
+
+
+def test_what_hosts_do_is_no_collective() -> None:
+    with pytest.raises(InputError, match="unknown operation"):
+        plan("to_host", 1e6, [0], cluster(), Costs.ideal())

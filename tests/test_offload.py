@@ -56,8 +56,8 @@ def busy(result: Result, lane: str) -> float:
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("dp", [1, 2, 4])
 def test_what_an_offloaded_optimizer_moves(zero: int, dp: int) -> None:
-    """Gradients of 2 bytes go out, weights of 2 bytes come back: of ZeRO's share, or of all without it. With ZeRO-2 and 3
-    the gradients of each micro-batch go, as nothing of them stays on the GPU."""
+    """Gradients of 2 bytes go out, weights of 2 bytes come back: of ZeRO's share, or of all without it. With ZeRO-2 and
+    3 the gradients of each micro-batch go, as nothing of them stays on the GPU."""
     result = play(dp=dp, zero=zero, offload={"optimizer": "cpu"})
     report = result.to_dict()
     share = report["params_total"] / (dp if zero else 1)
@@ -99,9 +99,9 @@ def test_zero_offload_leaves_two_bytes_a_parameter() -> None:
         stage = result.to_dict()["memory"]["per_stage"][0]
         params = result.to_dict()["params_total"]
         assert (stage["weights"], stage["gradients"], stage["optimizer"]) == (2 * params, 0, 0)
-        _, held, _ = memory_curve(result.spans, 0)
+        held = memory_curve(result.spans, 0).held
         without = play(dp=dp, zero=1)
-        _, plain, _ = memory_curve(without.spans, 0)
+        plain = memory_curve(without.spans, 0).held
         widest = 3 * 2048 * 2048 * 4 * 2  # gradients of the largest products of a layer that close a bucket
         assert held.max() <= plain.max() + 2 * widest
 
@@ -124,8 +124,8 @@ def test_states_on_drives_are_read_and_written_once_a_step() -> None:
 @pytest.mark.parametrize("place", ["cpu", "nvme"])
 @pytest.mark.parametrize("dp", [1, 2])
 def test_offloaded_parameters_come_in_for_every_use(place: str, dp: int) -> None:
-    """ZeRO-3: this rank's shard of a layer comes in for its forward and for its backward pass of every micro-batch, that
-    of the root once a micro-batch; the updated shard goes out at the end. On drives each of these is moved once more."""
+    """ZeRO-3: this rank's shard of a layer comes in for its forward and for its backward pass of every micro-batch,
+    that of the root once a micro-batch; the updated shard goes out at the end. On drives each is moved once more."""
     result = play(dp=dp, zero=3, offload={"parameters": place})
     report, m = result.to_dict(), result.workload.microbatches
     share = 2 * report["params_total"] / dp
@@ -135,8 +135,8 @@ def test_offloaded_parameters_come_in_for_every_use(place: str, dp: int) -> None
     assert report["memory"]["host"]["nvme_bytes" if place == "nvme" else "peak_bytes"] == pytest.approx(dp * share)
     # At most 1 + prefetch layers and the root are whole at a time.
     plain = play(dp=dp, zero=0)
-    _, held, _ = memory_curve(result.spans, 0)
-    _, before, _ = memory_curve(plain.spans, 0)
+    held = memory_curve(result.spans, 0).held
+    before = memory_curve(plain.spans, 0).held
     layer = 2 * report["params_total"] / LAYERS
     assert held.max() - before.max() < 4.5 * layer
 
@@ -156,7 +156,7 @@ def test_activations_go_out_and_come_back_once(schedule: str, place: str) -> Non
         )
         # 34 s b h bytes less dropout masks, and what flash attention adds (arXiv 2205.05198), for each layer.
         assert out == back > 8 * LAYERS / 2 * 1024 * 2048 * 20
-        (_, held, _), (_, before, _) = memory_curve(away.spans, rank), memory_curve(plain.spans, rank)
+        held, before = (memory_curve(spans, rank).held for spans in (away.spans, plain.spans))
         assert held[-1] == pytest.approx(0.0, abs=1.0)
         assert held.min() >= -1.0
         assert held.max() <= (1.0 if schedule == "zb_h1" else 0.85) * before.max()

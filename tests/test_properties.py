@@ -17,7 +17,7 @@ from simulator.errors import InputError
 from tests.jobs import job
 from tests.quick import load, play
 
-SPEEDS: list[dict[str, float]] = [{}, {"dp": 0.8}, {"pp": 0.7, "dp": 0.9}, {"tp": 0.9, "pp": 0.9, "dp": 0.5}]
+SPEEDS: list[dict[str, float]] = [{}, {"dp": 0.8}, {"pp": 0.7, "dp": 0.9}, {"tp": 0.9, "pp": 0.9, "dp": 0.5, "cp": 0.7}]
 
 
 @st.composite
@@ -28,6 +28,7 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
         return draw(st.sampled_from(choices))
 
     tp, pp, dp = one((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 4), (2, 2, 2), (1, 4, 2), (4, 2, 1), (4, 2, 2), (2, 4, 2))
+    cp, method = one((1, "ring"), (1, "ring"), (2, "ring"), (2, "ulysses")) if tp * pp * dp <= 8 else (1, "ring")
     schedule, vpp = one(("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2)) if pp > 1 else ("1f1b", 1)
     workload = job()
     workload["model"] |= {
@@ -41,7 +42,8 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
         "position": one("learned", "rope"),
         "bias": one(True, False),
         "tied_embeddings": one(True, False),
-        "attention": one("flash", "unfused"),
+        "attention": one("flash", "unfused") if cp == 1 or method == "ulysses" else "flash",
+        "sliding_window": one(None, 10, 64) if cp == 1 or method == "ulysses" else None,
         "dropout": one(0.0, 0.1),
     }
     workload["training"] |= {
@@ -58,14 +60,17 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
         "tp": tp,
         "pp": pp,
         "dp": dp,
+        "cp": cp,
+        "cp_method": method,
+        **({"cp_layout": one("zigzag", "contiguous")} if method == "ring" else {}),
         "vpp": vpp,
         "schedule": schedule,
         "sequence_parallel": tp > 1 and one(True, False),
         "vocab_parallel": one(True, False),
         "zero": one(0, 1, 2, 3),
-        "overlap": {"grad_reduce": one(True, False), "p2p": one(True, False), "param_gather": one(True, False)},
+        "overlap": {key: one(True, False) for key in ("grad_reduce", "p2p", "param_gather", "tp")},
         "bucket_bytes": one(1, 20_000, 25_000_000),
-        "rank_order": one("tp-dp-pp", "tp-pp-dp", "dp-tp-pp"),
+        "rank_order": one("tp-cp-dp-pp", "tp-pp-dp-cp", "dp-cp-tp-pp"),
     }
     if workload["parallelism"]["zero"] == 3:
         workload["parallelism"] |= {"prefetch": one(0, 1, 2), "reshard_after_forward": one(True, False)}
@@ -104,7 +109,7 @@ def test_every_legal_job_gives_a_possible_step(description: dict[str, Any], spee
 
     # Activations are never negative, and all given back at the end.
     for rank in timeline.ranks:
-        _, held, workspace = memory_curve(timeline, rank)
+        _, held, workspace, *_ = memory_curve(timeline, rank)
         most = float(held.max())
         assert held.min() >= -1e-9 * most
         assert workspace.min() >= -1e-9 * float(workspace.max())

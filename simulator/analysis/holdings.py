@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from simulator import model
+from simulator.build.activations import is_layer
 from simulator.build.layout import Place, layout
 from simulator.config import Workload
 from simulator.model import Part, StateBytes
@@ -25,13 +26,15 @@ NCCL_COMMUNICATOR_BYTES = 320 * MiB
 class Holdings:
     """What a rank holds whatever its steps do, bytes: the model's ``state``, ``placeholders`` that stay for good (see
     `model.nodes.linear`), and the ``bucket`` that gradients are copied to; and how many ``communicators`` it has.
-    ``parts``: by stage, what its passes run."""
+    ``parts``: by stage, what its passes run; without what layers save where ``layers_away``: it is offloaded, and comes
+    and goes with steps of its own."""
 
     state: StateBytes
     placeholders: float = 0.0
     bucket: float = 0.0
     communicators: int = 0
     parts: Mapping[int, tuple[Part, ...]] = field(default_factory=dict)
+    layers_away: bool = False
 
     @property
     def allocated(self) -> float:
@@ -74,6 +77,9 @@ def _of(workload: Workload, place: Place, n_communicators: int) -> Holdings:
         stage: model.stage_parts(workload, stage % parallelism.n_stages, place.seat)
         for stage in parallelism.stages_of(place.pipeline_rank)
     }
+    away = parallelism.offload.activations != "none"
+    if away:
+        parts = {stage: tuple(_emptied(part) for part in of_stage) for stage, of_stage in parts.items()}
     placeholders = model.unique(
         tensor for of_stage in parts.values() for part in of_stage for tensor in part.placeholders
     )
@@ -84,7 +90,12 @@ def _of(workload: Workload, place: Place, n_communicators: int) -> Holdings:
         bucket=_bucket_bytes(workload, state),
         communicators=n_communicators,
         parts=parts,
+        layers_away=away,
     )
+
+
+def _emptied(part: Part) -> Part:
+    return replace(part, saved=()) if is_layer(part) else part
 
 
 def _bucket_bytes(workload: Workload, state: StateBytes) -> float:

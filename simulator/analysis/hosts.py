@@ -14,8 +14,8 @@ from simulator.units import DTYPE_BYTES
 
 
 def host_memory(workload: Workload, pipeline_rank: Sequence[int], played: Timeline) -> dict[str, Any] | None:
-    """Bytes that the fullest node's host holds (``peak_bytes``) and its drives (``nvme_bytes``), beside what the host has
-    (null where the cluster does not say), and whether it fits; None where nothing lives there.
+    """Bytes that the fullest node's host holds (``peak_bytes``) and its drives (``nvme_bytes``), beside what the host
+    has (null where the cluster does not say), and whether it fits; None where nothing lives there.
 
     ``pipeline_rank``: of each rank. Optimizer states and gradients, shards of parameters, and activations are those of
     all ranks of the node, each at its fullest; a server keeps its part of states and working copy, and the gradients of
@@ -37,12 +37,8 @@ def host_memory(workload: Workload, pipeline_rank: Sequence[int], played: Timeli
         on = nvme if layout.offload.activations == "nvme" else cpu
         on[at] += held.get(played.simulated_as[rank], 0.0)
     if layout.server_count:
-        training = workload.training
-        grads = workload.n_ranks / (layout.tp * layout.pp) if layout.data_parallel == "parameter_server" else 1.0
-        kept = host_state_bytes(workload) + grads * DTYPE_BYTES[training.grad_dtype] + DTYPE_BYTES[training.precision]
-        whole = layout.tp * sum(shares[stage] for stage in range(layout.pp))
         for at in workload.server_nodes:
-            cpu[at] += kept * whole / layout.servers
+            cpu[at] += _on_servers(workload) / layout.servers
     capacity, peak = node.host_memory_bytes, max(cpu)
     return {
         "capacity_bytes": capacity,
@@ -50,6 +46,19 @@ def host_memory(workload: Workload, pipeline_rank: Sequence[int], played: Timeli
         "peak_bytes": peak,
         "nvme_bytes": max(nvme),
     }
+
+
+def _on_servers(workload: Workload) -> float:
+    """Bytes of all servers together."""
+    training, layout = workload.training, workload.parallelism
+    grad, total = DTYPE_BYTES[training.grad_dtype], 0.0
+    for stage in range(layout.pp):
+        for axis, count in params_on(rank_parts(workload, stage)).items():
+            together = layout.replicas(axis)
+            gradients = together if layout.data_parallel == "parameter_server" else 1
+            kept = host_state_bytes(workload) + gradients * grad + DTYPE_BYTES[training.precision]
+            total += kept * count * (workload.n_ranks / layout.pp / together)
+    return total
 
 
 def _per_param(workload: Workload) -> Mapping[str, float]:

@@ -128,6 +128,8 @@ def memory_of_ranks(
         held = _activations(timeline, curve, at, holding.parts)
         total = float(curve.held[at]) if at >= 0 else 0.0
         gathered = max(total - sum(held.values()), 0.0)
+        if holding.layers_away:
+            held, gathered = {**held, "layers": gathered}, 0.0
         if not holding.parts:
             held, gathered = ({"all": total} if total else {}), 0.0
         memories.append(

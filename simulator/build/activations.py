@@ -1,8 +1,8 @@
 """Activations that wait for their backward pass outside the GPU: passes cut by layer, and the copies between them.
 
 What a layer saves goes out once its forward pass has ended, and comes back while the entry before its backward pass
-computes; a layer's forward pass waits until all but the last layer's have gone, so that no more than two are on their way
-out (Transformer Engine's double-buffered ``cpu_offload``, torch's ``save_on_cpu``).
+computes; a layer's forward pass waits until all but the last layer's have gone, so that no more than two are on their
+way out (Transformer Engine's double-buffered ``cpu_offload``, torch's ``save_on_cpu``).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class _Copier:
         parts = self._stages.parts[first.stage]
         order = [(index, len(block.ops)) for index, block in self._stages.by_part(first) if block.ops]
         # What the pass takes and gives back as a whole, each layer does by itself.
-        layers = {index: pass_bytes((parts[index],), first.phase) for index, _ in order if _is_layer(parts[index])}
-        whole, others = pass_bytes(parts, first.phase), [part for part in parts if not _is_layer(part)]
+        layers = {index: pass_bytes((parts[index],), first.phase) for index, _ in order if is_layer(parts[index])}
+        whole, others = pass_bytes(parts, first.phase), [part for part in parts if not is_layer(part)]
         alloc, free = -whole.alloc, -whole.free
         if others:
             kept = pass_bytes(others, first.phase)
@@ -137,5 +137,6 @@ class _Copier:
         return Step(label, comm, after, microbatch=like.microbatch, stage=like.stage)
 
 
-def _is_layer(part: Part) -> bool:
+def is_layer(part: Part) -> bool:
+    """Whether a part is one of the layers, and no embedding or head."""
     return part.name not in ("embedding", "head")

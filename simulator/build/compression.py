@@ -2,12 +2,13 @@
 
 - ``fp8``: NCCL adds up 8-bit floating point numbers that share a scale (FP8-LM, arXiv 2310.18313, section 2.1).
 - ``int8``: numbers of different scales cannot be added on the way: each rank gets its part of all others' gradients
-  (all-to-all), adds them up, and all gather the packed sums; a sharded sum stays where it is (ZeRO++, arXiv 2306.10209,
-  section 3.3).
+  (all-to-all), adds them up, and all gather the packed sums; a sharded sum stays where it is (ZeRO++, arXiv
+  2306.10209, section 3.3).
 - ``1bit``: as int8 with signs, of momentum and what earlier rounding has lost, on both sides (1-bit Adam, arXiv
   2102.02888, algorithm 1 and section 5).
 
-The volume falls by the ratio of the elements' sizes: an all-to-all and an all-gather move what a ring's all-reduce does.
+The volume falls by the ratio of the elements' sizes: an all-to-all and an all-gather move what a ring's all-reduce
+does.
 Buckets are packed where their gradients are complete, and unpacked where the compute lane first waits for them.
 """
 
@@ -31,7 +32,7 @@ _REDUCTIONS = ("dp.all_reduce grads", "dp.reduce_scatter grads")
 
 @dataclass(frozen=True)
 class _Packed:
-    """What takes a reduction's place: kernels before, transfers, kernels where its result is needed. Bytes of kernels."""
+    """What takes a reduction's place: kernels before, transfers, kernels where its result is needed."""
 
     pack: Step
     transfers: tuple[Step, ...]
@@ -47,11 +48,14 @@ def compressed(workload: Workload, lanes: Lanes) -> Lanes:
     }
     beside = {lane: of_lane for lane, of_lane in lanes.items() if lane != COMPUTE_LANE}
     unpacked = {label: one.unpack[-1].label for label, one in packed.items()}
-    whole = {
-        lane: [new for step in of_lane for new in _replaced(step, packed, unpacked)] for lane, of_lane in beside.items()
-    }
-    needs = _needs(packed, [step for of_lane in beside.values() for step in of_lane])
-    return {**lanes, **whole, COMPUTE_LANE: _with_kernels(lanes[COMPUTE_LANE], packed, needs)}
+    whole: Lanes = {lane: [] for lane in lanes}
+    for lane, of_lane in beside.items():
+        for step in of_lane:
+            for new in _replaced(step, packed, unpacked):
+                stream = new.op.lane if step.label in packed and isinstance(new.op, Comm) else lane
+                whole.setdefault(stream, []).append(new)
+    whole[COMPUTE_LANE] = _with_kernels(lanes[COMPUTE_LANE], packed, _needs(packed, beside))
+    return whole
 
 
 def _is_reduction(step: Step) -> bool:
@@ -65,17 +69,22 @@ def _replaced(step: Step, packed: Mapping[str, _Packed], unpacked: Mapping[str, 
     return (replace(step, after=tuple(unpacked.get(label, label) for label in step.after)),)
 
 
-def _needs(packed: Mapping[str, _Packed], beside: Sequence[Step]) -> dict[str, dict[str, None]]:
-    """Per label of a step ``beside`` compute, the reductions that it waits for, itself or through others."""
+def _needs(packed: Mapping[str, _Packed], beside: Lanes) -> dict[str, dict[str, None]]:
+    """Per label of a step ``beside`` compute, the reductions that have to be unpacked for it: it waits for them itself,
+    or through others, such as those before it on its lane."""
     needs: dict[str, dict[str, None]] = {label: {label: None} for label in packed}
     growing = True
     while growing:
         growing = False
-        for step in beside:
-            found = {label: None for before in step.after for label in needs.get(before, ())}
-            if step.label not in packed and found.keys() - needs.get(step.label, {}).keys():
-                needs[step.label] = found
-                growing = True
+        for of_lane in beside.values():
+            previous: tuple[str, ...] = ()
+            for step in of_lane:
+                found = {label: None for before in (*previous, *step.after) for label in needs.get(before, ())}
+                if step.label not in packed:
+                    if found.keys() - needs.get(step.label, {}).keys():
+                        needs[step.label] = found
+                        growing = True
+                    previous = (step.label,)
     return needs
 
 
@@ -138,6 +147,9 @@ def _packed(workload: Workload, step: Step) -> _Packed:
         return _Packed(pack, (transfer(step.label, "all_to_all", pack.label),), (add,))
     exchange = transfer(f"exchange {step.label}", "all_to_all", pack.label)
     add = kernel("add", "reduce", count * element + part * lost, part * (element + lost), exchange.label)
+    # On a stream of its own: it waits for kernels that come after later exchanges.
     gather = replace(transfer(step.label, "all_gather", add.label), free_bytes=0.0)
+    assert isinstance(gather.op, Comm)
+    gather = replace(gather, op=replace(gather.op, stream="packed"))
     unpack = kernel("unpack", "cast", count * element, count * grad, gather.label)
     return _Packed(pack, (exchange, gather), (add, unpack))

@@ -33,8 +33,7 @@ def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
 
 def rolling(lanes: Lanes, steps: int, microbatches: int, tail: Callable[[Lanes], Lanes]) -> Lanes:
     """A rank's ``lanes`` of passes through several steps that run on as one; ``tail`` adds to the passes of one step
-    what follows its last backward, before the rank's next pass. What it adds on other lanes is called in the order in
-    which computation needs it, where passes of two steps alternate."""
+    what follows its last backward, before the rank's next pass."""
     whole = {lane: list(of_lane) for lane, of_lane in lanes.items()}
     for number in range(steps):
         own = [step for step in lanes[COMPUTE_LANE] if step.microbatch // microbatches == number]
@@ -45,26 +44,7 @@ def rolling(lanes: Lanes, steps: int, microbatches: int, tail: Callable[[Lanes],
         for lane, of_lane in done.items():
             if lane != COMPUTE_LANE:
                 whole.setdefault(lane, []).extend(of_lane)
-    needed = _first_need(whole)
-    return {
-        lane: of_lane if lane in lanes else sorted(of_lane, key=lambda step: needed[step.label])
-        for lane, of_lane in whole.items()
-    }
-
-
-def _first_need(lanes: Lanes) -> dict[str, int]:
-    """Per step the place on the compute lane of the first one that waits for it, or for what waits for it."""
-    compute = lanes[COMPUTE_LANE]
-    needed = dict.fromkeys(_labels(lanes), len(compute))
-    after = {step.label: step.after for of_lane in lanes.values() for step in of_lane}
-    for place, step in enumerate(compute):
-        waits = [step.label]
-        while waits:
-            label = waits.pop()
-            if needed[label] > place:
-                needed[label] = place
-                waits += after[label]
-    return needed
+    return whole
 
 
 def _merged(compute: list[Step], own: list[Step], done: Lanes) -> list[Step]:

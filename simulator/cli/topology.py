@@ -111,9 +111,9 @@ def _link_rows(cluster: Cluster) -> list[dict[str, Any]]:
     """Links of equal name (numbers apart), kind, bandwidth and latency in one row, both directions as one link."""
     counts: dict[tuple[str, str, float, float], int] = {}
     for link in cluster.links:
-        name, _, direction = link.name.rpartition(":")
-        if direction == "tx":
-            key = re.sub(r"\d+", "*", name), link.kind, link.bandwidth_Bps, link.latency_s
+        if not link.name.endswith(":rx"):
+            name = re.sub(r"\d+", "*", link.name.removesuffix(":tx"))
+            key = name, link.kind, link.bandwidth_Bps, link.latency_s
             counts[key] = counts.get(key, 0) + 1
     return [
         {

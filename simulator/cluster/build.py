@@ -82,7 +82,9 @@ def _override(spec: ClusterSpec, gpus: list[Gpu], links: list[Link]) -> None:
     named: dict[str, list[int]] = {}
     for link in links:
         named[link.name] = [link.index]
-        named.setdefault(link.name.rpartition(":")[0], []).append(link.index)
+        both, way, _ = link.name.partition(":")
+        if way:
+            named.setdefault(both, []).append(link.index)
     gpu_at = {gpu.name: i for i, gpu in enumerate(gpus)}
     for index, override in enumerate(spec.overrides):
         if isinstance(override, GpuOverride):

@@ -28,7 +28,7 @@ PCIE_LANE_Bps = {
 #: Seconds for a PCIe link one way: half of a short DMA read's round trip, 0.5 to 0.6 us (Neugebauer et al.,
 #: Understanding PCIe performance for end host networking, SIGCOMM 2018, section 6).
 PCIE_LATENCY_s = 0.27e-6
-#: Seconds until a flash drive answers: typical reads of 4 KiB of data centre drives (Samsung PM1733 data sheet: 100 us).
+#: Seconds until a flash drive answers: a typical read of 4 KiB of a data centre drive (Samsung PM1733 data sheet).
 NVME_LATENCY_s = 100e-6
 #: End points of a node beside its GPUs, numbered after them: the host's memory, which DMA reads and writes, its drives,
 #: and its CPU, whose work is bytes of that memory.

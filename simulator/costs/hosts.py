@@ -14,8 +14,8 @@ _AT_ONCE: dict[ProtocolName, Protocol] = {
 
 HOST_TRANSPORTS: dict[str, Transport] = {
     # CPU-Adam updates 10 billion parameters in 2.57 s on a DGX-2 (ZeRO-Offload, arXiv 2101.06840, table 4). At the 30
-    # bytes per parameter of mixed precision that is 117 GB/s, of 256 GB/s at best: 2 Xeon Platinum 8168 with 6 channels of
-    # DDR4-2666 each.
+    # bytes per parameter of mixed precision that is 117 GB/s, of 256 GB/s at best: 2 Xeon Platinum 8168 with 6 channels
+    # of DDR4-2666 each.
     "memory": Transport(
         efficiency=0.456,
         copy_Bps=1e30,

@@ -27,6 +27,8 @@ from simulator.program import Comm, Program
 from simulator.program.ops import HOST_LANES, POINT_TO_POINT, UPDATES, comms_of
 
 Colours = NDArray[np.uint64]
+#: A gradient norm, or whether one was infinite: one number of fp32.
+SIGNAL_BYTES = 4.0
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,12 @@ class _Session:
     ends: tuple[int, ...]
 
     @property
+    def is_signal(self) -> bool:
+        """Whether it is a collective of one number, which is all latency and takes no share of any link. NICs that a tree
+        loads differently are then still alike, and so are the ranks behind them."""
+        return self.op != "send_recv" and self.comm.nbytes <= SIGNAL_BYTES
+
+    @property
     def op(self) -> str:
         return "send_recv" if self.comm.op in POINT_TO_POINT else self.comm.op
 
@@ -158,8 +166,8 @@ def _sessions(program: Program, cluster: Cluster) -> list[_Session]:
             if (comm.axis, group, spec) not in sessions:
                 ranks: tuple[int, ...] = members
                 if paired:
-                    ends = (position, comm.peer) if comm.op == "send" else (comm.peer, position)
-                    ranks = tuple(members[end] for end in ends)
+                    pair = (position, comm.peer) if comm.op == "send" else (comm.peer, position)
+                    ranks = tuple(members[end] for end in pair)
                 on_host = comm.op in HOST_LANES
                 ends = hosts.ends(comm.op, cluster, ranks[0], program.servers) if on_host else ranks
                 sessions[comm.axis, group, spec] = _Session(comm.axis, group, spec, comm, ranks, ends)
@@ -274,7 +282,7 @@ def _shapes(cluster: Cluster, costs: Costs, sessions: Sequence[_Session]) -> _Sh
                 chosen[key] = next((i for i, pattern in enumerate(candidates) if pattern is choice), -1)
             number = chosen[key]
             labels.append((item.axis, item.spec, timings[number] if candidates else ()))
-            on = list(candidates[number].loads) if candidates else []
+            on = list(candidates[number].loads) if candidates and not item.is_signal else []
         at_link += [link for link, _ in on]
         loads += [load for _, load in on]
         at_session += [index] * len(on)
@@ -321,12 +329,13 @@ def _collect(
     for number, index in enumerate(kinds.first.tolist()):
         session = sessions[index]
         paired = session.op == "send_recv"
+        silent = session.op in UPDATES or session.is_signal
         plan = fastest(session.op, session.patterns(cluster), session.comm.nbytes, costs)
         phases: list[Phase] = []
         link_bytes: dict[int, float] = {}
         for phase in plan.phases:
             loads: dict[int, float] = {}
-            for link, load in phase.loads:
+            for link, load in () if session.is_signal else phase.loads:
                 simulated = used.setdefault(link_class[link], len(used))
                 # All sessions of the class move together: what one link carries is the sum over them, divided by the
                 # number of links in its class, equal for all of them by equitability.
@@ -339,7 +348,7 @@ def _collect(
             plan=replace(plan, phases=tuple(phases)),
             link_bytes=tuple(link_bytes.items()),
             members=tuple(sorted({simulated_as[rank] for rank in session.ranks})),
-            wire_bytes=0.0 if session.op in UPDATES else plan.sent_bytes / (1 if paired else len(session.ranks)),
+            wire_bytes=0.0 if silent else plan.sent_bytes / (1 if paired else len(session.ranks)),
             met_on=(),
         )
         drafts.append((session, transfer))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from simulator.model.nodes import Node, Ops, Tensor, activation, add_gradient, comm, linear, memory
 from simulator.model.routing import routing
 from simulator.model.shapes import ANY_SEAT, Seat, Shapes
-from simulator.program import Comm, Compute, GroupedMatmul, Matmul
+from simulator.program import Beside, Comm, Compute, GroupedMatmul, Matmul
 from simulator.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Experts:
     ``tokens`` are those that it routes to ``top_k`` of ``experts`` (its rows; without sequence parallelism its part of
     the rows that tp ranks share), ``sent`` and ``received`` the copies that leave and reach it, ``loads`` what each
     expert that it holds works on. ``ffn`` and ``shared_ffn`` are the rank's own widths. ``received_shares`` and
-    ``per_node`` are the dispatch's (see `Comm`).
+    ``per_node`` are the dispatch's (see `Comm`). ``overlaps``: the shared experts compute beside it and the combine.
     """
 
     tokens: int
@@ -50,6 +50,7 @@ class Experts:
     shared_ffn: int
     counted: bool
     router_dtype: str
+    overlaps: bool
 
     @property
     def worked_on(self) -> int:
@@ -81,6 +82,7 @@ def experts(workload: Workload, seat: Seat = ANY_SEAT) -> Experts:
         shared_ffn=moe.shared_ffn_hidden // layout.tp,
         counted=moe.capacity_factor is None or not moe.pad_to_capacity,
         router_dtype=moe.router_dtype,
+        overlaps=layout.overlap.ep and layout.ep > 1,
     )
 
 
@@ -107,13 +109,48 @@ def mixture(z: Shapes, x: Experts) -> Mixture:
     # is linear, so that the experts' outputs need not be kept.
     act = replace(act, saved=(*act.saved, Tensor("moe.probs", float(PROBABILITY * x.worked_on))))
     add = memory("F", "shared.add", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
-    return Mixture(
+    whole = Mixture(
         before=(_router(z, x), _dispatch(z, x), _grouped(z, x, "fc1", fc1, z.hidden, saved="moe.input")),
         activation=act,
         after=(_grouped(z, x, "fc2", z.hidden, x.ffn, saved="moe.act"), _combine(z, x)),
         shared=_shared(z, x) if x.shared_ffn else (),
         add=(Node(forward=(add,), grad_bytes=z.row_bytes),) if x.shared_ffn else (),
     )
+    return _overlapped(whole) if x.overlaps and x.shared_ffn else whole
+
+
+def _overlapped(mixture: Mixture) -> Mixture:
+    """The shared experts' first product and activation run beside the dispatch, their second beside the combine, and
+    so do their gradients (Megatron-Core's ``moe_shared_expert_overlap``); their tensor-parallel communication stays in
+    line, and so do weight gradients."""
+    router, dispatch, *rest = mixture.before
+    fc2, combine = mixture.after
+    first, act, second = mixture.shared
+    dispatch = replace(
+        dispatch,
+        forward=_beside(dispatch.forward, (*first.forward, *act.forward)),
+        input_grad=_beside(dispatch.input_grad, first.input_grad),
+    )
+    combine = replace(
+        combine,
+        forward=_beside(combine.forward, second.forward),
+        input_grad=_beside(combine.input_grad, (*second.input_grad, *act.input_grad)),
+    )
+    first, act, second = (
+        replace(node, forward=_comms(node.forward), input_grad=_comms(node.input_grad)) for node in (first, act, second)
+    )
+    # What is left of the first product gathers before the dispatch, and sums after its gradient.
+    return Mixture((router, first, act, dispatch, *rest), mixture.activation, (fc2, combine), (second,), mixture.add)
+
+
+def _beside(ops: Ops, shared: Ops) -> Ops:
+    """``ops`` with the kernels among the ``shared`` ones beside their all-to-all."""
+    kernels = tuple(op for op in shared if isinstance(op, Compute))
+    return tuple(Beside(op, kernels) if isinstance(op, Comm) and op.op == "all_to_all" else op for op in ops)
+
+
+def _comms(ops: Ops) -> Ops:
+    return tuple(op for op in ops if not isinstance(op, Compute))
 
 
 def _router(z: Shapes, x: Experts) -> Node:
@@ -278,6 +315,7 @@ def _grouped(z: Shapes, x: Experts, name: str, n: int, k: int, *, saved: str) ->
 
 def _shared(z: Shapes, x: Experts) -> tuple[Node, ...]:
     """The experts that every token passes are one MLP, split over tp; its output is added to that of the others."""
+    z = replace(z, overlaps_tp=z.overlaps_tp and not x.overlaps)
     fc1 = x.shared_ffn * (2 if z.gated else 1)
     return (
         linear(z, "shared", "fc1", fc1, z.hidden, split="column", saved="mlp.normed", bias=z.bias),

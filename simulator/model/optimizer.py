@@ -140,8 +140,7 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
     """
     training, layout = workload.training, workload.parallelism
     count = float(optimized(workload, params))
-    weight, grad = DTYPE_BYTES[training.precision], DTYPE_BYTES[training.grad_dtype]
-    master = training.optimizer.master_weights
+    grad, master = DTYPE_BYTES[training.grad_dtype], training.optimizer.master_weights
     ops: list[Op] = []
 
     def kernel(name: str, read: float, write: float, op: str = "optimizer") -> None:

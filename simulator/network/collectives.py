@@ -59,18 +59,20 @@ def plan(
 
     Raises `InputError`.
     """
+    _operation(op)
     return fastest(op, patterns(op, ranks, cluster, algorithm), nbytes, costs)
 
 
 def patterns(
     op: str, ranks: Sequence[int], cluster: Cluster, algorithm: str = "auto", traffic: Traffic = EVEN
 ) -> tuple[Pattern, ...]:
-    """What ``op`` may do to the links, one pattern per algorithm that ``algorithm`` allows; none for a group of one.
+    """What ``op`` may do to the links, one pattern per algorithm that ``algorithm`` allows; none for a group of one. Of
+    what is done with hosts ``ranks`` are all its end points (see `simulator.network.hosts.ends`).
     ``traffic``: how the bytes of an all-to-all are spread.
 
     Raises `InputError`.
     """
-    known = algorithms(op)
+    known = hosts.OPERATIONS[op] if op in hosts.OPERATIONS else algorithms(op)
     if algorithm != "auto" and algorithm not in known:
         raise InputError(
             f"{op} has no such algorithm", key="algorithm", found=algorithm, allowed=", ".join(["auto", *known])
@@ -100,7 +102,7 @@ def choose(op: str, candidates: Sequence[Pattern], nbytes: float, costs: Transpo
 
 
 def _timed(op: str, pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float, Plan]:
-    always = _operation(op).nbytes
+    always = OPERATIONS[op].nbytes if op in OPERATIONS else None
     return timed(pattern, nbytes if always is None else always, costs)
 
 
@@ -115,8 +117,6 @@ def bus_factor(op: str, n: int) -> float:
 
 
 def _operation(op: str) -> Operation:
-    if op in hosts.OPERATIONS:
-        return Operation(hosts.OPERATIONS[op], lambda n: 1.0)
     if op not in OPERATIONS:
         near = closest(op, OPERATIONS)
         raise InputError("unknown operation", key="op", found=op, allowed=", ".join(OPERATIONS), fix=near)

@@ -33,8 +33,8 @@ class TransportCosts(Interface):
 
 
 class Hop(NamedTuple):
-    """A transfer between end points (GPUs, or hosts' memory), through NIC ``nic`` of both nodes if given, that carries ``load`` bytes per byte of
-    message and stands ``weight`` times on the critical path."""
+    """A transfer between end points (GPUs, or hosts' memory), through NIC ``nic`` of both nodes if given, that carries
+    ``load`` bytes per byte of message and stands ``weight`` times on the critical path."""
 
     sender: int
     receiver: int

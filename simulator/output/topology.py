@@ -11,8 +11,12 @@ if TYPE_CHECKING:
 
 #: Okabe and Ito's colours, told apart with any kind of colour vision (jfly.uni-koeln.de/color).
 _COLOUR = {"nvlink": "#009E73", "pcie": "#7F7F7F", "infiniband": "#0072B2", "roce": "#0072B2", "tcp": "#0072B2"}
+_COLOUR |= {"memory": "#E69F00", "nvme": "#CC79A7"}
 _MAX_NODES = 3
-_LEVEL = {"nvswitch": -1.0, "gpu": 0.0, "pcie": 1.0, "host": 1.8, "nic": 2.4, "leaf": 4.0, "spine": 5.2, "core": 6.2}
+_LEVEL = {"nvswitch": -1.0, "gpu": 0.0, "pcie": 1.0, "host": 1.8, "memory": 1.8, "nvme": 1.8, "nic": 2.4}
+_LEVEL |= {"leaf": 4.0, "spine": 5.2, "core": 6.2}
+#: Beside the host, as shares of a node's width.
+_ASIDE = {"memory": 0.25, "nvme": 0.75}
 
 
 def draw_topology(cluster: Cluster) -> Figure:
@@ -25,7 +29,9 @@ def draw_topology(cluster: Cluster) -> Figure:
     nodes = cluster.spec.nodes
     shown = list(range(nodes)) if nodes <= _MAX_NODES else [0, 1, nodes - 1]
     places = _places(cluster, shown)
-    links = [link for link in cluster.links if link.src in places and link.dst in places and link.name.endswith(":tx")]
+    links = [
+        link for link in cluster.links if link.src in places and link.dst in places and not link.name.endswith(":rx")
+    ]
     figure = Figure(figsize=(max(6.0, 5.0 * len(shown)), 6.5), layout="constrained")
     axes = figure.add_subplot()
     for link in links:
@@ -66,7 +72,7 @@ def _places(cluster: Cluster, shown: list[int]) -> dict[str, tuple[float, float]
         for vertex in inside:
             family = vertex.rstrip("0123456789")
             number = int(vertex[len(family) :] or 0)
-            x = (position + (number + 0.5) / counts[family]) * span if counts[family] > 1 else (position + 0.5) * span
+            x = (position + _ASIDE.get(family, (number + 0.5) / counts[family])) * span
             places[f"node{node}.{vertex}"] = (0.04 * span * (0.5 - x / (span * len(shown))) + x, _LEVEL[family])
     rails = cluster.spec.node.nics.count
     leaves = list(dict.fromkeys(cluster.switches.leaf(node, rail) for rail in range(rails) for node in shown))

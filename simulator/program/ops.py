@@ -75,8 +75,9 @@ class Comm:
 
     @property
     def lane(self) -> str:
-        """The track it is drawn on: one per purpose, for transfers one per name (``pp_send_fwd``), for collectives one per
-        ``stream`` where a purpose has several (``dp_gather``), for what is done with hosts one per direction, and stream."""
+        """The track it is drawn on: one per purpose, for transfers one per name (``pp_send_fwd``), for collectives one
+        per ``stream`` where a purpose has several (``dp_gather``), for what is done with hosts one per direction and
+        stream (``d2h_grads``)."""
         if self.op in HOST_LANES:
             return f"{HOST_LANES[self.op]}_{self.stream}" if self.stream else HOST_LANES[self.op]
         apart = self.name if self.op in POINT_TO_POINT else self.stream

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 def problems(workload: Workload) -> Iterator[InputError]:
     """Sequences that do not split, and attention that cannot be spread over cp ranks."""
     layout = workload.parallelism
-    if "cp_layout" in layout.model_fields_set and layout.cp_method != "ring":
+    if layout.cp_layout == "contiguous" and layout.cp_method != "ring":
         yield InputError(
-            f"{layout.cp_method} leaves every rank whole sequences",
+            f"{layout.cp_method} gives every rank whole sequences to attend to",
             key="parallelism.cp_layout",
             found=layout.cp_layout,
-            allowed="no value, or cp_method: ring",
+            allowed="zigzag (the default, without meaning here), or cp_method: ring",
         )
     yield from _sequence_does_not_split(workload)
     if layout.cp > 1:

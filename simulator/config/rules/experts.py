@@ -46,8 +46,9 @@ def problems(workload: Workload) -> Iterator[InputError]:
                 allowed=f"at most {MAX_TENSOR:.0e} numbers",
             )
     if model.mla is not None:
-        for key in ("kv_heads", "head_dim"):
-            if key in model.model_fields_set and (key, getattr(model, key)) != ("kv_heads", model.heads):
+        defaults = {"kv_heads": model.heads, "head_dim": max(1, model.hidden // model.heads)}
+        for key, default in defaults.items():
+            if getattr(model, key) != default:
                 yield InputError(
                     "latent attention has keys and values for every head, of widths of its own",
                     key=f"model.{key}",
@@ -96,7 +97,7 @@ def _moe_problems(moe: Moe, layers: int) -> Iterator[InputError]:
         )
     if moe.shared_experts and not moe.shared_ffn_hidden:
         yield InputError("shared experts need a width", key="model.moe.shared_ffn_hidden", found=0, allowed=">= 1")
-    if "pad_to_capacity" in moe.model_fields_set and moe.capacity_factor is None:
+    if not moe.pad_to_capacity and moe.capacity_factor is None:
         yield InputError(
             "has no meaning without a capacity factor",
             key="model.moe.pad_to_capacity",
@@ -162,6 +163,14 @@ def _split_problems(workload: Workload, moe: Moe) -> Iterator[InputError]:
             found=training.seq,
             allowed=f"a multiple of {layout.tp * layout.cp}",
             fix=f"seq: {nearest_multiple(training.seq, layout.tp * layout.cp)}",
+        )
+    if layout.overlap.ep and "shared_experts" in training.recompute.modules:
+        # Megatron-LM: "shared_experts recompute cannot work with --moe-shared-expert-overlap".
+        yield InputError(
+            "shared experts that compute beside the all-to-all are not recomputed apart",
+            key="training.recompute.modules",
+            found=list(training.recompute.modules),
+            allowed="without shared_experts, or overlap.ep: false",
         )
     if layout.overlap.ep and not moe.shared_experts:
         yield InputError(

@@ -18,7 +18,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
     """
     layout, training = workload.parallelism, workload.training
     if layout.data_parallel == "allreduce":
-        if "servers" in layout.model_fields_set:
+        if layout.servers > 1:
             yield InputError(
                 "has no meaning with data_parallel allreduce",
                 key="parallelism.servers",
@@ -98,4 +98,5 @@ def warnings(workload: Workload) -> Iterator[str]:
     """Compression of what is not sent."""
     layout = workload.parallelism
     if layout.grad_compression != "none" and layout.replicas("dp") == 1:
-        yield f"parallelism.grad_compression {layout.grad_compression} saves nothing: with dp * cp 1 no gradient is sent"
+        kind = layout.grad_compression
+        yield f"parallelism.grad_compression {kind} saves nothing: with dp * cp 1 no gradient is sent"

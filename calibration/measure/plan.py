@@ -1,0 +1,33 @@
+"""All that is measured, in order: the same list at every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from calibration.measure import attention, collectives, copies, interference, kernels, launch, matmul, memory, sustained
+from calibration.measure.case import Case, Level, shuffled
+
+#: Kinds that one GPU suffices for. Host costs come first, before a profiler has run.
+ALONE = {
+    "launch": launch,
+    "copy": copies,
+    "matmul": matmul,
+    "attention": attention,
+    "memory": memory,
+    "sustained": sustained,
+}
+TOGETHER = {"collective": collectives, "interference": interference}
+KINDS = (*ALONE, *TOGETHER, "kernels")
+
+
+def plan(level: Level, kinds: Collection[str], world: int, local: int) -> list[Case]:
+    """The cases of ``kinds`` for ``world`` ranks, ``local`` of them on each node."""
+    alone = [case for name, module in ALONE.items() if name in kinds for case in shuffled(module.cases(level, world))]
+    together: list[Case] = []
+    for name, module in TOGETHER.items():
+        if name in kinds and world > 1:
+            # Group by group, as each starts its communicator when first used.
+            cases = shuffled(module.cases(level, world, local))
+            together += sorted(cases, key=lambda case: (len(case.ranks), case.ranks))
+    profiled = [*kernels.cases(level, alone)] if "kernels" in kinds else []
+    return alone + together + profiled

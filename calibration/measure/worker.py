@@ -1,0 +1,126 @@
+"""`python -m calibration.measure.worker`: measures the cases that its agent tells it to, and reports each.
+
+It may die at any case: what it has reported is kept, and its agent starts another.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import TextIO
+
+import torch
+import torch.distributed as dist
+
+from calibration.measure import collectives, interference, plan
+from calibration.measure.bench import Bench, Row
+from calibration.measure.case import Case, UnavailableError, Work
+from calibration.measure.gpu import environment
+from calibration.measure.team import FOREVER, Team, collective_time
+
+HEAT_S = {"smoke": 0.1, "quick": 3.0, "full": 15.0}
+Report = Callable[[dict[str, object]], None]
+
+
+def main() -> None:
+    """Reads its orders (JSON) from standard input; writes reports to the file descriptor that they name."""
+    orders = json.load(sys.stdin)
+    rank, world = int(orders["rank"]), int(orders["world"])
+    cuda = orders["device"] == "cuda"
+    device = torch.device("cuda", int(orders["local_rank"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    gc.disable()  # collected after each case instead of within one
+    gc.freeze()
+    cases = plan.plan(orders["level"], orders["kinds"], world, orders["local_world"])
+    pending = [cases[index] for index in orders["pending"]]
+    with os.fdopen(int(orders["report_fd"]), "w", buffering=1) as stream:
+        report = _reporter(stream) if rank == 0 else _silent
+        bench = Bench(device)
+        teams: dict[tuple[int, ...], Team] = {}
+        if world > 1 and any(len(case.ranks) > 1 for case in pending):
+            store = dist.PrefixStore(
+                f"workers/{orders['generation']}", dist.TCPStore(orders["host"], int(orders["port"]), timeout=FOREVER)
+            )
+            dist.init_process_group(
+                "nccl" if cuda else "gloo", store=store, rank=rank, world_size=world, timeout=FOREVER
+            )
+            groups = dict.fromkeys(case.ranks for case in pending if len(case.ranks) > 1)
+            teams = {ranks: Team.of(ranks) for ranks in groups}
+        report({"environment": environment(device, world, orders["command"])})
+        by_key = {case.key: case for case in cases}
+        if any(case.kind in ("matmul", "attention", "memory") for case in pending) and rank == 0:
+            bench.heat(HEAT_S[orders["level"]])
+        for case in pending:
+            if rank in case.ranks:
+                _one(case, bench, teams.get(case.ranks), by_key, report)
+        if teams:
+            dist.barrier(Team.of(tuple(range(world))).control)
+        report({"done": True})
+        stream.flush()
+        os._exit(0)  # NCCL may wait for ever in its destructors
+
+
+def _one(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Case], report: Report) -> None:
+    """Measure one case and report it; an error that leaves the GPU or the other ranks unusable goes up."""
+    report({"start": case.key, "limit_s": case.limit_s})
+    try:
+        row = _measured(case, bench, team, by_key)
+    except UnavailableError as error:
+        row = {"error": str(error)}
+    except torch.OutOfMemoryError:
+        if team is not None:
+            raise
+        row = {"error": "out of memory"}
+    except Exception as error:
+        if team is not None or "CUDA error" in str(error):
+            raise
+        row = {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]}
+        traceback.print_exc()
+    if "error" in row and bench.cuda:
+        torch.cuda.empty_cache()
+    gc.collect()
+    report({"row": {"kind": case.kind, "op": case.op, "params": case.params, "ranks": list(case.ranks), **row}})
+
+
+def _measured(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Case]) -> Row:
+    if team is not None:
+        if case.kind == "interference":
+            return interference.measure(case, bench, team)
+        work = team.together(lambda: _tried(collectives.prepare(case, bench, team.data), bench))
+        return {"bytes": work.nbytes, **collective_time(bench, work, team)}
+    if case.kind == "kernels":
+        of = by_key[str(case.params["of"])]
+        return {"kernels": bench.kernels(plan.ALONE[of.kind].prepare(of, bench))}
+    work = plan.ALONE[case.kind].prepare(case, bench)
+    match case.kind:
+        case "launch":
+            return bench.host_time(work)
+        case "sustained":
+            return {"flops": work.flops, "bytes": work.nbytes, **bench.sustained(work, float(case.params["seconds"]))}
+    return {"flops": work.flops, "bytes": work.nbytes, **bench.device_time(work)}
+
+
+def _tried(work: Work, bench: Bench) -> Work:
+    work.run(0)
+    bench.synchronize()
+    return work
+
+
+def _reporter(stream: TextIO) -> Report:
+    return lambda message: print(json.dumps(message), file=stream, flush=True)
+
+
+def _silent(message: dict[str, object]) -> None:
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""`python -m calibration measure`: every case gets a row, a run goes on where it stopped, nothing hangs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calibration.measure.case import Case, shuffled
+from calibration.measure.store import Rows, key_of
+from simulator.errors import InputError
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIPPED = sorted((ROOT / "calibration" / "measurements").glob("*/*.jsonl.gz"))
+
+
+def row(m: int, **more: object) -> dict[str, Any]:
+    return {"kind": "matmul", "op": "mm", "params": {"m": m}, "ranks": [0], **more}
+
+
+def test_rows_are_kept_and_a_line_cut_off_is_measured_again(tmp_path: Path) -> None:
+    rows = Rows(tmp_path)
+    rows.start({"gpu": "A", "command": "measure", "date": "2026-01-01"})
+    rows.add(row(1, time_s=1.0))
+    rows.add(row(2, error="out of memory"))
+    with rows.path.open("a") as stream:
+        stream.write('{"kind": "matmul", "op": "m')  # the machine was taken away while it was written
+    again = Rows(tmp_path)
+    assert again.done(failed_too=True) == {key_of(row(1)), key_of(row(2))}
+    assert again.done(failed_too=False) == {key_of(row(1))}
+    again.add(row(2, time_s=2.0))  # tried again: the later row counts
+    assert not Rows(tmp_path).failures()
+
+
+def test_rows_of_two_machines_do_not_mix(tmp_path: Path) -> None:
+    Rows(tmp_path).start({"gpu": "A", "command": "measure", "date": "2026-01-01"})
+    with pytest.raises(InputError, match="another gpu"):
+        Rows(tmp_path).start({"gpu": "B", "command": "measure", "date": "2026-01-01"})
+
+
+def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "measurements.jsonl").write_text("m,n,k\n1,2,3\n")
+    with pytest.raises(InputError, match="line 1 is not JSON"):
+        Rows(tmp_path)
+
+
+def test_the_order_is_mixed_and_always_the_same() -> None:
+    cases = [Case("matmul", "mm", {"m": m}) for m in range(50)]
+    assert shuffled(cases) == shuffled(cases + cases)
+    assert shuffled(cases) != cases
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_shipped_measurements_say_where_they_come_from(path: Path) -> None:
+    rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    environments = [one for one in rows if one["kind"] == "environment"]
+    assert environments
+    for environment in environments:
+        for name in ("gpu", "nvidia_smi", "cuda", "nccl", "nvls", "torch", "date", "command"):
+            assert name in environment, name
+    keys = Counter(key_of(one) for one in rows if one["kind"] != "environment")
+    assert max(keys.values()) == 1
+    for one in rows:
+        if one["kind"] != "environment" and "error" not in one:
+            assert one.get("time_s", 0) > 0 or one.get("kernel_s", 0) > 0 or "kernels" in one, one
+
+
+# What follows runs workers.
+
+FAKE_WORKER = """
+import json, os, sys, time
+orders = json.load(sys.stdin)
+report = os.fdopen(int(orders["report_fd"]), "w", buffering=1)
+say = lambda **message: print(json.dumps(message), file=report, flush=True)
+say(environment={"gpu": "A", "command": "", "date": ""})
+for index in orders["pending"]:
+    say(start=f"matmul/mm m={index}", limit_s=0.5)
+    if index == 1:
+        sys.exit("ValueError: a broken kernel")
+    if index == 3:
+        time.sleep(60)
+    say(row={"kind": "matmul", "op": "mm", "params": {"m": index}, "ranks": [0], "time_s": 1.0})
+say(done=True)
+"""
+
+
+def test_a_case_that_dies_and_one_that_hangs_do_not_stop_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    import torch.distributed as dist
+
+    from calibration.measure import agent
+
+    monkeypatch.setattr(agent, "WORKER", (sys.executable, "-c", FAKE_WORKER))
+    monkeypatch.setattr(agent, "GRACE_S", 0.0)
+    cases = [Case("matmul", "mm", {"m": m}) for m in range(5)]
+    job = agent.Job(cases, "smoke", ("matmul",), "cpu", tmp_path, "")
+    rows = Rows(tmp_path)
+    assert agent.lead(job, rows, set(), dist.HashStore(), lambda done, total, key: None) == ""
+    assert rows.done(failed_too=False) == {cases[m].key for m in (0, 2, 4)}
+    reasons = {failed["params"]["m"]: failed["error"] for failed in rows.failures()}
+    assert "a broken kernel" in reasons[1]
+    assert "took longer than" in reasons[3]
+
+
+def test_a_worker_that_cannot_start_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    import torch.distributed as dist
+
+    from calibration.measure import agent
+
+    monkeypatch.setattr(agent, "WORKER", (sys.executable, "-c", "raise ImportError('no such driver')"))
+    job = agent.Job([Case("matmul", "mm", {"m": 1})], "smoke", ("matmul",), "cpu", tmp_path, "")
+    assert "no such driver" in agent.lead(job, Rows(tmp_path), set(), dist.HashStore(), lambda *_: None)
+
+
+def test_rows_of_another_gpu_end_the_run_for_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    import torch.distributed as dist
+
+    from calibration.measure import agent
+
+    monkeypatch.setattr(agent, "WORKER", (sys.executable, "-c", FAKE_WORKER))
+    Rows(tmp_path).start({"gpu": "B", "command": "", "date": ""})
+    job, store = (
+        agent.Job([Case("matmul", "mm", {"m": 0})], "smoke", ("matmul",), "cpu", tmp_path, ""),
+        dist.HashStore(),
+    )
+    with pytest.raises(InputError, match="another gpu"):
+        agent.lead(job, Rows(tmp_path), set(), store, lambda *_: None)
+    agent.follow(job, store)  # another rank: told to stop, it ends at once
+
+
+def measure(out: Path, *arguments: str) -> str:
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-m", "calibration", "measure", "--device", "cpu", "--smoke", "--out", str(out), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_two_ranks_measure_every_collective(tmp_path: Path) -> None:
+    measure(tmp_path, "--gpus", "2", "--only", "collective")
+    rows = [json.loads(line) for line in (tmp_path / "measurements.jsonl").read_text().splitlines()]
+    timed = {one["op"] for one in rows if "time_s" in one}
+    # Every operation of the plan; gloo has all of them on the CPU.
+    from calibration.measure.collectives import OPS
+
+    assert timed == set(OPS)
+    assert all(one["time_s"] > 0 and one["ranks"] == [0, 1] for one in rows if "time_s" in one)
+
+
+def test_kernels_that_a_cpu_can_run_are_timed_and_a_second_run_adds_what_is_missing(tmp_path: Path) -> None:
+    measure(tmp_path, "--only", "matmul,memory,attention,copy")
+    path = tmp_path / "measurements.jsonl"
+    lines = path.read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    path.write_text("\n".join(lines[:-1]) + "\n")
+    measure(tmp_path, "--only", "matmul,memory,attention,copy")
+    again = [json.loads(line) for line in path.read_text().splitlines()]
+    assert again[:-1] == rows[:-1]
+    assert key_of(again[-1]) == key_of(rows[-1])
+    failed = {(one["kind"], one["op"]) for one in rows if "error" in one}
+    # cuDNN's attention, accumulation into fp32 and copies between GPUs need one.
+    assert failed <= {("attention", "fwd"), ("attention", "bwd"), ("matmul", "mm_accumulate_fp32"), ("copy", "peer")}
+    products = [one for one in rows if one["kind"] == "matmul" and "time_s" in one]
+    assert {one["params"]["role"] for one in products} == {"fwd", "dgrad", "wgrad"}
+    for one in products:
+        p = one["params"]
+        # 2 m n k per product; the experts of a grouped one share its m (or k).
+        batch = p.get("batch", 1) if one["op"] == "bmm" else 1
+        assert one["flops"] == 2.0 * batch * p["m"] * p["n"] * p["k"]
+
+
+def test_plans_name_each_case_once_and_grow_with_the_level() -> None:
+    pytest.importorskip("torch")
+    from calibration.measure.case import LEVELS
+    from calibration.measure.plan import KINDS, plan
+
+    sizes = []
+    for level in LEVELS:
+        cases = plan(level, KINDS, 4, 4)
+        assert max(Counter(case.key for case in cases).values()) == 1
+        assert {case.kind for case in cases} >= set(KINDS) - {"kernels"}
+        sizes.append(len(cases))
+    assert sizes == sorted(sizes)
+
+
+def test_groups_are_within_a_node_whole_nodes_and_one_rank_of_each() -> None:
+    pytest.importorskip("torch")
+    from calibration.measure.collectives import groups
+
+    assert groups("full", 4, 4) == [(0, 1), (0, 1, 2), (0, 1, 2, 3)]
+    assert groups("full", 4, 2) == [(0, 1), (0, 1, 2, 3), (0, 2)]
+
+
+def test_bad_requests_are_refused_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    from calibration.__main__ import main
+
+    assert main(["measure", "--out", str(tmp_path), "--device", "cpu", "--only", "gemm"]) == 2
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert main(["measure", "--out", str(tmp_path), "--device", "cpu", "--gpus", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "--only: no such kind" in said
+    assert "--gpus: the ranks are given by torchrun" in said
