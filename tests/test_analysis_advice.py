@@ -118,7 +118,7 @@ def test_a_job_that_does_not_fit_does_with_what_is_enough() -> None:
     """As a user sees it: a few wide layers on two A100s; each change that is called enough makes the job fit, and none
     that is called not enough does."""
     wide = {
-        "model.layers": 8,
+        "model.layers": 10,
         "model.hidden": 8192,
         "model.heads": 64,
         "model.dropout": 0.0,

@@ -107,6 +107,7 @@ def test_list_shows_what_is_shipped(kind: str, capsys: pytest.CaptureFixture[str
         ),
         (["run", "gpt175b_3d", "--gantt", "x.bmp"], "ends in .png, a name that ends in .svg"),
         (["run", "gpt175b_3d", "--gantt", ".png"], "a name that ends in .png"),
+        (["run", "gpt175b_3d", "--memory", "x.bmp"], "ends in .png, a name that ends in .svg"),
         (["topology", "dgx_a100", "--plot", "-"], "needs a file"),
         (["topology", "dgx_a100", "--nodes", "0"], "--nodes: nodes: "),
         (["run", "gpt175b_3d", "--json", ""], "needs the name of a file"),

@@ -571,3 +571,23 @@ def test_gradients_of_replicated_parameters() -> None:
     shared = make(s, b, h, a, tp=8, kv_heads=2, sequence_parallel=False, bias=False)
     (op,) = model.replicated_gradient_ops(shared, [model.layer(shared)])
     assert op.nbytes == 4 * 2 * (h // a) * h
+
+
+def test_recompute_by_op_keeps_attention_and_every_second_product() -> None:
+    """Per token and in 2 bytes: the layer's input, q, v, the context, gate and down, 4 h + kv + ffn wide together, and
+    4 bytes of log-sum-exp per head; k, the product after attention and up run again, as does what is no product."""
+    sizes = {"layers": 2, "hidden": 1024, "heads": 16, "kv_heads": 4, "ffn_hidden": 4096, "vocab": 32_000}
+    llama = {"activation": "swiglu", "norm": "rmsnorm", "position": "rope", "bias": False}
+    job = {
+        "name": "tiny",
+        "model": sizes | llama,
+        "training": {"seq": 512, "global_batch": 1, "recompute": "ops"},
+        "cluster": "dgx_h100",
+    }
+    part = model.layer(load_workload(job))
+    assert part.saved_bytes == 512 * (2 * (4 * 1024 + 256 + 4096) + 4 * 16)
+    again = [op for op in part.recompute if isinstance(op, Compute)]
+    products = {op.name: op.kernel.n for op in again if isinstance(op.kernel, Matmul)}
+    assert products == {"attn.qkv": 256, "attn.proj": 1024, "mlp.fc1": 4096}
+    assert not any(isinstance(op.kernel, Attention) for op in again)
+    assert all(op.phase == "R" for op in again)

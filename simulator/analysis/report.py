@@ -36,8 +36,8 @@ class Job:
 
     ``peak_flops_per_s``: a GPU's dense peak in the precision used; ``capacity_bytes``: its memory as the device reports
     it. ``pipelines``: simulated ranks of each data-parallel replica (see `simulator.analysis.activity.weigh`).
-    ``memories``: every simulated rank at its fullest. ``pipeline_rank``: of each rank. ``calibration``: name, gpu, date,
-    source, kind.
+    ``memories``: every simulated rank at its fullest; ``advice``: what would make them fit. ``pipeline_rank``: of each
+    rank. ``calibration``: name, gpu, date, source, kind.
     """
 
     workload: Workload

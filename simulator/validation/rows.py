@@ -174,7 +174,7 @@ def workload_of(row: Row, settings: Mapping[str, Any], *, of_memory: bool = Fals
         },
         "cluster": {"name": _cluster(row, of_memory)},
     }
-    if not preset or "flash_attention" in row:
+    if "flash_attention" in row:
         workload["model"]["attention"] = _alias(row, "flash_attention")
     limit = _ZB_MEMORY_LIMITS.get(row.get("schedule", "").lower())
     if limit is not None:
