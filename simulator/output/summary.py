@@ -290,7 +290,7 @@ def _fullest_moment(row: Mapping[str, Any]) -> str:
         rest -= nbytes
     when = f"Stage {row['stage']} is fullest at {format_time(row['peak_at_s'])}"
     during = f", in {row['during']}" if row["during"] else ""
-    return f"{when}{during}, with {row['in_flight']} micro-batch chunks in flight: {', '.join(shown)} GiB."
+    return f"{when}{during}: {', '.join(shown)} GiB. It holds at most {row['in_flight']} micro-batch chunks."
 
 
 def _host(host: Mapping[str, Any]) -> Text:
