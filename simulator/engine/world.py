@@ -101,8 +101,8 @@ class _Session:
 
     @property
     def is_signal(self) -> bool:
-        """Whether it is a collective of one number, which is all latency and takes no share of any link. NICs that a tree
-        loads differently are then still alike, and so are the ranks behind them."""
+        """Whether it is a collective of one number, which is all latency and takes no share of any link. NICs that a
+        tree loads differently are then still alike, and so are the ranks behind them."""
         return self.op != "send_recv" and self.comm.nbytes <= SIGNAL_BYTES
 
     @property
