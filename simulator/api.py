@@ -147,7 +147,7 @@ class Result:
 
     def memory(self, ax: Axes | None = None) -> Figure:
         """A picture of the fullest GPU's memory over the step; into ``ax`` where given."""
-        from simulator.output.memory import memory_plot
+        from simulator.output.memory_plot import memory_plot
 
         played = self.spans if self.steady is None else self.steady.played
         capacity = self.profile.gpu_spec.memory_bytes.value

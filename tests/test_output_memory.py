@@ -10,7 +10,7 @@ from simulator.analysis.holdings import Holdings
 from simulator.analysis.memory import memory_of_ranks
 from simulator.model import StateBytes
 from simulator.output.gantt import save_gantt
-from simulator.output.memory import memory_plot
+from simulator.output.memory_plot import memory_plot
 from simulator.units import GiB
 from tests.timelines import pipeline
 

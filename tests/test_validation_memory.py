@@ -8,30 +8,30 @@ import pytest
 
 from simulator.config import load_workload
 from simulator.units import GiB, MiB
-from simulator.validation import memory
+from simulator.validation import memory_suite
 from simulator.validation.accuracy import recorded
 from simulator.validation.evaluate import MAX_SKIPPED
 from simulator.validation.record import outcomes_of_memory
 from simulator.validation.rows import UnsupportedError, preset_of, split_layers, workload_of
 
-ROWS = {row["id"]: row for row in memory.memory_rows()}
+ROWS = {row["id"]: row for row in memory_suite.memory_rows()}
 
 
 def workload(row_id: str) -> dict[str, object]:
-    return workload_of(ROWS[row_id], memory.settings_of(ROWS[row_id]), of_memory=True)
+    return workload_of(ROWS[row_id], memory_suite.settings_of(ROWS[row_id]), of_memory=True)
 
 
 def test_recorded_errors_keep_the_bound_and_few_rows_are_skipped() -> None:
-    errors = recorded()[memory.NAME]
+    errors = recorded()[memory_suite.NAME]
     assert set(errors) <= set(ROWS)
     assert len(ROWS) - len(errors) <= MAX_SKIPPED * len(ROWS)
-    assert memory.BOUNDS.mean is not None
-    assert statistics.fmean(map(abs, errors.values())) <= memory.BOUNDS.mean
+    assert memory_suite.BOUNDS.mean is not None
+    assert statistics.fmean(map(abs, errors.values())) <= memory_suite.BOUNDS.mean
 
 
 def test_every_row_that_is_skipped_says_why() -> None:
     """Those without a recorded error cannot become a workload, each with its reason; all others can."""
-    errors = recorded()[memory.NAME]
+    errors = recorded()[memory_suite.NAME]
     for row_id in ROWS:
         if row_id in errors:
             load_workload(workload(row_id))
@@ -43,20 +43,20 @@ def test_every_row_that_is_skipped_says_why() -> None:
 @pytest.mark.parametrize("row_id", ["simumax-b200-025", "zerobubble-t4-001", "tr3m-1b3-012", "bridge-moonlight-001"])
 def test_what_is_recorded_is_what_comes_out(row_id: str) -> None:
     (outcome,) = outcomes_of_memory([ROWS[row_id]])
-    assert outcome.error == pytest.approx(recorded()[memory.NAME][row_id], abs=2e-6)
+    assert outcome.error == pytest.approx(recorded()[memory_suite.NAME][row_id], abs=2e-6)
 
 
 @pytest.mark.slow
 def test_all_that_is_recorded_is_what_comes_out() -> None:
     found = {outcome.id: outcome.error for outcome in outcomes_of_memory(list(ROWS.values()))}
     assert {row: error for row, error in found.items() if error is not None} == pytest.approx(
-        recorded()[memory.NAME], abs=2e-6
+        recorded()[memory_suite.NAME], abs=2e-6
     )
 
 
 def test_a_figure_is_in_the_unit_of_its_source() -> None:
     """GB of nvidia-smi are thousands of MiB, those of a paper 1e9 bytes, torch's are GiB."""
-    measured = {row_id: memory.MEMORY.measured(ROWS[row_id]) for row_id in ROWS}
+    measured = {row_id: memory_suite.MEMORY.measured(ROWS[row_id]) for row_id in ROWS}
     assert measured["bloom-prequel-001"] == pytest.approx(47 * 1000 * MiB / GiB)
     assert measured["zerobubble-t4-001"] == pytest.approx(30e9 / GiB)
     assert measured["simumax-b200-001"] == 66.55
@@ -103,11 +103,11 @@ def test_a_gpu_without_a_profile_will_do_for_memory_alone() -> None:
     row = ROWS["simumax-b200-001"]
     assert load_workload(workload("simumax-b200-001")).cluster.name == "dgx_h100"
     with pytest.raises(UnsupportedError, match="gpu 'B200-SXM'"):
-        workload_of(row, memory.settings_of(row))
+        workload_of(row, memory_suite.settings_of(row))
 
 
 def test_every_source_says_what_it_measured() -> None:
-    for source in memory.SOURCES:
+    for source in memory_suite.SOURCES:
         assert source.evidence
         assert source.unit in (1e9, GiB, 1000 * MiB)
-    assert {row["gpu"] for row in ROWS.values()} <= set(memory.CAPACITY)
+    assert {row["gpu"] for row in ROWS.values()} <= set(memory_suite.CAPACITY)

@@ -42,13 +42,13 @@ def command(
       llmsim validate --rows my_runs.csv --max-mean 10
     """
     from simulator.config.files import closest
-    from simulator.validation import STEP_TIME, SUITES, Bounds, evaluate, memory, read_rows, summarise
+    from simulator.validation import STEP_TIME, SUITES, Bounds, evaluate, memory_suite, read_rows, summarise
     from simulator.validation.record import memory_gib, step_time_s
 
     check_outputs({"--json": json}, inputs=[rows])
     if rows is not None and suites:
         raise InputError("is not combined with shipped suites", file="--rows", found=" ".join(suites))
-    known = [*SUITES, memory.NAME]
+    known = [*SUITES, memory_suite.NAME]
     for name in suites or ():
         if name not in known:
             raise InputError(
@@ -58,8 +58,8 @@ def command(
     if rows is not None:
         jobs.append((rows.stem, read_rows(rows), lambda _: {}, Bounds()))
     for name in dict.fromkeys(suites or known) if rows is None else ():
-        if name == memory.NAME:
-            jobs.append((name, memory.memory_rows(), memory.settings_of, memory.BOUNDS))
+        if name == memory_suite.NAME:
+            jobs.append((name, memory_suite.memory_rows(), memory_suite.settings_of, memory_suite.BOUNDS))
         else:
             suite = SUITES[name]
             jobs.append((name, read_rows(suite.table), suite.settings_of, suite.bounds))
@@ -72,8 +72,8 @@ def command(
             continue
         bounds = Bounds(own.mean if max_mean is None else max_mean / 100, own.row if max_row is None else max_row / 100)
         with progress(f"simulating {name}"):
-            of_memory = rows is None and name == memory.NAME
-            predict, quantity = (memory_gib, memory.MEMORY) if of_memory else (step_time_s, STEP_TIME)
+            of_memory = rows is None and name == memory_suite.NAME
+            predict, quantity = (memory_gib, memory_suite.MEMORY) if of_memory else (step_time_s, STEP_TIME)
             results.append(summarise(name, evaluate(wanted, settings_of, predict, quantity), bounds))
     write_json(json, envelope("validate", suites=results))
     if not quiet and json != STDOUT:

@@ -9,7 +9,7 @@ from typing import Any
 from simulator.analysis.advice import few_rounds
 from simulator.api import run
 from simulator.config import load_workload
-from simulator.validation import memory
+from simulator.validation import memory_suite
 from simulator.validation.accuracy import RECORD
 from simulator.validation.evaluate import Outcome, evaluate
 from simulator.validation.rows import Row, read_rows
@@ -24,12 +24,12 @@ def step_time_s(row: Row, workload: dict[str, Any]) -> float:
 def memory_gib(row: Row, workload: dict[str, Any]) -> float:
     """The memory that the row's source prints, GiB. A few rounds of micro-batches hold what many do."""
     result = run(few_rounds(load_workload(workload)))
-    return memory.predicted_gib(row, result.memories_within(memory.capacity_of(row)))
+    return memory_suite.predicted_gib(row, result.memories_within(memory_suite.capacity_of(row)))
 
 
 def outcomes_of_memory(rows: Sequence[Row]) -> list[Outcome]:
     """Predicted beside measured memory."""
-    return evaluate(rows, memory.settings_of, memory_gib, memory.MEMORY)
+    return evaluate(rows, memory_suite.settings_of, memory_gib, memory_suite.MEMORY)
 
 
 def errors_of(suite: Suite) -> dict[str, float]:
@@ -44,7 +44,7 @@ def _errors(outcomes: Sequence[Outcome]) -> dict[str, float]:
 def record() -> None:
     """Write the errors of all suites to `RECORD`."""
     errors = {name: errors_of(suite) for name, suite in SUITES.items()}
-    errors[memory.NAME] = _errors(outcomes_of_memory(memory.memory_rows()))
+    errors[memory_suite.NAME] = _errors(outcomes_of_memory(memory_suite.memory_rows()))
     RECORD.write_text(json.dumps(errors, indent=2) + "\n", encoding="utf-8")
 
 
