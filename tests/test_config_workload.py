@@ -429,3 +429,13 @@ def test_nodes_that_followed_from_the_ranks_follow_again_in_a_changed_copy() -> 
     assert (first.cluster.nodes, first.parallelism.dp) == (1, 1)
     second = altered(first, {"parallelism.tp": 8})
     assert (second.cluster.nodes, second.parallelism.dp) == (2, 1)
+
+
+def test_a_key_inside_a_section_of_a_preset_overrides_that_key_alone() -> None:
+    """8 experts, top 2, from the preset; the distribution from beside it."""
+    model = {"preset": "mixtral-8x7b", "moe": {"token_distribution": {"skew": 0.5}}}
+    data = {"model": model, "training": {"seq": 4096, "global_batch": 8}, "cluster": {"name": "dgx_h100", "nodes": 1}}
+    moe = load_workload(data).model.moe
+    assert moe is not None
+    assert (moe.experts, moe.top_k, moe.ffn_hidden) == (8, 2, 14336)
+    assert moe.token_distribution != "balanced"

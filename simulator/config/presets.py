@@ -40,7 +40,7 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Origi
                 allowed=", ".join(presets()),
                 fix=f"preset: {near}" if near else None,
             )
-        return {key: value for key, value in presets()[name].items() if key != "source"} | fields
+        return _over({key: value for key, value in presets()[name].items() if key != "source"}, fields)
     if "hf_config" in section:
         name = section["hf_config"]
         if not isinstance(name, str):
@@ -48,8 +48,17 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Origi
             raise InputError("must be a path", file=file, key=key, found=brief(name))
         file, key = origin("model.hf_config")
         path = as_path(name, base=base, file=file, key=key)
-        return from_hugging_face(read_json(path), path) | fields
+        return _over(from_hugging_face(read_json(path), path), fields)
     return fields
+
+
+def _over(shipped: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``shipped`` with ``fields`` laid over it, key by key inside sections such as ``moe`` too."""
+    merged = dict(shipped)
+    for key, value in fields.items():
+        inside = merged.get(key)
+        merged[key] = {**inside, **value} if isinstance(inside, Mapping) and isinstance(value, Mapping) else value
+    return merged
 
 
 #: model_type -> what its configuration class assumes where config.json is silent (transformers 4.57,

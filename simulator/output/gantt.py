@@ -252,7 +252,7 @@ def _boxes(timeline: Timeline, ranks: Sequence[int]) -> _Boxes:
     # Communication that goes on beside the box's kernels is seen where they leave room.
     comm = CATEGORIES.index("tp")
     own, room = share[:, :comm].sum(axis=1), share[:, comm:].sum(axis=1)
-    visible = np.divide(np.maximum(1 - own, 0), room, out=np.ones_like(room), where=own + room > 1)
+    visible = np.divide(np.maximum(1 - own, 0), room, out=np.ones_like(room), where=(room > 0) & (own + room > 1))
     share[:, comm:] *= visible[:, None]
     origin = spans[first]
     return _Boxes(

@@ -93,9 +93,11 @@ _COMPARED: tuple[tuple[str, Callable[[Result], float], Callable[[float], str]], 
 
 
 def _layout(parallelism: Mapping[str, Any]) -> str:
-    """Degrees above one, and the schedule of a pipeline: ``tp 8 x pp 12 x dp 16, 1f1b``."""
-    degrees = [f"{axis} {parallelism[axis]}" for axis in ("tp", "pp", "dp") if parallelism[axis] > 1]
-    extras = [str(parallelism["schedule"])] if parallelism["pp"] > 1 else []
+    """Degrees above one, those that ranks multiply to and those of experts, the schedule of a pipeline, and whatever else
+    is not as it mostly is: ``tp 8 x pp 12 x dp 16, 1f1b``."""
+    degrees = [f"{axis} {parallelism[axis]}" for axis in ("tp", "cp", "pp", "dp") if parallelism[axis] > 1]
+    extras = [f"{axis} {parallelism[axis]}" for axis in ("ep", "etp") if parallelism[axis] > 1]
+    extras += [str(parallelism["schedule"])] if parallelism["pp"] > 1 else []
     if parallelism["vpp"] > 1:
         extras.append(f"{parallelism['vpp']} chunks")
     if parallelism["zero"]:
@@ -103,6 +105,11 @@ def _layout(parallelism: Mapping[str, Any]) -> str:
         extras.append(f"ZeRO-{parallelism['zero']}{inside}")
     if parallelism["sequence_parallel"] and parallelism["tp"] > 1:
         extras.append("sequence parallel")
+    if parallelism["data_parallel"] != "allreduce":
+        extras.append(str(parallelism["data_parallel"]).replace("_", " "))
+    if parallelism["grad_compression"] != "none":
+        extras.append(f"{parallelism['grad_compression']} gradients")
+    extras += [f"{what} on {place}" for what, place in parallelism["offload"].items() if place != "none"]
     return ", ".join([" x ".join(degrees) or "one GPU", *extras])
 
 
