@@ -309,3 +309,12 @@ def test_a_refused_write_is_bad_input(tmp_path: Path) -> None:
         file.write(b"x")
     with pytest.raises(InputError, match="--json"):
         check_outputs({"--json": tmp_path / "gone" / "x"})
+
+
+def test_several_schedules_follow_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    """``--compare NAME ...``; without it a second name is one too many."""
+    sizes = ("--stages", 2, "--microbatches", 4)
+    assert command("schedule", "gpipe", *sizes, "--compare", "1f1b", "zb_h1", "--json", "-") == 0
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)["schedules"]] == ["gpipe", "1f1b", "zb_h1"]
+    assert command("schedule", "gpipe", "1f1b", *sizes) == 2
+    assert "unexpected extra argument" in capsys.readouterr().err

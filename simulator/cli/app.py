@@ -34,8 +34,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
+#: Commands with an option that takes several values, the further ones of which arrive as extra arguments.
+_SEVERAL = {"schedule"}
 for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name, context_settings={"allow_extra_args": _name in _SEVERAL})(_command)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -20,6 +20,7 @@ _SHOWN_ACTIONS = 40
 
 
 def command(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="See: llmsim list schedules. Or the path of a CSV file.")],
     stages: Annotated[int | None, typer.Option(metavar="P", help="Pipeline ranks. [a file's own]")] = None,
     microbatches: Annotated[
@@ -33,9 +34,7 @@ def command(
             help="Costs of a chunk's forward, of its whole backward, of the weight gradient in that, of a transfer.",
         ),
     ] = "F=1,B=2,W=1,comm=0",
-    compare: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Another schedule beside it; repeatable.")
-    ] = None,
+    compare: Annotated[list[str] | None, typer.Option(metavar="NAME ...", help="Other schedules beside it.")] = None,
     zb_memory_limit: Annotated[
         float,
         typer.Option(
@@ -61,24 +60,28 @@ def command(
     Examples:
       llmsim schedule 1f1b --stages 4 --microbatches 8 --gantt 1f1b.png
       llmsim schedule interleaved --stages 4 --microbatches 8 --chunks 2 --cost F=1,B=2,comm=0.1
-      llmsim schedule gpipe --stages 4 --microbatches 8 --compare 1f1b --compare zb_h1
+      llmsim schedule gpipe --stages 4 --microbatches 8 --compare 1f1b zb_h1
       llmsim schedule zb_auto --stages 4 --microbatches 12 --cost F=1,B=2,W=0.8,comm=0.05 --zb-memory-limit 2
       llmsim schedule zb_v --stages 4 --microbatches 8 --csv mine.csv
       llmsim schedule mine.csv
     """
     import simulator
 
+    # click gives an option one value; what follows it comes here.
+    if context.args and not compare:
+        context.fail(f"Got unexpected extra argument ({context.args[0]})")
+    names = list(dict.fromkeys([name, *(compare or ()), *context.args]))
     check_outputs(
         {"--json": json, "--gantt": gantt, "--csv": csv},
         {"--gantt": PICTURES, "--csv": (".csv",)},
-        inputs=[Path(which) for which in (name, *(compare or ())) if which.endswith(".csv")],
+        inputs=[Path(which) for which in names if which.endswith(".csv")],
     )
     costs = _costs(cost)
     results = [
         simulator.schedule(
             which, stages, microbatches, _chunks(which, name, chunks), **costs, zb_memory_limit=zb_memory_limit
         )
-        for which in dict.fromkeys([name, *(compare or ())])
+        for which in names
     ]
     reports = [result.to_dict() for result in results]
     warnings = [f"{result.name}: {note}" for result in results for note in result.warnings]
