@@ -93,8 +93,8 @@ _COMPARED: tuple[tuple[str, Callable[[Result], float], Callable[[float], str]], 
 
 
 def _layout(parallelism: Mapping[str, Any]) -> str:
-    """Degrees above one, those that ranks multiply to and those of experts, the schedule of a pipeline, and whatever else
-    is not as it mostly is: ``tp 8 x pp 12 x dp 16, 1f1b``."""
+    """Degrees above one, first those whose product the ranks are; the schedule of a pipeline, and whatever else is not
+    as it mostly is: ``tp 8 x pp 12 x dp 16, 1f1b``."""
     degrees = [f"{axis} {parallelism[axis]}" for axis in ("tp", "cp", "pp", "dp") if parallelism[axis] > 1]
     extras = [f"{axis} {parallelism[axis]}" for axis in ("ep", "etp") if parallelism[axis] > 1]
     extras += [str(parallelism["schedule"])] if parallelism["pp"] > 1 else []
