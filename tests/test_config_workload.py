@@ -439,3 +439,9 @@ def test_a_key_inside_a_section_of_a_preset_overrides_that_key_alone() -> None:
     assert moe is not None
     assert (moe.experts, moe.top_k, moe.ffn_hidden) == (8, 2, 14336)
     assert moe.token_distribution != "balanced"
+
+
+@pytest.mark.parametrize("reference", ["a\0.csv", "~nouserx/a.csv", "x" * 300 + ".csv"])
+def test_a_schedule_that_can_be_no_file_is_refused(reference: str) -> None:
+    with pytest.raises(InputError, match=r"parallelism\.schedule: cannot be a file"):
+        small(parallelism__schedule=reference)

@@ -73,6 +73,7 @@ def bubble(activity: Activity, pipelines: Sequence[Sequence[int]]) -> Bubble:
         idle += float(pipeline.weights @ (window - spent))
         busy += float(pipeline.weights @ spent)
         total += float(pipeline.weights @ window)
+    idle = max(idle, 0.0)  # a difference of sums
     return Bubble(fraction=idle / total if total else 0.0, ratio=idle / busy if busy else 0.0)
 
 

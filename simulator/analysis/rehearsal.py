@@ -28,7 +28,7 @@ def times_of(rehearsal: Timeline, n_stages: int, memory_limit: float) -> Times:
             spans = [
                 (rehearsal.start_s[at[ranks == rank]], rehearsal.end_s[at[ranks == rank]]) for rank in np.unique(ranks)
             ]
-            seconds.append(max((float(end.max() - start.min()) for start, end in spans), default=0.0))
+            seconds.append(_told(max((float(end.max() - start.min()) for start, end in spans), default=0.0)))
         return tuple(seconds)
 
     def moved(kind: str, nbytes: Floats) -> tuple[float, ...]:
@@ -44,6 +44,11 @@ def times_of(rehearsal: Timeline, n_stages: int, memory_limit: float) -> Times:
         weight_s=longest("W", 0),
         taken=moved("F", rehearsal.alloc_bytes),
         kept=moved("W", rehearsal.free_bytes),
-        hop_s=float(hops.mean()) if len(hops) else 0.0,
+        hop_s=_told(float(hops.mean())) if len(hops) else 0.0,
         memory_limit=memory_limit,
     )
+
+
+def _told(seconds: float) -> float:
+    """To nine digits: a search must not turn on how a sum was rounded, which the exact shortcuts may change."""
+    return float(f"{seconds:.9g}")

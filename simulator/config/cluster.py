@@ -117,7 +117,7 @@ class LinkOverride(Section):
 
     link: str
     """name of a link, such as node3.nic2"""
-    bandwidth_scale: float = Field(gt=0)
+    bandwidth_scale: float = Field(ge=1e-6, le=1e6)
     """its bandwidth as a multiple of what it would be"""
 
 
@@ -126,7 +126,7 @@ class GpuOverride(Section):
 
     gpu: str
     """name of a GPU, such as node1.gpu4"""
-    speed_scale: float = Field(gt=0)
+    speed_scale: float = Field(ge=1e-6, le=1e6)
     """its speed as a multiple of what it would be"""
 
 

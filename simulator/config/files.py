@@ -153,6 +153,8 @@ def as_path(text: str | Path, *, base: Path | None = None, file: object = None, 
     """
     try:
         path = Path(text).expanduser()
+        if "\0" in str(path):  # which `exists` answers with no
+            raise ValueError("embedded null character")
         if base is not None and (base / path).exists():
             return base / path
         path.exists()

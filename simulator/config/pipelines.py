@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from simulator.config.files import files_read
+from simulator.config.files import as_path, files_read
 from simulator.errors import InputError
 from simulator.schedules import SCHEDULES, Schedule, from_csv
 
@@ -20,7 +20,7 @@ def find_schedule(reference: str, *, file: object = None, key: str | None = None
     are where the reference stands."""
     if not is_file(reference):
         return SCHEDULES[reference]
-    path = Path(reference).expanduser()
+    path = as_path(reference, file=file, key=key)
     files_read.add(path.resolve())
     try:
         return _read(path, path.stat().st_mtime_ns)

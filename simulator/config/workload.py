@@ -18,7 +18,7 @@ from pydantic_core import CoreSchema
 
 from simulator.config import catalog, rules
 from simulator.config.cluster import ClusterSpec, cluster_data
-from simulator.config.files import Integral, Section, Text, raise_all, read_yaml, validated, with_changes
+from simulator.config.files import Integral, Section, Text, as_path, raise_all, read_yaml, validated, with_changes
 from simulator.config.model import Model
 from simulator.config.parallelism import Parallelism
 from simulator.config.pipelines import find_schedule, is_file
@@ -185,9 +185,7 @@ def _with_schedule_file(section: Mapping[str, Any], base: Path | None, place: tu
     reference = section.get("schedule")
     if not isinstance(reference, str) or not is_file(reference):
         return section
-    path = Path(reference).expanduser()
-    beside = base / path if base else path
-    found = str((beside if beside.exists() else path).absolute())
+    found = str(as_path(reference, base=base, file=place[0], key=place[1]).absolute())
     find_schedule(found, file=place[0], key=place[1])
     return {**section, "schedule": found}
 
