@@ -55,7 +55,9 @@ def command(
     if not quiet and json != STDOUT:
         layout, cluster = job.parallelism, job.cluster
         print(f"{job.name}: legal")
-        print(f"  ranks         {job.n_ranks} = tp {layout.tp} x pp {layout.pp} x dp {layout.dp}")
+        context = f" x cp {layout.cp}" if layout.cp > 1 else ""
+        folded = f", experts over ep {layout.ep} x etp {layout.etp}" if job.model.moe else ""
+        print(f"  ranks         {job.n_ranks} = tp {layout.tp}{context} x pp {layout.pp} x dp {layout.dp}{folded}")
         print(f"  cluster       {cluster.nodes} x {cluster.name}: {cluster.n_gpus} GPUs, {cluster.node.gpus.type}")
         print(f"  calibration   {job.calibration}")
         print(f"  micro-batches {job.microbatches} of {job.training.micro_batch} x {job.training.seq} tokens")

@@ -191,7 +191,7 @@ def _key_figures(result: Result) -> Table:
     )
     grid.add_row(
         "HFU",
-        f"{_percent(result['hfu'])}, {_tflops(result['hfu'] * peak)} per GPU: what the kernels compute, with recompute",
+        f"{_percent(result['hfu'])}, {_tflops(result['hfu'] * peak)} per GPU: what the kernels compute",
     )
     if result["parallelism"]["pp"] > 1:
         grid.add_row(
@@ -297,7 +297,8 @@ def _fullest_moment(row: Mapping[str, Any]) -> str:
         rest -= nbytes
     when = f"Stage {row['stage']} is fullest at {format_time(row['peak_at_s'])}"
     during = f", in {row['during']}" if row["during"] else ""
-    return f"{when}{during}: {', '.join(shown)} GiB. It holds at most {row['in_flight']} micro-batch chunks."
+    chunks = f"{row['in_flight']} micro-batch chunk{'s' if row['in_flight'] > 1 else ''}"
+    return f"{when}{during}: {', '.join(shown)} GiB. It holds at most {chunks}."
 
 
 def _host(host: Mapping[str, Any]) -> Text:

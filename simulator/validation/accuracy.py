@@ -30,6 +30,16 @@ _KINDS: dict[str, Callable[[Workload], str]] = {
     "model.activation": lambda workload: workload.model.activation,
     "parallelism.schedule": lambda workload: workload.parallelism.schedule,
     "training.recompute": lambda workload: workload.training.recompute.granularity,
+    "model.moe": lambda workload: "null" if workload.model.moe is None else "experts",
+    "model.mla": lambda workload: "null" if workload.model.mla is None else "latent attention",
+    "model.mtp_layers": lambda workload: "0" if not workload.model.mtp_layers else "some",
+    "parallelism.cp": lambda workload: "1" if workload.parallelism.cp == 1 else "more than 1",
+    "parallelism.zero": lambda workload: str(workload.parallelism.zero),
+    "parallelism.data_parallel": lambda workload: workload.parallelism.data_parallel,
+    "parallelism.grad_compression": lambda workload: workload.parallelism.grad_compression,
+    "parallelism.offload": lambda workload: (
+        "none" if set(workload.parallelism.offload.model_dump().values()) == {"none"} else "to the host"
+    ),
 }
 
 
