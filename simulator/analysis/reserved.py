@@ -36,7 +36,7 @@ def cached_bytes(
         if turn is not None and start == (turn == "takes"):
             step.turn(turn, int(timeline.stage[index]), int(timeline.microbatch[index]), moved)
         elif start:
-            step.take(moved)
+            step.take(moved - (step.more(int(timeline.stage[index])) if turn == "turns" else 0.0))
             if turn is None and int(timeline.stage[index]) not in holdings.parts:
                 step.touch((float(timeline.workspace_bytes[index]),))
         else:
@@ -68,11 +68,17 @@ class _Step:
         own = sum(block.size for blocks in alive for block in blocks)
         if turn == "turns":
             self._saved[key] = [self._input_gradient(*each) for each in zip(parts, alive, strict=True)]
+            kept = sum(block.size for blocks in self._saved[key] for block in blocks)
+            self.give(moved - max(own - kept, 0.0))
             return
         for part, blocks in zip(reversed(parts), reversed(alive), strict=True):
             self.touch((*(tensor.nbytes for tensor in part.recomputed), part.grad_bytes))
             self._release(blocks)
         self.give(moved - own)
+
+    def more(self, stage: int) -> float:
+        """What an input gradient takes that is among the tensors it leaves: what these are more than those saved."""
+        return max(sum(part.held_bytes - part.saved_bytes for part in self._parts[stage]), 0.0)
 
     def take(self, nbytes: float) -> None:
         """One block of what is no activation, such as gathered parameters."""

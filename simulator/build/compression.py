@@ -128,7 +128,8 @@ def _packed(workload: Workload, step: Step) -> _Packed:
 
     def kernel(what: str, op: str, read: float, write: float, *after: str) -> Step:
         ops = (Compute(f"dp.{what} grads", Memory(op, read, write), "O"),)
-        return replace(step, label=f"{what} {step.label}", op=Block(what, ops), after=after, phase="O", free_bytes=0.0)
+        moved = replace(step, label=f"{what} {step.label}", op=Block(what, ops), after=after, phase="O")
+        return replace(moved, alloc_bytes=0.0, free_bytes=0.0)  # the first transfer takes and gives back
 
     def transfer(label: str, op: str, *after: str) -> Step:
         moved = replace(comm, name=f"dp.{op} grads", op=op, nbytes=count * element)
@@ -148,7 +149,7 @@ def _packed(workload: Workload, step: Step) -> _Packed:
     exchange = transfer(f"exchange {step.label}", "all_to_all", pack.label)
     add = kernel("add", "reduce", count * element + part * lost, part * (element + lost), exchange.label)
     # On a stream of its own: it waits for kernels that come after later exchanges.
-    gather = replace(transfer(step.label, "all_gather", add.label), free_bytes=0.0)
+    gather = replace(transfer(step.label, "all_gather", add.label), alloc_bytes=0.0, free_bytes=0.0)
     assert isinstance(gather.op, Comm)
     gather = replace(gather, op=replace(gather.op, stream="packed"))
     unpack = kernel("unpack", "cast", count * element, count * grad, gather.label)

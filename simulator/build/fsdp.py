@@ -79,7 +79,8 @@ class _Sharder:
             layer = (step.stage, index) if _is_layer(parts[index]) else None
             if layer and reads:
                 at = len(self._uses) - 1 - self._ahead
-                needs += self._gather(layer, step, f"gather {label}", (*before, *self._uses[max(at, 0) : at + 1]))
+                room = self._uses[at : at + 1] if at >= 0 else ()
+                needs += self._gather(layer, step, f"gather {label}", (*before, *room))
                 self._uses.append(label)
                 free += self._used(layer, label, drop=self._drops or not forward)
             if makes and layer:

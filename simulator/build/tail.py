@@ -59,7 +59,7 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
         beside = _copied_again(workload, tied[0])
         ready = (*ready, *(step.label for step in beside))
     ops = (*replicated, *optimizer_ops(workload, params))
-    late = [op for op in ops if isinstance(op, Comm) and op.axis == "mp" and not parallelism.optimizer_sync]
+    late = [op for op in ops if isinstance(op, Comm) and op.axis in ("mp", "emp") and not parallelism.optimizer_sync]
     block = Block("optimizer", tuple(op for op in ops if op not in late))
     begin = (compute[-1].label, *ready)
     if block.ops:

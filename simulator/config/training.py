@@ -73,7 +73,7 @@ class Training(Section):
     grad_clip: float | None = Field(default=None, gt=0)
     """norm clipping: a small all-reduce over all model-parallel ranks [null: none]"""
     recompute: Recompute = Recompute()
-    """none, selective, full, or {granularity, layers} [none]"""
+    """none, selective, full, ops, or {granularity, layers, modules} [none]"""
     implementation: Literal["eager", "fused", "compiled"] = "fused"
     """eager: plain PyTorch ops; fused: as Megatron and TransformerEngine; compiled: torch.compile [fused]"""
     gradient_accumulation_fusion: bool = Field(default_factory=lambda known: known["implementation"] == "fused")
