@@ -74,6 +74,19 @@ def _pipeline(workload: Workload) -> Setting:
     return {"parallelism.pp": 2 * workload.parallelism.pp} | _place_for_twice_the_model_parallel(workload)
 
 
+def _fully_sharded(workload: Workload) -> Setting:
+    """Of jobs without a pipeline, which would gather and scatter for every micro-batch."""
+    return {"parallelism.zero": 3} if workload.parallelism.pp == 1 else {}
+
+
+def _context_parallel(workload: Workload) -> Setting:
+    return {"parallelism.cp": 2 * workload.parallelism.cp} | _place_for_twice_the_model_parallel(workload)
+
+
+def _offload_optimizer(workload: Workload) -> Setting:
+    return {"parallelism.offload.optimizer": "cpu"}
+
+
 def _place_for_twice_the_model_parallel(workload: Workload) -> Setting:
     """Half the replicas on the same GPUs, or else twice the GPUs."""
     dp, cluster = workload.parallelism.dp, workload.cluster
@@ -92,8 +105,11 @@ CANDIDATES: tuple[Callable[[Workload], Setting], ...] = (
     _selective,
     _micro_batch,
     _full,
+    _fully_sharded,
     _tensor_parallel,
     _pipeline,
+    _context_parallel,
+    _offload_optimizer,
 )
 
 
