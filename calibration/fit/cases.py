@@ -14,6 +14,10 @@ from typing import Any, TextIO, cast
 from simulator.errors import InputError
 
 
+#: The source that figures cite which were measured by us.
+MEASURED = "measured"
+
+
 @dataclass(frozen=True)
 class Measured:
     """One case that was measured: ``row`` is the line of the file (see calibration/measurements/README.md)."""
@@ -35,6 +39,11 @@ class Cases:
 
     rows: tuple[Measured, ...]
     environments: tuple[Mapping[str, Any], ...]
+
+    @property
+    def cited(self) -> dict[str, str]:
+        """What figures that are fitted to these say of their origin; published tables keep the base profile's word."""
+        return {"kind": "measured", "source": MEASURED, "note": ""} if self.environments else {}
 
     def of(self, kind: str, *ops: str) -> list[Measured]:
         """The cases of a kind, of these ops where any are named."""

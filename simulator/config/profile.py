@@ -50,6 +50,22 @@ class GpuSpec(Section):
     """what the device reports, not the GB on its label"""
 
 
+class GroupedModel(Cited):
+    """What is particular to grouped products."""
+
+    tiles: Annotated[tuple[str, ...], AsTuple]
+    """those of ``tile_efficiency`` that such kernels are made for"""
+    speed: dict[Role, Fraction]
+    """relative to single products of the type and layout"""
+    start_s: NotNegative
+    """before the first tile, beside ``start_s`` of all: the groups' sizes are read and turned into a schedule"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        _need_all("kernels.matmul.grouped.speed", self.speed, get_args(Role))
+        return self
+
+
 class MatmulModel(Cited):
     """Constants of `simulator.costs.matmul`, fitted together."""
 
@@ -61,6 +77,8 @@ class MatmulModel(Cited):
     """filling the pipeline of a tile"""
     store_Bps_per_sm: Positive
     """writing a tile"""
+    load_Bps_per_sm: Positive
+    """reading a tile of the output that is added to"""
     memory_fraction: Fraction
     """share of the peak memory bandwidth that is reached"""
     overlap_exponent: Annotated[float, Field(ge=1)]
@@ -73,23 +91,25 @@ class MatmulModel(Cited):
     """summing slices of k"""
     min_k_per_split: Positive
     """shortest slice of k"""
-    fitted_dtype: MatrixDtype
-    """type of the products that the constants were fitted on"""
-    fitted_range: dict[Literal["m", "n", "k"], Range]
-    """their smallest and largest sizes"""
     sustained_flops_per_s: dict[MatrixDtype, Figure]
     """what the power limit allows a GPU that is busy with real data for long"""
     power_exponent: Annotated[float, Field(ge=1)]
     """p of (burst^p + limited^p)^(1/p): how gradually the clock gives way near that limit"""
-    layout_speed: dict[Role, Figure]
-    """speed of forward, data and weight gradient relative to the layout that was fitted"""
+    layout_speed: dict[MatrixDtype, dict[Role, Figure]]
+    """speed of forward, data and weight gradient by type, relative to the peak of the type and the tile's efficiency"""
+    grouped: GroupedModel
+    fitted_range: dict[MatrixDtype, dict[Literal["m", "n", "k"], Range]]
+    """smallest and largest sizes that were measured, by type; types that were not are missing"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if not self.tile_efficiency:
             raise InputError("needs at least one tile", key="kernels.matmul.tile_efficiency")
-        _need_all("kernels.matmul.fitted_range", self.fitted_range, ("m", "n", "k"))
-        _need_all("kernels.matmul.layout_speed", self.layout_speed, get_args(Role))
+        for dtype, sizes in self.fitted_range.items():
+            _need_all(f"kernels.matmul.fitted_range.{dtype}", sizes, ("m", "n", "k"))
+        for dtype, speeds in self.layout_speed.items():
+            _need_all(f"kernels.matmul.layout_speed.{dtype}", speeds, get_args(Role))
+        _need_all("kernels.matmul.tile_efficiency", self.tile_efficiency, self.grouped.tiles)
         return self
 
 
@@ -249,7 +269,8 @@ class Profile(Section):
                 )
         peaks, sustained = self.gpu_spec.peak_flops_per_s, self.kernels.matmul.sustained_flops_per_s
         _need_all("kernels.matmul.sustained_flops_per_s", sustained, peaks)
-        _need_all("gpu_spec.peak_flops_per_s", peaks, [*sustained, self.kernels.matmul.fitted_dtype])
+        _need_all("kernels.matmul.layout_speed", self.kernels.matmul.layout_speed, peaks)
+        _need_all("gpu_spec.peak_flops_per_s", peaks, [*sustained, *self.kernels.matmul.fitted_range])
         return self
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,7 +47,7 @@ class AttentionCost:
         # Whole sequences were fitted: no part of the keys, no window.
         whole = kernel.q_len == kernel.kv_len and not kernel.window
         known = kernel.head_dim in curves and whole
-        return Origin(curves[nearest].kind, curves[nearest].source, extrapolated=not known)
+        return Origin(curves[nearest].kind, curves[nearest].source, beyond=1.0 if known else math.inf)
 
     def _curves(self, kernel: Attention) -> Mapping[int, AttentionCurve]:
         return self.model.backward if kernel.backward else self.model.forward
