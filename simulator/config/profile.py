@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import BaseModel, Field, model_validator
 
 from simulator.config import catalog
-from simulator.config.cited import Cited, Figure, Fraction, NotNegative, Positive, Share
+from simulator.config.cited import Amount, Cited, Figure, Fraction, NotNegative, Positive, Share
 from simulator.config.files import AsTuple, Section, Whole, read_yaml, validated
 from simulator.config.transport import Transport
 from simulator.errors import InputError
@@ -17,6 +17,7 @@ from simulator.errors import InputError
 #: Types that matrix products are known in; a superset of those that a workload can ask for.
 MatrixDtype = Literal["bf16", "fp16", "fp32", "fp8"]
 Role = Literal["fwd", "dgrad", "wgrad"]
+Direction = Literal["forward", "backward"]
 MemoryClass = Literal[
     "norm",
     "softmax",
@@ -120,6 +121,8 @@ class AttentionCurve(Cited):
     """for long sequences"""
     half_length: NotNegative
     """L at which half of the limit is reached: limit * L / (L + half_length)"""
+    fitted_range: Range
+    """shortest and longest sequence that was measured"""
 
 
 class AttentionModel(Section):
@@ -127,6 +130,8 @@ class AttentionModel(Section):
 
     forward: dict[Whole, AttentionCurve]
     backward: dict[Whole, AttentionCurve]
+    tail: dict[Direction, Amount]
+    """how long the last thread blocks run while SMs fall idle, in times of the longest block"""
     start_s: Figure
     """an empty kernel"""
 
@@ -135,6 +140,7 @@ class AttentionModel(Section):
         for name, curves in (("forward", self.forward), ("backward", self.backward)):
             if not curves:
                 raise InputError("needs at least one head dimension", key=f"kernels.attention.{name}")
+        _need_all("kernels.attention.tail", self.tail, get_args(Direction))
         return self
 
 
