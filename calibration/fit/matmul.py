@@ -143,7 +143,9 @@ def _halves(cases: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
 
 
 def _group(case: Measured) -> str:
-    return f"matmul.{_dtype(case)}" + (f".{case.op}" if case.op in ("bmm", "grouped") or "accumulate" in case.op else "")
+    return f"matmul.{_dtype(case)}" + (
+        f".{case.op}" if case.op in ("bmm", "grouped") or "accumulate" in case.op else ""
+    )
 
 
 def _points(cost: MatmulCost, cases: Sequence[Measured], *, held_out: bool) -> list[Point]:

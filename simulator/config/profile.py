@@ -18,19 +18,34 @@ from simulator.errors import InputError
 MatrixDtype = Literal["bf16", "fp16", "fp32", "fp8"]
 Role = Literal["fwd", "dgrad", "wgrad"]
 Direction = Literal["forward", "backward"]
+#: Kinds of kernels that memory traffic bounds, told apart where measured speeds differ: ``norm_bwd`` both gradients of a
+#: norm; ``mask`` filling under a mask; ``activation`` and ``residual`` what works element by element on one tensor and
+#: on two; ``upcast`` to a wider type, ``cast`` to a narrower one; ``loss`` the log-softmax over the vocabulary;
+#: ``embedding_bwd`` adding rows into the table; ``accumulate`` adding a gradient to a buffer of a wider type; ``reduce``
+#: sums over rows or all; ``optimizer`` multi-tensor kernels; ``zero`` writing only.
 MemoryClass = Literal[
     "norm",
+    "norm_bwd",
     "softmax",
+    "softmax_bwd",
+    "mask",
     "dropout",
+    "dropout_bwd",
     "activation",
+    "activation_bwd",
     "residual",
     "rope",
     "embedding",
+    "embedding_bwd",
     "loss",
+    "loss_bwd",
     "cast",
+    "upcast",
     "optimizer",
+    "accumulate",
     "reduce",
     "copy",
+    "zero",
 ]
 Implementation = Literal["eager", "fused", "compiled"]
 Purpose = Literal["tp", "pp", "dp"]
@@ -144,17 +159,29 @@ class AttentionModel(Section):
         return self
 
 
+class MemoryCurve(Cited):
+    """Seconds of a kernel by its bytes: start_s + bytes / (share * peak bandwidth)."""
+
+    share: Fraction
+    """of the peak memory bandwidth"""
+    start_s: NotNegative
+    """an empty kernel"""
+    fitted_range: Range | None = None
+    """fewest and most bytes that were measured"""
+
+
 class MemoryModel(Section):
     """Kernels bound by memory traffic."""
 
-    bandwidth_fraction: dict[MemoryClass, Share]
-    """share of the peak memory bandwidth by cost class"""
-    start_s: Figure
-    """an empty kernel"""
+    eager: dict[MemoryClass, MemoryCurve]
+    """PyTorch's own kernels"""
+    fused: dict[MemoryClass, MemoryCurve]
+    """what the implementations fused and compiled launch instead (Megatron-LM, TransformerEngine, Apex, Inductor),
+    where that differs"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        _need_all("kernels.memory.bandwidth_fraction", self.bandwidth_fraction, get_args(MemoryClass))
+        _need_all("kernels.memory.eager", self.eager, get_args(MemoryClass))
         return self
 
 
