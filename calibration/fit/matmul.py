@@ -10,16 +10,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Constants, Part, Point, every_second, rounded, search
 from calibration.shares import ends
-from simulator.config.profile import MatmulModel, Profile
+from simulator.config.profile import MatmulModel, Profile, Size
 from simulator.costs.matmul import Floats, MatmulCost, Product, Products
 from simulator.program import GroupedMatmul, Matmul
 
@@ -111,7 +111,9 @@ def fit(cases: Cases, profile: Profile) -> Part:
         model = search_in(model, start | {"grouped.start_s": 5e-6}, grouped, 0.2)
     points = _points(MatmulCost(spec, model), fitted, held_out=False)
     points += _points(MatmulCost(spec, model), held_out, held_out=True)
-    ranges = {dtype: _range(case for case in measured if _dtype(case) == dtype) for dtype in by_type}
+    ranges = {
+        dtype: _range(case for case in measured if _dtype(case) == dtype and case.op != "grouped") for dtype in by_type
+    }
     return Part({"kernels.matmul": model.model_dump() | {"fitted_range": ranges}}, points)
 
 
@@ -160,7 +162,8 @@ def _points(cost: MatmulCost, cases: Sequence[Measured], *, held_out: bool) -> l
 
 def _range(cases: Iterable[Measured]) -> dict[str, tuple[int, int]]:
     sizes = [case.params for case in cases]
-    return {name: (min(int(p[name]) for p in sizes), max(int(p[name]) for p in sizes)) for name in ("m", "n", "k")}
+    values = {name: [int(p.get(name, 1)) for p in sizes] for name in get_args(Size)}
+    return {name: (min(of_name), max(of_name)) for name, of_name in values.items()}
 
 
 def _beginning(model: MatmulModel, cases: Cases) -> MatmulModel:

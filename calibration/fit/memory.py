@@ -27,8 +27,8 @@ def _embedding_bwd(case: Measured) -> Kernels:
     return [("zero", 2.0 * vocab * hidden), ("embedding_bwd", 4.0 * tokens * hidden)]
 
 
-#: What each measured op launches (`calibration.measure.memory`), with the bytes per element of each kernel; names of the
-#: kernels are in the rows of kind ``kernels``.
+#: What each measured op launches (`calibration.measure.memory`), with the bytes per element of each kernel; the
+#: rows of kind ``kernels`` have their names.
 OPS: Mapping[str, Callable[[Measured], Kernels]] = {
     "layer_norm": _parts(("norm", 4)),
     "rms_norm": _parts(("norm", 4)),

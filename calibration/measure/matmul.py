@@ -89,7 +89,7 @@ def _grouped(bench: Bench, role: str, m: int, n: int, k: int, groups: int, skew:
     if grouped is None:
         raise UnavailableError("this PyTorch has no grouped_mm")
     tokens = k if role == "wgrad" else m
-    ends = torch.tensor(ends(tokens, groups, skew), dtype=torch.int32, device=bench.device)
+    bounds = torch.tensor(ends(tokens, groups, skew), dtype=torch.int32, device=bench.device)
     weights, outs = 2.0 * groups * n * k, 2.0 * m * n
     nbytes = 2.0 * k * (m + n) + 2.0 * groups * m * n if role == "wgrad" else 2.0 * m * k + weights + outs
     sets = bench.sets(nbytes)
@@ -107,7 +107,7 @@ def _grouped(bench: Bench, role: str, m: int, n: int, k: int, groups: int, skew:
 
     def run(i: int) -> object:
         a, b = buffers[i]
-        return grouped(a, b, offs=ends)
+        return grouped(a, b, offs=bounds)
 
     return Work(run, flops=2.0 * m * n * k, nbytes=nbytes, sets=sets)
 

@@ -17,12 +17,13 @@ from simulator.errors import InputError
 #: Types that matrix products are known in; a superset of those that a workload can ask for.
 MatrixDtype = Literal["bf16", "fp16", "fp32", "fp8"]
 Role = Literal["fwd", "dgrad", "wgrad"]
+Size = Literal["m", "n", "k", "batch"]
 Direction = Literal["forward", "backward"]
-#: Kinds of kernels that memory traffic bounds, told apart where measured speeds differ: ``norm_bwd`` both gradients of a
-#: norm; ``mask`` filling under a mask; ``activation`` and ``residual`` what works element by element on one tensor and
-#: on two; ``upcast`` to a wider type, ``cast`` to a narrower one; ``loss`` the log-softmax over the vocabulary;
-#: ``embedding_bwd`` adding rows into the table; ``accumulate`` adding a gradient to a buffer of a wider type; ``reduce``
-#: sums over rows or all; ``optimizer`` multi-tensor kernels; ``zero`` writing only.
+#: Kinds of kernels that memory traffic bounds, told apart where measured speeds differ: ``norm_bwd`` both gradients of
+#: a norm; ``mask`` filling under a mask; ``activation`` and ``residual`` what works element by element on one tensor
+#: and on two; ``upcast`` to a wider type, ``cast`` to a narrower one; ``loss`` the log-softmax over the vocabulary;
+#: ``embedding_bwd`` adding rows into the table; ``accumulate`` adding a gradient to a buffer of a wider type;
+#: ``reduce`` sums over rows or all; ``optimizer`` multi-tensor kernels; ``zero`` writing only.
 MemoryClass = Literal[
     "norm",
     "norm_bwd",
@@ -114,7 +115,7 @@ class MatmulModel(Cited):
     layout_speed: dict[MatrixDtype, dict[Role, Figure]]
     """speed of forward, data and weight gradient by type, relative to the peak of the type and the tile's efficiency"""
     grouped: GroupedModel
-    fitted_range: dict[MatrixDtype, dict[Literal["m", "n", "k"], Range]]
+    fitted_range: dict[MatrixDtype, dict[Size, Range]]
     """smallest and largest sizes that were measured, by type; types that were not are missing"""
 
     @model_validator(mode="after")
@@ -122,7 +123,7 @@ class MatmulModel(Cited):
         if not self.tile_efficiency:
             raise InputError("needs at least one tile", key="kernels.matmul.tile_efficiency")
         for dtype, sizes in self.fitted_range.items():
-            _need_all(f"kernels.matmul.fitted_range.{dtype}", sizes, ("m", "n", "k"))
+            _need_all(f"kernels.matmul.fitted_range.{dtype}", sizes, get_args(Size))
         for dtype, speeds in self.layout_speed.items():
             _need_all(f"kernels.matmul.layout_speed.{dtype}", speeds, get_args(Role))
         _need_all("kernels.matmul.tile_efficiency", self.tile_efficiency, self.grouped.tiles)

@@ -33,8 +33,8 @@ class AttentionCost:
         """start + max(all blocks / SMs + tail * longest block, longest block, bytes / bandwidth).
 
         All blocks take FLOPs / (peak / SMs * share), with share = limit * L / (L + half_length) and L the keys that a
-        query sees on average: half of them under a causal mask. A block of ``BLOCK`` queries takes its part of that; the
-        longest is the one that sees most keys, which under a causal mask is twice the mean. While the last blocks
+        query sees on average: half of them under a causal mask. A block of ``BLOCK`` queries takes its part of that;
+        the longest is the one that sees most keys, which under a causal mask is twice the mean. While the last blocks
         finish, other SMs are idle.
         """
         limit, half_length = self._curve(kernel)

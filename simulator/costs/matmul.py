@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.config.profile import GpuSpec, MatmulModel
+from simulator.config.profile import GpuSpec, MatmulModel, Size
 from simulator.costs.origin import Origin, beyond
 from simulator.program import GroupedMatmul, Matmul
 from simulator.units import DTYPE_BYTES
@@ -84,14 +84,27 @@ class MatmulCost:
         rows_, columns_, efficiencies, factors, singles = np.array(tiles, dtype=float).T
         return rows_, columns_, efficiencies, factors, singles > 0
 
+    @cached_property
+    def _rates(self) -> dict[tuple[str, str, bool], float]:
+        """FLOP/s at the boost clock inside an ideal tile, by type, role, and whether grouped."""
+        rates: dict[tuple[str, str, bool], float] = {}
+        for dtype, speeds in self.model.layout_speed.items():
+            for role, speed in speeds.items():
+                rates[dtype, role, False] = self.spec.peak_flops_per_s[dtype].value * speed.value
+                rates[dtype, role, True] = rates[dtype, role, False] * self.model.grouped.speed[role]
+        return rates
+
+    @cached_property
+    def _sustained(self) -> dict[str, float]:
+        return {dtype: figure.value for dtype, figure in self.model.sustained_flops_per_s.items()}
+
     def seconds(self, kernel: Product) -> float:
         """The kernel's time among others on a GPU that is busy for long, launch not included."""
         return float(self.lasting_seconds(Products.of([kernel]))[0])
 
     def lasting_seconds(self, products: Products) -> Floats:
         """(burst^p + limited^p)^(1/p), with limited = FLOPs / what the power limit sustains."""
-        sustained = {dtype: figure.value for dtype, figure in self.model.sustained_flops_per_s.items()}
-        limited_s = products.flops / np.array([sustained[kernel.dtype] for kernel in products.kernels])
+        limited_s = products.flops / np.array([self._sustained[kernel.dtype] for kernel in products.kernels])
         p = self.model.power_exponent
         return _both(self.burst_seconds(products), limited_s, p)
 
@@ -100,8 +113,8 @@ class MatmulCost:
 
         For each tile and number of slices s of k:
         waves = ceil(tiles * s / SMs), and a wave costs 2 * tile * (k / s) / (peak * efficiency * speed / SMs), its
-        pipeline start, and the store of its tile; speed is that of the type and of the operands' layout. Tile time c and
-        memory time b overlap as (c^q + b^q)^(1/q); slices are then summed through memory. The library chooses by a
+        pipeline start, and the store of its tile; speed is that of the type and of the operands' layout. Tile time c
+        and memory time b overlap as (c^q + b^q)^(1/q); slices are then summed through memory. The library chooses by a
         heuristic that favours large tiles, so the candidate with the smallest time * (largest tile / tile)^preference
         is taken, which is not always the fastest.
 
@@ -117,7 +130,12 @@ class MatmulCost:
         )
         tiles = counts.sum(axis=1)  # of each kernel, by tile
         k = (counts * products.k[:, :, None]).sum(axis=1) / np.maximum(tiles, 1.0)
-        rate = np.array([self._rate(kernel) for kernel in products.kernels])
+        rate = np.array(
+            [
+                self._rates[x.dtype, x.role, grouped]
+                for x, grouped in zip(products.kernels, products.grouped, strict=True)
+            ]
+        )
         per_k_s = 2.0 * sms * rows * columns / (rate[:, None] * efficiency)
         moved_s = products.written / model.store_Bps_per_sm + products.read / model.load_Bps_per_sm
         per_wave_s = model.wave_start_s + rows * columns * moved_s[:, None]
@@ -137,24 +155,23 @@ class MatmulCost:
         start_s = model.start_s + np.where(products.grouped, model.grouped.start_s, 0.0)
         return start_s + np.where(products.count.any(axis=1), chosen, 0.0)
 
-    def _rate(self, kernel: Product) -> float:
-        """FLOP/s at the boost clock inside an ideal tile."""
-        rate = self.spec.peak_flops_per_s[kernel.dtype].value * self.model.layout_speed[kernel.dtype][kernel.role].value
-        return rate * self.model.grouped.speed[kernel.role] if isinstance(kernel, GroupedMatmul) else rate
-
     def origin(self, kernel: Product) -> Origin:
-        """Measured are types and sizes inside ``fitted_range``, those of grouped products added up over the groups."""
+        """Measured are types (or others with the same peak) and sizes inside ``fitted_range``, of grouped products the
+        sizes added up over the groups."""
         cited = self.model.grouped if isinstance(kernel, GroupedMatmul) else self.model
-        ranges = self.model.fitted_range.get(kernel.dtype)
-        if ranges is None or cited.kind == "assumed":
+        peaks = {str(dtype): figure.value for dtype, figure in self.spec.peak_flops_per_s.items()}
+        alike = {str(dtype): sizes for dtype, sizes in self.model.fitted_range.items()}
+        alike = {dtype: sizes for dtype, sizes in alike.items() if peaks[dtype] == peaks[kernel.dtype]}
+        if not alike or cited.kind == "assumed":
             return Origin(cited.kind, cited.source, beyond=math.inf)
-        sizes = _sizes(kernel)
-        return Origin(cited.kind, cited.source, beyond=max(beyond(sizes[name], *ranges[name]) for name in ranges))
+        known = alike.get(kernel.dtype) or next(iter(alike.values()))
+        outside = (beyond(size, *known[name]) for name, size in _sizes(kernel).items())
+        return Origin(cited.kind, cited.source, beyond=max(outside))
 
 
-def _sizes(kernel: Product) -> dict[str, int]:
+def _sizes(kernel: Product) -> dict[Size, int]:
     if isinstance(kernel, Matmul):
-        return {"m": kernel.m, "n": kernel.n, "k": kernel.k}
+        return {"m": kernel.m, "n": kernel.n, "k": kernel.k, "batch": kernel.batch}
     tokens = sum(kernel.tokens)
     if kernel.role == "wgrad":
         return {"m": kernel.n, "n": kernel.k, "k": tokens}

@@ -20,7 +20,10 @@ class MemoryCost:
     @classmethod
     def of(cls, spec: GpuSpec, model: MemoryModel, implementation: Implementation) -> MemoryCost:
         """Of the kernels that ``implementation`` launches."""
-        return cls(spec, {**model.eager, **({} if implementation == "eager" else model.fused)})
+        curves: dict[str, MemoryCurve] = dict(model.eager.items())
+        if implementation != "eager":
+            curves.update(model.fused.items())
+        return cls(spec, curves)
 
     def seconds(self, kernel: Memory) -> float:
         """start + bytes / (share * peak bandwidth): half of the share is reached where the bytes take ``start_s``."""

@@ -178,9 +178,7 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
     if training.implementation == "fused" or layout.server_count:
         held = count if layout.zero >= 2 else float(sum(params.values()))
         zeroed = DTYPE_BYTES[training.grad_dtype] * held
-        ops.append(
-            Compute("optimizer.zero gradients", Memory("zero", 0.0, zeroed, dtype=training.grad_dtype), "O")
-        )
+        ops.append(Compute("optimizer.zero gradients", Memory("zero", 0.0, zeroed, dtype=training.grad_dtype), "O"))
     return tuple(ops)
 
 
