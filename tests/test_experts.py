@@ -95,17 +95,18 @@ def test_gradients_of_copies_are_added_up_by_their_holders(
     result = play({"fold": fold}, moe=moe, parallelism={"dp": ep, "ep": ep})
     check(result.program, result.spans)
     groups = {one.positions: one.experts for of in routing(result.workload).copy_rounds for one in of.groups}
-    # Each copy has a slot, local ones a rank; the busiest is copied again and again.
-    local = (8 + redundant) // ep
-    if distribution == "balanced":
+    if distribution == "balanced":  # one copy of each expert in turn, consecutive slots on a rank
+        local = (8 + redundant) // ep
         expected = [{slot // local, (8 + slot) // local} for slot in range(8)][:redundant]
         assert sum(groups.values()) == sum(len(holders) > 1 for holders in expected)
         assert {frozenset(positions) for positions in groups} == {frozenset(holders) for holders in expected}
     rows = result.timeline
     moved = rows[rows["name"] == "ep.all_reduce redundant experts"]
     for rank in moved["rank"].unique():
-        held = sum(experts for positions, experts in groups.items() if rank in positions)
-        assert moved[moved["rank"] == rank]["nbytes"].sum() == 2 * 3 * 256 * 256 * 4 * held
+        # Of n holders each sends 2 (n - 1) / n of the gradients.
+        own = {positions: experts for positions, experts in groups.items() if rank in positions}
+        sent = sum(experts * 2 * (1 - 1 / len(positions)) for positions, experts in own.items())
+        assert moved[moved["rank"] == rank]["nbytes"].sum() == pytest.approx(2 * 3 * 256 * 256 * 4 * sent)
     assert fold or set(moved["rank"]) == {rank for positions in groups for rank in positions}
 
 
