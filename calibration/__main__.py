@@ -1,32 +1,41 @@
-"""`python -m calibration COMMAND`: what is done on a machine with GPUs. Imports only torch and the standard library."""
+"""`python -m calibration COMMAND`: measure GPUs, and fit profiles to that.
+
+A command's packages are imported when it is called: `measure` needs only torch and the standard library.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from calibration.measure import command as measure
 from simulator.errors import InputError
 
-COMMANDS = {"measure": measure}
+#: Command -> what it does.
+COMMANDS = {"measure": "measure this machine's GPUs", "fit": "fit a profile to what was measured"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit status: 0 done, 1 something could not be measured, 2 bad input."""
     parser = argparse.ArgumentParser(prog="python -m calibration", description="Measure GPUs for the simulator.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, command in COMMANDS.items():
+    given = sys.argv[1:] if arguments is None else arguments
+    for name, help_text in COMMANDS.items():
+        if name not in given[:1]:
+            commands.add_parser(name, help=help_text)
+            continue
+        command = import_module(f"calibration.{name}.command")
         sub = commands.add_parser(
             name,
-            help=command.HELP,
+            help=help_text,
             description=command.__doc__,
             epilog=command.EXAMPLE,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_arguments(sub)
         sub.set_defaults(run=command.run)
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_args(given)
     try:
         return int(chosen.run(chosen))
     except InputError as error:

@@ -27,7 +27,6 @@ from calibration.measure.store import Rows
 from simulator.errors import InputError
 
 SHOWN = 20  # reasons of failures that are printed; all are in the file
-HELP = "measure this machine's GPUs"
 EXAMPLE = """examples:
   python -m calibration measure --gpus 4 --out h100 --full
   torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint HOST:29500 --rdzv-backend c10d \\

@@ -165,6 +165,46 @@ class Interference(Section):
         return self
 
 
+class Provenance(Section):
+    """The machine that was measured."""
+
+    gpu: str
+    """as the driver names it"""
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    commands: Annotated[tuple[str, ...], AsTuple]
+    """what measured it"""
+    driver: str = ""
+    cuda: str = ""
+    nccl: str = ""
+    torch: str = ""
+    nvls: bool | None = None
+    """whether NVLink SHARP was at hand"""
+    power_limit_w: Positive | None = None
+    highest_sm_mhz: Positive | None = None
+    median_sm_mhz: Positive | None = None
+    """SM clock at which kernels were measured, most under the power limit"""
+
+
+class Residual(Section):
+    """How far fitted times are off, relative to measured ones."""
+
+    n: Annotated[Whole, Field(gt=0)]
+    """cases"""
+    mean: NotNegative
+    """mean absolute error"""
+    max: NotNegative
+    """largest absolute error"""
+    bias: float
+    """mean signed error; above 0: too slow"""
+
+
+class Residuals(Section):
+    """Of what the constants were fitted to, and of what was held out: every second size."""
+
+    fitted: Residual | None = None
+    held_out: Residual | None = None
+
+
 class Profile(Section):
     """A versioned calibration of one kind of GPU. Raises `InputError` where a figure cites no source of the file."""
 
@@ -178,12 +218,16 @@ class Profile(Section):
     """what most of it rests on"""
     sources: dict[str, str]
     """key -> citation: project, file and commit; paper and figure; or card, software and date of a measurement"""
+    provenance: Provenance | None = None
+    """the machine that was measured by us, if any was"""
     gpu_spec: GpuSpec
     kernels: Kernels
     host: Host
     interference: Interference
     transports: dict[str, Transport]
     """how links of a kind carry collectives"""
+    residuals: dict[str, Residuals] = Field(default_factory=dict)
+    """by class of kernels or transfers, and by group within a class"""
 
     @property
     def source(self) -> str:

@@ -1,0 +1,134 @@
+"""Fit a calibration profile to measurements.
+
+DIR holds what `python -m calibration measure` wrote (.jsonl, .jsonl.gz), or tables of aiconfigurator
+(.csv: products with m, n, k, latency; collectives). Every second size is fitted and the others are held out; the
+profile says how far both are off. What was not measured stays as the base profile has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from calibration.fit import collectives, interference, kernels, launch, picture
+from calibration.fit.cases import Cases, read
+from calibration.fit.part import Point, residuals
+from calibration.fit.writer import written
+from simulator.config.files import validated
+from simulator.config.profile import Profile, load_profile
+from simulator.errors import InputError
+
+EXAMPLE = """examples:
+  python -m calibration fit calibration/measurements/h100-sxm-80gb --out h100-sxm-80gb.yaml --plots plots
+  python -m calibration fit aiconfigurator/a100 --base a100-sxm-80gb --out a100-sxm-80gb.yaml"""
+PARTS = (kernels.fit, launch.fit, collectives.fit, interference.fit)
+#: The source that figures cite which were measured by us.
+MEASURED = "measured"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("measured", type=Path, metavar="DIR", help="measurements")
+    parser.add_argument("--out", type=Path, required=True, metavar="PROFILE.yaml", help="the profile to write")
+    parser.add_argument(
+        "--base", metavar="PROFILE", help="what was not measured is taken from it [the shipped profile of that name]"
+    )
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="pictures of measured against fitted")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status 0 when the profile was written. Raises `InputError`."""
+    cases = read(arguments.measured)
+    profile, points = fit(cases, load_profile(arguments.base or arguments.out.stem), arguments.out.stem)
+    arguments.out.write_text(written(profile), encoding="utf-8")
+    if arguments.plots is not None:
+        picture.draw(points, arguments.plots)
+    print(table(profile), file=sys.stderr)
+    return 0
+
+
+def fit(cases: Cases, base: Profile, name: str) -> tuple[Profile, list[Point]]:
+    """The profile that ``cases`` give and the points behind it; raises `InputError` where they are of another GPU."""
+    data = base.model_dump(exclude_none=True) | {"name": name}
+    if cases.environments:
+        provenance = _provenance(cases, base)
+        data |= {"provenance": provenance, "date": provenance["date"], "kind": "measured"}
+        data["sources"] |= {MEASURED: _source(provenance)}
+    profile = _checked(data)
+    points: list[Point] = []
+    for part in PARTS:
+        fitted = part(cases, profile)
+        for key, value in fitted.figures.items():
+            _put(data, key, value)
+        points += fitted.points
+        profile = _checked(data)
+    data["residuals"] = residuals(points)
+    cited = [figure for _, figure in profile.cited()]
+    named = {figure.source for figure in cited} | {word for figure in cited for word in re.findall(r"\w+", figure.note)}
+    data["sources"] = {key: text for key, text in data["sources"].items() if key in named}
+    return _checked(data), points
+
+
+def table(profile: Profile) -> str:
+    """The residuals as text."""
+    lines = [f"{'class':34} {'fitted':^28} {'held out':^28}"]
+    for name, halves in profile.residuals.items():
+        cells = [
+            f"{r.n:5d} {r.mean:7.1%} {r.max:7.0%} {r.bias:+6.1%}" if r else " " * 28
+            for r in (halves.fitted, halves.held_out)
+        ]
+        lines.append(f"{name:34} {cells[0]} {cells[1]}")
+    return "\n".join([*lines, "each: cases, mean error, largest error, bias"])
+
+
+def _provenance(cases: Cases, base: Profile) -> dict[str, Any]:
+    first = cases.environments[0]
+    if _plain(str(first["gpu"])) not in base.gpu.split("-"):
+        raise InputError("measurements are of another GPU than the base profile", found=first["gpu"], allowed=base.gpu)
+    card = str(next(iter(first.get("nvidia_smi", [""])[1:]), ""))
+    driver = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", card)
+    clocks = [float(case.row["sm_mhz"]) for case in cases.of("matmul") if case.row.get("sm_mhz")]
+    limit = re.search(r"([\d.]+) W", card)
+    highest = re.search(r"(\d+) MHz", card)
+    found: dict[str, Any] = {
+        "gpu": first["gpu"],
+        "driver": driver and driver[0],
+        "cuda": first.get("cuda"),
+        "nccl": first.get("nccl"),
+        "torch": first.get("torch"),
+        "date": max(str(environment["date"]) for environment in cases.environments),
+        "power_limit_w": limit and float(limit[1]),
+        "highest_sm_mhz": highest and float(highest[1]),
+        "median_sm_mhz": clocks and statistics.median(clocks),
+        "nvls": first.get("nvls"),
+        "commands": list(dict.fromkeys(str(environment["command"]) for environment in cases.environments)),
+    }
+    return {key: value for key, value in found.items() if value not in (None, [])}
+
+
+def _plain(gpu: str) -> str:
+    """``h100`` of ``NVIDIA H100 80GB HBM3``."""
+    found = re.search(r"\b([A-Z]+\d+[A-Z]*)\b", gpu.removeprefix("NVIDIA "))
+    return found[1].lower() if found else gpu.lower()
+
+
+def _source(provenance: dict[str, Any]) -> str:
+    return (
+        f"own measurements, {provenance['date']}: {provenance['gpu']}, torch {provenance.get('torch')}; "
+        f"fitted by python -m calibration fit"
+    )
+
+
+def _put(data: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key."""
+    *sections, last = key.split(".")
+    for section in sections:
+        data = data[section]
+    data[last] = value
+
+
+def _checked(data: dict[str, Any]) -> Profile:
+    return validated(Profile, data, Path("profile"))

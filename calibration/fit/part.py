@@ -1,0 +1,106 @@
+"""What the fit of a part of a profile gives: its figures, and how measured and fitted compare point by point."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Constants = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured case beside its fit. ``group``: class and what is told apart in it, as in ``matmul.bf16.fwd``."""
+
+    group: str
+    size: float  # bytes or FLOPs: the abscissa of the picture
+    measured_s: float
+    fitted_s: float
+    held_out: bool
+
+    @property
+    def error(self) -> float:
+        """fitted / measured - 1"""
+        return self.fitted_s / self.measured_s - 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """``figures``: dotted key of the profile -> plain data that stands there from now on."""
+
+    figures: Mapping[str, Any]
+    points: Sequence[Point] = ()
+
+
+def residual(points: Iterable[Point]) -> dict[str, float]:
+    """How many, mean and largest absolute error, mean signed error. Needs a point at least."""
+    errors = [point.error for point in points]
+    sizes = [abs(error) for error in errors]
+    return {
+        "n": len(errors),
+        "mean": rounded(statistics.fmean(sizes), 3),
+        "max": rounded(max(sizes), 3),
+        "bias": rounded(statistics.fmean(errors), 3),
+    }
+
+
+def residuals(points: Iterable[Point]) -> dict[str, dict[str, dict[str, float]]]:
+    """Of each class and each group, by what was fitted and what was held out."""
+    names: dict[str, list[Point]] = {}
+    for point in points:
+        whole = point.group.split(".")[0]
+        for name in dict.fromkeys((whole, point.group)):
+            names.setdefault(name, []).append(point)
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    for name in sorted(names):
+        halves = {"fitted": False, "held_out": True}
+        chosen = {half: [p for p in names[name] if p.held_out == held] for half, held in halves.items()}
+        table[name] = {half: residual(some) for half, some in chosen.items() if some}
+    return table
+
+
+def every_second(items: Sequence[T], order: Callable[[T], Any]) -> tuple[list[T], list[T]]:
+    """(fitted, held out): every second size in ``order`` is left out."""
+    ordered = sorted(items, key=order)
+    return ordered[::2], ordered[1::2]
+
+
+def search(
+    start: Constants,
+    loss: Callable[[Constants], float],
+    *,
+    limits: Mapping[str, tuple[float, float]] = {},
+    step: float = 0.2,
+    least: float = 0.004,
+    sweeps: int = 40,
+) -> Constants:
+    """The constants of least ``loss``: each in turn is multiplied by e^step or e^-step while that helps, with a step of
+    its own that doubles after a success and halves after a failure; ends when all steps are below ``least``."""
+    best, steps = dict(start), dict.fromkeys(start, step)
+    lowest = loss(best)
+    for _ in range(sweeps):
+        for name in start:
+            if steps[name] < least:
+                continue
+            low, high = limits.get(name, (0.0, math.inf))
+            for factor in (math.exp(steps[name]), math.exp(-steps[name])):
+                candidate = best | {name: min(max(best[name] * factor, low), high)}
+                found = loss(candidate)
+                if found < lowest * (1 - 1e-6):
+                    best, lowest = candidate, found
+                    steps[name] = min(steps[name] * 1.5, step)
+                    break
+            else:
+                steps[name] /= 2
+        if all(value < least for value in steps.values()):
+            break
+    return best
+
+
+def rounded(value: float, digits: int = 4) -> float:
+    """To so many significant digits."""
+    return float(f"{value:.{digits}g}")
