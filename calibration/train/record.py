@@ -1,0 +1,135 @@
+"""What a training run leaves behind: ``DIR/NAME.json`` and, where it went well, ``DIR/NAME.timeline.csv.gz``.
+
+NAME is the workload's. The JSON's keys; seconds, bytes, and FLOP/s throughout:
+
+```
+format            1
+name              the workload's name
+status            ok | failed | skipped; of a failed or skipped run no keys but format, name, status, reason, date, command,
+                  workload and, where it got so far, environment are sure to be there
+reason            why it failed or was skipped, else ""
+date, command     UTC, ISO 8601, when the run began; as typed, without paths
+workload          {text: the file as it was, resolved: the whole `Workload` as plain data, sha256: of the text}
+environment       see `calibration.measure.gpu.environment`: gpu, cuda, nccl, nvls, torch, nvidia_smi (driver), topology, ...
+n_gpus            ranks
+tokens_per_step   of the whole job
+steps             {warm_up, timed, profiled}: how many of each were done, in this order
+step_time_s       {median, p10, p90, min, max, spread, each: [..]} over the timed steps, of each the slowest rank's
+                  (between events on its stream); spread = (p90 - p10) / median
+wall_time_s       the same by the host's clock
+tokens_per_s      tokens_per_step / step_time_s.median
+loss              mean loss of every step, from the first of warm-up on
+ranks             a list, one per rank in order:
+  rank, place     place: {tp, dp, pp, ep}, its coordinates
+  step_time_s, wall_time_s   {median, p10, p90, min, max, spread, each}, of this rank
+  memory          {steady_allocated_bytes, peak_allocated_bytes, peak_reserved_bytes, first_step_peak_allocated_bytes}:
+                  torch.cuda.max_memory_allocated over the timed steps and over all steps, reserved over all, and
+                  the peak of the first step (when the optimizer's state is made); empty without GPUs
+  clocks          {sm_mhz: {median, min, max}, power_w: {..}, temp_c: {..}, throttle: [reasons seen]} while timed;
+                  empty without NVML
+  profile         of the one profiled step kept, the last: {span_s (first start to last end on the GPU), busy_s (some kernel runs),
+                  exposed_s (communication runs and no other kernel), exposed: {kind: s}, step_s (wall, under the profiler)}
+  kernels         a list: {class, kind, op, seconds, launches} of the profiled step, where class is matmul | attention | memory |
+                  optimizer | communication | copy, kind is tp | dp | pp | ep of communication, else "", and op is the collective
+                  (all_reduce, all_gather, reduce_scatter, all_to_all, send_recv, broadcast) of communication, else "".
+                  What runs inside the optimizer's step is of class optimizer, its communication excepted; copy is what
+                  copy engines do (memcpy between host and device)
+```
+
+The timeline is the profiled step of every rank, in columns rank, stream (compute | comm, numbered where there are several), class, kind,
+name (the kernel's, cut to 80 characters), start_s, end_s: from the earliest kernel of any rank, by the clocks of one host.
+Without GPUs spans are of ops on the CPU.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import gzip
+import hashlib
+import io
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from calibration.measure.case import Case
+from calibration.train.profile import Span
+from simulator.config.files import read_text
+
+FORMAT = 1
+COLUMNS = ("rank", "stream", "class", "kind", "name", "start_s", "end_s")
+
+
+class Records:
+    """The results in ``directory`` of workload files by name."""
+
+    def __init__(self, directory: Path, paths: Mapping[str, Path], command: str) -> None:
+        self.directory, self.paths, self.command = directory, paths, command
+        self.environment: dict[str, Any] = {}
+
+    def start(self, environment: dict[str, Any]) -> None:
+        self.environment = environment
+
+    def add(self, row: dict[str, Any]) -> None:
+        """What a worker reports of a run, or why it failed."""
+        if "error" in row:
+            self._write(row["op"], "failed", row["error"], {})
+        else:
+            self._write(row["name"], "ok", "", row)
+
+    def skip(self, name: str, reason: str) -> None:
+        self._write(name, "skipped", reason, {})
+
+    def done(self, cases: Iterable[Case], *, failed_too: bool) -> set[str]:
+        """Keys of the cases that have a result of the same workload text."""
+        return {case.key for case in cases if self._stands(case.op, failed_too=failed_too)}
+
+    def tell(self) -> int:
+        """Say how all went; 1 where not all went well."""
+        found = [json.loads(self._path(name).read_text()) for name in self.paths if self._path(name).exists()]
+        bad = [record for record in found if record["status"] != "ok"]
+        for record in bad:
+            print(f"{record['status']} {record['name']}: {record['reason']}", file=sys.stderr)
+        print(f"{len(found) - len(bad)} trained, {len(bad)} failed or skipped: {self.directory}", file=sys.stderr)
+        return 1 if bad or len(found) < len(self.paths) else 0
+
+    def _path(self, name: str) -> Path:
+        return self.directory / f"{name}.json"
+
+    def _stands(self, name: str, *, failed_too: bool) -> bool:
+        if not self._path(name).exists():
+            return False
+        record = json.loads(self._path(name).read_text())
+        same = record["workload"].get("sha256") == _hash(read_text(self.paths[name]))
+        return same and (record["status"] == "ok" or (failed_too and record["status"] == "failed"))
+
+    def _write(self, name: str, status: str, reason: str, row: dict[str, Any]) -> None:
+        text = read_text(self.paths[name])
+        workload = {"text": text, **row.get("workload", {}), "sha256": _hash(text)}
+        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        head = {"format": FORMAT, "name": name, "status": status, "reason": reason, "date": date}
+        record = {**head, "command": self.command, "environment": self.environment, **row, "workload": workload}
+        partial = self._path(name).with_suffix(".part")
+        partial.write_text(json.dumps(record, indent=1))
+        partial.replace(self._path(name))
+
+
+def write_timeline(directory: Path, name: str, ranks: Sequence[Sequence[Span]]) -> None:
+    """DIR/NAME.timeline.csv.gz, see above."""
+    first = min((spans[0].start_s for spans in ranks if spans), default=0.0)
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(COLUMNS)
+    for rank, spans in enumerate(ranks):
+        streams = {stream: number for number, stream in enumerate(dict.fromkeys(span.stream for span in spans))}
+        for s in spans:
+            stream = f"{s.stream.split()[0]}{streams[s.stream]}"
+            times = (f"{s.start_s - first:.7f}", f"{s.end_s - first:.7f}")
+            rows.writerow((rank, stream, s.kernel_class, s.kind, s.name, *times))
+    (directory / f"{name}.timeline.csv.gz").write_bytes(gzip.compress(text.getvalue().encode(), 6, mtime=0))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
