@@ -166,17 +166,17 @@ def _activations(timeline: Timeline, curve: Curve, at: int, parts: Mapping[int, 
     turning: dict[tuple[int, int], float] = {}  # taken by input gradients that still run
     turn_of = turns(timeline, curve.span.tolist(), parts)
     for index, begins in zip(curve.span[: at + 1].tolist(), curve.begins[: at + 1].tolist(), strict=True):
-        turn, stage = turn_of.get(index), int(timeline.stage[index])
+        turn, stage = turn_of.get((index, begins)), int(timeline.stage[index])
         key = stage, int(timeline.microbatch[index])
         if str(timeline.phase[index]) == "I" and stage in parts and begins:
             turning[key] = turning.get(key, 0.0) + float(timeline.alloc_bytes[index])
-        if turn == "takes" and begins:
+        if turn == "takes":
             alive[stage, "saved"] += 1
-        elif turn == "turns" and not begins:
+        elif turn == "turns":
             alive[stage, "saved"] -= 1
             alive[stage, "held"] += 1
             turning.pop(key, None)
-        elif turn == "gives" and not begins:
+        elif turn == "gives":
             alive[stage, "held" if str(timeline.phase[index]) == "W" else "saved"] -= 1
     held: dict[str, float] = {"output gradients": sum(turning.values())}
     for (stage, what), count in sorted(alive.items()):
