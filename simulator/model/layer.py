@@ -32,7 +32,7 @@ def layer(workload: Workload, *, recompute: str | None = None, seat: Seat = ANY_
     """
     moe, chosen = workload.model.moe, workload.training.recompute
     mixed = experts(workload, seat) if moe is not None and moe.here(number) else None
-    modules = {"none": (), "selective": chosen.modules, "ops": ("ops",), "full": ("layer",)}[
+    modules = {"none": (), "selective": tuple(dict.fromkeys(chosen.modules)), "ops": ("ops",), "full": ("layer",)}[
         recompute or chosen.granularity
     ]
     return _layer(shapes(workload, seat), modules, latent(workload), mixed)
