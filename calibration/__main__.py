@@ -13,7 +13,12 @@ from importlib import import_module
 from simulator.errors import InputError
 
 #: Command -> what it does.
-COMMANDS = {"measure": "measure this machine's GPUs", "fit": "fit a profile to what was measured"}
+COMMANDS = {
+    "measure": "measure this machine's GPUs",
+    "fit": "fit a profile to what was measured",
+    "predict": "write predictions of runs, to be committed before they are made",
+    "compare": "simulated beside measured: table and pictures",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
