@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Commit:
-    """``id``: hexadecimal, whole; ``date``: the committer's, with its time zone; ``changed``: what is on disk differs."""
+    """``id``: hexadecimal; ``date``: the committer's, with its time zone; ``changed``: what is on disk differs."""
 
     id: str
     date: datetime.datetime

@@ -30,8 +30,8 @@ _COLUMNS = ("rank", "class", "kind", "start_s", "end_s")
 
 @dataclass(frozen=True)
 class Kernels:
-    """Columns, one entry per kernel: ``rank``; ``code``, which indexes `CLASSES`; ``kind`` of communication (tp, cp, ep,
-    pp, dp), else empty; ``start_s``, ``end_s``, from the first start of any rank."""
+    """Columns, one entry per kernel: ``rank``; ``code``, which indexes `CLASSES`; ``kind`` of communication (tp, cp,
+    ep, pp, dp), else empty; ``start_s``, ``end_s``, from the first start of any rank."""
 
     rank: Ints
     code: Ints
@@ -56,8 +56,9 @@ class Kernels:
         return total / n_ranks
 
     def bubble(self, pipelines: Sequence[Sequence[int]]) -> float | None:
-        """Idle share of ranks x window, None without pipelines. A pipeline's window is from the first to the last kernel
-        of any of its ranks that is neither optimizer nor communication; busy are these and tp, cp and ep communication."""
+        """Idle share of ranks x window, None without pipelines. A pipeline's window is from the first to the last
+        kernel of any of its ranks that is neither optimizer nor communication; busy are these and tp, cp and ep
+        communication."""
         idle = total = 0.0
         work = ~np.isin(self.code, [*_COMMUNICATION, _OPTIMIZER, CLASSES.index("copy")])
         busy = work | np.isin(self.kind, ("tp", "cp", "ep"))

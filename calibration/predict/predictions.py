@@ -73,8 +73,8 @@ def simulate_all(paths: Sequence[Path]) -> list[Simulated]:
 
 @dataclass(frozen=True)
 class Predictions:
-    """A file of predictions. ``profiles``: name -> hash; ``figures``: run -> what was predicted; ``workloads``: run -> hash
-    of its file. ``commit``: that the simulator was at, empty where it was not known."""
+    """A file of predictions. ``profiles``: name -> hash; ``figures``: run -> what was predicted; ``workloads``: run ->
+    hash of its file. ``commit``: that the simulator was at, empty where it was not known."""
 
     date: str
     commit: str
