@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measured", type=Path, required=True, metavar="DIR", help="records of their runs")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the results go")
     parser.add_argument("--predictions", type=Path, metavar="FILE", help="what `predict` wrote before the runs")
+    parser.add_argument("--no-pictures", dest="pictures", action="store_false", help="write tables only")
     parser.add_argument("--max-mean", type=_percent, metavar="PCT", help="fail when the mean absolute error is above")
     parser.add_argument("--max-row", type=_percent, metavar="PCT", help="fail when any error is above")
 
@@ -59,19 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
     simulated = simulate_all(arguments.workloads)
     measured = [read_measured(arguments.measured, one.name, one.sha256) for one in simulated]
     comparison = compare(arguments, simulated, measured, predicted)
-    (out / "timelines").mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     write_json(out / "comparison.json", comparison)
     text = as_text(comparison)
     rows = [Row.from_dict(row) for row in comparison["rows"]]
     for name, content in (("table.csv", as_csv(rows)), ("table.txt", text)):
         with writing(out / name) as file:
             file.write(content.encode())
-    for name, figure in pictures.draw(comparison).items():
-        pictures.save(figure, out / f"{name}.png")
-    for one, real in zip(simulated, measured, strict=True):
-        if one.result is not None and real.kernels is not None:
-            figure = timelines.draw(one.name, real.kernels, simulated_kernels(one.result))
-            pictures.save(figure, out / "timelines" / f"{one.name}.png")
+    if arguments.pictures:
+        _draw(out, comparison, simulated, measured)
     print(text, end="")
     return 1 if any(suite["passed"] is False for suite in comparison["suites"]) else 0
 
@@ -118,6 +115,16 @@ def compare(
         order=order(rows),
         rows=[row.to_dict() for row in rows],
     )
+
+
+def _draw(out: Path, comparison: dict[str, Any], simulated: Sequence[Simulated], measured: Sequence[Measured]) -> None:
+    for name, figure in pictures.draw(comparison).items():
+        pictures.save(figure, out / f"{name}.png")
+    (out / "timelines").mkdir(exist_ok=True)
+    for one, real in zip(simulated, measured, strict=True):
+        if one.result is not None and real.kernels is not None:
+            figure = timelines.draw(one.name, real.kernels, simulated_kernels(one.result))
+            pictures.save(figure, out / "timelines" / f"{one.name}.png")
 
 
 def _warnings(simulated: Sequence[Simulated], predicted: Predictions | None) -> list[str]:

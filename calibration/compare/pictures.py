@@ -127,7 +127,7 @@ def _agreement(axes: Axes, pairs: Sequence[tuple[float, float]], unit: str) -> N
         axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
         axes.set_aspect("equal", anchor="N")
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 50 else (1.0,)))
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(f"measured, {unit}", fontsize=9)
