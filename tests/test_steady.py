@@ -285,6 +285,7 @@ def test_a_step_may_end_with_a_collective(name: str) -> None:
     result = run(job(training__global_batch=32) | {"parallelism": section})
     last = result.program.roles[0].lanes["compute"][-1].op
     assert [type(op).__name__ for op in last.ops] == ["Comm"]
-    assert result.steady is not None and result.steady.stable
+    assert result.steady is not None
+    assert result.steady.stable
     steps = (int(result.played.microbatch.max()) + 1) // 16
     assert 0.9 * result.played.length_s < steps * result.spans.step_time_s <= result.played.length_s
