@@ -37,12 +37,19 @@ class Place:
     ep_rank: int = 0
 
 
+def shards_are_masters(workload: Workload) -> bool:
+    """Whether master weights are what FSDP shards."""
+    return workload.parallelism.zero == 3 and workload.training.optimizer.master_weights
+
+
 class Builder:
     """Draws parameters and puts modules together for one rank."""
 
     def __init__(self, workload: Workload, place: Place) -> None:
         self.workload, self.model, self.place = workload, workload.model, place
         self.dtype = DTYPES[workload.training.precision]
+        #: FSDP keeps its shards as the optimizer works on them, and casts what it gathers.
+        self.kept_dtype = torch.float32 if shards_are_masters(workload) else self.dtype
         #: Parameters whose gradients are to be summed over the tensor-parallel ranks once a step.
         self.partial: list[nn.Parameter] = []
         #: Parameters that every tensor-parallel rank holds.
@@ -55,10 +62,10 @@ class Builder:
         seed = zlib.crc32(f"{self.workload.seed} {name}".encode())
         generator = torch.Generator(self.place.device).manual_seed(seed)
         whole = torch.randn(*shape, generator=generator, device=self.place.device) * INIT_STD
-        return nn.Parameter(cut(whole).to(self.dtype).contiguous().clone())
+        return nn.Parameter(cut(whole).to(self.kept_dtype).contiguous().clone())
 
     def constant(self, value: float, size: int) -> nn.Parameter:
-        return nn.Parameter(torch.full((size,), value, dtype=self.dtype, device=self.place.device))
+        return nn.Parameter(torch.full((size,), value, dtype=self.kept_dtype, device=self.place.device))
 
     def shared(self, parameter: nn.Parameter) -> nn.Parameter:
         """``parameter``, which every tensor-parallel rank holds, and with sequence parallelism computes a part of the

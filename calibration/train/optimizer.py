@@ -9,9 +9,29 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from calibration.train.layers import shards_are_masters
 from simulator.config.workload import Workload
 
-LEARNING_RATE = 1e-3
+LEARNING_RATE = 3e-4
+
+
+def accumulate_in_fp32(parameter: nn.Parameter) -> None:
+    """From now on each gradient of ``parameter`` is added to a fp32 sum (Megatron-LM's ``main_grad``) and dropped."""
+    parameter.main_grad = None  # type: ignore[attr-defined]
+
+    def add(parameter: nn.Parameter) -> None:
+        assert parameter.grad is not None
+        if parameter.main_grad is None:  # type: ignore[attr-defined]
+            parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)  # type: ignore[attr-defined]
+        parameter.main_grad.add_(parameter.grad)  # type: ignore[attr-defined]
+        parameter.grad = None
+
+    parameter.register_post_accumulate_grad_hook(add)  # type: ignore[arg-type]
+
+
+def gradient(parameter: nn.Parameter) -> Tensor | None:
+    """What has been accumulated."""
+    return parameter.main_grad if hasattr(parameter, "main_grad") else parameter.grad
 
 
 class Adam:
@@ -36,21 +56,24 @@ class Adam:
         self.dense = [n for n, p in enumerate(parameters) if counted[n] and id(p) not in apart]
         self.apart = [n for n, p in enumerate(parameters) if id(p) in apart]
         self.masters: list[nn.Parameter] | None = None
-        if training.optimizer.master_weights:
+        if training.optimizer.master_weights and not shards_are_masters(workload):
             self.masters = [nn.Parameter(p.detach().float()) for p in parameters]
         decay = 0.01 if training.optimizer.name == "adamw" else 0.0
-        self.adam = torch.optim.AdamW(self.masters or self.parameters, lr=LEARNING_RATE, weight_decay=decay, foreach=True)
+        self.adam = torch.optim.AdamW(
+            self.masters or self.parameters, lr=LEARNING_RATE, weight_decay=decay, foreach=True
+        )
 
     def step(self) -> None:
         """Gradients to fp32, norm and clipping, AdamW, and back to the working precision."""
-        grads = [parameter.grad for parameter in self.parameters]
+        grads = [gradient(parameter) for parameter in self.parameters]
         assert all(grad is not None for grad in grads)
         if self.masters is not None:
-            wide: list[Tensor] = [torch.empty_like(master) for master in self.masters]
-            torch._foreach_copy_(wide, grads)  # type: ignore[arg-type]
-            for master, grad in zip(self.masters, wide, strict=True):
+            if grads[0] is not None and grads[0].dtype != torch.float32:
+                wide: list[Tensor] = [torch.empty_like(master) for master in self.masters]
+                torch._foreach_copy_(wide, grads)  # type: ignore[arg-type]
+                grads = list(wide)
+            for master, grad in zip(self.masters, grads, strict=True):
                 master.grad = grad
-            grads = list(wide)
         if self.clip is not None:
             self._clip([_local(grad) for grad in grads if grad is not None])
         self.adam.step()

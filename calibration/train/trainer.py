@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn.parallel import DistributedDataParallel
 
 from calibration.train.layers import DTYPES, Builder, Place, Stage, loss_of
-from calibration.train.optimizer import Adam
+from calibration.train.optimizer import Adam, accumulate_in_fp32, gradient
 from calibration.train.tensor_parallel import TensorGroup
 from simulator.config.parallelism import Parallelism
 from simulator.config.workload import Workload
@@ -45,6 +45,12 @@ class Groups:
     expert: dist.ProcessGroup | None
     model: dist.ProcessGroup | None
     everyone: dist.ProcessGroup | None
+
+    @property
+    def all(self) -> list[dist.ProcessGroup]:
+        """Those that there are."""
+        given = (self.tensor, self.data, self.pipeline, self.expert, self.model, self.everyone)
+        return [group for group in given if group is not None]
 
     @classmethod
     def of(cls, layout: Parallelism, rank: int) -> Groups | None:
@@ -124,11 +130,15 @@ class Trainer:
 
     def step(self) -> Tensor:
         """The loss of this rank's replica (0 where the rank has no last stage), before the update."""
-        for module in self.modules:
-            module.zero_grad(set_to_none=True)
+        for parameter in self.optimizer.parameters:
+            if hasattr(parameter, "main_grad"):
+                if parameter.main_grad is not None:
+                    parameter.main_grad.zero_()
+            else:
+                parameter.grad = None
         total = self._through_pipeline() if self.pipeline else self._alone()
         if self.partial:
-            self._reduce([[p for p in self.partial if p.grad is not None]], self.groups.tensor)
+            self._reduce([self.partial], self.groups.tensor)
         self._reduce(self.by_hand, self.groups.data)
         with torch.profiler.record_function("optimizer"):
             self.optimizer.step()
@@ -137,9 +147,8 @@ class Trainer:
     def close(self) -> None:
         """Give up the communicators, so that the next job finds their memory free."""
         self.modules, self.pipeline = [], None
-        for group in (self.groups.tensor, self.groups.data, self.groups.pipeline, self.groups.expert, self.groups.model):
-            if group is not None:
-                dist.destroy_process_group(group)
+        for group in self.groups.all:
+            dist.destroy_process_group(group)
 
     def _alone(self) -> Tensor:
         assert self.tokens is not None
@@ -170,7 +179,7 @@ class Trainer:
     def _reduce(self, buckets: Iterable[Sequence[nn.Parameter]], group: dist.ProcessGroup | None) -> None:
         """Sum gradients over ``group``, a bucket's at once."""
         for bucket in buckets:
-            grads = [parameter.grad for parameter in bucket if parameter.grad is not None]
+            grads = [grad for parameter in bucket if (grad := gradient(parameter)) is not None]
             if self.device.type == "cuda":
                 with dist._coalescing_manager(group, self.device):
                     for grad in grads:
@@ -182,6 +191,9 @@ class Trainer:
     def _replicated(self, stage: Stage, builder: Builder) -> nn.Module:
         """``stage`` with what shares its gradients, and with zero 3 its parameters, among data-parallel ranks."""
         layout, training = self.workload.parallelism, self.workload.training
+        if training.grad_dtype != training.precision and layout.zero == 0:
+            for parameter in stage.parameters():
+                accumulate_in_fp32(parameter)
         if layout.dp == 1:
             return stage
         if layout.zero == 3:

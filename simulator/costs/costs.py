@@ -68,7 +68,7 @@ class Costs:
                 Matmul: matmul,
                 GroupedMatmul: matmul,
                 Attention: AttentionCost(spec, models.attention),
-                Memory: MemoryCost(spec, models.memory),
+                Memory: MemoryCost.of(spec, models.memory, implementation),
                 Fixed: FixedCost(),
             },
             launch_s=profile.host.launch_s[implementation].value,

@@ -175,4 +175,6 @@ class _Row:
     @classmethod
     def of_comm(cls, comm: Comm, seconds: float, wire_bytes: float, beside: int = 0) -> _Row:
         sent = 0.0 if comm.op == "recv" else wire_bytes
-        return cls(comm.name, comm.op, "C", comm.lane, _CATEGORY[comm.purpose], seconds, sent, 0.0, beside)
+        # What servers do between a push and a pull is a part of that exchange to the rank that waits for it.
+        category = _CATEGORY["dp" if comm.op == "server_update" else comm.purpose]
+        return cls(comm.name, comm.op, "C", comm.lane, category, seconds, sent, 0.0, beside)

@@ -63,9 +63,9 @@ def unique(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     return tuple({tensor.name: tensor for tensor in tensors}.values())
 
 
-def memory(phase: str, name: str, op: str, read: float, write: float, dtype: str) -> Compute:
-    """A memory-bound kernel; ``read`` and ``write`` in bytes."""
-    return Compute(name, Memory(op, float(read), float(write), dtype=dtype), phase)
+def memory(phase: str, name: str, op: str, read: float, write: float, dtype: str, width: int = 0) -> Compute:
+    """A memory-bound kernel; ``read`` and ``write`` in bytes, ``width`` in elements of a row."""
+    return Compute(name, Memory(op, float(read), float(write), dtype=dtype, width=width), phase)
 
 
 def comm(op: str, block: str, nbytes: float) -> Comm:
@@ -85,6 +85,7 @@ def fuse(phase: str, first: Op, second: Op, shared_bytes: float, *, keep: bool) 
         a.read_bytes + b.read_bytes - shared_bytes,
         a.write_bytes + b.write_bytes - (0 if keep else shared_bytes),
         b.dtype,
+        b.width,
     )
 
 
@@ -94,11 +95,15 @@ def _memory_kernel(op: Compute) -> Memory:
 
 
 def add_gradient(z: Shapes, name: str, params: int) -> Ops:
-    """Adding a new gradient in working precision to the buffer of ``grad_dtype``."""
-    if not z.adds_gradients:
-        return ()
-    buffer = DTYPE_BYTES[z.grad_dtype] * params
-    return (memory("W", f"{name} grad add", "reduce", z.element * params + buffer, buffer, z.dtype),)
+    """Adding a new gradient in working precision to the buffer of ``grad_dtype``. A complete one torch's DDP multiplies
+    by 1 / dp on its way to its bucket (reducer.cpp, ``mark_variable_ready_dense``)."""
+    ops: Ops = ()
+    buffer = float(DTYPE_BYTES[z.grad_dtype] * params)
+    if z.adds_gradients:
+        ops += (memory("W", f"{name} grad add", "accumulate", z.element * params + buffer, buffer, z.dtype),)
+    if z.fills_buckets:
+        ops += (memory("W", f"{name} grad to bucket", "copy", buffer, buffer, z.dtype),)
+    return ops
 
 
 def new_gradient_bytes(z: Shapes, params: int) -> float:
@@ -179,7 +184,7 @@ def linear(
     if not z.accumulates_in_product:
         weight_grad += add_gradient(z, name, n * k)
     if bias:
-        weight_grad += (memory("W", f"{name} bias grad", "reduce", y_kept, z.element * n, z.dtype),)
+        weight_grad += (memory("W", f"{name} bias grad", "reduce", y_kept, z.element * n, z.dtype, n),)
         weight_grad += add_gradient(z, f"{name} bias", n)
     together: Ops = ()
     if z.overlaps_tp and split == "column":
@@ -230,16 +235,17 @@ def norm(z: Shapes, name: str, *, saved: str, residual: bool) -> Node:
     """
     params = z.hidden * (2 if z.norm == "layernorm" else 1)
     small = z.element * params
-    backward = memory("B", f"{name} bwd", "norm", 2 * z.row_bytes, z.row_bytes, z.dtype)
+    op = "norm" if z.norm == "layernorm" else "rms_norm"
+    backward = memory("B", f"{name} bwd", f"{op}_bwd", 2 * z.row_bytes, z.row_bytes, z.dtype, z.hidden)
     input_grad: Ops = (backward,)
     if residual:
         add = memory("B", f"{name} residual grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
         input_grad = (fuse("B", backward, add, z.row_bytes, keep=False),) if z.compiled else (backward, add)
     return Node(
-        forward=(memory("F", name, "norm", z.row_bytes, z.row_bytes, z.dtype),),
+        forward=(memory("F", name, op, z.row_bytes, z.row_bytes, z.dtype, z.hidden),),
         input_grad=input_grad,
         weight_grad=(
-            memory("W", f"{name} wgrad", "norm", 2 * z.row_bytes, small, z.dtype),
+            memory("W", f"{name} wgrad", f"{op}_bwd", 2 * z.row_bytes, small, z.dtype, z.hidden),
             *add_gradient(z, name, params),
         ),
         saved=(Tensor(saved, z.row_bytes),),
@@ -255,7 +261,7 @@ def dropout(z: Shapes, name: str, elements: int, *, mask: str, fused_with: Compu
     nbytes = z.element * elements
     return Node(
         forward=(fused_with or drop_kernel(z, name, elements),),
-        input_grad=(memory("B", f"{name} bwd", "dropout", nbytes + elements, nbytes, z.dtype),),
+        input_grad=(memory("B", f"{name} bwd", "dropout_bwd", nbytes + elements, nbytes, z.dtype),),
         saved=(Tensor(mask, float(elements)),),
         grad_bytes=2.0 * nbytes,
     )
@@ -312,7 +318,7 @@ def activation(z: Shapes, block: str, elements: int) -> Node:
     return Node(
         forward=tuple(memory("F", name + x, "activation", r * nbytes, w * nbytes, z.dtype) for x, r, w in forward),
         input_grad=tuple(
-            memory("B", f"{name}{x} bwd", "activation", r * nbytes, w * nbytes, z.dtype) for x, r, w in backward
+            memory("B", f"{name}{x} bwd", "activation_bwd", r * nbytes, w * nbytes, z.dtype) for x, r, w in backward
         ),
         saved=saved,
         grad_bytes=(3 if z.gated else 2) * nbytes,
