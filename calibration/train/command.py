@@ -9,8 +9,7 @@ uses the first of them.
 from __future__ import annotations
 
 import argparse
-import os
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from calibration.measure import ranks
@@ -39,35 +38,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 when all were trained; 1 when some failed, were skipped, or workers could not be started."""
     named = _named(arguments.workloads)
+    needed, refused = _checked(named)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    with ranks.ranks(arguments, _again(arguments)) as world:
-        command = _spoken(arguments, world)
-        records = Records(arguments.out, {name: path for name, path in named.items()}, command)
-        cases: list[Case] = []
-        for name, path in named.items():
-            try:
-                workload = load_workload(path)
-                reason = refusal(workload)
-                if reason is None and workload.n_ranks > world:
-                    reason = InputError("more GPUs than there are", key="--gpus", found=world, allowed=workload.n_ranks)
-            except InputError as error:
-                reason = error
-            if reason is None:
-                cases.append(Case("train", name, ranks=tuple(range(workload.n_ranks)), limit_s=arguments.limit))
-            elif int(os.environ["RANK"]) == 0:
-                records.skip(name, str(reason))
-        orders = {
-            "keys": {case.op: case.key for case in cases},
-            "paths": {case.op: str(named[case.op].resolve()) for case in cases},
-            "limit_s": arguments.limit,
-            "length": _length(arguments),
-            "out": str(arguments.out.resolve()),
-        }
-        job = ranks.job(arguments, WORKER, cases, orders, command)
-        if job.rank:
-            return ranks.follow(job)
-        reason = ranks.lead(job, records, records.done(cases, failed_too=not arguments.retry))
+    records = Records(arguments.out, named, _spoken(arguments))
+    done = {name for name in needed if records.stands(name, failed_too=not arguments.retry)}
+    reason = ""
+    if "RANK" in os.environ or len(done) < len(needed):  # every rank must see the same cases, whatever has been done
+        with ranks.ranks(arguments, _again(arguments)) as world:
+            cases = {name: Case("train", name, {}, tuple(range(n)), arguments.limit) for name, n in needed.items()}
+            cases = {name: case for name, case in cases.items() if needed[name] <= world}
+            orders = {
+                "keys": {name: case.key for name, case in cases.items()},
+                "paths": {name: str(named[name].resolve()) for name in cases},
+                "limit_s": arguments.limit,
+                "length": _length(arguments),
+                "out": str(arguments.out.resolve()),
+            }
+            job = ranks.job(arguments, WORKER, list(cases.values()), orders, records.command)
+            if job.rank:
+                return ranks.follow(job)
+            reason = ranks.lead(job, records, {case.key for name, case in cases.items() if name in done})
+        for name in needed.keys() - cases.keys():
+            few = InputError("more GPUs than there are", key="--gpus", found=world, allowed=needed[name])
+            refused[name] = str(few)
+    for name in refused:
+        records.skip(name, refused[name])
     return records.tell() or (1 if reason else 0)
+
+
+def _checked(named: Mapping[str, Path]) -> tuple[dict[str, int], dict[str, str]]:
+    """By name: how many ranks a workload needs, or why it cannot be trained."""
+    needed, refused = {}, {}
+    for name, path in named.items():
+        try:
+            workload = load_workload(path)
+            reason = refusal(workload)
+        except InputError as error:
+            reason = error
+        if reason is None:
+            needed[name] = workload.n_ranks
+        else:
+            refused[name] = str(reason)
+    return needed, refused
 
 
 def _named(paths: list[Path]) -> dict[str, Path]:
@@ -95,9 +107,8 @@ def _again(arguments: argparse.Namespace) -> list[str]:
     return ["train", *flags, *map(str, arguments.workloads)]
 
 
-def _spoken(arguments: argparse.Namespace, world: int) -> str:
+def _spoken(arguments: argparse.Namespace) -> str:
     """The command as provenance gives it, without paths of this machine."""
     names = " ".join(path.name for path in arguments.workloads) if len(arguments.workloads) < 5 else "WORKLOAD.."
-    return f"python -m calibration train {names} --device {arguments.device} --gpus {world}" + (
-        " --smoke" if arguments.smoke else ""
-    )
+    gpus = f" --gpus {arguments.gpus}" if arguments.gpus else ""
+    return f"python -m calibration train {names} --device {arguments.device}{gpus}{' --smoke' * arguments.smoke}"

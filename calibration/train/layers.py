@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ class Place:
     """Where a rank stands inside its replica, as far as its parameters and communication go."""
 
     device: torch.device
-    tensor: TensorGroup = TensorGroup()
+    tensor: TensorGroup = field(default_factory=TensorGroup)
     expert_group: dist.ProcessGroup | None = None
     ep: int = 1
     ep_rank: int = 0
@@ -157,7 +157,8 @@ class Attention(nn.Module):
         if self.rope:
             q, k = self._rotated(q), self._rotated(k)
         context = checkpoint(self._core, q, k, v, use_reentrant=False) if self.again else self._core(q, k, v)
-        return self.proj(context)  # type: ignore[no-any-return]
+        out: Tensor = self.proj(context)
+        return out
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(batch, seq, heads, head_dim) -> (tokens, heads x head_dim)"""
@@ -184,7 +185,9 @@ def activation(m: Model) -> Callable[[Tensor], Tensor]:
 
         return apply
 
-    return {"gelu": F.gelu, "relu": F.relu, "swiglu": gated(F.silu), "geglu": gated(F.gelu)}[m.activation]
+    chosen: Callable[[Tensor], Tensor]
+    chosen = {"gelu": F.gelu, "relu": F.relu, "swiglu": gated(F.silu), "geglu": gated(F.gelu)}[m.activation]
+    return chosen
 
 
 def is_gated(m: Model) -> bool:
@@ -200,7 +203,8 @@ class Mlp(nn.Module):
         self.activation = activation(m)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.activation(self.fc1(x)))  # type: ignore[no-any-return]
+        out: Tensor = self.fc2(self.activation(self.fc1(x)))
+        return out
 
 
 def mixture(b: Builder, name: str) -> Experts:

@@ -42,7 +42,7 @@ def _refusals(workload: Workload) -> Iterator[InputError]:
         )
     for name, allowed in (("mla", None), ("sliding_window", None), ("mtp_layers", 0)):
         if getattr(model, name) != allowed:
-            yield _no("is not written", f"model.{name}", "given", allowed)
+            yield _no("is not written", f"model.{name}", getattr(model, name), str(allowed))
     if model.attention != "flash":
         yield _no("is not what torch's attention does", "model.attention", model.attention, "flash")
     if model.heads % layout.tp or model.kv_heads % layout.tp:
@@ -70,7 +70,7 @@ def _layout(workload: Workload) -> Iterator[InputError]:
     if layout.overlap.tp or layout.overlap.ep:
         yield _no("is not written", "parallelism.overlap", "tp or ep", "false")
     if (
-        "none" != layout.offload.optimizer
+        layout.offload.optimizer != "none"
         or layout.offload.activations != "none"
         or layout.offload.parameters != "none"
     ):

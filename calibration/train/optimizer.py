@@ -17,16 +17,16 @@ LEARNING_RATE = 3e-5  # slow enough for gradients to stay what they are in train
 
 def accumulate_in_fp32(parameter: nn.Parameter) -> None:
     """From now on each gradient of ``parameter`` is added to a fp32 sum (Megatron-LM's ``main_grad``) and dropped."""
-    parameter.main_grad = None  # type: ignore[attr-defined]
+    parameter.main_grad = None
 
     def add(parameter: nn.Parameter) -> None:
         assert parameter.grad is not None
-        if parameter.main_grad is None:  # type: ignore[attr-defined]
-            parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)  # type: ignore[attr-defined]
-        parameter.main_grad.add_(parameter.grad)  # type: ignore[attr-defined]
+        if parameter.main_grad is None:
+            parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)
+        parameter.main_grad.add_(parameter.grad)
         parameter.grad = None
 
-    parameter.register_post_accumulate_grad_hook(add)  # type: ignore[arg-type]
+    parameter.register_post_accumulate_grad_hook(add)
 
 
 def gradient(parameter: nn.Parameter) -> Tensor | None:
@@ -70,12 +70,12 @@ class Adam:
         if self.masters is not None:
             if grads[0] is not None and grads[0].dtype != torch.float32:
                 wide: list[Tensor] = [torch.empty_like(master) for master in self.masters]
-                torch._foreach_copy_(wide, grads)  # type: ignore[arg-type]
+                torch._foreach_copy_(wide, grads)
                 grads = list(wide)
             for master, grad in zip(self.masters, grads, strict=True):
                 master.grad = grad
         if self.clip is not None:
-            self._clip([_local(grad) for grad in grads if grad is not None])
+            self._clip([local(grad) for grad in grads if grad is not None])
         self.adam.step()
         if self.masters is not None:
             self.adam.zero_grad(set_to_none=True)
@@ -100,5 +100,6 @@ class Adam:
         return total
 
 
-def _local(grad: Tensor) -> Tensor:
+def local(grad: Tensor) -> Tensor:
+    """This rank's shard of a gradient, where FSDP shards it."""
     return grad.to_local() if isinstance(grad, DTensor) else grad

@@ -59,9 +59,9 @@ def profiled(
 ) -> list[Span]:
     """The spans of one ``step``, in order of start.
 
-    Another step goes before it under the profiler, and the ranks ``meet`` between the two, else they would wait in their
-    collectives for whoever's profiler started last. ``kinds_by_op``: the kind of communication that PyTorch does not
-    say the group of, by op; that of "" where an op is not listed.
+    Another step goes before it under the profiler, and the ranks ``meet`` between the two, else they would wait in
+    their collectives for whoever's profiler started last. ``kinds_by_op``: the kind of communication whose group torch
+    does not say, by op; that of "" where an op is not listed.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if cuda:
@@ -95,7 +95,7 @@ def _spans(trace: dict[str, Any], kinds_by_op: Mapping[str, str], *, cuda: bool)
     ]
     wanted = ("kernel", "gpu_memcpy", "gpu_memset") if cuda else ("cpu_op",)
     chosen = [event for event in events if event.get("cat") in wanted and began <= float(event["ts"]) < ended]
-    for event in chosen if cuda else _outermost(chosen):
+    for event in chosen if cuda else _innermost(chosen):
         start = float(event["ts"])
         updates = any(tid == event["tid"] and first <= start < last for tid, first, last in marked)
         kernel_class, kind, op = _class(event, updates=updates)
@@ -112,13 +112,22 @@ def _spans(trace: dict[str, Any], kinds_by_op: Mapping[str, str], *, cuda: bool)
         )
 
 
-def _outermost(events: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """Ops that no other op of their thread called."""
-    ends: dict[Any, float] = {}
+def _innermost(events: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """Ops on the host that call no others; of products, attention and communication the call."""
+    by_thread: dict[Any, list[dict[str, Any]]] = {}
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
-        if event["ts"] >= ends.get(event["tid"], 0.0):
-            ends[event["tid"]] = event["ts"] + event["dur"]
-            yield event
+        by_thread.setdefault(event["tid"], []).append(event)
+    for ops in by_thread.values():
+        called_until = 0.0
+        for op, after in zip(ops, [*ops[1:], None], strict=True):
+            end = op["ts"] + op["dur"]
+            if op["ts"] < called_until:
+                continue
+            if _class(op, updates=False)[0] != "memory":
+                called_until = end
+            elif after is not None and after["ts"] < end:
+                continue
+            yield op
 
 
 def _class(event: dict[str, Any], *, updates: bool) -> tuple[str, str, str]:

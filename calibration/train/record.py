@@ -5,12 +5,12 @@ NAME is the workload's. The JSON's keys; seconds, bytes, and FLOP/s throughout:
 ```
 format            1
 name              the workload's name
-status            ok | failed | skipped; of a failed or skipped run no keys but format, name, status, reason, date, command,
-                  workload and, where it got so far, environment are sure to be there
+status            ok | failed | skipped; of a failed or skipped run no keys but format, name, status, reason, date,
+                  command, workload and, where it got so far, environment are sure to be there
 reason            why it failed or was skipped, else ""
 date, command     UTC, ISO 8601, when the run began; as typed, without paths
 workload          {text: the file as it was, resolved: the whole `Workload` as plain data, sha256: of the text}
-environment       see `calibration.measure.gpu.environment`: gpu, cuda, nccl, nvls, torch, nvidia_smi (driver), topology, ...
+environment       see `calibration.measure.gpu.environment`: gpu, cuda, nccl, nvls, torch, nvidia_smi (driver), ...
 n_gpus            ranks
 tokens_per_step   of the whole job
 steps             {warm_up, timed, profiled}: how many of each were done, in this order
@@ -27,17 +27,20 @@ ranks             a list, one per rank in order:
                   the peak of the first step (when the optimizer's state is made); empty without GPUs
   clocks          {sm_mhz: {median, min, max}, power_w: {..}, temp_c: {..}, throttle: [reasons seen]} while timed;
                   empty without NVML
-  profile         of the one profiled step kept, the last: {span_s (first start to last end on the GPU), busy_s (some kernel runs),
-                  exposed_s (communication runs and no other kernel), exposed: {kind: s}, step_s (wall, under the profiler)}
-  kernels         a list: {class, kind, op, seconds, launches} of the profiled step, where class is matmul | attention | memory |
-                  optimizer | communication | copy, kind is tp | dp | pp | ep of communication, else "", and op is the collective
-                  (all_reduce, all_gather, reduce_scatter, all_to_all, send_recv, broadcast) of communication, else "".
+  profile         of the one profiled step kept, the last: {span_s (first start to last end on the GPU), busy_s (some
+                  kernel runs), exposed_s (communication runs and no other kernel), exposed: {kind: s}, step_s (wall,
+                  under the profiler)}
+  kernels         a list: {class, kind, op, seconds, launches} of the profiled step, where class is matmul | attention |
+                  memory | optimizer | communication | copy, kind is tp | dp | pp | ep of communication, else "", and op
+                  is the collective (all_reduce, all_gather, reduce_scatter, all_to_all, send_recv, broadcast) of
+                  communication, else "".
                   What runs inside the optimizer's step is of class optimizer, its communication excepted; copy is what
                   copy engines do (memcpy between host and device)
 ```
 
-The timeline is the profiled step of every rank, in columns rank, stream (compute | comm, numbered where there are several), class, kind,
-name (the kernel's, cut to 80 characters), start_s, end_s: from the earliest kernel of any rank, by the clocks of one host.
+The timeline is the profiled step of every rank, in columns rank, stream (compute | comm, numbered where there are
+several), class, kind, name (the kernel's, cut to 80 characters), start_s, end_s: from the earliest kernel of any rank,
+by the clocks of one host.
 Without GPUs spans are of ops on the CPU.
 """
 
@@ -50,11 +53,10 @@ import hashlib
 import io
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from calibration.measure.case import Case
 from calibration.train.profile import Span
 from simulator.config.files import read_text
 
@@ -80,11 +82,9 @@ class Records:
             self._write(row["name"], "ok", "", row)
 
     def skip(self, name: str, reason: str) -> None:
-        self._write(name, "skipped", reason, {})
-
-    def done(self, cases: Iterable[Case], *, failed_too: bool) -> set[str]:
-        """Keys of the cases that have a result of the same workload text."""
-        return {case.key for case in cases if self._stands(case.op, failed_too=failed_too)}
+        """Record why a workload is not run; one that has been stays as it is."""
+        if not self.stands(name, failed_too=False):
+            self._write(name, "skipped", reason, {})
 
     def tell(self) -> int:
         """Say how all went; 1 where not all went well."""
@@ -98,7 +98,8 @@ class Records:
     def _path(self, name: str) -> Path:
         return self.directory / f"{name}.json"
 
-    def _stands(self, name: str, *, failed_too: bool) -> bool:
+    def stands(self, name: str, *, failed_too: bool) -> bool:
+        """Whether there is a result of the same workload text, or if ``failed_too`` a failure."""
         if not self._path(name).exists():
             return False
         record = json.loads(self._path(name).read_text())

@@ -17,7 +17,6 @@ from calibration.train.profile import Span, exposure, profiled, table
 from calibration.train.trainer import Groups, Trainer
 from simulator.config.workload import Workload
 
-
 PROFILED = 2
 
 

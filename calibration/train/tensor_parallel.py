@@ -120,9 +120,11 @@ def embed(tokens: Tensor, table: Tensor, t: TensorGroup, *, positions: Tensor | 
     foreign = (tokens < first) | (tokens >= first + table.shape[0])
     x = F.embedding((tokens - first).masked_fill(foreign, 0), table).masked_fill(foreign[:, None], 0)
     if positions is None:
-        return _SumRows.apply(x, t)  # type: ignore[no-any-return]
+        summed: Tensor = _SumRows.apply(x, t)
+        return summed
     x = _SumRows.apply(x, TensorGroup(t.group, t.size, t.rank)) + positions
-    return _OwnRows.apply(x, t) if t.sequence_parallel else x  # type: ignore[no-any-return]
+    own: Tensor = _OwnRows.apply(x, t) if t.sequence_parallel else x
+    return own
 
 
 class _SplitCrossEntropy(torch.autograd.Function):

@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn.parallel import DistributedDataParallel
 
 from calibration.train.layers import DTYPES, Builder, Place, Stage, loss_of
-from calibration.train.optimizer import Adam, accumulate_in_fp32, gradient
+from calibration.train.optimizer import Adam, accumulate_in_fp32, gradient, local
 from calibration.train.tensor_parallel import TensorGroup
 from simulator.config.parallelism import Parallelism
 from simulator.config.workload import Workload
@@ -105,15 +105,17 @@ class Trainer:
         numbers = layout.stages_of(groups.place["pp"])
         with torch.device(device):
             stages = [Stage(builder, number) for number in numbers]
-        self.partial = builder.partial
         self.loss = loss_of(workload, place)
         self.by_hand: list[list[nn.Parameter]] = []
+        # FSDP makes parameters of its own, in the same order.
+        drawn = [parameter for stage in stages for parameter in stage.parameters()]
+        partial, whole = ({id(one) for one in of} for of in (builder.partial, builder.whole))
         self.modules = [self._replicated(stage, builder) for stage in stages]
         #: Averages over replicas are taken by DDP and FSDP; where gradients are summed the loss is scaled instead.
         self.scale = 1.0 if not self._sums else 1.0 / layout.dp
         parameters = [parameter for module in self.modules for parameter in module.parameters()]
-        whole = {id(parameter) for parameter in builder.whole} if tensor.rank else set()
-        counted = [id(parameter) not in whole for parameter in parameters]
+        self.partial = [kept for kept, one in zip(parameters, drawn, strict=True) if id(one) in partial]
+        counted = [tensor.rank == 0 or id(one) not in whole for one in drawn]
         self.optimizer = Adam(workload, parameters, counted, builder.of_experts, groups.model, groups.expert)
         self.pipeline = self._pipeline(numbers) if layout.pp > 1 else None
         first, last = 0 in numbers, layout.n_stages - 1 in numbers
@@ -157,7 +159,7 @@ class Trainer:
         parts = self.tokens.split(self.workload.training.micro_batch)
         for number, part in enumerate(parts):
             waits = isinstance(module, DistributedDataParallel) and number < len(parts) - 1
-            with module.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
+            with module.no_sync() if waits else contextlib.nullcontext():
                 loss = self.loss(module(part[:, :-1].contiguous()), part[:, 1:].contiguous())
                 (loss * self.scale if self.scale != 1 else loss).backward()
             total += loss.detach()
@@ -174,12 +176,12 @@ class Trainer:
         if "return_outputs" in inspect.signature(self.pipeline.step).parameters:
             extra["return_outputs"] = False  # else the logits of all micro-batches are kept
         self.pipeline.step(*arguments, target=target, **extra)
-        return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self.device)
+        return torch.stack(losses).sum().detach() / self.scale if losses else torch.zeros((), device=self.device)
 
     def _reduce(self, buckets: Iterable[Sequence[nn.Parameter]], group: dist.ProcessGroup | None) -> None:
         """Sum gradients over ``group``, a bucket's at once."""
         for bucket in buckets:
-            grads = [grad for parameter in bucket if (grad := gradient(parameter)) is not None]
+            grads = [local(grad) for parameter in bucket if (grad := gradient(parameter)) is not None]
             if self.device.type == "cuda":
                 with dist._coalescing_manager(group, self.device):
                     for grad in grads:
@@ -197,15 +199,15 @@ class Trainer:
         if layout.dp == 1:
             return stage
         if layout.zero == 3:
-            mesh = dist.device_mesh.DeviceMesh.from_group(self.groups.data, self.device.type)  # type: ignore[arg-type]
+            mesh = dist.device_mesh.DeviceMesh.from_group(self.groups.data, self.device.type)
             policy = MixedPrecisionPolicy(DTYPES[training.precision], DTYPES[training.grad_dtype])
-            for unit in (*stage.layers, stage):
-                fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=layout.reshard_after_forward)
+            for layer in stage.layers:
+                fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=layout.reshard_after_forward)
+            fully_shard(stage, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # needed again at once
             return stage
         experts = {id(parameter) for parameter in builder.of_experts} if layout.ep > 1 else set()
         if not layout.overlap.grad_reduce:
-            own = [parameter for parameter in stage.parameters() if id(parameter) not in experts]
-            self.by_hand += _buckets(own[::-1], layout.bucket_bytes)
+            self.by_hand.append([parameter for parameter in stage.parameters() if id(parameter) not in experts])
             return stage
         ignored = [name for name, parameter in stage.named_parameters() if id(parameter) in experts]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(stage, ignored)
@@ -223,13 +225,28 @@ class Trainer:
     def _pipeline(self, numbers: Sequence[int]) -> Any:
         layout = self.workload.parallelism
         stages = [
-            PipelineStage(module, number, layout.n_stages, self.device, group=self.groups.pipeline)
+            PipelineStage(
+                module, number, layout.n_stages, self.device, *self._passed(number), group=self.groups.pipeline
+            )
             for module, number in zip(self.modules, numbers, strict=True)
         ]
         schedule: Any = SCHEDULES[layout.schedule]
         loss = self.loss if self.scale == 1 else (lambda logits, targets: self.loss(logits, targets) * self.scale)
         given = stages[0] if layout.schedule in SINGLE else stages
         return schedule(given, self.workload.microbatches, loss_fn=loss, scale_grads=False)
+
+    def _passed(self, number: int) -> tuple[Tensor, Tensor]:
+        """What stage ``number`` takes and gives, without values. PyTorch would find out by a pass of its own, whose
+        gradients DDP counts as those of a step."""
+        workload, model = self.workload, self.workload.model
+        training, layout = workload.training, workload.parallelism
+        t = layout.tp if layout.sequence_parallel else 1
+        rows = torch.empty(workload.rank_tokens // t, model.hidden, dtype=DTYPES[training.precision], device="meta")
+        tokens = torch.empty(training.micro_batch, training.seq, dtype=torch.long, device="meta")
+        words = model.padded_vocab(layout.tp) // (layout.tp if layout.vocab_parallel else 1)
+        logits = rows.new_empty(workload.rank_tokens, words)
+        last = number == layout.n_stages - 1
+        return (rows.requires_grad_() if number else tokens), (logits if last else rows).requires_grad_()
 
     def _data(self) -> Tensor:
         """This replica's sequences of the one global batch that every step is trained on, seq + 1 tokens each."""
@@ -248,16 +265,3 @@ def _summed(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.
 
 # DDP compares the annotations themselves, which are text in this module.
 _summed.__annotations__ |= {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
-
-
-def _buckets(parameters: Iterable[nn.Parameter], size: int) -> list[list[nn.Parameter]]:
-    """``parameters`` in order, in buckets of at least ``size`` bytes but for the last."""
-    buckets: list[list[nn.Parameter]] = [[]]
-    held = 0
-    for parameter in parameters:
-        if held >= size:
-            buckets.append([])
-            held = 0
-        buckets[-1].append(parameter)
-        held += parameter.numel() * parameter.element_size()
-    return [bucket for bucket in buckets if bucket]

@@ -1,0 +1,163 @@
+"""`python -m calibration train`: every layout trains the same model as one process, and leaves the same records."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.training import JOBS, LAYOUTS, LLAMA, TRAINING, workload
+
+pytest.importorskip("torch")
+
+from calibration.train.limits import refusal
+from simulator.config import load_workload
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+
+
+def python(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        **more,
+    )
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a team of four processes found in all jobs."""
+    path = tmp_path_factory.mktemp("team") / "found.json"
+    done = python("tests.training", str(path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    results: dict[str, Any] = json.loads(path.read_text())
+    return results
+
+
+def alone(found: dict[str, Any], job: str) -> dict[str, Any]:
+    """What one process finds for the model and training of ``job``."""
+    results: dict[str, Any] = found[f"{job.split()[0]} one"]
+    return results
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_losses_are_those_of_one_process_and_fall(job: str, found: dict[str, Any]) -> None:
+    """In fp32 layouts differ in the order of sums alone, some 1e-7; bf16 rounds to 2^-9."""
+    losses, expected = found[job]["losses"], alone(found, job)["losses"]
+    assert losses == pytest.approx(expected, rel=1e-3 if job.startswith("bf16") else 2e-6)
+    assert losses[-1] < losses[0]
+    assert losses[0] == pytest.approx(math.log(LLAMA["vocab"]), rel=0.05)  # nothing is known at first
+
+
+@pytest.mark.parametrize("job", [job for job in JOBS if not job.startswith("bf16")])
+def test_gradients_are_those_of_one_process(job: str, found: dict[str, Any]) -> None:
+    """Of every parameter of the whole model: the gradient's norm and its component along the initial value, added up
+    over the ranks' shards. A sum over too many or too few ranks, or a shard from another place, changes them."""
+    gradients, expected = found[job]["gradients"], alone(found, job)["gradients"]
+    assert gradients.keys() == expected.keys()
+    for name, (component, square) in gradients.items():
+        assert square == pytest.approx(expected[name][1], rel=1e-5), name
+        assert component == pytest.approx(expected[name][0], abs=1e-5 * math.sqrt(square) + 1e-12), name
+
+
+REFUSED = {
+    "training.implementation": ({}, {}, {"implementation": "fused"}),
+    "training.precision": ({}, {}, {"precision": "fp16", "grad_dtype": "fp16"}),
+    "training.grad_dtype": ({}, {"dp": 2}, {"precision": "bf16", "grad_dtype": "fp32"}),
+    "training.recompute": ({}, {}, {"recompute": "ops"}),
+    "model.sliding_window": ({"sliding_window": 4}, {}, {}),
+    "model.attention": ({"attention": "unfused"}, {}, {}),
+    "parallelism.cp": ({}, {"cp": 2}, {}),
+    "parallelism.zero": ({}, {"dp": 2, "zero": 1}, {}),
+    "parallelism.schedule": ({}, {"pp": 2, "schedule": "zb_h1"}, {}),
+    "model.tied_embeddings": ({"tied_embeddings": True}, {"pp": 2}, {}),
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_what_is_not_written_is_refused_by_its_key(key: str) -> None:
+    model, layout, training = REFUSED[key]
+    made = {
+        "model": LLAMA | model,
+        "parallelism": layout,
+        "training": {**TRAINING, **training},
+        "cluster": "dgx_h100",
+    }
+    reason = refusal(load_workload(made))
+    assert reason is not None
+    assert reason.key == key
+    assert reason.allowed
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_what_is_trained_here_is_not_refused(job: str) -> None:
+    assert refusal(load_workload(workload(job))) is None
+
+
+def test_the_set_of_runs_is_not_refused() -> None:
+    for path in sorted((ROOT / "calibration" / "runs").glob("*/*.yaml")):
+        assert refusal(load_workload(path)) is None, path.name
+
+
+def train(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return python("calibration", "train", "--device", "cpu", "--smoke", "--out", str(out), *arguments)
+
+
+def test_runs_of_one_and_two_ranks_leave_records_and_are_not_repeated(tmp_path: Path) -> None:
+    """One command: one run on one rank, one on two, one that is refused, one that needs more ranks than there are."""
+    layouts = {"one": {}, "tp": LAYOUTS["sp"], "refused": {"cp": 2}, "large": LAYOUTS["1f1b"]}
+    paths = []
+    for name, layout in layouts.items():
+        paths.append(tmp_path / f"{name}.yaml")
+        paths[-1].write_text(yaml.safe_dump(workload("llama one") | {"parallelism": layout}))
+    out = tmp_path / "out"
+    done = train(out, "--gpus", "2", *map(str, paths))
+    assert done.returncode == 1, done.stderr  # two were skipped
+    records = {name: json.loads((out / f"{name}.json").read_text()) for name in layouts}
+    assert {name: record["status"] for name, record in records.items()} == {
+        "one": "ok",
+        "tp": "ok",
+        "refused": "skipped",
+        "large": "skipped",
+    }
+    assert "parallelism.cp" in records["refused"]["reason"]
+    assert "more GPUs than there are" in records["large"]["reason"]
+    for name, ranks in (("one", 1), ("tp", 2)):
+        record = records[name]
+        assert record["n_gpus"] == len(record["ranks"]) == ranks
+        assert record["workload"]["text"] == (tmp_path / f"{name}.yaml").read_text()
+        assert record["tokens_per_s"] == pytest.approx(
+            record["tokens_per_step"] / record["step_time_s"]["median"], rel=1e-4
+        )
+        assert len(record["loss"]) == sum(record["steps"].values())
+        for rank in record["ranks"]:
+            classes = {kernel["class"] for kernel in rank["kernels"]}
+            assert classes == {"matmul", "attention", "memory", "optimizer"} | (
+                {"communication"} if ranks > 1 else set()
+            )
+            assert all(kernel["seconds"] >= 0 and kernel["launches"] > 0 for kernel in rank["kernels"])
+        with gzip.open(out / f"{name}.timeline.csv.gz", "rt") as stream:
+            rows = list(csv.DictReader(stream))
+        assert {int(row["rank"]) for row in rows} == set(range(ranks))
+        assert min(float(row["start_s"]) for row in rows) == 0.0
+        assert all(float(row["end_s"]) >= float(row["start_s"]) for row in rows)
+    # Both trained the same model.
+    assert records["tp"]["loss"] == pytest.approx(records["one"]["loss"], rel=1e-5)
+    written = {path: path.stat().st_mtime_ns for path in out.glob("*.gz")}
+    train(out, "--gpus", "2", *map(str, paths))
+    assert {path: path.stat().st_mtime_ns for path in out.glob("*.gz")} == written

@@ -1,0 +1,204 @@
+"""A team of processes that trains tiny models in every layout: `python -m tests.training` prints what each found.
+
+One process per rank, over gloo; each layout is one job, in which as many of the first ranks take part as it needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+WORLD = 4
+STEPS = 3
+LLAMA: dict[str, Any] = {
+    "layers": 4,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn_hidden": 48,
+    "vocab": 64,
+    "vocab_multiple": 8,
+    "activation": "swiglu",
+    "norm": "rmsnorm",
+    "position": "rope",
+    "bias": False,
+    "tied_embeddings": False,
+}
+GPT = LLAMA | {
+    "kv_heads": 4,
+    "activation": "gelu",
+    "norm": "layernorm",
+    "position": "learned",
+    "bias": True,
+}
+MOE = LLAMA | {"moe": {"experts": 8, "top_k": 2, "ffn_hidden": 24}}
+TIED = GPT | {"tied_embeddings": True, "activation": "geglu"}
+TRAINING: dict[str, Any] = {
+    "seq": 16,
+    "micro_batch": 1,
+    "global_batch": 8,
+    "precision": "fp32",
+    "implementation": "eager",
+}
+NO_OVERLAP = {"grad_reduce": False}
+
+#: Name -> (model, layout, changes to training). Those of one model and training are all compared with its ``one``.
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "ddp": {"dp": 2},
+    "ddp small buckets": {"dp": 4, "bucket_bytes": 1000},
+    "ddp without overlap": {"dp": 4, "overlap": NO_OVERLAP},
+    "fsdp": {"dp": 4, "zero": 3},
+    "fsdp kept": {"dp": 2, "zero": 3, "reshard_after_forward": False},
+    "tp": {"tp": 2, "sequence_parallel": False},
+    "sp": {"tp": 2},
+    "tp x dp": {"tp": 2, "dp": 2},
+    "tp x dp without overlap": {"tp": 2, "dp": 2, "sequence_parallel": False, "overlap": NO_OVERLAP},
+    "tp x fsdp": {"tp": 2, "dp": 2, "zero": 3},
+    "gpipe": {"pp": 2, "schedule": "gpipe"},
+    "1f1b": {"pp": 4, "schedule": "1f1b"},
+    "interleaved": {"pp": 2, "vpp": 2, "schedule": "interleaved"},
+    "looped_bfs": {"pp": 2, "vpp": 2, "schedule": "looped_bfs"},
+    "interleaved_zb": {"pp": 2, "vpp": 2, "schedule": "interleaved_zb"},
+    "zb_v": {"pp": 2, "schedule": "zb_v"},
+    "dualpipe_v": {"pp": 2, "schedule": "dualpipe_v"},
+    "pp x dp": {"pp": 2, "dp": 2, "schedule": "1f1b"},
+    "pp x dp without overlap": {"pp": 2, "dp": 2, "schedule": "1f1b", "overlap": NO_OVERLAP},
+    "interleaved x dp": {"pp": 2, "dp": 2, "vpp": 2, "schedule": "interleaved"},
+    "pp x tp": {"pp": 2, "tp": 2, "schedule": "1f1b"},
+}
+JOBS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    **{f"llama {name}": (LLAMA, layout, {}) for name, layout in LAYOUTS.items()},
+    **{f"gpt {name}": (GPT, LAYOUTS[name], {}) for name in ("one", "ddp", "fsdp", "tp", "sp", "gpipe", "pp x tp")},
+    **{f"tied {name}": (TIED, LAYOUTS[name], {}) for name in ("one", "ddp", "tp", "sp")},
+    "moe one": (MOE, {}, {}),
+    "moe ddp": (MOE, {"dp": 2}, {}),
+    "moe ep": (MOE, {"dp": 4, "ep": 4}, {}),
+    "moe ep without overlap": (MOE, {"dp": 2, "ep": 2, "overlap": NO_OVERLAP}, {}),
+    "clip one": (LLAMA, {}, {"grad_clip": 0.1}),
+    **{f"clip {name}": (LLAMA, LAYOUTS[name], {"grad_clip": 0.1}) for name in ("fsdp", "sp", "1f1b", "pp x tp")},
+    "moe-clip one": (MOE, {}, {"grad_clip": 0.1}),
+    "moe-clip ep": (MOE, {"dp": 4, "ep": 4}, {"grad_clip": 0.1}),
+    "llama full recomputation": (LLAMA, {}, {"recompute": "full"}),
+    "llama selective recomputation": (LLAMA, {"tp": 2}, {"recompute": "selective"}),
+    "llama fsdp, full recomputation": (LLAMA, {"dp": 2, "zero": 3}, {"recompute": "full"}),
+    "llama pipeline, some layers recomputed": (
+        LLAMA,
+        {"pp": 2, "schedule": "1f1b"},
+        {"recompute": {"granularity": "full", "layers": 1}},
+    ),
+}
+#: What rounding makes comparable by the loss alone.
+ROUNDED = {"precision": "bf16", "grad_dtype": "fp32"}
+JOBS |= {
+    "bf16 one": (LLAMA, {}, ROUNDED),
+    "bf16 ddp without overlap": (LLAMA, {"dp": 2, "overlap": NO_OVERLAP}, ROUNDED),
+    "bf16 fsdp": (LLAMA, {"dp": 2, "zero": 3}, ROUNDED),
+    "bf16 sp": (LLAMA, {"tp": 2}, ROUNDED),
+}
+
+
+def workload(job: str) -> dict[str, Any]:
+    """What a workload file of ``job`` would hold."""
+    model, layout, training = JOBS[job]
+    return {
+        "model": model,
+        "parallelism": layout,
+        "training": {**TRAINING, **training},
+        "cluster": "dgx_h100",
+    }
+
+
+def _rank(rank: int, port: int, path: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from calibration.train.optimizer import local
+    from calibration.train.trainer import Groups, Trainer
+    from simulator.config import load_workload
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+    results = {}
+    for name in JOBS:
+        if rank == 0:
+            print(name, file=sys.stderr, flush=True)
+        groups = Groups.of(load_workload(workload(name)).parallelism, rank)
+        found = None
+        if groups is not None:
+            trainer = Trainer(load_workload(workload(name)), groups, torch.device("cpu"))
+            begun = [local(parameter).detach().clone() for parameter in trainer.optimizer.parameters]
+            losses = [float(trainer.step())]
+            gradients = _gradients(trainer, groups.place, begun)
+            losses += [float(trainer.step()) for _ in range(STEPS - 1)]
+            found = {"losses": losses if trainer.last else None, "tp": groups.place["tp"], "gradients": gradients}
+        everyone: list[Any] = [None] * WORLD
+        dist.all_gather_object(everyone, found)
+        results[name] = _together([one for one in everyone if one is not None])
+    if rank == 0:
+        with open(path, "w", encoding="utf-8") as stream:
+            json.dump(results, stream)
+    dist.barrier()
+    os._exit(0)
+
+
+def _gradients(trainer: Any, place: Mapping[str, int], begun: list[Any]) -> dict[str, list[float]]:
+    """By parameter of the whole model: [inner product of gradient and initial value, square of the gradient's norm], of
+    what only this rank has of them, so that the ranks' can be added up."""
+    from calibration.train.optimizer import gradient, local
+
+    layout = trainer.workload.parallelism
+    counts = layout.layers_per_stage
+    names = []
+    for module, number in zip(trainer.modules, layout.stages_of(place["pp"]), strict=True):
+        before = sum(counts[:number])
+        for name, _ in module.named_parameters():
+            names.append(_whole_name(name.removeprefix("module."), before))
+    optimizer = trainer.optimizer
+    dense = optimizer.dense if layout.zero == 3 or place["dp"] == 0 else []
+    found = {}
+    for index in (*dense, *optimizer.apart):
+        grad = gradient(optimizer.parameters[index])
+        assert grad is not None
+        grad = local(grad).double()
+        found[names[index]] = [float((grad * begun[index].double()).sum()), float(grad.square().sum())]
+    return found
+
+
+def _whole_name(name: str, before: int) -> str:
+    """``layers.N`` with N counted through the stages."""
+    first, _, rest = name.partition(".")
+    if first != "layers":
+        return name
+    number, _, rest = rest.partition(".")
+    return f"layers.{int(number) + before}.{rest}"
+
+
+def _together(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean loss of the replicas, and sums over the ranks."""
+    losses = [one["losses"] for one in ranks if one["losses"] and one["tp"] == 0]
+    gradients: dict[str, list[float]] = {}
+    for one in ranks:
+        for name, values in one["gradients"].items():
+            before = gradients.get(name, [0.0, 0.0])
+            gradients[name] = [a + b for a, b in zip(before, values, strict=True)]
+    return {"losses": [sum(step) / len(losses) for step in zip(*losses, strict=True)], "gradients": gradients}
+
+
+def main(path: str) -> None:
+    import socket
+
+    import torch.multiprocessing as mp
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(_rank, (port, path), WORLD)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
