@@ -1,4 +1,4 @@
-"""`python -m calibration COMMAND`: measure GPUs, and fit profiles to that.
+"""`python -m calibration COMMAND`: measure GPUs, fit profiles to that, and hold simulated runs against real ones.
 
 A command's packages are imported when it is called: `measure` needs only torch and the standard library.
 """
@@ -17,6 +17,8 @@ COMMANDS = {
     "measure": "measure this machine's GPUs",
     "fit": "fit a profile to what was measured",
     "train": "really train workload files",
+    "predict": "write predictions of runs, to be committed before they are made",
+    "compare": "simulated beside measured: table and pictures",
 }
 
 

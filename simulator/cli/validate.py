@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -104,14 +105,15 @@ def _print(results: list[dict[str, Any]]) -> None:
         ]
         what = result["rows"][0]["quantity"].replace("_", " ")
         console().print(table(lines, title=f"{result['suite']}: {what}, simulated against measured"))
-        console().print(_verdict(result), "")
+        console().print(verdict(result), "")
 
 
 def _figure(value: float | None, unit: str) -> str:
     return "" if value is None else f"{value:.3f} {unit}" if unit == "s" else f"{value:.1f} {unit}"
 
 
-def _verdict(result: dict[str, Any]) -> str:
+def verdict(result: Mapping[str, Any]) -> str:
+    """A suite's errors and whether it keeps its bounds, in a line."""
     if result["mean_abs"] is None:
         return f"no row could be simulated ({result['n_skipped']} skipped)"
     bounds = [

@@ -1,0 +1,1 @@
+"""Simulated beside measured: the same figures of both, a table, pictures."""

@@ -1,0 +1,151 @@
+"""Compare simulated with measured runs: a table, and pictures.
+
+DIR of --measured holds what `python -m calibration train` recorded. Every workload has a row; one whose run failed,
+was skipped or never made has its reason there. Written to --out: comparison.json, table.csv, table.txt, pictures of
+step times, of all figures and of classes of kernels, and for each run the two timelines one above the other.
+With --predictions the errors of what was predicted before the runs are reported too, where the commits say that it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from calibration.commits import commit_of, head
+from calibration.compare import pictures, timelines
+from calibration.compare.comparison import PREDICTED, STEP_TIME, Row, not_before, order, suites, work_of
+from calibration.compare.figures import pipelines, simulated_figures
+from calibration.compare.kernels import simulated_kernels
+from calibration.compare.measured import Measured, measured_figures, read_measured
+from calibration.compare.table import as_csv, as_text
+from calibration.predict.predictions import Predictions, Simulated, read_predictions, simulate_all
+from simulator.analysis.envelope import envelope
+from simulator.cli.outputs import write_json
+from simulator.config import load_workload
+from simulator.errors import InputError
+from simulator.output.files import writing
+from simulator.validation.suites import Bounds
+
+EXAMPLE = """example:
+  python -m calibration compare calibration/runs/*/*.yaml --measured runs --out comparison \\
+      --predictions calibration/results/predictions.json --max-mean 4 --max-row 10
+
+exit status: 1 where step times, or those predicted before, are past --max-mean or --max-row, or more than a tenth of
+the runs could not be compared; 2 on bad input; else 0."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("workloads", type=Path, nargs="+", metavar="WORKLOAD", help="workload files")
+    parser.add_argument("--measured", type=Path, required=True, metavar="DIR", help="records of their runs")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the results go")
+    parser.add_argument("--predictions", type=Path, metavar="FILE", help="what `predict` wrote before the runs")
+    parser.add_argument("--no-pictures", dest="pictures", action="store_false", help="write tables only")
+    parser.add_argument("--max-mean", type=_percent, metavar="PCT", help="fail when the mean absolute error is above")
+    parser.add_argument("--max-row", type=_percent, metavar="PCT", help="fail when any error is above")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status: see `EXAMPLE`. Raises `InputError`."""
+    out: Path = arguments.out
+    if not arguments.measured.is_dir():
+        raise InputError("no such folder", file="--measured", found=str(arguments.measured))
+    if out.exists() and not out.is_dir():
+        raise InputError("is a file, not a folder", file="--out", found=str(out))
+    if out.resolve() == arguments.measured.resolve():
+        raise InputError("is the folder of the measured runs", file="--out", found=str(out), fix="another folder")
+    predicted = None if arguments.predictions is None else read_predictions(arguments.predictions)
+    simulated = simulate_all(arguments.workloads)
+    measured = [read_measured(arguments.measured, one.name, one.sha256) for one in simulated]
+    comparison = compare(arguments, simulated, measured, predicted)
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "comparison.json", comparison)
+    text = as_text(comparison)
+    rows = [Row.from_dict(row) for row in comparison["rows"]]
+    for name, content in (("table.csv", as_csv(rows)), ("table.txt", text)):
+        with writing(out / name) as file:
+            file.write(content.encode())
+    if arguments.pictures:
+        _draw(out, comparison, simulated, measured)
+    print(text, end="")
+    return 1 if any(suite["passed"] is False for suite in comparison["suites"]) else 0
+
+
+def compare(
+    arguments: argparse.Namespace,
+    simulated: Sequence[Simulated],
+    measured: Sequence[Measured],
+    predicted: Predictions | None,
+) -> dict[str, Any]:
+    """The content of comparison.json."""
+    file_commit = None if arguments.predictions is None else commit_of(arguments.predictions)
+    rows = []
+    for path, one, real in zip(arguments.workloads, simulated, measured, strict=True):
+        workload = load_workload(path)
+        base = Row(one.name, workload.n_ranks, work_of(workload), reason=one.reason or real.reason)
+        if one.result is None:
+            rows.append(base)
+            continue
+        ours, theirs = simulated_figures(one.result), None
+        if not real.reason:
+            report = one.result.to_dict()
+            flops, peak = report["model_flops_per_step"], report["peak_flops_per_s_per_gpu"]
+            theirs = measured_figures(real, flops, peak, pipelines(one.result))
+        late = "" if predicted is None else not_before(predicted, file_commit, real, one.name, one.sha256)
+        committed = predicted.figures[one.name] if predicted is not None and not late else None
+        rows.append(Row(base.name, base.n_gpus, base.work, base.reason, ours, theirs, committed, late))
+    bounds = Bounds(arguments.max_mean, arguments.max_row)
+    commits = {"simulator": _said(head()), "measured runs": _said(commit_of(arguments.measured))}
+    if predicted is not None:
+        commits |= {"predictions made at": predicted.commit[:12] or None, "predictions committed": _said(file_commit)}
+    return envelope(
+        "compare",
+        _warnings(simulated, predicted),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        measured_dates=sorted({f"{real.date:%Y-%m-%d}" for real in measured if real.date is not None}),
+        hardware=list(dict.fromkeys(real.hardware for real in measured if real.hardware)),
+        profiles=[
+            {"name": name, "sha256": sha256}
+            for name, sha256 in {one.profile: one.profile_sha256 for one in simulated}.items()
+        ],
+        commits=commits,
+        suites=suites(rows, bounds, predicted=predicted is not None),
+        order=order(rows),
+        rows=[row.to_dict() for row in rows],
+    )
+
+
+def _draw(out: Path, comparison: dict[str, Any], simulated: Sequence[Simulated], measured: Sequence[Measured]) -> None:
+    for name, figure in pictures.draw(comparison).items():
+        pictures.save(figure, out / f"{name}.png")
+    (out / "timelines").mkdir(exist_ok=True)
+    for one, real in zip(simulated, measured, strict=True):
+        if one.result is not None and real.kernels is not None:
+            figure = timelines.draw(one.name, real.kernels, simulated_kernels(one.result))
+            pictures.save(figure, out / "timelines" / f"{one.name}.png")
+
+
+def _warnings(simulated: Sequence[Simulated], predicted: Predictions | None) -> list[str]:
+    """Where the predictions were made with another profile than the one of now."""
+    if predicted is None:
+        return []
+    now = {one.profile: one.profile_sha256 for one in simulated}
+    return [
+        f"profile {name} has changed since the predictions: {then[:16]} then, {now[name][:16]} now; "
+        f"`{PREDICTED}` has the errors of then, `{STEP_TIME}` those of now"
+        for name, then in predicted.profiles.items()
+        if name in now and now[name] != then
+    ]
+
+
+def _said(commit: object) -> str | None:
+    return None if commit is None else str(commit)
+
+
+def _percent(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError("a percentage is not negative")
+    return value / 100

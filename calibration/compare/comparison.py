@@ -1,0 +1,159 @@
+"""Simulated beside measured: every run, the errors of all quantities, whether layouts come in the measured order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from calibration.commits import Commit
+from calibration.compare.figures import Figures
+from calibration.compare.measured import Measured
+from calibration.predict.predictions import Predictions
+from simulator.config import Workload
+from simulator.units import GiB
+from simulator.validation.evaluate import Outcome, summarise
+from simulator.validation.suites import Bounds
+
+STEP_TIME, PREDICTED, MEMORY = "step time", "step time, predicted before the run", "peak allocated memory"
+#: Classes of kernels that are compared; hand-overs last as long as the other stage makes them wait.
+JUDGED = ("matmul", "attention", "memory", "optimizer", "communication")
+#: Layouts whose measured step times are closer than this have no order.
+SAME_SPEED = 0.03
+
+
+@dataclass(frozen=True)
+class Row:
+    """One workload. ``reason``: why there is no comparison, else empty. ``committed``: the figures predicted before,
+    where they were; ``not_before``: else why not. ``work``: equal for runs of the same model on the same sequences."""
+
+    name: str
+    n_gpus: int
+    work: str
+    reason: str = ""
+    simulated: Figures | None = None
+    measured: Figures | None = None
+    committed: Figures | None = None
+    not_before: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        sides = {"simulated": self.simulated, "measured": self.measured, "committed": self.committed}
+        return {
+            "name": self.name,
+            "n_gpus": self.n_gpus,
+            "work": self.work,
+            "reason": self.reason,
+            **{side: None if figures is None else figures.to_dict() for side, figures in sides.items()},
+            "predicted_before": self.committed is not None,
+            "not_before": self.not_before,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Row:
+        """Of `to_dict`."""
+        fields = {key: value for key, value in data.items() if key != "predicted_before"}
+        for side in ("simulated", "measured", "committed"):
+            fields[side] = fields[side] and Figures.from_dict(fields[side])
+        return cls(**fields)
+
+
+def work_of(workload: Workload) -> str:
+    """What is computed in a step, whatever the layout: model, sequences per step and their length."""
+    training = workload.training
+    model = workload.model.model_dump(mode="json")
+    return json.dumps({"model": model, "seq": training.seq, "global_batch": training.global_batch}, sort_keys=True)
+
+
+def not_before(predictions: Predictions, commit: Commit | None, run: Measured, name: str, workload_sha256: str) -> str:
+    """Why the file does not hold a prediction made before ``run``; empty where it does. ``commit``: of that file."""
+    if name not in predictions.figures:
+        return "not among the predictions"
+    if predictions.workloads[name] != workload_sha256:
+        return "predicted for another workload file"
+    if commit is None or commit.changed:
+        return (
+            "the predictions are not committed" if commit is None else "the predictions were changed and not committed"
+        )
+    if run.date is not None and commit.date >= run.date:
+        return f"predictions committed {commit.date:%Y-%m-%d %H:%M}, after the run of {run.date:%Y-%m-%d %H:%M}"
+    return ""
+
+
+def suites(rows: Sequence[Row], bounds: Bounds, *, predicted: bool) -> list[dict[str, Any]]:
+    """Per quantity every row and its error, mean, median and largest absolute error, and bias, as `validate` has them.
+
+    ``bounds`` are of the step times; ``predicted``: the committed predictions are a suite too.
+    """
+    step = [_outcome(row, STEP_TIME, "s", _step(row.measured), _step(row.simulated)) for row in rows]
+    found = [summarise(STEP_TIME, step, bounds)]
+    if predicted:
+        before = [row for row in rows if row.committed is not None]
+        made = [_outcome(row, PREDICTED, "s", _step(row.measured), _step(row.committed)) for row in before]
+        found.append(summarise(PREDICTED, made, bounds))
+    found.append(summarise(MEMORY, [_memory(row) for row in rows], Bounds()))
+    for name in JUDGED:
+        some = [
+            _outcome(row, f"{name} kernels", "s", _class(row.measured, name), _class(row.simulated, name))
+            for row in rows
+            if row.reason or _class(row.measured, name) or _class(row.simulated, name)
+        ]
+        if some:
+            found.append(summarise(f"{name} kernels", some, Bounds()))
+    return found
+
+
+def order(rows: Iterable[Row]) -> dict[str, Any]:
+    """Pairs of runs of the same work whose measured step times differ by more than `SAME_SPEED`: how many there are,
+    how many simulate in the same order, and those that do not."""
+    compared = [(row.name, row.work, row.simulated, row.measured) for row in rows]
+    pairs, wrong = 0, []
+    for (a, work_a, sim_a, real_a), (b, work_b, sim_b, real_b) in combinations(compared, 2):
+        if work_a != work_b or sim_a is None or sim_b is None or real_a is None or real_b is None:
+            continue
+        slower, faster = max(real_a.step_time_s, real_b.step_time_s), min(real_a.step_time_s, real_b.step_time_s)
+        if slower / faster - 1 <= SAME_SPEED:
+            continue
+        pairs += 1
+        if (real_a.step_time_s < real_b.step_time_s) != (sim_a.step_time_s < sim_b.step_time_s):
+            wrong.append(
+                {
+                    "runs": [a, b],
+                    "measured_s": [real_a.step_time_s, real_b.step_time_s],
+                    "simulated_s": [sim_a.step_time_s, sim_b.step_time_s],
+                }
+            )
+    return {"pairs": pairs, "in_measured_order": pairs - len(wrong), "wrong": wrong}
+
+
+def error(simulated: float | None, measured: float | None) -> float | None:
+    """(simulated - measured) / measured; None where one is missing or nothing was measured."""
+    return None if simulated is None or not measured else (simulated - measured) / measured
+
+
+def worst_rank(row: Row) -> tuple[float, float] | None:
+    """(measured, simulated) peak bytes of the rank whose error is largest; None where they cannot be compared."""
+    if row.measured is None or row.simulated is None:
+        return None
+    pairs = list(zip(row.measured.peak_allocated_bytes, row.simulated.peak_allocated_bytes, strict=False))
+    return max(pairs, key=lambda pair: abs(pair[1] / pair[0] - 1), default=None)
+
+
+def _memory(row: Row) -> Outcome:
+    pair = worst_rank(row)
+    return _outcome(row, MEMORY, "GiB", *((pair[0] / GiB, pair[1] / GiB) if pair else (None, None)))
+
+
+def _outcome(row: Row, quantity: str, unit: str, measured: float | None, predicted: float | None) -> Outcome:
+    if row.reason or not measured or predicted is None:
+        return Outcome(row.name, quantity, unit, measured or None, None, skipped=row.reason or "not measured")
+    return Outcome(row.name, quantity, unit, measured, predicted)
+
+
+def _step(figures: Figures | None) -> float | None:
+    return None if figures is None else figures.step_time_s
+
+
+def _class(figures: Figures | None, name: str) -> float | None:
+    return None if figures is None else figures.class_s[name]

@@ -1,0 +1,51 @@
+"""The figures of one run that are compared, simulated or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from calibration.compare.kernels import simulated_kernels
+from simulator.api import Result
+
+
+@dataclass(frozen=True)
+class Figures:
+    """``peak_allocated_bytes``: by rank, what ``torch.cuda.max_memory_allocated`` says. ``class_s``: seconds of kernels
+    by class, mean over ranks. ``exposed_s``: communication runs and no other kernel, mean over ranks. ``bubble``: idle
+    share of pipelines, None without them. None elsewhere: not measured."""
+
+    step_time_s: float
+    mfu: float | None
+    peak_allocated_bytes: tuple[float, ...]
+    class_s: Mapping[str, float]
+    exposed_s: float | None
+    bubble: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"peak_allocated_bytes": list(self.peak_allocated_bytes), "class_s": dict(self.class_s)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Figures:
+        return cls(**{**data, "peak_allocated_bytes": tuple(data["peak_allocated_bytes"])})
+
+
+def pipelines(result: Result) -> tuple[tuple[int, ...], ...]:
+    """Ranks of each pipeline; none where there is one stage."""
+    return tuple(tuple(ranks) for ranks in result.program.groups.get("pp", ()) if len(ranks) > 1)
+
+
+def simulated_figures(result: Result) -> Figures:
+    """The figures of a simulated step."""
+    kernels, n_ranks = simulated_kernels(result), result.spans.n_ranks
+    by_rank = {memory.rank: memory.allocated for memory in result.memories}
+    step = result.to_dict()
+    return Figures(
+        step_time_s=step["step_time_s"],
+        mfu=step["mfu"],
+        peak_allocated_bytes=tuple(by_rank[like] for like in result.spans.simulated_as),
+        class_s=kernels.seconds(n_ranks),
+        exposed_s=kernels.exposed_s(n_ranks),
+        bubble=kernels.bubble(pipelines(result)),
+    )

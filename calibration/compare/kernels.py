@@ -1,0 +1,152 @@
+"""What ran on every GPU, simulated or measured, in one form; and the figures that are read from it.
+
+Both sides go through the same functions, so that a difference between them is one of the runs. A communication lasts
+from when its stream came to it, as a profiler sees NCCL's kernels: they spin until the others are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from simulator.api import Result
+from simulator.errors import InputError
+from simulator.timeline import Floats, Ints
+
+#: In the order of tables and legends. Sends and receives of pipelines are a class of their own: they wait for the other
+#: stage most of their time.
+CLASSES = ("matmul", "attention", "memory", "optimizer", "communication", "hand-over", "copy")
+_COMMUNICATION = [CLASSES.index("communication"), CLASSES.index("hand-over")]
+_OPTIMIZER = CLASSES.index("optimizer")
+_PRODUCTS = ("matmul", "grouped_matmul")
+_COLUMNS = ("rank", "class", "kind", "start_s", "end_s")
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Columns, one entry per kernel: ``rank``; ``code``, which indexes `CLASSES`; ``kind`` of communication (tp, cp,
+    ep, pp, dp), else empty; ``start_s``, ``end_s``, from the first start of any rank."""
+
+    rank: Ints
+    code: Ints
+    kind: NDArray[np.object_]
+    start_s: Floats
+    end_s: Floats
+
+    def seconds(self, n_ranks: int) -> dict[str, float]:
+        """By class the lengths of all its kernels, mean over ranks."""
+        sums = np.bincount(self.code, weights=self.end_s - self.start_s, minlength=len(CLASSES)) / n_ranks
+        return dict(zip(CLASSES, sums.tolist(), strict=True))
+
+    def exposed_s(self, n_ranks: int) -> float:
+        """Seconds in which communication runs and no other kernel does, mean over ranks; hand-overs and what they wait
+        for included."""
+        other = ~np.isin(self.code, _COMMUNICATION)
+        total = 0.0
+        for rank in range(n_ranks):
+            mine = self.rank == rank
+            total += _covered(self.start_s[mine], self.end_s[mine])
+            total -= _covered(self.start_s[mine & other], self.end_s[mine & other])
+        return total / n_ranks
+
+    def bubble(self, pipelines: Sequence[Sequence[int]]) -> float | None:
+        """Idle share of ranks x window, None without pipelines. A pipeline's window is from the first to the last
+        kernel of any of its ranks that is neither optimizer nor communication; busy are these and tp, cp and ep
+        communication."""
+        idle = total = 0.0
+        work = ~np.isin(self.code, [*_COMMUNICATION, _OPTIMIZER, CLASSES.index("copy")])
+        busy = work | np.isin(self.kind, ("tp", "cp", "ep"))
+        for pipeline in pipelines:
+            own = work & np.isin(self.rank, pipeline)
+            if len(pipeline) < 2 or not own.any():
+                continue
+            opens, closes = self.start_s[own].min(), self.end_s[own].max()
+            for rank in pipeline:
+                mine = busy & (self.rank == rank)
+                start, end = np.clip(self.start_s[mine], opens, closes), np.clip(self.end_s[mine], opens, closes)
+                idle += (closes - opens) - _covered(start, end)
+                total += closes - opens
+        return idle / total if total else None
+
+
+def class_of(kind: str, category: str) -> str:
+    """The class of a row of a simulated Timeline, from its ``kind`` and ``category`` (see `Timeline.frame`)."""
+    if category in ("compute", "recompute"):
+        return "matmul" if kind in _PRODUCTS else "attention" if kind == "attention" else "memory"
+    return {"optimizer": "optimizer", "pp": "hand-over", "offload": "copy"}.get(category, "communication")
+
+
+def simulated_kernels(result: Result) -> Kernels:
+    """Of every rank of the job, those that others stand for too."""
+    frame = result.spans.of_ranks(range(result.spans.n_ranks)).frame()
+    pairs = frame.groupby(["kind", "category"], sort=False).ngroup().to_numpy()
+    names = frame[["kind", "category"]].drop_duplicates().itertuples(index=False)
+    code = np.array([CLASSES.index(class_of(kind, category)) for kind, category in names], dtype=np.int64)[pairs]
+    moves = np.isin(code, _COMMUNICATION)
+    return Kernels(
+        rank=frame["rank"].to_numpy(np.int64),
+        code=code,
+        kind=np.where(moves, frame["category"].to_numpy(object), ""),
+        start_s=np.where(moves, frame["posted_s"], frame["start_s"]).astype(np.float64),
+        end_s=frame["end_s"].to_numpy(np.float64),
+    )
+
+
+def measured_kernels(path: Path) -> Kernels:
+    """From a ``timeline.csv.gz`` that `python -m calibration train` wrote. Raises `InputError`."""
+    try:
+        frame = pd.read_csv(path, keep_default_na=False)
+    except (OSError, ValueError, EOFError) as problem:
+        raise InputError(f"cannot be read: {problem}", file=path) from None
+    missing = [name for name in _COLUMNS if name not in frame]
+    if missing:
+        raise InputError("lacks columns", file=path, found=", ".join(frame.columns), allowed=", ".join(_COLUMNS))
+    kind, name = frame["kind"].to_numpy(object), frame["class"].to_numpy(object)
+    return Kernels(
+        rank=frame["rank"].to_numpy(np.int64),
+        code=np.array([CLASSES.index(measured_class(*pair)) for pair in zip(name, kind, strict=True)], dtype=np.int64),
+        kind=kind,
+        start_s=frame["start_s"].to_numpy(np.float64),
+        end_s=frame["end_s"].to_numpy(np.float64),
+    )
+
+
+def measured_class(name: str, kind: str) -> str:
+    """The class of what a run's record calls ``name``; communication of a pipeline is ``hand-over``."""
+    if name == "communication" and kind == "pp":
+        return "hand-over"
+    if name not in CLASSES:
+        raise InputError("unknown class of kernel", key="class", found=name, allowed=", ".join(CLASSES))
+    return name
+
+
+def _covered(start: Floats, end: Floats) -> float:
+    """Length of the union of intervals."""
+    if not len(start):
+        return 0.0
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
+    before = np.concatenate(([start[0]], reach[:-1]))
+    return float(np.maximum(reach - np.maximum(start, before), 0.0).sum())
+
+
+def binned(kernels: Kernels, rank: int, codes: Any, edges: Floats) -> Floats:
+    """Share of every bin between neighbouring ``edges`` in which a kernel of each of ``codes`` runs: codes x bins."""
+    shares = np.zeros((len(codes), len(edges) - 1))
+    for row, code in enumerate(codes):
+        mine = (kernels.rank == rank) & (kernels.code == code)
+        at = np.clip(np.stack((kernels.start_s[mine], kernels.end_s[mine])), edges[0], edges[-1])
+        # The running integral of "how many run", at the edges: its differences are seconds in each bin.
+        until = [np.sort(side) for side in at]
+        total = [np.concatenate(([0.0], np.cumsum(side))) for side in until]
+        count = [np.searchsorted(side, edges) for side in until]
+        ran = [edges * n - sums[n] for n, sums in zip(count, total, strict=True)]
+        shares[row] = np.diff(ran[0] - ran[1]) / np.diff(edges)
+    return np.clip(shares, 0.0, 1.0)

@@ -1,0 +1,176 @@
+"""Pictures of a comparison: step times, every figure of every run, classes of kernels. Functions of comparison.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calibration.compare.comparison import JUDGED, Row, error, worst_rank
+from simulator.output.files import writing
+from simulator.units import GiB
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Okabe and Ito's colours, as in `simulator.output.gantt`.
+MEASURED, SIMULATED, PREDICTED = "#4D4D4D", "#0072B2", "#D55E00"
+_BAND = "#E8F1F6"
+_DPI = 130
+
+
+def draw(comparison: Mapping[str, Any]) -> dict[str, Figure]:
+    """By name: step_times, figures, classes; none where no run could be compared."""
+    rows = [row for row in map(Row.from_dict, comparison["rows"]) if row.measured and row.simulated]
+    if not rows:
+        return {}
+    return {"step_times": step_times(rows), "figures": figures(rows), "classes": classes(rows)}
+
+
+def save(figure: Figure, path: Path) -> None:
+    with writing(path) as file:
+        figure.savefig(file, format="png", dpi=_DPI)
+
+
+def step_times(rows: Sequence[Row]) -> Figure:
+    """Simulated over measured step time, and the error of every run, from the most negative to the most positive."""
+    figure = new_figure(13.0, max(4.2, 1.6 + 0.19 * len(rows)))
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
+    times = [(row.measured.step_time_s, row.simulated.step_time_s) for row in rows if row.measured and row.simulated]
+    _agreement(left, [(m * 1e3, s * 1e3) for m, s in times], "step time, ms")
+    ordered = sorted(rows, key=_step_error)
+    for place, row in enumerate(ordered):
+        off, before = 100 * _step_error(row), row.committed is not None
+        right.plot([0, off], [place, place], color=PREDICTED if before else SIMULATED, lw=1.2)
+        right.plot(off, place, "o", ms=4.5, color=PREDICTED if before else SIMULATED)
+    right.axvspan(-4, 4, color=_BAND, zorder=0)
+    right.axvline(0, color=MEASURED, lw=0.8)
+    reach = max(8.0, *(110 * abs(_step_error(row)) for row in rows))
+    right.set(xlim=(-reach, reach), ylim=(-0.8, len(rows) - 0.2), xlabel="error of the step time, %  (band: 4 %)")
+    right.set_yticks(range(len(ordered)), [_label(row) for row in ordered], fontsize=7)
+    _bare(right)
+    handles = [_dot(SIMULATED, "simulated")]
+    if any(row.committed for row in rows):
+        handles.append(_dot(PREDICTED, "simulated, and predicted before the run"))
+    right.legend(handles=handles, fontsize=8, frameon=False, loc="lower right")
+    sizes = [abs(_step_error(row)) for row in rows]
+    mean, largest = sum(sizes) / len(sizes), max(sizes)
+    figure.suptitle(
+        f"Step time, simulated against measured: {len(rows)} runs, mean error {mean:.1%}, largest {largest:.1%}",
+        x=0.01, ha="left", fontsize=12,
+    )  # fmt: skip
+    return figure
+
+
+def figures(rows: Sequence[Row]) -> Figure:
+    """A line per run, a panel per figure, measured beside simulated."""
+    panels: list[tuple[str, Callable[[Row], tuple[float | None, float | None]]]] = [
+        ("step time, ms", lambda row: _pair(row, lambda f: f.step_time_s * 1e3)),
+        ("MFU, %", lambda row: _pair(row, lambda f: None if f.mfu is None else f.mfu * 100)),
+        ("peak allocated, GiB", _peak_gib),
+        (
+            "exposed communication, ms",
+            lambda row: _pair(row, lambda f: None if f.exposed_s is None else f.exposed_s * 1e3),
+        ),
+        ("bubble, %", lambda row: _pair(row, lambda f: None if f.bubble is None else f.bubble * 100)),
+    ]
+    figure = new_figure(15.0, 1.5 + 0.21 * max(len(rows), 8))
+    all_axes = figure.subplots(1, len(panels), sharey=True)
+    for axes, (title, values) in zip(all_axes, panels, strict=True):
+        for place, row in enumerate(rows):
+            measured, simulated = values(row)
+            if measured is not None and simulated is not None:
+                axes.plot([measured, simulated], [place, place], color="0.7", lw=1.5, zorder=1)
+            for value, colour, marker in ((measured, MEASURED, "|"), (simulated, SIMULATED, "o")):
+                if value is not None:
+                    size, width = (10.0, 2.2) if marker == "|" else (4.5, 0.0)
+                    axes.plot(value, place, marker, ms=size, mew=width, color=colour, zorder=2)
+        axes.set_xlim(left=0)
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.grid(axis="y", color="0.93", lw=0.7)
+        axes.set_axisbelow(True)
+        _bare(axes)
+    all_axes[0].set_yticks(range(len(rows)), [_label(row) for row in rows], fontsize=7)
+    all_axes[0].set_ylim(len(rows) - 0.4, -0.6)
+    handles = [_dot(MEASURED, "measured", "|"), _dot(SIMULATED, "simulated")]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return figure
+
+
+def classes(rows: Sequence[Row]) -> Figure:
+    """Simulated against measured seconds of each class of kernel, a panel each."""
+    figure = new_figure(16.0, 3.9)
+    for axes, name in zip(figure.subplots(1, len(JUDGED)), JUDGED, strict=True):
+        pairs = [
+            (row.measured.class_s[name] * 1e3, row.simulated.class_s[name] * 1e3)
+            for row in rows
+            if row.measured and row.simulated and row.measured.class_s[name] > 0 and row.simulated.class_s[name] > 0
+        ]
+        sizes = [abs(s / m - 1) for m, s in pairs]
+        _agreement(axes, pairs, "ms a step and GPU")
+        summary = f": mean {sum(sizes) / len(sizes):.1%}, max {max(sizes):.1%}" if sizes else ": none"
+        axes.set_title(name + summary, fontsize=8.5, loc="left")
+    return figure
+
+
+def _agreement(axes: Axes, pairs: Sequence[tuple[float, float]], unit: str) -> None:
+    """Simulated over measured on two equal logarithmic axes, with the line of equality and 10 % beside it."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    if pairs:
+        flat = [value for pair in pairs for value in pair]
+        low, high = min(flat) / 1.3, max(flat) * 1.3
+        axes.fill_between([low, high], [0.9 * low, 0.9 * high], [1.1 * low, 1.1 * high], color=_BAND, lw=0, zorder=0)
+        axes.plot([low, high], [low, high], color=MEASURED, lw=0.8)
+        axes.plot(*zip(*pairs, strict=True), "o", ms=4.5, color=SIMULATED, alpha=0.8)
+        axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+        axes.set_aspect("equal", anchor="N")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(f"measured, {unit}", fontsize=9)
+    axes.set_ylabel("simulated  (band: 10 %)", fontsize=9)
+    _bare(axes)
+
+
+def _step_error(row: Row) -> float:
+    assert row.simulated is not None
+    assert row.measured is not None
+    return error(row.simulated.step_time_s, row.measured.step_time_s) or 0.0
+
+
+def _pair(row: Row, figure: Callable[[Any], float | None]) -> tuple[float | None, float | None]:
+    return figure(row.measured), figure(row.simulated)
+
+
+def _peak_gib(row: Row) -> tuple[float | None, float | None]:
+    pair = worst_rank(row)
+    return (None, None) if pair is None else (pair[0] / GiB, pair[1] / GiB)
+
+
+def _label(row: Row) -> str:
+    return f"{row.name}  ({row.n_gpus} GPU{'s' if row.n_gpus > 1 else ''})"
+
+
+def _dot(colour: str, label: str, marker: str = "o") -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=colour, marker=marker, ls="", ms=9 if marker == "|" else 5, mew=2, label=label)
+
+
+def _bare(axes: Axes) -> None:
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(labelsize=8)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure of its own, without pyplot."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure

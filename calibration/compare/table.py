@@ -1,0 +1,146 @@
+"""The comparison as text and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from calibration.compare.comparison import JUDGED, Row, error, worst_rank
+from calibration.compare.figures import Figures
+from simulator.cli.terminal import PIPE_WIDTH, table
+from simulator.cli.validate import verdict
+from simulator.units import GiB
+
+#: Column of the CSV -> the figure.
+COLUMNS: dict[str, Callable[[Figures], float | None]] = {
+    "step_time_s": lambda figures: figures.step_time_s,
+    "mfu": lambda figures: figures.mfu,
+    "peak_allocated_bytes": lambda figures: max(figures.peak_allocated_bytes, default=None),
+    "exposed_communication_s": lambda figures: figures.exposed_s,
+    "bubble_fraction": lambda figures: figures.bubble,
+    **{f"{name}_s": lambda figures, name=name: figures.class_s[name] for name in (*JUDGED, "hand-over", "copy")},  # type: ignore[misc]
+}
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """A line per run, those that failed too; of each figure measured, simulated and error."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    sides = ("measured", "simulated", "error")
+    writer.writerow(
+        ["run", "gpus", "reason", "step_time_s_predicted_before", "not_before"]
+        + [f"{name}_{side}" for name in COLUMNS for side in sides]
+    )
+    for row in rows:
+        cells: list[object] = []
+        for name in COLUMNS:
+            measured, simulated = (_of(side, name) for side in (row.measured, row.simulated))
+            cells += [_exact(value) for value in (measured, simulated, error(simulated, measured))]
+        before = _exact(_of(row.committed, "step_time_s"))
+        writer.writerow([row.name, row.n_gpus, row.reason, before, row.not_before, *cells])
+    return text.getvalue()
+
+
+def as_text(comparison: Mapping[str, Any]) -> str:
+    """The comparison as it is printed, `PIPE_WIDTH` characters wide."""
+    console = Console(
+        width=PIPE_WIDTH, highlight=False, markup=False, emoji=False, file=io.StringIO(), color_system=None
+    )
+    for part in as_tables(comparison):
+        console.print(part)
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+
+
+def as_tables(comparison: Mapping[str, Any]) -> list[RenderableType]:
+    """Two tables, a line for each quantity's errors, the order of layouts, and what it all came from."""
+    rows = [Row.from_dict(row) for row in comparison["rows"]]
+    lines = ["Errors are (simulated - measured) / measured."]
+    lines += [f"{suite['suite']}: {verdict(suite)}" for suite in comparison["suites"]]
+    lines += [_order(comparison["order"]), "", *_provenance(comparison)]
+    classes = [row for row in rows if not row.reason]
+    return [
+        table([_line(row) for row in rows], title="Simulated against measured"),
+        *([table([_classes(row) for row in classes], title="Kernels, ms: measured > simulated")] if classes else []),
+        Text("\n".join(lines)),
+    ]
+
+
+def _line(row: Row) -> dict[str, str]:
+    real, ours = row.measured, row.simulated
+    pair = worst_rank(row)
+    step, before = _of(real, "step_time_s"), _of(row.committed, "step_time_s")
+    return {
+        "run": row.name,
+        "GPUs": str(row.n_gpus),
+        "step ms": _ms(step),
+        "sim": _ms(_of(ours, "step_time_s")),
+        "error": _signed(error(_of(ours, "step_time_s"), step)),
+        "before": _signed(error(before, step)),
+        "MFU": _percent(_of(real, "mfu")),
+        "sim ": _percent(_of(ours, "mfu")),
+        "GiB": f"{pair[0] / GiB:.1f}" if pair else "",
+        "sim  ": f"{pair[1] / GiB:.1f}" if pair else "",
+        "error ": _signed(error(pair[1], pair[0])) if pair else "",
+        "exposed ms": _ms(_of(real, "exposed_communication_s")),
+        "sim   ": _ms(_of(ours, "exposed_communication_s")),
+        "bubble": _percent(_of(real, "bubble_fraction")),
+        "sim    ": _percent(_of(ours, "bubble_fraction")),
+        "": row.reason or row.not_before,
+    }
+
+
+def _classes(row: Row) -> dict[str, str]:
+    cells = {"run": row.name}
+    assert row.measured is not None
+    assert row.simulated is not None
+    for name in (*JUDGED, "hand-over"):
+        real, ours = row.measured.class_s[name], row.simulated.class_s[name]
+        off = error(ours, real)
+        shown = f"{_ms(real)} > {_ms(ours)}" + ("" if off is None or name not in JUDGED else f" {_signed(off)}")
+        cells[name] = shown if real or ours else ""
+    return cells
+
+
+def _order(found: Mapping[str, Any]) -> str:
+    right = f"{found['in_measured_order']} of {found['pairs']} pairs"
+    lines = [f"order of layouts (same work, measured more than 3 % apart): {right} simulate in the measured order"]
+    for pair in found["wrong"]:
+        (a, b), real, ours = pair["runs"], pair["measured_s"], pair["simulated_s"]
+        lines.append(
+            f"  not: {a} {_ms(real[0])} ms, {b} {_ms(real[1])} ms; simulated {_ms(ours[0])} and {_ms(ours[1])} ms"
+        )
+    return "\n".join(lines)
+
+
+def _provenance(comparison: Mapping[str, Any]) -> list[str]:
+    commits = comparison["commits"]
+    lines = [f"{name}: {commits[name] or 'not committed'}" for name in commits]
+    lines += [f"profile {one['name']}: sha256 {one['sha256'][:16]}" for one in comparison["profiles"]]
+    lines += [f"hardware: {hardware}" for hardware in comparison["hardware"]]
+    return [*lines, *(f"warning: {warning}" for warning in comparison["warnings"])]
+
+
+def _of(figures: Figures | None, column: str) -> float | None:
+    return None if figures is None else COLUMNS[column](figures)
+
+
+def _exact(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.1f}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def _signed(share: float | None) -> str:
+    return "" if share is None else f"{share:+.1%}"

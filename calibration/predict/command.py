@@ -1,0 +1,38 @@
+"""Write predictions of runs to a file, to be committed before the runs are made.
+
+Of every workload: step time, peak allocated memory of each rank, seconds by class of kernel, exposed communication,
+bubble, breakdown of the step; with the profile's hash, the simulator's commit and the date.
+`compare --predictions FILE` then holds the measured runs against it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from calibration.predict.predictions import predictions, simulate_all
+from simulator.cli.outputs import check_outputs, write_json
+
+EXAMPLE = """example:
+  python -m calibration predict calibration/runs/predicted/*.yaml --out calibration/results/predictions.json"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("workloads", type=Path, nargs="+", metavar="WORKLOAD", help="workload files")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write, JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status 0, or 1 where a workload could not be simulated. Raises `InputError`."""
+    check_outputs({"--out": arguments.out}, inputs=arguments.workloads)
+    content = predictions(simulate_all(arguments.workloads))
+    write_json(arguments.out, content)
+    failed = [row for row in content["predictions"] if row["reason"]]
+    for row in failed:
+        print(f"not simulated: {row['name']}: {row['reason']}", file=sys.stderr)
+    state = "not in a git checkout" if not content["commit"] else f"simulator at {content['commit'][:12]}"
+    if content["uncommitted_changes"]:
+        state += " with uncommitted changes"
+    print(f"{len(content['predictions']) - len(failed)} predictions, {state}: {arguments.out}", file=sys.stderr)
+    return 1 if failed else 0

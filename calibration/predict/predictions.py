@@ -1,0 +1,115 @@
+"""Predictions of runs, with what they came from: the profile's hash and the commit of the simulator."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from calibration.commits import head
+from calibration.compare.figures import Figures, simulated_figures
+from simulator.api import Result, run
+from simulator.config import load_workload
+from simulator.config.catalog import find
+from simulator.config.files import read_text
+from simulator.errors import DeadlockError, InputError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One workload file, simulated: its ``result``, or the ``reason`` why there is none."""
+
+    name: str
+    sha256: str
+    profile: str
+    profile_sha256: str
+    result: Result | None
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A row of the predictions' file."""
+        row: dict[str, Any] = {
+            "name": self.name,
+            "workload_sha256": self.sha256,
+            "profile": self.profile,
+            "reason": self.reason,
+        }
+        if self.result is not None:
+            report = self.result.to_dict()
+            row |= {"figures": simulated_figures(self.result).to_dict(), "time_breakdown_s": report["time_breakdown_s"]}
+        return row
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def simulate(path: Path) -> Simulated:
+    """Simulate a workload file. Raises `InputError` where the file itself cannot be used."""
+    workload = load_workload(path)
+    profile = find("profile", workload.calibration, base=path.parent)
+    known = (workload.name, sha256(read_text(path)), workload.calibration, sha256(read_text(profile)))
+    try:
+        return Simulated(*known, run(workload))
+    except (InputError, DeadlockError) as problem:
+        return Simulated(*known, None, " ".join(str(problem).split()))
+
+
+def simulate_all(paths: Sequence[Path]) -> list[Simulated]:
+    """Every file, in order. Raises `InputError` where two have one name: it is what runs are found by."""
+    found = [simulate(path) for path in paths]
+    names = [one.name for one in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError("two workloads of one name", key="WORKLOAD", found=", ".join(twice))
+    return found
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A file of predictions. ``profiles``: name -> hash; ``figures``: run -> what was predicted; ``workloads``: run ->
+    hash of its file. ``commit``: that the simulator was at, empty where it was not known."""
+
+    date: str
+    commit: str
+    profiles: Mapping[str, str]
+    workloads: Mapping[str, str]
+    figures: Mapping[str, Figures]
+
+
+def predictions(simulated: Sequence[Simulated]) -> dict[str, Any]:
+    """The content of the file."""
+    commit = head()
+    return {
+        "format": FORMAT,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": "" if commit is None else commit.id,
+        "uncommitted_changes": commit is not None and commit.changed,
+        "profiles": {one.profile: one.profile_sha256 for one in simulated},
+        "predictions": [one.to_dict() for one in simulated],
+    }
+
+
+def read_predictions(path: Path) -> Predictions:
+    """Raises `InputError` where it is no file of predictions."""
+    try:
+        data = json.loads(read_text(path))
+        rows = data["predictions"]
+        if data["format"] != FORMAT:
+            raise InputError("of another format", file=path, key="format", found=data["format"], allowed=FORMAT)
+        return Predictions(
+            date=data["date"],
+            commit=data["commit"],
+            profiles=data["profiles"],
+            workloads={row["name"]: row["workload_sha256"] for row in rows},
+            figures={row["name"]: Figures.from_dict(row["figures"]) for row in rows if "figures" in row},
+        )
+    except (ValueError, TypeError, KeyError) as problem:
+        fix = "python -m calibration predict writes one"
+        raise InputError(f"no file of predictions: {problem!r}", file=path, fix=fix) from None

@@ -1,0 +1,361 @@
+"""`python -m calibration predict` and `compare`: every run has a row, what was predicted before is told from the rest.
+
+Runs are made here from simulated ones (`runs.record`), slower by a known factor, so that every error is known: of a run
+that takes f times as long, (simulated - measured) / measured is 1 / f - 1.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import subprocess
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import runs
+
+from calibration.__main__ import main
+from calibration.commits import commit_of
+from calibration.compare.comparison import Row, order
+from calibration.compare.figures import Figures, pipelines, simulated_figures
+from calibration.compare.kernels import CLASSES, Kernels, binned, class_of, measured_kernels, simulated_kernels
+from simulator.api import run
+
+ROOT = Path(__file__).resolve().parent.parent
+SLOWER = {"alone": 1.25, "ddp2": 1.0, "pp2": 0.8, "tp2": 1.6}
+LAYOUTS: dict[str, dict[str, object]] = {
+    "alone": {},
+    "ddp2": {"dp": 2},
+    "pp2": {"pp": 2, "schedule": "gpipe"},
+    "tp2": {"tp": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four runs that went well, one that failed, one that was never made, one of another version of its file."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "measured").mkdir()
+    for name, layout in LAYOUTS.items():
+        runs.record(folder / "measured", runs.workload(folder, name, layout), SLOWER[name], more_memory=1.1)
+    failed = runs.workload(folder, "tp4", {"tp": 4})
+    runs.save(folder / "measured", failed, "failed", "2030-01-01T00:00:00+00:00", "CUDA out of\nmemory")
+    runs.workload(folder, "dp4", {"dp": 4})
+    changed = runs.workload(folder, "pp4", {"pp": 4})
+    runs.record(folder / "measured", changed, 1.0)
+    changed.write_text(changed.read_text() + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compared(made: Path) -> dict[str, Any]:
+    assert compare(made, made / "out") == 0
+    return json.loads((made / "out" / "comparison.json").read_text())
+
+
+def compare(made: Path, out: Path, *more: str) -> int:
+    workloads = [str(path) for path in sorted(made.glob("*.yaml"))]
+    return main(["compare", *workloads, "--measured", str(made / "measured"), "--out", str(out), *more])
+
+
+ONLY_TABLES = "--no-pictures"
+
+
+def suite(comparison: dict[str, Any], name: str) -> dict[str, Any]:
+    (found,) = [suite for suite in comparison["suites"] if suite["suite"] == name]
+    return found
+
+
+def test_errors_are_what_the_runs_were_made_with(compared: dict[str, Any]) -> None:
+    """Step times and every class of kernel are off by 1 / f - 1, memory by 1 / 1.1 - 1, whatever the layout; the
+    bubble, a share, stays the same, exposed communication and MFU change with f."""
+    expected = {name: 1 / f - 1 for name, f in SLOWER.items()}
+    for found in compared["suites"]:
+        of_memory = found["suite"] == "peak allocated memory"
+        for row in found["rows"]:
+            if row["error"] is not None:
+                assert row["error"] == pytest.approx(1 / 1.1 - 1 if of_memory else expected[row["id"]], abs=1e-6)
+    for data in compared["rows"]:
+        row = Row.from_dict(data)
+        if row.measured is None or row.simulated is None:
+            continue
+        f = SLOWER[row.name]
+        assert row.measured.exposed_s == pytest.approx(row.simulated.exposed_s * f)
+        assert row.measured.mfu == pytest.approx(row.simulated.mfu / f)
+        assert row.measured.bubble == (None if row.simulated.bubble is None else pytest.approx(row.simulated.bubble))
+        assert (row.simulated.bubble is not None) == (row.name == "pp2")
+
+
+def test_no_run_is_left_out_and_no_mean_stands_alone(compared: dict[str, Any], made: Path) -> None:
+    found = suite(compared, "step time")
+    reasons = {row["id"]: row["skipped"] for row in found["rows"]}
+    assert reasons == {
+        **dict.fromkeys(LAYOUTS),
+        "tp4": "failed: CUDA out of memory",
+        "dp4": "not run",
+        "pp4": "the workload file has changed since it was run",
+    }
+    errors = [1 / f - 1 for f in SLOWER.values()]
+    assert found["mean_abs"] == pytest.approx(np.mean(np.abs(errors)))
+    assert found["median_abs"] == pytest.approx(np.median(np.abs(errors)))
+    assert found["max_abs"] == pytest.approx(np.max(np.abs(errors)))
+    assert found["bias"] == pytest.approx(np.mean(errors))
+    text = (made / "out" / "table.txt").read_text()
+    for name, reason in reasons.items():
+        assert name in text
+        assert (reason or "") in text
+    with (made / "out" / "table.csv").open() as stream:
+        table = list(csv.DictReader(stream))
+    assert [row["run"] for row in table] == sorted(reasons)
+    by_name = {row["run"]: row for row in table}
+    assert float(by_name["tp2"]["step_time_s_error"]) == pytest.approx(1 / 1.6 - 1, rel=1e-4)
+    assert by_name["tp4"]["reason"] == reasons["tp4"]
+    assert by_name["tp4"]["step_time_s_measured"] == ""
+
+
+def test_pictures_are_drawn_of_what_was_measured(compared: dict[str, Any], made: Path) -> None:
+    out = made / "out"
+    drawn = sorted(str(path.relative_to(out)) for path in out.rglob("*.png"))
+    assert drawn == ["classes.png", "figures.png", "step_times.png"] + [
+        f"timelines/{name}.png" for name in sorted(LAYOUTS)
+    ]
+    assert all(path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 5_000 for path in out.rglob("*.png"))
+
+
+@pytest.mark.parametrize(("max_mean", "max_row"), [(None, None), (30, None), (29, 40), (100, 38), (100, 37), (20, 100)])
+def test_exit_status_says_whether_bounds_are_kept(
+    made: Path, tmp_path: Path, max_mean: int | None, max_row: int | None
+) -> None:
+    """Errors are 20, 0, 25 and 37.5 %, so 20.6 in the mean; of four runs none is skipped."""
+    bounds = [f"--max-{name}={value}" for name, value in (("mean", max_mean), ("row", max_row)) if value is not None]
+    workloads = [str(made / f"{name}.yaml") for name in LAYOUTS]
+    status = main(
+        ["compare", *workloads, "--measured", str(made / "measured"), "--out", str(tmp_path), ONLY_TABLES, *bounds]
+    )
+    kept = (max_mean is None or max_mean >= 20.625) and (max_row is None or max_row >= 37.5)
+    assert status == (0 if kept else 1)
+
+
+def test_skipping_more_than_a_tenth_fails_a_bounded_comparison(made: Path, tmp_path: Path) -> None:
+    assert compare(made, tmp_path, ONLY_TABLES, "--max-mean=100", "--max-row=100") == 1
+
+
+class TestPredictedBefore:
+    """Predictions count as made before a run where they are in a commit that is older than the run, and unchanged."""
+
+    @pytest.fixture
+    def repository(self, made: Path, tmp_path: Path) -> Path:
+        self.git(tmp_path, "init", "-q")
+        workloads = [str(made / f"{name}.yaml") for name in ("alone", "ddp2", "pp2")]
+        assert main(["predict", *workloads, "--out", str(tmp_path / "predictions.json")]) == 0
+        return tmp_path
+
+    def git(self, folder: Path, *arguments: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        try:
+            subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True)
+        except FileNotFoundError:
+            pytest.skip("git is not installed")
+
+    def commit(self, folder: Path) -> None:
+        self.git(folder, "add", "predictions.json")
+        self.git(folder, "commit", "-q", "-m", "predictions")
+
+    def rows(self, made: Path, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+        compare(made, folder / "out", ONLY_TABLES, "--predictions", str(folder / "predictions.json"))
+        comparison = json.loads((folder / "out" / "comparison.json").read_text())
+        return comparison, {row["name"]: row["not_before"] for row in comparison["rows"] if not row["reason"]}
+
+    def test_committed_before(self, made: Path, repository: Path) -> None:
+        """The runs are dated 2030."""
+        self.commit(repository)
+        comparison, why = self.rows(made, repository)
+        assert why == {"alone": "", "ddp2": "", "pp2": "", "tp2": "not among the predictions"}
+        found = suite(comparison, "step time, predicted before the run")
+        assert [row["id"] for row in found["rows"]] == ["alone", "ddp2", "pp2"]
+        assert found["max_abs"] == pytest.approx(0.25)
+        known = commit_of(repository / "predictions.json")
+        assert known is not None
+        text = (repository / "out" / "table.txt").read_text()
+        assert f"predictions committed: {known.id[:12]}" in text
+        assert "measured runs: not committed" in text
+
+    def test_not_committed_or_changed_since(self, made: Path, repository: Path) -> None:
+        assert set(self.rows(made, repository)[1].values()) >= {"the predictions are not committed"}
+        self.commit(repository)
+        with (repository / "predictions.json").open("a") as stream:
+            stream.write("\n")
+        comparison, why = self.rows(made, repository)
+        assert why["alone"] == "the predictions were changed and not committed"
+        assert suite(comparison, "step time, predicted before the run")["mean_abs"] is None
+
+    def test_committed_after_the_run(self, made: Path, repository: Path, tmp_path: Path) -> None:
+        self.commit(repository)
+        measured = tmp_path / "measured"
+        measured.mkdir()
+        runs.record(measured, made / "alone.yaml", 1.0, date="2020-01-01T00:00:00+00:00")
+        arguments = ["--measured", str(measured), "--out", str(tmp_path / "out"), ONLY_TABLES]
+        main(["compare", str(made / "alone.yaml"), *arguments, "--predictions", str(repository / "predictions.json")])
+        (row,) = json.loads((tmp_path / "out" / "comparison.json").read_text())["rows"]
+        assert "after the run of 2020-01-01" in row["not_before"]
+
+    def test_what_was_predicted_then_is_held_against_the_run_and_a_changed_profile_is_told(
+        self, made: Path, repository: Path
+    ) -> None:
+        """The simulator may have been improved since: the suite of predictions has the figures of then."""
+        path = repository / "predictions.json"
+        content = json.loads(path.read_text())
+        for row in content["predictions"]:
+            row["figures"]["step_time_s"] *= 2
+        content["profiles"] = dict.fromkeys(content["profiles"], "0" * 64)
+        path.write_text(json.dumps(content))
+        self.commit(repository)
+        comparison, _ = self.rows(made, repository)
+        then = {row["id"]: row["error"] for row in suite(comparison, "step time, predicted before the run")["rows"]}
+        assert then == pytest.approx({name: 2 / SLOWER[name] - 1 for name in ("alone", "ddp2", "pp2")})
+        assert "has changed since the predictions: 0000000000000000 then" in comparison["warnings"][0]
+
+
+def test_predictions_say_what_they_came_from(made: Path, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    assert main(["predict", str(made / "pp2.yaml"), "--out", str(path)]) == 0
+    content = json.loads(path.read_text())
+    (row,) = content["predictions"]
+    result = run(made / "pp2.yaml")
+    assert Figures.from_dict(row["figures"]) == simulated_figures(result)
+    assert row["time_breakdown_s"] == result.to_dict()["time_breakdown_s"]
+    assert set(content["profiles"]) == {"h100-sxm-80gb"}
+    assert datetime.datetime.fromisoformat(content["date"]).tzinfo is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("not json", "no record of a run"),
+        ('{"format": 2}', "of another format"),
+        ('{"format": 1, "status": "ok"}', "no record of a run"),
+    ],
+)
+def test_a_file_that_is_no_record_is_refused(made: Path, tmp_path: Path, change: str, words: str, capsys: Any) -> None:
+    (tmp_path / "alone.json").write_text(change)
+    arguments = ["compare", str(made / "alone.yaml"), "--measured", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_an_unusable_call_is_refused(made: Path, tmp_path: Path, capsys: Any) -> None:
+    alone = str(made / "alone.yaml")
+    assert main(["compare", alone, "--measured", str(tmp_path / "none"), "--out", str(tmp_path)]) == 2
+    assert main(["compare", alone, "--measured", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert main(["predict", alone, alone, "--out", str(tmp_path / "p.json")]) == 2
+    assert "two workloads of one name" in capsys.readouterr().err
+    (tmp_path / "p.json").write_text("{}")
+    with_file = ["--predictions", str(tmp_path / "p.json")]
+    assert main(["compare", alone, "--measured", str(tmp_path), "--out", str(tmp_path / "o"), *with_file]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", alone, "--measured", str(tmp_path), "--out", str(tmp_path / "o"), "--max-mean=-1"])
+
+
+def figures(step_s: float) -> Figures:
+    return Figures(step_s, None, (), dict.fromkeys(CLASSES, 0.0), None, None)
+
+
+def test_order_of_layouts() -> None:
+    """a, b and c do the same work and are measured 1.00, 1.02 and 1.10 s: a and b are too close to have an order, a and
+    c come in the measured order, b and c do not. Of d, which does other work, nothing is said."""
+    rows = [
+        Row(name, 1, work, simulated=figures(simulated), measured=figures(measured))
+        for name, work, measured, simulated in (
+            ("a", "x", 1.00, 1.00),
+            ("b", "x", 1.02, 1.20),
+            ("c", "x", 1.10, 1.10),
+            ("d", "y", 9.00, 0.10),
+        )
+    ]
+    found = order([*rows, Row("e", 1, "x", reason="not run")])
+    assert (found["pairs"], found["in_measured_order"]) == (2, 1)
+    assert [pair["runs"] for pair in found["wrong"]] == [["b", "c"]]
+    assert order([replace(rows[0], simulated=figures(5.0)), rows[1]])["pairs"] == 0
+
+
+def columns(*rows: tuple[int, str, str, float, float]) -> Kernels:
+    rank, name, kind, start, end = zip(*rows, strict=True)
+    return Kernels(
+        np.array(rank), np.array([CLASSES.index(n) for n in name]), np.array(kind, dtype=object),
+        np.array(start, dtype=float), np.array(end, dtype=float),
+    )  # fmt: skip
+
+
+def test_exposure_and_bubble_of_a_case_made_by_hand() -> None:
+    """Rank 0 computes 0-4 and 6-8, tp communication 3-5 (1 exposed), pp hand-over 5-7 (1 exposed); rank 1 computes
+    2-8 and its gradients reduce 8-10 (2 exposed): 4 in all, 2 a rank. The window is 0-8; rank 0 is busy in 0-5 and
+    6-8, rank 1 in 2-8: idle 1 + 2 of 16."""
+    kernels = columns(
+        (0, "matmul", "", 0, 4), (0, "communication", "tp", 3, 5), (0, "hand-over", "pp", 5, 7),
+        (0, "memory", "", 6, 8),
+        (1, "matmul", "", 2, 8), (1, "communication", "dp", 8, 10),
+    )  # fmt: skip
+    assert kernels.exposed_s(2) == pytest.approx(2.0)
+    assert kernels.bubble([(0, 1)]) == pytest.approx(3 / 16)
+    assert kernels.bubble([]) is None
+    assert kernels.seconds(2)["matmul"] == pytest.approx(5.0)
+
+
+def test_bins_hold_every_second_of_a_class() -> None:
+    """Shares of bins times their width add up to the kernels' seconds, wherever they begin and end."""
+    rng = np.random.default_rng(3)
+    edges = np.linspace(0, 10, 38)
+    start = np.sort(rng.uniform(0, 9, 60))[::2]
+    end = np.minimum(start + rng.uniform(0, 1, 30), np.append(start[1:], 10.0))
+    kernels = columns(*((0, "matmul", "", s, e) for s, e in zip(start.tolist(), end.tolist(), strict=True)))
+    shares = binned(kernels, 0, [CLASSES.index("matmul")], edges)
+    assert (shares @ np.diff(edges))[0] == pytest.approx((end - start).sum())
+    for share, low, high in zip(shares[0], edges[:-1], edges[1:], strict=True):
+        inside = np.maximum(np.minimum(end, high) - np.maximum(start, low), 0).sum()
+        assert share == pytest.approx(inside / (high - low), abs=1e-9)
+
+
+@pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"dp": 2, "zero": 3}, {"pp": 2}, {"pp": 2, "dp": 2}])
+def test_classes_hold_all_of_a_simulated_step(tmp_path: Path, layout: dict[str, object]) -> None:
+    """Computing classes add up to compute, recompute and optimizer of the breakdown, which other code cuts."""
+    result = run(runs.workload(tmp_path, "w", layout), set={"training.recompute": "full"})
+    kernels, step = simulated_kernels(result), result.to_dict()["time_breakdown_s"]
+    n_ranks = result.spans.n_ranks
+    seconds = kernels.seconds(n_ranks)
+    computing = sum(seconds[name] for name in ("matmul", "attention", "memory", "optimizer"))
+    assert computing == pytest.approx(step["compute"] + step["recompute"] + step["optimizer"])
+    assert seconds["optimizer"] == pytest.approx(step["optimizer"])
+    assert set(kernels.rank.tolist()) == set(range(n_ranks))
+    if "pp" not in layout:
+        # Communication that has come up but waits for the host or for other ranks is in flight, as NCCL's kernels are.
+        assert kernels.exposed_s(n_ranks) >= sum(step["exposed"].values()) * (1 - 1e-9)
+    assert (kernels.bubble(pipelines(result)) is None) == ("pp" not in layout)
+
+
+def test_every_kind_of_kernel_has_a_class() -> None:
+    kinds = ("matmul", "grouped_matmul", "attention", "norm", "loss", "all_reduce", "send")
+    categories = ("compute", "recompute", "optimizer", "tp", "cp", "ep", "pp", "dp", "offload")
+    assert {class_of(kind, category) for kind, category in product(kinds, categories)} == set(CLASSES)
+    assert class_of("grouped_matmul", "recompute") == "matmul"
+    assert class_of("norm", "optimizer") == "optimizer"
+
+
+def test_a_timeline_comes_back_as_it_was_written(made: Path) -> None:
+    read = measured_kernels(made / "measured" / "pp2.timeline.csv.gz")
+    own = simulated_kernels(run(made / "pp2.yaml"))
+    assert (read.code == own.code).all()
+    assert (read.kind == own.kind).all()
+    assert read.end_s == pytest.approx(own.end_s * SLOWER["pp2"])
+
+
+def test_records_are_those_of_train() -> None:
+    """The keys that are read here are the ones that `train` documents."""
+    text = (ROOT / "calibration" / "train" / "record.py").read_text()
+    for key in ("step_time_s", "peak_allocated_bytes", "exposed_s", "kernels", "sha256", "status", "reason", "date"):
+        assert key in text
+    assert 'COLUMNS = ("rank", "stream", "class", "kind", "name", "start_s", "end_s")' in text
