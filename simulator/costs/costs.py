@@ -8,7 +8,7 @@ from typing import Any, Protocol, get_args
 
 from simulator.config.profile import Implementation, Profile
 from simulator.config.transport import Protocol as TransportProtocol
-from simulator.config.transport import Transport, TransportKind
+from simulator.config.transport import ProtocolName, Transport, TransportKind
 from simulator.costs.attention import AttentionCost
 from simulator.costs.fixed import FixedCost
 from simulator.costs.hosts import HOST_TRANSPORTS
@@ -27,13 +27,17 @@ class KernelCost(Protocol):
     def origin(self, kernel: Any) -> Origin: ...
 
 
+_AT_ONCE: dict[ProtocolName, TransportProtocol] = {
+    "simple": TransportProtocol(base_latency_s=0.0, hop_latency_s=0.0, bandwidth_fraction=1.0)
+}
 #: A transport that adds nothing to what the links themselves do.
 _IDEAL_TRANSPORT = Transport(
     efficiency=1.0,
     copy_Bps=1e30,
-    p2p_latency_s=0.0,
+    p2p_copy_Bps=1e30,
     peer_latency_s=0.0,
-    protocols={"simple": TransportProtocol(base_latency_s=0.0, hop_latency_s=0.0, bandwidth_fraction=1.0)},
+    protocols=_AT_ONCE,
+    p2p=_AT_ONCE,
     kind="assumed",
     source="ideal",
 )
