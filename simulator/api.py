@@ -141,8 +141,9 @@ class Result:
         """A picture of the pipeline; into ``ax`` where given."""
         from simulator.output.gantt import gantt
 
-        idle = self._report["bubble_fraction"]
-        title = f"{self.workload.name}: {format_time(self.spans.step_time_s)} a step, bubble {idle:.1%}"
+        title = f"{self.workload.name}: {format_time(self.spans.step_time_s)} a step"
+        if self.workload.parallelism.pp > 1:
+            title += f", bubble {self._report['bubble_fraction']:.1%} of the pipeline's window"
         return gantt(self.spans, ax, title=title)
 
     def memory(self, ax: Axes | None = None) -> Figure:

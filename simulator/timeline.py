@@ -162,8 +162,9 @@ class Timeline:
     Column arrays have one entry per span, ordered by simulated rank, lane and start. ``rank`` is the simulated rank; it
     stands for ``ranks_like[rank]`` real ranks that do the same at the same time (``simulated_as[real rank]``).
     ``lane`` indexes ``lane_names``, ``template`` indexes ``templates``, ``step`` is the position in the lane's program,
-    ``phase`` is the step's letter. ``posted_s`` is when it could have begun: its lane had come to it. ``start_s`` is
-    when it did: a communication when all members were there, computation when the host had launched its first kernel.
+    ``phase`` is the step's letter. ``posted_s`` is when it could have begun: its lane had come to it;
+    ``launched_s`` when the host had launched its first op; ``start_s`` when it did begin: computation as soon as it was
+    launched, a communication when all its members were there.
     ``algorithms``: purpose of communication -> algorithm that sent the most bytes.
     ``stretched``: span index -> exact row start and end times, for spans that did not run straight through at full
     speed. Seconds.
@@ -184,6 +185,7 @@ class Timeline:
     chunk: Ints
     phase: NDArray[np.str_]
     posted_s: Floats
+    launched_s: Floats
     start_s: Floats
     end_s: Floats
     labels: tuple[str, ...]
@@ -276,6 +278,7 @@ class Timeline:
             template=np.where(inside[span], kept.template, np.array(begun_before, dtype=np.int64)),
             microbatch=np.where(kept.microbatch < 0, -1, kept.microbatch % microbatches),
             posted_s=np.maximum(kept.posted_s, low) - origin,
+            launched_s=np.maximum(kept.launched_s, low) - origin,
             start_s=np.maximum(kept.start_s, low) - origin,
             end_s=np.minimum(kept.end_s, high) - origin,
             stretched={at: (start - origin, end - origin) for at, (start, end) in kept.stretched.items()},
@@ -289,7 +292,7 @@ class Timeline:
             name: getattr(self, name)[span]
             for name in (
                 *("rank", "lane", "step", "template", "microbatch", "stage", "chunk", "phase"),
-                *("posted_s", "start_s", "end_s", "alloc_bytes", "free_bytes", "workspace_bytes"),
+                *("posted_s", "launched_s", "start_s", "end_s", "alloc_bytes", "free_bytes", "workspace_bytes"),
             )
         }
         return replace(

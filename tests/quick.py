@@ -21,15 +21,20 @@ CLUSTER = {key: value for key, value in cluster_data("dgx_a100")[0].items() if k
 
 
 def load(description: Mapping[str, Any]) -> Workload:
-    """The workload on `CLUSTER`. Raises `InputError`."""
-    return load_workload({**description, "cluster": CLUSTER})
+    """The workload, on `CLUSTER` unless it has one inline. Raises `InputError`."""
+    own = "node" in description.get("cluster", {})
+    return load_workload(description if own else {**description, "cluster": CLUSTER})
 
 
-def play(workload: Workload, speeds: Mapping[str, float] | None = None) -> Result:
+def play(
+    workload: Workload, speeds: Mapping[str, float] | None = None, *, fold: bool = True, coalesce: bool = True
+) -> Result:
     """As `simulator.run`; ``speeds``: what communication takes from computation, in place of the profile's figures."""
     cluster = build_cluster(workload.cluster)
     costs = Costs.from_profile(PROFILE, workload.training.implementation)
     if speeds is not None:
         costs = replace(costs, speeds=speeds)
     program = build_program(workload)
-    return Result(workload, PROFILE, cluster, costs, program, simulate(program, cluster, costs))
+    return Result(
+        workload, PROFILE, cluster, costs, program, simulate(program, cluster, costs, fold=fold, coalesce=coalesce)
+    )

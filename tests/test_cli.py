@@ -318,3 +318,20 @@ def test_several_schedules_follow_compare(capsys: pytest.CaptureFixture[str]) ->
     assert [each["name"] for each in json.loads(capsys.readouterr().out)["schedules"]] == ["gpipe", "1f1b", "zb_h1"]
     assert command("schedule", "gpipe", "1f1b", *sizes) == 2
     assert "unexpected extra argument" in capsys.readouterr().err
+
+
+def test_the_file_of_a_steady_schedule_says_that_it_is_one_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, hints in (("zb_v", 1), ("1f1b", 0)):
+        path = tmp_path / f"{name}.csv"
+        assert command("schedule", name, "--stages", 2, "--microbatches", 4, "--csv", path) == 0
+        assert capsys.readouterr().err.count("one step") == hints
+
+
+def test_a_listing_of_workloads_has_every_axis_and_says_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("list", "workloads", "--json", "-") == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert "ep 8" in rows["mixtral_8x7b"]["layout"]
+    assert "cp 16" in rows["llama3_405b_131k"]["layout"]
+    assert [name for name, row in rows.items() if "does not fit" in row["note"]] == ["deepseek_v3_dualpipe"]

@@ -81,6 +81,35 @@ def test_copies_take_half_of_the_busiest_experts() -> None:
     )
 
 
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize(
+    ("ep", "redundant", "distribution"),
+    [(8, 8, "balanced"), (4, 8, "balanced"), (8, 8, {"skew": 1.0}), (4, 4, {"skew": 2.0}), (2, 2, {"skew": 1.0})],
+)
+def test_gradients_of_copies_are_added_up_by_their_holders(
+    ep: int, redundant: int, distribution: object, fold: bool
+) -> None:
+    """Of 8 experts of 3 x 256 x 256 fp32 gradients in each of 2 layers, those with copies on several ranks are
+    all-reduced once a step over these ranks and no others: every rank takes part for each such expert it holds."""
+    moe = {"redundant_experts": redundant, "token_distribution": distribution}
+    result = play({"fold": fold}, moe=moe, parallelism={"dp": ep, "ep": ep})
+    check(result.program, result.spans)
+    groups = {one.positions: one.experts for of in routing(result.workload).copy_rounds for one in of.groups}
+    if distribution == "balanced":  # one copy of each expert in turn, consecutive slots on a rank
+        local = (8 + redundant) // ep
+        expected = [{slot // local, (8 + slot) // local} for slot in range(8)][:redundant]
+        assert sum(groups.values()) == sum(len(holders) > 1 for holders in expected)
+        assert {frozenset(positions) for positions in groups} == {frozenset(holders) for holders in expected}
+    rows = result.timeline
+    moved = rows[rows["name"] == "ep.all_reduce redundant experts"]
+    for rank in moved["rank"].unique():
+        # Of n holders each sends 2 (n - 1) / n of the gradients.
+        own = {positions: experts for positions, experts in groups.items() if rank in positions}
+        sent = sum(experts * 2 * (1 - 1 / len(positions)) for positions, experts in own.items())
+        assert moved[moved["rank"] == rank]["nbytes"].sum() == pytest.approx(2 * 3 * 256 * 256 * 4 * sent)
+    assert fold or set(moved["rank"]) == {rank for positions in groups for rank in positions}
+
+
 # --- bytes ---
 
 

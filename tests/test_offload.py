@@ -13,6 +13,8 @@ from simulator.config import load_workload
 from simulator.costs.hosts import HOST_TRANSPORTS
 from simulator.engine.invariants import check
 from simulator.errors import InputError
+from simulator.model import stage_parts
+from simulator.program import Comm
 from tests.test_engine_exact import assert_same
 
 LAYERS = 6
@@ -162,6 +164,25 @@ def test_activations_go_out_and_come_back_once(schedule: str, place: str) -> Non
         assert held.max() <= (1.0 if schedule == "zb_h1" else 0.85) * before.max()
     peak = away.to_dict()["memory"]["host"]["peak_bytes" if place == "cpu" else "nvme_bytes"]
     assert 0 < peak <= out * 2
+
+
+@pytest.mark.parametrize(("pp", "modules"), [(1, 1), (2, 1), (2, 2)])
+def test_heads_stay_those_of_multi_token_prediction_too(pp: int, modules: int) -> None:
+    """What leaves is what the units save (layers, and a module's projection): no embedding, and no head with its fp32
+    logits, whichever loss it serves."""
+    workload = job(4, pp=pp, offload={"activations": "cpu"})
+    workload["model"] |= {"mtp_layers": modules}
+    result = run(workload)
+    work = result.workload
+    units = [part for stage in range(pp) for part in stage_parts(work, stage) if part.is_unit]
+    assert [part.name for part in units].count("mtp projection") == modules
+    out = {
+        (step.stage, step.microbatch, step.label): step.op.nbytes
+        for role in result.program.roles
+        for _, _, step in role.steps()
+        if step.label.startswith("save ") and isinstance(step.op, Comm)
+    }
+    assert sum(out.values()) == work.microbatches * sum(part.saved_bytes for part in units)
 
 
 def test_activations_come_back_one_layer_ahead() -> None:

@@ -10,6 +10,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from simulator.api import run, schedule
 from simulator.errors import InputError
 from simulator.output import gantt as module
 from simulator.output.gantt import compare_gantt, gantt, save_gantt
@@ -119,3 +120,49 @@ def test_colours_stay_apart_with_any_colour_vision(matrix: np.ndarray) -> None:
 
     for one, other in itertools.combinations(sorted(used), 2):
         assert np.linalg.norm(seen(one) - seen(other)) > 0.15, (one, other)
+
+
+def legend(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_the_legend_lists_what_is_drawn_and_nothing_else() -> None:
+    """GPipe idles and has whole backwards; one rank alone never idles; beside a split backward, green means both."""
+    assert legend(gantt(pipeline("gpipe", 2, 2))) == ["forward", "backward", "idle"]
+    assert legend(gantt(pipeline("gpipe", 1, 4))) == ["forward", "backward"]
+    both = compare_gantt({name: schedule(name, 2, 4).spans for name in ("gpipe", "zb_h1")})
+    assert legend(both)[1:3] == ["backward, or its input gradient", "backward: weight gradient"]
+
+
+def test_a_long_legend_stays_inside_the_figure() -> None:
+    """All categories at once."""
+    ops = [template((kind, "op", kind, 1.0), phase="B") for kind in module.CATEGORIES if kind != "optimizer"]
+    spans = [
+        Span(0, "compute", op, float(i), phase=phase, microbatch=i, stage=i % 2, chunk=i % 2, label=f"{i}")
+        for i, (op, phase) in enumerate(zip(ops, "FBIWFBIW", strict=True))
+    ]
+    figure = gantt(timeline(spans))
+    figure.draw_without_rendering()
+    box, whole = figure.legends[0].get_window_extent(), figure.bbox
+    assert len(legend(figure)) > 10
+    assert whole.x0 <= box.x0 < box.x1 <= whole.x1
+    assert box.y1 < min(axes.get_window_extent().y0 for axes in figure.axes)
+
+
+def test_pieces_of_a_pass_do_not_choose_the_zoom() -> None:
+    """One backward in 100 pieces beside 40 whole ones: a box of the zoom is a whole one."""
+    whole = [Span(0, "compute", template(("mm", "matmul", "compute", 1.0)), float(i), microbatch=i) for i in range(40)]
+    piece = template(("mm", "matmul", "compute", 0.01), phase="F")
+    cut = [Span(0, "compute", piece, 40 + i / 100, microbatch=40, label=f"x{i}") for i in range(100)]
+    boxes = module._Picture.of(timeline([*whole, *cut]), None, "").boxes
+    assert module._usual_box_s(boxes) == pytest.approx(1.0)
+
+
+def test_a_job_without_a_pipeline_has_no_bubble_in_its_title() -> None:
+    work = {
+        "model": {"layers": 2, "hidden": 512, "heads": 8, "vocab": 1000},
+        "training": {"seq": 256, "global_batch": 8},
+        "cluster": "dgx_a100",
+    }
+    titles = [run(work, set={"parallelism.pp": pp}).gantt().axes[0].get_title(loc="left") for pp in (1, 2)]
+    assert ["bubble" in title for title in titles] == [False, True]

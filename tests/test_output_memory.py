@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from simulator.analysis.holdings import Holdings
-from simulator.analysis.memory import memory_of_ranks
+from simulator.analysis.memory import held_activations, memory_curve, memory_of_ranks
+from simulator.api import run
 from simulator.model import StateBytes
 from simulator.output.gantt import save_gantt
 from simulator.output.memory_plot import memory_plot
@@ -24,10 +26,37 @@ def test_layers_add_up_to_the_peak(tmp_path: Path) -> None:
     axes = figure.axes[0]
     assert axes.get_title(loc="left") == "tiny: rank 0, stage 0"
     names = [text.get_text() for text in axes.get_legend().get_texts()]  # type: ignore[union-attr]
-    assert names == ["workspace", "activations", "buffers", "optimizer", "gradients", "weights"]
+    assert names == ["activations", "buffers", "optimizer", "gradients", "weights"]
     tops = [layer.get_paths()[0].vertices[:, 1].max() for layer in axes.collections]
     context = memories[0].holdings.overhead / GiB
-    assert tops == pytest.approx([2, 7, 19, 19 + context, 23 + context, 23 + context])
+    assert tops == pytest.approx([2, 7, 19, 19 + context, 23 + context])
     assert tops[-1] == pytest.approx(memories[0].total / GiB)
     save_gantt(figure, tmp_path / "memory.png")
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_gathered_parameters_are_no_activations() -> None:
+    """Zero 3: a layer in 16 bits is whole from the start of its gather; what is left of the peak without them is what
+    the report calls activations, workspace apart."""
+    layers, hidden = 8, 1024
+    work = {
+        "model": {"layers": layers, "hidden": hidden, "heads": 8, "vocab": 1024},
+        "training": {"seq": 512, "global_batch": 8},
+        "parallelism": {"dp": 4, "zero": 3},
+        "cluster": "dgx_h100",
+    }
+    result = run(work)
+    axes = result.memory().axes[0]
+    names = [str(layer.get_label()) for layer in axes.collections]
+    assert names == ["weights", "gradients", "optimizer", "buffers", "gathered", "activations", "workspace"]
+    tops = {name: layer.get_paths()[0].vertices for name, layer in zip(names, axes.collections, strict=True)}
+    fullest = max(result.memories, key=lambda memory: memory.total)
+    gathered = GiB * (tops["gathered"][:, 1].max() - tops["gathered"][:, 1].min())
+    assert gathered >= 2 * 12 * hidden**2  # at least one layer, 12 h^2 parameters of 2 bytes
+    at = np.argmax(tops["workspace"][:, 1])
+    assert tops["workspace"][at, 1] == pytest.approx(fullest.total / GiB)
+    curve = memory_curve(result.spans, fullest.rank)
+    held = held_activations(result.spans, curve, fullest.holdings)
+    peak = int(np.argmax(curve.held + curve.workspace))
+    assert held[peak] == pytest.approx(fullest.activations)
+    assert curve.held[peak] - held[peak] == pytest.approx(fullest.gathered, rel=1e-6)

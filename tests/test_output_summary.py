@@ -109,3 +109,28 @@ def test_compare_puts_two_results_side_by_side() -> None:
     assert "does not fit" in text
     ratio = slow.step_time_s / play().step_time_s
     assert f"{ratio:.3f}" in next(line for line in text.splitlines() if "step time" in line)
+
+
+def test_the_two_bubbles_have_two_names() -> None:
+    """The pipeline's holds exposed pp and dp communication; the breakdown shows these by themselves."""
+    text = " ".join(printed(summary(report(job(), play()))).split())
+    assert "of its work, exposed pp and dp communication in it" in text
+    assert "waiting for other ranks" in text
+    assert text.count("bubble") == 1
+
+
+def test_ratios_are_told_of_what_they_say_something_of() -> None:
+    lines = printed(compare(report(job(), play()), report(job(), play()))).splitlines()
+    with_ratio = {line[:24].strip() for line in lines if line.rstrip().endswith("1.000")}
+    assert {"step time", "tokens/s", "MFU", "peak memory"} <= with_ratio
+    assert not {"bubble", "exposed communication", "waiting for other ranks", "waiting for the host"} & with_ratio
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_two_workloads_side_by_side_fit_the_terminal(width: int) -> None:
+    console = Console(width=width, file=io.StringIO())
+    console.print(compare(report(job(), play()), report(job(), play())))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "…" not in text

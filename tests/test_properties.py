@@ -14,7 +14,7 @@ from simulator.analysis.memory import memory_curve
 from simulator.api import Result
 from simulator.engine.invariants import check
 from simulator.errors import InputError
-from tests.jobs import job
+from tests.jobs import any_job
 from tests.quick import load, play
 
 SPEEDS: list[dict[str, float]] = [{}, {"dp": 0.8}, {"pp": 0.7, "dp": 0.9}, {"tp": 0.9, "pp": 0.9, "dp": 0.5, "cp": 0.7}]
@@ -22,66 +22,7 @@ SPEEDS: list[dict[str, float]] = [{}, {"dp": 0.8}, {"pp": 0.7, "dp": 0.9}, {"tp"
 
 @st.composite
 def jobs(draw: st.DrawFn) -> dict[str, Any]:
-    """A small model on up to 16 GPUs, every key that changes a program drawn at random."""
-
-    def one(*choices: Any) -> Any:
-        return draw(st.sampled_from(choices))
-
-    tp, pp, dp = one((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 4), (2, 2, 2), (1, 4, 2), (4, 2, 1), (4, 2, 2), (2, 4, 2))
-    cp, method = one((1, "ring"), (1, "ring"), (2, "ring"), (2, "ulysses")) if tp * pp * dp <= 8 else (1, "ring")
-    schedule, vpp = one(("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2)) if pp > 1 else ("1f1b", 1)
-    workload = job()
-    workload["model"] |= {
-        "layers": pp * vpp * one(1, 2),
-        "hidden": 64 * one(1, 2),
-        "heads": 4,
-        "kv_heads": one(4, 2),
-        "vocab": one(500, 1000),
-        "activation": one("gelu", "swiglu"),
-        "norm": one("layernorm", "rmsnorm"),
-        "position": one("learned", "rope"),
-        "bias": one(True, False),
-        "tied_embeddings": one(True, False),
-        "attention": one("flash", "unfused") if cp == 1 or method == "ulysses" else "flash",
-        "sliding_window": one(None, 10, 64) if cp == 1 or method == "ulysses" else None,
-        "dropout": one(0.0, 0.1),
-    }
-    workload["training"] |= {
-        "seq": one(16, 64),
-        "micro_batch": one(1, 2),
-        "precision": one("bf16", "fp16", "fp32"),
-        "grad_dtype": one("fp32", "bf16"),
-        "grad_clip": one(None, 1.0),
-        "recompute": one("none", "selective", "full", {"granularity": "full", "layers": 1}),
-        "implementation": one("eager", "fused", "compiled"),
-    }
-    workload["training"]["global_batch"] = workload["training"]["micro_batch"] * dp * pp * one(1, 2, 3)
-    workload["parallelism"] = {
-        "tp": tp,
-        "pp": pp,
-        "dp": dp,
-        "cp": cp,
-        "cp_method": method,
-        **({"cp_layout": one("zigzag", "contiguous")} if method == "ring" else {}),
-        "vpp": vpp,
-        "schedule": schedule,
-        "sequence_parallel": tp > 1 and one(True, False),
-        "vocab_parallel": one(True, False),
-        "zero": one(0, 1, 2, 3),
-        "overlap": {key: one(True, False) for key in ("grad_reduce", "p2p", "param_gather", "tp")},
-        "bucket_bytes": one(1, 20_000, 25_000_000),
-        "rank_order": one("tp-cp-dp-pp", "tp-pp-dp-cp", "dp-cp-tp-pp"),
-    }
-    if workload["parallelism"]["zero"] == 3:
-        workload["parallelism"] |= {"prefetch": one(0, 1, 2), "reshard_after_forward": one(True, False)}
-    if workload["parallelism"]["zero"] and dp % 2 == 0:
-        workload["parallelism"]["hsdp"] = one(None, 2)
-    # There are trees for all-reduces only.
-    algorithms = ("auto", "ring") if workload["parallelism"]["zero"] else ("auto", "ring", "tree")
-    workload["parallelism"]["collective_algorithm"] = one(*algorithms)
-    if tp > 1 and not workload["parallelism"]["sequence_parallel"]:
-        workload["parallelism"]["scatter_gather_p2p"] = one(True, False)
-    return workload
+    return any_job(lambda *choices: draw(st.sampled_from(choices)))
 
 
 def leaves(node: dict[str, Any]) -> list[float]:

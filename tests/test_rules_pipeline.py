@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,7 +91,7 @@ def test_r07_embedding_and_loss_may_count_as_layers() -> None:
     assert layers(2, pp=4, **ends).parallelism.layers_per_stage == (0, 1, 1, 0)
     with pytest.raises(InputError, match=r"layers_per_stage: \[3, 3, 3, 2\]"):
         layers(11, pp=4, **ends)
-    with pytest.raises(InputError, match=r"\[2, 3, 3, 2\], or these two keys left out"):
+    with pytest.raises(InputError, match="leave account_for_embedding and account_for_loss out, or layers_per_stage"):
         layers(10, pp=4, layers_per_stage=[3, 3, 2, 2], **ends)
 
 
@@ -153,3 +154,17 @@ def test_r12_zero_bubble_with_full_recompute(name: str) -> None:
     workload = job(parallelism__pp=2, parallelism__schedule=name, training__recompute="full")
     assert any("recomputation runs before the input gradient" in note for note in warnings(load_workload(workload)))
     assert run(workload).to_dict()["time_breakdown_s"]["recompute"] > 0
+
+
+def test_a_file_of_one_rank_with_two_chunks_runs(tmp_path: Path) -> None:
+    """Nothing is sent; what a model's own stages do in turn is for the file to say."""
+    path = tmp_path / "one.csv"
+    path.write_text("0F0,1F0,1B0,0B0,0F1,1F1,1B1,0B1\n")
+    played = run(job(parallelism__schedule=str(path), parallelism__vpp=2, training__global_batch=2))
+    assert [len(played.spans.ranks), played.workload.parallelism.vpp] == [1, 2]
+
+
+def test_layers_per_stage_beside_an_even_split_that_counts_the_loss_names_both_keys() -> None:
+    keys = {"parallelism__pp": 2, "parallelism__account_for_loss": True}
+    with pytest.raises(InputError, match="leave account_for_loss out, or layers_per_stage"):
+        load_workload(job(**keys, parallelism__layers_per_stage=[8, 0]))

@@ -179,3 +179,15 @@ def test_memory_of_workers_and_servers() -> None:
     params, stage = result["params_total"], result["memory"]["per_stage"][0]
     assert (stage["weights"], stage["gradients"], stage["optimizer"]) == (2 * params, 2 * params, 0)
     assert result["memory"]["host"]["peak_bytes"] == pytest.approx(params / 2 * (12 + 2 + 4 * 2))
+
+
+@pytest.mark.parametrize(("servers", "gpus"), [(1, 1), (3, 1), (2, 4)])
+def test_nodes_of_servers_are_paid_for(servers: int, gpus: int) -> None:
+    """A server takes a node, whose GPUs are rented with it: (workers + servers x GPUs per node) x hours."""
+    work = job(dp=4, servers=servers, gpus=gpus)
+    work["training"]["total_tokens"] = 1e9
+    work["cluster"]["price_per_gpu_hour"] = 2.0
+    run_of = play(work).to_dict()["run"]
+    assert run_of["server_gpus"] == servers * gpus
+    assert run_of["gpu_hours"] == pytest.approx(24 * run_of["days"] * (4 + servers * gpus))
+    assert run_of["cost"] == pytest.approx(2 * run_of["gpu_hours"])

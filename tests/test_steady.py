@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from simulator import run, schedule
 from simulator.analysis.activity import activity
@@ -148,6 +150,32 @@ def test_the_search_is_fast_and_no_worse_than_1f1b() -> None:
         SCHEDULES["zb_auto"].tuned(Times.equal(4, 1.0, 1.0, 1.0, limit=0.2)).order(4, 8, 1)
 
 
+@given(
+    p=st.integers(1, 5),
+    more=st.integers(0, 8),
+    costs=st.tuples(*[st.floats(0.3, 2.0)] * 3),
+    hop=st.sampled_from([0.0, 0.1]),
+    kept=st.floats(0.2, 1.8),
+    limit=st.floats(1.0, 3.0),
+)
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_the_search_is_no_worse_than_what_was_made_by_hand(
+    p: int, more: int, costs: tuple[float, float, float], hop: float, kept: float, limit: float
+) -> None:
+    """Wherever 1F1B, ZB-H1 or ZB-H2 holds no more than the limit times 1F1B's peak, which a search may not know to
+    start from."""
+    m = p + more
+    f, i, w = costs
+    times = Times.equal(p, f, i, w, hop, limit, kept)
+    most = limit * min(m, p) * (1 + 1e-9)
+    assert max(peak(SCHEDULES["zb_auto"].tuned(times).order(p, m, 1), times)) <= most
+    split: dict[str, Any] = {"forward": f, "backward": i + w, "weight": w, "comm": hop}
+    found = schedule("zb_auto", p, m, zb_memory_limit=limit, kept=kept, **split).to_dict()["makespan"]
+    for name in ("1f1b", "zb_h1", "zb_h2"):
+        if max(peak(SCHEDULES[name].order(p, m, 1), times)) <= most:
+            assert found <= schedule(name, p, m, **split).to_dict()["makespan"] * (1 + 1e-9)
+
+
 def published() -> list[dict[str, str]]:
     with SUITES["zero-bubble"].table.open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
@@ -162,14 +190,14 @@ def slow_if_large(row: dict[str, str]) -> Any:
 def test_bubble_rates_of_the_zero_bubble_paper(row: dict[str, str]) -> None:
     """Table 5 of arXiv 2401.10241 from its own F, I, W and transfers (table 6): (cost - m (F + I + W)) / cost. A
     forward takes 34 + 5 a s / h bytes per s b h, and its weight gradient needs 32 of them (table 1)."""
-    given = {key: float(value) for key, value in re.findall(r"T_(\w+)=([\d.]+)", row["notes"])}
-    f, i, w = given["F"], given["B"], given["W"]
+    times = {key: float(value) for key, value in re.findall(r"T_(\w+)=([\d.]+)", row["notes"])}
+    f, i, w = times["F"], times["B"], times["W"]
     p, m, v = int(row["pp"]), int(row["global_batch"]) // int(row["micro_batch"]), int(row["vpp"])
     name = {"1F1B": "1f1b", "1F1B-I": "interleaved"}.get(row["schedule"], "zb_auto")
     limit = 2.0 if row["schedule"] == "ZB-2p" else 1.0
     kept = 32 / (34 + 5 * int(row["heads"]) * int(row["seq"]) / int(row["hidden"]))
     result = schedule(
-        name, p, m, v, forward=f / v, backward=(i + w) / v, weight=w / v, comm=given["comm"], zb_memory_limit=limit,
+        name, p, m, v, forward=f / v, backward=(i + w) / v, weight=w / v, comm=times["comm"], zb_memory_limit=limit,
         kept=kept,
     )  # fmt: skip
     cost = result.spans.step_time_s

@@ -29,7 +29,8 @@ def template(*ops: tuple[str, str, str, float] | tuple[str, str, str, float, flo
 
 @dataclass
 class Span:
-    """One span of a hand-made Timeline; the end follows from the template where it is not given."""
+    """One span of a hand-made Timeline; the end follows from the template where it is not given. What is posted before
+    it starts waits on the compute lane for the host, elsewhere for others."""
 
     rank: int
     lane: str
@@ -41,6 +42,7 @@ class Span:
     stage: int = -1
     chunk: int = 0
     posted: float | None = None
+    launched: float | None = None
     alloc: float = 0.0
     free: float = 0.0
     workspace: float = 0.0
@@ -69,6 +71,11 @@ def timeline(
     def floats(values: Iterable[float]) -> np.ndarray:
         return np.array(list(values), dtype=np.float64)
 
+    posted = [s.start if s.posted is None else s.posted for s in listed]
+    launched = [
+        s.launched if s.launched is not None else s.start if s.lane == "compute" else at
+        for s, at in zip(listed, posted, strict=True)
+    ]
     return Timeline(
         n_ranks=sum(like.values()),
         ranks_like=like,
@@ -82,7 +89,8 @@ def timeline(
         stage=ints(s.stage for s in listed),
         chunk=ints(s.chunk for s in listed),
         phase=np.array([s.phase for s in listed], dtype="U1"),
-        posted_s=floats(s.start if s.posted is None else s.posted for s in listed),
+        posted_s=floats(posted),
+        launched_s=floats(launched),
         start_s=floats(s.start for s in listed),
         end_s=floats(ends),
         labels=tuple(s.label for s in listed),

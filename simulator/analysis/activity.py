@@ -197,9 +197,9 @@ def _solid_items(timeline: Timeline, solid: Bools) -> Items:
 
 
 def _launch_items(timeline: Timeline) -> Items:
-    """Where a compute-lane span waits for the host to launch its first kernel."""
-    spans = np.flatnonzero(compute_lane_spans(timeline) & (timeline.start_s > timeline.posted_s))
-    return spans, timeline.posted_s[spans], timeline.start_s[spans], np.full(len(spans), HOST)
+    """Where a span waits for the host to launch its first op; what it waits for after that are its peers."""
+    spans = np.flatnonzero(timeline.launched_s > timeline.posted_s)
+    return spans, timeline.posted_s[spans], timeline.launched_s[spans], np.full(len(spans), HOST)
 
 
 def _runs(span: Ints, category: Ints, start: Floats, end: Floats, tolerance: float) -> Items:

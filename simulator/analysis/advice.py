@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from simulator.analysis.memory import RankMemory
@@ -19,6 +20,8 @@ Setting = dict[str, Any]
 
 #: Micro-batches that a changed job is tried with, as a multiple of its pipeline stages.
 ROUNDS = 4
+#: Pairs of changes that are tried, each a simulation of the changed job.
+PAIRS = 8
 
 
 def _flash(workload: Workload) -> Setting:
@@ -115,11 +118,13 @@ CANDIDATES: tuple[Callable[[Workload], Setting], ...] = (
 
 @dataclass(frozen=True)
 class Change:
-    """A legal change of a job that lowers its memory: what is set, the job then, and the bytes that it needs."""
+    """A legal change of a job that lowers its memory: what is set, the job then, the bytes that it needs, and which of
+    `CANDIDATES` it is."""
 
     setting: Setting
     workload: Workload
     needed: float
+    candidate: Callable[[Workload], Setting]
 
 
 def changes(workload: Workload, needed: float, needed_bytes: Callable[[Workload], float]) -> Iterator[Change]:
@@ -142,7 +147,7 @@ def _changed(
     except InputError:
         return None
     then = needed_bytes(few_rounds(other)) if other != workload else needed
-    return Change(setting, other, then) if then < needed else None
+    return Change(setting, other, then, candidate) if then < needed else None
 
 
 def few_rounds(workload: Workload) -> Workload:
@@ -158,7 +163,7 @@ def advice(
     memories: Sequence[RankMemory], capacity_bytes: float, workload: Workload, needed_bytes: Callable[[Workload], float]
 ) -> list[str]:
     """Plain words on what would make the fullest rank fit: which stage lacks how much and what it is full of, and what
-    each of `CANDIDATES` gives; where none suffices alone, the first of them that do together. Empty where everything
+    each of `CANDIDATES` gives; where none suffices alone, two that do together, or else more. Empty where everything
     fits. ``needed_bytes`` simulates a job and says what its fullest rank takes: every change is tried."""
     worst = max(memories, key=lambda memory: memory.total)
     excess = worst.total - capacity_bytes
@@ -174,8 +179,25 @@ def advice(
         lines.append(f"{_words(change.setting)} would free {format_gib(worst.total - change.needed)}: {verdict}")
     lines += _no_shards(workload)
     if alone and all(change.needed > capacity_bytes for change in alone):
-        lines.append(_together(workload, worst.total, capacity_bytes, needed_bytes))
+        pair = _pair(alone, worst.total, capacity_bytes, needed_bytes)
+        lines.append(
+            f"together: {_words(pair)}" if pair else _together(workload, worst.total, capacity_bytes, needed_bytes)
+        )
     return lines
+
+
+def _pair(
+    alone: Sequence[Change], needed: float, capacity_bytes: float, needed_bytes: Callable[[Workload], float]
+) -> Setting:
+    """The first two changes with which the job fits, of those that would if each freed as much as it does alone; empty
+    where `PAIRS` of them do not."""
+    excess = needed - capacity_bytes
+    likely = [(a, b) for a, b in combinations(alone, 2) if 2 * needed - a.needed - b.needed >= excess]
+    for first, second in likely[:PAIRS]:
+        both = _changed(first.workload, second.candidate, first.needed, needed_bytes)
+        if both is not None and both.needed <= capacity_bytes:
+            return first.setting | both.setting
+    return {}
 
 
 def _no_shards(workload: Workload) -> list[str]:

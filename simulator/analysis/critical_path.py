@@ -74,12 +74,14 @@ class _Walker:
             self.visited.add(span)
             self._spend(span, now)
             now = float(timeline.start_s[span])
-            if self.compute[span] and timeline.posted_s[span] < now:
-                self._count(LAUNCH, float(timeline.posted_s[span]), now)
-                now = float(timeline.posted_s[span])
+            last = self._last_member(span, now)
+            self.visited.add(last)
+            if timeline.posted_s[last] < timeline.launched_s[last]:
+                self._count(LAUNCH, float(timeline.posted_s[last]), now)
+                now = float(timeline.posted_s[last])
             if now <= self.low + self.tolerance:
                 break
-            released_by = self._released_by(span, now)
+            released_by = self._released_by(last, now)
             if released_by is None:
                 break
             gap = now - float(timeline.end_s[released_by])
@@ -98,9 +100,7 @@ class _Walker:
     def _released_by(self, span: int, now: float) -> int | None:
         timeline = self.timeline
         rank = int(timeline.rank[span])
-        if self.category[span] >= _FIRST_COMMUNICATION and timeline.posted_s[span] < now - self.tolerance:
-            rank = self._last_partner(span, now, rank)
-        elif (
+        if (
             span > 0
             and timeline.rank[span - 1] == rank
             and timeline.lane[span - 1] == timeline.lane[span]
@@ -114,9 +114,12 @@ class _Walker:
                 return spans[index]
         return None
 
-    def _last_partner(self, span: int, now: float, rank: int) -> int:
-        """The rank that was the last to post the communication which this span is one member's view of."""
+    def _last_member(self, span: int, now: float) -> int:
+        """The span, or where it is one member's view of a communication, that of the last member to launch it."""
         timeline = self.timeline
+        rank = int(timeline.rank[span])
+        if self.category[span] < _FIRST_COMMUNICATION or timeline.launched_s[span] >= now - self.tolerance:
+            return span
         index = bisect_right(self.starts, now + self.tolerance) - 1
         while index >= 0 and self.starts[index] >= now - self.tolerance:
             other = int(self.by_start[index])
@@ -124,11 +127,11 @@ class _Walker:
                 timeline.rank[other] != rank
                 and self.category[other] == self.category[span]
                 and abs(timeline.end_s[other] - timeline.end_s[span]) <= self.tolerance
-                and timeline.posted_s[other] >= now - self.tolerance
+                and timeline.launched_s[other] >= now - self.tolerance
             ):
-                return int(timeline.rank[other])
+                return other
             index -= 1
-        return rank
+        return span
 
     def _spend(self, span: int, until: float) -> None:
         """Count the span's time up to ``until`` among the classes of its ops."""

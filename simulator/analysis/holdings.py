@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from simulator import model
-from simulator.build.activations import is_layer
 from simulator.build.layout import Place, layout
 from simulator.config import Workload
 from simulator.model import Part, StateBytes
@@ -95,7 +94,7 @@ def _of(workload: Workload, place: Place, n_communicators: int) -> Holdings:
 
 
 def _emptied(part: Part) -> Part:
-    return replace(part, saved=()) if is_layer(part) else part
+    return replace(part, saved=()) if part.is_unit else part
 
 
 def _bucket_bytes(workload: Workload, state: StateBytes) -> float:

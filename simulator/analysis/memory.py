@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -160,33 +159,61 @@ def _kind(tensor: Tensor) -> str:
     return _KINDS.get(word, word)
 
 
-def _activations(timeline: Timeline, curve: Curve, at: int, parts: Mapping[int, tuple[Part, ...]]) -> dict[str, float]:
-    """Bytes of activations that are alive after the first ``at`` + 1 events of a curve, by kind of tensor."""
-    alive: Counter[tuple[int, str]] = Counter()
+def activation_changes(
+    timeline: Timeline, curve: Curve, parts: Mapping[int, tuple[Part, ...]]
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """Events of a curve that change the activations held, in order: index, and bytes by kind of tensor."""
     turning: dict[tuple[int, int], float] = {}  # taken by input gradients that still run
     turn_of = turns(timeline, curve.span.tolist(), parts)
-    for index, begins in zip(curve.span[: at + 1].tolist(), curve.begins[: at + 1].tolist(), strict=True):
-        turn, stage = turn_of.get(index), int(timeline.stage[index])
-        key = stage, int(timeline.microbatch[index])
-        if str(timeline.phase[index]) == "I" and stage in parts and begins:
-            turning[key] = turning.get(key, 0.0) + float(timeline.alloc_bytes[index])
-        if turn == "takes" and begins:
-            alive[stage, "saved"] += 1
-        elif turn == "turns" and not begins:
-            alive[stage, "saved"] -= 1
-            alive[stage, "held"] += 1
-            turning.pop(key, None)
-        elif turn == "gives" and not begins:
-            alive[stage, "held" if str(timeline.phase[index]) == "W" else "saved"] -= 1
-    held: dict[str, float] = {"output gradients": sum(turning.values())}
-    for (stage, what), count in sorted(alive.items()):
+
+    def kept(stage: int, what: str, count: int) -> dict[str, float]:
+        change: dict[str, float] = {}
         for part in parts[stage]:
             for tensor in part.saved if what == "saved" else part.held_for_weights:
                 kind = _kind(tensor)
-                held[kind] = held.get(kind, 0.0) + count * tensor.nbytes
-    return {kind: nbytes for kind, nbytes in held.items() if nbytes > 0}
+                change[kind] = change.get(kind, 0.0) + count * tensor.nbytes
+        return change
+
+    for event, (index, begins) in enumerate(zip(curve.span.tolist(), curve.begins.tolist(), strict=True)):
+        turn, stage, phase = turn_of.get(index), int(timeline.stage[index]), str(timeline.phase[index])
+        key = stage, int(timeline.microbatch[index])
+        if phase == "I" and stage in parts and begins:
+            taken = float(timeline.alloc_bytes[index])
+            turning[key] = turning.get(key, 0.0) + taken
+            yield event, {"output gradients": taken}
+        if turn == "takes" and begins:
+            yield event, kept(stage, "saved", 1)
+        elif turn == "turns" and not begins:
+            yield event, kept(stage, "saved", -1)
+            yield event, kept(stage, "held", 1)
+            yield event, {"output gradients": -turning.pop(key, 0.0)}
+        elif turn == "gives" and not begins:
+            yield event, kept(stage, "held" if phase == "W" else "saved", -1)
 
 
+def _activations(timeline: Timeline, curve: Curve, at: int, parts: Mapping[int, tuple[Part, ...]]) -> dict[str, float]:
+    """Bytes of activations that are alive after the first ``at`` + 1 events of a curve, by kind of tensor."""
+    held: dict[str, float] = {"output gradients": 0.0}
+    for event, change in activation_changes(timeline, curve, parts):
+        if event > at:
+            break
+        for kind, nbytes in change.items():
+            held[kind] = held.get(kind, 0.0) + nbytes
+    return {kind: nbytes for kind, nbytes in held.items() if nbytes > 0.5}
+
+
+def held_activations(timeline: Timeline, curve: Curve, holdings: Holdings) -> Floats:
+    """Of the ``held`` bytes of a curve, after each event, those that are activations; the rest are parameters and
+    gradients that are whole for a while."""
+    if holdings.layers_away or not holdings.parts:
+        return curve.held
+    changes = np.zeros(len(curve.times))
+    for event, change in activation_changes(timeline, curve, holdings.parts):
+        changes[event] += sum(change.values())
+    return np.minimum(np.cumsum(changes), curve.held)
+
+
+_MOVES = {"gather": "the gathering of parameters", "reduce": "the reduction of gradients"}
 _PASSES = {"F": "the forward pass", "B": "the backward pass", "I": "the input gradient", "W": "the weight gradient"}
 
 
@@ -197,7 +224,11 @@ def _running(timeline: Timeline, curve: Curve, at: int) -> str:
     index = int(curve.span[at])
     phase = str(timeline.phase[index])
     if phase not in _PASSES:
-        return "the optimizer" if phase == "O" else timeline.labels[index]
+        return (
+            "the optimizer"
+            if phase == "O"
+            else _MOVES.get(timeline.labels[index].split()[0], "a transfer beside the passes")
+        )
     return f"{_PASSES[phase]} of micro-batch {timeline.microbatch[index]}, stage {timeline.stage[index]}"
 
 

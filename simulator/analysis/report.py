@@ -116,7 +116,8 @@ def report(
 
 
 def throughput(job: Job, step_time_s: float) -> dict[str, Any]:
-    """Tokens per second, per GPU, and what the whole run takes where ``training.total_tokens`` says how long it is."""
+    """Tokens per second, per GPU, and what the whole run takes where ``training.total_tokens`` says how long it is: its
+    GPU-hours and price are of the nodes of parameter servers too."""
     training = job.workload.training
     tokens = training.global_batch * training.seq
     result: dict[str, Any] = {
@@ -125,12 +126,14 @@ def throughput(job: Job, step_time_s: float) -> dict[str, Any]:
     }
     if training.total_tokens is not None:
         seconds = training.total_tokens / tokens * step_time_s
-        gpu_hours = seconds * job.workload.n_ranks / SECONDS_PER_HOUR
+        server_gpus = len(job.workload.server_nodes) * job.workload.cluster.node.gpus.count
+        gpu_hours = seconds * (job.workload.n_ranks + server_gpus) / SECONDS_PER_HOUR
         price = job.workload.cluster.price_per_gpu_hour
         result["run"] = {
             "days": seconds / SECONDS_PER_DAY,
             "gpu_hours": gpu_hours,
             "cost": None if price is None else gpu_hours * price,
+            "server_gpus": server_gpus,
         }
     return result
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from simulator.build.pipeline import Lanes
 from simulator.build.stages import Stages
-from simulator.model import Part, pass_bytes
+from simulator.model import pass_bytes
 from simulator.program import Block, Comm, Step
 from simulator.program.ops import COMPUTE_LANE
 
@@ -59,8 +59,8 @@ class _Copier:
         parts = self._stages.parts[first.stage]
         order = [(index, len(block.ops)) for index, block in self._stages.by_part(first) if block.ops]
         # What the pass takes and gives back as a whole, each layer does by itself.
-        layers = {index: pass_bytes((parts[index],), first.phase) for index, _ in order if is_layer(parts[index])}
-        whole, others = pass_bytes(parts, first.phase), [part for part in parts if not is_layer(part)]
+        layers = {index: pass_bytes((parts[index],), first.phase) for index, _ in order if parts[index].is_unit}
+        whole, others = pass_bytes(parts, first.phase), [part for part in parts if not part.is_unit]
         alloc, free = -whole.alloc, -whole.free
         if others:
             kept = pass_bytes(others, first.phase)
@@ -135,8 +135,3 @@ class _Copier:
     def _copy(label: str, op: str, nbytes: float, after: tuple[str, ...], like: Step) -> Step:
         comm = Comm(f"offload.activations {op.replace('_', ' ')}", op, nbytes, "rank", "offload", stream="activations")
         return Step(label, comm, after, microbatch=like.microbatch, stage=like.stage)
-
-
-def is_layer(part: Part) -> bool:
-    """Whether a part is one of the layers, and no embedding or head."""
-    return part.name not in ("embedding", "head")

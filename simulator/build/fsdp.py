@@ -19,7 +19,7 @@ from dataclasses import replace
 from simulator.build.sharding import Reductions, gather, gathered_bytes, gradient_bytes
 from simulator.build.stages import Stages
 from simulator.config import Workload
-from simulator.model import Part, params_on
+from simulator.model import params_on
 from simulator.program import Block, Step
 
 #: (stage, index of the layer among the stage's parts), or (stage, `ROOT`).
@@ -58,10 +58,10 @@ class _Sharder:
         self._root_of = {stage: (_holder_of_the_table(workload, stage, own), ROOT) for stage in own}
         for stage in own:
             parts = stages.parts[stage]
-            self._params |= {(stage, index): part.params_on for index, part in enumerate(parts) if _is_layer(part)}
+            self._params |= {(stage, index): part.params_on for index, part in enumerate(parts) if part.is_unit}
         for root in self._root_of.values():
             held = [stage for stage in own if self._root_of[stage] == root]
-            self._params[root] = params_on(p for stage in held for p in stages.parts[stage] if not _is_layer(p))
+            self._params[root] = params_on(p for stage in held for p in stages.parts[stage] if not p.is_unit)
 
     def run(self, step: Step) -> None:
         """One pass, part by part."""
@@ -76,7 +76,7 @@ class _Sharder:
         for number, (index, block) in enumerate(pieces):
             last = number == len(pieces) - 1
             label, free = step.label if last else f"{step.label}.{number}", 0.0
-            layer = (step.stage, index) if _is_layer(parts[index]) else None
+            layer = (step.stage, index) if parts[index].is_unit else None
             if layer and reads:
                 at = len(self._uses) - 1 - self._ahead
                 room = self._uses[at : at + 1] if at >= 0 else ()
@@ -115,10 +115,6 @@ class _Sharder:
             return 0.0
         self._whole.discard(unit)
         return gathered_bytes(self._workload, self._params[unit])
-
-
-def _is_layer(part: Part) -> bool:
-    return not part.name.endswith(("embedding", "head"))  # those of multi-token prediction too
 
 
 def _holder_of_the_table(workload: Workload, stage: int, own: Sequence[int]) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.config import Parallelism, Workload
-from simulator.model import Seat, telling_seat
+from simulator.model import Seat, routing, telling_seat
 
 Groups = Mapping[str, tuple[tuple[int, ...], ...]]
 Grid = NDArray[np.int64]
@@ -38,6 +38,7 @@ class Layout:
     the first and the last stage, where each has its copy of the embedding table), ``twin`` (two pipeline ranks that
     hold the same stages) and ``rank`` (each alone, where ranks deal with hosts). Where ZeRO shards within instances
     (``hsdp``), dp and edp are split into ``dp_shard``, consecutive members, and ``dp_replica``, across these.
+    ``copies0``, ``copies1`` ...: ranks of an ep group that hold copies of the same experts.
     """
 
     places: tuple[Place, ...]
@@ -91,6 +92,12 @@ def layout(workload: Workload) -> Layout:
     if of_experts:
         groups |= {axis: of_experts.along(axis) for axis in ("ep", "etp", "edp")}
         groups["emp"] = of_experts.along("pp", "ep", "etp")
+        for one in routing(workload).copy_rounds:
+            groups[one.axis] = tuple(
+                tuple(members[position] for position in holders.positions)
+                for members in groups["ep"]
+                for holders in one.groups
+            )
     groups |= _instances(parallelism, groups)
     if parallelism.server_count or any(place != "none" for place in parallelism.offload.model_dump().values()):
         groups["rank"] = tuple((rank,) for rank in range(workload.n_ranks))

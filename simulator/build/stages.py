@@ -19,7 +19,7 @@ class Stages:
     """The blocks of every model stage for a rank at ``seat``, each distinct one built once."""
 
     def __init__(self, workload: Workload, seat: Seat) -> None:
-        self.workload = workload
+        self.workload, self.seat = workload, seat
         parallelism = workload.parallelism
         self.n_stages = parallelism.n_stages
         self.parts = [stage_parts(workload, stage, seat) for stage in range(self.n_stages)] * parallelism.plan.copies

@@ -53,7 +53,7 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     ready = (*ready, *(step.label for step in twins))
     tied = _embedding_gradients(workload, rank, ready)
     compute += [*twins, *tied]
-    replicated = replicated_gradient_ops(workload, [part for stage in own for part in stages.parts[stage]])
+    replicated = replicated_gradient_ops(workload, [part for stage in own for part in stages.parts[stage]], stages.seat)
     beside: list[Step] = []
     if parallelism.offload.optimizer != "none" and tied:
         beside = _copied_again(workload, tied[0])

@@ -146,6 +146,7 @@ def _collectives() -> Rows:
 
 def _workloads() -> Rows:
     from simulator.config import catalog, load_workload
+    from simulator.output.summary import describe_layout
 
     rows = []
     for name in catalog.names("workload"):
@@ -156,8 +157,9 @@ def _workloads() -> Rows:
                 "name": name,
                 "layers": job.model.layers,
                 "hidden": job.model.hidden,
-                "layout": f"tp {layout.tp} pp {layout.pp} dp {layout.dp}, {layout.schedule}",
+                "layout": describe_layout(layout.model_dump(mode="json")),
                 "cluster": f"{job.cluster.nodes} x {job.cluster.name}",
+                "note": job.note,
             }
         )
     return rows

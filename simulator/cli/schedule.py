@@ -86,6 +86,8 @@ def command(
     reports = [result.to_dict() for result in results]
     warnings = [f"{result.name}: {note}" for result in results for note in result.warnings]
     content = reports[0] if len(reports) == 1 else {"schedules": reports}
+    if csv is not None and results[0].plan.steady:
+        warnings.append(f"{results[0].name}: the file has one step, and is played as one alone when it is read again")
     write_json(json, envelope("schedule", warnings, cost=costs, **content))
     if csv is not None:
         csv.write_text(results[0].to_csv(), encoding="utf-8")

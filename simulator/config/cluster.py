@@ -200,8 +200,18 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
             )
     if spec.nodes > 1 and not node.nics.count:
         yield InputError("several nodes need network cards", key="node.nics.count", found=0, allowed=">= 1")
+    first: dict[str, int] = {}
     for index, override in enumerate(spec.overrides):
         yield from _override_problems(spec, override, f"overrides[{index}]")
+        name = override.gpu if isinstance(override, GpuOverride) else override.link
+        if first.setdefault(name, index) != index:
+            scale = "speed_scale" if isinstance(override, GpuOverride) else "bandwidth_scale"
+            yield InputError(
+                f"overrides[{first[name]}] is of it too, and only one {scale} can be meant",
+                key=f"overrides[{index}].{'gpu' if isinstance(override, GpuOverride) else 'link'}",
+                found=name,
+                fix="one override of it",
+            )
 
 
 def _override_problems(spec: ClusterSpec, override: LinkOverride | GpuOverride, key: str) -> Iterator[InputError]:

@@ -208,20 +208,21 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     Raises `InputError` where the file is missing, a directory, empty, binary, no YAML, or no mapping at its top level.
     """
-    return _mapping(parse_yaml(read_text(path), path), path)
+    return as_mapping(parse_yaml(read_text(path), path), path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds. Raises `InputError` as `read_yaml` does."""
     try:
-        return _mapping(json.loads(read_text(path)), path)
+        return as_mapping(json.loads(read_text(path)), path)
     except json.JSONDecodeError as error:
         raise InputError(f"line {error.lineno}, column {error.colno}: {error.msg}", file=path) from None
     except (RecursionError, ValueError) as error:
         raise InputError(f"cannot be read as JSON: {error}", file=path) from None
 
 
-def _mapping(data: Any, path: Path) -> dict[str, Any]:
+def as_mapping(data: Any, path: Path) -> dict[str, Any]:
+    """``data``, read from a file, where it is a mapping. Raises `InputError` where it is not."""
     if data is None:
         raise InputError("is empty", file=path)
     if not isinstance(data, dict):

@@ -25,7 +25,8 @@ def find_schedule(reference: str, *, file: object = None, key: str | None = None
     try:
         return _read(path, path.stat().st_mtime_ns)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the schedule: {error}", file=file, key=key, found=reference) from None
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read the schedule: {reason}", file=file, key=key, found=reference) from None
     except ValueError as error:
         raise InputError(str(error), file=path) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
@@ -10,7 +11,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from simulator.config import catalog
 from simulator.config.cited import Cited, Figure, Fraction, NotNegative, Positive, Share
-from simulator.config.files import AsTuple, Section, Whole, read_yaml, validated
+from simulator.config.files import AsTuple, Section, Whole, as_mapping, parse_yaml, read_text, validated
 from simulator.config.transport import Transport
 from simulator.errors import InputError
 
@@ -261,7 +262,12 @@ def load_profile(
     Raises `InputError`.
     """
     path = catalog.find("profile", str(reference), base=base, file=file, key=key)
-    return validated(Profile, read_yaml(path), path)
+    return _parsed(read_text(path), path)
+
+
+@lru_cache(maxsize=8)
+def _parsed(text: str, path: Path) -> Profile:
+    return validated(Profile, as_mapping(parse_yaml(text, path), path), path)
 
 
 def check_gpu(profile: Profile, gpu: str, *, file: object = None, key: str | None = None) -> None:

@@ -45,6 +45,8 @@ class Workload(Section):
 
     name: Text
     """[the file's name]"""
+    note: Text = ""
+    """what `list workloads` says of it, such as that it does not fit [none]"""
     model: Model
     training: Training
     parallelism: Parallelism = Parallelism()

@@ -75,6 +75,10 @@ def _check_rows(timeline: Timeline, slack: float) -> None:
         raise InvariantError(
             f"rank {rows['rank'][at]}, lane {lane}: row {rows['name'][at]!r} overlaps the one before it"
         )
+    if (timeline.launched_s < timeline.posted_s - slack).any() or (
+        timeline.start_s < timeline.launched_s - slack
+    ).any():
+        raise InvariantError("a span was launched before its lane came to it, or started before it was launched")
     work = np.array([template.length_s for template in timeline.templates])
     if (timeline.end_s - timeline.start_s < work[timeline.template] - slack).any():
         raise InvariantError("a span was faster than its work at full speed")

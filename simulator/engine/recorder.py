@@ -22,6 +22,14 @@ class Ends(NamedTuple):
     in_row: bool = True
 
 
+class Called(NamedTuple):
+    """When a lane came to a piece of work, and when the host had launched its first op, which is the same where a
+    lane's host thread has nothing else to do (s)."""
+
+    posted_s: float
+    launched_s: float
+
+
 WHOLE = Ends(True, True)
 BESIDE = Ends(False, False, False)
 
@@ -30,7 +38,7 @@ class Recorder:
     """Append-only columns: one append per span, so that recording costs little beside the event itself."""
 
     def __init__(self) -> None:
-        self._spans: list[tuple[int, str, int, Step, Ends, int, float, float, float]] = []
+        self._spans: list[tuple[int, str, int, Step, Ends, int, Called, float, float]] = []
         self._stretched: dict[int, tuple[Floats, Floats]] = {}
 
     def span(
@@ -41,12 +49,12 @@ class Recorder:
         step: Step,
         ends: Ends,
         template: int,
-        posted: float,
+        called: Called,
         start: float,
         end: float,
     ) -> int:
         """Record one span; its number, for `stretch`."""
-        self._spans.append((rank, lane, index, step, ends, template, posted, start, end))
+        self._spans.append((rank, lane, index, step, ends, template, called, start, end))
         return len(self._spans) - 1
 
     def stretch(self, span: int, starts: Floats, ends: Floats) -> None:
@@ -68,12 +76,13 @@ class Recorder:
         lanes = sorted({lane for _, lane, *_ in self._spans} | {lane for t in templates for lane in t.lanes})
         code = {lane: number for number, lane in enumerate(lanes)}
         columns = list(zip(*self._spans, strict=True)) if self._spans else [()] * 9
-        rank, lane_name, index, steps, ends, template, posted, start, end = columns
+        rank, lane_name, index, steps, ends, template, called, start, end = columns
         lane = np.array([code[name] for name in lane_name], dtype=np.int64)
         start_s = np.array(start, dtype=np.float64)
         rank_number = np.array(rank, dtype=np.int64)
         order = np.lexsort((start_s, lane, rank_number))
         # Memory belongs to a step, not to each of its pieces: held from the first piece, given back after the last.
+        posted, launched = np.array(called, dtype=np.float64).reshape(-1, 2)[order].T
         first, last, in_row = np.array(ends, dtype=bool).reshape(-1, 3)[order].T
 
         def column(values: Sequence[float], dtype: type) -> NDArray[Any]:
@@ -93,7 +102,8 @@ class Recorder:
             stage=column([step.stage for step in steps], np.int64),
             chunk=column([step.chunk for step in steps], np.int64),
             phase=np.array([step.phase for step in steps], dtype="U1")[order],
-            posted_s=column(posted, np.float64),
+            posted_s=posted,
+            launched_s=launched,
             start_s=start_s[order],
             end_s=column(end, np.float64),
             labels=tuple(steps[i].label for i in order),

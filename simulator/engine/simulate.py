@@ -17,7 +17,7 @@ from simulator.cluster import Cluster
 from simulator.costs import Costs
 from simulator.engine.blocks import CommOp, CommTime, Meet, MeetBeside, Piece, Run, TemplateStore
 from simulator.engine.deadlock import report
-from simulator.engine.recorder import BESIDE, WHOLE, Ends, Recorder
+from simulator.engine.recorder import BESIDE, WHOLE, Called, Ends, Recorder
 from simulator.engine.world import Transfer, World, build_world
 from simulator.errors import DeadlockError
 from simulator.network.flows import Network
@@ -150,11 +150,12 @@ class _Simulation:
                 case Block():
                     yield from self._block(rank, lane, index, step)
                 case Comm():
+                    posted = self.env.now
                     if lane == COMPUTE_LANE:
                         yield from self._launch(rank)
-                    yield from self._communicate(rank, lane, index, step, (step.op,))
+                    yield from self._communicate(rank, lane, index, step, (step.op,), posted)
                 case Batch():
-                    yield from self._communicate(rank, lane, index, step, step.op.comms)
+                    yield from self._communicate(rank, lane, index, step, step.op.comms, self.env.now)
                     # Megatron synchronises the device after batch_isend_irecv, so that the host cannot run ahead.
                     rank.host_s = max(rank.host_s, self.env.now)
             del rank.waits_for[lane]
@@ -165,23 +166,24 @@ class _Simulation:
     # Communication
 
     def _communicate(
-        self, rank: _Rank, lane: str, index: int, step: Step, comms: tuple[Comm, ...], ends: Ends = WHOLE
+        self, rank: _Rank, lane: str, index: int, step: Step, comms: tuple[Comm, ...], posted: float, ends: Ends = WHOLE
     ) -> Wait:
-        posted = self.env.now
+        """Call ``comms``, which the lane came to at ``posted``, and wait for them."""
+        called = Called(posted, self.env.now)
         meetings = [self._arrive(rank, lane, comm) for comm in comms]
         for comm, meeting in zip(comms, meetings, strict=True):
-            yield from self._await(rank, lane, index, step, comm, meeting, posted, ends)
+            yield from self._await(rank, lane, index, step, comm, meeting, called, ends)
 
     def _await(
-        self, rank: _Rank, lane: str, index: int, step: Step, comm: Comm, meeting: Meeting, posted: float, ends: Ends
+        self, rank: _Rank, lane: str, index: int, step: Step, comm: Comm, meeting: Meeting, called: Called, ends: Ends
     ) -> Wait:
-        """Until ``comm``, called at ``posted``, has ended."""
+        """Until ``comm`` has ended."""
         if not meeting.done.processed:
             rank.waits_for[lane] = meeting
             yield meeting.done
         template = self.store.comm_row(comm, meeting.transfer.wire_bytes)
         began, ended = cast(tuple[float, float], meeting.done.value)
-        self.recorder.span(rank.number, comm.lane, index, step, ends, template, posted, began, ended)
+        self.recorder.span(rank.number, comm.lane, index, step, ends, template, called, began, ended)
 
     def _arrive(self, rank: _Rank, lane: str, comm: Comm) -> Meeting:
         """Call ``comm``; the last member to call sets the bytes in motion."""
@@ -246,21 +248,24 @@ class _Simulation:
             if isinstance(piece, Run):
                 yield from self._compute(rank, lane, index, step, piece, ends)
                 continue
+            posted = self.env.now
             yield from self._launch(rank)
             if isinstance(piece, Meet):
-                yield from self._communicate(rank, lane, index, step, (piece.comm,), ends)
+                yield from self._communicate(rank, lane, index, step, (piece.comm,), posted, ends)
             else:
-                yield from self._beside(rank, lane, index, step, piece, ends)
+                yield from self._beside(rank, lane, index, step, piece, posted, ends)
             rank.waits_for[lane] = step.label
 
-    def _beside(self, rank: _Rank, lane: str, index: int, step: Step, piece: MeetBeside, ends: Ends) -> Wait:
+    def _beside(
+        self, rank: _Rank, lane: str, index: int, step: Step, piece: MeetBeside, posted: float, ends: Ends
+    ) -> Wait:
         """Call the collective, compute, and wait for it. What the step holds goes with its kernels."""
-        posted, last = self.env.now, len(piece.runs) - 1
+        called, last = Called(posted, self.env.now), len(piece.runs) - 1
         meeting = self._arrive(rank, lane, piece.comm)
         for number, run in enumerate(piece.runs):
             of_run = Ends(ends.first and number == 0, ends.last and number == last)
             yield from self._compute(rank, lane, index, step, run, of_run)
-        yield from self._await(rank, lane, index, step, piece.comm, meeting, posted, BESIDE)
+        yield from self._await(rank, lane, index, step, piece.comm, meeting, called, BESIDE)
 
     def _compute(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
         return (self._run_disturbed if self.interferes else self._run)(rank, lane, index, step, run, ends)
@@ -303,7 +308,9 @@ class _Simulation:
         start = max(posted, host + self.costs.launch_s)
         end = max(start + run.seconds, host + run.tail_s)
         yield self.env.timeout(end - posted)
-        span = self.recorder.span(rank.number, lane, index, step, ends, run.template, posted, start, self.env.now)
+        span = self.recorder.span(
+            rank.number, lane, index, step, ends, run.template, Called(posted, start), start, self.env.now
+        )
         if end > start + run.seconds * (1 + 1e-12):
             template = self.store.templates[run.template]
             self.recorder.stretch(span, *template.play(host + template.launch_s, start))
@@ -337,7 +344,9 @@ class _Simulation:
             if resumed:
                 left[current] = (ends[current] - now) * pace[current - first]
             first = current
-        span = self.recorder.span(rank.number, lane, index, step, outer, run.template, begin, starts[0], now)
+        span = self.recorder.span(
+            rank.number, lane, index, step, outer, run.template, Called(begin, starts[0]), starts[0], now
+        )
         if now - starts[0] > run.seconds * (1 + 1e-12):
             self.recorder.stretch(span, starts, ends)
 

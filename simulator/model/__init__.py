@@ -7,6 +7,7 @@ from simulator.model.flops import (
     model_flops_per_step_causal,
     parameters,
 )
+from simulator.model.layer import layer
 from simulator.model.nodes import Op, Tensor, unique
 from simulator.model.optimizer import (
     StateBytes,
@@ -19,8 +20,11 @@ from simulator.model.optimizer import (
     replicated_gradient_ops,
     state_bytes,
 )
-from simulator.model.parts import Part, PassBytes, embedding, head, layer, params_on, pass_bytes, stage_parts
+from simulator.model.parts import Part, PassBytes, params_on, pass_bytes
+from simulator.model.routing import routing
 from simulator.model.shapes import Seat, telling_seat
+from simulator.model.stage import stage_parts
+from simulator.model.vocabulary import embedding, head
 
 __all__ = [
     "Op",
@@ -46,6 +50,7 @@ __all__ = [
     "pass_bytes",
     "rank_parts",
     "replicated_gradient_ops",
+    "routing",
     "stage_parts",
     "state_bytes",
     "telling_seat",

@@ -71,8 +71,8 @@ def _ring(z: Shapes) -> Node:
                 part = kv * kernel.kv_len / kernels[0].kv_len if kernels[0] else kv
                 received.append(memory("B", "attn.ring dkv sum", "residual", 2 * part, part, z.dtype))
         ends = step in (0, z.cp - 1)
-        forward += _beside(_exchange("kv", "shift", kv) if step < z.cp - 1 else None, work)
-        backward += _beside(_exchange("dkv" if step else "kv", "shift", kv if ends else 2 * kv), work_back)
+        forward += _exchange_beside(_exchange("kv", "shift", kv) if step < z.cp - 1 else None, work)
+        backward += _exchange_beside(_exchange("dkv" if step else "kv", "shift", kv if ends else 2 * kv), work_back)
         backward += received
     return Node(
         forward=tuple(forward),
@@ -84,7 +84,7 @@ def _ring(z: Shapes) -> Node:
     )
 
 
-def _beside(comm: Comm | None, kernels: list[Compute]) -> Ops:
+def _exchange_beside(comm: Comm | None, kernels: list[Compute]) -> Ops:
     """One step of a ring: either may have nothing to do."""
     if comm is None:
         return tuple(kernels)

@@ -128,13 +128,13 @@ def _overlapped(mixture: Mixture) -> Mixture:
     first, act, second = mixture.shared
     dispatch = replace(
         dispatch,
-        forward=_beside(dispatch.forward, (*first.forward, *act.forward)),
-        input_grad=_beside(dispatch.input_grad, first.input_grad),
+        forward=_hidden_by(dispatch.forward, (*first.forward, *act.forward)),
+        input_grad=_hidden_by(dispatch.input_grad, first.input_grad),
     )
     combine = replace(
         combine,
-        forward=_beside(combine.forward, second.forward),
-        input_grad=_beside(combine.input_grad, (*second.input_grad, *act.input_grad)),
+        forward=_hidden_by(combine.forward, second.forward),
+        input_grad=_hidden_by(combine.input_grad, (*second.input_grad, *act.input_grad)),
     )
     first, act, second = (
         replace(node, forward=_comms(node.forward), input_grad=_comms(node.input_grad)) for node in (first, act, second)
@@ -143,7 +143,7 @@ def _overlapped(mixture: Mixture) -> Mixture:
     return Mixture((router, first, act, dispatch, *rest), mixture.activation, (fc2, combine), (second,), mixture.add)
 
 
-def _beside(ops: Ops, shared: Ops) -> Ops:
+def _hidden_by(ops: Ops, shared: Ops) -> Ops:
     """``ops`` with the kernels among the ``shared`` ones beside their all-to-all."""
     kernels = tuple(op for op in shared if isinstance(op, Compute))
     return tuple(Beside(op, kernels) if isinstance(op, Comm) and op.op == "all_to_all" else op for op in ops)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from simulator.model.parts import stage_parts
 from simulator.model.shapes import GATED, Seat, telling_seat
+from simulator.model.stage import stage_parts
 from simulator.program.kernels import causal_pairs
 from simulator.program.ops import kernels_of
 

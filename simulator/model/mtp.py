@@ -1,12 +1,37 @@
-"""Multi-token prediction: what joins a module's two inputs (DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
+"""Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): modules that predict later tokens."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from simulator.model.layer import layer
 from simulator.model.nodes import Node, Ops, comm, linear, memory, norm
-from simulator.model.shapes import Shapes
+from simulator.model.parts import Part, part_of
+from simulator.model.shapes import ANY_SEAT, Seat, Shapes, shapes
+from simulator.model.vocabulary import embedding, head
+
+if TYPE_CHECKING:
+    from simulator.config import Workload
 
 
-def joined(z: Shapes) -> tuple[Node, ...]:
+def predictor(workload: Workload, number: int, seat: Seat = ANY_SEAT) -> tuple[Part, ...]:
+    """Module ``number`` of multi-token prediction: the embedding of later tokens joined with the last layer's output, a
+    layer of its own, and the loss (DeepSeek-V3, arXiv 2412.19437, section 2.2). Embedding table and vocabulary
+    projection are the model's; a rank that does not hold the table already has a copy of it."""
+    table = embedding(workload)
+    if number or workload.model.tied_embeddings or workload.parallelism.table_in_place:
+        table = replace(table, params=0)
+    recompute = None if workload.training.recompute.layers is None else "none"
+    return (
+        replace(table, name="mtp embedding"),
+        part_of("mtp projection", _projection(shapes(workload)), is_unit=True),
+        layer(workload, recompute=recompute, seat=seat, number=workload.model.layers + number),
+        replace(head(workload, projection=False), name="mtp head"),
+    )
+
+
+def _projection(z: Shapes) -> tuple[Node, ...]:
     """The hidden state and the embedding of a later token, each normed, side by side, and projected to one width.
 
     As in Megatron-Core (transformer/multi_token_prediction.py) the projection is split by columns, whose results are

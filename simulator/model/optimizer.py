@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simulator.model.nodes import Op
-from simulator.model.parts import Part, params_on, stage_parts
+from simulator.model.parts import Part, params_on
+from simulator.model.routing import routing
+from simulator.model.shapes import ANY_SEAT, Seat
+from simulator.model.stage import stage_parts
 from simulator.program import Comm, Compute, Memory
 from simulator.units import DTYPE_BYTES
 
@@ -104,11 +107,11 @@ def optimizer_workspace_bytes(workload: Workload, params: Mapping[str, int]) -> 
     return float(per_param * optimized(workload, params))
 
 
-def replicated_gradient_ops(workload: Workload, parts: Iterable[Part]) -> tuple[Comm, ...]:
+def replicated_gradient_ops(workload: Workload, parts: Iterable[Part], seat: Seat = ANY_SEAT) -> tuple[Comm, ...]:
     """The all-reduce over tp, once a step, of gradients that every tp rank computes from its own rows or heads: norms
     and row-split biases under sequence parallelism (Megatron's `allreduce_sequence_parallel_gradients`), KV heads that
-    tp ranks share, routers; and the one over ep of the copies of experts; of sharded gradients the shard. Empty where
-    there are none."""
+    tp ranks share, routers; and those of redundant experts over the ranks that hold copies of them, in rounds (see
+    `Routing.copy_rounds`) for a rank at ``seat``; of sharded gradients the shard. Empty where there are none."""
     parts, layout = tuple(parts), workload.parallelism
     grad = DTYPE_BYTES[workload.training.grad_dtype]
 
@@ -119,11 +122,14 @@ def replicated_gradient_ops(workload: Workload, parts: Iterable[Part]) -> tuple[
     if params := sum(part.tp_reduced_params for part in parts):
         nbytes = grad * params / held("dp")
         ops.append(Comm("tp.all_reduce replicated gradients", "all_reduce", nbytes, axis="tp", purpose="tp"))
-    moe, ep = workload.model.moe, layout.ep
-    copies = moe.redundant_experts if moe else 0
-    if moe and copies and (experts := sum(part.expert_params for part in parts)):
-        nbytes = float(grad * experts * copies * ep // (moe.experts + copies)) / held("edp")
-        ops.append(Comm("ep.all_reduce redundant experts", "all_reduce", nbytes, axis="ep", purpose="ep"))
+    params = sum(part.expert_params for part in parts)
+    if workload.model.moe and params:
+        routed = routing(workload)
+        per_expert = grad * params / len(routed.loads[seat.ep]) / held("edp")
+        for one in routed.copy_rounds:
+            if experts := one.experts_at(seat.ep):
+                nbytes = per_expert * experts
+                ops.append(Comm("ep.all_reduce redundant experts", "all_reduce", nbytes, axis=one.axis, purpose="ep"))
     return tuple(ops)
 
 

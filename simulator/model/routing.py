@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.config.model import Moe, Skew
 
 if TYPE_CHECKING:
     from simulator.config import Workload
+
+
+class CopyGroup(NamedTuple):
+    """Positions of an expert-parallel group that hold copies of the same ``experts`` experts."""
+
+    positions: tuple[int, ...]
+    experts: int
+
+
+class CopyRound(NamedTuple):
+    """Groups of holders of copies that have nobody in common, so that one ``axis`` names them all."""
+
+    axis: str
+    groups: tuple[CopyGroup, ...]
+
+    def experts_at(self, position: int) -> int:
+        """Experts whose gradients the rank at ``position`` adds up with other holders in this round."""
+        return sum(group.experts for group in self.groups if position in group.positions)
 
 
 @dataclass(frozen=True)
@@ -21,6 +40,7 @@ class Routing:
     ``tokens`` are those of one rank, of which it sends ``sent`` copies; ``received[j]`` copies reach the rank at
     position j of the group. ``loads[j]``: what each of its experts works on, with what etp ranks gather.
     ``received_shares``: the share of every rank's copies that goes to each position; empty where it is equal.
+    ``copy_rounds``: who has to add up the gradients of redundant experts, in this order.
     """
 
     tokens: int
@@ -28,10 +48,19 @@ class Routing:
     received: tuple[float, ...]
     loads: tuple[tuple[int, ...], ...]
     received_shares: tuple[float, ...]
+    copy_rounds: tuple[CopyRound, ...]
 
     def telling(self, position: int) -> int:
         """The first position whose rank has the same work as the one at ``position``."""
-        return self.loads.index(self.loads[position])
+        return self._work.index(self._work[position])
+
+    @cached_property
+    def _work(self) -> list[tuple[tuple[int, ...], ...]]:
+        """By position, what decides a rank's work: loads, and whose gradients it adds up in each round."""
+        return [
+            (loads, tuple(one.experts_at(position) for one in self.copy_rounds))
+            for position, loads in enumerate(self.loads)
+        ]
 
 
 def routing(workload: Workload) -> Routing:
@@ -44,7 +73,9 @@ def routing(workload: Workload) -> Routing:
 @lru_cache(maxsize=64)
 def _routing(moe: Moe, tokens: int, ep: int, etp: int, seed: int) -> Routing:
     copies = [share * tokens * moe.top_k for share in popularity(moe, seed)]
-    slots = _with_capacity(moe, tokens, _over_slots(copies, moe.redundant_experts))
+    expert_of = _slots(copies, moe.redundant_experts)
+    times = Counter(expert_of)
+    slots = _with_capacity(moe, tokens, [copies[expert] / times[expert] for expert in expert_of])
     local = len(slots) // ep
     held = [slots[local * rank : local * (rank + 1)] for rank in range(ep)]
     sent = math.fsum(slots)
@@ -56,7 +87,25 @@ def _routing(moe: Moe, tokens: int, ep: int, etp: int, seed: int) -> Routing:
         received=received,
         loads=tuple(_whole([count * ep * etp for count in own]) for own in held),
         received_shares=() if even else tuple(count / (ep * sent) for count in received),
+        copy_rounds=_copy_rounds(expert_of, local),
     )
+
+
+def _copy_rounds(expert_of: list[int], local: int) -> tuple[CopyRound, ...]:
+    """The holders of each expert that several ranks hold, ``local`` slots a rank; experts with the same holders go
+    together, and each group into the first round in which none of its members has one yet."""
+    holders: dict[int, dict[int, None]] = {}
+    for slot, expert in enumerate(expert_of):
+        holders.setdefault(expert, {})[slot // local] = None
+    experts = Counter(tuple(of_expert) for of_expert in holders.values() if len(of_expert) > 1)
+    rounds: list[list[CopyGroup]] = []
+    for positions, count in experts.items():
+        free = (groups for groups in rounds if not any(set(positions) & set(group.positions) for group in groups))
+        groups = next(free, None)
+        if groups is None:
+            rounds.append(groups := [])
+        groups.append(CopyGroup(positions, count))
+    return tuple(CopyRound(f"copies{number}", tuple(groups)) for number, groups in enumerate(rounds))
 
 
 def popularity(moe: Moe, seed: int) -> tuple[float, ...]:
@@ -82,16 +131,16 @@ def popularity(moe: Moe, seed: int) -> tuple[float, ...]:
     return tuple(shares)
 
 
-def _over_slots(copies: list[float], redundant: int) -> list[float]:
-    """Per expert held anywhere, what it gets: those of the model, then ``redundant`` copies, each of the expert whose
-    copies have most to do; all copies of one expert get equal parts."""
+def _slots(copies: list[float], redundant: int) -> list[int]:
+    """The expert in every slot: those of the model, then ``redundant`` copies, each of the expert whose copies, which
+    all get equal parts, have most to do."""
     times = [1] * len(copies)
     copied: list[int] = []
     for _ in range(redundant):
         busiest = max(range(len(copies)), key=lambda expert: (copies[expert] / times[expert], -expert))
         times[busiest] += 1
         copied.append(busiest)
-    return [copies[expert] / times[expert] for expert in (*range(len(copies)), *copied)]
+    return [*range(len(copies)), *copied]
 
 
 def _with_capacity(moe: Moe, tokens: int, slots: list[float]) -> list[float]:

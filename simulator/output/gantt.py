@@ -48,6 +48,7 @@ _PANEL_POINTS = 14.4 * 72  # width of the panel that shows the whole step
 _STRIP, _GAP = 0.13, 0.04  # of a row: height of a communication lane, space between lanes
 _POINTS_PER_DIGIT = 4.6  # width of a digit of the numbers in boxes
 _FONT = 7
+_LEGEND_COLUMNS = 7  # of entries that fit side by side
 
 
 def gantt(
@@ -79,15 +80,15 @@ def gantt(
         assert figure is not None
         return figure
     windows = _zoom_windows(picture)
+    legend = _legend(picture)
     row_in = min(0.5, max(0.16, 7.0 / len(picture.ranks)))
     heights = [len(picture.ranks) * row_in * (0.7 if windows else 1.0)] + [len(picture.ranks) * row_in] * bool(windows)
-    figure, (whole, *zooms) = _figure(heights, [1, 2][: len(heights)])
+    figure, (whole, *zooms) = _figure(heights, [1, 2][: len(heights)], legend)
     _panel(whole, picture, (0.0, picture.length_s), title or f"step time {format_time(timeline.step_time_s)}")
     for zoom, (name, window) in zip(zooms, windows, strict=True):
         _panel(zoom, picture, window, name, small=True)
         low, high = (edge / picture.axis.seconds for edge in window)
         whole.axvspan(low, high, facecolor="none", edgecolor="black", lw=1.0, zorder=5)
-    _figure_legend(figure, picture)
     return figure
 
 
@@ -96,22 +97,25 @@ def compare_gantt(timelines: Mapping[str, Timeline], *, unit: str = "") -> Figur
     longest = max(timeline.length_s for timeline in timelines.values())
     axis = _Axis.of(longest, unit)
     pictures = [replace(_Picture.of(timeline, None, unit), axis=axis) for timeline in timelines.values()]
-    figure, panels = _figure([max(len(p.ranks) * 0.4, 0.8) for p in pictures], [1] * len(pictures))
+    figure, panels = _figure([max(len(p.ranks) * 0.4, 0.8) for p in pictures], [1] * len(pictures), _legend(*pictures))
     for axes, picture, title in zip(panels, pictures, timelines, strict=True):
         _panel(axes, picture, (0.0, longest), title)
-    _figure_legend(figure, *pictures)
     return figure
 
 
-def _figure(heights_in: Sequence[float], columns: Sequence[int]) -> tuple[Figure, list[Axes]]:
-    """A figure of rows of panels, so high in inches, so many in each, with room for titles, axes and a legend.
+def _figure(
+    heights_in: Sequence[float], columns: Sequence[int], legend: tuple[list[Any], str]
+) -> tuple[Figure, list[Axes]]:
+    """A figure of rows of panels, so high in inches, so many in each, with room for titles and axes, over a legend.
 
     Laid out by hand: matplotlib's constrained layout draws everything twice to find the same.
     """
     from matplotlib.figure import Figure
 
-    left, right, above, below, legend = 1.4, 0.2, 0.38, 0.5, 0.45
-    total = sum(heights_in) + len(heights_in) * (above + below) + legend
+    handles, caption = legend
+    rows = -(-len(handles) // _LEGEND_COLUMNS)
+    left, right, above, below = 1.4, 0.2, 0.38, 0.5
+    total = sum(heights_in) + len(heights_in) * (above + below) + 0.2 + 0.25 * rows
     figure = Figure(figsize=(_WIDTH_IN, total), dpi=_DPI)
     panels = []
     top = total
@@ -122,6 +126,10 @@ def _figure(heights_in: Sequence[float], columns: Sequence[int]) -> tuple[Figure
             x = left + column * (room + 0.45)
             panels.append(figure.add_axes((x / _WIDTH_IN, bottom / total, room / _WIDTH_IN, height / total)))
         top = bottom - below
+    figure.legend(
+        handles=handles, title=caption, loc="lower center", ncols=-(-len(handles) // rows), fontsize=9,
+        title_fontsize=8, frameon=False,
+    )  # fmt: skip
     return figure, panels
 
 
@@ -213,6 +221,12 @@ class _Picture:
         )
 
     @property
+    def idles(self) -> bool:
+        """Whether any of it stays grey."""
+        busy = float((self.boxes.end_s - self.boxes.start_s) @ np.minimum(self.boxes.share.sum(axis=1), 1.0))
+        return busy < (1 - 1e-6) * float((self.closes_s - self.opens_s).sum())
+
+    @property
     def bar_height(self) -> float:
         """Of a box, as a share of its row."""
         return 0.9 - len(self.lanes) * (_STRIP + _GAP)
@@ -294,10 +308,14 @@ def _number_points(picture: _Picture) -> float:
 
 
 def _usual_box_s(boxes: _Boxes) -> float:
-    """Length of the usual box of the shortest phase that has micro-batches."""
-    length = boxes.end_s - boxes.start_s
-    phases = np.unique(boxes.phase[boxes.microbatch >= 0])
-    return min(float(np.median(length[(boxes.phase == phase) & (boxes.microbatch >= 0)])) for phase in phases)
+    """Of the shortest phase that has micro-batches, the length of the box in which its median second lies: pieces that
+    a pass is cut into for a bucket do not count for many."""
+    usual = []
+    for phase in np.unique(boxes.phase[boxes.microbatch >= 0]):
+        of_phase = (boxes.phase == phase) & (boxes.microbatch >= 0)
+        length = np.sort((boxes.end_s - boxes.start_s)[of_phase])
+        usual.append(float(length[np.searchsorted(np.cumsum(length), length.sum() / 2)]))
+    return min(usual)
 
 
 def _panel(axes: Axes, picture: _Picture, window: tuple[float, float], title: str, *, small: bool = False) -> None:
@@ -432,26 +450,19 @@ def _legend(*pictures: _Picture) -> tuple[list[Any], str]:
     from matplotlib.patches import Patch
 
     phases = {str(phase) for picture in pictures for phase in np.unique(picture.boxes.phase)}
-    handles = [
-        Patch(facecolor=_PHASE_COLOUR[phase], label=name)
-        for phase, name in _PHASE_NAME.items()
-        if phase in phases and not (phase == "B" and "I" in phases)
-    ]
+    names = dict(_PHASE_NAME)
+    if {"B", "I"} <= phases:  # of one colour
+        names["B"] = "backward, or its input gradient"
+        del names["I"]
+    handles = [Patch(facecolor=_PHASE_COLOUR[phase], label=name) for phase, name in names.items() if phase in phases]
     stacked = False
     for kind, name in _SHARE_NAME.items():
         inside = any(p.boxes.share[:, CATEGORIES.index(kind)].any() for p in pictures)
         stacked |= inside
         if inside or any(kind in p.lanes for p in pictures):
             handles.append(Patch(facecolor=_SHARE_COLOUR[kind], label=name))
-    handles.append(Patch(facecolor=_IDLE_COLOUR, label="idle"))
+    if any(picture.idles for picture in pictures):
+        handles.append(Patch(facecolor=_IDLE_COLOUR, label="idle"))
     if any(picture.chunks > 1 for picture in pictures):
-        handles.append(Patch(facecolor=_lighter(_PHASE_COLOUR["F"], 0.6), label="lighter: later chunk"))
+        handles.append(Patch(facecolor=_lighter(_PHASE_COLOUR["F"], 0.6), label="lighter: the rank's other chunks"))
     return handles, "colours stacked in a box are shares of its time" if stacked else ""
-
-
-def _figure_legend(figure: Figure, *pictures: _Picture) -> None:
-    handles, caption = _legend(*pictures)
-    figure.legend(
-        handles=handles, title=caption, loc="lower center", ncols=min(len(handles), 10), fontsize=9, title_fontsize=8,
-        frameon=False,
-    )  # fmt: skip

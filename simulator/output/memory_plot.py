@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.analysis.memory import RankMemory, memory_curve
+from simulator.analysis.memory import RankMemory, held_activations, memory_curve
 from simulator.timeline import Timeline
 from simulator.units import GiB, format_gib, format_time
 
@@ -23,10 +23,13 @@ _COLOURS = {
     "gradients": "#2e75b6",
     "optimizer": "#9dc3e6",
     "buffers": "#7f7f7f",
+    "gathered": "#548235",
     "activations": "#ed7d31",
     "workspace": "#f4b183",
 }
 _LIMIT = "#c00000"
+#: Layers below this share of the peak are left out, and out of the legend.
+_VISIBLE = 1e-6
 _SIZE_IN = (11.0, 4.5)
 
 
@@ -35,8 +38,8 @@ def memory_plot(
 ) -> Figure:
     """Memory of the job's fullest rank over time, GiB; into ``ax`` where given.
 
-    ``buffers`` are the context, NCCL, placeholders, buckets and what the allocator has cached at most; gathered
-    parameters count with the activations, as both come and go.
+    ``buffers`` are the context, NCCL, placeholders, buckets and what the allocator has cached at most; ``gathered`` are
+    parameters and gradients that are whole for a while under ZeRO-2 and 3, or come from the host.
     """
     fullest = max(memories, key=lambda memory: memory.total)
     curve = memory_curve(timeline, fullest.rank)
@@ -46,7 +49,11 @@ def memory_plot(
         ax = Figure(figsize=_SIZE_IN, layout="constrained", dpi=120).add_subplot()
     step = timeline.step_time_s
     times = np.concatenate(([0.0], curve.times, [step]))
-    held, workspace = (np.concatenate(([0.0], column, column[-1:])) for column in (curve.held, curve.workspace))
+    own = held_activations(timeline, curve, fullest.holdings)
+    gathered, held, workspace = (
+        np.concatenate(([0.0], np.maximum(column, 0.0), np.maximum(column[-1:], 0.0)))
+        for column in (curve.held - own, own, curve.workspace)
+    )
     state = fullest.holdings.state
     constant = {
         "weights": state.weights,
@@ -54,22 +61,25 @@ def memory_plot(
         "optimizer": state.optimizer,
         "buffers": fullest.buffers - fullest.gathered,
     }
-    layers = [np.full(len(times), nbytes) for nbytes in constant.values()]
-    layers += [np.maximum(held, 0.0), np.maximum(workspace, 0.0)]
-    stacked = np.cumsum([layer / GiB for layer in layers], axis=0)
+    layers = {name: np.full(len(times), nbytes) for name, nbytes in constant.items()}
+    layers |= {"gathered": gathered, "activations": held, "workspace": workspace}
     below = np.zeros(len(times))
-    for (name, colour), above in zip(_COLOURS.items(), stacked, strict=True):
+    for name, colour in _COLOURS.items():
+        if layers[name].max() < _VISIBLE * fullest.total:
+            continue
+        above = below + layers[name] / GiB
         ax.fill_between(times, below, above, step="post", color=colour, label=name, linewidth=0)
         below = above
     ax.axhline(capacity_bytes / GiB, color=_LIMIT, linestyle="--", linewidth=1.2)
     said = f"{format_gib(capacity_bytes)} on the GPU "
     ax.text(step, capacity_bytes / GiB, said, color=_LIMIT, ha="right", va="bottom")
+    near = 0 < capacity_bytes - fullest.total < 0.1 * capacity_bytes  # the line would go through the words
     ax.plot([fullest.peak_at_s], [fullest.total / GiB], marker="v", color="black", markersize=7)
     ax.annotate(
         f"{format_gib(fullest.total)} at {format_time(fullest.peak_at_s)}",
         (fullest.peak_at_s, fullest.total / GiB),
         textcoords="offset points",
-        xytext=(0, 8),
+        xytext=(8, -2) if near else (0, 8),
         ha="left" if fullest.peak_at_s < step / 2 else "right",
     )
     ax.set_xlim(0.0, step)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 _BAR = 30
+#: What `time_breakdown_s` calls bubble, told apart from that of the pipeline.
+_WAITING = "waiting for other ranks"
 _PATH_ROWS = 8
 
 Result = Mapping[str, Any]
@@ -41,12 +43,14 @@ def summary(result: Result) -> Group:
 def compare(first: Result, second: Result) -> Table:
     """Two ``run`` results side by side, and the second as a multiple of the first."""
     table = _table(
-        "", ("", "left"), (first["name"], "right"), (_other_name(first, second), "right"), ("ratio", "right")
-    )
+        "",
+        ("", "left"), (first["name"], "right"), (_other_name(first, second), "right"), ("ratio", "right"),
+        wrap=True,
+    )  # fmt: skip
     for label, value, shown in _COMPARED:
         a, b = value(first), value(second)
-        table.add_row(label, shown(a), shown(b), f"{b / a:.3f}" if a > 0 and b > 0 else "")
-    table.add_row("layout", _layout(first["parallelism"]), _layout(second["parallelism"]), "")
+        table.add_row(label, shown(a), shown(b), f"{b / a:.3f}" if min(a, b) > 0 and label in _RATIOS else "")
+    table.add_row("layout", describe_layout(first["parallelism"]), describe_layout(second["parallelism"]), "")
     table.add_row("memory", _fits(first["memory"]), _fits(second["memory"]), "")
     return table
 
@@ -86,13 +90,19 @@ _COMPARED: tuple[tuple[str, Callable[[Result], float], Callable[[float], str]], 
     ("recompute", lambda r: r["time_breakdown_s"]["recompute"], format_time),
     ("optimizer", lambda r: r["time_breakdown_s"]["optimizer"], format_time),
     ("exposed communication", _exposed, format_time),
-    ("waiting for the pipeline", lambda r: r["time_breakdown_s"]["bubble"], format_time),
+    (_WAITING, lambda r: r["time_breakdown_s"]["bubble"], format_time),
     ("waiting for the host", lambda r: r["time_breakdown_s"]["host"], format_time),
     ("peak memory", lambda r: r["memory"]["peak_bytes"], format_gib),
 )
 
+#: Rows of which the second is told as a multiple of the first: of small shares and waits it would say nothing.
+_RATIOS = (
+    *("GPUs", "step time", "tokens/s", "tokens/s per GPU", "model FLOP/s per GPU", "MFU", "HFU"),
+    *("compute", "peak memory"),
+)
 
-def _layout(parallelism: Mapping[str, Any]) -> str:
+
+def describe_layout(parallelism: Mapping[str, Any]) -> str:
     """Degrees above one, first those whose product the ranks are; the schedule of a pipeline, and whatever else is not
     as it mostly is: ``tp 8 x pp 12 x dp 16, 1f1b``."""
     degrees = [f"{axis} {parallelism[axis]}" for axis in ("tp", "cp", "pp", "dp") if parallelism[axis] > 1]
@@ -125,7 +135,7 @@ def _headline(result: Result) -> Text:
     return Text.assemble(
         (str(result["name"]), "bold"),
         f" on {result['n_gpus']:,} GPUs of {result['cluster']}\n"
-        f"{_parameters(result)} parameters, {_layout(result['parallelism'])}, "
+        f"{_parameters(result)} parameters, {describe_layout(result['parallelism'])}, "
         f"{result['n_microbatches']:,} micro-batch{'es' if result['n_microbatches'] > 1 else ''}\n"
         f"calibration {calibration['name']}: {calibration['kind']} figures{dated}",
     )
@@ -157,14 +167,14 @@ def _parameters(result: Result) -> str:
     return shown if active == total else f"{shown} ({active / 1e9:,.1f} billion active)"
 
 
-def _table(title: str, *columns: tuple[str, str]) -> Table:
+def _table(title: str, *columns: tuple[str, str], wrap: bool = False) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, justify in columns:
-        table.add_column(Text(name), justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        table.add_column(Text(name), justify=justify, no_wrap=not wrap)  # type: ignore[arg-type]
     return table
 
 
@@ -186,8 +196,8 @@ def _key_figures(result: Result) -> Table:
     grid.add_row("model FLOP/s", f"{_tflops(result['model_flops_per_s_per_gpu'])} per GPU")
     grid.add_row(
         "MFU",
-        f"{_percent(result['mfu'])} of the dense peak of {_tflops(peak)}; {_percent(result['mfu_causal'])} with causal "
-        f"attention counted as half",
+        f"{_percent(result['mfu'])} of the dense peak of {_tflops(peak)}; "
+        f"{_percent(result['mfu_causal'])} counting half of attention",
     )
     grid.add_row(
         "HFU",
@@ -196,7 +206,8 @@ def _key_figures(result: Result) -> Table:
     if result["parallelism"]["pp"] > 1:
         grid.add_row(
             "bubble",
-            f"{_percent(result['bubble_fraction'])} of the pipeline's time, {result['bubble_ratio']:.3f} of its work",
+            f"{_percent(result['bubble_fraction'])} of the pipeline's window, {result['bubble_ratio']:.3f} "
+            f"of its work, exposed pp and dp communication in it",
         )
         stages = result["stages"]
         better = stages["layers_per_stage"]
@@ -205,6 +216,8 @@ def _key_figures(result: Result) -> Table:
     run = result.get("run")
     if run is not None:
         cost = "" if run["cost"] is None else f", cost {run['cost']:,.0f} at the cluster's price"
+        if run["server_gpus"]:
+            cost += f"; {run['server_gpus']:,} GPUs of the servers' nodes included"
         grid.add_row("whole run", f"{run['days']:,.1f} days, {run['gpu_hours']:,.0f} GPU-hours{cost}")
     return grid
 
@@ -218,7 +231,7 @@ def _breakdown(result: Result) -> Table:
         ("optimizer", times["optimizer"]),
         *((f"exposed {kind} communication", seconds) for kind, seconds in times["exposed"].items()),
         ("waiting for kernel launches", times["host"]),
-        ("bubble", times["bubble"]),
+        (_WAITING, times["bubble"]),
         ("other", times["other"]),
     ]
     title = "Where a GPU's time goes (mean over GPUs)"

@@ -89,8 +89,8 @@ SUITES: dict[str, Suite] = {
                 "parallelism.account_for_embedding": True,
                 "parallelism.account_for_loss": True,
             },
-            # Their forward passes take 15 to 26 % longer than our kernels, and their steps 5 to 10 % longer than their
-            # own schedules; input and weight gradients agree within 10 %. What that is is not known yet.
+            # Their forward passes take 15 to 26 % longer than our kernels, 5 to 8 % of a step; I + W agrees within 2 %.
+            # What that is is not known; DESIGN.md, Known limits, says what it is not.
             bounds=Bounds(mean=0.13),
             special=(
                 *(({"schedule": schedule}, {"parallelism.overlap": _BESIDE}) for schedule in ("ZB-1p", "ZB-2p")),

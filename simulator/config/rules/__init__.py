@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from simulator.config.rules import context, data, experts, offload, pipeline, scale, servers, tensor, training
+from simulator.config.rules import context, data, effect, experts, offload, pipeline, scale, servers, tensor, training
 from simulator.config.rules.pipeline import even_split
 from simulator.config.rules.scale import check_scale, replicas
 from simulator.errors import InputError
@@ -26,6 +26,7 @@ _LAYOUT_PROBLEMS = (scale.layout_problems, data.layout_problems, pipeline.layout
 _WARNINGS = (
     *(scale.warnings, data.warnings, servers.warnings, experts.warnings, pipeline.warnings),
     training.warnings,
+    effect.warnings,
 )
 
 

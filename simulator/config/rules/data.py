@@ -37,7 +37,7 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
 
 
 def warnings(workload: Workload) -> Iterator[str]:
-    """Sharding over nobody, stages that communicate for every micro-batch of a pipeline, and keys without effect."""
+    """Sharding over nobody, and stages that communicate for every micro-batch of a pipeline."""
     layout = workload.parallelism
     if layout.zero and layout.replicas("dp") == 1:
         state = ("optimizer state", "gradients and optimizer state", "whole state")[layout.zero - 1]
@@ -51,6 +51,3 @@ def warnings(workload: Workload) -> Iterator[str]:
             f"zero {layout.zero} in a pipeline: gradients are reduced{gathers} for each of the {times} micro-batches "
             f"of a stage, where zero 1 does so once a step"
         )
-    if layout.zero < 3:
-        for key in sorted({"prefetch", "reshard_after_forward"} & layout.model_fields_set):
-            yield f"parallelism.{key} has no effect: parameters are sharded by zero 3 alone"

@@ -224,11 +224,9 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
 
 
 def warnings(workload: Workload) -> Iterator[str]:
-    """Limits without effect."""
+    """Sharding over nobody."""
     layout, moe = workload.parallelism, workload.model.moe
     if moe is None:
         return
-    if moe.node_limit is not None and layout.ep * layout.etp <= workload.cluster.node.gpus.count:
-        yield "model.moe.node_limit changes nothing: the ranks of an expert-parallel group share a node"
     if layout.zero and layout.replicas("edp") == 1 < layout.replicas("dp"):
         yield "the optimizer state of experts is not sharded: no two ranks hold the same (expert data parallelism is 1)"

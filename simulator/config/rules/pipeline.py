@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from simulator.config.files import brief
 from simulator.config.rules.numbers import around, divisors, listed, nearest, nearest_multiple, shown, split
 from simulator.errors import InputError
 from simulator.schedules import SCHEDULES
@@ -62,7 +63,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
             allowed=f"{chunks}, or schedule: {chunked}",
             fix=f"schedule: {chunked}" if chunks == 1 else f"vpp: {chunks}",
         )
-    elif chunks != 1 and (layout.vpp == 1 or layout.pp == 1):
+    elif chunks != 1 and layout.plan.size is None and (layout.vpp == 1 or layout.pp == 1):
         key, found = ("vpp", layout.vpp) if layout.vpp == 1 else ("pp", layout.pp)
         yield InputError(
             f"the schedule {layout.schedule} needs several chunks per rank and several ranks",
@@ -130,16 +131,24 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
             found=training.recompute.layers,
             allowed=f"at most {max(layout.layers_per_stage)}",
         )
-    if layout.account_for_embedding or layout.account_for_loss:
-        even = even_split(model.layers, layout)
-        if layout.layers_per_stage != even:
-            yield InputError(
-                "is not the even split that account_for_embedding and account_for_loss ask for",
-                key="parallelism.layers_per_stage",
-                found=list(layout.layers_per_stage[:64]),
-                allowed=f"{shown(list(even))}, or these two keys left out",
-            )
+    counted = [key for key in ("account_for_embedding", "account_for_loss") if getattr(layout, key)]
+    if counted and not _is_even(model.layers, layout):
+        yield InputError(
+            "splits the layers evenly with embedding or loss counted as one; layers_per_stage splits them otherwise",
+            key=f"parallelism.{counted[0]}",
+            found=brief(True),
+            allowed="one of the two, not both",
+            fix=f"leave {' and '.join(counted)} out, or layers_per_stage",
+        )
     yield from _batch_problems(workload)
+
+
+def _is_even(layers: int, layout: Parallelism) -> bool:
+    """Whether the layers are split as they would be without ``layers_per_stage``."""
+    try:
+        return layout.layers_per_stage == even_split(layers, layout)
+    except InputError:
+        return False
 
 
 def _batch_problems(workload: Workload) -> Iterator[InputError]:

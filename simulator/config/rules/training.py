@@ -79,8 +79,13 @@ def _module_problems(workload: Workload) -> Iterator[InputError]:
 
 
 def warnings(workload: Workload) -> Iterator[str]:
-    """Recomputation that saves nothing."""
+    """Recomputation that saves nothing, and names that say nothing."""
     recompute = workload.training.recompute
     alone = recompute.granularity == "selective" and recompute.modules == ("core_attn",)
     if alone and workload.model.attention == "flash":
         yield "selective recompute saves almost nothing: flash attention keeps no scores to recompute"
+    named = recompute.modules
+    if recompute.granularity == "selective" and not named:
+        yield "training.recompute.modules is empty: nothing is computed again"
+    if twice := sorted({module for module in named if named.count(module) > 1}):
+        yield f"training.recompute.modules names {', '.join(twice)} more than once, which counts once"

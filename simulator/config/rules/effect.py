@@ -1,0 +1,135 @@
+"""Keys that are given, and change nothing beside the rest of the workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from simulator.config.workload import Workload
+
+Condition = Callable[["Workload"], bool]
+
+
+def _shared(workload: Workload) -> bool:
+    """Whether any two ranks hold the same parameters, or gradients leave for servers or the host."""
+    layout = workload.parallelism
+    axes = ("dp", "edp") if workload.model.moe else ("dp",)
+    leave = layout.server_count or layout.offload.optimizer != "none"
+    return bool(leave) or any(layout.replicas(axis) > 1 for axis in axes)
+
+
+def _cuts_buckets(workload: Workload) -> bool:
+    """Whether gradients are reduced, or parameters gathered, in buckets, or copied to one."""
+    layout = workload.parallelism
+    reduced = _shared(workload) and (layout.zero == 2 or (layout.zero < 2 and layout.overlap.grad_reduce))
+    gathered = layout.zero in (1, 2) and layout.overlap.param_gather and layout.plan.drains
+    return reduced or gathered or layout.copy_to_buckets
+
+
+def _agrees(workload: Workload) -> bool:
+    """Whether ranks of a replica have a norm or infinities to agree on before the optimizer."""
+    training, layout = workload.training, workload.parallelism
+    several = layout.pp * layout.tp * layout.ep * layout.etp > 1
+    return several and not layout.server_count and (training.grad_clip is not None or training.precision == "fp16")
+
+
+def _one_axis(workload: Workload) -> bool:
+    layout = workload.parallelism
+    return sum(size > 1 for size in (layout.tp, layout.cp, layout.ep, layout.dp, layout.pp)) < 2
+
+
+def _skewed(workload: Workload) -> bool:
+    moe = workload.model.moe
+    return moe is not None and not isinstance(moe.token_distribution, str | tuple)
+
+
+#: Dotted key, when it changes nothing, and why. Of several rows of a key the first that holds is told.
+TABLE: tuple[tuple[str, Condition, str], ...] = (
+    ("seed", lambda w: not _skewed(w), "nothing is random without model.moe.token_distribution: {skew: ...}"),
+    ("model.sliding_window", lambda w: not w.model.window(w.training.seq), "no sequence is longer than the window"),
+    (
+        "model.moe.node_limit",
+        lambda w: w.parallelism.ep * w.parallelism.etp <= w.cluster.node.gpus.count,
+        "the ranks of an expert-parallel group share a node",
+    ),
+    ("parallelism.cp_method", lambda w: w.parallelism.cp == 1, "cp is 1"),
+    ("parallelism.cp_layout", lambda w: w.parallelism.cp == 1, "cp is 1"),
+    (
+        "parallelism.cp_layout",
+        lambda w: w.parallelism.cp_method != "ring",
+        "ulysses gives every rank whole sequences to attend to",
+    ),
+    (
+        "parallelism.sequence_parallel",
+        lambda w: w.parallelism.tp == 1 and w.parallelism.sequence_parallel,
+        "tp is 1",
+    ),
+    ("parallelism.vocab_parallel", lambda w: w.parallelism.tp == 1, "tp is 1"),
+    ("parallelism.overlap.tp", lambda w: w.parallelism.tp == 1, "tp is 1"),
+    ("parallelism.overlap.ep", lambda w: w.parallelism.ep == 1, "ep is 1"),
+    ("parallelism.overlap.p2p", lambda w: w.parallelism.pp == 1, "pp is 1"),
+    ("parallelism.deallocate_pipeline_outputs", lambda w: w.parallelism.pp == 1, "pp is 1"),
+    ("parallelism.scatter_gather_p2p", lambda w: w.parallelism.pp == 1, "pp is 1"),
+    ("parallelism.scatter_gather_p2p", lambda w: w.parallelism.tp == 1, "tp is 1"),
+    ("parallelism.account_for_embedding", lambda w: w.parallelism.n_stages == 1, "there is one stage"),
+    ("parallelism.account_for_loss", lambda w: w.parallelism.n_stages == 1, "there is one stage"),
+    ("parallelism.zb_memory_limit", lambda w: w.parallelism.plan.search is None, "it is of the schedule zb_auto"),
+    (
+        "parallelism.optimizer_sync",
+        lambda w: not _agrees(w),
+        "ranks have nothing to agree on: that is the norm of grad_clip, or infinities in fp16, over tp, pp and ep",
+    ),
+    ("parallelism.servers", lambda w: not w.parallelism.server_count, "data_parallel is allreduce"),
+    (
+        "parallelism.hsdp",
+        lambda w: bool(w.parallelism.zero) and w.parallelism.hsdp == w.parallelism.replicas("dp"),
+        "it is all of dp x cp, over which ZeRO shards anyway",
+    ),
+    ("parallelism.prefetch", lambda w: w.parallelism.zero < 3, "parameters are sharded by zero 3 alone"),
+    ("parallelism.prefetch", lambda w: not w.parallelism.overlap.param_gather, "overlap.param_gather is false"),
+    ("parallelism.reshard_after_forward", lambda w: w.parallelism.zero < 3, "parameters are sharded by zero 3 alone"),
+    ("parallelism.overlap.grad_reduce", lambda w: not _shared(w), "no gradient is sent: dp x cp is 1"),
+    ("parallelism.overlap.param_gather", lambda w: not w.parallelism.zero, "parameters are gathered by ZeRO alone"),
+    (
+        "parallelism.overlap.param_gather",
+        lambda w: w.parallelism.zero < 3 and not w.parallelism.plan.drains,
+        "the schedule's forward passes run before the optimizer of the step before, whose parameters they do not need",
+    ),
+    ("parallelism.bucket_bytes", lambda w: w.parallelism.zero == 3 and not _cuts_buckets(w), "zero 3 works by layer"),
+    ("parallelism.bucket_bytes", lambda w: not _shared(w), "no gradient is sent: dp x cp is 1"),
+    (
+        "parallelism.bucket_bytes",
+        lambda w: not _cuts_buckets(w),
+        "with overlap.grad_reduce false gradients are reduced at once",
+    ),
+    ("parallelism.copy_to_buckets", lambda w: w.parallelism.replicas("dp") == 1, "no gradient is sent: dp x cp is 1"),
+    ("parallelism.rank_order", _one_axis, "fewer than two axes have several ranks"),
+    ("parallelism.collective_algorithm", lambda w: w.n_ranks == 1, "there is one rank"),
+    ("cluster.node.nvlink.latency_s", lambda w: w.cluster.node.nvlink.kind == "none", "nvlink.kind is none"),
+    ("cluster.node.nics.bandwidth_bps", lambda w: not w.cluster.node.nics.count, "nics.count is 0"),
+    ("cluster.node.nvme.read_Bps", lambda w: not w.cluster.node.nvme.count, "nvme.count is 0"),
+    ("cluster.node.nvme.write_Bps", lambda w: not w.cluster.node.nvme.count, "nvme.count is 0"),
+)
+
+
+def warnings(workload: Workload) -> Iterator[str]:
+    """Keys of `TABLE` that are given and change nothing. What is off by default and given as off asks for nothing."""
+    told = set()
+    for key, idle, why in TABLE:
+        if key not in told and _asked_for(workload, key) and idle(workload):
+            told.add(key)
+            yield f"{key} has no effect: {why}"
+
+
+def _asked_for(workload: Workload, key: str) -> bool:
+    section: Any = workload
+    *path, name = key.split(".")
+    for part in path:
+        section = getattr(section, part)
+    if not isinstance(section, BaseModel) or name not in section.model_fields_set:
+        return False
+    value, default = getattr(section, name), type(section).model_fields[name].default
+    return bool(value != default or value)

@@ -1,0 +1,128 @@
+"""Transformer layers (Megatron-LM, arXiv 1909.08053, 2104.04473, 2205.05198): pre-norm, with products split by column
+and by row, and what of it is recomputed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from simulator.model.attention import attention_inputs, split_qkv
+from simulator.model.context import core_attention
+from simulator.model.experts import Experts, experts, mixture
+from simulator.model.latent import Latent, latent, latent_projections, up_inputs
+from simulator.model.nodes import Node, Op, Tensor, activation, fuse, linear, norm, residual, rope
+from simulator.model.parts import Checkpoint, Part, part_of, run_again
+from simulator.model.shapes import ANY_SEAT, Seat, Shapes, shapes
+from simulator.program import Attention, Comm, Compute, Matmul
+
+if TYPE_CHECKING:
+    from simulator.config import Workload
+
+
+def layer(workload: Workload, *, recompute: str | None = None, seat: Seat = ANY_SEAT, number: int = 0) -> Part:
+    """Transformer layer ``number`` of the model, from 0 on. ``recompute`` (none, selective, full) stands in for the
+    workload's own granularity.
+
+    Saved per layer with GELU, ffn 4h, dropout and 2-byte activations, unfused attention:
+    s b h (10 + 24/t + 5 a s / h t) bytes, with sequence parallelism s b h / t (34 + 5 a s / h) (arXiv 2205.05198,
+    equations 2 and 4); selective recomputation of the core attention drops 5 a s / h, full recomputation keeps the
+    input alone.
+    """
+    moe, chosen = workload.model.moe, workload.training.recompute
+    mixed = experts(workload, seat) if moe is not None and moe.here(number) else None
+    modules = {"none": (), "selective": tuple(dict.fromkeys(chosen.modules)), "ops": ("ops",), "full": ("layer",)}[
+        recompute or chosen.granularity
+    ]
+    return _layer(shapes(workload, seat), modules, latent(workload), mixed)
+
+
+@lru_cache(maxsize=1024)
+def _layer(z: Shapes, recompute: tuple[str, ...], a: Latent | None, x: Experts | None) -> Part:
+    """Cached, so that equal layers are one object and their blocks can be shared."""
+    attn_norm = norm(z, "attn.norm", saved="input", residual=True)
+    down, up = latent_projections(z, a) if a else (_projections(z), ())
+    core = core_attention(z)
+    projection = linear(z, "attn", "proj", z.hidden, z.context_width, split="row", saved="attn.context", bias=z.bias)
+    add, mlp_norm = _residual_norm(z)
+    mixed = mixture(z, x) if x else None
+    mlp = mixed.nodes if mixed else _mlp(z)
+    nodes = (attn_norm, *down, *up, *core, projection, add, mlp_norm, *mlp, residual(z, "mlp"))
+    normed = Tensor("mlp.normed", z.row_bytes)
+    # Megatron-LM's --recompute-modules; those that drop their output are its CheckpointWithoutOutput.
+    checkpoints = {
+        "layer": Checkpoint(nodes, attn_norm.saved),
+        "ops": Checkpoint(nodes, () if x or a else _kept_by_op(z)),
+        "core_attn": Checkpoint(core, attention_inputs(z)),
+        "layernorm": Checkpoint(
+            (attn_norm, mlp_norm), (*attn_norm.saved, *mlp_norm.saved), ("attn.normed", "mlp.normed")
+        ),
+        "mla_up_proj": Checkpoint(up, up_inputs(up), ("attn.q", "attn.k", "attn.v")),
+    }
+    if mixed:
+        act = mixed.activation
+        checkpoints["moe"] = Checkpoint(mlp, (normed,))
+        checkpoints["moe_act"] = Checkpoint((act,), act.saved, ("moe.act",))
+        checkpoints["shared_experts"] = Checkpoint(mixed.shared, (normed,) if mixed.shared else ())
+    else:
+        checkpoints["mlp"] = Checkpoint(mlp, (normed,))
+    chosen = [checkpoints[module] for module in recompute if module in checkpoints]
+    part = part_of("moe layer" if x else "layer", nodes, chosen, held_gradient_bytes=z.row_bytes, is_unit=True)
+    return replace(part, recompute=tuple(_again_by_op(z, nodes))) if "ops" in recompute else part
+
+
+def _kept_by_op(z: Shapes) -> tuple[Tensor, ...]:
+    """What torchtitan's selective activation checkpointing by "op" keeps of a layer: the layer's input, the outputs of
+    attention and of the first, third ... of its products, which are those for q, k, v, context, gate, up and down
+    (torchtitan/models/llama3/infra/parallelize.py, ``_save_list``)."""
+    q, _, v = attention_inputs(z)
+    context = Tensor("attn.context", float(z.element * z.tokens * z.context_width))
+    lse = Tensor("attn.lse", 4.0 * z.tokens * z.heads)
+    gate = Tensor("mlp.gate", float(z.element * z.tokens * z.ffn))
+    down = (Tensor("mlp.out", z.row_bytes),) if z.gated else ()
+    return (Tensor("input", z.row_bytes), q, v, context, lse, gate, *down)
+
+
+def _again_by_op(z: Shapes, nodes: Sequence[Node]) -> Iterator[Op]:
+    """The forward ops of a layer that run again where `_kept_by_op` is kept: of products the one for k, the one after
+    attention, and that for up."""
+    again = {"attn.qkv": z.kv_width, "mlp.fc1": z.ffn if z.gated else 0, "mlp.fc2": 0}
+    for op in (op for node in nodes for op in node.forward):
+        kernel = op.kernel if isinstance(op, Compute) else None
+        if isinstance(kernel, Attention) or (isinstance(op, Comm) and op.op == "reduce_scatter"):
+            continue
+        if isinstance(op, Compute) and isinstance(kernel, Matmul) and op.name in again:
+            if again[op.name]:
+                yield run_again(replace(op, kernel=replace(kernel, n=again[op.name])))
+            continue
+        yield run_again(op)
+
+
+def _projections(z: Shapes) -> tuple[Node, ...]:
+    """From the normed rows to queries, keys and values with their positions, in one product."""
+    qkv = z.q_width + 2 * z.kv_width
+    shared = 2 * z.kv_width if z.kv_replicas > 1 else 0
+    return (
+        linear(z, "attn", "qkv", qkv, z.hidden, split="column", saved="attn.normed", bias=z.bias, shared=shared),
+        split_qkv(z),
+        *((rope(z),) if z.position == "rope" else ()),
+    )
+
+
+def _mlp(z: Shapes) -> tuple[Node, ...]:
+    fc1 = z.ffn * (2 if z.gated else 1)
+    return (
+        linear(z, "mlp", "fc1", fc1, z.hidden, split="column", saved="mlp.normed", bias=z.bias),
+        activation(z, "mlp", z.tokens * z.ffn),
+        linear(z, "mlp", "fc2", z.hidden, z.ffn, split="row", saved="mlp.act", bias=z.bias),
+    )
+
+
+def _residual_norm(z: Shapes) -> tuple[Node, Node]:
+    """The attention block's residual and the norm after it; a compiler makes one kernel of them."""
+    add, mlp_norm = residual(z, "attn"), norm(z, "mlp.norm", saved="attn.output", residual=True)
+    if not z.compiled:
+        return add, mlp_norm
+    first, second = add.forward[-1], mlp_norm.forward[0]
+    return replace(add, forward=()), replace(mlp_norm, forward=(fuse("F", first, second, z.row_bytes, keep=True),))

@@ -1,0 +1,202 @@
+"""No key is accepted and ignored: what is given changes the answer, is refused, or is warned of."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+import simulator
+from simulator.config import load_workload, warnings
+from simulator.config.parallelism import Parallelism
+from simulator.config.rules.effect import TABLE
+from simulator.config.training import Training
+from simulator.errors import InputError
+
+CLUSTER: dict[str, Any] = {
+    "name": "two nodes",
+    "node": {
+        "gpus": {"type": "h100-sxm-80gb", "count": 4},
+        "nvlink": {"kind": "nvswitch", "bandwidth_Bps": 450e9, "latency_s": 6e-7},
+        "pcie": {"generation": 5},
+        "nics": {"count": 4, "bandwidth_bps": 400e9, "latency_s": 3e-6},
+        "host_memory_bandwidth_Bps": 2e11,
+        "nvme": {"count": 2, "read_Bps": 5e9, "write_Bps": 3e9},
+    },
+}
+MODEL = {"layers": 2, "hidden": 512, "heads": 8, "kv_heads": 4, "vocab": 2000, "position": "rope"}
+MOE = {"experts": 8, "top_k": 2, "ffn_hidden": 256, "shared_experts": 1}
+
+
+def job(parallelism: dict[str, Any], *, moe: bool = False, **training: Any) -> dict[str, Any]:
+    model = MODEL | ({"moe": MOE} if moe else {})
+    sizes = {"seq": 256, "global_batch": 8}
+    return {"model": model, "training": sizes | training, "parallelism": parallelism, "cluster": CLUSTER}
+
+
+JOBS = {
+    "one GPU": job({}),
+    "replicas": job({"dp": 4, "bucket_bytes": 1_000_000}),
+    "zero 1": job({"tp": 2, "pp": 2, "dp": 2, "zero": 1, "bucket_bytes": 1_000_000}, grad_clip=1.0),
+    "zero 3": job({"tp": 2, "dp": 4, "zero": 3}),
+    "at once": job({"dp": 4, "zero": 1, "bucket_bytes": 1_000_000, "overlap": {"grad_reduce": False}}),
+    "not ahead": job({"dp": 4, "zero": 3, "overlap": {"param_gather": False}}),
+    "long": job({"cp": 2, "dp": 2, "bucket_bytes": 1_000_000}),
+    "ulysses": job({"cp": 2, "cp_method": "ulysses", "bucket_bytes": 1_000_000}),
+    "experts": job({"tp": 2, "pp": 2, "dp": 2, "ep": 4, "bucket_bytes": 1_000_000}, moe=True),
+    "servers": job({"dp": 2, "data_parallel": "parameter_server", "bucket_bytes": 1_000_000}),
+    "no drain": job({"pp": 2, "dp": 2, "zero": 1, "schedule": "async_1f1b", "bucket_bytes": 1_000_000}),
+    "selective": job({"tp": 2}, precision="fp16", recompute={"granularity": "selective"}),
+}
+
+
+def answer(work: dict[str, Any]) -> dict[str, Any]:
+    """What is said of a job, but for what repeats its input, names ways to the same end, or tells how long we took."""
+    result = copy.deepcopy(simulator.run(work).to_dict())
+    for key in ("parallelism", "warnings", "simulation", "accuracy", "name"):
+        result.pop(key, None)
+    result["calibration"].pop("kernel_time_priced_by")
+    for kind in result["communication"].values():
+        kind.pop("algorithm")
+    return result
+
+
+def with_key(work: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    changed = copy.deepcopy(work)
+    section = changed
+    *path, name = key.split(".")
+    for part in path:
+        section = section.setdefault(part, {})
+    section[name] = value
+    return changed
+
+
+#: Another value than the default of every key whose values are not all listed.
+VALUES: dict[str, list[Any]] = {
+    "seed": [3],
+    "model.sliding_window": [64, 4096],
+    "model.moe.node_limit": [1],
+    "training.seq": [512],
+    "training.micro_batch": [2],
+    "training.global_batch": [16],
+    "training.grad_clip": [1.0],
+    "training.total_tokens": [1e9],
+    "training.recompute.modules": [["layernorm"]],
+    "parallelism.hsdp": [2, 4],
+    "parallelism.prefetch": [0, 3],
+    "parallelism.bucket_bytes": [6_000_000],
+    "parallelism.zb_memory_limit": [1.0],
+    "parallelism.servers": [1, 2],
+    "parallelism.rank_order": ["tp-cp-ep-pp-dp"],
+    "parallelism.collective_algorithm": ["tree", "ring"],
+    "cluster.node.nvlink.latency_s": [1e-5],
+    "cluster.node.nics.bandwidth_bps": [2e11],
+    "cluster.node.nvme.read_Bps": [6e9],
+    "cluster.node.nvme.write_Bps": [6e9],
+}
+#: Keys whose other values cost the same, or whose effect another test has.
+ALIKE = {
+    "training.optimizer.name": "adam and adamw move the same bytes",
+    "training.recompute.layers": "of full recomputation alone, else refused; these models are tested with it elsewhere",
+    "parallelism.collective_algorithm": "auto may choose the one that is asked for",
+    "parallelism.rank_order": "orders may be alike on a cluster",
+    "parallelism.prefetch": "enough is enough",
+    "parallelism.overlap.p2p": "blocking transfers may cost nothing where a rank would wait anyway",
+    "cluster.node.nics.bandwidth_bps": "of a job on one node",
+    "cluster.node.nvme.read_Bps": "of the drives, which only what is offloaded uses",
+    "cluster.node.nvme.write_Bps": "of the drives, which only what is offloaded uses",
+    "cluster.node.nvlink.latency_s": "of a job on one GPU",
+}
+#: Jobs that show the keys of the training section.
+TRAINED = ("zero 1", "selective")
+#: Sections whose keys are tried one by one.
+SECTIONS = {"training": Training, "parallelism": Parallelism}
+
+
+def leaves(section: type[BaseModel], path: str) -> Iterator[tuple[str, list[Any]]]:
+    """Every dotted key below a section, with values to try."""
+    for name, field in section.model_fields.items():
+        key, default = f"{path}.{name}", field.default
+        if isinstance(default, BaseModel):
+            yield from leaves(type(default), key)
+        elif key in VALUES:
+            yield key, VALUES[key]
+        elif name in ("schedule", "layers_per_stage"):
+            continue  # these have tests of their own
+        elif isinstance(default, bool) or key.endswith(("sequence_parallel", "optimizer_sync", "accumulation_fusion")):
+            yield key, [True, False]
+        elif options := get_args(field.annotation):
+            yield key, [value for value in options if isinstance(value, str) and value != default]
+
+
+KEYS = [leaf for name, section in SECTIONS.items() for leaf in leaves(section, name)]
+KEYS += [(key, VALUES[key]) for key in dict.fromkeys(row[0] for row in TABLE) if not key.startswith(tuple(SECTIONS))]
+
+
+def test_the_keys_of_the_table_are_tried() -> None:
+    assert {row[0] for row in TABLE} <= {key for key, _ in KEYS}
+    assert len(KEYS) > 40
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_key_changes_the_answer_or_is_refused_or_warned_of_and_warnings_are_true(name: str) -> None:
+    """Both ways: without a warning the answer differs from the job's own, with one it is the same."""
+    work = JOBS[name]
+    own, defaults = answer(work), load_workload(work)
+    ignored, untrue = [], []
+    for key, values in KEYS:
+        for value in values:
+            if key == "model.moe.node_limit" and "moe" not in work["model"]:
+                continue
+            if key.startswith("training.") and name not in TRAINED:
+                continue
+            changed = with_key(work, key, value)
+            try:
+                loaded = load_workload(changed)
+            except InputError:
+                continue
+            told = any(note.startswith(f"{key} ") for note in warnings(loaded))
+            same = loaded == defaults
+            if same and not told:
+                continue
+            differs = answer(changed) != own
+            if not differs and not told and key not in ALIKE:
+                ignored.append(f"{key}: {value}")
+            if differs and any(note.startswith(f"{key} has no effect") for note in warnings(loaded)):
+                untrue.append(f"{key}: {value}")
+    assert ignored == []
+    assert untrue == []
+
+
+def test_a_workload_that_gives_nothing_is_not_warned_of_it() -> None:
+    for work in JOBS.values():
+        assert not [note for note in warnings(load_workload(work)) if "no effect" in note], work
+
+
+def test_a_switch_that_is_off_asks_for_nothing() -> None:
+    off = {"overlap": {"tp": False, "ep": False}, "scatter_gather_p2p": False, "sequence_parallel": False}
+    assert warnings(load_workload(job(off | {"dp": 4}))) == []
+    on = load_workload(job({"dp": 4, "overlap": {"tp": True}}))
+    assert warnings(on) == ["parallelism.overlap.tp has no effect: tp is 1"]
+
+
+def test_modules_named_twice_are_computed_again_once_and_said_to_be() -> None:
+    once, twice = (job({}, recompute={"granularity": "selective", "modules": ["mlp"] * n}) for n in (1, 2))
+    assert answer(once) == answer(twice)
+    assert "mlp more than once" in " ".join(warnings(load_workload(twice)))
+
+
+def test_two_overrides_of_one_link_are_refused() -> None:
+    """Their scales would multiply, which nobody can have meant."""
+    for override in ({"link": "node0.nic0", "bandwidth_scale": 0.5}, {"gpu": "node0.gpu1", "speed_scale": 0.5}):
+        work = with_key(JOBS["one GPU"], "cluster.overrides", [override, override])
+        with pytest.raises(InputError, match=r"overrides\[0\] is of it too"):
+            load_workload(work)
+
+
+def test_fp8_is_refused_with_the_reason() -> None:
+    with pytest.raises(InputError, match="steps with products in 8 bits are not modelled"):
+        load_workload(job({}, precision="fp8"))
