@@ -18,7 +18,7 @@ from simulator.config.profile import Profile, load_profile
 from simulator.costs import Costs
 from simulator.costs.matmul import MatmulCost
 from simulator.errors import InputError
-from simulator.program import Attention, Fixed, Matmul, Memory
+from simulator.program import Attention, Compute, Fixed, Matmul, Memory
 
 PROFILES = catalog.names("profile")
 MEASURED = Path(__file__).parents[2] / "shared/reference/files/gemm_perf/aiconfigurator_a100_sxm_gemm.csv.gz"
@@ -190,7 +190,7 @@ def test_points_are_read_and_divided_by_the_parity_of_their_ranks(tmp_path):
 def test_ideal_costs_are_what_kernels_say_on_perfect_links():
     costs = Costs.ideal()
     assert costs.kernel_s(Fixed(3.0), "any") == 3.0
-    assert costs.launch_s == 0
+    assert costs.launch_s(Compute("x", Fixed(1.0), "F")) == 0
     assert costs.link_efficiency("nvlink") == 1
     assert costs.compute_speed(["dp", "tp"]) == 1
     assert not costs.interferes
@@ -276,7 +276,8 @@ def changed(data: dict, key: str, value: object) -> dict:
         ("kernels.memory.bandwidth_fraction.copy.source", "hearsay", "not one of the file's sources"),
         ("transports.nvlink.source", "hearsay", "not one of the file's sources"),
         ("kernels.memory.bandwidth_fraction.copy.kind", "guessed", "known values"),
-        ("host.launch_s.eager", {"value": True, "kind": "assumed", "source": "datasheet"}, "must be a number"),
+        ("host.launch_s.eager.optimizer_s", True, "must be a number"),
+        ("host.launch_s", {}, "lacks eager, fused, compiled"),
         ("interference.compute_speed", {}, "lacks tp, pp, dp"),
         ("schema_version", 2, "known values"),
         ("date", "today", "pattern"),

@@ -34,6 +34,8 @@ MemoryClass = Literal[
 ]
 Implementation = Literal["eager", "fused", "compiled"]
 Purpose = Literal["tp", "pp", "dp"]
+#: What the host issues, as far as it takes differently long; other: elementwise, copies, reductions.
+LaunchClass = Literal["matmul", "attention", "norm", "other"]
 
 Range = Annotated[tuple[Whole, Whole], AsTuple]
 
@@ -141,11 +143,29 @@ class Kernels(Section):
     memory: MemoryModel
 
 
+class LaunchCosts(Cited):
+    """Seconds that the host takes to issue one op, autograd's and the modules' part of it included."""
+
+    forward_s: dict[LaunchClass, Positive]
+    backward_s: dict[LaunchClass, Positive]
+    """per kernel: a linear layer launches two products"""
+    optimizer_s: Positive
+    """a step of a fused optimizer"""
+    collective_s: Positive
+    p2p_s: Positive
+    """a send or a receive"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        for key, given in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):
+            _need_all(f"host.launch_s.{key}", given, get_args(LaunchClass))
+        return self
+
+
 class Host(Section):
     """The CPU that feeds the GPU."""
 
-    launch_s: dict[Implementation, Figure]
-    """seconds to launch one op, by implementation"""
+    launch_s: dict[Implementation, LaunchCosts]
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

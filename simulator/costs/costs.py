@@ -9,6 +9,7 @@ from typing import Any, Protocol, get_args
 from simulator.config.profile import Implementation, Profile
 from simulator.config.transport import Protocol as TransportProtocol
 from simulator.config.transport import ProtocolName, Transport, TransportKind
+from simulator.costs import launch
 from simulator.costs.attention import AttentionCost
 from simulator.costs.fixed import FixedCost
 from simulator.costs.hosts import HOST_TRANSPORTS
@@ -16,7 +17,7 @@ from simulator.costs.matmul import MatmulCost
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import Origin
 from simulator.errors import InputError
-from simulator.program import Attention, Fixed, GroupedMatmul, Kernel, Matmul, Memory
+from simulator.program import Attention, Comm, Compute, Fixed, GroupedMatmul, Kernel, Matmul, Memory
 
 
 class KernelCost(Protocol):
@@ -48,14 +49,15 @@ class Costs:
     """Everything the clock asks of a calibration. Complete when built; build with `from_profile` or `ideal`.
 
     ``gpu``: the type of GPU that the kernel prices hold for; empty: any. ``kernels``: type of kernel -> its price.
-    ``launch_s``: host seconds per launched op. ``transports``: kind of link -> how it carries bytes.
+    ``launch``: what the host issues (`simulator.costs.launch.issued`) -> seconds, 0 where not listed.
+    ``transports``: kind of link -> how it carries bytes.
     ``speeds``: purpose of communication (tp, pp, dp) -> speed of computation beside it, 1 where not listed.
     ``sources``: key -> citation.
     """
 
     gpu: str
     kernels: Mapping[type, KernelCost]
-    launch_s: float
+    launch: Mapping[str, float]
     transports: Mapping[str, Transport]
     speeds: Mapping[str, float]
     sources: Mapping[str, str]
@@ -75,7 +77,7 @@ class Costs:
                 Memory: MemoryCost(spec, models.memory),
                 Fixed: FixedCost(),
             },
-            launch_s=profile.host.launch_s[implementation].value,
+            launch=launch.launch_seconds(profile.host.launch_s[implementation]),
             transports={**HOST_TRANSPORTS, **profile.transports},
             speeds={purpose: share.value for purpose, share in profile.interference.compute_speed.items()},
             sources=dict(profile.sources),
@@ -87,7 +89,7 @@ class Costs:
         return cls(
             gpu="",
             kernels={Fixed: FixedCost()},
-            launch_s=0.0,
+            launch={},
             transports=dict.fromkeys(get_args(TransportKind), _IDEAL_TRANSPORT),
             speeds={},
             sources={},
@@ -106,6 +108,10 @@ class Costs:
         if seconds is None:
             seconds = self._seconds[kernel] = self._price(kernel).seconds(kernel)
         return seconds
+
+    def launch_s(self, op: Compute | Comm) -> float:
+        """Seconds that the host takes to issue an op."""
+        return launch.seconds(self.launch, op)
 
     def transport(self, kind: str) -> Transport:
         """How links of a kind carry bytes. Raises `InputError` for a kind that the profile lacks."""

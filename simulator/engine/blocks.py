@@ -20,13 +20,14 @@ _CATEGORY_OF_PHASE = {"R": _CATEGORY["recompute"], "O": _CATEGORY["optimizer"]}
 class Run:
     """Ops that run through in one go.
 
-    ``template`` indexes the simulation's templates, ``seconds`` is the length at full speed. ``tail_s`` is the longest
+    ``template`` indexes the simulation's templates, ``seconds`` is the length at full speed, ``launch_s`` what the host
+    takes to issue all of it. ``tail_s`` is the longest
     (launch of an op, then the work from it to the end), counted from when the host starts to launch.
     """
 
     template: int
     seconds: float
-    n_ops: int
+    launch_s: float
     tail_s: float
 
 
@@ -102,9 +103,10 @@ class TemplateStore:
                 rows.append(self._kernel_row(op, gpu, speed))
             elif isinstance(op, Beside):
                 seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
+                launch_s = self._costs.launch_s(op.comm)
                 kernels = [self._kernel_row(kernel, gpu, speed) for kernel in op.kernels]
                 if seconds is not None:
-                    rows += [_Row.of_comm(op.comm, seconds, wire_bytes, len(kernels)), *kernels]
+                    rows += [_Row.of_comm(op.comm, seconds, wire_bytes, launch_s, len(kernels)), *kernels]
                     continue
                 yield from self._run(rows)
                 rows = []
@@ -119,24 +121,25 @@ class TemplateStore:
                     rows = []
                     yield Meet(self.comm_row(op, wire_bytes), op)
                     continue
-                rows.append(_Row.of_comm(op, seconds, wire_bytes))
+                rows.append(_Row.of_comm(op, seconds, wire_bytes, self._costs.launch_s(op)))
             if not coalesce:
                 yield from self._run(rows)
                 rows = []
         yield from self._run(rows)
 
     def _kernel_row(self, op: Compute, gpu: str, speed: float) -> _Row:
-        return _Row.of_kernel(op, self._costs.kernel_s(op.kernel, gpu) / speed)
+        return _Row.of_kernel(op, self._costs.kernel_s(op.kernel, gpu) / speed, self._costs.launch_s(op))
 
     def _run(self, rows: list[_Row]) -> Iterable[Run]:
         if not rows:
             return
         index = self._add(rows)
         template = self.templates[index]
-        yield Run(index, template.length_s, len(rows), float((template.launch_s + template.rest_s).max()))
+        yield Run(
+            index, template.length_s, float(template.launch_s[-1]), float((template.launch_s + template.rest_s).max())
+        )
 
     def _add(self, rows: list[_Row]) -> int:
-        launch = self._costs.launch_s
         self.templates.append(
             Template(
                 names=tuple(row.name for row in rows),
@@ -145,7 +148,7 @@ class TemplateStore:
                 lanes=tuple(row.lane for row in rows),
                 category=np.array([row.category for row in rows], dtype=np.int64),
                 work_s=np.array([row.seconds for row in rows]),
-                launch_s=np.arange(1, len(rows) + 1, dtype=np.float64) * launch,
+                launch_s=np.cumsum([row.launch_s for row in rows]),
                 nbytes=np.array([row.nbytes for row in rows]),
                 flops=np.array([row.flops for row in rows]),
                 beside={op: row.beside for op, row in enumerate(rows) if row.beside},
@@ -164,15 +167,18 @@ class _Row:
     seconds: float
     nbytes: float
     flops: float
+    launch_s: float
     beside: int = 0
 
     @classmethod
-    def of_kernel(cls, op: Compute, seconds: float) -> _Row:
+    def of_kernel(cls, op: Compute, seconds: float, launch_s: float) -> _Row:
         category = _CATEGORY_OF_PHASE.get(op.phase, _CATEGORY["compute"])
         kernel = op.kernel
-        return cls(op.name, kernel.kind, op.phase, COMPUTE_LANE, category, seconds, kernel.bytes, kernel.flops)
+        return cls(
+            op.name, kernel.kind, op.phase, COMPUTE_LANE, category, seconds, kernel.bytes, kernel.flops, launch_s
+        )
 
     @classmethod
-    def of_comm(cls, comm: Comm, seconds: float, wire_bytes: float, beside: int = 0) -> _Row:
+    def of_comm(cls, comm: Comm, seconds: float, wire_bytes: float, launch_s: float = 0.0, beside: int = 0) -> _Row:
         sent = 0.0 if comm.op == "recv" else wire_bytes
-        return cls(comm.name, comm.op, "C", comm.lane, _CATEGORY[comm.purpose], seconds, sent, 0.0, beside)
+        return cls(comm.name, comm.op, "C", comm.lane, _CATEGORY[comm.purpose], seconds, sent, 0.0, launch_s, beside)

@@ -152,7 +152,7 @@ class _Simulation:
                 case Comm():
                     posted = self.env.now
                     if lane == COMPUTE_LANE:
-                        yield from self._launch(rank)
+                        yield from self._launch(rank, step.op)
                     yield from self._communicate(rank, lane, index, step, (step.op,), posted)
                 case Batch():
                     yield from self._communicate(rank, lane, index, step, step.op.comms, self.env.now)
@@ -249,7 +249,7 @@ class _Simulation:
                 yield from self._compute(rank, lane, index, step, piece, ends)
                 continue
             posted = self.env.now
-            yield from self._launch(rank)
+            yield from self._launch(rank, piece.comm)
             if isinstance(piece, Meet):
                 yield from self._communicate(rank, lane, index, step, (piece.comm,), posted, ends)
             else:
@@ -270,9 +270,9 @@ class _Simulation:
     def _compute(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
         return (self._run_disturbed if self.interferes else self._run)(rank, lane, index, step, run, ends)
 
-    def _launch(self, rank: _Rank) -> Wait:
+    def _launch(self, rank: _Rank, comm: Comm) -> Wait:
         """Wait until the host has launched one op (of the compute lane: others have host threads of their own)."""
-        rank.host_s += self.costs.launch_s
+        rank.host_s += self.costs.launch_s(comm)
         if rank.host_s > self.env.now:
             yield self.env.timeout(rank.host_s - self.env.now)
 
@@ -304,15 +304,15 @@ class _Simulation:
 
     def _run(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
         posted = self.env.now
-        host, rank.host_s = rank.host_s, rank.host_s + run.n_ops * self.costs.launch_s
-        start = max(posted, host + self.costs.launch_s)
+        template = self.store.templates[run.template]
+        host, rank.host_s = rank.host_s, rank.host_s + run.launch_s
+        start = max(posted, host + float(template.launch_s[0]))
         end = max(start + run.seconds, host + run.tail_s)
         yield self.env.timeout(end - posted)
         span = self.recorder.span(
             rank.number, lane, index, step, ends, run.template, Called(posted, start), start, self.env.now
         )
         if end > start + run.seconds * (1 + 1e-12):
-            template = self.store.templates[run.template]
             self.recorder.stretch(span, *template.play(host + template.launch_s, start))
 
     def _run_disturbed(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, outer: Ends) -> Wait:
@@ -320,7 +320,7 @@ class _Simulation:
         template = self.store.templates[run.template]
         begin = now = self.env.now
         launched = rank.host_s + template.launch_s
-        rank.host_s += run.n_ops * self.costs.launch_s
+        rank.host_s += run.launch_s
         kernels = np.array([name == lane for name in template.lanes])
         left = template.work_s.copy()
         starts, ends = np.empty(len(left)), np.empty(len(left))
