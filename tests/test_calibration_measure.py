@@ -99,10 +99,10 @@ def test_a_case_that_dies_and_one_that_hangs_do_not_stop_the_rest(
 
     from calibration.measure import agent
 
-    monkeypatch.setattr(agent, "WORKER", (sys.executable, "-c", FAKE_WORKER))
+    monkeypatch.setattr(agent, "PYTHON", (sys.executable, "-c"))
     monkeypatch.setattr(agent, "GRACE_S", 0.0)
     cases = [Case("matmul", "mm", {"m": m}) for m in range(5)]
-    job = agent.Job(cases, "smoke", ("matmul",), "cpu", tmp_path, "")
+    job = agent.Job(FAKE_WORKER, cases, {}, "cpu", tmp_path, "")
     rows = Rows(tmp_path)
     assert agent.lead(job, rows, set(), dist.HashStore(), lambda done, total, key: None) == ""
     assert rows.done(failed_too=False) == {cases[m].key for m in (0, 2, 4)}
@@ -117,8 +117,8 @@ def test_a_worker_that_cannot_start_ends_the_run(tmp_path: Path, monkeypatch: py
 
     from calibration.measure import agent
 
-    monkeypatch.setattr(agent, "WORKER", (sys.executable, "-c", "raise ImportError('no such driver')"))
-    job = agent.Job([Case("matmul", "mm", {"m": 1})], "smoke", ("matmul",), "cpu", tmp_path, "")
+    monkeypatch.setattr(agent, "PYTHON", (sys.executable, "-c"))
+    job = agent.Job("raise ImportError('no such driver')", [Case("matmul", "mm", {"m": 1})], {}, "cpu", tmp_path, "")
     assert "no such driver" in agent.lead(job, Rows(tmp_path), set(), dist.HashStore(), lambda *_: None)
 
 
@@ -128,10 +128,10 @@ def test_rows_of_another_gpu_end_the_run_for_all_ranks(tmp_path: Path, monkeypat
 
     from calibration.measure import agent
 
-    monkeypatch.setattr(agent, "WORKER", (sys.executable, "-c", FAKE_WORKER))
+    monkeypatch.setattr(agent, "PYTHON", (sys.executable, "-c"))
     Rows(tmp_path).start({"gpu": "B", "command": "", "date": ""})
     job, store = (
-        agent.Job([Case("matmul", "mm", {"m": 0})], "smoke", ("matmul",), "cpu", tmp_path, ""),
+        agent.Job(FAKE_WORKER, [Case("matmul", "mm", {"m": 0})], {}, "cpu", tmp_path, ""),
         dist.HashStore(),
     )
     with pytest.raises(InputError, match="another gpu"):

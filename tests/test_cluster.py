@@ -114,7 +114,8 @@ def test_a_fabric_is_a_function_and_a_line(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_route_back_crosses_the_other_directions(name: str) -> None:
     """Links are full duplex: between GPUs of one rail, or of one node, the way back is the way there, mirrored."""
     built = cluster(name, 80)
-    for a, b in [(0, 1), (2, 7), (0, 8), (5, 8 * 60 + 5), (8 * 79 + 7, 7)]:
+    n = load_cluster(name).node.gpus.count
+    for a, b in [(0, 1), (2, n - 1), (0, n), (n - 3, n * 60 + n - 3), (n * 79 + n - 1, n - 1)]:
         there = [(built.links[i].src, built.links[i].dst) for i in built.route(a, b)]
         back = [(built.links[i].dst, built.links[i].src) for i in reversed(built.route(b, a))]
         assert there == back

@@ -1,5 +1,7 @@
 """Who watches over the measuring: every rank's agent starts a worker, and stops all of them where one fails or hangs.
 
+A worker is a program that reads its orders as JSON from standard input and reports as lines of JSON: ``environment``
+once, ``start`` (a case's key) with ``limit_s`` and ``row`` for each case, ``done`` at the end.
 Agents talk through a store (torch's, as torchrun provides one): ``todo/G`` is what the workers of generation G measure,
 ``abort/G`` why they are stopped. The next generation goes on behind the case that failed, which is recorded with its
 reason.
@@ -17,15 +19,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import torch.distributed as dist
 
-from calibration.measure.case import Case, Level
-from calibration.measure.store import Rows
+from calibration.measure.case import Case
 from calibration.measure.team import FOREVER
 
-WORKER = (sys.executable, "-m", "calibration.measure.worker")
+PYTHON = (sys.executable, "-m")
 GRACE_S = 30.0  # over a case's own limit: the first case of a group starts its communicator
 STARTUP_S = 240.0  # importing torch and starting CUDA and NCCL, at worst
 POLL_S, STORE_POLL_S = 0.02, 0.3
@@ -33,11 +34,12 @@ POLL_S, STORE_POLL_S = 0.02, 0.3
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be measured, and this process's place in it."""
+    """What is to be measured, by which ``worker`` (a module), and this process's place in it. ``orders`` are what the
+    worker must know beside its place."""
 
+    worker: str
     cases: list[Case]
-    level: Level
-    kinds: tuple[str, ...]
+    orders: dict[str, Any]
     device: str
     out: Path
     command: str
@@ -45,6 +47,14 @@ class Job:
     world: int = 1
     local_rank: int = 0
     local_world: int = 1
+
+
+class Results(Protocol):
+    """Where rank 0 puts what its worker reports."""
+
+    def start(self, environment: dict[str, Any]) -> None: ...
+
+    def add(self, row: dict[str, Any]) -> None: ...
 
 
 @dataclass
@@ -62,7 +72,7 @@ class _Current:
     done: bool = False
 
 
-def lead(job: Job, rows: Rows, skip: set[str], store: dist.Store, show: Callable[[int, int, str], None]) -> str:
+def lead(job: Job, rows: Results, skip: set[str], store: dist.Store, show: Callable[[int, int, str], None]) -> str:
     """Rank 0: hands out what is pending until nothing is. Returns why it had to give up, or nothing."""
     generation, finished = 0, set(skip)
     pending = [index for index, case in enumerate(job.cases) if case.key not in finished]
@@ -107,7 +117,7 @@ def _watch(
     pending: list[int],
     generation: int,
     store: dist.Store,
-    rows: Rows | None,
+    rows: Results | None,
     take: Callable[[dict[str, Any], str], None],
 ) -> Outcome:
     """Run this rank's worker to its end, or until it has to be stopped."""
@@ -115,7 +125,7 @@ def _watch(
     read_fd, write_fd = os.pipe()
     with log.open("ab") as sink:
         worker = subprocess.Popen(
-            WORKER,
+            (*PYTHON, job.worker),
             stdin=subprocess.PIPE,
             stdout=sink,
             stderr=sink,
@@ -165,7 +175,7 @@ def _heed(
     message: dict[str, Any],
     current: _Current,
     by_key: dict[str, Case],
-    rows: Rows | None,
+    rows: Results | None,
     take: Callable[[dict[str, Any], str], None],
 ) -> None:
     """Act on what the worker reports."""
@@ -183,13 +193,12 @@ def _heed(
 
 def _orders(job: Job, pending: list[int], generation: int, report_fd: int) -> dict[str, Any]:
     return {
+        **job.orders,
         "rank": job.rank,
         "world": job.world,
         "local_rank": job.local_rank,
         "local_world": job.local_world,
         "device": job.device,
-        "level": job.level,
-        "kinds": job.kinds,
         "pending": pending,
         "generation": generation,
         "report_fd": report_fd,

@@ -40,3 +40,96 @@ The timeline is the profiled step of every rank, in columns rank, stream (comput
 name (the kernel's, cut to 80 characters), start_s, end_s: from the earliest kernel of any rank, by the clocks of one host.
 Without GPUs spans are of ops on the CPU.
 """
+
+from __future__ import annotations
+
+import csv
+import datetime
+import gzip
+import hashlib
+import io
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from calibration.measure.case import Case
+from calibration.train.profile import Span
+from simulator.config.files import read_text
+
+FORMAT = 1
+COLUMNS = ("rank", "stream", "class", "kind", "name", "start_s", "end_s")
+
+
+class Records:
+    """The results in ``directory`` of workload files by name."""
+
+    def __init__(self, directory: Path, paths: Mapping[str, Path], command: str) -> None:
+        self.directory, self.paths, self.command = directory, paths, command
+        self.environment: dict[str, Any] = {}
+
+    def start(self, environment: dict[str, Any]) -> None:
+        self.environment = environment
+
+    def add(self, row: dict[str, Any]) -> None:
+        """What a worker reports of a run, or why it failed."""
+        if "error" in row:
+            self._write(row["op"], "failed", row["error"], {})
+        else:
+            self._write(row["name"], "ok", "", row)
+
+    def skip(self, name: str, reason: str) -> None:
+        self._write(name, "skipped", reason, {})
+
+    def done(self, cases: Iterable[Case], *, failed_too: bool) -> set[str]:
+        """Keys of the cases that have a result of the same workload text."""
+        return {case.key for case in cases if self._stands(case.op, failed_too=failed_too)}
+
+    def tell(self) -> int:
+        """Say how all went; 1 where not all went well."""
+        found = [json.loads(self._path(name).read_text()) for name in self.paths if self._path(name).exists()]
+        bad = [record for record in found if record["status"] != "ok"]
+        for record in bad:
+            print(f"{record['status']} {record['name']}: {record['reason']}", file=sys.stderr)
+        print(f"{len(found) - len(bad)} trained, {len(bad)} failed or skipped: {self.directory}", file=sys.stderr)
+        return 1 if bad or len(found) < len(self.paths) else 0
+
+    def _path(self, name: str) -> Path:
+        return self.directory / f"{name}.json"
+
+    def _stands(self, name: str, *, failed_too: bool) -> bool:
+        if not self._path(name).exists():
+            return False
+        record = json.loads(self._path(name).read_text())
+        same = record["workload"].get("sha256") == _hash(read_text(self.paths[name]))
+        return same and (record["status"] == "ok" or (failed_too and record["status"] == "failed"))
+
+    def _write(self, name: str, status: str, reason: str, row: dict[str, Any]) -> None:
+        text = read_text(self.paths[name])
+        workload = {"text": text, **row.get("workload", {}), "sha256": _hash(text)}
+        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        head = {"format": FORMAT, "name": name, "status": status, "reason": reason, "date": date}
+        record = {**head, "command": self.command, "environment": self.environment, **row, "workload": workload}
+        partial = self._path(name).with_suffix(".part")
+        partial.write_text(json.dumps(record, indent=1))
+        partial.replace(self._path(name))
+
+
+def write_timeline(directory: Path, name: str, ranks: Sequence[Sequence[Span]]) -> None:
+    """DIR/NAME.timeline.csv.gz, see above."""
+    first = min((spans[0].start_s for spans in ranks if spans), default=0.0)
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(COLUMNS)
+    for rank, spans in enumerate(ranks):
+        streams = {stream: number for number, stream in enumerate(dict.fromkeys(span.stream for span in spans))}
+        for s in spans:
+            stream = f"{s.stream.split()[0]}{streams[s.stream]}"
+            times = (f"{s.start_s - first:.7f}", f"{s.end_s - first:.7f}")
+            rows.writerow((rank, stream, s.kernel_class, s.kind, s.name, *times))
+    (directory / f"{name}.timeline.csv.gz").write_bytes(gzip.compress(text.getvalue().encode(), 6, mtime=0))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

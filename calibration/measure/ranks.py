@@ -1,0 +1,140 @@
+"""One process per GPU for a command: those that torchrun provides, or started here."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from calibration.measure import agent
+from calibration.measure.agent import Job, Results
+from calibration.measure.case import Case
+from simulator.errors import InputError
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, out: str) -> None:
+    """Options of every command that uses GPUs; ``out`` says what --out is."""
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=out)
+    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of this machine to use [all; torchrun's]")
+    parser.add_argument("--retry", action="store_true", help="try again what failed before")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tries the flow without a GPU")
+
+
+@contextlib.contextmanager
+def ranks(arguments: argparse.Namespace, again: Sequence[str]) -> Iterator[int]:
+    """How many ranks there are, of which this process is one: torchrun's, or else ``--gpus`` of them, for which the
+    command line ``again`` is started for all but the first."""
+    signal.signal(signal.SIGTERM, _stop)
+    if "RANK" in os.environ:
+        world = int(os.environ["WORLD_SIZE"])
+        if arguments.gpus not in (None, world):
+            raise InputError("the ranks are given by torchrun", key="--gpus", found=arguments.gpus, allowed=world)
+        yield world
+        return
+    gpus = _gpus(arguments.gpus, arguments.device)
+    given = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(gpus), "LOCAL_WORLD_SIZE": str(gpus)}
+    given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    os.environ |= given
+    spawned = [
+        subprocess.Popen(
+            [sys.executable, "-m", "calibration", *again, "--out", str(arguments.out)],
+            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(1, gpus)
+    ]
+    try:
+        yield gpus
+    finally:
+        for process in spawned:
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                process.wait()
+        for name in given:
+            os.environ.pop(name)
+
+
+def job(arguments: argparse.Namespace, worker: str, cases: list[Case], orders: dict[str, Any], command: str) -> Job:
+    """The `Job` of this process, inside `ranks`."""
+    world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+    return Job(
+        worker=worker,
+        cases=cases,
+        orders=orders,
+        device=arguments.device,
+        out=arguments.out,
+        command=command,
+        rank=rank,
+        world=world,
+        local_rank=int(os.environ.get("LOCAL_RANK", rank)),
+        local_world=int(os.environ.get("LOCAL_WORLD_SIZE", world)),
+    )
+
+
+def lead(job: Job, results: Results, skip: set[str]) -> str:
+    """Rank 0: do the job together with the other ranks, leaving out the cases to ``skip``. Returns why it had to give
+    up, or nothing."""
+    progress, store = Progress(), agent.open_store(job)
+    reason = agent.lead(job, results, skip, store, progress.show)
+    agent.leave(job, store)
+    progress.end()
+    if reason:
+        print(f"gave up: {reason}; see {job.out / 'log-0.txt'}", file=sys.stderr)
+    return reason
+
+
+def follow(job: Job) -> int:
+    """Every other rank; its exit status."""
+    store = agent.open_store(job)
+    agent.follow(job, store)
+    agent.leave(job, store)
+    return 0
+
+
+class Progress:
+    """A line on a terminal; nothing elsewhere."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._on = sys.stderr.isatty()
+
+    def show(self, done: int, total: int, key: str) -> None:
+        if self._on:
+            left_s = (time.monotonic() - self._began) / done * (total - done)
+            print(f"\r\033[K{done}/{total}, {left_s:.0f} s left  {key}"[:118], end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._on:
+            print("\r\033[K", end="", file=sys.stderr)
+
+
+def _gpus(wanted: int | None, device: str) -> int:
+    there = torch.cuda.device_count() if device == "cuda" else wanted or 1
+    if not there:
+        raise InputError("no GPU is visible to torch", fix="--device cpu tries the flow without one")
+    gpus = there if wanted is None else wanted
+    if not 1 <= gpus <= there:
+        raise InputError("not so many GPUs here", key="--gpus", found=gpus, allowed=f"1 to {there}")
+    return gpus
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    sys.exit(128 + signum)

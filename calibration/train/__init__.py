@@ -1,0 +1,1 @@
+"""Really train workload files with PyTorch."""

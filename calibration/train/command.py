@@ -1,0 +1,103 @@
+"""Really train workload files with PyTorch on this machine's GPUs, a few steps each, and record how long they took.
+
+Every workload leaves DIR/NAME.json, a failed or skipped one with its reason, and DIR/NAME.timeline.csv.gz, a step of
+every rank; a run that was interrupted goes on where it stopped.
+Under torchrun the ranks that it gives are used; otherwise --gpus processes are started here. A workload on fewer GPUs
+uses the first of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from calibration.measure import ranks
+from calibration.measure.case import Case
+from calibration.train.limits import refusal
+from calibration.train.record import Records
+from calibration.train.run import Length
+from simulator.config.workload import load_workload
+from simulator.errors import InputError
+
+WORKER = "calibration.train.worker"
+LIMIT_S = 120.0
+EXAMPLE = """examples:
+  python -m calibration train calibration/runs/fit/*.yaml --out runs
+  python -m calibration train my_run.yaml --gpus 2 --out runs"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("workloads", nargs="+", type=Path, metavar="WORKLOAD", help="workload files")
+    ranks.add_arguments(parser, out="where the results go")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help=f"seconds for one run [{LIMIT_S:g}]")
+    parser.add_argument("--seconds", type=float, default=4.0, metavar="S", help="about how long to time steps [4]")
+    parser.add_argument("--smoke", action="store_true", help="two steps of each, to see that they run")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status 0 when all were trained; 1 when some failed, were skipped, or workers could not be started."""
+    named = _named(arguments.workloads)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with ranks.ranks(arguments, _again(arguments)) as world:
+        command = _spoken(arguments, world)
+        records = Records(arguments.out, {name: path for name, path in named.items()}, command)
+        cases: list[Case] = []
+        for name, path in named.items():
+            try:
+                workload = load_workload(path)
+                reason = refusal(workload)
+                if reason is None and workload.n_ranks > world:
+                    reason = InputError("more GPUs than there are", key="--gpus", found=world, allowed=workload.n_ranks)
+            except InputError as error:
+                reason = error
+            if reason is None:
+                cases.append(Case("train", name, ranks=tuple(range(workload.n_ranks)), limit_s=arguments.limit))
+            elif int(os.environ["RANK"]) == 0:
+                records.skip(name, str(reason))
+        orders = {
+            "keys": {case.op: case.key for case in cases},
+            "paths": {case.op: str(named[case.op].resolve()) for case in cases},
+            "limit_s": arguments.limit,
+            "length": _length(arguments),
+            "out": str(arguments.out.resolve()),
+        }
+        job = ranks.job(arguments, WORKER, cases, orders, command)
+        if job.rank:
+            return ranks.follow(job)
+        reason = ranks.lead(job, records, records.done(cases, failed_too=not arguments.retry))
+    return records.tell() or (1 if reason else 0)
+
+
+def _named(paths: list[Path]) -> dict[str, Path]:
+    """Workloads by the name of their file. Raises `InputError` where two have the same."""
+    named: dict[str, Path] = {}
+    for path in paths:
+        if not path.is_file():
+            raise InputError("there is no such file", key="WORKLOAD", found=str(path))
+        if path.stem in named:
+            raise InputError("two workload files of one name", key="WORKLOAD", found=f"{named[path.stem]}, {path}")
+        named[path.stem] = path
+    return named
+
+
+def _length(arguments: argparse.Namespace) -> dict[str, float]:
+    if arguments.smoke:
+        return {"warm_up": 1, "least": 1, "most": 1, "seconds": 0.0, "profiled": 1}
+    return {**vars(Length()), "seconds": arguments.seconds}
+
+
+def _again(arguments: argparse.Namespace) -> list[str]:
+    """The command line of another rank."""
+    flags = ["--device", arguments.device, "--limit", str(arguments.limit), "--seconds", str(arguments.seconds)]
+    flags += ["--smoke"] if arguments.smoke else []
+    return ["train", *flags, *map(str, arguments.workloads)]
+
+
+def _spoken(arguments: argparse.Namespace, world: int) -> str:
+    """The command as provenance gives it, without paths of this machine."""
+    names = " ".join(path.name for path in arguments.workloads) if len(arguments.workloads) < 5 else "WORKLOAD.."
+    return f"python -m calibration train {names} --device {arguments.device} --gpus {world}" + (
+        " --smoke" if arguments.smoke else ""
+    )

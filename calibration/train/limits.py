@@ -1,0 +1,108 @@
+"""What the trainer does not do, and why: plain PyTorch has no such thing, or it is not written here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from calibration.train.layers import shards_are_masters
+from calibration.train.trainer import SCHEDULES
+from simulator.config.workload import Workload
+from simulator.errors import InputError
+
+
+def refusal(workload: Workload) -> InputError | None:
+    """Why a workload cannot be trained here, if so; the first of the reasons."""
+    return next(_refusals(workload), None)
+
+
+def _refusals(workload: Workload) -> Iterator[InputError]:
+    model, training, layout = workload.model, workload.training, workload.parallelism
+    only = "plain PyTorch"
+    if training.implementation != "eager":
+        yield _no(f"is not {only}", "training.implementation", training.implementation, "eager")
+    if training.precision not in ("bf16", "fp32"):
+        yield _no("needs loss scaling, which is not written", "training.precision", training.precision, "bf16, fp32")
+    kept = "fp32" if shards_are_masters(workload) else training.precision
+    by_hand = layout.zero == 0 and (layout.dp == 1 or not layout.overlap.grad_reduce)
+    if training.grad_dtype != kept and not (by_hand and training.grad_dtype == "fp32"):
+        reason = "DDP and FSDP reduce gradients in the type of the parameters"
+        yield _no(reason, "training.grad_dtype", training.grad_dtype, kept)
+    if training.precision == "bf16" and training.optimizer.state_dtype != (
+        kept := "fp32" if training.optimizer.master_weights else "bf16"
+    ):
+        reason = "AdamW keeps its states in the type of what it updates"
+        yield _no(reason, "training.optimizer.state_dtype", training.optimizer.state_dtype, kept)
+    if training.recompute.granularity == "ops":
+        yield _no("is not written", "training.recompute", "ops", "none, selective, full")
+    if training.recompute.granularity == "selective" and training.recompute.modules != ("core_attn",):
+        yield _no("is not written", "training.recompute.modules", list(training.recompute.modules), "[core_attn]")
+    if training.keep_gradients or training.gradient_accumulation_fusion or training.compile_loss:
+        yield _no(f"is not {only}", "training.keep_gradients, gradient_accumulation_fusion or compile_loss", True, "false")
+    for name, allowed in (("mla", None), ("sliding_window", None), ("mtp_layers", 0)):
+        if getattr(model, name) != allowed:
+            yield _no("is not written", f"model.{name}", "given", allowed)
+    if model.attention != "flash":
+        yield _no("is not what torch's attention does", "model.attention", model.attention, "flash")
+    if model.heads % layout.tp or model.kv_heads % layout.tp:
+        yield _no("more ranks than heads of keys are not written", "parallelism.tp", layout.tp, "a divisor of kv_heads")
+    yield from _layout(workload)
+    yield from _experts(workload)
+
+
+def _layout(workload: Workload) -> Iterator[InputError]:
+    layout, model = workload.parallelism, workload.model
+    allowed = {
+        "cp": (1,),
+        "etp": (1,),
+        "zero": (0, 3),
+        "data_parallel": ("allreduce",),
+        "grad_compression": ("none",),
+        "hsdp": (None,),
+        "rank_order": ("tp-cp-ep-dp-pp",),
+        "scatter_gather_p2p": (False,),
+        "vocab_parallel": (True,),
+    }
+    for name, values in allowed.items():
+        if (found := getattr(layout, name)) not in values:
+            yield _no("is not written", f"parallelism.{name}", found, ", ".join(map(str, values)))
+    if layout.overlap.tp or layout.overlap.ep:
+        yield _no("is not written", "parallelism.overlap", "tp or ep", "false")
+    if "none" != layout.offload.optimizer or layout.offload.activations != "none" or layout.offload.parameters != "none":
+        yield _no("is not written", "parallelism.offload", "given", "none")
+    if layout.pp == 1:
+        return
+    if layout.schedule not in SCHEDULES:
+        reason = "torch.distributed.pipelining has no such schedule"
+        yield _no(reason, "parallelism.schedule", layout.schedule, ", ".join(SCHEDULES))
+    if model.tied_embeddings:
+        yield _no("two ranks with one table are not written", "model.tied_embeddings", True, "false")
+    if layout.zero == 3:
+        yield _no("FSDP in a pipeline is not written", "parallelism.zero", 3, "0")
+    if layout.tp > 1 and layout.plan.splits:
+        reason = "layers split by hand do not split their backward pass"
+        yield _no(reason, "parallelism.schedule", layout.schedule, "schedules with whole backward passes")
+
+
+def _experts(workload: Workload) -> Iterator[InputError]:
+    moe, layout = workload.model.moe, workload.parallelism
+    if moe is None:
+        return
+    if layout.ep not in (1, layout.tp * layout.dp) or (layout.tp > 1 and layout.ep == 1):
+        yield _no("copies of experts are not written", "parallelism.ep", layout.ep, layout.tp * layout.dp)
+    if layout.ep > 1 and (layout.pp > 1 or layout.zero):
+        yield _no("with a pipeline or FSDP is not written", "parallelism.ep", layout.ep, 1)
+    if layout.tp > 1 and not layout.sequence_parallel:
+        yield _no("with experts is not written", "parallelism.sequence_parallel", False, True)
+    for name, allowed in (("shared_experts", 0), ("redundant_experts", 0), ("capacity_factor", None), ("node_limit", None)):
+        if (found := getattr(moe, name)) != allowed:
+            yield _no("is not written", f"model.moe.{name}", found, allowed)
+    if moe.token_distribution != "balanced":
+        yield _no("tokens are dealt to experts in turn", "model.moe.token_distribution", "uneven", "balanced")
+    if moe.router_dtype == "fp16" or workload.model.bias:
+        yield _no("is not written for experts", "model.moe.router_dtype or model.bias", "given", "fp32, bf16; false")
+    if workload.rank_tokens * moe.top_k % moe.experts:
+        yield _no("tokens do not fall evenly to the experts", "model.moe.experts", moe.experts, "a divisor of them")
+
+
+def _no(reason: str, key: str, found: object, allowed: object) -> InputError:
+    return InputError(f"calibration train: {reason}", key=key, found=found, allowed=allowed)

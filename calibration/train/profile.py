@@ -1,0 +1,161 @@
+"""One step under PyTorch's profiler: which kernels ran when, of which class, and how much communication was exposed."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+#: Parts of kernels' names, in the order in which they decide.
+ATTENTION = ("sdpa", "flash", "fmha", "compute_dot_do_o", "convert_dq")
+MATMUL = ("gemm", "nvjet", "cutlass", "xmma", "cublas", "splitk", "aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm")
+OPS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "sendrecv": "send_recv",
+    "broadcast": "broadcast",
+}
+KINDS = {"tensor": "tp", "data": "dp", "pipeline": "pp", "expert": "ep", "model": "tp"}
+OPTIMIZER = "optimizer"  # the range that `Trainer.step` marks
+NAME_LENGTH = 80
+
+
+@dataclass(frozen=True)
+class Span:
+    """A kernel, in seconds of the host's clock."""
+
+    stream: str
+    kernel_class: str
+    kind: str
+    op: str
+    name: str
+    start_s: float
+    end_s: float
+
+
+def profiled(step: Callable[[], object], *, cuda: bool) -> list[Span]:
+    """The spans of one ``step``, in order of start."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if cuda:
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=kinds) as profiler:
+        step()
+        if cuda:
+            torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        trace = json.loads(path.read_text())
+    return sorted(_spans(trace, cuda=cuda), key=lambda span: span.start_s)
+
+
+def _spans(trace: dict[str, Any], *, cuda: bool) -> Iterable[Span]:
+    base = float(trace.get("baseTimeNanoseconds", 0)) * 1e-9
+    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    marks = "gpu_user_annotation" if cuda else "user_annotation"
+    marked = [
+        (event["tid"], float(event["ts"]), float(event["ts"]) + float(event["dur"]))
+        for event in events
+        if event.get("cat") == marks and event["name"] == OPTIMIZER
+    ]
+    wanted = ("kernel", "gpu_memcpy", "gpu_memset") if cuda else ("cpu_op",)
+    chosen = [event for event in events if event.get("cat") in wanted]
+    for event in chosen if cuda else _outermost(chosen):
+        start = float(event["ts"])
+        updates = any(tid == event["tid"] and first <= start < last for tid, first, last in marked)
+        kernel_class, kind, op = _class(event, updates=updates)
+        yield Span(
+            stream=f"{'comm' if kernel_class == 'communication' else 'compute'} {event['tid']}",
+            kernel_class=kernel_class,
+            kind=kind,
+            op=op,
+            name=event["name"][:NAME_LENGTH],
+            start_s=base + start * 1e-6,
+            end_s=base + (start + float(event["dur"])) * 1e-6,
+        )
+
+
+def _outermost(events: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """Ops that no other op of their thread called."""
+    ends: dict[Any, float] = {}
+    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+        if event["ts"] >= ends.get(event["tid"], 0.0):
+            ends[event["tid"]] = event["ts"] + event["dur"]
+            yield event
+
+
+def _class(event: dict[str, Any], *, updates: bool) -> tuple[str, str, str]:
+    """(class, kind, op) of a kernel, see `calibration.train.record`."""
+    name, details = event["name"].lower(), event.get("args", {})
+    flat = name.replace("_", "")
+    if "nccl" in name or "c10d::" in name:
+        what = str(details.get("Collective name", "")).lower().replace("_", "") + flat
+        op = next((op for part, op in OPS.items() if part in what), "")
+        return "communication", KINDS.get(str(details.get("Process Group Description", "")), ""), op
+    if name.startswith("memcpy") and "dtod" not in flat.replace(" ", ""):
+        return "copy", "", ""
+    if updates:
+        return "optimizer", "", ""
+    if any(part in name for part in ATTENTION):
+        return "attention", "", ""
+    return ("matmul" if any(part in name for part in MATMUL) else "memory"), "", ""
+
+
+def table(spans: Iterable[Span]) -> list[dict[str, object]]:
+    """Seconds and launches by class, kind and op."""
+    sums: dict[tuple[str, str, str], list[float]] = {}
+    for span in spans:
+        row = sums.setdefault((span.kernel_class, span.kind, span.op), [0.0, 0])
+        row[0] += span.end_s - span.start_s
+        row[1] += 1
+    return [
+        {"class": key[0], "kind": key[1], "op": key[2], "seconds": float(f"{seconds:.6g}"), "launches": launches}
+        for key, (seconds, launches) in sorted(sums.items())
+    ]
+
+
+def exposure(spans: Sequence[Span]) -> dict[str, object]:
+    """``span_s``, ``busy_s``, ``exposed_s`` and ``exposed`` by kind: communication while no other kernel runs, each
+    stretch counted for the kind that began first."""
+    if not spans:
+        return {"span_s": 0.0, "busy_s": 0.0, "exposed_s": 0.0, "exposed": {}}
+    others = union((s.start_s, s.end_s) for s in spans if s.kernel_class != "communication")
+    covered, exposed = others, {}
+    kinds = sorted({s.kind for s in spans if s.kernel_class == "communication"})
+    for kind in kinds:
+        own = union((s.start_s, s.end_s) for s in spans if s.kernel_class == "communication" and s.kind == kind)
+        both = union([*covered, *own])
+        exposed[kind] = float(f"{length(both) - length(covered):.6g}")
+        covered = both
+    return {
+        "span_s": float(f"{max(s.end_s for s in spans) - spans[0].start_s:.6g}"),
+        "busy_s": float(f"{length(covered):.6g}"),
+        "exposed_s": float(f"{length(covered) - length(others):.6g}"),
+        "exposed": exposed,
+    }
+
+
+def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Disjoint intervals that cover the same, in order.
+
+    >>> union([(0, 2), (3, 4), (1, 2.5)])
+    [(0, 2.5), (3, 4)]
+    """
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def length(intervals: Iterable[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in intervals)

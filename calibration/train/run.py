@@ -1,0 +1,170 @@
+"""Train one workload for some steps and say how long they took: the part of a run that every rank does alike."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from calibration.measure.gpu import Telemetry
+from calibration.train.profile import Span, exposure, profiled, table
+from calibration.train.trainer import Groups, Trainer
+from simulator.config.workload import Workload
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a run goes on: warm-up steps, then timed ones for ``seconds``, at least ``least`` and at most ``most``,
+    then a profiled one that warms the profiler up and one that is kept."""
+
+    warm_up: int = 3
+    least: int = 5
+    most: int = 20
+    seconds: float = 4.0
+    profiled: int = 2
+
+
+@dataclass
+class RankRun:
+    """What one rank saw; times in seconds, memory in bytes."""
+
+    place: dict[str, int]
+    loss: list[float] = field(default_factory=list)
+    events: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+    memory: dict[str, int] = field(default_factory=dict)
+    telemetry: list[dict[str, Any]] = field(default_factory=list)
+    profiled_s: float = 0.0
+    spans: list[Span] = field(default_factory=list)
+
+
+def train(
+    workload: Workload, rank: int, device: torch.device, control: dist.ProcessGroup, length: Length
+) -> RankRun | None:
+    """Collective over all processes; None on those that the layout does not use. ``control`` has all of them."""
+    groups = Groups.of(workload.parallelism, rank)
+    run = None
+    try:
+        if groups is not None:
+            run = _train(workload, groups, device, length)
+    finally:
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    dist.barrier(control)
+    return run
+
+
+def _train(workload: Workload, groups: Groups, device: torch.device, length: Length) -> RankRun:
+    cuda = device.type == "cuda"
+    trainer, run = Trainer(workload, groups, device), RankRun(dict(groups.place))
+    if groups.expert is not None:
+        run.place["ep"] = dist.get_rank(groups.expert)
+    telemetry = Telemetry(device.index if cuda else None)
+    losses = []
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    for number in range(length.warm_up):
+        losses.append(trainer.step())
+        if cuda and number == 0:
+            torch.cuda.synchronize()
+            run.memory["first_step_peak_allocated_bytes"] = torch.cuda.max_memory_allocated()
+    highest = torch.cuda.max_memory_allocated() if cuda else 0
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    for number in range(length.most):
+        seconds, wall, loss = _timed(trainer.step, cuda=cuda)
+        losses.append(loss)
+        run.events.append(seconds)
+        run.wall.append(wall)
+        run.telemetry.append(telemetry.read())
+        if number + 1 >= length.least and _agreed(time.perf_counter() - began > length.seconds, groups, device):
+            break
+    if cuda:
+        steady = torch.cuda.max_memory_allocated()
+        run.memory["steady_allocated_bytes"] = steady
+        run.memory["peak_allocated_bytes"] = max(highest, steady)
+        run.memory["peak_reserved_bytes"] = torch.cuda.max_memory_reserved()
+    for _ in range(length.profiled):
+        began = time.perf_counter()
+        run.spans = profiled(lambda: losses.append(trainer.step()), cuda=cuda)
+        run.profiled_s = time.perf_counter() - began
+    run.loss = [float(loss) for loss in losses]
+    trainer.close()
+    return run
+
+
+def _timed(step: Callable[[], torch.Tensor], *, cuda: bool) -> tuple[float, float, torch.Tensor]:
+    """(seconds between events on the stream, seconds on the host, loss) of a step that starts on an idle GPU.
+
+    The host runs ahead of the GPU within a step and waits at its end, as where a training loop logs its loss.
+    """
+    if not cuda:
+        began = time.perf_counter()
+        loss = step()
+        seconds = time.perf_counter() - began
+        return seconds, seconds, loss
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began = time.perf_counter()
+    start.record()
+    loss = step()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) * 1e-3, time.perf_counter() - began, loss
+
+
+def _agreed(mine: bool, groups: Groups, device: torch.device) -> bool:
+    """Whether rank 0 says so: all ranks do the same number of steps."""
+    said = torch.tensor([float(mine)], device=device)
+    if groups.everyone is not None:
+        dist.broadcast(said, 0, group=groups.everyone)
+    return bool(said.item())
+
+
+def spread(values: Sequence[float]) -> dict[str, object]:
+    """median, p10, p90, min, max, spread and each."""
+    ordered = sorted(values)
+
+    def at(share: float) -> float:
+        return ordered[round(share * (len(ordered) - 1))]
+
+    median = statistics.median(ordered)
+    figures = {"median": median, "p10": at(0.1), "p90": at(0.9), "min": ordered[0], "max": ordered[-1]}
+    return {
+        **{name: float(f"{value:.6g}") for name, value in figures.items()},
+        "spread": float(f"{(at(0.9) - at(0.1)) / median:.4g}"),
+        "each": [float(f"{value:.6g}") for value in values],
+    }
+
+
+def rank_record(rank: int, run: RankRun) -> dict[str, object]:
+    """An entry of ``ranks``, see `calibration.train.record`."""
+    return {
+        "rank": rank,
+        "place": run.place,
+        "step_time_s": spread(run.events),
+        "wall_time_s": spread(run.wall),
+        "memory": run.memory,
+        "clocks": _clocks(run.telemetry),
+        "profile": {**exposure(run.spans), "step_s": float(f"{run.profiled_s:.6g}")},
+        "kernels": table(run.spans),
+    }
+
+
+def _clocks(readings: Sequence[dict[str, Any]]) -> dict[str, object]:
+    readings = [reading for reading in readings if reading]
+    if not readings:
+        return {}
+    found: dict[str, object] = {}
+    for name in ("sm_mhz", "power_w", "temp_c"):
+        values = [reading[name] for reading in readings]
+        found[name] = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {**found, "throttle": sorted({reading["throttle"] for reading in readings if "throttle" in reading})}

@@ -1,0 +1,263 @@
+"""One rank's share of a job: its stages, how their gradients meet those of other ranks, and a training step."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, schedules
+from torch.nn.parallel import DistributedDataParallel
+
+from calibration.train.layers import DTYPES, Builder, Place, Stage, loss_of
+from calibration.train.optimizer import Adam, accumulate_in_fp32, gradient
+from calibration.train.tensor_parallel import TensorGroup
+from simulator.config.parallelism import Parallelism
+from simulator.config.workload import Workload
+
+SCHEDULES = {
+    "gpipe": schedules.ScheduleGPipe,
+    "1f1b": schedules.Schedule1F1B,
+    "interleaved": schedules.ScheduleInterleaved1F1B,
+    "looped_bfs": schedules.ScheduleLoopedBFS,
+    "interleaved_zb": schedules.ScheduleInterleavedZeroBubble,
+    "zb_v": schedules.ScheduleZBVZeroBubble,
+    "dualpipe_v": schedules.ScheduleDualPipeV,
+}
+SINGLE = ("gpipe", "1f1b")  # one stage to a rank
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of this rank, None where it would be alone; ``tp``, ``dp``, ``pp`` are its places."""
+
+    place: dict[str, int]
+    tensor: dist.ProcessGroup | None
+    data: dist.ProcessGroup | None
+    pipeline: dist.ProcessGroup | None
+    expert: dist.ProcessGroup | None
+    model: dist.ProcessGroup | None
+    everyone: dist.ProcessGroup | None
+
+    @property
+    def all(self) -> list[dist.ProcessGroup]:
+        """Those that there are."""
+        given = (self.tensor, self.data, self.pipeline, self.expert, self.model, self.everyone)
+        return [group for group in given if group is not None]
+
+    @classmethod
+    def of(cls, layout: Parallelism, rank: int) -> Groups | None:
+        """Collective over all processes; None on those that the layout does not use. Ranks count tp first, then dp,
+        then pp (Megatron-LM's default order)."""
+        sizes = {"tp": layout.tp, "dp": layout.dp, "pp": layout.pp}
+        used = layout.model_parallel * layout.dp
+
+        def coordinates(of: int) -> dict[str, int]:
+            return {"tp": of % layout.tp, "dp": of // layout.tp % layout.dp, "pp": of // (layout.tp * layout.dp)}
+
+        def along(name: str, *axes: str) -> dist.ProcessGroup | None:
+            """The group of ranks that differ from this one in ``axes`` alone."""
+            if all(sizes[axis] == 1 for axis in axes):
+                return None
+            families: dict[tuple[int, ...], list[int]] = {}
+            for other in range(used):
+                key = tuple(place for axis, place in coordinates(other).items() if axis not in axes)
+                families.setdefault(key, []).append(other)
+            groups = [(members, dist.new_group(members, group_desc=name)) for members in families.values()]
+            return next((group for members, group in groups if rank in members), None)
+
+        groups = {name: along(name, *axes) for name, axes in _AXES.items()}
+        if rank >= used:
+            return None
+        expert = groups.pop("expert") if layout.ep > 1 else None
+        groups.pop("expert", None)
+        return cls(coordinates(rank), expert=expert, **groups)
+
+
+_AXES = {
+    "tensor": ("tp",),
+    "data": ("dp",),
+    "pipeline": ("pp",),
+    "expert": ("tp", "dp"),
+    "model": ("tp", "pp"),
+    "everyone": ("tp", "dp", "pp"),
+}
+
+
+class Trainer:
+    """Trains a workload on the ranks of ``groups``; `step` is one optimizer step over the global batch."""
+
+    def __init__(self, workload: Workload, groups: Groups, device: torch.device) -> None:
+        layout, training = workload.parallelism, workload.training
+        self.workload, self.groups, self.device = workload, groups, device
+        sharded = bool(layout.sequence_parallel) and layout.tp > 1
+        tensor = TensorGroup(groups.tensor, layout.tp, groups.place["tp"], sharded)
+        ep_rank = dist.get_rank(groups.expert) if groups.expert else 0
+        place = Place(device, tensor, groups.expert, layout.ep, ep_rank)
+        builder = Builder(workload, place)
+        numbers = layout.stages_of(groups.place["pp"])
+        with torch.device(device):
+            stages = [Stage(builder, number) for number in numbers]
+        self.partial = builder.partial
+        self.loss = loss_of(workload, place)
+        self.by_hand: list[list[nn.Parameter]] = []
+        self.modules = [self._replicated(stage, builder) for stage in stages]
+        #: Averages over replicas are taken by DDP and FSDP; where gradients are summed the loss is scaled instead.
+        self.scale = 1.0 if not self._sums else 1.0 / layout.dp
+        parameters = [parameter for module in self.modules for parameter in module.parameters()]
+        whole = {id(parameter) for parameter in builder.whole} if tensor.rank else set()
+        counted = [id(parameter) not in whole for parameter in parameters]
+        self.optimizer = Adam(workload, parameters, counted, builder.of_experts, groups.model, groups.expert)
+        self.pipeline = self._pipeline(numbers) if layout.pp > 1 else None
+        first, last = 0 in numbers, layout.n_stages - 1 in numbers
+        self.tokens = self._data() if first or last else None
+        self.first, self.last = first, last
+        if training.precision == "fp32" and device.type == "cuda":
+            torch.backends.cuda.matmul.allow_tf32 = True  # what the simulator's fp32 products are
+
+    @property
+    def _sums(self) -> bool:
+        """Whether gradients of replicas are summed by this module's own code."""
+        layout = self.workload.parallelism
+        return layout.dp > 1 and layout.zero == 0 and (not layout.overlap.grad_reduce or layout.ep > 1)
+
+    def step(self) -> Tensor:
+        """The loss of this rank's replica (0 where the rank has no last stage), before the update."""
+        for parameter in self.optimizer.parameters:
+            if hasattr(parameter, "main_grad"):
+                if parameter.main_grad is not None:
+                    parameter.main_grad.zero_()
+            else:
+                parameter.grad = None
+        total = self._through_pipeline() if self.pipeline else self._alone()
+        if self.partial:
+            self._reduce([self.partial], self.groups.tensor)
+        self._reduce(self.by_hand, self.groups.data)
+        with torch.profiler.record_function("optimizer"):
+            self.optimizer.step()
+        return total
+
+    def close(self) -> None:
+        """Give up the communicators, so that the next job finds their memory free."""
+        self.modules, self.pipeline = [], None
+        for group in self.groups.all:
+            dist.destroy_process_group(group)
+
+    def _alone(self) -> Tensor:
+        assert self.tokens is not None
+        (module,), layout = self.modules, self.workload.parallelism
+        total = torch.zeros((), device=self.device)
+        parts = self.tokens.split(self.workload.training.micro_batch)
+        for number, part in enumerate(parts):
+            waits = isinstance(module, DistributedDataParallel) and number < len(parts) - 1
+            with module.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
+                loss = self.loss(module(part[:, :-1].contiguous()), part[:, 1:].contiguous())
+                (loss * self.scale if self.scale != 1 else loss).backward()
+            total += loss.detach()
+            del loss
+        assert layout.pp == 1
+        return total
+
+    def _through_pipeline(self) -> Tensor:
+        assert self.pipeline is not None
+        arguments = (self.tokens[:, :-1].contiguous(),) if self.first and self.tokens is not None else ()
+        target = self.tokens[:, 1:].contiguous() if self.last and self.tokens is not None else None
+        losses: list[Tensor] = []
+        extra: dict[str, Any] = {"losses": losses} if self.last else {}
+        if "return_outputs" in inspect.signature(self.pipeline.step).parameters:
+            extra["return_outputs"] = False  # else the logits of all micro-batches are kept
+        self.pipeline.step(*arguments, target=target, **extra)
+        return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self.device)
+
+    def _reduce(self, buckets: Iterable[Sequence[nn.Parameter]], group: dist.ProcessGroup | None) -> None:
+        """Sum gradients over ``group``, a bucket's at once."""
+        for bucket in buckets:
+            grads = [grad for parameter in bucket if (grad := gradient(parameter)) is not None]
+            if self.device.type == "cuda":
+                with dist._coalescing_manager(group, self.device):
+                    for grad in grads:
+                        dist.all_reduce(grad, group=group)
+            else:
+                for grad in grads:
+                    dist.all_reduce(grad, group=group)
+
+    def _replicated(self, stage: Stage, builder: Builder) -> nn.Module:
+        """``stage`` with what shares its gradients, and with zero 3 its parameters, among data-parallel ranks."""
+        layout, training = self.workload.parallelism, self.workload.training
+        if training.grad_dtype != training.precision and layout.zero == 0:
+            for parameter in stage.parameters():
+                accumulate_in_fp32(parameter)
+        if layout.dp == 1:
+            return stage
+        if layout.zero == 3:
+            mesh = dist.device_mesh.DeviceMesh.from_group(self.groups.data, self.device.type)  # type: ignore[arg-type]
+            policy = MixedPrecisionPolicy(DTYPES[training.precision], DTYPES[training.grad_dtype])
+            for unit in (*stage.layers, stage):
+                fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=layout.reshard_after_forward)
+            return stage
+        experts = {id(parameter) for parameter in builder.of_experts} if layout.ep > 1 else set()
+        if not layout.overlap.grad_reduce:
+            own = [parameter for parameter in stage.parameters() if id(parameter) not in experts]
+            self.by_hand += _buckets(own[::-1], layout.bucket_bytes)
+            return stage
+        ignored = [name for name, parameter in stage.named_parameters() if id(parameter) in experts]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(stage, ignored)
+        module = DistributedDataParallel(
+            stage,
+            process_group=self.groups.data,
+            bucket_cap_mb=layout.bucket_bytes / MIB,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+        )
+        if self._sums:
+            module.register_comm_hook(self.groups.data, _summed)
+        return module
+
+    def _pipeline(self, numbers: Sequence[int]) -> Any:
+        layout = self.workload.parallelism
+        stages = [
+            PipelineStage(module, number, layout.n_stages, self.device, group=self.groups.pipeline)
+            for module, number in zip(self.modules, numbers, strict=True)
+        ]
+        schedule: Any = SCHEDULES[layout.schedule]
+        loss = self.loss if self.scale == 1 else (lambda logits, targets: self.loss(logits, targets) * self.scale)
+        given = stages[0] if layout.schedule in SINGLE else stages
+        return schedule(given, self.workload.microbatches, loss_fn=loss, scale_grads=False)
+
+    def _data(self) -> Tensor:
+        """This replica's sequences of the one global batch that every step is trained on, seq + 1 tokens each."""
+        training, model = self.workload.training, self.workload.model
+        generator = torch.Generator().manual_seed(self.workload.seed)
+        whole = torch.randint(model.vocab, (training.global_batch, training.seq + 1), generator=generator)
+        return whole.chunk(self.workload.parallelism.dp)[self.groups.place["dp"]].to(self.device)
+
+
+def _summed(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """DDP's communication hook that adds, and does not average."""
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+# DDP compares the annotations themselves, which are text in this module.
+_summed.__annotations__ |= {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
+
+
+def _buckets(parameters: Iterable[nn.Parameter], size: int) -> list[list[nn.Parameter]]:
+    """``parameters`` in order, in buckets of at least ``size`` bytes but for the last."""
+    buckets: list[list[nn.Parameter]] = [[]]
+    held = 0
+    for parameter in parameters:
+        if held >= size:
+            buckets.append([])
+            held = 0
+        buckets[-1].append(parameter)
+        held += parameter.numel() * parameter.element_size()
+    return [bucket for bucket in buckets if bucket]
