@@ -24,6 +24,7 @@ def figures(result: dict[str, Any]) -> dict[str, list[float]]:
         "breakdown": [part / step for part in leaves(result["time_breakdown_s"])],
         "host": [result["host_bound_fraction"]],
         "bubble": [result["bubble_fraction"]],
+        "memory": [stage["peak"] / result["memory"]["capacity_bytes"] for stage in result["memory"]["per_stage"]],
         "communication": [kind[key] / step for kind in kinds for key in ("time_s", "exposed_s")],
     }
 
@@ -34,6 +35,10 @@ def uneven_job(seed: int) -> dict[str, Any]:
     workload = any_job(lambda *choices: one(choices))
     while workload["parallelism"]["tp"] == 1:
         workload = any_job(lambda *choices: one(choices))
+    if workload["parallelism"]["pp"] > 1 and one([True, False]):  # backward passes in two halves
+        schedule = one(["zb_h1", "interleaved_zb"])
+        workload["parallelism"] |= {"schedule": schedule, "vpp": 2 if schedule == "interleaved_zb" else 1}
+        workload["model"]["layers"] = 8
     if one([True, False, False]):
         workload["cluster"] = CLUSTER | {"overrides": [{"gpu": "node0.gpu1", "speed_scale": 0.7}]}
     return workload

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from simulator.analysis import reserved
+from simulator.analysis.rehearsal import times_of
 from simulator.api import run
 from tests.jobs import job
 
@@ -38,10 +39,23 @@ def test_a_step_gives_back_what_it_takes(layout: str, implementation: str, compr
         assert taken == pytest.approx(given, rel=1e-9)
 
 
+#: What cuts passes into pieces.
+CUTS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "everywhere": {},
+    "units": {"zero": 3},
+    "layers": {"offload": {"activations": "cpu"}},
+    "both": {"zero": 3, "offload": {"activations": "cpu"}},
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_v", "interleaved_zb"])
-def test_the_allocators_replay_ends_empty(schedule: str, recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of passes are all free again when the replay ends, but for what is less than its tolerance each."""
+def test_the_allocators_replay_ends_empty(
+    schedule: str, recompute: str, cut: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All blocks that passes and gathers take are free again when the replay ends, however passes are cut."""
     steps: list[reserved._Step] = []
     made = reserved._Step.__init__
 
@@ -50,10 +64,26 @@ def test_the_allocators_replay_ends_empty(schedule: str, recompute: str, monkeyp
         made(step, *arguments)
 
     monkeypatch.setattr(reserved._Step, "__init__", remember)
-    workload = job(model__hidden=2048, training__recompute=recompute)
-    workload["parallelism"] = {"pp": 2, "schedule": schedule, "vpp": 1 if schedule in ("1f1b", "zb_h1") else 2}
+    workload = job(model__hidden=512, training__recompute=recompute)
+    vpp = 1 if schedule in ("1f1b", "zb_h1") else 2
+    workload["parallelism"] = {"pp": 2, "tp": 2, "dp": 2, "schedule": schedule, "vpp": vpp, **CUTS[cut]}
+    workload["simulation"] = {"coalesce": cut != "everywhere"}
     assert run(workload).memories
     assert steps
     for step in steps:
         assert not any(blocks for kept in step._saved.values() for blocks in kept)
-        assert sum(block.size for block in step._others) <= 4 * reserved._NOTHING
+        assert not step._others
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_rehearsal_tells_whole_passes_however_they_are_cut(recompute: str) -> None:
+    """What a forward pass takes and a weight gradient gives back is not a piece's, but the same whether layers are
+    offloaded, sharded, played kernel by kernel, or none of it."""
+    told = []
+    for cut, section in CUTS.items():
+        workload = job(training__recompute=recompute, training__global_batch=4)
+        workload["parallelism"] = {"pp": 2, "tp": 2, "dp": 2, "schedule": "zb_h1", **section}
+        workload["simulation"] = {"coalesce": cut != "everywhere"}
+        times = times_of(run(workload).played, 2, 1.0)
+        told.append((*times.taken, *times.kept))
+    assert all(of_cut == pytest.approx(told[0], rel=1e-6) for of_cut in told)

@@ -13,6 +13,9 @@ from typing import Any, TextIO, cast
 
 from simulator.errors import InputError
 
+#: The source that figures cite which were measured by us.
+MEASURED = "measured"
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -36,21 +39,28 @@ class Cases:
     rows: tuple[Measured, ...]
     environments: tuple[Mapping[str, Any], ...]
 
+    @property
+    def cited(self) -> dict[str, str]:
+        """What figures that are fitted to these say of their origin; published tables keep the base profile's word."""
+        return {"kind": "measured", "source": MEASURED, "note": ""} if self.environments else {}
+
     def of(self, kind: str, *ops: str) -> list[Measured]:
         """The cases of a kind, of these ops where any are named."""
         return [case for case in self.rows if case.kind == kind and (not ops or case.op in ops)]
 
 
-def read(directory: Path) -> Cases:
-    """Read every ``.jsonl``, ``.jsonl.gz`` and ``.csv`` of a directory. Raises `InputError` where it has none of them,
+SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
+
+
+def read(measured: Path) -> Cases:
+    """Read a file of measurements, or all of a directory, by their suffixes. Raises `InputError` where there are none,
     or one that is not of measurements."""
     rows: list[Measured] = []
     environments: list[Mapping[str, Any]] = []
-    files = [path for path in sorted(directory.glob("*")) if path.name.endswith((".jsonl", ".jsonl.gz", ".csv"))]
+    inside = sorted(measured.glob("*")) if measured.is_dir() else [measured]
+    files = [path for path in inside if path.name.endswith(SUFFIXES) and path.is_file()]
     if not files:
-        raise InputError(
-            "holds no measurements", key="DIR", found=directory, allowed="a directory of .jsonl, .jsonl.gz or .csv"
-        )
+        raise InputError("holds no measurements", key="DIR", found=measured, allowed=f"files of {', '.join(SUFFIXES)}")
     for path in files:
         with _open(path) as stream:
             if ".jsonl" not in path.name:

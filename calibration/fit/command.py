@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from calibration.fit import collectives, interference, kernels, launch, picture
-from calibration.fit.cases import Cases, read
+from calibration.fit.cases import MEASURED, Cases, read
 from calibration.fit.part import Point, residuals
 from calibration.fit.writer import written
 from simulator.config.files import validated
@@ -26,8 +26,6 @@ EXAMPLE = """examples:
   python -m calibration fit calibration/measurements/h100-sxm-80gb --out h100-sxm-80gb.yaml --plots plots
   python -m calibration fit aiconfigurator/a100 --base a100-sxm-80gb --out a100-sxm-80gb.yaml"""
 PARTS = (kernels.fit, launch.fit, collectives.fit, interference.fit)
-#: The source that figures cite which were measured by us.
-MEASURED = "measured"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -63,10 +63,11 @@ def residuals(points: Iterable[Point]) -> dict[str, dict[str, dict[str, float]]]
     return table
 
 
-def every_second(items: Sequence[T], order: Callable[[T], Any]) -> tuple[list[T], list[T]]:
-    """(fitted, held out): every second size in ``order`` is left out."""
-    ordered = sorted(items, key=order)
-    return ordered[::2], ordered[1::2]
+def every_second(items: Iterable[T], size: Callable[[T], float]) -> tuple[list[T], list[T]]:
+    """(fitted, held out): every second distinct size is left out, with all that have it."""
+    given = list(items)
+    held_out = set(sorted({size(item) for item in given})[1::2])
+    return [item for item in given if size(item) not in held_out], [item for item in given if size(item) in held_out]
 
 
 def search(

@@ -16,6 +16,7 @@ import torch
 
 from calibration.measure.bench import Bench
 from calibration.measure.case import Case, Level, Scalar, UnavailableError, Work
+from calibration.shares import ends
 
 ROLES = ("fwd", "dgrad", "wgrad")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
@@ -88,7 +89,7 @@ def _grouped(bench: Bench, role: str, m: int, n: int, k: int, groups: int, skew:
     if grouped is None:
         raise UnavailableError("this PyTorch has no grouped_mm")
     tokens = k if role == "wgrad" else m
-    ends = torch.tensor(_ends(tokens, groups, skew), dtype=torch.int32, device=bench.device)
+    bounds = torch.tensor(ends(tokens, groups, skew), dtype=torch.int32, device=bench.device)
     weights, outs = 2.0 * groups * n * k, 2.0 * m * n
     nbytes = 2.0 * k * (m + n) + 2.0 * groups * m * n if role == "wgrad" else 2.0 * m * k + weights + outs
     sets = bench.sets(nbytes)
@@ -106,17 +107,9 @@ def _grouped(bench: Bench, role: str, m: int, n: int, k: int, groups: int, skew:
 
     def run(i: int) -> object:
         a, b = buffers[i]
-        return grouped(a, b, offs=ends)
+        return grouped(a, b, offs=bounds)
 
     return Work(run, flops=2.0 * m * n * k, nbytes=nbytes, sets=sets)
-
-
-def _ends(tokens: int, groups: int, skew: bool) -> list[int]:
-    """Where each expert's tokens end, in multiples of 16: even shares, or shares that fall as 1 / rank."""
-    weights = [1 / (index + 1) if skew else 1.0 for index in range(groups)]
-    total = sum(weights)
-    ends = [16 * round(tokens * share / total / 16) for share in itertools.accumulate(weights)]
-    return [*ends[:-1], tokens]
 
 
 def _case(op: str, **params: Scalar) -> Case:

@@ -84,7 +84,7 @@ def _named(paths: list[Path]) -> dict[str, Path]:
 
 def _length(arguments: argparse.Namespace) -> dict[str, float]:
     if arguments.smoke:
-        return {"warm_up": 1, "least": 1, "most": 1, "seconds": 0.0, "profiled": 1}
+        return {"warm_up": 1, "least": 1, "most": 1, "seconds": 0.0}
     return {**vars(Length()), "seconds": arguments.seconds}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,10 @@ OPS = {
     "broadcast": "broadcast",
 }
 KINDS = {"tensor": "tp", "data": "dp", "pipeline": "pp", "expert": "ep", "model": "tp"}
-OPTIMIZER = "optimizer"  # the range that `Trainer.step` marks
+KEPT = "kept step"
+#: Ranges of the optimizer: what `Trainer.step` marks, and inside it what PyTorch's optimizers mark themselves; kernels
+#: are told to the innermost.
+OPTIMIZER = ("optimizer", "Optimizer.step")
 NAME_LENGTH = 80
 
 
@@ -40,37 +43,53 @@ class Span:
     end_s: float
 
 
-def profiled(step: Callable[[], object], *, cuda: bool) -> list[Span]:
-    """The spans of one ``step``, in order of start."""
-    kinds = [torch.profiler.ProfilerActivity.CPU]
+def profiled(
+    step: Callable[[], object], meet: Callable[[], object], kinds_by_op: Mapping[str, str], *, cuda: bool
+) -> list[Span]:
+    """The spans of one ``step``, in order of start.
+
+    Another step goes before it under the profiler, and the ranks ``meet`` between the two, else they would wait in their
+    collectives for whoever's profiler started last. ``kinds_by_op``: the kind of communication that PyTorch does not
+    say the group of, by op; that of "" where an op is not listed.
+    """
+    activities = [torch.profiler.ProfilerActivity.CPU]
     if cuda:
-        kinds.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=kinds) as profiler:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profiler:
         step()
         if cuda:
             torch.cuda.synchronize()
+        meet()
+        with torch.profiler.record_function(KEPT):
+            step()
+            if cuda:
+                torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         trace = json.loads(path.read_text())
-    return sorted(_spans(trace, cuda=cuda), key=lambda span: span.start_s)
+    return sorted(_spans(trace, kinds_by_op, cuda=cuda), key=lambda span: span.start_s)
 
 
-def _spans(trace: dict[str, Any], *, cuda: bool) -> Iterable[Span]:
+def _spans(trace: dict[str, Any], kinds_by_op: Mapping[str, str], *, cuda: bool) -> Iterable[Span]:
     base = float(trace.get("baseTimeNanoseconds", 0)) * 1e-9
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    kept = next(event for event in events if event.get("cat") == "user_annotation" and event["name"] == KEPT)
+    began, ended = float(kept["ts"]), float(kept["ts"]) + float(kept["dur"])
     marks = "gpu_user_annotation" if cuda else "user_annotation"
     marked = [
         (event["tid"], float(event["ts"]), float(event["ts"]) + float(event["dur"]))
         for event in events
-        if event.get("cat") == marks and event["name"] == OPTIMIZER
+        if event.get("cat") == marks and event["name"].startswith(OPTIMIZER)
     ]
     wanted = ("kernel", "gpu_memcpy", "gpu_memset") if cuda else ("cpu_op",)
-    chosen = [event for event in events if event.get("cat") in wanted]
+    chosen = [event for event in events if event.get("cat") in wanted and began <= float(event["ts"]) < ended]
     for event in chosen if cuda else _outermost(chosen):
         start = float(event["ts"])
         updates = any(tid == event["tid"] and first <= start < last for tid, first, last in marked)
         kernel_class, kind, op = _class(event, updates=updates)
+        if kernel_class == "communication" and not kind:
+            kind = kinds_by_op.get(op, kinds_by_op[""])
         yield Span(
             stream=f"{'comm' if kernel_class == 'communication' else 'compute'} {event['tid']}",
             kernel_class=kernel_class,

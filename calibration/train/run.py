@@ -18,16 +18,18 @@ from calibration.train.trainer import Groups, Trainer
 from simulator.config.workload import Workload
 
 
+PROFILED = 2
+
+
 @dataclass(frozen=True)
 class Length:
     """How long a run goes on: warm-up steps, then timed ones for ``seconds``, at least ``least`` and at most ``most``,
-    then a profiled one that warms the profiler up and one that is kept."""
+    then `PROFILED` under the profiler, the last of which is kept."""
 
     warm_up: int = 3
     least: int = 5
     most: int = 20
     seconds: float = 4.0
-    profiled: int = 2
 
 
 @dataclass
@@ -93,10 +95,16 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
         run.memory["steady_allocated_bytes"] = steady
         run.memory["peak_allocated_bytes"] = max(highest, steady)
         run.memory["peak_reserved_bytes"] = torch.cuda.max_memory_reserved()
-    for _ in range(length.profiled):
-        began = time.perf_counter()
-        run.spans = profiled(lambda: losses.append(trainer.step()), cuda=cuda)
-        run.profiled_s = time.perf_counter() - began
+    walls: list[float] = []
+
+    def step() -> None:
+        _, wall, loss = _timed(trainer.step, cuda=cuda)
+        walls.append(wall)
+        losses.append(loss)
+
+    kinds = {"send_recv": "pp", "": "dp" if workload.parallelism.dp > 1 else "tp"}
+    run.spans = profiled(step, lambda: _agreed(True, groups, device), kinds, cuda=cuda)
+    run.profiled_s = walls[-1]
     run.loss = [float(loss) for loss in losses]
     trainer.close()
     return run

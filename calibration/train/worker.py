@@ -16,7 +16,7 @@ import torch.distributed as dist
 from calibration.measure.gpu import environment
 from calibration.measure.team import FOREVER
 from calibration.train.record import write_timeline
-from calibration.train.run import Length, RankRun, rank_record, spread, train
+from calibration.train.run import PROFILED, Length, RankRun, rank_record, spread, train
 from simulator.config.files import read_text
 from simulator.config.workload import load_workload
 
@@ -74,7 +74,7 @@ def _one(
         "workload": {"text": read_text(path), "resolved": workload.model_dump(mode="json")},
         "n_gpus": len(took_part),
         "tokens_per_step": tokens,
-        "steps": {"warm_up": length.warm_up, "timed": len(slowest), "profiled": length.profiled},
+        "steps": {"warm_up": length.warm_up, "timed": len(slowest), "profiled": PROFILED},
         "step_time_s": step_time,
         "wall_time_s": spread(wall),
         "tokens_per_s": float(f"{tokens / step_time['median']:.6g}"),  # type: ignore[operator]

@@ -94,7 +94,7 @@ def _of(workload: Workload, place: Place, n_communicators: int) -> Holdings:
 
 
 def _emptied(part: Part) -> Part:
-    return replace(part, saved=()) if part.is_unit else part
+    return replace(part, saved=(), held_for_weights=()) if part.is_unit else part
 
 
 def _bucket_bytes(workload: Workload, state: StateBytes) -> float:

@@ -175,19 +175,19 @@ def activation_changes(
         return change
 
     for event, (index, begins) in enumerate(zip(curve.span.tolist(), curve.begins.tolist(), strict=True)):
-        turn, stage, phase = turn_of.get(index), int(timeline.stage[index]), str(timeline.phase[index])
+        turn, stage, phase = turn_of.get((index, begins)), int(timeline.stage[index]), str(timeline.phase[index])
         key = stage, int(timeline.microbatch[index])
         if phase == "I" and stage in parts and begins:
             taken = float(timeline.alloc_bytes[index])
             turning[key] = turning.get(key, 0.0) + taken
             yield event, {"output gradients": taken}
-        if turn == "takes" and begins:
+        if turn == "takes":
             yield event, kept(stage, "saved", 1)
-        elif turn == "turns" and not begins:
+        elif turn == "turns":
             yield event, kept(stage, "saved", -1)
             yield event, kept(stage, "held", 1)
             yield event, {"output gradients": -turning.pop(key, 0.0)}
-        elif turn == "gives" and not begins:
+        elif turn == "gives":
             yield event, kept(stage, "held" if phase == "W" else "saved", -1)
 
 

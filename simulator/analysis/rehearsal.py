@@ -14,7 +14,7 @@ def times_of(rehearsal: Timeline, n_stages: int, memory_limit: float) -> Times:
 
     Forwards are those of the last micro-batch, beside whose first ones parameters may gather, gradients those of the
     first one, beside whose last ones gradients may reduce. A stage is as slow as its slowest rank; a hop is the mean
-    of all hops.
+    of all hops. A pass that is played in pieces takes what all of them take, wherever it is kept until it is needed.
     """
     passes = compute_lane_spans(rehearsal)
     last = int(rehearsal.microbatch.max())
@@ -32,8 +32,9 @@ def times_of(rehearsal: Timeline, n_stages: int, memory_limit: float) -> Times:
         return tuple(seconds)
 
     def moved(kind: str, nbytes: Floats) -> tuple[float, ...]:
-        chosen = passes & (rehearsal.phase == kind)
-        return tuple(float(nbytes[chosen & (rehearsal.stage == stage)].max(initial=0.0)) for stage in range(n_stages))
+        chosen = passes & (rehearsal.phase == kind) & (rehearsal.microbatch == last)
+        of_rank = [np.where(chosen & (rehearsal.rank == rank), nbytes, 0.0) for rank in rehearsal.ranks]
+        return tuple(max(float(mine[rehearsal.stage == stage].sum()) for mine in of_rank) for stage in range(n_stages))
 
     category = np.array([int(t.category[0]) if len(t) else 0 for t in rehearsal.templates], dtype=np.int64)
     sent = np.array(["_send_" in lane for lane in rehearsal.lane_names], dtype=bool)[rehearsal.lane]

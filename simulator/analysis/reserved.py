@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import numpy as np
 
-from simulator.analysis.allocator import Block, CachingAllocator, rounded
+from simulator.analysis.allocator import Block, CachingAllocator
 from simulator.analysis.holdings import Holdings
 from simulator.analysis.passes import Turn, turns
 from simulator.model import Part
 from simulator.timeline import Ints, Timeline
 
-#: Micro-batches that are replayed when a step has more, as a multiple of those in flight: the rest repeats them.
+#: Micro-batches whose tensors are replayed when a step has more, as a multiple of those in flight: others repeat them.
 ROUNDS = 2
 
 
@@ -27,17 +27,16 @@ def cached_bytes(
     microbatch = timeline.microbatch[spans]
     rounds = ROUNDS * math.ceil(in_flight / max(len(holdings.parts), 1)) + 2
     known = np.unique(microbatch[microbatch >= 0])
-    replayed = np.isin(microbatch, np.concatenate((np.array([-1]), known[:rounds], known[rounds:][-2:])))
-    spans, begins = spans[replayed], begins[replayed]
-    step, turn_of = _Step(CachingAllocator(limit), holdings), turns(timeline, spans.tolist(), holdings.parts)
+    replayed = {*known[:rounds].tolist(), *known[rounds:][-2:].tolist()}
+    step, turn_of = _Step(CachingAllocator(limit), holdings, replayed), turns(timeline, spans.tolist(), holdings.parts)
     for index, start in zip(spans.tolist(), begins.tolist(), strict=True):
         moved = float(timeline.alloc_bytes[index] if start else timeline.free_bytes[index])
-        turn = turn_of.get(index)
-        if turn is not None and start == (turn == "takes"):
+        turn = turn_of.get((index, start))
+        if turn is not None:
             step.turn(turn, int(timeline.stage[index]), int(timeline.microbatch[index]), moved)
         elif start:
-            step.take(moved - (step.more(int(timeline.stage[index])) if turn == "turns" else 0.0))
-            if turn is None and int(timeline.stage[index]) not in holdings.parts:
+            step.take(moved)
+            if int(timeline.stage[index]) not in holdings.parts:
                 step.touch((float(timeline.workspace_bytes[index]),))
         else:
             step.give(moved)
@@ -45,13 +44,15 @@ def cached_bytes(
 
 
 class _Step:
-    """What is alive: tensors of passes by (stage, micro-batch) and part, and blocks of what is no activation."""
+    """What is alive: blocks of passes by (stage, micro-batch) and part, and (bytes, block) of whatever else."""
 
-    def __init__(self, allocator: CachingAllocator, holdings: Holdings) -> None:
+    def __init__(self, allocator: CachingAllocator, holdings: Holdings, replayed: Container[int]) -> None:
         self.allocator = allocator
         self._parts = holdings.parts
+        self._replayed = replayed
         self._saved: dict[tuple[int, int], list[list[Block]]] = {}
-        self._others: list[Block] = []
+        self._turned: set[tuple[int, int]] = set()
+        self._others: list[tuple[float, Block]] = []
         state = holdings.state
         for nbytes in (*(state.weights, state.gradients, state.optimizer), *(holdings.placeholders, holdings.bucket)):
             if nbytes:
@@ -60,39 +61,45 @@ class _Step:
     def turn(self, turn: Turn, stage: int, microbatch: int, moved: float) -> None:
         """A pass takes, turns or gives back activations; what it moves beside them is something else."""
         parts, key = self._parts[stage], (stage, microbatch)
+        saved, held = sum(part.saved_bytes for part in parts), sum(part.held_bytes for part in parts)
+        if microbatch not in self._replayed:
+            parts = ()
         if turn == "takes":
-            self.take(moved - sum(part.saved_bytes for part in parts))
+            self.take(moved - saved)
             self._saved[key] = [self._forward(part) for part in parts]
             return
-        alive = self._saved.pop(key, [[] for _ in parts])
-        own = sum(block.size for blocks in alive for block in blocks)
+        if turn == "begins":  # what is left is more than what was saved, and comes with the tensors it leaves
+            self.take(moved - max(held - saved, 0.0))
+            return
+        alive = self._saved.pop(key)
         if turn == "turns":
+            self._turned.add(key)
             self._saved[key] = [self._input_gradient(*each) for each in zip(parts, alive, strict=True)]
-            kept = sum(block.size for blocks in self._saved[key] for block in blocks)
-            self.give(moved - max(own - kept, 0.0))
+            self.give(moved - max(saved - held, 0.0))
             return
         for part, blocks in zip(reversed(parts), reversed(alive), strict=True):
             self.touch((*(tensor.nbytes for tensor in part.recomputed), part.grad_bytes))
             self._release(blocks)
-        self.give(moved - own)
-
-    def more(self, stage: int) -> float:
-        """What an input gradient takes that is among the tensors it leaves: what these are more than those saved."""
-        return max(sum(part.held_bytes - part.saved_bytes for part in self._parts[stage]), 0.0)
+        self.give(moved - (held if key in self._turned else saved))
 
     def take(self, nbytes: float) -> None:
         """One block of what is no activation, such as gathered parameters."""
-        if nbytes > _NOTHING:
-            self._others.append(self.allocator.malloc(nbytes))
+        if nbytes > _DUST:
+            self._others.append((nbytes, self.allocator.malloc(nbytes)))
 
     def give(self, nbytes: float) -> None:
-        """Back again: the youngest blocks of these bytes, one or several."""
-        same = [block for block in self._others if block.size == rounded(nbytes)]
-        for block in (*same[-1:], *reversed(self._others)) if nbytes > _NOTHING else ():
-            if block in self._others and block.size <= nbytes + _NOTHING:
-                self._others.remove(block)
+        """Back again: the youngest block of these bytes, or else the youngest that they cover, and a part of the
+        youngest for the rest (of a step of no length, which ends before it starts, nothing)."""
+        same = [at for at, (size, _) in enumerate(self._others) if abs(size - nbytes) <= _DUST]
+        for at in same[-1:] or range(len(self._others) - 1, -1, -1):
+            if self._others[at][0] <= nbytes + _DUST:
+                size, block = self._others.pop(at)
                 self.allocator.free(block)
-                nbytes -= block.size
+                nbytes -= size
+        if nbytes > _DUST and self._others:
+            size, block = self._others.pop()
+            self.allocator.free(block)
+            self.take(size - nbytes)
 
     def touch(self, sizes: Iterable[float]) -> None:
         """Tensors that live only for a moment, together."""
@@ -115,5 +122,5 @@ class _Step:
             self.allocator.free(block)
 
 
-#: Bytes that are the rounding of sums of tensors, not a tensor.
-_NOTHING = 1024 * 1024.0
+#: Bytes that are the rounding of a sum, not a tensor.
+_DUST = 1.0

@@ -141,7 +141,7 @@ def _packed(workload: Workload, step: Step) -> _Packed:
         return _Packed(
             pack,
             (transfer(step.label, comm.op, pack.label),),
-            (kernel("unpack", "cast", result * element, result * grad, step.label),),
+            (kernel("unpack", "upcast", result * element, result * grad, step.label),),
         )
     if sharded:
         add = kernel("add", "reduce", count * element, part * grad, step.label)
@@ -152,5 +152,5 @@ def _packed(workload: Workload, step: Step) -> _Packed:
     gather = replace(transfer(step.label, "all_gather", add.label), alloc_bytes=0.0, free_bytes=0.0)
     assert isinstance(gather.op, Comm)
     gather = replace(gather, op=replace(gather.op, stream="packed"))
-    unpack = kernel("unpack", "cast", count * element, count * grad, gather.label)
+    unpack = kernel("unpack", "upcast", count * element, count * grad, gather.label)
     return _Packed(pack, (exchange, gather), (add, unpack))

@@ -35,3 +35,9 @@ class Share(Cited):
     """One number up to 1."""
 
     value: Fraction
+
+
+class Amount(Cited):
+    """One number that may be 0."""
+
+    value: NotNegative

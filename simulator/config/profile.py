@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import BaseModel, Field, model_validator
 
 from simulator.config import catalog
-from simulator.config.cited import Cited, Figure, Fraction, NotNegative, Positive, Share
+from simulator.config.cited import Amount, Cited, Figure, Fraction, NotNegative, Positive, Share
 from simulator.config.files import AsTuple, Section, Whole, as_mapping, parse_yaml, read_text, validated
 from simulator.config.transport import Transport
 from simulator.errors import InputError
@@ -18,19 +18,36 @@ from simulator.errors import InputError
 #: Types that matrix products are known in; a superset of those that a workload can ask for.
 MatrixDtype = Literal["bf16", "fp16", "fp32", "fp8"]
 Role = Literal["fwd", "dgrad", "wgrad"]
+Size = Literal["m", "n", "k", "batch"]
+Direction = Literal["forward", "backward"]
+#: Kinds of kernels that memory traffic bounds, told apart where measured speeds differ: ``norm_bwd`` both gradients of
+#: a norm; ``mask`` filling under a mask; ``activation`` and ``residual`` what works element by element on one tensor
+#: and on two; ``upcast`` to a wider type, ``cast`` to a narrower one; ``loss`` the log-softmax over the vocabulary;
+#: ``embedding_bwd`` adding rows into the table; ``accumulate`` adding a gradient to a buffer of a wider type;
+#: ``reduce`` sums over rows or all; ``optimizer`` multi-tensor kernels; ``zero`` writing only.
 MemoryClass = Literal[
     "norm",
+    "norm_bwd",
     "softmax",
+    "softmax_bwd",
+    "mask",
     "dropout",
+    "dropout_bwd",
     "activation",
+    "activation_bwd",
     "residual",
     "rope",
     "embedding",
+    "embedding_bwd",
     "loss",
+    "loss_bwd",
     "cast",
+    "upcast",
     "optimizer",
+    "accumulate",
     "reduce",
     "copy",
+    "zero",
 ]
 Implementation = Literal["eager", "fused", "compiled"]
 Purpose = Literal["tp", "pp", "dp"]
@@ -53,6 +70,22 @@ class GpuSpec(Section):
     """what the device reports, not the GB on its label"""
 
 
+class GroupedModel(Cited):
+    """What is particular to grouped products."""
+
+    tiles: Annotated[tuple[str, ...], AsTuple]
+    """those of ``tile_efficiency`` that such kernels are made for"""
+    speed: dict[Role, Fraction]
+    """relative to single products of the type and layout"""
+    start_s: NotNegative
+    """before the first tile, beside ``start_s`` of all: the groups' sizes are read and turned into a schedule"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        _need_all("kernels.matmul.grouped.speed", self.speed, get_args(Role))
+        return self
+
+
 class MatmulModel(Cited):
     """Constants of `simulator.costs.matmul`, fitted together."""
 
@@ -64,6 +97,8 @@ class MatmulModel(Cited):
     """filling the pipeline of a tile"""
     store_Bps_per_sm: Positive
     """writing a tile"""
+    load_Bps_per_sm: Positive
+    """reading a tile of the output that is added to"""
     memory_fraction: Fraction
     """share of the peak memory bandwidth that is reached"""
     overlap_exponent: Annotated[float, Field(ge=1)]
@@ -76,23 +111,25 @@ class MatmulModel(Cited):
     """summing slices of k"""
     min_k_per_split: Positive
     """shortest slice of k"""
-    fitted_dtype: MatrixDtype
-    """type of the products that the constants were fitted on"""
-    fitted_range: dict[Literal["m", "n", "k"], Range]
-    """their smallest and largest sizes"""
     sustained_flops_per_s: dict[MatrixDtype, Figure]
     """what the power limit allows a GPU that is busy with real data for long"""
     power_exponent: Annotated[float, Field(ge=1)]
     """p of (burst^p + limited^p)^(1/p): how gradually the clock gives way near that limit"""
-    layout_speed: dict[Role, Figure]
-    """speed of forward, data and weight gradient relative to the layout that was fitted"""
+    layout_speed: dict[MatrixDtype, dict[Role, Figure]]
+    """speed of forward, data and weight gradient by type, relative to the peak of the type and the tile's efficiency"""
+    grouped: GroupedModel
+    fitted_range: dict[MatrixDtype, dict[Size, Range]]
+    """smallest and largest sizes that were measured, by type; types that were not are missing"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if not self.tile_efficiency:
             raise InputError("needs at least one tile", key="kernels.matmul.tile_efficiency")
-        _need_all("kernels.matmul.fitted_range", self.fitted_range, ("m", "n", "k"))
-        _need_all("kernels.matmul.layout_speed", self.layout_speed, get_args(Role))
+        for dtype, sizes in self.fitted_range.items():
+            _need_all(f"kernels.matmul.fitted_range.{dtype}", sizes, get_args(Size))
+        for dtype, speeds in self.layout_speed.items():
+            _need_all(f"kernels.matmul.layout_speed.{dtype}", speeds, get_args(Role))
+        _need_all("kernels.matmul.tile_efficiency", self.tile_efficiency, self.grouped.tiles)
         return self
 
 
@@ -103,6 +140,8 @@ class AttentionCurve(Cited):
     """for long sequences"""
     half_length: NotNegative
     """L at which half of the limit is reached: limit * L / (L + half_length)"""
+    fitted_range: Range
+    """shortest and longest sequence that was measured"""
 
 
 class AttentionModel(Section):
@@ -110,6 +149,8 @@ class AttentionModel(Section):
 
     forward: dict[Whole, AttentionCurve]
     backward: dict[Whole, AttentionCurve]
+    tail: dict[Direction, Amount]
+    """how long the last thread blocks run while SMs fall idle, in times of the longest block"""
     start_s: Figure
     """an empty kernel"""
 
@@ -118,20 +159,33 @@ class AttentionModel(Section):
         for name, curves in (("forward", self.forward), ("backward", self.backward)):
             if not curves:
                 raise InputError("needs at least one head dimension", key=f"kernels.attention.{name}")
+        _need_all("kernels.attention.tail", self.tail, get_args(Direction))
         return self
+
+
+class MemoryCurve(Cited):
+    """Seconds of a kernel by its bytes: start_s + bytes / (share * peak bandwidth)."""
+
+    share: Fraction
+    """of the peak memory bandwidth"""
+    start_s: NotNegative
+    """an empty kernel"""
+    fitted_range: Range | None = None
+    """fewest and most bytes that were measured"""
 
 
 class MemoryModel(Section):
     """Kernels bound by memory traffic."""
 
-    bandwidth_fraction: dict[MemoryClass, Share]
-    """share of the peak memory bandwidth by cost class"""
-    start_s: Figure
-    """an empty kernel"""
+    eager: dict[MemoryClass, MemoryCurve]
+    """PyTorch's own kernels"""
+    fused: dict[MemoryClass, MemoryCurve]
+    """what the implementations fused and compiled launch instead (Megatron-LM, TransformerEngine, Apex, Inductor),
+    where that differs"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        _need_all("kernels.memory.bandwidth_fraction", self.bandwidth_fraction, get_args(MemoryClass))
+        _need_all("kernels.memory.eager", self.eager, get_args(MemoryClass))
         return self
 
 
@@ -270,7 +324,8 @@ class Profile(Section):
                 )
         peaks, sustained = self.gpu_spec.peak_flops_per_s, self.kernels.matmul.sustained_flops_per_s
         _need_all("kernels.matmul.sustained_flops_per_s", sustained, peaks)
-        _need_all("gpu_spec.peak_flops_per_s", peaks, [*sustained, self.kernels.matmul.fitted_dtype])
+        _need_all("kernels.matmul.layout_speed", self.kernels.matmul.layout_speed, peaks)
+        _need_all("gpu_spec.peak_flops_per_s", peaks, [*sustained, *self.kernels.matmul.fitted_range])
         return self
 
 

@@ -1,17 +1,21 @@
-"""Seconds of a flash attention kernel: a share of the peak that saturates with the length, and the memory roofline."""
+"""Seconds of a flash attention kernel: thread blocks over the SMs, each faster the more keys it sees, and the memory
+roofline. Its constants are fitted by `calibration.fit.attention`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from simulator.config.profile import AttentionCurve, AttentionModel, GpuSpec
-from simulator.costs.origin import Origin
+from simulator.costs.origin import Origin, beyond
 from simulator.program import Attention
 
-#: Queries that one thread block works on (FlashAttention-2, arXiv 2307.08691, section 3.3: blocks of 64 or 128).
-BLOCK_QUERIES = 128
+#: Queries that one thread block works on (FlashAttention-2, arXiv 2307.08691, section 3.3: blocks of 64 or 128); in the
+#: backward kernel keys.
+BLOCK = 128
 
 
 @dataclass(frozen=True)
@@ -26,27 +30,32 @@ class AttentionCost:
         return {dtype: figure.value for dtype, figure in self.spec.peak_flops_per_s.items()}
 
     def seconds(self, kernel: Attention) -> float:
-        """start + max(FLOPs / (peak * share * busy SMs), bytes / bandwidth).
+        """start + max(all blocks / SMs + tail * longest block, longest block, bytes / bandwidth).
 
-        share = limit * L / (L + half_length), with L the keys that a query sees on average: half of them under a causal
-        mask, whose lower speed at equal length comes from that. Fewer thread blocks than SMs leave SMs idle.
+        All blocks take FLOPs / (peak / SMs * share), with share = limit * L / (L + half_length) and L the keys that a
+        query sees on average: half of them under a causal mask. A block of ``BLOCK`` queries takes its part of that;
+        the longest is the one that sees most keys, which under a causal mask is twice the mean. While the last blocks
+        finish, other SMs are idle.
         """
         limit, half_length = self._curve(kernel)
         keys = kernel.pairs / kernel.q_len
-        share = limit * keys / (keys + half_length)
-        blocks = kernel.batch * kernel.heads * -(-kernel.q_len // BLOCK_QUERIES)
-        share *= min(1.0, blocks / self.spec.sms)
-        compute_s = kernel.flops / (self._peak[kernel.dtype] * share)
+        blocks = kernel.batch * kernel.heads * -(-kernel.q_len // BLOCK)
+        all_s = kernel.flops * self.spec.sms / (self._peak[kernel.dtype] * limit) * (keys + half_length) / keys
+        most = min(kernel.window or kernel.kv_len, kernel.kv_len)
+        longest_s = all_s / blocks * (most + half_length) / (keys + half_length)
+        tail = self.model.tail["backward" if kernel.backward else "forward"].value
         memory_s = kernel.bytes / self.spec.memory_bandwidth_Bps.value
-        return self.model.start_s.value + max(compute_s, memory_s)
+        return self.model.start_s.value + max(all_s / self.spec.sms + tail * longest_s, longest_s, memory_s)
 
     def origin(self, kernel: Attention) -> Origin:
+        """Whole sequences were fitted: no part of the keys, no window."""
         curves = self._curves(kernel)
         nearest = min(curves, key=lambda dim: (abs(dim - kernel.head_dim), dim))
-        # Whole sequences were fitted: no part of the keys, no window.
-        whole = kernel.q_len == kernel.kv_len and not kernel.window
-        known = kernel.head_dim in curves and whole
-        return Origin(curves[nearest].kind, curves[nearest].source, extrapolated=not known)
+        curve = curves[nearest]
+        if kernel.q_len != kernel.kv_len or kernel.window:
+            return Origin(curve.kind, curve.source, beyond=math.inf)
+        outside = max(beyond(kernel.head_dim, nearest, nearest), beyond(kernel.q_len, *curve.fitted_range))
+        return Origin(curve.kind, curve.source, beyond=outside)
 
     def _curves(self, kernel: Attention) -> Mapping[int, AttentionCurve]:
         return self.model.backward if kernel.backward else self.model.forward

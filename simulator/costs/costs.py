@@ -74,7 +74,7 @@ class Costs:
                 Matmul: matmul,
                 GroupedMatmul: matmul,
                 Attention: AttentionCost(spec, models.attention),
-                Memory: MemoryCost(spec, models.memory),
+                Memory: MemoryCost.of(spec, models.memory, implementation),
                 Fixed: FixedCost(),
             },
             launch=launch.launch_seconds(profile.host.launch_s[implementation]),

@@ -2,124 +2,192 @@
 
 The picture behind it (NVIDIA, "Matrix Multiplication Background User's Guide"; arXiv 2301.03598 for slices of k): a
 kernel cuts the output into tiles, every SM works on one tile at a time, and a last wave that is not full costs as much
-as a full one. Its constants are fitted by ``calibration/fit_matmul.py``.
+as a full one. Its constants are fitted by `calibration.fit.matmul`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from simulator.config.profile import GpuSpec, MatmulModel
-from simulator.costs.origin import Origin
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.config.profile import GpuSpec, MatmulModel, Size
+from simulator.costs.origin import Origin, beyond
 from simulator.program import GroupedMatmul, Matmul
 from simulator.units import DTYPE_BYTES
 
 #: Slices that a kernel may cut k into, so that tiles too few for many waves still fill the SMs.
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+SPLITS = np.array((1, 2, 3, 4, 6, 8, 12, 16), dtype=float)
+
+Floats = NDArray[np.float64]
+Product = Matmul | GroupedMatmul
+
+
+@dataclass(frozen=True)
+class Products:
+    """Kernels as columns: one row each, and for the sizes of their products a column per group (of no product: 0)."""
+
+    kernels: tuple[Product, ...]
+    m: Floats
+    n: Floats
+    k: Floats
+    count: Floats
+    flops: Floats
+    nbytes: Floats
+    written: Floats  # bytes per element of the output
+    read: Floats  # likewise, of an output that is added to
+    grouped: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, kernels: Sequence[Product]) -> Products:
+        groups = [_groups(kernel) for kernel in kernels]
+        widest = max(1, *map(len, groups)) if groups else 1
+        sizes = np.array([[*some, *[(1, 1, 1, 0)] * (widest - len(some))] for some in groups], dtype=float)
+        m, n, k, count = np.moveaxis(sizes, 2, 0)
+        return cls(
+            kernels=tuple(kernels),
+            m=m,
+            n=n,
+            k=k,
+            count=count,
+            flops=np.array([kernel.flops for kernel in kernels]),
+            nbytes=np.array([kernel.bytes for kernel in kernels]),
+            written=np.array([float(DTYPE_BYTES[x.out_dtype or x.dtype]) for x in kernels]),
+            read=np.array([DTYPE_BYTES[x.out_dtype or x.dtype] * float(x.accumulate) for x in kernels]),
+            grouped=np.array([isinstance(kernel, GroupedMatmul) for kernel in kernels]),
+        )
 
 
 @dataclass(frozen=True)
 class MatmulCost:
-    """Prices `Matmul` kernels on one kind of GPU."""
+    """Prices matrix products on one kind of GPU."""
 
     spec: GpuSpec
     model: MatmulModel
 
     @cached_property
-    def _tiles(self) -> tuple[tuple[int, int, float, float], ...]:
-        """(rows, columns, efficiency, factor of the choice) for each tile in both orientations."""
+    def _tiles(self) -> tuple[Floats, Floats, Floats, Floats, NDArray[np.bool_]]:
+        """Rows, columns, efficiency, factor of the choice, and whether for single products only, of each tile in both
+        orientations."""
         sides = [tuple(int(side) for side in name.split("x")) for name in self.model.tile_efficiency]
         largest = max(rows * columns for rows, columns in sides)
-        shapes = []
-        for (rows, columns), efficiency in zip(sides, self.model.tile_efficiency.values(), strict=True):
+        tiles = []
+        for (rows, columns), (name, efficiency) in zip(sides, self.model.tile_efficiency.items(), strict=True):
             factor = (largest / (rows * columns)) ** self.model.large_tile_preference
-            shapes += [(a, b, efficiency, factor) for a, b in dict.fromkeys([(rows, columns), (columns, rows)])]
-        return tuple(shapes)
+            single = name not in self.model.grouped.tiles
+            tiles += [(a, b, efficiency, factor, single) for a, b in dict.fromkeys([(rows, columns), (columns, rows)])]
+        rows_, columns_, efficiencies, factors, singles = np.array(tiles, dtype=float).T
+        return rows_, columns_, efficiencies, factors, singles > 0
 
     @cached_property
-    def _peak(self) -> dict[str, float]:
-        return {dtype: figure.value for dtype, figure in self.spec.peak_flops_per_s.items()}
+    def _rates(self) -> dict[tuple[str, str, bool], float]:
+        """FLOP/s at the boost clock inside an ideal tile, by type, role, and whether grouped."""
+        rates: dict[tuple[str, str, bool], float] = {}
+        for dtype, speeds in self.model.layout_speed.items():
+            for role, speed in speeds.items():
+                rates[dtype, role, False] = self.spec.peak_flops_per_s[dtype].value * speed.value
+                rates[dtype, role, True] = rates[dtype, role, False] * self.model.grouped.speed[role]
+        return rates
 
     @cached_property
     def _sustained(self) -> dict[str, float]:
         return {dtype: figure.value for dtype, figure in self.model.sustained_flops_per_s.items()}
 
-    @cached_property
-    def _layout(self) -> dict[str, float]:
-        return {role: figure.value for role, figure in self.model.layout_speed.items()}
+    def seconds(self, kernel: Product) -> float:
+        """The kernel's time among others on a GPU that is busy for long, launch not included."""
+        return float(self.lasting_seconds(Products.of([kernel]))[0])
 
-    def seconds(self, kernel: Matmul | GroupedMatmul) -> float:
-        """The kernel's time among others on a GPU that is busy for long, launch not included.
-
-        (burst^p + limited^p)^(1/p), with limited = FLOPs / what the power limit sustains.
-        """
-        burst_s = self.burst_seconds(kernel) / self._layout[kernel.role]
-        limited_s = kernel.flops / self._sustained[kernel.dtype]
+    def lasting_seconds(self, products: Products) -> Floats:
+        """(burst^p + limited^p)^(1/p), with limited = FLOPs / what the power limit sustains."""
+        limited_s = products.flops / np.array([self._sustained[kernel.dtype] for kernel in products.kernels])
         p = self.model.power_exponent
-        return float((burst_s**p + limited_s**p) ** (1 / p))
+        return _both(self.burst_seconds(products), limited_s, p)
 
-    def burst_seconds(self, kernel: Matmul | GroupedMatmul) -> float:
+    def burst_seconds(self, products: Products) -> Floats:
         """The time at the boost clock, before the power limit has lowered it.
 
         For each tile and number of slices s of k:
-        waves = ceil(tiles * s / SMs), and a wave costs 2 * tile * (k / s) / (peak * efficiency / SMs), its pipeline
-        start, and the store of its tile. Tile time c and memory time b overlap as (c^q + b^q)^(1/q); slices are then
-        summed through memory. cuBLAS chooses by a heuristic that favours large tiles, so the candidate with the
-        smallest time * (largest tile / tile)^preference is taken, which is not always the fastest.
+        waves = ceil(tiles * s / SMs), and a wave costs 2 * tile * (k / s) / (peak * efficiency * speed / SMs), its
+        pipeline start, and the store of its tile; speed is that of the type and of the operands' layout. Tile time c
+        and memory time b overlap as (c^q + b^q)^(1/q); slices are then summed through memory. The library chooses by a
+        heuristic that favours large tiles, so the candidate with the smallest time * (largest tile / tile)^preference
+        is taken, which is not always the fastest.
 
         A grouped kernel's SMs take tiles of all groups in turn (CUTLASS, examples/24_gemm_grouped), so that waves are
         counted over all of them together; a wave lasts as long as the mean tile. It does not cut k.
         """
         model, sms = self.model, self.spec.sms
-        groups = _groups(kernel)
-        if not groups:
-            return model.start_s
-        out_bytes = DTYPE_BYTES[kernel.out_dtype or kernel.dtype] * (2 if kernel.accumulate else 1)
-        flop_s = 2.0 * sms / self._peak[kernel.dtype]
-        store_s = out_bytes / model.store_Bps_per_sm
-        q = model.overlap_exponent
-        memory_q = (kernel.bytes / (model.memory_fraction * self.spec.memory_bandwidth_Bps.value)) ** q
-        partial_s = (
-            8.0 * sum(m * n * batch for m, n, _, batch in groups) / model.split_sum_Bps
-        )  # one fp32 slice, written and read
-        grouped = isinstance(kernel, GroupedMatmul)
-        best_cost, best_s = math.inf, math.inf
-        for rows, columns, efficiency, factor in self._tiles:
-            counts = [-(-m // rows) * -(-n // columns) * batch for m, n, _, batch in groups]
-            tiles = sum(counts)
-            k = sum(count * group[2] for count, group in zip(counts, groups, strict=True)) / tiles
-            area = rows * columns
-            per_k_s = area * flop_s / efficiency
-            per_wave_s = model.wave_start_s + area * store_s
-            for split in SPLITS:
-                if split > 1 and (grouped or tiles >= 4 * sms or k < split * model.min_k_per_split):
-                    break
-                waves = -(-tiles * split // sms)
-                tile_s = waves * (per_k_s * k / split + per_wave_s)
-                if tile_s * factor >= best_cost:  # the memory's share only adds to it
-                    continue
-                seconds = (tile_s**q + memory_q) ** (1 / q)
-                if split > 1:
-                    seconds += model.split_start_s + split * partial_s
-                if seconds * factor < best_cost:
-                    best_cost, best_s = seconds * factor, seconds
-        return best_s + model.start_s
+        rows, columns, efficiency, factor, single = self._tiles
+        counts = (
+            np.ceil(products.m[:, :, None] / rows)
+            * np.ceil(products.n[:, :, None] / columns)
+            * products.count[:, :, None]
+        )
+        tiles = counts.sum(axis=1)  # of each kernel, by tile
+        k = (counts * products.k[:, :, None]).sum(axis=1) / np.maximum(tiles, 1.0)
+        rate = np.array(
+            [
+                self._rates[x.dtype, x.role, grouped]
+                for x, grouped in zip(products.kernels, products.grouped, strict=True)
+            ]
+        )
+        per_k_s = 2.0 * sms * rows * columns / (rate[:, None] * efficiency)
+        moved_s = products.written / model.store_Bps_per_sm + products.read / model.load_Bps_per_sm
+        per_wave_s = model.wave_start_s + rows * columns * moved_s[:, None]
+        split = SPLITS if not products.grouped.all() else SPLITS[:1]
+        waves = np.ceil(tiles[:, :, None] * split / sms)
+        tile_s = waves * ((per_k_s * k)[:, :, None] / split + per_wave_s[:, :, None])
+        memory_s = products.nbytes / (model.memory_fraction * self.spec.memory_bandwidth_Bps.value)
+        seconds = _both(tile_s, memory_s[:, None, None], model.overlap_exponent)
+        # One fp32 slice, written and read.
+        partial_s = 8.0 * (products.m * products.n * products.count).sum(axis=1) / model.split_sum_Bps
+        seconds = seconds + np.where(split > 1, model.split_start_s + split * partial_s[:, None, None], 0.0)
+        uncut = products.grouped[:, None] | (tiles >= 4 * sms)
+        barred = (split > 1) & (uncut[:, :, None] | (k[:, :, None] < split * model.min_k_per_split))
+        barred |= (products.grouped[:, None] & single)[:, :, None]
+        choice = np.where(barred, np.inf, seconds * factor[:, None]).reshape(len(rate), -1).argmin(axis=1)
+        chosen: Floats = seconds.reshape(len(rate), -1)[np.arange(len(rate)), choice]
+        start_s = model.start_s + np.where(products.grouped, model.grouped.start_s, 0.0)
+        return start_s + np.where(products.count.any(axis=1), chosen, 0.0)
 
-    def origin(self, kernel: Matmul | GroupedMatmul) -> Origin:
-        """What was fitted: single products inside ``fitted_range``, of the fitted type or one with the same peak."""
-        if isinstance(kernel, GroupedMatmul):
-            return Origin(self.model.kind, self.model.source, extrapolated=True)
-        sizes = {"m": kernel.m, "n": kernel.n, "k": kernel.k}
-        inside = all(low <= sizes[name] <= high for name, (low, high) in self.model.fitted_range.items())
-        same_rate = self._peak[kernel.dtype] == self._peak[self.model.fitted_dtype]
-        outside = not inside or not same_rate or kernel.batch > 1
-        return Origin(self.model.kind, self.model.source, extrapolated=outside)
+    def origin(self, kernel: Product) -> Origin:
+        """Measured are types (or others with the same peak) and sizes inside ``fitted_range``, of grouped products the
+        sizes added up over the groups."""
+        cited = self.model.grouped if isinstance(kernel, GroupedMatmul) else self.model
+        peaks = {str(dtype): figure.value for dtype, figure in self.spec.peak_flops_per_s.items()}
+        alike = {str(dtype): sizes for dtype, sizes in self.model.fitted_range.items()}
+        alike = {dtype: sizes for dtype, sizes in alike.items() if peaks[dtype] == peaks[kernel.dtype]}
+        if not alike or cited.kind == "assumed":
+            return Origin(cited.kind, cited.source, beyond=math.inf)
+        known = alike.get(kernel.dtype) or next(iter(alike.values()))
+        outside = (beyond(size, *known[name]) for name, size in _sizes(kernel).items())
+        return Origin(cited.kind, cited.source, beyond=max(outside))
 
 
-def _groups(kernel: Matmul | GroupedMatmul) -> tuple[tuple[int, int, int, int], ...]:
+def _sizes(kernel: Product) -> dict[Size, int]:
+    if isinstance(kernel, Matmul):
+        return {"m": kernel.m, "n": kernel.n, "k": kernel.k, "batch": kernel.batch}
+    tokens = sum(kernel.tokens)
+    if kernel.role == "wgrad":
+        return {"m": kernel.n, "n": kernel.k, "k": tokens}
+    return {"m": tokens, "n": kernel.n, "k": kernel.k}
+
+
+def _both(a: Floats, b: Floats, exponent: float) -> Floats:
+    """(a^q + b^q)^(1/q), scaled by the larger so that it neither overflows nor vanishes."""
+    larger, smaller = np.maximum(a, b), np.minimum(a, b)
+    if exponent == np.inf:
+        return larger
+    total: Floats = larger * (1.0 + (smaller / np.maximum(larger, 1e-300)) ** exponent) ** (1.0 / exponent)
+    return total
+
+
+def _groups(kernel: Product) -> tuple[tuple[int, int, int, int], ...]:
     """The products that a kernel is made of, as (m, n, k, how many of them)."""
     if isinstance(kernel, Matmul):
         return ((kernel.m, kernel.n, kernel.k, kernel.batch),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -9,9 +10,26 @@ from dataclasses import dataclass
 class Origin:
     """``kind`` is measured, published, datasheet, assumed or exact; ``source`` is the citation.
 
-    ``extrapolated``: the kernel's shape, batch or type lies outside what the figure was fitted on.
+    ``beyond``: how far the kernel lies outside what the figure was fitted on, as the factor between a size of it and
+    the nearest size that was measured; 1: inside, infinite: nothing of that sort was measured.
     """
 
     kind: str
     source: str
-    extrapolated: bool = False
+    beyond: float = 1.0
+
+    @property
+    def extrapolated(self) -> bool:
+        """Whether the kernel's shape or type lies outside what was fitted."""
+        return self.beyond > 1
+
+
+def beyond(size: float, low: float, high: float) -> float:
+    """The factor by which ``size`` lies outside a range; 1 inside.
+
+    >>> beyond(5, 2, 8), beyond(16, 2, 8), beyond(0.5, 2, 8)
+    (1.0, 2.0, 4.0)
+    """
+    if size <= 0:
+        return math.inf
+    return max(1.0, size / high, low / size)

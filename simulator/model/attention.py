@@ -121,22 +121,25 @@ def _softmax(z: Shapes, elements: int) -> Node:
     """
     square = float(z.element * elements)
 
-    def kernel(phase: str, name: str, read: float) -> Compute:
-        return memory(phase, f"attn.{name}", "softmax", read, square, z.dtype)
+    def kernel(phase: str, name: str, op: str, read: float) -> Compute:
+        return memory(phase, f"attn.{name}", op, read, square, z.dtype)
 
     forward: Ops
     backward: Ops
     if z.eager:
-        forward = tuple(kernel("F", name, square) for name in ("scale", "mask", "softmax"))
+        forward = tuple(
+            kernel("F", name, op, square)
+            for name, op in (("scale", "activation"), ("mask", "mask"), ("softmax", "softmax"))
+        )
         backward = (
-            kernel("B", "softmax bwd", 2 * square),
-            kernel("B", "mask bwd", square),
-            kernel("B", "scale bwd", square),
+            kernel("B", "softmax bwd", "softmax_bwd", 2 * square),
+            kernel("B", "mask bwd", "mask", square),
+            kernel("B", "scale bwd", "activation", square),
         )
     else:
         read = square / 2 if z.fused and not z.window else square
-        softmax = kernel("F", "softmax", read)
+        softmax = kernel("F", "softmax", "softmax", read)
         if z.compiled and z.dropout:
             softmax = fuse("F", softmax, drop_kernel(z, "attn.probs dropout", elements), square, keep=True)
-        forward, backward = (softmax,), (kernel("B", "softmax bwd", 2 * read),)
+        forward, backward = (softmax,), (kernel("B", "softmax bwd", "softmax_bwd", 2 * read),)
     return Node(forward=forward, input_grad=backward, saved=(Tensor("attn.probs", square),), grad_bytes=2 * square)

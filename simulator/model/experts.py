@@ -167,7 +167,8 @@ def _router(z: Shapes, x: Experts) -> Node:
         return Compute(name, Matmul(m, n, k, dtype=x.router_dtype, role=role), phase)
 
     def cast(phase: str, name: str, read: float, write: float) -> Ops:
-        return (memory(phase, name, "cast", read, write, "fp32"),) if element != z.element else ()
+        op = "upcast" if write > read else "cast"
+        return (memory(phase, name, op, read, write, "fp32"),) if element != z.element else ()
 
     wide = float(element * x.tokens * z.hidden)
     paths = 2 if x.shared_ffn else 1
@@ -179,8 +180,8 @@ def _router(z: Shapes, x: Experts) -> Node:
             memory("F", "moe.router top-k", "softmax", probs, chosen, "fp32"),
         ),
         input_grad=(
-            memory("B", "moe.router top-k bwd", "softmax", chosen, probs, "fp32"),
-            memory("B", "moe.router softmax bwd", "softmax", 2 * probs, scores, "fp32"),
+            memory("B", "moe.router top-k bwd", "softmax_bwd", chosen, probs, "fp32"),
+            memory("B", "moe.router softmax bwd", "softmax_bwd", 2 * probs, scores, "fp32"),
             product("B", "dgrad", x.tokens, z.hidden, x.experts),
             *cast("B", "moe.router cast bwd", wide, full),
             # The input goes to the router, to the experts and to the shared ones: their gradients are summed.

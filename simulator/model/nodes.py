@@ -98,7 +98,7 @@ def add_gradient(z: Shapes, name: str, params: int) -> Ops:
     if not z.adds_gradients:
         return ()
     buffer = DTYPE_BYTES[z.grad_dtype] * params
-    return (memory("W", f"{name} grad add", "reduce", z.element * params + buffer, buffer, z.dtype),)
+    return (memory("W", f"{name} grad add", "accumulate", z.element * params + buffer, buffer, z.dtype),)
 
 
 def new_gradient_bytes(z: Shapes, params: int) -> float:
@@ -230,7 +230,7 @@ def norm(z: Shapes, name: str, *, saved: str, residual: bool) -> Node:
     """
     params = z.hidden * (2 if z.norm == "layernorm" else 1)
     small = z.element * params
-    backward = memory("B", f"{name} bwd", "norm", 2 * z.row_bytes, z.row_bytes, z.dtype)
+    backward = memory("B", f"{name} bwd", "norm_bwd", 2 * z.row_bytes, z.row_bytes, z.dtype)
     input_grad: Ops = (backward,)
     if residual:
         add = memory("B", f"{name} residual grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
@@ -239,7 +239,7 @@ def norm(z: Shapes, name: str, *, saved: str, residual: bool) -> Node:
         forward=(memory("F", name, "norm", z.row_bytes, z.row_bytes, z.dtype),),
         input_grad=input_grad,
         weight_grad=(
-            memory("W", f"{name} wgrad", "norm", 2 * z.row_bytes, small, z.dtype),
+            memory("W", f"{name} wgrad", "norm_bwd", 2 * z.row_bytes, small, z.dtype),
             *add_gradient(z, name, params),
         ),
         saved=(Tensor(saved, z.row_bytes),),
@@ -255,7 +255,7 @@ def dropout(z: Shapes, name: str, elements: int, *, mask: str, fused_with: Compu
     nbytes = z.element * elements
     return Node(
         forward=(fused_with or drop_kernel(z, name, elements),),
-        input_grad=(memory("B", f"{name} bwd", "dropout", nbytes + elements, nbytes, z.dtype),),
+        input_grad=(memory("B", f"{name} bwd", "dropout_bwd", nbytes + elements, nbytes, z.dtype),),
         saved=(Tensor(mask, float(elements)),),
         grad_bytes=2.0 * nbytes,
     )
@@ -312,7 +312,7 @@ def activation(z: Shapes, block: str, elements: int) -> Node:
     return Node(
         forward=tuple(memory("F", name + x, "activation", r * nbytes, w * nbytes, z.dtype) for x, r, w in forward),
         input_grad=tuple(
-            memory("B", f"{name}{x} bwd", "activation", r * nbytes, w * nbytes, z.dtype) for x, r, w in backward
+            memory("B", f"{name}{x} bwd", "activation_bwd", r * nbytes, w * nbytes, z.dtype) for x, r, w in backward
         ),
         saved=saved,
         grad_bytes=(3 if z.gated else 2) * nbytes,

@@ -168,13 +168,13 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
 
     here = layout.offload.optimizer == "none" and not layout.server_count
     if here and master and grad != 4:
-        kernel("gradients to fp32", grad, 4, op="cast")
+        kernel("gradients to fp32", grad, 4, op="upcast")
         grad = 4
     if training.precision == "fp16" and not layout.server_count:
         kernel("unscale", grad, grad if here else 0)
         agree("found_inf")
     if training.grad_clip is not None:
-        kernel("grad norm", grad, 0, op="reduce")
+        kernel("grad norm", grad, 0)
         agree("grad norm")
         if here:
             kernel("clip", grad, grad)
@@ -184,9 +184,7 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
     if training.implementation == "fused" or layout.server_count:
         held = count if layout.zero >= 2 else float(sum(params.values()))
         zeroed = DTYPE_BYTES[training.grad_dtype] * held
-        ops.append(
-            Compute("optimizer.zero gradients", Memory("optimizer", 0.0, zeroed, dtype=training.grad_dtype), "O")
-        )
+        ops.append(Compute("optimizer.zero gradients", Memory("zero", 0.0, zeroed, dtype=training.grad_dtype), "O"))
     return tuple(ops)
 
 

@@ -50,7 +50,7 @@ def embedding(workload: Workload) -> Part:
         forward.append(memory("F", "embedding.positions", "embedding", full, full, z.dtype))
         forward.append(memory("F", "embedding.add", "residual", 2 * full, full, z.dtype))
         rows = z.element * z.seq * z.hidden
-        positions = (memory("W", "embedding.positions wgrad", "embedding", full, rows, z.dtype),)
+        positions = (memory("W", "embedding.positions wgrad", "reduce", full, rows, z.dtype),)
         positions += add_gradient(z, "embedding.positions", z.seq * z.hidden)
     if z.sequence_parallel and not scattered:
         forward.append(memory("F", "embedding.scatter", "copy", z.row_bytes, z.row_bytes, z.dtype))
@@ -60,7 +60,8 @@ def embedding(workload: Workload) -> Part:
         weight_grad=(
             *positions,
             # The gradient of the whole table is cleared, and the tokens' rows are added to it.
-            memory("W", "embedding.lookup wgrad", "embedding", full, full + z.element * table, z.dtype),
+            memory("W", "embedding.lookup zero grad", "zero", 0, z.element * table, z.dtype),
+            memory("W", "embedding.lookup wgrad", "embedding_bwd", full, full, z.dtype),
             *add_gradient(z, "embedding.lookup", table),
         ),
         grad_bytes=full + new_gradient_bytes(z, table),
@@ -108,8 +109,8 @@ def _loss(z: Shapes) -> Node:
     x, fp32 = z.element, 4
     split = z.tp > 1 and z.vocab_parallel
 
-    def kernel(phase: str, name: str, read: int, write: int) -> Compute:
-        return memory(phase, f"loss.{name}", "loss", read * logits, write * logits, "fp32")
+    def kernel(phase: str, name: str, op: str, read: int, write: int) -> Compute:
+        return memory(phase, f"loss.{name}", op, read * logits, write * logits, "fp32")
 
     def across(what: str) -> Ops:
         return (comm("all_reduce", f"loss {what}", fp32 * z.tokens),) if split else ()
@@ -117,30 +118,30 @@ def _loss(z: Shapes) -> Node:
     if z.compiles_loss:
         return Node(
             forward=(
-                kernel("F", "max", x, 0),
+                kernel("F", "max", "reduce", x, 0),
                 *across("max"),
                 *across("target"),
-                kernel("F", "sum_exp", x, 0),
+                kernel("F", "sum_exp", "reduce", x, 0),
                 *across("sum"),
             ),
-            input_grad=(kernel("B", "bwd", x, x),),
+            input_grad=(kernel("B", "bwd", "loss_bwd", x, x),),
             saved=(Tensor("loss.logits", x * logits),),
             grad_bytes=x * logits,
         )
     if z.compiled or (z.eager and not split):
         return Node(
             forward=(
-                kernel("F", "cast", x, fp32),
+                kernel("F", "cast", "upcast", x, fp32),
                 *across("max"),
                 *across("sum"),
-                kernel("F", "log_softmax", fp32, fp32),
+                kernel("F", "log_softmax", "loss", fp32, fp32),
                 *across("target"),
-                kernel("F", "nll", 0, 0),
+                kernel("F", "nll", "loss", 0, 0),
             ),
             input_grad=(
-                kernel("B", "nll bwd", 0, fp32),
-                kernel("B", "log_softmax bwd", 2 * fp32, fp32),
-                kernel("B", "cast bwd", fp32, x),
+                kernel("B", "nll bwd", "zero", 0, fp32),
+                kernel("B", "log_softmax bwd", "loss_bwd", 2 * fp32, fp32),
+                kernel("B", "cast bwd", "cast", fp32, x),
             ),
             saved=(Tensor("loss.log_softmax", fp32 * logits),),
             grad_bytes=2 * fp32 * logits,
@@ -148,17 +149,17 @@ def _loss(z: Shapes) -> Node:
         )
     return Node(
         forward=(
-            kernel("F", "cast", x, fp32),
-            kernel("F", "max", fp32, 0),
+            kernel("F", "cast", "upcast", x, fp32),
+            kernel("F", "max", "reduce", fp32, 0),
             *across("max"),
-            kernel("F", "subtract", fp32, fp32),
+            kernel("F", "subtract", "residual", fp32, fp32),
             *across("target"),
-            kernel("F", "exp", fp32, fp32),
-            kernel("F", "sum", fp32, 0),
+            kernel("F", "exp", "activation", fp32, fp32),
+            kernel("F", "sum", "reduce", fp32, 0),
             *across("sum"),
-            kernel("F", "normalise", fp32, fp32),
+            kernel("F", "normalise", "residual", fp32, fp32),
         ),
-        input_grad=(kernel("B", "bwd", fp32, fp32), kernel("B", "cast bwd", fp32, x)),
+        input_grad=(kernel("B", "bwd", "residual", fp32, fp32), kernel("B", "cast bwd", "cast", fp32, x)),
         saved=(Tensor("loss.softmax", fp32 * logits),),
         grad_bytes=x * logits,
         forward_bytes=x * logits,

@@ -1,0 +1,109 @@
+"""The curves of flash attention, from `scaled_dot_product_attention` with the backend that PyTorch chooses."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from calibration.fit.cases import Cases, Measured
+from calibration.fit.part import Constants, Part, Point, every_second, rounded, search
+from simulator.config.profile import AttentionModel, Profile
+from simulator.costs.attention import AttentionCost
+from simulator.program import Attention
+
+#: What training uses on each kind of GPU: PyTorch prefers cuDNN's kernels from Hopper on.
+DEFAULT_BACKENDS = ("cudnn", "flash")
+DIRECTIONS = {"forward": "fwd", "backward": "bwd"}
+FEW = 4  # cases of a head dimension that tell no half length of their own
+START = {"limit": 0.6, "half_length": 300.0, "tail": 0.4}
+LIMITS = {"limit": (0.01, 1.0), "half_length": (1.0, 1e4), "tail": (1e-3, 3.0)}
+
+
+def fit(cases: Cases, profile: Profile) -> Part:
+    """The section ``kernels.attention``; nothing where no attention was measured."""
+    measured = cases.of("attention")
+    backends = {str(case.params["backend"]) for case in measured}
+    backend = next((name for name in DEFAULT_BACKENDS if name in backends), None)
+    if backend is None:
+        return Part({})
+    figures: dict[str, Any] = {"start_s": profile.kernels.attention.start_s.model_dump(), "tail": {}}
+    halves: dict[bool, list[Measured]] = {False: [], True: []}
+    for direction, op in DIRECTIONS.items():
+        mine = [case for case in measured if case.op == op and case.params["backend"] == backend]
+        curves: dict[int, dict[str, Any]] = {}
+        by_dim = {dim: [case for case in mine if _dim(case) == dim] for dim in {_dim(case) for case in mine}}
+        tail: float | None = None
+        for dim in sorted(by_dim, key=lambda dim: (-len(by_dim[dim]), dim)):
+            fitted, held_out = every_second(by_dim[dim], lambda case: float(case.params["length"]))
+            halves[False] += fitted
+            halves[True] += held_out
+            start = dict(START)
+            fixed: Constants = {}
+            if tail is not None:
+                fixed["tail"] = tail
+            if len(by_dim[dim]) <= FEW:
+                near = min(curves, key=lambda other: abs(other - dim))
+                fixed["half_length"] = curves[near]["half_length"]
+            found = fixed | _searched(profile, fitted, {k: v for k, v in start.items() if k not in fixed}, fixed)
+            found = {name: rounded(value) for name, value in found.items()}
+            tail = found["tail"] if tail is None else tail
+            lengths = [int(case.params["length"]) for case in by_dim[dim]]
+            curve = {"limit": found["limit"], "half_length": found["half_length"]}
+            note = "" if "half_length" not in fixed else "half length of the nearest dimension with more cases"
+            curves[dim] = curve | {"fitted_range": (min(lengths), max(lengths))} | cases.cited | {"note": note}
+        figures[direction] = {dim: curves[dim] for dim in sorted(curves)}
+        figures["tail"][direction] = {"value": tail} | cases.cited
+    figures = {name: figures[name] for name in AttentionModel.model_fields}
+    model = AttentionModel.model_validate(figures)
+    cost = AttentionCost(profile.gpu_spec, model)
+    halves[True] += [case for case in measured if case.params["backend"] == "default"]
+    points = [_point(cost, case, held_out) for held_out, some in halves.items() for case in some]
+    return Part({"kernels.attention": figures}, points)
+
+
+def kernel_of(case: Measured) -> Attention:
+    """The kernel that a case runs."""
+    p = case.params
+    batch, heads, kv_heads, length = (int(p[name]) for name in ("batch", "heads", "kv_heads", "length"))
+    return Attention(
+        batch,
+        heads,
+        kv_heads,
+        length,
+        length,
+        _dim(case),
+        causal=bool(p["causal"]),
+        backward=case.op == "bwd",
+        v_head_dim=int(p.get("value_dim", 0)),
+    )
+
+
+def _dim(case: Measured) -> int:
+    return int(case.params["head_dim"])
+
+
+def _searched(profile: Profile, cases: Sequence[Measured], start: Constants, fixed: Constants) -> Constants:
+    kernels = [(kernel_of(case), case.seconds) for case in cases]
+    base = profile.kernels.attention
+
+    def loss(constants: Constants) -> float:
+        c = fixed | constants
+        curve = next(iter(base.forward.values())).model_copy(
+            update={"limit": c["limit"], "half_length": c["half_length"]}
+        )
+        tails = {name: figure.model_copy(update={"value": c["tail"]}) for name, figure in base.tail.items()}
+        dims = dict.fromkeys({kernel.head_dim for kernel, _ in kernels}, curve)
+        model = base.model_copy(update={"forward": dims, "backward": dims, "tail": tails})
+        cost = AttentionCost(profile.gpu_spec, model)
+        return statistics.fmean(abs(math.log(cost.seconds(kernel) / seconds)) for kernel, seconds in kernels)
+
+    return search(start, loss, limits=LIMITS)
+
+
+def _point(cost: AttentionCost, case: Measured, held_out: bool) -> Point:
+    kernel = kernel_of(case)
+    backend = "default." if case.params["backend"] == "default" else ""
+    group = f"attention.{backend}{_dim(case)}.{case.op}"
+    return Point(group, kernel.flops, case.seconds, cost.seconds(kernel), held_out)

@@ -1,0 +1,153 @@
+"""Shares of the memory bandwidth, from the kernels that eager PyTorch launches."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from calibration.fit.cases import Cases, Measured
+from calibration.fit.part import Part, Point, every_second, rounded, search
+from simulator.config.profile import MemoryCurve, Profile
+
+Kernels = list[tuple[str, float]]  # class and bytes of each kernel that a case launches
+CACHE = 2  # lookups that fit so many times into the L2 cache were measured there
+LIMITS = {"share": (0.005, 1.0), "start_s": (0.5e-6, 1e-3)}
+
+
+def _parts(*kernels: tuple[str, float]) -> Callable[[Measured], Kernels]:
+    """Kernels by their bytes per element, of as many elements as give the bytes of the whole."""
+    whole = sum(share for _, share in kernels)
+    return lambda case: [(name, float(case.row["bytes"]) * share / whole) for name, share in kernels]
+
+
+def _embedding_bwd(case: Measured) -> Kernels:
+    """The table's gradient is zeroed, then rows are added into it (one read, one written per token)."""
+    tokens, hidden, vocab = (int(case.params[name]) for name in ("tokens", "hidden", "vocab"))
+    return [("zero", 2.0 * vocab * hidden), ("embedding_bwd", 4.0 * tokens * hidden)]
+
+
+#: What each measured op launches (`calibration.measure.memory`), with the bytes per element of each kernel; the
+#: rows of kind ``kernels`` have their names.
+OPS: Mapping[str, Callable[[Measured], Kernels]] = {
+    "layer_norm": _parts(("norm", 4)),
+    "rms_norm": _parts(("norm", 4)),
+    "layer_norm_bwd": _parts(("norm_bwd", 6), ("norm_bwd", 4)),
+    "rms_norm_bwd": _parts(("norm_bwd", 6), ("norm_bwd", 4)),
+    "softmax": _parts(("softmax", 4)),
+    "scores_softmax": _parts(("softmax", 4)),
+    "scores_softmax_bwd": _parts(("softmax_bwd", 6), ("softmax_bwd", 6)),
+    "scores_mask": _parts(("copy", 4), ("mask", 4)),
+    "dropout": _parts(("dropout", 5)),
+    "dropout_bwd": _parts(("dropout_bwd", 5)),
+    "gelu": _parts(("activation", 4)),
+    "gelu_tanh": _parts(("activation", 4)),
+    "relu": _parts(("activation", 4)),
+    "silu": _parts(("activation", 4)),
+    "gelu_bwd": _parts(("activation_bwd", 6)),
+    "gelu_tanh_bwd": _parts(("activation_bwd", 6)),
+    "relu_bwd": _parts(("activation_bwd", 6)),
+    "residual_add": _parts(("residual", 6)),
+    "multiply": _parts(("residual", 6)),
+    "grad_add_bf16": _parts(("residual", 6)),
+    "swiglu": _parts(("activation", 4), ("residual", 6)),
+    "swiglu_bwd": _parts(("residual", 6), ("residual", 6), ("activation_bwd", 6)),
+    "rope": _parts(("rope", 4), ("rope", 2), ("rope", 4), ("rope", 4), ("rope", 6)),
+    "rope_bwd": _parts(("rope", 4), ("rope", 2), ("rope", 4), ("rope", 4), ("rope", 6)),
+    "embedding": _parts(("embedding", 4)),
+    "embedding_bwd": _embedding_bwd,
+    "loss": _parts(("upcast", 6), ("loss", 8), ("loss", 0)),
+    "loss_bwd": _parts(("zero", 4), ("loss_bwd", 0), ("loss_bwd", 12), ("cast", 6)),
+    "cast_fp32_bf16": _parts(("cast", 6)),
+    "cast_bf16_fp8": _parts(("cast", 3)),
+    "cast_bf16_fp32": _parts(("upcast", 6)),
+    "adamw_fused_fp32": _parts(("optimizer", 28)),
+    "adamw_fused_bf16": _parts(("optimizer", 14)),
+    "foreach_norm_fp32": _parts(("optimizer", 4)),
+    "foreach_copy_fp32_bf16": _parts(("optimizer", 6)),
+    "foreach_zero_fp32": _parts(("optimizer", 4)),
+    "clip_grad_fp32": _parts(("optimizer", 4), ("optimizer", 8)),
+    "grad_add_fp32": _parts(("accumulate", 10)),
+    "grad_scale_fp32": _parts(("activation", 8)),
+    "bias_grad": _parts(("reduce", 2)),
+    "copy": _parts(("copy", 4)),
+    "concat": _parts(("copy", 8)),
+    "zero": _parts(("zero", 2)),
+}
+#: Classes in the order in which they are fitted, so that those that run beside one are known before it.
+ORDER = (
+    *("copy", "zero", "cast", "upcast", "activation", "activation_bwd", "residual", "norm", "norm_bwd"),
+    *(
+        "softmax",
+        "softmax_bwd",
+        "mask",
+        "dropout",
+        "dropout_bwd",
+        "rope",
+        "embedding",
+        "embedding_bwd",
+        "loss",
+        "loss_bwd",
+    ),
+    *("optimizer", "accumulate", "reduce"),
+)
+#: Ops of kernels that are all fitted on other ops: they show whether times add up.
+CHECKS = frozenset({"swiglu", "swiglu_bwd"})
+
+
+def fit(cases: Cases, profile: Profile) -> Part:
+    """The section ``kernels.memory.eager``; nothing where no such kernels were measured."""
+    measured = [case for case in cases.of("memory") if case.op in OPS and not _in_cache(case, cases)]
+    if not measured:
+        return Part({})
+    curves: dict[str, MemoryCurve] = {str(name): curve for name, curve in profile.kernels.memory.eager.items()}
+    peak = profile.gpu_spec.memory_bandwidth_Bps.value
+    halves: dict[bool, list[Measured]] = {False: [], True: []}
+    for op in OPS:
+        fitted, held_out = every_second([case for case in measured if case.op == op], _nbytes)
+        halves[False] += fitted
+        halves[True] += held_out
+    for name in ORDER:
+        mine = [case for case in halves[False] if case.op not in CHECKS and _own_class(case) == name]
+        if not mine:
+            continue
+        found = _searched(mine, name, curves, peak)
+        sizes = [int(n) for case in measured for kernel, n in OPS[case.op](case) if kernel == name and n]
+        changes = {**found, **cases.cited, "fitted_range": (min(sizes), max(sizes))}
+        curves[name] = curves[name].model_copy(update=changes)
+    points = [
+        Point(f"memory.{case.op}", _nbytes(case), case.seconds, _predicted(case, curves, peak), held_out)
+        for held_out, some in halves.items()
+        for case in some
+    ]
+    return Part({"kernels.memory.eager": {name: curve.model_dump() for name, curve in curves.items()}}, points)
+
+
+def _own_class(case: Measured) -> str:
+    return max((name for name, _ in OPS[case.op](case)), key=ORDER.index)
+
+
+def _nbytes(case: Measured) -> float:
+    return float(case.row["bytes"])
+
+
+def _in_cache(case: Measured, cases: Cases) -> bool:
+    """Lookups are timed again and again on the same tensors, unlike everything else."""
+    l2 = max((int(environment.get("l2_bytes", 0)) for environment in cases.environments), default=0)
+    return case.op == "embedding" and _nbytes(case) < CACHE * l2
+
+
+def _predicted(case: Measured, curves: Mapping[str, MemoryCurve], peak: float) -> float:
+    return sum(curves[name].start_s + nbytes / (curves[name].share * peak) for name, nbytes in OPS[case.op](case))
+
+
+def _searched(cases: Sequence[Measured], name: str, curves: Mapping[str, MemoryCurve], peak: float) -> dict[str, float]:
+    """Share and start of the class ``name`` of least mean |log(predicted / measured)|."""
+
+    def loss(constants: Mapping[str, float]) -> float:
+        tried = {**curves, name: curves[name].model_copy(update=dict(constants))}
+        return statistics.fmean(abs(math.log(_predicted(case, tried, peak) / case.seconds)) for case in cases)
+
+    starts = ({"share": share, "start_s": start_s} for share in (0.3, 0.85) for start_s in (3e-6, 15e-6))
+    found = min((search(start, loss, limits=LIMITS, step=0.4) for start in starts), key=loss)
+    return {key: rounded(value) for key, value in found.items()}

@@ -1,0 +1,215 @@
+"""`python -m calibration fit`: from measurements to a profile, and that the shipped one follows from its own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibration.__main__ import main
+from calibration.fit import attention, matmul, memory
+from calibration.fit.cases import Cases, Measured, read
+from calibration.fit.command import fit
+from calibration.fit.part import Point, every_second, residuals, search
+from calibration.fit.writer import written
+from simulator.config.profile import load_profile
+from simulator.costs import Costs
+from simulator.costs.matmul import MatmulCost, Products
+from simulator.errors import InputError
+from simulator.program import Matmul, Memory
+
+ROOT = Path(__file__).parents[1]
+H100 = ROOT / "calibration" / "measurements" / "h100-sxm-80gb"
+A100_PRODUCTS = ROOT.parent / "shared/reference/files/gemm_perf/aiconfigurator_a100_sxm_gemm.csv.gz"
+ENVIRONMENT = {
+    "kind": "environment",
+    "gpu": "NVIDIA H100 80GB HBM3",
+    "date": "2026-01-02",
+    "command": "measure",
+    "torch": "2",
+}
+
+
+def test_the_search_finds_a_minimum_within_limits() -> None:
+    """|log x/3| + |log y/0.2| has its minimum at (3, 0.2); with y of at least 0.5 it is at the limit."""
+
+    def loss(c: dict[str, float]) -> float:
+        return abs(math.log(c["x"] / 3)) + abs(math.log(c["y"] / 0.2))
+
+    found = search({"x": 1.0, "y": 1.0}, loss)
+    assert found == pytest.approx({"x": 3.0, "y": 0.2}, rel=0.01)
+    assert search({"x": 1.0, "y": 1.0}, loss, limits={"y": (0.5, 1.0)})["y"] == 0.5
+
+
+def test_every_second_size_is_held_out_with_all_that_have_it() -> None:
+    fitted, held_out = every_second([(size, role) for size in (4, 1, 2, 8, 16) for role in "ab"], lambda item: item[0])
+    assert {size for size, _ in fitted} == {1, 4, 16}
+    assert {size for size, _ in held_out} == {2, 8}
+    assert len(fitted) == 6
+
+
+def test_residuals_are_of_classes_and_groups() -> None:
+    """Errors +10 % and -30 %: mean 20 %, largest 30 %, bias -10 %; the class has the held-out group too."""
+    points = [Point("a.x", 1, 1.0, 1.1, False), Point("a.x", 2, 1.0, 0.7, False), Point("a.y", 2, 1.0, 1.5, True)]
+    table = residuals(points)
+    assert table["a.x"] == {"fitted": {"n": 2, "mean": 0.2, "max": 0.3, "bias": -0.1}}
+    assert table["a"]["held_out"] == {"n": 1, "mean": 0.5, "max": 0.5, "bias": 0.5}
+
+
+def test_kernels_that_obey_the_model_give_its_constants_back() -> None:
+    """Cases priced by a profile of other constants: what is fitted prices the same, to the search's resolution."""
+    base = load_profile("h100-sxm-80gb")
+    curve = base.kernels.memory.eager["dropout"].model_copy(update={"share": 0.5, "start_s": 9e-6})
+    sizes = [2.0**power for power in range(20, 31)]
+    peak = base.gpu_spec.memory_bandwidth_Bps.value
+    rows = [_measured("memory", "dropout", curve.start_s + size / (0.5 * peak), bytes=size) for size in sizes]
+    figures = memory.fit(Cases(tuple(rows), (ENVIRONMENT,)), base).figures["kernels.memory.eager"]
+    assert figures["dropout"]["share"] == pytest.approx(0.5, rel=0.01)
+    assert figures["dropout"]["start_s"] == pytest.approx(9e-6, rel=0.03)
+    assert figures["copy"] == base.kernels.memory.eager["copy"].model_dump()  # not measured: as before
+
+    true = matmul._with(base.kernels.matmul, {"sustained_flops_per_s.bf16.value": 500e12, "start_s": 8e-6})
+    kernels = [Matmul(m, n, k) for m in (256, 1024, 4096, 8192) for n in (512, 4096, 8192) for k in (512, 4096)]
+    seconds = MatmulCost(base.gpu_spec, true).lasting_seconds(Products.of(kernels))
+    rows = [
+        _measured("matmul", "mm", float(s), power_w=700, m=x.m, n=x.n, k=x.k, role="fwd", dtype="bf16")
+        for x, s in zip(kernels, seconds, strict=True)
+    ]
+    part = matmul.fit(Cases(tuple(rows), (ENVIRONMENT,)), base)
+    assert part.figures["kernels.matmul"]["sustained_flops_per_s"]["bf16"]["value"] == pytest.approx(500e12, rel=0.03)
+    assert np.mean([abs(point.error) for point in part.points if not point.held_out]) < 0.04
+
+
+@pytest.fixture(scope="module")
+def refitted() -> tuple[object, list[Point]]:
+    """The H100's kernels fitted anew."""
+    cases = read(H100 / "one-gpu.jsonl.gz")
+    base = load_profile("h100-sxm-80gb")
+    parts = [one.fit(cases, base) for one in (matmul, attention, memory)]
+    return {key: value for part in parts for key, value in part.figures.items()}, [
+        p for part in parts for p in part.points
+    ]
+
+
+def test_the_shipped_profile_is_what_its_measurements_give(refitted) -> None:
+    """The same constants and residuals, to what arithmetic differs by between machines."""
+    figures, points = refitted
+    shipped = load_profile("h100-sxm-80gb")
+    kernels = shipped.kernels.model_dump()
+    for key, value in figures.items():
+        section = kernels
+        for name in key.split(".")[1:]:
+            section = section[name]
+        assert _numbers(section) == pytest.approx(_numbers(value), rel=0.02), key
+    anew = residuals(points)
+    for name in ("matmul", "attention", "memory"):
+        for half in ("fitted", "held_out"):
+            assert getattr(shipped.residuals[name], half).mean == pytest.approx(anew[name][half]["mean"], abs=0.002)
+
+
+@pytest.mark.parametrize(
+    ("group", "most"),
+    [("matmul", 0.05), ("matmul.bf16", 0.05), ("matmul.fp8", 0.05), ("attention", 0.06), ("memory", 0.10)],
+)
+def test_held_out_kernels_are_near_what_was_measured(refitted, group: str, most: float) -> None:
+    """Mean error of what was not fitted."""
+    errors = [abs(point.error) for point in refitted[1] if point.held_out and f"{point.group}.".startswith(f"{group}.")]
+    assert len(errors) > 20
+    assert np.mean(errors) < most
+
+
+@pytest.mark.skipif(not A100_PRODUCTS.exists(), reason="the measured products are not beside this checkout")
+def test_an_a100_s_products_are_within_the_error_that_its_profile_claims() -> None:
+    """Short runs, without the power limit: 7 % over all held-out sizes that take 10 us, 4 % from 50 GFLOP."""
+    profile = load_profile("a100-sxm-80gb")
+    cases = [case for case in read(A100_PRODUCTS).of("matmul") if case.seconds > matmul.SHORT_S]
+    _, held_out = every_second(cases, lambda case: matmul.kernel_of(case).flops)
+    products = Products.of([matmul.kernel_of(case) for case in held_out])
+    burst = MatmulCost(profile.gpu_spec, profile.kernels.matmul).burst_seconds(products)
+    errors = np.abs(burst / np.array([case.seconds for case in held_out]) - 1)
+    assert errors.mean() < 0.07
+    assert errors[products.flops > 5e10].mean() < 0.04
+
+
+def test_the_command_writes_a_profile_that_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [ENVIRONMENT]
+    for power in range(20, 30):
+        row = {"kind": "memory", "op": "copy", "params": {"rows": 2**power // 2048, "width": 1024}, "ranks": [0]}
+        lines.append({**row, "bytes": 2.0**power, "time_s": 3e-6 + 2.0**power / 3e12})
+    lines.append({"kind": "memory", "op": "copy", "params": {"rows": 1, "width": 1}, "ranks": [0], "error": "no"})
+    (tmp_path / "m.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+    out = tmp_path / "mine.yaml"
+    arguments = ["fit", str(tmp_path), "--out", str(out), "--base", "h100-sxm-80gb", "--plots", str(tmp_path / "plots")]
+    assert main(arguments) == 0
+    profile, base = load_profile(out), load_profile("h100-sxm-80gb")
+    assert (profile.name, profile.gpu, profile.date) == ("mine", "h100-sxm-80gb", "2026-01-02")
+    assert profile.provenance is not None
+    assert profile.provenance.gpu == ENVIRONMENT["gpu"]
+    assert profile.residuals["memory.copy"].fitted.n == 5
+    assert Costs.from_profile(profile).kernel_s(Memory("copy", 1e9, 2e9), profile.gpu) == pytest.approx(
+        1.003e-3, rel=0.01
+    )
+    assert profile.kernels.attention == base.kernels.attention
+    assert "memory.copy" in capsys.readouterr().err
+    assert (tmp_path / "plots" / "memory.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", ["a100-sxm-80gb", "h100-sxm-80gb"])
+def test_a_written_profile_is_the_same_to_four_digits(name: str, tmp_path: Path) -> None:
+    profile = load_profile(name)
+    path = tmp_path / "again.yaml"
+    path.write_text(written(profile))
+    again = load_profile(path)
+    assert _numbers(again.model_dump()) == pytest.approx(_numbers(profile.model_dump()), rel=1e-3)
+    assert written(again) == written(profile)
+
+
+def test_measurements_that_are_none_or_of_another_gpu_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no measurements"):
+        read(tmp_path)
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="no table"):
+        read(tmp_path)
+    (tmp_path / "a.csv").unlink()
+    (tmp_path / "a.jsonl").write_text('{"kind": "memory"}\n')
+    with pytest.raises(InputError, match="line 1"):
+        read(tmp_path)
+    with pytest.raises(InputError, match="another GPU"):
+        fit(Cases((), (ENVIRONMENT,)), load_profile("a100-sxm-80gb"), "mine")
+
+
+def test_published_tables_become_cases(tmp_path: Path) -> None:
+    """Milliseconds and elements of two bytes; of collectives that were measured twice the median."""
+    (tmp_path / "g.csv").write_text("m,n,k,latency\n8,16,32,2.0\n")
+    (tmp_path / "n.csv").write_text(
+        "op_name,nccl_dtype,num_gpus,message_size,latency\n"
+        "alltoall,half,4,512,1.0\nalltoall,half,4,512,3.0\nalltoall,int8,4,512,9.0\n"
+    )
+    cases = read(tmp_path)
+    (product,) = cases.of("matmul")
+    assert (matmul.kernel_of(product), product.seconds) == (Matmul(8, 16, 32), 2e-3)
+    (collective,) = cases.of("collective")
+    assert (collective.op, len(collective.ranks), collective.row["bytes"], collective.seconds) == (
+        "all_to_all",
+        4,
+        1024,
+        2e-3,
+    )
+    assert cases.cited == {}
+
+
+def _measured(kind: str, op: str, seconds: float, **values: float | str) -> Measured:
+    return Measured(kind, op, values, (0,), {"time_s": seconds, **values})
+
+
+def _numbers(value: object, key: str = "") -> dict[str, float]:
+    """All numbers of nested plain data by dotted key."""
+    if isinstance(value, dict):
+        return {k: v for name, inner in value.items() for k, v in _numbers(inner, f"{key}.{name}").items()}
+    if isinstance(value, list | tuple):
+        return {k: v for index, inner in enumerate(value) for k, v in _numbers(inner, f"{key}.{index}").items()}
+    return {key: float(value)} if isinstance(value, int | float) and not isinstance(value, bool) else {}
