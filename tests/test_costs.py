@@ -3,7 +3,6 @@
 import math
 import re
 import statistics
-from dataclasses import replace
 
 import pytest
 import yaml
@@ -166,20 +165,23 @@ def test_ideal_costs_are_what_kernels_say_on_perfect_links():
     assert costs.kernel_s(Fixed(3.0), "any") == 3.0
     assert costs.launch_s(Compute("x", Fixed(1.0), "F")) == 0
     assert costs.link_efficiency("nvlink") == 1
-    assert costs.compute_speed(["dp", "tp"]) == 1
-    assert not costs.interferes
+    assert costs.beside is None
     assert costs.origin(Fixed(1.0)).kind == "exact"
     with pytest.raises(TypeError, match="Matmul"):
         costs.kernel_s(Matmul(1, 1, 1), "any")
 
 
-def test_the_slowest_communication_in_flight_sets_the_speed_of_computation():
-    costs = replace(COSTS["h100-sxm-80gb"], speeds={"tp": 0.8, "dp": 0.9})
-    assert costs.compute_speed([]) == 1
-    assert costs.compute_speed(["tp", "dp"]) == 0.8
-    assert costs.compute_speed(["pp", "dp"]) == 0.9
-    assert costs.interferes
-    assert not COSTS["a100-sxm-80gb"].interferes
+def test_communication_takes_sms_from_products_and_attention_and_bandwidth_from_the_rest():
+    beside = COSTS["h100-sxm-80gb"].beside
+    assert beside is not None
+    assert beside.load([]) is beside.load(["offload"]) is None
+    load = beside.load(["offload", "dp"])
+    assert load == beside.load(["tp", "pp"])
+    for kernel in (Matmul(8192, 8192, 8192), Attention(2, 32, 32, 4096, 4096, 128), Memory("norm", 1e8, 1e8)):
+        assert 0.5 < beside.speed(kernel, load) < 0.9
+        assert beside.speed(kernel, None) == 1
+    assert beside.speed(Fixed(1.0), load) == 1
+    assert COSTS["a100-sxm-80gb"].beside is None
 
 
 def test_costs_of_one_gpu_are_refused_on_another():
@@ -255,7 +257,7 @@ def changed(data: dict, key: str, value: object) -> dict:
         ("kernels.memory.eager.copy.kind", "guessed", "known values"),
         ("host.launch_s.eager.optimizer_s", True, "must be a number"),
         ("host.launch_s", {}, "lacks eager, fused, compiled"),
-        ("interference.compute_speed", {}, "lacks tp, pp, dp"),
+        ("interference.memory_speed", {}, "lacks norm, other"),
         ("schema_version", 2, "known values"),
         ("date", "today", "pattern"),
     ],

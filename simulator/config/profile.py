@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import BaseModel, Field, model_validator
 
 from simulator.config import catalog
-from simulator.config.cited import Amount, Cited, Figure, Fraction, NotNegative, Positive, Share
+from simulator.config.cited import Amount, Cited, Figure, Fraction, NotNegative, Positive
 from simulator.config.files import AsTuple, Section, Whole, as_mapping, parse_yaml, read_text, validated
 from simulator.config.transport import Transport
 from simulator.errors import InputError
@@ -50,7 +50,6 @@ MemoryClass = Literal[
     "zero",
 ]
 Implementation = Literal["eager", "fused", "compiled"]
-Purpose = Literal["tp", "pp", "dp"]
 #: What the host issues, as far as it takes differently long; other: elementwise, copies, reductions.
 LaunchClass = Literal["matmul", "attention", "norm", "other"]
 
@@ -227,15 +226,19 @@ class Host(Section):
         return self
 
 
-class Interference(Section):
-    """What communication takes from computation on its GPU."""
+class Interference(Cited):
+    """What NCCL's communication takes from kernels on its GPU while it is in flight."""
 
-    compute_speed: dict[Purpose, Share]
-    """speed of compute kernels while communication of a purpose is in flight; 1: undisturbed"""
+    sms: Annotated[Whole, Field(ge=0)]
+    """streaming multiprocessors that it holds; 0: none"""
+    matmul_sms: Annotated[Whole, Field(ge=0)]
+    """those that matrix products lose: their thread blocks run in clusters of two, which need two free neighbours"""
+    memory_speed: dict[Literal["norm", "other"], Fraction]
+    """speed of kernels that memory bounds; norms are bound by arithmetic too"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        _need_all("interference.compute_speed", self.compute_speed, get_args(Purpose))
+        _need_all("interference.memory_speed", self.memory_speed, ("norm", "other"))
         return self
 
 

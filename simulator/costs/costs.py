@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, get_args
 
-from simulator.config.profile import Implementation, Profile
+from simulator.config.profile import GpuSpec, Implementation, Profile
 from simulator.config.transport import Protocol as TransportProtocol
 from simulator.config.transport import ProtocolName, Transport, TransportKind
 from simulator.costs import launch
 from simulator.costs.attention import AttentionCost
 from simulator.costs.fixed import FixedCost
 from simulator.costs.hosts import HOST_TRANSPORTS
+from simulator.costs.interference import Beside, SharedSms, without
 from simulator.costs.matmul import MatmulCost
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import Origin
@@ -51,7 +52,7 @@ class Costs:
     ``gpu``: the type of GPU that the kernel prices hold for; empty: any. ``kernels``: type of kernel -> its price.
     ``launch``: what the host issues (`simulator.costs.launch.issued`) -> seconds, 0 where not listed.
     ``transports``: kind of link -> how it carries bytes.
-    ``speeds``: purpose of communication (tp, pp, dp) -> speed of computation beside it, 1 where not listed.
+    ``beside``: what communication takes from kernels; None: nothing.
     ``sources``: key -> citation.
     """
 
@@ -59,7 +60,7 @@ class Costs:
     kernels: Mapping[type, KernelCost]
     launch: Mapping[str, float]
     transports: Mapping[str, Transport]
-    speeds: Mapping[str, float]
+    beside: Beside | None
     sources: Mapping[str, str]
     _seconds: dict[Kernel, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -67,19 +68,17 @@ class Costs:
     def from_profile(cls, profile: Profile, implementation: Implementation = "fused") -> Costs:
         """The costs of a calibrated GPU whose ops are launched by ``implementation``."""
         spec, models = profile.gpu_spec, profile.kernels
-        matmul = MatmulCost(spec, models.matmul)
+        kernels: dict[type, KernelCost] = {
+            **_on_sms(profile),
+            Memory: MemoryCost.of(spec, models.memory, implementation),
+            Fixed: FixedCost(),
+        }
         return cls(
             gpu=profile.gpu,
-            kernels={
-                Matmul: matmul,
-                GroupedMatmul: matmul,
-                Attention: AttentionCost(spec, models.attention),
-                Memory: MemoryCost.of(spec, models.memory, implementation),
-                Fixed: FixedCost(),
-            },
+            kernels=kernels,
             launch=launch.launch_seconds(profile.host.launch_s[implementation]),
             transports={**HOST_TRANSPORTS, **profile.transports},
-            speeds={purpose: share.value for purpose, share in profile.interference.compute_speed.items()},
+            beside=beside(profile),
             sources=dict(profile.sources),
         )
 
@@ -91,7 +90,7 @@ class Costs:
             kernels={Fixed: FixedCost()},
             launch={},
             transports=dict.fromkeys(get_args(TransportKind), _IDEAL_TRANSPORT),
-            speeds={},
+            beside=None,
             sources={},
         )
 
@@ -129,15 +128,6 @@ class Costs:
         """Share of a link's line rate that large transfers reach."""
         return self.transport(kind).efficiency
 
-    @property
-    def interferes(self) -> bool:
-        """Whether any communication slows computation."""
-        return any(speed < 1 for speed in self.speeds.values())
-
-    def compute_speed(self, purposes: Iterable[str]) -> float:
-        """Speed of computation while communication of these purposes is in flight on its GPU; the slowest counts."""
-        return min((self.speeds.get(purpose, 1.0) for purpose in purposes), default=1.0)
-
     def origin(self, kernel: Kernel) -> Origin:
         """Where the kernel's price comes from, and whether its shape lies outside what was fitted."""
         origin = self._price(kernel).origin(kernel)
@@ -158,3 +148,18 @@ class Costs:
                 f"{self.gpu} has no matrix units for it", key="training.precision", found=dtype, allowed=known
             )
         return price
+
+
+def beside(profile: Profile) -> SharedSms | None:
+    """What communication takes from kernels on a calibrated GPU; None: nothing."""
+    spec, model = profile.gpu_spec, profile.interference
+    if not model.sms:
+        return None
+    return SharedSms(model, _on_sms(profile), _on_sms(profile, model.matmul_sms, without(spec, model.sms)))
+
+
+def _on_sms(profile: Profile, taken: int = 0, left: GpuSpec | None = None) -> dict[type, KernelCost]:
+    """The prices of kernels that SMs bound: of products where so many are taken, of attention on what is left."""
+    matmul = MatmulCost(profile.gpu_spec, profile.kernels.matmul, taken)
+    attention = AttentionCost(left or profile.gpu_spec, profile.kernels.attention)
+    return {Matmul: matmul, GroupedMatmul: matmul, Attention: attention}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.costs import Costs
-from simulator.program import Beside, Block, Comm, Compute
+from simulator.program import Beside, Block, Comm, Compute, Kernel
 from simulator.program.ops import COMPUTE_LANE
 from simulator.timeline import CATEGORIES, Template
 
@@ -68,6 +69,8 @@ class TemplateStore:
         self.templates: list[Template] = []
         self._costs = costs
         self._comm_templates: dict[tuple[str, str, str, float], int] = {}
+        self._kernels: list[tuple[Kernel | None, ...]] = []
+        self._speeds: dict[tuple[int, Hashable], NDArray[np.float64]] = {}
         self._pieces: dict[tuple[object, ...], tuple[Piece, ...]] = {}
 
     def comm_row(self, comm: Comm, wire_bytes: float) -> int:
@@ -76,6 +79,15 @@ class TemplateStore:
         if key not in self._comm_templates:
             self._comm_templates[key] = self._add([_Row.of_comm(comm, 0.0, wire_bytes)])
         return self._comm_templates[key]
+
+    def speeds(self, template: int, load: Hashable) -> NDArray[np.float64]:
+        """Speed of each op of a template beside communication of this load; that of communication is 1."""
+        found = self._speeds.get((template, load))
+        if found is None:
+            beside, kernels = self._costs.beside, self._kernels[template]
+            found = np.array([beside.speed(x, load) if beside and x is not None else 1.0 for x in kernels])
+            self._speeds[template, load] = found
+        return found
 
     def pieces(
         self, block: Block, gpu: str, speed: float, lengths: dict[CommOp, CommTime], coalesce: bool
@@ -140,6 +152,7 @@ class TemplateStore:
         )
 
     def _add(self, rows: list[_Row]) -> int:
+        self._kernels.append(tuple(row.kernel for row in rows))
         self.templates.append(
             Template(
                 names=tuple(row.name for row in rows),
@@ -169,13 +182,23 @@ class _Row:
     flops: float
     launch_s: float
     beside: int = 0
+    kernel: Kernel | None = None
 
     @classmethod
     def of_kernel(cls, op: Compute, seconds: float, launch_s: float) -> _Row:
         category = _CATEGORY_OF_PHASE.get(op.phase, _CATEGORY["compute"])
         kernel = op.kernel
         return cls(
-            op.name, kernel.kind, op.phase, COMPUTE_LANE, category, seconds, kernel.bytes, kernel.flops, launch_s
+            op.name,
+            kernel.kind,
+            op.phase,
+            COMPUTE_LANE,
+            category,
+            seconds,
+            kernel.bytes,
+            kernel.flops,
+            launch_s,
+            kernel=kernel,
         )
 
     @classmethod
