@@ -13,7 +13,11 @@ from importlib import import_module
 from simulator.errors import InputError
 
 #: Command -> what it does.
-COMMANDS = {"measure": "measure this machine's GPUs", "fit": "fit a profile to what was measured", "train": "really train workload files"}
+COMMANDS = {
+    "measure": "measure this machine's GPUs",
+    "fit": "fit a profile to what was measured",
+    "train": "really train workload files",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

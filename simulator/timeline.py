@@ -256,25 +256,29 @@ class Timeline:
     ) -> Timeline:
         """One period of the steady state that ``steps`` equal steps have come to, from time 0.
 
-        ``windows``: per simulated rank from when to when; spans of other lanes than the compute lane are clipped there,
-        and have sent their bytes in the period that they begin in. Links have carried a step's share of all. Of
+        ``windows``: per simulated rank from when to when. Spans are clipped there, and have sent their bytes in the
+        period that they begin in; what computes is cut row by row. Links have carried a step's share of all. Of
         ``microbatches`` numbered through the steps those of each are numbered anew.
         """
         low, high = (np.array([windows[rank][end] for rank in self.rank.tolist()]) for end in (0, 1))
         compute = np.array([name == compute_lane for name in self.lane_names], dtype=bool)[self.lane]
-        inside = np.where(compute, self.posted_s, self.start_s) >= low
-        begins = np.where(compute, self.posted_s, self.start_s) < high
-        span = np.flatnonzero(begins & (inside | (~compute & (self.end_s > low))))
+        came = np.where(compute, self.posted_s, self.start_s)
+        # A lane comes to its next step when it has done the one before, to a rounding.
+        slack = 1e-12 * self.length_s
+        inside, begins = came >= low - slack, came < high - slack
+        span = np.flatnonzero(begins & (inside | (self.end_s > low + slack)))
         kept, (low, high) = self._of_spans(span), (low[span], high[span])
+        kept = kept._begun_before(low, np.flatnonzero(compute[span] & ~inside[span]))
+        inside = inside | compute
         origin = min((window[0] for window in windows.values()), default=0.0)
         late = {
-            old: len(self.templates) + new for new, old in enumerate(np.unique(kept.template[~inside[span]]).tolist())
+            old: len(kept.templates) + new for new, old in enumerate(np.unique(kept.template[~inside[span]]).tolist())
         }
-        silent = tuple(replace(self.templates[old], nbytes=np.zeros(len(self.templates[old]))) for old in late)
+        silent = tuple(replace(kept.templates[old], nbytes=np.zeros(len(kept.templates[old]))) for old in late)
         begun_before = [late.get(old, old) for old in kept.template.tolist()]
         return replace(
             kept,
-            templates=self.templates + silent,
+            templates=kept.templates + silent,
             template=np.where(inside[span], kept.template, np.array(begun_before, dtype=np.int64)),
             microbatch=np.where(kept.microbatch < 0, -1, kept.microbatch % microbatches),
             posted_s=np.maximum(kept.posted_s, low) - origin,
@@ -285,6 +289,18 @@ class Timeline:
             links=tuple(replace(link, nbytes=link.nbytes / steps) for link in self.links),
             period_s=period_s,
         )
+
+    def _begun_before(self, low: Floats, spans: Ints) -> Timeline:
+        """``spans`` without what they did before ``low`` (one entry per span of the timeline)."""
+        templates, template, stretched = list(self.templates), self.template.copy(), dict(self.stretched)
+        for span in spans.tolist():
+            whole, since = self.templates[template[span]], float(low[span])
+            start, end = stretched.get(span, (self.start_s[span] + whole.start_s, self.start_s[span] + whole.end_s))
+            counts = start >= since
+            templates.append(replace(whole, nbytes=whole.nbytes * counts, flops=whole.flops * counts))
+            template[span] = len(templates) - 1
+            stretched[span] = np.maximum(start, since), np.maximum(end, since)
+        return replace(self, templates=tuple(templates), template=template, stretched=stretched)
 
     def _of_spans(self, span: Ints) -> Timeline:
         """Only these spans."""

@@ -113,7 +113,7 @@ def test_the_shipped_profile_is_what_its_measurements_give(refitted) -> None:
 
 @pytest.mark.parametrize(
     ("group", "most"),
-    [("matmul", 0.05), ("matmul.bf16", 0.05), ("matmul.fp8", 0.05), ("attention", 0.06), ("memory", 0.10)],
+    [("matmul", 0.05), ("matmul.bf16", 0.05), ("matmul.fp8", 0.05), ("attention", 0.06), ("memory", 0.06)],
 )
 def test_held_out_kernels_are_near_what_was_measured(refitted, group: str, most: float) -> None:
     """Mean error of what was not fitted."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from simulator.api import run
 from simulator.errors import InputError
 from tests.jobs import any_job, job
 from tests.quick import CLUSTER, load, play
@@ -64,3 +65,24 @@ def test_waiting_for_the_launch_of_a_collective_is_the_hosts() -> None:
         parts = play(workload, fold=fold, coalesce=coalesce).to_dict()
         assert parts["time_breakdown_s"]["bubble"] <= 1e-9 * parts["step_time_s"]
         assert parts["host_bound_fraction"] > 0.3
+
+
+def test_asynchronous_workers_are_cut_alike_however_their_passes_were_played() -> None:
+    """A worker that meets others at servers now and then has steps of unequal length, and its mean period begins
+    within a pass: what that did before does not count, kernel by kernel."""
+    workload = job(
+        model__layers=3,
+        training__global_batch=6,
+        parallelism__pp=3,
+        parallelism__tp=2,
+        parallelism__dp=2,
+        parallelism__schedule="naive",
+        parallelism__data_parallel="async",
+    )
+    nics = {"count": 2, "bandwidth_bps": 1e11, "latency_s": 3e-6}
+    node = CLUSTER["node"] | {"gpus": {"type": "a100-sxm-80gb", "count": 1}, "nics": nics}
+    workload["cluster"] = CLUSTER | {"node": node, "overrides": [{"gpu": "node0.gpu0", "speed_scale": 0.9}]}
+    short, plain = (run({**workload, "simulation": {"coalesce": coalesce}}).to_dict() for coalesce in (True, False))
+    assert not short["warnings"]
+    for name, values in figures(plain).items():
+        assert figures(short)[name] == pytest.approx(values, abs=1e-9), name

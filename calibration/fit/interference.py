@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Part, Point, rounded
@@ -73,7 +74,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
 Speed = Callable[[str], float]
 
 
-def _with(profile: Profile, sms: int, matmul_sms: int, memory: Mapping[str, float] | None = None) -> Speed:
+def _with(profile: Profile, sms: int, matmul_sms: int, memory: Mapping[Any, float] | None = None) -> Speed:
     """Speeds of the kernels that were raced, with so many SMs less."""
     model = profile.interference.model_copy(
         update={"sms": sms, "matmul_sms": matmul_sms, "memory_speed": memory or {"norm": 1.0, "other": 1.0}}
@@ -93,7 +94,7 @@ def _with(profile: Profile, sms: int, matmul_sms: int, memory: Mapping[str, floa
 def speeds(profile: Profile) -> Speed:
     """Speeds of the kernels that were raced, as a profile has them."""
     model = profile.interference
-    return _with(profile, model.sms, model.matmul_sms, {**model.memory_speed})
+    return _with(profile, model.sms, model.matmul_sms, model.memory_speed)
 
 
 def slow_down(case: Measured, speed: Speed) -> float:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Part, Point, every_second, rounded, search
-from simulator.config.profile import MemoryCurve, Profile
+from simulator.config.profile import GpuSpec, MemoryCurve, Profile, RowCurve
+from simulator.costs.memory import MemoryCost
+from simulator.program import Memory
 
 Kernels = list[tuple[str, float]]  # class and bytes of each kernel that a case launches
+STEADY = 0.05  # spread between the tenth and the ninetieth percentile, of the median
+FEW = 2  # cases that tell no start of their own
 CACHE = 2  # lookups that fit so many times into the L2 cache were measured there
 LIMITS = {"share": (0.005, 1.0), "start_s": (0.5e-6, 1e-3)}
 
@@ -31,9 +36,9 @@ def _embedding_bwd(case: Measured) -> Kernels:
 #: rows of kind ``kernels`` have their names.
 OPS: Mapping[str, Callable[[Measured], Kernels]] = {
     "layer_norm": _parts(("norm", 4)),
-    "rms_norm": _parts(("norm", 4)),
+    "rms_norm": _parts(("rms_norm", 4)),
     "layer_norm_bwd": _parts(("norm_bwd", 6), ("norm_bwd", 4)),
-    "rms_norm_bwd": _parts(("norm_bwd", 6), ("norm_bwd", 4)),
+    "rms_norm_bwd": _parts(("rms_norm_bwd", 6), ("rms_norm_bwd", 4)),
     "softmax": _parts(("softmax", 4)),
     "scores_softmax": _parts(("softmax", 4)),
     "scores_softmax_bwd": _parts(("softmax_bwd", 6), ("softmax_bwd", 6)),
@@ -77,6 +82,7 @@ OPS: Mapping[str, Callable[[Measured], Kernels]] = {
 #: Classes in the order in which they are fitted, so that those that run beside one are known before it.
 ORDER = (
     *("copy", "zero", "cast", "upcast", "activation", "activation_bwd", "residual", "norm", "norm_bwd"),
+    *("rms_norm", "rms_norm_bwd"),
     *(
         "softmax",
         "softmax_bwd",
@@ -91,44 +97,64 @@ ORDER = (
     ),
     *("optimizer", "accumulate", "reduce"),
 )
+#: Ops that work on whole rows, and the parameter that says how long those are.
+ROWS = {
+    **dict.fromkeys(("layer_norm", "layer_norm_bwd", "rms_norm", "rms_norm_bwd", "softmax", "bias_grad"), "width"),
+    **dict.fromkeys(("scores_softmax", "scores_softmax_bwd"), "length"),
+    **dict.fromkeys(("loss", "loss_bwd"), "vocab"),
+}
 #: Ops of kernels that are all fitted on other ops: they show whether times add up.
 CHECKS = frozenset({"swiglu", "swiglu_bwd"})
 
 
 def fit(cases: Cases, profile: Profile) -> Part:
     """The section ``kernels.memory.eager``; nothing where no such kernels were measured."""
-    measured = [case for case in cases.of("memory") if case.op in OPS and not _in_cache(case, cases)]
+    measured = [case for case in cases.of("memory") if case.op in OPS and _steady(case) and not _in_cache(case, cases)]
     if not measured:
         return Part({})
     curves: dict[str, MemoryCurve] = {str(name): curve for name, curve in profile.kernels.memory.eager.items()}
-    peak = profile.gpu_spec.memory_bandwidth_Bps.value
     halves: dict[bool, list[Measured]] = {False: [], True: []}
     for op in OPS:
-        fitted, held_out = every_second([case for case in measured if case.op == op], _nbytes)
-        halves[False] += fitted
-        halves[True] += held_out
+        for _, some in itertools.groupby(sorted((case for case in measured if case.op == op), key=_width), key=_width):
+            fitted, held_out = every_second(some, _nbytes)
+            halves[False] += fitted
+            halves[True] += held_out
     for name in ORDER:
         mine = [case for case in halves[False] if case.op not in CHECKS and _own_class(case) == name]
-        if not mine:
-            continue
-        found = _searched(mine, name, curves, peak)
-        sizes = [int(n) for case in measured for kernel, n in OPS[case.op](case) if kernel == name and n]
-        changes = {**found, **cases.cited, "fitted_range": (min(sizes), max(sizes))}
-        curves[name] = curves[name].model_copy(update=changes)
+        if mine:
+            sizes = [int(n) for case in measured for kernel, n in _launched(case) if kernel == name and n]
+            curve = _curve(mine, name, curves, profile.gpu_spec)
+            changes = {**cases.cited, "fitted_range": (min(sizes), max(sizes))}
+            curves[name] = curve.model_copy(update=changes)
     points = [
-        Point(f"memory.{case.op}", _nbytes(case), case.seconds, _predicted(case, curves, peak), held_out)
+        Point(f"memory.{case.op}", _nbytes(case), case.seconds, _predicted(case, curves, profile.gpu_spec), held_out)
         for held_out, some in halves.items()
         for case in some
     ]
     return Part({"kernels.memory.eager": {name: curve.model_dump() for name, curve in curves.items()}}, points)
 
 
+def _launched(case: Measured) -> Kernels:
+    return OPS[case.op](case)
+
+
 def _own_class(case: Measured) -> str:
-    return max((name for name, _ in OPS[case.op](case)), key=ORDER.index)
+    return max((name for name, _ in _launched(case)), key=ORDER.index)
 
 
 def _nbytes(case: Measured) -> float:
     return float(case.row["bytes"])
+
+
+def _width(case: Measured) -> int:
+    """Elements of a row, of those that work on rows."""
+    key = ROWS.get(case.op)
+    return int(case.params[key]) if key else 0
+
+
+def _steady(case: Measured) -> bool:
+    """At the clock of memory-bound work batches take the same time, unless something else was going on."""
+    return float(case.row.get("p90_s", 0)) - float(case.row.get("p10_s", 0)) < STEADY * case.seconds
 
 
 def _in_cache(case: Measured, cases: Cases) -> bool:
@@ -137,17 +163,39 @@ def _in_cache(case: Measured, cases: Cases) -> bool:
     return case.op == "embedding" and _nbytes(case) < CACHE * l2
 
 
-def _predicted(case: Measured, curves: Mapping[str, MemoryCurve], peak: float) -> float:
-    return sum(curves[name].start_s + nbytes / (curves[name].share * peak) for name, nbytes in OPS[case.op](case))
+def _predicted(case: Measured, curves: Mapping[str, MemoryCurve], spec: GpuSpec) -> float:
+    cost, width = MemoryCost(spec, curves), _width(case)
+    return sum(cost.seconds(Memory(name, nbytes, 0.0, width=width)) for name, nbytes in _launched(case))
 
 
-def _searched(cases: Sequence[Measured], name: str, curves: Mapping[str, MemoryCurve], peak: float) -> dict[str, float]:
-    """Share and start of the class ``name`` of least mean |log(predicted / measured)|."""
+def _curve(cases: Sequence[Measured], name: str, curves: Mapping[str, MemoryCurve], spec: GpuSpec) -> MemoryCurve:
+    """The class ``name`` from cases whose other kernels are known; one curve per width where it works on rows."""
+    base = curves[name].model_copy(update={"by_width": {}})
+    whole = base.model_copy(update=_searched(cases, base, name, curves, spec))
+    by_width = {}
+    for width, some in itertools.groupby(sorted(cases, key=_width), key=_width):
+        if width:
+            mine = list(some)
+            by_width[width] = RowCurve.model_validate(_searched(mine, whole, name, curves, spec, len(mine) < FEW))
+    return whole.model_copy(update={"by_width": by_width})
+
+
+def _searched(
+    cases: Sequence[Measured],
+    base: MemoryCurve,
+    name: str,
+    curves: Mapping[str, MemoryCurve],
+    spec: GpuSpec,
+    share_only: bool = False,
+) -> dict[str, float]:
+    """Share and start of least mean |log(predicted / measured)|; the start stays where there are few cases."""
 
     def loss(constants: Mapping[str, float]) -> float:
-        tried = {**curves, name: curves[name].model_copy(update=dict(constants))}
-        return statistics.fmean(abs(math.log(_predicted(case, tried, peak) / case.seconds)) for case in cases)
+        tried = {**curves, name: base.model_copy(update=dict(constants))}
+        return statistics.fmean(abs(math.log(_predicted(case, tried, spec) / case.seconds)) for case in cases)
 
-    starts = ({"share": share, "start_s": start_s} for share in (0.3, 0.85) for start_s in (3e-6, 15e-6))
+    starts = [{"share": share, "start_s": start_s} for share in (0.3, 0.85) for start_s in (3e-6, 15e-6)]
+    if share_only:
+        starts = [{"share": share} for share in (0.3, 0.85)]
     found = min((search(start, loss, limits=LIMITS, step=0.4) for start in starts), key=loss)
-    return {key: rounded(value) for key, value in found.items()}
+    return {"start_s": base.start_s} | {key: rounded(value) for key, value in found.items()}

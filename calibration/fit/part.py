@@ -42,9 +42,9 @@ def residual(points: Iterable[Point]) -> dict[str, float]:
     sizes = [abs(error) for error in errors]
     return {
         "n": len(errors),
-        "mean": rounded(statistics.fmean(sizes), 3),
-        "max": rounded(max(sizes), 3),
-        "bias": rounded(statistics.fmean(errors), 3),
+        "mean": round(statistics.fmean(sizes), 4),
+        "max": round(max(sizes), 4),
+        "bias": round(statistics.fmean(errors), 4) + 0.0,  # no -0
     }
 
 

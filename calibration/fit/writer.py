@@ -32,8 +32,7 @@ def _lines(key: object, value: Any, depth: int) -> Iterator[str]:
     pad = "  " * depth
     if isinstance(value, Mapping):
         flow = f"{pad}{key}: {_flow(value)}"
-        leaf = not any(isinstance(inner, Mapping) for inner in value.values())
-        if (leaf and ("value" in value or len(flow) <= WIDTH) and depth > 0) or not value:
+        if not value or (depth > 0 and ("value" in value or len(flow) <= WIDTH)):
             yield flow
             return
         yield f"{pad}{key}:"

@@ -37,7 +37,9 @@ def _refusals(workload: Workload) -> Iterator[InputError]:
     if training.recompute.granularity == "selective" and training.recompute.modules != ("core_attn",):
         yield _no("is not written", "training.recompute.modules", list(training.recompute.modules), "[core_attn]")
     if training.keep_gradients or training.gradient_accumulation_fusion or training.compile_loss:
-        yield _no(f"is not {only}", "training.keep_gradients, gradient_accumulation_fusion or compile_loss", True, "false")
+        yield _no(
+            f"is not {only}", "training.keep_gradients, gradient_accumulation_fusion or compile_loss", True, "false"
+        )
     for name, allowed in (("mla", None), ("sliding_window", None), ("mtp_layers", 0)):
         if getattr(model, name) != allowed:
             yield _no("is not written", f"model.{name}", "given", allowed)
@@ -67,7 +69,11 @@ def _layout(workload: Workload) -> Iterator[InputError]:
             yield _no("is not written", f"parallelism.{name}", found, ", ".join(map(str, values)))
     if layout.overlap.tp or layout.overlap.ep:
         yield _no("is not written", "parallelism.overlap", "tp or ep", "false")
-    if "none" != layout.offload.optimizer or layout.offload.activations != "none" or layout.offload.parameters != "none":
+    if (
+        "none" != layout.offload.optimizer
+        or layout.offload.activations != "none"
+        or layout.offload.parameters != "none"
+    ):
         yield _no("is not written", "parallelism.offload", "given", "none")
     if layout.pp == 1:
         return
@@ -93,7 +99,12 @@ def _experts(workload: Workload) -> Iterator[InputError]:
         yield _no("with a pipeline or FSDP is not written", "parallelism.ep", layout.ep, 1)
     if layout.tp > 1 and not layout.sequence_parallel:
         yield _no("with experts is not written", "parallelism.sequence_parallel", False, True)
-    for name, allowed in (("shared_experts", 0), ("redundant_experts", 0), ("capacity_factor", None), ("node_limit", None)):
+    for name, allowed in (
+        ("shared_experts", 0),
+        ("redundant_experts", 0),
+        ("capacity_factor", None),
+        ("node_limit", None),
+    ):
         if (found := getattr(moe, name)) != allowed:
             yield _no("is not written", f"model.moe.{name}", found, allowed)
     if moe.token_distribution != "balanced":

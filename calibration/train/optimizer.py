@@ -59,7 +59,9 @@ class Adam:
         if training.optimizer.master_weights and not shards_are_masters(workload):
             self.masters = [nn.Parameter(p.detach().float()) for p in parameters]
         decay = 0.01 if training.optimizer.name == "adamw" else 0.0
-        self.adam = torch.optim.AdamW(self.masters or self.parameters, lr=LEARNING_RATE, weight_decay=decay, foreach=True)
+        self.adam = torch.optim.AdamW(
+            self.masters or self.parameters, lr=LEARNING_RATE, weight_decay=decay, foreach=True
+        )
 
     def step(self) -> None:
         """Gradients to fp32, norm and clipping, AdamW, and back to the working precision."""

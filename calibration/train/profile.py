@@ -13,7 +13,18 @@ import torch
 
 #: Parts of kernels' names, in the order in which they decide.
 ATTENTION = ("sdpa", "flash", "fmha", "compute_dot_do_o", "convert_dq")
-MATMUL = ("gemm", "nvjet", "cutlass", "xmma", "cublas", "splitk", "aten::mm", "aten::addmm", "aten::bmm", "aten::_grouped_mm")
+MATMUL = (
+    "gemm",
+    "nvjet",
+    "cutlass",
+    "xmma",
+    "cublas",
+    "splitk",
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::_grouped_mm",
+)
 OPS = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",

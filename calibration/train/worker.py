@@ -85,7 +85,9 @@ def _one(
 
 def _loss(last_stages: list[RankRun]) -> list[float]:
     """Mean over replicas, whose ranks with the last stage know it."""
-    return [float(f"{sum(losses) / len(losses):.6g}") for losses in zip(*(one.loss for one in last_stages), strict=True)]
+    return [
+        float(f"{sum(losses) / len(losses):.6g}") for losses in zip(*(one.loss for one in last_stages), strict=True)
+    ]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Gradients that are reduced in fewer bytes: the kernels that pack and unpack them, and how packed ones are added up.
+"""Gradients that are reduced from elsewhere than where they are made, in fewer bytes or the same: the kernels that pack
+and unpack them, and how packed ones are added up.
 
 - ``fp8``: NCCL adds up 8-bit floating point numbers that share a scale (FP8-LM, arXiv 2310.18313, section 2.1).
 - ``int8``: numbers of different scales cannot be added on the way: each rank gets its part of all others' gradients
@@ -6,6 +7,9 @@
   2306.10209, section 3.3).
 - ``1bit``: as int8 with signs, of momentum and what earlier rounding has lost, on both sides (1-bit Adam, arXiv
   2102.02888, algorithm 1 and section 5).
+
+- ``copy_to_buckets`` without compression: they are copied into a bucket, and back from an all-reduce (DeepSpeed's
+  ``allreduce_bucket``); a sharded sum is read where it is.
 
 The volume falls by the ratio of the elements' sizes: an all-to-all and an all-gather move what a ring's all-reduce
 does.
@@ -40,14 +44,14 @@ class _Packed:
 
 
 def compressed(workload: Workload, lanes: Lanes) -> Lanes:
-    """``lanes`` of a rank with its gradient reductions packed as ``grad_compression`` says."""
-    if workload.parallelism.grad_compression == "none":
+    """``lanes`` of a rank with its gradient reductions packed as ``grad_compression`` and ``copy_to_buckets`` say."""
+    if workload.parallelism.grad_compression == "none" and not workload.parallelism.copy_to_buckets:
         return lanes
     packed = {
         step.label: _packed(workload, step) for of_lane in lanes.values() for step in of_lane if _is_reduction(step)
     }
     beside = {lane: of_lane for lane, of_lane in lanes.items() if lane != COMPUTE_LANE}
-    unpacked = {label: one.unpack[-1].label for label, one in packed.items()}
+    unpacked = {label: one.unpack[-1].label for label, one in packed.items() if one.unpack}
     whole: Lanes = {lane: [] for lane in lanes}
     for lane, of_lane in beside.items():
         for step in of_lane:
@@ -121,7 +125,6 @@ def _packed(workload: Workload, step: Step) -> _Packed:
     kind, n = layout.grad_compression, layout.replicas("edp" if comm.axis.startswith("edp") else "dp")
     grad = DTYPE_BYTES[workload.training.grad_dtype]
     count = comm.nbytes / grad
-    element = ELEMENT_BYTES[kind]
     lost = ERROR_BYTES if kind == "1bit" else 0.0
     sharded = comm.op == "reduce_scatter"
     part = count / n
@@ -135,6 +138,11 @@ def _packed(workload: Workload, step: Step) -> _Packed:
         moved = replace(comm, name=f"dp.{op} grads", op=op, nbytes=count * element)
         return replace(step, label=label, op=moved, after=after)
 
+    if kind == "none":
+        copy = kernel("copy", "copy", comm.nbytes, comm.nbytes, *step.after)
+        back = kernel("copy back", "copy", comm.nbytes, comm.nbytes, step.label)
+        return _Packed(copy, (replace(step, after=(copy.label,)),), () if sharded else (back,))
+    element = ELEMENT_BYTES[kind]
     pack = kernel("pack", "cast", count * (grad + lost), count * (element + lost), *step.after)
     if kind == "fp8":
         result = part if sharded else count

@@ -36,14 +36,16 @@ def leaving(parallelism: Parallelism, params: Mapping[str, int]) -> dict[str, in
 
 def gradient_bytes(workload: Workload, params: Mapping[str, int]) -> float:
     """Bytes of the whole gradients of ``params`` that are alive beside the state, from a backward pass to their
-    reduction, or to their copy to the host: under ZeRO-2 and 3, whose state holds shards, those that leave the GPU. A
-    product that adds to a buffer makes them as they are reduced (Megatron-FSDP), plain autograd in working precision
-    (torch)."""
-    if workload.parallelism.zero < 2:
+    reduction, or to their copy to the host: under ZeRO-2 and 3, whose state holds shards, those that are sharded,
+    or go to the host. A product that adds to a buffer makes them as they are reduced (Megatron-FSDP), plain autograd in
+    working precision (torch)."""
+    training, parallelism = workload.training, workload.parallelism
+    if parallelism.zero < 2:
         return 0.0
-    training = workload.training
+    away = parallelism.offload.optimizer != "none"
     dtype = training.grad_dtype if training.gradient_accumulation_fusion else training.precision
-    return float(DTYPE_BYTES[dtype] * sum(leaving(workload.parallelism, params).values()))
+    whole = sum(count for axis, count in params.items() if away or parallelism.shards(axis) > 1)
+    return float(DTYPE_BYTES[dtype] * whole)
 
 
 def gathered_bytes(workload: Workload, params: Mapping[str, int]) -> float:

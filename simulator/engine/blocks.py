@@ -188,20 +188,12 @@ class _Row:
     def of_kernel(cls, op: Compute, seconds: float, launch_s: float) -> _Row:
         category = _CATEGORY_OF_PHASE.get(op.phase, _CATEGORY["compute"])
         kernel = op.kernel
-        return cls(
-            op.name,
-            kernel.kind,
-            op.phase,
-            COMPUTE_LANE,
-            category,
-            seconds,
-            kernel.bytes,
-            kernel.flops,
-            launch_s,
-            kernel=kernel,
-        )
+        work = seconds, kernel.bytes, kernel.flops
+        return cls(op.name, kernel.kind, op.phase, COMPUTE_LANE, category, *work, launch_s, kernel=kernel)
 
     @classmethod
     def of_comm(cls, comm: Comm, seconds: float, wire_bytes: float, launch_s: float = 0.0, beside: int = 0) -> _Row:
         sent = 0.0 if comm.op == "recv" else wire_bytes
-        return cls(comm.name, comm.op, "C", comm.lane, _CATEGORY[comm.purpose], seconds, sent, 0.0, launch_s, beside)
+        # What servers do between a push and a pull is a part of that exchange to the rank that waits for it.
+        category = _CATEGORY["dp" if comm.op == "server_update" else comm.purpose]
+        return cls(comm.name, comm.op, "C", comm.lane, category, seconds, sent, 0.0, launch_s, beside)

@@ -122,7 +122,7 @@ def _softmax(z: Shapes, elements: int) -> Node:
     square = float(z.element * elements)
 
     def kernel(phase: str, name: str, op: str, read: float) -> Compute:
-        return memory(phase, f"attn.{name}", op, read, square, z.dtype)
+        return memory(phase, f"attn.{name}", op, read, square, z.dtype, z.seq)
 
     forward: Ops
     backward: Ops

@@ -299,7 +299,7 @@ def _grouped(z: Shapes, x: Experts, name: str, n: int, k: int, *, saved: str) ->
     if not z.accumulates_in_product:
         weight_grad += add_gradient(z, name, params)
     if z.bias:
-        weight_grad += (memory("W", f"{name} bias grad", "reduce", y_bytes, z.element * local * n, z.dtype),)
+        weight_grad += (memory("W", f"{name} bias grad", "reduce", y_bytes, z.element * local * n, z.dtype, n),)
         weight_grad += add_gradient(z, f"{name} bias", local * n)
     weight_grad_bytes = 0.0 if z.accumulates_in_product else float(z.element * params)
     return Node(

@@ -63,9 +63,9 @@ def unique(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     return tuple({tensor.name: tensor for tensor in tensors}.values())
 
 
-def memory(phase: str, name: str, op: str, read: float, write: float, dtype: str) -> Compute:
-    """A memory-bound kernel; ``read`` and ``write`` in bytes."""
-    return Compute(name, Memory(op, float(read), float(write), dtype=dtype), phase)
+def memory(phase: str, name: str, op: str, read: float, write: float, dtype: str, width: int = 0) -> Compute:
+    """A memory-bound kernel; ``read`` and ``write`` in bytes, ``width`` in elements of a row."""
+    return Compute(name, Memory(op, float(read), float(write), dtype=dtype, width=width), phase)
 
 
 def comm(op: str, block: str, nbytes: float) -> Comm:
@@ -85,6 +85,7 @@ def fuse(phase: str, first: Op, second: Op, shared_bytes: float, *, keep: bool) 
         a.read_bytes + b.read_bytes - shared_bytes,
         a.write_bytes + b.write_bytes - (0 if keep else shared_bytes),
         b.dtype,
+        b.width,
     )
 
 
@@ -179,7 +180,7 @@ def linear(
     if not z.accumulates_in_product:
         weight_grad += add_gradient(z, name, n * k)
     if bias:
-        weight_grad += (memory("W", f"{name} bias grad", "reduce", y_kept, z.element * n, z.dtype),)
+        weight_grad += (memory("W", f"{name} bias grad", "reduce", y_kept, z.element * n, z.dtype, n),)
         weight_grad += add_gradient(z, f"{name} bias", n)
     together: Ops = ()
     if z.overlaps_tp and split == "column":
@@ -230,16 +231,17 @@ def norm(z: Shapes, name: str, *, saved: str, residual: bool) -> Node:
     """
     params = z.hidden * (2 if z.norm == "layernorm" else 1)
     small = z.element * params
-    backward = memory("B", f"{name} bwd", "norm_bwd", 2 * z.row_bytes, z.row_bytes, z.dtype)
+    op = "norm" if z.norm == "layernorm" else "rms_norm"
+    backward = memory("B", f"{name} bwd", f"{op}_bwd", 2 * z.row_bytes, z.row_bytes, z.dtype, z.hidden)
     input_grad: Ops = (backward,)
     if residual:
         add = memory("B", f"{name} residual grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
         input_grad = (fuse("B", backward, add, z.row_bytes, keep=False),) if z.compiled else (backward, add)
     return Node(
-        forward=(memory("F", name, "norm", z.row_bytes, z.row_bytes, z.dtype),),
+        forward=(memory("F", name, op, z.row_bytes, z.row_bytes, z.dtype, z.hidden),),
         input_grad=input_grad,
         weight_grad=(
-            memory("W", f"{name} wgrad", "norm_bwd", 2 * z.row_bytes, small, z.dtype),
+            memory("W", f"{name} wgrad", f"{op}_bwd", 2 * z.row_bytes, small, z.dtype, z.hidden),
             *add_gradient(z, name, params),
         ),
         saved=(Tensor(saved, z.row_bytes),),

@@ -180,8 +180,10 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
             kernel("clip", grad, grad)
     if here:
         _update(workload, grad, kernel)
-    # Buffers of gradients that servers or the host have fetched are cleared whatever the implementation.
-    if training.implementation == "fused" or layout.server_count:
+    # Buffers of gradients that servers have fetched are cleared whatever the implementation; where whole gradients are
+    # alive for a while only, and their shards on the host, there is none.
+    buffered = here or layout.zero < 2
+    if buffered and (training.implementation == "fused" or layout.server_count):
         held = count if layout.zero >= 2 else float(sum(params.values()))
         zeroed = DTYPE_BYTES[training.grad_dtype] * held
         ops.append(Compute("optimizer.zero gradients", Memory("zero", 0.0, zeroed, dtype=training.grad_dtype), "O"))
@@ -189,12 +191,18 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
 
 
 def _update(workload: Workload, grad: int, kernel: Callable[..., None]) -> None:
-    """Adam's kernels, with gradients of ``grad`` bytes each."""
+    """Adam's kernels, with gradients of ``grad`` bytes each. 1-bit Adam's second moment is frozen, and only read (arXiv
+    2102.02888, algorithm 1)."""
     training = workload.training
     master, weight = training.optimizer.master_weights, DTYPE_BYTES[training.precision]
     state = DTYPE_BYTES[training.optimizer.state_dtype]
     sizes = {"w": 4 if master else weight, "g": grad, "m": state, "v": state, "t": state}
+    frozen = "v" if workload.parallelism.grad_compression == "1bit" else ""
     for name, read, written in FOREACH_ADAMW if training.implementation == "eager" else FUSED_ADAMW:
+        if written == frozen:
+            continue
+        if frozen:
+            written = written.replace(frozen, "")
         kernel(name, sum(sizes[operand] for operand in read), sum(sizes[operand] for operand in written))
     if master:
         kernel("master to model weights", 4, weight, op="cast")

@@ -110,7 +110,7 @@ def _loss(z: Shapes) -> Node:
     split = z.tp > 1 and z.vocab_parallel
 
     def kernel(phase: str, name: str, op: str, read: int, write: int) -> Compute:
-        return memory(phase, f"loss.{name}", op, read * logits, write * logits, "fp32")
+        return memory(phase, f"loss.{name}", op, read * logits, write * logits, "fp32", z.vocab)
 
     def across(what: str) -> Ops:
         return (comm("all_reduce", f"loss {what}", fp32 * z.tokens),) if split else ()

@@ -147,14 +147,15 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A kernel bound by memory traffic. ``op`` is its cost class (norm, softmax, dropout, activation, residual,
-    rope, embedding, loss, cast, optimizer, reduce, copy)."""
+    """A kernel bound by memory traffic. ``op`` is its cost class (`simulator.config.profile.MemoryClass`); ``width`` the
+    elements of a row where it works on whole rows, as norms and softmax do, and where that is known."""
 
     op: str
     read_bytes: float
     write_bytes: float
     flops: float = 0.0
     dtype: str = "bf16"
+    width: int = 0
 
     @property
     def kind(self) -> str:
