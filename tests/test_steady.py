@@ -274,3 +274,18 @@ def test_a_step_that_never_repeats_is_said() -> None:
     assert found[4].period.step_time_s > 0
     assert found[16].stable
     assert found[16].period.step_time_s == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("name", ["zb_h2", "zb_v"])
+def test_a_step_may_end_with_a_collective(name: str) -> None:
+    """With gradients and optimizer on the host the last thing that the compute lane comes to may be the reduction of
+    norms' gradients over tp. Steps are still cut where they begin: together they last as many periods, and what the
+    first one fills and the last one drains."""
+    section = {"pp": 4, "dp": 2, "tp": 2, "schedule": name, "zero": 3, "offload": {"optimizer": "cpu"}}
+    result = run(job(training__global_batch=32) | {"parallelism": section})
+    last = result.program.roles[0].lanes["compute"][-1].op
+    assert [type(op).__name__ for op in last.ops] == ["Comm"]
+    assert result.steady is not None
+    assert result.steady.stable
+    steps = (int(result.played.microbatch.max()) + 1) // 16
+    assert 0.9 * result.played.length_s < steps * result.spans.step_time_s <= result.played.length_s

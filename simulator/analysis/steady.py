@@ -38,7 +38,7 @@ def steady(timeline: Timeline, steps: int, microbatches: int) -> Steady:
     begins = {rank: times[:: length[rank]] for rank, times in came.items()}
     for step in range(steps - 2, 0, -1):
         shifts = [
-            _shift(times[step * n : (step + 1) * n + 1], times[(step - 1) * n : step * n + 1])
+            times[step * n : (step + 1) * n + 1] - times[(step - 1) * n : step * n + 1]
             for times, n in ((came[rank], length[rank]) for rank in came)
         ]
         period = float(np.mean([shift[0] for shift in shifts]))
@@ -83,17 +83,12 @@ def own_paces(timeline: Timeline, steps: int, microbatches: int) -> Steady:
     return replace(found, period=replace(found.period, own_period_s=own))
 
 
-def _shift(times: Floats, before: Floats) -> Floats:
-    known = np.isfinite(before)
-    return times[known] - before[known]
-
-
 def _came(timeline: Timeline, rank: int) -> Floats:
-    """When the rank's compute lane came to each of its entries; infinite for communication, which has lanes of its own.
-    A step's last entry computes."""
+    """When the rank's compute lane came to each of its entries that compute, in order; every step has as many."""
     spans = np.flatnonzero(compute_lane_spans(timeline) & (timeline.rank == rank))
-    times = np.full(int(timeline.step[spans].max(initial=-1)) + 1, np.inf)
-    np.minimum.at(times, timeline.step[spans], timeline.posted_s[spans])
+    _, entry = np.unique(timeline.step[spans], return_inverse=True)
+    times = np.full(int(entry.max(initial=-1)) + 1, np.inf)
+    np.minimum.at(times, entry, timeline.posted_s[spans])
     return times
 
 

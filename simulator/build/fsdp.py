@@ -7,8 +7,7 @@ layers up to ``prefetch`` ahead: while layer k computes, those up to k + prefetc
 A layer is given up after its forward pass (unless ``reshard_after_forward`` is off) and after its backward pass; the
 root after the backward pass alone, at its end. The gathers of a forward pass wait for all that was computed before it,
 which may have been the optimizer (torch's ``FSDPState._root_pre_forward``). Gathers and reductions have streams of
-their own and share links only; copies between a flat buffer and parameters (torch's ``foreach_all_gather_copy_out``)
-are not modelled.
+their own and share links only; the copies that plain PyTorch makes for them are part of the passes (`copies`).
 """
 
 from __future__ import annotations

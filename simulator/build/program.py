@@ -11,9 +11,9 @@ from simulator.build.stages import Stages
 from simulator.build.steps import repeated, rolling
 from simulator.build.tail import tail
 from simulator.config import Workload
-from simulator.model import Seat
+from simulator.model import Seat, Turn
 from simulator.program import Program, Role
-from simulator.schedules import Times
+from simulator.schedules import Order, Times
 
 
 def build_program(workload: Workload, *, times: Times | None = None, steps: int = 1) -> Program:
@@ -28,7 +28,7 @@ def build_program(workload: Workload, *, times: Times | None = None, steps: int 
     roles = []
     for place in placed.places:
         if place.seat not in lowered:
-            stages = Stages(workload, place.seat)
+            stages = Stages(workload, place.seat, _turns(order, workload.microbatches))
             overlap = parallelism.overlap.p2p
             lanes = lower(order, schedule, parallelism.n_stages, stages.hop_bytes, stages.step, overlap=overlap)
             lowered[place.seat] = stages, lanes
@@ -43,3 +43,16 @@ def build_program(workload: Workload, *, times: Times | None = None, steps: int 
     if parallelism.collective_algorithm != "auto":
         roles = list(with_algorithm(tuple(roles), parallelism.collective_algorithm))
     return Program(tuple(roles), placed.place_of, placed.groups, workload.name, workload.server_nodes)
+
+
+def _turns(order: Order, microbatches: int) -> dict[tuple[int, int], Turn]:
+    """By stage and micro-batch, those that make the first and the last gradients of a stage in a step."""
+    made: dict[tuple[int, int], list[int]] = {}
+    for action in (action for slots in order for slot in slots for action in slot):
+        if action.kind in ("B", "W"):
+            made.setdefault((action.stage, action.microbatch // microbatches), []).append(action.microbatch)
+    return {
+        (stage, microbatch): Turn(first=microbatch == row[0], last=microbatch == row[-1])
+        for (stage, _), row in made.items()
+        for microbatch in (row[0], row[-1])
+    }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 
+from simulator.build.copies import around
 from simulator.build.gradients import Mark, gradients_complete, parameters_used
 from simulator.config import Workload
-from simulator.model import Op, Part, PassBytes, Seat, params_on, pass_bytes, stage_parts
+from simulator.model import Op, Part, PassBytes, Seat, Turn, params_on, pass_bytes, stage_parts
 from simulator.program import Block, Comm, Compute, Fixed, Step
 from simulator.schedules import Action
 from simulator.units import DTYPE_BYTES
@@ -14,21 +16,26 @@ from simulator.units import DTYPE_BYTES
 #: What a pass runs where the stage has no kernel for it: an embedding alone has no input gradient.
 _NOTHING = Compute("nothing", Fixed(0.0), "B")
 
+#: A stage, the kind of a pass through it, and a turn: passes with the same do the same.
+Variant = tuple[int, str, Turn]
+
 
 class Stages:
-    """The blocks of every model stage for a rank at ``seat``, each distinct one built once."""
+    """The blocks of every model stage for a rank at ``seat``, each distinct one built once. ``turns``: by stage and
+    micro-batch, those that are the first or last of a step."""
 
-    def __init__(self, workload: Workload, seat: Seat) -> None:
-        self.workload, self.seat = workload, seat
+    def __init__(self, workload: Workload, seat: Seat, turns: Mapping[tuple[int, int], Turn]) -> None:
+        self.workload, self.seat, self._turns = workload, seat, turns
         parallelism = workload.parallelism
         self.n_stages = parallelism.n_stages
         self.parts = [stage_parts(workload, stage, seat) for stage in range(self.n_stages)] * parallelism.plan.copies
         self._chunk = {
             stage: chunk for rank in range(parallelism.pp) for chunk, stage in enumerate(parallelism.stages_of(rank))
         }
+        self._parts_in: dict[tuple[int, Turn], tuple[Part, ...]] = {}
         self._blocks: dict[tuple[object, ...], Block] = {}
-        self._pass_of: dict[tuple[int, str], tuple[Block, PassBytes]] = {}
-        self._pieces_of: dict[tuple[int, str], list[tuple[int, Block]]] = {}
+        self._pass_of: dict[Variant, tuple[Block, PassBytes]] = {}
+        self._pieces_of: dict[Variant, list[tuple[int, Block]]] = {}
 
     @cached_property
     def activation_bytes(self) -> float:
@@ -49,8 +56,8 @@ class Stages:
 
     def gradients_complete(self, step: Step) -> list[Mark]:
         """Where the backward pass ``step`` completes gradients; what stands before the parts' own ops counts."""
-        parts = self.parts[step.stage]
-        own = sum(len(_ops((part,), step.phase)) for part in parts)
+        parts = self._parts_of(self.variant(step))
+        own = sum(len(self._ops((part,), step.phase)) for part in parts)
         return gradients_complete(parts, self._n_ops(step) - own, whole=step.phase == "B")
 
     def parameters_used(self, step: Step) -> list[Mark]:
@@ -61,11 +68,11 @@ class Stages:
     def by_part(self, step: Step) -> list[tuple[int, Block]]:
         """The pass ``step`` cut into those of its parts, in the order they run: (index of the part in its stage,
         block). What stands before the parts' own ops goes with the first."""
-        key = (step.stage, step.phase)
+        key = self.variant(step)
         if key not in self._pieces_of:
-            parts = self.parts[step.stage]
+            parts = self._parts_of(key)
             order = list(range(len(parts)) if step.phase == "F" else reversed(range(len(parts))))
-            before = self._n_ops(step) - sum(len(_ops((part,), step.phase)) for part in parts)
+            before = self._n_ops(step) - sum(len(self._ops((part,), step.phase)) for part in parts)
             self._pieces_of[key] = [
                 (index, self._piece(parts[index], step, before if index == order[0] else 0)) for index in order
             ]
@@ -75,18 +82,39 @@ class Stages:
         """The pass of one part, after the first ``before`` ops of ``step``; equal ones are one block."""
         key = ("part", step.phase, before, id(part))
         if key not in self._blocks:
-            block, _ = self._pass_of[step.stage, step.phase]
-            self._blocks[key] = Block(f"{step.phase} {part.name}", (*block.ops[:before], *_ops((part,), step.phase)))
+            block, _ = self._pass_of[self.variant(step)]
+            self._blocks[key] = Block(
+                f"{step.phase} {part.name}", (*block.ops[:before], *self._ops((part,), step.phase))
+            )
         return self._blocks[key]
 
     def _n_ops(self, step: Step) -> int:
-        return len(self._pass_of[step.stage, step.phase][0].ops)
+        return len(self._pass_of[self.variant(step)][0].ops)
+
+    def variant(self, step: Step) -> Variant:
+        """What tells the pass ``step`` from others."""
+        return self._variant(step.stage, step.phase, step.microbatch)
+
+    def _variant(self, stage: int, kind: str, microbatch: int) -> Variant:
+        makes = kind in ("B", "W")
+        return stage, kind, self._turns.get((stage, microbatch), Turn()) if makes else Turn()
+
+    def _parts_of(self, variant: Variant) -> tuple[Part, ...]:
+        """The stage's parts; those that do nothing special in their turn are the very same ones."""
+        stage, _, turn = variant
+        if (stage, turn) not in self._parts_in:
+            usual = self.parts[stage]
+            special = stage_parts(self.workload, stage % self.n_stages, self.seat, turn)
+            pairs = zip(usual, special, strict=True)
+            self._parts_in[stage, turn] = tuple(one if one == other else other for one, other in pairs)
+        return self._parts_in[stage, turn]
 
     def step(self, action: Action) -> Step:
         """The compute step of an action, with what it holds and gives back."""
-        key = (action.stage, action.kind)
+        key = self._variant(action.stage, action.kind, action.microbatch)
         if key not in self._pass_of:
-            self._pass_of[key] = self._block(*key), pass_bytes(self.parts[action.stage], action.kind)
+            parts = self._parts_of(key)
+            self._pass_of[key] = self._block(action.stage, action.kind, parts), pass_bytes(parts, action.kind)
         block, moved = self._pass_of[key]
         return Step(
             str(action),
@@ -100,33 +128,38 @@ class Stages:
             workspace_bytes=moved.workspace,
         )
 
-    def _block(self, stage: int, kind: str) -> Block:
-        parts = self.parts[stage]
+    def _block(self, stage: int, kind: str, parts: tuple[Part, ...]) -> Block:
         place = stage % self.n_stages
         arrives = {"F": place > 0, "W": False}.get(kind, place < self.n_stages - 1)
         parallelism = self.workload.parallelism
         gathered = parallelism.scatter_gather_p2p and parallelism.tp > 1 and arrives
         key = (kind, gathered, tuple(id(part) for part in parts))
         if key not in self._blocks:
-            ops = _ops(parts, kind)
+            ops = self._ops(parts, kind)
             if gathered:
                 ops.insert(0, Comm("tp.all_gather p2p", "all_gather", self.activation_bytes, "tp", "tp"))
             ops = ops or [_NOTHING]
             self._blocks[key] = Block(f"{kind} {'+'.join(_runs(parts))}", tuple(ops))
         return self._blocks[key]
 
+    def _ops(self, parts: tuple[Part, ...], kind: str) -> list[Op]:
+        """What a pass of ``parts`` runs, in order."""
+        order = parts if kind == "F" else parts[::-1]
+        if not self.workload.fully_shards:
+            return [op for part in order for op in _ops(part, kind)]
+        return [op for part in order for op in around(self.workload, part, kind, _ops(part, kind))]
 
-def _ops(parts: tuple[Part, ...], kind: str) -> list[Op]:
-    back = parts[::-1]
+
+def _ops(part: Part, kind: str) -> tuple[Op, ...]:
     match kind:
         case "F":
-            return [op for part in parts for op in part.forward]
+            return part.forward
         case "B":
-            return [op for part in back for op in (*part.recompute, *part.backward)]
+            return (*part.recompute, *part.backward)
         case "I":
-            return [op for part in back for op in (*part.recompute, *part.input_grad)]
+            return (*part.recompute, *part.input_grad)
         case _:
-            return [op for part in back for op in part.weight_grad]
+            return part.weight_grad
 
 
 def _runs(parts: tuple[Part, ...]) -> list[str]:

@@ -13,7 +13,7 @@ from simulator.build.gradients import Bucket, buckets
 from simulator.build.offload import gradients_to_host, parameters_to_host, update_on_host
 from simulator.build.pipeline import Lanes
 from simulator.build.sharding import Reductions, gather, gradient_bytes, leaving
-from simulator.build.stages import Stages
+from simulator.build.stages import Stages, Variant
 from simulator.config import Workload
 from simulator.model import optimized, optimizer_ops, optimizer_workspace_bytes, replicated_gradient_ops
 from simulator.program import Block, Comm, Step
@@ -100,7 +100,7 @@ def _reduce_in_buckets(
     grad_bytes = DTYPE_BYTES[workload.training.grad_dtype]
     each = parallelism.zero == 2
     last = {step.stage: step.label for step in compute if step.phase in ("B", "W")}
-    parts_of: dict[tuple[int, str], list[Bucket]] = {}
+    parts_of: dict[Variant, list[Bucket]] = {}
     cut: list[Step] = []
     for step in compute:
         waits = reductions.waits() if each else ()
@@ -108,7 +108,7 @@ def _reduce_in_buckets(
         if not makes or not isinstance(step.op, Block):
             cut.append(replace(step, after=(*step.after, *waits)) if waits else step)
             continue
-        key = (step.stage, step.phase)
+        key = stages.variant(step)
         if key not in parts_of:
             marks = stages.gradients_complete(step)
             parts_of[key] = buckets(step.op, marks, grad_bytes, parallelism.bucket_bytes)

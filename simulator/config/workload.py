@@ -69,6 +69,20 @@ class Workload(Section):
         return self.training.global_batch // (self.training.micro_batch * self.parallelism.dp)
 
     @property
+    def fully_shards(self) -> bool:
+        """Whether parameters are sharded by torch's ``fully_shard``: zero 3 of plain PyTorch. Its shards are the
+        optimizer's own weights, and are cast where they are gathered."""
+        return self.training.implementation != "fused" and self.parallelism.zero == 3
+
+    @property
+    def wrapped_in_ddp(self) -> bool:
+        """Whether replicas reduce gradients by torch's ``DistributedDataParallel``: plain PyTorch, without ZeRO, beside
+        the backward pass."""
+        layout = self.parallelism
+        plain = self.training.implementation != "fused" and self.training.grad_dtype == self.training.precision
+        return plain and layout.zero == 0 and layout.overlap.grad_reduce and layout.data_parallel == "allreduce"
+
+    @property
     def server_nodes(self) -> tuple[int, ...]:
         """The nodes on whose hosts parameter servers run, one each: those after the workers' nodes."""
         first = math.ceil(self.n_ranks / self.cluster.node.gpus.count)

@@ -22,7 +22,7 @@ from simulator.model.optimizer import (
 )
 from simulator.model.parts import Part, PassBytes, params_on, pass_bytes
 from simulator.model.routing import routing
-from simulator.model.shapes import Seat, telling_seat
+from simulator.model.shapes import Seat, Turn, telling_seat
 from simulator.model.stage import stage_parts
 from simulator.model.vocabulary import embedding, head
 
@@ -33,6 +33,7 @@ __all__ = [
     "Seat",
     "StateBytes",
     "Tensor",
+    "Turn",
     "active_parameters",
     "embedding",
     "hardware_flops_per_step",

@@ -285,6 +285,7 @@ def _combine(z: Shapes, x: Experts) -> Node:
 
 def _grouped(z: Shapes, x: Experts, name: str, n: int, k: int, *, saved: str) -> Node:
     """y = x W for every expert of the rank at once; W is n x k."""
+    z = replace(z, fills_buckets=z.fills_expert_buckets)
     name, local = f"moe.{name}", len(x.loads)
     x_bytes, y_bytes = (float(z.element * x.worked_on * size) for size in (k, n))
     params = local * n * k

@@ -14,14 +14,21 @@ from simulator.model.experts import Experts, experts, mixture
 from simulator.model.latent import Latent, latent, latent_projections, up_inputs
 from simulator.model.nodes import Node, Op, Tensor, activation, fuse, linear, norm, residual, rope
 from simulator.model.parts import Checkpoint, Part, part_of, run_again
-from simulator.model.shapes import ANY_SEAT, Seat, Shapes, shapes
+from simulator.model.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn, shapes
 from simulator.program import Attention, Comm, Compute, Matmul
 
 if TYPE_CHECKING:
     from simulator.config import Workload
 
 
-def layer(workload: Workload, *, recompute: str | None = None, seat: Seat = ANY_SEAT, number: int = 0) -> Part:
+def layer(
+    workload: Workload,
+    *,
+    recompute: str | None = None,
+    seat: Seat = ANY_SEAT,
+    turn: Turn = ANY_TURN,
+    number: int = 0,
+) -> Part:
     """Transformer layer ``number`` of the model, from 0 on. ``recompute`` (none, selective, full) stands in for the
     workload's own granularity.
 
@@ -35,7 +42,7 @@ def layer(workload: Workload, *, recompute: str | None = None, seat: Seat = ANY_
     modules = {"none": (), "selective": tuple(dict.fromkeys(chosen.modules)), "ops": ("ops",), "full": ("layer",)}[
         recompute or chosen.granularity
     ]
-    return _layer(shapes(workload, seat), modules, latent(workload), mixed)
+    return _layer(shapes(workload, seat, turn), modules, latent(workload), mixed)
 
 
 @lru_cache(maxsize=1024)

@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING
 from simulator.model.layer import layer
 from simulator.model.nodes import Node, Ops, comm, linear, memory, norm
 from simulator.model.parts import Part, part_of
-from simulator.model.shapes import ANY_SEAT, Seat, Shapes, shapes
+from simulator.model.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn, shapes
 from simulator.model.vocabulary import embedding, head
 
 if TYPE_CHECKING:
     from simulator.config import Workload
 
 
-def predictor(workload: Workload, number: int, seat: Seat = ANY_SEAT) -> tuple[Part, ...]:
+def predictor(workload: Workload, number: int, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN) -> tuple[Part, ...]:
     """Module ``number`` of multi-token prediction: the embedding of later tokens joined with the last layer's output, a
     layer of its own, and the loss (DeepSeek-V3, arXiv 2412.19437, section 2.2). Embedding table and vocabulary
     projection are the model's; a rank that does not hold the table already has a copy of it."""
-    table = embedding(workload)
+    table = embedding(workload, turn)
     if number or workload.model.tied_embeddings or workload.parallelism.table_in_place:
         table = replace(table, params=0)
     recompute = None if workload.training.recompute.layers is None else "none"
     return (
         replace(table, name="mtp embedding"),
-        part_of("mtp projection", _projection(shapes(workload)), is_unit=True),
-        layer(workload, recompute=recompute, seat=seat, number=workload.model.layers + number),
-        replace(head(workload, projection=False), name="mtp head"),
+        part_of("mtp projection", _projection(shapes(workload, turn=turn)), is_unit=True),
+        layer(workload, recompute=recompute, seat=seat, turn=turn, number=workload.model.layers + number),
+        replace(head(workload, turn, projection=False), name="mtp head"),
     )
 
 

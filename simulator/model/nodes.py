@@ -95,11 +95,15 @@ def _memory_kernel(op: Compute) -> Memory:
 
 
 def add_gradient(z: Shapes, name: str, params: int) -> Ops:
-    """Adding a new gradient in working precision to the buffer of ``grad_dtype``."""
-    if not z.adds_gradients:
-        return ()
-    buffer = DTYPE_BYTES[z.grad_dtype] * params
-    return (memory("W", f"{name} grad add", "accumulate", z.element * params + buffer, buffer, z.dtype),)
+    """Adding a new gradient in working precision to the buffer of ``grad_dtype``. A complete one torch's DDP multiplies
+    by 1 / dp on its way to its bucket (reducer.cpp, ``mark_variable_ready_dense``)."""
+    ops: Ops = ()
+    buffer = float(DTYPE_BYTES[z.grad_dtype] * params)
+    if z.adds_gradients:
+        ops += (memory("W", f"{name} grad add", "accumulate", z.element * params + buffer, buffer, z.dtype),)
+    if z.fills_buckets:
+        ops += (memory("W", f"{name} grad to bucket", "copy", buffer, buffer, z.dtype),)
+    return ops
 
 
 def new_gradient_bytes(z: Shapes, params: int) -> float:

@@ -63,8 +63,9 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     with 2-byte gradients). Over the N ranks that share a state, ZeRO-1 divides the 12, ZeRO-2 the gradients too, ZeRO-3
     all of it (section 5, figure 1); whole parameters and gradients that are alive for a while are the program's. A
     schedule that does not drain keeps several versions of the weights. What is offloaded is not here, nor are shards of
-    gradients whose optimizer is; nor what parameter servers hold. 1-bit Adam keeps what its rounding lost, on the
-    sending and on the adding side (arXiv 2102.02888, algorithm 1).
+    gradients whose optimizer is; nor what parameter servers hold. Torch's FSDP shards the master weights and has no
+    other shards; its DDP has buckets, and beside them the gradients of several micro-batches until they go there. 1-bit
+    Adam keeps what its rounding lost, on the sending and on the adding side (arXiv 2102.02888, algorithm 1).
     """
     held = params_on(rank_parts(workload, pipeline_rank))
     training, layout = workload.training, workload.parallelism
@@ -78,9 +79,11 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     if layout.grad_compression == "1bit":
         lost = sum(count * (1 + 1 / layout.replicas(axis)) for axis, count in held.items() if layout.replicas(axis) > 1)
     kept = DTYPE_BYTES[training.precision] * whole if training.keep_gradients else 0
+    if workload.wrapped_in_ddp and workload.microbatches > 1:
+        kept += DTYPE_BYTES[training.grad_dtype] * sum(held[axis] for axis in held if layout.replicas(axis) > 1)
     return StateBytes(
         weights=0.0
-        if streamed
+        if streamed or (workload.fully_shards and master)
         else DTYPE_BYTES[training.precision] * (share if layout.zero == 3 else whole) * versions,
         gradients=0.0
         if shards and away
@@ -180,10 +183,11 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
             kernel("clip", grad, grad)
     if here:
         _update(workload, grad, kernel)
-    # Buffers of gradients that servers have fetched are cleared whatever the implementation; where whole gradients are
-    # alive for a while only, and their shards on the host, there is none.
+    # Buffers of another type than the gradients', and those that servers have fetched, are cleared whatever the
+    # implementation; where whole gradients are alive for a while only, and their shards on the host, there is none.
+    apart = training.grad_dtype != training.precision and not workload.fully_shards
     buffered = here or layout.zero < 2
-    if buffered and (training.implementation == "fused" or layout.server_count):
+    if buffered and (training.implementation == "fused" or layout.server_count or apart):
         held = count if layout.zero >= 2 else float(sum(params.values()))
         zeroed = DTYPE_BYTES[training.grad_dtype] * held
         ops.append(Compute("optimizer.zero gradients", Memory("zero", 0.0, zeroed, dtype=training.grad_dtype), "O"))
@@ -204,7 +208,7 @@ def _update(workload: Workload, grad: int, kernel: Callable[..., None]) -> None:
         if frozen:
             written = written.replace(frozen, "")
         kernel(name, sum(sizes[operand] for operand in read), sum(sizes[operand] for operand in written))
-    if master:
+    if master and not workload.fully_shards:
         kernel("master to model weights", 4, weight, op="cast")
 
 

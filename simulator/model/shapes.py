@@ -25,6 +25,17 @@ class Seat(NamedTuple):
 ANY_SEAT = Seat()
 
 
+class Turn(NamedTuple):
+    """Whether a micro-batch makes the first or the last gradients of its step."""
+
+    first: bool = False
+    last: bool = False
+
+
+#: The turn of micro-batches in the middle.
+ANY_TURN = Turn()
+
+
 def telling_seat(workload: Workload, seat: Seat) -> Seat:
     """``seat`` with 0 for what makes no difference to the work, so that ranks with equal ones do the same."""
     layout = workload.parallelism
@@ -44,6 +55,8 @@ class Shapes:
     ``heads``, ``kv_heads``, ``ffn`` and ``vocab`` are the rank's own; KV heads fewer than tp ranks are replicated, one
     to a rank. Heads of values may have a width of their own.
     ``dtype`` is the working precision, of which an element takes ``element`` bytes.
+    ``adds_gradients`` to those of micro-batches before; ``fills_buckets``: gradients are complete and go into buckets,
+    those of experts if ``fills_expert_buckets``.
     """
 
     tp: int
@@ -77,6 +90,8 @@ class Shapes:
     dtype: str
     grad_dtype: str
     adds_gradients: bool
+    fills_buckets: bool
+    fills_expert_buckets: bool
     accumulates_in_product: bool
     keeps_gradients: bool
     compiles_loss: bool
@@ -123,8 +138,9 @@ class Shapes:
         return self.heads * self.v_head_dim
 
 
-def shapes(workload: Workload, seat: Seat = ANY_SEAT) -> Shapes:
-    """The `Shapes` of a workload, whose sizes divide (the configuration has checked it), for a rank at ``seat``."""
+def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN) -> Shapes:
+    """The `Shapes` of a workload, whose sizes divide (the configuration has checked it), for a rank at ``seat`` and a
+    micro-batch whose turn it is."""
     model, training, layout = workload.model, workload.training, workload.parallelism
     tp = layout.tp
     sequence_parallel = bool(layout.sequence_parallel) and tp > 1
@@ -162,10 +178,12 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT) -> Shapes:
         implementation=training.implementation,
         dtype=training.precision,
         grad_dtype=training.grad_dtype,
-        # Plain autograd hands over the first gradient as it is; Megatron always adds to its zeroed buffer.
+        # Plain autograd hands over the first gradient as it is; a buffer of another type, and Megatron's, is zeroed and
+        # added to. FSDP adds up what it has reduced.
         adds_gradients=training.implementation == "fused"
-        or workload.microbatches > 1
-        or training.grad_dtype != training.precision,
+        or (not workload.fully_shards and (not turn.first or training.grad_dtype != training.precision)),
+        fills_buckets=turn.last and workload.wrapped_in_ddp and layout.replicas("dp") > 1,
+        fills_expert_buckets=turn.last and workload.wrapped_in_ddp and layout.replicas("edp") > 1,
         accumulates_in_product=training.gradient_accumulation_fusion,
         keeps_gradients=training.keep_gradients,
         compiles_loss=training.compile_loss and training.implementation == "compiled",

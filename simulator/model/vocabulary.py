@@ -20,21 +20,21 @@ from simulator.model.nodes import (
     norm,
 )
 from simulator.model.parts import Part, part_of
-from simulator.model.shapes import Shapes, shapes
+from simulator.model.shapes import ANY_TURN, Shapes, Turn, shapes
 from simulator.program import Compute
 
 if TYPE_CHECKING:
     from simulator.config import Workload
 
 
-def embedding(workload: Workload) -> Part:
+def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
     """Word (and learned position) embedding, and dropout.
 
     With the vocabulary split each rank looks up its own words and the ranks' results are summed (arXiv 1909.08053,
     section 3). Under sequence parallelism the sum is a reduce-scatter, or, where positions have to be added to whole
     sequences first, an all-reduce of which each rank takes its rows (Megatron's `reduce_scatter_embeddings`).
     """
-    z = shapes(workload)
+    z = shapes(workload, turn=turn)
     full = float(z.element * z.tokens * z.hidden)
     table = z.vocab * z.hidden
     summed = z.tp > 1 and z.vocab_parallel
@@ -75,13 +75,13 @@ def embedding(workload: Workload) -> Part:
     return part_of("embedding", (lookup, drop))
 
 
-def head(workload: Workload, *, projection: bool = True) -> Part:
+def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) -> Part:
     """Final norm, projection to the vocabulary, and fp32 cross-entropy.
 
     The projection's weight is the embedding's where they are tied: then this part has parameters of its own only if the
     pipeline puts it on another rank than the embedding, which holds a copy. Without ``projection`` it is elsewhere.
     """
-    z = shapes(workload)
+    z = shapes(workload, turn=turn)
     product = linear(
         z,
         "head",

@@ -1,0 +1,51 @@
+"""Copies between parameters and the flat buffers that torch's ``fully_shard`` gathers and reduces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from simulator.config import Workload
+from simulator.model import Op, Part
+from simulator.program import Compute, Memory
+from simulator.units import DTYPE_BYTES
+
+
+def around(workload: Workload, part: Part, kind: str, ops: Sequence[Op]) -> list[Op]:
+    """``ops``, the pass ``kind`` of a part, with the copies before and after it
+    (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+
+    Before parameters are gathered a rank casts its fp32 shard and copies it to where it is gathered
+    (``all_gather_copy_in``), and the whole goes to the parameters from there (``foreach_all_gather_copy_out``); before
+    gradients are reduced they are put side by side, cut by rank, in the type that they are reduced in
+    (``foreach_reduce_scatter_copy_in``). The first two run on a stream of their own in torch; here they stand before
+    the pass that uses them, where they take the memory's time all the same. What is not dropped after the forward pass
+    (the root, or all without ``reshard_after_forward``) has no copies before the backward pass.
+    """
+    shards = {axis: workload.parallelism.shards(axis) for axis in part.params_on}
+    params = sum(count for axis, count in part.params_on.items() if shards[axis] > 1)
+    share = sum(count / shards[axis] for axis, count in part.params_on.items() if shards[axis] > 1)
+    if not params:
+        return list(ops)
+    gathers = kind == "F" or (kind in ("B", "I") and part.is_unit and workload.parallelism.reshard_after_forward)
+    before = _gathered(workload, params, share, "F" if kind == "F" else "B") if gathers else ()
+    after = _reduced(workload, params) if kind in ("B", "W") and ops else ()
+    return [*before, *ops, *after]
+
+
+def _gathered(workload: Workload, params: int, share: float, phase: str) -> Iterator[Op]:
+    training = workload.training
+    element = DTYPE_BYTES[training.precision]
+    if training.optimizer.master_weights and training.precision != "fp32":
+        yield _copy("fsdp.cast", "cast", DTYPE_BYTES["fp32"] * share, element * share, phase)
+    yield _copy("fsdp.gather copy in", "copy", element * share, element * share, phase)
+    yield _copy("fsdp.gather copy out", "copy", element * params, element * params, phase)
+
+
+def _reduced(workload: Workload, params: int) -> Iterator[Op]:
+    training = workload.training
+    read, written = (DTYPE_BYTES[dtype] * float(params) for dtype in (training.precision, training.grad_dtype))
+    yield _copy("fsdp.reduce copy in", "copy", read, written, "W")
+
+
+def _copy(name: str, op: str, read: float, written: float, phase: str) -> Op:
+    return Compute(name, Memory(op, read, written), phase)
