@@ -9,6 +9,7 @@ uses the first of them.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
