@@ -184,6 +184,9 @@ class TestPredictedBefore:
         text = (repository / "out" / "table.txt").read_text()
         assert f"predictions committed: {known.id[:12]}" in text
         assert "measured runs: not committed" in text
+        assert "measured: 2030-01-01" in text
+        assert "measured by: python -m calibration train" in text
+        assert "hardware: NVIDIA H100 80GB HBM3, torch 2.11" in text
 
     def test_not_committed_or_changed_since(self, made: Path, repository: Path) -> None:
         assert set(self.rows(made, repository)[1].values()) >= {"the predictions are not committed"}

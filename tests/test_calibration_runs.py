@@ -87,6 +87,13 @@ def test_no_two_differ_in_their_batch_alone() -> None:
     assert not [(a.stem, b.stem) for a, b in combinations(FILES, 2) if text[a] == text[b]]
 
 
+def test_the_trainer_takes_them_all() -> None:
+    pytest.importorskip("torch")
+    from calibration.train.limits import refusal
+
+    assert not [str(reason) for reason in map(refusal, WORKLOADS.values()) if reason]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_it_fits_with_a_tenth_to_spare_and_takes_a_sensible_time(path: Path) -> None:

@@ -105,6 +105,7 @@ def compare(
         _warnings(simulated, predicted),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         measured_dates=sorted({f"{real.date:%Y-%m-%d}" for real in measured if real.date is not None}),
+        measured_by=list(dict.fromkeys(real.record["command"] for real in measured if real.record.get("command"))),
         hardware=list(dict.fromkeys(real.hardware for real in measured if real.hardware)),
         profiles=[
             {"name": name, "sha256": sha256}

@@ -48,13 +48,13 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 def as_text(comparison: Mapping[str, Any]) -> str:
     """The comparison as it is printed, `PIPE_WIDTH` characters wide."""
+    text = io.StringIO()
     console = Console(
-        width=PIPE_WIDTH, highlight=False, markup=False, emoji=False, file=io.StringIO(), color_system=None
+        width=PIPE_WIDTH, file=text, color_system=None, highlight=False, markup=False, emoji=False, force_jupyter=False
     )
     for part in as_tables(comparison):
         console.print(part)
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 
 def as_tables(comparison: Mapping[str, Any]) -> list[RenderableType]:
@@ -121,6 +121,8 @@ def _order(found: Mapping[str, Any]) -> str:
 def _provenance(comparison: Mapping[str, Any]) -> list[str]:
     commits = comparison["commits"]
     lines = [f"{name}: {commits[name] or 'not committed'}" for name in commits]
+    lines.append(f"compared: {comparison['date']}; measured: {', '.join(comparison['measured_dates'])}")
+    lines += [f"measured by: {command}" for command in comparison["measured_by"]]
     lines += [f"profile {one['name']}: sha256 {one['sha256'][:16]}" for one in comparison["profiles"]]
     lines += [f"hardware: {hardware}" for hardware in comparison["hardware"]]
     return [*lines, *(f"warning: {warning}" for warning in comparison["warnings"])]

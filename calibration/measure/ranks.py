@@ -34,8 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser, *, out: str) -> None:
 @contextlib.contextmanager
 def ranks(arguments: argparse.Namespace, again: Sequence[str]) -> Iterator[int]:
     """How many ranks there are, of which this process is one: torchrun's, or else ``--gpus`` of them, for which the
-    command line ``again`` is started for all but the first."""
-    signal.signal(signal.SIGTERM, _stop)
+    command line ``again`` is started for all but the first. A termination signal ends all of them."""
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        yield from _ranks(arguments, again)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _ranks(arguments: argparse.Namespace, again: Sequence[str]) -> Iterator[int]:
     if "RANK" in os.environ:
         world = int(os.environ["WORLD_SIZE"])
         if arguments.gpus not in (None, world):
