@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simulator.api import Result
@@ -20,6 +20,21 @@ PROFILE = load_profile("a100-sxm-80gb")
 CLUSTER = {key: value for key, value in cluster_data("dgx_a100")[0].items() if key != "nodes"} | {"name": "inline"}
 
 
+@dataclass(frozen=True)
+class ByPurpose:
+    """Communication of a purpose slows every kernel alike; the slowest counts; where ``queues``, it waits for SMs."""
+
+    speeds: Mapping[str, float]
+    queues: bool = False
+
+    def load(self, purposes: Sequence[str]) -> float | None:
+        slowest = min((self.speeds.get(purpose, 1.0) for purpose in purposes), default=1.0)
+        return slowest if slowest < 1 else None
+
+    def speed(self, kernel: object, load: Hashable) -> float:
+        return load if isinstance(load, float) else 1.0
+
+
 def load(description: Mapping[str, Any]) -> Workload:
     """The workload, on `CLUSTER` unless it has one inline. Raises `InputError`."""
     own = "node" in description.get("cluster", {})
@@ -33,7 +48,7 @@ def play(
     cluster = build_cluster(workload.cluster)
     costs = Costs.from_profile(PROFILE, workload.training.implementation)
     if speeds is not None:
-        costs = replace(costs, speeds=speeds)
+        costs = replace(costs, beside=ByPurpose(speeds) if speeds else None)
     program = build_program(workload)
     return Result(
         workload, PROFILE, cluster, costs, program, simulate(program, cluster, costs, fold=fold, coalesce=coalesce)

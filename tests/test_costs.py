@@ -3,7 +3,6 @@
 import math
 import re
 import statistics
-from dataclasses import replace
 
 import pytest
 import yaml
@@ -16,7 +15,7 @@ from simulator.config.profile import Profile, load_profile
 from simulator.costs import Costs
 from simulator.costs.matmul import MatmulCost, Products
 from simulator.errors import InputError
-from simulator.program import Attention, Fixed, Matmul, Memory
+from simulator.program import Attention, Compute, Fixed, Matmul, Memory
 
 PROFILES = catalog.names("profile")
 SIZES = st.integers(1, 20_000)
@@ -164,22 +163,25 @@ def test_lasting_products_reproduce_the_published_speeds():
 def test_ideal_costs_are_what_kernels_say_on_perfect_links():
     costs = Costs.ideal()
     assert costs.kernel_s(Fixed(3.0), "any") == 3.0
-    assert costs.launch_s == 0
+    assert costs.launch_s(Compute("x", Fixed(1.0), "F")) == 0
     assert costs.link_efficiency("nvlink") == 1
-    assert costs.compute_speed(["dp", "tp"]) == 1
-    assert not costs.interferes
+    assert costs.beside is None
     assert costs.origin(Fixed(1.0)).kind == "exact"
     with pytest.raises(TypeError, match="Matmul"):
         costs.kernel_s(Matmul(1, 1, 1), "any")
 
 
-def test_the_slowest_communication_in_flight_sets_the_speed_of_computation():
-    costs = replace(COSTS["h100-sxm-80gb"], speeds={"tp": 0.8, "dp": 0.9})
-    assert costs.compute_speed([]) == 1
-    assert costs.compute_speed(["tp", "dp"]) == 0.8
-    assert costs.compute_speed(["pp", "dp"]) == 0.9
-    assert costs.interferes
-    assert not COSTS["a100-sxm-80gb"].interferes
+def test_communication_takes_sms_from_products_and_attention_and_bandwidth_from_the_rest():
+    beside = COSTS["h100-sxm-80gb"].beside
+    assert beside is not None
+    assert beside.load([]) is beside.load(["offload"]) is None
+    load = beside.load(["offload", "dp"])
+    assert load == beside.load(["tp", "pp"])
+    for kernel in (Matmul(8192, 8192, 8192), Attention(2, 32, 32, 4096, 4096, 128), Memory("norm", 1e8, 1e8)):
+        assert 0.5 < beside.speed(kernel, load) < 0.9
+        assert beside.speed(kernel, None) == 1
+    assert beside.speed(Fixed(1.0), load) == 1
+    assert COSTS["a100-sxm-80gb"].beside is None
 
 
 def test_costs_of_one_gpu_are_refused_on_another():
@@ -253,8 +255,9 @@ def changed(data: dict, key: str, value: object) -> dict:
         ("kernels.memory.eager.copy.source", "hearsay", "not one of the file's sources"),
         ("transports.nvlink.source", "hearsay", "not one of the file's sources"),
         ("kernels.memory.eager.copy.kind", "guessed", "known values"),
-        ("host.launch_s.eager", {"value": True, "kind": "assumed", "source": "datasheet"}, "must be a number"),
-        ("interference.compute_speed", {}, "lacks tp, pp, dp"),
+        ("host.launch_s.eager.optimizer_s", True, "must be a number"),
+        ("host.launch_s", {}, "lacks eager, fused, compiled"),
+        ("interference.memory_speed", {}, "lacks norm, other"),
         ("schema_version", 2, "known values"),
         ("date", "today", "pattern"),
     ],

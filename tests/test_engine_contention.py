@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, product
@@ -9,13 +10,16 @@ from itertools import accumulate, product
 import numpy as np
 import pytest
 
+from calibration.fit.interference import race
 from simulator.costs import Costs
+from simulator.costs.launch import ISSUED
 from simulator.engine import simulate
 from simulator.engine.invariants import check
 from simulator.program import Program
 from simulator.program.text import from_text
 from simulator.timeline import Timeline
 from tests.clusters import HOP_s, NIC_Bps, nic_cluster
+from tests.quick import ByPurpose
 
 IDEAL = Costs.ideal()
 SHORTCUTS = list(product((True, False), repeat=2))
@@ -189,7 +193,7 @@ def beside(nodes: int, kernels: Sequence[float], nbytes: float) -> Program:
 
 
 def slowed(**speeds: float) -> Costs:
-    return replace(IDEAL, speeds=speeds)
+    return replace(IDEAL, beside=ByPurpose(speeds))
 
 
 @pytest.mark.parametrize(("fold", "coalesce"), SHORTCUTS)
@@ -253,7 +257,7 @@ def test_waiting_for_the_host_is_not_slowed(coalesce: bool) -> None:
     """A launch takes 0.3 s, a kernel 0.1 s, 0.2 s beside the all-reduce: kernel i of the row (after the first block's
     one) is launched at 0.3 (i + 2), and starts then if the GPU is free, whether it is slowed or not. The first block
     runs from 0.3 to 0.8, so that the all-reduce is in flight from 0.8 for 2 l + 1 s."""
-    costs = replace(slowed(dp=0.5), launch_s=0.3)
+    costs = replace(slowed(dp=0.5), launch=dict.fromkeys(ISSUED, 0.3))
     timeline = play(beside(2, (0.1,) * 8, 1e9), costs, coalesce=coalesce)
     rows = timeline.frame()
     mine = rows[(rows["rank"] == 0) & rows["name"].str.startswith("k")]
@@ -309,3 +313,46 @@ def test_an_in_line_collective_that_meets_another_on_its_links_is_delayed(fold: 
     times = {"k0": (0, 1), "sum": (1, end), "k1": (end, end + 2), "grads": (0, 5 + 2 * HOP_s)}
     for name, (start, end) in times.items():
         assert (mine["start_s"][name], mine["end_s"][name]) == pytest.approx((start, end), rel=1e-9)
+
+
+# Communication that waits for SMs.
+
+QUEUE = """
+program name=queue
+block 0 name=first
+  compute before F fixed seconds=0.5
+block 1 name=layers
+{kernels}
+role all ranks=0-1
+  lane compute
+    step first block=0 phase=F
+    step layers block=1 phase=F
+  lane dp
+{steps}
+group dp 0,1
+"""
+
+
+@pytest.mark.parametrize(("fold", "coalesce"), SHORTCUTS)
+@pytest.mark.parametrize("speed", [0.5, 0.8, 1.0])
+@pytest.mark.parametrize(("kernel_s", "nbytes"), [(1.0, 1e8), (1.0, 1.7e9), (0.1, 1e9), (0.35, 0.3e9)])
+def test_reductions_in_a_row_beside_kernels_in_a_row_begin_when_one_ends(
+    kernel_s: float, nbytes: float, speed: float, fold: bool, coalesce: bool
+) -> None:
+    """As `calibration.fit.interference.race` derives in closed form: a reduction is posted when the one before has
+    ended, begins when the kernel under way ends, and slows kernels while it is in flight."""
+    kernels, all_reduce_s = 12, 2 * HOP_s + nbytes / NIC_Bps
+    reductions = math.ceil(kernels * kernel_s / speed / all_reduce_s) + 1
+    text = QUEUE.format(
+        kernels="\n".join(f"  compute k{i} F fixed seconds={kernel_s}" for i in range(kernels)),
+        steps="\n".join(
+            f"    step r{i}{' after=first' if not i else ''}\n"
+            f"      comm grads all_reduce nbytes={nbytes} axis=dp purpose=dp algorithm=ring"
+            for i in range(reductions)
+        ),
+    )
+    costs = replace(IDEAL, beside=ByPurpose({"dp": speed if speed < 1 else 0.999999}, queues=True))
+    timeline = play(from_text(text), costs, fold=fold, coalesce=coalesce)
+    check(from_text(text), timeline)
+    slow_down = race(kernel_s, all_reduce_s, min(speed, 0.999999), kernels)
+    assert ends(timeline)["layers"] == pytest.approx(0.5 + slow_down * kernels * kernel_s, rel=1e-9)

@@ -12,6 +12,7 @@ from simulator import model
 from simulator.api import Result
 from simulator.config import Workload, load_workload
 from simulator.costs import Costs
+from simulator.costs.launch import ISSUED
 from simulator.engine import simulate
 from simulator.engine.invariants import check
 from simulator.errors import DeadlockError
@@ -23,6 +24,7 @@ from simulator.timeline import Timeline
 from tests import quick
 from tests.clusters import HOP_s, NIC_Bps, nic_cluster
 from tests.jobs import job
+from tests.quick import ByPurpose
 from tests.test_engine_exact import compare
 
 # The engine's part
@@ -135,7 +137,7 @@ group cp 0,1
 @pytest.mark.parametrize("share", [0.5, 0.8])
 def test_what_travels_slows_the_kernels_beside_it(share: float) -> None:
     """Kernels of 3 s beside 2 s of exchange at half speed: 2 s do 1 s of work, so that 2 s are left: 4 s."""
-    costs = replace(Costs.ideal(), speeds={"cp": share})
+    costs = replace(Costs.ideal(), beside=ByPurpose({"cp": share}))
     timeline = play(program(2, 2.0, (3.0,)), 2, costs)
     moved = 2.0 + HOP_s
     assert timeline.step_time_s == pytest.approx(2 * (0.75 + moved + 3.0 - share * moved), rel=1e-9)
@@ -144,7 +146,7 @@ def test_what_travels_slows_the_kernels_beside_it(share: float) -> None:
 @pytest.mark.parametrize("launch_s", [0.1, 0.4, 2.0])
 def test_the_host_launches_what_is_beside_too(launch_s: float) -> None:
     """Six launches a pass. The same with and without coalescing, which works it out ahead of the clock."""
-    costs = replace(Costs.ideal(), launch_s=launch_s)
+    costs = replace(Costs.ideal(), launch=dict.fromkeys(ISSUED, launch_s))
     text = program(2, 1.0, (0.5, 0.25, 0.5))
     short = play(text, 2, costs)
     plain = play(text, 2, costs, fold=False, coalesce=False)

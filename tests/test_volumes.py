@@ -127,7 +127,10 @@ def alpha_beta(result: Result, algorithm: str, n: int, op: str, size: float) -> 
     for protocol in transport.protocols.values():
         alpha = protocol.base_latency_s + steps * (link.latency_s + protocol.hop_latency_s)
         line = steps / n / (link.bandwidth_Bps * transport.efficiency * protocol.bandwidth_fraction)
-        filling = 1 + math.sqrt(protocol.half_bytes * n / size) if size else 1.0
+        flow = steps / n * size  # what every link of the ring carries
+        if protocol.most_bytes is not None and flow > protocol.most_bytes:
+            continue
+        filling = 1 + math.sqrt(protocol.half_bytes / flow) if size else 1.0
         times.append(alpha + size * (line * filling + 1 / n / transport.copy_Bps))
     return min(times)
 

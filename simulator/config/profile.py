@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import BaseModel, Field, model_validator
 
 from simulator.config import catalog
-from simulator.config.cited import Amount, Cited, Figure, Fraction, NotNegative, Positive, Share
+from simulator.config.cited import Amount, Cited, Figure, Fraction, NotNegative, Positive
 from simulator.config.files import AsTuple, Section, Whole, as_mapping, parse_yaml, read_text, validated
 from simulator.config.transport import Transport
 from simulator.errors import InputError
@@ -52,7 +52,8 @@ MemoryClass = Literal[
     "zero",
 ]
 Implementation = Literal["eager", "fused", "compiled"]
-Purpose = Literal["tp", "pp", "dp"]
+#: What the host issues, as far as it takes differently long; other: elementwise, copies, reductions.
+LaunchClass = Literal["matmul", "attention", "norm", "other"]
 
 Range = Annotated[tuple[Whole, Whole], AsTuple]
 
@@ -208,11 +209,29 @@ class Kernels(Section):
     memory: MemoryModel
 
 
+class LaunchCosts(Cited):
+    """Seconds that the host takes to issue one op, autograd's and the modules' part of it included."""
+
+    forward_s: dict[LaunchClass, Positive]
+    backward_s: dict[LaunchClass, Positive]
+    """per kernel: a linear layer launches two products"""
+    optimizer_s: Positive
+    """a step of a fused optimizer"""
+    collective_s: Positive
+    p2p_s: Positive
+    """a send or a receive"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        for key, given in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):
+            _need_all(f"host.launch_s.{key}", given, get_args(LaunchClass))
+        return self
+
+
 class Host(Section):
     """The CPU that feeds the GPU."""
 
-    launch_s: dict[Implementation, Figure]
-    """seconds to launch one op, by implementation"""
+    launch_s: dict[Implementation, LaunchCosts]
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -220,15 +239,19 @@ class Host(Section):
         return self
 
 
-class Interference(Section):
-    """What communication takes from computation on its GPU."""
+class Interference(Cited):
+    """What NCCL's communication takes from kernels on its GPU while it is in flight."""
 
-    compute_speed: dict[Purpose, Share]
-    """speed of compute kernels while communication of a purpose is in flight; 1: undisturbed"""
+    sms: Annotated[Whole, Field(ge=0)]
+    """streaming multiprocessors that it holds; 0: none"""
+    matmul_sms: Annotated[Whole, Field(ge=0)]
+    """those that matrix products lose: their thread blocks run in clusters of two, which need two free neighbours"""
+    memory_speed: dict[Literal["norm", "other"], Fraction]
+    """speed of kernels that memory bounds; norms are bound by arithmetic too"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        _need_all("interference.compute_speed", self.compute_speed, get_args(Purpose))
+        _need_all("interference.memory_speed", self.memory_speed, ("norm", "other"))
         return self
 
 

@@ -25,7 +25,9 @@ class Protocol(Section):
     bandwidth_fraction: Fraction
     """of what simple reaches"""
     half_bytes: NotNegative = 0.0
-    """h of the filling of the pipeline: a part of x bytes takes 1 + sqrt(h / x) times its time at full bandwidth"""
+    """h of the filling of the pipeline: a flow of x bytes takes 1 + sqrt(h / x) times its time at full bandwidth"""
+    most_bytes: Positive | None = None
+    """NCCL's tuner leaves the protocol where a link would carry more, be it faster or not"""
 
 
 class Transport(Cited):
@@ -34,15 +36,25 @@ class Transport(Cited):
     efficiency: Fraction
     """share of the line rate that very large transfers reach"""
     copy_Bps: Positive
-    """bytes/s at which a rank handles its own part of the message, which crosses no link"""
-    p2p_latency_s: NotNegative
-    """what sends and receives, all-to-all included, take longer to start than a ring"""
+    """bytes/s at which a rank of a ring or a tree handles its own part of the message, which crosses no link"""
+    p2p_copy_Bps: Positive
+    """the same of an all-to-all"""
     peer_latency_s: NotNegative
     """per peer of an all-to-all"""
     protocols: dict[ProtocolName, Protocol]
+    """of rings and trees"""
+    p2p: dict[ProtocolName, Protocol]
+    """of sends and receives, all-to-all included: a kernel of its own, that sums nothing up"""
+
+    def ways(self, peers: int) -> dict[ProtocolName, Protocol]:
+        """The protocols of what has so many ``peers`` to send to; 0: a ring or a tree."""
+        return self.p2p if peers else self.protocols
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if "simple" not in self.protocols:
-            raise InputError("lacks simple", key="protocols", found=", ".join(self.protocols))
+        for key, protocols in (("protocols", self.protocols), ("p2p", self.p2p)):
+            if "simple" not in protocols:
+                raise InputError("lacks simple", key=key, found=", ".join(protocols))
+            if protocols["simple"].most_bytes is not None:
+                raise InputError("simple carries any size", key=f"{key}.simple.most_bytes", fix="remove the key")
         return self

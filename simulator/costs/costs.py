@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, get_args
 
-from simulator.config.profile import Implementation, Profile
+from simulator.config.profile import GpuSpec, Implementation, Profile
 from simulator.config.transport import Protocol as TransportProtocol
-from simulator.config.transport import Transport, TransportKind
+from simulator.config.transport import ProtocolName, Transport, TransportKind
+from simulator.costs import launch
 from simulator.costs.attention import AttentionCost
 from simulator.costs.fixed import FixedCost
 from simulator.costs.hosts import HOST_TRANSPORTS
+from simulator.costs.interference import Beside, SharedSms, without
 from simulator.costs.matmul import MatmulCost
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import Origin
 from simulator.errors import InputError
-from simulator.program import Attention, Fixed, GroupedMatmul, Kernel, Matmul, Memory
+from simulator.program import Attention, Comm, Compute, Fixed, GroupedMatmul, Kernel, Matmul, Memory
 
 
 class KernelCost(Protocol):
@@ -27,13 +29,17 @@ class KernelCost(Protocol):
     def origin(self, kernel: Any) -> Origin: ...
 
 
+_AT_ONCE: dict[ProtocolName, TransportProtocol] = {
+    "simple": TransportProtocol(base_latency_s=0.0, hop_latency_s=0.0, bandwidth_fraction=1.0)
+}
 #: A transport that adds nothing to what the links themselves do.
 _IDEAL_TRANSPORT = Transport(
     efficiency=1.0,
     copy_Bps=1e30,
-    p2p_latency_s=0.0,
+    p2p_copy_Bps=1e30,
     peer_latency_s=0.0,
-    protocols={"simple": TransportProtocol(base_latency_s=0.0, hop_latency_s=0.0, bandwidth_fraction=1.0)},
+    protocols=_AT_ONCE,
+    p2p=_AT_ONCE,
     kind="assumed",
     source="ideal",
 )
@@ -44,16 +50,17 @@ class Costs:
     """Everything the clock asks of a calibration. Complete when built; build with `from_profile` or `ideal`.
 
     ``gpu``: the type of GPU that the kernel prices hold for; empty: any. ``kernels``: type of kernel -> its price.
-    ``launch_s``: host seconds per launched op. ``transports``: kind of link -> how it carries bytes.
-    ``speeds``: purpose of communication (tp, pp, dp) -> speed of computation beside it, 1 where not listed.
+    ``launch``: what the host issues (`simulator.costs.launch.issued`) -> seconds, 0 where not listed.
+    ``transports``: kind of link -> how it carries bytes.
+    ``beside``: what communication takes from kernels; None: nothing.
     ``sources``: key -> citation.
     """
 
     gpu: str
     kernels: Mapping[type, KernelCost]
-    launch_s: float
+    launch: Mapping[str, float]
     transports: Mapping[str, Transport]
-    speeds: Mapping[str, float]
+    beside: Beside | None
     sources: Mapping[str, str]
     _seconds: dict[Kernel, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -61,19 +68,17 @@ class Costs:
     def from_profile(cls, profile: Profile, implementation: Implementation = "fused") -> Costs:
         """The costs of a calibrated GPU whose ops are launched by ``implementation``."""
         spec, models = profile.gpu_spec, profile.kernels
-        matmul = MatmulCost(spec, models.matmul)
+        kernels: dict[type, KernelCost] = {
+            **_on_sms(profile),
+            Memory: MemoryCost.of(spec, models.memory, implementation),
+            Fixed: FixedCost(),
+        }
         return cls(
             gpu=profile.gpu,
-            kernels={
-                Matmul: matmul,
-                GroupedMatmul: matmul,
-                Attention: AttentionCost(spec, models.attention),
-                Memory: MemoryCost.of(spec, models.memory, implementation),
-                Fixed: FixedCost(),
-            },
-            launch_s=profile.host.launch_s[implementation].value,
+            kernels=kernels,
+            launch=launch.launch_seconds(profile.host.launch_s[implementation]),
             transports={**HOST_TRANSPORTS, **profile.transports},
-            speeds={purpose: share.value for purpose, share in profile.interference.compute_speed.items()},
+            beside=beside(profile),
             sources=dict(profile.sources),
         )
 
@@ -83,9 +88,9 @@ class Costs:
         return cls(
             gpu="",
             kernels={Fixed: FixedCost()},
-            launch_s=0.0,
+            launch={},
             transports=dict.fromkeys(get_args(TransportKind), _IDEAL_TRANSPORT),
-            speeds={},
+            beside=None,
             sources={},
         )
 
@@ -103,6 +108,10 @@ class Costs:
             seconds = self._seconds[kernel] = self._price(kernel).seconds(kernel)
         return seconds
 
+    def launch_s(self, op: Compute | Comm) -> float:
+        """Seconds that the host takes to issue an op."""
+        return launch.seconds(self.launch, op)
+
     def transport(self, kind: str) -> Transport:
         """How links of a kind carry bytes. Raises `InputError` for a kind that the profile lacks."""
         try:
@@ -118,15 +127,6 @@ class Costs:
     def link_efficiency(self, kind: str) -> float:
         """Share of a link's line rate that large transfers reach."""
         return self.transport(kind).efficiency
-
-    @property
-    def interferes(self) -> bool:
-        """Whether any communication slows computation."""
-        return any(speed < 1 for speed in self.speeds.values())
-
-    def compute_speed(self, purposes: Iterable[str]) -> float:
-        """Speed of computation while communication of these purposes is in flight on its GPU; the slowest counts."""
-        return min((self.speeds.get(purpose, 1.0) for purpose in purposes), default=1.0)
 
     def origin(self, kernel: Kernel) -> Origin:
         """Where the kernel's price comes from, and whether its shape lies outside what was fitted."""
@@ -148,3 +148,18 @@ class Costs:
                 f"{self.gpu} has no matrix units for it", key="training.precision", found=dtype, allowed=known
             )
         return price
+
+
+def beside(profile: Profile) -> SharedSms | None:
+    """What communication takes from kernels on a calibrated GPU; None: nothing."""
+    spec, model = profile.gpu_spec, profile.interference
+    if not model.sms:
+        return None
+    return SharedSms(model, _on_sms(profile), _on_sms(profile, model.matmul_sms, without(spec, model.sms)))
+
+
+def _on_sms(profile: Profile, taken: int = 0, left: GpuSpec | None = None) -> dict[type, KernelCost]:
+    """The prices of kernels that SMs bound: of products where so many are taken, of attention on what is left."""
+    matmul = MatmulCost(profile.gpu_spec, profile.kernels.matmul, taken)
+    attention = AttentionCost(left or profile.gpu_spec, profile.kernels.attention)
+    return {Matmul: matmul, GroupedMatmul: matmul, Attention: attention}

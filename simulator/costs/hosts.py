@@ -19,9 +19,10 @@ HOST_TRANSPORTS: dict[str, Transport] = {
     "memory": Transport(
         efficiency=0.456,
         copy_Bps=1e30,
-        p2p_latency_s=0.0,
+        p2p_copy_Bps=1e30,
         peer_latency_s=0.0,
         protocols=_AT_ONCE,
+        p2p=_AT_ONCE,
         kind="published",
         source="arXiv 2101.06840, table 4",
     ),
@@ -29,9 +30,10 @@ HOST_TRANSPORTS: dict[str, Transport] = {
     "nvme": Transport(
         efficiency=1.0,
         copy_Bps=1e30,
-        p2p_latency_s=0.0,
+        p2p_copy_Bps=1e30,
         peer_latency_s=0.0,
         protocols=_AT_ONCE,
+        p2p=_AT_ONCE,
         kind="assumed",
         source="data sheets of drives",
     ),

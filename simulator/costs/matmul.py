@@ -65,10 +65,14 @@ class Products:
 
 @dataclass(frozen=True)
 class MatmulCost:
-    """Prices matrix products on one kind of GPU."""
+    """Prices matrix products on one kind of GPU.
+
+    ``taken``: SMs that something else holds. The library does not know, and cuts products as for all of them.
+    """
 
     spec: GpuSpec
     model: MatmulModel
+    taken: int = 0
 
     @cached_property
     def _tiles(self) -> tuple[Floats, Floats, Floats, Floats, NDArray[np.bool_]]:
@@ -140,17 +144,22 @@ class MatmulCost:
         moved_s = products.written / model.store_Bps_per_sm + products.read / model.load_Bps_per_sm
         per_wave_s = model.wave_start_s + rows * columns * moved_s[:, None]
         split = SPLITS if not products.grouped.all() else SPLITS[:1]
-        waves = np.ceil(tiles[:, :, None] * split / sms)
-        tile_s = waves * ((per_k_s * k)[:, :, None] / split + per_wave_s[:, :, None])
+        wave_s = (per_k_s * k)[:, :, None] / split + per_wave_s[:, :, None]
         memory_s = products.nbytes / (model.memory_fraction * self.spec.memory_bandwidth_Bps.value)
-        seconds = _both(tile_s, memory_s[:, None, None], model.overlap_exponent)
         # One fp32 slice, written and read.
         partial_s = 8.0 * (products.m * products.n * products.count).sum(axis=1) / model.split_sum_Bps
-        seconds = seconds + np.where(split > 1, model.split_start_s + split * partial_s[:, None, None], 0.0)
+        summed_s = np.where(split > 1, model.split_start_s + split * partial_s[:, None, None], 0.0)
+
+        def on(free: int) -> Floats:
+            tile_s = np.ceil(tiles[:, :, None] * split / free) * wave_s
+            return _both(tile_s, memory_s[:, None, None], model.overlap_exponent) + summed_s
+
+        seconds = on(sms)
         uncut = products.grouped[:, None] | (tiles >= 4 * sms)
         barred = (split > 1) & (uncut[:, :, None] | (k[:, :, None] < split * model.min_k_per_split))
         barred |= (products.grouped[:, None] & single)[:, :, None]
         choice = np.where(barred, np.inf, seconds * factor[:, None]).reshape(len(rate), -1).argmin(axis=1)
+        seconds = on(sms - self.taken) if self.taken else seconds
         chosen: Floats = seconds.reshape(len(rate), -1)[np.arange(len(rate)), choice]
         start_s = model.start_s + np.where(products.grouped, model.grouped.start_s, 0.0)
         return start_s + np.where(products.count.any(axis=1), chosen, 0.0)

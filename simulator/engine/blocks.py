@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.costs import Costs
-from simulator.program import Beside, Block, Comm, Compute
+from simulator.program import Beside, Block, Comm, Compute, Kernel
 from simulator.program.ops import COMPUTE_LANE
 from simulator.timeline import CATEGORIES, Template
 
@@ -20,13 +21,14 @@ _CATEGORY_OF_PHASE = {"R": _CATEGORY["recompute"], "O": _CATEGORY["optimizer"]}
 class Run:
     """Ops that run through in one go.
 
-    ``template`` indexes the simulation's templates, ``seconds`` is the length at full speed. ``tail_s`` is the longest
+    ``template`` indexes the simulation's templates, ``seconds`` is the length at full speed, ``launch_s`` what the host
+    takes to issue all of it. ``tail_s`` is the longest
     (launch of an op, then the work from it to the end), counted from when the host starts to launch.
     """
 
     template: int
     seconds: float
-    n_ops: int
+    launch_s: float
     tail_s: float
 
 
@@ -67,6 +69,8 @@ class TemplateStore:
         self.templates: list[Template] = []
         self._costs = costs
         self._comm_templates: dict[tuple[str, str, str, float], int] = {}
+        self._kernels: list[tuple[Kernel | None, ...]] = []
+        self._speeds: dict[tuple[int, Hashable], NDArray[np.float64]] = {}
         self._pieces: dict[tuple[object, ...], tuple[Piece, ...]] = {}
 
     def comm_row(self, comm: Comm, wire_bytes: float) -> int:
@@ -75,6 +79,15 @@ class TemplateStore:
         if key not in self._comm_templates:
             self._comm_templates[key] = self._add([_Row.of_comm(comm, 0.0, wire_bytes)])
         return self._comm_templates[key]
+
+    def speeds(self, template: int, load: Hashable) -> NDArray[np.float64]:
+        """Speed of each op of a template beside communication of this load; that of communication is 1."""
+        found = self._speeds.get((template, load))
+        if found is None:
+            beside, kernels = self._costs.beside, self._kernels[template]
+            found = np.array([beside.speed(x, load) if beside and x is not None else 1.0 for x in kernels])
+            self._speeds[template, load] = found
+        return found
 
     def pieces(
         self, block: Block, gpu: str, speed: float, lengths: dict[CommOp, CommTime], coalesce: bool
@@ -102,9 +115,10 @@ class TemplateStore:
                 rows.append(self._kernel_row(op, gpu, speed))
             elif isinstance(op, Beside):
                 seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
+                launch_s = self._costs.launch_s(op.comm)
                 kernels = [self._kernel_row(kernel, gpu, speed) for kernel in op.kernels]
                 if seconds is not None:
-                    rows += [_Row.of_comm(op.comm, seconds, wire_bytes, len(kernels)), *kernels]
+                    rows += [_Row.of_comm(op.comm, seconds, wire_bytes, launch_s, len(kernels)), *kernels]
                     continue
                 yield from self._run(rows)
                 rows = []
@@ -119,24 +133,26 @@ class TemplateStore:
                     rows = []
                     yield Meet(self.comm_row(op, wire_bytes), op)
                     continue
-                rows.append(_Row.of_comm(op, seconds, wire_bytes))
+                rows.append(_Row.of_comm(op, seconds, wire_bytes, self._costs.launch_s(op)))
             if not coalesce:
                 yield from self._run(rows)
                 rows = []
         yield from self._run(rows)
 
     def _kernel_row(self, op: Compute, gpu: str, speed: float) -> _Row:
-        return _Row.of_kernel(op, self._costs.kernel_s(op.kernel, gpu) / speed)
+        return _Row.of_kernel(op, self._costs.kernel_s(op.kernel, gpu) / speed, self._costs.launch_s(op))
 
     def _run(self, rows: list[_Row]) -> Iterable[Run]:
         if not rows:
             return
         index = self._add(rows)
         template = self.templates[index]
-        yield Run(index, template.length_s, len(rows), float((template.launch_s + template.rest_s).max()))
+        yield Run(
+            index, template.length_s, float(template.launch_s[-1]), float((template.launch_s + template.rest_s).max())
+        )
 
     def _add(self, rows: list[_Row]) -> int:
-        launch = self._costs.launch_s
+        self._kernels.append(tuple(row.kernel for row in rows))
         self.templates.append(
             Template(
                 names=tuple(row.name for row in rows),
@@ -145,7 +161,7 @@ class TemplateStore:
                 lanes=tuple(row.lane for row in rows),
                 category=np.array([row.category for row in rows], dtype=np.int64),
                 work_s=np.array([row.seconds for row in rows]),
-                launch_s=np.arange(1, len(rows) + 1, dtype=np.float64) * launch,
+                launch_s=np.cumsum([row.launch_s for row in rows]),
                 nbytes=np.array([row.nbytes for row in rows]),
                 flops=np.array([row.flops for row in rows]),
                 beside={op: row.beside for op, row in enumerate(rows) if row.beside},
@@ -164,17 +180,20 @@ class _Row:
     seconds: float
     nbytes: float
     flops: float
+    launch_s: float
     beside: int = 0
+    kernel: Kernel | None = None
 
     @classmethod
-    def of_kernel(cls, op: Compute, seconds: float) -> _Row:
+    def of_kernel(cls, op: Compute, seconds: float, launch_s: float) -> _Row:
         category = _CATEGORY_OF_PHASE.get(op.phase, _CATEGORY["compute"])
         kernel = op.kernel
-        return cls(op.name, kernel.kind, op.phase, COMPUTE_LANE, category, seconds, kernel.bytes, kernel.flops)
+        work = seconds, kernel.bytes, kernel.flops
+        return cls(op.name, kernel.kind, op.phase, COMPUTE_LANE, category, *work, launch_s, kernel=kernel)
 
     @classmethod
-    def of_comm(cls, comm: Comm, seconds: float, wire_bytes: float, beside: int = 0) -> _Row:
+    def of_comm(cls, comm: Comm, seconds: float, wire_bytes: float, launch_s: float = 0.0, beside: int = 0) -> _Row:
         sent = 0.0 if comm.op == "recv" else wire_bytes
         # What servers do between a push and a pull is a part of that exchange to the rank that waits for it.
         category = _CATEGORY["dp" if comm.op == "server_update" else comm.purpose]
-        return cls(comm.name, comm.op, "C", comm.lane, category, seconds, sent, 0.0, beside)
+        return cls(comm.name, comm.op, "C", comm.lane, category, seconds, sent, 0.0, launch_s, beside)

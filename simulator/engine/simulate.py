@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
 import simpy
+from numpy.typing import NDArray
 from simpy.core import EmptySchedule
 
 from simulator.cluster import Cluster
@@ -22,10 +23,12 @@ from simulator.engine.world import Transfer, World, build_world
 from simulator.errors import DeadlockError
 from simulator.network.flows import Network
 from simulator.program import Batch, Beside, Block, Comm, Compute, Program, ProgramError, Role, Step
-from simulator.program.ops import COMPUTE_LANE, POINT_TO_POINT, comm_of, comms_of
-from simulator.timeline import Timeline, play
+from simulator.program.ops import COMPUTE_LANE, HOST_LANES, POINT_TO_POINT, comm_of, comms_of
+from simulator.timeline import Floats, Timeline, play
 
 Wait = Generator[simpy.Event, None, None]
+#: What happens within it happens at once, be it added up in one order or another.
+INSTANT_s = 1e-12
 
 
 def simulate(program: Program, cluster: Cluster, costs: Costs, *, fold: bool = True, coalesce: bool = True) -> Timeline:
@@ -72,10 +75,31 @@ class _Rank:
         self.waiters: dict[str, simpy.Event] = {}
         self.host_s = 0.0
         self.in_flight: list[str] = []
-        self.pace = 1.0
-        self.disturbed: simpy.Event | None = None
+        self.load: Hashable = None
+        self.under_way: _UnderWay | None = None
+        self.queued: list[simpy.Event] = []
         self.next_step: dict[str, int] = {}
         self.waits_for: dict[str, str | Meeting] = {}
+
+
+@dataclass(eq=False)
+class _UnderWay:
+    """A run that is being played: when its ops start and end as far as is known, and which are kernels.
+    ``disturbed`` fires when that has to be worked out anew."""
+
+    starts: Floats
+    ends: Floats
+    kernels: NDArray[np.bool_]
+    disturbed: simpy.Event
+
+    def disturb(self) -> None:
+        if not self.disturbed.triggered:
+            self.disturbed.succeed()
+
+    def computes(self, now: float) -> bool:
+        """Whether a kernel that began before ``now`` ends after it."""
+        op = int(np.searchsorted(self.ends, now + INSTANT_s, side="right"))
+        return op < len(self.ends) and bool(self.kernels[op]) and bool(self.starts[op] < now - INSTANT_s)
 
 
 @dataclass(eq=False)
@@ -93,7 +117,7 @@ class _Simulation:
         self.costs = costs
         self.world = world
         self.coalesce = coalesce
-        self.interferes = costs.interferes
+        self.beside = costs.beside
         self.env = simpy.Environment()
         self.network = Network(self.env, world.capacity_Bps)
         self.store = TemplateStore(costs)
@@ -152,7 +176,7 @@ class _Simulation:
                 case Comm():
                     posted = self.env.now
                     if lane == COMPUTE_LANE:
-                        yield from self._launch(rank)
+                        yield from self._launch(rank, step.op)
                     yield from self._communicate(rank, lane, index, step, (step.op,), posted)
                 case Batch():
                     yield from self._communicate(rank, lane, index, step, step.op.comms, self.env.now)
@@ -170,6 +194,8 @@ class _Simulation:
     ) -> Wait:
         """Call ``comms``, which the lane came to at ``posted``, and wait for them."""
         called = Called(posted, self.env.now)
+        if self.beside is not None and self.beside.queues and any(comm.op not in HOST_LANES for comm in comms):
+            yield from self._find_room(rank)
         meetings = [self._arrive(rank, lane, comm) for comm in comms]
         for comm, meeting in zip(comms, meetings, strict=True):
             yield from self._await(rank, lane, index, step, comm, meeting, called, ends)
@@ -229,14 +255,21 @@ class _Simulation:
 
     def _reconsider_speed(self, rank: _Rank) -> None:
         """What is in flight on the rank has changed: wake its computation if that changes its speed."""
-        if not self.interferes:
+        if self.beside is None:
             return
-        speed = self.costs.compute_speed(rank.in_flight)
-        if speed != rank.pace:
-            rank.pace = speed
-            if rank.disturbed is not None:
-                rank.disturbed.succeed()
-                rank.disturbed = None
+        load = self.beside.load(rank.in_flight)
+        if load != rank.load:
+            rank.load = load
+            if rank.under_way is not None:
+                rank.under_way.disturb()
+
+    def _find_room(self, rank: _Rank) -> Wait:
+        """Wait until the kernel under way has ended: until then it holds the SMs that communication needs."""
+        if rank.under_way is not None and rank.under_way.computes(self.env.now):
+            room = self.env.event()
+            rank.queued.append(room)
+            rank.under_way.disturb()
+            yield room
 
     # Computation
 
@@ -249,7 +282,7 @@ class _Simulation:
                 yield from self._compute(rank, lane, index, step, piece, ends)
                 continue
             posted = self.env.now
-            yield from self._launch(rank)
+            yield from self._launch(rank, piece.comm)
             if isinstance(piece, Meet):
                 yield from self._communicate(rank, lane, index, step, (piece.comm,), posted, ends)
             else:
@@ -268,11 +301,11 @@ class _Simulation:
         yield from self._await(rank, lane, index, step, piece.comm, meeting, called, BESIDE)
 
     def _compute(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
-        return (self._run_disturbed if self.interferes else self._run)(rank, lane, index, step, run, ends)
+        return (self._run_disturbed if self.beside else self._run)(rank, lane, index, step, run, ends)
 
-    def _launch(self, rank: _Rank) -> Wait:
+    def _launch(self, rank: _Rank, comm: Comm) -> Wait:
         """Wait until the host has launched one op (of the compute lane: others have host threads of their own)."""
-        rank.host_s += self.costs.launch_s
+        rank.host_s += self.costs.launch_s(comm)
         if rank.host_s > self.env.now:
             yield self.env.timeout(rank.host_s - self.env.now)
 
@@ -295,7 +328,7 @@ class _Simulation:
             transfer = self.world.transfer(comm, rank.number, rank.positions[comm.axis])
             callers = set().union(*(lanes[axis] for axis in transfer.met_on))
             # What goes on beside kernels may slow them, which is played as it happens.
-            ahead = self.coalesce and not (self.interferes and isinstance(op, Beside))
+            ahead = self.coalesce and not (self.beside and isinstance(op, Beside))
             free = ahead and len(callers) == 1
             if free:
                 fixed.append((transfer, comm.purpose))
@@ -304,15 +337,15 @@ class _Simulation:
 
     def _run(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
         posted = self.env.now
-        host, rank.host_s = rank.host_s, rank.host_s + run.n_ops * self.costs.launch_s
-        start = max(posted, host + self.costs.launch_s)
+        template = self.store.templates[run.template]
+        host, rank.host_s = rank.host_s, rank.host_s + run.launch_s
+        start = max(posted, host + float(template.launch_s[0]))
         end = max(start + run.seconds, host + run.tail_s)
         yield self.env.timeout(end - posted)
         span = self.recorder.span(
             rank.number, lane, index, step, ends, run.template, Called(posted, start), start, self.env.now
         )
         if end > start + run.seconds * (1 + 1e-12):
-            template = self.store.templates[run.template]
             self.recorder.stretch(span, *template.play(host + template.launch_s, start))
 
     def _run_disturbed(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, outer: Ends) -> Wait:
@@ -320,24 +353,30 @@ class _Simulation:
         template = self.store.templates[run.template]
         begin = now = self.env.now
         launched = rank.host_s + template.launch_s
-        rank.host_s += run.n_ops * self.costs.launch_s
-        kernels = np.array([name == lane for name in template.lanes])
+        rank.host_s += run.launch_s
         left = template.work_s.copy()
         starts, ends = np.empty(len(left)), np.empty(len(left))
+        kernels = np.array([name == lane for name in template.lanes])
         first, resumed = 0, False
         while True:
-            pace = np.where(kernels[first:], rank.pace, 1.0)
+            pace = self.store.speeds(run.template, rank.load)[first:]
             began = starts[first]
             starts[first:], ends[first:] = play(left[first:] / pace, launched[first:], now)
             if resumed:
                 starts[first] = began
-            rank.disturbed = disturbed = self.env.event()
-            timer = self.env.timeout(ends[-1] - now)
-            yield timer | disturbed
+            rank.under_way = under_way = _UnderWay(starts, ends, kernels, self.env.event())
+            until = first if rank.queued else len(ends) - 1  # communication waits for the kernel under way
+            timer = self.env.timeout(ends[until] - now)
+            yield timer | under_way.disturbed
             now = self.env.now
-            if timer.processed or now >= ends[-1]:
-                rank.disturbed = None
-                break
+            if timer.processed or now >= ends[until]:
+                while rank.queued:
+                    rank.queued.pop().succeed()
+                if until == len(ends) - 1:
+                    rank.under_way = None
+                    break
+                first, resumed = until + 1, False
+                continue
             # Ops that have ended stay; the one under way keeps what is left of its work.
             current = first + int(np.searchsorted(ends[first:], now, side="right"))
             resumed = bool(starts[current] < now)

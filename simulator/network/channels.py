@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.cluster.cluster import Cluster
@@ -52,12 +51,6 @@ def channels(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
         )
         for nic in common
     )
-
-
-def streams(strung: Sequence[Channel]) -> int:
-    """Among how many NICs of a node a message is split. Inside a node NCCL splits it too, but the constants that were
-    fitted to whole nodes hold that already."""
-    return 1 if strung[0].nic is None else len(strung)
 
 
 def _mesh_rings(ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

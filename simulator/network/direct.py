@@ -49,7 +49,7 @@ def spread(traffic: Traffic, cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
     own = max(n * a * b for a, b in zip(send, receive, strict=True))
     by_node = _by_node(traffic.per_node, cluster, ranks, send, receive)
     hops = by_node if traffic.per_node else _pairs(ranks, send, receive)
-    return Moves(list(hops), part=1 / n, own=own, peers=n - 1)
+    return Moves(list(hops), own=own, peers=n - 1)
 
 
 def _pairs(ranks: Sequence[int], send: Sequence[float], receive: Sequence[float]) -> Iterator[Hop]:
@@ -104,11 +104,11 @@ def send_recv(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
     """Every rank but the last sends the message to the next one; of two ranks, the first sends to the second."""
     n = len(ranks) - 1
     hops = [Hop(a, b, None, 1.0, 1 / n) for a, b in pairwise(ranks)]
-    return Moves(hops, part=1.0, peers=1)
+    return Moves(hops, peers=1)
 
 
 def shift(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
     """Every rank sends the message to the next one of its ring, the last to the first, all at once."""
     n = len(ranks)
     hops = [Hop(a, b, None, 1.0, 1 / n) for a, b in zip(ranks, (*ranks[1:], ranks[0]), strict=True)]
-    return Moves(hops, part=1.0, peers=1)
+    return Moves(hops, peers=1)

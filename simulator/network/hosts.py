@@ -34,27 +34,27 @@ def ends(op: str, cluster: Cluster, rank: int, servers: tuple[int, ...]) -> tupl
 def copy(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
     """From the first end to the second."""
     a, b = ranks
-    return Moves([Hop(a, b, None, 1.0, 1.0)], part=1.0)
+    return Moves([Hop(a, b, None, 1.0, 1.0)])
 
 
 def push(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
     """From a worker to servers, to each its equal part, all at once."""
     worker, *servers = ranks
     share = 1 / len(servers)
-    return Moves([Hop(worker, server, None, share, share) for server in servers], part=share, peers=len(servers))
+    return Moves([Hop(worker, server, None, share, share) for server in servers], peers=len(servers))
 
 
 def pull(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
     """From servers to a worker."""
     worker, *servers = ranks
     share = 1 / len(servers)
-    return Moves([Hop(server, worker, None, share, share) for server in servers], part=share, peers=len(servers))
+    return Moves([Hop(server, worker, None, share, share) for server in servers], peers=len(servers))
 
 
 def server_update(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
     """Every server works on its equal part, in its own memory."""
     pairs = list(zip(ranks[::2], ranks[1::2], strict=True))
-    return Moves([Hop(memory, cpu, None, 1 / len(pairs), 1 / len(pairs)) for memory, cpu in pairs], part=1 / len(pairs))
+    return Moves([Hop(memory, cpu, None, 1 / len(pairs), 1 / len(pairs)) for memory, cpu in pairs])
 
 
 OPERATIONS = {

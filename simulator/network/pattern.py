@@ -47,13 +47,11 @@ class Hop(NamedTuple):
 class Moves:
     """What an algorithm does on a group of ranks.
 
-    ``part`` is the share of the message that moves as one pipelined stream, ``own`` the share that each rank handles
-    without a link. ``efficiency`` is the bandwidth reached, relative to a ring of the same load. ``peers`` > 0 marks
-    sends and receives, to so many peers each.
+    ``own`` is the share of the message that each rank handles without a link. ``efficiency`` is the bandwidth reached,
+    relative to a ring of the same load. ``peers`` > 0 marks sends and receives, to so many peers each.
     """
 
     hops: Iterable[Hop]
-    part: float
     own: float = 0.0
     efficiency: float = 1.0
     peers: int = 0
@@ -84,8 +82,8 @@ class Pattern:
     Phases have as reference flow the one on the tightest link: ``loads`` are relative to it, and it carries
     ``flow_bytes`` per byte of message. ``line_s`` holds, per kind of link, the seconds per byte of message that its
     busiest link needs at line rate. ``kind`` is the transport that sets the pace, the last in `_KINDS` that is crossed.
-    ``hops``, ``link_latency_s`` (of all links) and ``sent`` are as in `Shape`; ``part``, ``own``, ``efficiency`` and
-    ``peers`` as in `Moves`.
+    ``hops``, ``link_latency_s`` (of all links) and ``sent`` are as in `Shape`; ``own``, ``efficiency`` and ``peers`` as
+    in `Moves`.
     """
 
     algorithm: str
@@ -96,7 +94,6 @@ class Pattern:
     hops: tuple[tuple[TransportKind, float], ...]
     link_latency_s: float
     sent: float
-    part: float
     own: float
     efficiency: float
     peers: int
@@ -113,7 +110,6 @@ class Pattern:
             self.line_s,
             self.hops,
             latency,
-            self.part,
             self.own,
             self.efficiency,
             self.peers,
@@ -189,7 +185,6 @@ def placed(algorithm: str, shape: Shape, cluster: Cluster, nodes: Sequence[int])
         hops=shape.hops,
         link_latency_s=link_latency_s,
         sent=shape.sent,
-        part=moves.part,
         own=moves.own,
         efficiency=moves.efficiency,
         peers=moves.peers,
@@ -200,10 +195,10 @@ def timed(pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float
     """The plan of a message of ``nbytes``, and its seconds on an idle network.
 
     For each protocol: latency = base + hops x (software per hop + their links), and bytes take
-    ``line * (1 + sqrt(half_bytes / (part * nbytes))) + own / copy`` seconds each, where line is that of the kind of
-    link that the protocol makes slowest. The square root is what a message cut into the best number of chunks loses
-    while the pipeline fills: n hops of k chunks of x bytes together last ``(n - 1 + k) (a + x / (k B))``, whose least
-    is ``x / B + 2 sqrt((n - 1) a x / B) + (n - 1) a``.
+    ``line * (1 + sqrt(half_bytes / flow)) + own / copy`` seconds each, where flow is what the busiest link carries, and
+    line is that of the kind of link that the protocol makes slowest. The square root is what a flow cut into the best
+    number of chunks loses while the pipeline fills: n hops of k chunks of x bytes together last
+    ``(n - 1 + k) (a + x / (k B))``, whose least is ``x / B + 2 sqrt((n - 1) a x / B) + (n - 1) a``.
     """
     return min(_by_protocol(pattern, nbytes, costs), key=lambda timed_plan: timed_plan[0])
 
@@ -211,15 +206,17 @@ def timed(pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float
 def _by_protocol(pattern: Pattern, nbytes: float, costs: TransportCosts) -> Iterator[tuple[float, Plan]]:
     pace = costs.transport(pattern.kind)
     lines = [
-        (seconds / costs.link_efficiency(kind), costs.transport(kind).protocols) for kind, seconds in pattern.line_s
+        (seconds / costs.link_efficiency(kind), costs.transport(kind).ways(pattern.peers))
+        for kind, seconds in pattern.line_s
     ]
-    software = [(count, costs.transport(kind).protocols) for kind, count in pattern.hops]
+    software = [(count, costs.transport(kind).ways(pattern.peers)) for kind, count in pattern.hops]
     start_s = pattern.link_latency_s
     if pattern.peers:
-        start_s += pace.p2p_latency_s + pattern.peers * pace.peer_latency_s
+        start_s += pattern.peers * pace.peer_latency_s
     flow = nbytes * pattern.flow_bytes
-    for name, protocol in pace.protocols.items():
-        if any(name not in protocols for _, protocols in lines):
+    for name, protocol in pace.ways(pattern.peers).items():
+        too_large = protocol.most_bytes is not None and flow > protocol.most_bytes
+        if too_large or any(name not in protocols for _, protocols in lines):
             continue
         latency_s = start_s + protocol.base_latency_s
         for count, protocols in software:
@@ -227,7 +224,7 @@ def _by_protocol(pattern: Pattern, nbytes: float, costs: TransportCosts) -> Iter
         per_byte_s = max([line_s / protocols[name].bandwidth_fraction for line_s, protocols in lines])
         per_byte_s /= pattern.efficiency
         if protocol.half_bytes and nbytes:
-            per_byte_s *= 1 + math.sqrt(protocol.half_bytes / (pattern.part * nbytes))
-        per_byte_s += pattern.own / pace.copy_Bps
+            per_byte_s *= 1 + math.sqrt(protocol.half_bytes / flow)
+        per_byte_s += pattern.own / (pace.p2p_copy_Bps if pattern.peers else pace.copy_Bps)
         phase = Phase(flow, pattern.loads, latency_s, pattern.flow_bytes / per_byte_s)
         yield latency_s + nbytes * per_byte_s, Plan(pattern.algorithm, (phase,), name, nbytes * pattern.sent)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from simulator.cluster.cluster import Cluster
-from simulator.network.channels import Channel, channels, streams
+from simulator.network.channels import Channel, channels
 from simulator.network.pattern import Hop, Moves
 
 
@@ -38,7 +38,7 @@ def broadcast(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
         start = next(i for i, (sender, _, _) in enumerate(ring) if sender == ranks[0])
         for hop in (ring[start:] + ring[:start])[:-1]:
             hops.append(Hop(*hop, 1 / len(strung), 1 / len(strung)))
-    return Moves(hops, part=1 / streams(strung))
+    return Moves(hops)
 
 
 def _around(cluster: Cluster, ranks: tuple[int, ...], steps: int) -> Moves:
@@ -48,7 +48,7 @@ def _around(cluster: Cluster, ranks: tuple[int, ...], steps: int) -> Moves:
     strung = channels(cluster, ranks)
     each = steps / n / len(strung)
     hops = [Hop(*hop, each, each) for channel in strung for hop in _ring(channel)]
-    return Moves(hops, part=1 / n / streams(strung), own=1 / n)
+    return Moves(hops, own=1 / n)
 
 
 def _ring(channel: Channel) -> Iterator[tuple[int, int, int | None]]:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from simulator.cluster.cluster import Cluster
-from simulator.network.channels import Channel, channels, streams
+from simulator.network.channels import Channel, channels
 from simulator.network.pattern import Hop, Moves
 
 #: Bandwidth of a tree relative to a ring of the same load (NCCL src/graph/tuning.cc, ncclTopoTuneModel).
@@ -26,7 +26,7 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
     """
     strung = channels(cluster, ranks)
     hops = [hop for channel in strung for hop in _hops(channel, 1 / len(strung))]
-    return Moves(hops, part=0.5 / streams(strung), own=1 / len(ranks), efficiency=EFFICIENCY)
+    return Moves(hops, own=1 / len(ranks), efficiency=EFFICIENCY)
 
 
 def parent(node: int, n: int) -> int:

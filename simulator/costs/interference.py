@@ -1,0 +1,74 @@
+"""What communication takes from the kernels beside it, on one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from simulator.config.profile import GpuSpec, Interference
+from simulator.program import Kernel, Memory
+
+#: What NCCL's kernels carry. Copies to and from hosts are the copy engines' work, and hold no SM.
+BY_NCCL = frozenset(("tp", "cp", "ep", "pp", "dp"))
+
+
+class Prices(Protocol):
+    """Seconds of a kernel of one class."""
+
+    def seconds(self, kernel: Any) -> float: ...
+
+
+class Beside(Protocol):
+    """``queues``: whether communication starts only when the kernel under way has ended."""
+
+    @property
+    def queues(self) -> bool: ...
+
+    def load(self, purposes: Sequence[str]) -> Hashable:
+        """What of the communication in flight counts: equal loads slow kernels alike; None: none slows any."""
+
+    def speed(self, kernel: Kernel, load: Hashable) -> float:
+        """Speed of a kernel under a load, relative to having the GPU for itself."""
+
+
+@dataclass(frozen=True)
+class SharedSms:
+    """NCCL's thread blocks hold SMs from a collective's start to its end.
+
+    ``whole`` and ``fewer``: type of kernel -> its price on the whole GPU and on the SMs that are left. Kernels that
+    memory bounds have a measured speed each. A collective gets its SMs when a kernel ends: until then all are taken.
+    """
+
+    model: Interference
+    whole: Mapping[type, Prices]
+    fewer: Mapping[type, Prices]
+    queues: bool = True
+    _speeds: dict[Kernel, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def load(self, purposes: Sequence[str]) -> Hashable:
+        return True if any(purpose in BY_NCCL for purpose in purposes) else None
+
+    def speed(self, kernel: Kernel, load: Hashable) -> float:
+        if load is None:
+            return 1.0
+        if kernel not in self._speeds:
+            self._speeds[kernel] = self._speed(kernel)
+        return self._speeds[kernel]
+
+    def _speed(self, kernel: Kernel) -> float:
+        if isinstance(kernel, Memory):
+            return self.model.memory_speed["norm" if "norm" in kernel.op else "other"]
+        if type(kernel) not in self.fewer:
+            return 1.0
+        return min(1.0, self.whole[type(kernel)].seconds(kernel) / self.fewer[type(kernel)].seconds(kernel))
+
+
+def without(spec: GpuSpec, sms: int) -> GpuSpec:
+    """The GPU less so many SMs; what memory and power allow stays."""
+    left = max(1, spec.sms - sms)
+    peaks = {
+        dtype: peak.model_copy(update={"value": peak.value * left / spec.sms})
+        for dtype, peak in spec.peak_flops_per_s.items()
+    }
+    return spec.model_copy(update={"sms": left, "peak_flops_per_s": peaks})
