@@ -80,8 +80,10 @@ def test_kernels_that_obey_the_model_give_its_constants_back() -> None:
         for x, s in zip(kernels, seconds, strict=True)
     ]
     part = matmul.fit(Cases(tuple(rows), (ENVIRONMENT,)), base)
-    assert part.figures["kernels.matmul"]["sustained_flops_per_s"]["bf16"]["value"] == pytest.approx(500e12, rel=0.03)
-    assert np.mean([abs(point.error) for point in part.points if not point.held_out]) < 0.04
+    found = MatmulCost(base.gpu_spec, base.kernels.matmul.model_validate(part.figures["kernels.matmul"]))
+    for product in (Matmul(256, 512, 512), Matmul(16384, 16384, 16384)):  # all start, all power limit
+        assert found.seconds(product) == pytest.approx(MatmulCost(base.gpu_spec, true).seconds(product), rel=0.1)
+    assert np.mean([abs(point.error) for point in part.points]) < 0.05
 
 
 @pytest.fixture(scope="module")

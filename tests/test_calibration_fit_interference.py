@@ -51,7 +51,7 @@ def test_a_product_beside_an_all_reduce_is_slowed_as_measured() -> None:
 def test_a_product_of_two_waves_is_slowed_most() -> None:
     """On the SMs that are left it takes four waves instead of two; measured is a little more than predicted."""
     for predicted, measured in slow_downs("matmul_small", "all_reduce", 2**28).values():
-        assert 1.6 < predicted < measured < predicted + 0.2
+        assert 1.55 < predicted < measured < predicted + 0.3
 
 
 @pytest.mark.parametrize(("kernel", "points"), [("attention", 0.03), ("attention_bwd", 0.05), ("residual_add", 0.03)])

@@ -27,10 +27,11 @@ from simulator.program import GroupedMatmul, Matmul
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "tf32": "fp32", "fp8": "fp8"}
 OUTPUTS = {"mm_fp8": "bf16", "mm_accumulate_fp32": "fp32"}
 SHORT_S, SHORT_WEIGHT = 10e-6, 0.3  # shorter products are mostly start-up, and training has few of them
+LARGE_FLOPS = 5e10  # larger ones take most of a training step
 #: Where the search begins.
 START: Constants = {
     "large_tile_preference": 0.08,
-    "wave_start_s": 1.3e-6,
+    "wave_start_s": 2.5e-6,
     "store_Bps_per_sm": 60e9,
     "load_Bps_per_sm": 60e9,
     "memory_fraction": 0.85,
@@ -43,7 +44,7 @@ START: Constants = {
 }
 SUSTAINED_SHARE = 0.75  # of the peak, to begin with
 #: Efficiency of a tile by its area, to begin with: the smaller, the less of it is reused.
-EFFICIENCY = ((16384, 0.95), (8192, 0.85), (4096, 0.65), (0, 0.45))
+EFFICIENCY = ((32768, 0.95), (16384, 0.84), (8192, 0.8), (4096, 0.65), (0, 0.45))
 LIMITS = {"memory_fraction": (0.1, 1.0), "overlap_exponent": (1.0, 20.0), "power_exponent": (1.0, 20.0)}
 FASTEST = 1.2  # speed of a layout relative to the peak: clocks above the nominal one
 
@@ -66,9 +67,11 @@ class _Sample:
         return cost.lasting_seconds(self.products) if self.lasting else cost.burst_seconds(self.products)
 
     def loss(self, cost: MatmulCost) -> float:
-        """Weighted mean |log(predicted / measured)|."""
+        """Mean |log(predicted / measured)|, short ones weighing less, plus that of the large ones alone."""
+        errors = np.abs(np.log(self.predicted(cost) / self.seconds))
         weights = np.where(self.seconds > SHORT_S, 1.0, SHORT_WEIGHT)
-        return float((weights * np.abs(np.log(self.predicted(cost) / self.seconds))).sum() / weights.sum())
+        large = self.products.flops > LARGE_FLOPS
+        return float((weights * errors).sum() / weights.sum() + (errors[large].mean() if large.any() else 0.0))
 
 
 def fit(cases: Cases, profile: Profile) -> Part:
@@ -172,7 +175,7 @@ def _beginning(model: MatmulModel, cases: Cases) -> MatmulModel:
     for tile in model.tile_efficiency:
         area = math.prod(int(side) for side in tile.split("x"))
         tiles[tile] = next(share for least, share in EFFICIENCY if area >= least)
-    changes: dict[str, Any] = START | {"tile_efficiency": tiles} | cases.cited
+    changes: dict[str, Any] = {"tile_efficiency": tiles} | cases.cited
     types = {_dtype(case) for case in cases.of("matmul") if case.params["dtype"] in DTYPES}
     if cases.cited:
         speeds = {

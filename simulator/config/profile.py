@@ -21,10 +21,10 @@ Role = Literal["fwd", "dgrad", "wgrad"]
 Size = Literal["m", "n", "k", "batch"]
 Direction = Literal["forward", "backward"]
 #: Kinds of kernels that memory traffic bounds, told apart where measured speeds differ: ``norm_bwd`` both gradients of
-#: LayerNorm, ``rms_norm`` likewise; ``mask`` filling under a mask; ``activation`` and ``residual`` what works element by element on one tensor
-#: and on two; ``upcast`` to a wider type, ``cast`` to a narrower one; ``loss`` the log-softmax over the vocabulary;
-#: ``embedding_bwd`` adding rows into the table; ``accumulate`` adding a gradient to a buffer of a wider type;
-#: ``reduce`` sums over rows or all; ``optimizer`` multi-tensor kernels; ``zero`` writing only.
+#: LayerNorm, ``rms_norm`` likewise; ``mask`` filling under a mask; ``activation`` and ``residual`` what works element
+#: by element on one tensor and on two; ``upcast`` to a wider type, ``cast`` to a narrower one; ``loss`` the log-softmax
+#: over the vocabulary; ``embedding_bwd`` adding rows into the table; ``accumulate`` adding a gradient to a buffer of a
+#: wider type; ``reduce`` sums over rows or all; ``optimizer`` multi-tensor kernels; ``zero`` writing only.
 MemoryClass = Literal[
     "norm",
     "norm_bwd",
@@ -181,7 +181,7 @@ class MemoryCurve(Cited):
     start_s: NotNegative
     """an empty kernel"""
     by_width: dict[Whole, RowCurve] = Field(default_factory=dict)
-    """for kernels that work on whole rows, by elements of a row: linear in its logarithm between two, constant beyond"""
+    """of kernels that work on whole rows, by elements of a row: linear in its logarithm between two, constant beyond"""
     fitted_range: Range | None = None
     """fewest and most bytes that were measured"""
 

@@ -1,5 +1,6 @@
-"""Seconds of a kernel that is bound by memory traffic: its bytes at the bandwidth that its class reaches. The constants are
-fitted by `calibration.fit.memory`.
+"""Seconds of a kernel that is bound by memory traffic: its bytes at the bandwidth that its class reaches.
+
+The constants are fitted by `calibration.fit.memory`.
 """
 
 from __future__ import annotations

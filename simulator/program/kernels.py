@@ -147,8 +147,8 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A kernel bound by memory traffic. ``op`` is its cost class (`simulator.config.profile.MemoryClass`); ``width`` the
-    elements of a row where it works on whole rows, as norms and softmax do, and where that is known."""
+    """A kernel bound by memory traffic. ``op`` is its cost class (`simulator.config.profile.MemoryClass`); ``width``
+    the elements of a row where it works on whole rows, as norms and softmax do, and where that is known."""
 
     op: str
     read_bytes: float
