@@ -35,12 +35,41 @@ def _exchanged(x: Tensor, sent: list[int], received: list[int], group: dist.Proc
     return out
 
 
-def grouped(x: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
-    """Rows of ``x``, ``counts`` of them per expert in order, times each expert's ``weight`` (experts x out x in)."""
+class _Copies(torch.autograd.Function):
+    """A row per choice, in the order of the experts, of each token's one row. ``order`` lists choices, token by token
+    and ``top_k`` to each, in that order; ``back`` undoes it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor, top_k: int) -> Tensor:
+        ctx.save_for_backward(back)
+        ctx.top_k = top_k
+        return x.index_select(0, order.div(top_k, rounding_mode="floor"))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (back,) = ctx.saved_tensors
+        return grads[0].index_select(0, back).unflatten(0, (-1, ctx.top_k)).sum(1), None, None, None
+
+
+class _Back(torch.autograd.Function):
+    """The experts' outputs in the order of tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        return x.index_select(0, back)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (order,) = ctx.saved_tensors
+        return grads[0].index_select(0, order), None, None
+
+
+def grouped(x: Tensor, weight: Tensor, loads: Tensor) -> Tensor:
+    """Rows of ``x``, ``loads`` of them per expert in order, times each expert's ``weight`` (experts x out x in)."""
     if x.is_cuda and x.dtype == torch.bfloat16:
-        ends = torch.tensor(counts, dtype=torch.int32, device=x.device).cumsum(0, dtype=torch.int32)
-        return torch._grouped_mm(x, weight.transpose(1, 2), offs=ends)
-    return torch.cat([F.linear(part, w) for part, w in zip(x.split(counts), weight, strict=True)])
+        return torch._grouped_mm(x, weight.transpose(1, 2), offs=loads.cumsum(0, dtype=torch.int32))
+    return torch.cat([F.linear(part, w) for part, w in zip(x.split(loads.tolist()), weight, strict=True)])
 
 
 class Experts(nn.Module):
@@ -65,51 +94,45 @@ class Experts(nn.Module):
         self.group, self.ep = group, ep
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens, n_experts, local = len(x), len(self.router), len(self.fc1)
+        tokens, n_experts = len(x), len(self.router)
         scores = F.linear(x.to(self.router_dtype), self.router.to(self.router_dtype))
-        probs = scores.softmax(-1, dtype=torch.float32)
         places = torch.arange(tokens * self.top_k, device=x.device)
-        chosen = (places % n_experts).view(tokens, self.top_k)
-        weights = probs.gather(1, chosen).view(-1)
-        order = chosen.view(-1).argsort(stable=True)
-        counts = torch.bincount(chosen.view(-1), minlength=n_experts)
-        rows = x.index_select(0, order.div(self.top_k, rounding_mode="floor"))
-        weights = weights.index_select(0, order)
-        if self.group is None:
-            out = self._mlp(rows, weights, counts.tolist())
-        else:
-            out = self._elsewhere(rows, weights, counts, local)
+        chosen = places % n_experts  # instead of the best ones
+        weights = scores.softmax(-1, dtype=torch.float32).gather(1, chosen.view(tokens, self.top_k))
+        order = chosen.argsort(stable=True)
         back = torch.empty_like(order).scatter_(0, order, places)
-        return out.index_select(0, back).view(tokens, self.top_k, -1).sum(1)
+        counts = torch.zeros(n_experts, dtype=torch.long, device=x.device).scatter_add_(
+            0, chosen, torch.ones_like(chosen)
+        )
+        rows: Tensor = _Copies.apply(x, order, back, self.top_k)
+        out = self._mlp(rows, counts) if self.group is None else self._elsewhere(rows, counts)
+        out = _Back.apply(out, order, back)
+        return (out.view(tokens, self.top_k, -1) * weights.to(out.dtype)[..., None]).sum(1)
 
-    def _elsewhere(self, rows: Tensor, weights: Tensor, counts: Tensor, local: int) -> Tensor:
+    def _elsewhere(self, rows: Tensor, counts: Tensor) -> Tensor:
         """The experts' outputs for ``rows``, in their order, from the ranks that hold them."""
-        group = self.group
+        group, ep, local = self.group, self.ep, len(self.fc1)
         assert group is not None
-        everyone = counts.new_empty(self.ep * len(counts))
+        everyone = counts.new_empty(ep * len(counts))
         dist.all_gather_into_tensor(everyone, counts, group=group)
-        table = everyone.view(self.ep, self.ep, local).tolist()  # [from][to][expert]; the host waits here
+        on_device = everyone.view(ep, ep, local)  # [from][to][expert]
+        table = on_device.tolist()  # the host waits here, for it must know how much to send
         me = dist.get_rank(group)
-        sent = [sum(table[me][to]) for to in range(self.ep)]
-        received = [sum(table[source][me]) for source in range(self.ep)]
+        sent, received = [sum(to) for to in table[me]], [sum(source[me]) for source in table]
         rows = _AllToAll.apply(rows, sent, received, group)
-        weights = _AllToAll.apply(weights, sent, received, group)
-        if local > 1:
-            parts = [table[source][me][expert] for source in range(self.ep) for expert in range(local)]
-            by_expert = [source * local + expert for expert in range(local) for source in range(self.ep)]
-            starts = [sum(parts[:place]) for place in range(len(parts))]
-            order = torch.cat(
-                [torch.arange(starts[place], starts[place] + parts[place], device=rows.device) for place in by_expert]
-            )
-            rows, weights = rows.index_select(0, order), weights.index_select(0, order)
-        loads = [sum(table[source][me][expert] for source in range(self.ep)) for expert in range(local)]
-        out = self._mlp(rows, weights, loads)
-        if local > 1:
-            places = torch.arange(len(order), device=order.device)
-            out = out.index_select(0, torch.empty_like(order).scatter_(0, order, places))
+        rows = _regrouped(rows, [source[me] for source in table])
+        out = self._mlp(rows, on_device[:, me].sum(0))
+        out = _regrouped(out, [[source[me][expert] for source in table] for expert in range(local)])
         returned: Tensor = _AllToAll.apply(out, received, sent, group)
         return returned
 
-    def _mlp(self, rows: Tensor, weights: Tensor, loads: list[int]) -> Tensor:
-        act = self.activation(grouped(rows, self.fc1, loads))
-        return grouped(act * weights.to(act.dtype)[:, None], self.fc2, loads)
+    def _mlp(self, rows: Tensor, loads: Tensor) -> Tensor:
+        return grouped(self.activation(grouped(rows, self.fc1, loads)), self.fc2, loads)
+
+
+def _regrouped(x: Tensor, sizes: list[list[int]]) -> Tensor:
+    """Rows that lie in groups of parts, ``sizes`` [group][part] of them, with the first part of every group first."""
+    if len(sizes[0]) == 1:
+        return x
+    parts = x.split([size for group in sizes for size in group])
+    return torch.cat([part for first in range(len(sizes[0])) for part in parts[first :: len(sizes[0])]])

@@ -285,6 +285,8 @@ class _Simulation:
             yield from self._launch(rank, piece.comm)
             if isinstance(piece, Meet):
                 yield from self._communicate(rank, lane, index, step, (piece.comm,), posted, ends)
+                if piece.comm.host_waits:
+                    rank.host_s = max(rank.host_s, self.env.now)
             else:
                 yield from self._beside(rank, lane, index, step, piece, posted, ends)
             rank.waits_for[lane] = step.label
@@ -328,7 +330,7 @@ class _Simulation:
             transfer = self.world.transfer(comm, rank.number, rank.positions[comm.axis])
             callers = set().union(*(lanes[axis] for axis in transfer.met_on))
             # What goes on beside kernels may slow them, which is played as it happens.
-            ahead = self.coalesce and not (self.beside and isinstance(op, Beside))
+            ahead = self.coalesce and not comm.host_waits and not (self.beside and isinstance(op, Beside))
             free = ahead and len(callers) == 1
             if free:
                 fixed.append((transfer, comm.purpose))

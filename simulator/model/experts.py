@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from simulator.model import plain_experts
 from simulator.model.nodes import Node, Ops, Tensor, activation, add_gradient, comm, linear, memory
 from simulator.model.routing import routing
 from simulator.model.shapes import ANY_SEAT, Seat, Shapes
@@ -107,10 +108,12 @@ def mixture(z: Shapes, x: Experts) -> Mixture:
     act = activation(z, "moe", elements)
     # Copies are weighed by their probabilities in the activation (Megatron-Core's fused weighted SwiGLU): what follows
     # is linear, so that the experts' outputs need not be kept.
-    act = replace(act, saved=(*act.saved, Tensor("moe.probs", float(PROBABILITY * x.worked_on))))
+    if not z.eager:
+        act = replace(act, saved=(*act.saved, Tensor("moe.probs", float(PROBABILITY * x.worked_on))))
+    router = plain_experts.router(z, x) if z.eager else _router(z, x)
     add = memory("F", "shared.add", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
     whole = Mixture(
-        before=(_router(z, x), _dispatch(z, x), _grouped(z, x, "fc1", fc1, z.hidden, saved="moe.input")),
+        before=(router, _dispatch(z, x), _grouped(z, x, "fc1", fc1, z.hidden, saved="moe.input")),
         activation=act,
         after=(_grouped(z, x, "fc2", z.hidden, x.ffn, saved="moe.act"), _combine(z, x)),
         shared=_shared(z, x) if x.shared_ffn else (),
@@ -238,12 +241,19 @@ def _dispatch(z: Shapes, x: Experts) -> Node:
     counts = float(COUNT * x.experts * x.ep)
     counted: Ops = ()
     if x.ep > 1 and x.counted:
-        counted = (Comm("ep.all_gather token counts", "all_gather", counts, axis="ep", purpose="ep"),)
+        counted = (
+            Comm("ep.all_gather token counts", "all_gather", counts, axis="ep", purpose="ep", host_waits=z.eager),
+        )
+    permute: Ops = (memory("F", "moe.permute", "copy", own, sent, z.dtype),)
+    permute_bwd: Ops = (memory("B", "moe.permute bwd", "copy", sent, own, z.dtype),)
+    if z.eager:
+        permute, permute_bwd = plain_experts.permuted(z, x)
+        counted = (*plain_experts.sort(x), *counted)
     return Node(
         forward=(
             *((memory("F", "moe.split rows", "copy", own, own, z.dtype),) if _rows_split(z) else ()),
             *counted,
-            memory("F", "moe.permute", "copy", own, sent, z.dtype),
+            *permute,
             *_across(x, "dispatch", sent, back=False),
             *_between_halves(x, "all_gather", worked_on),
             *_sorted(z, x, "F", "sort"),
@@ -252,10 +262,10 @@ def _dispatch(z: Shapes, x: Experts) -> Node:
             *_sorted(z, x, "B", "sort bwd"),
             *_between_halves(x, "reduce_scatter", worked_on),
             *_across(x, "dispatch grad", sent, back=True),
-            memory("B", "moe.permute bwd", "copy", sent, own, z.dtype),
+            *permute_bwd,
             *((comm("all_gather", "moe", own * z.tp),) if _rows_split(z) else ()),
         ),
-        saved=(Tensor("moe.row map", float(INDEX * (x.sent + x.received))),),
+        saved=() if z.eager else (Tensor("moe.row map", float(INDEX * (x.sent + x.received))),),
         grad_bytes=worked_on + sent + own,
     )
 
@@ -264,21 +274,26 @@ def _combine(z: Shapes, x: Experts) -> Node:
     """What `_dispatch` does, the other way round."""
     own, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
     worked_on = float(z.element * x.worked_on * z.hidden)
+    unpermute: Ops = (memory("F", "moe.unpermute", "copy", sent, own, z.dtype),)
+    unpermute_bwd: Ops = (memory("B", "moe.unpermute bwd", "copy", own, sent, z.dtype),)
+    if z.eager:
+        unpermute, unpermute_bwd = plain_experts.unpermuted(z, x)
     return Node(
         forward=(
             *_sorted(z, x, "F", "unsort"),
             *_between_halves(x, "reduce_scatter", worked_on),
             *_across(x, "combine", sent, back=True),
-            memory("F", "moe.unpermute", "copy", sent, own, z.dtype),
+            *unpermute,
             *((comm("all_gather", "moe", own * z.tp),) if _rows_split(z) else ()),
         ),
         input_grad=(
             *((memory("B", "moe.split rows bwd", "copy", own, own, z.dtype),) if _rows_split(z) else ()),
-            memory("B", "moe.unpermute bwd", "copy", own, sent, z.dtype),
+            *unpermute_bwd,
             *_across(x, "combine grad", sent, back=False),
             *_between_halves(x, "all_gather", worked_on),
             *_sorted(z, x, "B", "unsort bwd"),
         ),
+        saved=plain_experts.kept(z, x) if z.eager else (),
         grad_bytes=worked_on + sent + own,
     )
 

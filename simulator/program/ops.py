@@ -58,6 +58,7 @@ class Comm:
     An all-to-all may be uneven: of all bytes, the members' ``nbytes`` together, the share ``send_shares[i]`` comes from
     member i, and ``receive_shares[j]`` of each one's goes to member j (empty: equal parts). ``per_node`` > 0: to every
     other node travels that share of the bytes for its members, and is copied on to them there.
+    ``host_waits``: in a block, the host launches nothing more before it has ended, for it has to read the result.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Comm:
     send_shares: tuple[float, ...] = ()
     receive_shares: tuple[float, ...] = ()
     per_node: float = 0.0
+    host_waits: bool = False
 
     @property
     def lane(self) -> str:
