@@ -54,12 +54,12 @@ class _SplitLinear(torch.autograd.Function):
     them again for the weight gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, t: TensorGroup, split: Split) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, t: TensorGroup, split: Split) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.t, ctx.split = t, split
+        ctx.t, ctx.split, ctx.bias = t, split, bias is not None
         if split == "row":
             return sum_rows(x @ weight.t(), t)
-        return (gather_rows(x, t) if t.sequence_parallel else x) @ weight.t()
+        return F.linear(gather_rows(x, t) if t.sequence_parallel else x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -68,17 +68,18 @@ class _SplitLinear(torch.autograd.Function):
         t, sharded = ctx.t, ctx.t.sequence_parallel
         if ctx.split == "row":
             grad = gather_rows(grad, t) if sharded else grad
-            return grad @ weight, grad.t() @ x, None, None
+            return grad @ weight, grad.t() @ x, None, None, None
         x = gather_rows(x, t) if sharded else x
-        return sum_rows(grad @ weight, t), grad.t() @ x, None, None
+        return sum_rows(grad @ weight, t), grad.t() @ x, grad.sum(0) if ctx.bias else None, None, None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, t: TensorGroup, split: Split) -> Tensor:
     """x W^T + b on this rank's share of W (out x in); the bias of a row-split layer is added to the sum."""
     if t.size == 1 or split == "none":
         return F.linear(x, weight, bias)
-    y: Tensor = _SplitLinear.apply(x, weight, t, split)
-    return y if bias is None else y + bias
+    inside = split == "column"
+    y: Tensor = _SplitLinear.apply(x, weight, bias if inside else None, t, split)
+    return y if bias is None or inside else y + bias
 
 
 class _SumRows(torch.autograd.Function):

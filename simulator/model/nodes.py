@@ -139,8 +139,9 @@ def linear(
     instead, the gathering of x beside the input gradient's product and the sum beside the weight gradient's
     (Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication``, TransformerEngine's ``bulk``). Without sequence
     parallelism only that sum, an all-reduce, is hidden, as in Megatron-LM.
-    The bias is added in the product's epilogue or in the kernel after it, at no cost of its own; its gradient is a sum
-    over rows. ``shared`` of the n columns are held by more than one rank.
+    The bias is added in the product's epilogue or in the kernel after it, at no cost of its own, but for an eager one
+    that has to wait for a sum over ranks; its gradient is a sum over rows. ``shared`` of the n columns are held by more
+    than one rank.
 
     Autograd must be handed a gradient of the weight's size even where the product has added it to the buffer already.
     TransformerEngine keeps an empty tensor per shape for that (``get_dummy_wgrad`` in pytorch/module/base.py, 2.0 and
@@ -184,6 +185,8 @@ def linear(
     if not z.accumulates_in_product:
         weight_grad += add_gradient(z, name, n * k)
     if bias:
+        if z.eager and z.tp > 1 and split == "row":
+            forward += (memory("F", f"{name} bias", "residual", y_kept, y_kept, z.dtype),)
         weight_grad += (memory("W", f"{name} bias grad", "reduce", y_kept, z.element * n, z.dtype, n),)
         weight_grad += add_gradient(z, f"{name} bias", n)
     together: Ops = ()
