@@ -63,7 +63,7 @@ def simulate(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> S
 
 
 def simulate_all(paths: Sequence[Path], changes: Mapping[str, Any]) -> list[Simulated]:
-    """Every file with ``changes``, in order. Raises `InputError` where two have one name: it is what runs are found by."""
+    """Every file with ``changes``, in order. Raises `InputError` where two have one name, by which runs are found."""
     found = [simulate(path, changes) for path in paths]
     names = [one.name for one in found]
     twice = sorted({name for name in names if names.count(name) > 1})
