@@ -111,12 +111,13 @@ def test_what_options_take_from_saved_bytes(s: int, b: int, h: int, a: int, t: i
 def test_saved_bytes_of_llama(s: int, b: int, h: int, a: int, groups: int, t: int, implementation: str) -> None:
     """Norm inputs 4 and product inputs 4 s b h; Q and context 2 each, K and V 2 / groups each; gate and up 2 x 2 f/h
     and the down product's input 2 f/h; the log-sum-exp. Eager keeps SiLU's output too, as an operand of the gate's
-    product."""
+    product, and with V, a view, all of the product that Q and K before their rotation are part of."""
     f = 3 * h
     settings = {**LLAMA, "kv_heads": a // groups, "ffn_hidden": f, "implementation": implementation}
     part = model.layer(make(s, b, h, a, tp=t, **settings))
     gate = 8 if implementation == "eager" else 6
-    expected = s * b * (8 * h + 4 * h + 4 * h / groups + gate * f + 4 * a) / t
+    whole = 2 * h + 2 * h / groups if implementation == "eager" else 0
+    expected = s * b * (8 * h + 4 * h + 4 * h / groups + whole + gate * f + 4 * a) / t
     assert part.saved_bytes == pytest.approx(expected, rel=1e-12)
     assert len({tensor.name for tensor in part.saved}) == len(part.saved)
 

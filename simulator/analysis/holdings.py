@@ -23,14 +23,17 @@ NCCL_COMMUNICATOR_BYTES = 320 * MiB
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a rank holds whatever its steps do, bytes: the model's ``state``, ``placeholders`` that stay for good (see
-    `model.nodes.linear`), and the ``bucket`` that gradients are copied to; and how many ``communicators`` it has.
+    """What a rank holds whatever its steps do, bytes: the model's ``state`` but for the gradients that steps make
+    (``made``), ``placeholders`` that stay for good (see `model.nodes.linear`), the ``bucket`` that gradients are copied
+    to, ``receives`` of a pipeline; and how many ``communicators`` it has.
     ``parts``: by stage, what its passes run; without what layers save where ``layers_away``: it is offloaded, and comes
     and goes with steps of its own."""
 
     state: StateBytes
+    made: float = 0.0
     placeholders: float = 0.0
     bucket: float = 0.0
+    receives: float = 0.0
     communicators: int = 0
     parts: Mapping[int, tuple[Part, ...]] = field(default_factory=dict)
     layers_away: bool = False
@@ -38,7 +41,7 @@ class Holdings:
     @property
     def allocated(self) -> float:
         """Of it, what PyTorch's allocator knows of."""
-        return self.state.total + self.placeholders + self.bucket
+        return self.state.total - self.made + self.placeholders + self.bucket + self.receives
 
     @property
     def overhead(self) -> float:
@@ -82,15 +85,29 @@ def _of(workload: Workload, place: Place, n_communicators: int) -> Holdings:
     placeholders = model.unique(
         tensor for of_stage in parts.values() for part in of_stage for tensor in part.placeholders
     )
+    params = model.params_on(part for of_stage in parts.values() for part in of_stage)
     state = model.state_bytes(workload, place.pipeline_rank)
     return Holdings(
         state=state,
+        made=model.made_gradient_bytes(workload, params),
         placeholders=sum(tensor.nbytes for tensor in placeholders),
         bucket=_bucket_bytes(workload, state),
+        receives=_receive_bytes(workload, place),
         communicators=n_communicators,
         parts=parts,
         layers_away=away,
     )
+
+
+def _receive_bytes(workload: Workload, place: Place) -> float:
+    """What torch's stages receive into: an activation and a gradient per micro-batch, but for the first stage's and the
+    last one's (torch/distributed/pipelining/stage.py, ``_create_act_recv_info``, ``_create_grad_recv_info``)."""
+    if not workload.pipelined_by_torch:
+        return 0.0
+    last = workload.parallelism.n_stages - 1
+    each = model.passed_bytes(workload)
+    stages = workload.parallelism.stages_of(place.pipeline_rank)
+    return workload.microbatches * each * sum((stage > 0) + (stage < last) for stage in stages)
 
 
 def _emptied(part: Part) -> Part:

@@ -22,16 +22,17 @@ from simulator.timeline import Floats, Ints, Timeline
 class RankMemory:
     """One rank at its fullest, bytes.
 
-    ``held``: activations that its steps have taken by then, by kind of tensor; ``gathered``: what else they have taken,
-    such as parameters of other ranks. ``workspace``: what the step ``during`` then needs for itself. ``cached``: what
-    the allocator has reserved at most beyond what it has given out at most. ``in_flight``: (micro-batch, stage)
-    activations held at most.
+    ``held``: activations that its steps have taken by then, by kind of tensor; ``made``: gradients that they have made;
+    ``gathered``: what else they have taken, such as parameters of other ranks. ``workspace``: what the step ``during``
+    then needs for itself. ``cached``: what the allocator has reserved at most beyond what it has given out at most.
+    ``in_flight``: (micro-batch, stage) activations held at most.
     """
 
     rank: int
     stage: int
     holdings: Holdings
     held: Mapping[str, float]
+    made: float
     gathered: float
     workspace: float
     cached: float
@@ -47,7 +48,12 @@ class RankMemory:
     @property
     def allocated(self) -> float:
         """What ``torch.cuda.max_memory_allocated`` would say."""
-        return self.holdings.allocated + self.activations + self.gathered + self.workspace
+        return self.holdings.allocated + self.activations + self.made + self.gathered + self.workspace
+
+    @property
+    def gradients(self) -> float:
+        """Gradients that are there."""
+        return self.holdings.state.gradients - self.holdings.made + self.made
 
     @property
     def reserved(self) -> float:
@@ -62,7 +68,8 @@ class RankMemory:
     @property
     def buffers(self) -> float:
         """What is neither the model's state nor activations."""
-        return self.total - self.holdings.state.total - self.activations - self.workspace
+        state = self.holdings.state
+        return self.total - state.weights - self.gradients - state.optimizer - self.activations - self.workspace
 
     @property
     def contents(self) -> dict[str, float]:
@@ -70,13 +77,14 @@ class RankMemory:
         state = self.holdings.state
         parts = {
             "weights": state.weights,
-            "gradients": state.gradients,
+            "gradients": self.gradients,
             "optimizer": state.optimizer,
             **{f"activations: {kind}": nbytes for kind, nbytes in self.held.items()},
             "workspace": self.workspace,
             "gathered": self.gathered,
             "gradient placeholders": self.holdings.placeholders,
             "gradient bucket": self.holdings.bucket,
+            "receive buffers": self.holdings.receives,
             "allocator cache": self.cached,
             "CUDA context": CUDA_CONTEXT_BYTES,
             "NCCL": self.holdings.communicators * NCCL_COMMUNICATOR_BYTES,
@@ -127,6 +135,8 @@ def memory_of_ranks(
         held = _activations(timeline, curve, at, holding.parts)
         total = float(curve.held[at]) if at >= 0 else 0.0
         gathered = max(total - sum(held.values()), 0.0)
+        made = min(gathered, holding.made)
+        gathered -= made
         if holding.layers_away:
             held, gathered = {**held, "layers": gathered}, 0.0
         if not holding.parts:
@@ -137,6 +147,7 @@ def memory_of_ranks(
                 stage=places[rank],
                 holdings=holding,
                 held=held,
+                made=made,
                 gathered=gathered if gathered > 1e-9 * total else 0.0,
                 workspace=float(curve.workspace[at]) if at >= 0 else 0.0,
                 cached=cached_bytes(
@@ -253,7 +264,7 @@ def memory_report(memories: Sequence[RankMemory], capacity_bytes: float) -> dict
             {
                 "stage": memory.stage,
                 "weights": memory.holdings.state.weights,
-                "gradients": memory.holdings.state.gradients,
+                "gradients": memory.gradients,
                 "optimizer": memory.holdings.state.optimizer,
                 "activations": memory.activations + memory.workspace,
                 "buffers": memory.buffers,

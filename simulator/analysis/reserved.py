@@ -54,7 +54,10 @@ class _Step:
         self._turned: set[tuple[int, int]] = set()
         self._others: list[tuple[float, Block]] = []
         state = holdings.state
-        for nbytes in (*(state.weights, state.gradients, state.optimizer), *(holdings.placeholders, holdings.bucket)):
+        for nbytes in (
+            *(state.weights, state.gradients - holdings.made, state.optimizer),
+            *(holdings.placeholders, holdings.bucket, holdings.receives),
+        ):
             if nbytes:
                 allocator.malloc(nbytes)
 
@@ -80,7 +83,9 @@ class _Step:
         for part, blocks in zip(reversed(parts), reversed(alive), strict=True):
             self.touch((*(tensor.nbytes for tensor in part.recomputed), part.grad_bytes))
             self._release(blocks)
-        self.give(moved - (held if key in self._turned else saved))
+        moved -= held if key in self._turned else saved
+        self.give(moved)
+        self.take(-moved)  # gradients that it leaves
 
     def take(self, nbytes: float) -> None:
         """One block of what is no activation, such as gathered parameters."""

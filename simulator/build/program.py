@@ -11,7 +11,7 @@ from simulator.build.stages import Stages
 from simulator.build.steps import repeated, rolling
 from simulator.build.tail import tail
 from simulator.config import Workload
-from simulator.model import Seat, Turn
+from simulator.model import Seat, Turn, passed_bytes
 from simulator.program import Program, Role
 from simulator.schedules import Order, Times
 
@@ -30,7 +30,7 @@ def build_program(workload: Workload, *, times: Times | None = None, steps: int 
         if place.seat not in lowered:
             stages = Stages(workload, place.seat, _turns(order, workload.microbatches))
             overlap = parallelism.overlap.p2p
-            lanes = lower(order, schedule, parallelism.n_stages, stages.hop_bytes, stages.step, overlap=overlap)
+            lanes = lower(order, schedule, parallelism.n_stages, passed_bytes(workload), stages.step, overlap=overlap)
             lowered[place.seat] = stages, lanes
         stages, lanes = lowered[place.seat]
         add_tail = partial(tail, workload, stages, place.pipeline_rank)

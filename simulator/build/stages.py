@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 
 from simulator.build.copies import around
 from simulator.build.gradients import Mark, gradients_complete, parameters_used
 from simulator.config import Workload
-from simulator.model import Op, Part, PassBytes, Seat, Turn, params_on, pass_bytes, stage_parts
+from simulator.model import Op, Part, PassBytes, Seat, Turn, activation_bytes, params_on, pass_bytes, stage_parts
 from simulator.program import Block, Comm, Compute, Fixed, Step
 from simulator.schedules import Action
-from simulator.units import DTYPE_BYTES
 
 #: What a pass runs where the stage has no kernel for it: an embedding alone has no input gradient.
 _NOTHING = Compute("nothing", Fixed(0.0), "B")
@@ -36,19 +34,6 @@ class Stages:
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._pass_of: dict[Variant, tuple[Block, PassBytes]] = {}
         self._pieces_of: dict[Variant, list[tuple[int, Block]]] = {}
-
-    @cached_property
-    def activation_bytes(self) -> float:
-        """What passes between layers: b s h elements, of which a context-parallel rank has its share."""
-        element = DTYPE_BYTES[self.workload.training.precision]
-        return float(self.workload.rank_tokens * self.workload.model.hidden * element)
-
-    @cached_property
-    def hop_bytes(self) -> float:
-        """What one rank sends to the next stage: with sequence parallelism or scatter/gather its share of tp."""
-        parallelism = self.workload.parallelism
-        shared = parallelism.sequence_parallel or parallelism.scatter_gather_p2p
-        return self.activation_bytes / (parallelism.tp if shared else 1)
 
     def params(self, *stages: int) -> dict[str, int]:
         """Parameters of stages on one rank, by axis (see `model.params_on`)."""
@@ -137,7 +122,7 @@ class Stages:
         if key not in self._blocks:
             ops = self._ops(parts, kind)
             if gathered:
-                ops.insert(0, Comm("tp.all_gather p2p", "all_gather", self.activation_bytes, "tp", "tp"))
+                ops.insert(0, Comm("tp.all_gather p2p", "all_gather", activation_bytes(self.workload), "tp", "tp"))
             ops = ops or [_NOTHING]
             self._blocks[key] = Block(f"{kind} {'+'.join(_runs(parts))}", tuple(ops))
         return self._blocks[key]

@@ -15,7 +15,13 @@ from simulator.build.pipeline import Lanes
 from simulator.build.sharding import Reductions, gather, gradient_bytes, leaving
 from simulator.build.stages import Stages, Variant
 from simulator.config import Workload
-from simulator.model import optimized, optimizer_ops, optimizer_workspace_bytes, replicated_gradient_ops
+from simulator.model import (
+    made_gradient_bytes,
+    optimized,
+    optimizer_ops,
+    optimizer_workspace_bytes,
+    replicated_gradient_ops,
+)
 from simulator.program import Block, Comm, Step
 from simulator.program.ops import COMPUTE_LANE
 from simulator.units import DTYPE_BYTES
@@ -64,7 +70,8 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     begin = (compute[-1].label, *ready)
     if block.ops:
         needs = 0.0 if parallelism.offload.optimizer != "none" else optimizer_workspace_bytes(workload, params)
-        compute.append(Step("optimizer", block, ready, phase="O", workspace_bytes=needs))
+        made = made_gradient_bytes(workload, params)
+        compute.append(Step("optimizer", block, ready, phase="O", free_bytes=made, workspace_bytes=needs))
         begin = ("optimizer",)
     if parallelism.offload.optimizer != "none":
         updates, begin = update_on_host(workload, list(reductions.on_host.values()), begin)

@@ -126,7 +126,7 @@ class Parallelism(Section):
     (arXiv 2104.04473, section 4.1) [false]"""
     deallocate_pipeline_outputs: bool = True
     """a stage's output is freed once it is sent, as in Megatron-Core; false: it is held until its backward pass, as in
-    DeepSpeed's ``pipe_buffers`` [true]"""
+    DeepSpeed's ``pipe_buffers`` and torch's stages [true where implementation is fused]"""
     rank_order: str = "tp-cp-ep-dp-pp"
     """axes of the rank grid, innermost first; cp and ep may be left out where they are 1 [tp-cp-ep-dp-pp]"""
     collective_algorithm: Literal["auto", "ring", "tree"] = "auto"

@@ -83,6 +83,20 @@ class Workload(Section):
         return plain and layout.zero == 0 and layout.overlap.grad_reduce and layout.data_parallel == "allreduce"
 
     @property
+    def hands_over_gradients(self) -> bool:
+        """Whether gradients are what autograd has made, from their first backward pass to the optimizer's step, and not
+        parts of a buffer that is always there: plain PyTorch's, of the parameters' type, on the GPU."""
+        layout, training = self.parallelism, self.training
+        here = layout.offload.optimizer == "none" and layout.data_parallel == "allreduce"
+        plain = training.implementation != "fused" and not training.keep_gradients and here
+        return plain and (self.fully_shards or (layout.zero == 0 and training.grad_dtype == training.precision))
+
+    @property
+    def pipelined_by_torch(self) -> bool:
+        """Whether stages are those of ``torch.distributed.pipelining``, with a buffer to receive each micro-batch."""
+        return self.training.implementation != "fused" and self.parallelism.pp > 1
+
+    @property
     def server_nodes(self) -> tuple[int, ...]:
         """The nodes on whose hosts parameter servers run, one each: those after the workers' nodes."""
         first = math.ceil(self.n_ranks / self.cluster.node.gpus.count)
@@ -125,6 +139,8 @@ def _resolved(workload: Workload) -> Workload:
         layout = layout.model_copy(update={"layers_per_stage": rules.even_split(workload.model.layers, layout)})
     ranks = layout.model_parallel * layout.dp
     rules.check_scale(ranks)
+    if "deallocate_pipeline_outputs" not in layout.model_fields_set and training.implementation != "fused":
+        layout = layout.model_copy(update={"deallocate_pipeline_outputs": False})
     if "nodes" not in cluster.model_fields_set:
         nodes = math.ceil(ranks / cluster.node.gpus.count) + layout.server_count
         cluster = cluster.model_copy(update={"nodes": nodes})

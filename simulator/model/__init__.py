@@ -22,8 +22,8 @@ from simulator.model.optimizer import (
 )
 from simulator.model.parts import Part, PassBytes, params_on, pass_bytes
 from simulator.model.routing import routing
-from simulator.model.shapes import Seat, Turn, telling_seat
-from simulator.model.stage import stage_parts
+from simulator.model.shapes import Seat, Turn, activation_bytes, passed_bytes, telling_seat
+from simulator.model.stage import made_gradient_bytes, stage_parts
 from simulator.model.vocabulary import embedding, head
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "StateBytes",
     "Tensor",
     "Turn",
+    "activation_bytes",
     "active_parameters",
     "embedding",
     "hardware_flops_per_step",
@@ -41,6 +42,7 @@ __all__ = [
     "host_state_bytes",
     "host_update_bytes",
     "layer",
+    "made_gradient_bytes",
     "model_flops_per_step",
     "model_flops_per_step_causal",
     "optimized",
@@ -49,6 +51,7 @@ __all__ = [
     "parameters",
     "params_on",
     "pass_bytes",
+    "passed_bytes",
     "rank_parts",
     "replicated_gradient_ops",
     "routing",

@@ -24,8 +24,11 @@ def split_qkv(z: Shapes) -> Node:
 
 
 def attention_inputs(z: Shapes) -> tuple[Tensor, ...]:
-    """Queries, keys and values."""
+    """Queries, keys and values. Where eager operations rotate queries and keys, values stay a view of the product that
+    made all three, and keep the whole of it."""
     q, k, v = (float(z.element * z.tokens * width) for width in (z.q_width, z.kv_width, z.v_width))
+    if z.eager and z.position == "rope" and z.v_head_dim == z.head_dim:
+        v += q + k
     return (Tensor("attn.q", q), Tensor("attn.k", k), Tensor("attn.v", v))
 
 

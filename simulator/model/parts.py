@@ -27,6 +27,7 @@ class Part:
     held. For GELU, ffn 4h and 2-byte activations these are 14 and 18 s b h bytes of the products, the 32 s b h of arXiv
     2401.10241, table 1, and 8 of the two norms, which the paper leaves out. ``weight_grad_bytes`` is alive beside it.
     ``forward_bytes`` is alive only while the forward runs; ``placeholders`` stay for good (see `Node`).
+    ``left_gradient_bytes``: gradients that the backward pass makes and leaves for the optimizer.
     ``is_unit``: it is sharded (torch's ``fully_shard``) and offloaded by itself, as layers and the projection of a
     multi-token-prediction module are; embeddings and heads are not.
     """
@@ -48,6 +49,7 @@ class Part:
     placeholders: tuple[Tensor, ...] = ()
     expert_params: int = 0
     is_unit: bool = False
+    left_gradient_bytes: float = 0.0
 
     @property
     def params_on(self) -> dict[str, int]:
@@ -88,22 +90,28 @@ def pass_bytes(parts: Sequence[Part], kind: str) -> PassBytes:
     """What a pass (F, B, I or W) of one micro-batch through a stage holds and gives back.
 
     A forward takes what is saved, and a whole backward gives it back. A split one goes from that to what the weight
-    gradient needs (less, or more where it was recomputed), which the weight gradient gives back. Part after part takes
+    gradient needs (less, or more where it was recomputed), which the weight gradient gives back. Gradients that are
+    left for the optimizer stay. Part after part takes
     or gives its own, so that the workspace beside all of it is what the fullest moment inside the pass needs more.
     """
     saved, held = [part.saved_bytes for part in parts], [part.held_bytes for part in parts]
+    left = [part.left_gradient_bytes for part in parts]
     match kind:
         case "F":
             return PassBytes(sum(saved), 0.0, _at_most([part.forward_bytes for part in parts[::-1]], saved[::-1]))
         case "B":
-            return PassBytes(0.0, sum(saved), _at_most([part.workspace_bytes for part in parts[::-1]], saved[::-1]))
+            return _turning(saved, left, [part.workspace_bytes for part in parts])
         case "I":
-            gone = [before - after for before, after in zip(saved, held, strict=True)]
-            more = max(-sum(gone), 0.0)
-            workspace = _at_most([part.input_workspace_bytes for part in parts[::-1]], gone[::-1])
-            return PassBytes(more, max(sum(gone), 0.0), max(workspace - more, 0.0))
+            return _turning(saved, held, [part.input_workspace_bytes for part in parts])
         case _:
-            return PassBytes(0.0, sum(held), _at_most([part.weight_grad_bytes for part in parts[::-1]], held[::-1]))
+            return _turning(held, left, [part.weight_grad_bytes for part in parts])
+
+
+def _turning(before: Sequence[float], after: Sequence[float], workspaces: Sequence[float]) -> PassBytes:
+    """A pass through parts, last part first, each of which holds ``before`` it and ``after`` it."""
+    gone = [one - other for one, other in zip(before, after, strict=True)]
+    more = max(-sum(gone), 0.0)
+    return PassBytes(more, max(sum(gone), 0.0), max(_at_most(workspaces[::-1], gone[::-1]) - more, 0.0))
 
 
 def _at_most(workspaces: Sequence[float], gone: Sequence[float]) -> float:

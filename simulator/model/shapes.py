@@ -188,3 +188,15 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN) -> 
         keeps_gradients=training.keep_gradients,
         compiles_loss=training.compile_loss and training.implementation == "compiled",
     )
+
+
+def activation_bytes(workload: Workload) -> float:
+    """What passes between layers: b s h elements, of which a context-parallel rank has its share."""
+    return float(workload.rank_tokens * workload.model.hidden * DTYPE_BYTES[workload.training.precision])
+
+
+def passed_bytes(workload: Workload) -> float:
+    """What one rank sends to the next stage: with sequence parallelism or scatter/gather its share of tp."""
+    layout = workload.parallelism
+    shared = layout.sequence_parallel or layout.scatter_gather_p2p
+    return activation_bytes(workload) / (layout.tp if shared else 1)

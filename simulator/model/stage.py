@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from simulator.model.nodes import Tensor
 from simulator.model.parts import Part
 from simulator.model.shapes import ANY_SEAT, ANY_TURN, Seat, Turn, shapes
 from simulator.model.vocabulary import embedding, head
+from simulator.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from simulator.config import Workload
@@ -38,6 +40,43 @@ def stage_parts(workload: Workload, stage: int, seat: Seat = ANY_SEAT, turn: Tur
         for number in range(workload.model.mtp_layers):
             parts += predictor(workload, number, seat, turn)
     elif not workload.parallelism.deallocate_pipeline_outputs:
-        output = Tensor("stage output", shapes(workload, seat).row_bytes)
-        parts = (*parts[:-1], replace(parts[-1], saved=(*parts[-1].saved, output)))
+        parts = (*parts[:-1], _keeping(parts[-1], shapes(workload, seat).row_bytes))
+    if workload.pipelined_by_torch:
+        parts = _kept_by_torch(workload, stage, parts, seat)
+    if turn.first:
+        left = {id(part): _leaving(workload, part) for part in parts}  # equal layers stay one object
+        parts = tuple(left[id(part)] for part in parts)
     return parts
+
+
+def _kept_by_torch(workload: Workload, stage: int, parts: tuple[Part, ...], seat: Seat) -> tuple[Part, ...]:
+    """The input of a stage lies in a buffer that stays, and the last stage keeps its output too, the logits
+    (torch/distributed/pipelining/stage.py, ``fwd_cache``)."""
+    if stage > 0:
+        saved = tuple(one for one in parts[0].saved if one.name != "input")
+        parts = (replace(parts[0], saved=saved), *parts[1:])
+    if stage == workload.parallelism.n_stages - 1:
+        z = shapes(workload, seat)
+        parts = (*parts[:-1], _keeping(parts[-1], float(z.element * z.tokens * z.vocab)))
+    return parts
+
+
+def _keeping(part: Part, output: float) -> Part:
+    return replace(part, saved=(*part.saved, Tensor("stage output", output)))
+
+
+def _leaving(workload: Workload, part: Part) -> Part:
+    left = made_gradient_bytes(workload, part.params_on)
+    return replace(part, left_gradient_bytes=left) if left else part
+
+
+def made_gradient_bytes(workload: Workload, params: Mapping[str, int]) -> float:
+    """Of a GPU's gradients of ``params`` (by axis), those that steps make and the optimizer's step gives back, where
+    autograd hands them over: of what torch's FSDP shards its shards, and all that DDP has no buckets for."""
+    layout, element = workload.parallelism, DTYPE_BYTES[workload.training.grad_dtype]
+    if not workload.hands_over_gradients:
+        return 0.0
+    if workload.fully_shards:
+        return sum(element * count / layout.shards(axis) for axis, count in params.items() if layout.shards(axis) > 1)
+    bucketed = workload.wrapped_in_ddp
+    return float(sum(element * n for axis, n in params.items() if not (bucketed and layout.replicas(axis) > 1)))
