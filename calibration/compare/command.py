@@ -21,10 +21,11 @@ from calibration.compare.figures import pipelines, simulated_figures
 from calibration.compare.kernels import simulated_kernels
 from calibration.compare.measured import Measured, measured_figures, read_measured
 from calibration.compare.table import as_csv, as_text
+from calibration.predict.command import add_set
 from calibration.predict.predictions import Predictions, Simulated, read_predictions, simulate_all
 from simulator.analysis.envelope import envelope
 from simulator.cli.outputs import write_json
-from simulator.config import load_workload
+from simulator.config import load_workload, parse_changes
 from simulator.errors import InputError
 from simulator.output.files import writing
 from simulator.validation.suites import Bounds
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measured", type=Path, required=True, metavar="DIR", help="records of their runs")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the results go")
     parser.add_argument("--predictions", type=Path, metavar="FILE", help="what `predict` wrote before the runs")
+    add_set(parser)
     parser.add_argument("--no-pictures", dest="pictures", action="store_false", help="write tables only")
     parser.add_argument("--max-mean", type=_percent, metavar="PCT", help="fail when the mean absolute error is above")
     parser.add_argument("--max-row", type=_percent, metavar="PCT", help="fail when any error is above")
@@ -57,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     if out.resolve() == arguments.measured.resolve():
         raise InputError("is the folder of the measured runs", file="--out", found=str(out), fix="another folder")
     predicted = None if arguments.predictions is None else read_predictions(arguments.predictions)
-    simulated = simulate_all(arguments.workloads)
+    simulated = simulate_all(arguments.workloads, parse_changes(arguments.changes))
     measured = [read_measured(arguments.measured, one.name, one.sha256) for one in simulated]
     comparison = compare(arguments, simulated, measured, predicted)
     out.mkdir(parents=True, exist_ok=True)
@@ -83,7 +85,7 @@ def compare(
     file_commit = None if arguments.predictions is None else commit_of(arguments.predictions)
     rows = []
     for path, one, real in zip(arguments.workloads, simulated, measured, strict=True):
-        workload = load_workload(path)
+        workload = load_workload(path, parse_changes(arguments.changes))
         base = Row(one.name, workload.n_ranks, work_of(workload), reason=one.reason or real.reason)
         if one.result is None:
             rows.append(base)

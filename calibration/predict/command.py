@@ -13,6 +13,7 @@ from pathlib import Path
 
 from calibration.predict.predictions import predictions, simulate_all
 from simulator.cli.outputs import check_outputs, write_json
+from simulator.config import parse_changes
 
 EXAMPLE = """example:
   python -m calibration predict calibration/runs/predicted/*.yaml --out calibration/results/predictions.json"""
@@ -21,12 +22,25 @@ EXAMPLE = """example:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workloads", type=Path, nargs="+", metavar="WORKLOAD", help="workload files")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write, JSON")
+    add_set(parser)
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """The option that changes every workload."""
+    parser.add_argument(
+        "--set",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a value of every workload, as in `simulator run`: cluster=hgx_h200_4gpu for runs on H200s",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0, or 1 where a workload could not be simulated. Raises `InputError`."""
     check_outputs({"--out": arguments.out}, inputs=arguments.workloads)
-    content = predictions(simulate_all(arguments.workloads))
+    content = predictions(simulate_all(arguments.workloads, parse_changes(arguments.changes)))
     write_json(arguments.out, content)
     failed = [row for row in content["predictions"] if row["reason"]]
     for row in failed:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from calibration.commits import head
@@ -50,9 +51,9 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def simulate(path: Path) -> Simulated:
-    """Simulate a workload file. Raises `InputError` where the file itself cannot be used."""
-    workload = load_workload(path)
+def simulate(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> Simulated:
+    """Simulate a workload file with ``changes``. Raises `InputError` where the file itself cannot be used."""
+    workload = load_workload(path, changes)
     profile = find("profile", workload.calibration, base=path.parent)
     known = (workload.name, sha256(read_text(path)), workload.calibration, sha256(read_text(profile)))
     try:
@@ -61,9 +62,9 @@ def simulate(path: Path) -> Simulated:
         return Simulated(*known, None, " ".join(str(problem).split()))
 
 
-def simulate_all(paths: Sequence[Path]) -> list[Simulated]:
-    """Every file, in order. Raises `InputError` where two have one name: it is what runs are found by."""
-    found = [simulate(path) for path in paths]
+def simulate_all(paths: Sequence[Path], changes: Mapping[str, Any]) -> list[Simulated]:
+    """Every file with ``changes``, in order. Raises `InputError` where two have one name, by which runs are found."""
+    found = [simulate(path, changes) for path in paths]
     names = [one.name for one in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
