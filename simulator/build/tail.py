@@ -87,7 +87,7 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
         else:
             gathers = _gather_at_the_end(workload, stages, own, begin)
     whole = _with({**lanes, **({MP_LANE: of_mp} if of_mp else {})}, compute, [*gathers, *reductions.steps, *beside])
-    return compressed(workload, offload_activations(activations, stages, whole))
+    return compressed(workload, offload_activations(activations, stages, whole), reductions.over_replicas)
 
 
 def _with(lanes: Lanes, compute: list[Step], added: Sequence[Step]) -> Lanes:
@@ -119,7 +119,9 @@ def _reduce_in_buckets(
         if key not in parts_of:
             marks = stages.gradients_complete(step)
             parts_of[key] = buckets(step.op, marks, grad_bytes, parallelism.bucket_bytes)
-        for number, (part, piece) in enumerate(zip(parts_of[key], pieces(step, [part.block for part in parts_of[key]]), strict=True)):
+        for number, (part, piece) in enumerate(
+            zip(parts_of[key], pieces(step, [part.block for part in parts_of[key]]), strict=True)
+        ):
             waits = reductions.waits() if each else ()
             held = piece.alloc_bytes + gradient_bytes(workload, part.params)
             cut.append(replace(piece, after=(*piece.after, *waits), alloc_bytes=held))
