@@ -53,7 +53,7 @@ class RankMemory:
     @property
     def gradients(self) -> float:
         """Gradients that are there."""
-        return self.holdings.state.gradients - self.holdings.made + self.made
+        return self.holdings.gradients + self.made
 
     @property
     def reserved(self) -> float:

@@ -60,7 +60,7 @@ class _Step:
         self._others: list[tuple[float, Block]] = []
         state = holdings.state
         for nbytes in (
-            *(state.weights, state.gradients - holdings.made, state.optimizer),
+            *(state.weights, holdings.gradients, state.optimizer),
             *(holdings.placeholders, holdings.bucket, holdings.receives),
         ):
             if nbytes:
