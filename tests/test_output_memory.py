@@ -60,3 +60,21 @@ def test_gathered_parameters_are_no_activations() -> None:
     peak = int(np.argmax(curve.held + curve.workspace))
     assert held[peak] == pytest.approx(fullest.activations)
     assert curve.held[peak] - held[peak] == pytest.approx(fullest.gathered, rel=1e-6)
+
+
+def test_gradients_that_steps_make_are_drawn_once() -> None:
+    """Plain PyTorch on one GPU: gradients come with the first backward pass and go with the optimizer, so that none are
+    there when the step begins, and at the peak the layers add up to the rank's total."""
+    work = {
+        "model": {"layers": 4, "hidden": 512, "heads": 8, "vocab": 1024},
+        "training": {"seq": 512, "global_batch": 2, "implementation": "eager", "grad_dtype": "bf16"},
+        "cluster": "dgx_h100",
+    }
+    result = run(work)
+    (fullest,) = result.memories
+    assert fullest.holdings.made > 0 == fullest.holdings.gradients
+    axes = result.memory().axes[0]
+    tops = {str(layer.get_label()): layer.get_paths()[0].vertices[:, 1] for layer in axes.collections}
+    assert max(top.max() for top in tops.values()) == pytest.approx(fullest.total / GiB)
+    assert GiB * (tops["gradients"].max() - tops["gradients"].min()) == pytest.approx(fullest.holdings.made)
+    assert "gathered" not in tops

@@ -39,6 +39,11 @@ class Holdings:
     layers_away: bool = False
 
     @property
+    def gradients(self) -> float:
+        """Those that are always there."""
+        return self.state.gradients - self.made
+
+    @property
     def allocated(self) -> float:
         """Of it, what PyTorch's allocator knows of."""
         return self.state.total - self.made + self.placeholders + self.bucket + self.receives

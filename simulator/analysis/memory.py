@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ class RankMemory:
     @property
     def gradients(self) -> float:
         """Gradients that are there."""
-        return self.holdings.state.gradients - self.holdings.made + self.made
+        return self.holdings.gradients + self.made
 
     @property
     def reserved(self) -> float:
@@ -170,20 +170,25 @@ def _kind(tensor: Tensor) -> str:
     return _KINDS.get(word, word)
 
 
+def _by_kind(tensors: Iterable[Tensor]) -> dict[str, float]:
+    nbytes: dict[str, float] = {}
+    for tensor in tensors:
+        nbytes[_kind(tensor)] = nbytes.get(_kind(tensor), 0.0) + tensor.nbytes
+    return nbytes
+
+
+def _negative(nbytes: Mapping[str, float]) -> dict[str, float]:
+    return {kind: -size for kind, size in nbytes.items()}
+
+
 def activation_changes(
     timeline: Timeline, curve: Curve, parts: Mapping[int, tuple[Part, ...]]
 ) -> Iterator[tuple[int, dict[str, float]]]:
     """Events of a curve that change the activations held, in order: index, and bytes by kind of tensor."""
     turning: dict[tuple[int, int], float] = {}  # taken by input gradients that still run
     turn_of = turns(timeline, curve.span.tolist(), parts)
-
-    def kept(stage: int, what: str, count: int) -> dict[str, float]:
-        change: dict[str, float] = {}
-        for part in parts[stage]:
-            for tensor in part.saved if what == "saved" else part.held_for_weights:
-                kind = _kind(tensor)
-                change[kind] = change.get(kind, 0.0) + count * tensor.nbytes
-        return change
+    saved = {stage: _by_kind(tensor for part in own for tensor in part.saved) for stage, own in parts.items()}
+    held = {stage: _by_kind(tensor for part in own for tensor in part.held_for_weights) for stage, own in parts.items()}
 
     for event, (index, begins) in enumerate(zip(curve.span.tolist(), curve.begins.tolist(), strict=True)):
         turn, stage, phase = turn_of.get((index, begins)), int(timeline.stage[index]), str(timeline.phase[index])
@@ -193,13 +198,13 @@ def activation_changes(
             turning[key] = turning.get(key, 0.0) + taken
             yield event, {"output gradients": taken}
         if turn == "takes":
-            yield event, kept(stage, "saved", 1)
+            yield event, saved[stage]
         elif turn == "turns":
-            yield event, kept(stage, "saved", -1)
-            yield event, kept(stage, "held", 1)
+            yield event, _negative(saved[stage])
+            yield event, held[stage]
             yield event, {"output gradients": -turning.pop(key, 0.0)}
         elif turn == "gives":
-            yield event, kept(stage, "held" if phase == "W" else "saved", -1)
+            yield event, _negative((held if phase == "W" else saved)[stage])
 
 
 def _activations(timeline: Timeline, curve: Curve, at: int, parts: Mapping[int, tuple[Part, ...]]) -> dict[str, float]:

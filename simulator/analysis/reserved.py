@@ -49,13 +49,18 @@ class _Step:
     def __init__(self, allocator: CachingAllocator, holdings: Holdings, replayed: Container[int]) -> None:
         self.allocator = allocator
         self._parts = holdings.parts
+        #: By stage, what is saved for a backward pass, and what is held for a weight gradient.
+        self._kept = {
+            stage: (sum(part.saved_bytes for part in parts), sum(part.held_bytes for part in parts))
+            for stage, parts in holdings.parts.items()
+        }
         self._replayed = replayed
         self._saved: dict[tuple[int, int], list[list[Block]]] = {}
         self._turned: set[tuple[int, int]] = set()
         self._others: list[tuple[float, Block]] = []
         state = holdings.state
         for nbytes in (
-            *(state.weights, state.gradients - holdings.made, state.optimizer),
+            *(state.weights, holdings.gradients, state.optimizer),
             *(holdings.placeholders, holdings.bucket, holdings.receives),
         ):
             if nbytes:
@@ -63,10 +68,8 @@ class _Step:
 
     def turn(self, turn: Turn, stage: int, microbatch: int, moved: float) -> None:
         """A pass takes, turns or gives back activations; what it moves beside them is something else."""
-        parts, key = self._parts[stage], (stage, microbatch)
-        saved, held = sum(part.saved_bytes for part in parts), sum(part.held_bytes for part in parts)
-        if microbatch not in self._replayed:
-            parts = ()
+        parts, key = self._parts[stage] if microbatch in self._replayed else (), (stage, microbatch)
+        saved, held = self._kept[stage]
         if turn == "takes":
             self.take(moved - saved)
             self._saved[key] = [self._forward(part) for part in parts]

@@ -18,7 +18,7 @@ Buckets are packed where their gradients are complete, and unpacked where the co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from simulator.build.pipeline import Lanes
@@ -31,7 +31,6 @@ from simulator.units import DTYPE_BYTES
 ELEMENT_BYTES = {"fp8": 1.0, "int8": 1.0, "1bit": 1 / 8}
 #: Bytes of an element of what rounding has lost, kept for the next step.
 ERROR_BYTES = 4.0
-_REDUCTIONS = ("dp.all_reduce grads", "dp.reduce_scatter grads")
 
 
 @dataclass(frozen=True)
@@ -43,12 +42,16 @@ class _Packed:
     unpack: tuple[Step, ...]
 
 
-def compressed(workload: Workload, lanes: Lanes) -> Lanes:
-    """``lanes`` of a rank with its gradient reductions packed as ``grad_compression`` and ``copy_to_buckets`` say."""
+def compressed(workload: Workload, lanes: Lanes, reductions: Collection[str]) -> Lanes:
+    """``lanes`` of a rank with its gradient ``reductions`` (labels) packed as ``grad_compression`` and
+    ``copy_to_buckets`` say."""
     if workload.parallelism.grad_compression == "none" and not workload.parallelism.copy_to_buckets:
         return lanes
     packed = {
-        step.label: _packed(workload, step) for of_lane in lanes.values() for step in of_lane if _is_reduction(step)
+        step.label: _packed(workload, step)
+        for of_lane in lanes.values()
+        for step in of_lane
+        if step.label in reductions
     }
     beside = {lane: of_lane for lane, of_lane in lanes.items() if lane != COMPUTE_LANE}
     unpacked = {label: one.unpack[-1].label for label, one in packed.items() if one.unpack}
@@ -60,10 +63,6 @@ def compressed(workload: Workload, lanes: Lanes) -> Lanes:
                 whole.setdefault(stream, []).append(new)
     whole[COMPUTE_LANE] = _with_kernels(lanes[COMPUTE_LANE], packed, _needs(packed, beside))
     return whole
-
-
-def _is_reduction(step: Step) -> bool:
-    return isinstance(step.op, Comm) and step.op.purpose == "dp" and step.op.name in _REDUCTIONS
 
 
 def _replaced(step: Step, packed: Mapping[str, _Packed], unpacked: Mapping[str, str]) -> tuple[Step, ...]:

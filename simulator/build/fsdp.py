@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from simulator.build.gradients import pieces
 from simulator.build.sharding import Reductions, gather, gathered_bytes, gradient_bytes
 from simulator.build.stages import Stages
 from simulator.config import Workload
@@ -66,15 +67,12 @@ class _Sharder:
         """One pass, part by part."""
         reads, makes, forward = step.phase in ("F", "B", "I"), step.phase in ("B", "W"), step.phase == "F"
         parts, root = self._stages.parts[step.stage], self._root_of[step.stage]
-        pieces = [(index, block) for index, block in self._stages.by_part(step) if block.ops]
+        order = [(index, block) for index, block in self._stages.by_part(step) if block.ops]
         before = tuple(last.label for last in self.compute[-1:] if forward)
-        alloc, needs = step.alloc_bytes, list(step.after)
-        if reads:
-            needs += self._gather(root, step, f"gather {step.label} root", before)
+        needs = self._gather(root, step, f"gather {step.label} root", before) if reads else []
         roots_own = makes and root[0] == step.stage
-        for number, (index, block) in enumerate(pieces):
-            last = number == len(pieces) - 1
-            label, free = step.label if last else f"{step.label}.{number}", 0.0
+        for (index, _), piece in zip(order, pieces(step, [block for _, block in order]), strict=True):
+            label, alloc, free = piece.label, piece.alloc_bytes, piece.free_bytes
             layer = (step.stage, index) if parts[index].is_unit else None
             if layer and reads:
                 at = len(self._uses) - 1 - self._ahead
@@ -87,11 +85,11 @@ class _Sharder:
             elif roots_own and not layer:
                 alloc += gradient_bytes(self._workload, self._params[root])
                 roots_own = False
-            if last:
-                free += step.free_bytes + (self._used(root, label, drop=not forward) if reads else 0.0)
-            after = (*needs, *self._reductions.waits())
-            self.compute.append(replace(step, label=label, op=block, after=after, alloc_bytes=alloc, free_bytes=free))
-            alloc, needs = 0.0, []
+            if reads and label == step.label:
+                free += self._used(root, label, drop=not forward)
+            after = (*piece.after, *needs, *self._reductions.waits())
+            self.compute.append(replace(piece, after=after, alloc_bytes=alloc, free_bytes=free))
+            needs = []
             if makes and layer:
                 self._reductions.add(f"reduce {label}", self._params[layer], (label,), step)
         if makes and root[0] == step.stage:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
 
 from simulator.model import Op, Part
-from simulator.program import Block, GroupedMatmul, Matmul
+from simulator.program import Block, GroupedMatmul, Matmul, Step
 from simulator.program.ops import kernels_of
 
 
@@ -100,6 +100,18 @@ def buckets(block: Block, marks: Sequence[Mark], bytes_per_param: int, bucket_by
             pieces.append(Bucket(Block(f"{block.name}.{len(pieces)}", block.ops[begin:end]), closed))
             begin = end
     return pieces
+
+
+def pieces(step: Step, blocks: Sequence[Block]) -> list[Step]:
+    """``step``, a pass, as ``blocks`` one after another; the first waits as the whole did, the last carries the label
+    that others wait for."""
+    cut = [
+        replace(step, label=f"{step.label}.{number}", op=block, after=(), alloc_bytes=0.0, free_bytes=0.0)
+        for number, block in enumerate(blocks)
+    ]
+    cut[0] = replace(cut[0], after=step.after, alloc_bytes=step.alloc_bytes)
+    cut[-1] = replace(cut[-1], label=step.label, free_bytes=step.free_bytes)
+    return cut
 
 
 def _in_weight_phase(op: Op) -> bool:

@@ -25,10 +25,10 @@ def build_program(workload: Workload, *, times: Times | None = None, steps: int 
     size = (parallelism.pp, workload.microbatches, parallelism.vpp)
     order = schedule.order(*size) if schedule.drains else schedule.over(*size, steps)
     lowered: dict[Seat, tuple[Stages, list[Lanes]]] = {}
-    roles = []
+    roles, turns = [], _turns(order, workload.microbatches)
     for place in placed.places:
         if place.seat not in lowered:
-            stages = Stages(workload, place.seat, _turns(order, workload.microbatches))
+            stages = Stages(workload, place.seat, turns)
             overlap = parallelism.overlap.p2p
             lanes = lower(order, schedule, parallelism.n_stages, passed_bytes(workload), stages.step, overlap=overlap)
             lowered[place.seat] = stages, lanes

@@ -82,7 +82,8 @@ def gather(workload: Workload, label: str, params: Mapping[str, int], like: Step
 
 
 class Reductions:
-    """The gradient reductions of a rank, in order, or what takes their place. ``on_host``: what has been copied there.
+    """The gradient reductions of a rank, in order, or what takes their place. ``over_replicas``: labels of those of
+    whole gradients over the ranks that hold the same parameters. ``on_host``: what has been copied to the host.
 
     Where whole gradients are alive for a while only (ZeRO-2 and 3), one reduction goes on beside the pass that makes
     the next gradients, which then are reduced; what comes after waits for the first. So at most two sets are alive, as
@@ -93,6 +94,7 @@ class Reductions:
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self.steps: list[Step] = []
+        self.over_replicas: set[str] = set()
         self.on_host: dict[object, Share] = {}
         self._seen: Counter[tuple[str, str]] = Counter()
         self._done: list[tuple[str, ...]] = []  # labels of each reduction's first steps, which give the gradients back
@@ -129,6 +131,7 @@ class Reductions:
         stays = parallelism.offload.optimizer != "none"
         cast = max(comm.nbytes - made, 0.0) if made else 0.0
         step = Step(label, comm, tuple(after), alloc_bytes=cast, free_bytes=0.0 if stays else made + cast)
+        self.over_replicas.add(label)
         self.steps.append(_as_part_of(step, like))
         if not 1 < shards < parallelism.replicas(axis):
             return made + cast, (label,)

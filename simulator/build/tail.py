@@ -9,7 +9,7 @@ from dataclasses import replace
 from simulator.build.activations import offload_activations
 from simulator.build.compression import compressed
 from simulator.build.fsdp import fully_sharded
-from simulator.build.gradients import Bucket, buckets
+from simulator.build.gradients import Bucket, buckets, pieces
 from simulator.build.offload import gradients_to_host, parameters_to_host, update_on_host
 from simulator.build.pipeline import Lanes
 from simulator.build.sharding import Reductions, gather, gradient_bytes, leaving
@@ -87,7 +87,7 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
         else:
             gathers = _gather_at_the_end(workload, stages, own, begin)
     whole = _with({**lanes, **({MP_LANE: of_mp} if of_mp else {})}, compute, [*gathers, *reductions.steps, *beside])
-    return compressed(workload, offload_activations(activations, stages, whole))
+    return compressed(workload, offload_activations(activations, stages, whole), reductions.over_replicas)
 
 
 def _with(lanes: Lanes, compute: list[Step], added: Sequence[Step]) -> Lanes:
@@ -119,24 +119,15 @@ def _reduce_in_buckets(
         if key not in parts_of:
             marks = stages.gradients_complete(step)
             parts_of[key] = buckets(step.op, marks, grad_bytes, parallelism.bucket_bytes)
-        for number, (part, piece) in enumerate(zip(parts_of[key], _pieces(step, parts_of[key]), strict=True)):
+        for number, (part, piece) in enumerate(
+            zip(parts_of[key], pieces(step, [part.block for part in parts_of[key]]), strict=True)
+        ):
             waits = reductions.waits() if each else ()
             held = piece.alloc_bytes + gradient_bytes(workload, part.params)
             cut.append(replace(piece, after=(*piece.after, *waits), alloc_bytes=held))
             label = f"reduce {step.label}.{number}" if each else f"reduce {step.stage}.{number}"
             reductions.add(label, part.params, (piece.label,), step if each else None)
     return cut
-
-
-def _pieces(step: Step, parts: list[Bucket]) -> list[Step]:
-    """``step`` in parts; the first waits as the whole did, the last carries the label that others wait for."""
-    pieces = [
-        replace(step, label=f"{step.label}.{number}", op=part.block, after=(), alloc_bytes=0.0, free_bytes=0.0)
-        for number, part in enumerate(parts)
-    ]
-    pieces[0] = replace(pieces[0], after=step.after, alloc_bytes=step.alloc_bytes)
-    pieces[-1] = replace(pieces[-1], label=step.label, free_bytes=step.free_bytes)
-    return pieces
 
 
 def _twin_gradients(workload: Workload, params: Mapping[str, int], ready: tuple[str, ...]) -> list[Step]:
@@ -186,7 +177,7 @@ def _gather_beside_the_first(workload: Workload, stages: Stages, compute: list[S
             continue
         seen.add(step.stage)
         parts = buckets(step.op, stages.parameters_used(step), DTYPE_BYTES[workload.training.precision], bucket_bytes)
-        for number, (part, piece) in enumerate(zip(parts, _pieces(step, parts), strict=True)):
+        for number, (part, piece) in enumerate(zip(parts, pieces(step, [part.block for part in parts]), strict=True)):
             needed = gather(workload, f"gather {step.stage}.{number}", part.params)
             gathers += needed
             cut.append(replace(piece, after=(*piece.after, *(one.label for one in needed))))

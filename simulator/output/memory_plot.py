@@ -50,18 +50,20 @@ def memory_plot(
     step = timeline.step_time_s
     times = np.concatenate(([0.0], curve.times, [step]))
     own = held_activations(timeline, curve, fullest.holdings)
-    gathered, held, workspace = (
+    made = np.minimum(curve.held - own, fullest.holdings.made)
+    made, gathered, held, workspace = (
         np.concatenate(([0.0], np.maximum(column, 0.0), np.maximum(column[-1:], 0.0)))
-        for column in (curve.held - own, own, curve.workspace)
+        for column in (made, curve.held - own - made, own, curve.workspace)
     )
     state = fullest.holdings.state
     constant = {
         "weights": state.weights,
-        "gradients": state.gradients,
+        "gradients": fullest.holdings.gradients,
         "optimizer": state.optimizer,
         "buffers": fullest.buffers - fullest.gathered,
     }
     layers = {name: np.full(len(times), nbytes) for name, nbytes in constant.items()}
+    layers["gradients"] += made
     layers |= {"gathered": gathered, "activations": held, "workspace": workspace}
     below = np.zeros(len(times))
     for name, colour in _COLOURS.items():
