@@ -12,6 +12,7 @@ from calibration.fit.part import Constants, Part, Point, every_second, rounded, 
 from simulator.cluster import build_cluster
 from simulator.config.catalog import names
 from simulator.config.cluster import load_cluster
+from simulator.config.files import with_changes
 from simulator.config.profile import Profile
 from simulator.config.transport import Transport
 from simulator.errors import InputError
@@ -130,14 +131,7 @@ def seconds(
 
 def changed(model: Transport, constants: Mapping[str, float]) -> Transport:
     """The transport with constants replaced, by dotted name."""
-    data = model.model_dump()
-    for name, value in constants.items():
-        *path, last = name.split(".")
-        inner = data
-        for key in path:
-            inner = inner[key]
-        inner[last] = value
-    return Transport.model_validate(data)
+    return Transport.model_validate(with_changes(model.model_dump(), constants, {}))
 
 
 def weight(case: Measured) -> float:
