@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from calibration.fit.cases import Cases, Measured
+from calibration.fit.cases import MEASURED, Cases, Measured
 from calibration.fit.part import Constants, Part, Point, every_second, rounded, search
 from simulator.cluster import build_cluster
 from simulator.config.catalog import names
@@ -92,7 +92,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     ours = bool(cases.environments)
     origin = {
         "kind": "measured" if ours else "published",
-        "source": "measured" if ours else start.source,
+        "source": MEASURED if ours else start.source,
         "note": f"fitted on {', '.join(str(n) for n in sorted({len(case.ranks) for case in fitted}))} GPUs"
         + (", without NVLink SHARP" if ours and not any(e.get("nvls") for e in _machines(cases)) else ""),
     }
