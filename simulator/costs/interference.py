@@ -58,7 +58,7 @@ class SharedSms:
 
     def _speed(self, kernel: Kernel) -> float:
         if isinstance(kernel, Memory):
-            return self.model.memory_speed["norm" if "norm" in kernel.op else "other"]
+            return self.model.memory_speed["norm" if kernel.normalizes else "other"]
         if type(kernel) not in self.fewer:
             return 1.0
         return min(1.0, self.whole[type(kernel)].seconds(kernel) / self.fewer[type(kernel)].seconds(kernel))

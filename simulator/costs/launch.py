@@ -39,7 +39,7 @@ def issued(op: Compute | Comm) -> str:
             return f"{direction}_matmul"
         case Attention():
             return f"{direction}_attention"
-        case Memory(op=name) if "norm" in name:
+        case Memory(normalizes=True):
             return f"{direction}_norm"
     return f"{direction}_other"
 
