@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, get_args
+from typing import get_args
 
 from simulator.config.profile import GpuSpec, Implementation, Profile
 from simulator.config.transport import Transport, TransportKind
@@ -15,17 +15,9 @@ from simulator.costs.hosts import HOST_TRANSPORTS, plain
 from simulator.costs.interference import Beside, SharedSms, without
 from simulator.costs.matmul import MatmulCost
 from simulator.costs.memory import MemoryCost
-from simulator.costs.origin import Origin
+from simulator.costs.origin import KernelCost, Origin
 from simulator.errors import InputError
 from simulator.program import Attention, Comm, Compute, Fixed, GroupedMatmul, Kernel, Matmul, Memory
-
-
-class KernelCost(Protocol):
-    """What prices one class of kernels: pure functions of the kernel."""
-
-    def seconds(self, kernel: Any) -> float: ...
-
-    def origin(self, kernel: Any) -> Origin: ...
 
 
 @dataclass(frozen=True)
