@@ -16,6 +16,8 @@ from simulator.costs import Costs
 from simulator.engine import simulate
 
 PROFILE = load_profile("a100-sxm-80gb")
+#: All that a host issues, as `simulator.costs.launch.issued` calls it.
+ISSUED = tuple(Costs.from_profile(PROFILE).launch)
 #: dgx_a100 as a mapping, under a name that is no file's.
 CLUSTER = {key: value for key, value in cluster_data("dgx_a100")[0].items() if key != "nodes"} | {"name": "inline"}
 

@@ -12,14 +12,13 @@ import pytest
 
 from calibration.fit.interference import race
 from simulator.costs import Costs
-from simulator.costs.launch import ISSUED
 from simulator.engine import simulate
 from simulator.engine.invariants import check
 from simulator.program import Program
 from simulator.program.text import from_text
 from simulator.timeline import Timeline
 from tests.clusters import HOP_s, NIC_Bps, nic_cluster
-from tests.quick import ByPurpose
+from tests.quick import ISSUED, ByPurpose
 
 IDEAL = Costs.ideal()
 SHORTCUTS = list(product((True, False), repeat=2))

@@ -12,9 +12,10 @@ from calibration.fit.cases import read
 from simulator.cluster.ideal import ideal_cluster
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
-from simulator.costs.launch import ISSUED, issued
+from simulator.costs.launch import issued
 from simulator.engine import simulate
 from simulator.program import Attention, Block, Comm, Compute, Fixed, Matmul, Memory, Program, Role, Step
+from tests.quick import ISSUED
 
 MEASURED = Path(__file__).parent.parent / "calibration" / "measurements" / "h100-sxm-80gb"
 PRODUCT, NORM = Matmul(8, 8, 8), Memory("norm", 1.0, 1.0)

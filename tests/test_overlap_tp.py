@@ -12,7 +12,6 @@ from simulator import model
 from simulator.api import Result
 from simulator.config import Workload, load_workload
 from simulator.costs import Costs
-from simulator.costs.launch import ISSUED
 from simulator.engine import simulate
 from simulator.engine.invariants import check
 from simulator.errors import DeadlockError
@@ -24,7 +23,7 @@ from simulator.timeline import Timeline
 from tests import quick
 from tests.clusters import HOP_s, NIC_Bps, nic_cluster
 from tests.jobs import job
-from tests.quick import ByPurpose
+from tests.quick import ISSUED, ByPurpose
 from tests.test_engine_exact import compare
 
 # The engine's part

@@ -7,11 +7,12 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from calibration.fit.cases import Cases, Measured
+from calibration.fit.cases import MEASURED, Cases, Measured
 from calibration.fit.part import Constants, Part, Point, every_second, rounded, search
 from simulator.cluster import build_cluster
 from simulator.config.catalog import names
 from simulator.config.cluster import load_cluster
+from simulator.config.files import with_changes
 from simulator.config.profile import Profile
 from simulator.config.transport import Transport
 from simulator.errors import InputError
@@ -91,7 +92,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     ours = bool(cases.environments)
     origin = {
         "kind": "measured" if ours else "published",
-        "source": "measured" if ours else start.source,
+        "source": MEASURED if ours else start.source,
         "note": f"fitted on {', '.join(str(n) for n in sorted({len(case.ranks) for case in fitted}))} GPUs"
         + (", without NVLink SHARP" if ours and not any(e.get("nvls") for e in _machines(cases)) else ""),
     }
@@ -130,14 +131,7 @@ def seconds(
 
 def changed(model: Transport, constants: Mapping[str, float]) -> Transport:
     """The transport with constants replaced, by dotted name."""
-    data = model.model_dump()
-    for name, value in constants.items():
-        *path, last = name.split(".")
-        inner = data
-        for key in path:
-            inner = inner[key]
-        inner[last] = value
-    return Transport.model_validate(data)
+    return Transport.model_validate(with_changes(model.model_dump(), constants, {}))
 
 
 def weight(case: Measured) -> float:

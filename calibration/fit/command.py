@@ -18,7 +18,7 @@ from calibration.fit import collectives, interference, kernels, launch, picture
 from calibration.fit.cases import MEASURED, Cases, read
 from calibration.fit.part import Point, residuals
 from calibration.fit.writer import written
-from simulator.config.files import validated
+from simulator.config.files import validated, with_changes
 from simulator.config.profile import Profile, load_profile
 from simulator.errors import InputError
 
@@ -59,8 +59,7 @@ def fit(cases: Cases, base: Profile, name: str) -> tuple[Profile, list[Point]]:
     points: list[Point] = []
     for part in PARTS:
         fitted = part(cases, profile)
-        for key, value in fitted.figures.items():
-            _put(data, key, value)
+        data = with_changes(data, fitted.figures, {})
         points += fitted.points
         profile = _checked(data)
     data["residuals"] = residuals(points)
@@ -118,14 +117,6 @@ def _source(provenance: dict[str, Any]) -> str:
         f"own measurements, {provenance['date']}: {provenance['gpu']}, torch {provenance.get('torch')}; "
         f"fitted by python -m calibration fit"
     )
-
-
-def _put(data: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key."""
-    *sections, last = key.split(".")
-    for section in sections:
-        data = data[section]
-    data[last] = value
 
 
 def _checked(data: dict[str, Any]) -> Profile:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from calibration.fit.cases import Cases, Measured
+from calibration.fit.cases import MEASURED, Cases, Measured
 from calibration.fit.part import Part, Point, rounded
 from simulator.config.profile import Profile
 from simulator.costs.costs import beside
@@ -55,7 +55,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
         "matmul_sms": matmul_sms,
         "memory_speed": memory_speed,
         "kind": "measured",
-        "source": "measured",
+        "source": MEASURED,
     }
     speed = _with(profile, sms, matmul_sms, memory_speed)
     points = [

@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping
 
-from calibration.fit.cases import Cases
+from calibration.fit.cases import MEASURED, Cases
 from calibration.fit.part import Part, Point, rounded
 from simulator.config.profile import Profile
 
@@ -61,7 +61,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
         "backward_s": {name: rounded(seconds) for name, seconds in backward.items()},
         **rest,
         "kind": "measured",
-        "source": "measured",
+        "source": MEASURED,
     }
     bare = dict.fromkeys(forward, rounded(alone["empty_kernel"]))
     figures = {
@@ -72,7 +72,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
             "backward_s": bare,
             **rest,
             "kind": "assumed",
-            "source": "measured",
+            "source": MEASURED,
             "note": "kernels: a bare launch; not measured under torch.compile",
         },
     }

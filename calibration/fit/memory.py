@@ -81,21 +81,9 @@ OPS: Mapping[str, Callable[[Measured], Kernels]] = {
 }
 #: Classes in the order in which they are fitted, so that those that run beside one are known before it.
 ORDER = (
-    *("copy", "zero", "cast", "upcast", "activation", "activation_bwd", "residual", "norm", "norm_bwd"),
-    *("rms_norm", "rms_norm_bwd"),
-    *(
-        "softmax",
-        "softmax_bwd",
-        "mask",
-        "dropout",
-        "dropout_bwd",
-        "rope",
-        "embedding",
-        "embedding_bwd",
-        "loss",
-        "loss_bwd",
-    ),
-    *("optimizer", "accumulate", "reduce"),
+    *("copy", "zero", "cast", "upcast", "activation", "activation_bwd", "residual"),
+    *("norm", "norm_bwd", "rms_norm", "rms_norm_bwd", "softmax", "softmax_bwd", "mask", "dropout", "dropout_bwd"),
+    *("rope", "embedding", "embedding_bwd", "loss", "loss_bwd", "optimizer", "accumulate", "reduce"),
 )
 #: Ops that work on whole rows, and the parameter that says how long those are.
 ROWS = {

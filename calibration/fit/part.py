@@ -23,6 +23,11 @@ class Point:
     held_out: bool
 
     @property
+    def kind(self) -> str:
+        """The class, as in ``matmul``."""
+        return self.group.split(".")[0]
+
+    @property
     def error(self) -> float:
         """fitted / measured - 1"""
         return self.fitted_s / self.measured_s - 1
@@ -52,8 +57,7 @@ def residuals(points: Iterable[Point]) -> dict[str, dict[str, dict[str, float]]]
     """Of each class and each group, by what was fitted and what was held out."""
     names: dict[str, list[Point]] = {}
     for point in points:
-        whole = point.group.split(".")[0]
-        for name in dict.fromkeys((whole, point.group)):
+        for name in dict.fromkeys((point.kind, point.group)):
             names.setdefault(name, []).append(point)
     table: dict[str, dict[str, dict[str, float]]] = {}
     for name in sorted(names):
@@ -80,7 +84,8 @@ def search(
     sweeps: int = 40,
 ) -> Constants:
     """The constants of least ``loss``: each in turn is multiplied by e^step or e^-step while that helps, with a step of
-    its own that doubles after a success and halves after a failure; ends when all steps are below ``least``."""
+    its own that grows by half after a success, up to ``step``, and halves after a failure; ends when all are below
+    ``least``."""
     best, steps = dict(start), dict.fromkeys(start, step)
     lowest = loss(best)
     for _ in range(sweeps):

@@ -15,7 +15,7 @@ def draw(points: Iterable[Point], directory: Path) -> list[Path]:
 
     classes: dict[str, dict[str, list[Point]]] = {}
     for point in points:
-        classes.setdefault(point.group.split(".")[0], {}).setdefault(point.group, []).append(point)
+        classes.setdefault(point.kind, {}).setdefault(point.group, []).append(point)
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, groups in classes.items():

@@ -31,12 +31,6 @@ class Figure(Cited):
     value: Positive
 
 
-class Share(Cited):
-    """One number up to 1."""
-
-    value: Fraction
-
-
 class Amount(Cited):
     """One number that may be 0."""
 

@@ -202,22 +202,20 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
         yield InputError("several nodes need network cards", key="node.nics.count", found=0, allowed=">= 1")
     first: dict[str, int] = {}
     for index, override in enumerate(spec.overrides):
-        yield from _override_problems(spec, override, f"overrides[{index}]")
-        name = override.gpu if isinstance(override, GpuOverride) else override.link
+        is_gpu = isinstance(override, GpuOverride)
+        part, scale = ("gpu", "speed_scale") if is_gpu else ("link", "bandwidth_scale")
+        key, name = f"overrides[{index}].{part}", str(getattr(override, part))
+        yield from _name_problems(spec, name, is_gpu, key)
         if first.setdefault(name, index) != index:
-            scale = "speed_scale" if isinstance(override, GpuOverride) else "bandwidth_scale"
             yield InputError(
                 f"overrides[{first[name]}] is of it too, and only one {scale} can be meant",
-                key=f"overrides[{index}].{'gpu' if isinstance(override, GpuOverride) else 'link'}",
+                key=key,
                 found=name,
                 fix="one override of it",
             )
 
 
-def _override_problems(spec: ClusterSpec, override: LinkOverride | GpuOverride, key: str) -> Iterator[InputError]:
-    is_gpu = isinstance(override, GpuOverride)
-    name = override.gpu if isinstance(override, GpuOverride) else override.link
-    key = f"{key}.gpu" if is_gpu else f"{key}.link"
+def _name_problems(spec: ClusterSpec, name: str, is_gpu: bool, key: str) -> Iterator[InputError]:
     numbers = re.match(r"node(\d{1,9})\.(?:gpu(\d{1,9})$)?", name)
     if is_gpu and (not numbers or numbers[2] is None):
         yield InputError("is no name of a GPU", key=key, found=name, allowed="node<i>.gpu<j>, such as node1.gpu4")

@@ -173,13 +173,9 @@ class RowCurve(Section):
     """an empty kernel"""
 
 
-class MemoryCurve(Cited):
-    """Seconds of a kernel by its bytes: start_s + bytes / (share * peak bandwidth)."""
+class MemoryCurve(RowCurve, Cited):
+    """One class of kernels, at any size of row."""
 
-    share: Fraction
-    """of the peak memory bandwidth"""
-    start_s: NotNegative
-    """an empty kernel"""
     by_width: dict[Whole, RowCurve] = Field(default_factory=dict)
     """of kernels that work on whole rows, by elements of a row: linear in its logarithm between two, constant beyond"""
     fitted_range: Range | None = None

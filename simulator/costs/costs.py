@@ -4,45 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, get_args
+from typing import get_args
 
 from simulator.config.profile import GpuSpec, Implementation, Profile
-from simulator.config.transport import Protocol as TransportProtocol
-from simulator.config.transport import ProtocolName, Transport, TransportKind
+from simulator.config.transport import Transport, TransportKind
 from simulator.costs import launch
 from simulator.costs.attention import AttentionCost
 from simulator.costs.fixed import FixedCost
-from simulator.costs.hosts import HOST_TRANSPORTS
+from simulator.costs.hosts import HOST_TRANSPORTS, plain
 from simulator.costs.interference import Beside, SharedSms, without
 from simulator.costs.matmul import MatmulCost
 from simulator.costs.memory import MemoryCost
-from simulator.costs.origin import Origin
+from simulator.costs.origin import KernelCost, Origin
 from simulator.errors import InputError
 from simulator.program import Attention, Comm, Compute, Fixed, GroupedMatmul, Kernel, Matmul, Memory
-
-
-class KernelCost(Protocol):
-    """What prices one class of kernels: pure functions of the kernel."""
-
-    def seconds(self, kernel: Any) -> float: ...
-
-    def origin(self, kernel: Any) -> Origin: ...
-
-
-_AT_ONCE: dict[ProtocolName, TransportProtocol] = {
-    "simple": TransportProtocol(base_latency_s=0.0, hop_latency_s=0.0, bandwidth_fraction=1.0)
-}
-#: A transport that adds nothing to what the links themselves do.
-_IDEAL_TRANSPORT = Transport(
-    efficiency=1.0,
-    copy_Bps=1e30,
-    p2p_copy_Bps=1e30,
-    peer_latency_s=0.0,
-    protocols=_AT_ONCE,
-    p2p=_AT_ONCE,
-    kind="assumed",
-    source="ideal",
-)
 
 
 @dataclass(frozen=True)
@@ -89,7 +64,7 @@ class Costs:
             gpu="",
             kernels={Fixed: FixedCost()},
             launch={},
-            transports=dict.fromkeys(get_args(TransportKind), _IDEAL_TRANSPORT),
+            transports=dict.fromkeys(get_args(TransportKind), plain(0.0, 1.0, "assumed", "ideal")),
             beside=None,
             sources={},
         )

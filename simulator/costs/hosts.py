@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from simulator.config.transport import Protocol, ProtocolName, Transport
+from simulator.config.cited import Kind
+from simulator.config.transport import Protocol, Transport
 
 #: Seconds to start a copy between a GPU and its host or a job of the CPU: an asynchronous copy of a few bytes takes
 #: about as long as a few kernel launches. Assumed.
 START_s = 10e-6
 
-_AT_ONCE: dict[ProtocolName, Protocol] = {
-    "simple": Protocol(base_latency_s=START_s, hop_latency_s=0.0, bandwidth_fraction=1.0)
-}
+
+def plain(start_s: float, efficiency: float, kind: Kind, source: str) -> Transport:
+    """A transport that takes ``start_s`` to start, and then a share of what the links themselves do."""
+    at_once = Protocol(base_latency_s=start_s, hop_latency_s=0.0, bandwidth_fraction=1.0)
+    return Transport(
+        efficiency=efficiency,
+        copy_Bps=1e30,
+        p2p_copy_Bps=1e30,
+        peer_latency_s=0.0,
+        protocols={"simple": at_once},
+        p2p={"simple": at_once},
+        kind=kind,
+        source=source,
+    )
+
 
 HOST_TRANSPORTS: dict[str, Transport] = {
     # CPU-Adam updates 10 billion parameters in 2.57 s on a DGX-2 (ZeRO-Offload, arXiv 2101.06840, table 4). At the 30
     # bytes per parameter of mixed precision that is 117 GB/s, of 256 GB/s at best: 2 Xeon Platinum 8168 with 6 channels
     # of DDR4-2666 each.
-    "memory": Transport(
-        efficiency=0.456,
-        copy_Bps=1e30,
-        p2p_copy_Bps=1e30,
-        peer_latency_s=0.0,
-        protocols=_AT_ONCE,
-        p2p=_AT_ONCE,
-        kind="published",
-        source="arXiv 2101.06840, table 4",
-    ),
+    "memory": plain(START_s, 0.456, "published", "arXiv 2101.06840, table 4"),
     # A drive's sequential figures are what it does.
-    "nvme": Transport(
-        efficiency=1.0,
-        copy_Bps=1e30,
-        p2p_copy_Bps=1e30,
-        peer_latency_s=0.0,
-        protocols=_AT_ONCE,
-        p2p=_AT_ONCE,
-        kind="assumed",
-        source="data sheets of drives",
-    ),
+    "nvme": plain(START_s, 1.0, "assumed", "data sheets of drives"),
 }

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from simulator.config.profile import GpuSpec, Interference
+from simulator.costs.origin import KernelCost
 from simulator.program import Kernel, Memory
 
 #: What NCCL's kernels carry. Copies to and from hosts are the copy engines' work, and hold no SM.
 BY_NCCL = frozenset(("tp", "cp", "ep", "pp", "dp"))
-
-
-class Prices(Protocol):
-    """Seconds of a kernel of one class."""
-
-    def seconds(self, kernel: Any) -> float: ...
 
 
 class Beside(Protocol):
@@ -41,8 +36,8 @@ class SharedSms:
     """
 
     model: Interference
-    whole: Mapping[type, Prices]
-    fewer: Mapping[type, Prices]
+    whole: Mapping[type, KernelCost]
+    fewer: Mapping[type, KernelCost]
     queues: bool = True
     _speeds: dict[Kernel, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -58,7 +53,7 @@ class SharedSms:
 
     def _speed(self, kernel: Kernel) -> float:
         if isinstance(kernel, Memory):
-            return self.model.memory_speed["norm" if "norm" in kernel.op else "other"]
+            return self.model.memory_speed["norm" if kernel.normalizes else "other"]
         if type(kernel) not in self.fewer:
             return 1.0
         return min(1.0, self.whole[type(kernel)].seconds(kernel) / self.fewer[type(kernel)].seconds(kernel))

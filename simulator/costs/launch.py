@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import get_args
 
-from simulator.config.profile import LaunchClass, LaunchCosts
+from simulator.config.profile import LaunchCosts
 from simulator.program import Attention, Comm, Compute, GroupedMatmul, Matmul, Memory
 from simulator.program.ops import POINT_TO_POINT
 
 #: Phases that the main thread issues; what follows from them is issued by autograd's, which holds it up meanwhile.
 FORWARD = ("F", "R")
-#: All that `issued` says.
-ISSUED = (
-    *(f"{direction}_{name}" for direction in ("forward", "backward") for name in get_args(LaunchClass)),
-    "optimizer",
-    "collective",
-    "p2p",
-)
 
 
 def launch_seconds(costs: LaunchCosts) -> dict[str, float]:
@@ -39,7 +31,7 @@ def issued(op: Compute | Comm) -> str:
             return f"{direction}_matmul"
         case Attention():
             return f"{direction}_attention"
-        case Memory(op=name) if "norm" in name:
+        case Memory(normalizes=True):
             return f"{direction}_norm"
     return f"{direction}_other"
 

@@ -169,8 +169,8 @@ class MatmulCost:
         sizes added up over the groups."""
         cited = self.model.grouped if isinstance(kernel, GroupedMatmul) else self.model
         peaks = {str(dtype): figure.value for dtype, figure in self.spec.peak_flops_per_s.items()}
-        alike = {str(dtype): sizes for dtype, sizes in self.model.fitted_range.items()}
-        alike = {dtype: sizes for dtype, sizes in alike.items() if peaks[dtype] == peaks[kernel.dtype]}
+        ranges = self.model.fitted_range.items()
+        alike = {str(dtype): sizes for dtype, sizes in ranges if peaks[dtype] == peaks[kernel.dtype]}
         if not alike or cited.kind == "assumed":
             return Origin(cited.kind, cited.source, beyond=math.inf)
         known = alike.get(kernel.dtype) or next(iter(alike.values()))

@@ -1,9 +1,10 @@
-"""Where a cost comes from."""
+"""What prices kernels, and where a price comes from."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,14 @@ class Origin:
     def extrapolated(self) -> bool:
         """Whether the kernel's shape or type lies outside what was fitted."""
         return self.beyond > 1
+
+
+class KernelCost(Protocol):
+    """What prices one class of kernels: pure functions of the kernel."""
+
+    def seconds(self, kernel: Any) -> float: ...
+
+    def origin(self, kernel: Any) -> Origin: ...
 
 
 def beyond(size: float, low: float, high: float) -> float:

@@ -67,6 +67,8 @@ class TemplateStore:
 
     def __init__(self, costs: Costs) -> None:
         self.templates: list[Template] = []
+        #: Of each template, which of its ops are kernels.
+        self.computes: list[NDArray[np.bool_]] = []
         self._costs = costs
         self._comm_templates: dict[tuple[str, str, str, float], int] = {}
         self._kernels: list[tuple[Kernel | None, ...]] = []
@@ -153,6 +155,7 @@ class TemplateStore:
 
     def _add(self, rows: list[_Row]) -> int:
         self._kernels.append(tuple(row.kernel for row in rows))
+        self.computes.append(np.array([row.kernel is not None for row in rows]))
         self.templates.append(
             Template(
                 names=tuple(row.name for row in rows),

@@ -358,7 +358,6 @@ class _Simulation:
         rank.host_s += run.launch_s
         left = template.work_s.copy()
         starts, ends = np.empty(len(left)), np.empty(len(left))
-        kernels = np.array([name == lane for name in template.lanes])
         first, resumed = 0, False
         while True:
             pace = self.store.speeds(run.template, rank.load)[first:]
@@ -366,7 +365,7 @@ class _Simulation:
             starts[first:], ends[first:] = play(left[first:] / pace, launched[first:], now)
             if resumed:
                 starts[first] = began
-            rank.under_way = under_way = _UnderWay(starts, ends, kernels, self.env.event())
+            rank.under_way = under_way = _UnderWay(starts, ends, self.store.computes[run.template], self.env.event())
             until = first if rank.queued else len(ends) - 1  # communication waits for the kernel under way
             timer = self.env.timeout(ends[until] - now)
             yield timer | under_way.disturbed

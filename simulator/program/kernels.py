@@ -158,6 +158,11 @@ class Memory:
     width: int = 0
 
     @property
+    def normalizes(self) -> bool:
+        """Whether it is of LayerNorm or RMSNorm, which are bound by arithmetic too."""
+        return "norm" in self.op
+
+    @property
     def kind(self) -> str:
         return self.op
 
