@@ -116,7 +116,9 @@ class Trainer:
         parameters = [parameter for module in self.modules for parameter in module.parameters()]
         self.partial = [kept for kept, one in zip(parameters, drawn, strict=True) if id(one) in partial]
         counted = [tensor.rank == 0 or id(one) not in whole for one in drawn]
-        self.optimizer = Adam(workload, parameters, counted, builder.of_experts, groups.model, groups.expert)
+        # A parameter's own mesh may be that of an earlier run, out of DTensor's caches.
+        shards = groups.data if layout.zero == 3 else None
+        self.optimizer = Adam(workload, parameters, counted, builder.of_experts, groups.model, groups.expert, shards)
         self.pipeline = self._pipeline(numbers) if layout.pp > 1 else None
         first, last = 0 in numbers, layout.n_stages - 1 in numbers
         self.tokens = self._data() if first or last else None
