@@ -127,10 +127,11 @@ def _rank(rank: int, port: int, path: str) -> None:
     for name in JOBS:
         if rank == 0:
             print(name, file=sys.stderr, flush=True)
-        groups = Groups.of(load_workload(workload(name)).parallelism, rank)
+        resolved = load_workload(workload(name))
+        groups = Groups.of(resolved.parallelism, rank)
         found = None
         if groups is not None:
-            trainer = Trainer(load_workload(workload(name)), groups, torch.device("cpu"))
+            trainer = Trainer(resolved, groups, torch.device("cpu"))
             begun = [local(parameter).detach().clone() for parameter in trainer.optimizer.parameters]
             losses = [float(trainer.step())]
             gradients = _gradients(trainer, groups.place, begun)
