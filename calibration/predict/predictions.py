@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from calibration.commits import head
+from calibration.commits import head, sha256
 from calibration.compare.figures import Figures, simulated_figures
 from simulator.api import Result, run
 from simulator.config import load_workload
@@ -45,10 +44,6 @@ class Simulated:
             report = self.result.to_dict()
             row |= {"figures": simulated_figures(self.result).to_dict(), "time_breakdown_s": report["time_breakdown_s"]}
         return row
-
-
-def sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def simulate(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> Simulated:
