@@ -13,7 +13,7 @@ from typing import Any
 from calibration.commits import head, sha256
 from calibration.compare.figures import Figures, simulated_figures
 from simulator.api import Result, run
-from simulator.config import load_workload
+from simulator.config import Workload, load_workload
 from simulator.config.catalog import find
 from simulator.config.files import read_text
 from simulator.errors import DeadlockError, InputError
@@ -23,14 +23,21 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Simulated:
-    """One workload file, simulated: its ``result``, or the ``reason`` why there is none."""
+    """One workload file, simulated: its ``result``, or the ``reason`` why there is none. ``sha256``: of the file."""
 
-    name: str
+    workload: Workload
     sha256: str
-    profile: str
     profile_sha256: str
     result: Result | None
     reason: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.workload.name
+
+    @property
+    def profile(self) -> str:
+        return self.workload.calibration
 
     def to_dict(self) -> dict[str, Any]:
         """A row of the predictions' file."""
@@ -50,7 +57,7 @@ def simulate(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> S
     """Simulate a workload file with ``changes``. Raises `InputError` where the file itself cannot be used."""
     workload = load_workload(path, changes)
     profile = find("profile", workload.calibration, base=path.parent)
-    known = (workload.name, sha256(read_text(path)), workload.calibration, sha256(read_text(profile)))
+    known = (workload, sha256(read_text(path)), sha256(read_text(profile)))
     try:
         return Simulated(*known, run(workload))
     except (InputError, DeadlockError) as problem:
