@@ -37,11 +37,6 @@ class Place:
     ep_rank: int = 0
 
 
-def shards_are_masters(workload: Workload) -> bool:
-    """Whether master weights are what FSDP shards."""
-    return workload.parallelism.zero == 3 and workload.training.optimizer.master_weights
-
-
 class Builder:
     """Draws parameters and puts modules together for one rank."""
 
@@ -49,7 +44,7 @@ class Builder:
         self.workload, self.model, self.place = workload, workload.model, place
         self.dtype = DTYPES[workload.training.precision]
         #: FSDP keeps its shards as the optimizer works on them, and casts what it gathers.
-        self.kept_dtype = torch.float32 if shards_are_masters(workload) else self.dtype
+        self.kept_dtype = torch.float32 if workload.shards_are_masters else self.dtype
         #: Parameters whose gradients are to be summed over the tensor-parallel ranks once a step.
         self.partial: list[nn.Parameter] = []
         #: Parameters that every tensor-parallel rank holds.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from calibration.train.layers import shards_are_masters
 from calibration.train.trainer import SCHEDULES
 from simulator.config.workload import Workload
 from simulator.errors import InputError
@@ -22,7 +21,7 @@ def _refusals(workload: Workload) -> Iterator[InputError]:
         yield _no(f"is not {only}", "training.implementation", training.implementation, "eager")
     if training.precision not in ("bf16", "fp32"):
         yield _no("needs loss scaling, which is not written", "training.precision", training.precision, "bf16, fp32")
-    kept = "fp32" if shards_are_masters(workload) else training.precision
+    kept = "fp32" if workload.shards_are_masters else training.precision
     by_hand = layout.zero == 0 and (layout.dp == 1 or not layout.overlap.grad_reduce)
     if training.grad_dtype != kept and not (by_hand and training.grad_dtype == "fp32"):
         reason = "DDP and FSDP reduce gradients in the type of the parameters"

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from calibration.train.layers import shards_are_masters
 from simulator.config.workload import Workload
 
 LEARNING_RATE = 3e-5  # slow enough for gradients to stay what they are in training: zeros draw less power
@@ -57,7 +56,7 @@ class Adam:
         self.dense = [n for n, p in enumerate(parameters) if counted[n] and id(p) not in apart]
         self.apart = [n for n, p in enumerate(parameters) if id(p) in apart]
         self.masters: list[nn.Parameter] | None = None
-        if training.optimizer.master_weights and not shards_are_masters(workload):
+        if training.optimizer.master_weights and not workload.shards_are_masters:
             self.masters = [nn.Parameter(p.detach().float()) for p in parameters]
         decay = 0.01 if training.optimizer.name == "adamw" else 0.0
         self.adam = torch.optim.AdamW(

@@ -35,7 +35,7 @@ def around(workload: Workload, part: Part, kind: str, ops: Sequence[Op]) -> list
 def _gathered(workload: Workload, params: int, share: float, phase: str) -> Iterator[Op]:
     training = workload.training
     element = DTYPE_BYTES[training.precision]
-    if training.optimizer.master_weights and training.precision != "fp32":
+    if workload.shards_are_masters and training.precision != "fp32":
         yield _copy("fsdp.cast", "cast", DTYPE_BYTES["fp32"] * share, element * share, phase)
     yield _copy("fsdp.gather copy in", "copy", element * share, element * share, phase)
     yield _copy("fsdp.gather copy out", "copy", element * params, element * params, phase)

@@ -70,9 +70,14 @@ class Workload(Section):
 
     @property
     def fully_shards(self) -> bool:
-        """Whether parameters are sharded by torch's ``fully_shard``: zero 3 of plain PyTorch. Its shards are the
-        optimizer's own weights, and are cast where they are gathered."""
+        """Whether parameters are sharded by torch's ``fully_shard``: zero 3 of plain PyTorch."""
         return self.training.implementation != "fused" and self.parallelism.zero == 3
+
+    @property
+    def shards_are_masters(self) -> bool:
+        """Whether the master weights are what ``fully_shard`` shards, so that there are no other shards, and casts
+        where it gathers."""
+        return self.fully_shards and self.training.optimizer.master_weights
 
     @property
     def wrapped_in_ddp(self) -> bool:

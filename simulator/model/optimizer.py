@@ -83,7 +83,7 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
         kept += DTYPE_BYTES[training.grad_dtype] * sum(held[axis] for axis in held if layout.replicas(axis) > 1)
     return StateBytes(
         weights=0.0
-        if streamed or (workload.fully_shards and master)
+        if streamed or workload.shards_are_masters
         else DTYPE_BYTES[training.precision] * (share if layout.zero == 3 else whole) * versions,
         gradients=0.0
         if shards and away
@@ -208,7 +208,7 @@ def _update(workload: Workload, grad: int, kernel: Callable[..., None]) -> None:
         if frozen:
             written = written.replace(frozen, "")
         kernel(name, sum(sizes[operand] for operand in read), sum(sizes[operand] for operand in written))
-    if master and not workload.fully_shards:
+    if master and not workload.shards_are_masters:
         kernel("master to model weights", 4, weight, op="cast")
 
 
