@@ -16,20 +16,12 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn.parallel import DistributedDataParallel
 
 from calibration.train.layers import DTYPES, Builder, Place, Stage, loss_of
+from calibration.train.limits import SCHEDULES
 from calibration.train.optimizer import Adam, accumulate_in_fp32, gradient, local
 from calibration.train.tensor_parallel import TensorGroup
 from simulator.config.parallelism import Parallelism
 from simulator.config.workload import Workload
 
-SCHEDULES = {
-    "gpipe": schedules.ScheduleGPipe,
-    "1f1b": schedules.Schedule1F1B,
-    "interleaved": schedules.ScheduleInterleaved1F1B,
-    "looped_bfs": schedules.ScheduleLoopedBFS,
-    "interleaved_zb": schedules.ScheduleInterleavedZeroBubble,
-    "zb_v": schedules.ScheduleZBVZeroBubble,
-    "dualpipe_v": schedules.ScheduleDualPipeV,
-}
 SINGLE = ("gpipe", "1f1b")  # one stage to a rank
 MIB = 2**20
 
@@ -232,7 +224,7 @@ class Trainer:
             )
             for module, number in zip(self.modules, numbers, strict=True)
         ]
-        schedule: Any = SCHEDULES[layout.schedule]
+        schedule: Any = getattr(schedules, SCHEDULES[layout.schedule])
         loss = self.loss if self.scale == 1 else (lambda logits, targets: self.loss(logits, targets) * self.scale)
         given = stages[0] if layout.schedule in SINGLE else stages
         return schedule(given, self.workload.microbatches, loss_fn=loss, scale_grads=False)
