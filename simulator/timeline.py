@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+
+def covered_s(start: Floats, end: Floats) -> float:
+    """Length of the union of the intervals from ``start`` to ``end``."""
+    if not len(start):
+        return 0.0
+    order = np.argsort(start, kind="stable")
+    start, latest = start[order], np.maximum.accumulate(end[order])
+    gaps = np.maximum(start[1:] - latest[:-1], 0.0)
+    return float(latest[-1] - start[0] - gaps.sum())
+
+
 #: What a moment of a rank's step is spent on, in the priority of the time breakdown.
 CATEGORIES = ("compute", "recompute", "optimizer", "tp", "cp", "ep", "pp", "dp", "offload")
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from simulator.api import Result
 from simulator.errors import InputError
-from simulator.timeline import Floats, Ints
+from simulator.timeline import Floats, Ints, covered_s
 
 #: In the order of tables and legends. Sends and receives of pipelines are a class of their own: they wait for the other
 #: stage most of their time.
@@ -51,8 +51,8 @@ class Kernels:
         total = 0.0
         for rank in range(n_ranks):
             mine = self.rank == rank
-            total += _covered(self.start_s[mine], self.end_s[mine])
-            total -= _covered(self.start_s[mine & other], self.end_s[mine & other])
+            total += covered_s(self.start_s[mine], self.end_s[mine])
+            total -= covered_s(self.start_s[mine & other], self.end_s[mine & other])
         return total / n_ranks
 
     def bubble(self, pipelines: Sequence[Sequence[int]]) -> float | None:
@@ -70,7 +70,7 @@ class Kernels:
             for rank in pipeline:
                 mine = busy & (self.rank == rank)
                 start, end = np.clip(self.start_s[mine], opens, closes), np.clip(self.end_s[mine], opens, closes)
-                idle += (closes - opens) - _covered(start, end)
+                idle += (closes - opens) - covered_s(start, end)
                 total += closes - opens
         return idle / total if total else None
 
@@ -124,17 +124,6 @@ def measured_class(name: str, kind: str) -> str:
     if name not in CLASSES:
         raise InputError("unknown class of kernel", key="class", found=name, allowed=", ".join(CLASSES))
     return name
-
-
-def _covered(start: Floats, end: Floats) -> float:
-    """Length of the union of intervals."""
-    if not len(start):
-        return 0.0
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
-    reach = np.maximum.accumulate(end)
-    before = np.concatenate(([start[0]], reach[:-1]))
-    return float(np.maximum(reach - np.maximum(start, before), 0.0).sum())
 
 
 def binned(kernels: Kernels, rank: int, codes: Any, edges: Floats) -> Floats:

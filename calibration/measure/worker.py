@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
 import traceback
-from collections.abc import Callable
-from typing import TextIO
 
 import torch
 import torch.distributed as dist
@@ -20,38 +17,26 @@ from calibration.measure import collectives, interference, plan
 from calibration.measure.bench import Bench, Row
 from calibration.measure.case import Case, UnavailableError, Work
 from calibration.measure.gpu import environment
-from calibration.measure.team import FOREVER, Team, collective_time
+from calibration.measure.start import Report, device_of, join, reporting
+from calibration.measure.team import Team, collective_time
 
 HEAT_S = {"smoke": 0.1, "quick": 3.0, "full": 15.0}
-Report = Callable[[dict[str, object]], None]
 
 
 def main() -> None:
     """Reads its orders (JSON) from standard input; writes reports to the file descriptor that they name."""
     orders = json.load(sys.stdin)
-    rank, world = int(orders["rank"]), int(orders["world"])
-    cuda = orders["device"] == "cuda"
-    device = torch.device("cuda", int(orders["local_rank"])) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(1)
+    rank, world, device = int(orders["rank"]), int(orders["world"]), device_of(orders)
     torch.manual_seed(rank)
     gc.disable()  # collected after each case instead of within one
     gc.freeze()
     cases = plan.plan(orders["level"], orders["kinds"], world, orders["local_world"])
     pending = [cases[index] for index in orders["pending"]]
-    with os.fdopen(int(orders["report_fd"]), "w", buffering=1) as stream:
-        report = _reporter(stream) if rank == 0 else _silent
+    with reporting(orders) as report:
         bench = Bench(device)
         teams: dict[tuple[int, ...], Team] = {}
         if world > 1 and any(len(case.ranks) > 1 for case in pending):
-            store = dist.PrefixStore(
-                f"workers/{orders['generation']}", dist.TCPStore(orders["host"], int(orders["port"]), timeout=FOREVER)
-            )
-            dist.init_process_group(
-                "nccl" if cuda else "gloo", store=store, rank=rank, world_size=world, timeout=FOREVER
-            )
+            join(orders)
             groups = dict.fromkeys(case.ranks for case in pending if len(case.ranks) > 1)
             teams = {ranks: Team.of(ranks) for ranks in groups}
         report({"environment": environment(device, world, orders["command"])})
@@ -63,9 +48,6 @@ def main() -> None:
                 _one(case, bench, teams.get(case.ranks), by_key, report)
         if teams:
             dist.barrier(Team.of(tuple(range(world))).control)
-        report({"done": True})
-        stream.flush()
-        os._exit(0)  # NCCL may wait for ever in its destructors
 
 
 def _one(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Case], report: Report) -> None:
@@ -112,14 +94,6 @@ def _tried(work: Work, bench: Bench) -> Work:
     work.run(0)
     bench.synchronize()
     return work
-
-
-def _reporter(stream: TextIO) -> Report:
-    return lambda message: print(json.dumps(message), file=stream, flush=True)
-
-
-def _silent(message: dict[str, object]) -> None:
-    return None
 
 
 if __name__ == "__main__":

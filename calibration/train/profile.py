@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+
+from simulator.timeline import covered_s
 
 #: Parts of kernels' names, in the order in which they decide.
 ATTENTION = ("sdpa", "flash", "fmha", "compute_dot_do_o", "convert_dq")
@@ -161,40 +164,23 @@ def table(spans: Iterable[Span]) -> list[dict[str, object]]:
 
 
 def exposure(spans: Sequence[Span]) -> dict[str, object]:
-    """``span_s``, ``busy_s``, ``exposed_s`` and ``exposed`` by kind: communication while no other kernel runs, each
-    stretch counted for the kind that began first."""
+    """``span_s``, ``busy_s``, ``exposed_s`` and ``exposed`` by kind: communication while no other kernel runs, what
+    kinds have in common counted for the first by name."""
     if not spans:
         return {"span_s": 0.0, "busy_s": 0.0, "exposed_s": 0.0, "exposed": {}}
-    others = union((s.start_s, s.end_s) for s in spans if s.kernel_class != "communication")
-    covered, exposed = others, {}
-    kinds = sorted({s.kind for s in spans if s.kernel_class == "communication"})
-    for kind in kinds:
-        own = union((s.start_s, s.end_s) for s in spans if s.kernel_class == "communication" and s.kind == kind)
-        both = union([*covered, *own])
-        exposed[kind] = float(f"{length(both) - length(covered):.6g}")
-        covered = both
+    start, end = (np.array([getattr(span, name) for span in spans]) for name in ("start_s", "end_s"))
+    counted = np.array([span.kernel_class != "communication" for span in spans])
+    kind = np.array([span.kind for span in spans])
+    others = busy = covered_s(start[counted], end[counted])
+    exposed = {}
+    for name in sorted({span.kind for span in spans if span.kernel_class == "communication"}):
+        counted |= kind == name
+        both = covered_s(start[counted], end[counted])
+        exposed[name] = float(f"{both - busy:.6g}")
+        busy = both
     return {
-        "span_s": float(f"{max(s.end_s for s in spans) - spans[0].start_s:.6g}"),
-        "busy_s": float(f"{length(covered):.6g}"),
-        "exposed_s": float(f"{length(covered) - length(others):.6g}"),
+        "span_s": float(f"{end.max() - start[0]:.6g}"),
+        "busy_s": float(f"{busy:.6g}"),
+        "exposed_s": float(f"{busy - others:.6g}"),
         "exposed": exposed,
     }
-
-
-def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Disjoint intervals that cover the same, in order.
-
-    >>> union([(0, 2), (3, 4), (1, 2.5)])
-    [(0, 2.5), (3, 4)]
-    """
-    merged: list[tuple[float, float]] = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def length(intervals: Iterable[tuple[float, float]]) -> float:
-    return sum(end - start for start, end in intervals)

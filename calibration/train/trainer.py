@@ -65,22 +65,16 @@ class Groups:
             groups = [(members, dist.new_group(members, group_desc=name)) for members in families.values()]
             return next((group for members, group in groups if rank in members), None)
 
-        groups = {name: along(name, *axes) for name, axes in _AXES.items()}
-        if rank >= used:
-            return None
-        expert = groups.pop("expert") if layout.ep > 1 else None
-        groups.pop("expert", None)
-        return cls(coordinates(rank), expert=expert, **groups)
-
-
-_AXES = {
-    "tensor": ("tp",),
-    "data": ("dp",),
-    "pipeline": ("pp",),
-    "expert": ("tp", "dp"),
-    "model": ("tp", "pp"),
-    "everyone": ("tp", "dp", "pp"),
-}
+        axes: dict[str, tuple[str, ...]] = {
+            "tensor": ("tp",),
+            "data": ("dp",),
+            "pipeline": ("pp",),
+            "expert": ("tp", "dp") if layout.ep > 1 else (),
+            "model": ("tp", "pp"),
+            "everyone": ("tp", "dp", "pp"),
+        }
+        groups = {name: along(name, *of) for name, of in axes.items()}
+        return cls(coordinates(rank), **groups) if rank < used else None
 
 
 class Trainer:
@@ -112,9 +106,10 @@ class Trainer:
         shards = groups.data if layout.zero == 3 else None
         self.optimizer = Adam(workload, parameters, counted, builder.of_experts, groups.model, groups.expert, shards)
         self.pipeline = self._pipeline(numbers) if layout.pp > 1 else None
-        first, last = 0 in numbers, layout.n_stages - 1 in numbers
-        self.tokens = self._data() if first or last else None
-        self.first, self.last = first, last
+        #: Of the first stage and of the last, (sequences, seq).
+        self.inputs, self.targets = self._data()
+        self.last = layout.n_stages - 1 in numbers
+        self.first = 0 in numbers
         if training.precision == "fp32" and device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = True  # what the simulator's fp32 products are
 
@@ -147,24 +142,22 @@ class Trainer:
             dist.destroy_process_group(group)
 
     def _alone(self) -> Tensor:
-        assert self.tokens is not None
-        (module,), layout = self.modules, self.workload.parallelism
+        (module,), size = self.modules, self.workload.training.micro_batch
         total = torch.zeros((), device=self.device)
-        parts = self.tokens.split(self.workload.training.micro_batch)
-        for number, part in enumerate(parts):
+        parts = list(zip(self.inputs.split(size), self.targets.split(size), strict=True))
+        for number, (inputs, targets) in enumerate(parts):
             waits = isinstance(module, DistributedDataParallel) and number < len(parts) - 1
             with module.no_sync() if waits else contextlib.nullcontext():
-                loss = self.loss(module(part[:, :-1].contiguous()), part[:, 1:].contiguous())
+                loss = self.loss(module(inputs), targets)
                 (loss * self.scale if self.scale != 1 else loss).backward()
             total += loss.detach()
             del loss
-        assert layout.pp == 1
         return total
 
     def _through_pipeline(self) -> Tensor:
         assert self.pipeline is not None
-        arguments = (self.tokens[:, :-1].contiguous(),) if self.first and self.tokens is not None else ()
-        target = self.tokens[:, 1:].contiguous() if self.last and self.tokens is not None else None
+        arguments = (self.inputs,) if self.first else ()
+        target = self.targets if self.last else None
         losses: list[Tensor] = []
         extra: dict[str, Any] = {"losses": losses} if self.last else {}
         if "return_outputs" in inspect.signature(self.pipeline.step).parameters:
@@ -176,11 +169,8 @@ class Trainer:
         """Sum gradients over ``group``, a bucket's at once."""
         for bucket in buckets:
             grads = [local(grad) for parameter in bucket if (grad := gradient(parameter)) is not None]
-            if self.device.type == "cuda":
-                with dist._coalescing_manager(group, self.device):
-                    for grad in grads:
-                        dist.all_reduce(grad, group=group)
-            else:
+            coalesced = dist._coalescing_manager(group, self.device) if self.device.type == "cuda" else None
+            with coalesced or contextlib.nullcontext():
                 for grad in grads:
                     dist.all_reduce(grad, group=group)
 
@@ -242,12 +232,14 @@ class Trainer:
         last = number == layout.n_stages - 1
         return (rows.requires_grad_() if number else tokens), (logits if last else rows).requires_grad_()
 
-    def _data(self) -> Tensor:
-        """This replica's sequences of the one global batch that every step is trained on, seq + 1 tokens each."""
+    def _data(self) -> tuple[Tensor, Tensor]:
+        """This replica's sequences of the one global batch that every step is trained on, and what follows each
+        token."""
         training, model = self.workload.training, self.workload.model
         generator = torch.Generator().manual_seed(self.workload.seed)
         whole = torch.randint(model.vocab, (training.global_batch, training.seq + 1), generator=generator)
-        return whole.chunk(self.workload.parallelism.dp)[self.groups.place["dp"]].to(self.device)
+        mine = whole.chunk(self.workload.parallelism.dp)[self.groups.place["dp"]].to(self.device)
+        return mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
 
 
 def _summed(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

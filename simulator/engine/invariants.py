@@ -6,7 +6,7 @@ import numpy as np
 
 from simulator.errors import SimulatorError
 from simulator.program import Program
-from simulator.timeline import Floats, Timeline
+from simulator.timeline import Timeline, covered_s
 
 #: Two sums of the same terms in another order differ by less than this share of the step.
 TOLERANCE = 1e-9
@@ -102,7 +102,7 @@ def _check_links(timeline: Timeline, slack: float) -> None:
     rows = timeline.rows()
     moving = rows["phase"] == "C"
     start, end = rows["start_s"][moving].astype(float), rows["end_s"][moving].astype(float)
-    in_flight_s = _union(start, end)
+    in_flight_s = covered_s(start, end)
     for link in timeline.links:
         if link.nbytes > link.capacity_Bps * (in_flight_s + slack):
             raise InvariantError(f"link {link.name} carried more than its capacity allows")
@@ -113,13 +113,3 @@ def _check_links(timeline: Timeline, slack: float) -> None:
     carried = sum(link.nbytes * link.count for link in timeline.links if link.leaves_gpu)
     if sent > carried * (1 + TOLERANCE):
         raise InvariantError(f"GPUs sent {sent:.6g} bytes, their links carried {carried:.6g}")
-
-
-def _union(start: Floats, end: Floats) -> float:
-    """Length of the union of intervals."""
-    if not len(start):
-        return 0.0
-    order = np.argsort(start, kind="stable")
-    start, latest = start[order], np.maximum.accumulate(end[order])
-    gaps = np.maximum(start[1:] - latest[:-1], 0.0)
-    return float(latest[-1] - start[0] - gaps.sum())

@@ -1,0 +1,53 @@
+"""How a worker begins: its device, the other ranks, and the reports to its agent (see `calibration.measure.agent`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from calibration.measure.team import FOREVER
+
+Report = Callable[[dict[str, object]], None]
+
+
+def device_of(orders: Mapping[str, Any]) -> torch.device:
+    """The rank's GPU, which is made the current one; or the CPU, of which it takes one core."""
+    if orders["device"] == "cuda":
+        device = torch.device("cuda", int(orders["local_rank"]))
+        torch.cuda.set_device(device)
+        return device
+    torch.set_num_threads(1)
+    return torch.device("cpu")
+
+
+def join(orders: Mapping[str, Any]) -> None:
+    """Meet the other workers of this generation in the default process group."""
+    store = dist.TCPStore(orders["host"], int(orders["port"]), timeout=FOREVER)
+    dist.init_process_group(
+        "nccl" if orders["device"] == "cuda" else "gloo",
+        store=dist.PrefixStore(f"workers/{orders['generation']}", store),
+        rank=int(orders["rank"]),
+        world_size=int(orders["world"]),
+        timeout=FOREVER,
+    )
+
+
+@contextlib.contextmanager
+def reporting(orders: Mapping[str, Any]) -> Iterator[Report]:
+    """Sends messages to the agent, of rank 0 alone. A worker that came through ends here: NCCL may wait for ever in its
+    destructors."""
+    with os.fdopen(int(orders["report_fd"]), "w", buffering=1) as stream:
+
+        def report(message: dict[str, object]) -> None:
+            if orders["rank"] == 0:
+                print(json.dumps(message), file=stream, flush=True)
+
+        yield report
+        report({"done": True})
+    os._exit(0)
