@@ -1,8 +1,9 @@
-"""Which commit a file or the simulator stands at, for results that must say what they came from."""
+"""What results came from: which commit a file or the simulator stands at, and the hash of a text."""
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,23 +24,27 @@ class Commit:
 
 def commit_of(path: Path) -> Commit | None:
     """The last commit that changed ``path``, a file or a folder; None where git does not know it, or is not there."""
-    folder = path if path.is_dir() else path.parent
-    found = _git(folder, "log", "-1", "--format=%H %cI", "--", str(path.resolve()))
-    if not found:
-        return None
-    commit, date = found.split()
-    changed = bool(_git(folder, "status", "--porcelain", "--", str(path.resolve())))
-    return Commit(commit, datetime.datetime.fromisoformat(date), changed)
+    return _last(path if path.is_dir() else path.parent, "--", str(path.resolve()))
 
 
 def head() -> Commit | None:
     """The commit that the code itself is checked out at; None for an installed package."""
-    here = Path(__file__).resolve().parent
-    found = _git(here, "log", "-1", "--format=%H %cI")
+    return _last(Path(__file__).resolve().parent)
+
+
+def sha256(text: str) -> str:
+    """Hexadecimal, of the text as UTF-8."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _last(folder: Path, *of: str) -> Commit | None:
+    """The last commit of the repository around ``folder``; or that changed what ``of`` names, where a file that git
+    does not know is a change."""
+    found = _git(folder, "log", "-1", "--format=%H %cI", *of)
     if not found:
         return None
     commit, date = found.split()
-    changed = bool(_git(here, "status", "--porcelain", "--untracked-files=no"))
+    changed = bool(_git(folder, "status", "--porcelain", *(of or ("--untracked-files=no",))))
     return Commit(commit, datetime.datetime.fromisoformat(date), changed)
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from calibration.commits import sha256
 from calibration.compare.kernels import CLASSES, simulated_kernels
-from calibration.predict.predictions import sha256, simulate
+from calibration.predict.predictions import simulate
 
 GPT = {"layers": 4, "hidden": 512, "heads": 8, "vocab": 1024, "tied_embeddings": False}
 

@@ -19,6 +19,7 @@ from tests.training import JOBS, LAYOUTS, LLAMA, TRAINING, workload
 
 pytest.importorskip("torch")
 
+from calibration.__main__ import main
 from calibration.train.limits import refusal
 from simulator.config import load_workload
 
@@ -26,24 +27,19 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
 
 
-def python(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a team of four processes found in all jobs."""
+    path = tmp_path_factory.mktemp("team") / "found.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training", str(path)],
         cwd=ROOT,
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
-        **more,
     )
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a team of four processes found in all jobs."""
-    path = tmp_path_factory.mktemp("team") / "found.json"
-    done = python("tests.training", str(path))
     assert done.returncode == 0, done.stderr[-3000:]
     results: dict[str, Any] = json.loads(path.read_text())
     return results
@@ -114,20 +110,21 @@ def test_the_set_of_runs_is_not_refused() -> None:
         assert refusal(load_workload(path)) is None, path.name
 
 
-def train(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return python("calibration", "train", "--device", "cpu", "--smoke", "--out", str(out), *arguments)
-
-
-def test_runs_of_one_and_two_ranks_leave_records_and_are_not_repeated(tmp_path: Path) -> None:
+def test_runs_of_one_and_two_ranks_leave_records_and_are_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One command: one run on one rank, one on two, one that is refused, one that needs more ranks than there are."""
+    monkeypatch.chdir(ROOT)  # the other rank and the workers are processes
+    for name in ("PYTHONPATH", "PYTHONWARNINGS"):
+        monkeypatch.setenv(name, ENVIRONMENT[name])
     layouts = {"one": {}, "tp": LAYOUTS["sp"], "refused": {"cp": 2}, "large": LAYOUTS["1f1b"]}
     paths = []
     for name, layout in layouts.items():
         paths.append(tmp_path / f"{name}.yaml")
         paths[-1].write_text(yaml.safe_dump(workload("llama one") | {"parallelism": layout}))
     out = tmp_path / "out"
-    done = train(out, "--gpus", "2", *map(str, paths))
-    assert done.returncode == 1, done.stderr  # two were skipped
+    command = ["train", "--device", "cpu", "--smoke", "--out", str(out), "--gpus", "2", *map(str, paths)]
+    assert main(command) == 1  # two were skipped
     records = {name: json.loads((out / f"{name}.json").read_text()) for name in layouts}
     assert {name: record["status"] for name, record in records.items()} == {
         "one": "ok",
@@ -159,5 +156,5 @@ def test_runs_of_one_and_two_ranks_leave_records_and_are_not_repeated(tmp_path: 
     # Both trained the same model.
     assert records["tp"]["loss"] == pytest.approx(records["one"]["loss"], rel=1e-5)
     written = {path: path.stat().st_mtime_ns for path in out.glob("*.gz")}
-    train(out, "--gpus", "2", *map(str, paths))
+    assert main(command) == 1
     assert {path: path.stat().st_mtime_ns for path in out.glob("*.gz")} == written

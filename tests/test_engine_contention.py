@@ -179,16 +179,22 @@ role all ranks=0-{last}
     step first block=0 phase=F
     step layers block=1 phase=F
   lane dp
-    step reduce after=first
-      comm grads all_reduce nbytes={nbytes} axis=dp purpose=dp algorithm=ring
+{reductions}
 group dp {group}
 """
 
 
-def beside(nodes: int, kernels: Sequence[float], nbytes: float) -> Program:
+def beside(nodes: int, kernels: Sequence[float], nbytes: float, reductions: Sequence[str] = ("reduce",)) -> Program:
+    """A block of 0.5 s, then ``kernels`` in a row beside ``reductions`` in a row, of ``nbytes`` each."""
     lines = [f"  compute k{i} F fixed seconds={seconds}" for i, seconds in enumerate(kernels)]
+    steps = [
+        f"    step {name}{'' if i else ' after=first'}\n"
+        f"      comm grads all_reduce nbytes={nbytes} axis=dp purpose=dp algorithm=ring"
+        for i, name in enumerate(reductions)
+    ]
     group = ",".join(map(str, range(nodes)))
-    return from_text(BESIDE.format(kernels="\n".join(lines), last=nodes - 1, nbytes=nbytes, group=group))
+    text = BESIDE.format(kernels="\n".join(lines), last=nodes - 1, reductions="\n".join(steps), group=group)
+    return from_text(text)
 
 
 def slowed(**speeds: float) -> Costs:
@@ -316,21 +322,6 @@ def test_an_in_line_collective_that_meets_another_on_its_links_is_delayed(fold: 
 
 # Communication that waits for SMs.
 
-QUEUE = """
-program name=queue
-block 0 name=first
-  compute before F fixed seconds=0.5
-block 1 name=layers
-{kernels}
-role all ranks=0-1
-  lane compute
-    step first block=0 phase=F
-    step layers block=1 phase=F
-  lane dp
-{steps}
-group dp 0,1
-"""
-
 
 @pytest.mark.parametrize(("fold", "coalesce"), SHORTCUTS)
 @pytest.mark.parametrize("speed", [0.5, 0.8, 1.0])
@@ -342,16 +333,9 @@ def test_reductions_in_a_row_beside_kernels_in_a_row_begin_when_one_ends(
     ended, begins when the kernel under way ends, and slows kernels while it is in flight."""
     kernels, all_reduce_s = 12, 2 * HOP_s + nbytes / NIC_Bps
     reductions = math.ceil(kernels * kernel_s / speed / all_reduce_s) + 1
-    text = QUEUE.format(
-        kernels="\n".join(f"  compute k{i} F fixed seconds={kernel_s}" for i in range(kernels)),
-        steps="\n".join(
-            f"    step r{i}{' after=first' if not i else ''}\n"
-            f"      comm grads all_reduce nbytes={nbytes} axis=dp purpose=dp algorithm=ring"
-            for i in range(reductions)
-        ),
-    )
+    program = beside(2, (kernel_s,) * kernels, nbytes, [f"r{i}" for i in range(reductions)])
     costs = replace(IDEAL, beside=ByPurpose({"dp": speed if speed < 1 else 0.999999}, queues=True))
-    timeline = play(from_text(text), costs, fold=fold, coalesce=coalesce)
-    check(from_text(text), timeline)
+    timeline = play(program, costs, fold=fold, coalesce=coalesce)
+    check(program, timeline)
     slow_down = race(kernel_s, all_reduce_s, min(speed, 0.999999), kernels)
     assert ends(timeline)["layers"] == pytest.approx(0.5 + slow_down * kernels * kernel_s, rel=1e-9)

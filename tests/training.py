@@ -127,14 +127,16 @@ def _rank(rank: int, port: int, path: str) -> None:
     for name in JOBS:
         if rank == 0:
             print(name, file=sys.stderr, flush=True)
-        groups = Groups.of(load_workload(workload(name)).parallelism, rank)
+        resolved = load_workload(workload(name))
+        groups = Groups.of(resolved.parallelism, rank)
         found = None
         if groups is not None:
-            trainer = Trainer(load_workload(workload(name)), groups, torch.device("cpu"))
+            trainer = Trainer(resolved, groups, torch.device("cpu"))
             begun = [local(parameter).detach().clone() for parameter in trainer.optimizer.parameters]
             losses = [float(trainer.step())]
             gradients = _gradients(trainer, groups.place, begun)
             losses += [float(trainer.step()) for _ in range(STEPS - 1)]
+            trainer.close()
             found = {"losses": losses if trainer.last else None, "tp": groups.place["tp"], "gradients": gradients}
         everyone: list[Any] = [None] * WORLD
         dist.all_gather_object(everyone, found)
@@ -194,10 +196,13 @@ def main(path: str) -> None:
 
     import torch.multiprocessing as mp
 
+    import calibration.train.trainer  # noqa: F401
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(_rank, (port, path), WORLD)
+    # Forked ranks find torch imported.
+    mp.start_processes(_rank, (port, path), WORLD, start_method="fork" if sys.platform == "linux" else "spawn")
 
 
 if __name__ == "__main__":

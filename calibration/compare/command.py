@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import datetime
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from calibration.predict.command import add_set
 from calibration.predict.predictions import Predictions, Simulated, read_predictions, simulate_all
 from simulator.analysis.envelope import envelope
 from simulator.cli.outputs import write_json
-from simulator.config import load_workload, parse_changes
+from simulator.config import parse_changes
 from simulator.errors import InputError
 from simulator.output.files import writing
 from simulator.validation.suites import Bounds
@@ -84,9 +85,8 @@ def compare(
     """The content of comparison.json."""
     file_commit = None if arguments.predictions is None else commit_of(arguments.predictions)
     rows = []
-    for path, one, real in zip(arguments.workloads, simulated, measured, strict=True):
-        workload = load_workload(path, parse_changes(arguments.changes))
-        base = Row(one.name, workload.n_ranks, work_of(workload), reason=one.reason or real.reason)
+    for one, real in zip(simulated, measured, strict=True):
+        base = Row(one.name, one.workload.n_ranks, work_of(one.workload), reason=one.reason or real.reason)
         if one.result is None:
             rows.append(base)
             continue
@@ -97,7 +97,7 @@ def compare(
             theirs = measured_figures(real, flops, peak, pipelines(one.result))
         late = "" if predicted is None else not_before(predicted, file_commit, real, one.name, one.sha256)
         committed = predicted.figures[one.name] if predicted is not None and not late else None
-        rows.append(Row(base.name, base.n_gpus, base.work, base.reason, ours, theirs, committed, late))
+        rows.append(replace(base, simulated=ours, measured=theirs, committed=committed, not_before=late))
     bounds = Bounds(arguments.max_mean, arguments.max_row)
     commits = {"simulator": _said(head()), "measured runs": _said(commit_of(arguments.measured))}
     if predicted is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from calibration.commits import head
+from calibration.commits import head, sha256
 from calibration.compare.figures import Figures, simulated_figures
 from simulator.api import Result, run
-from simulator.config import load_workload
+from simulator.config import Workload, load_workload
 from simulator.config.catalog import find
 from simulator.config.files import read_text
 from simulator.errors import DeadlockError, InputError
@@ -24,14 +23,21 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Simulated:
-    """One workload file, simulated: its ``result``, or the ``reason`` why there is none."""
+    """One workload file, simulated: its ``result``, or the ``reason`` why there is none. ``sha256``: of the file."""
 
-    name: str
+    workload: Workload
     sha256: str
-    profile: str
     profile_sha256: str
     result: Result | None
     reason: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.workload.name
+
+    @property
+    def profile(self) -> str:
+        return self.workload.calibration
 
     def to_dict(self) -> dict[str, Any]:
         """A row of the predictions' file."""
@@ -47,15 +53,11 @@ class Simulated:
         return row
 
 
-def sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def simulate(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> Simulated:
     """Simulate a workload file with ``changes``. Raises `InputError` where the file itself cannot be used."""
     workload = load_workload(path, changes)
     profile = find("profile", workload.calibration, base=path.parent)
-    known = (workload.name, sha256(read_text(path)), workload.calibration, sha256(read_text(profile)))
+    known = (workload, sha256(read_text(path)), sha256(read_text(profile)))
     try:
         return Simulated(*known, run(workload))
     except (InputError, DeadlockError) as problem:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from calibration.measure import ranks
 from calibration.measure.case import Case
+from calibration.train.length import Length
 from calibration.train.limits import refusal
 from calibration.train.record import Records
-from calibration.train.run import Length
 from simulator.config.workload import load_workload
 from simulator.errors import InputError
 

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from calibration.train.trainer import SCHEDULES
 from simulator.config.workload import Workload
 from simulator.errors import InputError
+
+#: Schedule -> its class in ``torch.distributed.pipelining.schedules``. By name: what refuses need not wait for torch.
+SCHEDULES = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved": "ScheduleInterleaved1F1B",
+    "looped_bfs": "ScheduleLoopedBFS",
+    "interleaved_zb": "ScheduleInterleavedZeroBubble",
+    "zb_v": "ScheduleZBVZeroBubble",
+    "dualpipe_v": "ScheduleDualPipeV",
+}
 
 
 def refusal(workload: Workload) -> InputError | None:

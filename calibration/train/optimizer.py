@@ -36,7 +36,7 @@ def gradient(parameter: nn.Parameter) -> Tensor | None:
 class Adam:
     """Steps ``parameters``. ``counted``: whether a parameter's gradient counts in this rank's share of the norm, so
     that one that several tensor-parallel ranks hold counts once. Ranks of group ``model`` hold different parameters;
-    those of ``expert`` different experts.
+    those of ``expert`` different experts, those of ``shards`` different shards of all.
     """
 
     def __init__(
@@ -47,10 +47,11 @@ class Adam:
         of_experts: Sequence[nn.Parameter],
         model: dist.ProcessGroup | None,
         expert: dist.ProcessGroup | None,
+        shards: dist.ProcessGroup | None,
     ) -> None:
         training = workload.training
         self.parameters, self.clip = list(parameters), training.grad_clip
-        self.model, self.expert = model, expert
+        self.model, self.expert, self.shards = model, expert, shards
         apart = {id(parameter) for parameter in of_experts} if expert else set()
         self.dense = [n for n, p in enumerate(parameters) if counted[n] and id(p) not in apart]
         self.apart = [n for n, p in enumerate(parameters) if id(p) in apart]
@@ -90,12 +91,11 @@ class Adam:
         torch._foreach_mul_(grads, (self.clip / (total.sqrt() + 1e-6)).clamp(max=1.0))
 
     def _squares(self, grads: list[Tensor], group: dist.ProcessGroup | None) -> Tensor:
-        """Sum of squares, over ``group``."""
+        """Sum of squares, over ``group`` and what shards them."""
         total = torch.stack(torch._foreach_norm(grads)).float().square().sum()
-        if group is not None:
-            dist.all_reduce(total, group=group)
-        if isinstance(self.parameters[0], DTensor):
-            dist.all_reduce(total, group=self.parameters[0].device_mesh.get_group())
+        for one in (group, self.shards):
+            if one is not None:
+                dist.all_reduce(total, group=one)
         return total
 
 

@@ -49,7 +49,6 @@ from __future__ import annotations
 import csv
 import datetime
 import gzip
-import hashlib
 import io
 import json
 import sys
@@ -57,6 +56,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from calibration.commits import sha256
 from calibration.train.profile import Span
 from simulator.config.files import read_text
 
@@ -103,12 +103,12 @@ class Records:
         if not self._path(name).exists():
             return False
         record = json.loads(self._path(name).read_text())
-        same = record["workload"].get("sha256") == _hash(read_text(self.paths[name]))
+        same = record["workload"].get("sha256") == sha256(read_text(self.paths[name]))
         return same and (record["status"] == "ok" or (failed_too and record["status"] == "failed"))
 
     def _write(self, name: str, status: str, reason: str, row: dict[str, Any]) -> None:
         text = read_text(self.paths[name])
-        workload = {"text": text, **row.get("workload", {}), "sha256": _hash(text)}
+        workload = {"text": text, **row.get("workload", {}), "sha256": sha256(text)}
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         head = {"format": FORMAT, "name": name, "status": status, "reason": reason, "date": date}
         record = {**head, "command": self.command, "environment": self.environment, **row, "workload": workload}
@@ -130,7 +130,3 @@ def write_timeline(directory: Path, name: str, ranks: Sequence[Sequence[Span]]) 
             times = (f"{s.start_s - first:.7f}", f"{s.end_s - first:.7f}")
             rows.writerow((rank, stream, s.kernel_class, s.kind, s.name, *times))
     (directory / f"{name}.timeline.csv.gz").write_bytes(gzip.compress(text.getvalue().encode(), 6, mtime=0))
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

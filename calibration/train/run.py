@@ -13,22 +13,10 @@ import torch
 import torch.distributed as dist
 
 from calibration.measure.gpu import Telemetry
+from calibration.train.length import Length
 from calibration.train.profile import Span, exposure, profiled, table
 from calibration.train.trainer import Groups, Trainer
 from simulator.config.workload import Workload
-
-PROFILED = 2
-
-
-@dataclass(frozen=True)
-class Length:
-    """How long a run goes on: warm-up steps, then timed ones for ``seconds``, at least ``least`` and at most ``most``,
-    then `PROFILED` under the profiler, the last of which is kept."""
-
-    warm_up: int = 3
-    least: int = 5
-    most: int = 20
-    seconds: float = 4.0
 
 
 @dataclass

@@ -16,20 +16,12 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn.parallel import DistributedDataParallel
 
 from calibration.train.layers import DTYPES, Builder, Place, Stage, loss_of
+from calibration.train.limits import SCHEDULES
 from calibration.train.optimizer import Adam, accumulate_in_fp32, gradient, local
 from calibration.train.tensor_parallel import TensorGroup
 from simulator.config.parallelism import Parallelism
 from simulator.config.workload import Workload
 
-SCHEDULES = {
-    "gpipe": schedules.ScheduleGPipe,
-    "1f1b": schedules.Schedule1F1B,
-    "interleaved": schedules.ScheduleInterleaved1F1B,
-    "looped_bfs": schedules.ScheduleLoopedBFS,
-    "interleaved_zb": schedules.ScheduleInterleavedZeroBubble,
-    "zb_v": schedules.ScheduleZBVZeroBubble,
-    "dualpipe_v": schedules.ScheduleDualPipeV,
-}
 SINGLE = ("gpipe", "1f1b")  # one stage to a rank
 MIB = 2**20
 
@@ -110,7 +102,9 @@ class Trainer:
         parameters = [parameter for module in self.modules for parameter in module.parameters()]
         self.partial = [kept for kept, one in zip(parameters, drawn, strict=True) if id(one) in partial]
         counted = [tensor.rank == 0 or id(one) not in whole for one in drawn]
-        self.optimizer = Adam(workload, parameters, counted, builder.of_experts, groups.model, groups.expert)
+        # A parameter's own mesh may be that of an earlier run, out of DTensor's caches.
+        shards = groups.data if layout.zero == 3 else None
+        self.optimizer = Adam(workload, parameters, counted, builder.of_experts, groups.model, groups.expert, shards)
         self.pipeline = self._pipeline(numbers) if layout.pp > 1 else None
         #: Of the first stage and of the last, (sequences, seq).
         self.inputs, self.targets = self._data()
@@ -220,7 +214,7 @@ class Trainer:
             )
             for module, number in zip(self.modules, numbers, strict=True)
         ]
-        schedule: Any = SCHEDULES[layout.schedule]
+        schedule: Any = getattr(schedules, SCHEDULES[layout.schedule])
         loss = self.loss if self.scale == 1 else (lambda logits, targets: self.loss(logits, targets) * self.scale)
         given = stages[0] if layout.schedule in SINGLE else stages
         return schedule(given, self.workload.microbatches, loss_fn=loss, scale_grads=False)

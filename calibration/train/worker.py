@@ -16,8 +16,9 @@ import torch.distributed as dist
 from calibration.measure.gpu import environment
 from calibration.measure.start import device_of, join, reporting
 from calibration.measure.team import FOREVER
+from calibration.train.length import PROFILED, Length
 from calibration.train.record import write_timeline
-from calibration.train.run import PROFILED, Length, RankRun, rank_record, spread, train
+from calibration.train.run import RankRun, rank_record, spread, train
 from simulator.config.workload import load_workload
 
 

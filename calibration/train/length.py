@@ -1,0 +1,19 @@
+"""How many steps a run has; of its own, so that who only starts runs need not wait for the trainer's imports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Steps under the profiler; the last is kept.
+PROFILED = 2
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a run goes on: warm-up steps, then timed ones for ``seconds``, at least ``least`` and at most ``most``,
+    then `PROFILED` under the profiler, the last of which is kept."""
+
+    warm_up: int = 3
+    least: int = 5
+    most: int = 20
+    seconds: float = 4.0
