@@ -23,7 +23,7 @@ from simulator.engine.world import Transfer, World, build_world
 from simulator.errors import DeadlockError
 from simulator.network.flows import Network
 from simulator.program import Batch, Beside, Block, Comm, Compute, Program, ProgramError, Role, Step
-from simulator.program.ops import COMPUTE_LANE, HOST_LANES, POINT_TO_POINT, comm_of, comms_of
+from simulator.program.ops import COMPUTE_LANE, POINT_TO_POINT, comm_of, comms_of
 from simulator.timeline import Floats, Timeline, play
 
 Wait = Generator[simpy.Event, None, None]
@@ -194,7 +194,7 @@ class _Simulation:
     ) -> Wait:
         """Call ``comms``, which the lane came to at ``posted``, and wait for them."""
         called = Called(posted, self.env.now)
-        if self.beside is not None and self.beside.queues and any(comm.op not in HOST_LANES for comm in comms):
+        if self.beside is not None and self.beside.queues and any(comm.holds_sms for comm in comms):
             yield from self._find_room(rank)
         meetings = [self._arrive(rank, lane, comm) for comm in comms]
         for comm, meeting in zip(comms, meetings, strict=True):
@@ -241,12 +241,13 @@ class _Simulation:
     def _depart(self, meeting: Meeting) -> None:
         began = self.env.now
         self._departed[id(meeting.transfer), meeting.comm.purpose] += 1
-        for rank in meeting.arrived:
+        beside = meeting.arrived if meeting.comm.holds_sms else []
+        for rank in beside:
             rank.in_flight.append(meeting.comm.purpose)
             self._reconsider_speed(rank)
 
         def land() -> None:
-            for rank in meeting.arrived:
+            for rank in beside:
                 rank.in_flight.remove(meeting.comm.purpose)
                 self._reconsider_speed(rank)
             meeting.done.succeed((began, self.env.now))
