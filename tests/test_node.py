@@ -87,6 +87,13 @@ def test_routes_in_a_deep_tree(a: int, b: int, route: list[str]) -> None:
     assert names(cluster, cluster.route(a, b)) == route
 
 
+def test_nodes_may_be_keys() -> None:
+    """Layouts are worked out once for nodes that are equal."""
+    one, other = (load_cluster({"node": DEEP}).node for _ in range(2))
+    assert one is not other
+    assert {one: 1}[other] == 1
+
+
 def test_links_of_a_tree_have_the_lanes_that_it_says() -> None:
     """16 lanes of PCIe 4 are 31.5 GB/s, 8 half of that, and 16 of PCIe 3 too."""
     link = {one.name: one.bandwidth_Bps for one in built(DEEP).links}

@@ -104,6 +104,10 @@ class Pcie(Section):
     """in place of gpus_per_switch and nics.attach: what each GPU (gpu0 ...), NIC (nic0 ...) and switch (pcie0 ...) is
     plugged into, a switch or a socket (cpu0 ...)"""
 
+    def __hash__(self) -> int:
+        """Of a node's sections this one alone holds a mapping, whose hash is not made by itself."""
+        return hash((self.generation, self.lanes, self.gpus_per_switch, self.p2p, *self.tree.items()))
+
 
 class Nics(Section):
     """Network cards of a node."""
