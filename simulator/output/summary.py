@@ -20,6 +20,8 @@ _BAR = 30
 #: What `time_breakdown_s` calls bubble, told apart from that of the pipeline.
 _WAITING = "waiting for other ranks"
 _PATH_ROWS = 8
+#: Of a kind of communication, the links that are named.
+_LINKS_OF_KIND = 2
 
 Result = Mapping[str, Any]
 
@@ -35,6 +37,8 @@ def summary(result: Result) -> Group:
         parts.append(_communication(result))
     if result["links"]:
         parts.append(_links(result["links"]))
+    if result["contention"]:
+        parts.append(_contention(result))
     parts.append(_path(result["critical_path"]))
     parts += [Text(line) for line in _trust(result)]
     return Group(*parts)
@@ -344,6 +348,7 @@ def _communication(result: Result) -> Table:
     table = _table(
         "Communication (per GPU)",
         ("kind", "left"), ("sent", "right"), ("in flight", "right"), ("exposed", "right"), ("algorithm", "left"),
+        ("on links, the slowest first", "left"),
     )  # fmt: skip
     from rich.text import Text
 
@@ -351,7 +356,8 @@ def _communication(result: Result) -> Table:
     for kind, row in result["communication"].items():
         if row["time_s"] or row["bytes_per_gpu"]:
             times = (_time_beside(row[key], step) for key in ("time_s", "exposed_s"))
-            table.add_row(kind, format_bytes(row["bytes_per_gpu"]), *times, Text(str(row["algorithm"])))
+            links = ", ".join(link["links"] for link in row["links"][:_LINKS_OF_KIND])
+            table.add_row(kind, format_bytes(row["bytes_per_gpu"]), *times, Text(str(row["algorithm"])), Text(links))
     return table
 
 
@@ -365,4 +371,26 @@ def _links(links: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(
             Text(row["name"]), f"{row.get('count', 1):,}", format_bytes(row["bytes"]), _percent(row["utilisation"])
         )
+    return table
+
+
+def _contention(result: Result) -> Table:
+    """Where transfers held each other up; who lost nothing was there beside the others."""
+    table = _table(
+        "Where transfers met (each loses so much against an idle network)",
+        ("link", "left"), ("alike", "right"), ("transfers", "left"), ("at once", "right"), ("together", "right"),
+        ("lost", "right"),
+    )  # fmt: skip
+    from rich.text import Text
+
+    step = result["step_time_s"]
+    several = len({flow["job"] for row in result["contention"] for flow in row["flows"] if flow["job"]}) > 1
+    for row in result["contention"][:5]:
+        name, alike = row["link"], f"{row['count']:,}"
+        for flow in row["flows"]:
+            whose = f"{flow['job']}: " if several and flow["job"] else ""
+            what = f"{whose}{flow['axis']} {flow['op']}".replace("_", " ")
+            times = (_time_beside(flow[key], step) for key in ("seconds_together", "lost_s"))
+            table.add_row(Text(name), alike, Text(what), f"{flow['at_once']:,}", *times)
+            name = alike = ""
     return table
