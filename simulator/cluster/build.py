@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator.cluster.background import with_background
 from simulator.cluster.cluster import Cluster, Gpu, Link
 from simulator.cluster.node import NodeLayout, lay_out
 from simulator.config.cluster import ClusterSpec, GpuOverride, cluster_problems
@@ -35,7 +36,8 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
     gpus = [Gpu(f"node{n}.gpu{g}", n, g, node.gpus.type) for n in range(spec.nodes) for g in range(node.gpus.count)]
     links = _links(spec, layout, switches)
     _override(spec, gpus, links)
-    return Cluster(spec=spec, gpus=tuple(gpus), links=tuple(links), layout=layout, switches=switches)
+    cluster = Cluster(spec=spec, gpus=tuple(gpus), links=tuple(links), layout=layout, switches=switches)
+    return with_background(cluster, spec.background)
 
 
 def _links(spec: ClusterSpec, layout: NodeLayout, switches: Switches) -> list[Link]:

@@ -152,6 +152,12 @@ class Cluster:
         return self._between_leaves[ends]
 
     @cached_property
+    def ports(self) -> frozenset[int]:
+        """The links that are ports of NICs, both ways."""
+        ports, edges = (*self.layout.port_out, *self.layout.port_in), len(self.layout.edges)
+        return frozenset(node * edges + port for node in range(self.spec.nodes) for port in ports)
+
+    @cached_property
     def _joins_rails(self) -> bool:
         """Whether trunks lead from any leaf to any other."""
         leaves = {leaf for of_node in self.switches.leaves for leaf in of_node}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from simulator.config import catalog
+from simulator.config.background import Background
 from simulator.config.files import AsTuple, Integral, Section, Text, brief, raise_all, read_yaml, validated
 from simulator.config.node import MAX_GPUS, Count, Node, node_problems
 from simulator.errors import InputError
@@ -77,6 +78,8 @@ class ClusterSpec(Section):
     """price of one GPU for an hour, in any currency"""
     overrides: Annotated[tuple[Override, ...], AsTuple] = ()
     """single links and GPUs that differ"""
+    background: Annotated[tuple[Background, ...], AsTuple] = ()
+    """traffic of others, there all the time"""
 
     @property
     def n_gpus(self) -> int:
