@@ -94,7 +94,8 @@ def _number(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
     for scale in (9, -6):
         if 1e-2 <= value / 10**scale < 1e5 and float(short := f"{value / 10**scale:.6g}e{scale}") == value:
             # PyYAML, of YAML 1.1, takes 13e9 for text; plain it is a number in YAML 1.2.
-            return dumper.represent_scalar(dumper.resolve(yaml.ScalarNode, short, (True, False)), short)
+            tag = dumper.resolve(yaml.ScalarNode, short, (True, False))  # type: ignore[no-untyped-call]
+            return dumper.represent_scalar(tag, short)
     return dumper.represent_scalar("tag:yaml.org,2002:float", repr(value))
 
 

@@ -176,7 +176,8 @@ def _add_nic(found: _Found, pci: Element, nic: Element | None, place: dict[str, 
     if nic and not nets:
         found.left_out["NIC without a port in use"] += 1
         return
-    for net in nets or [None]:
+    ports: list[Element | None] = [*nets]
+    for net in ports or [None]:
         key = f"{len(found.nics)} nic"
         found.tree[key] = dict(place)
         found.nics.append((pci, net, key, socket))
