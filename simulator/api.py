@@ -47,8 +47,8 @@ MAX_PASSES = 500_000
 #: Steps played in a row until a steady state shows: the first, and the last, number tried.
 STEPS, MAX_STEPS = 4, 32
 UNSTEADY = (
-    f"after {MAX_STEPS} steps none repeats the one before: the period is the mean of the later half, "
-    "and what it is made of is the last but one's"
+    "of the steps that were played none repeats the one before: the period is the mean of the later half, "
+    "and what it is made of is one of the last"
 )
 #: Shares of 1F1B's memory and of a forward's activations.
 MAX_SHARE = 1e6
@@ -184,13 +184,13 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     cluster = build_cluster(job.cluster)
     costs = Costs.from_profile(profile, job.training.implementation)
     schedule, shortcuts = job.parallelism.plan, job.simulation.model_dump()
-    times = None if schedule.search is None else _rehearsed(job, cluster, costs)
+    times = None if schedule.search is None else rehearsed(job, cluster, costs)
 
     def build(steps: int) -> Program:
         return build_program(job, times=times, steps=steps)
 
     def play(program: Program) -> Timeline:
-        return simulate(program, cluster, costs, **shortcuts)
+        return simulate(program, cluster, costs, nodes=job.nodes, **shortcuts)
 
     together = job.parallelism.data_parallel != "async"
     if together and not schedule.steady:
@@ -200,7 +200,7 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     return Result(job, profile, cluster, costs, program, found.period, found)
 
 
-def _rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
+def rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
     """What the passes of ``job`` take, from a step of two micro-batches with a schedule that needs no tuning.
 
     Raises `InputError` where the memory limit leaves no room for a micro-batch.
@@ -212,7 +212,7 @@ def _rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
             "parallelism": layout.model_copy(update={"schedule": "zb_h1"}),
         }
     )
-    timeline = simulate(build_program(short), cluster, costs, **job.simulation.model_dump())
+    timeline = simulate(build_program(short), cluster, costs, nodes=job.nodes, **job.simulation.model_dump())
     times = times_of(timeline, layout.n_stages, layout.zb_memory_limit)
     try:
         layout.plan.tuned(times).order(layout.pp, job.microbatches, layout.vpp)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, ModelWrapValidatorHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -18,7 +18,17 @@ from pydantic_core import CoreSchema
 
 from simulator.config import catalog, rules
 from simulator.config.cluster import ClusterSpec, cluster_data
-from simulator.config.files import Integral, Section, Text, as_path, raise_all, read_yaml, validated, with_changes
+from simulator.config.files import (
+    AsTuple,
+    Integral,
+    Section,
+    Text,
+    as_path,
+    raise_all,
+    read_yaml,
+    validated,
+    with_changes,
+)
 from simulator.config.model import Model
 from simulator.config.parallelism import Parallelism
 from simulator.config.pipelines import find_schedule, is_file
@@ -55,6 +65,9 @@ class Workload(Section):
     [nodes: the fewest that hold the ranks]"""
     calibration: str = ""
     """a profile's name or path [the shipped profile of the cluster's GPU]"""
+    placement: Literal["packed", "interleaved"] | Annotated[tuple[Annotated[int, Field(ge=0)], ...], AsTuple] = "packed"
+    """which nodes of the cluster the job takes: packed (the first that are free), interleaved (in turn with the other
+    interleaved jobs that share the cluster), or a list of their numbers, ranks node by node [packed]"""
     seed: Annotated[int, Field(ge=0, le=2**63), Integral] = 0
     """of everything random: which experts a skewed distribution prefers [0]"""
     simulation: Simulation = Simulation()
@@ -102,8 +115,14 @@ class Workload(Section):
         return self.training.implementation != "fused" and self.parallelism.pp > 1
 
     @property
+    def nodes(self) -> tuple[int, ...] | None:
+        """The nodes of the cluster that the job takes, in the order of its ranks; None: the first."""
+        return None if isinstance(self.placement, str) else self.placement
+
+    @property
     def server_nodes(self) -> tuple[int, ...]:
-        """The nodes on whose hosts parameter servers run, one each: those after the workers' nodes."""
+        """The nodes, counted among those of the job, on whose hosts parameter servers run: those after the workers',
+        one each."""
         first = math.ceil(self.n_ranks / self.cluster.node.gpus.count)
         return tuple(range(first, first + self.parallelism.server_count))
 
@@ -148,6 +167,7 @@ def _resolved(workload: Workload) -> Workload:
         layout = layout.model_copy(update={"deallocate_pipeline_outputs": False})
     if "nodes" not in cluster.model_fields_set:
         nodes = math.ceil(ranks / cluster.node.gpus.count) + layout.server_count
+        nodes = max(nodes, *(node + 1 for node in workload.nodes or (0,)))
         cluster = cluster.model_copy(update={"nodes": nodes})
     if training.precision == "fp32" and "master_weights" not in training.optimizer.model_fields_set:
         optimizer = training.optimizer.model_copy(update={"master_weights": False})
