@@ -23,7 +23,7 @@ def command(
     workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A file, or a name in workloads/.")],
     others: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[WORKLOAD2 ...]", help="Another, to stand beside the first.", show_default=False),
+        typer.Argument(metavar="WORKLOAD2 ...", help="Another, to stand beside the first.", show_default=False),
     ] = None,
     share_fabric: Annotated[
         bool,
@@ -52,8 +52,8 @@ def command(
 ) -> None:
     """Simulate one training step and say how long it takes, and why.
 
-    With two workloads, their results stand side by side; --set changes both. With --share-fabric two or more run on one
-    cluster at once, repeat their steps and slow each other where transfers meet; placement=interleaved mixes their nodes.
+    With two workloads, their results stand side by side; --set changes both. With --share-fabric two or more run at once
+    on one cluster, repeat their steps and slow each other where transfers meet; placement=interleaved mixes their nodes.
 
     \b
     Examples:
