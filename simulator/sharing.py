@@ -114,8 +114,8 @@ class _Job:
 def share(
     workloads: Sequence[str | Path | Mapping[str, Any] | Workload], *, set: Mapping[str, Any] | None = None
 ) -> Shared:
-    """Simulate several ``workloads`` on one cluster at once, each on nodes of its own (their ``placement``), where their
-    transfers meet on the links that they share. ``set`` changes dotted keys of all of them first.
+    """Simulate several ``workloads`` on one cluster at once, each on nodes of its own (their ``placement``). Transfers
+    meet on the links that they share. ``set`` changes dotted keys of all of them first.
 
     The cluster is the one that they all name, with as many nodes as the largest of them says, or as they need together.
     All begin at the same moment and repeat their step, the shorter ones more often, so that no job ever has the cluster

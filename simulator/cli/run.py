@@ -52,8 +52,9 @@ def command(
 ) -> None:
     """Simulate one training step and say how long it takes, and why.
 
-    With two workloads, their results stand side by side; --set changes both. With --share-fabric two or more run at once
-    on one cluster, repeat their steps and slow each other where transfers meet; placement=interleaved mixes their nodes.
+    With two workloads, their results stand side by side; --set changes both. With --share-fabric two or more run at
+    once on one cluster, repeat their steps and slow each other where transfers meet; placement=interleaved mixes
+    their nodes.
 
     \b
     Examples:
