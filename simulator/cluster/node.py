@@ -5,7 +5,7 @@ Nodes of one type are alike, so that routes are worked out once per type, as pos
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -30,8 +30,8 @@ PCIE_LANE_Bps = {
 PCIE_LATENCY_s = 0.27e-6
 #: Seconds until a flash drive answers: a typical read of 4 KiB of a data centre drive (Samsung PM1733 data sheet).
 NVME_LATENCY_s = 100e-6
-#: End points of a node beside its GPUs, numbered after them: the host's memory, which DMA reads and writes, its drives,
-#: and its CPU, whose work is bytes of that memory.
+#: End points of a node beside its GPUs, numbered after them (see `NodeLayout.host`): the host's memory, which DMA reads
+#: and writes, its drives, and its CPU, whose work is bytes of that memory.
 HOST_ENDS = MEMORY, NVME, CPU = range(3)
 
 
@@ -51,20 +51,25 @@ class Edge:
 class NodeLayout:
     """Links and routes of one type of node; routes are positions in ``edges``.
 
+    ``gpus`` and ``nics`` are the numbers of those that are there, ``host`` that of the first of the `HOST_ENDS`.
     ``edges`` holds also the NIC ports: ``port_out[k]`` and ``port_in[k]`` are the two directions of NIC k.
     ``between[a, b]`` leads from GPU a to GPU b, over NVLink for the pairs in ``nvlink``; ``to_nic[g, k]`` and
     ``from_nic[g, k]`` join GPU g and NIC k; ``own_nic[g]`` is the NIC that serves GPU g. Where the bandwidth of the
     host's memory is known, ``between``, ``to_nic`` and ``from_nic`` hold the `HOST_ENDS` too, as further GPUs would be.
     """
 
+    gpu: str
+    gpus: tuple[int, ...]
+    nics: tuple[int, ...]
+    host: int
     edges: tuple[Edge, ...]
-    port_out: Route
-    port_in: Route
+    port_out: Mapping[int, int]
+    port_in: Mapping[int, int]
     between: dict[Pair, Route]
     nvlink: frozenset[Pair]
     to_nic: dict[Pair, Route]
     from_nic: dict[Pair, Route]
-    own_nic: tuple[int, ...]
+    own_nic: Mapping[int, int]
 
     def out(self, gpu: int, nic: int) -> Route:
         """From a GPU through a NIC's port into the fabric."""
@@ -80,8 +85,8 @@ class NodeLayout:
         return all(len(self.between[a, b]) == 1 for a in group for b in group if a != b)
 
 
-def lay_out(node: Node, transport: TransportKind) -> NodeLayout:
-    """Lay out a node whose NICs speak ``transport``.
+def lay_out(node: Node, transport: TransportKind, missing: frozenset[str] = frozenset()) -> NodeLayout:
+    """Lay out a node whose NICs speak ``transport``, without the ``missing`` ones of its GPUs and NICs (``gpu4``).
 
     GPUs hang in groups of ``pcie.gpus_per_switch`` under PCIe switches, whose uplinks meet at the host (sockets, their
     interconnect and memory as one vertex); NICs are dealt out evenly over the switches, or sit at the host.
@@ -89,24 +94,26 @@ def lay_out(node: Node, transport: TransportKind) -> NodeLayout:
     A GPU reaches a NIC that other GPUs are closer to over NVLink and the GPU beside that NIC, as NCCL's PXN does
     (NCCL 2.12 release notes), or over PCIe where the two have no NVLink.
     """
-    gpus, nics = range(node.gpus.count), range(node.nics.count)
+    gpus = tuple(g for g in range(node.gpus.count) if f"gpu{g}" not in missing)
+    nics = tuple(k for k in range(node.nics.count) if f"nic{k}" not in missing)
     edges = _nvlink_edges(node)
     switches = -(-node.gpus.count // node.pcie.gpus_per_switch)
     pcie_Bps = PCIE_LANE_Bps[node.pcie.generation] * node.pcie.lanes
     pcie = [(f"pcie{s}.host", f"pcie{s}", "host") for s in range(switches)]
-    pcie += [(f"gpu{g}.pcie", f"gpu{g}", f"pcie{g // node.pcie.gpus_per_switch}") for g in gpus]
+    pcie += [(f"gpu{g}.pcie", f"gpu{g}", f"pcie{g // node.pcie.gpus_per_switch}") for g in range(node.gpus.count)]
     at_switch = node.nics.attach == "pcie_switch"
     pcie += [
-        (f"nic{k}.pcie", f"nic{k}", f"pcie{k * switches // node.nics.count}" if at_switch else "host") for k in nics
+        (f"nic{k}.pcie", f"nic{k}", f"pcie{k * switches // node.nics.count}" if at_switch else "host")
+        for k in range(node.nics.count)
     ]
     for name, lower, upper in pcie:
         edges += _duplex(name, "pcie", lower, upper, pcie_Bps, PCIE_LATENCY_s)
     edges += _host_edges(node)
-    first_port = len(edges)
-    for k in nics:
+    for k in range(node.nics.count):
         edges += _duplex(
             f"nic{k}", transport, f"nic{k}", "fabric", node.nics.bandwidth_bps / 8, node.nics.latency_s / 2
         )
+    edges = [edge for edge in edges if edge.src not in missing and edge.dst not in missing]
 
     over_nvlink = _routes(edges, "nvlink")
     over_pcie = _routes(edges, "pcie")
@@ -125,16 +132,17 @@ def lay_out(node: Node, transport: TransportKind) -> NodeLayout:
     to_nic = {(g, k): over_pcie[f"gpu{g}", f"nic{k}"] for g in gpus for k in nics}
     from_nic = {(g, k): over_pcie[f"nic{k}", f"gpu{g}"] for g in gpus for k in nics}
     own_nic = _deal_nics(to_nic, gpus, nics)
-    for k in nics:
+    for k in nics if gpus else ():
         nearest = min(len(to_nic[g, k]) for g in gpus)
-        proxy = own_nic.index(k) if k in own_nic else min(gpus, key=lambda g: len(to_nic[g, k]))
+        served = [g for g in gpus if own_nic[g] == k]
+        proxy = served[0] if served else min(gpus, key=lambda g: len(to_nic[g, k]))
         out, back = to_nic[proxy, k], from_nic[proxy, k]
         for g in gpus:
             if len(to_nic[g, k]) > nearest and (g, proxy) in nvlink:
                 to_nic[g, k], from_nic[g, k] = between[g, proxy] + out, back + between[proxy, g]
+    position = {edge.name: i for i, edge in enumerate(edges)}
     if node.host_memory_bandwidth_Bps is not None:
         memory, nvme, cpu = (node.gpus.count + end for end in HOST_ENDS)
-        position = {edge.name: i for i, edge in enumerate(edges)}
         bus = (position["memory"],)
         for g in gpus:
             between[g, memory] = over_pcie[f"gpu{g}", "host"] + bus
@@ -147,9 +155,13 @@ def lay_out(node: Node, transport: TransportKind) -> NodeLayout:
             between[memory, nvme] = (*bus, position["nvme:tx"])
             between[nvme, memory] = (position["nvme:rx"], *bus)
     return NodeLayout(
+        gpu=node.gpus.type,
+        gpus=gpus,
+        nics=nics,
+        host=node.gpus.count,
         edges=tuple(edges),
-        port_out=tuple(range(first_port, len(edges), 2)),
-        port_in=tuple(range(first_port + 1, len(edges), 2)),
+        port_out={k: position[f"nic{k}:tx"] for k in nics},
+        port_in={k: position[f"nic{k}:rx"] for k in nics},
         between=between,
         nvlink=frozenset(nvlink),
         to_nic=to_nic,
@@ -214,16 +226,16 @@ def _routes(edges: list[Edge], kind: str) -> dict[tuple[str, str], Route]:
     }
 
 
-def _deal_nics(to_nic: dict[Pair, Route], gpus: range, nics: range) -> tuple[int, ...]:
+def _deal_nics(to_nic: dict[Pair, Route], gpus: tuple[int, ...], nics: tuple[int, ...]) -> dict[int, int]:
     """The nearest NIC of each GPU; GPUs equally near to the same NICs take them in turn, as NCCL spreads them."""
     if not nics:
-        return ()
+        return {}
     taken: dict[tuple[int, ...], int] = {}
-    own = []
+    own = {}
     for g in gpus:
         shortest = min(len(to_nic[g, k]) for k in nics)
         choices = tuple(k for k in nics if len(to_nic[g, k]) == shortest)
         turn = taken.get(choices, 0)
         taken[choices] = turn + 1
-        own.append(choices[turn % len(choices)])
-    return tuple(own)
+        own[g] = choices[turn % len(choices)]
+    return own

@@ -109,6 +109,10 @@ class _Session:
     def op(self) -> str:
         return "send_recv" if self.comm.op in POINT_TO_POINT else self.comm.op
 
+    def costs(self, cluster: Cluster, costs: Costs) -> Costs:
+        """What holds between the GPUs that take part."""
+        return costs.among(cluster.gpu_types(self.ends))
+
     def patterns(self, cluster: Cluster) -> tuple[Pattern, ...]:
         return patterns(self.op, self.ends, cluster, self.comm.algorithm, traffic_of(self.comm))
 
@@ -130,7 +134,7 @@ def build_world(program: Program, cluster: Cluster, costs: Costs, *, fold: bool 
     """
     sessions = _sessions(program, cluster)
     offset, n_groups = _group_offsets(program)
-    capacity = np.array([link.bandwidth_Bps * costs.link_efficiency(link.kind) for link in cluster.links])
+    capacity = np.array(list(_capacities(cluster, costs)))
     shapes = _shapes(cluster, costs, sessions)
     if fold:
         colours = _refine(program, cluster, capacity, sessions, shapes, offset)
@@ -138,6 +142,14 @@ def build_world(program: Program, cluster: Cluster, costs: Costs, *, fold: bool 
         sizes = (program.n_ranks, n_groups, len(cluster.links), len(sessions))
         colours = _Colours(*(np.arange(size, dtype=np.uint64) for size in sizes))
     return _collect(program, cluster, costs, capacity, sessions, shapes, offset, colours)
+
+
+def _capacities(cluster: Cluster, costs: Costs) -> Iterator[float]:
+    """Bytes/s that every link can carry: in a node as its type of GPU has it, between switches as all have it."""
+    of_nodes = [costs.of(layout.gpu) for layout in cluster.layouts for _ in layout.edges]
+    of_links = itertools.chain(of_nodes, itertools.repeat(costs, len(cluster.trunks)))
+    for link, own in zip(cluster.links, of_links, strict=True):
+        yield link.bandwidth_Bps * own.link_efficiency(link.kind)
 
 
 def _group_offsets(program: Program) -> tuple[dict[str, int], int]:
@@ -272,13 +284,14 @@ def _shapes(cluster: Cluster, costs: Costs, sessions: Sequence[_Session]) -> _Sh
     for index, item in enumerate(sessions):
         if item.op == "send_recv":
             labels.append((item.axis, item.spec))
-            on = [(link, 1.0) for link in cluster.route(*item.ends)]
+            on = list(cluster.spread(*item.ends))
         else:
             candidates = item.patterns(cluster)
             timings = tuple(pattern.timing for pattern in candidates)
-            key = (item.op, item.comm.nbytes, timings)
+            own = item.costs(cluster, costs)
+            key = (item.op, item.comm.nbytes, timings, own.gpu)
             if key not in chosen:
-                choice = choose(item.op, candidates, item.comm.nbytes, costs) if candidates else None
+                choice = choose(item.op, candidates, item.comm.nbytes, own) if candidates else None
                 chosen[key] = next((i for i, pattern in enumerate(candidates) if pattern is choice), -1)
             number = chosen[key]
             labels.append((item.axis, item.spec, timings[number] if candidates else ()))
@@ -330,7 +343,8 @@ def _collect(
         session = sessions[index]
         paired = session.op == "send_recv"
         silent = session.op in UPDATES or session.is_signal
-        plan = fastest(session.op, session.patterns(cluster), session.comm.nbytes, costs)
+        own = session.costs(cluster, costs)
+        plan = fastest(session.op, session.patterns(cluster), session.comm.nbytes, own)
         phases: list[Phase] = []
         link_bytes: dict[int, float] = {}
         for phase in plan.phases:
