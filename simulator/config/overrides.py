@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
 from simulator.config.files import Section, Text
 from simulator.errors import InputError
@@ -37,20 +37,14 @@ class GpuOverride(Section):
     missing: bool = False
     """whether it is not there: ranks are those that are"""
 
-    @model_validator(mode="after")
-    def _says_one_thing(self) -> Self:
-        if (self.speed_scale is None) is not self.missing:
-            raise InputError("must be given, or missing: true, one of the two", key="speed_scale", found=self.gpu)
-        return self
-
 
 class NicOverride(Section):
     """A network card that is not there."""
 
     nic: Text
     """name of a card, such as node1.nic4; * stands for any number"""
-    missing: Literal[True]
-    """a slow one is a link with a bandwidth_scale"""
+    missing: bool
+    """true; a slow one is a link with a bandwidth_scale"""
 
 
 def _override_class(value: object) -> str:
@@ -104,6 +98,11 @@ def override_problems(spec: ClusterSpec) -> Iterator[InputError]:
         key = f"overrides[{index}].{part}"
         yield from _name_problems(spec, name, part, key)
         gone = not isinstance(override, LinkOverride) and override.missing
+        if isinstance(override, GpuOverride) and gone is not (override.speed_scale is None):
+            key_of = f"overrides[{index}].speed_scale"
+            yield InputError("must be given, or missing: true, one of the two", key=key_of, found=override.speed_scale)
+        if isinstance(override, NicOverride) and not gone:
+            yield InputError("says nothing", key=f"overrides[{index}].missing", found=False, allowed="true")
         if first.setdefault((part, name, gone), index) != index:
             scale = {"gpu": "speed_scale", "link": "bandwidth_scale"}.get(part, "missing")
             yield InputError(
