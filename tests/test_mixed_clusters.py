@@ -96,7 +96,7 @@ def test_without_a_card_its_gpu_uses_the_nearest_and_the_rail_has_none() -> None
     """Without NIC 3 GPU 3 takes NIC 2 beside it; under one leaf per rail, a message for a GPU on rail 3 of the other
     node has to arrive on a rail that both nodes have."""
     built = build_cluster(load_cluster(ODD["missing card"]))
-    assert [built.own_nic(gpu) for gpu in range(8)] == [0, 1, 2, 2, 4, 5, 6, 7]
+    assert [built.own_nics(gpu)[0] for gpu in range(8)] == [0, 1, 2, 2, 4, 5, 6, 7]
     names = [built.links[i].name for i in built.route(0, 8 + 3)]
     assert [name for name in names if ".nic" in name and "pcie" not in name] == ["node0.nic0:tx", "node1.nic0:rx"]
     assert "node1.gpu3.nvlink:rx" in names
@@ -152,8 +152,8 @@ def test_what_breaks_a_symmetry_unfolds_what_it_touches() -> None:
 
 
 def test_in_a_mixed_job_every_gpu_has_its_own_speed_and_the_slower_decides() -> None:
-    """Forward passes last as on nodes of one type; with their gradients the H100s wait for the A100s', so that the step is no shorter than either type's, and no longer than A100s with the slower of all
-    constants of links."""
+    """Forward passes last as on nodes of one type. With their gradients the H100s wait for the A100s', so that the step
+    is no shorter than either type's, and hardly longer than A100s'."""
     work = {
         "model": {"layers": 4, "hidden": 2048, "heads": 16, "vocab": 32000},
         "training": {"seq": 1024, "global_batch": 16},

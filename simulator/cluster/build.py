@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from simulator.cluster.cluster import Cluster, Gpu, Link
 from simulator.cluster.node import NodeLayout, lay_out
-from simulator.config.cluster import ClusterSpec, Node, cluster_problems
+from simulator.config.cluster import ClusterSpec, cluster_problems
 from simulator.config.files import closest, raise_all
+from simulator.config.node import Node
 from simulator.config.overrides import GpuOverride, LinkOverride, NicOverride, missing_parts, named, pattern
 from simulator.config.transport import TransportKind
 from simulator.errors import InputError

@@ -117,10 +117,10 @@ class Cluster:
         """The end point of a node's host: its memory, or another one of `HOST_ENDS`."""
         return self.end(node, self.layouts[node].host + which)
 
-    def own_nic(self, gpu: int) -> int:
-        """The NIC, counted within its node, that serves this GPU."""
+    def own_nics(self, gpu: int) -> Route:
+        """The NICs, counted within its node, that serve this GPU."""
         node, slot = self.locate(gpu)
-        return self.layouts[node].own_nic[slot]
+        return self.layouts[node].own_nics[slot]
 
     def route(self, a: int, b: int, nic: int | None = None) -> Route:
         """Links from end point ``a`` to ``b`` (GPUs, or the memory of hosts), in order; none where they are the same.

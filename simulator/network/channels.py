@@ -36,7 +36,7 @@ def channels(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
         slots = [cluster.gpus[rank].index for rank in ranks]
         orders = _mesh_rings(ranks) if cluster.layout_of(node).meshed(slots) else (ranks,)
         return tuple(Channel(None, (order,)) for order in orders)
-    served = [{cluster.own_nic(rank) for rank in group} for group in members.values()]
+    served = [{nic for rank in group for nic in cluster.own_nics(rank)} for group in members.values()]
     common = sorted(served[0].intersection(*served[1:]))
     if not common:
         return (Channel(None, tuple(tuple(group) for group in members.values())),)
@@ -72,7 +72,7 @@ def _through(cluster: Cluster, node: int, group: tuple[int, ...], nic: int) -> t
     """The GPUs of a node with the one that ``nic`` serves first, and the nearest other last."""
     if len(group) == 1:
         return group
-    first = next(gpu for gpu in group if cluster.own_nic(gpu) == nic)
+    first = next(gpu for gpu in group if nic in cluster.own_nics(gpu))
     others = [gpu for gpu in group if gpu != first]
     to_nic = cluster.layout_of(node).to_nic
     last = min(others, key=lambda gpu: len(to_nic[cluster.gpus[gpu].index, nic]))

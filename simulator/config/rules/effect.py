@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 if TYPE_CHECKING:
-    from simulator.config.cluster import Node
+    from simulator.config.node import Node
     from simulator.config.workload import Workload
 
 Condition = Callable[["Workload"], bool]
