@@ -48,6 +48,15 @@ class Gpu:
     speed_scale: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class BackgroundFlow:
+    """Traffic of others that never ends: along ``route``, ``rate_Bps`` where its fair share allows that."""
+
+    name: str
+    route: Route
+    rate_Bps: float
+
+
 @dataclass(frozen=True, eq=False)
 class Cluster:
     """GPUs, numbered node by node, and the links between them. Rank i of a job sits on GPU i.
@@ -64,6 +73,7 @@ class Cluster:
     first_gpu: tuple[int, ...]
     first_link: tuple[int, ...]
     switches: Switches
+    background: tuple[BackgroundFlow, ...] = ()
     memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
     _between_leaves: dict[tuple[str, str], Spread] = field(default_factory=dict, init=False, repr=False)
     _hops: dict[str, dict[str, int]] = field(default_factory=dict, init=False, repr=False)
