@@ -32,7 +32,7 @@ from simulator.config.model import Model
 from simulator.config.parallelism import Parallelism
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model
-from simulator.config.profile import check_gpu, load_profile
+from simulator.config.profile import check_gpu, check_precision, load_profile
 from simulator.config.training import Training
 from simulator.errors import InputError
 
@@ -233,14 +233,15 @@ def load_workload(source: str | Path | Mapping[str, Any] | Workload, set: Mappin
 
 def _with_profiles(workload: Workload, base: Path | None, origin: Origin) -> Workload:
     """With the whole paths of profiles that are not shipped. Raises `InputError` where one does not exist, or is of
-    another GPU."""
+    another GPU or lacks the precision."""
     several, found = isinstance(workload.calibration, dict), {}
     for gpu, name in workload.calibrations.items():
         key = f"calibration.{gpu}" if several else "calibration"
         file, shipped = origin(key)[0], name in catalog.names("profile")
         profile = catalog.find("profile", name, base=base, file=file, key=key)
-        if name != gpu or not shipped:  # else of that very GPU
-            check_gpu(load_profile(profile), gpu, file=file, key=key)
+        calibration = load_profile(profile)
+        check_gpu(calibration, gpu, file=file, key=key)
+        check_precision(calibration, workload.training.precision, file=origin("training.precision")[0])
         found[gpu] = name if shipped else str(profile)
     return workload.model_copy(update={"calibration": found if several else found[workload.cluster.gpu_types[0]]})
 
