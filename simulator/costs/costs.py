@@ -16,6 +16,7 @@ from simulator.costs.interference import Beside, SharedSms, without
 from simulator.costs.matmul import MatmulCost
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import KernelCost, Origin
+from simulator.costs.power import PowerBudget
 from simulator.errors import InputError
 from simulator.program import Attention, Comm, Compute, Fixed, GroupedMatmul, Kernel, Matmul, Memory
 
@@ -28,6 +29,7 @@ class Costs:
     ``launch``: what the host issues (`simulator.costs.launch.issued`) -> seconds, 0 where not listed.
     ``transports``: kind of link -> how it carries bytes.
     ``beside``: what communication takes from kernels; None: nothing.
+    ``power``: what the power limit does to clocks; None: nothing that prices do not have already.
     ``sources``: key -> citation.
     """
 
@@ -36,6 +38,7 @@ class Costs:
     launch: Mapping[str, float]
     transports: Mapping[str, Transport]
     beside: Beside | None
+    power: PowerBudget | None
     sources: Mapping[str, str]
     _seconds: dict[Kernel, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -54,6 +57,7 @@ class Costs:
             launch=launch.launch_seconds(profile.host.launch_s[implementation]),
             transports={**HOST_TRANSPORTS, **profile.transports},
             beside=beside(profile),
+            power=None if profile.power is None else PowerBudget(profile.power),
             sources=dict(profile.sources),
         )
 
@@ -66,11 +70,13 @@ class Costs:
             launch={},
             transports=dict.fromkeys(get_args(TransportKind), plain(0.0, 1.0, "assumed", "ideal")),
             beside=None,
+            power=None,
             sources={},
         )
 
-    def kernel_s(self, kernel: Kernel, gpu: str) -> float:
-        """Seconds of a kernel on a GPU of type ``gpu``, alone on it and at its nominal speed.
+    def kernel_s(self, kernel: Kernel, gpu: str, clock_hz: float | None = None) -> float:
+        """Seconds of a kernel on a GPU of type ``gpu``, alone on it and at its nominal speed; at a clock of its SMs, or
+        at that of its price where none is given.
 
         Raises `InputError` where the profile is of another GPU or has no such precision.
         """
@@ -81,6 +87,8 @@ class Costs:
         seconds = self._seconds.get(kernel)
         if seconds is None:
             seconds = self._seconds[kernel] = self._price(kernel).seconds(kernel)
+        if clock_hz is not None and self.power is not None:
+            seconds *= self.power.slowness(kernel, clock_hz)
         return seconds
 
     def launch_s(self, op: Compute | Comm) -> float:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.costs import Costs
+from simulator.costs.power import CLASSES
 from simulator.program import Beside, Block, Comm, Compute, Kernel
 from simulator.program.ops import COMPUTE_LANE
 from simulator.timeline import CATEGORIES, Template
+
+if TYPE_CHECKING:
+    from simulator.config.profile import LoadClass
 
 _CATEGORY = {name: code for code, name in enumerate(CATEGORIES)}
 _CATEGORY_OF_PHASE = {"R": _CATEGORY["recompute"], "O": _CATEGORY["optimizer"]}
@@ -62,6 +67,15 @@ class CommTime:
     wire_bytes: float
 
 
+class Gpu(NamedTuple):
+    """A GPU of a type, at ``speed`` times what its profile says, its SMs at a clock (None: each kernel at its
+    price's)."""
+
+    type: str
+    speed: float
+    clock_hz: float | None
+
+
 class TemplateStore:
     """The templates of a simulation, each distinct one once."""
 
@@ -74,6 +88,15 @@ class TemplateStore:
         self._kernels: list[tuple[Kernel | None, ...]] = []
         self._speeds: dict[tuple[int, Hashable], NDArray[np.float64]] = {}
         self._pieces: dict[tuple[object, ...], tuple[Piece, ...]] = {}
+
+    def loads_s(self, template: int) -> dict[LoadClass, float]:
+        """Seconds of its ops at full speed, by the class that they draw power as. What the network times has none."""
+        loads: dict[LoadClass, float] = {}
+        for kernel, seconds in zip(self._kernels[template], self.templates[template].work_s.tolist(), strict=True):
+            kind = "communication" if kernel is None else CLASSES.get(type(kernel))
+            if kind is not None:
+                loads[kind] = loads.get(kind, 0.0) + seconds
+        return loads
 
     def comm_row(self, comm: Comm, wire_bytes: float) -> int:
         """The one-row template of a communication that is timed by the network."""
@@ -91,34 +114,31 @@ class TemplateStore:
             self._speeds[template, load] = found
         return found
 
-    def pieces(
-        self, block: Block, gpu: str, speed: float, lengths: dict[CommOp, CommTime], coalesce: bool
-    ) -> tuple[Piece, ...]:
-        """``block`` on a GPU of type ``gpu`` that runs at ``speed`` times its profile's.
+    def pieces(self, block: Block, gpu: Gpu, lengths: dict[CommOp, CommTime], coalesce: bool) -> tuple[Piece, ...]:
+        """``block`` on a GPU.
 
         ``lengths``: what of it communicates. Without ``coalesce`` every op is a piece of its own.
         """
-        key = (id(block), gpu, speed, tuple(lengths.values()))
+        key = (id(block), gpu, tuple(lengths.values()))
         if key not in self._pieces:
-            self._pieces[key] = tuple(self._cut(block, gpu, speed, lengths, coalesce))
+            self._pieces[key] = tuple(self._cut(block, gpu, lengths, coalesce))
         return self._pieces[key]
 
     def _cut(
         self,
         block: Block,
-        gpu: str,
-        speed: float,
+        gpu: Gpu,
         lengths: dict[CommOp, CommTime],
         coalesce: bool,
     ) -> Iterable[Piece]:
         rows: list[_Row] = []
         for op in block.ops:
             if isinstance(op, Compute):
-                rows.append(self._kernel_row(op, gpu, speed))
+                rows.append(self._kernel_row(op, gpu))
             elif isinstance(op, Beside):
                 seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
                 launch_s = self._costs.launch_s(op.comm)
-                kernels = [self._kernel_row(kernel, gpu, speed) for kernel in op.kernels]
+                kernels = [self._kernel_row(kernel, gpu) for kernel in op.kernels]
                 if seconds is not None:
                     rows += [_Row.of_comm(op.comm, seconds, wire_bytes, launch_s, len(kernels)), *kernels]
                     continue
@@ -141,8 +161,9 @@ class TemplateStore:
                 rows = []
         yield from self._run(rows)
 
-    def _kernel_row(self, op: Compute, gpu: str, speed: float) -> _Row:
-        return _Row.of_kernel(op, self._costs.kernel_s(op.kernel, gpu) / speed, self._costs.launch_s(op))
+    def _kernel_row(self, op: Compute, gpu: Gpu) -> _Row:
+        seconds = self._costs.kernel_s(op.kernel, gpu.type, gpu.clock_hz) / gpu.speed
+        return _Row.of_kernel(op, seconds, self._costs.launch_s(op))
 
     def _run(self, rows: list[_Row]) -> Iterable[Run]:
         if not rows:

@@ -16,9 +16,10 @@ from simpy.core import EmptySchedule
 
 from simulator.cluster import Cluster
 from simulator.costs import Costs
-from simulator.engine.blocks import CommOp, CommTime, Meet, MeetBeside, Piece, Run, TemplateStore
+from simulator.engine.blocks import CommOp, CommTime, Gpu, Meet, MeetBeside, Piece, Run, TemplateStore
+from simulator.engine.clocks import MOST_PLAYS, first_clocks, next_clocks, settled
 from simulator.engine.deadlock import report
-from simulator.engine.recorder import BESIDE, WHOLE, Called, Ends, Recorder
+from simulator.engine.recorder import BESIDE, WHOLE, Called, Clocks, Ends, Recorder
 from simulator.engine.world import Transfer, World, build_world
 from simulator.errors import DeadlockError
 from simulator.network.flows import Network
@@ -35,17 +36,26 @@ def simulate(program: Program, cluster: Cluster, costs: Costs, *, fold: bool = T
     """Play ``program``: rank i on GPU i of ``cluster``, kernels and transfers as ``costs`` says.
 
     ``fold`` and ``coalesce`` are exact shortcuts: with or without them the Timeline is the same to 1e-9.
+    Where ``costs`` know of a power limit, it is played again at the clocks that it leaves, until they stay.
     Raises `ProgramError` on an ill-formed program and `DeadlockError` when no rank can go on.
     """
     began = time.perf_counter()
     program.validate()
-    simulation = _Simulation(program, cluster, costs, build_world(program, cluster, costs, fold=fold), coalesce)
-    events = simulation.run()
+    world = build_world(program, cluster, costs, fold=fold)
+    clocks = first_clocks(program, costs)
+    events = 0
+    for _ in range(MOST_PLAYS):
+        simulation = _Simulation(program, cluster, costs, world, coalesce, clocks)
+        events += simulation.run()
+        before, clocks = clocks, next_clocks(program, world, costs, simulation.recorder, simulation.store, clocks)
+        if settled(before, clocks):
+            break
     done = simulation.done()
     return simulation.recorder.timeline(
         program=program,
         world=simulation.world,
         templates=simulation.store.templates,
+        clocks=before,
         bytes_on_link=_bytes_on_link(simulation.world, done),
         algorithms=_algorithms(simulation.world, done),
         events=events,
@@ -66,10 +76,9 @@ class Meeting:
 class _Rank:
     """One simulated rank: its position on every axis, what has ended, what is under way."""
 
-    def __init__(self, number: int, gpu: str, speed: float, positions: dict[str, int]) -> None:
+    def __init__(self, number: int, gpu: Gpu, positions: dict[str, int]) -> None:
         self.number = number
         self.gpu = gpu
-        self.speed = speed
         self.positions = positions
         self.ended: set[str] = set()
         self.waiters: dict[str, simpy.Event] = {}
@@ -112,11 +121,14 @@ class _Prepared:
 
 
 class _Simulation:
-    def __init__(self, program: Program, cluster: Cluster, costs: Costs, world: World, coalesce: bool) -> None:
+    def __init__(
+        self, program: Program, cluster: Cluster, costs: Costs, world: World, coalesce: bool, clocks: Clocks
+    ) -> None:
         self.program = program
         self.costs = costs
         self.world = world
         self.coalesce = coalesce
+        self.clocks = clocks
         self.beside = costs.beside
         self.env = simpy.Environment()
         self.network = Network(self.env, world.capacity_Bps)
@@ -135,7 +147,8 @@ class _Simulation:
             for axis in self.program.groups
             if (index := self.program.group_index(axis, number)) >= 0
         }
-        return _Rank(number, gpu.type, gpu.speed_scale, positions)
+        clock_hz = self.clocks[self.program.role_of[number]]
+        return _Rank(number, Gpu(gpu.type, gpu.speed_scale, clock_hz), positions)
 
     def run(self) -> int:
         """Play to the end; the number of events that SimPy processed."""
@@ -335,7 +348,7 @@ class _Simulation:
             if free:
                 fixed.append((transfer, comm.purpose))
             lengths[op] = CommTime(self.network.alone_s(transfer.plan) if free else None, transfer.wire_bytes)
-        return _Prepared(self.store.pieces(block, rank.gpu, rank.speed, lengths, self.coalesce), fixed)
+        return _Prepared(self.store.pieces(block, rank.gpu, lengths, self.coalesce), fixed)
 
     def _run(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
         posted = self.env.now
