@@ -23,15 +23,13 @@ from simulator.costs.power import PowerBudget
 from simulator.program import Kernel
 
 EXPONENT = 2.0  # assumed until products that share the time were measured
-ASSUMED = (
-    "exponent assumed; products follow the clock as attention does: what they would draw slows their first batch already"
-)
+ASSUMED = "exponent assumed; products follow the clock as attention does, as even their first batch is slowed"
 MEMORY_OPS = ("copy", "layer_norm", "residual_add")
 
 
 @dataclass(frozen=True)
 class _Run:
-    """The later half of seconds on end: the mean clock and power, and seconds of a kernel; ``first_s`` at the beginning.
+    """The later half of seconds on end: mean clock and power, seconds of a kernel; ``first_s``: at the beginning.
     ``share``: of the time that the kernel runs."""
 
     clock_hz: float
@@ -84,16 +82,16 @@ def fit(cases: Cases, profile: Profile) -> Part:
     elif base:
         loads["communication"] = base.loads["communication"].model_dump()
     notes = [*(["communication as on another GPU"] if not moving else []), *([] if waiting else [ASSUMED])]
-    power = Power(
-        limit_w=rounded(statistics.fmean(run.watts for run in alone)),
-        idle_w=min(idle),
-        highest_clock_hz=highest_hz,
-        exponent=rounded(exponent, 3),
-        loads=loads,
-        kind="measured",
-        source=cases.cited["source"],
-        note="; ".join(notes),
-    )
+    figures = {
+        "limit_w": rounded(statistics.fmean(run.watts for run in alone)),
+        "idle_w": min(idle),
+        "highest_clock_hz": highest_hz,
+        "exponent": rounded(exponent, 3),
+        "loads": loads,
+        **cases.cited,
+        "note": "; ".join(notes),
+    }
+    power = Power.model_validate(figures)
     shared = [case for case in cases.of("shared") if case.row.get("sm_mhz")]
     return Part({"power": power.model_dump()}, [_point(case, power, profile) for case in shared])
 

@@ -1,7 +1,7 @@
 """The clock that a power limit leaves each rank: played, added up, and played again at the clocks that follow.
 
 A rank's clock depends on how long it waits for others, and that on everybody's clocks. Ranks of a role share one, from
-the mean over all of them, so that shortcuts find the same ones: the limit acts on what a rank runs, which is its role's.
+the mean over all of them, whichever of them are played: what a rank runs is its role's.
 """
 
 from __future__ import annotations

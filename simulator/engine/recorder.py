@@ -12,7 +12,6 @@ from simulator.engine.world import World
 from simulator.program import Program, Step
 from simulator.timeline import Floats, LinkUse, Template, Timeline
 
-
 #: A clock per role in Hz; None: kernels take what they take alone.
 Clocks = tuple[float | None, ...]
 
