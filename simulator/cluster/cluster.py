@@ -44,6 +44,15 @@ class Gpu:
     speed_scale: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class BackgroundFlow:
+    """Traffic of others that never ends: along ``route``, ``rate_Bps`` where its fair share allows that."""
+
+    name: str
+    route: Route
+    rate_Bps: float
+
+
 @dataclass(frozen=True, eq=False)
 class Cluster:
     """GPUs, numbered node by node, and the links between them. Rank i of a job sits on GPU i.
@@ -57,6 +66,7 @@ class Cluster:
     links: tuple[Link, ...]
     layout: NodeLayout
     switches: Switches
+    background: tuple[BackgroundFlow, ...] = ()
     memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
     _between_leaves: dict[tuple[str, str], Route] = field(default_factory=dict, init=False, repr=False)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simulator.costs import Costs
 from simulator.costs.power import CLASSES
 from simulator.program import Beside, Block, Comm, Compute, Kernel
-from simulator.program.ops import COMPUTE_LANE
+from simulator.program.ops import COMPUTE_LANE, HOST_LANES
 from simulator.timeline import CATEGORIES, Template
 
 if TYPE_CHECKING:
@@ -67,11 +67,11 @@ class CommTime:
     wire_bytes: float
 
 
-class Gpu(NamedTuple):
+class Running(NamedTuple):
     """A GPU of a type, at ``speed`` times what its profile says, its SMs at a clock (None: each kernel at its
     price's)."""
 
-    type: str
+    gpu: str
     speed: float
     clock_hz: float | None
 
@@ -90,10 +90,17 @@ class TemplateStore:
         self._pieces: dict[tuple[object, ...], tuple[Piece, ...]] = {}
 
     def loads_s(self, template: int) -> dict[LoadClass, float]:
-        """Seconds of its ops at full speed, by the class that they draw power as. What the network times has none."""
+        """Seconds of its ops at full speed, by the class that they draw power as; of what the network times 0."""
         loads: dict[LoadClass, float] = {}
-        for kernel, seconds in zip(self._kernels[template], self.templates[template].work_s.tolist(), strict=True):
-            kind = "communication" if kernel is None else CLASSES.get(type(kernel))
+        ops = zip(
+            self._kernels[template],
+            self.templates[template].kinds,
+            self.templates[template].work_s.tolist(),
+            strict=True,
+        )
+        for kernel, op, seconds in ops:
+            moves: LoadClass | None = None if op in HOST_LANES else "communication"
+            kind = moves if kernel is None else CLASSES.get(type(kernel))
             if kind is not None:
                 loads[kind] = loads.get(kind, 0.0) + seconds
         return loads
@@ -114,31 +121,31 @@ class TemplateStore:
             self._speeds[template, load] = found
         return found
 
-    def pieces(self, block: Block, gpu: Gpu, lengths: dict[CommOp, CommTime], coalesce: bool) -> tuple[Piece, ...]:
+    def pieces(self, block: Block, at: Running, lengths: dict[CommOp, CommTime], coalesce: bool) -> tuple[Piece, ...]:
         """``block`` on a GPU.
 
         ``lengths``: what of it communicates. Without ``coalesce`` every op is a piece of its own.
         """
-        key = (id(block), gpu, tuple(lengths.values()))
+        key = (id(block), at, tuple(lengths.values()))
         if key not in self._pieces:
-            self._pieces[key] = tuple(self._cut(block, gpu, lengths, coalesce))
+            self._pieces[key] = tuple(self._cut(block, at, lengths, coalesce))
         return self._pieces[key]
 
     def _cut(
         self,
         block: Block,
-        gpu: Gpu,
+        at: Running,
         lengths: dict[CommOp, CommTime],
         coalesce: bool,
     ) -> Iterable[Piece]:
         rows: list[_Row] = []
         for op in block.ops:
             if isinstance(op, Compute):
-                rows.append(self._kernel_row(op, gpu))
+                rows.append(self._kernel_row(op, at))
             elif isinstance(op, Beside):
                 seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
                 launch_s = self._costs.launch_s(op.comm)
-                kernels = [self._kernel_row(kernel, gpu) for kernel in op.kernels]
+                kernels = [self._kernel_row(kernel, at) for kernel in op.kernels]
                 if seconds is not None:
                     rows += [_Row.of_comm(op.comm, seconds, wire_bytes, launch_s, len(kernels)), *kernels]
                     continue
@@ -161,8 +168,8 @@ class TemplateStore:
                 rows = []
         yield from self._run(rows)
 
-    def _kernel_row(self, op: Compute, gpu: Gpu) -> _Row:
-        seconds = self._costs.kernel_s(op.kernel, gpu.type, gpu.clock_hz) / gpu.speed
+    def _kernel_row(self, op: Compute, at: Running) -> _Row:
+        seconds = self._costs.kernel_s(op.kernel, at.gpu, at.clock_hz) / at.speed
         return _Row.of_kernel(op, seconds, self._costs.launch_s(op))
 
     def _run(self, rows: list[_Row]) -> Iterable[Run]:

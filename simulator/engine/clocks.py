@@ -14,8 +14,9 @@ import numpy as np
 from simulator.costs import Costs
 from simulator.costs.power import CLASSES
 from simulator.engine.blocks import TemplateStore
+from simulator.engine.placed import Placed
 from simulator.engine.recorder import Clocks, Recorder
-from simulator.engine.world import World
+from simulator.engine.world import Cast
 from simulator.program import Block, Program
 from simulator.program.ops import kernels_of
 
@@ -45,11 +46,9 @@ def first_clocks(program: Program, costs: Costs) -> Clocks:
     return tuple(clocks)
 
 
-def next_clocks(
-    program: Program, world: World, costs: Costs, recorder: Recorder, store: TemplateStore, clocks: Clocks
-) -> Clocks:
+def next_clocks(placed: Placed, cast: Cast, recorder: Recorder, store: TemplateStore, clocks: Clocks) -> Clocks:
     """Those at which what was played at ``clocks`` draws what the limit allows, waiting as long as it did."""
-    power = costs.power
+    program, power = placed.program, placed.costs.power
     if power is None:
         return clocks
     of_template = [store.loads_s(template) for template in range(len(store.templates))]
@@ -57,9 +56,9 @@ def next_clocks(
     length_s = recorder.length_s
     for rank, template, span_s in recorder.lengths():
         loads = of_template[template]
-        if not store.computes[template].any():
-            loads = {"communication": max(span_s, loads.get("communication", 0.0))}
-        _add(seconds[program.role_of[rank]], loads, world.like[rank])
+        if loads.keys() == {"communication"}:
+            loads = {"communication": span_s}
+        _add(seconds[program.role_of[rank]], loads, cast.like[rank])
     ranks = np.bincount(program.role_of, minlength=len(program.roles)).tolist()
     found = []
     for clock_hz, loads, count in zip(clocks, seconds, ranks, strict=True):

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.engine.world import World
+from simulator.engine.world import Cast
 from simulator.program import Program, Step
-from simulator.timeline import Floats, LinkUse, Template, Timeline
+from simulator.timeline import Contention, Floats, LinkUse, Template, Timeline
 
 #: A clock per role in Hz; None: kernels take what they take alone.
 Clocks = tuple[float | None, ...]
@@ -78,11 +78,12 @@ class Recorder:
         self,
         *,
         program: Program,
-        world: World,
+        cast: Cast,
         templates: list[Template],
         clocks: Clocks,
-        bytes_on_link: list[float],
+        links: tuple[LinkUse, ...],
         algorithms: dict[str, str],
+        contention: tuple[Contention, ...],
         events: int,
         wall_s: float,
     ) -> Timeline:
@@ -105,8 +106,8 @@ class Recorder:
         position = {int(old): new for new, old in enumerate(order)}
         return Timeline(
             n_ranks=program.n_ranks,
-            ranks_like=dict(world.like),
-            clocks_hz={rank: hz for rank in world.like if (hz := clocks[program.role_of[rank]]) is not None},
+            ranks_like=dict(cast.like),
+            clocks_hz={rank: hz for rank in cast.like if (hz := clocks[program.role_of[rank]]) is not None},
             lane_names=tuple(lanes),
             templates=tuple(templates),
             rank=rank_number[order],
@@ -126,18 +127,9 @@ class Recorder:
             free_bytes=np.where(last, column([step.free_bytes for step in steps], np.float64), 0.0),
             workspace_bytes=np.where(in_row, column([step.workspace_bytes for step in steps], np.float64), 0.0),
             stretched={position[span]: times for span, times in self._stretched.items()},
-            links=tuple(
-                LinkUse(
-                    world.link_names[i],
-                    world.link_kinds[i],
-                    world.link_counts[i],
-                    bytes_on_link[i],
-                    world.capacity_Bps[i],
-                    world.leaves_gpu[i],
-                )
-                for i in range(len(bytes_on_link))
-            ),
-            simulated_as=world.simulated_as,
+            links=links,
+            contention=contention,
+            simulated_as=cast.simulated_as,
             algorithms=algorithms,
             events=events,
             wall_s=wall_s,
