@@ -11,6 +11,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from simulator.config import catalog
 from simulator.config.files import AsTuple, Integral, Section, Text, brief, raise_all, read_yaml, validated
+from simulator.config.foreign import SUFFIXES, is_foreign, read_topology
 from simulator.config.node import MAX_GPUS, Count, Node, node_problems
 from simulator.errors import InputError
 from simulator.fabrics import FABRICS
@@ -130,8 +131,8 @@ def load_cluster(
     """A cluster by shipped name, by path, or from a mapping.
 
     A mapping whose ``name`` is a shipped cluster or a path starts from that file, and its other keys replace or add to
-    the file's; any other mapping is a whole cluster. ``nodes`` fixes the size. ``base`` is the folder that relative
-    paths start from.
+    the file's; any other mapping is a whole cluster. A file may also be another tool's topology (`config.foreign`).
+    ``nodes`` fixes the size. ``base`` is the folder that relative paths start from.
 
     Raises `InputError`.
     """
@@ -155,7 +156,7 @@ def cluster_data(
     over: Mapping[str, Any] = reference if isinstance(reference, Mapping) else {}
     if isinstance(reference, Mapping):
         name = reference.get("name")
-        shipped = isinstance(name, str) and (name in catalog.names("cluster") or name.endswith((".yaml", ".yml")))
+        shipped = isinstance(name, str) and (name in catalog.names("cluster") or name.endswith(SUFFIXES))
         if not shipped and ("node" in reference or not isinstance(name, str)):
             return {"name": "inline", **over}, None, over
         reference, over = name, {key: value for key, value in over.items() if key != "name"}
@@ -163,7 +164,8 @@ def cluster_data(
     if not isinstance(reference, str | Path):
         raise InputError("must be a name, a path or a mapping", file=file, key=key, found=brief(reference))
     path = catalog.find("cluster", str(reference), base=base, file=file, key=key)
-    return merged({"name": path.stem, **read_yaml(path)}, over), path, over
+    data = read_topology(path).cluster if is_foreign(path) else read_yaml(path)
+    return merged({"name": path.stem, **data}, over), path, over
 
 
 def merged(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

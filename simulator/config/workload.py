@@ -23,7 +23,7 @@ from simulator.config.model import Model
 from simulator.config.parallelism import Parallelism
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model
-from simulator.config.profile import check_gpu, load_profile
+from simulator.config.profile import check_gpu, check_precision, load_profile
 from simulator.config.training import Training
 from simulator.errors import InputError
 
@@ -194,9 +194,9 @@ def load_workload(source: str | Path | Mapping[str, Any] | Workload, set: Mappin
     data.setdefault("name", file.stem if file else "workload")
     workload = validated(Workload, data, file, origin=origin)
     profile = catalog.find("profile", workload.calibration, base=base, file=origin("calibration")[0], key="calibration")
-    gpu = workload.cluster.node.gpus.type
-    if workload.calibration != gpu or workload.calibration not in catalog.names("profile"):  # else of that very GPU
-        check_gpu(load_profile(profile), gpu, file=origin("calibration")[0], key="calibration")
+    calibration, gpu = load_profile(profile), workload.cluster.node.gpus.type
+    check_gpu(calibration, gpu, file=origin("calibration")[0], key="calibration")
+    check_precision(calibration, workload.training.precision, file=origin("training.precision")[0])
     if workload.calibration not in catalog.names("profile"):
         workload = workload.model_copy(update={"calibration": str(profile)})
     return workload

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import get_args
@@ -112,9 +113,11 @@ class Costs:
         return self.transport(kind).efficiency
 
     def origin(self, kernel: Kernel) -> Origin:
-        """Where the kernel's price comes from, and whether its shape lies outside what was fitted."""
+        """Where the kernel's price comes from, and how far its shape lies outside what was fitted; of an assumed one
+        nothing was."""
         origin = self._price(kernel).origin(kernel)
-        return replace(origin, source=self.sources.get(origin.source, origin.source))
+        beyond = math.inf if origin.kind == "assumed" else origin.beyond
+        return replace(origin, source=self.sources.get(origin.source, origin.source), beyond=beyond)
 
     def _price(self, kernel: Kernel) -> KernelCost:
         price = self.kernels.get(type(kernel))
