@@ -87,7 +87,7 @@ class _Job:
     """A workload made ready to be played on ``nodes`` of the cluster."""
 
     workload: Workload
-    profile: Profile
+    profiles: Mapping[str, Profile]
     costs: Costs
     cluster: Cluster
     nodes: tuple[int, ...]
@@ -95,11 +95,11 @@ class _Job:
 
     @classmethod
     def ready(cls, workload: Workload, cluster: Cluster, nodes: tuple[int, ...]) -> _Job:
-        profile = load_profile(workload.calibration)
-        costs = Costs.from_profile(profile, workload.training.implementation)
+        profiles = {gpu: load_profile(name) for gpu, name in workload.calibrations.items()}
+        costs = Costs.from_profiles(profiles, workload.training.implementation)
         searches = workload.parallelism.plan.search is not None
         times = rehearsed(workload.model_copy(update={"placement": nodes}), cluster, costs) if searches else None
-        return cls(workload, profile, costs, cluster, nodes, times)
+        return cls(workload, profiles, costs, cluster, nodes, times)
 
     def program(self, steps: int) -> Program:
         return build_program(self.workload, times=self.times, steps=steps)
@@ -160,7 +160,9 @@ def share(
                 f"{job.workload.name}: its steps are so much longer than others' that it had parts of them to itself "
                 f"({MAX_STEPS} steps of a job are played at most): it loses more than is said here"
             )
-        results.append(Result(job.workload, job.profile, cluster, job.costs, program, period.period, period))
+        results.append(
+            Result(job.workload, job.profiles, cluster, job.costs, program, period.period, period, job.nodes)
+        )
     return Shared(cluster, tuple(results), tuple(alone), nodes, tuple(steps), tuple(notes))
 
 
@@ -205,25 +207,21 @@ def _placed(jobs: Sequence[Workload]) -> tuple[Cluster, tuple[tuple[int, ...], .
                 found=f"{first.cluster.name} and {job.cluster.name}",
                 fix="one cluster for both; only its number of nodes may differ",
             )
-        if job.calibration != first.calibration:
+        if job.calibrations != first.calibrations:
+            names = [", ".join(one.calibrations.values()) for one in (first, job)]
             raise InputError(
                 f"{first.name} and {job.name} share links, which have one efficiency",
                 key="calibration",
-                found=f"{first.calibration} and {job.calibration}",
+                found=" and ".join(names),
                 fix="one calibration for both",
             )
-    needed = [_needed(job) for job in jobs]
+    together = sum(job.cluster.nodes_for(job.n_ranks) + job.parallelism.server_count for job in jobs)
     listed = [node + 1 for job in jobs for node in job.nodes or ()]
-    size = max(sum(needed), *(job.cluster.nodes for job in jobs), *listed)
-    cluster = build_cluster(first.cluster, size)
-    return cluster, _deal(jobs, needed, size)
+    cluster = build_cluster(first.cluster, max(together, *(job.cluster.nodes for job in jobs), *listed))
+    return cluster, _deal(jobs, cluster)
 
 
-def _needed(job: Workload) -> int:
-    return math.ceil(job.n_ranks / job.cluster.node.gpus.count) + job.parallelism.server_count
-
-
-def _deal(jobs: Sequence[Workload], needed: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
+def _deal(jobs: Sequence[Workload], cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     """The nodes of each job: those that it lists; of the others the first free ones, job after job; of those that
     interleave one by one in turn."""
     owner: dict[int, str] = {}
@@ -234,14 +232,22 @@ def _deal(jobs: Sequence[Workload], needed: Sequence[int], size: int) -> tuple[t
                     f"node {node} is that of {owner[node]} and of {job.name}", key="placement", fix="nodes of its own"
                 )
             owner[node] = job.name
-    free = [node for node in range(size) if node not in owner]
+    free = [node for node in range(cluster.n_nodes) if node not in owner]
     nodes = [list(job.nodes or ()) for job in jobs]
-    for number, job in enumerate(jobs):
-        if job.placement == "packed":
-            nodes[number], free = free[: needed[number]], free[needed[number] :]
-    turns = [number for number, job in enumerate(jobs) if job.placement == "interleaved"]
-    while any(len(nodes[number]) < needed[number] for number in turns):
-        for number in turns:
-            if len(nodes[number]) < needed[number]:
+
+    def lacks(number: int) -> bool:
+        job = jobs[number]
+        workers = nodes[number][: len(nodes[number]) - job.parallelism.server_count]
+        return sum(len(cluster.gpus_of(node)) for node in workers) < job.n_ranks
+
+    packed = [number for number, job in enumerate(jobs) if job.placement == "packed"]
+    interleaved = [number for number, job in enumerate(jobs) if job.placement == "interleaved"]
+    for turn in (*([number] for number in packed), interleaved):
+        while waiting := [number for number in turn if lacks(number)]:
+            for number in waiting:
+                if not free:
+                    raise InputError(
+                        f"has no nodes left for {jobs[number].name}", key="cluster.nodes", found=cluster.n_nodes
+                    )
                 nodes[number].append(free.pop(0))
     return tuple(tuple(own) for own in nodes)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from simulator.cluster.cluster import BackgroundFlow, Cluster
-from simulator.cluster.node import Route
+from simulator.cluster.cluster import BackgroundFlow, Cluster, Spread
 from simulator.config.background import Background, Flow
 from simulator.config.files import closest
 from simulator.errors import InputError
@@ -24,25 +23,25 @@ def with_background(cluster: Cluster, flows: Sequence[Background]) -> Cluster:
 def _of(flow: Background, cluster: Cluster, link_at: Mapping[str, int], key: str) -> Iterator[BackgroundFlow]:
     if isinstance(flow, Flow):
         name = f"{flow.source} to {flow.to}"
-        yield BackgroundFlow(name, _route(flow, cluster, link_at, key), flow.bandwidth_Bps)
+        yield BackgroundFlow(name, _loads(flow, cluster, link_at, key), flow.bandwidth_Bps)
         return
     names = [name for name in (flow.link, f"{flow.link}:tx", f"{flow.link}:rx") if name in link_at]
     if not names:
         raise _unknown(f"{key}.link", flow.link, link_at, "link")
     for name in names:
         link = cluster.links[link_at[name]]
-        yield BackgroundFlow(name, (link.index,), flow.share * link.bandwidth_Bps)
+        yield BackgroundFlow(name, ((link.index, 1.0),), flow.share * link.bandwidth_Bps)
 
 
-def _route(flow: Flow, cluster: Cluster, link_at: Mapping[str, int], key: str) -> Route:
+def _loads(flow: Flow, cluster: Cluster, link_at: Mapping[str, int], key: str) -> Spread:
     """The links between two network cards on different nodes, or between two GPUs."""
     gpu_at = {gpu.name: number for number, gpu in enumerate(cluster.gpus)}
     ends = {f"{key}.from": flow.source, f"{key}.to": flow.to}
     if all(end in gpu_at for end in ends.values()):
-        route = cluster.route(gpu_at[flow.source], gpu_at[flow.to])
-        if not route:
+        loads = cluster.spread(gpu_at[flow.source], gpu_at[flow.to])
+        if not loads:
             raise InputError("must be another GPU", key=f"{key}.to", found=flow.to)
-        return route
+        return loads
     nics = {name.removesuffix(":tx"): index for name, index in link_at.items() if _is_port(name)}
     for where, end in ends.items():
         if end in gpu_at:
@@ -53,9 +52,9 @@ def _route(flow: Flow, cluster: Cluster, link_at: Mapping[str, int], key: str) -
     if node_a == node_b:
         raise InputError("must be on another node", key=f"{key}.to", found=flow.to)
     return (
-        nics[flow.source],
+        (nics[flow.source], 1.0),
         *cluster.trunks_between(node_a, nic_a, node_b, nic_b),
-        link_at[f"{flow.to}:rx"],
+        (link_at[f"{flow.to}:rx"], 1.0),
     )
 
 

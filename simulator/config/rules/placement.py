@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
     if nodes is None:
         return
     cluster, servers = workload.cluster, workload.parallelism.server_count
-    needed = math.ceil(workload.n_ranks / cluster.node.gpus.count) + servers
+    needed = cluster.nodes_for(workload.n_ranks) + servers
     if len(nodes) != needed:
         beside = f" and {servers} nodes for parameter servers" if servers else ""
         yield InputError(
