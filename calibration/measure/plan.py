@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from calibration.measure import attention, collectives, copies, interference, kernels, launch, matmul, memory, sustained
+from calibration.measure import (
+    attention,
+    collectives,
+    copies,
+    interference,
+    kernels,
+    launch,
+    layers,
+    matmul,
+    memory,
+    sustained,
+)
 from calibration.measure.case import Case, Level, shuffled
 
 #: Kinds that one GPU suffices for. Host costs come first, before a profiler has run.
@@ -17,12 +28,14 @@ ALONE = {
     "sustained": sustained,
 }
 TOGETHER = {"collective": collectives, "interference": interference}
-KINDS = (*ALONE, *TOGETHER, "kernels")
+KINDS = (*ALONE, "layers", *TOGETHER, "kernels")
 
 
 def plan(level: Level, kinds: Collection[str], world: int, local: int) -> list[Case]:
     """The cases of ``kinds`` for ``world`` ranks, ``local`` of them on each node."""
     alone = [case for name, module in ALONE.items() if name in kinds for case in shuffled(module.cases(level, world))]
+    if "layers" in kinds:
+        alone += sorted(shuffled(layers.cases(level, world)), key=lambda case: len(case.ranks))
     together: list[Case] = []
     for name, module in TOGETHER.items():
         if name in kinds and world > 1:

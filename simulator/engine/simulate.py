@@ -18,6 +18,7 @@ from simulator.cluster import Cluster
 from simulator.costs import Costs
 from simulator.engine.blocks import CommOp, CommTime, Meet, MeetBeside, Piece, Run, TemplateStore
 from simulator.engine.deadlock import report
+from simulator.engine.host import Errand, agenda
 from simulator.engine.recorder import BESIDE, WHOLE, Called, Ends, Recorder
 from simulator.engine.world import Transfer, World, build_world
 from simulator.errors import DeadlockError
@@ -74,12 +75,21 @@ class _Rank:
         self.ended: set[str] = set()
         self.waiters: dict[str, simpy.Event] = {}
         self.host_s = 0.0
+        self.issued_s: dict[str, float] = {}
         self.in_flight: list[str] = []
         self.load: Hashable = None
         self.under_way: _UnderWay | None = None
         self.queued: list[simpy.Event] = []
         self.next_step: dict[str, int] = {}
         self.waits_for: dict[str, str | Meeting] = {}
+
+    def go_on(self, errand: Errand) -> None:
+        """Its host does what stands before a step of the compute lane."""
+        for label, seconds in errand.issues:
+            self.host_s += seconds
+            if label:
+                self.issued_s[label] = self.host_s
+        self.host_s += errand.start_s
 
 
 @dataclass(eq=False)
@@ -127,6 +137,7 @@ class _Simulation:
         self._prepared: dict[tuple[int, int], _Prepared] = {}
         self._departed: Counter[tuple[int, str]] = Counter()
         self._lanes_of_axis = [_lanes_of_axis(role) for role in program.roles]
+        self._agendas = [agenda(role, costs) for role in program.roles]
 
     def _rank(self, number: int, cluster: Cluster) -> _Rank:
         gpu = cluster.gpus[number]
@@ -161,8 +172,11 @@ class _Simulation:
         return done
 
     def _lane(self, rank: _Rank, lane: str, steps: tuple[Step, ...]) -> Wait:
+        errands = self._agendas[self.program.role_of[rank.number]] if lane == COMPUTE_LANE else ()
         for index, step in enumerate(steps):
             rank.next_step[lane] = index
+            if errands:
+                rank.go_on(errands[index])
             for label in step.after:
                 if label not in rank.ended:
                     rank.waits_for[lane] = label
@@ -177,6 +191,8 @@ class _Simulation:
                     posted = self.env.now
                     if lane == COMPUTE_LANE:
                         yield from self._launch(rank, step.op)
+                    elif rank.issued_s.get(step.label, 0.0) > posted:
+                        yield self.env.timeout(rank.issued_s[step.label] - posted)
                     yield from self._communicate(rank, lane, index, step, (step.op,), posted)
                 case Batch():
                     yield from self._communicate(rank, lane, index, step, step.op.comms, self.env.now)
@@ -186,6 +202,8 @@ class _Simulation:
             rank.ended.add(step.label)
             if step.label in rank.waiters:
                 rank.waiters.pop(step.label).succeed()
+        if errands:
+            rank.go_on(errands[-1])
 
     # Communication
 
@@ -306,7 +324,7 @@ class _Simulation:
         return (self._run_disturbed if self.beside else self._run)(rank, lane, index, step, run, ends)
 
     def _launch(self, rank: _Rank, comm: Comm) -> Wait:
-        """Wait until the host has launched one op (of the compute lane: others have host threads of their own)."""
+        """Wait until the host has launched one op of the compute lane."""
         rank.host_s += self.costs.launch_s(comm)
         if rank.host_s > self.env.now:
             yield self.env.timeout(rank.host_s - self.env.now)
