@@ -14,6 +14,7 @@ from calibration.measure import (
     layers,
     matmul,
     memory,
+    shared,
     sustained,
 )
 from calibration.measure.case import Case, Level, shuffled
@@ -26,6 +27,7 @@ ALONE = {
     "attention": attention,
     "memory": memory,
     "sustained": sustained,
+    "shared": shared,
 }
 TOGETHER = {"collective": collectives, "interference": interference}
 KINDS = (*ALONE, "layers", *TOGETHER, "kernels")

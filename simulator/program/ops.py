@@ -76,6 +76,12 @@ class Comm:
     host_waits: bool = False
 
     @property
+    def holds_sms(self) -> bool:
+        """Whether it is the work of NCCL's kernels, which hold SMs. Copies from and to the memory of hosts, those of
+        parameter servers too, are made by copy engines and CPUs."""
+        return self.op not in HOST_LANES
+
+    @property
     def lane(self) -> str:
         """The track it is drawn on: one per purpose, for transfers one per name (``pp_send_fwd``), for collectives one
         per ``stream`` where a purpose has several (``dp_gather``), for what is done with hosts one per direction and
