@@ -218,7 +218,7 @@ def test_a_matrix(tmp_path: Path, wide: bool) -> None:
     assert imported.cluster["node"]["nvlink"]["links"] == [{"gpus": [0, 1], "count": 12}]
     assert [device.label for device in imported.devices][4:] == ["mlx5_0", "mlx5_bond_0"]
     assert [device.cpus for device in imported.devices] == ["0-31"] * 3 + ["32-63", "0-31", "32-63"]
-    assert cluster.layout.own_nics == ((0,), (0,), (0,), (1,))
+    assert list(cluster.layout_of(0).own_nics.values()) == [(0,), (0,), (0,), (1,)]
 
 
 @pytest.mark.parametrize(

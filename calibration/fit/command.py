@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def fit(cases: Cases, base: Profile, name: str) -> tuple[Profile, list[Point]]:
     """The profile that ``cases`` give and the points behind it; raises `InputError` where they are of another GPU."""
-    data = base.model_dump(exclude_none=True) | {"name": name}
+    data = base.model_dump(exclude_none=True, exclude={"like"}) | {"name": name}
     if cases.environments:
         provenance = _provenance(cases, base)
         data |= {"provenance": provenance, "date": provenance["date"], "kind": "measured"}

@@ -73,7 +73,7 @@ def command(
     )
     if quiet or json == STDOUT:
         return
-    _show(imported, spec.node, assumed)
+    _show(imported, spec.kinds[0], assumed)
     if out is not None:
         print(f"written: {out}")
 

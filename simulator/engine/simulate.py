@@ -108,9 +108,10 @@ class Meeting:
 class _Rank:
     """One simulated rank: its position on every axis, what has ended, what is under way."""
 
-    def __init__(self, number: int, gpu: str, speed: float, positions: dict[str, int]) -> None:
+    def __init__(self, number: int, gpu: str, speed: float, costs: Costs, positions: dict[str, int]) -> None:
         self.number = number
         self.gpu = gpu
+        self.costs = costs
         self.speed = speed
         self.positions = positions
         self.ended: set[str] = set()
@@ -169,7 +170,6 @@ class _Simulation:
         self.costs = placed.costs
         self.cast = cast
         self.coalesce = coalesce
-        self.beside = placed.costs.beside
         self.env = env
         self.network = network
         self.store = TemplateStore(placed.costs)
@@ -186,7 +186,7 @@ class _Simulation:
             for axis in self.program.groups
             if (index := self.program.group_index(axis, number)) >= 0
         }
-        return _Rank(number, gpu.type, gpu.speed_scale, positions)
+        return _Rank(number, gpu.type, gpu.speed_scale, self.costs.of(gpu.type), positions)
 
     def begin(self) -> None:
         """Every lane of every simulated rank begins now."""
@@ -237,7 +237,8 @@ class _Simulation:
     ) -> Wait:
         """Call ``comms``, which the lane came to at ``posted``, and wait for them."""
         called = Called(posted, self.env.now)
-        if self.beside is not None and self.beside.queues and any(comm.holds_sms for comm in comms):
+        beside = rank.costs.beside
+        if beside is not None and beside.queues and any(comm.holds_sms for comm in comms):
             yield from self._find_room(rank)
         meetings = [self._arrive(rank, lane, comm) for comm in comms]
         for comm, meeting in zip(comms, meetings, strict=True):
@@ -299,9 +300,9 @@ class _Simulation:
 
     def _reconsider_speed(self, rank: _Rank) -> None:
         """What is in flight on the rank has changed: wake its computation if that changes its speed."""
-        if self.beside is None:
+        if rank.costs.beside is None:
             return
-        load = self.beside.load(rank.in_flight)
+        load = rank.costs.beside.load(rank.in_flight)
         if load != rank.load:
             rank.load = load
             if rank.under_way is not None:
@@ -347,11 +348,11 @@ class _Simulation:
         yield from self._await(rank, lane, index, step, piece.comm, meeting, called, BESIDE)
 
     def _compute(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
-        return (self._run_disturbed if self.beside else self._run)(rank, lane, index, step, run, ends)
+        return (self._run_disturbed if rank.costs.beside else self._run)(rank, lane, index, step, run, ends)
 
     def _launch(self, rank: _Rank, comm: Comm) -> Wait:
         """Wait until the host has launched one op (of the compute lane: others have host threads of their own)."""
-        rank.host_s += self.costs.launch_s(comm)
+        rank.host_s += rank.costs.launch_s(comm)
         if rank.host_s > self.env.now:
             yield self.env.timeout(rank.host_s - self.env.now)
 
@@ -374,7 +375,7 @@ class _Simulation:
             transfer = self.cast.transfer(comm, rank.number, rank.positions[comm.axis])
             callers = set().union(*(lanes[axis] for axis in transfer.met_on))
             # What goes on beside kernels may slow them, which is played as it happens.
-            ahead = self.coalesce and not comm.host_waits and not (self.beside and isinstance(op, Beside))
+            ahead = self.coalesce and not comm.host_waits and not (rank.costs.beside and isinstance(op, Beside))
             free = ahead and len(callers) == 1
             if free:
                 fixed.append((transfer, comm.purpose))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
+from simulator.costs import Costs
 from simulator.engine.folding import Classes, Folding, fold
 from simulator.engine.placed import Placed
 from simulator.engine.sessions import Session, Shapes, sessions_of, shapes_of, spec_of
@@ -98,11 +99,18 @@ def build_world(jobs: Sequence[Placed], cluster: Cluster, *, folded: bool = True
     With ``folded`` false every rank and every link that carries something is simulated.
     """
     sessions = sessions_of(jobs, cluster)
-    costs = jobs[0].costs
-    capacity = np.array([link.bandwidth_Bps * costs.link_efficiency(link.kind) for link in cluster.links])
+    capacity = np.array(list(_capacities(cluster, jobs[0].costs)))
     shapes = shapes_of(jobs, cluster, sessions)
     folding = fold(jobs, cluster, capacity, sessions, shapes, refine=folded)
     return _Collector(jobs, cluster, capacity, sessions, shapes, folding).world()
+
+
+def _capacities(cluster: Cluster, costs: Costs) -> Iterator[float]:
+    """Bytes/s that every link can carry: in a node as its type of GPU has it, between switches as all have it."""
+    of_nodes = [costs.of(layout.gpu) for layout in cluster.layouts for _ in layout.edges]
+    of_links = itertools.chain(of_nodes, itertools.repeat(costs, len(cluster.trunks)))
+    for link, own in zip(cluster.links, of_links, strict=True):
+        yield link.bandwidth_Bps * own.link_efficiency(link.kind)
 
 
 @dataclass(frozen=True)
@@ -166,7 +174,7 @@ class _Collector:
         session = self.sessions[index]
         paired = session.op == "send_recv"
         silent = session.op in UPDATES or session.is_signal
-        costs = self.jobs[session.job].costs
+        costs = session.costs(self.jobs, self.cluster)
         plan = fastest(session.op, session.patterns(self.cluster), session.comm.nbytes, costs)
         phases = tuple(
             self._phase(
