@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def switch_tree(fabric: Fabric, ports: Ports) -> Switches:
-    """The tree of ``fabric.switches``; nodes are numbered in its order, and all NICs of a node are cabled to one switch.
+    """The tree of ``fabric.switches``; nodes are numbered in its order, all NICs of a node cabled to one switch.
 
     The link above a switch carries what the links below it do together, over ``fabric.oversubscription``, unless the
     file gives it. Several cables are one link (adaptive routing).

@@ -1,6 +1,6 @@
-"""Slurm's ``topology.conf`` of the plugin topology/tree: which nodes hang under which switch, and how switches are joined.
+"""Slurm's ``topology.conf`` of the plugin topology/tree: which nodes hang under which switch, and these under which.
 
-It says nothing of the nodes themselves, nor of bandwidths: Slurm has no use for them (``LinkSpeed`` is a note to people).
+It says nothing of the nodes themselves, nor of bandwidths: Slurm has no use for them (``LinkSpeed`` is for people).
 """
 
 from __future__ import annotations
@@ -44,13 +44,17 @@ def read(text: str, path: Path) -> Imported:
         for name in switch.switches:
             if name not in switches:
                 near = closest(name, switches)
-                fail(switch.line, f"{switch.name}: no line has this switch", found=name, fix=near and f"Switches={near}")
+                fail(
+                    switch.line, f"{switch.name}: no line has this switch", found=name, fix=near and f"Switches={near}"
+                )
             if name in above:
                 fail(switch.line, f"{name} is under {above[name]} too", found=switch.name, allowed="one switch above")
             above[name] = switch.name
         for name in switch.nodes:
             if name in under:
-                fail(switch.line, f"{name} is under {under[name]} too", found=switch.name, allowed="one switch per node")
+                fail(
+                    switch.line, f"{name} is under {under[name]} too", found=switch.name, allowed="one switch per node"
+                )
             under[name] = switch.name
     for switch in switches.values():
         way = [switch.name]
@@ -60,7 +64,12 @@ def read(text: str, path: Path) -> Imported:
             fail(switch.line, f"{switch.name} hangs under itself", found=" in ".join([*way, above[way[-1]]]))
     roots = [name for name in switches if name not in above]
     if len(roots) > 1:
-        fail(switches[roots[1]].line, "is not joined to the other switches", found=", ".join(roots[:8]), allowed="one root")
+        fail(
+            switches[roots[1]].line,
+            "is not joined to the other switches",
+            found=", ".join(roots[:8]),
+            allowed="one root",
+        )
     if not under:
         fail(switches[roots[0]].line, "no switch has nodes")
     order = _depth_first(switches, roots[0])
@@ -133,7 +142,8 @@ def _parse(text: str, path: Path) -> dict[str, _Switch]:
 def _expanded(text: str, path: Path, line: int) -> tuple[str, ...]:
     """The names that a hostlist stands for, such as ``tux[0-3,12],login``."""
     names: list[str] = []
-    for part in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text):
+    parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
+    for part in parts:
         pieces: list[list[str]] = []
         for piece in re.split(r"(\[[^\]]*\])", part):
             pieces.append(_range(piece[1:-1], path, line) if piece.startswith("[") else [piece])
@@ -142,11 +152,16 @@ def _expanded(text: str, path: Path, line: int) -> tuple[str, ...]:
             count *= len(choices)
         if count + len(names) > _MOST_NAMES:
             raise InputError(
-                f"line {line}: stands for too many names", file=path, found=brief(text), allowed=f"at most {_MOST_NAMES:,}"
+                f"line {line}: stands for too many names",
+                file=path,
+                found=brief(text),
+                allowed=f"at most {_MOST_NAMES:,}",
             )
         names += ["".join(chosen) for chosen in itertools.product(*pieces)]
-    if ",".join(re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)) != text:
-        raise InputError(f"line {line}: is no list of names", file=path, found=brief(text), allowed="such as tux[0-3,12],a")
+    if ",".join(parts) != text:
+        raise InputError(
+            f"line {line}: is no list of names", file=path, found=brief(text), allowed="such as tux[0-3,12],a"
+        )
     return tuple(names)
 
 
@@ -156,6 +171,8 @@ def _range(text: str, path: Path, line: int) -> list[str]:
         bounds = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
         first, last = (int(bounds[1]), int(bounds[2] or bounds[1])) if bounds else (1, 0)
         if not bounds or not first <= last < first + _MOST_NAMES:
-            raise InputError(f"line {line}: is no range of numbers", file=path, found=brief(text), allowed="such as 0-3,12")
+            raise InputError(
+                f"line {line}: is no range of numbers", file=path, found=brief(text), allowed="such as 0-3,12"
+            )
         numbers += [str(number).zfill(len(bounds[1])) for number in range(first, last + 1)]
     return numbers
