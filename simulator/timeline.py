@@ -221,6 +221,7 @@ class Timeline:
     ``algorithms``: purpose of communication -> algorithm that sent the most bytes.
     ``stretched``: span index -> exact row start and end times, for spans that did not run straight through at full
     speed. Seconds.
+    ``clocks_hz``: simulated rank -> clock of its SMs, where a power limit decides that.
     ``period_s``: of a `cut`, the time between steps that follow each other; each rank has a window of its own.
     ``own_period_s``: that of simulated ranks which do not wait for all others, where they differ.
     """
@@ -252,6 +253,7 @@ class Timeline:
     algorithms: dict[str, str] = field(default_factory=dict)
     events: int = 0
     wall_s: float = 0.0
+    clocks_hz: dict[int, float] = field(default_factory=dict)
     period_s: float | None = None
     own_period_s: dict[int, float] = field(default_factory=dict)
 

@@ -171,9 +171,10 @@ def test_in_a_mixed_job_every_gpu_has_its_own_speed_and_the_slower_decides() -> 
         mine = rows[(rows["rank"] == rank) & (rows["phase"] == "F")]
         return float((mine["end_s"] - mine["start_s"]).sum())
 
-    for gpu, rank in ((H100, 0), (A100, 8)):
-        assert both.gpus[rank] == gpu
-        assert forward(both, rank) == pytest.approx(forward(alone[gpu], 0), rel=1e-9)
+    assert both.gpus == (H100,) * 8 + (A100,) * 8
+    assert forward(both, 8) == pytest.approx(forward(alone[A100], 0), rel=1e-9)
+    # Who waits for others draws less, and may run at a higher clock.
+    assert 0.9 * forward(alone[H100], 0) <= forward(both, 0) <= forward(alone[H100], 0) * (1 + 1e-9)
     steps = {gpu: result.spans.step_time_s for gpu, result in alone.items()}
     assert steps[H100] < steps[A100] <= both.spans.step_time_s * (1 + 1e-9)
     assert both.spans.step_time_s < 1.1 * steps[A100]

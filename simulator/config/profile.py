@@ -57,6 +57,9 @@ Implementation = Literal["eager", "fused", "compiled"]
 #: What the host issues, as far as it takes differently long; other: elementwise, copies, reductions.
 LaunchClass = Literal["matmul", "attention", "norm", "other"]
 
+#: What differs in what it draws and in how far the clock matters to it.
+LoadClass = Literal["matmul", "attention", "memory", "communication"]
+
 Range = Annotated[tuple[Whole, Whole], AsTuple]
 
 
@@ -253,6 +256,40 @@ class Interference(Cited):
         return self
 
 
+class Load(Section):
+    """What a class of kernels draws, and how its speed follows the clock of the SMs (the GPU's, below)."""
+
+    watts: Positive
+    """of a GPU that does nothing else, at ``clock_hz``"""
+    clock_hz: Positive
+    """where the power limit then leaves the clock, or the highest one"""
+    priced_at_hz: Positive
+    """clock that the class's times hold at"""
+    speed_exponent: NotNegative
+    """speed goes with this power of the clock: caches and memory have clocks of their own"""
+
+
+class Power(Cited):
+    """The power limit as a budget: clocks fall until the mean over a step keeps to it."""
+
+    limit_w: Positive
+    """what a GPU draws that the limit holds back, mean over seconds"""
+    idle_w: NotNegative
+    """at the highest clock with nothing to do"""
+    highest_clock_hz: Positive
+    exponent: Positive
+    """what is drawn above ``idle_w`` goes with this power of the clock"""
+    loads: dict[LoadClass, Load]
+    """communication: while NCCL moves bytes"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        _need_all("power.loads", self.loads, get_args(LoadClass))
+        if self.idle_w >= self.limit_w:
+            raise InputError("is not below the limit", key="power.idle_w", found=self.idle_w, allowed=self.limit_w)
+        return self
+
+
 class Provenance(Section):
     """The machine that was measured."""
 
@@ -315,6 +352,8 @@ class Profile(Section):
     kernels: Kernels
     host: Host
     interference: Interference
+    power: Power | None = None
+    """None: kernels take in a step what they take alone"""
     transports: dict[str, Transport]
     """how links of a kind carry collectives"""
     residuals: dict[str, Residuals] = Field(default_factory=dict)

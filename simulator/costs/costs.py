@@ -17,6 +17,7 @@ from simulator.costs.interference import Beside, SharedSms, without
 from simulator.costs.matmul import MatmulCost
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import KernelCost, Origin
+from simulator.costs.power import PowerBudget
 from simulator.costs.slowest import slowest
 from simulator.errors import InputError
 from simulator.program import Attention, Comm, Compute, Fixed, GroupedMatmul, Kernel, Matmul, Memory
@@ -31,6 +32,7 @@ class Costs:
     ``launch``: what the host issues (`simulator.costs.launch.issued`) -> seconds, 0 where not listed.
     ``transports``: kind of link -> how it carries bytes.
     ``beside``: what communication takes from kernels; None: nothing.
+    ``power``: what the power limit does to clocks; None: nothing that prices do not have already.
     ``sources``: key -> citation. ``by_type``: of a cluster with several types of GPU, the costs of each; these ones
     then say what holds when all take part, and price kernels by type.
     """
@@ -40,6 +42,7 @@ class Costs:
     launch: Mapping[str, float]
     transports: Mapping[str, Transport]
     beside: Beside | None
+    power: PowerBudget | None
     sources: Mapping[str, str]
     by_type: Mapping[str, Costs] = field(default_factory=dict)
     _seconds: dict[Kernel, float] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -60,6 +63,7 @@ class Costs:
             launch=launch.launch_seconds(profile.host.launch_s[implementation]),
             transports={**HOST_TRANSPORTS, **profile.transports},
             beside=beside(profile),
+            power=None if profile.power is None else PowerBudget(profile.power),
             sources=dict(profile.sources),
         )
 
@@ -77,6 +81,7 @@ class Costs:
             launch={},
             transports=dict.fromkeys(get_args(TransportKind), plain(0.0, 1.0, "assumed", "ideal")),
             beside=None,
+            power=None,
             sources={},
         )
 
@@ -99,16 +104,19 @@ class Costs:
             self._among[key] = _together({gpu: self.of(gpu) for gpu in gpus})
         return self._among[key]
 
-    def kernel_s(self, kernel: Kernel, gpu: str) -> float:
-        """Seconds of a kernel on a GPU of type ``gpu``, alone on it and at its nominal speed.
+    def kernel_s(self, kernel: Kernel, gpu: str, clock_hz: float | None = None) -> float:
+        """Seconds of a kernel on a GPU of type ``gpu``, alone on it and at its nominal speed; at a clock of its SMs, or
+        at that of its price where none is given.
 
         Raises `InputError` where the profile is of another GPU or has no such precision.
         """
         if (own := self.of(gpu)) is not self:
-            return own.kernel_s(kernel, gpu)
+            return own.kernel_s(kernel, gpu, clock_hz)
         seconds = self._seconds.get(kernel)
         if seconds is None:
             seconds = self._seconds[kernel] = self._price(kernel).seconds(kernel)
+        if clock_hz is not None and self.power is not None:
+            seconds *= self.power.slowness(kernel, clock_hz)
         return seconds
 
     def launch_s(self, op: Compute | Comm) -> float:
@@ -166,6 +174,7 @@ def _together(costs: Mapping[str, Costs]) -> Costs:
         launch={},
         transports={kind: slowest([one.transports[kind] for one in each]) for kind in shared},
         beside=None,
+        power=None,
         sources={key: text for one in each for key, text in one.sources.items()},
         by_type=costs,
     )

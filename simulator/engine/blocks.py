@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.costs import Costs
 from simulator.costs.interference import Beside as Interference
+from simulator.costs.power import CLASSES
 from simulator.program import Beside, Block, Comm, Compute, Kernel
-from simulator.program.ops import COMPUTE_LANE
+from simulator.program.ops import COMPUTE_LANE, HOST_LANES
 from simulator.timeline import CATEGORIES, Template
+
+if TYPE_CHECKING:
+    from simulator.config.profile import LoadClass
 
 _CATEGORY = {name: code for code, name in enumerate(CATEGORIES)}
 _CATEGORY_OF_PHASE = {"R": _CATEGORY["recompute"], "O": _CATEGORY["optimizer"]}
@@ -63,6 +68,15 @@ class CommTime:
     wire_bytes: float
 
 
+class Running(NamedTuple):
+    """A GPU of a type, at ``speed`` times what its profile says, its SMs at a clock (None: each kernel at its
+    price's)."""
+
+    gpu: str
+    speed: float
+    clock_hz: float | None
+
+
 class TemplateStore:
     """The templates of a simulation, each distinct one once."""
 
@@ -76,6 +90,22 @@ class TemplateStore:
         self._beside: list[Interference | None] = []
         self._speeds: dict[tuple[int, Hashable], NDArray[np.float64]] = {}
         self._pieces: dict[tuple[object, ...], tuple[Piece, ...]] = {}
+
+    def loads_s(self, template: int) -> dict[LoadClass, float]:
+        """Seconds of its ops at full speed, by the class that they draw power as; of what the network times 0."""
+        loads: dict[LoadClass, float] = {}
+        ops = zip(
+            self._kernels[template],
+            self.templates[template].kinds,
+            self.templates[template].work_s.tolist(),
+            strict=True,
+        )
+        for kernel, op, seconds in ops:
+            moves: LoadClass | None = None if op in HOST_LANES else "communication"
+            kind = moves if kernel is None else CLASSES.get(type(kernel))
+            if kind is not None:
+                loads[kind] = loads.get(kind, 0.0) + seconds
+        return loads
 
     def comm_row(self, comm: Comm, wire_bytes: float) -> int:
         """The one-row template of a communication that is timed by the network."""
@@ -93,34 +123,32 @@ class TemplateStore:
             self._speeds[template, load] = found
         return found
 
-    def pieces(
-        self, block: Block, gpu: str, speed: float, lengths: dict[CommOp, CommTime], coalesce: bool
-    ) -> tuple[Piece, ...]:
-        """``block`` on a GPU of type ``gpu`` that runs at ``speed`` times its profile's.
+    def pieces(self, block: Block, at: Running, lengths: dict[CommOp, CommTime], coalesce: bool) -> tuple[Piece, ...]:
+        """``block`` on a GPU.
 
         ``lengths``: what of it communicates. Without ``coalesce`` every op is a piece of its own.
         """
-        key = (id(block), gpu, speed, tuple(lengths.values()))
+        key = (id(block), at, tuple(lengths.values()))
         if key not in self._pieces:
-            self._pieces[key] = tuple(self._cut(block, self._costs.of(gpu), speed, lengths, coalesce))
+            self._pieces[key] = tuple(self._cut(block, at, self._costs.of(at.gpu), lengths, coalesce))
         return self._pieces[key]
 
     def _cut(
         self,
         block: Block,
+        at: Running,
         costs: Costs,
-        speed: float,
         lengths: dict[CommOp, CommTime],
         coalesce: bool,
     ) -> Iterable[Piece]:
         rows: list[_Row] = []
         for op in block.ops:
             if isinstance(op, Compute):
-                rows.append(_kernel_row(op, costs, speed))
+                rows.append(_kernel_row(op, at, costs))
             elif isinstance(op, Beside):
                 seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
                 launch_s = costs.launch_s(op.comm)
-                kernels = [_kernel_row(kernel, costs, speed) for kernel in op.kernels]
+                kernels = [_kernel_row(kernel, at, costs) for kernel in op.kernels]
                 if seconds is not None:
                     rows += [_Row.of_comm(op.comm, seconds, wire_bytes, launch_s, len(kernels)), *kernels]
                     continue
@@ -173,8 +201,8 @@ class TemplateStore:
         return len(self.templates) - 1
 
 
-def _kernel_row(op: Compute, costs: Costs, speed: float) -> _Row:
-    return _Row.of_kernel(op, costs.kernel_s(op.kernel, costs.gpu) / speed, costs.launch_s(op))
+def _kernel_row(op: Compute, at: Running, costs: Costs) -> _Row:
+    return _Row.of_kernel(op, costs.kernel_s(op.kernel, at.gpu, at.clock_hz) / at.speed, costs.launch_s(op))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from simulator.engine.world import Cast
 from simulator.program import Program, Step
 from simulator.timeline import Contention, Floats, LinkUse, Template, Timeline
+
+#: A clock per role and type of GPU in Hz; None: kernels take what they take alone.
+Clocks = Mapping[tuple[int, str], float | None]
 
 
 class Ends(NamedTuple):
@@ -57,6 +60,16 @@ class Recorder:
         self._spans.append((rank, lane, index, step, ends, template, called, start, end))
         return len(self._spans) - 1
 
+    @property
+    def length_s(self) -> float:
+        """When the last span ends."""
+        return max((end for *_, end in self._spans), default=0.0)
+
+    def lengths(self) -> Iterator[tuple[int, int, float]]:
+        """(rank, template, seconds) of every span."""
+        for rank, _, _, _, _, template, _, start, end in self._spans:
+            yield rank, template, end - start
+
     def stretch(self, span: int, starts: Floats, ends: Floats) -> None:
         """Give the exact row times of a span that did not run straight through at full speed."""
         self._stretched[span] = (starts, ends)
@@ -67,6 +80,7 @@ class Recorder:
         program: Program,
         cast: Cast,
         templates: list[Template],
+        clocks_hz: dict[int, float],
         links: tuple[LinkUse, ...],
         algorithms: dict[str, str],
         contention: tuple[Contention, ...],
@@ -93,6 +107,7 @@ class Recorder:
         return Timeline(
             n_ranks=program.n_ranks,
             ranks_like=dict(cast.like),
+            clocks_hz=clocks_hz,
             lane_names=tuple(lanes),
             templates=tuple(templates),
             rank=rank_number[order],

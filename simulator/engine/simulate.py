@@ -16,12 +16,13 @@ from simpy.core import EmptySchedule
 
 from simulator.cluster import Cluster, Gpu
 from simulator.costs import Costs
-from simulator.engine.blocks import CommOp, CommTime, Meet, MeetBeside, Piece, Run, TemplateStore
+from simulator.engine.blocks import CommOp, CommTime, Meet, MeetBeside, Piece, Run, Running, TemplateStore
+from simulator.engine.clocks import MOST_PLAYS, first_clocks, next_clocks, settled
 from simulator.engine.deadlock import report
 from simulator.engine.placed import Placed
-from simulator.engine.recorder import BESIDE, WHOLE, Called, Ends, Recorder
+from simulator.engine.recorder import BESIDE, WHOLE, Called, Clocks, Ends, Recorder
 from simulator.engine.traffic import algorithms_of, contention, links_of
-from simulator.engine.world import Cast, Transfer, build_world
+from simulator.engine.world import Cast, Transfer, World, build_world
 from simulator.errors import DeadlockError
 from simulator.network.flows import Network
 from simulator.program import Batch, Beside, Block, Comm, Compute, Program, ProgramError, Role, Step
@@ -56,18 +57,51 @@ def simulate_together(
     jobs: Sequence[Placed], cluster: Cluster, *, fold: bool = True, coalesce: bool = True
 ) -> tuple[Timeline, ...]:
     """Play programs that begin at once on GPUs of their own and share the links of ``cluster``, which are as good as
-    the costs of the first say: a Timeline each. Raises as `simulate`."""
+    the costs of the first say: a Timeline each. Where costs know of a power limit, all are played again at the clocks
+    that it leaves, until these stay. Raises as `simulate`."""
     began = time.perf_counter()
     for placed in jobs:
         placed.program.validate()
-    env = simpy.Environment()
     world = build_world(jobs, cluster, folded=fold)
+    events = 0
+    clocks = [first_clocks(placed, cluster) for placed in jobs]
+    for _ in range(MOST_PLAYS):
+        network, plays, more = _played(jobs, world, cluster, coalesce, clocks)
+        events += more
+        clocks = [
+            next_clocks(placed, cluster, one.cast, one.recorder, one.store, one.clocks)
+            for placed, one in zip(jobs, plays, strict=True)
+        ]
+        if all(settled(playing.clocks, following) for playing, following in zip(plays, clocks, strict=True)):
+            break
+    met = contention(world, network.full_s, [placed.program.name for placed in jobs])
+    return tuple(
+        playing.recorder.timeline(
+            program=placed.program,
+            cast=cast,
+            templates=playing.store.templates,
+            clocks_hz={r.number: r.runs.clock_hz for r in playing.ranks if r.runs.clock_hz is not None},
+            links=links_of(world.links, cast, playing.done),
+            algorithms=algorithms_of(cast, playing.done),
+            contention=met,
+            events=events,
+            wall_s=time.perf_counter() - began,
+        )
+        for placed, cast, playing in zip(jobs, world.casts, plays, strict=True)
+    )
+
+
+def _played(
+    jobs: Sequence[Placed], world: World, cluster: Cluster, coalesce: bool, clocks: Sequence[Clocks]
+) -> tuple[Network, list[_Simulation], int]:
+    """Play all to the end, each at its clocks: what moved, how each went, and the number of events that it took."""
+    env = simpy.Environment()
     network = Network(env, [link.capacity_Bps for link in world.links])
     for phase in world.background:
         network.occupy(phase)
     plays = [
-        _Simulation(env, network, placed, cast, cluster, coalesce)
-        for placed, cast in zip(jobs, world.casts, strict=True)
+        _Simulation(env, network, placed, cast, cluster, coalesce, of_roles)
+        for placed, cast, of_roles in zip(jobs, world.casts, clocks, strict=True)
     ]
     for playing in plays:
         playing.begin()
@@ -79,20 +113,7 @@ def simulate_together(
     for playing in plays:
         playing.end()
     network.finish()
-    met = contention(world, network.full_s, [placed.program.name for placed in jobs])
-    return tuple(
-        playing.recorder.timeline(
-            program=placed.program,
-            cast=cast,
-            templates=playing.store.templates,
-            links=links_of(world.links, cast, playing.done),
-            algorithms=algorithms_of(cast, playing.done),
-            contention=met,
-            events=events,
-            wall_s=time.perf_counter() - began,
-        )
-        for placed, cast, playing in zip(jobs, world.casts, plays, strict=True)
-    )
+    return network, plays, events
 
 
 @dataclass(eq=False)
@@ -108,11 +129,10 @@ class Meeting:
 class _Rank:
     """One simulated rank: its position on every axis, what has ended, what is under way."""
 
-    def __init__(self, number: int, gpu: str, speed: float, costs: Costs, positions: dict[str, int]) -> None:
+    def __init__(self, number: int, runs: Running, costs: Costs, positions: dict[str, int]) -> None:
         self.number = number
-        self.gpu = gpu
+        self.runs = runs
         self.costs = costs
-        self.speed = speed
         self.positions = positions
         self.ended: set[str] = set()
         self.waiters: dict[str, simpy.Event] = {}
@@ -165,11 +185,13 @@ class _Simulation:
         cast: Cast,
         cluster: Cluster,
         coalesce: bool,
+        clocks: Clocks,
     ) -> None:
         self.program = placed.program
         self.costs = placed.costs
         self.cast = cast
         self.coalesce = coalesce
+        self.clocks = clocks
         self.env = env
         self.network = network
         self.store = TemplateStore(placed.costs)
@@ -186,7 +208,8 @@ class _Simulation:
             for axis in self.program.groups
             if (index := self.program.group_index(axis, number)) >= 0
         }
-        return _Rank(number, gpu.type, gpu.speed_scale, self.costs.of(gpu.type), positions)
+        clock_hz = self.clocks[self.program.role_of[number], gpu.type]
+        return _Rank(number, Running(gpu.type, gpu.speed_scale, clock_hz), self.costs.of(gpu.type), positions)
 
     def begin(self) -> None:
         """Every lane of every simulated rank begins now."""
@@ -380,7 +403,7 @@ class _Simulation:
             if free:
                 fixed.append((transfer, comm.purpose))
             lengths[op] = CommTime(self.network.alone_s(transfer.plan) if free else None, transfer.wire_bytes)
-        return _Prepared(self.store.pieces(block, rank.gpu, rank.speed, lengths, self.coalesce), fixed)
+        return _Prepared(self.store.pieces(block, rank.runs, lengths, self.coalesce), fixed)
 
     def _run(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
         posted = self.env.now
