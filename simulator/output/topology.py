@@ -5,10 +5,10 @@ Colours tell rails apart, widths of lines are bandwidths, and the narrowest cut 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from simulator.cluster import Cluster
-from simulator.config.cluster import describe_nodes
 from simulator.output.topology_fabric import draw_fabric
 from simulator.output.topology_node import draw_node
 from simulator.output.topology_style import KINDS, MOST_KINDS, RED, bandwidth, line_width
@@ -46,7 +46,9 @@ def draw_topology(cluster: Cluster) -> Figure:
 def _title(cluster: Cluster) -> str:
     if cluster.n_nodes == 1:
         return f"{cluster.name}: {len(cluster.gpus)} {cluster.layouts[0].gpu}"
-    return f"{cluster.name}: {describe_nodes(cluster.spec)} = {len(cluster.gpus):,} GPUs"
+    nodes = Counter((len(layout.gpus), layout.gpu) for layout in cluster.layouts)
+    kinds = " + ".join(f"{count:,} nodes x {gpus} {gpu}" for (gpus, gpu), count in nodes.items())
+    return f"{cluster.name}: {kinds} = {len(cluster.gpus):,} GPUs"
 
 
 def _legend(figure: Figure, cluster: Cluster) -> None:
