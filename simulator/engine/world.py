@@ -294,8 +294,9 @@ def _binding(cluster: Cluster, capacity: NDArray[np.float64], shapes: Shapes, cl
         link, other = _neighbours(some, came_over, leads_to)
         room = np.bincount(link, weights=capacity[other], minlength=len(capacity))
         enough = is_first & (room <= capacity * (1 + 1e-12))
-        starts = np.flatnonzero(np.diff(link, prepend=-1))
-        for at, low, high in zip(link[starts].tolist(), starts, [*starts[1:], len(link)], strict=True):
+        starts = np.flatnonzero(np.diff(link, prepend=-1, append=-1)).tolist()
+        for low, high in itertools.pairwise(starts):
+            at = int(link[low])
             if enough[at]:
                 held.setdefault(at, []).append(other[low:high])
     binds = np.ones(len(classes.first), dtype=bool)
