@@ -34,6 +34,8 @@ class Fabric(Section):
     """ports per switch"""
     oversubscription: float = Field(default=1.0, ge=1)
     """bandwidth down over bandwidth up at a leaf; 1: none"""
+    sharp: bool = False
+    """whether its switches sum up for all-reduces (InfiniBand SHARP) and NCCL is set up to use it (CollNet)"""
 
 
 class LinkOverride(Section):
@@ -96,6 +98,9 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
             f"makes {spec.n_gpus:,} GPUs", key="nodes", found=spec.nodes, allowed=f"at most {MAX_GPUS:,} GPUs"
         )
     yield from node_problems(node)
+    if spec.fabric.sharp and spec.fabric.transport != "infiniband":
+        found, fix = spec.fabric.transport, "fabric.transport: infiniband"
+        yield InputError("only InfiniBand switches sum up", key="fabric.sharp", found=found, fix=fix)
     if spec.nodes > 1 and not node.nics.count:
         yield InputError("several nodes need network cards", key="node.nics.count", found=0, allowed=">= 1")
     first: dict[str, int] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.node import NodeLayout, Route
@@ -18,8 +18,9 @@ from simulator.config.transport import TransportKind, Way
 
 #: From the least to the most limiting: a hop is of the last kind that it crosses.
 KINDS: tuple[TransportKind, ...] = ("nvlink", "pcie", "infiniband", "roce", "tcp", "nvme", "memory")
-#: End points that are no GPU and no host: the NVSwitch of the node that the other end is in.
-NVSWITCH = -1
+#: The end point that stands for switches, which sum up and multicast: without a NIC the NVSwitch of the node that the
+#: other end is in, with one those of the fabric, which add up what all NICs of that number send, and send back the sum.
+SWITCH = -1
 
 
 class Hop(NamedTuple):
@@ -58,7 +59,8 @@ class Shape:
     """Hops added up, of a group on nodes 0, 1, 2 ... that stand for any others, one by one.
 
     ``inside``: (node, position in its layout, bytes per byte of message) of links of nodes, NIC ports among them.
-    ``across``: (node, NIC, node, NIC, bytes, weight) between NICs. ``hops`` counts the hops of the critical path by
+    ``across``: (node, NIC, node, NIC, bytes, weight) between NICs. ``summed``: (nodes, NIC, bytes, weight) of what the
+    fabric adds up, each way. ``hops`` counts the hops of the critical path by
     kind; ``link_latency_s`` is the latency of their links, without those between switches. ``sent`` is what all members
     together send, per byte of message.
     """
@@ -66,6 +68,7 @@ class Shape:
     moves: Moves
     inside: tuple[tuple[int, int, float], ...]
     across: tuple[tuple[int, int, int, int, float, float], ...]
+    summed: tuple[tuple[tuple[int, ...], int, float, float], ...]
     hops: tuple[tuple[TransportKind, float], ...]
     link_latency_s: float
     sent: float
@@ -138,14 +141,22 @@ def shape_of(cluster: Cluster, moves: Moves) -> Shape:
         total[sender, receiver, nic] = before[0] + load, before[1] + weight
     inside: dict[tuple[int, int], float] = {}
     across: dict[tuple[int, int, int, int], tuple[float, float]] = {}
+    summed: dict[tuple[int, float], tuple[tuple[int, ...], float]] = {}
     path: dict[TransportKind, float] = {}
     link_latency_s = 0.0
     for (sender, receiver, nic), (load, weight) in total.items():
-        a, gpu_a = cluster.locate(receiver if sender == NVSWITCH else sender)
-        b, gpu_b = cluster.locate(sender if receiver == NVSWITCH else receiver)
+        (a, gpu_a), (b, gpu_b) = (
+            cluster.locate(end if end >= 0 else max(sender, receiver)) for end in (sender, receiver)
+        )
+        out: Route = ()
         back: Route = ()
-        if NVSWITCH in (sender, receiver):
-            out = _switch_link(layout, gpu_a, "out") if receiver == NVSWITCH else _switch_link(layout, gpu_b, "back")
+        if sender < 0:
+            back = _from_switch(layout, gpu_b, nic)
+        elif receiver < 0:
+            out = _to_switch(layout, gpu_a, nic)
+            if nic is not None:
+                nodes, weights = summed.get((nic, load), ((), 0.0))
+                summed[nic, load] = (*nodes, a), weights + weight
         elif a == b:
             out = layout.between[gpu_a, gpu_b]
         else:
@@ -166,16 +177,25 @@ def shape_of(cluster: Cluster, moves: Moves) -> Shape:
         moves=moves,
         inside=tuple([(*at, load) for at, load in inside.items()]),
         across=tuple([(*ends, *both) for ends, both in across.items()]),
+        summed=tuple([(nodes, nic, load, weight) for (nic, load), (nodes, weight) in summed.items()]),
         hops=tuple(path.items()),
         link_latency_s=link_latency_s,
         sent=sum([load for (sender, _, _), (load, _) in total.items() if sender >= 0]),
     )
 
 
-def _switch_link(layout: NodeLayout, gpu: int, way: Literal["out", "back"]) -> Route:
-    """The link from a GPU to the NVSwitch, or back."""
-    ends = (f"gpu{gpu}", "nvswitch") if way == "out" else ("nvswitch", f"gpu{gpu}")
-    return (next(position for position, edge in enumerate(layout.edges) if (edge.src, edge.dst) == ends),)
+def _to_switch(layout: NodeLayout, gpu: int, nic: int | None) -> Route:
+    """From a GPU to the NVSwitch of its node, or through a NIC to the switches of the fabric."""
+    return _link(layout, f"gpu{gpu}", "nvswitch") if nic is None else layout.out(gpu, nic)
+
+
+def _from_switch(layout: NodeLayout, gpu: int, nic: int | None) -> Route:
+    """The way back of `_to_switch`."""
+    return _link(layout, "nvswitch", f"gpu{gpu}") if nic is None else layout.back(nic, gpu)
+
+
+def _link(layout: NodeLayout, src: str, dst: str) -> Route:
+    return (next(position for position, edge in enumerate(layout.edges) if (edge.src, edge.dst) == (src, dst)),)
 
 
 def placed(algorithm: str, shapes: Sequence[Shape], cluster: Cluster, nodes: Sequence[int]) -> Pattern:
@@ -197,6 +217,14 @@ def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Stage:
         for index in cluster.trunks_between(nodes[a], nic_a, nodes[b], nic_b):
             loads[index] = loads.get(index, 0.0) + load
             link_latency_s += weight * links[index].latency_s
+    for slots, nic, load, weight in shape.summed:
+        # The leaf of the first node is the root of the tree; what several leaves send is one sum from where they meet.
+        root, others = nodes[slots[0]], [nodes[slot] for slot in slots[1:]]
+        up = [cluster.trunks_between(node, nic, root, nic) for node in others]
+        down = [cluster.trunks_between(root, nic, node, nic) for node in others]
+        for index in dict.fromkeys(index for way in (*up, *down) for index in way):
+            loads[index] = loads.get(index, 0.0) + load
+        link_latency_s += 2 * weight * max([sum([links[index].latency_s for index in way]) for way in up])
     line_s: dict[TransportKind, float] = {}
     tightest_s, flow_bytes = 0.0, 1.0
     for index, load in loads.items():
