@@ -16,8 +16,8 @@ from simulator.network.plan import Plan
 from simulator.network.timing import TransportCosts, timed
 
 #: From the GPU numbers of a group to its hops, step after step. It may ask which members share a node, and how a node
-#: is laid out, but not which node it is: groups whose members sit alike in their nodes share one answer. It raises
-#: `InputError` where the hardware lacks what it needs.
+#: is laid out, but not which node it is: groups whose members sit alike in nodes of one layout share one answer. It
+#: raises `InputError` where the hardware lacks what it needs.
 Algorithm = Callable[[Cluster, tuple[int, ...]], tuple[Moves, ...]]
 
 
@@ -182,13 +182,14 @@ def _pattern(name: str, algorithm: Algorithm, cluster: Cluster, ranks: tuple[int
     key = (name, algorithm, ranks)
     pattern: Pattern | None = cluster.memo.get(key)
     if pattern is None:
-        slots: dict[int, int] = {}
+        nodes: dict[int, int] = {}
         places = [cluster.locate(rank) for rank in ranks]
-        alike = tuple([cluster.end(slots.setdefault(node, len(slots)), slot) for node, slot in places])
-        shapes = cluster.memo.get((algorithm, alike))
+        seats = tuple([(nodes.setdefault(node, len(nodes)), slot) for node, slot in places])
+        alike = (algorithm, seats, tuple([cluster.layout_of(node) for node in nodes]))
+        shapes = cluster.memo.get(alike)
         if shapes is None:
-            shapes = cluster.memo[algorithm, alike] = [shape_of(cluster, moves) for moves in algorithm(cluster, alike)]
-        pattern = cluster.memo[key] = placed(name, shapes, cluster, tuple(slots))
+            shapes = cluster.memo[alike] = [shape_of(cluster, moves, nodes) for moves in algorithm(cluster, ranks)]
+        pattern = cluster.memo[key] = placed(name, shapes, cluster, tuple(nodes))
     return pattern
 
 

@@ -55,7 +55,7 @@ def all_to_all(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
 
 
 def _even(cluster: Cluster, ranks: tuple[int, ...], name: str) -> tuple[tuple[int, ...], ...]:
-    nodes = by_node(cluster, ranks)
+    nodes = tuple(by_node(cluster, ranks).values())
     sizes = sorted({len(members) for members in nodes})
     if len(sizes) > 1:
         raise InputError(

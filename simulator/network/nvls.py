@@ -67,7 +67,7 @@ def _of_nodes(cluster: Cluster, ranks: tuple[int, ...], between: list[Hop]) -> t
     strung = channels(cluster, ranks)
     share = 1 / len(strung)
     hops = between
-    for number, members in enumerate(by_node(cluster, ranks)):
+    for number, members in enumerate(by_node(cluster, ranks).values()):
         heads = [channel.nodes[number][0] for channel in strung]
         weight = 1.0 if number == 0 else 0.0
         hops += [*_up(members, weight), *_to_heads(heads, share, weight)]
@@ -99,18 +99,18 @@ def _down(members: Sequence[int], weight: float) -> Iterator[Hop]:
 def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool) -> None:
     """Raise `InputError` where NVSwitches do not sum up, or the group does not sit as the algorithm needs."""
     name = "nvls_tree" if several else "nvls"
-    if not cluster.spec.node.nvlink.sharp:
+    nodes = by_node(cluster, ranks)
+    if not all(cluster.spec.node_at(node).nvlink.sharp for node in nodes):
         raise InputError(
             f"{name} needs NVSwitches that sum up (NVLink SHARP, from Hopper on), which {cluster.name} lacks",
             key="algorithm",
             found=name,
             fix="node.nvlink.sharp: true in the cluster file, where its switches can",
         )
-    nodes = by_node(cluster, ranks)
     if several != (len(nodes) > 1):
         where, other = ("between nodes", "nvls") if several else ("inside one node", "nvls_tree")
         raise InputError(f"{name} is for groups {where}", key="algorithm", found=name, fix=f"algorithm {other}")
-    if min(map(len, nodes)) < 2:
+    if min(map(len, nodes.values())) < 2:
         raise InputError(
             f"{name} needs two members or more in each node", key="algorithm", found=name, fix="algorithm tree or ring"
         )

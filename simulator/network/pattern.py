@@ -8,7 +8,7 @@ a `Shape`, the same for all groups whose members sit alike in their nodes, and o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ class Moves:
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Hops added up, of a group on nodes 0, 1, 2 ... that stand for any others, one by one.
+    """Hops added up, of a group on nodes 0, 1, 2 ... that stand for any others of the same layouts, one by one.
 
     ``inside``: (node, position in its layout, bytes per byte of message) of links of nodes, NIC ports among them.
     ``across``: (node, NIC, node, NIC, bytes, weight) between NICs. ``summed``: (nodes, NIC, bytes, weight) of what the
@@ -132,9 +132,8 @@ class Pattern:
         return (self.algorithm, *[stage.timing for stage in self.stages])
 
 
-def shape_of(cluster: Cluster, moves: Moves) -> Shape:
-    """Add up hops: loads link by link, latencies along the critical path."""
-    layout = cluster.layout
+def shape_of(cluster: Cluster, moves: Moves, number: Mapping[int, int]) -> Shape:
+    """Add up hops: loads link by link, latencies along the critical path. ``number``: of each node in the shape."""
     total: dict[tuple[int, int, int | None], tuple[float, float]] = {}
     for sender, receiver, nic, load, weight in moves.hops:
         before = total.get((sender, receiver, nic), (0.0, 0.0))
@@ -148,27 +147,29 @@ def shape_of(cluster: Cluster, moves: Moves) -> Shape:
         (a, gpu_a), (b, gpu_b) = (
             cluster.locate(end if end >= 0 else max(sender, receiver)) for end in (sender, receiver)
         )
+        on_a, on_b = cluster.layout_of(a), cluster.layout_of(b)
         out: Route = ()
         back: Route = ()
         if sender < 0:
-            back = _from_switch(layout, gpu_b, nic)
+            back = _from_switch(on_b, gpu_b, nic)
         elif receiver < 0:
-            out = _to_switch(layout, gpu_a, nic)
+            out = _to_switch(on_a, gpu_a, nic)
             if nic is not None:
                 nodes, weights = summed.get((nic, load), ((), 0.0))
-                summed[nic, load] = (*nodes, a), weights + weight
+                summed[nic, load] = (*nodes, number[a]), weights + weight
         elif a == b:
-            out = layout.between[gpu_a, gpu_b]
+            out = on_a.between[gpu_a, gpu_b]
         else:
-            nic_a, nic_b = cluster.nics_between(gpu_a, gpu_b) if nic is None else (nic, nic)
-            out, back = layout.out(gpu_a, nic_a), layout.back(nic_b, gpu_b)
-            before = across.get((a, nic_a, b, nic_b), (0.0, 0.0))
-            across[a, nic_a, b, nic_b] = before[0] + load, before[1] + weight
-        for node, positions in ((a, out), (b, back)):
+            nic_a, nic_b = cluster.nics_between(a, gpu_a, b, gpu_b) if nic is None else (nic, nic)
+            out, back = on_a.out(gpu_a, nic_a), on_b.back(nic_b, gpu_b)
+            ends = number[a], nic_a, number[b], nic_b
+            before = across.get(ends, (0.0, 0.0))
+            across[ends] = before[0] + load, before[1] + weight
+        for node, positions in ((number[a], out), (number[b], back)):
             for position in positions:
                 inside[node, position] = inside.get((node, position), 0.0) + load
         if weight:
-            crossed = [layout.edges[position] for position in (*out, *back)]
+            crossed = [*[on_a.edges[position] for position in out], *[on_b.edges[position] for position in back]]
             kinds = [edge.kind for edge in crossed]
             kind = next(kind for kind in reversed(KINDS) if kind in kinds)
             path[kind] = path.get(kind, 0.0) + weight
@@ -210,21 +211,26 @@ def placed(algorithm: str, shapes: Sequence[Shape], cluster: Cluster, nodes: Seq
 
 def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Stage:
     links, moves = cluster.links, shape.moves
-    first = [node * len(cluster.layout.edges) for node in nodes]
+    first = [cluster.first_link[node] for node in nodes]
     loads = {first[node] + position: load for node, position, load in shape.inside}
     link_latency_s = shape.link_latency_s
     for a, nic_a, b, nic_b, load, weight in shape.across:
-        for index in cluster.trunks_between(nodes[a], nic_a, nodes[b], nic_b):
-            loads[index] = loads.get(index, 0.0) + load
-            link_latency_s += weight * links[index].latency_s
+        for index, share in cluster.trunks_between(nodes[a], nic_a, nodes[b], nic_b):
+            loads[index] = loads.get(index, 0.0) + share * load
+            link_latency_s += share * weight * links[index].latency_s
     for slots, nic, load, weight in shape.summed:
         # The leaf of the first node is the root of the tree; what several leaves send is one sum from where they meet.
         root, others = nodes[slots[0]], [nodes[slot] for slot in slots[1:]]
         up = [cluster.trunks_between(node, nic, root, nic) for node in others]
         down = [cluster.trunks_between(root, nic, node, nic) for node in others]
-        for index in dict.fromkeys(index for way in (*up, *down) for index in way):
-            loads[index] = loads.get(index, 0.0) + load
-        link_latency_s += 2 * weight * max([sum([links[index].latency_s for index in way]) for way in up])
+        shares: dict[int, float] = {}
+        for way in (*up, *down):
+            for index, share in way:
+                shares[index] = max(shares.get(index, 0.0), share)
+        for index, share in shares.items():
+            loads[index] = loads.get(index, 0.0) + share * load
+        farthest_s = max([sum([share * links[index].latency_s for index, share in way]) for way in up])
+        link_latency_s += 2 * weight * farthest_s
     line_s: dict[TransportKind, float] = {}
     tightest_s, flow_bytes = 0.0, 1.0
     for index, load in loads.items():
