@@ -464,12 +464,12 @@ def test_what_is_wrong_in_a_conf_is_named_by_line(tmp_path: Path, text: str, lin
     ],
 )
 def test_a_bad_tree_of_switches_names_the_key(fabric: dict[str, Any], words: str) -> None:
+    node = {
+        "gpus": {"type": "x", "count": 1},
+        "pcie": {"generation": 5},
+        "nics": {"count": 1, "bandwidth_bps": 1e9},
+    }
     with pytest.raises(InputError) as caught:
-        node = {
-            "gpus": {"type": "x", "count": 1},
-            "pcie": {"generation": 5},
-            "nics": {"count": 1, "bandwidth_bps": 1e9},
-        }
         build_cluster(load_cluster({"node": node, "fabric": fabric}, nodes=2))
     assert words in str(caught.value)
 
