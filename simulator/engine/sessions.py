@@ -145,5 +145,5 @@ def shapes_of(jobs: Sequence[Placed], cluster: Cluster, sessions: Sequence[Sessi
         label = (item.job, item.axis, item.spec, timings[number] if candidates else ())
         add(label, candidates[number].loads if candidates and not item.is_signal else ())
     for flow in cluster.background:
-        add(("background", flow.rate_Bps), [(link, 1.0) for link in flow.route])
+        add(("background", flow.rate_Bps), flow.loads)
     return Shapes(labels, np.array(at_session, dtype=np.int64), np.array(at_link, dtype=np.int64), np.array(loads))
