@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -295,8 +296,8 @@ def _binding(cluster: Cluster, capacity: NDArray[np.float64], shapes: Shapes, cl
         room = np.bincount(link, weights=capacity[other], minlength=len(capacity))
         enough = is_first & (room <= capacity * (1 + 1e-12))
         starts = np.flatnonzero(np.diff(link, prepend=-1))
-        for at, low, high in zip(link[starts].tolist(), starts, [*starts[1:], len(link)], strict=True):
-            if enough[at]:
+        for low, high in pairwise([*starts.tolist(), len(link)]):
+            if enough[at := int(link[low])]:
                 held.setdefault(at, []).append(other[low:high])
     binds = np.ones(len(classes.first), dtype=bool)
     for at in sorted(held, key=lambda link: (-capacity[link], link)):
