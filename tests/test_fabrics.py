@@ -34,6 +34,10 @@ FABRICS_OF: dict[str, dict[str, Any]] = {
     "dragonfly of many cables": {"kind": "dragonfly", "radix": 24},
     "torus 2D": {"kind": "torus", "shape": [4, 2]},
     "torus 3D": {"kind": "torus", "shape": [2, 1, 4]},
+    "switch_tree": {
+        "kind": "switch_tree",
+        "switches": {"top": {}, "a": {"at": "top", "nodes": 6}, "b": {"at": "top", "nodes": 2}},
+    },
     "sites": {"kind": "fat_tree", "sites": {"count": 2, "bandwidth_bps": 400e9, "latency_s": 5e-3}},
     "window": {
         "kind": "fat_tree",
@@ -104,6 +108,8 @@ def test_routes_have_the_fewest_trunks_and_shares_add_up(name: str) -> None:
         ("torus 2D", 8, 8 + 4, 4 * 50e9),
         # The halves are x = 0 and x = 1: 4 links of two cables each.
         ("torus 3D", 8, 8 + 4, 4 * 2 * 50e9),
+        # Nodes 4 and 5 are under the first half's switch; to 6 and 7 lead the uplinks of their 16 NICs.
+        ("switch_tree", 3, 2, 32 * PORT_Bps),
         # Per site 20 ports down, 2 leaves and a spine group; a WAN link of 50 GB/s, or 100 MB per 10 ms.
         ("sites", 2 * 3, 2 * 2 + 1, 50e9),
         ("window", 2 * 3, 2 * 2 + 1, 1e8 / 10e-3),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from simulator.config import catalog
+from simulator.config.background import Background
 from simulator.config.files import AsTuple, Integral, Section, Text, brief, raise_all, read_yaml, validated
 from simulator.config.foreign import SUFFIXES, is_foreign, read_topology
 from simulator.config.node import MAX_GPUS, Bandwidth, Count, Node, node_problems
@@ -39,12 +40,23 @@ class Sites(Section):
     latency_s) [null: as many as its bandwidth can use]"""
 
 
+class FabricSwitch(Section):
+    """A switch of a `switch_tree`."""
+
+    at: Text | None = None
+    """the switch above it [null: none is]"""
+    nodes: Annotated[int, Field(ge=0, le=MAX_GPUS), Integral] = 0
+    """nodes that are cabled to it, with all their cards; they are numbered switch by switch"""
+    bandwidth_Bps: Bandwidth | None = None
+    """bytes/s of its link upwards, in each direction [what its links below carry, over oversubscription]"""
+
+
 class Fabric(Section):
     """The network between nodes."""
 
     kind: FabricKind = "rail_fat_tree"
     """rail_fat_tree (card i of every node on the same leaf switches, leaves joined by spines), rail_only (rails meet in
-    nodes alone), fat_tree (all cards of a node on one leaf switch), dragonfly, or torus"""
+    nodes alone), fat_tree (all cards of a node on one leaf switch), dragonfly, torus, or switch_tree (as listed)"""
     transport: Literal["infiniband", "roce", "tcp"] = "infiniband"
     """what carries the bytes; the calibration profile says how well"""
     tiers: Annotated[int, Field(ge=1, le=3), Integral] = 2
@@ -57,6 +69,10 @@ class Fabric(Section):
     """nodes along the axes of a torus, such as [4, 4] or [2, 4, 4]; nodes follows from it"""
     sites: Sites | None = None
     """several data centres, each with a fabric of this kind [null: one]"""
+    sharp: bool = False
+    """whether its switches sum up for all-reduces (InfiniBand SHARP) and NCCL is set up to use it (CollNet)"""
+    switches: dict[str, FabricSwitch] = Field(default_factory=dict)
+    """of a switch_tree, by name"""
 
 
 class Group(Section):
@@ -82,6 +98,8 @@ class ClusterSpec(Section):
     """price of one GPU for an hour, in any currency"""
     overrides: Annotated[tuple[Override, ...], AsTuple] = ()
     """single links, GPUs and network cards that differ; of several that mean one link, all count"""
+    background: Annotated[tuple[Background, ...], AsTuple] = ()
+    """traffic of others, there all the time"""
 
     @property
     def kinds(self) -> tuple[Node, ...]:
@@ -180,7 +198,9 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
         what = "groups make" if spec.groups else "the shape of the fabric makes"
         allowed = f"{spec.fixed_nodes:,}"
         yield InputError(f"{what} {allowed} nodes", key="nodes", found=spec.nodes, allowed=allowed)
-    yield from _fabric_problems(spec.fabric)
+    if spec.fabric.sharp and spec.fabric.transport != "infiniband":
+        found, fix = spec.fabric.transport, "fabric.transport: infiniband"
+        yield InputError("only InfiniBand switches sum up", key="fabric.sharp", found=found, fix=fix)
     kinds = (
         {"node": spec.node} if spec.node else {f"groups[{i}].node": group.node for i, group in enumerate(spec.groups)}
     )
@@ -190,19 +210,27 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
             yield problem
         if spec.nodes > 1 and not node.nics.count:
             yield InputError("several nodes need network cards", key=f"{key}.nics.count", found=0, allowed=">= 1")
+    yield from _fabric_problems(spec.fabric)
     yield from override_problems(spec)
 
 
 def _fabric_problems(fabric: Fabric) -> Iterator[InputError]:
     used = KEYS.get(fabric.kind, tuple(Fabric.model_fields))
-    for name in ("tiers", "radix", "oversubscription", "shape"):
+    for name in dict.fromkeys(name for names in KEYS.values() for name in names):
         if name in fabric.model_fields_set and name not in used:
-            found, kinds = getattr(fabric, name), [kind for kind, keys in KEYS.items() if name in keys]
-            yield InputError(f"{fabric.kind} has none", key=f"fabric.{name}", found=found, allowed=", ".join(kinds))
-    if fabric.kind == "torus" and fabric.shape is None:
-        yield InputError(
-            "must be given for a torus", key="fabric.shape", allowed="two or three numbers, such as [4, 4]"
-        )
+            kinds = [kind for kind, keys in KEYS.items() if name in keys]
+            yield InputError(
+                f"{fabric.kind} has none",
+                key=f"fabric.{name}",
+                found=brief(getattr(fabric, name)),
+                allowed=f"with kind {', '.join(kinds)}",
+            )
+    for kind, name, such in (
+        ("torus", "shape", "[4, 4]"),
+        ("switch_tree", "switches", "{s0: {}, s1: {at: s0, nodes: 8}}"),
+    ):
+        if fabric.kind == kind and not getattr(fabric, name):
+            yield InputError(f"must be given for a {kind}", key=f"fabric.{name}", allowed=f"such as {such}")
     if fabric.kind == "dragonfly" and fabric.radix < 7:
         yield InputError("is too small for a dragonfly", key="fabric.radix", found=fabric.radix, allowed=">= 7")
 

@@ -16,6 +16,7 @@ from simulator.fabrics.fat_tree import fat_tree
 from simulator.fabrics.rail_fat_tree import rail_fat_tree
 from simulator.fabrics.rail_only import rail_only
 from simulator.fabrics.sites import join_sites
+from simulator.fabrics.switch_tree import switch_tree
 from simulator.fabrics.switches import Ports, Switches, Trunk
 from simulator.fabrics.torus import torus
 
@@ -28,6 +29,7 @@ FABRICS: dict[str, Callable[[Fabric, Ports], Switches]] = {
     "fat_tree": fat_tree,
     "dragonfly": dragonfly,
     "torus": torus,
+    "switch_tree": switch_tree,
 }
 #: Which keys of the section a fabric reads, where that is not all of them.
 KEYS: dict[str, tuple[str, ...]] = {
@@ -36,6 +38,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "fat_tree": ("tiers", "radix", "oversubscription"),
     "dragonfly": ("radix",),
     "torus": ("shape",),
+    "switch_tree": ("switches", "oversubscription"),
 }
 
 
