@@ -23,8 +23,8 @@ from simulator.program.ops import kernels_of
 if TYPE_CHECKING:
     from simulator.config.profile import LoadClass
 
-#: Clocks that change by less have settled: a product then takes a thousandth more or less.
-SETTLED = 0.002
+#: Clocks that change by less have settled: a product then takes a quarter of a percent more or less.
+SETTLED = 0.005
 MOST_PLAYS = 8
 
 
