@@ -66,11 +66,16 @@ def command(
         raise InputError(
             "needs at least two ranks", file="--ranks", found=ranks, allowed=f"of 0 to {len(built.gpus) - 1}"
         )
-    gpu = built.spec.node.gpus.type
-    profile = load_profile(calibration or gpu, file="--calibration")
-    check_gpu(profile, gpu, file="--calibration", key="calibration")
+    types = built.gpu_types(members)
+    if calibration is not None and len(types) > 1:
+        allowed = f"ranks on one of {', '.join(types)}; each has its shipped profile without the option"
+        raise InputError("is of one type of GPU", file="--calibration", found=calibration, allowed=allowed)
+    profiles = {gpu: load_profile(calibration or gpu, file="--calibration") for gpu in types}
+    for gpu, profile in profiles.items():
+        check_gpu(profile, gpu, file="--calibration", key="calibration")
     check_outputs({"--json": json})
-    costs = Costs.from_profile(profile)
+    costs = Costs.from_profiles(profiles)
+    named = ", ".join(profile.name for profile in profiles.values())
     rows: list[dict[str, Any]] = []
     for nbytes in messages:
         chosen = plan(op, nbytes, members, built, costs, algorithm)
@@ -93,7 +98,7 @@ def command(
             cluster=built.name,
             nodes=built.spec.nodes,
             n_ranks=len(members),
-            calibration=profile.name,
+            calibration=named,
             rows=rows,
         ),
     )
@@ -113,7 +118,7 @@ def command(
         }
         for row in rows
     ]
-    title = f"{op} of {len(members)} GPUs on {built.spec.nodes} x {built.name}, calibration {profile.name}"
+    title = f"{op} of {len(members)} GPUs on {built.spec.nodes} x {built.name}, calibration {named}"
     console().print(table(shown, title))
 
 

@@ -76,8 +76,8 @@ def _topologies() -> Rows:
     rows = []
     for name in catalog.names("cluster"):
         cluster = load_cluster(name)
-        node, fabric = cluster.node, cluster.fabric
-        rows.append(
+        fabric = cluster.fabric
+        rows += [
             {
                 "name": name,
                 "gpus_per_node": node.gpus.count,
@@ -86,7 +86,8 @@ def _topologies() -> Rows:
                 "network_cards": f"{node.nics.count} x {node.nics.bandwidth_bps / 1e9:.0f} Gb/s {fabric.transport}",
                 "fabric": f"{fabric.kind}, {fabric.tiers} tiers of {fabric.radix} ports",
             }
-        )
+            for node in cluster.kinds
+        ]
     return rows
 
 

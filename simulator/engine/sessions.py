@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
+from simulator.costs import Costs
 from simulator.engine.placed import Placed
 from simulator.network import hosts
 from simulator.network.collectives import choose, patterns
@@ -57,6 +58,10 @@ class Session:
     @property
     def op(self) -> str:
         return "send_recv" if self.comm.op in POINT_TO_POINT else self.comm.op
+
+    def costs(self, jobs: Sequence[Placed], cluster: Cluster) -> Costs:
+        """What holds between the GPUs that take part."""
+        return jobs[self.job].costs.among(cluster.gpu_types(self.ends))
 
     def patterns(self, cluster: Cluster) -> tuple[Pattern, ...]:
         return patterns(self.op, self.ends, cluster, self.comm.algorithm, traffic_of(self.comm))
@@ -127,18 +132,18 @@ def shapes_of(jobs: Sequence[Placed], cluster: Cluster, sessions: Sequence[Sessi
 
     for item in sessions:
         if item.op == "send_recv":
-            add((item.job, item.axis, item.spec), [(link, 1.0) for link in cluster.route(*item.ends)])
+            add((item.job, item.axis, item.spec), cluster.spread(*item.ends))
             continue
         candidates = item.patterns(cluster)
         timings = tuple(pattern.timing for pattern in candidates)
-        key = (item.op, item.comm.nbytes, timings)
+        costs = item.costs(jobs, cluster)
+        key = (item.op, item.comm.nbytes, timings, costs.gpu)
         if key not in chosen:
-            costs = jobs[item.job].costs
             choice = choose(item.op, candidates, item.comm.nbytes, costs) if candidates else None
             chosen[key] = next((i for i, pattern in enumerate(candidates) if pattern is choice), -1)
         number = chosen[key]
         label = (item.job, item.axis, item.spec, timings[number] if candidates else ())
         add(label, candidates[number].loads if candidates and not item.is_signal else ())
     for flow in cluster.background:
-        add(("background", flow.rate_Bps), [(link, 1.0) for link in flow.route])
+        add(("background", flow.rate_Bps), flow.loads)
     return Shapes(labels, np.array(at_session, dtype=np.int64), np.array(at_link, dtype=np.int64), np.array(loads))

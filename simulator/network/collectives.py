@@ -14,7 +14,7 @@ from simulator.network.pattern import Moves, Pattern, TransportCosts, placed, sh
 from simulator.network.plan import Plan
 
 #: From the GPU numbers of a group to its hops. It may ask which members share a node, and how a node is laid out, but
-#: not which node it is: groups whose members sit alike in their nodes share one answer.
+#: not which node it is: groups whose members sit alike in nodes of one layout share one answer.
 Algorithm = Callable[[Cluster, tuple[int, ...]], Moves]
 
 
@@ -129,13 +129,14 @@ def _pattern(name: str, algorithm: Algorithm, cluster: Cluster, ranks: tuple[int
     key = (name, algorithm, ranks)
     pattern: Pattern | None = cluster.memo.get(key)
     if pattern is None:
-        slots: dict[int, int] = {}
+        nodes: dict[int, int] = {}
         places = [cluster.locate(rank) for rank in ranks]
-        alike = tuple([cluster.end(slots.setdefault(node, len(slots)), slot) for node, slot in places])
-        shape = cluster.memo.get((algorithm, alike))
+        seats = tuple([(nodes.setdefault(node, len(nodes)), slot) for node, slot in places])
+        alike = (algorithm, seats, tuple([cluster.layout_of(node) for node in nodes]))
+        shape = cluster.memo.get(alike)
         if shape is None:
-            shape = cluster.memo[algorithm, alike] = shape_of(cluster, algorithm(cluster, alike))
-        pattern = cluster.memo[key] = placed(name, shape, cluster, tuple(slots))
+            shape = cluster.memo[alike] = shape_of(cluster, algorithm(cluster, ranks), nodes)
+        pattern = cluster.memo[key] = placed(name, shape, cluster, tuple(nodes))
     return pattern
 
 

@@ -10,7 +10,7 @@ latency + bytes / bandwidth).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from typing import Protocol as Interface
@@ -59,7 +59,7 @@ class Moves:
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Hops added up, of a group on nodes 0, 1, 2 ... that stand for any others, one by one.
+    """Hops added up, of a group on nodes 0, 1, 2 ... that stand for any others of the same layouts, one by one.
 
     ``inside``: (node, position in its layout, bytes per byte of message) of links of nodes, NIC ports among them.
     ``across``: (node, NIC, node, NIC, bytes, weight) between NICs. ``hops`` counts the hops of the critical path by
@@ -116,9 +116,8 @@ class Pattern:
         )
 
 
-def shape_of(cluster: Cluster, moves: Moves) -> Shape:
-    """Add up hops: loads link by link, latencies along the critical path."""
-    layout = cluster.layout
+def shape_of(cluster: Cluster, moves: Moves, number: Mapping[int, int]) -> Shape:
+    """Add up hops: loads link by link, latencies along the critical path. ``number``: of each node in the shape."""
     total: dict[tuple[int, int, int | None], tuple[float, float]] = {}
     for sender, receiver, nic, load, weight in moves.hops:
         before = total.get((sender, receiver, nic), (0.0, 0.0))
@@ -130,19 +129,21 @@ def shape_of(cluster: Cluster, moves: Moves) -> Shape:
     for (sender, receiver, nic), (load, weight) in total.items():
         a, gpu_a = cluster.locate(sender)
         b, gpu_b = cluster.locate(receiver)
+        on_a, on_b = cluster.layout_of(a), cluster.layout_of(b)
         back: Route = ()
         if a == b:
-            out = layout.between[gpu_a, gpu_b]
+            out = on_a.between[gpu_a, gpu_b]
         else:
-            nic_a, nic_b = cluster.nics_between(gpu_a, gpu_b) if nic is None else (nic, nic)
-            out, back = layout.out(gpu_a, nic_a), layout.back(nic_b, gpu_b)
-            before = across.get((a, nic_a, b, nic_b), (0.0, 0.0))
-            across[a, nic_a, b, nic_b] = before[0] + load, before[1] + weight
-        for node, positions in ((a, out), (b, back)):
+            nic_a, nic_b = cluster.nics_between(a, gpu_a, b, gpu_b) if nic is None else (nic, nic)
+            out, back = on_a.out(gpu_a, nic_a), on_b.back(nic_b, gpu_b)
+            ends = number[a], nic_a, number[b], nic_b
+            before = across.get(ends, (0.0, 0.0))
+            across[ends] = before[0] + load, before[1] + weight
+        for node, positions in ((number[a], out), (number[b], back)):
             for position in positions:
                 inside[node, position] = inside.get((node, position), 0.0) + load
         if weight:
-            crossed = [layout.edges[position] for position in (*out, *back)]
+            crossed = [*[on_a.edges[position] for position in out], *[on_b.edges[position] for position in back]]
             kinds = [edge.kind for edge in crossed]
             kind = next(kind for kind in reversed(_KINDS) if kind in kinds)
             path[kind] = path.get(kind, 0.0) + weight
@@ -160,13 +161,13 @@ def shape_of(cluster: Cluster, moves: Moves) -> Shape:
 def placed(algorithm: str, shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Pattern:
     """The shape with its node i on ``nodes[i]``, as the pattern of the algorithm of that name."""
     links, moves = cluster.links, shape.moves
-    first = [node * len(cluster.layout.edges) for node in nodes]
+    first = [cluster.first_link[node] for node in nodes]
     loads = {first[node] + position: load for node, position, load in shape.inside}
     link_latency_s = shape.link_latency_s
     for a, nic_a, b, nic_b, load, weight in shape.across:
-        for index in cluster.trunks_between(nodes[a], nic_a, nodes[b], nic_b):
-            loads[index] = loads.get(index, 0.0) + load
-            link_latency_s += weight * links[index].latency_s
+        for index, share in cluster.trunks_between(nodes[a], nic_a, nodes[b], nic_b):
+            loads[index] = loads.get(index, 0.0) + share * load
+            link_latency_s += share * weight * links[index].latency_s
     line_s: dict[TransportKind, float] = {}
     tightest_s, flow_bytes = 0.0, 1.0
     for index, load in loads.items():
