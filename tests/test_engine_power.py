@@ -20,6 +20,7 @@ def budget(exponent: float = 2.0, speed: float = 1.0, *, stream_w: float = 500.0
     product = Load(watts=700, clock_hz=1.5e9, priced_at_hz=1.5e9, speed_exponent=speed)
     stream = Load(watts=stream_w, clock_hz=HIGHEST, priced_at_hz=HIGHEST, speed_exponent=0)
     loads: dict[Any, Load] = {"matmul": product, "attention": product, "memory": stream, "communication": stream}
+    loads["arithmetic"] = product
     return PowerBudget(
         Power(
             limit_w=700,
@@ -66,7 +67,7 @@ def test_each_class_follows_the_clock_by_its_own_exponent() -> None:
     """At 2 GHz products and attention with exponent 1/2 take sqrt(3/4) of what they take at 1.5 GHz; streams and what
     is of no class stay."""
     found = budget(speed=0.5)
-    for kernel in (Matmul(64, 64, 64), Attention(1, 1, 1, 64, 64, 64)):
+    for kernel in (Matmul(64, 64, 64), Attention(1, 1, 1, 64, 64, 64), Memory("gelu", 1.0, 1.0)):
         assert found.slowness(kernel, HIGHEST) == pytest.approx(0.75**0.5)
     assert found.slowness(Memory("copy", 1.0, 1.0), 1e9) == found.slowness(Fixed(1.0), 1e9) == 1.0
 
