@@ -295,7 +295,7 @@ def _binding(cluster: Cluster, capacity: NDArray[np.float64], shapes: Shapes, cl
         room = np.bincount(link, weights=capacity[other], minlength=len(capacity))
         enough = is_first & (room <= capacity * (1 + 1e-12))
         starts = np.flatnonzero(np.diff(link, prepend=-1))
-        for at, low, high in zip(link[starts].tolist(), starts, [*starts[1:], len(link)], strict=True):
+        for at, low, high in zip(link[starts].tolist(), starts, np.append(starts, len(link))[1:], strict=True):
             if enough[at]:
                 held.setdefault(at, []).append(other[low:high])
     binds = np.ones(len(classes.first), dtype=bool)
