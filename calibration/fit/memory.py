@@ -53,6 +53,7 @@ OPS: Mapping[str, Callable[[Measured], Kernels]] = {
     "gelu_bwd": _parts(("gelu_bwd", 6)),
     "gelu_tanh_bwd": _parts(("activation_bwd", 6)),
     "relu_bwd": _parts(("activation_bwd", 6)),
+    "bias_add": _parts(("bias", 4)),
     "residual_add": _parts(("residual", 6)),
     "multiply": _parts(("residual", 6)),
     "grad_add_bf16": _parts(("residual", 6)),
@@ -85,7 +86,8 @@ OPS: Mapping[str, Callable[[Measured], Kernels]] = {
 }
 #: Classes in the order in which they are fitted, so that those that run beside one are known before it.
 ORDER = (
-    *("copy", "zero", "cast", "upcast", "activation", "activation_bwd", "gelu", "gelu_bwd", "residual", "strided"),
+    *("copy", "zero", "cast", "upcast", "activation", "activation_bwd", "gelu", "gelu_bwd", "residual", "bias"),
+    "strided",
     *("norm", "norm_bwd", "rms_norm", "rms_norm_bwd", "softmax", "softmax_bwd", "mask", "dropout", "dropout_bwd"),
     *("rope", "embedding", "embedding_bwd", "loss", "loss_bwd", "optimizer", "foreach", "foreach_bf16"),
     *("accumulate", "reduce"),

@@ -127,9 +127,7 @@ def _load(cases: Sequence[Measured], profile: Profile, speed_exponent: float) ->
 
 def _from_the_first(runs: Sequence[_Run], highest_hz: float) -> float:
     """The speed exponent by which kernels slow down from their first batch, at the highest clock."""
-    return statistics.fmean(
-        math.log(run.seconds / run.first_s) / math.log(highest_hz / run.clock_hz) for run in runs
-    )
+    return statistics.fmean(math.log(run.seconds / run.first_s) / math.log(highest_hz / run.clock_hz) for run in runs)
 
 
 def _exponents(runs: Sequence[_Run], idle_w: float) -> tuple[float, float]:

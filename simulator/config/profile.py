@@ -24,11 +24,11 @@ Size = Literal["m", "n", "k", "batch"]
 Direction = Literal["forward", "backward"]
 #: Kinds of kernels that memory traffic bounds, told apart where measured speeds differ: ``norm_bwd`` both gradients of
 #: LayerNorm, ``rms_norm`` likewise; ``mask`` filling under a mask; ``activation`` and ``residual`` what works element
-#: by element on one tensor and on two, ``gelu`` with the error function, ``strided`` on parts of rows (PyTorch's kernels
-#: that are not vectorised); ``upcast`` to a wider type, ``cast`` to a narrower one; ``loss`` the log-softmax
-#: over the vocabulary; ``embedding_bwd`` adding rows into the table; ``accumulate`` adding a gradient to a buffer of a
-#: wider type; ``reduce`` sums over rows or all; ``optimizer`` multi-tensor kernels, ``foreach`` those of
-#: PyTorch's AdamW by the type of its states; ``zero`` writing only.
+#: by element on one tensor and on two, ``gelu`` with the error function; ``bias`` adding one row to all, and
+#: ``strided`` work on parts of rows, which are PyTorch's kernels without vector loads; ``upcast`` to a wider type,
+#: ``cast`` to a narrower one; ``loss`` the log-softmax over the vocabulary; ``embedding_bwd`` adding rows into the
+#: table; ``accumulate`` adding a gradient to a buffer of a wider type; ``reduce`` sums over rows or all; ``optimizer``
+#: multi-tensor kernels, ``foreach`` those of PyTorch's AdamW by the type of its states; ``zero`` writing only.
 MemoryClass = Literal[
     "norm",
     "norm_bwd",
@@ -44,6 +44,7 @@ MemoryClass = Literal[
     "gelu",
     "gelu_bwd",
     "residual",
+    "bias",
     "strided",
     "rope",
     "embedding",

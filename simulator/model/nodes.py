@@ -188,7 +188,7 @@ def linear(
         weight_grad += add_gradient(z, name, n * k)
     if bias:
         if z.eager and z.tp > 1 and split == "row":
-            forward += (memory("F", f"{name} bias", "residual", y_kept, y_kept, z.dtype),)
+            forward += (memory("F", f"{name} bias", "bias", y_kept, y_kept, z.dtype),)
         weight_grad += (memory("W", f"{name} bias grad", "reduce", y_kept, z.element * n, z.dtype, n),)
         weight_grad += add_gradient(z, f"{name} bias", n)
     together: Ops = ()
