@@ -32,7 +32,10 @@ def command(
         ),
     ] = None,
     algorithm: Annotated[
-        str, typer.Option("--algorithm", metavar="A", help="ring, tree ..., or auto: the fastest.")
+        str,
+        typer.Option(
+            "--algorithm", metavar="A", help="ring, tree ..., or auto: NCCL's fastest; see `list collectives`."
+        ),
     ] = "auto",
     ranks: Annotated[
         str, typer.Option("--ranks", metavar="RANKS", help="GPUs that take part, such as 0-7,16.")
@@ -47,9 +50,27 @@ def command(
 
     Sizes, algbw and busbw mean what they mean there; times are on the GPU's stream, without the host's launch.
 
+    The table says which algorithm, protocol and number of channels were chosen. auto chooses among those before the
+    bar, which are NCCL's; the others run when they are named.
+
+    \b
+    Operations and their algorithms:
+      all_reduce      ring tree nvls nvls_tree collnet | binary_tree halving_doubling rs_ag direct hierarchical
+      all_gather      ring nvls | direct bruck
+      reduce_scatter  ring nvls | direct
+      all_to_all      pairwise | rail bruck
+      broadcast       ring | linear binomial
+      reduce          ring | linear binomial
+      scatter         linear | binomial
+      gather          linear | binomial
+      send_recv       direct
+      shift           direct
+      barrier         ring tree nvls nvls_tree collnet | binary_tree halving_doubling rs_ag direct hierarchical
+
     \b
     Example:
       llmsim collective --cluster dgx_a100 --nodes 2 --op all_reduce --sizes 8:16G
+      llmsim collective --cluster dgx_h100 --nodes 2 --op all_to_all --algorithm rail --sizes 1M:1G
     """
     from simulator.cluster import build_cluster
     from simulator.config.cluster import load_cluster
@@ -88,6 +109,7 @@ def command(
                 "size_bytes": nbytes,
                 "algorithm": chosen.algorithm,
                 "protocol": chosen.protocol,
+                "channels": chosen.channels,
                 "time_s": seconds,
                 "algbw_Bps": nbytes / seconds,
                 "busbw_Bps": nbytes / seconds * bus_factor(op, len(members)),
@@ -118,6 +140,7 @@ def command(
             "busbw (GB/s)": round(row["busbw_Bps"] / 1e9, 2),
             "algorithm": row["algorithm"],
             "protocol": row["protocol"],
+            "channels": row["channels"],
         }
         for row in rows
     ]
