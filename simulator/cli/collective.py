@@ -10,6 +10,7 @@ import typer
 from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet, parse_ranks
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.terminal import console, table, warn
 from simulator.errors import InputError
 
 DEFAULT_SIZES = "8:128M"
@@ -31,7 +32,10 @@ def command(
         ),
     ] = None,
     algorithm: Annotated[
-        str, typer.Option("--algorithm", metavar="A", help="ring, tree ..., or auto: the fastest.")
+        str,
+        typer.Option(
+            "--algorithm", metavar="A", help="ring, tree ..., or auto: NCCL's fastest; see `list collectives`."
+        ),
     ] = "auto",
     ranks: Annotated[
         str, typer.Option("--ranks", metavar="RANKS", help="GPUs that take part, such as 0-7,16.")
@@ -52,6 +56,7 @@ def command(
     """
     from simulator.cluster import build_cluster
     from simulator.config.cluster import load_cluster
+    from simulator.config.foreign import assumptions
     from simulator.config.profile import check_gpu, load_profile
     from simulator.costs import Costs
     from simulator.network.collectives import BARRIER_BYTES, algorithms, bus_factor, idle_seconds, plan
@@ -61,6 +66,7 @@ def command(
         raise InputError("a barrier has no size", file="--sizes", found=sizes, fix="leave --sizes out")
     messages = [int(BARRIER_BYTES)] if op == "barrier" else parse_sizes(sizes or DEFAULT_SIZES)
     built = build_cluster(load_cluster(cluster, nodes=nodes))
+    assumed = [f"assumed: {text}" for text in assumptions(cluster)]
     members = parse_ranks(ranks, len(built.gpus), "--ranks")
     if len(members) < 2:
         raise InputError(
@@ -85,6 +91,7 @@ def command(
                 "size_bytes": nbytes,
                 "algorithm": chosen.algorithm,
                 "protocol": chosen.protocol,
+                "channels": chosen.channels,
                 "time_s": seconds,
                 "algbw_Bps": nbytes / seconds,
                 "busbw_Bps": nbytes / seconds * bus_factor(op, len(members)),
@@ -94,6 +101,7 @@ def command(
         json,
         envelope(
             "collective",
+            assumed,
             op=op,
             cluster=built.name,
             nodes=built.spec.nodes,
@@ -102,10 +110,9 @@ def command(
             rows=rows,
         ),
     )
+    warn(assumed)
     if quiet or json == STDOUT:
         return
-
-    from simulator.cli.terminal import console, table
 
     shown = [
         {
@@ -115,6 +122,7 @@ def command(
             "busbw (GB/s)": round(row["busbw_Bps"] / 1e9, 2),
             "algorithm": row["algorithm"],
             "protocol": row["protocol"],
+            "channels": row["channels"],
         }
         for row in rows
     ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from simulator.config import catalog
+from simulator.config.background import Background
 from simulator.config.files import AsTuple, Integral, Section, Text, brief, raise_all, read_yaml, validated
 from simulator.config.foreign import SUFFIXES, is_foreign, read_topology
 from simulator.config.node import MAX_GPUS, Bandwidth, Count, Node, node_problems
@@ -48,6 +49,8 @@ class Fabric(Section):
     """ports per switch"""
     oversubscription: float = Field(default=1.0, ge=1)
     """bandwidth down over bandwidth up at a leaf; 1: none"""
+    sharp: bool = False
+    """whether its switches sum up for all-reduces (InfiniBand SHARP) and NCCL is set up to use it (CollNet)"""
     switches: dict[str, FabricSwitch] = Field(default_factory=dict)
     """of a switch_tree, by name"""
 
@@ -75,6 +78,8 @@ class ClusterSpec(Section):
     """price of one GPU for an hour, in any currency"""
     overrides: Annotated[tuple[Override, ...], AsTuple] = ()
     """single links, GPUs and network cards that differ; of several that mean one link, all count"""
+    background: Annotated[tuple[Background, ...], AsTuple] = ()
+    """traffic of others, there all the time"""
 
     @property
     def kinds(self) -> tuple[Node, ...]:
@@ -168,6 +173,9 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
         yield InputError(
             f"groups make {grouped:,} nodes", key="nodes", found=spec.nodes, allowed=grouped, fix="other counts"
         )
+    if spec.fabric.sharp and spec.fabric.transport != "infiniband":
+        found, fix = spec.fabric.transport, "fabric.transport: infiniband"
+        yield InputError("only InfiniBand switches sum up", key="fabric.sharp", found=found, fix=fix)
     kinds = (
         {"node": spec.node} if spec.node else {f"groups[{i}].node": group.node for i, group in enumerate(spec.groups)}
     )
