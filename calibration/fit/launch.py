@@ -69,7 +69,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     }
     bare = dict.fromkeys(forward, rounded(alone["empty_kernel"]))
     base = profile.host.launch_s["eager"]
-    around = {"around_s": dict(base.around_s), "note": base.note} if base.around_s else {}
+    around = {"around_s": base.around_s, "note": base.note} if base.around_s else {}
     note = f"an optimizer step of {OPTIMIZER_TENSORS} tensors, fused"
     figures = {
         "host.launch_s.eager": {**eager, "note": note, **around},
