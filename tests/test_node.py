@@ -14,6 +14,7 @@ from simulator.config.cluster import ClusterSpec, load_cluster
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.errors import InputError
+from simulator.network.channels import channels
 from simulator.network.collectives import bus_factor, idle_seconds, plan
 
 GiB = 2**30
@@ -269,3 +270,56 @@ def test_what_is_wrong_in_a_node_is_named(section: dict[str, Any], key: str, wor
         load_cluster({"node": section})
     assert f"{key}: " in str(caught.value)
     assert words in str(caught.value)
+
+
+def allowed(order: tuple[int, ...], joined: set[frozenset[int]]) -> bool:
+    return all(frozenset(pair) in joined for pair in zip(order, (*order[1:], order[0]), strict=True))
+
+
+@pytest.mark.parametrize("group", [tuple(range(8)), (0, 1, 2, 3), (4, 5, 6, 7), (0, 1, 2), (7, 3, 2, 6, 5, 1, 0, 4)])
+def test_rings_follow_nvlinks(group: tuple[int, ...]) -> None:
+    """In the hybrid cube mesh: every hop of every ring is along links of its own, and together no link has more rings
+    in either direction than it has NVLinks. All 8 GPUs: three rings, each both ways, use all six links of every GPU."""
+    cluster = built(HYBRID)
+    strung = channels(cluster, group)
+    joined = {frozenset((a, b)): count for a, b, count in CUBE}
+    used: dict[tuple[int, int], int] = {}
+    for channel in strung:
+        (order,) = channel.nodes
+        assert sorted(order) == sorted(group)
+        assert allowed(order, set(joined))
+        for pair in zip(order, (*order[1:], order[0]), strict=True):
+            used[pair] = used.get(pair, 0) + 1
+    assert all(count <= joined[frozenset(pair)] for pair, count in used.items())
+    assert len(strung) == {8: 6, 4: 4, 3: 2}[len(group)]
+
+
+def test_a_ring_around_a_square_of_links() -> None:
+    """Four GPUs whose links make a ring, not in their order (0 - 1 - 3 - 2 - 0): one link each way at full speed, where
+    rank order would cross one link twice. 46 GB/s, less what the profile says of NVLinks."""
+    square = [{"gpus": list(pair)} for pair in ((0, 1), (1, 3), (2, 3), (0, 2))]
+    section = node(4, nvlink={"kind": "links", "bandwidth_Bps": 46e9, "latency_s": 1e-6, "links": square})
+    efficiency = Costs.from_profile(load_profile("a100-sxm-80gb")).link_efficiency("nvlink")
+    # Two rings, each of half the message, one each way: both directions of every link are full.
+    assert busbw(built(section), [0, 1, 2, 3]) == pytest.approx(2 * 46e9 * efficiency, rel=0.15)
+
+
+@pytest.mark.parametrize("ranks", [[0, 1, 2, 3], [0, 2, 1, 3], [3, 0, 2, 1]])
+def test_pairs_stay_side_by_side_whatever_the_order_of_ranks(ranks: list[int]) -> None:
+    """Only two of the four hops leave a pair, so that each GPU's PCIe link is crossed once."""
+    cluster = build_cluster(load_cluster(CLUSTERS["pairs"]))
+    (channel,) = channels(cluster, tuple(ranks))
+    (order,) = channel.nodes
+    hops = [cluster.links[cluster.route(a, b)[0]].kind for a, b in zip(order, (*order[1:], order[0]), strict=True)]
+    assert sorted(hops) == ["nvlink", "nvlink", "pcie", "pcie"]
+
+
+@pytest.mark.parametrize("nics", [1, 2, 4, 8])
+def test_between_nodes_the_way_through_a_node_follows_its_nvlinks(nics: int) -> None:
+    section = {**HYBRID, "nics": {"count": nics, "bandwidth_bps": 100e9, "latency_s": 1e-6}}
+    section["pcie"] = {"generation": 3, "gpus_per_switch": 2}
+    cluster = built(section, nodes=2)
+    joined = {frozenset((a, b)) for a, b, _ in CUBE}
+    for channel in channels(cluster, tuple(range(16))):
+        for order in channel.nodes:
+            assert all(frozenset((a % 8, b % 8)) in joined for a, b in pairwise(order))

@@ -62,10 +62,17 @@ class NodeLayout:
         """From the fabric through a NIC's port to a GPU."""
         return (self.port_in[nic], *self.from_nic[gpu, nic])
 
-    def meshed(self, gpus: Iterable[int]) -> bool:
-        """Whether each of these GPUs has a link of its own to each other one."""
+    def direct_Bps(self, gpus: Iterable[int]) -> dict[Pair, float]:
+        """Of those of these GPUs that have a link of their own, both ways round: its bandwidth."""
         group = tuple(gpus)
-        return all(len(self.between[a, b]) == 1 for a in group for b in group if a != b)
+        ways = (((a, b), self.between[a, b]) for a in group for b in group if a != b)
+        return {pair: self.edges[way[0]].bandwidth_Bps for pair, way in ways if len(way) == 1}
+
+    def meshed(self, gpus: Iterable[int]) -> bool:
+        """Whether each of these GPUs has a link of its own to each other one, all alike."""
+        group = tuple(gpus)
+        direct_Bps = self.direct_Bps(group)
+        return len(direct_Bps) == len(group) * (len(group) - 1) and len(set(direct_Bps.values())) <= 1
 
 
 def lay_out(node: Node, transport: TransportKind, missing: frozenset[str] = frozenset()) -> NodeLayout:
