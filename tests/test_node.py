@@ -184,6 +184,31 @@ def test_several_nics_per_gpu_are_shared_out() -> None:
     assert sorted(nic for own in layout.own_nics.values() for nic in own) == list(range(32))
 
 
+@pytest.mark.parametrize("op", ["all_to_all", "send_recv", "all_gather", "all_reduce"])
+def test_many_narrow_nics_are_worth_few_wide_ones(op: str) -> None:
+    """32 NICs of 100 Gb/s, four per GPU, against 8 of 400: transfers of all kinds use all that a GPU has."""
+    costs = Costs.from_profile(load_profile("a100-sxm-80gb"))
+    seconds = []
+    for count, bps in ((8, 400e9), (32, 100e9)):
+        cards = {"count": count, "bandwidth_bps": bps, "latency_s": 1e-6}
+        pcie = {"generation": 5, "gpus_per_switch": 2}
+        wide = {"kind": "nvswitch", "bandwidth_Bps": 450e9, "latency_s": 6e-7}
+        cluster = built(node(8, nics=cards, nvlink=wide, pcie=pcie), nodes=2)
+        ranks = [0, 8] if op == "send_recv" else list(range(16))
+        seconds.append(idle_seconds(plan(op, 4 * GiB, ranks, cluster, costs), cluster, costs))
+    assert seconds[1] == pytest.approx(seconds[0], rel=0.02)
+
+
+def test_shares_of_nics_add_up() -> None:
+    """A GPU with four NICs sends a quarter by each; what leaves it, and what arrives, is all of it."""
+    cards = {"count": 4, "bandwidth_bps": 100e9, "latency_s": 1e-6}
+    cluster = built(node(1, nics=cards), nodes=2)
+    shares = {cluster.links[link].name: share for link, share in cluster.spread(0, 1)}
+    assert [shares[f"node0.nic{k}:tx"] for k in range(4)] == [0.25] * 4
+    assert [shares[f"node1.nic{k}:rx"] for k in range(4)] == [0.25] * 4
+    assert shares["node0.gpu0.pcie:tx"] == shares["node1.gpu0.pcie:rx"] == 1
+
+
 @pytest.mark.parametrize(("nics", "factor"), [(8, 1), (4, 2), (2, 4)])
 def test_r53_sharing_a_nic_halves_the_bandwidth_between_nodes(nics: int, factor: int) -> None:
     """A ring over two nodes uses every NIC; half as many carry half."""

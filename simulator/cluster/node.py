@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import networkx as nx
@@ -48,11 +47,6 @@ class NodeLayout:
     to_nic: dict[Pair, Route]
     from_nic: dict[Pair, Route]
     own_nics: Mapping[int, Route]
-
-    @cached_property
-    def own_nic(self) -> Mapping[int, int]:
-        """The first NIC of each GPU; empty where there are no NICs."""
-        return {gpu: nics[0] for gpu, nics in self.own_nics.items()}
 
     def out(self, gpu: int, nic: int) -> Route:
         """From a GPU through a NIC's port into the fabric."""

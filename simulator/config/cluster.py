@@ -49,6 +49,8 @@ class Fabric(Section):
     """ports per switch"""
     oversubscription: float = Field(default=1.0, ge=1)
     """bandwidth down over bandwidth up at a leaf; 1: none"""
+    sharp: bool = False
+    """whether its switches sum up for all-reduces (InfiniBand SHARP) and NCCL is set up to use it (CollNet)"""
     switches: dict[str, FabricSwitch] = Field(default_factory=dict)
     """of a switch_tree, by name"""
 
@@ -171,6 +173,9 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
         yield InputError(
             f"groups make {grouped:,} nodes", key="nodes", found=spec.nodes, allowed=grouped, fix="other counts"
         )
+    if spec.fabric.sharp and spec.fabric.transport != "infiniband":
+        found, fix = spec.fabric.transport, "fabric.transport: infiniband"
+        yield InputError("only InfiniBand switches sum up", key="fabric.sharp", found=found, fix=fix)
     kinds = (
         {"node": spec.node} if spec.node else {f"groups[{i}].node": group.node for i, group in enumerate(spec.groups)}
     )

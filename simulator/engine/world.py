@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -281,7 +282,7 @@ def _binding(cluster: Cluster, capacity: NDArray[np.float64], shapes: Shapes, cl
     """
     # Only the transfers that cross a class's first link are looked at.
     seen = np.isin(shapes.session, np.unique(shapes.session[np.isin(shapes.link, classes.first)]))
-    some = Shapes([], shapes.session[seen], shapes.link[seen], shapes.load[seen])
+    some = Shapes([], shapes.session[seen], shapes.phase[seen], shapes.link[seen], shapes.load[seen])
     vertex: dict[str, int] = {}
     src, dst = (
         np.array([vertex.setdefault(name, len(vertex)) for name in names], dtype=np.int64)
@@ -295,8 +296,8 @@ def _binding(cluster: Cluster, capacity: NDArray[np.float64], shapes: Shapes, cl
         room = np.bincount(link, weights=capacity[other], minlength=len(capacity))
         enough = is_first & (room <= capacity * (1 + 1e-12))
         starts = np.flatnonzero(np.diff(link, prepend=-1))
-        for at, low, high in zip(link[starts].tolist(), starts, [*starts[1:], len(link)], strict=True):
-            if enough[at]:
+        for low, high in pairwise([*starts.tolist(), len(link)]):
+            if enough[at := int(link[low])]:
                 held.setdefault(at, []).append(other[low:high])
     binds = np.ones(len(classes.first), dtype=bool)
     for at in sorted(held, key=lambda link: (-capacity[link], link)):
@@ -311,14 +312,15 @@ def _binding(cluster: Cluster, capacity: NDArray[np.float64], shapes: Shapes, cl
 def _neighbours(
     shapes: Shapes, came_over: NDArray[np.int64], leads_to: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pairs of a link and one of its own transfers' links that touches its vertex ``came_over[link]`` from the other
-    side (its ``leads_to`` is it), sorted; none of a link that a transfer loads more than all of those: there it begins
-    or ends."""
+    """Pairs of a link and one of its own phases' links that touches its vertex ``came_over[link]`` from the other side
+    (its ``leads_to`` is it), sorted; none of a link that a phase loads more than all of those: there it begins or
+    ends."""
     links, loads = shapes.link, shapes.load
     n_links, n_vertices = len(came_over), int(max(came_over.max(), leads_to.max())) + 1
-    comes = shapes.session * n_vertices + leads_to[links]
+    phase = shapes.session * int(shapes.phase.max(initial=0) + 1) + shapes.phase
+    comes = phase * n_vertices + leads_to[links]
     order = np.argsort(comes, kind="stable")
-    goes = shapes.session * n_vertices + came_over[links]
+    goes = phase * n_vertices + came_over[links]
     low, high = (np.searchsorted(comes[order], goes, side) for side in ("left", "right"))
     count = high - low
     entry = np.repeat(np.arange(len(links)), count)

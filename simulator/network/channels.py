@@ -31,9 +31,7 @@ def channels(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
     their own, rings that together use all of these links equally; where some have, as many rings along them as there
     are, or one that keeps near GPUs side by side.
     """
-    members: dict[int, list[int]] = {}
-    for rank in ranks:
-        members.setdefault(cluster.node_of(rank), []).append(rank)
+    members = by_node(cluster, ranks)
     if len(members) == 1:
         (node,) = members
         slots = [cluster.gpus[rank].index for rank in ranks]
@@ -42,11 +40,11 @@ def channels(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
     served = [{nic for rank in group for nic in cluster.own_nics(rank)} for group in members.values()]
     common = sorted(served[0].intersection(*served[1:]))
     if not common:
-        return (Channel(None, tuple(tuple(group) for group in members.values())),)
+        return (Channel(None, tuple(members.values())),)
     return tuple(
         Channel(
             nic,
-            tuple(_through(cluster, node, tuple(group), nic) for node, group in members.items()),
+            tuple(_through(cluster, node, group, nic) for node, group in members.items()),
         )
         for nic in common
     )
@@ -69,6 +67,14 @@ def _chain(layout: NodeLayout, gpus: tuple[int, ...]) -> tuple[int, ...]:
         order.append(min(left, key=lambda gpu: len(layout.between[order[-1], gpu])))
         left.remove(order[-1])
     return tuple(order)
+
+
+def by_node(cluster: Cluster, ranks: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+    """The members on each node, nodes and members in the order of the group."""
+    members: dict[int, list[int]] = {}
+    for rank in ranks:
+        members.setdefault(cluster.node_of(rank), []).append(rank)
+    return {node: tuple(group) for node, group in members.items()}
 
 
 def _mesh_rings(ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
