@@ -39,13 +39,15 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """GPU number ``index`` of node ``node``; ``speed_scale`` multiplies its speed (1: as its type)."""
+    """GPU number ``index`` of node ``node``; ``speed_scale`` multiplies its speed (1: as its type), ``host_speed``
+    that at which its host issues ops (1: as the calibrated one)."""
 
     name: str
     node: int
     index: int
     type: str
     speed_scale: float = 1.0
+    host_speed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
