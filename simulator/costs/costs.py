@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from simulator.config.profile import GpuSpec, Implementation, Profile
+from simulator.config.stack import Stack
 from simulator.config.transport import Transport, TransportKind
-from simulator.costs import launch
+from simulator.costs import launch, stack
 from simulator.costs.attention import AttentionCost
 from simulator.costs.fixed import FixedCost
 from simulator.costs.hosts import HOST_TRANSPORTS, plain
@@ -40,8 +41,11 @@ class Costs:
     _seconds: dict[Kernel, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def from_profile(cls, profile: Profile, implementation: Implementation = "fused") -> Costs:
-        """The costs of a calibrated GPU whose ops are launched by ``implementation``."""
+    def from_profile(
+        cls, profile: Profile, implementation: Implementation = "fused", network: Stack | None = None
+    ) -> Costs:
+        """The costs of a calibrated GPU whose ops are launched by ``implementation``; ``network``: what carries its
+        collectives, in place of the profile's own transports."""
         spec, models = profile.gpu_spec, profile.kernels
         kernels: dict[type, KernelCost] = {
             **_on_sms(profile),
@@ -52,9 +56,21 @@ class Costs:
             gpu=profile.gpu,
             kernels=kernels,
             launch=launch.launch_seconds(profile.host.launch_s[implementation]),
-            transports={**HOST_TRANSPORTS, **profile.transports},
+            transports={**HOST_TRANSPORTS, **profile.transports, **(stack.transports(network) if network else {})},
             beside=beside(profile),
             sources=dict(profile.sources),
+        )
+
+    @classmethod
+    def of_stack(cls, network: Stack) -> Costs:
+        """What carries collectives, without a price for any kernel."""
+        return cls(
+            gpu=network.gpu,
+            kernels={},
+            launch={},
+            transports={**HOST_TRANSPORTS, **stack.transports(network)},
+            beside=None,
+            sources={},
         )
 
     @classmethod

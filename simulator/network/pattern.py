@@ -198,7 +198,8 @@ def timed(pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float
     ``line * (1 + sqrt(half_bytes / flow)) + own / copy`` seconds each, where flow is what the busiest link carries, and
     line is that of the kind of link that the protocol makes slowest. The square root is what a flow cut into the best
     number of chunks loses while the pipeline fills: n hops of k chunks of x bytes together last
-    ``(n - 1 + k) (a + x / (k B))``, whose least is ``x / B + 2 sqrt((n - 1) a x / B) + (n - 1) a``.
+    ``(n - 1 + k) (a + x / (k B))``, whose least is ``x / B + 2 sqrt((n - 1) a x / B) + (n - 1) a``. Chunks grow no more
+    once they fill their buffer, at a flow of ``full_bytes``: from there on filling takes as long as for that flow.
     """
     return min(_by_protocol(pattern, nbytes, costs), key=lambda timed_plan: timed_plan[0])
 
@@ -224,7 +225,8 @@ def _by_protocol(pattern: Pattern, nbytes: float, costs: TransportCosts) -> Iter
         per_byte_s = max([line_s / protocols[name].bandwidth_fraction for line_s, protocols in lines])
         per_byte_s /= pattern.efficiency
         if protocol.half_bytes and nbytes:
-            per_byte_s *= 1 + math.sqrt(protocol.half_bytes / flow)
+            chunked = flow if protocol.full_bytes is None else min(flow, protocol.full_bytes)
+            per_byte_s *= 1 + math.sqrt(protocol.half_bytes / chunked) * (chunked / flow)
         per_byte_s += pattern.own / (pace.p2p_copy_Bps if pattern.peers else pace.copy_Bps)
         phase = Phase(flow, pattern.loads, latency_s, pattern.flow_bytes / per_byte_s)
         yield latency_s + nbytes * per_byte_s, Plan(pattern.algorithm, (phase,), name, nbytes * pattern.sent)

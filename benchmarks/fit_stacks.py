@@ -1,0 +1,55 @@
+"""Fit shipped stacks anew, or a stack of one's own: python benchmarks/fit_stacks.py [NAME or FILE.yaml ...] [--rows FILE.csv]
+
+Of each stack the parameters that its file sets are moved to the rows (of `validate collectives`, or of FILE.csv) that
+name it and have as many GPUs as its key `fitted.n_gpus` says; the file is written anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from calibration.fit import stacks
+from calibration.fit.writer import as_yaml
+from simulator.config import catalog
+from simulator.config.stack import load_stack
+from simulator.validation import collectives
+from simulator.validation.collectives import Case
+from simulator.validation.rows import UnsupportedError
+
+HEADER = """\
+# How collectives run on one installation, in a few physical parameters (`simulator.config.stack` says what each is, and
+# what one that is left out is taken for). Written by benchmarks/fit_stacks.py from rows of `validate collectives`.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stacks", nargs="*", help="shipped stacks, or files [all that were fitted]")
+    parser.add_argument("--rows", type=Path, default=collectives.TABLE, help="measurements [those of the suite]")
+    arguments = parser.parse_args()
+    cases = by_stack(arguments.rows)
+    for name in arguments.stacks or catalog.names("stack"):
+        stack = load_stack(name)
+        if stack.fitted is None or stack.name not in cases:
+            continue
+        fitted = stacks.fit(stack, cases[stack.name])
+        catalog.find("stack", name).write_text(HEADER + as_yaml(fitted.model_dump(exclude_unset=True)))
+        print(name, fitted.fitted, flush=True)
+
+
+def by_stack(table: Path) -> dict[str, list[tuple[Case, float]]]:
+    """The rows that have a time and can be simulated, by the stack that they name."""
+    found: dict[str, list[tuple[Case, float]]] = {}
+    for row in collectives.measurements(table):
+        try:
+            case, seconds = collectives.case_of(row), collectives.measured_s(row)
+        except UnsupportedError:
+            continue
+        if case.stack is not None and case.part != collectives.PARTS[3]:
+            found.setdefault(case.stack.name, []).append((case, seconds))
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The one rule that turns the parameters of a stack into transports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
+
+from simulator.config.stack import Parameters, Stack
+from simulator.config.transport import Protocol, ProtocolName, Transport, TransportKind
+
+#: A hop of each protocol relative to one of LL, microseconds in NCCL's tuner (src/graph/tuning.cc, hwLat of rings):
+#: inside a node 0.6, 1.9 and 3.4; over the network 2.7, 4.0 and 14.0.
+NVLINK_HOPS: Mapping[ProtocolName, float] = {"ll": 1.0, "ll128": 1.9 / 0.6, "simple": 3.4 / 0.6}
+NETWORK_HOPS: Mapping[ProtocolName, float] = {"ll": 1.0, "ll128": 4.0 / 2.7, "simple": 14.0 / 2.7}
+#: LL128 sends 8 bytes of flags with 120 of data (NCCL src/device/prims_ll128.h).
+LL128_FRACTION = 120 / 128
+#: PCIe packets carry 256 bytes with 26 of headers and framing, and acknowledgements (PCI Express Base Specification).
+PCIE_EFFICIENCY = 0.86
+#: What joins nodes: a cluster has one of them, and a stack means whichever that is.
+NETWORKS: tuple[TransportKind, ...] = ("infiniband", "roce", "tcp")
+
+
+def transports(stack: Stack) -> dict[TransportKind, Transport]:
+    """How links of each kind carry collectives.
+
+    Every protocol takes ``start_s``; LL reaches ``ll_fraction`` of the bandwidth, LL128 `LL128_FRACTION`; only simple
+    works in chunks, whose pipeline fills as ``half_bytes`` and ``full_bytes`` say. PCIe hops take what NVLink's take.
+    """
+    given = stack.parameters
+    inside = {"pcie": PCIE_EFFICIENCY, "nvlink": given.nvlink_efficiency}
+    found = {kind: _transport(stack, share, given.nvlink_hop_s, NVLINK_HOPS) for kind, share in inside.items()}
+    for kind in NETWORKS:
+        found[kind] = _transport(stack, given.network_efficiency, given.network_hop_s, NETWORK_HOPS)
+    return {kind: found[kind] for kind in get_args(TransportKind) if kind in found}
+
+
+def _transport(stack: Stack, efficiency: float, hop_s: float, hops: Mapping[ProtocolName, float]) -> Transport:
+    given = stack.parameters
+    protocols = {name: _protocol(given, name, hop_s * hops[name]) for name in stack.protocols}
+    return Transport(
+        efficiency=efficiency,
+        copy_Bps=given.copy_Bps,
+        p2p_copy_Bps=given.copy_Bps,
+        peer_latency_s=given.peer_latency_s,
+        protocols=protocols,
+        p2p={name: protocol for name, protocol in protocols.items() if name != "ll128"},
+        kind="published",
+        source=stack.source,
+    )
+
+
+def _protocol(given: Parameters, name: ProtocolName, hop_s: float) -> Protocol:
+    fractions = {"ll": given.ll_fraction, "ll128": LL128_FRACTION, "simple": 1.0}
+    return Protocol(
+        base_latency_s=given.start_s,
+        hop_latency_s=hop_s,
+        bandwidth_fraction=fractions[name],
+        half_bytes=given.half_bytes if name == "simple" else 0.0,
+        full_bytes=given.full_bytes if name == "simple" else None,
+    )
