@@ -31,7 +31,10 @@ def command(
         ),
     ] = None,
     algorithm: Annotated[
-        str, typer.Option("--algorithm", metavar="A", help="ring, tree ..., or auto: the fastest.")
+        str,
+        typer.Option(
+            "--algorithm", metavar="A", help="ring, tree ..., or auto: NCCL's fastest; see `list collectives`."
+        ),
     ] = "auto",
     ranks: Annotated[
         str, typer.Option("--ranks", metavar="RANKS", help="GPUs that take part, such as 0-7,16.")
@@ -80,6 +83,7 @@ def command(
                 "size_bytes": nbytes,
                 "algorithm": chosen.algorithm,
                 "protocol": chosen.protocol,
+                "channels": chosen.channels,
                 "time_s": seconds,
                 "algbw_Bps": nbytes / seconds,
                 "busbw_Bps": nbytes / seconds * bus_factor(op, len(members)),
@@ -110,6 +114,7 @@ def command(
             "busbw (GB/s)": round(row["busbw_Bps"] / 1e9, 2),
             "algorithm": row["algorithm"],
             "protocol": row["protocol"],
+            "channels": row["channels"],
         }
         for row in rows
     ]

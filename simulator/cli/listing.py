@@ -141,7 +141,14 @@ def _schedules() -> Rows:
 def _collectives() -> Rows:
     from simulator.network.collectives import OPERATIONS
 
-    return [{"operation": op, "algorithms": ", ".join(entry.algorithms)} for op, entry in OPERATIONS.items()]
+    return [
+        {
+            "operation": op,
+            "auto chooses among": ", ".join(entry.nccl),
+            "by name also": ", ".join(name for name in entry.algorithms if name not in entry.nccl),
+        }
+        for op, entry in OPERATIONS.items()
+    ]
 
 
 def _workloads() -> Rows:

@@ -44,6 +44,8 @@ class NvLink(Section):
     """bytes/s per GPU and direction, all its NVLinks together"""
     latency_s: float = Field(default=0.0, ge=0, le=10)
     """seconds from GPU to GPU"""
+    sharp: bool = False
+    """whether its NVSwitches sum up and multicast what crosses them (NVLink SHARP, third generation and later)"""
 
 
 class Pcie(Section):
@@ -184,6 +186,8 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
         yield InputError("is given, but kind is none", key="node.nvlink.bandwidth_Bps", found=found, fix=fix)
     if node.nvlink.kind != "none" and not node.nvlink.bandwidth_Bps:
         yield InputError(f"must be given for {node.nvlink.kind}", key="node.nvlink.bandwidth_Bps", allowed="> 0")
+    if node.nvlink.sharp and node.nvlink.kind != "nvswitch":
+        yield InputError("only NVSwitches sum up", key="node.nvlink.sharp", found=True, fix="nvlink.kind: nvswitch")
     if node.nvlink.kind == "pairs" and node.gpus.count % 2:
         yield InputError("NVLink pairs need an even number of GPUs", key="node.gpus.count", found=node.gpus.count)
     if node.nics.count and not node.nics.bandwidth_bps:

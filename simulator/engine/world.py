@@ -236,7 +236,7 @@ def _refine(
         for item, rate in zip(cluster.links, capacity, strict=True)
     )
     at_session, at_link = shapes.session, shapes.link
-    load = _mix(np.round(shapes.load, 12).view(np.uint64))
+    load = _mix(np.round(shapes.load, 12).view(np.uint64), shapes.phase.astype(np.uint64))
     session = _label(shapes.label)
     group_of_session = np.array([offset[item.axis] + item.group for item in sessions], dtype=np.int64)
 
@@ -254,10 +254,12 @@ def _refine(
 @dataclass(frozen=True)
 class _Shapes:
     """What tells sessions apart before refinement: a ``label`` each, and which links they load: entry i says that
-    session ``session[i]`` puts ``load[i]`` on ``link[i]``. Entries of a session stand together."""
+    session ``session[i]`` in its phase ``phase[i]`` puts ``load[i]`` on ``link[i]``. Entries of a phase stand together,
+    as do those of a session."""
 
     label: list[object]
     session: NDArray[np.int64]
+    phase: NDArray[np.int64]
     link: NDArray[np.int64]
     load: NDArray[np.float64]
 
@@ -266,13 +268,14 @@ def _shapes(cluster: Cluster, costs: Costs, sessions: Sequence[_Session]) -> _Sh
     """A transfer between two ranks follows from its route, so that its links' colours say all."""
     labels: list[object] = []
     at_session: list[int] = []
+    at_phase: list[int] = []
     at_link: list[int] = []
     loads: list[float] = []
     chosen: dict[object, int] = {}
     for index, item in enumerate(sessions):
         if item.op == "send_recv":
             labels.append((item.axis, item.spec))
-            on = [(link, 1.0) for link in cluster.route(*item.ends)]
+            on = [(0, link, 1.0) for link in cluster.route(*item.ends)]
         else:
             candidates = item.patterns(cluster)
             timings = tuple(pattern.timing for pattern in candidates)
@@ -282,11 +285,14 @@ def _shapes(cluster: Cluster, costs: Costs, sessions: Sequence[_Session]) -> _Sh
                 chosen[key] = next((i for i, pattern in enumerate(candidates) if pattern is choice), -1)
             number = chosen[key]
             labels.append((item.axis, item.spec, timings[number] if candidates else ()))
-            on = list(candidates[number].loads) if candidates and not item.is_signal else []
-        at_link += [link for link, _ in on]
-        loads += [load for _, load in on]
+            stages = candidates[number].stages if candidates and not item.is_signal else ()
+            on = [(phase, link, load) for phase, stage in enumerate(stages) for link, load in stage.loads]
+        at_phase += [phase for phase, _, _ in on]
+        at_link += [link for _, link, _ in on]
+        loads += [load for _, _, load in on]
         at_session += [index] * len(on)
-    return _Shapes(labels, np.array(at_session, dtype=np.int64), np.array(at_link, dtype=np.int64), np.array(loads))
+    numbers = (np.array(of, dtype=np.int64) for of in (at_session, at_phase, at_link))
+    return _Shapes(labels, *numbers, np.array(loads))
 
 
 @dataclass(frozen=True)
@@ -406,7 +412,7 @@ def _binding(cluster: Cluster, capacity: NDArray[np.float64], shapes: _Shapes, c
     # Only the transfers that cross a class's first link are looked at.
     first = np.unique(shapes.session[np.isin(shapes.link, classes.first)])
     seen = np.isin(shapes.session, first)
-    some = _Shapes([], shapes.session[seen], shapes.link[seen], shapes.load[seen])
+    some = _Shapes([], shapes.session[seen], shapes.phase[seen], shapes.link[seen], shapes.load[seen])
     ends = [(link.src, link.dst) for link in cluster.links]
     before = _neighbours(some, came_over=[src for src, _ in ends], leads_to=[dst for _, dst in ends])
     after = _neighbours(some, came_over=[dst for _, dst in ends], leads_to=[src for src, _ in ends])
@@ -421,12 +427,13 @@ def _binding(cluster: Cluster, capacity: NDArray[np.float64], shapes: _Shapes, c
 
 
 def _neighbours(shapes: _Shapes, came_over: Sequence[str], leads_to: Sequence[str]) -> dict[int, list[int]]:
-    """Per link, the links of its own transfers that touch its vertex ``came_over[link]`` from the other side (their
-    ``leads_to`` is it); none where a transfer loads the link more than all of those: it begins or ends there."""
+    """Per link, the links of its own phases that touch its vertex ``came_over[link]`` from the other side (their
+    ``leads_to`` is it); none where a phase loads the link more than all of those: it begins or ends there."""
     found: dict[int, dict[int, None]] = {}
     begins: set[int] = set()
     links, loads = shapes.link.tolist(), shapes.load.tolist()
-    starts = [*np.flatnonzero(np.diff(shapes.session, prepend=-1)).tolist(), len(links)]
+    begun = (np.diff(shapes.session, prepend=-1) != 0) | (np.diff(shapes.phase, prepend=-1) != 0)
+    starts = [*np.flatnonzero(begun).tolist(), len(links)]
     for low, high in itertools.pairwise(starts):
         at: dict[str, list[int]] = {}
         for entry in range(low, high):

@@ -29,18 +29,16 @@ def channels(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
     Inside a node: one is enough, as its switch or host treats all orders alike; where every two GPUs have a link of
     their own, rings that together use all of these links equally.
     """
-    members: dict[int, list[int]] = {}
-    for rank in ranks:
-        members.setdefault(cluster.node_of(rank), []).append(rank)
-    firsts = [node * cluster.gpus_per_node for node in members]
-    inside = [tuple([rank - first for rank in group]) for first, group in zip(firsts, members.values(), strict=True)]
+    members = by_node(cluster, ranks)
+    firsts = [cluster.node_of(group[0]) * cluster.gpus_per_node for group in members]
+    inside = [tuple([rank - first for rank in group]) for first, group in zip(firsts, members, strict=True)]
     if len(members) == 1:
         orders = _mesh_rings(ranks) if cluster.layout.meshed(inside[0]) else (ranks,)
         return tuple(Channel(None, (order,)) for order in orders)
-    served = [{cluster.own_nic(rank) for rank in group} for group in members.values()]
+    served = [{cluster.own_nic(rank) for rank in group} for group in members]
     common = sorted(served[0].intersection(*served[1:]))
     if not common:
-        return (Channel(None, tuple(tuple(group) for group in members.values())),)
+        return (Channel(None, members),)
     return tuple(
         Channel(
             nic,
@@ -51,6 +49,14 @@ def channels(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
         )
         for nic in common
     )
+
+
+def by_node(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The members of each node, nodes and members in the order of the group."""
+    members: dict[int, list[int]] = {}
+    for rank in ranks:
+        members.setdefault(cluster.node_of(rank), []).append(rank)
+    return tuple(map(tuple, members.values()))
 
 
 def _mesh_rings(ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

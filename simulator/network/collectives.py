@@ -3,44 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from simulator.cluster.cluster import Cluster
 from simulator.config.files import closest
 from simulator.errors import InputError
-from simulator.network import direct, hosts, ring, tree
+from simulator.network import direct, hosts, nvls, ring, tree
 from simulator.network.direct import EVEN, Traffic
-from simulator.network.pattern import Moves, Pattern, TransportCosts, placed, shape_of, timed
+from simulator.network.pattern import Moves, Pattern, placed, shape_of
 from simulator.network.plan import Plan
+from simulator.network.timing import TransportCosts, timed
 
-#: From the GPU numbers of a group to its hops. It may ask which members share a node, and how a node is laid out, but
-#: not which node it is: groups whose members sit alike in their nodes share one answer.
-Algorithm = Callable[[Cluster, tuple[int, ...]], Moves]
+#: From the GPU numbers of a group to its hops, step after step. It may ask which members share a node, and how a node
+#: is laid out, but not which node it is: groups whose members sit alike in their nodes share one answer. It raises
+#: `InputError` where the hardware lacks what it needs.
+Algorithm = Callable[[Cluster, tuple[int, ...]], tuple[Moves, ...]]
 
 
 @dataclass(frozen=True)
 class Operation:
     """A collective: its algorithms by name, and the bytes on the busiest port per byte of size, for n ranks, which is
-    busbw / algbw of nccl-tests (doc/PERFORMANCE.md). ``nbytes``: the size, where it is always the same."""
+    busbw / algbw of nccl-tests (doc/PERFORMANCE.md). ``auto`` chooses among the algorithms that are ``nccl``'s own.
+    ``nbytes``: the size, where it is always the same."""
 
     algorithms: Mapping[str, Algorithm]
     bus_factor: Callable[[int], float]
+    nccl: tuple[str, ...]
     nbytes: float | None = None
 
 
 #: One 4-byte element, as torch.distributed.barrier reduces with NCCL.
 BARRIER_BYTES = 4.0
-_ALL_REDUCE: dict[str, Algorithm] = {"ring": ring.all_reduce, "tree": tree.all_reduce}
+_ALL_REDUCE: dict[str, Algorithm] = {
+    "ring": ring.all_reduce,
+    "tree": tree.all_reduce,
+    "nvls": nvls.all_reduce,
+    "nvls_tree": nvls.tree_all_reduce,
+}
+_NCCL_ALL_REDUCE = ("ring", "tree", "nvls", "nvls_tree")
 
 OPERATIONS: dict[str, Operation] = {
-    "all_reduce": Operation(_ALL_REDUCE, lambda n: 2 * (n - 1) / n),
-    "all_gather": Operation({"ring": ring.all_gather}, lambda n: (n - 1) / n),
-    "reduce_scatter": Operation({"ring": ring.reduce_scatter}, lambda n: (n - 1) / n),
-    "all_to_all": Operation({"pairwise": direct.all_to_all}, lambda n: (n - 1) / n),
-    "broadcast": Operation({"ring": ring.broadcast}, lambda n: 1.0),
-    "send_recv": Operation({"direct": direct.send_recv}, lambda n: 1.0),
-    "shift": Operation({"direct": direct.shift}, lambda n: 1.0),
-    "barrier": Operation(_ALL_REDUCE, lambda n: 2 * (n - 1) / n, BARRIER_BYTES),
+    "all_reduce": Operation(_ALL_REDUCE, lambda n: 2 * (n - 1) / n, _NCCL_ALL_REDUCE),
+    "all_gather": Operation(
+        {"ring": ring.all_gather, "nvls": nvls.all_gather}, lambda n: (n - 1) / n, ("ring", "nvls")
+    ),
+    "reduce_scatter": Operation(
+        {"ring": ring.reduce_scatter, "nvls": nvls.reduce_scatter}, lambda n: (n - 1) / n, ("ring", "nvls")
+    ),
+    "all_to_all": Operation({"pairwise": direct.all_to_all}, lambda n: (n - 1) / n, ("pairwise",)),
+    "broadcast": Operation({"ring": ring.broadcast}, lambda n: 1.0, ("ring",)),
+    "send_recv": Operation({"direct": direct.send_recv}, lambda n: 1.0, ("direct",)),
+    "shift": Operation({"direct": direct.shift}, lambda n: 1.0, ("direct",)),
+    "barrier": Operation(_ALL_REDUCE, lambda n: 2 * (n - 1) / n, _NCCL_ALL_REDUCE, BARRIER_BYTES),
 }
 
 
@@ -54,8 +69,8 @@ def plan(
 ) -> Plan:
     """How ``ranks`` (GPU numbers, in the group's order) perform ``op`` on ``nbytes``, nccl-tests' size.
 
-    ``auto`` takes the algorithm that is fastest on an idle network, as NCCL's tuner does; a named one that this
-    operation does not have is refused. A group of one has nothing to do: no phases.
+    ``auto`` takes the algorithm of NCCL that is fastest on an idle network, as its tuner does; a named one that this
+    operation does not have, or the hardware cannot run, is refused. A group of one has nothing to do: no phases.
 
     Raises `InputError`.
     """
@@ -82,9 +97,13 @@ def patterns(
         return ()
     if traffic != EVEN:
         return (_pattern("by_node" if traffic.per_node else "pairwise", direct.uneven(traffic), cluster, members),)
-    return tuple(
-        [_pattern(name, function, cluster, members) for name, function in known.items() if algorithm in ("auto", name)]
-    )
+    if algorithm != "auto":
+        return (_pattern(algorithm, known[algorithm], cluster, members),)
+    found = []
+    for name in OPERATIONS[op].nccl if op in OPERATIONS else known:
+        with suppress(InputError):  # the hardware cannot
+            found.append(_pattern(name, known[name], cluster, members))
+    return tuple(found)
 
 
 def fastest(op: str, candidates: Sequence[Pattern], nbytes: float, costs: TransportCosts) -> Plan:
@@ -132,10 +151,10 @@ def _pattern(name: str, algorithm: Algorithm, cluster: Cluster, ranks: tuple[int
         slots: dict[int, int] = {}
         places = [cluster.locate(rank) for rank in ranks]
         alike = tuple([cluster.end(slots.setdefault(node, len(slots)), slot) for node, slot in places])
-        shape = cluster.memo.get((algorithm, alike))
-        if shape is None:
-            shape = cluster.memo[algorithm, alike] = shape_of(cluster, algorithm(cluster, alike))
-        pattern = cluster.memo[key] = placed(name, shape, cluster, tuple(slots))
+        shapes = cluster.memo.get((algorithm, alike))
+        if shapes is None:
+            shapes = cluster.memo[algorithm, alike] = [shape_of(cluster, moves) for moves in algorithm(cluster, alike)]
+        pattern = cluster.memo[key] = placed(name, shapes, cluster, tuple(slots))
     return pattern
 
 

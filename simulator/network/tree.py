@@ -19,14 +19,14 @@ from simulator.network.pattern import Hop, Moves
 EFFICIENCY = 0.92
 
 
-def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Reduce up both trees, broadcast down: about 2 log2(nodes) hops between nodes and 2(g-1) in nodes of g GPUs.
 
     NCCL has trees for nothing else (src/graph/tuning.cc).
     """
     strung = channels(cluster, ranks)
     hops = [hop for channel in strung for hop in _hops(channel, 1 / len(strung))]
-    return Moves(hops, own=1 / len(ranks), efficiency=EFFICIENCY)
+    return (Moves(hops, own=1 / len(ranks), efficiency=EFFICIENCY, channels=len(strung)),)
 
 
 def parent(node: int, n: int) -> int:
@@ -58,7 +58,7 @@ def other_parent(node: int, n: int) -> int:
 
 
 def _hops(channel: Channel, share: float) -> Iterator[Hop]:
-    """Hops of one channel. On the critical path: the longest chain, and the longest way to the root of each tree."""
+    """Hops of one channel. On the critical path: the longest chain, and what is between nodes."""
     n = len(channel.nodes)
     longest_chain = max(range(n), key=lambda node: len(channel.nodes[node]))
     for number, chain in enumerate(channel.nodes):
@@ -66,8 +66,14 @@ def _hops(channel: Channel, share: float) -> Iterator[Hop]:
         for near, far in pairwise(chain):
             yield Hop(far, near, None, share, weight)
             yield Hop(near, far, None, share, weight)
+    yield from between_nodes(channel, share)
+
+
+def between_nodes(channel: Channel, share: float) -> Iterator[Hop]:
+    """Hops of both trees between the first GPUs of a channel's nodes, which each carry half of its ``share``. On the
+    critical path: the longest way to the root of each."""
     heads = [chain[0] for chain in channel.nodes]
-    for parents, longest_way in _double_tree(n):
+    for parents, longest_way in _double_tree(len(heads)):
         for node, above in enumerate(parents):
             if above >= 0:
                 weight = share / 2 if node in longest_way else 0.0
