@@ -46,7 +46,7 @@ def by_stack(table: Path) -> dict[str, list[tuple[Case, float]]]:
             case, seconds = collectives.case_of(row), collectives.measured_s(row)
         except UnsupportedError:
             continue
-        if case.stack is not None and case.part != collectives.PARTS[3]:
+        if case.stack is not None and case.part in collectives.PARTS[:2]:
             found.setdefault(case.stack.name, []).append((case, seconds))
     return found
 

@@ -24,6 +24,7 @@ from simulator.cluster.ideal import ideal_cluster
 from simulator.config import Workload, load_workload, warnings
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.profile import Profile, load_profile
+from simulator.config.stack import load_stack
 from simulator.costs import Costs
 from simulator.costs.provenance import priced_by
 from simulator.engine import simulate
@@ -182,7 +183,8 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     job = workload if isinstance(workload, Workload) and not set else load_workload(workload, set or {})
     profile = load_profile(job.calibration)
     cluster = build_cluster(job.cluster)
-    costs = Costs.from_profile(profile, job.training.implementation)
+    network = load_stack(job.stack) if job.stack else None
+    costs = Costs.from_profile(profile, job.training.implementation, network)
     schedule, shortcuts = job.parallelism.plan, job.simulation.model_dump()
     times = None if schedule.search is None else _rehearsed(job, cluster, costs)
 
@@ -240,6 +242,7 @@ def _job(result: Result) -> Job:
             "date": profile.date,
             "source": "; ".join(profile.sources.values()),
             "kind": profile.kind,
+            **({"stack": workload.stack} if workload.stack else {}),
             "kernel_time_priced_by": priced_by(result.program, result.costs, workload.cluster.node.gpus.type),
         },
         parameters=model.parameters(workload),

@@ -8,19 +8,19 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from calibration.fit.part import Constants, rounded, search
-from simulator.config.cited import Fraction
 from simulator.config.stack import Parameters, Stack
 from simulator.costs import Costs
-from simulator.network.collectives import choose
 from simulator.network.pattern import Pattern
 from simulator.network.timing import timed
 from simulator.validation.collective_scores import geometric_mean
 from simulator.validation.collectives import Case
 from simulator.validation.record import patterns_of
 
-#: The search goes down into the nearest valley: it begins at the file's own values and at so many others, each value
-#: multiplied at random by e^-SPREAD to e^SPREAD.
-STARTS, SPREAD = 6, 1.5
+#: The search goes down into the nearest valley: it begins at the file's own values, and at the best so many of many
+#: others, whose values are those multiplied at random by e^-SPREAD to e^SPREAD.
+STARTS, TRIED, SPREAD = 6, 400, 2.0
+#: What a parameter's distance from the file's value costs, per unit of its logarithm: what rows do not show stays.
+STAYS = 1e-3
 
 
 def fit(stack: Stack, measured: Sequence[tuple[Case, float]]) -> Stack:
@@ -32,16 +32,19 @@ def fit(stack: Stack, measured: Sequence[tuple[Case, float]]) -> Stack:
     others = [(case, seconds) for case, seconds in measured if len(case.ranks) != n_gpus]
     candidates = [patterns_of(case) for case, _ in own]
     given = {name: float(getattr(stack.parameters, name)) for name in sorted(stack.parameters.model_fields_set)}
-    limits = {name: (0.0, 1.0) for name, field in Parameters.model_fields.items() if field.metadata == Fraction}
+    limits = {name: (0.0, 1.0) for name in given if name.endswith(("efficiency", "fraction"))}
 
     def loss(constants: Constants) -> float:
         errors = errors_of(changed(stack, constants), own, candidates)
-        return statistics.fmean(map(abs, errors))
+        moved = sum([abs(math.log(constants[name] / value)) for name, value in given.items()])
+        return statistics.fmean(map(abs, errors)) + STAYS * moved
 
     draw = random.Random(0)
-    starts = [given]
-    for _ in range(STARTS):
-        starts.append({name: value * math.exp(draw.uniform(-SPREAD, SPREAD)) for name, value in given.items()})
+    tried: list[Constants] = []
+    for _ in range(TRIED):
+        moved = {name: value * math.exp(draw.uniform(-SPREAD, SPREAD)) for name, value in given.items()}
+        tried.append({name: min(value, limits.get(name, (0.0, math.inf))[1]) for name, value in moved.items()})
+    starts = [given, *sorted(tried, key=loss)[:STARTS]]
     found = min([search(start, loss, limits=limits, sweeps=60) for start in starts], key=loss)
     best = changed(stack, {name: rounded(value, 3) for name, value in found.items()})
     sets = {"rows": own, "others": others}
@@ -60,7 +63,7 @@ def errors_of(
     """ln(predicted / measured) of every case; ``candidates``: what its algorithms do to the links."""
     costs = Costs.of_stack(stack)
     return [
-        math.log(timed(choose(case.op, some, case.nbytes, costs), case.nbytes, costs)[0] / seconds)
+        math.log(min([timed(pattern, case.nbytes, costs)[0] for pattern in some]) / seconds)
         for (case, seconds), some in zip(measured, candidates, strict=True)
     ]
 

@@ -59,7 +59,7 @@ def command(
         folded = f", experts over ep {layout.ep} x etp {layout.etp}" if job.model.moe else ""
         print(f"  ranks         {job.n_ranks} = tp {layout.tp}{context} x pp {layout.pp} x dp {layout.dp}{folded}")
         print(f"  cluster       {cluster.nodes} x {cluster.name}: {cluster.n_gpus} GPUs, {cluster.node.gpus.type}")
-        print(f"  calibration   {job.calibration}")
+        print(f"  calibration   {job.calibration}" + (f", stack {job.stack}" if job.stack else ""))
         print(f"  micro-batches {job.microbatches} of {job.training.micro_batch} x {job.training.seq} tokens")
         print(f"  stages        {_runs(layout.layers_per_stage)} layers")
     warn(notes)

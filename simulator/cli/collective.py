@@ -42,6 +42,12 @@ def command(
     calibration: Annotated[
         str | None, typer.Option("--calibration", metavar="PROFILE", help="A profile [that of the cluster's GPU].")
     ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option(
+            "--stack", metavar="STACK", help="What carries collectives, as `list stacks` [the profile's transports]."
+        ),
+    ] = None,
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:
@@ -56,6 +62,7 @@ def command(
     from simulator.cluster import build_cluster
     from simulator.config.cluster import load_cluster
     from simulator.config.profile import check_gpu, load_profile
+    from simulator.config.stack import check_stack, load_stack
     from simulator.costs import Costs
     from simulator.network.collectives import BARRIER_BYTES, algorithms, bus_factor, idle_seconds, plan
 
@@ -70,10 +77,17 @@ def command(
             "needs at least two ranks", file="--ranks", found=ranks, allowed=f"of 0 to {len(built.gpus) - 1}"
         )
     gpu = built.spec.node.gpus.type
-    profile = load_profile(calibration or gpu, file="--calibration")
-    check_gpu(profile, gpu, file="--calibration", key="calibration")
+    if stack is not None and calibration is not None:
+        raise InputError("carries collectives in place of a profile", file="--stack", found=stack, fix="one of the two")
+    if stack is not None:
+        network = load_stack(stack, file="--stack")
+        check_stack(network, gpu, file="--stack")
+        costs, figures = Costs.of_stack(network), f"stack {network.name}"
+    else:
+        profile = load_profile(calibration or gpu, file="--calibration")
+        check_gpu(profile, gpu, file="--calibration", key="calibration")
+        costs, figures = Costs.from_profile(profile), f"calibration {profile.name}"
     check_outputs({"--json": json})
-    costs = Costs.from_profile(profile)
     rows: list[dict[str, Any]] = []
     for nbytes in messages:
         chosen = plan(op, nbytes, members, built, costs, algorithm)
@@ -97,7 +111,8 @@ def command(
             cluster=built.name,
             nodes=built.spec.nodes,
             n_ranks=len(members),
-            calibration=profile.name,
+            calibration=None if stack is not None else profile.name,
+            stack=None if stack is None else network.name,
             rows=rows,
         ),
     )
@@ -118,7 +133,7 @@ def command(
         }
         for row in rows
     ]
-    title = f"{op} of {len(members)} GPUs on {built.spec.nodes} x {built.name}, calibration {profile.name}"
+    title = f"{op} of {len(members)} GPUs on {built.spec.nodes} x {built.name}, {figures}"
     console().print(table(shown, title))
 
 

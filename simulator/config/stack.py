@@ -41,7 +41,7 @@ class Parameters(Section):
     ll_fraction: Fraction = 0.5
     """of simple's bandwidth that LL reaches [1/2: half of what it sends is flags]"""
     half_bytes: NotNegative = 0.0
-    """a flow of x bytes takes 1 + sqrt(half_bytes / x) times its time at full bandwidth, while its pipeline fills [0]"""
+    """a flow of x bytes takes 1 + sqrt(half_bytes / x) times its time at full bandwidth, as its pipeline fills [0]"""
     full_bytes: Positive | None = None
     """flow from which on chunks have their largest size, and filling takes no longer [none]"""
     copy_Bps: Positive = 1e30

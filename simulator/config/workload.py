@@ -24,6 +24,7 @@ from simulator.config.parallelism import Parallelism
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model
 from simulator.config.profile import check_gpu, load_profile
+from simulator.config.stack import check_stack, load_stack
 from simulator.config.training import Training
 from simulator.errors import InputError
 
@@ -55,6 +56,8 @@ class Workload(Section):
     [nodes: the fewest that hold the ranks]"""
     calibration: str = ""
     """a profile's name or path [the shipped profile of the cluster's GPU]"""
+    stack: str = ""
+    """what carries collectives: a name in calibration/stacks/ or a path [the profile's own transports]"""
     seed: Annotated[int, Field(ge=0, le=2**63), Integral] = 0
     """of everything random: which experts a skewed distribution prefers [0]"""
     simulation: Simulation = Simulation()
@@ -199,6 +202,11 @@ def load_workload(source: str | Path | Mapping[str, Any] | Workload, set: Mappin
         check_gpu(load_profile(profile), gpu, file=origin("calibration")[0], key="calibration")
     if workload.calibration not in catalog.names("profile"):
         workload = workload.model_copy(update={"calibration": str(profile)})
+    if workload.stack:
+        path = catalog.find("stack", workload.stack, base=base, file=origin("stack")[0], key="stack")
+        check_stack(load_stack(path), gpu, file=origin("stack")[0], key="stack")
+        if workload.stack not in catalog.names("stack"):
+            workload = workload.model_copy(update={"stack": str(path)})
     return workload
 
 

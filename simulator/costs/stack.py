@@ -21,7 +21,7 @@ PCIE_EFFICIENCY = 0.86
 NETWORKS: tuple[TransportKind, ...] = ("infiniband", "roce", "tcp")
 
 
-def transports(stack: Stack) -> dict[TransportKind, Transport]:
+def transports(stack: Stack) -> dict[str, Transport]:
     """How links of each kind carry collectives.
 
     Every protocol takes ``start_s``; LL reaches ``ll_fraction`` of the bandwidth, LL128 `LL128_FRACTION`; only simple

@@ -66,8 +66,8 @@ class Compared:
 
 
 def compare(rows: Iterable[Row], predict: Callable[[Case], Prediction]) -> list[Compared]:
-    """Every row beside what ``predict`` says of it. One without a time is skipped with the reason, but predicted all the
-    same where it can be, for its busbw."""
+    """Every row beside what ``predict`` says of it. One without a time is skipped with the reason, but predicted where
+    it can be, for its busbw."""
     return [_compared(row, predict) for row in rows]
 
 
@@ -107,16 +107,17 @@ def geometric_mean(errors: Iterable[float]) -> float | None:
     return math.expm1(statistics.fmean(sizes)) if sizes else None
 
 
-def score(compared: Sequence[Compared], bounds: Bounds, *, own: bool = False) -> dict[str, Any]:
+def score(compared: Sequence[Compared], bounds: Bounds, *, name: str = NAME) -> dict[str, Any]:
     """The suite's JSON: the figures of `summarise` for the first part, its geometric means, every part and stack, and the
-    floor. ``own``: a user's rows, which are bound by ``bounds`` alone.
+    floor. A user's rows, under another ``name``, are bound by ``bounds`` alone.
 
     Rows without a time cannot be compared and do not count among the skipped ones that fail a suite.
     """
     timed = [row for row in compared if row.outcome.measured is not None]
     scored = [row for row in timed if row.outcome.predicted is not None]
     first = [row for row in scored if row.part == PARTS[0]]
-    found = summarise(NAME, [row.outcome for row in first], bounds)
+    own = name != NAME
+    found = summarise(name, [row.outcome for row in first], bounds)
     skipped = len(timed) - len(scored)
     mean = geometric_mean(row.log_error for row in first)
     large = geometric_mean(row.log_error for row in first if row.case and row.case.nbytes > LARGE_BYTES)

@@ -86,9 +86,7 @@ def record() -> None:
     """Write the errors of all suites to `RECORD`."""
     errors = {name: errors_of(suite) for name, suite in SUITES.items()}
     errors[memory_suite.NAME] = _errors(outcomes_of_memory(memory_suite.memory_rows()))
-    errors[collectives.NAME] = _errors(
-        [row.outcome for row in outcomes_of_collectives(collectives.measurements())]
-    )
+    errors[collectives.NAME] = _errors([row.outcome for row in outcomes_of_collectives(collectives.measurements())])
     RECORD.write_text(json.dumps(errors, indent=2) + "\n", encoding="utf-8")
 
 
