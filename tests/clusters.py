@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simulator.cluster import Cluster, build_cluster
-from simulator.cluster.node import PCIE_LATENCY_s
+from simulator.cluster.wires import PCIE_LATENCY_s
 from simulator.config.cluster import ClusterSpec
 
 #: Bytes/s of a NIC: so slow that a PCIe link (121 GB/s) or an NVLink never limits anything.

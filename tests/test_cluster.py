@@ -45,7 +45,7 @@ def test_routes_are_paths_of_the_graph(name: str, nodes: int) -> None:
     built = cluster(name, nodes)
     last = len(built.gpus) - 1
     for a, b in [(0, 1), (0, 7), (0, 8), (3, 13), (5, last), (last, 2), (last - 1, last)]:
-        if max(a, b) > last:
+        if max(a, b) > last or a == b:
             continue
         check_route(built, a, b)
 

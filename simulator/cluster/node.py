@@ -5,46 +5,24 @@ Nodes of one type are alike, so that routes are worked out once per type, as pos
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import networkx as nx
 
-from simulator.config.cluster import Node
+from simulator.cluster.wires import Edge, duplex, inner_edges, socket_name, tree_of
+from simulator.config.node import Node
 from simulator.config.transport import TransportKind
 
 Route = tuple[int, ...]
 Pair = tuple[int, int]
+Routes = Mapping[tuple[str, str], Route]
 
-#: Bytes/s per lane and direction, after line coding (PCI Express Base Specification: 8, 16, 32 and 64 GT/s with
-#: 128b/130b coding up to generation 5, flits of 242 bytes in 256 for generation 6).
-PCIE_LANE_Bps = {
-    3: 8e9 / 8 * 128 / 130,
-    4: 16e9 / 8 * 128 / 130,
-    5: 32e9 / 8 * 128 / 130,
-    6: 64e9 / 8 * 242 / 256,
-}
-#: Seconds for a PCIe link one way: half of a short DMA read's round trip, 0.5 to 0.6 us (Neugebauer et al.,
-#: Understanding PCIe performance for end host networking, SIGCOMM 2018, section 6).
-PCIE_LATENCY_s = 0.27e-6
-#: Seconds until a flash drive answers: a typical read of 4 KiB of a data centre drive (Samsung PM1733 data sheet).
-NVME_LATENCY_s = 100e-6
 #: End points of a node beside its GPUs, numbered after them: the host's memory, which DMA reads and writes, its drives,
 #: and its CPU, whose work is bytes of that memory.
 HOST_ENDS = MEMORY, NVME, CPU = range(3)
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """One directed link of a node; names are without the node's own."""
-
-    name: str
-    kind: TransportKind
-    src: str
-    dst: str
-    bandwidth_Bps: float
-    latency_s: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +31,7 @@ class NodeLayout:
 
     ``edges`` holds also the NIC ports: ``port_out[k]`` and ``port_in[k]`` are the two directions of NIC k.
     ``between[a, b]`` leads from GPU a to GPU b, over NVLink for the pairs in ``nvlink``; ``to_nic[g, k]`` and
-    ``from_nic[g, k]`` join GPU g and NIC k; ``own_nic[g]`` is the NIC that serves GPU g. Where the bandwidth of the
+    ``from_nic[g, k]`` join GPU g and NIC k; ``own_nics[g]`` are the NICs that serve GPU g. Where the bandwidth of the
     host's memory is known, ``between``, ``to_nic`` and ``from_nic`` hold the `HOST_ENDS` too, as further GPUs would be.
     """
 
@@ -64,7 +42,12 @@ class NodeLayout:
     nvlink: frozenset[Pair]
     to_nic: dict[Pair, Route]
     from_nic: dict[Pair, Route]
-    own_nic: tuple[int, ...]
+    own_nics: tuple[Route, ...]
+
+    @cached_property
+    def own_nic(self) -> tuple[int, ...]:
+        """The first NIC of each GPU; empty where there are no NICs."""
+        return tuple([nics[0] for nics in self.own_nics])
 
     def out(self, gpu: int, nic: int) -> Route:
         """From a GPU through a NIC's port into the fabric."""
@@ -83,69 +66,34 @@ class NodeLayout:
 def lay_out(node: Node, transport: TransportKind) -> NodeLayout:
     """Lay out a node whose NICs speak ``transport``.
 
-    GPUs hang in groups of ``pcie.gpus_per_switch`` under PCIe switches, whose uplinks meet at the host (sockets, their
-    interconnect and memory as one vertex); NICs are dealt out evenly over the switches, or sit at the host.
-    Between GPUs, NVLink is used where it joins them, else PCIe (through the host if ``pcie.p2p`` is off).
-    A GPU reaches a NIC that other GPUs are closer to over NVLink and the GPU beside that NIC, as NCCL's PXN does
-    (NCCL 2.12 release notes), or over PCIe where the two have no NVLink.
+    Between GPUs, NVLink is used where it joins them, through one GPU in between at most, as NCCL does (NVB,
+    src/graph/paths.cc); else PCIe, from socket to socket where they hang under different ones, and through a socket in
+    any case if ``pcie.p2p`` is off. A GPU reaches a NIC that other GPUs are closer to over NVLink and the GPU beside
+    that NIC, as NCCL's PXN does (NCCL 2.12 release notes), or over PCIe where the two have no NVLink.
     """
     gpus, nics = range(node.gpus.count), range(node.nics.count)
-    edges = _nvlink_edges(node)
-    switches = -(-node.gpus.count // node.pcie.gpus_per_switch)
-    pcie_Bps = PCIE_LANE_Bps[node.pcie.generation] * node.pcie.lanes
-    pcie = [(f"pcie{s}.host", f"pcie{s}", "host") for s in range(switches)]
-    pcie += [(f"gpu{g}.pcie", f"gpu{g}", f"pcie{g // node.pcie.gpus_per_switch}") for g in gpus]
-    at_switch = node.nics.attach == "pcie_switch"
-    pcie += [
-        (f"nic{k}.pcie", f"nic{k}", f"pcie{k * switches // node.nics.count}" if at_switch else "host") for k in nics
-    ]
-    for name, lower, upper in pcie:
-        edges += _duplex(name, "pcie", lower, upper, pcie_Bps, PCIE_LATENCY_s)
-    edges += _host_edges(node)
+    edges = inner_edges(node)
     first_port = len(edges)
     for k in nics:
-        edges += _duplex(
-            f"nic{k}", transport, f"nic{k}", "fabric", node.nics.bandwidth_bps / 8, node.nics.latency_s / 2
-        )
+        edges += duplex(f"nic{k}", transport, f"nic{k}", "fabric", node.nics.bandwidth_bps / 8, node.nics.latency_s / 2)
 
-    over_nvlink = _routes(edges, "nvlink")
     over_pcie = _routes(edges, "pcie")
-    between: dict[Pair, Route] = {}
-    nvlink: set[Pair] = set()
-    for a, b in ((a, b) for a in gpus for b in gpus if a != b):
-        ends = f"gpu{a}", f"gpu{b}"
-        if ends in over_nvlink:
-            between[a, b] = over_nvlink[ends]
-            nvlink.add((a, b))
-        elif node.pcie.p2p:
-            between[a, b] = over_pcie[ends]
-        else:
-            between[a, b] = over_pcie[ends[0], "host"] + over_pcie["host", ends[1]]
-
+    between, nvlink = _between_gpus(node, edges, over_pcie)
     to_nic = {(g, k): over_pcie[f"gpu{g}", f"nic{k}"] for g in gpus for k in nics}
     from_nic = {(g, k): over_pcie[f"nic{k}", f"gpu{g}"] for g in gpus for k in nics}
-    own_nic = _deal_nics(to_nic, gpus, nics)
+    far = {pair: _distance(edges, route) for pair, route in to_nic.items()}
+    own_nics = _deal_nics(far, gpus, nics)
     for k in nics:
-        nearest = min(len(to_nic[g, k]) for g in gpus)
-        proxy = own_nic.index(k) if k in own_nic else min(gpus, key=lambda g: len(to_nic[g, k]))
+        nearest = min(far[g, k] for g in gpus)
+        proxy = next((g for g in gpus if k in own_nics[g]), None)
+        if proxy is None:
+            proxy = min(gpus, key=lambda g: far[g, k])
         out, back = to_nic[proxy, k], from_nic[proxy, k]
         for g in gpus:
-            if len(to_nic[g, k]) > nearest and (g, proxy) in nvlink:
+            if far[g, k] > nearest and (g, proxy) in nvlink:
                 to_nic[g, k], from_nic[g, k] = between[g, proxy] + out, back + between[proxy, g]
     if node.host_memory_bandwidth_Bps is not None:
-        memory, nvme, cpu = (node.gpus.count + end for end in HOST_ENDS)
-        position = {edge.name: i for i, edge in enumerate(edges)}
-        bus = (position["memory"],)
-        for g in gpus:
-            between[g, memory] = over_pcie[f"gpu{g}", "host"] + bus
-            between[memory, g] = bus + over_pcie["host", f"gpu{g}"]
-        for k in nics:
-            to_nic[memory, k] = bus + over_pcie["host", f"nic{k}"]
-            from_nic[memory, k] = over_pcie[f"nic{k}", "host"] + bus
-        between[memory, cpu] = bus
-        if node.nvme.count:
-            between[memory, nvme] = (*bus, position["nvme:tx"])
-            between[nvme, memory] = (position["nvme:rx"], *bus)
+        _add_host(node, edges, over_pcie, between, to_nic, from_nic)
     return NodeLayout(
         edges=tuple(edges),
         port_out=tuple(range(first_port, len(edges), 2)),
@@ -154,76 +102,99 @@ def lay_out(node: Node, transport: TransportKind) -> NodeLayout:
         nvlink=frozenset(nvlink),
         to_nic=to_nic,
         from_nic=from_nic,
-        own_nic=own_nic,
+        own_nics=own_nics,
     )
 
 
-def _duplex(name: str, kind: TransportKind, a: str, b: str, bandwidth_Bps: float, latency_s: float) -> list[Edge]:
-    """Both directions of a full-duplex link: ``tx`` leaves ``a``, ``rx`` enters it."""
-    return [
-        Edge(f"{name}:tx", kind, a, b, bandwidth_Bps, latency_s),
-        Edge(f"{name}:rx", kind, b, a, bandwidth_Bps, latency_s),
-    ]
+def _between_gpus(node: Node, edges: list[Edge], over_pcie: Routes) -> tuple[dict[Pair, Route], set[Pair]]:
+    """The routes between GPUs, and the pairs whose route is NVLink."""
+    over_nvlink = _routes(edges, "nvlink")
+    socket = {g: _socket_of(node, f"gpu{g}") for g in range(node.gpus.count)}
+    between: dict[Pair, Route] = {}
+    nvlink: set[Pair] = set()
+    for a, b in ((a, b) for a in socket for b in socket if a != b):
+        ends = f"gpu{a}", f"gpu{b}"
+        route = over_nvlink.get(ends)
+        if route and sum(edges[i].dst.startswith("gpu") for i in route) <= 2:
+            between[a, b] = route
+            nvlink.add((a, b))
+        elif node.pcie.p2p:
+            between[a, b] = over_pcie[ends]
+        else:
+            between[a, b] = over_pcie[ends[0], socket[b]] + over_pcie[socket[b], ends[1]]
+    return between, nvlink
 
 
-def _host_edges(node: Node) -> list[Edge]:
-    """The host's memory, one link because reads and writes share its channels, and the drives."""
-    if node.host_memory_bandwidth_Bps is None:
-        return []
-    edges = [Edge("memory", "memory", "host", "memory", node.host_memory_bandwidth_Bps, 0.0)]
+def _add_host(
+    node: Node,
+    edges: list[Edge],
+    over_pcie: Routes,
+    between: dict[Pair, Route],
+    to_nic: dict[Pair, Route],
+    from_nic: dict[Pair, Route],
+) -> None:
+    """Put in the routes from and to the host's memory: that of the socket which a GPU or NIC is plugged into."""
+    memory, nvme, cpu = (node.gpus.count + end for end in HOST_ENDS)
+    position = {edge.name: i for i, edge in enumerate(edges)}
+    bus = (position["memory"],)
+
+    def into(vertex: str) -> tuple[Route, Route]:
+        socket = _socket_of(node, vertex)
+        channels = (position[f"{socket}.memory"],) if node.sockets.count > 1 else ()
+        return over_pcie[vertex, socket] + channels + bus, bus + channels + over_pcie[socket, vertex]
+
+    for g in range(node.gpus.count):
+        between[g, memory], between[memory, g] = into(f"gpu{g}")
+    for k in range(node.nics.count):
+        from_nic[memory, k], to_nic[memory, k] = into(f"nic{k}")
+    between[memory, cpu] = bus
     if node.nvme.count:
-        write_Bps, read_Bps = node.nvme.count * node.nvme.write_Bps, node.nvme.count * node.nvme.read_Bps
-        edges.append(Edge("nvme:tx", "nvme", "host", "nvme", write_Bps, NVME_LATENCY_s))
-        edges.append(Edge("nvme:rx", "nvme", "nvme", "host", read_Bps, NVME_LATENCY_s))
-    return edges
+        between[memory, nvme] = (*bus, position["nvme:tx"])
+        between[nvme, memory] = (position["nvme:rx"], *bus)
 
 
-def _nvlink_edges(node: Node) -> list[Edge]:
-    n, link = node.gpus.count, node.nvlink
-    edges: list[Edge] = []
-    match link.kind:
-        case "nvswitch":
-            # The NVSwitches of a node let any two GPUs talk at full speed: one vertex, with half the latency each way.
-            for g in range(n):
-                edges += _duplex(
-                    f"gpu{g}.nvlink", "nvlink", f"gpu{g}", "nvswitch", link.bandwidth_Bps, link.latency_s / 2
-                )
-        case "mesh":
-            for a in range(n):
-                for b in range(a + 1, n):
-                    each_Bps = link.bandwidth_Bps / (n - 1)
-                    edges += _duplex(f"gpu{a}-gpu{b}.nvlink", "nvlink", f"gpu{a}", f"gpu{b}", each_Bps, link.latency_s)
-        case "pairs":
-            for a in range(0, n, 2):
-                b = a + 1
-                edges += _duplex(
-                    f"gpu{a}-gpu{b}.nvlink", "nvlink", f"gpu{a}", f"gpu{b}", link.bandwidth_Bps, link.latency_s
-                )
-    return edges
+def _socket_of(node: Node, vertex: str) -> str:
+    """The socket whose PCIe tree holds a GPU, NIC or switch."""
+    tree = tree_of(node)
+    while vertex in tree:
+        vertex = tree[vertex].at
+    return socket_name(node, vertex)
 
 
-def _routes(edges: list[Edge], kind: str) -> dict[tuple[str, str], Route]:
-    """Routes of fewest links over edges of one kind, for every pair of vertices that they join."""
+def _routes(edges: list[Edge], kind: str) -> Routes:
+    """Routes of fewest links over edges of one kind, for every pair of vertices that they join; of several such, the
+    one with the least time per byte."""
     position = {(edge.src, edge.dst): i for i, edge in enumerate(edges) if edge.kind == kind}
+    slowest_Bps = min((edges[i].bandwidth_Bps for i in position.values()), default=1.0)
     graph = nx.DiGraph()
-    graph.add_edges_from(position)
+    for ends, i in position.items():
+        graph.add_edge(*ends, cost=1 + slowest_Bps / edges[i].bandwidth_Bps / (len(position) + 1))
     return {
         (a, b): tuple(position[hop] for hop in pairwise(path))
-        for a, paths in nx.all_pairs_shortest_path(graph)
+        for a, paths in nx.all_pairs_dijkstra_path(graph, weight="cost")
         for b, path in paths.items()
     }
 
 
-def _deal_nics(to_nic: dict[Pair, Route], gpus: range, nics: range) -> tuple[int, ...]:
-    """The nearest NIC of each GPU; GPUs equally near to the same NICs take them in turn, as NCCL spreads them."""
+def _distance(edges: Sequence[Edge], route: Route) -> Pair:
+    """How far apart the ends of a PCIe route are: by the sockets on the way, then by its links (NCCL's order PIX, PXB,
+    PHB, SYS, src/graph/topo.h)."""
+    return sum(edges[i].dst.startswith(("cpu", "host")) for i in route), len(route)
+
+
+def _deal_nics(far: Mapping[Pair, Pair], gpus: Sequence[int], nics: Sequence[int]) -> tuple[Route, ...]:
+    """The nearest NICs of each GPU. GPUs equally near to the same NICs share them evenly, as NCCL spreads them: each
+    has several of its own where there are enough, else they take one in turn."""
     if not nics:
         return ()
-    taken: dict[tuple[int, ...], int] = {}
-    own = []
+    sharing: dict[Route, list[int]] = {}
     for g in gpus:
-        shortest = min(len(to_nic[g, k]) for k in nics)
-        choices = tuple(k for k in nics if len(to_nic[g, k]) == shortest)
-        turn = taken.get(choices, 0)
-        taken[choices] = turn + 1
-        own.append(choices[turn % len(choices)])
-    return tuple(own)
+        nearest = min(far[g, k] for k in nics)
+        sharing.setdefault(tuple([k for k in nics if far[g, k] == nearest]), []).append(g)
+    own: dict[int, Route] = {}
+    for choices, group in sharing.items():
+        for turn, g in enumerate(group):
+            first, after = (len(choices) * i // len(group) for i in (turn, turn + 1))
+            several = len(choices) > len(group)
+            own[g] = choices[first:after] if several else (choices[turn % len(choices)],)
+    return tuple([own[g] for g in gpus])

@@ -11,92 +11,14 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from simulator.config import catalog
 from simulator.config.files import AsTuple, Integral, Section, Text, brief, raise_all, read_yaml, validated
+from simulator.config.node import MAX_GPUS, Count, Node, node_problems
 from simulator.errors import InputError
 from simulator.fabrics import FABRICS
-
-MAX_GPUS = 1_000_000
-#: Of a link, in the unit of its key; 0 where there is none.
-MIN_BANDWIDTH = 1_000
 
 if TYPE_CHECKING:
     FabricKind = str
 else:
     FabricKind = Literal[tuple(FABRICS)]  # what is registered, so that a new fabric needs no line here
-
-Count = Annotated[int, Field(ge=1, le=MAX_GPUS), Integral]
-
-
-class Gpus(Section):
-    """GPUs of a node."""
-
-    type: Text
-    """name of a GPU, such as a100-sxm-80gb; the calibration profile of that name describes it"""
-    count: Count
-    """GPUs per node"""
-
-
-class NvLink(Section):
-    """What joins the GPUs of a node directly."""
-
-    kind: Literal["none", "pairs", "mesh", "nvswitch"] = "none"
-    """none; pairs (GPU 0 with 1, 2 with 3); mesh (each with each, bandwidth divided); nvswitch (full speed to any)"""
-    bandwidth_Bps: float = Field(default=0.0, ge=0)
-    """bytes/s per GPU and direction, all its NVLinks together"""
-    latency_s: float = Field(default=0.0, ge=0, le=10)
-    """seconds from GPU to GPU"""
-    sharp: bool = False
-    """whether its NVSwitches sum up and multicast what crosses them (NVLink SHARP, third generation and later)"""
-
-
-class Pcie(Section):
-    """The PCI Express tree of a node."""
-
-    generation: Annotated[int, Field(ge=3, le=6), Integral]
-    """3, 4, 5 or 6"""
-    lanes: Literal[4, 8, 16] = 16
-    """lanes per GPU"""
-    gpus_per_switch: Count = 1
-    """GPUs that share a PCIe switch, and its one link to the CPU"""
-    p2p: bool = True
-    """whether GPUs copy to each other directly; false: through host memory"""
-
-
-class Nics(Section):
-    """Network cards of a node."""
-
-    count: Annotated[int, Field(ge=0, le=MAX_GPUS), Integral] = 0
-    """cards per node; 0 for a machine that stands alone"""
-    bandwidth_bps: float = Field(default=0.0, ge=0)
-    """bits/s per card and direction, as on its data sheet"""
-    latency_s: float = Field(default=0.0, ge=0, le=10)
-    """seconds from card to card through one switch"""
-    attach: Literal["pcie_switch", "cpu"] = "pcie_switch"
-    """where the card sits: pcie_switch (beside the GPUs, GPUDirect RDMA) or cpu"""
-
-
-class Nvme(Section):
-    """Drives of a node, striped."""
-
-    count: Annotated[int, Field(ge=0, le=MAX_GPUS), Integral] = 0
-    """drives per node"""
-    read_Bps: float = Field(default=0.0, ge=0)
-    """bytes/s that a drive reads one after another"""
-    write_Bps: float = Field(default=0.0, ge=0)
-    """bytes/s that a drive writes one after another"""
-
-
-class Node(Section):
-    """One machine."""
-
-    gpus: Gpus
-    nvlink: NvLink = NvLink()
-    pcie: Pcie
-    nics: Nics = Nics()
-    host_memory_bytes: float | None = Field(default=None, gt=0, le=1e18)
-    """memory of the host [null: not known, so that it is not checked]"""
-    host_memory_bandwidth_Bps: float | None = Field(default=None, ge=MIN_BANDWIDTH, le=1e18)
-    """peak bytes/s of the host's memory, all sockets together; what is offloaded needs it [null: not known]"""
-    nvme: Nvme = Nvme()
 
 
 class Fabric(Section):
@@ -173,35 +95,7 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
         yield InputError(
             f"makes {spec.n_gpus:,} GPUs", key="nodes", found=spec.nodes, allowed=f"at most {MAX_GPUS:,} GPUs"
         )
-    for key, bandwidth in (
-        ("node.nvlink.bandwidth_Bps", node.nvlink.bandwidth_Bps),
-        ("node.nics.bandwidth_bps", node.nics.bandwidth_bps),
-        ("node.nvme.read_Bps", node.nvme.read_Bps),
-        ("node.nvme.write_Bps", node.nvme.write_Bps),
-    ):
-        if 0 < bandwidth < MIN_BANDWIDTH:
-            yield InputError("is too slow to simulate", key=key, found=bandwidth, allowed=f"0, or >= {MIN_BANDWIDTH:,}")
-    if node.nvlink.kind == "none" and node.nvlink.bandwidth_Bps:
-        found, fix = node.nvlink.bandwidth_Bps, "nvlink.kind: nvswitch, mesh or pairs"
-        yield InputError("is given, but kind is none", key="node.nvlink.bandwidth_Bps", found=found, fix=fix)
-    if node.nvlink.kind != "none" and not node.nvlink.bandwidth_Bps:
-        yield InputError(f"must be given for {node.nvlink.kind}", key="node.nvlink.bandwidth_Bps", allowed="> 0")
-    if node.nvlink.sharp and node.nvlink.kind != "nvswitch":
-        yield InputError("only NVSwitches sum up", key="node.nvlink.sharp", found=True, fix="nvlink.kind: nvswitch")
-    if node.nvlink.kind == "pairs" and node.gpus.count % 2:
-        yield InputError("NVLink pairs need an even number of GPUs", key="node.gpus.count", found=node.gpus.count)
-    if node.nics.count and not node.nics.bandwidth_bps:
-        yield InputError("must be given where there are cards", key="node.nics.bandwidth_bps", allowed="> 0")
-    if node.nvme.count:
-        for name, bandwidth in (("read_Bps", node.nvme.read_Bps), ("write_Bps", node.nvme.write_Bps)):
-            if not bandwidth:
-                yield InputError("must be given where there are drives", key=f"node.nvme.{name}", allowed="> 0")
-        if node.host_memory_bandwidth_Bps is None:
-            yield InputError(
-                "must be given where there are drives, which read and write the host's memory",
-                key="node.host_memory_bandwidth_Bps",
-                allowed=f">= {MIN_BANDWIDTH:,}",
-            )
+    yield from node_problems(node)
     if spec.nodes > 1 and not node.nics.count:
         yield InputError("several nodes need network cards", key="node.nics.count", found=0, allowed=">= 1")
     first: dict[str, int] = {}

@@ -291,8 +291,8 @@ def _shapes(cluster: Cluster, costs: Costs, sessions: Sequence[_Session]) -> _Sh
         at_link += [link for _, link, _ in on]
         loads += [load for _, _, load in on]
         at_session += [index] * len(on)
-    numbers = (np.array(of, dtype=np.int64) for of in (at_session, at_phase, at_link))
-    return _Shapes(labels, *numbers, np.array(loads))
+    session, phase, link = (np.array(of, dtype=np.int64) for of in (at_session, at_phase, at_link))
+    return _Shapes(labels, session, phase, link, np.array(loads))
 
 
 @dataclass(frozen=True)

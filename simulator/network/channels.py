@@ -35,7 +35,7 @@ def channels(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
     if len(members) == 1:
         orders = _mesh_rings(ranks) if cluster.layout.meshed(inside[0]) else (ranks,)
         return tuple(Channel(None, (order,)) for order in orders)
-    served = [{cluster.own_nic(rank) for rank in group} for group in members]
+    served = [{nic for gpu in group for nic in cluster.layout.own_nics[gpu]} for group in inside]
     common = sorted(served[0].intersection(*served[1:]))
     if not common:
         return (Channel(None, members),)
@@ -82,7 +82,7 @@ def _through(layout: NodeLayout, group: tuple[int, ...], nic: int) -> tuple[int,
     """The GPUs of a node with the one that ``nic`` serves first, and the nearest other last."""
     if len(group) == 1:
         return group
-    first = next(gpu for gpu in group if layout.own_nic[gpu] == nic)
+    first = next(gpu for gpu in group if nic in layout.own_nics[gpu])
     others = [gpu for gpu in group if gpu != first]
     last = min(others, key=lambda gpu: len(layout.to_nic[gpu, nic]))
     return (first, *[gpu for gpu in others if gpu != last], last)

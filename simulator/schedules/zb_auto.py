@@ -8,6 +8,8 @@ what comes out competes with the orders that the paper made by hand, so that it 
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, product
@@ -34,7 +36,7 @@ class _Choices:
 
 
 class _Rank:
-    """One rank while its order is made: seconds, bytes, and when its forwards and input gradients end."""
+    """One rank while its order is made or played: seconds, bytes, and when its forwards and input gradients end."""
 
     def __init__(self, stage: int, times: Times, limit: float) -> None:
         self.stage = stage
@@ -43,7 +45,7 @@ class _Rank:
         self.limit = limit * _SLACK
         #: What has to be free for a forward whose input gradient is to fit as well (it needs more where it recomputes).
         self.room = max(self.taken, self.kept)
-        self.now = self.idle = self.held = 0.0
+        self.now = self.idle = self.held = self.most = 0.0
         self.forwards: list[float] = []
         self.inputs: list[float] = []
         self.weights = 0
@@ -74,6 +76,25 @@ class _Rank:
         self.now += self.w
         self.held -= self.kept
         self.weights += 1
+
+    def run(self, kind: str, ready: float) -> None:
+        """The next action of that kind. A whole backward pass is both gradients, and the rank before waits for both."""
+        match kind:
+            case "F":
+                self.forward(ready)
+            case "W":
+                self.weight_gradient()
+            case _:
+                self.input_gradient(ready)
+                if kind == "B":
+                    self.weight_gradient()
+                    self.inputs[-1] = self.now
+        self.most = max(self.most, self.held)
+
+    @property
+    def lasted_s(self) -> float:
+        """From its first action, a forward pass, to its last."""
+        return self.now - self.forwards[0] + self.f
 
     def make_room(self, nbytes: float) -> None:
         """Run weight gradients until ``nbytes`` more fit."""
@@ -158,54 +179,40 @@ def _construct(p: int, m: int, times: Times, limit: float, choices: _Choices, be
     for rank in ranks:
         while rank.pending:
             rank.weight_gradient()
-    longest = max(rank.now - rank.forwards[0] + rank.f for rank in ranks)
+    longest = max(rank.lasted_s for rank in ranks)
     return longest, [[(action,) for action in rank.actions] for rank in ranks]
 
 
 def _held(slots: list[Slot], times: Times) -> float:
     """The most bytes of activations that one rank's actions hold."""
-    held = most = 0.0
-    for ((stage, kind, _),) in slots:
-        taken, kept = times.taken[stage], times.kept[stage]
-        held += {"F": taken, "I": kept - taken, "W": -kept, "B": -taken}[kind]
-        most = max(most, held)
-    return most
+    rank = _Rank(slots[0][0].stage, times, math.inf)
+    for ((_, kind, _),) in slots:
+        rank.run(kind, 0.0)
+    return rank.most
 
 
 def _longest(order: Order, times: Times) -> float:
     """The longest time from a rank's first action to its last, each action as early as it can be."""
-    ends: dict[tuple[int, str, int], float] = {}
-    now, began = [0.0] * len(order), [0.0] * len(order)
-    left = sum(len(slots) for slots in order)
-    seconds = {
-        "F": times.forward_s,
-        "I": times.input_s,
-        "W": times.weight_s,
-        "B": tuple(i + w for i, w in zip(times.input_s, times.weight_s, strict=True)),
-    }
-    following = [0] * len(order)
-    while left:
-        before = left
-        for rank, slots in enumerate(order):
-            while following[rank] < len(slots):
-                ((_, kind, microbatch),) = slots[following[rank]]
-                ready = 0.0
-                source = rank - 1 if kind == "F" else rank + 1 if kind in "IB" else -1
-                if 0 <= source < len(order):
-                    end = ends.get((source, "F" if kind == "F" else "I", microbatch))
-                    if end is None:
-                        break
-                    ready = end + times.hop_s
-                start = max(now[rank], ready)
-                if not following[rank]:
-                    began[rank] = start
-                now[rank] = start + seconds[kind][rank]
-                if kind != "W":
-                    ends[rank, "F" if kind == "F" else "I", microbatch] = now[rank]
-                following[rank] += 1
-                left -= 1
-        assert left < before, "an order that cannot run"
-    return max(last - first for first, last in zip(began, now, strict=True))
+    ranks = [_Rank(stage, times, math.inf) for stage in range(len(order))]
+    last = len(ranks) - 1
+    left = [deque(slots) for slots in order]
+    while any(left):
+        before = sum(map(len, left))
+        for rank, slots in zip(ranks, left, strict=True):
+            while slots:
+                ((_, kind, _),) = slots[0]
+                if kind == "F" and rank.stage:
+                    made, number = ranks[rank.stage - 1].forwards, len(rank.forwards)
+                elif kind in "IB" and rank.stage < last:
+                    made, number = ranks[rank.stage + 1].inputs, len(rank.inputs)
+                else:
+                    made, number = [-times.hop_s], 0
+                if number >= len(made):
+                    break
+                rank.run(kind, made[number] + times.hop_s)
+                slots.popleft()
+        assert sum(map(len, left)) < before, "an order that cannot run"
+    return max(rank.lasted_s for rank in ranks)
 
 
 def _by_hand(p: int, m: int, times: Times, limit: float) -> list[Order]:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from simulator.config.cluster import MAX_GPUS, ClusterSpec, cluster_problems
+from simulator.config.cluster import ClusterSpec, cluster_problems
+from simulator.config.node import MAX_GPUS
 from simulator.config.rules.numbers import divisors, listed, nearest
 from simulator.errors import InputError
 

@@ -1,0 +1,140 @@
+"""The links inside a node, from its section of the cluster file.
+
+The short forms (so many GPUs per switch, NVLink by kind) are first written out as what hangs where and which GPUs are
+joined, as a file may say itself; links are made from that alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from simulator.config.node import Node, NvLinks, Place
+from simulator.config.transport import TransportKind
+
+#: Bytes/s per lane and direction, after line coding (PCI Express Base Specification: 8, 16, 32 and 64 GT/s with
+#: 128b/130b coding up to generation 5, flits of 242 bytes in 256 for generation 6).
+PCIE_LANE_Bps = {
+    3: 8e9 / 8 * 128 / 130,
+    4: 16e9 / 8 * 128 / 130,
+    5: 32e9 / 8 * 128 / 130,
+    6: 64e9 / 8 * 242 / 256,
+}
+#: Seconds for a PCIe link one way: half of a short DMA read's round trip, 0.5 to 0.6 us (Neugebauer et al.,
+#: Understanding PCIe performance for end host networking, SIGCOMM 2018, section 6).
+PCIE_LATENCY_s = 0.27e-6
+#: Seconds until a flash drive answers: a typical read of 4 KiB of a data centre drive (Samsung PM1733 data sheet).
+NVME_LATENCY_s = 100e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One directed link of a node; names are without the node's own."""
+
+    name: str
+    kind: TransportKind
+    src: str
+    dst: str
+    bandwidth_Bps: float
+    latency_s: float
+
+
+def inner_edges(node: Node) -> list[Edge]:
+    """All links but the ports of NICs: NVLink, PCIe, between sockets, then the host's memory and drives."""
+    return [*_nvlink(node), *_pcie(node), *_between_sockets(node), *_host(node)]
+
+
+def duplex(name: str, kind: TransportKind, a: str, b: str, bandwidth_Bps: float, latency_s: float) -> list[Edge]:
+    """Both directions of a full-duplex link: ``tx`` leaves ``a``, ``rx`` enters it."""
+    return [
+        Edge(f"{name}:tx", kind, a, b, bandwidth_Bps, latency_s),
+        Edge(f"{name}:rx", kind, b, a, bandwidth_Bps, latency_s),
+    ]
+
+
+def socket_name(node: Node, name: str) -> str:
+    """The vertex of what a cluster file calls ``cpu0``, ``cpu1`` ...: a single socket and its memory are the host."""
+    return "host" if node.sockets.count == 1 and name.startswith("cpu") else name
+
+
+def tree_of(node: Node) -> Mapping[str, Place]:
+    """``pcie.tree``, written out where the file does not: GPUs under switches in groups of ``pcie.gpus_per_switch``,
+    the switches dealt evenly to the sockets, and the NICs to the switches or to the sockets."""
+    if node.pcie.tree:
+        return node.pcie.tree
+    per_switch, sockets, nics = node.pcie.gpus_per_switch, node.sockets.count, node.nics.count
+    switches = -(-node.gpus.count // per_switch)
+    tree = {f"pcie{s}": Place(at=f"cpu{s * sockets // switches}") for s in range(switches)}
+    tree |= {f"gpu{g}": Place(at=f"pcie{g // per_switch}") for g in range(node.gpus.count)}
+    above, count = ("pcie", switches) if node.nics.attach == "pcie_switch" else ("cpu", sockets)
+    return tree | {f"nic{k}": Place(at=f"{above}{k * count // nics}") for k in range(nics)}
+
+
+def nvlinks_of(node: Node) -> tuple[NvLinks, ...]:
+    """``nvlink.links``, written out where the file names a kind of which every link joins two GPUs."""
+    n = node.gpus.count
+    match node.nvlink.kind:
+        case "mesh":
+            return tuple(NvLinks(gpus=(a, b)) for a in range(n) for b in range(a + 1, n))
+        case "pairs":
+            return tuple(NvLinks(gpus=(a, a + 1)) for a in range(0, n, 2))
+    return node.nvlink.links
+
+
+def _nvlink(node: Node) -> Iterator[Edge]:
+    link = node.nvlink
+    if link.kind == "nvswitch":
+        # The NVSwitches of a node let any two GPUs talk at full speed: one vertex, with half the latency each way.
+        for g in range(node.gpus.count):
+            yield from duplex(
+                f"gpu{g}.{link.name}", "nvlink", f"gpu{g}", "nvswitch", link.bandwidth_Bps, link.latency_s / 2
+            )
+    each_Bps = link.bandwidth_Bps / (node.gpus.count - 1) if link.kind == "mesh" else link.bandwidth_Bps
+    for bundle in nvlinks_of(node):
+        a, b = (f"gpu{gpu}" for gpu in sorted(bundle.gpus))
+        yield from duplex(f"{a}-{b}.{link.name}", "nvlink", a, b, bundle.count * each_Bps, link.latency_s)
+
+
+def _pcie(node: Node) -> Iterator[Edge]:
+    """The link above a switch is called ``pcie0.host`` where it leads to a socket, any other ``gpu0.pcie``."""
+    pcie = node.pcie
+    for name, place in tree_of(node).items():
+        bandwidth_Bps = place.bandwidth_Bps or (
+            PCIE_LANE_Bps[place.generation or pcie.generation] * (place.lanes or pcie.lanes)
+        )
+        root_port = name.startswith("pcie") and place.at.startswith("cpu")
+        yield from duplex(
+            f"{name}.{'host' if root_port else 'pcie'}",
+            "pcie",
+            name,
+            socket_name(node, place.at),
+            bandwidth_Bps,
+            PCIE_LATENCY_s,
+        )
+
+
+def _between_sockets(node: Node) -> Iterator[Edge]:
+    """A link between each two sockets. What crosses them is PCIe traffic, and is carried as that."""
+    sockets = node.sockets
+    for a in range(sockets.count):
+        for b in range(a + 1, sockets.count):
+            yield from duplex(f"cpu{a}-cpu{b}", "pcie", f"cpu{a}", f"cpu{b}", sockets.bandwidth_Bps, sockets.latency_s)
+
+
+def _host(node: Node) -> Iterator[Edge]:
+    """The host's memory, one link because reads and writes share its channels, and the drives.
+
+    Of several sockets each has an equal part of the channels, to which what is plugged into it copies.
+    """
+    if node.host_memory_bandwidth_Bps is None:
+        return
+    sockets = node.sockets.count
+    if sockets > 1:
+        each_Bps = node.host_memory_bandwidth_Bps / sockets
+        for i in range(sockets):
+            yield Edge(f"cpu{i}.memory", "memory", f"cpu{i}", "host", each_Bps, 0.0)
+    yield Edge("memory", "memory", "host", "memory", node.host_memory_bandwidth_Bps, 0.0)
+    if node.nvme.count:
+        write_Bps, read_Bps = node.nvme.count * node.nvme.write_Bps, node.nvme.count * node.nvme.read_Bps
+        yield Edge("nvme:tx", "nvme", "host", "nvme", write_Bps, NVME_LATENCY_s)
+        yield Edge("nvme:rx", "nvme", "nvme", "host", read_Bps, NVME_LATENCY_s)
