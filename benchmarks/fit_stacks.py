@@ -1,7 +1,7 @@
-"""Fit shipped stacks anew, or a stack of one's own: python benchmarks/fit_stacks.py [NAME or FILE.yaml ...] [--rows FILE.csv]
+"""Fit shipped stacks anew, or one's own: python benchmarks/fit_stacks.py [NAME or FILE.yaml ...] [--rows FILE.csv]
 
-Of each stack the parameters that its file sets are moved to the rows (of `validate collectives`, or of FILE.csv) that
-name it and have as many GPUs as its key `fitted.n_gpus` says; the file is written anew.
+Of each stack the parameters that its key `fitted.begun` lists are moved to the rows (of `validate collectives`, or of
+FILE.csv) that name it and have as many GPUs as `fitted.n_gpus` says; the file is written anew.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def main() -> None:
             continue
         fitted = stacks.fit(stack, cases[stack.name])
         catalog.find("stack", name).write_text(HEADER + as_yaml(fitted.model_dump(exclude_unset=True)))
-        print(name, fitted.fitted, flush=True)
+        found = fitted.fitted
+        print(name, found and found.model_dump(exclude={"begun"}), flush=True)
 
 
 def by_stack(table: Path) -> dict[str, list[tuple[Case, float]]]:

@@ -19,19 +19,21 @@ from simulator.validation.record import patterns_of
 #: The search goes down into the nearest valley: it begins at the file's own values, and at the best so many of many
 #: others, whose values are those multiplied at random by e^-SPREAD to e^SPREAD.
 STARTS, TRIED, SPREAD = 6, 400, 2.0
-#: What a parameter's distance from the file's value costs, per unit of its logarithm: what rows do not show stays.
-STAYS = 1e-3
+#: What a parameter's distance from where it began costs, per unit of its logarithm, so that what rows do not show
+#: stays: rows of one number of GPUs tell little of what a start takes and what a hop.
+STAYS = 0.003
 
 
 def fit(stack: Stack, measured: Sequence[tuple[Case, float]]) -> Stack:
-    """The stack with the parameters that it sets moved to where rows of ``stack.fitted.n_gpus`` GPUs are met best, and
-    how far it is from them and, apart, from the others. ``measured``: cases and their seconds."""
+    """The stack with the parameters moved from where ``stack.fitted.begun`` has them to where rows of
+    ``stack.fitted.n_gpus`` GPUs are met best, and how far it is from them and, apart, from the others. ``measured``:
+    cases and their seconds."""
     assert stack.fitted is not None
-    n_gpus = stack.fitted.n_gpus
+    n_gpus, begun = stack.fitted.n_gpus, stack.fitted.begun
     own = [(case, seconds) for case, seconds in measured if len(case.ranks) == n_gpus]
     others = [(case, seconds) for case, seconds in measured if len(case.ranks) != n_gpus]
     candidates = [patterns_of(case) for case, _ in own]
-    given = {name: float(getattr(stack.parameters, name)) for name in sorted(stack.parameters.model_fields_set)}
+    given = {name: float(value) for name, value in begun.model_dump(exclude_unset=True).items()}
     limits = {name: (0.0, 1.0) for name in given if name.endswith(("efficiency", "fraction"))}
 
     def loss(constants: Constants) -> float:
@@ -54,6 +56,7 @@ def fit(stack: Stack, measured: Sequence[tuple[Case, float]]) -> Stack:
         for key, some in errors.items()
         if some
     }
+    fitted["begun"] = begun.model_dump(exclude_unset=True)
     return Stack.model_validate({**best.model_dump(exclude_unset=True), "fitted": fitted})
 
 
@@ -69,6 +72,5 @@ def errors_of(
 
 
 def changed(stack: Stack, constants: Mapping[str, float]) -> Stack:
-    """The stack with parameters replaced."""
-    parameters = {**stack.parameters.model_dump(exclude_unset=True), **constants}
-    return stack.model_copy(update={"parameters": Parameters.model_validate(parameters)})
+    """The stack with these parameters."""
+    return stack.model_copy(update={"parameters": Parameters.model_validate(constants)})

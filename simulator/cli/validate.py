@@ -207,7 +207,8 @@ def _sets(result: Mapping[str, Any]) -> list[str]:
         ]
         lines.append(f"  {entry['stack']}: {', '.join(sets)}")
     lines += [
-        f"  {part['part']}: {part['geometric_mean']:.1%} ({part['n']}), max {part['max_abs']:.0%}, bias {part['bias']:+.1%}"
+        f"  {part['part']}: {part['geometric_mean']:.1%} ({part['n']}), "
+        f"max {part['max_abs']:.0%}, bias {part['bias']:+.1%}"
         for part in result["parts"]
         if part["n"]
     ]

@@ -40,6 +40,8 @@ class Parameters(Section):
     """share of the NVLinks' line rate where the switches add and multicast [nvlink_efficiency]"""
     ll_fraction: Fraction = 0.5
     """of simple's bandwidth that LL reaches [1/2: half of what it sends is flags]"""
+    ll128_most_bytes: Positive | None = None
+    """what a link carries at most with LL128, be simple faster or not: where NCCL's tuner leaves it [none]"""
     half_bytes: NotNegative = 0.0
     """a flow of x bytes takes 1 + sqrt(half_bytes / x) times its time at full bandwidth, as its pipeline fills [0]"""
     full_bytes: Positive | None = None
@@ -67,6 +69,9 @@ class Fitted(Section):
     """those rows"""
     others: Errors | None = None
     """rows of other numbers of GPUs, which were only predicted"""
+    begun: Parameters
+    """what the parameters were expected to be: data sheets, and what a profile has for the same GPU; the search begins
+    there and is held near it"""
 
 
 class Stack(Section):

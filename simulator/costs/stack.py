@@ -69,4 +69,5 @@ def _protocol(given: Parameters, name: ProtocolName, hop_s: float, share: float 
         bandwidth_fraction=fractions[name] * share,
         half_bytes=given.half_bytes if name == "simple" else 0.0,
         full_bytes=given.full_bytes if name == "simple" else None,
+        most_bytes=given.ll128_most_bytes if name == "ll128" else None,
     )

@@ -108,8 +108,8 @@ def geometric_mean(errors: Iterable[float]) -> float | None:
 
 
 def score(compared: Sequence[Compared], bounds: Bounds, *, name: str = NAME) -> dict[str, Any]:
-    """The suite's JSON: the figures of `summarise` for the first part, its geometric means, every part and stack, and the
-    floor. A user's rows, under another ``name``, are bound by ``bounds`` alone.
+    """The suite's JSON: the figures of `summarise` for the first part, its geometric means, every part and stack, and
+    the floor. A user's rows, under another ``name``, are bound by ``bounds`` alone.
 
     Rows without a time cannot be compared and do not count among the skipped ones that fail a suite.
     """
@@ -183,7 +183,7 @@ def _stacks(rows: Sequence[Compared]) -> list[dict[str, Any]]:
 
 
 def floor(rows: Sequence[Compared]) -> dict[str, Any]:
-    """The spread of rows that measure one thing on equal hardware: no model of the hardware alone is nearer to all of them.
+    """The spread of rows that measure one thing on equal hardware: no model of the hardware alone is nearer to all.
 
     ``geometric_mean`` is of their distances from the geometric mean of their group.
     """

@@ -1,7 +1,7 @@
 """The suite of published collectives: rows of nccl-tests and the like as operations on a cluster with a stack.
 
-Columns are those of ``data/collectives.csv``; a user's table has the same, and may say ``cluster`` and ``stack`` by name
-where ``hardware`` is no text of the table of aliases, ``data/collectives-hardware.yaml``.
+Columns are those of ``data/collectives.csv``; a user's table has the same, and may say ``cluster`` and ``stack`` by
+name where ``hardware`` is no text of the table of aliases, ``data/collectives-hardware.yaml``.
 """
 
 from __future__ import annotations
@@ -128,7 +128,10 @@ def measured_s(row: Row) -> float:
 
 
 def size_bytes(row: Row) -> float:
-    """Bytes of the message; of an exchange of experts, what one rank sends or gets in all. Raises `UnsupportedError`."""
+    """Bytes of the message; of an exchange of experts, what one rank sends or gets in all.
+
+    Raises `UnsupportedError`.
+    """
     text = row.get("size", "")
     if not text and row["op"] in ("p2p", "hd_copy"):
         return LARGE_BYTES
