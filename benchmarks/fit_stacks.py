@@ -13,10 +13,13 @@ from calibration.fit import stacks
 from calibration.fit.writer import as_yaml
 from simulator.config import catalog
 from simulator.config.stack import load_stack
+from simulator.network.collectives import bus_factor
 from simulator.validation import collectives
 from simulator.validation.collectives import Case
-from simulator.validation.rows import UnsupportedError
+from simulator.validation.rows import Row, UnsupportedError
 
+#: A busbw is printed to 0.01 or 0.1 GB/s.
+CLEAR_GBps = 10.0
 HEADER = """\
 # How collectives run on one installation, in a few physical parameters (`simulator.config.stack` says what each is, and
 # what one that is left out is taken for). Written by benchmarks/fit_stacks.py from rows of `validate collectives`.
@@ -44,12 +47,21 @@ def by_stack(table: Path) -> dict[str, list[tuple[Case, float]]]:
     found: dict[str, list[tuple[Case, float]]] = {}
     for row in collectives.measurements(table):
         try:
-            case, seconds = collectives.case_of(row), collectives.measured_s(row)
+            case = collectives.case_of(row)
+            seconds = collectives.measured_s(row) if row["latency_us"] or row["algbw"] else by_busbw(row, case)
         except UnsupportedError:
             continue
         if case.stack is not None and case.part in collectives.PARTS[:2]:
             found.setdefault(case.stack.name, []).append((case, seconds))
     return found
+
+
+def by_busbw(row: Row, case: Case) -> float:
+    """Seconds by a printed busbw, where that says enough. Raises `UnsupportedError`."""
+    busbw = float(row["busbw"] or 0)
+    if busbw < CLEAR_GBps:
+        raise UnsupportedError("its busbw is mostly rounding")
+    return case.nbytes * bus_factor(case.op, len(case.ranks)) / (busbw * 1e9)
 
 
 if __name__ == "__main__":
