@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,7 @@ from simulator import model
 from simulator.analysis.activity import activity
 from simulator.analysis.advice import advice
 from simulator.analysis.holdings import holdings
-from simulator.analysis.memory import RankMemory, memory_of_ranks
+from simulator.analysis.memory import RankMemory, fullest, memory_of_ranks
 from simulator.analysis.metrics import bubble, peak_activations
 from simulator.analysis.rehearsal import times_of
 from simulator.analysis.report import Job, StepFlops, report
@@ -76,17 +77,27 @@ def _until_steady(
 class Result:
     """One simulated training step.
 
-    Of schedules whose claim is of steps that follow one another ``spans`` is one period between them, and ``steady``
-    what it was cut out of. ``program`` is all that was played.
+    ``profiles``: type of GPU -> its profile. Of schedules whose claim is of steps that follow one another ``spans`` is
+    one period between them, and ``steady`` what it was cut out of. ``program`` is all that was played.
     """
 
     workload: Workload
-    profile: Profile
+    profiles: Mapping[str, Profile]
     cluster: Cluster
     costs: Costs
     program: Program
     spans: Timeline
     steady: Steady | None = None
+
+    @cached_property
+    def gpus(self) -> tuple[str, ...]:
+        """The type of every rank's GPU."""
+        return tuple([gpu.type for gpu in self.cluster.gpus[: self.workload.n_ranks]])
+
+    @property
+    def capacities(self) -> dict[int, float]:
+        """Simulated rank -> bytes of its GPU's memory."""
+        return {rank: self.profiles[self.gpus[rank]].gpu_spec.memory_bytes.value for rank in self.spans.ranks}
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -114,13 +125,14 @@ class Result:
     @cached_property
     def memories(self) -> tuple[RankMemory, ...]:
         """Every simulated rank at its fullest."""
-        return self.memories_within(self.profile.gpu_spec.memory_bytes.value)
+        return self._memories(self.capacities)
 
     def memories_within(self, capacity_bytes: float) -> tuple[RankMemory, ...]:
         """Every simulated rank at its fullest, on GPUs of so much memory."""
-        played = self.spans if self.steady is None else self.steady.played
-        held = holdings(self.workload, played.ranks)
-        return memory_of_ranks(played, held, capacity_bytes)
+        return self._memories(dict.fromkeys(self.spans.ranks, capacity_bytes))
+
+    def _memories(self, capacities: Mapping[int, float]) -> tuple[RankMemory, ...]:
+        return memory_of_ranks(self.played, holdings(self.workload, self.played.ranks), capacities)
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -151,9 +163,7 @@ class Result:
         """A picture of the fullest GPU's memory over the step; into ``ax`` where given."""
         from simulator.output.memory_plot import memory_plot
 
-        played = self.spans if self.steady is None else self.steady.played
-        capacity = self.profile.gpu_spec.memory_bytes.value
-        return memory_plot(played, self.memories, capacity, ax, title=self.workload.name)
+        return memory_plot(self.played, self.memories, ax, title=self.workload.name)
 
     def save_trace(self, path: str | Path, ranks: Sequence[int] | None = None) -> None:
         """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz.
@@ -181,10 +191,10 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     ``set`` changes dotted keys first, such as ``{"parallelism.pp": 4}``. Raises `InputError` on what cannot be used.
     """
     job = workload if isinstance(workload, Workload) and not set else load_workload(workload, set or {})
-    profile = load_profile(job.calibration)
+    profiles = {gpu: load_profile(name) for gpu, name in job.calibrations.items()}
     cluster = build_cluster(job.cluster)
     network = load_stack(job.stack) if job.stack else None
-    costs = Costs.from_profile(profile, job.training.implementation, network)
+    costs = Costs.from_profiles(profiles, job.training.implementation, network)
     schedule, shortcuts = job.parallelism.plan, job.simulation.model_dump()
     times = None if schedule.search is None else _rehearsed(job, cluster, costs)
 
@@ -197,9 +207,9 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     together = job.parallelism.data_parallel != "async"
     if together and not schedule.steady:
         program = build(1)
-        return Result(job, profile, cluster, costs, program, play(program))
+        return Result(job, profiles, cluster, costs, program, play(program))
     program, found = _until_steady(build, play, job.microbatches, together=together)
-    return Result(job, profile, cluster, costs, program, found.period, found)
+    return Result(job, profiles, cluster, costs, program, found.period, found)
 
 
 def _rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
@@ -225,25 +235,26 @@ def _rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
 
 def _needed_bytes(workload: Workload) -> float:
     """Device memory of the fullest rank, from a step of its own."""
-    return max(memory.total for memory in run(workload).memories)
+    return fullest(run(workload).memories).total
 
 
 def _job(result: Result) -> Job:
-    workload, profile, timeline = result.workload, result.profile, result.spans
+    workload, timeline = result.workload, result.spans
+    profiles = [result.profiles[gpu] for gpu in result.cluster.gpu_types(range(workload.n_ranks))]
+    precision = workload.training.precision
+    peaks = {gpu: one.gpu_spec.peak_flops_per_s[precision].value for gpu, one in result.profiles.items()}
     pipelines = result.program.groups.get("pp") or tuple((rank,) for rank in range(timeline.n_ranks))
-    spec = profile.gpu_spec
     return Job(
         workload=workload,
-        peak_flops_per_s=spec.peak_flops_per_s[workload.training.precision].value,
-        capacity_bytes=spec.memory_bytes.value,
+        peak_flops_per_s=sum(peaks[gpu] * count for gpu, count in Counter(result.gpus).items()) / workload.n_ranks,
         calibration={
-            "name": profile.name,
-            "gpu": profile.gpu,
-            "date": profile.date,
-            "source": "; ".join(profile.sources.values()),
-            "kind": profile.kind,
+            "name": ", ".join(one.name for one in profiles),
+            "gpu": ", ".join(one.gpu for one in profiles),
+            "date": ", ".join(dict.fromkeys(one.date for one in profiles)),
+            "source": "; ".join(dict.fromkeys(source for one in profiles for source in one.sources.values())),
+            "kind": ", ".join(dict.fromkeys(one.kind for one in profiles)),
             **({"stack": workload.stack} if workload.stack else {}),
-            "kernel_time_priced_by": priced_by(result.program, result.costs, workload.cluster.node.gpus.type),
+            "kernel_time_priced_by": priced_by(result.program, result.costs, result.gpus),
         },
         parameters=model.parameters(workload),
         active_parameters=model.active_parameters(workload),
@@ -254,7 +265,7 @@ def _job(result: Result) -> Job:
         ),
         pipelines=[tuple(timeline.simulated_as[rank] for rank in pipeline) for pipeline in pipelines],
         memories=result.memories,
-        advice=advice(result.memories, spec.memory_bytes.value, workload, _needed_bytes),
+        advice=advice(result.memories, workload, _needed_bytes),
         pipeline_rank=layout(workload).pipeline_rank,
     )
 

@@ -155,7 +155,7 @@ def _play_beside(
 class LinkUse:
     """One (class of) link: ``count`` equal links, each of which carried ``nbytes`` through ``capacity_Bps``.
 
-    ``leaves_gpu``: it is the first hop of what a GPU sends.
+    ``leaves_gpu``: it is the first hop of what a GPU sends. ``by_purpose``: its bytes, by what they were for.
     """
 
     name: str
@@ -164,6 +164,48 @@ class LinkUse:
     nbytes: float
     capacity_Bps: float
     leaves_gpu: bool = False
+    by_purpose: Mapping[str, float] = field(default_factory=dict)
+
+    def per(self, steps: int) -> LinkUse:
+        """What it carried in each of ``steps`` equal steps."""
+        by_purpose = {purpose: nbytes / steps for purpose, nbytes in self.by_purpose.items()}
+        return replace(self, nbytes=self.nbytes / steps, by_purpose=by_purpose)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Transfers of one kind on a link while it was full and held somebody up.
+
+    Whose they are: ``job`` (empty: nobody's, background traffic), the ``axis`` of their groups, what they do.
+    ``at_once``: the most of them that crossed it together. ``seconds``: for how long any of them met others, or each
+    other, there. ``lost_s``: how much longer one of them took in that time than without others, where this link was
+    what held it up; the mean of those that were there at once.
+    """
+
+    job: str
+    axis: str
+    op: str
+    at_once: float
+    seconds: float
+    lost_s: float
+
+
+@dataclass(frozen=True)
+class Contention:
+    """Who met on one (class of) link, ``count`` equal ones. A transfer that several links held up alike lost the same
+    time on each of them."""
+
+    link: str
+    kind: str
+    count: int
+    flows: tuple[Meeting, ...]
+
+    def per(self, steps: int) -> Contention:
+        """What was lost in each of ``steps`` equal steps."""
+        return replace(
+            self,
+            flows=tuple(replace(flow, seconds=flow.seconds / steps, lost_s=flow.lost_s / steps) for flow in self.flows),
+        )
 
 
 @dataclass(frozen=True)
@@ -179,6 +221,7 @@ class Timeline:
     ``algorithms``: purpose of communication -> algorithm that sent the most bytes.
     ``stretched``: span index -> exact row start and end times, for spans that did not run straight through at full
     speed. Seconds.
+    ``clocks_hz``: simulated rank -> clock of its SMs, where a power limit decides that.
     ``period_s``: of a `cut`, the time between steps that follow each other; each rank has a window of its own.
     ``own_period_s``: that of simulated ranks which do not wait for all others, where they differ.
     """
@@ -205,10 +248,12 @@ class Timeline:
     workspace_bytes: Floats
     stretched: dict[int, tuple[Floats, Floats]] = field(default_factory=dict)
     links: tuple[LinkUse, ...] = ()
+    contention: tuple[Contention, ...] = ()
     simulated_as: tuple[int, ...] = ()
     algorithms: dict[str, str] = field(default_factory=dict)
     events: int = 0
     wall_s: float = 0.0
+    clocks_hz: dict[int, float] = field(default_factory=dict)
     period_s: float | None = None
     own_period_s: dict[int, float] = field(default_factory=dict)
 
@@ -297,7 +342,8 @@ class Timeline:
             start_s=np.maximum(kept.start_s, low) - origin,
             end_s=np.minimum(kept.end_s, high) - origin,
             stretched={at: (start - origin, end - origin) for at, (start, end) in kept.stretched.items()},
-            links=tuple(replace(link, nbytes=link.nbytes / steps) for link in self.links),
+            links=tuple(link.per(steps) for link in self.links),
+            contention=tuple(met.per(steps) for met in self.contention),
             period_s=period_s,
         )
 

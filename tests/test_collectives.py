@@ -327,7 +327,7 @@ def test_patterns_are_the_sums_of_their_hops(name: str, op: str, algorithm: str)
     """Groups that sit alike in their nodes share one list of hops. On each of them, adding up the routes of the hops
     that the algorithm gives for the group itself must come to the same bytes per link and the same latency."""
     built = build_cluster(load_cluster(CLUSTERS[name]))
-    n, per_node = len(built.gpus), built.gpus_per_node
+    n, per_node = len(built.gpus), built.spec.gpus_per_node
     groups = [
         range(n),
         range(n // 2, n),

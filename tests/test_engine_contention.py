@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from calibration.fit.interference import race
+from simulator.cluster import build_cluster
 from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.engine.invariants import check
@@ -234,6 +235,44 @@ def test_without_interference_kernels_run_at_full_speed() -> None:
     """The same program where dp takes nothing, or another purpose does: 0.5 + 4 seconds."""
     for costs in (IDEAL, slowed(dp=1.0), slowed(tp=0.5), slowed(pp=0.5)):
         assert ends(play(beside(2, (4.0,), 1e9), costs))["layers"] == pytest.approx(4.5, rel=1e-12)
+
+
+@pytest.mark.parametrize("queues", [True, False])
+@pytest.mark.parametrize(
+    ("op", "nodes", "seconds"),
+    [
+        # Of NCCL: at half speed for as long as it lasts, about 1 s, in which half a second of work gets done.
+        ("all_reduce", 2, 2.0 - 0.5 + 1.0),
+        # By copy engines and CPUs: whatever its purpose, it slows no kernel and waits for none.
+        ("push", 1, 2.0),
+        ("pull", 1, 2.0),
+        ("to_host", 1, 2.0),
+        ("from_host", 1, 2.0),
+    ],
+)
+def test_only_what_nccl_carries_holds_sms(op: str, nodes: int, seconds: float, queues: bool) -> None:
+    """Two seconds of kernels beside a second of communication of purpose dp, posted at the same time."""
+    text = f"""
+program name=servers
+block 0 name=layers
+  compute k0 F fixed seconds=1.0
+  compute k1 F fixed seconds=1.0
+role worker ranks=0-{nodes - 1}
+  lane compute
+    step layers block=0 phase=F
+  lane beside
+    step beside
+      comm beside {op} nbytes=1e9 axis=dp purpose=dp
+"""
+    groups = ["group dp 0,1"] if nodes == 2 else ["group dp 0"]
+    program = replace(from_text(text + "\n".join(groups)), servers=(1,))
+    spec = nic_cluster(2).spec
+    node = spec.node.model_copy(update={"host_memory_bandwidth_Bps": 1e12})
+    cluster = build_cluster(spec.model_copy(update={"node": node}))
+    costs = replace(IDEAL, beside=ByPurpose({"dp": 0.5}, queues))
+    timeline = simulate(program, cluster, costs)
+    assert ends(timeline)["layers"] == pytest.approx(seconds, rel=0.01)
+    assert ends(timeline)["beside"] > 0.001
 
 
 def test_the_slowest_of_two_interferences_counts() -> None:

@@ -120,8 +120,8 @@ def alpha_beta(result: Result, algorithm: str, n: int, op: str, size: float) -> 
     """Seconds of a collective of ``n`` GPUs of a node on an idle network: latency (links and software) of its hops,
     plus bytes over bandwidth, from the profile's constants alone. See `simulator.network.pattern.timed`."""
     assert algorithm == "ring"
-    link = result.cluster.spec.node.nvlink
-    transport = result.profile.transports["nvlink"]
+    link = result.cluster.spec.kinds[0].nvlink
+    transport = next(iter(result.profiles.values())).transports["nvlink"]
     steps = 2 * (n - 1) if op == "all_reduce" else n - 1
     times = []
     for protocol in transport.protocols.values():

@@ -159,6 +159,6 @@ def _machines(cases: Cases) -> list[Mapping[str, object]]:
 def _cluster_of(gpu: str) -> str:
     """A shipped cluster of such GPUs, for the links of its nodes."""
     for name in names("cluster"):
-        if load_cluster(name).node.gpus.type == gpu:
+        if load_cluster(name).gpu_types == (gpu,):
             return name
     raise InputError("no shipped cluster has such GPUs", key="gpu", found=gpu)

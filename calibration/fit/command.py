@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from calibration.fit import collectives, interference, kernels, launch, picture
+from calibration.fit import collectives, interference, kernels, launch, picture, power
 from calibration.fit.cases import MEASURED, Cases, read
 from calibration.fit.part import Point, residuals
 from calibration.fit.writer import written
@@ -25,7 +25,7 @@ from simulator.errors import InputError
 EXAMPLE = """examples:
   python -m calibration fit calibration/measurements/h100-sxm-80gb --out h100-sxm-80gb.yaml --plots plots
   python -m calibration fit aiconfigurator/a100 --base a100-sxm-80gb --out a100-sxm-80gb.yaml"""
-PARTS = (kernels.fit, launch.fit, collectives.fit, interference.fit)
+PARTS = (kernels.fit, launch.fit, collectives.fit, interference.fit, power.fit)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def fit(cases: Cases, base: Profile, name: str) -> tuple[Profile, list[Point]]:
     """The profile that ``cases`` give and the points behind it; raises `InputError` where they are of another GPU."""
-    data = base.model_dump(exclude_none=True) | {"name": name}
+    data = base.model_dump(exclude_none=True, exclude={"like"}) | {"name": name}
     if cases.environments:
         provenance = _provenance(cases, base)
         data |= {"provenance": provenance, "date": provenance["date"], "kind": "measured"}

@@ -147,6 +147,45 @@ class Bench:
         series = {name: [state.get(name) for state in states] for name in (states[0] if states else ())}
         return {**summary(late), "series_s": [float(f"{s:.5g}") for s in samples], **series}
 
+    def shared(self, work: Work, other: Work, seconds: float, share: float, period_s: float) -> Row:
+        """As `sustained`, of ``work`` that has about ``share`` of the time of every period, and ``other`` the rest.
+
+        ``share`` in the row is what it had; seconds of a run of ``other`` are ``other_s``.
+        """
+        if not self.cuda:
+            return self.device_time(work)
+        counts = [
+            max(1, round(part * period_s / self._estimate(one)[0])) for one, part in ((work, share), (other, 1 - share))
+        ]
+        time.sleep(0.5)
+        marks: list[list[torch.cuda.Event]] = []
+        states: list[dict[str, object]] = []
+        began = read = time.monotonic()
+        while time.monotonic() - began < seconds:
+            marks.append([torch.cuda.Event(enable_timing=True) for _ in range(3)])
+            marks[-1][0].record()
+            for mark, one, count in zip(marks[-1][1:], (work, other), counts, strict=True):
+                for i in range(count):
+                    one.run(i % one.sets)
+                mark.record()
+            if len(marks) > 2:
+                marks[-3][2].synchronize()  # at most two periods are queued
+                if time.monotonic() - read > 0.05:
+                    states.append(self.telemetry.read())
+                    read = time.monotonic()
+        self.synchronize()
+        busy, rest = ([a[n].elapsed_time(a[n + 1]) * 1e-3 for a in marks] for n in (0, 1))
+        late = len(marks) // 2
+        whole = marks[late][0].elapsed_time(marks[-1][2]) * 1e-3
+        series = {name: [state.get(name) for state in states] for name in (states[0] if states else ())}
+        return {
+            **summary([s / counts[0] for s in busy[late:]]),
+            "share": float(f"{sum(busy[late:]) / whole:.4g}"),
+            "other_s": float(f"{statistics.median(rest[late:]) / counts[1]:.4g}"),
+            "series_s": [float(f"{s / counts[0]:.5g}") for s in busy],
+            **series,
+        }
+
     def kernels(self, work: Work) -> list[list[Scalar]]:
         """Names and seconds (medians of 3 runs) of the kernels of a run, in order, from the profiler."""
         if not self.cuda:

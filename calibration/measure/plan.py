@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from calibration.measure import attention, collectives, copies, interference, kernels, launch, matmul, memory, sustained
+from calibration.measure import (
+    attention,
+    collectives,
+    copies,
+    interference,
+    kernels,
+    launch,
+    matmul,
+    memory,
+    shared,
+    sustained,
+)
 from calibration.measure.case import Case, Level, shuffled
 
 #: Kinds that one GPU suffices for. Host costs come first, before a profiler has run.
@@ -15,6 +26,7 @@ ALONE = {
     "attention": attention,
     "memory": memory,
     "sustained": sustained,
+    "shared": shared,
 }
 TOGETHER = {"collective": collectives, "interference": interference}
 KINDS = (*ALONE, *TOGETHER, "kernels")

@@ -13,7 +13,7 @@ import traceback
 import torch
 import torch.distributed as dist
 
-from calibration.measure import collectives, interference, plan
+from calibration.measure import collectives, interference, plan, shared
 from calibration.measure.bench import Bench, Row
 from calibration.measure.case import Case, UnavailableError, Work
 from calibration.measure.gpu import environment
@@ -81,6 +81,10 @@ def _measured(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Cas
     if case.kind == "kernels":
         of = by_key[str(case.params["of"])]
         return {"kernels": bench.kernels(plan.ALONE[of.kind].prepare(of, bench))}
+    if case.kind == "shared":
+        product, other = shared.prepare(case, bench)
+        parts = (float(case.params[name]) for name in ("seconds", "share", "period_s"))
+        return {"flops": product.flops, "bytes": product.nbytes, **bench.shared(product, other, *parts)}
     work = plan.ALONE[case.kind].prepare(case, bench)
     match case.kind:
         case "launch":

@@ -25,8 +25,9 @@ ranks             a list, one per rank in order:
   memory          {steady_allocated_bytes, peak_allocated_bytes, peak_reserved_bytes, first_step_peak_allocated_bytes}:
                   torch.cuda.max_memory_allocated over the timed steps and over all steps, reserved over all, and
                   the peak of the first step (when the optimizer's state is made); empty without GPUs
-  clocks          {sm_mhz: {median, min, max}, power_w: {..}, temp_c: {..}, throttle: [reasons seen]} while timed;
-                  empty without NVML
+  clocks          {sm_mhz: {median, min, max}, power_w: {..}, temp_c: {..}, throttle: [reasons seen]} of the timed
+                  steps, read in each when the host has issued it; power is the driver's mean over a second; empty
+                  without NVML
   profile         of the one profiled step kept, the last: {span_s (first start to last end on the GPU), busy_s (some
                   kernel runs), exposed_s (communication runs and no other kernel), exposed: {kind: s}, step_s (wall,
                   under the profiler)}

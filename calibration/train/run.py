@@ -70,11 +70,10 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
     for number in range(length.most):
-        seconds, wall, loss = _timed(trainer.step, cuda=cuda)
+        seconds, wall, loss = _timed(trainer.step, lambda: run.telemetry.append(telemetry.read()), cuda=cuda)
         losses.append(loss)
         run.events.append(seconds)
         run.wall.append(wall)
-        run.telemetry.append(telemetry.read())
         if number + 1 >= length.least and _agreed(time.perf_counter() - began > length.seconds, groups, device):
             break
     if cuda:
@@ -85,7 +84,7 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
     walls: list[float] = []
 
     def step() -> None:
-        _, wall, loss = _timed(trainer.step, cuda=cuda)
+        _, wall, loss = _timed(trainer.step, lambda: None, cuda=cuda)
         walls.append(wall)
         losses.append(loss)
 
@@ -97,21 +96,26 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
     return run
 
 
-def _timed(step: Callable[[], torch.Tensor], *, cuda: bool) -> tuple[float, float, torch.Tensor]:
+def _timed(
+    step: Callable[[], torch.Tensor], issued: Callable[[], object], *, cuda: bool
+) -> tuple[float, float, torch.Tensor]:
     """(seconds between events on the stream, seconds on the host, loss) of a step that starts on an idle GPU.
 
-    The host runs ahead of the GPU within a step and waits at its end, as where a training loop logs its loss.
+    The host runs ahead of the GPU within a step and waits at its end, as where a training loop logs its loss; before,
+    it calls ``issued``, while the GPU is still at work: at the end of a step clocks are those of the optimizer.
     """
     if not cuda:
         began = time.perf_counter()
         loss = step()
         seconds = time.perf_counter() - began
+        issued()
         return seconds, seconds, loss
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     began = time.perf_counter()
     start.record()
     loss = step()
     end.record()
+    issued()
     torch.cuda.synchronize()
     return start.elapsed_time(end) * 1e-3, time.perf_counter() - began, loss
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from simulator.cli import check, collective, listing, run, schedule, topology, validate
+from simulator.cli import check, collective, importing, listing, run, schedule, topology, validate
 from simulator.cli.streams import complain, flushed, open_streams, signals_raise
 from simulator.errors import DeadlockError, InputError
 
@@ -24,6 +24,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "validate": validate.command,
     "topology": topology.command,
     "collective": collective.command,
+    "import": importing.command,
 }
 
 app = typer.Typer(

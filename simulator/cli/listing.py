@@ -13,6 +13,7 @@ from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import console, table
 
 Rows = list[dict[str, Any]]
+PEAKS: tuple[Literal["bf16", "fp16", "fp8"], ...] = ("bf16", "fp16", "fp8")
 
 
 def command(
@@ -77,8 +78,8 @@ def _topologies() -> Rows:
     rows = []
     for name in catalog.names("cluster"):
         cluster = load_cluster(name)
-        node, fabric = cluster.node, cluster.fabric
-        rows.append(
+        fabric = cluster.fabric
+        rows += [
             {
                 "name": name,
                 "gpus_per_node": node.gpus.count,
@@ -87,7 +88,8 @@ def _topologies() -> Rows:
                 "network_cards": f"{node.nics.count} x {node.nics.bandwidth_bps / 1e9:.0f} Gb/s {fabric.transport}",
                 "fabric": f"{fabric.kind}, {fabric.tiers} tiers of {fabric.radix} ports",
             }
-        )
+            for node in cluster.kinds
+        ]
     return rows
 
 
@@ -104,13 +106,15 @@ def _gpus() -> Rows:
                 "name": profile.gpu,
                 **{
                     f"{dtype}_TFLOP/s": round(spec.peak_flops_per_s[dtype].value / 1e12)
-                    for dtype in ("bf16", "fp16")
                     if dtype in spec.peak_flops_per_s
+                    else "-"
+                    for dtype in PEAKS
                 },
                 "memory_GiB": round(spec.memory_bytes.value / 2**30, 1),
                 "memory_GB/s": round(spec.memory_bandwidth_Bps.value / 1e9),
                 "SMs": spec.sms,
                 "profile": name,
+                "kind": profile.kind,
             }
         )
     return rows
@@ -122,7 +126,14 @@ def _profiles() -> Rows:
 
     profiles = {name: load_profile(name) for name in catalog.names("profile")}
     return [
-        {"name": name, "gpu": profile.gpu, "kind": profile.kind, "date": profile.date, "sources": len(profile.sources)}
+        {
+            "name": name,
+            "gpu": profile.gpu,
+            "kind": profile.kind,
+            "like": profile.like or "-",
+            "date": profile.date,
+            "sources": len(profile.sources),
+        }
         for name, profile in profiles.items()
     ]
 

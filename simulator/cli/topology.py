@@ -37,7 +37,7 @@ def command(
       llmsim topology dgx_h100 --nodes 64
     """
     from simulator.cluster import build_cluster
-    from simulator.config.cluster import load_cluster
+    from simulator.config.cluster import describe_nodes, load_cluster
 
     spec = load_cluster(cluster, nodes=nodes)
     check_outputs({"--json": json, "--plot": plot}, {"--plot": PICTURES})
@@ -88,9 +88,7 @@ def command(
     from simulator.cli.terminal import console, table
 
     out = console()
-    out.print(
-        f"{built.name}: {spec.nodes} nodes x {spec.node.gpus.count} {spec.node.gpus.type} = {len(built.gpus)} GPUs"
-    )
+    out.print(f"{built.name}: {describe_nodes(spec)} = {len(built.gpus)} GPUs")
     out.print(f"fabric: {spec.fabric.kind}, {spec.fabric.transport}, {built.switches.tiers} tier(s) of switches")
     out.print(f"bisection: {bisection / GB:,.0f} GB/s in each direction")
     out.print(table(_link_rows(built), "Links, each with both directions"))
@@ -99,9 +97,11 @@ def command(
 
 def _examples(cluster: Cluster) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """One route of each kind there is: to a neighbour, to the next node, to another GPU there, to the last node."""
-    per_node, last = cluster.gpus_per_node, len(cluster.gpus) - 1
+    last = len(cluster.gpus) - 1
+    first = cluster.node_of(0)
+    beyond = cluster.gpus_of(first).stop
     seen: set[int] = {0}
-    for other in (1, per_node, per_node + 1, last - per_node + 1, last):
+    for other in (1, beyond, beyond + 1, cluster.gpus_of(cluster.node_of(last)).start, last):
         if other <= last and other not in seen:
             seen.add(other)
             yield 0, other, cluster.route(0, other)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, model_validator
 
 from simulator.config import catalog
 from simulator.config.cited import Amount, Cited, Figure, Fraction, NotNegative, Positive
 from simulator.config.files import AsTuple, Section, Whole, as_mapping, parse_yaml, read_text, validated
+from simulator.config.likeness import completed
 from simulator.config.transport import Transport
 from simulator.errors import InputError
 
@@ -54,6 +56,9 @@ MemoryClass = Literal[
 Implementation = Literal["eager", "fused", "compiled"]
 #: What the host issues, as far as it takes differently long; other: elementwise, copies, reductions.
 LaunchClass = Literal["matmul", "attention", "norm", "other"]
+
+#: What differs in what it draws and in how far the clock matters to it.
+LoadClass = Literal["matmul", "attention", "memory", "communication"]
 
 Range = Annotated[tuple[Whole, Whole], AsTuple]
 
@@ -119,7 +124,7 @@ class MatmulModel(Cited):
     layout_speed: dict[MatrixDtype, dict[Role, Figure]]
     """speed of forward, data and weight gradient by type, relative to the peak of the type and the tile's efficiency"""
     grouped: GroupedModel
-    fitted_range: dict[MatrixDtype, dict[Size, Range]]
+    fitted_range: dict[MatrixDtype, dict[Size, Range]] = Field(default_factory=dict)
     """smallest and largest sizes that were measured, by type; types that were not are missing"""
 
     @model_validator(mode="after")
@@ -141,7 +146,7 @@ class AttentionCurve(Cited):
     """for long sequences"""
     half_length: NotNegative
     """L at which half of the limit is reached: limit * L / (L + half_length)"""
-    fitted_range: Range
+    fitted_range: Range | None = None
     """shortest and longest sequence that was measured"""
 
 
@@ -251,6 +256,40 @@ class Interference(Cited):
         return self
 
 
+class Load(Section):
+    """What a class of kernels draws, and how its speed follows the clock of the SMs (the GPU's, below)."""
+
+    watts: Positive
+    """of a GPU that does nothing else, at ``clock_hz``"""
+    clock_hz: Positive
+    """where the power limit then leaves the clock, or the highest one"""
+    priced_at_hz: Positive
+    """clock that the class's times hold at"""
+    speed_exponent: NotNegative
+    """speed goes with this power of the clock: caches and memory have clocks of their own"""
+
+
+class Power(Cited):
+    """The power limit as a budget: clocks fall until the mean over a step keeps to it."""
+
+    limit_w: Positive
+    """what a GPU draws that the limit holds back, mean over seconds"""
+    idle_w: NotNegative
+    """at the highest clock with nothing to do"""
+    highest_clock_hz: Positive
+    exponent: Positive
+    """what is drawn above ``idle_w`` goes with this power of the clock"""
+    loads: dict[LoadClass, Load]
+    """communication: while NCCL moves bytes"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        _need_all("power.loads", self.loads, get_args(LoadClass))
+        if self.idle_w >= self.limit_w:
+            raise InputError("is not below the limit", key="power.idle_w", found=self.idle_w, allowed=self.limit_w)
+        return self
+
+
 class Provenance(Section):
     """The machine that was measured."""
 
@@ -302,6 +341,9 @@ class Profile(Section):
     """day of the last change, YYYY-MM-DD"""
     kind: Literal["measured", "published", "datasheet"]
     """what most of it rests on"""
+    like: str | None = None
+    """a whole profile, by name or path, of a GPU like this one: what the file lacks is assumed to be as there, by the
+    rule of `simulator.config.likeness` [null: nothing is lacking]"""
     sources: dict[str, str]
     """key -> citation: project, file and commit; paper and figure; or card, software and date of a measurement"""
     provenance: Provenance | None = None
@@ -310,6 +352,8 @@ class Profile(Section):
     kernels: Kernels
     host: Host
     interference: Interference
+    power: Power | None = None
+    """None: kernels take in a step what they take alone"""
     transports: dict[str, Transport]
     """how links of a kind carry collectives"""
     residuals: dict[str, Residuals] = Field(default_factory=dict)
@@ -352,9 +396,34 @@ def load_profile(
     return _parsed(read_text(path), path)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _parsed(text: str, path: Path) -> Profile:
-    return validated(Profile, as_mapping(parse_yaml(text, path), path), path)
+    data = _mapping(text, path)
+    if data.get("like") is not None:
+        data = completed(data, _like(data, path).model_dump(exclude_none=True), path)
+    return validated(Profile, data, path)
+
+
+@lru_cache(maxsize=32)
+def _mapping(text: str, path: Path) -> Mapping[str, Any]:
+    return MappingProxyType(as_mapping(parse_yaml(text, path), path))
+
+
+class _Short(Section):
+    """What has to be right before the rest can be taken over."""
+
+    gpu_spec: GpuSpec
+    like: str
+
+
+def _like(data: Mapping[str, Any], path: Path) -> Profile:
+    """The whole profile that ``data``, of the file at ``path``, is completed from."""
+    asked = validated(_Short, {key: data.get(key) for key in _Short.model_fields}, path)
+    found = catalog.find("profile", asked.like, base=path.parent, file=path, key="like")
+    text = read_text(found)
+    if _mapping(text, found).get("like") is not None:
+        raise InputError("is no whole profile, but like another itself", file=path, key="like", found=asked.like)
+    return _parsed(text, found)
 
 
 def check_gpu(profile: Profile, gpu: str, *, file: object = None, key: str | None = None) -> None:
@@ -370,6 +439,19 @@ def check_gpu(profile: Profile, gpu: str, *, file: object = None, key: str | Non
         allowed=f"profiles of {gpu}: {', '.join(known) or '(none is shipped)'}",
         fix=f"calibration: {known[0]}" if known else None,
     )
+
+
+def check_precision(profile: Profile, precision: str, *, file: object = None) -> None:
+    """Raise `InputError` where the GPU multiplies no matrices of a workload's ``precision``; ``file`` chose it."""
+    if precision not in (known := list(profile.gpu_spec.peak_flops_per_s)):
+        raise InputError(
+            f"{profile.gpu} has no matrix units for it",
+            file=file,
+            key="training.precision",
+            found=precision,
+            allowed=", ".join(known),
+            fix=f"precision: {known[0]}",
+        )
 
 
 def _need_all(key: str, given: Iterable[str], needed: Iterable[str]) -> None:

@@ -52,7 +52,7 @@ class AttentionCost:
         curves = self._curves(kernel)
         nearest = min(curves, key=lambda dim: (abs(dim - kernel.head_dim), dim))
         curve = curves[nearest]
-        if kernel.q_len != kernel.kv_len or kernel.window:
+        if kernel.q_len != kernel.kv_len or kernel.window or curve.fitted_range is None:
             return Origin(curve.kind, curve.source, beyond=math.inf)
         outside = max(beyond(kernel.head_dim, nearest, nearest), beyond(kernel.q_len, *curve.fitted_range))
         return Origin(curve.kind, curve.source, beyond=outside)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -17,19 +18,24 @@ from simulator.costs.interference import Beside, SharedSms, without
 from simulator.costs.matmul import MatmulCost
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import KernelCost, Origin
+from simulator.costs.power import PowerBudget
+from simulator.costs.slowest import slowest
 from simulator.errors import InputError
 from simulator.program import Attention, Comm, Compute, Fixed, GroupedMatmul, Kernel, Matmul, Memory
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Everything the clock asks of a calibration. Complete when built; build with `from_profile` or `ideal`.
+    """Everything the clock asks of a calibration. Complete when built; build with `from_profile`, `from_profiles` or
+    `ideal`.
 
     ``gpu``: the type of GPU that the kernel prices hold for; empty: any. ``kernels``: type of kernel -> its price.
     ``launch``: what the host issues (`simulator.costs.launch.issued`) -> seconds, 0 where not listed.
     ``transports``: kind of link -> how it carries bytes.
     ``beside``: what communication takes from kernels; None: nothing.
-    ``sources``: key -> citation.
+    ``power``: what the power limit does to clocks; None: nothing that prices do not have already.
+    ``sources``: key -> citation. ``by_type``: of a cluster with several types of GPU, the costs of each; these ones
+    then say what holds when all take part, and price kernels by type.
     """
 
     gpu: str
@@ -37,8 +43,11 @@ class Costs:
     launch: Mapping[str, float]
     transports: Mapping[str, Transport]
     beside: Beside | None
+    power: PowerBudget | None
     sources: Mapping[str, str]
+    by_type: Mapping[str, Costs] = field(default_factory=dict)
     _seconds: dict[Kernel, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _among: dict[tuple[str, ...], Costs] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def from_profile(
@@ -58,6 +67,7 @@ class Costs:
             launch=launch.launch_seconds(profile.host.launch_s[implementation]),
             transports={**HOST_TRANSPORTS, **profile.transports, **(stack.transports(network) if network else {})},
             beside=beside(profile),
+            power=None if profile.power is None else PowerBudget(profile.power),
             sources=dict(profile.sources),
         )
 
@@ -70,8 +80,17 @@ class Costs:
             launch={},
             transports={**HOST_TRANSPORTS, **stack.transports(network)},
             beside=None,
+            power=None,
             sources={},
         )
+
+    @classmethod
+    def from_profiles(
+        cls, profiles: Mapping[str, Profile], implementation: Implementation = "fused", network: Stack | None = None
+    ) -> Costs:
+        """The costs of a cluster with these types of GPU, each with its profile; ``network`` as in `from_profile`."""
+        each = {gpu: cls.from_profile(profile, implementation, network) for gpu, profile in profiles.items()}
+        return _together(each)
 
     @classmethod
     def ideal(cls) -> Costs:
@@ -82,21 +101,42 @@ class Costs:
             launch={},
             transports=dict.fromkeys(get_args(TransportKind), plain(0.0, 1.0, "assumed", "ideal")),
             beside=None,
+            power=None,
             sources={},
         )
 
-    def kernel_s(self, kernel: Kernel, gpu: str) -> float:
-        """Seconds of a kernel on a GPU of type ``gpu``, alone on it and at its nominal speed.
-
-        Raises `InputError` where the profile is of another GPU or has no such precision.
-        """
+    def of(self, gpu: str) -> Costs:
+        """The costs of one type of GPU. Raises `InputError` where no profile is of it."""
+        if self.by_type and gpu in self.by_type:
+            return self.by_type[gpu]
         if self.gpu and gpu != self.gpu:
             raise InputError(
                 "the calibration profile is of another GPU", key="calibration", found=self.gpu, allowed=gpu
             )
+        return self
+
+    def among(self, gpus: Sequence[str]) -> Costs:
+        """What holds between GPUs of these types."""
+        if not self.by_type or len(gpus) == len(self.by_type):
+            return self
+        key = tuple(gpus)
+        if key not in self._among:
+            self._among[key] = _together({gpu: self.of(gpu) for gpu in gpus})
+        return self._among[key]
+
+    def kernel_s(self, kernel: Kernel, gpu: str, clock_hz: float | None = None) -> float:
+        """Seconds of a kernel on a GPU of type ``gpu``, alone on it and at its nominal speed; at a clock of its SMs, or
+        at that of its price where none is given.
+
+        Raises `InputError` where the profile is of another GPU or has no such precision.
+        """
+        if (own := self.of(gpu)) is not self:
+            return own.kernel_s(kernel, gpu, clock_hz)
         seconds = self._seconds.get(kernel)
         if seconds is None:
             seconds = self._seconds[kernel] = self._price(kernel).seconds(kernel)
+        if clock_hz is not None and self.power is not None:
+            seconds *= self.power.slowness(kernel, clock_hz)
         return seconds
 
     def launch_s(self, op: Compute | Comm) -> float:
@@ -120,9 +160,11 @@ class Costs:
         return self.transport(kind).efficiency
 
     def origin(self, kernel: Kernel) -> Origin:
-        """Where the kernel's price comes from, and whether its shape lies outside what was fitted."""
+        """Where the kernel's price comes from, and how far its shape lies outside what was fitted; of an assumed one
+        nothing was."""
         origin = self._price(kernel).origin(kernel)
-        return replace(origin, source=self.sources.get(origin.source, origin.source))
+        beyond = math.inf if origin.kind == "assumed" else origin.beyond
+        return replace(origin, source=self.sources.get(origin.source, origin.source), beyond=beyond)
 
     def _price(self, kernel: Kernel) -> KernelCost:
         price = self.kernels.get(type(kernel))
@@ -139,6 +181,23 @@ class Costs:
                 f"{self.gpu} has no matrix units for it", key="training.precision", found=dtype, allowed=known
             )
         return price
+
+
+def _together(costs: Mapping[str, Costs]) -> Costs:
+    if len(costs) == 1:
+        return next(iter(costs.values()))
+    each = list(costs.values())
+    shared = [kind for kind in each[0].transports if all(kind in other.transports for other in each)]
+    return Costs(
+        gpu=" and ".join(costs),
+        kernels={},
+        launch={},
+        transports={kind: slowest([one.transports[kind] for one in each]) for kind in shared},
+        beside=None,
+        power=None,
+        sources={key: text for one in each for key, text in one.sources.items()},
+        by_type=costs,
+    )
 
 
 def beside(profile: Profile) -> SharedSms | None:

@@ -10,9 +10,6 @@ from simulator.config.profile import GpuSpec, Interference
 from simulator.costs.origin import KernelCost
 from simulator.program import Kernel, Memory
 
-#: What NCCL's kernels carry. Copies to and from hosts are the copy engines' work, and hold no SM.
-BY_NCCL = frozenset(("tp", "cp", "ep", "pp", "dp"))
-
 
 class Beside(Protocol):
     """``queues``: whether communication starts only when the kernel under way has ended."""
@@ -21,7 +18,8 @@ class Beside(Protocol):
     def queues(self) -> bool: ...
 
     def load(self, purposes: Sequence[str]) -> Hashable:
-        """What of the communication in flight counts: equal loads slow kernels alike; None: none slows any."""
+        """What counts of the communication in flight that holds SMs (`Comm.holds_sms`), by its purposes: equal loads
+        slow kernels alike; None: none slows any."""
 
     def speed(self, kernel: Kernel, load: Hashable) -> float:
         """Speed of a kernel under a load, relative to having the GPU for itself."""
@@ -42,7 +40,7 @@ class SharedSms:
     _speeds: dict[Kernel, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def load(self, purposes: Sequence[str]) -> Hashable:
-        return True if any(purpose in BY_NCCL for purpose in purposes) else None
+        return True if purposes else None
 
     def speed(self, kernel: Kernel, load: Hashable) -> float:
         if load is None:

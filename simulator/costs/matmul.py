@@ -171,7 +171,7 @@ class MatmulCost:
         peaks = {str(dtype): figure.value for dtype, figure in self.spec.peak_flops_per_s.items()}
         ranges = self.model.fitted_range.items()
         alike = {str(dtype): sizes for dtype, sizes in ranges if peaks[dtype] == peaks[kernel.dtype]}
-        if not alike or cited.kind == "assumed":
+        if not alike:
             return Origin(cited.kind, cited.source, beyond=math.inf)
         known = alike.get(kernel.dtype) or next(iter(alike.values()))
         outside = (beyond(size, *known[name]) for name, size in _sizes(kernel).items())

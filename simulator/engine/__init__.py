@@ -1,5 +1,6 @@
-"""Plays a program on a cluster."""
+"""Plays programs on a cluster."""
 
-from simulator.engine.simulate import simulate
+from simulator.engine.placed import Placed
+from simulator.engine.simulate import simulate, simulate_together
 
-__all__ = ["simulate"]
+__all__ = ["Placed", "simulate", "simulate_together"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.engine.world import World
+from simulator.engine.world import Cast
 from simulator.program import Program, Step
-from simulator.timeline import Floats, LinkUse, Template, Timeline
+from simulator.timeline import Contention, Floats, LinkUse, Template, Timeline
+
+#: A clock per role and type of GPU in Hz; None: kernels take what they take alone.
+Clocks = Mapping[tuple[int, str], float | None]
 
 
 class Ends(NamedTuple):
@@ -57,6 +60,16 @@ class Recorder:
         self._spans.append((rank, lane, index, step, ends, template, called, start, end))
         return len(self._spans) - 1
 
+    @property
+    def length_s(self) -> float:
+        """When the last span ends."""
+        return max((end for *_, end in self._spans), default=0.0)
+
+    def lengths(self) -> Iterator[tuple[int, int, float]]:
+        """(rank, template, seconds) of every span."""
+        for rank, _, _, _, _, template, _, start, end in self._spans:
+            yield rank, template, end - start
+
     def stretch(self, span: int, starts: Floats, ends: Floats) -> None:
         """Give the exact row times of a span that did not run straight through at full speed."""
         self._stretched[span] = (starts, ends)
@@ -65,10 +78,12 @@ class Recorder:
         self,
         *,
         program: Program,
-        world: World,
+        cast: Cast,
         templates: list[Template],
-        bytes_on_link: list[float],
+        clocks_hz: dict[int, float],
+        links: tuple[LinkUse, ...],
         algorithms: dict[str, str],
+        contention: tuple[Contention, ...],
         events: int,
         wall_s: float,
     ) -> Timeline:
@@ -91,7 +106,8 @@ class Recorder:
         position = {int(old): new for new, old in enumerate(order)}
         return Timeline(
             n_ranks=program.n_ranks,
-            ranks_like=dict(world.like),
+            ranks_like=dict(cast.like),
+            clocks_hz=clocks_hz,
             lane_names=tuple(lanes),
             templates=tuple(templates),
             rank=rank_number[order],
@@ -111,18 +127,9 @@ class Recorder:
             free_bytes=np.where(last, column([step.free_bytes for step in steps], np.float64), 0.0),
             workspace_bytes=np.where(in_row, column([step.workspace_bytes for step in steps], np.float64), 0.0),
             stretched={position[span]: times for span, times in self._stretched.items()},
-            links=tuple(
-                LinkUse(
-                    world.link_names[i],
-                    world.link_kinds[i],
-                    world.link_counts[i],
-                    bytes_on_link[i],
-                    world.capacity_Bps[i],
-                    world.leaves_gpu[i],
-                )
-                for i in range(len(bytes_on_link))
-            ),
-            simulated_as=world.simulated_as,
+            links=links,
+            contention=contention,
+            simulated_as=cast.simulated_as,
             algorithms=algorithms,
             events=events,
             wall_s=wall_s,

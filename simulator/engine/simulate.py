@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Generator, Hashable
+from collections.abc import Generator, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
@@ -14,16 +14,19 @@ import simpy
 from numpy.typing import NDArray
 from simpy.core import EmptySchedule
 
-from simulator.cluster import Cluster
+from simulator.cluster import Cluster, Gpu
 from simulator.costs import Costs
-from simulator.engine.blocks import CommOp, CommTime, Meet, MeetBeside, Piece, Run, TemplateStore
+from simulator.engine.blocks import CommOp, CommTime, Meet, MeetBeside, Piece, Run, Running, TemplateStore
+from simulator.engine.clocks import MOST_PLAYS, first_clocks, next_clocks, settled
 from simulator.engine.deadlock import report
-from simulator.engine.recorder import BESIDE, WHOLE, Called, Ends, Recorder
-from simulator.engine.world import Transfer, World, build_world
+from simulator.engine.placed import Placed
+from simulator.engine.recorder import BESIDE, WHOLE, Called, Clocks, Ends, Recorder
+from simulator.engine.traffic import algorithms_of, contention, links_of
+from simulator.engine.world import Cast, Transfer, World, build_world
 from simulator.errors import DeadlockError
 from simulator.network.flows import Network
 from simulator.program import Batch, Beside, Block, Comm, Compute, Program, ProgramError, Role, Step
-from simulator.program.ops import COMPUTE_LANE, HOST_LANES, POINT_TO_POINT, comm_of, comms_of
+from simulator.program.ops import COMPUTE_LANE, POINT_TO_POINT, comm_of, comms_of
 from simulator.timeline import Floats, Timeline, play
 
 Wait = Generator[simpy.Event, None, None]
@@ -31,26 +34,86 @@ Wait = Generator[simpy.Event, None, None]
 INSTANT_s = 1e-12
 
 
-def simulate(program: Program, cluster: Cluster, costs: Costs, *, fold: bool = True, coalesce: bool = True) -> Timeline:
-    """Play ``program``: rank i on GPU i of ``cluster``, kernels and transfers as ``costs`` says.
+def simulate(
+    program: Program,
+    cluster: Cluster,
+    costs: Costs,
+    *,
+    nodes: Sequence[int] | None = None,
+    fold: bool = True,
+    coalesce: bool = True,
+) -> Timeline:
+    """Play ``program``: rank i on GPU i of ``cluster``, or of its ``nodes`` in their order; kernels and transfers as
+    ``costs`` says.
 
     ``fold`` and ``coalesce`` are exact shortcuts: with or without them the Timeline is the same to 1e-9.
     Raises `ProgramError` on an ill-formed program and `DeadlockError` when no rank can go on.
     """
+    placed = Placed.on(program, costs, cluster, nodes)
+    return simulate_together([placed], cluster, fold=fold, coalesce=coalesce)[0]
+
+
+def simulate_together(
+    jobs: Sequence[Placed], cluster: Cluster, *, fold: bool = True, coalesce: bool = True
+) -> tuple[Timeline, ...]:
+    """Play programs that begin at once on GPUs of their own and share the links of ``cluster``, which are as good as
+    the costs of the first say: a Timeline each. Where costs know of a power limit, all are played again at the clocks
+    that it leaves, until these stay. Raises as `simulate`."""
     began = time.perf_counter()
-    program.validate()
-    simulation = _Simulation(program, cluster, costs, build_world(program, cluster, costs, fold=fold), coalesce)
-    events = simulation.run()
-    done = simulation.done()
-    return simulation.recorder.timeline(
-        program=program,
-        world=simulation.world,
-        templates=simulation.store.templates,
-        bytes_on_link=_bytes_on_link(simulation.world, done),
-        algorithms=_algorithms(simulation.world, done),
-        events=events,
-        wall_s=time.perf_counter() - began,
+    for placed in jobs:
+        placed.program.validate()
+    world = build_world(jobs, cluster, folded=fold)
+    events = 0
+    clocks = [first_clocks(placed, cluster) for placed in jobs]
+    for _ in range(MOST_PLAYS):
+        network, plays, more = _played(jobs, world, cluster, coalesce, clocks)
+        events += more
+        clocks = [
+            next_clocks(placed, cluster, one.cast, one.recorder, one.store, one.clocks)
+            for placed, one in zip(jobs, plays, strict=True)
+        ]
+        if all(settled(playing.clocks, following) for playing, following in zip(plays, clocks, strict=True)):
+            break
+    met = contention(world, network.full_s, [placed.program.name for placed in jobs])
+    return tuple(
+        playing.recorder.timeline(
+            program=placed.program,
+            cast=cast,
+            templates=playing.store.templates,
+            clocks_hz={r.number: r.runs.clock_hz for r in playing.ranks if r.runs.clock_hz is not None},
+            links=links_of(world.links, cast, playing.done),
+            algorithms=algorithms_of(cast, playing.done),
+            contention=met,
+            events=events,
+            wall_s=time.perf_counter() - began,
+        )
+        for placed, cast, playing in zip(jobs, world.casts, plays, strict=True)
     )
+
+
+def _played(
+    jobs: Sequence[Placed], world: World, cluster: Cluster, coalesce: bool, clocks: Sequence[Clocks]
+) -> tuple[Network, list[_Simulation], int]:
+    """Play all to the end, each at its clocks: what moved, how each went, and the number of events that it took."""
+    env = simpy.Environment()
+    network = Network(env, [link.capacity_Bps for link in world.links])
+    for phase in world.background:
+        network.occupy(phase)
+    plays = [
+        _Simulation(env, network, placed, cast, cluster, coalesce, of_roles)
+        for placed, cast, of_roles in zip(jobs, world.casts, clocks, strict=True)
+    ]
+    for playing in plays:
+        playing.begin()
+    events = 0
+    with suppress(EmptySchedule):
+        while True:
+            env.step()
+            events += 1
+    for playing in plays:
+        playing.end()
+    network.finish()
+    return network, plays, events
 
 
 @dataclass(eq=False)
@@ -66,10 +129,10 @@ class Meeting:
 class _Rank:
     """One simulated rank: its position on every axis, what has ended, what is under way."""
 
-    def __init__(self, number: int, gpu: str, speed: float, positions: dict[str, int]) -> None:
+    def __init__(self, number: int, runs: Running, costs: Costs, positions: dict[str, int]) -> None:
         self.number = number
-        self.gpu = gpu
-        self.speed = speed
+        self.runs = runs
+        self.costs = costs
         self.positions = positions
         self.ended: set[str] = set()
         self.waiters: dict[str, simpy.Event] = {}
@@ -112,53 +175,56 @@ class _Prepared:
 
 
 class _Simulation:
-    def __init__(self, program: Program, cluster: Cluster, costs: Costs, world: World, coalesce: bool) -> None:
-        self.program = program
-        self.costs = costs
-        self.world = world
+    """One program being played. ``done``: how often each transfer (by id) was made for each purpose."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        network: Network,
+        placed: Placed,
+        cast: Cast,
+        cluster: Cluster,
+        coalesce: bool,
+        clocks: Clocks,
+    ) -> None:
+        self.program = placed.program
+        self.costs = placed.costs
+        self.cast = cast
         self.coalesce = coalesce
-        self.beside = costs.beside
-        self.env = simpy.Environment()
-        self.network = Network(self.env, world.capacity_Bps)
-        self.store = TemplateStore(costs)
+        self.clocks = clocks
+        self.env = env
+        self.network = network
+        self.store = TemplateStore(placed.costs)
         self.recorder = Recorder()
-        self.ranks = [self._rank(number, cluster) for number in world.like]
+        self.ranks = [self._rank(number, cluster.gpus[placed.gpus[number]]) for number in cast.like]
+        self.done: Counter[tuple[int, str]] = Counter()
         self._meetings: dict[tuple[object, ...], list[Meeting]] = {}
         self._prepared: dict[tuple[int, int], _Prepared] = {}
-        self._departed: Counter[tuple[int, str]] = Counter()
-        self._lanes_of_axis = [_lanes_of_axis(role) for role in program.roles]
+        self._lanes_of_axis = [_lanes_of_axis(role) for role in placed.program.roles]
 
-    def _rank(self, number: int, cluster: Cluster) -> _Rank:
-        gpu = cluster.gpus[number]
+    def _rank(self, number: int, gpu: Gpu) -> _Rank:
         positions = {
             axis: self.program.groups[axis][index].index(number)
             for axis in self.program.groups
             if (index := self.program.group_index(axis, number)) >= 0
         }
-        return _Rank(number, gpu.type, gpu.speed_scale, positions)
+        clock_hz = self.clocks[self.program.role_of[number], gpu.type]
+        return _Rank(number, Running(gpu.type, gpu.speed_scale, clock_hz), self.costs.of(gpu.type), positions)
 
-    def run(self) -> int:
-        """Play to the end; the number of events that SimPy processed."""
+    def begin(self) -> None:
+        """Every lane of every simulated rank begins now."""
         for rank in self.ranks:
             for lane, steps in self.program.roles[self.program.role_of[rank.number]].lanes.items():
                 self.env.process(self._lane(rank, lane, steps))
-        events = 0
-        step = self.env.step
-        with suppress(EmptySchedule):
-            while True:
-                step()
-                events += 1
+
+    def end(self) -> None:
+        """Nothing moves any more. Raises `DeadlockError` where some rank still waits."""
         if any(rank.waits_for for rank in self.ranks):
             raise DeadlockError(report(self.program, self.ranks))
-        return events
-
-    def done(self) -> Counter[tuple[int, str]]:
-        """How often each transfer (by id) was made for each purpose."""
-        done = self._departed.copy()
         for prepared in self._prepared.values():
             for transfer, purpose in prepared.fixed:
-                done[id(transfer), purpose] += prepared.runs
-        return done
+                self.done[id(transfer), purpose] += prepared.runs
+                self.network.add_alone(transfer.plan, prepared.runs)
 
     def _lane(self, rank: _Rank, lane: str, steps: tuple[Step, ...]) -> Wait:
         for index, step in enumerate(steps):
@@ -194,7 +260,8 @@ class _Simulation:
     ) -> Wait:
         """Call ``comms``, which the lane came to at ``posted``, and wait for them."""
         called = Called(posted, self.env.now)
-        if self.beside is not None and self.beside.queues and any(comm.op not in HOST_LANES for comm in comms):
+        beside = rank.costs.beside
+        if beside is not None and beside.queues and any(comm.holds_sms for comm in comms):
             yield from self._find_room(rank)
         meetings = [self._arrive(rank, lane, comm) for comm in comms]
         for comm, meeting in zip(comms, meetings, strict=True):
@@ -214,7 +281,7 @@ class _Simulation:
     def _arrive(self, rank: _Rank, lane: str, comm: Comm) -> Meeting:
         """Call ``comm``; the last member to call sets the bytes in motion."""
         position = rank.positions[comm.axis]
-        group = self.world.group_key[comm.axis][rank.number]
+        group = self.cast.group_key[comm.axis][rank.number]
         # Transfers meet by their ends and tag, collectives by the order of calls on a communicator, as in NCCL.
         key: tuple[object, ...]
         if comm.op == "send":
@@ -226,7 +293,7 @@ class _Simulation:
         waiting = self._meetings.setdefault(key, [])
         meeting = next((other for other in waiting if rank not in other.arrived), None)
         if meeting is None:
-            meeting = Meeting(comm, self.world.transfer(comm, rank.number, position), self.env.event())
+            meeting = Meeting(comm, self.cast.transfer(comm, rank.number, position), self.env.event())
             waiting.append(meeting)
         else:
             _check_match(rank, comm, meeting)
@@ -240,13 +307,14 @@ class _Simulation:
 
     def _depart(self, meeting: Meeting) -> None:
         began = self.env.now
-        self._departed[id(meeting.transfer), meeting.comm.purpose] += 1
-        for rank in meeting.arrived:
+        self.done[id(meeting.transfer), meeting.comm.purpose] += 1
+        beside = meeting.arrived if meeting.comm.holds_sms else []
+        for rank in beside:
             rank.in_flight.append(meeting.comm.purpose)
             self._reconsider_speed(rank)
 
         def land() -> None:
-            for rank in meeting.arrived:
+            for rank in beside:
                 rank.in_flight.remove(meeting.comm.purpose)
                 self._reconsider_speed(rank)
             meeting.done.succeed((began, self.env.now))
@@ -255,9 +323,9 @@ class _Simulation:
 
     def _reconsider_speed(self, rank: _Rank) -> None:
         """What is in flight on the rank has changed: wake its computation if that changes its speed."""
-        if self.beside is None:
+        if rank.costs.beside is None:
             return
-        load = self.beside.load(rank.in_flight)
+        load = rank.costs.beside.load(rank.in_flight)
         if load != rank.load:
             rank.load = load
             if rank.under_way is not None:
@@ -303,11 +371,11 @@ class _Simulation:
         yield from self._await(rank, lane, index, step, piece.comm, meeting, called, BESIDE)
 
     def _compute(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
-        return (self._run_disturbed if self.beside else self._run)(rank, lane, index, step, run, ends)
+        return (self._run_disturbed if rank.costs.beside else self._run)(rank, lane, index, step, run, ends)
 
     def _launch(self, rank: _Rank, comm: Comm) -> Wait:
         """Wait until the host has launched one op (of the compute lane: others have host threads of their own)."""
-        rank.host_s += self.costs.launch_s(comm)
+        rank.host_s += rank.costs.launch_s(comm)
         if rank.host_s > self.env.now:
             yield self.env.timeout(rank.host_s - self.env.now)
 
@@ -327,15 +395,15 @@ class _Simulation:
             if isinstance(op, Compute):
                 continue
             comm = comm_of(op)
-            transfer = self.world.transfer(comm, rank.number, rank.positions[comm.axis])
+            transfer = self.cast.transfer(comm, rank.number, rank.positions[comm.axis])
             callers = set().union(*(lanes[axis] for axis in transfer.met_on))
             # What goes on beside kernels may slow them, which is played as it happens.
-            ahead = self.coalesce and not comm.host_waits and not (self.beside and isinstance(op, Beside))
+            ahead = self.coalesce and not comm.host_waits and not (rank.costs.beside and isinstance(op, Beside))
             free = ahead and len(callers) == 1
             if free:
                 fixed.append((transfer, comm.purpose))
             lengths[op] = CommTime(self.network.alone_s(transfer.plan) if free else None, transfer.wire_bytes)
-        return _Prepared(self.store.pieces(block, rank.gpu, rank.speed, lengths, self.coalesce), fixed)
+        return _Prepared(self.store.pieces(block, rank.runs, lengths, self.coalesce), fixed)
 
     def _run(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
         posted = self.env.now
@@ -400,28 +468,6 @@ def _check_match(rank: _Rank, comm: Comm, meeting: Meeting) -> None:
             f"rank {rank.number} calls {comm.name!r} ({comm.op}, {comm.nbytes:.0f} bytes) on axis {comm.axis!r} where "
             f"rank {meeting.arrived[0].number} calls {other.name!r} ({other.op}, {other.nbytes:.0f} bytes)"
         )
-
-
-def _bytes_on_link(world: World, done: Counter[tuple[int, str]]) -> list[float]:
-    """What each simulated link has carried."""
-    carried = [0.0] * len(world.capacity_Bps)
-    times: Counter[int] = Counter()
-    for (transfer_id, _), count in done.items():
-        times[transfer_id] += count
-    for transfer in world.transfers.values():
-        for link, nbytes in transfer.link_bytes:
-            carried[link] += nbytes * times[id(transfer)]
-    return carried
-
-
-def _algorithms(world: World, done: Counter[tuple[int, str]]) -> dict[str, str]:
-    """Per purpose, the algorithm that sent the most bytes."""
-    transfers = {id(transfer): transfer for transfer in world.transfers.values()}
-    sent: dict[str, Counter[str]] = {}
-    for (transfer_id, purpose), count in done.items():
-        transfer = transfers[transfer_id]
-        sent.setdefault(purpose, Counter())[transfer.plan.algorithm] += count * transfer.wire_bytes  # type: ignore[assignment]
-    return {purpose: max(of_purpose, key=lambda name: of_purpose[name]) for purpose, of_purpose in sent.items()}
 
 
 def _lanes_of_axis(role: Role) -> dict[str, set[str]]:

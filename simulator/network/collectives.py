@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from simulator.cluster.cluster import Cluster
 from simulator.config.files import closest
 from simulator.errors import InputError
-from simulator.network import direct, hosts, nvls, ring, tree
+from simulator.network import bruck, butterfly, collnet, direct, hierarchical, hosts, nvls, ring, rooted, tree
 from simulator.network.direct import EVEN, Traffic
 from simulator.network.pattern import Moves, Pattern, placed, shape_of
 from simulator.network.plan import Plan
 from simulator.network.timing import TransportCosts, timed
 
 #: From the GPU numbers of a group to its hops, step after step. It may ask which members share a node, and how a node
-#: is laid out, but not which node it is: groups whose members sit alike in their nodes share one answer. It raises
-#: `InputError` where the hardware lacks what it needs.
+#: is laid out, but not which node it is: groups whose members sit alike in nodes of one layout share one answer. It
+#: raises `InputError` where the hardware lacks what it needs.
 Algorithm = Callable[[Cluster, tuple[int, ...]], tuple[Moves, ...]]
 
 
@@ -40,19 +40,53 @@ _ALL_REDUCE: dict[str, Algorithm] = {
     "tree": tree.all_reduce,
     "nvls": nvls.all_reduce,
     "nvls_tree": nvls.tree_all_reduce,
+    "collnet": collnet.all_reduce,
+    "binary_tree": tree.single_all_reduce,
+    "halving_doubling": butterfly.all_reduce,
+    "rs_ag": ring.composed_all_reduce,
+    "direct": direct.all_reduce,
+    "hierarchical": hierarchical.all_reduce,
 }
-_NCCL_ALL_REDUCE = ("ring", "tree", "nvls", "nvls_tree")
+_NCCL_ALL_REDUCE = ("ring", "tree", "nvls", "nvls_tree", "collnet")
 
 OPERATIONS: dict[str, Operation] = {
     "all_reduce": Operation(_ALL_REDUCE, lambda n: 2 * (n - 1) / n, _NCCL_ALL_REDUCE),
     "all_gather": Operation(
-        {"ring": ring.all_gather, "nvls": nvls.all_gather}, lambda n: (n - 1) / n, ("ring", "nvls")
+        {
+            "ring": ring.all_gather,
+            "nvls": nvls.all_gather,
+            "direct": direct.all_gather,
+            "bruck": bruck.all_gather,
+        },
+        lambda n: (n - 1) / n,
+        ("ring", "nvls"),
     ),
     "reduce_scatter": Operation(
-        {"ring": ring.reduce_scatter, "nvls": nvls.reduce_scatter}, lambda n: (n - 1) / n, ("ring", "nvls")
+        {"ring": ring.reduce_scatter, "nvls": nvls.reduce_scatter, "direct": direct.reduce_scatter},
+        lambda n: (n - 1) / n,
+        ("ring", "nvls"),
     ),
-    "all_to_all": Operation({"pairwise": direct.all_to_all}, lambda n: (n - 1) / n, ("pairwise",)),
-    "broadcast": Operation({"ring": ring.broadcast}, lambda n: 1.0, ("ring",)),
+    "all_to_all": Operation(
+        {"pairwise": direct.all_to_all, "rail": hierarchical.all_to_all, "bruck": bruck.all_to_all},
+        lambda n: (n - 1) / n,
+        ("pairwise",),
+    ),
+    "broadcast": Operation(
+        {"ring": ring.broadcast, "linear": rooted.linear_broadcast, "binomial": rooted.binomial_broadcast},
+        lambda n: 1.0,
+        ("ring",),
+    ),
+    "reduce": Operation(
+        {"ring": ring.reduce, "linear": rooted.linear_reduce, "binomial": rooted.binomial_reduce},
+        lambda n: 1.0,
+        ("ring",),
+    ),
+    "scatter": Operation(
+        {"linear": rooted.linear_scatter, "binomial": rooted.binomial_scatter}, lambda n: (n - 1) / n, ("linear",)
+    ),
+    "gather": Operation(
+        {"linear": rooted.linear_gather, "binomial": rooted.binomial_gather}, lambda n: (n - 1) / n, ("linear",)
+    ),
     "send_recv": Operation({"direct": direct.send_recv}, lambda n: 1.0, ("direct",)),
     "shift": Operation({"direct": direct.shift}, lambda n: 1.0, ("direct",)),
     "barrier": Operation(_ALL_REDUCE, lambda n: 2 * (n - 1) / n, _NCCL_ALL_REDUCE, BARRIER_BYTES),
@@ -148,13 +182,14 @@ def _pattern(name: str, algorithm: Algorithm, cluster: Cluster, ranks: tuple[int
     key = (name, algorithm, ranks)
     pattern: Pattern | None = cluster.memo.get(key)
     if pattern is None:
-        slots: dict[int, int] = {}
+        nodes: dict[int, int] = {}
         places = [cluster.locate(rank) for rank in ranks]
-        alike = tuple([cluster.end(slots.setdefault(node, len(slots)), slot) for node, slot in places])
-        shapes = cluster.memo.get((algorithm, alike))
+        seats = tuple([(nodes.setdefault(node, len(nodes)), slot) for node, slot in places])
+        alike = (algorithm, seats, tuple([cluster.layout_of(node) for node in nodes]))
+        shapes = cluster.memo.get(alike)
         if shapes is None:
-            shapes = cluster.memo[algorithm, alike] = [shape_of(cluster, moves) for moves in algorithm(cluster, alike)]
-        pattern = cluster.memo[key] = placed(name, shapes, cluster, tuple(slots))
+            shapes = cluster.memo[alike] = [shape_of(cluster, moves, nodes) for moves in algorithm(cluster, ranks)]
+        pattern = cluster.memo[key] = placed(name, shapes, cluster, tuple(nodes))
     return pattern
 
 

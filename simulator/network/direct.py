@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -50,6 +51,23 @@ def spread(traffic: Traffic, cluster: Cluster, ranks: tuple[int, ...]) -> tuple[
     by_node = _by_node(traffic.per_node, cluster, ranks, send, receive)
     hops = by_node if traffic.per_node else _pairs(ranks, send, receive)
     return (Moves(list(hops), own=own, way="p2p", peers=n - 1),)
+
+
+def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
+    """`reduce_scatter`, then `all_gather`: as many bytes as a ring in 2 steps."""
+    (scattered,), (gathered,) = reduce_scatter(cluster, ranks), all_gather(cluster, ranks)
+    return scattered, replace(gathered, own=0.0, goes_on=True)
+
+
+def reduce_scatter(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
+    """Every rank sends each other one that one's 1/n of the message, to be added up there: one step."""
+    n = len(ranks)
+    return (Moves(list(_pairs(ranks, (1 / n,) * n, (1 / n,) * n)), own=1 / n),)
+
+
+def all_gather(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
+    """Every rank sends its 1/n of the message to each other one: one step."""
+    return reduce_scatter(cluster, ranks)
 
 
 def _pairs(ranks: Sequence[int], send: Sequence[float], receive: Sequence[float]) -> Iterator[Hop]:

@@ -19,6 +19,8 @@ _AFTER_ALL_ELSE = cast(EventPriority, 2)
 _TIE = 1e-12
 #: Meetings of transfers whose rates are remembered.
 _REMEMBERED = 100_000
+#: A flow slower than its cap by less than this share is not held up, and a link less short of full than that is full.
+_SLACK = 1e-9
 
 
 def max_min_rates(phases: Sequence[Phase], capacity: Sequence[float]) -> list[float]:
@@ -63,11 +65,56 @@ def max_min_rates(phases: Sequence[Phase], capacity: Sequence[float]) -> list[fl
     return rates
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Full:
+    """A state of a link that holds somebody up: the ``phases`` on it, their ``rates`` (bytes/s), and which of them it
+    is the ``bottleneck`` of: it is full, and nobody on it is faster."""
+
+    link: int
+    phases: tuple[Phase, ...]
+    rates: tuple[float, ...]
+    bottleneck: tuple[bool, ...]
+
+
+def full_links(phases: Sequence[Phase], rates: Sequence[float], capacity: Sequence[float]) -> tuple[Full, ...]:
+    """The links that hold a phase below its cap, at max-min fair ``rates``, in the order in which phases name them.
+
+    A phase that several links hold up alike is held up by each.
+    """
+    crossing: dict[int, list[tuple[int, float]]] = {}
+    for index, phase in enumerate(phases):
+        for link, load in phase.loads:
+            crossing.setdefault(link, []).append((index, load))
+    slow = [rate < phase.cap_Bps * (1 - _SLACK) for phase, rate in zip(phases, rates, strict=True)]
+    found = []
+    for link, flows in crossing.items():
+        if not any(slow[index] for index, _ in flows):
+            continue
+        if sum(load * rates[index] for index, load in flows) < capacity[link] * (1 - _SLACK):
+            continue
+        on = [index for index, _ in flows]
+        fastest = max(rates[index] for index in on) * (1 - _SLACK)
+        held = tuple([slow[index] and rates[index] >= fastest for index in on])
+        if any(held):
+            found.append(Full(link, tuple([phases[i] for i in on]), tuple([rates[i] for i in on]), held))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Solved:
+    """What phases that meet come to. They are kept beside it, so that their ids stay their own."""
+
+    phases: list[Phase]
+    rates: list[float]
+    full: tuple[Full, ...]
+
+
 @dataclass(slots=True, eq=False)
 class _Flow:
     """A phase under way: ``left`` bytes at time ``since``, moving at ``rate``; ``then`` is called at its end.
 
-    ``timer`` is the end now expected. A flow that found its links empty is ``alone`` until another comes.
+    ``timer`` is the end now expected. A flow that found its links empty is ``alone`` until another comes; ``full`` are
+    those of them that hold it up even then.
     """
 
     phase: Phase
@@ -76,6 +123,7 @@ class _Flow:
     since: float
     rate: float = 0.0
     alone: bool = False
+    full: tuple[Full, ...] = ()
     timer: simpy.Event | None = None
 
 
@@ -84,6 +132,8 @@ class Network:
 
     Rates are solved again only at an instant when a transfer starts or ends, and only for the transfers that share a
     link, directly or through others, with what changed. A transfer that meets nobody costs one event.
+    ``full_s`` is the record of contention: for how long links have been in each state in which they held somebody up;
+    complete once `finish` has been called.
     """
 
     def __init__(self, env: simpy.Environment, capacity_Bps: Sequence[float]) -> None:
@@ -92,19 +142,38 @@ class Network:
         self._on_link: list[dict[_Flow, None]] = [{} for _ in capacity_Bps]
         self._changed: dict[int, None] = {}
         self._solving = False
-        # Phases are kept beside their rates, so that their ids stay their own.
-        self._solved: dict[tuple[int, ...], tuple[list[Phase], list[float]]] = {}
+        self._solved: dict[tuple[int, ...], _Solved] = {}
+        self._full: dict[int, tuple[Full, float]] = {}  # link -> its state, and since when
+        self.full_s: dict[Full, float] = {}
 
     def transfer(self, plan: Plan, then: Callable[[], None]) -> None:
         """Start ``plan`` now; ``then`` is called when its last byte has arrived."""
         self._start(plan.phases, 0, then)
 
+    def occupy(self, phase: Phase) -> None:
+        """Let background traffic cross the links of ``phase`` from now on and for ever, as fast as its cap and its fair
+        share allow."""
+        self._join(_Flow(phase, lambda: None, math.inf, self._env.now))
+
     def alone_s(self, plan: Plan) -> float:
         """Seconds that ``plan`` takes while nothing else crosses its links."""
         return sum(
-            phase.latency_s + (phase.nbytes / self._rates([phase])[0] if phase.nbytes > 0 else 0.0)
+            phase.latency_s + (phase.nbytes / self._solve_for([phase]).rates[0] if phase.nbytes > 0 else 0.0)
             for phase in plan.phases
         )
+
+    def add_alone(self, plan: Plan, times: int) -> None:
+        """Add to the record that ``plan`` has been played so often with nothing else on its links."""
+        for phase in plan.phases:
+            if phase.nbytes > 0:
+                solved = self._solve_for([phase])
+                for full in solved.full:
+                    self._add(full, times * phase.nbytes / solved.rates[0])
+
+    def finish(self) -> None:
+        """Complete the record up to now."""
+        for link in list(self._full):
+            self._leave(link)
 
     def _start(self, phases: Sequence[Phase], index: int, then: Callable[[], None]) -> None:
         """Start phase ``index``; the next ones follow it, then ``then``."""
@@ -125,7 +194,8 @@ class Network:
             self._join_later(flow)
             return
         flow.alone = True
-        flow.rate = self._rates([phase])[0]
+        solved = self._solve_for([phase])
+        flow.rate, flow.full = solved.rates[0], solved.full
         for link, _ in phase.loads:
             self._on_link[link][flow] = None
         self._expect(flow, phase.latency_s + flow.left / flow.rate)
@@ -140,6 +210,9 @@ class Network:
                 del self._on_link[link][flow]
             flow.rate, flow.timer = 0.0, None
             self._join_later(flow)
+            return
+        for full in flow.full:
+            self._full[full.link] = full, flow.since
 
     def _join_later(self, flow: _Flow) -> None:
         self._env.timeout(flow.since - self._env.now).callbacks.append(lambda _: self._join(flow))
@@ -153,6 +226,8 @@ class Network:
         self._touch(flow.phase)
 
     def _expect(self, flow: _Flow, seconds: float) -> None:
+        if math.isinf(seconds):  # background traffic does not end
+            return
         flow.timer = self._env.timeout(seconds, value=flow)
         flow.timer.callbacks.append(self._arrive)
 
@@ -167,6 +242,12 @@ class Network:
             shared = shared or bool(flows)
         if shared:
             self._touch(flow.phase)
+        elif flow.alone:
+            for full in flow.full:
+                self._add(full, self._env.now - flow.since)
+        else:
+            for link in [link for link, _ in flow.phase.loads if link in self._full]:
+                self._leave(link)
         flow.then()
 
     def _touch(self, phase: Phase) -> None:
@@ -181,28 +262,47 @@ class Network:
 
     def _solve(self, _: simpy.Event) -> None:
         self._solving = False
-        flows = self._concerned()
+        flows, links = self._concerned()
         self._changed.clear()
         now = self._env.now
-        for flow, rate in zip(flows, self._rates([flow.phase for flow in flows]), strict=True):
+        solved = self._solve_for([flow.phase for flow in flows])
+        for flow, rate in zip(flows, solved.rates, strict=True):
             if rate == flow.rate:
                 continue
             if flow.rate > 0:
                 flow.left = max(flow.left - flow.rate * (now - flow.since), 0.0)
             flow.since, flow.rate = now, rate
             self._expect(flow, flow.left / rate)
+        if solved.full or self._full:
+            full = {state.link: state for state in solved.full}
+            for link in self._full.keys() & links:
+                if full.get(link) is self._full[link][0]:
+                    del full[link]
+                else:
+                    self._leave(link)
+            for link, state in full.items():
+                self._full[link] = state, now
 
-    def _rates(self, phases: list[Phase]) -> list[float]:
+    def _leave(self, link: int) -> None:
+        """The link's state ends now."""
+        full, since = self._full.pop(link)
+        self._add(full, self._env.now - since)
+
+    def _add(self, full: Full, seconds: float) -> None:
+        self.full_s[full] = self.full_s.get(full, 0.0) + seconds
+
+    def _solve_for(self, phases: list[Phase]) -> _Solved:
         """`max_min_rates`, remembered: the micro-batches of a pipeline meet in the same ways again and again."""
         key = tuple(map(id, phases))
         if key not in self._solved:
             if len(self._solved) >= _REMEMBERED:
                 self._solved.clear()
-            self._solved[key] = (phases, max_min_rates(phases, self._capacity))
-        return self._solved[key][1]
+            rates = max_min_rates(phases, self._capacity)
+            self._solved[key] = _Solved(phases, rates, full_links(phases, rates, self._capacity))
+        return self._solved[key]
 
-    def _concerned(self) -> list[_Flow]:
-        """The flows connected with a changed link through shared links, in order of discovery."""
+    def _concerned(self) -> tuple[list[_Flow], set[int]]:
+        """The flows connected with a changed link through shared links, in order of discovery, and all their links."""
         links = list(self._changed)
         seen_links = set(links)
         flows: dict[_Flow, None] = {}
@@ -215,4 +315,4 @@ class Network:
                     if other not in seen_links:
                         seen_links.add(other)
                         links.append(other)
-        return list(flows)
+        return list(flows), seen_links

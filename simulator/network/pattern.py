@@ -8,9 +8,9 @@ a `Shape`, the same for all groups whose members sit alike in their nodes, and o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.node import NodeLayout, Route
@@ -18,8 +18,9 @@ from simulator.config.transport import TransportKind, Way
 
 #: From the least to the most limiting: a hop is of the last kind that it crosses.
 KINDS: tuple[TransportKind, ...] = ("nvlink", "pcie", "infiniband", "roce", "tcp", "nvme", "memory")
-#: End points that are no GPU and no host: the NVSwitch of the node that the other end is in.
-NVSWITCH = -1
+#: The end point that stands for switches, which sum up and multicast: without a NIC the NVSwitch of the node that the
+#: other end is in, with one those of the fabric, which add up what all NICs of that number send, and send back the sum.
+SWITCH = -1
 
 
 class Hop(NamedTuple):
@@ -55,10 +56,11 @@ class Moves:
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Hops added up, of a group on nodes 0, 1, 2 ... that stand for any others, one by one.
+    """Hops added up, of a group on nodes 0, 1, 2 ... that stand for any others of the same layouts, one by one.
 
     ``inside``: (node, position in its layout, bytes per byte of message) of links of nodes, NIC ports among them.
-    ``across``: (node, NIC, node, NIC, bytes, weight) between NICs. ``hops`` counts the hops of the critical path by
+    ``across``: (node, NIC, node, NIC, bytes, weight) between NICs. ``summed``: (nodes, NIC, bytes, weight) of what the
+    fabric adds up, each way. ``hops`` counts the hops of the critical path by
     kind; ``link_latency_s`` is the latency of their links, without those between switches. ``sent`` is what all members
     together send, per byte of message.
     """
@@ -66,6 +68,7 @@ class Shape:
     moves: Moves
     inside: tuple[tuple[int, int, float], ...]
     across: tuple[tuple[int, int, int, int, float, float], ...]
+    summed: tuple[tuple[tuple[int, ...], int, float, float], ...]
     hops: tuple[tuple[TransportKind, float], ...]
     link_latency_s: float
     sent: float
@@ -129,35 +132,44 @@ class Pattern:
         return (self.algorithm, *[stage.timing for stage in self.stages])
 
 
-def shape_of(cluster: Cluster, moves: Moves) -> Shape:
-    """Add up hops: loads link by link, latencies along the critical path."""
-    layout = cluster.layout
+def shape_of(cluster: Cluster, moves: Moves, number: Mapping[int, int]) -> Shape:
+    """Add up hops: loads link by link, latencies along the critical path. ``number``: of each node in the shape."""
     total: dict[tuple[int, int, int | None], tuple[float, float]] = {}
     for sender, receiver, nic, load, weight in moves.hops:
         before = total.get((sender, receiver, nic), (0.0, 0.0))
         total[sender, receiver, nic] = before[0] + load, before[1] + weight
     inside: dict[tuple[int, int], float] = {}
     across: dict[tuple[int, int, int, int], tuple[float, float]] = {}
+    summed: dict[tuple[int, float], tuple[tuple[int, ...], float]] = {}
     path: dict[TransportKind, float] = {}
     link_latency_s = 0.0
     for (sender, receiver, nic), (load, weight) in total.items():
-        a, gpu_a = cluster.locate(receiver if sender == NVSWITCH else sender)
-        b, gpu_b = cluster.locate(sender if receiver == NVSWITCH else receiver)
+        (a, gpu_a), (b, gpu_b) = (
+            cluster.locate(end if end >= 0 else max(sender, receiver)) for end in (sender, receiver)
+        )
+        on_a, on_b = cluster.layout_of(a), cluster.layout_of(b)
+        out: Route = ()
         back: Route = ()
-        if NVSWITCH in (sender, receiver):
-            out = _switch_link(layout, gpu_a, "out") if receiver == NVSWITCH else _switch_link(layout, gpu_b, "back")
+        if sender < 0:
+            back = _from_switch(on_b, gpu_b, nic)
+        elif receiver < 0:
+            out = _to_switch(on_a, gpu_a, nic)
+            if nic is not None:
+                nodes, weights = summed.get((nic, load), ((), 0.0))
+                summed[nic, load] = (*nodes, number[a]), weights + weight
         elif a == b:
-            out = layout.between[gpu_a, gpu_b]
+            out = on_a.between[gpu_a, gpu_b]
         else:
-            nic_a, nic_b = cluster.nics_between(gpu_a, gpu_b) if nic is None else (nic, nic)
-            out, back = layout.out(gpu_a, nic_a), layout.back(nic_b, gpu_b)
-            before = across.get((a, nic_a, b, nic_b), (0.0, 0.0))
-            across[a, nic_a, b, nic_b] = before[0] + load, before[1] + weight
-        for node, positions in ((a, out), (b, back)):
+            nic_a, nic_b = cluster.nics_between(a, gpu_a, b, gpu_b) if nic is None else (nic, nic)
+            out, back = on_a.out(gpu_a, nic_a), on_b.back(nic_b, gpu_b)
+            ends = number[a], nic_a, number[b], nic_b
+            before = across.get(ends, (0.0, 0.0))
+            across[ends] = before[0] + load, before[1] + weight
+        for node, positions in ((number[a], out), (number[b], back)):
             for position in positions:
                 inside[node, position] = inside.get((node, position), 0.0) + load
         if weight:
-            crossed = [layout.edges[position] for position in (*out, *back)]
+            crossed = [*[on_a.edges[position] for position in out], *[on_b.edges[position] for position in back]]
             kinds = [edge.kind for edge in crossed]
             kind = next(kind for kind in reversed(KINDS) if kind in kinds)
             path[kind] = path.get(kind, 0.0) + weight
@@ -166,16 +178,25 @@ def shape_of(cluster: Cluster, moves: Moves) -> Shape:
         moves=moves,
         inside=tuple([(*at, load) for at, load in inside.items()]),
         across=tuple([(*ends, *both) for ends, both in across.items()]),
+        summed=tuple([(nodes, nic, load, weight) for (nic, load), (nodes, weight) in summed.items()]),
         hops=tuple(path.items()),
         link_latency_s=link_latency_s,
         sent=sum([load for (sender, _, _), (load, _) in total.items() if sender >= 0]),
     )
 
 
-def _switch_link(layout: NodeLayout, gpu: int, way: Literal["out", "back"]) -> Route:
-    """The link from a GPU to the NVSwitch, or back."""
-    ends = (f"gpu{gpu}", "nvswitch") if way == "out" else ("nvswitch", f"gpu{gpu}")
-    return (next(position for position, edge in enumerate(layout.edges) if (edge.src, edge.dst) == ends),)
+def _to_switch(layout: NodeLayout, gpu: int, nic: int | None) -> Route:
+    """From a GPU to the NVSwitch of its node, or through a NIC to the switches of the fabric."""
+    return _link(layout, f"gpu{gpu}", "nvswitch") if nic is None else layout.out(gpu, nic)
+
+
+def _from_switch(layout: NodeLayout, gpu: int, nic: int | None) -> Route:
+    """The way back of `_to_switch`."""
+    return _link(layout, "nvswitch", f"gpu{gpu}") if nic is None else layout.back(nic, gpu)
+
+
+def _link(layout: NodeLayout, src: str, dst: str) -> Route:
+    return (next(position for position, edge in enumerate(layout.edges) if (edge.src, edge.dst) == (src, dst)),)
 
 
 def placed(algorithm: str, shapes: Sequence[Shape], cluster: Cluster, nodes: Sequence[int]) -> Pattern:
@@ -190,13 +211,26 @@ def placed(algorithm: str, shapes: Sequence[Shape], cluster: Cluster, nodes: Seq
 
 def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Stage:
     links, moves = cluster.links, shape.moves
-    first = [node * len(cluster.layout.edges) for node in nodes]
+    first = [cluster.first_link[node] for node in nodes]
     loads = {first[node] + position: load for node, position, load in shape.inside}
     link_latency_s = shape.link_latency_s
     for a, nic_a, b, nic_b, load, weight in shape.across:
-        for index in cluster.trunks_between(nodes[a], nic_a, nodes[b], nic_b):
-            loads[index] = loads.get(index, 0.0) + load
-            link_latency_s += weight * links[index].latency_s
+        for index, share in cluster.trunks_between(nodes[a], nic_a, nodes[b], nic_b):
+            loads[index] = loads.get(index, 0.0) + share * load
+            link_latency_s += share * weight * links[index].latency_s
+    for slots, nic, load, weight in shape.summed:
+        # The leaf of the first node is the root of the tree; what several leaves send is one sum from where they meet.
+        root, others = nodes[slots[0]], [nodes[slot] for slot in slots[1:]]
+        up = [cluster.trunks_between(node, nic, root, nic) for node in others]
+        down = [cluster.trunks_between(root, nic, node, nic) for node in others]
+        shares: dict[int, float] = {}
+        for way in (*up, *down):
+            for index, share in way:
+                shares[index] = max(shares.get(index, 0.0), share)
+        for index, share in shares.items():
+            loads[index] = loads.get(index, 0.0) + share * load
+        farthest_s = max([sum([share * links[index].latency_s for index, share in way]) for way in up])
+        link_latency_s += 2 * weight * farthest_s
     line_s: dict[TransportKind, float] = {}
     tightest_s, flow_bytes = 0.0, 1.0
     for index, load in loads.items():

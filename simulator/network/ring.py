@@ -7,6 +7,7 @@ With a message of S bytes (nccl-tests' size) on n ranks, a rank sends ``(n-1)/n 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 from simulator.cluster.cluster import Cluster
@@ -39,6 +40,17 @@ def broadcast(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
         for hop in (ring[start:] + ring[:start])[:-1]:
             hops.append(Hop(*hop, 1 / len(strung), 1 / len(strung)))
     return (Moves(hops, channels=len(strung)),)
+
+
+def reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
+    """`broadcast` backwards: the message comes through all ranks to the first, added up on the way."""
+    (moves,) = broadcast(cluster, ranks)
+    return (replace(moves, hops=[hop._replace(sender=hop.receiver, receiver=hop.sender) for hop in moves.hops]),)
+
+
+def composed_all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
+    """A reduce-scatter and an all-gather, called one after the other, each a kernel of its own."""
+    return (*reduce_scatter(cluster, ranks), *all_gather(cluster, ranks))
 
 
 def _around(cluster: Cluster, ranks: tuple[int, ...], steps: int) -> tuple[Moves, ...]:

@@ -278,9 +278,9 @@ def _memory(memory: Mapping[str, Any]) -> Any:
     stages = memory["per_stage"]
     shown = _fullest(stages)
     for row in shown:
-        over = row["peak"] > capacity
+        over = row["peak"] > row["capacity"]
         style = "red" if over else ""
-        verdict = f"{_gib(row['peak'] - capacity)} GiB too much" if over else ""
+        verdict = f"{_gib(row['peak'] - row['capacity'])} GiB too much" if over else ""
         table.add_row(
             str(row["stage"]), *(_gib(row[part]) for part in _MEMORY_PARTS), _gib(row["peak"]), verdict, style=style
         )
@@ -293,7 +293,7 @@ def _memory(memory: Mapping[str, Any]) -> Any:
     allocated = f"{format_gib(memory['peak_allocated_bytes'])} by PyTorch's allocator"
     if memory["fits"]:
         lines.append(Text(f"Fits: at most {peak}, {allocated}.", style="green"))
-    elif memory["peak_bytes"] > capacity:
+    elif any(row["peak"] > row["capacity"] for row in stages):
         lines.append(Text(f"DOES NOT FIT: {peak}, {allocated}.", style="bold red"))
         lines += [Text(f"  {line}", style="red") for line in memory.get("advice", ())]
     lines.append(Text(_fullest_moment(max(stages, key=lambda row: float(row["peak"])))))

@@ -57,28 +57,37 @@ def draw_topology(cluster: Cluster) -> Figure:
 
 def _span(cluster: Cluster) -> float:
     """Width of a node."""
-    return max(cluster.gpus_per_node, cluster.spec.node.nics.count) + 1.5
+    return max(max(node.gpus.count, node.nics.count) for node in cluster.spec.kinds) + 1.5
 
 
 def _places(cluster: Cluster, shown: list[int]) -> dict[str, tuple[float, float]]:
     """Where every vertex stands that belongs to the shown nodes, or lies above them."""
     span, places = _span(cluster), {}
-    inside = dict.fromkeys(end for edge in cluster.layout.edges for end in (edge.src, edge.dst) if end != "fabric")
-    counts: dict[str, int] = {}
-    for vertex in inside:
-        family = vertex.rstrip("0123456789")
-        counts[family] = counts.get(family, 0) + 1
     for position, node in enumerate(shown):
+        edges = cluster.layout_of(node).edges
+        inside = dict.fromkeys(end for edge in edges for end in (edge.src, edge.dst) if end != "fabric")
+        most: dict[str, int] = {}
         for vertex in inside:
-            family = vertex.rstrip("0123456789")
-            number = int(vertex[len(family) :] or 0)
-            x = (position + _ASIDE.get(family, (number + 0.5) / counts[family])) * span
+            family, number = _family(vertex)
+            most[family] = max(number, most.get(family, 0))
+        for vertex in inside:
+            family, number = _family(vertex)
+            x = (position + _ASIDE.get(family, (number + 0.5) / (most[family] + 1))) * span
             places[f"node{node}.{vertex}"] = (0.04 * span * (0.5 - x / (span * len(shown))) + x, _LEVEL[family])
-    rails = cluster.spec.node.nics.count
-    leaves = list(dict.fromkeys(cluster.switches.leaf(node, rail) for rail in range(rails) for node in shown))
+    nics = sorted((nic, node) for node in shown for nic in cluster.layout_of(node).nics)
+    leaves = list(dict.fromkeys(cluster.switches.leaves[node][nic] for nic, node in nics))
     above = leaves
     for level in ("leaf", "spine", "core"):
         for i, vertex in enumerate(above):
             places[vertex] = ((i + 0.5) / len(above) * span * len(shown), _LEVEL[level])
         above = list(dict.fromkeys(trunk.upper for trunk in cluster.switches.trunks if trunk.lower in above))
     return places
+
+
+def _family(vertex: str) -> tuple[str, int]:
+    """
+    >>> _family("gpu12"), _family("host")
+    (('gpu', 12), ('host', 0))
+    """
+    name = vertex.rstrip("0123456789")
+    return name, int(vertex[len(name) :] or 0)

@@ -1,0 +1,147 @@
+"""The power limit: what classes of kernels draw and how their speed follows the clock, from kernels run for seconds.
+
+A kernel alone (`calibration.measure.sustained`) has the highest clock in its first batch and what the limit leaves it
+later; products that share the GPU's time with waiting (`calibration.measure.shared`) have clocks in between.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from calibration.fit import attention, matmul
+from calibration.fit.cases import Cases, Measured
+from calibration.fit.part import Part, Point, rounded
+from simulator.config.profile import Power, Profile
+from simulator.costs import Costs
+from simulator.costs.power import PowerBudget
+from simulator.program import Kernel
+
+EXPONENT = 2.0  # assumed until products that share the time were measured
+ASSUMED = "exponent assumed; products follow the clock as attention does, as even their first batch is slowed"
+MEMORY_OPS = ("copy", "layer_norm", "residual_add")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The later half of seconds on end: mean clock and power, seconds of a kernel; ``first_s``: at the beginning.
+    ``share``: of the time that the kernel runs."""
+
+    clock_hz: float
+    watts: float
+    seconds: float
+    first_s: float
+    share: float = 1.0
+
+    @classmethod
+    def of(cls, case: Measured) -> _Run:
+        row = case.row
+        late = len(row["sm_mhz"]) // 2
+        return cls(
+            clock_hz=statistics.fmean(row["sm_mhz"][late:]) * 1e6,
+            watts=statistics.fmean(row["power_w"][late:]),
+            seconds=statistics.median(row["series_s"][len(row["series_s"]) // 2 :]),
+            first_s=float(row["series_s"][0]),
+            share=float(row.get("share", 1.0)),
+        )
+
+
+def fit(cases: Cases, profile: Profile) -> Part:
+    """The section ``power``; nothing where no kernels of some class were run for seconds under the limit."""
+    lasting = [case for case in cases.of("sustained") if case.row.get("sm_mhz")]
+    products = [case for case in lasting if case.op == "mm" and case.params["dtype"] == "bf16"]
+    backends = {str(case.params["backend"]) for case in lasting if "backend" in case.params}
+    backend = next((name for name in attention.DEFAULT_BACKENDS if name in backends), None)
+    attentions = [case for case in lasting if case.params.get("backend") == backend and backend]
+    streams = [_Run.of(case) for case in lasting if case.op in MEMORY_OPS]
+    idle = [float(case.row["power_w"]) for case in cases.of("copy") if "power_w" in case.row]
+    moving = [float(case.row["power_w"]) for case in cases.of("collective") if "power_w" in case.row]
+    base, waiting = profile.power, [case for case in cases.of("shared") if case.params["beside"] == "wait"]
+    if not (products and attentions and streams and idle and (moving or base)):
+        return Part({})
+    highest_hz = max(float(mhz) for case in lasting for mhz in case.row["sm_mhz"]) * 1e6
+    alone = [_Run.of(case) for case in products]
+    slowed = _from_the_first([_Run.of(case) for case in attentions], highest_hz)
+    exponent, speed_exponent = EXPONENT, slowed
+    if waiting:
+        exponent, speed_exponent = _exponents([_Run.of(case) for case in waiting], min(idle))
+    streaming_w = [min(idle) + (run.watts - min(idle)) * (highest_hz / run.clock_hz) ** exponent for run in streams]
+    constant = {"clock_hz": highest_hz, "priced_at_hz": highest_hz, "speed_exponent": 0.0}
+    loads: dict[str, Any] = {
+        "matmul": _load(products, profile, speed_exponent),
+        "attention": _load(attentions, profile, slowed),
+        "memory": {"watts": rounded(statistics.fmean(streaming_w))} | constant,
+    }
+    if moving:
+        loads["communication"] = {"watts": max(moving)} | constant
+    elif base:
+        loads["communication"] = base.loads["communication"].model_dump()
+    notes = [*(["communication as on another GPU"] if not moving else []), *([] if waiting else [ASSUMED])]
+    figures = {
+        "limit_w": rounded(statistics.fmean(run.watts for run in alone)),
+        "idle_w": min(idle),
+        "highest_clock_hz": highest_hz,
+        "exponent": rounded(exponent, 3),
+        "loads": loads,
+        **cases.cited,
+        "note": "; ".join(notes),
+    }
+    power = Power.model_validate(figures)
+    shared = [case for case in cases.of("shared") if case.row.get("sm_mhz")]
+    return Part({"power": power.model_dump()}, [_point(case, power, profile) for case in shared])
+
+
+def kernel_of(case: Measured) -> Kernel:
+    """The kernel that a case runs on end."""
+    if case.op.startswith("attention"):
+        return attention.kernel_of(Measured("attention", case.op.removeprefix("attention_"), case.params, (0,), {}))
+    return matmul.kernel_of(Measured("matmul", case.op, case.params, (0,), {}))
+
+
+def _load(cases: Sequence[Measured], profile: Profile, speed_exponent: float) -> dict[str, float]:
+    """Watts and clock, means over the cases, and the clock at which their prices are what they took."""
+    runs, costs = [_Run.of(case) for case in cases], Costs.from_profile(profile, "eager")
+    clock_hz = statistics.geometric_mean(run.clock_hz for run in runs)
+    slower = statistics.geometric_mean(
+        run.seconds / costs.kernel_s(kernel_of(case), profile.gpu) for case, run in zip(cases, runs, strict=True)
+    )
+    return {
+        "watts": rounded(statistics.fmean(run.watts for run in runs)),
+        "clock_hz": rounded(clock_hz),
+        "priced_at_hz": rounded(clock_hz * slower ** (1 / speed_exponent)),
+        "speed_exponent": rounded(speed_exponent, 3),
+    }
+
+
+def _from_the_first(runs: Sequence[_Run], highest_hz: float) -> float:
+    """The speed exponent by which kernels slow down from their first batch, at the highest clock."""
+    slowed = [run for run in runs if run.clock_hz < 0.95 * highest_hz]
+    return statistics.fmean(
+        math.log(run.seconds / run.first_s) / math.log(highest_hz / run.clock_hz) for run in slowed or runs
+    )
+
+
+def _exponents(runs: Sequence[_Run], idle_w: float) -> tuple[float, float]:
+    """(of power, of speed): slopes against the clock, both logarithmic."""
+    clock = np.log([run.clock_hz for run in runs])
+    watts = np.log([(run.watts - idle_w) / run.share for run in runs])
+    seconds = np.log([run.seconds for run in runs])
+    return float(np.polyfit(clock, watts, 1)[0]), -float(np.polyfit(clock, seconds, 1)[0])
+
+
+def _point(case: Measured, power: Power, profile: Profile) -> Point:
+    """Seconds of a product that has a share of the GPU's time, at the clock that the budget leaves it."""
+    run, kernel = _Run.of(case), kernel_of(case)
+    budget, costs = PowerBudget(power), Costs.from_profile(profile.model_copy(update={"power": power}), "eager")
+    rest_s = run.seconds * (1 / run.share - 1)
+    loads: dict[Any, float] = {"matmul": costs.kernel_s(kernel, profile.gpu, budget.highest_hz)}
+    if case.params["beside"] != "wait":
+        loads["memory"] = rest_s
+    clock_hz = budget.clock_hz(loads, loads["matmul"] + rest_s, budget.highest_hz)
+    fitted_s = costs.kernel_s(kernel, profile.gpu, clock_hz)
+    return Point(f"power.{case.params['beside']}", run.share, run.seconds, fitted_s, case.params["beside"] != "wait")

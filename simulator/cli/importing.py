@@ -1,0 +1,144 @@
+"""``import``: a file of another tool as a file of ours."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import yaml
+
+from simulator.analysis.envelope import envelope
+from simulator.cli.options import Json, Quiet
+from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.output.files import writing
+
+if TYPE_CHECKING:
+    from simulator.config.foreign import Imported
+    from simulator.config.node import Node
+
+#: A matrix of more devices is wider than a page.
+_MOST_COLUMNS = 24
+
+
+def command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="NCCL or RCCL topology XML, or nvidia-smi topo -m.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write a cluster file (.yaml, .yml).")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a key of the cluster, such as node.gpus.type; repeatable."
+        ),
+    ] = None,
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Read a topology of another tool: its GPUs, NICs, links and affinity, and what it does not say.
+
+    What the file does not say is assumed, and named; --set, or the written file, is the place to say it.
+
+    \b
+    Example:
+      llmsim import topo.xml --set node.gpus.type=a100-sxm-80gb --out mine.yaml
+    """
+    from simulator.config.cluster import load_cluster
+    from simulator.config.files import as_path, parse_changes, with_changes
+    from simulator.config.foreign import read_topology
+
+    changes = parse_changes(set_ or ())
+    imported = read_topology(as_path(file))
+    cluster = with_changes(imported.cluster, changes, {})
+    spec = load_cluster({**cluster, "name": str(cluster["name"])})
+    assumed = [text for text in imported.assumed if text.split(":")[0] not in changes]
+    check_outputs({"--out": out, "--json": json}, {"--out": (".yaml", ".yml")})
+    if out is not None:
+        with writing(out) as target:
+            target.write(cluster_file(cluster, file, imported.format, assumed).encode())
+    write_json(
+        json,
+        envelope(
+            "import",
+            file=str(file),
+            format=imported.format,
+            cluster=cluster,
+            devices=[asdict(device) for device in imported.devices],
+            assumed=assumed,
+            left_out=list(imported.left_out),
+        ),
+    )
+    if quiet or json == STDOUT:
+        return
+    _show(imported, spec.kinds[0], assumed)
+    if out is not None:
+        print(f"written: {out}")
+
+
+def cluster_file(cluster: Mapping[str, Any], source: Path, format: str, assumed: list[str]) -> str:
+    """The text of a cluster file, with what was assumed in comments."""
+    lines = [f"Read by llmsim import from {source.name} ({format})."]
+    lines += ["Not said there, and assumed:", *(f"- {text}" for text in assumed)] if assumed else []
+    comment = "".join(textwrap.fill(line, 118, initial_indent="# ", subsequent_indent="#   ") + "\n" for line in lines)
+    return comment + yaml.dump(dict(cluster), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=118)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Numbers as people write them: ``13.1e9``, not ``13100000000.0``."""
+
+
+def _number(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
+    for scale in (9, -6):
+        if 1e-2 <= value / 10**scale < 1e5 and float(short := f"{value / 10**scale:.6g}e{scale}") == value:
+            # PyYAML, of YAML 1.1, takes 13e9 for text; plain it is a number in YAML 1.2.
+            tag = dumper.resolve(yaml.ScalarNode, short, (True, False))  # type: ignore[no-untyped-call]
+            return dumper.represent_scalar(tag, short)
+    return dumper.represent_scalar("tag:yaml.org,2002:float", repr(value))
+
+
+_Dumper.add_representer(float, _number)
+
+
+def _show(imported: Imported, node: Node, assumed: list[str]) -> None:
+    from simulator.cli.terminal import console, table
+    from simulator.cluster.relations import LEGEND, device_names, relations
+
+    out = console()
+    joined, names = relations(node), device_names(node)
+    gpus, nics = names[: node.gpus.count], names[node.gpus.count :]
+    out.print(f"{imported.format}: {len(gpus)} GPUs, {len(nics)} NICs, {node.sockets.count} socket(s)")
+    rows = [
+        {
+            "device": device.name,
+            "in the file": device.label,
+            "socket": f"cpu{device.socket}",
+            "CPUs": device.cpus or "-",
+            "NICs or GPUs nearby": _nearest(device.name, nics if device.name in gpus else gpus, joined),
+            "NVLink to": _with_nvlink(device.name, gpus, joined),
+        }
+        for device in imported.devices
+    ]
+    out.print(table(rows, "Devices"))
+    if len(names) <= _MOST_COLUMNS:
+        matrix = [{"": a, **{b: joined.get((a, b), "X") for b in names}} for a in names]
+        out.print(table(matrix, "Joined by"))
+        out.print("; ".join(f"{key}: {meaning}" for key, meaning in LEGEND.items()))
+    for title, texts in (("Assumed, as the file does not say it:", assumed), ("Left out:", imported.left_out)):
+        if texts:
+            out.print(title)
+            for text in texts:
+                out.print(f"  {text}")
+
+
+def _nearest(device: str, others: list[str], joined: Mapping[tuple[str, str], str]) -> str:
+    words = ["PIX", "PXB", "PHB", "SYS"]
+    least = min((words.index(joined[device, other]) for other in others), default=0)
+    return ", ".join(other for other in others if words.index(joined[device, other]) == least) or "-"
+
+
+def _with_nvlink(device: str, gpus: list[str], joined: Mapping[tuple[str, str], str]) -> str:
+    ways = ((other, joined.get((device, other), "")) for other in gpus)
+    return ", ".join(f"{other} ({way})" for other, way in ways if way.startswith(("NV", "XG"))) or "-"

@@ -1,0 +1,53 @@
+"""How two devices of a node are joined, in the words of ``nvidia-smi topo -m``."""
+
+from __future__ import annotations
+
+from simulator.cluster.wires import nvlinks_of, tree_of
+from simulator.config.node import Node
+
+LEGEND = {
+    "NV#": "# NVLinks (NV: a mesh or NVSwitches; XG#: xGMI)",
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PHB": "a CPU socket",
+    "SYS": "two CPU sockets",
+}
+
+
+def device_names(node: Node) -> list[str]:
+    """GPUs, then NICs."""
+    return [f"gpu{i}" for i in range(node.gpus.count)] + [f"nic{i}" for i in range(node.nics.count)]
+
+
+def relations(node: Node) -> dict[tuple[str, str], str]:
+    """Of every two devices, both ways round. NVLink goes before PCIe; without a switch in common it is a socket's."""
+    tree = tree_of(node)
+    above: dict[str, list[str]] = {}
+    for name in device_names(node):
+        way = [tree[name].at]
+        while way[-1] in tree:
+            way.append(tree[way[-1]].at)
+        above[name] = way
+    by_nvlink = _by_nvlink(node)
+    return {(a, b): by_nvlink.get((a, b)) or _by_pcie(above[a], above[b]) for a in above for b in above if a != b}
+
+
+def _by_nvlink(node: Node) -> dict[tuple[str, str], str]:
+    short = "XG" if node.nvlink.name == "xgmi" else "NV"
+    found: dict[tuple[str, str], str] = {}
+    if node.nvlink.kind == "nvswitch":
+        gpus = range(node.gpus.count)
+        return {(f"gpu{a}", f"gpu{b}"): short for a in gpus for b in gpus if a != b}
+    for bundle in nvlinks_of(node):
+        a, b = (f"gpu{gpu}" for gpu in bundle.gpus)
+        found[a, b] = found[b, a] = f"{short}{bundle.count}" if node.nvlink.kind == "links" else short
+    return found
+
+
+def _by_pcie(a: list[str], b: list[str]) -> str:
+    common = next((vertex for vertex in a if vertex in b), None)
+    if common is None:
+        return "SYS"
+    if common.startswith("cpu"):
+        return "PHB"
+    return "PIX" if a[0] == b[0] else "PXB"

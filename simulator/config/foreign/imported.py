@@ -1,0 +1,69 @@
+"""What a reader makes of another tool's file, and the figures that it takes where the file has none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+#: Bytes/s of one NVLink per direction (data sheets): V100, A100 and H100, 25 GB/s each.
+NVLINK_Bps = 25e9
+#: Seconds from GPU to GPU: NCCL's figure for one low-latency NVLink hop (src/graph/tuning.cc, hwLat, LL).
+NVLINK_LATENCY_s = 0.6e-6
+#: A remote load less a local one: 139 and 81 ns (Intel Memory Latency Checker, Xeon 8280).
+SOCKET_LATENCY_s = 0.13e-6
+#: Seconds from NIC to NIC under one switch: 64 bytes over InfiniBand and RoCE (arXiv 2505.09343, table 5); TCP: half of
+#: a round trip of about 30 us through the kernel.
+NIC_LATENCY_s = {"infiniband": 2.8e-6, "roce": 3.6e-6, "tcp": 15e-6}
+#: GPU type where the file names none: `cluster.node.gpus.type` says which profile is meant.
+NO_TYPE = "unnamed-gpu"
+
+#: What NCCL counts for a PCIe 3 x16 link, whose line rate is 15.75 GB/s (src/graph/topo.h, PCI_BW). Its figures between
+#: sockets are of the same kind: what is reached, not the line rate.
+_NCCL_PCIE = 12.0 / 15.754
+
+
+def line_rate_Bps(nccl_GBps: float) -> float:
+    """The line rate that goes with a bandwidth in NCCL's tables of PCIe and sockets, GB/s.
+
+    >>> round(line_rate_Bps(12.0) / 1e9, 2)
+    15.75
+    """
+    return nccl_GBps * 1e9 / _NCCL_PCIE
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU or NIC: its name in the cluster file, in the other tool's, the socket that it hangs under, and its CPUs."""
+
+    name: str
+    label: str
+    socket: int
+    cpus: str = ""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """``cluster``: as a cluster file says it, with one node. ``assumed``: what the file does not say, each with the key
+    that it went into. ``left_out``: what it says and a cluster file has no place for."""
+
+    format: str
+    cluster: dict[str, Any]
+    devices: tuple[Device, ...]
+    assumed: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def numbers(values: Iterable[int]) -> str:
+    """Whole numbers as ranges.
+
+    >>> numbers([0, 1, 2, 5, 7, 8])
+    '0-2,5,7-8'
+    """
+    runs: list[list[int]] = []
+    for value in sorted(values):
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1][1:] = [value]
+        else:
+            runs.append([value])
+    return ",".join("-".join(map(str, run)) for run in runs)

@@ -1,0 +1,109 @@
+"""A short profile of a GPU that nobody has measured, completed from the profile of one like it.
+
+The rule: shares of a peak (efficiencies, speeds of layouts, shares of the memory bandwidth), times (starts, latencies,
+launches) and counts are taken over as they are; rates go with the peak that bounds them (`_RATES`). All of it counts as
+assumed, and nothing of it as measured on this GPU. A figure that the file gives replaces what it would take over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from simulator.errors import InputError
+
+#: What a file may leave out.
+SECTIONS = ("kernels", "host", "interference", "transports")
+_ORIGIN = frozenset(("kind", "source", "note"))
+
+Data = Mapping[str, Any]
+
+
+def _memory(spec: Data) -> float:
+    return float(spec["memory_bandwidth_Bps"]["value"])
+
+
+def _memory_per_sm(spec: Data) -> float:
+    return _memory(spec) / float(spec["sms"])
+
+
+#: Name of a rate, wherever it stands -> the peak that it goes with. FLOP/s that the power limit sustains go with the
+#: peak of their type.
+_RATES: dict[str, Callable[[Data], float]] = {
+    "store_Bps_per_sm": _memory_per_sm,
+    "load_Bps_per_sm": _memory_per_sm,
+    "split_sum_Bps": _memory,
+    "copy_Bps": _memory,
+    "p2p_copy_Bps": _memory,
+}
+
+
+def completed(data: Data, like: Data, file: object = None) -> dict[str, Any]:
+    """``data`` of a profile whose ``gpu_spec`` is valid, with what it lacks from ``like``, the data of a whole one.
+
+    Raises `InputError`, naming ``file``, where figures replace others without saying where they come from.
+    """
+    name, spec, other = str(like["name"]), data["gpu_spec"], like["gpu_spec"]
+    ratios = {rate: peak(spec) / peak(other) for rate, peak in _RATES.items()}
+    result = dict(data)
+    for section in SECTIONS:
+        taken = _assumed(like[section], name, ratios)
+        if section == "kernels":
+            _keep_types(taken["matmul"], spec["peak_flops_per_s"], other["peak_flops_per_s"])
+        own = data.get(section) or {}
+        result[section] = _over(taken, own, section, name, file) if isinstance(own, Mapping) else own
+    if isinstance(sources := data.get("sources"), Mapping):
+        result["sources"] = {**sources, name: f"profile {name} of {like['date']} ({like['kind']}), as shares of peaks"}
+    return result
+
+
+def _assumed(node: Any, name: str, ratios: Mapping[str, float]) -> Any:
+    """A part of the other profile as an assumption about this GPU."""
+    if not isinstance(node, Mapping):
+        return node
+    taken = {
+        key: value * ratios[key] if key in ratios else _assumed(value, name, ratios)
+        for key, value in node.items()
+        if key != "fitted_range"
+    }
+    return taken | {"kind": "assumed", "source": name, "note": f"as {name}"} if _cited(node) else taken
+
+
+def _keep_types(matmul: dict[str, Any], peaks: Data, others: Data) -> None:
+    """Leave the types that this GPU has, at its own peaks."""
+    for table in ("sustained_flops_per_s", "layout_speed"):
+        matmul[table] = {dtype: figure for dtype, figure in matmul[table].items() if dtype in peaks}
+    for dtype, figure in matmul["sustained_flops_per_s"].items():
+        figure["value"] *= peaks[dtype]["value"] / others[dtype]["value"]
+
+
+def _over(taken: Data, own: Data, key: str, name: str, file: object) -> dict[str, Any]:
+    """``own`` laid over ``taken``, figure by figure; a table of numbers within a figure replaces the other's whole."""
+    result, replaced = dict(taken), False
+    for part, value in own.items():
+        old = taken.get(part)
+        if isinstance(value, Mapping) and isinstance(old, Mapping) and _holds_figures(old):
+            result[part] = _over(old, value, f"{key}.{part}", name, file)
+        else:
+            result[part], replaced = value, replaced or part not in _ORIGIN
+    if replaced and _cited(taken):
+        if absent := {"kind", "source"} - set(own):
+            raise InputError(
+                f"figures replace those of {name}, and have to say where they come from",
+                file=file,
+                key=key,
+                found=", ".join(own),
+                fix=f"{' and '.join(sorted(absent))} beside them",
+            )
+        rest = set(taken) - set(own) - _ORIGIN
+        notes = [str(own.get("note", "")), f"the rest as {name}" if rest else ""]
+        result["note"] = "; ".join(filter(None, notes))
+    return result
+
+
+def _cited(node: Any) -> bool:
+    return isinstance(node, Mapping) and "source" in node
+
+
+def _holds_figures(node: Any) -> bool:
+    return isinstance(node, Mapping) and (_cited(node) or any(map(_holds_figures, node.values())))

@@ -1,0 +1,72 @@
+"""The power limit as a budget: what kernels draw at a clock, and the clock that keeps their mean at the limit.
+
+A GPU lowers its clock until it draws what it may. That is no property of a kernel: products alone run at three quarters
+of the highest clock, but faster in a step, where kernels that draw less and waiting for others save for them. The
+driver's controller settles within tens of milliseconds, less than a step, so that one clock per rank is taken, at which
+the mean over the step is at the limit (`simulator.engine.clocks`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from simulator.config.profile import LoadClass, Power
+from simulator.program import Attention, GroupedMatmul, Kernel, Matmul, Memory
+
+CLASSES: dict[type, LoadClass] = {
+    Matmul: "matmul",
+    GroupedMatmul: "matmul",
+    Attention: "attention",
+    Memory: "memory",
+}
+#: A GPU is not throttled below this share of its highest clock.
+LEAST = 0.3
+
+
+@dataclass(frozen=True)
+class PowerBudget:
+    """Clocks in Hz, of the SMs."""
+
+    model: Power
+
+    @property
+    def highest_hz(self) -> float:
+        return self.model.highest_clock_hz
+
+    def slowness(self, kernel: Kernel, clock_hz: float) -> float:
+        """Seconds of a kernel at a clock, relative to its price: (clock of its price / clock) ^ exponent."""
+        kind = CLASSES.get(type(kernel))
+        if kind is None:
+            return 1.0
+        load = self.model.loads[kind]
+        return float((load.priced_at_hz / clock_hz) ** load.speed_exponent)
+
+    def drawn_w(self, kind: LoadClass, clock_hz: float) -> float:
+        """Watts above those of an idle GPU while kernels of a class run."""
+        load = self.model.loads[kind]
+        return (load.watts - self.model.idle_w) * float((clock_hz / load.clock_hz) ** self.model.exponent)
+
+    def clock_hz(self, seconds: Mapping[LoadClass, float], total_s: float, at_hz: float) -> float:
+        """The clock at which the mean over ``total_s`` is at the limit, or the highest where it stays below.
+
+        ``seconds``: of each class, side by side or not, at the clock ``at_hz``. At another clock kernels last longer or
+        shorter, and so does the whole; waiting stays. To 1 MHz, so that it does not turn on how sums were rounded.
+        """
+
+        def over_j(clock_hz: float) -> float:
+            joules, whole_s = 0.0, total_s
+            for kind, at in seconds.items():
+                lasting_s = at * float((at_hz / clock_hz) ** self.model.loads[kind].speed_exponent)
+                joules += lasting_s * self.drawn_w(kind, clock_hz)
+                whole_s += lasting_s - at
+            return joules - (self.model.limit_w - self.model.idle_w) * whole_s
+
+        low, high = LEAST * self.highest_hz, self.highest_hz
+        if over_j(high) <= 0:
+            return high
+        while high - low > 1e3:
+            middle = (low + high) / 2
+            low, high = (low, middle) if over_j(middle) > 0 else (middle, high)
+        return math.floor(low / 1e6 + 0.5) * 1e6

@@ -1,0 +1,112 @@
+"""The power limit as a budget over the step: the clock at which the mean is at the limit, found by playing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import simulator
+from simulator.config.profile import Load, Power
+from simulator.costs.power import PowerBudget
+from simulator.program import Attention, Fixed, Matmul, Memory
+from tests.jobs import job
+
+HIGHEST = 2e9
+
+
+def budget(exponent: float = 2.0, speed: float = 1.0, *, stream_w: float = 500.0) -> PowerBudget:
+    """Products alone draw the limit of 700 W at 1.5 GHz, where their prices hold."""
+    product = Load(watts=700, clock_hz=1.5e9, priced_at_hz=1.5e9, speed_exponent=speed)
+    stream = Load(watts=stream_w, clock_hz=HIGHEST, priced_at_hz=HIGHEST, speed_exponent=0)
+    loads: dict[Any, Load] = {"matmul": product, "attention": product, "memory": stream, "communication": stream}
+    return PowerBudget(
+        Power(
+            limit_w=700,
+            idle_w=100,
+            highest_clock_hz=HIGHEST,
+            exponent=exponent,
+            loads=loads,
+            kind="assumed",
+            source="test",
+        )
+    )
+
+
+@pytest.mark.parametrize("exponent", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("speed", [0.5, 1.0])
+def test_products_alone_keep_the_clock_at_which_they_were_measured(exponent: float, speed: float) -> None:
+    """They draw the limit there, so that the mean over any time without pauses is the limit, however long it was said
+    to be at another clock."""
+    found = budget(exponent, speed)
+    for at_hz in (1e9, 1.5e9, HIGHEST):
+        assert found.clock_hz({"matmul": 3.0}, 3.0, at_hz) == pytest.approx(1.5e9, abs=1e6)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("exponent", [1.0, 2.0, 3.0])
+def test_waiting_saves_for_products(share: float, exponent: float) -> None:
+    """With products for a share s of the time (at the clock that is found), s * 600 W * (f / 1.5 GHz)^e = 600 W, so
+    f = 1.5 GHz * s^(-1/e), up to the highest clock. Waits of w then belong to products of s / (1 - s) * w."""
+    clock_hz = min(1.5e9 * share ** (-1 / exponent), HIGHEST)
+    busy_s = share / (1 - share)
+    found = budget(exponent)
+    assert found.clock_hz({"matmul": busy_s}, busy_s + 1.0, clock_hz) == pytest.approx(clock_hz, abs=1e6)
+
+
+def test_what_draws_as_much_as_the_limit_leaves_nothing() -> None:
+    """Streams of 700 W at the highest clock draw less at 1.5 GHz, but more than an idle GPU: clocks lie between those
+    beside idle time and products alone, and below those beside streams of 400 W."""
+    seconds: dict[Any, float] = {"matmul": 1.0, "memory": 1.0}
+    clocks = [budget(stream_w=watts).clock_hz(seconds, 2.0, 1.5e9) for watts in (100.0, 400.0, 700.0)]
+    assert HIGHEST >= clocks[0] > clocks[1] > clocks[2] > 1.5e9
+
+
+def test_each_class_follows_the_clock_by_its_own_exponent() -> None:
+    """At 2 GHz products and attention with exponent 1/2 take sqrt(3/4) of what they take at 1.5 GHz; streams and what
+    is of no class stay."""
+    found = budget(speed=0.5)
+    for kernel in (Matmul(64, 64, 64), Attention(1, 1, 1, 64, 64, 64)):
+        assert found.slowness(kernel, HIGHEST) == pytest.approx(0.75**0.5)
+    assert found.slowness(Memory("copy", 1.0, 1.0), 1e9) == found.slowness(Fixed(1.0), 1e9) == 1.0
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+@pytest.mark.parametrize(
+    ("cluster", "calibration"), [("dgx_h100", "h100-sxm-80gb"), ("hgx_h200_4gpu", "h200-sxm-141gb")]
+)
+def test_the_mean_over_a_step_is_the_limit(cluster: str, calibration: str, layers: int) -> None:
+    """Large products, attention and streams, played: what all rows draw at their rank's clock, and an idle GPU through
+    the whole step, is the limit on average, within what a clock may be off when it counts as settled (0.2 %, so 0.4 %
+    of power). The products are faster than alone, and slower than at the highest clock."""
+    workload = job(
+        model__hidden=8192, model__heads=64, model__layers=layers, training__seq=2048, training__global_batch=2
+    )
+    result = simulator.run(workload | {"cluster": {"name": cluster}, "calibration": calibration})
+    power, spans = result.costs.power, result.spans
+    assert power is not None
+    clock_hz = spans.clocks_hz[0]
+    rows = spans.frame()
+    kinds = rows["kind"].where(rows["kind"].isin(["matmul", "attention"]), "memory")
+    seconds = (rows["end_s"] - rows["start_s"]).groupby(kinds).sum()
+    drawn_j = sum(of_kind * power.drawn_w(kind, clock_hz) for kind, of_kind in seconds.items())
+    assert power.model.idle_w + drawn_j / spans.length_s == pytest.approx(power.model.limit_w, rel=4e-3)
+    assert power.model.loads["matmul"].clock_hz < clock_hz < power.highest_hz
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_bubbles_raise_clocks(pp: int) -> None:
+    """The same layers with one micro-batch a step: a stage of two (four) waits at least half (three quarters) of it, so
+    that its clock is above that of a rank which has all layers; more so the longer it waits."""
+    large = {"model__hidden": 4096, "model__heads": 32, "training__seq": 2048, "training__global_batch": 1}
+    place = {"cluster": {"name": "dgx_h100"}, "calibration": "h100-sxm-80gb"}
+    alone, staged = (
+        simulator.run(job(**large) | {"parallelism": {"pp": stages}} | place).spans.clocks_hz for stages in (1, pp)
+    )
+    assert min(staged.values()) > alone[0]
+
+
+def test_without_a_power_section_nothing_is_played_twice() -> None:
+    result = simulator.run(job())
+    assert result.costs.power is None
+    assert result.spans.clocks_hz == {}

@@ -1,0 +1,179 @@
+"""Profiles of GPUs that nobody has measured: short files, completed from the profile of a GPU like them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import simulator
+from simulator.config import catalog
+from simulator.config.profile import Profile, load_profile
+from simulator.costs import Costs
+from simulator.errors import InputError
+from simulator.program import Attention, Matmul, Memory
+
+PROFILES = catalog.names("profile")
+SHORT = [name for name in PROFILES if load_profile(name).like]
+#: NVLink of a GPU in bytes/s per direction (data sheets), and what it joins.
+LINKS = {
+    "a100-sxm-80gb": (300e9, "nvswitch"),
+    "b200-sxm-180gb": (900e9, "nvswitch"),
+    "gb200-186gb": (900e9, "nvswitch"),
+    "h100-sxm-80gb": (450e9, "nvswitch"),
+    "h20-sxm-96gb": (450e9, "nvswitch"),
+    "h200-sxm-141gb": (450e9, "nvswitch"),
+    "h800-sxm-80gb": (200e9, "nvswitch"),
+    "mi300x-192gb": (448e9, "mesh"),
+    "v100-sxm-32gb": (150e9, "mesh"),
+}
+
+
+def job(gpu: str, precision: str) -> dict[str, object]:
+    bandwidth, kind = LINKS[gpu]
+    node = {"gpus": {"type": gpu}, "nvlink": {"kind": kind, "bandwidth_Bps": bandwidth}}
+    return {
+        "model": {"layers": 2, "hidden": 1024, "heads": 16, "vocab": 32000},
+        "training": {"seq": 1024, "micro_batch": 1, "global_batch": 8, "precision": precision},
+        "parallelism": {"tp": 2, "dp": 4},
+        "cluster": {"name": "dgx_h100", "node": node},
+    }
+
+
+@pytest.mark.parametrize("gpu", PROFILES)
+def test_every_shipped_profile_runs_a_job_and_says_what_it_rests_on(gpu: str) -> None:
+    """The kinds of the prices add up to all kernel time; what was measured on no such GPU is outside all that was."""
+    result = simulator.run(job(gpu, "fp16" if gpu.startswith("v100") else "bf16"))
+    report, profile = result.to_dict(), load_profile(gpu)
+    assert report["calibration"]["kind"] == profile.kind
+    assert report["memory"]["capacity_bytes"] == profile.gpu_spec.memory_bytes.value
+    priced = dict(report["calibration"]["kernel_time_priced_by"])
+    outside = priced.pop("extrapolated")
+    assert sum(priced.values()) == pytest.approx(1)
+    assert outside >= priced.get("assumed", 0)
+    if profile.like:
+        assert profile.kind == "datasheet"
+        assert priced == {"assumed": pytest.approx(1)}
+        assert f"profile {profile.like} of" in report["calibration"]["source"]
+
+
+def test_a_v100_trains_in_no_precision_that_it_lacks() -> None:
+    with pytest.raises(InputError, match="v100-sxm-32gb has no matrix units") as caught:
+        simulator.run(job("v100-sxm-32gb", "bf16"))
+    assert (caught.value.key, caught.value.allowed) == ("training.precision", "fp16, fp32")
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_short_profile_stays_short(name: str) -> None:
+    assert len((catalog.FOLDERS["profile"] / f"{name}.yaml").read_text().splitlines()) <= 36
+
+
+def twice(tmp_path: Path, **own: object) -> Profile:
+    """An H100 with twice the memory bandwidth, thrice the FLOP/s, half the SMs, and figures of its ``own``."""
+    base = load_profile("h100-sxm-80gb")
+    spec = base.gpu_spec.model_dump(exclude_none=True)
+    spec["sms"] //= 2
+    spec["memory_bandwidth_Bps"]["value"] *= 2
+    for peak in spec["peak_flops_per_s"].values():
+        peak["value"] *= 3
+    data = {
+        "schema_version": 1,
+        "name": "twice",
+        "gpu": base.gpu,
+        "date": "2026-01-02",
+        "kind": "datasheet",
+        "like": "h100-sxm-80gb",
+        "sources": {"datasheet": "a sheet", "devicequery": "a query", "paper": "a paper"},
+        "gpu_spec": spec,
+        **own,
+    }
+    path = tmp_path / "twice.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return load_profile(path)
+
+
+def test_shares_and_times_stay_and_rates_go_with_their_peak(tmp_path: Path) -> None:
+    """Memory-bound kernels take half as long beyond their start. A large product takes a
+    third, as its tiles and its power limit are three times as fast; attention that keeps all SMs busy too."""
+    base, other = load_profile("h100-sxm-80gb"), twice(tmp_path)
+    was, now = base.kernels.matmul, other.kernels.matmul
+    assert now.tile_efficiency == was.tile_efficiency
+    assert (now.wave_start_s, now.memory_fraction, now.start_s) == (was.wave_start_s, was.memory_fraction, was.start_s)
+    assert now.store_Bps_per_sm == pytest.approx(4 * was.store_Bps_per_sm)  # twice the memory for half as many SMs
+    assert now.load_Bps_per_sm == pytest.approx(4 * was.load_Bps_per_sm)
+    assert now.split_sum_Bps == pytest.approx(2 * was.split_sum_Bps)
+    for name, link in base.transports.items():
+        taken = other.transports[name]
+        assert (taken.efficiency, taken.protocols, taken.p2p) == (link.efficiency, link.protocols, link.p2p)
+        assert taken.copy_Bps == pytest.approx(2 * link.copy_Bps)
+    assert other.host.launch_s["eager"].forward_s == base.host.launch_s["eager"].forward_s
+    seconds = [
+        [Costs.from_profile(profile).kernel_s(kernel, base.gpu) for profile in (base, other)]
+        for kernel in (Matmul(32768, 32768, 32768), Attention(8, 64, 64, 16384, 16384, 128), Memory("copy", 1e10, 1e10))
+    ]
+    assert [before / after for before, after in seconds] == pytest.approx([3, 3, 2], rel=0.02)
+
+
+def test_what_is_taken_over_is_assumed_and_never_measured(tmp_path: Path) -> None:
+    other = twice(tmp_path)
+    taken = [figure for key, figure in other.cited() if not key.startswith("gpu_spec")]
+    assert {(figure.kind, figure.source) for figure in taken} == {("assumed", "h100-sxm-80gb")}
+    assert {figure.note for figure in taken} == {"as h100-sxm-80gb"}
+    assert other.residuals == {}
+    assert other.provenance is None
+    for kernel in (Matmul(4096, 4096, 4096), Attention(1, 32, 32, 4096, 4096, 128), Memory("copy", 1e8, 1e8)):
+        assert Costs.from_profile(other).origin(kernel).extrapolated
+
+
+def test_a_figure_of_the_file_s_own_wins_and_names_its_source(tmp_path: Path) -> None:
+    """A table of numbers inside a figure (the widths of a norm) is replaced whole; neighbours stay."""
+    own = {"kind": "published", "source": "paper"}
+    profile = twice(
+        tmp_path,
+        kernels={
+            "memory": {"eager": {"norm": {"share": 0.5, "by_width": {}, **own}}},
+            "matmul": {"sustained_flops_per_s": {"bf16": {"value": 9e14, **own}}},
+        },
+        transports={"nvlink": {"efficiency": 0.6, "note": "table 1", **own}},
+    )
+    memory, base = profile.kernels.memory.eager, load_profile("h100-sxm-80gb").kernels.memory.eager
+    assert (memory["norm"].share, memory["norm"].by_width, memory["norm"].kind) == (0.5, {}, "published")
+    assert memory["norm"].start_s == base["norm"].start_s
+    assert memory["norm"].note == "the rest as h100-sxm-80gb"
+    assert memory["copy"].share == base["copy"].share
+    assert profile.kernels.matmul.sustained_flops_per_s["bf16"].kind == "published"
+    assert profile.kernels.matmul.sustained_flops_per_s["fp8"].kind == profile.kernels.matmul.kind == "assumed"
+    assert profile.transports["nvlink"].efficiency == 0.6
+    assert profile.transports["nvlink"].note == "table 1; the rest as h100-sxm-80gb"
+
+
+@pytest.mark.parametrize(
+    ("own", "key", "says"),
+    [
+        ({"transports": {"nvlink": {"efficiency": 0.6}}}, "transports.nvlink", "say where they come from"),
+        (
+            {"transports": {"nvlink": {"efficiency": 6, "kind": "assumed", "source": "paper"}}},
+            "nvlink.efficiency",
+            "range",
+        ),
+        (
+            {"kernels": {"matmul": {"tiles": 3, "kind": "assumed", "source": "paper"}}},
+            "kernels.matmul.tiles",
+            "unknown",
+        ),
+        ({"kernels": 7}, "kernels", "must be a mapping"),
+        ({"gpu_spec": {"sms": 10}}, "gpu_spec.peak_flops_per_s", "required"),
+        ({"gpu_spec": None}, "gpu_spec", "required"),
+        ({"like": "h1000"}, "like", "no profile file of this name"),
+        ({"like": "b200-sxm-180gb"}, "like", "no whole profile"),
+        ({"like": "./twice.yaml"}, "like", "no whole profile"),
+        ({"like": 3}, "like", "must be text"),
+        ({"sources": {}}, "gpu_spec", "not one of the file's sources"),
+    ],
+)
+def test_a_wrong_short_profile_is_refused_with_its_key(tmp_path: Path, own: dict, key: str, says: str) -> None:
+    with pytest.raises(InputError, match=says) as caught:
+        twice(tmp_path, **own)
+    assert key in str(caught.value)
+    assert "twice.yaml" in str(caught.value)
