@@ -277,4 +277,4 @@ def test_the_topology_command(capsys: pytest.CaptureFixture[str], tmp_path: Path
         else:
             assert "320 GPUs" in out
             assert "rail*.leaf*.up" in out
-    assert "nvswitch" in picture.read_text()
+    assert "NVSwitch" in picture.read_text()

@@ -116,8 +116,8 @@ def test_a_forced_algorithm_is_used() -> None:
 
 
 def test_scores_and_floor_by_hand() -> None:
-    """Two rows of one operation, 1 and 4 ms, predicted as 2: errors of a factor of 2 both, one of them of the GPUs that
-    the stack was fitted on; they are a factor of 2 from their own mean, and 4 from each other. A third, larger, is met."""
+    """Two rows of one operation, 1 and 4 ms, predicted as 2: errors of a factor of 2 both; they are a factor of 2 from
+    their own mean, and 4 from each other. A third, larger, is met."""
     small = {**ROWS["comm-0122"], "size": "1048576"}
     rows = [
         {**small, "id": "a", "latency_us": "1000"},

@@ -13,7 +13,7 @@ from pydantic import Field, ModelWrapValidatorHandler, model_validator
 from simulator.config import catalog
 from simulator.config.files import AsTuple, Integral, Section, Text, brief, raise_all, read_yaml, validated
 from simulator.config.foreign import SUFFIXES, is_foreign, read_topology
-from simulator.config.node import MAX_GPUS, Count, Node, node_problems
+from simulator.config.node import MAX_GPUS, Bandwidth, Count, Node, node_problems
 from simulator.config.overrides import Override, missing_parts, override_problems
 from simulator.errors import InputError
 from simulator.fabrics import FABRICS
@@ -24,11 +24,22 @@ else:
     FabricKind = Literal[tuple(FABRICS)]  # what is registered, so that a new fabric needs no line here
 
 
+class FabricSwitch(Section):
+    """A switch of a `switch_tree`."""
+
+    at: Text | None = None
+    """the switch above it [null: none is]"""
+    nodes: Annotated[int, Field(ge=0, le=MAX_GPUS), Integral] = 0
+    """nodes that are cabled to it, with all their cards; they are numbered switch by switch"""
+    bandwidth_Bps: Bandwidth | None = None
+    """bytes/s of its link upwards, in each direction [what its links below carry, over oversubscription]"""
+
+
 class Fabric(Section):
     """The network between nodes."""
 
     kind: FabricKind = "rail_fat_tree"
-    """rail_fat_tree: card i of every node on the same leaf switches, leaves joined by spines"""
+    """rail_fat_tree: card i of every node on the same leaf switches, leaves joined by spines; switch_tree: as listed"""
     transport: Literal["infiniband", "roce", "tcp"] = "infiniband"
     """what carries the bytes; the calibration profile says how well"""
     tiers: Annotated[int, Field(ge=1, le=3), Integral] = 2
@@ -39,6 +50,8 @@ class Fabric(Section):
     """bandwidth down over bandwidth up at a leaf; 1: none"""
     sharp: bool = False
     """whether its switches sum up for all-reduces (InfiniBand SHARP) and NCCL is set up to use it (CollNet)"""
+    switches: dict[str, FabricSwitch] = Field(default_factory=dict)
+    """of a switch_tree, by name"""
 
 
 class Group(Section):
@@ -169,7 +182,19 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
             yield problem
         if spec.nodes > 1 and not node.nics.count:
             yield InputError("several nodes need network cards", key=f"{key}.nics.count", found=0, allowed=">= 1")
+    yield from _tree_problems(spec.fabric)
     yield from override_problems(spec)
+
+
+def _tree_problems(fabric: Fabric) -> Iterator[InputError]:
+    listed = fabric.kind == "switch_tree"
+    if listed is not bool(fabric.switches):
+        message = "must list the switches of a switch_tree" if listed else "are of the kind switch_tree alone"
+        yield InputError(message, key="fabric.switches", found=fabric.kind, fix=None if listed else "kind: switch_tree")
+    for name in ("tiers", "radix"):
+        if listed and name in fabric.model_fields_set:
+            fix = f"leave fabric.{name} out"
+            yield InputError("is what fabric.switches says", key=f"fabric.{name}", found=getattr(fabric, name), fix=fix)
 
 
 def describe_nodes(spec: ClusterSpec) -> str:

@@ -143,6 +143,10 @@ class Costs:
         """Seconds that the host takes to issue an op."""
         return launch.seconds(self.launch, op)
 
+    def launched_s(self, kinds: Mapping[str, int]) -> float:
+        """Seconds that the host takes for so many of each kind (`simulator.costs.launch`)."""
+        return sum(n * self.launch.get(kind, 0.0) for kind, n in kinds.items())
+
     def transport(self, kind: str) -> Transport:
         """How links of a kind carry bytes. Raises `InputError` for a kind that the profile lacks."""
         try:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from simulator.fabrics.rail_fat_tree import rail_fat_tree
+from simulator.fabrics.switch_tree import switch_tree
 from simulator.fabrics.switches import Ports, Switches, Trunk
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 FABRICS: dict[str, Callable[[Fabric, Ports], Switches]] = {
     "rail_fat_tree": rail_fat_tree,
+    "switch_tree": switch_tree,
 }
 
 __all__ = ["FABRICS", "Ports", "Switches", "Trunk"]

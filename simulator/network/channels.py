@@ -25,8 +25,8 @@ def channels(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
     Across nodes: one per NIC index that serves members on every node, so that all their NICs carry an equal part; in
     each node the channel enters at the GPU that the NIC serves and leaves from the next nearest, through the same NIC
     (NCCL src/graph/search.cc, with crossNic off). Groups without a common NIC run one channel, each GPU on its own NIC.
-    Between nodes where every two GPUs have a link of their own: one per GPU, on orders that together use all links once;
-    it leaves a node through the NIC of its last GPU and so enters the next at the GPU of the same rail.
+    Between nodes where every two GPUs have a link of their own: one per GPU, on orders that together use all links
+    once; it leaves a node through the NIC of its last GPU and so enters the next at the GPU of the same rail.
     Inside a node: one is enough, as its switch or host treats all orders alike; where every two GPUs have a link of
     their own, rings that together use all of these links equally.
     """
