@@ -24,7 +24,8 @@ from simulator.validation.collectives import Case
 from simulator.validation.record import predict_collective
 
 H100 = load_cluster("dgx_h100", nodes=2)
-LINE_Bps, LINK_s = H100.node.nvlink.bandwidth_Bps, H100.node.nvlink.latency_s
+LINK = H100.kinds[0].nvlink
+LINE_Bps, LINK_s = LINK.bandwidth_Bps, LINK.latency_s
 
 
 def stack(protocols: tuple[str, ...] = ("ll", "ll128", "simple"), **parameters: float) -> Stack:

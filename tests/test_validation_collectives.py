@@ -46,7 +46,7 @@ def test_every_hardware_has_an_alias_whose_cluster_and_stack_are_of_one_gpu() ->
         known = collectives.aliases().clusters
         spec = load_cluster(known.get(alias.cluster, alias.cluster))
         if alias.stack is not None:
-            assert load_stack(alias.stack).gpu == spec.node.gpus.type, alias
+            assert (load_stack(alias.stack).gpu,) == spec.gpu_types, alias
 
 
 def test_rows_by_hand() -> None:

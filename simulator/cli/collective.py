@@ -103,7 +103,8 @@ def command(
             cluster=built.name,
             nodes=built.spec.nodes,
             n_ranks=len(members),
-            **figures,
+            calibration=figures["calibration"],
+            stack=figures["stack"],
             rows=rows,
         ),
     )

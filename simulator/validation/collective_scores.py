@@ -54,7 +54,7 @@ class Compared:
         extra: dict[str, Any] = {"part": self.part, "stack": None, "measured_busbw_Bps": self.busbw_Bps}
         if self.case is not None and self.predicted is not None:
             extra |= {
-                "stack": self.case.stack.name if self.case.stack else self.case.cluster.node.gpus.type,
+                "stack": self.case.stack.name if self.case.stack else self.case.cluster.gpu_types[0],
                 "op": self.case.op,
                 "size_bytes": self.case.nbytes,
                 "n_gpus": len(self.case.ranks),

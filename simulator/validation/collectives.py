@@ -155,7 +155,7 @@ def case_of(row: Row) -> Case:
     n_gpus = int(_number(row, "n_gpus"))
     alias = alias_of(row)
     spec = cluster_of(alias.cluster)
-    in_a_node = spec.node.gpus.count
+    in_a_node = spec.gpus_per_node
     told = "" if alias.domain else row["nodes"]
     nodes = int(_number(row, "nodes")) if told else math.ceil(n_gpus / in_a_node)
     each, rest = divmod(n_gpus, nodes)
