@@ -28,7 +28,7 @@ from simulator.config.profile import Profile, load_profile
 from simulator.config.stack import load_stack
 from simulator.costs import Costs
 from simulator.costs.provenance import priced_by
-from simulator.engine import simulate
+from simulator.engine import Placed, simulate
 from simulator.errors import InputError
 from simulator.program import Program
 from simulator.schedules import SCHEDULES, Schedule, Times, to_csv
@@ -49,8 +49,8 @@ MAX_PASSES = 500_000
 #: Steps played in a row until a steady state shows: the first, and the last, number tried.
 STEPS, MAX_STEPS = 4, 32
 UNSTEADY = (
-    f"after {MAX_STEPS} steps none repeats the one before: the period is the mean of the later half, "
-    "and what it is made of is the last but one's"
+    "of the steps that were played none repeats the one before: the period is the mean of the later half, "
+    "and what it is made of is one of the last"
 )
 #: Shares of 1F1B's memory and of a forward's activations.
 MAX_SHARE = 1e6
@@ -78,7 +78,8 @@ class Result:
     """One simulated training step.
 
     ``profiles``: type of GPU -> its profile. Of schedules whose claim is of steps that follow one another ``spans`` is
-    one period between them, and ``steady`` what it was cut out of. ``program`` is all that was played.
+    one period between them, and ``steady`` what it was cut out of. ``program`` is all that was played, on ``nodes`` of
+    the cluster (None: the first).
     """
 
     workload: Workload
@@ -88,11 +89,17 @@ class Result:
     program: Program
     spans: Timeline
     steady: Steady | None = None
+    nodes: tuple[int, ...] | None = None
 
     @cached_property
     def gpus(self) -> tuple[str, ...]:
         """The type of every rank's GPU."""
-        return tuple([gpu.type for gpu in self.cluster.gpus[: self.workload.n_ranks]])
+        return tuple([self.cluster.gpus[gpu].type for gpu in self.placed.gpus])
+
+    @cached_property
+    def placed(self) -> Placed:
+        """The program on the GPUs of its nodes."""
+        return Placed.on(self.program, self.costs, self.cluster, self.nodes)
 
     @property
     def capacities(self) -> dict[int, float]:
@@ -196,23 +203,23 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     network = load_stack(job.stack) if job.stack else None
     costs = Costs.from_profiles(profiles, job.training.implementation, network)
     schedule, shortcuts = job.parallelism.plan, job.simulation.model_dump()
-    times = None if schedule.search is None else _rehearsed(job, cluster, costs)
+    times = None if schedule.search is None else rehearsed(job, cluster, costs)
 
     def build(steps: int) -> Program:
         return build_program(job, times=times, steps=steps)
 
     def play(program: Program) -> Timeline:
-        return simulate(program, cluster, costs, **shortcuts)
+        return simulate(program, cluster, costs, nodes=job.nodes, **shortcuts)
 
     together = job.parallelism.data_parallel != "async"
     if together and not schedule.steady:
         program = build(1)
-        return Result(job, profiles, cluster, costs, program, play(program))
+        return Result(job, profiles, cluster, costs, program, play(program), nodes=job.nodes)
     program, found = _until_steady(build, play, job.microbatches, together=together)
-    return Result(job, profiles, cluster, costs, program, found.period, found)
+    return Result(job, profiles, cluster, costs, program, found.period, found, job.nodes)
 
 
-def _rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
+def rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
     """What the passes of ``job`` take, from a step of two micro-batches with a schedule that needs no tuning.
 
     Raises `InputError` where the memory limit leaves no room for a micro-batch.
@@ -224,7 +231,7 @@ def _rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
             "parallelism": layout.model_copy(update={"schedule": "zb_h1"}),
         }
     )
-    timeline = simulate(build_program(short), cluster, costs, **job.simulation.model_dump())
+    timeline = simulate(build_program(short), cluster, costs, nodes=job.nodes, **job.simulation.model_dump())
     times = times_of(timeline, layout.n_stages, layout.zb_memory_limit)
     try:
         layout.plan.tuned(times).order(layout.pp, job.microbatches, layout.vpp)
@@ -240,7 +247,7 @@ def _needed_bytes(workload: Workload) -> float:
 
 def _job(result: Result) -> Job:
     workload, timeline = result.workload, result.spans
-    profiles = [result.profiles[gpu] for gpu in result.cluster.gpu_types(range(workload.n_ranks))]
+    profiles = [result.profiles[gpu] for gpu in result.cluster.gpu_types(result.placed.gpus)]
     precision = workload.training.precision
     peaks = {gpu: one.gpu_spec.peak_flops_per_s[precision].value for gpu, one in result.profiles.items()}
     pipelines = result.program.groups.get("pp") or tuple((rank,) for rank in range(timeline.n_ranks))
@@ -265,7 +272,7 @@ def _job(result: Result) -> Job:
         ),
         pipelines=[tuple(timeline.simulated_as[rank] for rank in pipeline) for pipeline in pipelines],
         memories=result.memories,
-        advice=advice(result.memories, workload, _needed_bytes),
+        advice=advice(result.memories, workload.model_copy(update={"placement": "packed"}), _needed_bytes),
         pipeline_rank=layout(workload).pipeline_rank,
     )
 

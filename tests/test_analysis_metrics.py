@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from simulator.analysis.activity import activity, weigh
-from simulator.analysis.metrics import bubble, busiest_links, communication, peak_activations, time_breakdown
+from simulator.analysis.links import busiest_links
+from simulator.analysis.metrics import bubble, communication, peak_activations, time_breakdown
 from simulator.timeline import LinkUse, Timeline
 from tests.timelines import Span, pipeline, template, timeline
 

@@ -497,8 +497,8 @@ def test_the_table_of_nccl_tests(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--op", "reduce"], "unknown operation"),
-        (["--op", "all_gather", "--algorithm", "tree"], "auto, ring"),
+        (["--op", "redoce"], "unknown operation"),
+        (["--op", "all_gather", "--algorithm", "tree"], "auto, ring, nvls"),
         (["--op", "all_reduce", "--sizes", "16:8"], "--sizes"),
         (["--op", "all_reduce", "--sizes", "0"], "--sizes"),
         (["--op", "all_reduce", "--sizes", "8:64:1"], "--sizes"),

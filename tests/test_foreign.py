@@ -133,8 +133,8 @@ def test_every_assumption_has_its_key(tmp_path: Path) -> None:
     imported, _ = read(tmp_path, bare)
     keys = [text.split(":")[0] for text in imported.assumed]
     assert keys == [
-        "node.pcie.tree", "node.gpus.type", "node.nics.bandwidth_bps", "fabric.transport", "node.nics.latency_s",
-        "fabric",
+        "node.pcie.tree", "node.gpus.type", "node.nvlink", "node.nics.bandwidth_bps", "fabric.transport",
+        "node.nics.latency_s", "fabric",
     ]  # fmt: skip
 
 
@@ -290,6 +290,23 @@ def test_the_import_command(text: str, name: str, tmp_path: Path, capsys: pytest
     result = json.loads(capsys.readouterr().out)
     assert result["command"] == "import"
     assert [device["name"] for device in result["devices"]] == device_names(again.node)
+
+
+def test_a_topology_stands_for_a_cluster_in_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what is assumed on standard error, and in the JSON."""
+    source = tmp_path / "topo.xml"
+    source.write_text(XML)
+    with pytest.raises(SystemExit) as caught:
+        main(["topology", str(source)])
+    assert caught.value.code == 0
+    out, err = capsys.readouterr()
+    assert "3 h100-pcie-80gb" in out
+    assert "gpu2   SYS    SYS    X      SYS    SYS    PHB" in out
+    assert "warning: assumed: node.sockets.latency_s" in err
+    with pytest.raises(SystemExit):
+        main(["topology", str(source), "--json", "-"])
+    result = json.loads(capsys.readouterr().out)
+    assert [text.split(":")[0] for text in result["warnings"]] == ["assumed"] * 6
 
 
 @pytest.mark.parametrize(
@@ -464,12 +481,12 @@ def test_what_is_wrong_in_a_conf_is_named_by_line(tmp_path: Path, text: str, lin
     ],
 )
 def test_a_bad_tree_of_switches_names_the_key(fabric: dict[str, Any], words: str) -> None:
+    node = {
+        "gpus": {"type": "x", "count": 1},
+        "pcie": {"generation": 5},
+        "nics": {"count": 1, "bandwidth_bps": 1e9},
+    }
     with pytest.raises(InputError) as caught:
-        node = {
-            "gpus": {"type": "x", "count": 1},
-            "pcie": {"generation": 5},
-            "nics": {"count": 1, "bandwidth_bps": 1e9},
-        }
         build_cluster(load_cluster({"node": node, "fabric": fabric}, nodes=2))
     assert words in str(caught.value)
 

@@ -11,8 +11,9 @@ from simulator.analysis.balance import stage_balance
 from simulator.analysis.critical_path import critical_path
 from simulator.analysis.envelope import envelope
 from simulator.analysis.hosts import host_memory
+from simulator.analysis.links import busiest_links, contention
 from simulator.analysis.memory import RankMemory, memory_report
-from simulator.analysis.metrics import bubble, busiest_links, communication, time_breakdown
+from simulator.analysis.metrics import bubble, communication, time_breakdown
 from simulator.analysis.steady import Steady
 from simulator.config import Workload
 from simulator.timeline import Timeline
@@ -98,6 +99,7 @@ def report(
         "stages": stage_balance(timeline, workload.parallelism.layers_per_stage),
         "communication": communication(cut),
         "links": busiest_links(timeline),
+        "contention": contention(timeline),
         "memory": memory,
         "host_bound_fraction": breakdown["host"] / step,
         "critical_path": critical_path(played, None if steady is None else steady.window),

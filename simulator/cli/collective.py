@@ -11,6 +11,7 @@ import typer
 from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet, parse_ranks
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.terminal import console, table, warn
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def command(
     """
     from simulator.cluster import build_cluster
     from simulator.config.cluster import load_cluster
+    from simulator.config.foreign import assumptions
     from simulator.network.collectives import BARRIER_BYTES, algorithms, bus_factor, idle_seconds, plan
 
     algorithms(op)
@@ -72,6 +74,7 @@ def command(
         raise InputError("a barrier has no size", file="--sizes", found=sizes, fix="leave --sizes out")
     messages = [int(BARRIER_BYTES)] if op == "barrier" else parse_sizes(sizes or DEFAULT_SIZES)
     built = build_cluster(load_cluster(cluster, nodes=nodes))
+    assumed = [f"assumed: {text}" for text in assumptions(cluster)]
     members = parse_ranks(ranks, len(built.gpus), "--ranks")
     if len(members) < 2:
         raise InputError(
@@ -99,6 +102,7 @@ def command(
         json,
         envelope(
             "collective",
+            assumed,
             op=op,
             cluster=built.name,
             nodes=built.spec.nodes,
@@ -108,10 +112,9 @@ def command(
             rows=rows,
         ),
     )
+    warn(assumed)
     if quiet or json == STDOUT:
         return
-
-    from simulator.cli.terminal import console, table
 
     shown = [
         {

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from simulator.config.foreign import Imported
     from simulator.config.node import Node
 
-#: A matrix of more devices is wider than a page.
-_MOST_COLUMNS = 24
-
 
 def command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="NCCL's XML, nvidia-smi topo -m, topology.conf.")],
@@ -154,6 +151,7 @@ def _show_gaps(imported: Imported, assumed: list[str]) -> None:
 
 
 def _show_devices(imported: Imported, node: Node) -> None:
+    from simulator.cli.joined import MOST_COLUMNS, joined_table
     from simulator.cli.terminal import console, table
     from simulator.cluster.relations import LEGEND, device_names, relations
 
@@ -173,10 +171,9 @@ def _show_devices(imported: Imported, node: Node) -> None:
         for device in imported.devices
     ]
     out.print(table(rows, "Devices"))
-    if len(names) <= _MOST_COLUMNS:
-        matrix = [{"": a, **{b: joined.get((a, b), "X") for b in names}} for a in names]
-        out.print(table(matrix, "Joined by"))
-        out.print("; ".join(f"{key}: {meaning}" for key, meaning in LEGEND.items()))
+    if len(names) <= MOST_COLUMNS:
+        out.print(joined_table(node, "Joined by"))
+        out.print(LEGEND)
 
 
 def _nearest(device: str, others: list[str], joined: Mapping[tuple[str, str], str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+from simulator.cluster.background import with_background
 from simulator.cluster.cluster import Cluster, Gpu, Link
 from simulator.cluster.node import NodeLayout, lay_out
 from simulator.config.cluster import ClusterSpec, cluster_problems
@@ -37,7 +38,7 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
     links, first_link = _links(spec, layouts, switches)
     _override(spec, gpus, links)
     first_gpu = itertools.accumulate((len(layout.gpus) for layout in layouts), initial=0)
-    return Cluster(
+    cluster = Cluster(
         spec=spec,
         gpus=tuple(gpus),
         links=tuple(links),
@@ -46,6 +47,7 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
         first_link=first_link,
         switches=switches,
     )
+    return with_background(cluster, spec.background)
 
 
 def _layouts(spec: ClusterSpec) -> tuple[NodeLayout, ...]:

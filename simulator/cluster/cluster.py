@@ -50,10 +50,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundFlow:
-    """Traffic of others that never ends: along ``route``, ``rate_Bps`` where its fair share allows that."""
+    """Traffic of others that never ends: ``rate_Bps`` where its fair share allows that, ``loads`` of it on links."""
 
     name: str
-    route: Route
+    loads: Spread
     rate_Bps: float
 
 
@@ -243,6 +243,15 @@ class Cluster:
     @cached_property
     def _types(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(layout.gpu for layout in self.layouts))
+
+    @cached_property
+    def ports(self) -> frozenset[int]:
+        """The links that are ports of NICs, both ways."""
+        return frozenset(
+            first + port
+            for first, layout in zip(self.first_link, self.layouts, strict=True)
+            for port in (*layout.port_out.values(), *layout.port_in.values())
+        )
 
     @cached_property
     def _joins_rails(self) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from simulator.config import catalog
+from simulator.config.background import Background
 from simulator.config.files import AsTuple, Integral, Section, Text, brief, raise_all, read_yaml, validated
 from simulator.config.foreign import SUFFIXES, is_foreign, read_topology
 from simulator.config.node import MAX_GPUS, Bandwidth, Count, Node, node_problems
@@ -77,6 +78,8 @@ class ClusterSpec(Section):
     """price of one GPU for an hour, in any currency"""
     overrides: Annotated[tuple[Override, ...], AsTuple] = ()
     """single links, GPUs and network cards that differ; of several that mean one link, all count"""
+    background: Annotated[tuple[Background, ...], AsTuple] = ()
+    """traffic of others, there all the time"""
 
     @property
     def kinds(self) -> tuple[Node, ...]:

@@ -145,7 +145,8 @@ class Parallelism(Section):
     rank_order: str = "tp-cp-ep-dp-pp"
     """axes of the rank grid, innermost first; cp and ep may be left out where they are 1 [tp-cp-ep-dp-pp]"""
     collective_algorithm: AllReduce = "auto"
-    """of all-reduces; auto takes the fastest of NCCL's (ring, tree, nvls, nvls_tree, collnet) on an idle network, as it does [auto]"""
+    """of all-reduces; auto takes the fastest of NCCL's (ring, tree, nvls, nvls_tree, collnet) on an idle network, as it
+    does [auto]"""
 
     @property
     def plan(self) -> Plan:

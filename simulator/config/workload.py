@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, ModelWrapValidatorHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -18,6 +18,7 @@ from pydantic_core import CoreSchema
 from simulator.config import catalog, rules
 from simulator.config.cluster import ClusterSpec, cluster_data
 from simulator.config.files import (
+    AsTuple,
     Integral,
     Origin,
     Section,
@@ -68,6 +69,9 @@ class Workload(Section):
     mapping, type -> profile"""
     stack: str = ""
     """what carries collectives: a name in calibration/stacks/ or a path [the profile's own transports]"""
+    placement: Literal["packed", "interleaved"] | Annotated[tuple[Annotated[int, Field(ge=0)], ...], AsTuple] = "packed"
+    """which nodes of the cluster the job takes: packed (the first that are free), interleaved (in turn with the other
+    interleaved jobs that share the cluster), or a list of their numbers, ranks node by node [packed]"""
     seed: Annotated[int, Field(ge=0, le=2**63), Integral] = 0
     """of everything random: which experts a skewed distribution prefers [0]"""
     simulation: Simulation = Simulation()
@@ -121,8 +125,14 @@ class Workload(Section):
         return given if isinstance(given, dict) else dict.fromkeys(self.cluster.gpu_types, given)
 
     @property
+    def nodes(self) -> tuple[int, ...] | None:
+        """The nodes of the cluster that the job takes, in the order of its ranks; None: the first."""
+        return None if isinstance(self.placement, str) else self.placement
+
+    @property
     def server_nodes(self) -> tuple[int, ...]:
-        """The nodes on whose hosts parameter servers run, one each: those after the workers' nodes."""
+        """The nodes, counted among those of the job, on whose hosts parameter servers run: those after the workers',
+        one each."""
         first = self.cluster.nodes_for(self.n_ranks)
         return tuple(range(first, first + self.parallelism.server_count))
 
@@ -167,6 +177,7 @@ def _resolved(workload: Workload) -> Workload:
         layout = layout.model_copy(update={"deallocate_pipeline_outputs": False})
     if "nodes" not in cluster.model_fields_set:
         nodes = cluster.nodes_for(ranks) + layout.server_count
+        nodes = max(nodes, *(node + 1 for node in workload.nodes or (0,)))
         cluster = cluster.model_copy(update={"nodes": nodes})
     if training.precision == "fp32" and "master_weights" not in training.optimizer.model_fields_set:
         optimizer = training.optimizer.model_copy(update={"master_weights": False})

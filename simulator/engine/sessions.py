@@ -150,6 +150,6 @@ def shapes_of(jobs: Sequence[Placed], cluster: Cluster, sessions: Sequence[Sessi
         stages = candidates[number].stages if candidates and not item.is_signal else ()
         add(label, *[stage.loads for stage in stages])
     for flow in cluster.background:
-        add(("background", flow.rate_Bps), [(link, 1.0) for link in flow.route])
+        add(("background", flow.rate_Bps), flow.loads)
     session, phase, link = (np.array(of, dtype=np.int64) for of in (at_session, at_phase, at_link))
     return Shapes(labels, session, phase, link, np.array(loads))

@@ -74,8 +74,10 @@ class Alias(Section):
     """regular expression, without regard to case"""
     notes: str = ""
     """another one, of the notes: what tells software on equal hardware apart"""
-    cluster: str
+    cluster: str = ""
     """a key of the table's ``clusters``, or a name in topologies/"""
+    lacks: str = ""
+    """why there is none"""
     stack: str | None = None
     """a name in calibration/stacks/ [the profile of the cluster's GPU]"""
     op: str | None = None
@@ -147,13 +149,11 @@ def size_bytes(row: Row) -> float:
 def case_of(row: Row) -> Case:
     """The operation of a row. Raises `UnsupportedError` or `InputError` with the reason why it cannot be simulated."""
     op, part = _looked_up(row, "op", OPS)
-    if row["op"] == "p2p_latency":
-        raise UnsupportedError("end to end between CPUs: what the links of cluster files are given, not a prediction")
     if "bidirectional" in row.get("notes", ""):
         raise UnsupportedError("adds up both directions")
+    alias = alias_of(row)
     algorithm = _looked_up(row, "algo", ALGORITHMS)
     n_gpus = int(_number(row, "n_gpus"))
-    alias = alias_of(row)
     spec = cluster_of(alias.cluster)
     in_a_node = spec.gpus_per_node
     told = "" if alias.domain else row["nodes"]
@@ -174,11 +174,13 @@ def case_of(row: Row) -> Case:
 
 
 def alias_of(row: Row) -> Alias:
-    """What the row's hardware is here. Raises `UnsupportedError`."""
+    """What the row's hardware is here. Raises `UnsupportedError`, also where that cannot be simulated."""
     if row.get("cluster"):
         return Alias(hardware="", cluster=row["cluster"], stack=row.get("stack") or None)
     for alias in aliases().aliases:
         if re.search(alias.hardware, row["hardware"], re.IGNORECASE) and re.search(alias.notes, row.get("notes", "")):
+            if alias.lacks:
+                raise UnsupportedError(f"hardware {row['hardware']!r}: {alias.lacks}")
             return alias
     raise UnsupportedError(f"hardware {row['hardware']!r} is not in the table of aliases")
 
