@@ -73,4 +73,5 @@ def test_a_cost_whose_sums_overflow_is_refused() -> None:
 
 def test_a_job_of_one_gpu_crosses_no_link() -> None:
     result = simulator.run(job(training__global_batch=4))
-    assert result.spans.n_ranks == 1 and not any(link["bytes"] for link in result.to_dict()["links"])
+    assert result.spans.n_ranks == 1
+    assert not any(link["bytes"] for link in result.to_dict()["links"])

@@ -343,10 +343,9 @@ def test_patterns_are_the_sums_of_their_hops(name: str, op: str, algorithm: str)
             loads: dict[int, float] = {}
             latency_s = 0.0
             for hop in moves.hops:
-                route = built.route(hop.sender, hop.receiver, hop.nic)
-                latency_s += hop.weight * sum(built.links[index].latency_s for index in route)
-                for index in route:
-                    loads[index] = loads.get(index, 0.0) + hop.load
+                for index, share in built.spread(hop.sender, hop.receiver, hop.nic):
+                    latency_s += hop.weight * share * built.links[index].latency_s
+                    loads[index] = loads.get(index, 0.0) + share * hop.load
             assert {index: load * stage.flow_bytes for index, load in stage.loads} == pytest.approx(loads)
             assert stage.link_latency_s == pytest.approx(latency_s)
 

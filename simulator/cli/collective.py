@@ -60,9 +60,27 @@ def command(
 
     Sizes, algbw and busbw mean what they mean there; times are on the GPU's stream, without the host's launch.
 
+    The table says which algorithm, protocol and number of channels were chosen. auto chooses among those before the
+    bar, which are NCCL's; the others run when they are named.
+
+    \b
+    Operations and their algorithms:
+      all_reduce      ring tree nvls nvls_tree collnet | binary_tree halving_doubling rs_ag direct hierarchical
+      all_gather      ring nvls | direct bruck
+      reduce_scatter  ring nvls | direct
+      all_to_all      pairwise | rail bruck
+      broadcast       ring | linear binomial
+      reduce          ring | linear binomial
+      scatter         linear | binomial
+      gather          linear | binomial
+      send_recv       direct
+      shift           direct
+      barrier         ring tree nvls nvls_tree collnet | binary_tree halving_doubling rs_ag direct hierarchical
+
     \b
     Example:
       llmsim collective --cluster dgx_a100 --nodes 2 --op all_reduce --sizes 8:16G
+      llmsim collective --cluster dgx_h100 --nodes 2 --op all_to_all --algorithm rail --sizes 1M:1G
     """
     from simulator.cluster import build_cluster
     from simulator.config.cluster import load_cluster

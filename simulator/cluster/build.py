@@ -14,7 +14,7 @@ from simulator.config.node import Node
 from simulator.config.overrides import GpuOverride, LinkOverride, NicOverride, missing_parts, named, pattern
 from simulator.config.transport import TransportKind
 from simulator.errors import InputError
-from simulator.fabrics import FABRICS, Switches
+from simulator.fabrics import Switches, switches
 
 #: Seconds that one more switch adds to a route: half of what crossing leaf-spine-leaf costs over staying under one
 #: leaf (arXiv 2505.09343, table 5: InfiniBand 2.8 and 3.7 us, RoCE 3.6 and 5.6 us). TCP crosses the same Ethernet
@@ -33,9 +33,9 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
     layouts = _layouts(spec)
     nics = [spec.node_at(n).nics for n in range(spec.nodes)]
     ports = tuple([(cards.bandwidth_bps / 8,) * cards.count for cards in nics])
-    switches = FABRICS[spec.fabric.kind](spec.fabric, ports) if any(ports) else Switches(((),) * spec.nodes, (), 0)
+    fabric = switches(spec.fabric, ports) if any(ports) else Switches(((),) * spec.nodes, (), 0)
     gpus = [Gpu(f"node{n}.gpu{g}", n, g, spec.node_at(n).gpus.type) for n, g in spec.places()]
-    links, first_link = _links(spec, layouts, switches)
+    links, first_link = _links(spec, layouts, fabric)
     _override(spec, gpus, links)
     first_gpu = itertools.accumulate((len(layout.gpus) for layout in layouts), initial=0)
     cluster = Cluster(
@@ -45,7 +45,7 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
         layouts=layouts,
         first_gpu=tuple(first_gpu)[:-1],
         first_link=first_link,
-        switches=switches,
+        switches=fabric,
     )
     return with_background(cluster, spec.background)
 
@@ -73,17 +73,15 @@ def _layouts(spec: ClusterSpec) -> tuple[NodeLayout, ...]:
     return tuple(of_node)
 
 
-def _links(
-    spec: ClusterSpec, layouts: tuple[NodeLayout, ...], switches: Switches
-) -> tuple[list[Link], tuple[int, ...]]:
+def _links(spec: ClusterSpec, layouts: tuple[NodeLayout, ...], fabric: Switches) -> tuple[list[Link], tuple[int, ...]]:
     """All links, and where those of each node start."""
     links: list[Link] = []
     first_link = []
     for n, layout in enumerate(layouts):
         prefix, first = f"node{n}.", len(links)
         first_link.append(first)
-        ends = {out: (False, switches.leaves[n][k]) for k, out in layout.port_out.items()}
-        ends |= {back: (True, switches.leaves[n][k]) for k, back in layout.port_in.items()}
+        ends = {out: (False, fabric.leaves[n][k]) for k, out in layout.port_out.items()}
+        ends |= {back: (True, fabric.leaves[n][k]) for k, back in layout.port_in.items()}
         for position, edge in enumerate(layout.edges):
             src, dst = prefix + edge.src, prefix + edge.dst
             if position in ends:
@@ -93,7 +91,7 @@ def _links(
                 Link(first + position, prefix + edge.name, edge.kind, src, dst, edge.bandwidth_Bps, edge.latency_s)
             )
     kind = spec.fabric.transport
-    for trunk in switches.trunks:
+    for trunk in fabric.trunks:
         latency_s = SWITCH_LATENCY_s[kind] + trunk.latency_s
         for way, src, dst in (("tx", trunk.lower, trunk.upper), ("rx", trunk.upper, trunk.lower)):
             name = f"{trunk.name}:{way}"

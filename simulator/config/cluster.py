@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,12 +18,26 @@ from simulator.config.foreign import SUFFIXES, is_foreign, read_topology
 from simulator.config.node import MAX_GPUS, Bandwidth, Count, Node, node_problems
 from simulator.config.overrides import Override, missing_parts, override_problems
 from simulator.errors import InputError
-from simulator.fabrics import FABRICS
+from simulator.fabrics import FABRICS, KEYS
 
 if TYPE_CHECKING:
     FabricKind = str
 else:
     FabricKind = Literal[tuple(FABRICS)]  # what is registered, so that a new fabric needs no line here
+
+
+class Sites(Section):
+    """Data centres that the nodes are spread over, in order, and the WAN link between each two of them."""
+
+    count: Annotated[int, Field(ge=2, le=1000), Integral]
+    """number of sites; it divides the number of nodes"""
+    bandwidth_bps: Bandwidth
+    """bits/s of a WAN link in each direction"""
+    latency_s: float = Field(ge=0, le=10)
+    """seconds one way: light takes 5e-6 per km of fibre"""
+    window_bytes: float | None = Field(default=None, ge=1, le=1e18)
+    """bytes that may be under way on a WAN link in each direction, so that it carries no more than window_bytes / (2 *
+    latency_s) [null: as many as its bandwidth can use]"""
 
 
 class FabricSwitch(Section):
@@ -40,7 +55,8 @@ class Fabric(Section):
     """The network between nodes."""
 
     kind: FabricKind = "rail_fat_tree"
-    """rail_fat_tree: card i of every node on the same leaf switches, leaves joined by spines; switch_tree: as listed"""
+    """rail_fat_tree (card i of every node on the same leaf switches, leaves joined by spines), rail_only (rails meet in
+    nodes alone), fat_tree (all cards of a node on one leaf switch), dragonfly, torus, or switch_tree (as listed)"""
     transport: Literal["infiniband", "roce", "tcp"] = "infiniband"
     """what carries the bytes; the calibration profile says how well"""
     tiers: Annotated[int, Field(ge=1, le=3), Integral] = 2
@@ -49,6 +65,10 @@ class Fabric(Section):
     """ports per switch"""
     oversubscription: float = Field(default=1.0, ge=1)
     """bandwidth down over bandwidth up at a leaf; 1: none"""
+    shape: Annotated[tuple[Count, ...], Field(min_length=2, max_length=3), AsTuple] | None = None
+    """nodes along the axes of a torus, such as [4, 4] or [2, 4, 4]; nodes follows from it"""
+    sites: Sites | None = None
+    """several data centres, each with a fabric of this kind [null: one]"""
     sharp: bool = False
     """whether its switches sum up for all-reduces (InfiniBand SHARP) and NCCL is set up to use it (CollNet)"""
     switches: dict[str, FabricSwitch] = Field(default_factory=dict)
@@ -95,6 +115,12 @@ class ClusterSpec(Section):
     def gpus_per_node(self) -> int:
         """GPUs of a node of the kind that has the fewest."""
         return min(node.gpus.count for node in self.kinds)
+
+    @property
+    def fixed_nodes(self) -> int:
+        """How many nodes there are by the groups, or the shape of the fabric; 0: any number."""
+        sites = self.fabric.sites.count if self.fabric.sites else 1
+        return sum(group.count for group in self.groups) or (sites * math.prod(self.fabric.shape or (0,)))
 
     @property
     def n_gpus(self) -> int:
@@ -151,8 +177,8 @@ class ClusterSpec(Section):
         if bool(spec.groups) is (spec.node is not None):
             found = "both" if spec.groups else "neither"
             raise InputError("what nodes are is said by either node or groups", key="node", found=found)
-        if spec.groups and "nodes" not in spec.model_fields_set:
-            spec = spec.model_copy(update={"nodes": sum(group.count for group in spec.groups)})
+        if "nodes" not in spec.model_fields_set and (nodes := spec.fixed_nodes):
+            spec = spec.model_copy(update={"nodes": nodes})
         raise_all(cluster_problems(spec))
         return spec
 
@@ -168,11 +194,10 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
         yield InputError(
             f"makes {spec.n_gpus:,} GPUs", key="nodes", found=spec.nodes, allowed=f"at most {MAX_GPUS:,} GPUs"
         )
-    grouped = sum(group.count for group in spec.groups)
-    if spec.groups and spec.nodes != grouped:
-        yield InputError(
-            f"groups make {grouped:,} nodes", key="nodes", found=spec.nodes, allowed=grouped, fix="other counts"
-        )
+    if spec.fixed_nodes and spec.nodes != spec.fixed_nodes:
+        what = "groups make" if spec.groups else "the shape of the fabric makes"
+        allowed = f"{spec.fixed_nodes:,}"
+        yield InputError(f"{what} {allowed} nodes", key="nodes", found=spec.nodes, allowed=allowed)
     if spec.fabric.sharp and spec.fabric.transport != "infiniband":
         found, fix = spec.fabric.transport, "fabric.transport: infiniband"
         yield InputError("only InfiniBand switches sum up", key="fabric.sharp", found=found, fix=fix)
@@ -185,19 +210,29 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
             yield problem
         if spec.nodes > 1 and not node.nics.count:
             yield InputError("several nodes need network cards", key=f"{key}.nics.count", found=0, allowed=">= 1")
-    yield from _tree_problems(spec.fabric)
+    yield from _fabric_problems(spec.fabric)
     yield from override_problems(spec)
 
 
-def _tree_problems(fabric: Fabric) -> Iterator[InputError]:
-    listed = fabric.kind == "switch_tree"
-    if listed is not bool(fabric.switches):
-        message = "must list the switches of a switch_tree" if listed else "are of the kind switch_tree alone"
-        yield InputError(message, key="fabric.switches", found=fabric.kind, fix=None if listed else "kind: switch_tree")
-    for name in ("tiers", "radix"):
-        if listed and name in fabric.model_fields_set:
-            fix = f"leave fabric.{name} out"
-            yield InputError("is what fabric.switches says", key=f"fabric.{name}", found=getattr(fabric, name), fix=fix)
+def _fabric_problems(fabric: Fabric) -> Iterator[InputError]:
+    used = KEYS.get(fabric.kind, tuple(Fabric.model_fields))
+    for name in dict.fromkeys(name for names in KEYS.values() for name in names):
+        if name in fabric.model_fields_set and name not in used:
+            kinds = [kind for kind, keys in KEYS.items() if name in keys]
+            yield InputError(
+                f"{fabric.kind} has none",
+                key=f"fabric.{name}",
+                found=brief(getattr(fabric, name)),
+                allowed=f"with kind {', '.join(kinds)}",
+            )
+    for kind, name, such in (
+        ("torus", "shape", "[4, 4]"),
+        ("switch_tree", "switches", "{s0: {}, s1: {at: s0, nodes: 8}}"),
+    ):
+        if fabric.kind == kind and not getattr(fabric, name):
+            yield InputError(f"must be given for a {kind}", key=f"fabric.{name}", allowed=f"such as {such}")
+    if fabric.kind == "dragonfly" and fabric.radix < 7:
+        yield InputError("is too small for a dragonfly", key="fabric.radix", found=fabric.radix, allowed=">= 7")
 
 
 def describe_nodes(spec: ClusterSpec) -> str:
@@ -226,7 +261,10 @@ def load_cluster(
     def origin(key: str) -> tuple[object, str]:
         return ("--nodes" if nodes is not None and key == "nodes" else file), key
 
-    return validated(ClusterSpec, data if "groups" in data else {"nodes": 1, **data}, file, origin=origin)
+    spec = validated(ClusterSpec, data, file, origin=origin)
+    if "nodes" not in spec.model_fields_set:
+        spec = validated(ClusterSpec, {**data, "nodes": spec.nodes}, file, origin=origin)
+    return spec
 
 
 def cluster_data(
@@ -248,8 +286,21 @@ def cluster_data(
         raise InputError("must be a name, a path or a mapping", file=file, key=key, found=brief(reference))
     path = catalog.find("cluster", str(reference), base=base, file=file, key=key)
     data = read_topology(path).cluster if is_foreign(path) else read_yaml(path)
-    data = merged({"name": path.stem, **data}, over)
+    data = merged(_without_replaced({"name": path.stem, **data}, over), over)
     return _with_nodes(data, path.parent, path, None), path, over
+
+
+def _without_replaced(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's mapping without what goes when ``over`` is laid over it: groups stand in place of its node, a shape in
+    place of its nodes, and another kind of fabric has no use for all keys of its own."""
+    fabric, other = data.get("fabric"), over.get("fabric")
+    gone: tuple[str, ...] = ("node", "nodes") if "groups" in over else ()
+    if isinstance(fabric, Mapping) and isinstance(other, Mapping):
+        gone += ("nodes",) if "shape" in other else ()
+        if "kind" in other:
+            kept = ("kind", "transport", "sites", *KEYS.get(str(other["kind"]), tuple(fabric)))
+            data = {**data, "fabric": {name: value for name, value in fabric.items() if name in kept}}
+    return {name: value for name, value in data.items() if name not in gone}
 
 
 def _with_nodes(data: dict[str, Any], base: Path | None, file: object, key: str | None) -> dict[str, Any]:

@@ -22,9 +22,9 @@ def slowest(models: Sequence[M]) -> M:
 
 
 def _slowest(name: str, values: list[Any]) -> Any:
-    first = values[0]
-    if isinstance(first, BaseModel):
-        return slowest(values)
+    first = next((value for value in values if value is not None), None)
+    if isinstance(first, BaseModel):  # what one lacks is for all as its other constants say
+        return None if None in values else slowest(values)
     if isinstance(first, Mapping):
         common = [key for key in first if all(key in other for other in values)]
         return {key: _slowest(key, [value[key] for value in values]) for key in common}

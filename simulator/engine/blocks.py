@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simulator.costs import Costs
 from simulator.costs.interference import Beside as Interference
-from simulator.costs.power import CLASSES
+from simulator.costs.power import load_class
 from simulator.program import Beside, Block, Comm, Compute, Kernel
 from simulator.program.ops import COMPUTE_LANE, HOST_LANES
 from simulator.timeline import CATEGORIES, Template
@@ -102,7 +102,7 @@ class TemplateStore:
         )
         for kernel, op, seconds in ops:
             moves: LoadClass | None = None if op in HOST_LANES else "communication"
-            kind = moves if kernel is None else CLASSES.get(type(kernel))
+            kind = moves if kernel is None else load_class(kernel)
             if kind is not None:
                 loads[kind] = loads.get(kind, 0.0) + seconds
         return loads

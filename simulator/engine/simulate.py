@@ -113,7 +113,7 @@ def _played(
             events += 1
     for playing in plays:
         playing.end()
-    network.finish()
+    network.finish(max(playing.recorder.length_s for playing in plays))
     return network, plays, events
 
 

@@ -54,7 +54,7 @@ def switch_tree(fabric: Fabric, ports: Ports) -> Switches:
             up_Bps = tree[name].bandwidth_Bps or below[name] / fabric.oversubscription
             below[above] += up_Bps
             trunks.append(Trunk(f"{name}.up", name, above, up_Bps))
-    return Switches(cabled, tuple(trunks), max(depth.values()))
+    return Switches(cabled, tuple(trunks), max(depth.values()), roots[0])
 
 
 def _way(fabric: Fabric, name: str) -> list[str]:

@@ -23,8 +23,10 @@ class Trunk:
 
 @dataclass(frozen=True)
 class Switches:
-    """The switches of a cluster: NIC k of node i is cabled to ``leaves[i][k]``; ``trunks`` join them."""
+    """The switches of a cluster: NIC k of node i is cabled to ``leaves[i][k]``; ``trunks`` join them. ``top``: by which
+    one traffic leaves for other sites; empty where there is none that all NICs reach."""
 
     leaves: tuple[tuple[str, ...], ...]
     trunks: tuple[Trunk, ...]
     tiers: int
+    top: str = ""
