@@ -168,7 +168,7 @@ KINDS = ("forward_matmul", "forward_attention", "forward_norm", "forward_other",
 def test_seconds_of_kinds_are_found_from_sums(seconds_of: list[float]) -> None:
     """Times that are exact sums of the kinds' seconds give those back: one equation for each kind and its next."""
     true = dict(zip(KINDS, seconds_of, strict=True))
-    counted = [{kind: 3.0, KINDS[n - 1]: 1.0} for n, kind in enumerate(KINDS)]
+    counted = [{kind: 3, KINDS[n - 1]: 1} for n, kind in enumerate(KINDS)]
     sums = [sum(n * true[kind] for kind, n in counts.items()) for counts in counted]
     equations = [hosts.Equation("x", total, counts) for total, counts in zip(sums, counted, strict=True)]
     assert hosts.least_squares(equations, KINDS) == pytest.approx(seconds_of, rel=1e-6)
