@@ -368,3 +368,54 @@ def nvls_all_reduce(n: int, size: float, chunks: int) -> Script:
             script.step([(head, ("copy", head), [part], nbytes, False)])
             script.step((("copy", head), i, [part], nbytes, False) for i in range(n))
     return script
+
+
+def hierarchical_all_reduce(nodes: int, gpus: int, size: float) -> Script:
+    """Rank (node, place). Parts (place, node): those of one place travel along its rail."""
+    script = Script()
+
+    def part(place: int) -> list[Part]:
+        return [(place % gpus, number) for number in range(nodes)]
+
+    every = [(node, place) for node in range(nodes) for place in range(gpus)]
+    for s in range(gpus - 1):
+        script.step(((a, i), (a, (i + 1) % gpus), part(i - s), size / gpus, True) for a, i in every)
+    each = size / gpus / nodes
+    for s in range(nodes - 1):
+        script.step(((a, i), ((a + 1) % nodes, i), [((i + 1) % gpus, (a - s) % nodes)], each, True) for a, i in every)
+    for s in range(nodes - 1):
+        script.step(
+            ((a, i), ((a + 1) % nodes, i), [((i + 1) % gpus, (a + 1 - s) % nodes)], each, False) for a, i in every
+        )
+    for s in range(gpus - 1):
+        script.step(((a, i), (a, (i + 1) % gpus), part(i + 1 - s), size / gpus, False) for a, i in every)
+    return script
+
+
+def rail_all_to_all(nodes: int, gpus: int, size: float) -> Script:
+    """Rank (node, place). Parts are pairs of ranks: first to the place of the receiver, then to its node."""
+    script = Script()
+    every = [(node, place) for node in range(nodes) for place in range(gpus)]
+    script.step(
+        (
+            (a, i),
+            (a, (i + d) % gpus),
+            [((a, i), (b, (i + d) % gpus)) for b in range(nodes)],
+            size / gpus,
+            False,
+        )
+        for d in range(1, gpus)
+        for a, i in every
+    )
+    script.step(
+        (
+            (a, i),
+            ((a + d) % nodes, i),
+            [((a, j), ((a + d) % nodes, i)) for j in range(gpus)],
+            size / nodes,
+            False,
+        )
+        for d in range(1, nodes)
+        for a, i in every
+    )
+    return script

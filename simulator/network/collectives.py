@@ -133,11 +133,15 @@ def patterns(
         return (_pattern("by_node" if traffic.per_node else "pairwise", direct.uneven(traffic), cluster, members),)
     if algorithm != "auto":
         return (_pattern(algorithm, known[algorithm], cluster, members),)
-    found = []
-    for name in OPERATIONS[op].nccl if op in OPERATIONS else known:
-        with suppress(InputError):  # the hardware cannot
-            found.append(_pattern(name, known[name], cluster, members))
-    return tuple(found)
+    key = (op, members)
+    possible: tuple[Pattern, ...] | None = cluster.memo.get(key)
+    if possible is None:
+        found = []
+        for name in OPERATIONS[op].nccl if op in OPERATIONS else known:
+            with suppress(InputError):  # the hardware cannot
+                found.append(_pattern(name, known[name], cluster, members))
+        possible = cluster.memo[key] = tuple(found)
+    return possible
 
 
 def fastest(op: str, candidates: Sequence[Pattern], nbytes: float, costs: TransportCosts) -> Plan:
