@@ -181,10 +181,10 @@ class Network:
                 for full in solved.full:
                     self._add(full, times * phase.nbytes / solved.rates[0])
 
-    def finish(self) -> None:
-        """Complete the record up to now."""
+    def finish(self, at_s: float) -> None:
+        """Complete the record of background traffic, which is there until ``at_s``."""
         for link in list(self._full):
-            self._leave(link)
+            self._leave(link, at_s)
 
     def _start(self, phases: Sequence[Phase], index: int, then: Callable[[], None]) -> None:
         """Start phase ``index``; the next ones follow it, then ``then``."""
@@ -258,7 +258,7 @@ class Network:
                 self._add(full, self._env.now - flow.since)
         else:
             for link in [link for link, _ in flow.phase.loads if link in self._full]:
-                self._leave(link)
+                self._leave(link, self._env.now)
         flow.then()
 
     def _touch(self, phase: Phase) -> None:
@@ -290,14 +290,14 @@ class Network:
                 if full.get(link) is self._full[link][0]:
                     del full[link]
                 else:
-                    self._leave(link)
+                    self._leave(link, now)
             for link, state in full.items():
                 self._full[link] = state, now
 
-    def _leave(self, link: int) -> None:
-        """The link's state ends now."""
+    def _leave(self, link: int, at_s: float) -> None:
+        """The link's state ends."""
         full, since = self._full.pop(link)
-        self._add(full, self._env.now - since)
+        self._add(full, max(at_s - since, 0.0))
 
     def _add(self, full: Full, seconds: float) -> None:
         self.full_s[full] = self.full_s.get(full, 0.0) + seconds

@@ -144,25 +144,25 @@ def shape_of(cluster: Cluster, moves: Moves, number: Mapping[int, int]) -> Shape
     path: dict[TransportKind, float] = {}
     link_latency_s = 0.0
     for (sender, receiver, nic), (load, weight) in total.items():
-        way = _way(cluster, sender, receiver, nic)
-        a, b = number[way.a], number[way.b]
-        if way.nics is not None:
-            ends = a, way.nics[0], b, way.nics[1]
-            before = across.get(ends, (0.0, 0.0))
-            across[ends] = before[0] + load, before[1] + weight
-        elif receiver == SWITCH and nic is not None:
-            nodes, weights = summed.get((nic, load), ((), 0.0))
-            summed[nic, load] = (*nodes, a), weights + weight
-        for node, positions in ((a, way.out), (b, way.back)):
-            for position in positions:
-                inside[node, position] = inside.get((node, position), 0.0) + load
-        if weight:
-            crossed = [cluster.layout_of(way.a).edges[position] for position in way.out]
-            crossed += [cluster.layout_of(way.b).edges[position] for position in way.back]
-            kinds = [edge.kind for edge in crossed]
-            kind = next(kind for kind in reversed(KINDS) if kind in kinds)
-            path[kind] = path.get(kind, 0.0) + weight
-            link_latency_s += weight * sum([edge.latency_s for edge in crossed])
+        for way in _ways(cluster, sender, receiver, nic):
+            a, b, part, stands = number[way.a], number[way.b], way.share * load, way.share * weight
+            if way.nics is not None:
+                ends = a, way.nics[0], b, way.nics[1]
+                before = across.get(ends, (0.0, 0.0))
+                across[ends] = before[0] + part, before[1] + stands
+            elif receiver == SWITCH and nic is not None:
+                nodes, weights = summed.get((nic, part), ((), 0.0))
+                summed[nic, part] = (*nodes, a), weights + stands
+            for node, positions in ((a, way.out), (b, way.back)):
+                for position in positions:
+                    inside[node, position] = inside.get((node, position), 0.0) + part
+            if stands:
+                crossed = [cluster.layout_of(way.a).edges[position] for position in way.out]
+                crossed += [cluster.layout_of(way.b).edges[position] for position in way.back]
+                kinds = [edge.kind for edge in crossed]
+                kind = next(kind for kind in reversed(KINDS) if kind in kinds)
+                path[kind] = path.get(kind, 0.0) + stands
+                link_latency_s += stands * sum([edge.latency_s for edge in crossed])
     return Shape(
         moves=moves,
         inside=tuple([(*at, load) for at, load in inside.items()]),
@@ -175,31 +175,33 @@ def shape_of(cluster: Cluster, moves: Moves, number: Mapping[int, int]) -> Shape
 
 
 class _Way(NamedTuple):
-    """What a hop crosses: links of node ``a`` that lead ``out``, links ``back`` into node ``b``, and between two nodes
-    the NICs of both."""
+    """What a ``share`` of a hop crosses: links of node ``a`` that lead ``out``, links ``back`` into node ``b``, and
+    between two nodes a NIC of each."""
 
     a: int
     out: Route
     b: int
     back: Route
     nics: tuple[int, int] | None = None
+    share: float = 1.0
 
 
-def _way(cluster: Cluster, sender: int, receiver: int, nic: int | None) -> _Way:
+def _ways(cluster: Cluster, sender: int, receiver: int, nic: int | None) -> list[_Way]:
     if SWITCH in (sender, receiver):
         node, slot = cluster.locate(max(sender, receiver))
         layout = cluster.layout_of(node)
         if receiver == SWITCH:
-            return _Way(
-                node, _link(layout, f"gpu{slot}", "nvswitch") if nic is None else layout.out(slot, nic), node, ()
-            )
-        return _Way(node, (), node, _link(layout, "nvswitch", f"gpu{slot}") if nic is None else layout.back(nic, slot))
+            out = _link(layout, f"gpu{slot}", "nvswitch") if nic is None else layout.out(slot, nic)
+            return [_Way(node, out, node, ())]
+        return [
+            _Way(node, (), node, _link(layout, "nvswitch", f"gpu{slot}") if nic is None else layout.back(nic, slot))
+        ]
     (a, slot_a), (b, slot_b) = cluster.locate(sender), cluster.locate(receiver)
     on_a, on_b = cluster.layout_of(a), cluster.layout_of(b)
     if a == b:
-        return _Way(a, on_a.between[slot_a, slot_b], b, ())
-    nics = cluster.nics_between(a, slot_a, b, slot_b) if nic is None else (nic, nic)
-    return _Way(a, on_a.out(slot_a, nics[0]), b, on_b.back(nics[1], slot_b), nics)
+        return [_Way(a, on_a.between[slot_a, slot_b], b, ())]
+    pairs = cluster.nics_between(a, slot_a, b, slot_b) if nic is None else ((nic, nic),)
+    return [_Way(a, on_a.out(slot_a, nics[0]), b, on_b.back(nics[1], slot_b), nics, 1 / len(pairs)) for nics in pairs]
 
 
 def _link(layout: NodeLayout, src: str, dst: str) -> Route:
