@@ -32,7 +32,7 @@ def waiting(share: float, exponent: float, speed: float) -> Measured:
     watts = IDLE_W + share * (LIMIT_W - IDLE_W) * (mhz / ALONE_MHZ) ** exponent
     seconds = COSTS.kernel_s(PRODUCT, PROFILE.gpu) * (ALONE_MHZ / mhz) ** speed
     row = {"sm_mhz": [mhz] * 4, "power_w": [watts] * 4, "series_s": [seconds] * 4, "share": share}
-    return Measured("shared", "mm", SIZES | {"beside": "wait"}, (0,), row)
+    return Measured("shared", "mm", SIZES | {"beside": "wait", "period_s": 0.02}, (0,), row)
 
 
 def machine(exponent: float, speed: float, shares: tuple[float, ...]) -> Cases:
