@@ -19,7 +19,7 @@ from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Part, Point, rounded
 from simulator.config.profile import Power, Profile
 from simulator.costs import Costs
-from simulator.costs.power import PowerBudget
+from simulator.costs.power import Loads, PowerBudget
 from simulator.program import Kernel
 
 EXPONENT = 2.0  # assumed until products that share the time were measured
@@ -152,9 +152,10 @@ def _point(case: Measured, power: Power, profile: Profile) -> Point:
     run, kernel = _Run.of(case), kernel_of(case)
     budget, costs = PowerBudget(power), Costs.from_profile(profile.model_copy(update={"power": power}), "eager")
     rest_s = run.seconds * (1 / run.share - 1)
-    loads: dict[Any, float] = {"matmul": costs.kernel_s(kernel, profile.gpu, budget.highest_hz)}
+    highest_s = costs.kernel_s(kernel, profile.gpu, budget.highest_hz)
+    loads = Loads({"matmul": highest_s}, {"matmul": highest_s})
     if case.params["beside"] != "wait":
-        loads["memory"] = rest_s
-    clock_hz = budget.clock_hz(loads, loads["matmul"] + rest_s, budget.highest_hz)
+        loads.add("memory", rest_s, rest_s)
+    clock_hz = budget.clock_hz(loads, highest_s + rest_s, budget.highest_hz)
     fitted_s = costs.kernel_s(kernel, profile.gpu, clock_hz)
     return Point(f"power.{case.params['beside']}", run.share, run.seconds, fitted_s, not _fitted(case))
