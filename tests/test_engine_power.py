@@ -87,8 +87,8 @@ def test_each_class_follows_the_clock_by_its_own_exponent() -> None:
 )
 def test_the_mean_over_a_step_is_the_limit(cluster: str, calibration: str, layers: int) -> None:
     """Large products, attention and streams, played: what all kernels draw at their rank's clock, and an idle GPU
-    through the whole step, is the limit on average, within what a clock may be off when it counts as settled (0.5 %, so 1 %
-    of power). The products are faster than alone, and slower than at the highest clock."""
+    through the whole step, is the limit on average, within what a clock may be off when it counts as settled (0.5 %,
+    so 1 % of power). The products are faster than alone, and slower than at the highest clock."""
     workload = job(
         model__hidden=8192, model__heads=64, model__layers=layers, training__seq=2048, training__global_batch=2
     )

@@ -21,14 +21,16 @@ PEAKS: tuple[Literal["bf16", "fp16", "fp8"], ...] = ("bf16", "fp16", "fp8")
 
 def command(
     kind: Annotated[
-        Literal["models", "topologies", "gpus", "schedules", "profiles", "collectives", "workloads"],
-        typer.Argument(metavar="KIND", help="models, topologies, gpus, schedules, profiles, collectives or workloads."),
+        Literal["models", "topologies", "gpus", "schedules", "profiles", "stacks", "collectives", "workloads"],
+        typer.Argument(
+            metavar="KIND", help="models, topologies, gpus, schedules, profiles, stacks, collectives or workloads."
+        ),
     ],
     json: Json = None,
 ) -> None:
     """List what is shipped.
 
-    KIND is models, topologies, gpus, schedules, profiles, collectives or workloads.
+    KIND is models, topologies, gpus, schedules, profiles, stacks, collectives or workloads.
 
     \b
     Example:
@@ -38,7 +40,16 @@ def command(
     rows = _ROWS[kind]()
     write_json(json, envelope("list", kind=kind, rows=rows))
     if json != STDOUT:
-        console().print(table([{key.replace("_", " "): value for key, value in row.items()} for row in rows]))
+        console().print(table([{key.replace("_", " "): value for key, value in row.items()} for row in _grouped(rows)]))
+
+
+def _grouped(rows: Rows) -> Rows:
+    """Without what the first column says again and again."""
+    first = next(iter(rows[0]))
+    return [
+        {**row, first: ""} if before and row[first] == before[first] else row
+        for before, row in zip([None, *rows], rows, strict=False)
+    ]
 
 
 def _models() -> Rows:
@@ -75,23 +86,24 @@ def _models() -> Rows:
 
 def _topologies() -> Rows:
     from simulator.config import catalog, load_cluster
+    from simulator.config.cluster import describe_fabric
 
-    rows = []
+    rows: Rows = []
     for name in catalog.names("cluster"):
         cluster = load_cluster(name)
         fabric = cluster.fabric
         rows += [
             {
+                "gpu": node.gpus.type,
                 "name": name,
                 "gpus_per_node": node.gpus.count,
-                "gpu": node.gpus.type,
                 "nvlink": _nvlink(node),
                 "network_cards": f"{node.nics.count} x {node.nics.bandwidth_bps / 1e9:.0f} Gb/s {fabric.transport}",
-                "fabric": f"{fabric.kind}, {fabric.tiers} tiers of {fabric.radix} ports",
+                "fabric": describe_fabric(fabric),
             }
             for node in cluster.kinds
         ]
-    return rows
+    return sorted(rows, key=lambda row: row["gpu"])
 
 
 def _nvlink(node: Node) -> str:
@@ -147,6 +159,28 @@ def _profiles() -> Rows:
     ]
 
 
+def _stacks() -> Rows:
+    from simulator.config import catalog
+    from simulator.config.stack import load_stack
+
+    rows = []
+    for name in catalog.names("stack"):
+        stack = load_stack(name)
+        fitted = stack.fitted
+        rows.append(
+            {
+                "name": name,
+                "gpu": stack.gpu,
+                "fabric": stack.fabric,
+                "software": stack.software,
+                "fitted_on": f"{fitted.n_gpus} GPUs" if fitted else "-",
+                "error": f"{fitted.rows.geometric_mean:.1%}" if fitted else "-",
+                "of_other_numbers": f"{fitted.others.geometric_mean:.1%}" if fitted and fitted.others else "-",
+            }
+        )
+    return rows
+
+
 def _schedules() -> Rows:
     from simulator.schedules import SCHEDULES
 
@@ -200,6 +234,7 @@ _ROWS: dict[str, Callable[[], Rows]] = {
     "gpus": _gpus,
     "schedules": _schedules,
     "profiles": _profiles,
+    "stacks": _stacks,
     "collectives": _collectives,
     "workloads": _workloads,
 }

@@ -67,11 +67,12 @@ class CommTime:
 
 class Running(NamedTuple):
     """A GPU of a type, at ``speed`` times what its profile says, its SMs at a clock (None: each kernel at its
-    price's)."""
+    price's), and its host at ``host_speed`` times that."""
 
     gpu: str
     speed: float
     clock_hz: float | None
+    host_speed: float
 
 
 class TemplateStore:
@@ -146,7 +147,7 @@ class TemplateStore:
                 rows.append(_kernel_row(op, at, costs))
             elif isinstance(op, Beside):
                 seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
-                launch_s = costs.launch_s(op.comm)
+                launch_s = costs.launch_s(op.comm) / at.host_speed
                 kernels = [_kernel_row(kernel, at, costs) for kernel in op.kernels]
                 if seconds is not None:
                     rows += [_Row.of_comm(op.comm, seconds, wire_bytes, launch_s, len(kernels)), *kernels]
@@ -164,7 +165,7 @@ class TemplateStore:
                     rows = []
                     yield Meet(self.comm_row(op, wire_bytes), op)
                     continue
-                rows.append(_Row.of_comm(op, seconds, wire_bytes, costs.launch_s(op)))
+                rows.append(_Row.of_comm(op, seconds, wire_bytes, costs.launch_s(op) / at.host_speed))
             if not coalesce:
                 yield from self._run(rows, costs.beside)
                 rows = []
@@ -203,7 +204,7 @@ class TemplateStore:
 
 def _kernel_row(op: Compute, at: Running, costs: Costs) -> _Row:
     seconds = costs.kernel_s(op.kernel, at.gpu, at.clock_hz) / at.speed
-    return _Row.of_kernel(op, seconds, costs.launch_s(op), costs.intensity(op.kernel))
+    return _Row.of_kernel(op, seconds, costs.launch_s(op) / at.host_speed, costs.intensity(op.kernel))
 
 
 @dataclass(frozen=True, slots=True)
