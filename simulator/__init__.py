@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from simulator.api import Result, ScheduleResult, run, schedule
     from simulator.engine import simulate
+    from simulator.sharing import Shared, share
 
-__all__ = ["Result", "ScheduleResult", "run", "schedule", "simulate"]
+__all__ = ["Result", "ScheduleResult", "Shared", "run", "schedule", "share", "simulate"]
 
 #: Loaded when first asked for: reading a workload file on a bare GPU machine must import neither SimPy nor matplotlib.
-_HOME = {"simulate": "simulator.engine"}
+_HOME = {"simulate": "simulator.engine", "share": "simulator.sharing", "Shared": "simulator.sharing"}
 
 
 def __getattr__(name: str) -> Any:

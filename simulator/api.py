@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,7 @@ from simulator import model
 from simulator.analysis.activity import activity
 from simulator.analysis.advice import advice
 from simulator.analysis.holdings import holdings
-from simulator.analysis.memory import RankMemory, memory_of_ranks
+from simulator.analysis.memory import RankMemory, fullest, memory_of_ranks
 from simulator.analysis.metrics import bubble, peak_activations
 from simulator.analysis.rehearsal import times_of
 from simulator.analysis.report import Job, StepFlops, report
@@ -26,7 +27,7 @@ from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.profile import Profile, load_profile
 from simulator.costs import Costs
 from simulator.costs.provenance import priced_by
-from simulator.engine import simulate
+from simulator.engine import Placed, simulate
 from simulator.errors import InputError
 from simulator.program import Program
 from simulator.schedules import SCHEDULES, Schedule, Times, to_csv
@@ -47,8 +48,8 @@ MAX_PASSES = 500_000
 #: Steps played in a row until a steady state shows: the first, and the last, number tried.
 STEPS, MAX_STEPS = 4, 32
 UNSTEADY = (
-    f"after {MAX_STEPS} steps none repeats the one before: the period is the mean of the later half, "
-    "and what it is made of is the last but one's"
+    "of the steps that were played none repeats the one before: the period is the mean of the later half, "
+    "and what it is made of is one of the last"
 )
 #: Shares of 1F1B's memory and of a forward's activations.
 MAX_SHARE = 1e6
@@ -75,17 +76,34 @@ def _until_steady(
 class Result:
     """One simulated training step.
 
-    Of schedules whose claim is of steps that follow one another ``spans`` is one period between them, and ``steady``
-    what it was cut out of. ``program`` is all that was played.
+    ``profiles``: type of GPU -> its profile. Of schedules whose claim is of steps that follow one another ``spans`` is
+    one period between them, and ``steady`` what it was cut out of. ``program`` is all that was played, on ``nodes`` of
+    the cluster (None: the first).
     """
 
     workload: Workload
-    profile: Profile
+    profiles: Mapping[str, Profile]
     cluster: Cluster
     costs: Costs
     program: Program
     spans: Timeline
     steady: Steady | None = None
+    nodes: tuple[int, ...] | None = None
+
+    @cached_property
+    def gpus(self) -> tuple[str, ...]:
+        """The type of every rank's GPU."""
+        return tuple([self.cluster.gpus[gpu].type for gpu in self.placed.gpus])
+
+    @cached_property
+    def placed(self) -> Placed:
+        """The program on the GPUs of its nodes."""
+        return Placed.on(self.program, self.costs, self.cluster, self.nodes)
+
+    @property
+    def capacities(self) -> dict[int, float]:
+        """Simulated rank -> bytes of its GPU's memory."""
+        return {rank: self.profiles[self.gpus[rank]].gpu_spec.memory_bytes.value for rank in self.spans.ranks}
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -113,13 +131,14 @@ class Result:
     @cached_property
     def memories(self) -> tuple[RankMemory, ...]:
         """Every simulated rank at its fullest."""
-        return self.memories_within(self.profile.gpu_spec.memory_bytes.value)
+        return self._memories(self.capacities)
 
     def memories_within(self, capacity_bytes: float) -> tuple[RankMemory, ...]:
         """Every simulated rank at its fullest, on GPUs of so much memory."""
-        played = self.spans if self.steady is None else self.steady.played
-        held = holdings(self.workload, played.ranks)
-        return memory_of_ranks(played, held, capacity_bytes)
+        return self._memories(dict.fromkeys(self.spans.ranks, capacity_bytes))
+
+    def _memories(self, capacities: Mapping[int, float]) -> tuple[RankMemory, ...]:
+        return memory_of_ranks(self.played, holdings(self.workload, self.played.ranks), capacities)
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -150,9 +169,7 @@ class Result:
         """A picture of the fullest GPU's memory over the step; into ``ax`` where given."""
         from simulator.output.memory_plot import memory_plot
 
-        played = self.spans if self.steady is None else self.steady.played
-        capacity = self.profile.gpu_spec.memory_bytes.value
-        return memory_plot(played, self.memories, capacity, ax, title=self.workload.name)
+        return memory_plot(self.played, self.memories, ax, title=self.workload.name)
 
     def save_trace(self, path: str | Path, ranks: Sequence[int] | None = None) -> None:
         """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz.
@@ -180,27 +197,27 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     ``set`` changes dotted keys first, such as ``{"parallelism.pp": 4}``. Raises `InputError` on what cannot be used.
     """
     job = workload if isinstance(workload, Workload) and not set else load_workload(workload, set or {})
-    profile = load_profile(job.calibration)
+    profiles = {gpu: load_profile(name) for gpu, name in job.calibrations.items()}
     cluster = build_cluster(job.cluster)
-    costs = Costs.from_profile(profile, job.training.implementation)
+    costs = Costs.from_profiles(profiles, job.training.implementation)
     schedule, shortcuts = job.parallelism.plan, job.simulation.model_dump()
-    times = None if schedule.search is None else _rehearsed(job, cluster, costs)
+    times = None if schedule.search is None else rehearsed(job, cluster, costs)
 
     def build(steps: int) -> Program:
         return build_program(job, times=times, steps=steps)
 
     def play(program: Program) -> Timeline:
-        return simulate(program, cluster, costs, **shortcuts)
+        return simulate(program, cluster, costs, nodes=job.nodes, **shortcuts)
 
     together = job.parallelism.data_parallel != "async"
     if together and not schedule.steady:
         program = build(1)
-        return Result(job, profile, cluster, costs, program, play(program))
+        return Result(job, profiles, cluster, costs, program, play(program), nodes=job.nodes)
     program, found = _until_steady(build, play, job.microbatches, together=together)
-    return Result(job, profile, cluster, costs, program, found.period, found)
+    return Result(job, profiles, cluster, costs, program, found.period, found, job.nodes)
 
 
-def _rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
+def rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
     """What the passes of ``job`` take, from a step of two micro-batches with a schedule that needs no tuning.
 
     Raises `InputError` where the memory limit leaves no room for a micro-batch.
@@ -212,7 +229,7 @@ def _rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
             "parallelism": layout.model_copy(update={"schedule": "zb_h1"}),
         }
     )
-    timeline = simulate(build_program(short), cluster, costs, **job.simulation.model_dump())
+    timeline = simulate(build_program(short), cluster, costs, nodes=job.nodes, **job.simulation.model_dump())
     times = times_of(timeline, layout.n_stages, layout.zb_memory_limit)
     try:
         layout.plan.tuned(times).order(layout.pp, job.microbatches, layout.vpp)
@@ -223,24 +240,25 @@ def _rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
 
 def _needed_bytes(workload: Workload) -> float:
     """Device memory of the fullest rank, from a step of its own."""
-    return max(memory.total for memory in run(workload).memories)
+    return fullest(run(workload).memories).total
 
 
 def _job(result: Result) -> Job:
-    workload, profile, timeline = result.workload, result.profile, result.spans
+    workload, timeline = result.workload, result.spans
+    profiles = [result.profiles[gpu] for gpu in result.cluster.gpu_types(result.placed.gpus)]
+    precision = workload.training.precision
+    peaks = {gpu: one.gpu_spec.peak_flops_per_s[precision].value for gpu, one in result.profiles.items()}
     pipelines = result.program.groups.get("pp") or tuple((rank,) for rank in range(timeline.n_ranks))
-    spec = profile.gpu_spec
     return Job(
         workload=workload,
-        peak_flops_per_s=spec.peak_flops_per_s[workload.training.precision].value,
-        capacity_bytes=spec.memory_bytes.value,
+        peak_flops_per_s=sum(peaks[gpu] * count for gpu, count in Counter(result.gpus).items()) / workload.n_ranks,
         calibration={
-            "name": profile.name,
-            "gpu": profile.gpu,
-            "date": profile.date,
-            "source": "; ".join(profile.sources.values()),
-            "kind": profile.kind,
-            "kernel_time_priced_by": priced_by(result.program, result.costs, workload.cluster.node.gpus.type),
+            "name": ", ".join(one.name for one in profiles),
+            "gpu": ", ".join(one.gpu for one in profiles),
+            "date": ", ".join(dict.fromkeys(one.date for one in profiles)),
+            "source": "; ".join(dict.fromkeys(source for one in profiles for source in one.sources.values())),
+            "kind": ", ".join(dict.fromkeys(one.kind for one in profiles)),
+            "kernel_time_priced_by": priced_by(result.program, result.costs, result.gpus),
         },
         parameters=model.parameters(workload),
         active_parameters=model.active_parameters(workload),
@@ -251,7 +269,7 @@ def _job(result: Result) -> Job:
         ),
         pipelines=[tuple(timeline.simulated_as[rank] for rank in pipeline) for pipeline in pipelines],
         memories=result.memories,
-        advice=advice(result.memories, spec.memory_bytes.value, workload, _needed_bytes),
+        advice=advice(result.memories, workload.model_copy(update={"placement": "packed"}), _needed_bytes),
         pipeline_rank=layout(workload).pipeline_rank,
     )
 

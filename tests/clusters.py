@@ -72,5 +72,16 @@ CLUSTERS: dict[str, Mapping[str, Any]] = {
         # Radix 4 is 2 ports down and 2 up; two tiers join 4 leaves, 4 nodes of 2 rails. 8 nodes are 4 leaves per rail,
         # two under each of its two spine groups, which meet in the core.
         "three_tiers": _fabric(8, 2, radix=4, tiers=3),
+        # Two leaves per rail, and nothing between the rails.
+        "rail_only": _fabric(4, 2, kind="rail_only", radix=4),
+        # Both NICs of a node on one leaf: 6 ports are 3 down, 1 node each; 4 leaves under one group of spines.
+        "fat_tree": _fabric(4, 2, kind="fat_tree", radix=6),
+        # 4p - 1 = 7 ports: groups of 4 routers with 2 NICs each, 4 nodes; 8 cables between the two groups.
+        "dragonfly": _fabric(8, 2, kind="dragonfly", radix=7),
+        "torus": _fabric(6, 1, kind="torus", shape=[2, 3]),
+        # Three nodes per site; a message has 10 ms to go, and 20 MB may be under way: 1 GB/s of 5.
+        "sites": _fabric(
+            6, 1, kind="fat_tree", sites={"count": 2, "bandwidth_bps": 40e9, "latency_s": 1e-2, "window_bytes": 20e6}
+        ),
     }.items()
 }

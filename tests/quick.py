@@ -53,5 +53,10 @@ def play(
         costs = replace(costs, beside=ByPurpose(speeds) if speeds else None)
     program = build_program(workload)
     return Result(
-        workload, PROFILE, cluster, costs, program, simulate(program, cluster, costs, fold=fold, coalesce=coalesce)
+        workload,
+        {PROFILE.gpu: PROFILE},
+        cluster,
+        costs,
+        program,
+        simulate(program, cluster, costs, fold=fold, coalesce=coalesce),
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from simulator.analysis.advice import advice, changes
+from simulator.analysis.memory import RankMemory
 from simulator.api import run
 from simulator.config import Workload, load_workload, parse_changes
 from simulator.units import GiB
@@ -35,6 +38,11 @@ JOBS: dict[str, dict[str, Any]] = {
     # One replica: more tensor or pipeline parallelism needs more GPUs, and there is nobody to share the optimizer with.
     "one replica": {"parallelism.tp": 2, "parallelism.pp": 4, "model.dropout": 0.0},
 }
+
+
+def on(memories: Iterable[RankMemory], capacity: float) -> list[RankMemory]:
+    """The same on GPUs of so many bytes."""
+    return [replace(memory, capacity=capacity) for memory in memories]
 
 
 def job(changes: dict[str, Any]) -> Workload:
@@ -92,25 +100,25 @@ def test_advice_says_what_lacks_what_is_enough_and_what_is_together() -> None:
     workload = job(JOBS["pipeline"])
     memories = run(workload).memories
     needs = peak(workload)
-    assert advice(memories, needs, workload, peak) == []
+    assert advice(on(memories, needs), workload, peak) == []
     zero = next(change for change in changes(workload, needs, peak) if "parallelism.zero" in change.setting)
-    lines = advice(memories, zero.needed, workload, peak)
+    lines = advice(on(memories, zero.needed), workload, peak)
     assert lines[0].startswith(f"stage 0 needs {needs / GiB:.1f} GiB, ")
     assert f"parallelism.zero: 1 would free {(needs - zero.needed) / GiB:.1f} GiB: enough" in lines
     assert not lines[-1].startswith("together")
     # Less than any change alone needs: the first two that are enough together, in the order of their cost in speed.
     least = min(change.needed for change in changes(workload, needs, peak))
-    lines = advice(memories, 0.95 * least, workload, peak)
+    lines = advice(on(memories, 0.95 * least), workload, peak)
     assert lines[-1].startswith("together: model.attention: flash, parallelism.")
     assert all(line.endswith("not enough alone") for line in lines[1:-1])
-    assert advice(memories, 0.1 * GiB, workload, peak)[-1].startswith("all of these together are not enough: ")
+    assert advice(on(memories, 0.1 * GiB), workload, peak)[-1].startswith("all of these together are not enough: ")
 
 
 def test_zero_without_replicas_saves_nothing_and_the_verdict_says_why() -> None:
     """dp x cp is 1: nobody shares a shard."""
     sharded = job(JOBS["one replica"] | {"parallelism.zero": 1})
     assert peak(sharded) == peak(job(JOBS["one replica"]))
-    lines = advice(run(sharded).memories, 0.1 * GiB, sharded, peak)
+    lines = advice(on(run(sharded).memories, 0.1 * GiB), sharded, peak)
     assert any("zero: 1 saves nothing: dp x cp is 1" in line for line in lines)
 
 

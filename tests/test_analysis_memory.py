@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def test_report_takes_the_fullest_rank_of_each_stage() -> None:
     holdings = {0: Holdings(STATE), 1: Holdings(STATE, communicators=10)}
     both = memory_of_ranks(play, holdings)
     context = holdings[0].overhead
-    report = memory_report(both, capacity_bytes=24 * GiB)
+    report = memory_report([replace(memory, capacity=24 * GiB) for memory in both])
     assert report["fits"]
     assert report["peak_bytes"] == pytest.approx(20 * GiB + 10 * 320 * MiB + context)
     assert report["peak_allocated_bytes"] == report["peak_reserved_bytes"] == 21 * GiB
@@ -70,7 +71,7 @@ def test_report_takes_the_fullest_rank_of_each_stage() -> None:
         parts = ("weights", "gradients", "optimizer", "activations", "buffers")
         assert sum(row[part] for part in parts) == pytest.approx(row["peak"])
         assert sum(row["contents"].values()) == pytest.approx(row["peak"])
-    assert not memory_report(both, capacity_bytes=22 * GiB)["fits"]
+    assert not memory_report([replace(memory, capacity=22 * GiB) for memory in both])["fits"]
     assert [memory.stage for memory in worst_per_stage(both)] == [0, 1]
 
 

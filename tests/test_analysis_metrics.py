@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from simulator.analysis.activity import activity, weigh
-from simulator.analysis.metrics import bubble, busiest_links, communication, peak_activations, time_breakdown
+from simulator.analysis.links import busiest_links
+from simulator.analysis.metrics import bubble, communication, peak_activations, time_breakdown
 from simulator.timeline import LinkUse, Timeline
 from tests.timelines import Span, pipeline, template, timeline
 
@@ -77,8 +78,8 @@ def test_breakdown_gives_every_moment_to_the_first_use_in_priority() -> None:
     assert parts["exposed"] == {"tp": 1.0, "cp": 0.0, "ep": 0.0, "pp": 1.0, "dp": 2.0, "offload": 0.0}
     assert parts["host"] == parts["bubble"] == parts["other"] == 0.0
     figures = communication(cut)
-    assert figures["pp"] == {"bytes_per_gpu": 5.0, "time_s": 3.0, "exposed_s": 1.0, "algorithm": "none"}
-    assert figures["dp"] == {"bytes_per_gpu": 7.0, "time_s": 4.0, "exposed_s": 2.0, "algorithm": "ring"}
+    assert figures["pp"] == {"bytes_per_gpu": 5.0, "time_s": 3.0, "exposed_s": 1.0, "algorithm": "none", "links": []}
+    assert figures["dp"] == {"bytes_per_gpu": 7.0, "time_s": 4.0, "exposed_s": 2.0, "algorithm": "ring", "links": []}
     assert figures["tp"]["time_s"] == 1.0
     assert figures["tp"]["bytes_per_gpu"] == 8.0
 

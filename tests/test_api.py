@@ -69,3 +69,9 @@ def test_a_schedule_too_large_to_play_is_refused(size: dict[str, int]) -> None:
 def test_a_cost_whose_sums_overflow_is_refused() -> None:
     with pytest.raises(InputError, match="not a cost"):
         simulator.schedule("1f1b", 2, 2, forward=1e308)
+
+
+def test_a_job_of_one_gpu_crosses_no_link() -> None:
+    result = simulator.run(job(training__global_batch=4))
+    assert result.spans.n_ranks == 1
+    assert not any(link["bytes"] for link in result.to_dict()["links"])

@@ -165,6 +165,14 @@ def test_two_ranks_measure_every_collective(tmp_path: Path) -> None:
     assert all(one["time_s"] > 0 and one["ranks"] == [0, 1] for one in rows if "time_s" in one)
 
 
+def test_layers_are_issued_alone_and_in_a_pipeline_of_two_ranks(tmp_path: Path) -> None:
+    measure(tmp_path, "--gpus", "2", "--only", "layers")
+    rows = [json.loads(line) for line in (tmp_path / "measurements.jsonl").read_text().splitlines()][1:]
+    assert [(one["op"], one["ranks"]) for one in rows] == [("passes", [0]), ("split", [0]), ("passes", [0, 1])]
+    assert all(one["time_s"] > 0 for one in rows)
+    assert len(rows[-1]["each_s"]) == 2
+
+
 def test_kernels_that_a_cpu_can_run_are_timed_and_a_second_run_adds_what_is_missing(tmp_path: Path) -> None:
     measure(tmp_path, "--only", "matmul,memory,attention,copy")
     path = tmp_path / "measurements.jsonl"

@@ -17,7 +17,7 @@ from simulator.cluster import Cluster, build_cluster
 from simulator.config import catalog
 from simulator.config.cluster import Fabric, load_cluster
 from simulator.errors import InputError
-from simulator.fabrics import FABRICS, Switches
+from simulator.fabrics import FABRICS, Ports, Switches
 
 SHIPPED = catalog.names("cluster")
 
@@ -96,8 +96,8 @@ def test_routes_climb_no_higher_than_needed(name: str, ends: tuple[int, int], tr
 def test_a_fabric_is_a_function_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """One switch for all NICs, as a user may add it: rails meet in it, so that every GPU keeps to its own NIC."""
 
-    def one_switch(fabric: Fabric, nodes: int, nics: int, port_Bps: float) -> Switches:
-        return Switches((("switch",) * nics,) * nodes, (), 1)
+    def one_switch(fabric: Fabric, ports: Ports) -> Switches:
+        return Switches(tuple(("switch",) * len(nics) for nics in ports), (), 1)
 
     assert set(FABRICS) == set(get_args(Fabric.model_fields["kind"].annotation))
     monkeypatch.setitem(FABRICS, "one_switch", one_switch)
@@ -114,7 +114,7 @@ def test_a_fabric_is_a_function_and_a_line(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_route_back_crosses_the_other_directions(name: str) -> None:
     """Links are full duplex: between GPUs of one rail, or of one node, the way back is the way there, mirrored."""
     built = cluster(name, 80)
-    n = load_cluster(name).node.gpus.count
+    n = load_cluster(name).gpus_per_node
     for a, b in [(0, 1), (2, n - 1), (0, n), (n - 3, n * 60 + n - 3), (n * 79 + n - 1, n - 1)]:
         there = [(built.links[i].src, built.links[i].dst) for i in built.route(a, b)]
         back = [(built.links[i].dst, built.links[i].src) for i in reversed(built.route(b, a))]
@@ -228,7 +228,7 @@ def test_pairs_use_pcie_across_and_the_host_without_peer_to_peer() -> None:
 @pytest.mark.parametrize(("count", "served"), [(8, [1] * 8), (4, [2] * 4), (1, [8])])
 def test_gpus_spread_over_their_nearest_nics(count: int, served: list[int]) -> None:
     built = cluster(node={"nics": {"count": count}})
-    counts = Counter(built.own_nic(gpu) for gpu in range(8))
+    counts = Counter(built.own_nics(gpu)[0] for gpu in range(8))
     assert [counts[nic] for nic in range(count)] == served
 
 
@@ -277,4 +277,4 @@ def test_the_topology_command(capsys: pytest.CaptureFixture[str], tmp_path: Path
         else:
             assert "320 GPUs" in out
             assert "rail*.leaf*.up" in out
-    assert "nvswitch" in picture.read_text()
+    assert "NVSwitch" in picture.read_text()

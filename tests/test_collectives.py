@@ -7,6 +7,7 @@ import json
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -38,7 +39,6 @@ A100 = Costs.from_profile(load_profile("a100-sxm-80gb"))
 H100 = Costs.from_profile(load_profile("h100-sxm-80gb"))
 NODE, TWO, MANY = (build_cluster(load_cluster("dgx_a100"), nodes) for nodes in (1, 2, 128))
 
-EVERY = [(op, name) for op, entry in OPERATIONS.items() for name in entry.algorithms]
 #: Groups as jobs have them (part of a node, nodes, one or two GPUs per node, stages far apart), and odd ones: a node
 #: with fewer members, nodes without a common NIC.
 GROUPS = {
@@ -51,6 +51,23 @@ GROUPS = {
     "uneven": [0, 1, 2, 8],
     "crooked": [0, 9, 18],
 }
+
+
+def runs(op: str, name: str, ranks: Sequence[int], cluster: Cluster) -> bool:
+    """Whether the cluster has what the algorithm needs, and the group sits as it needs."""
+    with suppress(InputError):
+        return bool(patterns(op, ranks, cluster, name))
+    return False
+
+
+#: Every algorithm on every group that it can run on.
+EVERY = [
+    (op, name, group)
+    for op, entry in OPERATIONS.items()
+    for name in entry.algorithms
+    for group, ranks in GROUPS.items()
+    if runs(op, name, ranks, MANY)
+]
 
 
 def link_bytes(operation: Plan, cluster: Cluster) -> dict[str, float]:
@@ -108,7 +125,7 @@ def test_what_members_send_does_not_depend_on_how_they_are_joined(op: str, round
     """rounds x (n-1)/n of the message each, through own NICs or by way of another GPU (PXN); by tree or ring, which
     both move the message over n-1 edges up and down."""
     n = len(ranks)
-    for name in OPERATIONS[op].algorithms:
+    for name in {"all_reduce": ("ring", "tree"), "all_to_all": ("pairwise",)}.get(op, ("ring",)):
         operation = plan(op, 1e6, ranks, MANY, IDEAL, name)
         assert operation.sent_bytes / n == pytest.approx(rounds * (n - 1) / n * 1e6)
 
@@ -133,8 +150,7 @@ def test_a_broadcast_reaches_everyone_once(group: str) -> None:
         assert gpu != ranks[0] or passed_on == pytest.approx(1e6)
 
 
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize(("op", "name"), EVERY)
+@pytest.mark.parametrize(("op", "name", "group"), EVERY)
 def test_switches_and_nics_keep_nothing(op: str, name: str, group: str) -> None:
     """What enters a vertex that is no GPU leaves it."""
     operation = plan(op, 1e6, GROUPS[group], MANY, IDEAL, name)
@@ -150,16 +166,15 @@ def test_switches_and_nics_keep_nothing(op: str, name: str, group: str) -> None:
     assert sum(balance.values()) == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize(("op", "name"), EVERY)
+@pytest.mark.parametrize(("op", "name", "group"), EVERY)
 def test_the_reference_flow_is_that_of_the_tightest_link(op: str, name: str, group: str) -> None:
     """So that two operations that meet on a NIC share it evenly, whatever they are: load 1 where load over bandwidth is
     largest. Every link is named once."""
-    (phase,) = plan(op, 1e6, GROUPS[group], MANY, IDEAL, name).phases
-    tightest = max(phase.loads, key=lambda at: at[1] / MANY.links[at[0]].bandwidth_Bps)
-    assert tightest[1] == pytest.approx(1)
-    assert len({index for index, _ in phase.loads}) == len(phase.loads)
-    assert all(load > 0 for _, load in phase.loads)
+    for phase in plan(op, 1e6, GROUPS[group], MANY, IDEAL, name).phases:
+        tightest = max(phase.loads, key=lambda at: at[1] / MANY.links[at[0]].bandwidth_Bps)
+        assert tightest[1] == pytest.approx(1)
+        assert len({index for index, _ in phase.loads}) == len(phase.loads)
+        assert all(load > 0 for _, load in phase.loads)
 
 
 @pytest.mark.parametrize("n", range(2, 9))
@@ -251,7 +266,8 @@ def test_auto_is_the_fastest_and_says_which(op: str, group: str) -> None:
     for exponent in range(3, 34, 3):
         times = {
             name: idle_seconds(plan(op, 2.0**exponent, GROUPS[group], MANY, A100, name), MANY, A100)
-            for name in OPERATIONS[op].algorithms
+            for name in OPERATIONS[op].nccl
+            if runs(op, name, GROUPS[group], MANY)
         }
         chosen = plan(op, 2.0**exponent, GROUPS[group], MANY, A100)
         assert idle_seconds(chosen, MANY, A100) == pytest.approx(min(times.values()))
@@ -306,12 +322,12 @@ def test_a_mesh_uses_all_its_links_alike(n: int) -> None:
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-@pytest.mark.parametrize(("op", "algorithm"), EVERY)
+@pytest.mark.parametrize(("op", "algorithm"), dict.fromkeys((op, name) for op, name, _ in EVERY))
 def test_patterns_are_the_sums_of_their_hops(name: str, op: str, algorithm: str) -> None:
     """Groups that sit alike in their nodes share one list of hops. On each of them, adding up the routes of the hops
     that the algorithm gives for the group itself must come to the same bytes per link and the same latency."""
     built = build_cluster(load_cluster(CLUSTERS[name]))
-    n, per_node = len(built.gpus), built.gpus_per_node
+    n, per_node = len(built.gpus), built.spec.gpus_per_node
     groups = [
         range(n),
         range(n // 2, n),
@@ -321,17 +337,17 @@ def test_patterns_are_the_sums_of_their_hops(name: str, op: str, algorithm: str)
         [0, n - 1],
     ]
     function = OPERATIONS[op].algorithms[algorithm]
-    for ranks in (tuple(group) for group in groups if len(group) > 1):
+    for ranks in (tuple(group) for group in groups if len(group) > 1 and runs(op, algorithm, tuple(group), built)):
         (pattern,) = patterns(op, ranks, built, algorithm)
-        loads: dict[int, float] = {}
-        latency_s = 0.0
-        for hop in function(built, ranks).hops:
-            route = built.route(hop.sender, hop.receiver, hop.nic)
-            latency_s += hop.weight * sum(built.links[index].latency_s for index in route)
-            for index in route:
-                loads[index] = loads.get(index, 0.0) + hop.load
-        assert {index: load * pattern.flow_bytes for index, load in pattern.loads} == pytest.approx(loads)
-        assert pattern.link_latency_s == pytest.approx(latency_s)
+        for stage, moves in zip(pattern.stages, function(built, ranks), strict=True):
+            loads: dict[int, float] = {}
+            latency_s = 0.0
+            for hop in moves.hops:
+                for index, share in built.spread(hop.sender, hop.receiver, hop.nic):
+                    latency_s += hop.weight * share * built.links[index].latency_s
+                    loads[index] = loads.get(index, 0.0) + share * hop.load
+            assert {index: load * stage.flow_bytes for index, load in stage.loads} == pytest.approx(loads)
+            assert stage.link_latency_s == pytest.approx(latency_s)
 
 
 def test_a_slow_link_is_seen_by_the_groups_that_cross_it_alone() -> None:
@@ -357,11 +373,11 @@ def test_nvlink_is_left_by_ll128_where_nccl_leaves_it() -> None:
 
 def test_an_algorithm_is_named_by_the_registry_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line makes it known to every command, under the name that the line gives it."""
-    toy = Operation({**OPERATIONS["all_gather"].algorithms, "toy": tree.all_reduce}, lambda n: 1.0)
+    toy = Operation({**OPERATIONS["all_gather"].algorithms, "toy": tree.all_reduce}, lambda n: 1.0, ("ring",))
     monkeypatch.setitem(OPERATIONS, "all_gather", toy)
     assert plan("all_gather", 1e6, range(16), TWO, A100, "toy").algorithm == "toy"
     assert bus_factor("all_gather", 16) == 1
-    monkeypatch.setitem(OPERATIONS, "shuffle", Operation({"toy": ring.all_gather}, lambda n: 3.0))
+    monkeypatch.setitem(OPERATIONS, "shuffle", Operation({"toy": ring.all_gather}, lambda n: 3.0, ("toy",)))
     named, known = (
         plan(op, 1e6, range(16), TWO, A100, name) for op, name in (("shuffle", "toy"), ("all_gather", "ring"))
     )
@@ -468,7 +484,7 @@ def test_the_table_of_nccl_tests(capsys: pytest.CaptureFixture[str]) -> None:
     result = json.loads(capsys.readouterr().out)
     assert [row["size_bytes"] for row in result["rows"]] == [2**exponent for exponent in range(3, 35)]
     for row in result["rows"]:
-        assert set(row) == {"size_bytes", "algorithm", "protocol", "time_s", "algbw_Bps", "busbw_Bps"}
+        assert set(row) == {"size_bytes", "algorithm", "protocol", "channels", "time_s", "algbw_Bps", "busbw_Bps"}
         assert row["algbw_Bps"] * row["time_s"] == pytest.approx(row["size_bytes"])
         assert row["busbw_Bps"] == pytest.approx(row["algbw_Bps"] * 30 / 16)
     assert command("collective", "--cluster", "dgx_a100", "--op", "all_gather", "--ranks", "0-3", "--sizes", "1G") == 0
@@ -480,8 +496,8 @@ def test_the_table_of_nccl_tests(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--op", "reduce"], "unknown operation"),
-        (["--op", "all_gather", "--algorithm", "tree"], "auto, ring"),
+        (["--op", "redoce"], "unknown operation"),
+        (["--op", "all_gather", "--algorithm", "tree"], "auto, ring, nvls"),
         (["--op", "all_reduce", "--sizes", "16:8"], "--sizes"),
         (["--op", "all_reduce", "--sizes", "0"], "--sizes"),
         (["--op", "all_reduce", "--sizes", "8:64:1"], "--sizes"),

@@ -32,7 +32,7 @@ def cluster(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", catalog.names("cluster"))
 def test_shipped_clusters_load_and_scale(name: str) -> None:
     assert load_cluster(name).nodes == 1
-    assert load_cluster(name, nodes=16).n_gpus == 16 * load_cluster(name).node.gpus.count
+    assert load_cluster(name, nodes=16).n_gpus == 16 * load_cluster(name).gpus_per_node
     assert load_cluster({"name": name, "nodes": 3}).nodes == 3
 
 
@@ -77,7 +77,7 @@ def test_an_inline_cluster_needs_no_name() -> None:
         ({"nodes": 10**12}, "nodes", "<= 1,000,000"),
         ({"nodes": 10**6}, "nodes", "at most 1,000,000 GPUs"),
         ({"price_per_gpu_hour": -1}, "price_per_gpu_hour", ">= 0"),
-        ({"groups": []}, "groups", "unknown key"),
+        ({"groups": [{"count": 2, "node": "dgx_h100"}]}, "node", "either node or groups"),
         ({"node__gpu": {}}, "node.gpu", "gpus instead of gpu"),
         ({"overrides": [{"gpu": "node0.gpu4", "speed_scale": 0.5}]}, "overrides[0].gpu", "gpu0 to gpu3"),
         ({"overrides": [{"gpu": "node1.gpu0", "speed_scale": 0.5}]}, "overrides[0].gpu", "node0 to node0"),

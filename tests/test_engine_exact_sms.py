@@ -37,7 +37,7 @@ def play(section: dict[str, Any], costs: Costs, *, shortcuts: bool) -> Result:
     workload = quick.load(job(**LARGE) | {"parallelism": section, "cluster": NODE, "calibration": H100.name})
     cluster, program = build_cluster(workload.cluster), build_program(workload)
     spans = simulate(program, cluster, costs, fold=shortcuts, coalesce=shortcuts)
-    return Result(workload, H100, cluster, costs, program, spans)
+    return Result(workload, {H100.gpu: H100}, cluster, costs, program, spans)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "compiled"])

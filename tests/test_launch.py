@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from calibration.fit import hosts
 from calibration.fit import launch as launch_fit
 from calibration.fit.cases import read
 from simulator.cluster.ideal import ideal_cluster
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
-from simulator.costs.launch import issued
+from simulator.costs.launch import issued, launch_seconds, seconds
 from simulator.engine import simulate
-from simulator.program import Attention, Block, Comm, Compute, Fixed, Matmul, Memory, Program, Role, Step
+from simulator.engine.host import issue_order, issued_by
+from simulator.program import Attention, Block, Comm, Compute, Fixed, GroupedMatmul, Matmul, Memory, Program, Role, Step
 from tests.quick import ISSUED
 
 MEASURED = Path(__file__).parent.parent / "calibration" / "measurements" / "h100-sxm-80gb"
+LAYERS = MEASURED.parent / "h200-sxm-141gb" / "two-gpus.jsonl.gz"
 PRODUCT, NORM = Matmul(8, 8, 8), Memory("norm", 1.0, 1.0)
 
 
@@ -32,13 +39,28 @@ PRODUCT, NORM = Matmul(8, 8, 8), Memory("norm", 1.0, 1.0)
         (Compute("core", Attention(1, 1, 1, 8, 8, 8), "F"), "forward_attention"),
         (Compute("gelu", Memory("activation", 1.0, 1.0), "B"), "backward_other"),
         (Compute("adam", Memory("optimizer", 1.0, 1.0), "O"), "optimizer"),
-        (Comm("x", "all_reduce", 8.0, "tp", "tp"), "collective"),
+        (Compute("core", Attention(1, 1, 1, 8, 8, 8), "R"), "recompute_attention"),
+        (Compute("experts", GroupedMatmul((8,), 8, 8), "F"), "forward_grouped"),
+        (Comm("x", "all_gather", 8.0, "tp", "tp"), "collective"),
+        (Comm("x", "all_reduce", 8.0, "tp", "tp"), "tp_all_reduce"),
+        (Comm("x", "all_to_all", 8.0, "ep", "ep"), "exchange"),
         (Comm("x", "send", 8.0, "pp", "pp", peer=1), "p2p"),
     ],
 )
 def test_an_op_is_issued_as_its_kind(op: Compute | Comm, kind: str) -> None:
     assert issued(op) == kind
     assert kind in ISSUED
+
+
+@pytest.mark.parametrize(
+    ("op", "kind"), [("all_reduce", "bucket"), ("all_gather", "gather"), ("reduce_scatter", "reduce")]
+)
+def test_data_parallel_hooks_are_free_unless_measured(op: str, kind: str) -> None:
+    """A profile without ``around_s`` charges nothing for them, one with it what it says."""
+    comm, costs = Comm("x", op, 8.0, "dp", "dp"), load_profile("h200-sxm-141gb").host.launch_s
+    assert issued(comm) == kind
+    assert seconds(launch_seconds(costs["fused"]), comm) == 0
+    assert seconds(launch_seconds(costs["eager"]), comm) > 100e-6
 
 
 @pytest.mark.parametrize("coalesce", [True, False])
@@ -73,3 +95,87 @@ def test_the_shipped_profile_has_what_the_fit_gives() -> None:
         assert shipped.forward_s == pytest.approx(found["forward_s"], rel=1e-3)
         assert shipped.backward_s == pytest.approx(found["backward_s"], rel=1e-3)
         assert shipped.collective_s == pytest.approx(found["collective_s"], rel=1e-3)
+
+
+PAIR = ((0, 1),)
+
+
+@pytest.mark.parametrize("coalesce", [True, False])
+@pytest.mark.parametrize("buckets", [1, 3, 8])
+def test_communication_of_its_own_lane_costs_the_host_time(buckets: int, coalesce: bool) -> None:
+    """Backward in pieces of one kernel of 1 us, launched in 5 us; behind each an all-reduce, issued in 20 us, which the
+    next kernel's launch comes after. The last one starts when the host has issued all: n x 25 us, more than the GPU
+    needs; an all-reduce of no bytes takes nothing here."""
+    block = Block("b", (Compute("b", Fixed(1e-6), "B"),))
+    comm = Comm("grads", "all_reduce", 0.0, "dp", "dp")
+    compute = tuple(Step(f"b{n}", block, phase="B") for n in range(buckets))
+    reduce = tuple(Step(f"r{n}", comm, (f"b{n}",)) for n in range(buckets))
+    program = Program((Role("r", {"compute": compute, "dp": reduce}),), (0, 0), {"dp": PAIR})
+    table = {"backward_other": 5e-6, "bucket": 20e-6}
+    costs = replace(Costs.ideal(), launch=table)
+    timeline = simulate(program, ideal_cluster(2), costs, coalesce=coalesce)
+    assert timeline.end_s.max() == pytest.approx(buckets * 25e-6, rel=1e-9)
+    free = simulate(program, ideal_cluster(2), replace(costs, launch={"backward_other": 5e-6}), coalesce=coalesce)
+    assert free.end_s.max() == pytest.approx(buckets * 5e-6 + 1e-6, rel=1e-9)
+
+
+@pytest.mark.parametrize("products", [1, 5])
+def test_a_split_pass_takes_the_host_longer(products: int) -> None:
+    """Input then weight gradients of so many products, each launched in 2 us and cut out of the graph in 7 us, behind
+    one start of autograd of 3 us; kernels take nothing."""
+    blocks = [
+        Block(phase, tuple(Compute(f"{phase}{n}", PRODUCT, kernel) for n in range(products)))
+        for phase, kernel in (("I", "B"), ("W", "W"))
+    ]
+    steps = tuple(Step(block.name, block, phase=block.name, microbatch=0) for block in blocks)
+    role = Role("r", {"compute": steps})
+    counts = Counter[str]()
+    for kind, n in issued_by(role):
+        counts[kind] += n
+    assert counts == {"autograd": 1, "split": 2 * products, "backward_matmul": 2 * products}
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 6])
+def test_a_pass_that_is_cut_starts_once(pieces: int) -> None:
+    block = Block("b", (Compute("b", PRODUCT, "B"),))
+    steps = tuple(Step(f"{mb}B.{n}", block, phase="B", microbatch=mb) for mb in range(3) for n in range(pieces))
+    kinds = Counter(kind for kind, _ in issued_by(Role("r", {"compute": steps})))
+    assert kinds == {"autograd": 3, "backward_matmul": 3 * pieces}
+
+
+def test_the_host_issues_transfers_where_they_belong() -> None:
+    """A receive before what waits for it, a send behind what makes it, what nobody waits for first."""
+    block = Block("f", (Compute("f", PRODUCT, "F"),))
+    compute = (Step("f0", block), Step("f1", block, after=("r1",)))
+    receive = Step("r1", Comm("recv", "recv", 8.0, "pp", "pp", peer=1))
+    send = Step("s0", Comm("send", "send", 8.0, "pp", "pp", peer=1), after=("f0",))
+    stray = Step("x", Comm("recv", "recv", 8.0, "pp", "pp", peer=1, tag="x"))
+    role = Role("r", {"compute": compute, "in": (receive, stray), "out": (send,)})
+    assert [[step.label for step in steps] for steps in issue_order(role)] == [["x"], ["r1", "s0"], []]
+
+
+KINDS = ("forward_matmul", "forward_attention", "forward_norm", "forward_other", "backward_matmul", "exchange")
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(1e-6, 1e-3), min_size=len(KINDS), max_size=len(KINDS)))
+def test_seconds_of_kinds_are_found_from_sums(seconds_of: list[float]) -> None:
+    """Times that are exact sums of the kinds' seconds give those back: one equation for each kind and its next."""
+    true = dict(zip(KINDS, seconds_of, strict=True))
+    counted = [{kind: 3.0, KINDS[n - 1]: 1.0} for n, kind in enumerate(KINDS)]
+    sums = [sum(n * true[kind] for kind, n in counts.items()) for counts in counted]
+    equations = [hosts.Equation("x", total, counts) for total, counts in zip(sums, counted, strict=True)]
+    assert hosts.least_squares(equations, KINDS) == pytest.approx(seconds_of, rel=1e-6)
+
+
+def test_layers_give_the_shipped_figures_and_are_met_by_them() -> None:
+    """The fit to layers as training issues them, in every layout: the host's own speed changed by up to a third while
+    it was measured."""
+    fitted = launch_fit.fit(read(LAYERS), load_profile("h200-sxm-141gb"))
+    found, shipped = fitted.figures["host.launch_s.eager"], load_profile("h200-sxm-141gb").host.launch_s["eager"]
+    assert shipped.forward_s == pytest.approx(found["forward_s"], rel=1e-3)
+    assert shipped.backward_s == pytest.approx(found["backward_s"], rel=1e-3)
+    assert shipped.around_s == pytest.approx(found["around_s"], rel=1e-3)
+    errors = [abs(point.error) for point in fitted.points]
+    assert statistics.fmean(errors) < 0.13
+    assert max(errors) < 0.4

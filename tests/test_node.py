@@ -106,7 +106,7 @@ def test_links_of_a_tree_have_the_lanes_that_it_says() -> None:
 def test_gpus_take_the_nics_nearest_to_them() -> None:
     """NIC 0 is beside GPUs 0 and 1, and one switch from GPU 2, which has as many links to NIC 2, but by way of the CPU.
     GPU 3's socket has NIC 2, GPU 4's NIC 1."""
-    assert built(DEEP).layout.own_nics == ((0,), (0,), (0,), (2,), (1,))
+    assert list(built(DEEP).layout_of(0).own_nics.values()) == [(0,), (0,), (0,), (2,), (1,)]
 
 
 def test_every_route_of_a_deep_tree_is_a_path() -> None:
@@ -160,7 +160,7 @@ def test_a_hybrid_cube_mesh() -> None:
     for a, b in permutations(range(8), 2):
         joined = any({a, b} == {one, two} for one, two, _ in CUBE)
         assert len(cluster.route(a, b)) == (1 if joined else 2)
-        assert (a, b) in cluster.layout.nvlink
+        assert (a, b) in cluster.layout_of(0).nvlink
     assert names(cluster, cluster.route(0, 7)) == ["gpu0-gpu4.nvlink:tx", "gpu4-gpu7.nvlink:tx"]
 
 
@@ -178,9 +178,9 @@ def test_nvlink_leads_through_one_gpu_at_most(length: int) -> None:
 def test_several_nics_per_gpu_are_shared_out() -> None:
     """32 NICs, 8 beside every two GPUs: four each, and all different (AWS p5)."""
     nics = {"count": 32, "bandwidth_bps": 100e9}
-    layout = built(node(8, nics=nics, pcie={"generation": 5, "gpus_per_switch": 2})).layout
-    assert [len(own) for own in layout.own_nics] == [4] * 8
-    assert sorted(nic for own in layout.own_nics for nic in own) == list(range(32))
+    layout = built(node(8, nics=nics, pcie={"generation": 5, "gpus_per_switch": 2})).layout_of(0)
+    assert [len(own) for own in layout.own_nics.values()] == [4] * 8
+    assert sorted(nic for own in layout.own_nics.values() for nic in own) == list(range(32))
 
 
 @pytest.mark.parametrize(("nics", "factor"), [(8, 1), (4, 2), (2, 4)])

@@ -21,8 +21,8 @@ def test_layers_add_up_to_the_peak(tmp_path: Path) -> None:
     """Stage 0 of 4 holds four micro-batches of 1 GiB beside 19 GiB of state."""
     play = pipeline("1f1b", 4, 8, activation=GiB)
     state = StateBytes(weights=2 * GiB, gradients=5 * GiB, optimizer=12 * GiB)
-    memories = memory_of_ranks(play, dict.fromkeys(range(4), Holdings(state)))
-    figure = memory_plot(play, memories, 40 * GiB, title="tiny")
+    memories = memory_of_ranks(play, dict.fromkeys(range(4), Holdings(state)), dict.fromkeys(range(4), 40 * GiB))
+    figure = memory_plot(play, memories, title="tiny")
     axes = figure.axes[0]
     assert axes.get_title(loc="left") == "tiny: rank 0, stage 0"
     names = [text.get_text() for text in axes.get_legend().get_texts()]  # type: ignore[union-attr]

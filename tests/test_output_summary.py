@@ -38,13 +38,16 @@ def job(*, optimizer: float = 12 * GiB, tokens: float | None = 1e6, price: float
     return Job(
         workload=workload,
         peak_flops_per_s=1e14,
-        capacity_bytes=40 * GiB,
         calibration={"name": "test", "gpu": "gpu", "date": "2026-01-01", "source": "here", "kind": "measured"},
         parameters=2e9,
         active_parameters=2e9,
         flops=StepFlops(model=8e15, causal=7e15, hardware=10e15),
         pipelines=[(0, 1)],
-        memories=memory_of_ranks(play(), dict.fromkeys((0, 1), Holdings(StateBytes(2 * GiB, 4 * GiB, optimizer)))),
+        memories=memory_of_ranks(
+            play(),
+            dict.fromkeys((0, 1), Holdings(StateBytes(2 * GiB, 4 * GiB, optimizer))),
+            dict.fromkeys((0, 1), 40.0 * GiB),
+        ),
         advice=["parallelism.zero: 1 would free 9.0 GiB: enough"] if optimizer > 30 * GiB else [],
         pipeline_rank=(0, 0, 0, 0, 1, 1, 1, 1),
     )

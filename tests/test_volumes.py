@@ -120,8 +120,8 @@ def alpha_beta(result: Result, algorithm: str, n: int, op: str, size: float) -> 
     """Seconds of a collective of ``n`` GPUs of a node on an idle network: latency (links and software) of its hops,
     plus bytes over bandwidth, from the profile's constants alone. See `simulator.network.pattern.timed`."""
     assert algorithm == "ring"
-    link = result.cluster.spec.node.nvlink
-    transport = result.profile.transports["nvlink"]
+    link = result.cluster.spec.kinds[0].nvlink
+    transport = next(iter(result.profiles.values())).transports["nvlink"]
     steps = 2 * (n - 1) if op == "all_reduce" else n - 1
     times = []
     for protocol in transport.protocols.values():
@@ -272,7 +272,8 @@ def test_a_split_vocabulary_reduces_three_numbers_per_token(tp: int) -> None:
 def test_a_parallelism_of_one_moves_nothing(keys: dict[str, Any], silent: tuple[str, ...]) -> None:
     communication = play(**keys).to_dict()["communication"]
     for kind in ("cp", "ep", *silent):
-        assert communication[kind] == {"bytes_per_gpu": 0.0, "time_s": 0.0, "exposed_s": 0.0, "algorithm": "none"}
+        nothing = {"bytes_per_gpu": 0.0, "time_s": 0.0, "exposed_s": 0.0, "algorithm": "none", "links": []}
+        assert communication[kind] == nothing
     for kind in keys:
         assert communication[kind]["bytes_per_gpu"] > 0
         assert communication[kind]["time_s"] >= communication[kind]["exposed_s"] > 0

@@ -356,7 +356,12 @@ def test_every_schedule_runs_with_every_stage(name: str, zero: int, overlap: boo
     program = build_program(workload)
     short, plain = (
         Result(
-            workload, quick.PROFILE, cluster, costs, program, simulate(program, cluster, costs, fold=on, coalesce=on)
+            workload,
+            {quick.PROFILE.gpu: quick.PROFILE},
+            cluster,
+            costs,
+            program,
+            simulate(program, cluster, costs, fold=on, coalesce=on),
         )
         for on in (True, False)
     )

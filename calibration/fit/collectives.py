@@ -18,7 +18,8 @@ from simulator.config.profile import Profile
 from simulator.config.transport import Transport
 from simulator.errors import InputError
 from simulator.network.collectives import patterns
-from simulator.network.pattern import Pattern, timed
+from simulator.network.pattern import Pattern
+from simulator.network.timing import timed
 
 #: Operation as measured -> as the simulator calls it. Not in it: what no workload does, and sends around a ring of
 #: more than two, whose time varies by a factor of three with how NCCL spreads them over channels.
@@ -67,7 +68,8 @@ def fit(cases: Cases, profile: Profile) -> Part:
     rows = [case for case in cases.of("collective", *OPS) if _known(case)]
     if not rows:
         return Part({})
-    candidates = strung(rows, profile.gpu)
+    nvls = any(machine.get("nvls") for machine in _machines(cases))
+    candidates = strung(rows, profile.gpu, nvls=nvls)
     measured = {len(case.ranks) for case in rows}
     inside = [case for case in rows if not (len(case.ranks) == 3 and measured >= {2, 4})]
     fitted: list[Measured] = []
@@ -96,7 +98,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
         "kind": "measured" if ours else "published",
         "source": MEASURED if ours else start.source,
         "note": f"fitted on {', '.join(str(n) for n in sorted({len(case.ranks) for case in fitted}))} GPUs"
-        + (", without NVLink SHARP" if ours and not any(e.get("nvls") for e in _machines(cases)) else "")
+        + (", without NVLink SHARP" if ours and not nvls else "")
         + kept,
     }
     return Part({"transports.nvlink": {**model.model_dump(exclude_none=True), **origin}}, points)
@@ -115,9 +117,11 @@ class OneTransport:
         return self.model.efficiency
 
 
-def strung(cases: Iterable[Measured], gpu: str) -> dict[tuple[str, int], tuple[Pattern, ...]]:
-    """What each operation may do to the links of a shipped cluster with such GPUs, by operation and number of GPUs."""
-    cluster = build_cluster(load_cluster(_cluster_of(gpu)))
+def strung(cases: Iterable[Measured], gpu: str, *, nvls: bool = False) -> dict[tuple[str, int], tuple[Pattern, ...]]:
+    """What each operation may do to the links of a shipped cluster with such GPUs, by operation and number of GPUs.
+    ``nvls``: whether NVLink SHARP was at hand."""
+    sharp = {} if nvls else {"node": {"nvlink": {"sharp": False}}}
+    cluster = build_cluster(load_cluster({"name": _cluster_of(gpu), **sharp}))
     return {(op, n): patterns(op, range(n), cluster) for op, n in {(OPS[case.op], len(case.ranks)) for case in cases}}
 
 
@@ -158,6 +162,6 @@ def _machines(cases: Cases) -> list[Mapping[str, object]]:
 def _cluster_of(gpu: str) -> str:
     """A shipped cluster of such GPUs, for the links of its nodes."""
     for name in names("cluster"):
-        if load_cluster(name).node.gpus.type == gpu:
+        if load_cluster(name).gpu_types == (gpu,):
             return name
     raise InputError("no shipped cluster has such GPUs", key="gpu", found=gpu)

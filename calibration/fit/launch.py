@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping
 
+from calibration.fit import hosts
 from calibration.fit.cases import MEASURED, Cases
 from calibration.fit.part import Part, Point, rounded
 from simulator.config.profile import Profile
@@ -26,8 +27,11 @@ def fit(cases: Cases, profile: Profile) -> Part:
 
     Forward, a layer takes longer than its ops do alone, by what modules and views add: spread over them in proportion.
     Backward, each op measured alone includes the start of autograd's engine, of which a layer needs one. Both are
-    worked out on a layer of GPT; one of Llama is held out.
+    worked out on a layer of GPT; one of Llama is held out. Where layers were measured as training runs them, these
+    decide instead (`calibration.fit.hosts`).
     """
+    if cases.of("layers"):
+        return _of_layers(cases, profile)
     alone = {case.op: case.seconds for case in cases.of("launch") if not case.params}
     layers = {(case.op, case.params["model"]): case.seconds for case in cases.of("launch", "block_fwd", "block_bwd")}
     steps = {case.params["tensors"]: case.seconds for case in cases.of("launch", "optimizer_fused")}
@@ -77,6 +81,17 @@ def fit(cases: Cases, profile: Profile) -> Part:
         },
     }
     return Part(figures, list(_points(alone, layers, modules, engine_s)))
+
+
+def _of_layers(cases: Cases, profile: Profile) -> Part:
+    """Eager PyTorch alone: what other implementations issue was not measured so."""
+    figures, points = hosts.fitted(cases)
+    steps = [case for case in cases.of("launch", "optimizer_fused") if case.params["tensors"] == OPTIMIZER_TENSORS]
+    if steps:
+        figures["optimizer_s"] = rounded(steps[0].seconds)
+    eager = profile.host.launch_s["eager"].model_dump(exclude_none=True) | figures
+    note = f"an optimizer step of {OPTIMIZER_TENSORS} tensors, fused"
+    return Part({"host.launch_s.eager": {**eager, "kind": "measured", "source": MEASURED, "note": note}}, points)
 
 
 def _points(

@@ -11,6 +11,7 @@ from calibration.measure import (
     interference,
     kernels,
     launch,
+    layers,
     matmul,
     memory,
     shared,
@@ -29,12 +30,14 @@ ALONE = {
     "shared": shared,
 }
 TOGETHER = {"collective": collectives, "interference": interference}
-KINDS = (*ALONE, *TOGETHER, "kernels")
+KINDS = (*ALONE, "layers", *TOGETHER, "kernels")
 
 
 def plan(level: Level, kinds: Collection[str], world: int, local: int) -> list[Case]:
     """The cases of ``kinds`` for ``world`` ranks, ``local`` of them on each node."""
     alone = [case for name, module in ALONE.items() if name in kinds for case in shuffled(module.cases(level, world))]
+    if "layers" in kinds:
+        alone += sorted(shuffled(layers.cases(level, world)), key=lambda case: len(case.ranks))
     together: list[Case] = []
     for name, module in TOGETHER.items():
         if name in kinds and world > 1:

@@ -13,7 +13,7 @@ import traceback
 import torch
 import torch.distributed as dist
 
-from calibration.measure import collectives, interference, plan, shared
+from calibration.measure import collectives, interference, layers, plan, shared
 from calibration.measure.bench import Bench, Row
 from calibration.measure.case import Case, UnavailableError, Work
 from calibration.measure.gpu import environment
@@ -73,6 +73,8 @@ def _one(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Case], r
 
 
 def _measured(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Case]) -> Row:
+    if case.kind == "layers":
+        return layers.measure(case, bench, team)
     if team is not None:
         if case.kind == "interference":
             return interference.measure(case, bench, team)

@@ -37,7 +37,7 @@ class Simulated:
 
     @property
     def profile(self) -> str:
-        return self.workload.calibration
+        return next(iter(self.workload.calibrations.values()))
 
     def to_dict(self) -> dict[str, Any]:
         """A row of the predictions' file."""
@@ -56,7 +56,10 @@ class Simulated:
 def simulate(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> Simulated:
     """Simulate a workload file with ``changes``. Raises `InputError` where the file itself cannot be used."""
     workload = load_workload(path, changes)
-    profile = find("profile", workload.calibration, base=path.parent)
+    if len(workload.calibrations) > 1:
+        found = ", ".join(workload.calibrations)
+        raise InputError("runs on GPUs of several types", file=path, key="cluster", found=found, allowed="one type")
+    profile = find("profile", next(iter(workload.calibrations.values())), base=path.parent)
     known = (workload, sha256(read_text(path)), sha256(read_text(profile)))
     try:
         return Simulated(*known, run(workload))

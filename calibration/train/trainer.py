@@ -121,6 +121,13 @@ class Trainer:
 
     def step(self) -> Tensor:
         """The loss of this rank's replica (0 where the rank has no last stage), before the update."""
+        total = self.forward_backward()
+        with torch.profiler.record_function("optimizer"):
+            self.optimizer.step()
+        return total
+
+    def forward_backward(self) -> Tensor:
+        """The step up to its gradients, summed over all that share them; the loss as of `step`."""
         for parameter in self.optimizer.parameters:
             if hasattr(parameter, "main_grad"):
                 if parameter.main_grad is not None:
@@ -131,8 +138,6 @@ class Trainer:
         if self.partial:
             self._reduce([self.partial], self.groups.tensor)
         self._reduce(self.by_hand, self.groups.data)
-        with torch.profiler.record_function("optimizer"):
-            self.optimizer.step()
         return total
 
     def close(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from simulator.analysis.memory import RankMemory
+from simulator.analysis.memory import RankMemory, fullest
 from simulator.config import Workload, altered
 from simulator.config.files import brief
 from simulator.errors import InputError
@@ -68,7 +67,7 @@ def _full(workload: Workload) -> Setting:
 def _tensor_parallel(workload: Workload) -> Setting:
     """Within a node: beyond it, it would be far too slow."""
     wider = 2 * workload.parallelism.tp
-    if wider > workload.cluster.node.gpus.count:
+    if wider > workload.cluster.gpus_per_node:
         return {}
     return {"parallelism.tp": wider} | _place_for_twice_the_model_parallel(workload)
 
@@ -95,7 +94,7 @@ def _place_for_twice_the_model_parallel(workload: Workload) -> Setting:
     dp, cluster = workload.parallelism.dp, workload.cluster
     if dp % 2 == 0:
         return {"parallelism.dp": dp // 2}
-    nodes = math.ceil(2 * workload.n_ranks / cluster.node.gpus.count)
+    nodes = cluster.nodes_for(2 * workload.n_ranks)
     return {"cluster.nodes": nodes} if nodes > cluster.nodes else {}
 
 
@@ -159,13 +158,12 @@ def few_rounds(workload: Workload) -> Workload:
     return altered(workload, {"training.global_batch": enough * training.micro_batch * parallelism.dp})
 
 
-def advice(
-    memories: Sequence[RankMemory], capacity_bytes: float, workload: Workload, needed_bytes: Callable[[Workload], float]
-) -> list[str]:
+def advice(memories: Sequence[RankMemory], workload: Workload, needed_bytes: Callable[[Workload], float]) -> list[str]:
     """Plain words on what would make the fullest rank fit: which stage lacks how much and what it is full of, and what
     each of `CANDIDATES` gives; where none suffices alone, two that do together, or else more. Empty where everything
     fits. ``needed_bytes`` simulates a job and says what its fullest rank takes: every change is tried."""
-    worst = max(memories, key=lambda memory: memory.total)
+    worst = fullest(memories)
+    capacity_bytes = worst.capacity
     excess = worst.total - capacity_bytes
     if excess <= 0:
         return []

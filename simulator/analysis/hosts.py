@@ -21,17 +21,16 @@ def host_memory(workload: Workload, pipeline_rank: Sequence[int], played: Timeli
     all ranks of the node, each at its fullest; a server keeps its part of states and working copy, and the gradients of
     all replicas until it adds them up.
     """
-    layout, node = workload.parallelism, workload.cluster.node
+    layout, cluster = workload.parallelism, workload.cluster
     if not layout.server_count and set(layout.offload.model_dump().values()) == {"none"}:
         return None
-    cpu, nvme = [0.0] * workload.cluster.nodes, [0.0] * workload.cluster.nodes
+    cpu, nvme = [0.0] * cluster.nodes, [0.0] * cluster.nodes
     held = _activations(played)
     per_param = _per_param(workload)
     shares: dict[int, float] = {}
-    for rank, stage in enumerate(pipeline_rank):
+    for rank, (stage, (at, _)) in enumerate(zip(pipeline_rank, cluster.places(), strict=False)):
         if stage not in shares:
             shares[stage] = optimized(workload, params_on(rank_parts(workload, stage)))
-        at = rank // node.gpus.count
         cpu[at] += per_param["cpu"] * shares[stage]
         nvme[at] += per_param["nvme"] * shares[stage]
         on = nvme if layout.offload.activations == "nvme" else cpu
@@ -39,11 +38,12 @@ def host_memory(workload: Workload, pipeline_rank: Sequence[int], played: Timeli
     if layout.server_count:
         for at in workload.server_nodes:
             cpu[at] += _on_servers(workload) / layout.servers
-    capacity, peak = node.host_memory_bytes, max(cpu)
+    rooms = [cluster.node_at(at).host_memory_bytes for at in range(cluster.nodes)]
+    fullest = max(range(cluster.nodes), key=lambda at: cpu[at] / (rooms[at] or 1.0))
     return {
-        "capacity_bytes": capacity,
-        "fits": capacity is None or peak <= capacity,
-        "peak_bytes": peak,
+        "capacity_bytes": rooms[fullest],
+        "fits": all(room is None or peak <= room for room, peak in zip(rooms, cpu, strict=True)),
+        "peak_bytes": cpu[fullest],
         "nvme_bytes": max(nvme),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +25,8 @@ class RankMemory:
 
     ``held``: activations that its steps have taken by then, by kind of tensor; ``made``: gradients that they have made;
     ``gathered``: what else they have taken, such as parameters of other ranks. ``workspace``: what the step ``during``
-    then needs for itself. ``cached``: what the allocator has reserved at most beyond what it has given out at most.
-    ``in_flight``: (micro-batch, stage) activations held at most.
+    then needs for itself. ``capacity``: what its GPU has. ``cached``: what the allocator has reserved at most beyond
+    what it has given out at most. ``in_flight``: (micro-batch, stage) activations held at most.
     """
 
     rank: int
@@ -35,6 +36,7 @@ class RankMemory:
     made: float
     gathered: float
     workspace: float
+    capacity: float
     cached: float
     peak_at_s: float
     during: str
@@ -120,14 +122,15 @@ def memory_curve(timeline: Timeline, rank: int) -> Curve:
 
 
 def memory_of_ranks(
-    timeline: Timeline, holdings: Mapping[int, Holdings], capacity_bytes: float = math.inf
+    timeline: Timeline, holdings: Mapping[int, Holdings], capacities: Mapping[int, float] = MappingProxyType({})
 ) -> tuple[RankMemory, ...]:
-    """Every simulated rank at its fullest. ``holdings``: by simulated rank. Near ``capacity_bytes`` the allocator gives
-    back what it has cached."""
+    """Every simulated rank at its fullest. ``holdings``: by simulated rank, as ``capacities``, the bytes that its GPU
+    has [no end of them]; near them the allocator gives back what it has cached."""
     memories = []
     in_flight, places = peak_activations(timeline), pipeline_ranks(timeline)
     for rank in timeline.ranks:
         holding, curve = holdings[rank], memory_curve(timeline, rank)
+        capacity = capacities.get(rank, math.inf)
         taken = curve.held + curve.workspace
         at = int(np.argmax(taken)) if len(taken) else -1
         if at < 0 or taken[at] <= 0:
@@ -150,8 +153,9 @@ def memory_of_ranks(
                 made=made,
                 gathered=gathered if gathered > 1e-9 * total else 0.0,
                 workspace=float(curve.workspace[at]) if at >= 0 else 0.0,
+                capacity=capacity,
                 cached=cached_bytes(
-                    timeline, curve.span, curve.begins, holding, in_flight[rank], capacity_bytes - holding.overhead
+                    timeline, curve.span, curve.begins, holding, in_flight[rank], capacity - holding.overhead
                 ),
                 peak_at_s=float(curve.times[at]) if at >= 0 else 0.0,
                 during=_running(timeline, curve, at),
@@ -252,16 +256,21 @@ def worst_per_stage(memories: Sequence[RankMemory]) -> tuple[RankMemory, ...]:
     """The fullest rank of each pipeline rank, in order."""
     worst: dict[int, RankMemory] = {}
     for memory in memories:
-        if memory.stage not in worst or memory.total > worst[memory.stage].total:
-            worst[memory.stage] = memory
+        worst[memory.stage] = fullest([worst.get(memory.stage, memory), memory])
     return tuple(worst[stage] for stage in sorted(worst))
 
 
-def memory_report(memories: Sequence[RankMemory], capacity_bytes: float) -> dict[str, Any]:
-    """The contract's ``memory``: bytes, and the fullest rank of each stage. ``contents`` adds up to ``peak``."""
+def fullest(memories: Sequence[RankMemory]) -> RankMemory:
+    """The rank with the least room left, and of those the one that holds most."""
+    return max(memories, key=lambda memory: (memory.total - memory.capacity, memory.total))
+
+
+def memory_report(memories: Sequence[RankMemory]) -> dict[str, Any]:
+    """The contract's ``memory``: bytes, and the fullest rank of each stage. ``contents`` adds up to ``peak``.
+    ``capacity_bytes``: of the GPU with the least room left."""
     return {
-        "capacity_bytes": float(capacity_bytes),
-        "fits": all(memory.total <= capacity_bytes for memory in memories),
+        "capacity_bytes": float(fullest(memories).capacity),
+        "fits": all(memory.total <= memory.capacity for memory in memories),
         "peak_bytes": max(memory.total for memory in memories),
         "peak_reserved_bytes": max(memory.reserved for memory in memories),
         "peak_allocated_bytes": max(memory.allocated for memory in memories),
@@ -274,6 +283,7 @@ def memory_report(memories: Sequence[RankMemory], capacity_bytes: float) -> dict
                 "activations": memory.activations + memory.workspace,
                 "buffers": memory.buffers,
                 "peak": memory.total,
+                "capacity": memory.capacity,
                 "peak_at_s": memory.peak_at_s,
                 "during": memory.during,
                 "in_flight": memory.in_flight,

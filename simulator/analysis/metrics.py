@@ -18,6 +18,7 @@ from simulator.analysis.activity import (
     rank_positions,
     weigh,
 )
+from simulator.analysis.links import links_of_purpose
 from simulator.timeline import CATEGORIES, Floats, Ints, Timeline
 
 COMMUNICATION = ("tp", "cp", "ep", "pp", "dp", "offload")
@@ -119,7 +120,7 @@ def _after_pipeline(timeline: Timeline, pipelines: tuple[Weighted, ...], finishe
 def communication(activity: Activity) -> dict[str, dict[str, Any]]:
     """Per kind: ``bytes_per_gpu`` (sent on the wire; of offload and parameter servers both ways), ``time_s`` in which
     any is in flight, ``exposed_s`` of it that no computation hides; means over real ranks. ``algorithm``: the one that
-    sent the most bytes."""
+    sent the most bytes. ``links``: what it crosses (see `links_of_purpose`)."""
     timeline = activity.timeline
     nbytes = mean_over_ranks(timeline, _sent_bytes(timeline))
     in_flight = mean_over_ranks(timeline, activity.in_flight_s)
@@ -130,6 +131,7 @@ def communication(activity: Activity) -> dict[str, dict[str, Any]]:
             "time_s": float(in_flight[code]),
             "exposed_s": float(exposed[code]),
             "algorithm": timeline.algorithms.get(kind, "none"),
+            "links": links_of_purpose(timeline, kind),
         }
         for kind, code in zip(COMMUNICATION, _COMMUNICATION_CODES, strict=True)
     }
@@ -145,36 +147,6 @@ def _sent_bytes(timeline: Timeline) -> Floats:
         for category in range(len(CATEGORIES))
     ]
     return np.stack(columns, axis=1)
-
-
-#: Links of a kind whose bytes differ by less are told as one.
-_ALIKE = 0.05
-
-
-def busiest_links(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
-    """The links of highest utilisation: name (of the busiest of its like), kind, how many are alike, bytes through
-    each, and the share of the step that these would take at full capacity. Alike are links of one kind, 5 % apart at
-    most."""
-    step = timeline.step_time_s
-    used = [(link.nbytes / (link.capacity_Bps * step), link) for link in timeline.links if link.nbytes and step]
-    rows: list[dict[str, Any]] = []
-    for utilisation, link in sorted(used, key=lambda pair: -pair[0]):
-        like = next(
-            (r for r in rows if r["kind"] == link.kind and utilisation >= (1 - _ALIKE) * r["utilisation"]), None
-        )
-        if like is not None:
-            like["count"] += link.count
-        else:
-            rows.append(
-                {
-                    "name": link.name,
-                    "kind": link.kind,
-                    "count": link.count,
-                    "bytes": link.nbytes,
-                    "utilisation": utilisation,
-                }
-            )
-    return rows[:limit]
 
 
 def peak_activations(timeline: Timeline) -> dict[int, int]:

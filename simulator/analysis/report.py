@@ -11,8 +11,9 @@ from simulator.analysis.balance import stage_balance
 from simulator.analysis.critical_path import critical_path
 from simulator.analysis.envelope import envelope
 from simulator.analysis.hosts import host_memory
+from simulator.analysis.links import busiest_links, contention
 from simulator.analysis.memory import RankMemory, memory_report
-from simulator.analysis.metrics import bubble, busiest_links, communication, time_breakdown
+from simulator.analysis.metrics import bubble, communication, time_breakdown
 from simulator.analysis.steady import Steady
 from simulator.config import Workload
 from simulator.timeline import Timeline
@@ -34,15 +35,14 @@ class StepFlops:
 class Job:
     """What a report says of a job beside its Timeline.
 
-    ``peak_flops_per_s``: a GPU's dense peak in the precision used; ``capacity_bytes``: its memory as the device reports
-    it. ``pipelines``: simulated ranks of each data-parallel replica (see `simulator.analysis.activity.weigh`).
-    ``memories``: every simulated rank at its fullest; ``advice``: what would make them fit. ``pipeline_rank``: of each
-    rank. ``calibration``: name, gpu, date, source, kind.
+    ``peak_flops_per_s``: a GPU's dense peak in the precision used, mean over GPUs. ``pipelines``: simulated ranks of
+    each data-parallel replica (see `simulator.analysis.activity.weigh`). ``memories``: every simulated rank at its
+    fullest; ``advice``: what would make them fit. ``pipeline_rank``: of each rank. ``calibration``: name, gpu, date,
+    source, kind.
     """
 
     workload: Workload
     peak_flops_per_s: float
-    capacity_bytes: float
     calibration: Mapping[str, Any]
     parameters: float
     active_parameters: float
@@ -72,7 +72,7 @@ def report(
     cut = activity(timeline)
     bubbles = bubble(cut, job.pipelines)
     breakdown = time_breakdown(cut, job.pipelines)
-    memory = memory_report(job.memories, job.capacity_bytes)
+    memory = memory_report(job.memories)
     if (host := host_memory(workload, job.pipeline_rank, played)) is not None:
         memory |= {"fits": memory["fits"] and host["fits"], "host": host}
     memory["advice"] = list(job.advice)
@@ -99,6 +99,7 @@ def report(
         "stages": stage_balance(timeline, workload.parallelism.layers_per_stage),
         "communication": communication(cut),
         "links": busiest_links(timeline),
+        "contention": contention(timeline),
         "memory": memory,
         "host_bound_fraction": breakdown["host"] / step,
         "critical_path": critical_path(played, None if steady is None else steady.window),
@@ -126,9 +127,10 @@ def throughput(job: Job, step_time_s: float) -> dict[str, Any]:
     }
     if training.total_tokens is not None:
         seconds = training.total_tokens / tokens * step_time_s
-        server_gpus = len(job.workload.server_nodes) * job.workload.cluster.node.gpus.count
+        cluster = job.workload.cluster
+        server_gpus = sum(cluster.gpus_on(node + 1) - cluster.gpus_on(node) for node in job.workload.server_nodes)
         gpu_hours = seconds * (job.workload.n_ranks + server_gpus) / SECONDS_PER_HOUR
-        price = job.workload.cluster.price_per_gpu_hour
+        price = cluster.price_per_gpu_hour
         result["run"] = {
             "days": seconds / SECONDS_PER_DAY,
             "gpu_hours": gpu_hours,

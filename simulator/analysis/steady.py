@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,8 +52,33 @@ def steady(timeline: Timeline, steps: int, microbatches: int) -> Steady:
     return _cut(timeline, {rank: times[-2:] for rank, times in begins.items()}, period, steps, microbatches, False)
 
 
-def own_paces(timeline: Timeline, steps: int, microbatches: int) -> Steady:
-    """As `steady`, of workers that do not wait for each other: of each its last whole step while all are under way.
+def steady_until(timeline: Timeline, steps: int, microbatches: int, until_s: float) -> Steady | None:
+    """The period of equal steps beside other jobs: that of the last two steps that began by ``until_s`` and are as
+    long as each other, else the mean of the later half of those that did. None where fewer than two did.
+
+    Of the period the last part is shown: whatever the ranks did in as long a time before the last of those beginnings.
+    A mean counts as stable once it has settled to `SETTLED`.
+    """
+    came = {rank: _came(timeline, rank) for rank in timeline.ranks}
+    begins = np.array([times[:: len(times) // steps] for times in came.values()])
+    begins = begins[:, (begins <= until_s * (1 + TOLERANCE)).all(axis=0)]
+    if begins.shape[1] < 3:
+        return None
+    lengths = np.diff(begins, axis=1)
+    period = float(lengths[:, -1].mean())
+    stable = bool(np.abs(lengths[:, -2:] - period).max() <= TOLERANCE * period)
+    if not stable:
+        later = lengths.mean(axis=0)[lengths.shape[1] // 2 :]
+        period = float(later.mean())
+        stable = len(later) > 2 and abs(later[len(later) // 2 :].mean() - period) <= SETTLED * period
+    ends = begins[:, -1]
+    windows = {rank: np.array([end - period, end]) for rank, end in zip(came, ends, strict=True)}
+    return _cut(timeline, windows, period, steps, microbatches, stable)
+
+
+def own_paces(timeline: Timeline, steps: int, microbatches: int, until_s: float = math.inf) -> Steady:
+    """As `steady`, of workers that do not wait for each other: of each its last whole step while all are under way, and
+    not after ``until_s``.
 
     The period is the time in which all workers together do as many steps as there are workers, the harmonic mean of
     their own. Workers that meet at servers now and then do not repeat themselves exactly: their own period is the mean
@@ -60,7 +86,7 @@ def own_paces(timeline: Timeline, steps: int, microbatches: int) -> Steady:
     """
     came = {rank: _came(timeline, rank) for rank in timeline.ranks}
     begins = {rank: times[:: len(times) // steps] for rank, times in came.items()}
-    horizon = min(float(times[-1]) for times in begins.values())
+    horizon = min(until_s, *(float(times[-1]) for times in begins.values()))
     windows: dict[int, Floats] = {}
     own: dict[int, float] = {}
     stable = True

@@ -47,7 +47,8 @@ def command(
     from simulator.config.profile import load_profile
 
     job = load_workload(workload, parse_changes(set_ or ()))
-    load_profile(job.calibration)
+    for profile in job.calibrations.values():
+        load_profile(profile)
     check_outputs({"--json": json})
     build_cluster(job.cluster)
     notes = warnings(job)
@@ -58,8 +59,9 @@ def command(
         context = f" x cp {layout.cp}" if layout.cp > 1 else ""
         folded = f", experts over ep {layout.ep} x etp {layout.etp}" if job.model.moe else ""
         print(f"  ranks         {job.n_ranks} = tp {layout.tp}{context} x pp {layout.pp} x dp {layout.dp}{folded}")
-        print(f"  cluster       {cluster.nodes} x {cluster.name}: {cluster.n_gpus} GPUs, {cluster.node.gpus.type}")
-        print(f"  calibration   {job.calibration}")
+        types = ", ".join(cluster.gpu_types)
+        print(f"  cluster       {cluster.nodes} x {cluster.name}: {cluster.n_gpus} GPUs, {types}")
+        print(f"  calibration   {', '.join(job.calibrations.values())}")
         print(f"  micro-batches {job.microbatches} of {job.training.micro_batch} x {job.training.seq} tokens")
         print(f"  stages        {_runs(layout.layers_per_stage)} layers")
     warn(notes)

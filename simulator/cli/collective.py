@@ -10,6 +10,7 @@ import typer
 from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet, parse_ranks
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.terminal import console, table, warn
 from simulator.errors import InputError
 
 DEFAULT_SIZES = "8:128M"
@@ -31,7 +32,10 @@ def command(
         ),
     ] = None,
     algorithm: Annotated[
-        str, typer.Option("--algorithm", metavar="A", help="ring, tree ..., or auto: the fastest.")
+        str,
+        typer.Option(
+            "--algorithm", metavar="A", help="ring, tree ..., or auto: NCCL's fastest; see `list collectives`."
+        ),
     ] = "auto",
     ranks: Annotated[
         str, typer.Option("--ranks", metavar="RANKS", help="GPUs that take part, such as 0-7,16.")
@@ -46,12 +50,31 @@ def command(
 
     Sizes, algbw and busbw mean what they mean there; times are on the GPU's stream, without the host's launch.
 
+    The table says which algorithm, protocol and number of channels were chosen. auto chooses among those before the
+    bar, which are NCCL's; the others run when they are named.
+
+    \b
+    Operations and their algorithms:
+      all_reduce      ring tree nvls nvls_tree collnet | binary_tree halving_doubling rs_ag direct hierarchical
+      all_gather      ring nvls | direct bruck
+      reduce_scatter  ring nvls | direct
+      all_to_all      pairwise | rail bruck
+      broadcast       ring | linear binomial
+      reduce          ring | linear binomial
+      scatter         linear | binomial
+      gather          linear | binomial
+      send_recv       direct
+      shift           direct
+      barrier         ring tree nvls nvls_tree collnet | binary_tree halving_doubling rs_ag direct hierarchical
+
     \b
     Example:
       llmsim collective --cluster dgx_a100 --nodes 2 --op all_reduce --sizes 8:16G
+      llmsim collective --cluster dgx_h100 --nodes 2 --op all_to_all --algorithm rail --sizes 1M:1G
     """
     from simulator.cluster import build_cluster
     from simulator.config.cluster import load_cluster
+    from simulator.config.foreign import assumptions
     from simulator.config.profile import check_gpu, load_profile
     from simulator.costs import Costs
     from simulator.network.collectives import BARRIER_BYTES, algorithms, bus_factor, idle_seconds, plan
@@ -61,16 +84,22 @@ def command(
         raise InputError("a barrier has no size", file="--sizes", found=sizes, fix="leave --sizes out")
     messages = [int(BARRIER_BYTES)] if op == "barrier" else parse_sizes(sizes or DEFAULT_SIZES)
     built = build_cluster(load_cluster(cluster, nodes=nodes))
+    assumed = [f"assumed: {text}" for text in assumptions(cluster)]
     members = parse_ranks(ranks, len(built.gpus), "--ranks")
     if len(members) < 2:
         raise InputError(
             "needs at least two ranks", file="--ranks", found=ranks, allowed=f"of 0 to {len(built.gpus) - 1}"
         )
-    gpu = built.spec.node.gpus.type
-    profile = load_profile(calibration or gpu, file="--calibration")
-    check_gpu(profile, gpu, file="--calibration", key="calibration")
+    types = built.gpu_types(members)
+    if calibration is not None and len(types) > 1:
+        allowed = f"ranks on one of {', '.join(types)}; each has its shipped profile without the option"
+        raise InputError("is of one type of GPU", file="--calibration", found=calibration, allowed=allowed)
+    profiles = {gpu: load_profile(calibration or gpu, file="--calibration") for gpu in types}
+    for gpu, profile in profiles.items():
+        check_gpu(profile, gpu, file="--calibration", key="calibration")
     check_outputs({"--json": json})
-    costs = Costs.from_profile(profile)
+    costs = Costs.from_profiles(profiles)
+    named = ", ".join(profile.name for profile in profiles.values())
     rows: list[dict[str, Any]] = []
     for nbytes in messages:
         chosen = plan(op, nbytes, members, built, costs, algorithm)
@@ -80,6 +109,7 @@ def command(
                 "size_bytes": nbytes,
                 "algorithm": chosen.algorithm,
                 "protocol": chosen.protocol,
+                "channels": chosen.channels,
                 "time_s": seconds,
                 "algbw_Bps": nbytes / seconds,
                 "busbw_Bps": nbytes / seconds * bus_factor(op, len(members)),
@@ -89,18 +119,18 @@ def command(
         json,
         envelope(
             "collective",
+            assumed,
             op=op,
             cluster=built.name,
             nodes=built.spec.nodes,
             n_ranks=len(members),
-            calibration=profile.name,
+            calibration=named,
             rows=rows,
         ),
     )
+    warn(assumed)
     if quiet or json == STDOUT:
         return
-
-    from simulator.cli.terminal import console, table
 
     shown = [
         {
@@ -110,10 +140,11 @@ def command(
             "busbw (GB/s)": round(row["busbw_Bps"] / 1e9, 2),
             "algorithm": row["algorithm"],
             "protocol": row["protocol"],
+            "channels": row["channels"],
         }
         for row in rows
     ]
-    title = f"{op} of {len(members)} GPUs on {built.spec.nodes} x {built.name}, calibration {profile.name}"
+    title = f"{op} of {len(members)} GPUs on {built.spec.nodes} x {built.name}, calibration {named}"
     console().print(table(shown, title))
 
 

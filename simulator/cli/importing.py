@@ -14,18 +14,16 @@ import yaml
 from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.errors import InputError
 from simulator.output.files import writing
 
 if TYPE_CHECKING:
     from simulator.config.foreign import Imported
     from simulator.config.node import Node
 
-#: A matrix of more devices is wider than a page.
-_MOST_COLUMNS = 24
-
 
 def command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="NCCL or RCCL topology XML, or nvidia-smi topo -m.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="NCCL's XML, nvidia-smi topo -m, topology.conf.")],
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write a cluster file (.yaml, .yml).")
     ] = None,
@@ -34,6 +32,10 @@ def command(
         typer.Option(
             "--set", metavar="KEY=VALUE", help="Change a key of the cluster, such as node.gpus.type; repeatable."
         ),
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option("--node", metavar="CLUSTER", help="Whose nodes they are, where the file has none."),
     ] = None,
     json: Json = None,
     quiet: Quiet = False,
@@ -52,7 +54,7 @@ def command(
 
     changes = parse_changes(set_ or ())
     imported = read_topology(as_path(file))
-    cluster = with_changes(imported.cluster, changes, {})
+    cluster = with_changes(_with_node(imported, node, file), changes, {})
     spec = load_cluster({**cluster, "name": str(cluster["name"])})
     assumed = [text for text in imported.assumed if text.split(":")[0] not in changes]
     check_outputs({"--out": out, "--json": json}, {"--out": (".yaml", ".yml")})
@@ -73,7 +75,11 @@ def command(
     )
     if quiet or json == STDOUT:
         return
-    _show(imported, spec.node, assumed)
+    if imported.hosts:
+        _show_switches(imported)
+    else:
+        _show_devices(imported, spec.node_at(0))
+    _show_gaps(imported, assumed)
     if out is not None:
         print(f"written: {out}")
 
@@ -102,7 +108,50 @@ def _number(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
 _Dumper.add_representer(float, _number)
 
 
-def _show(imported: Imported, node: Node, assumed: list[str]) -> None:
+def _with_node(imported: Imported, node: str | None, file: Path) -> dict[str, Any]:
+    """The cluster, its nodes taken from the cluster ``node`` where the file is of a fabric."""
+    from simulator.config.cluster import cluster_data
+
+    if bool(imported.hosts) is (node is None):
+        message = "says nothing of the nodes themselves" if node is None else "is of a machine, and says what it is"
+        raise InputError(message, file=file, fix="leave --node out" if node else "--node dgx_h100, or another cluster")
+    if node is None:
+        return imported.cluster
+    data, _, _ = cluster_data(node, file="--node")
+    if "node" not in data:
+        raise InputError("has no one kind of node", file="--node", found=node)
+    name, nodes, *others = imported.cluster.items()
+    return dict([name, nodes, ("node", data["node"]), *others])
+
+
+def _show_switches(imported: Imported) -> None:
+    from simulator.cli.terminal import console, table
+
+    out, first, rows = console(), 0, []
+    for name, switch in imported.cluster["fabric"]["switches"].items():
+        last = first + switch.get("nodes", 0)
+        of = imported.hosts[first:last]
+        rows.append(
+            {
+                "switch": name,
+                "above it": switch.get("at", "-"),
+                "nodes": f"node{first} to node{last - 1}" if of else "-",
+                "in the file": f"{of[0]} to {of[-1]}" if len(of) > 1 else "".join(of) or "-",
+            }
+        )
+        first = last
+    out.print(f"{imported.format}: {len(imported.hosts):,} nodes, {len(rows):,} switches")
+    out.print(table(rows, "Switches"))
+
+
+def _show_gaps(imported: Imported, assumed: list[str]) -> None:
+    for title, texts in (("Assumed, as the file does not say it:", assumed), ("Left out:", imported.left_out)):
+        if texts:
+            print("\n".join([title, *(f"  {text}" for text in texts)]))
+
+
+def _show_devices(imported: Imported, node: Node) -> None:
+    from simulator.cli.joined import MOST_COLUMNS, joined_table
     from simulator.cli.terminal import console, table
     from simulator.cluster.relations import LEGEND, device_names, relations
 
@@ -122,15 +171,9 @@ def _show(imported: Imported, node: Node, assumed: list[str]) -> None:
         for device in imported.devices
     ]
     out.print(table(rows, "Devices"))
-    if len(names) <= _MOST_COLUMNS:
-        matrix = [{"": a, **{b: joined.get((a, b), "X") for b in names}} for a in names]
-        out.print(table(matrix, "Joined by"))
-        out.print("; ".join(f"{key}: {meaning}" for key, meaning in LEGEND.items()))
-    for title, texts in (("Assumed, as the file does not say it:", assumed), ("Left out:", imported.left_out)):
-        if texts:
-            out.print(title)
-            for text in texts:
-                out.print(f"  {text}")
+    if len(names) <= MOST_COLUMNS:
+        out.print(joined_table(node, "Joined by"))
+        out.print(LEGEND)
 
 
 def _nearest(device: str, others: list[str], joined: Mapping[tuple[str, str], str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -11,6 +11,9 @@ from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import console, table
+
+if TYPE_CHECKING:
+    from simulator.config.node import Node
 
 Rows = list[dict[str, Any]]
 PEAKS: tuple[Literal["bf16", "fp16", "fp8"], ...] = ("bf16", "fp16", "fp8")
@@ -76,18 +79,27 @@ def _topologies() -> Rows:
     rows = []
     for name in catalog.names("cluster"):
         cluster = load_cluster(name)
-        node, fabric = cluster.node, cluster.fabric
-        rows.append(
+        fabric = cluster.fabric
+        rows += [
             {
                 "name": name,
                 "gpus_per_node": node.gpus.count,
                 "gpu": node.gpus.type,
-                "nvlink": f"{node.nvlink.kind}, {node.nvlink.bandwidth_Bps / 1e9:.0f} GB/s per GPU and direction",
+                "nvlink": _nvlink(node),
                 "network_cards": f"{node.nics.count} x {node.nics.bandwidth_bps / 1e9:.0f} Gb/s {fabric.transport}",
                 "fabric": f"{fabric.kind}, {fabric.tiers} tiers of {fabric.radix} ports",
             }
-        )
+            for node in cluster.kinds
+        ]
     return rows
+
+
+def _nvlink(node: Node) -> str:
+    link = node.nvlink
+    if link.kind == "none":
+        return "none"
+    of = "link" if link.kind == "links" else "GPU"
+    return f"{link.name} {link.kind}, {link.bandwidth_Bps / 1e9:.0f} GB/s per {of} and direction"
 
 
 def _gpus() -> Rows:
@@ -151,7 +163,14 @@ def _schedules() -> Rows:
 def _collectives() -> Rows:
     from simulator.network.collectives import OPERATIONS
 
-    return [{"operation": op, "algorithms": ", ".join(entry.algorithms)} for op, entry in OPERATIONS.items()]
+    return [
+        {
+            "operation": op,
+            "auto chooses among": ", ".join(entry.nccl),
+            "by name also": ", ".join(name for name in entry.algorithms if name not in entry.nccl),
+        }
+        for op, entry in OPERATIONS.items()
+    ]
 
 
 def _workloads() -> Rows:

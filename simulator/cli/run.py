@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 def command(
     workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A file, or a name in workloads/.")],
-    workload2: Annotated[
-        str | None,
-        typer.Argument(metavar="WORKLOAD2", help="Another, to stand beside the first.", show_default=False),
+    others: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="WORKLOAD2 ...", help="Another, to stand beside the first.", show_default=False),
     ] = None,
+    share_fabric: Annotated[
+        bool,
+        typer.Option("--share-fabric", help="All workloads on one cluster at once: what each loses to the others."),
+    ] = False,
     set_: Set = None,
     json: Json = None,
     trace: Annotated[
@@ -48,18 +52,30 @@ def command(
 ) -> None:
     """Simulate one training step and say how long it takes, and why.
 
-    With two workloads, their results stand side by side; --set changes both.
+    With two workloads, their results stand side by side; --set changes both. With --share-fabric two or more run at
+    once on one cluster, repeat their steps and slow each other where transfers meet; placement=interleaved mixes
+    their nodes.
 
     \b
     Examples:
       llmsim run gpt175b_3d --gantt step.png --trace step.json.gz
       llmsim run gpt175b_3d --set parallelism.dp=8 --json -
       llmsim run llama3_8b_dgx_h100 llama3_70b
+      llmsim run gpt22b_tp8 gpt22b_tp8 --share-fabric --set placement=interleaved
     """
     from simulator.config import load_workload, parse_changes
 
     changes = parse_changes(set_ or ())
-    jobs = [load_workload(name, changes) for name in (workload, workload2) if name is not None]
+    jobs = [load_workload(name, changes) for name in (workload, *(others or ()))]
+    if len(jobs) > 2 and not share_fabric:
+        raise InputError(
+            "more than two do not stand side by side",
+            file="WORKLOAD2",
+            found=f"{len(jobs)} workloads",
+            fix="two of them, or --share-fabric to run all at once",
+        )
+    if share_fabric and len(jobs) == 1:
+        raise InputError("needs jobs that share", file="--share-fabric", found="1 workload", fix="another WORKLOAD2")
     outputs = {"--json": json, "--trace": trace, "--gantt": gantt, "--memory": memory}
     check_outputs(outputs, {"--gantt": PICTURES, "--memory": PICTURES})
     for option, path in (("--trace", trace), ("--gantt", gantt), ("--memory", memory)):
@@ -72,6 +88,14 @@ def command(
     import simulator
     from simulator.output.summary import compare
 
+    if share_fabric:
+        with progress(f"simulating {len(jobs)} jobs at once"):
+            shared = simulator.share(jobs)
+        write_json(json, shared.to_dict())
+        if not quiet and json != STDOUT:
+            console().print(shared.summary())
+        _judge(shared.to_dict()["runs"], shared.warnings, strict)
+        return
     results = []
     for job in jobs:
         with progress(f"simulating {job.name}"):
@@ -91,6 +115,11 @@ def command(
                 save_gantt(draw(), path)
     if not quiet and json != STDOUT:
         console().print(results[0].summary() if len(jobs) == 1 else compare(*reports))
+    _judge(reports, warnings, strict)
+
+
+def _judge(reports: Sequence[Mapping[str, Any]], warnings: Sequence[str], strict: bool) -> None:
+    """Print the warnings; exit with 1 where ``strict`` allows none of them, or memory does not fit."""
     warn(warnings)
     too_large = [report["name"] for report in reports if not report["memory"]["fits"]]
     if strict:

@@ -12,6 +12,7 @@ import typer
 from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.terminal import console, table, warn
 from simulator.output.files import PICTURES
 from simulator.units import GB, Gbit, us
 
@@ -30,16 +31,20 @@ def command(
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Show a cluster: its GPUs, links by kind, bisection bandwidth, and what some routes cross.
+    """Show a cluster: its GPUs, links by kind, bisection bandwidth, what some routes cross, and how devices are joined.
 
     \b
     Example:
       llmsim topology dgx_h100 --nodes 64
     """
+    from simulator.cli.joined import MOST_COLUMNS, joined_table
     from simulator.cluster import build_cluster
-    from simulator.config.cluster import load_cluster
+    from simulator.cluster.relations import LEGEND, device_names
+    from simulator.config.cluster import describe_nodes, load_cluster
+    from simulator.config.foreign import assumptions
 
     spec = load_cluster(cluster, nodes=nodes)
+    assumed = [f"assumed: {text}" for text in assumptions(cluster)]
     check_outputs({"--json": json, "--plot": plot}, {"--plot": PICTURES})
     built = build_cluster(spec)
     bisection = built.bisection_Bps()
@@ -57,6 +62,7 @@ def command(
         json,
         envelope(
             "topology",
+            assumed,
             cluster=built.name,
             nodes=built.spec.nodes,
             switch_tiers=built.switches.tiers,
@@ -77,6 +83,7 @@ def command(
             routes=routes,
         ),
     )
+    warn(assumed)
     if plot:
         from simulator.output.gantt import save_gantt
         from simulator.output.topology import draw_topology
@@ -85,23 +92,25 @@ def command(
     if quiet or json == STDOUT:
         return
 
-    from simulator.cli.terminal import console, table
-
     out = console()
-    out.print(
-        f"{built.name}: {spec.nodes} nodes x {spec.node.gpus.count} {spec.node.gpus.type} = {len(built.gpus)} GPUs"
-    )
+    out.print(f"{built.name}: {describe_nodes(spec)} = {len(built.gpus)} GPUs")
     out.print(f"fabric: {spec.fabric.kind}, {spec.fabric.transport}, {built.switches.tiers} tier(s) of switches")
     out.print(f"bisection: {bisection / GB:,.0f} GB/s in each direction")
     out.print(table(_link_rows(built), "Links, each with both directions"))
     out.print(table([_route_row(route) for route in routes], "Routes"))
+    for node in spec.kinds:
+        if len(device_names(node)) <= MOST_COLUMNS:
+            out.print(joined_table(node, f"Inside a node of {node.gpus.count} {node.gpus.type}, joined by"))
+            out.print(LEGEND)
 
 
 def _examples(cluster: Cluster) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """One route of each kind there is: to a neighbour, to the next node, to another GPU there, to the last node."""
-    per_node, last = cluster.gpus_per_node, len(cluster.gpus) - 1
+    last = len(cluster.gpus) - 1
+    first = cluster.node_of(0)
+    beyond = cluster.gpus_of(first).stop
     seen: set[int] = {0}
-    for other in (1, per_node, per_node + 1, last - per_node + 1, last):
+    for other in (1, beyond, beyond + 1, cluster.gpus_of(cluster.node_of(last)).start, last):
         if other <= last and other not in seen:
             seen.add(other)
             yield 0, other, cluster.route(0, other)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
+from simulator.cluster.background import with_background
 from simulator.cluster.cluster import Cluster, Gpu, Link
 from simulator.cluster.node import NodeLayout, lay_out
-from simulator.config.cluster import ClusterSpec, GpuOverride, cluster_problems
+from simulator.config.cluster import ClusterSpec, cluster_problems
 from simulator.config.files import closest, raise_all
+from simulator.config.node import Node
+from simulator.config.overrides import GpuOverride, LinkOverride, NicOverride, missing_parts, named, pattern
 from simulator.config.transport import TransportKind
 from simulator.errors import InputError
-from simulator.fabrics import FABRICS, Switches
+from simulator.fabrics import Switches, switches
 
 #: Seconds that one more switch adds to a route: half of what crossing leaf-spine-leaf costs over staying under one
 #: leaf (arXiv 2505.09343, table 5: InfiniBand 2.8 and 3.7 us, RoCE 3.6 and 5.6 us). TCP crosses the same Ethernet
@@ -26,77 +30,108 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
     if nodes is not None:
         spec = spec.model_copy(update={"nodes": nodes})
         raise_all(cluster_problems(spec))
-    node, fabric = spec.node, spec.fabric
-    layout = lay_out(node, fabric.transport)
-    if node.nics.count:
-        switches = FABRICS[fabric.kind](fabric, spec.nodes, node.nics.count, node.nics.bandwidth_bps / 8)
-    else:
-        switches = Switches(((),) * spec.nodes, (), 0)
-    gpus = [Gpu(f"node{n}.gpu{g}", n, g, node.gpus.type) for n in range(spec.nodes) for g in range(node.gpus.count)]
-    links = _links(spec, layout, switches)
+    layouts = _layouts(spec)
+    nics = [spec.node_at(n).nics for n in range(spec.nodes)]
+    ports = tuple([(cards.bandwidth_bps / 8,) * cards.count for cards in nics])
+    fabric = switches(spec.fabric, ports) if any(ports) else Switches(((),) * spec.nodes, (), 0)
+    gpus = [Gpu(f"node{n}.gpu{g}", n, g, spec.node_at(n).gpus.type) for n, g in spec.places()]
+    links, first_link = _links(spec, layouts, fabric)
     _override(spec, gpus, links)
-    return Cluster(spec=spec, gpus=tuple(gpus), links=tuple(links), layout=layout, switches=switches)
+    first_gpu = itertools.accumulate((len(layout.gpus) for layout in layouts), initial=0)
+    cluster = Cluster(
+        spec=spec,
+        gpus=tuple(gpus),
+        links=tuple(links),
+        layouts=layouts,
+        first_gpu=tuple(first_gpu)[:-1],
+        first_link=first_link,
+        switches=fabric,
+    )
+    return with_background(cluster, spec.background)
 
 
-def _links(spec: ClusterSpec, layout: NodeLayout, switches: Switches) -> list[Link]:
-    links: list[Link] = []
+def _layouts(spec: ClusterSpec) -> tuple[NodeLayout, ...]:
+    """Of every node; alike nodes share one. Raises `InputError` where one of several nodes has no NIC left."""
+    gone = {"gpu": missing_parts(spec, "gpu"), "nic": missing_parts(spec, "nic")}
+    layouts: dict[tuple[Node, frozenset[str]], NodeLayout] = {}
+    of_node = []
     for n in range(spec.nodes):
-        prefix = f"node{n}."
-        for edge in layout.edges:
+        node = spec.node_at(n)
+        missing = {
+            f"{part}{i}"
+            for part, count in (("gpu", node.gpus.count), ("nic", node.nics.count))
+            for at in (n, None)
+            for named in gone[part].get(at, ())
+            for i in (range(count) if named is None else (named,))
+        }
+        key = node, frozenset(missing)
+        if key not in layouts:
+            layouts[key] = lay_out(node, spec.fabric.transport, key[1])
+        if spec.nodes > 1 and not layouts[key].nics:
+            raise InputError("leave no network card to this node", key="overrides", found=f"node{n}")
+        of_node.append(layouts[key])
+    return tuple(of_node)
+
+
+def _links(spec: ClusterSpec, layouts: tuple[NodeLayout, ...], fabric: Switches) -> tuple[list[Link], tuple[int, ...]]:
+    """All links, and where those of each node start."""
+    links: list[Link] = []
+    first_link = []
+    for n, layout in enumerate(layouts):
+        prefix, first = f"node{n}.", len(links)
+        first_link.append(first)
+        ends = {out: (False, fabric.leaves[n][k]) for k, out in layout.port_out.items()}
+        ends |= {back: (True, fabric.leaves[n][k]) for k, back in layout.port_in.items()}
+        for position, edge in enumerate(layout.edges):
+            src, dst = prefix + edge.src, prefix + edge.dst
+            if position in ends:
+                enters, leaf = ends[position]
+                src, dst = (leaf, dst) if enters else (src, leaf)
             links.append(
-                Link(
-                    len(links),
-                    prefix + edge.name,
-                    edge.kind,
-                    prefix + edge.src,
-                    prefix + edge.dst,
-                    edge.bandwidth_Bps,
-                    edge.latency_s,
-                )
+                Link(first + position, prefix + edge.name, edge.kind, src, dst, edge.bandwidth_Bps, edge.latency_s)
             )
-        for k, (out, back) in enumerate(zip(layout.port_out, layout.port_in, strict=True)):
-            base, leaf = n * len(layout.edges), switches.leaf(n, k)
-            links[base + out] = replace(links[base + out], dst=leaf)
-            links[base + back] = replace(links[base + back], src=leaf)
     kind = spec.fabric.transport
-    for trunk in switches.trunks:
-        for name, src, dst in (("tx", trunk.lower, trunk.upper), ("rx", trunk.upper, trunk.lower)):
-            links.append(
-                Link(
-                    len(links),
-                    f"{trunk.lower}.up:{name}",
-                    kind,
-                    src,
-                    dst,
-                    trunk.bandwidth_Bps,
-                    SWITCH_LATENCY_s[kind],
-                )
-            )
-    return links
+    for trunk in fabric.trunks:
+        latency_s = SWITCH_LATENCY_s[kind] + trunk.latency_s
+        for way, src, dst in (("tx", trunk.lower, trunk.upper), ("rx", trunk.upper, trunk.lower)):
+            name = f"{trunk.name}:{way}"
+            links.append(Link(len(links), name, kind, src, dst, trunk.bandwidth_Bps, latency_s))
+    return links, tuple(first_link)
 
 
 def _override(spec: ClusterSpec, gpus: list[Gpu], links: list[Link]) -> None:
-    """Apply ``spec.overrides`` in place. A link's name without ``:tx`` or ``:rx`` means both directions."""
-    if not spec.overrides:
+    """Apply the scales of ``spec.overrides`` in place. A link's name without ``:tx`` or ``:rx`` means both ways."""
+    scales = [override for override in spec.overrides if not isinstance(override, NicOverride)]
+    if not scales:
         return
-    named: dict[str, list[int]] = {}
+    named_links: dict[str, list[int]] = {}
     for link in links:
-        named[link.name] = [link.index]
+        named_links[link.name] = [link.index]
         both, way, _ = link.name.partition(":")
         if way:
-            named.setdefault(both, []).append(link.index)
-    gpu_at = {gpu.name: i for i, gpu in enumerate(gpus)}
+            named_links.setdefault(both, []).append(link.index)
+    named_gpus = {gpu.name: [i] for i, gpu in enumerate(gpus)}
     for index, override in enumerate(spec.overrides):
-        if isinstance(override, GpuOverride):
-            if override.gpu not in gpu_at:
-                raise _unknown(f"overrides[{index}].gpu", override.gpu, list(gpu_at), "GPU")
-            at = gpu_at[override.gpu]
-            gpus[at] = replace(gpus[at], speed_scale=gpus[at].speed_scale * override.speed_scale)
-        else:
-            if override.link not in named:
-                raise _unknown(f"overrides[{index}].link", override.link, list(named), "link")
-            for at in named[override.link]:
+        key, name = named(override)
+        if isinstance(override, LinkOverride):
+            for at in _meant(name, named_links, f"overrides[{index}].{key}", "link"):
                 links[at] = replace(links[at], bandwidth_Bps=links[at].bandwidth_Bps * override.bandwidth_scale)
+        elif isinstance(override, GpuOverride) and override.speed_scale is not None:
+            for at in _meant(name, named_gpus, f"overrides[{index}].{key}", "GPU"):
+                gpus[at] = replace(gpus[at], speed_scale=gpus[at].speed_scale * override.speed_scale)
+
+
+def _meant(name: str, known: dict[str, list[int]], key: str, what: str) -> list[int]:
+    """What ``name`` names. Raises `InputError` where that is nothing."""
+    if "*" not in name:
+        if name not in known:
+            raise _unknown(key, name, list(known), what)
+        return known[name]
+    match = pattern(name).fullmatch
+    found = list(dict.fromkeys(at for one, indices in known.items() if match(one) for at in indices))
+    if not found:
+        raise InputError(f"no {what} has such a name", key=key, found=name)
+    return found
 
 
 def _unknown(key: str, found: str, known: list[str], what: str) -> InputError:

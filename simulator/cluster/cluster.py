@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import networkx as nx
@@ -12,7 +12,11 @@ import networkx as nx
 from simulator.cluster.node import HOST_ENDS, MEMORY, NodeLayout, Route
 from simulator.config.cluster import ClusterSpec
 from simulator.config.transport import TransportKind
+from simulator.errors import InputError
 from simulator.fabrics import Switches
+
+#: Links, each with the share of a transfer's bytes that crosses it.
+Spread = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """GPU ``index`` of node ``node``; ``speed_scale`` multiplies its speed (1: as its type)."""
+    """GPU number ``index`` of node ``node``; ``speed_scale`` multiplies its speed (1: as its type)."""
 
     name: str
     node: int
@@ -46,10 +50,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundFlow:
-    """Traffic of others that never ends: along ``route``, ``rate_Bps`` where its fair share allows that."""
+    """Traffic of others that never ends: ``rate_Bps`` where its fair share allows that, ``loads`` of it on links."""
 
     name: str
-    route: Route
+    loads: Spread
     rate_Bps: float
 
 
@@ -57,29 +61,48 @@ class BackgroundFlow:
 class Cluster:
     """GPUs, numbered node by node, and the links between them. Rank i of a job sits on GPU i.
 
-    Node n's links are those of ``layout`` in the same order, from ``n * len(layout.edges)`` on; trunks follow.
+    ``layouts``: what each node is inside; alike nodes share one. Node n's links are those of its layout in the same
+    order, from ``first_link[n]`` on, and its GPUs are numbered from ``first_gpu[n]`` on; trunks follow all nodes.
     ``memo`` keeps what others work out about this cluster, under keys of their own, for as long as it lives.
     """
 
     spec: ClusterSpec
     gpus: tuple[Gpu, ...]
     links: tuple[Link, ...]
-    layout: NodeLayout
+    layouts: tuple[NodeLayout, ...]
+    first_gpu: tuple[int, ...]
+    first_link: tuple[int, ...]
     switches: Switches
     background: tuple[BackgroundFlow, ...] = ()
     memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
-    _between_leaves: dict[tuple[str, str], Route] = field(default_factory=dict, init=False, repr=False)
+    _between_leaves: dict[tuple[str, str], Spread] = field(default_factory=dict, init=False, repr=False)
+    _hops: dict[str, dict[str, int]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def name(self) -> str:
         return self.spec.name
 
     @property
-    def gpus_per_node(self) -> int:
-        return self.spec.node.gpus.count
+    def n_nodes(self) -> int:
+        return len(self.layouts)
+
+    def layout_of(self, node: int) -> NodeLayout:
+        """What a node is inside."""
+        return self.layouts[node]
 
     def node_of(self, gpu: int) -> int:
-        return gpu // self.gpus_per_node
+        return self.gpus[gpu].node
+
+    def gpus_of(self, node: int) -> range:
+        """The GPUs of a node."""
+        return range(self.first_gpu[node], self.first_gpu[node] + len(self.layouts[node].gpus))
+
+    def gpu_types(self, ends: Iterable[int]) -> tuple[str, ...]:
+        """The types of GPU of the nodes of these end points, each once, in the order of the nodes."""
+        if len(self._types) == 1:
+            return self._types
+        found = {self.layouts[self.locate(end)[0]].gpu for end in ends}
+        return tuple(gpu for gpu in self._types if gpu in found)
 
     def locate(self, end: int) -> tuple[int, int]:
         """The node of an end point, and which one of that node it is, as in the routes of `NodeLayout`.
@@ -88,84 +111,174 @@ class Cluster:
         """
         count = len(self.gpus)
         if end < count:
-            return divmod(end, self.gpus_per_node)
+            gpu = self.gpus[end]
+            return gpu.node, gpu.index
         node, which = divmod(end - count, len(HOST_ENDS))
-        return node, self.gpus_per_node + which
+        return node, self.layouts[node].host + which
 
     def end(self, node: int, slot: int) -> int:
         """The end point that `locate` finds there."""
-        if slot < self.gpus_per_node:
-            return node * self.gpus_per_node + slot
-        return len(self.gpus) + node * len(HOST_ENDS) + slot - self.gpus_per_node
+        layout = self.layouts[node]
+        if slot < layout.host:
+            return self.first_gpu[node] + layout.gpus.index(slot)
+        return len(self.gpus) + node * len(HOST_ENDS) + slot - layout.host
 
     def host(self, node: int, which: int = MEMORY) -> int:
         """The end point of a node's host: its memory, or another one of `HOST_ENDS`."""
-        return self.end(node, self.gpus_per_node + which)
+        return self.end(node, self.layouts[node].host + which)
 
-    def own_nic(self, gpu: int) -> int:
-        """The NIC, counted within its node, that serves this GPU."""
-        return self.layout.own_nic[gpu % self.gpus_per_node]
+    def own_nics(self, gpu: int) -> Route:
+        """The NICs, counted within its node, that serve this GPU."""
+        node, slot = self.locate(gpu)
+        return self.layouts[node].own_nics[slot]
 
     def route(self, a: int, b: int, nic: int | None = None) -> Route:
         """Links from end point ``a`` to ``b`` (GPUs, or the memory of hosts), in order; none where they are the same.
+        Where `spread` has several ways between switches, the first of them."""
+        out, trunks, back = self._ways(a, b, nic)
+        way: list[int] = []
+        for link, _ in trunks:
+            if not way or self.links[way[-1]].dst == self.links[link].src:
+                way.append(link)
+        return (*out, *way, *back)
+
+    def spread(self, a: int, b: int, nic: int | None = None) -> Spread:
+        """Links from end point ``a`` to ``b``, with the share of the traffic that crosses each.
 
         Inside a node: NVLink where it joins the two, else PCIe. Between nodes: through the NICs that `nics_between`
         names, and the fabric. ``nic`` makes both ends use that NIC.
         """
-        layout = self.layout
-        node_a, gpu_a = self.locate(a)
-        node_b, gpu_b = self.locate(b)
-        base_a, base_b = node_a * len(layout.edges), node_b * len(layout.edges)
+        out, trunks, back = self._ways(a, b, nic)
+        return (*[(link, 1.0) for link in out], *trunks, *[(link, 1.0) for link in back])
+
+    def _ways(self, a: int, b: int, nic: int | None) -> tuple[Route, Spread, Route]:
+        """Links in the sender's node, between switches, and in the receiver's node where that is another one."""
+        node_a, slot_a = self.locate(a)
+        node_b, slot_b = self.locate(b)
+        layout_a, layout_b = self.layouts[node_a], self.layouts[node_b]
+        base_a, base_b = self.first_link[node_a], self.first_link[node_b]
+        if a == b:
+            return (), (), ()
         if node_a == node_b:
-            return tuple([base_a + i for i in layout.between[gpu_a, gpu_b]]) if a != b else ()
-        nic_a, nic_b = self.nics_between(gpu_a, gpu_b) if nic is None else (nic, nic)
+            return tuple([base_a + i for i in layout_a.between[slot_a, slot_b]]), (), ()
+        nic_a, nic_b = self.nics_between(node_a, slot_a, node_b, slot_b) if nic is None else (nic, nic)
         return (
-            *[base_a + i for i in layout.out(gpu_a, nic_a)],
-            *self.trunks_between(node_a, nic_a, node_b, nic_b),
-            *[base_b + i for i in layout.back(nic_b, gpu_b)],
+            tuple([base_a + i for i in layout_a.out(slot_a, nic_a)]),
+            self.trunks_between(node_a, nic_a, node_b, nic_b),
+            tuple([base_b + i for i in layout_b.back(nic_b, slot_b)]),
         )
 
-    def nics_between(self, gpu_a: int, gpu_b: int) -> tuple[int, int]:
-        """By which NICs a message leaves GPU ``gpu_a`` of one node and reaches ``gpu_b`` of another.
+    def nics_between(self, node_a: int, slot_a: int, node_b: int, slot_b: int) -> tuple[int, int]:
+        """By which NICs a message leaves ``slot_a`` of one node and reaches ``slot_b`` of another.
 
         On the rail of the receiver's own NIC, when the sender is no farther from that rail's NIC than from its own, or
         reaches it over NVLink (NCCL's PXN), or the fabric does not join the rails; else from own NIC to own NIC. A host
-        uses the NIC of the same rail as the GPU at the other end.
+        uses the NIC of the same rail as the GPU at the other end. Where the fabric does not join the rails and a node
+        lacks that NIC: on a rail that both have, the sender's own if possible.
         """
-        hosts = self.gpus_per_node
-        if gpu_a >= hosts or gpu_b >= hosts:
-            nic = self.layout.own_nic[min(gpu_a, gpu_b)] if min(gpu_a, gpu_b) < hosts else 0
-            return nic, nic
-        to_nic, own, nic_b = self.layout.to_nic, self.layout.own_nic[gpu_a], self.layout.own_nic[gpu_b]
-        near = len(to_nic[gpu_a, nic_b]) <= len(to_nic[gpu_a, own])
-        by_nvlink = self.layout.edges[to_nic[gpu_a, nic_b][0]].kind == "nvlink"
-        return (nic_b if near or by_nvlink or not self._joins_rails else own), nic_b
+        a, b = self.layouts[node_a], self.layouts[node_b]
+        own_a, own_b = a.own_nic.get(slot_a), b.own_nic.get(slot_b)
+        if own_a is None or own_b is None:
+            wanted = own_a if own_b is None else own_b
+            return self._same_nic(node_a, node_b, 0 if wanted is None else wanted)
+        if own_b not in a.nics:
+            return (own_a, own_b) if self._joins_rails else self._same_nic(node_a, node_b, own_a)
+        near = len(a.to_nic[slot_a, own_b]) <= len(a.to_nic[slot_a, own_a])
+        by_nvlink = a.edges[a.to_nic[slot_a, own_b][0]].kind == "nvlink"
+        return (own_b if near or by_nvlink or not self._joins_rails else own_a), own_b
 
-    def trunks_between(self, node_a: int, nic_a: int, node_b: int, nic_b: int) -> Route:
-        """Links from the switch of one NIC to that of another, as few as possible."""
+    def _same_nic(self, node_a: int, node_b: int, wanted: int) -> tuple[int, int]:
+        """A NIC of one number on both nodes, the ``wanted`` one if possible; any where the fabric joins the rails."""
+        on_a, on_b = self.layouts[node_a].nics, self.layouts[node_b].nics
+        common = [nic for nic in on_a if nic in on_b]
+        if common:
+            return (wanted, wanted) if wanted in common else (common[0], common[0])
+        if not self._joins_rails:
+            raise InputError(
+                f"node{node_a} and node{node_b} have no network card on one rail, and the fabric does not join rails",
+                key="fabric.kind",
+                found=self.spec.fabric.kind,
+                fix="fat_tree",
+            )
+        return on_a[0], on_b[0]
+
+    def trunks_between(self, node_a: int, nic_a: int, node_b: int, nic_b: int) -> Spread:
+        """Links from the switch of one NIC to that of another, with the share of the traffic on each: as few as
+        possible on every way, and where several ways are equally short at a switch, shares as the bandwidths there."""
         ends = self.switches.leaves[node_a][nic_a], self.switches.leaves[node_b][nic_b]
         if ends[0] == ends[1]:
             return ()
         if ends not in self._between_leaves:
-            path = nx.shortest_path(self._trunks, *ends)
-            self._between_leaves[ends] = tuple(self._trunks.edges[hop]["link"] for hop in pairwise(path))
+            self._between_leaves[ends] = self._spread_between(*ends)
         return self._between_leaves[ends]
+
+    def _spread_between(self, start: str, goal: str) -> Spread:
+        left = self._hops_to(goal)
+        shares: dict[int, float] = {}
+        at = {start: 1.0}
+        for hops in range(left[start] - 1, -1, -1):
+            then: dict[str, float] = {}
+            for switch, share in at.items():
+                ways = [link for link in self._trunks_from[switch] if left.get(link.dst) == hops]
+                total_Bps = sum(link.bandwidth_Bps for link in ways)
+                for link in ways:
+                    part = share * link.bandwidth_Bps / total_Bps
+                    shares[link.index] = shares.get(link.index, 0.0) + part
+                    then[link.dst] = then.get(link.dst, 0.0) + part
+            at = then
+        return tuple(shares.items())
+
+    def _hops_to(self, goal: str) -> dict[str, int]:
+        """Trunks from every switch to ``goal``, the fewest."""
+        if goal not in self._hops:
+            left, reached = {goal: 0}, [goal]
+            for switch in reached:  # grows while it is walked
+                for link in self._trunks_to.get(switch, ()):
+                    if link.src not in left:
+                        left[link.src] = left[switch] + 1
+                        reached.append(link.src)
+            self._hops[goal] = left
+        return self._hops[goal]
+
+    @cached_property
+    def _types(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(layout.gpu for layout in self.layouts))
+
+    @cached_property
+    def ports(self) -> frozenset[int]:
+        """The links that are ports of NICs, both ways."""
+        return frozenset(
+            first + port
+            for first, layout in zip(self.first_link, self.layouts, strict=True)
+            for port in (*layout.port_out.values(), *layout.port_in.values())
+        )
 
     @cached_property
     def _joins_rails(self) -> bool:
         """Whether trunks lead from any leaf to any other."""
         leaves = {leaf for of_node in self.switches.leaves for leaf in of_node}
-        return len(leaves) == 1 or (
-            leaves <= self._trunks.nodes
-            and all(leaves <= part for part in nx.strongly_connected_components(self._trunks))
-        )
+        if len(leaves) == 1:
+            return True
+        return leaves <= self._hops_to(min(leaves)).keys()  # trunks lead both ways
+
+    @property
+    def trunks(self) -> tuple[Link, ...]:
+        """The links between switches."""
+        return self.links[len(self.links) - 2 * len(self.switches.trunks) :]
 
     @cached_property
-    def _trunks(self) -> nx.DiGraph:
-        graph = nx.DiGraph()
-        first = self.spec.nodes * len(self.layout.edges)
-        graph.add_edges_from((link.src, link.dst, {"link": link.index}) for link in self.links[first:])
-        return graph
+    def _trunks_from(self) -> dict[str, list[Link]]:
+        found: dict[str, list[Link]] = {}
+        for link in self.trunks:
+            found.setdefault(link.src, []).append(link)
+        return found
+
+    @cached_property
+    def _trunks_to(self) -> dict[str, list[Link]]:
+        found: dict[str, list[Link]] = {}
+        for link in self.trunks:
+            found.setdefault(link.dst, []).append(link)
+        return found
 
     @cached_property
     def graph(self) -> nx.DiGraph:
@@ -198,10 +311,11 @@ class Cluster:
         count = len(self.gpus)
         if count == 1:
             return 0.0
-        if self.spec.nodes > 1:
-            half, usable = self.spec.nodes // 2 * self.gpus_per_node, self.links
+        if self.n_nodes > 1:
+            half, usable = self.first_gpu[self.n_nodes // 2], self.links
         else:
-            used = {i for (a, b), route in self.layout.between.items() if max(a, b) < count for i in route}
+            layout = self.layouts[0]
+            used = {i for (a, b), route in layout.between.items() if max(a, b) < layout.host for i in route}
             half, usable = count // 2, tuple(link for link in self.links if link.index in used)
         graph = nx.DiGraph()
         graph.add_edges_from((link.src, link.dst, {"capacity": link.bandwidth_Bps}) for link in usable)

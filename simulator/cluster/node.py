@@ -20,8 +20,8 @@ Route = tuple[int, ...]
 Pair = tuple[int, int]
 Routes = Mapping[tuple[str, str], Route]
 
-#: End points of a node beside its GPUs, numbered after them: the host's memory, which DMA reads and writes, its drives,
-#: and its CPU, whose work is bytes of that memory.
+#: End points of a node beside its GPUs, numbered after them (see `NodeLayout.host`): the host's memory, which DMA reads
+#: and writes, its drives, and its CPU, whose work is bytes of that memory.
 HOST_ENDS = MEMORY, NVME, CPU = range(3)
 
 
@@ -29,25 +29,30 @@ HOST_ENDS = MEMORY, NVME, CPU = range(3)
 class NodeLayout:
     """Links and routes of one type of node; routes are positions in ``edges``.
 
+    ``gpus`` and ``nics`` are the numbers of those that are there, ``host`` that of the first of the `HOST_ENDS`.
     ``edges`` holds also the NIC ports: ``port_out[k]`` and ``port_in[k]`` are the two directions of NIC k.
     ``between[a, b]`` leads from GPU a to GPU b, over NVLink for the pairs in ``nvlink``; ``to_nic[g, k]`` and
     ``from_nic[g, k]`` join GPU g and NIC k; ``own_nics[g]`` are the NICs that serve GPU g. Where the bandwidth of the
     host's memory is known, ``between``, ``to_nic`` and ``from_nic`` hold the `HOST_ENDS` too, as further GPUs would be.
     """
 
+    gpu: str
+    gpus: tuple[int, ...]
+    nics: tuple[int, ...]
+    host: int
     edges: tuple[Edge, ...]
-    port_out: Route
-    port_in: Route
+    port_out: Mapping[int, int]
+    port_in: Mapping[int, int]
     between: dict[Pair, Route]
     nvlink: frozenset[Pair]
     to_nic: dict[Pair, Route]
     from_nic: dict[Pair, Route]
-    own_nics: tuple[Route, ...]
+    own_nics: Mapping[int, Route]
 
     @cached_property
-    def own_nic(self) -> tuple[int, ...]:
+    def own_nic(self) -> Mapping[int, int]:
         """The first NIC of each GPU; empty where there are no NICs."""
-        return tuple([nics[0] for nics in self.own_nics])
+        return {gpu: nics[0] for gpu, nics in self.own_nics.items()}
 
     def out(self, gpu: int, nic: int) -> Route:
         """From a GPU through a NIC's port into the fabric."""
@@ -63,27 +68,28 @@ class NodeLayout:
         return all(len(self.between[a, b]) == 1 for a in group for b in group if a != b)
 
 
-def lay_out(node: Node, transport: TransportKind) -> NodeLayout:
-    """Lay out a node whose NICs speak ``transport``.
+def lay_out(node: Node, transport: TransportKind, missing: frozenset[str] = frozenset()) -> NodeLayout:
+    """Lay out a node whose NICs speak ``transport``, without the ``missing`` ones of its GPUs and NICs (``gpu4``).
 
     Between GPUs, NVLink is used where it joins them, through one GPU in between at most, as NCCL does (NVB,
     src/graph/paths.cc); else PCIe, from socket to socket where they hang under different ones, and through a socket in
     any case if ``pcie.p2p`` is off. A GPU reaches a NIC that other GPUs are closer to over NVLink and the GPU beside
     that NIC, as NCCL's PXN does (NCCL 2.12 release notes), or over PCIe where the two have no NVLink.
     """
-    gpus, nics = range(node.gpus.count), range(node.nics.count)
+    gpus = tuple([g for g in range(node.gpus.count) if f"gpu{g}" not in missing])
+    nics = tuple([k for k in range(node.nics.count) if f"nic{k}" not in missing])
     edges = inner_edges(node)
-    first_port = len(edges)
     for k in nics:
         edges += duplex(f"nic{k}", transport, f"nic{k}", "fabric", node.nics.bandwidth_bps / 8, node.nics.latency_s / 2)
+    edges = [edge for edge in edges if edge.src not in missing and edge.dst not in missing]
 
     over_pcie = _routes(edges, "pcie")
-    between, nvlink = _between_gpus(node, edges, over_pcie)
+    between, nvlink = _between_gpus(node, gpus, edges, over_pcie)
     to_nic = {(g, k): over_pcie[f"gpu{g}", f"nic{k}"] for g in gpus for k in nics}
     from_nic = {(g, k): over_pcie[f"nic{k}", f"gpu{g}"] for g in gpus for k in nics}
     far = {pair: _distance(edges, route) for pair, route in to_nic.items()}
     own_nics = _deal_nics(far, gpus, nics)
-    for k in nics:
+    for k in nics if gpus else ():
         nearest = min(far[g, k] for g in gpus)
         proxy = next((g for g in gpus if k in own_nics[g]), None)
         if proxy is None:
@@ -92,12 +98,17 @@ def lay_out(node: Node, transport: TransportKind) -> NodeLayout:
         for g in gpus:
             if far[g, k] > nearest and (g, proxy) in nvlink:
                 to_nic[g, k], from_nic[g, k] = between[g, proxy] + out, back + between[proxy, g]
+    position = {edge.name: i for i, edge in enumerate(edges)}
     if node.host_memory_bandwidth_Bps is not None:
-        _add_host(node, edges, over_pcie, between, to_nic, from_nic)
+        _add_host(node, gpus, nics, edges, over_pcie, between, to_nic, from_nic)
     return NodeLayout(
+        gpu=node.gpus.type,
+        gpus=gpus,
+        nics=nics,
+        host=node.gpus.count,
         edges=tuple(edges),
-        port_out=tuple(range(first_port, len(edges), 2)),
-        port_in=tuple(range(first_port + 1, len(edges), 2)),
+        port_out={k: position[f"nic{k}:tx"] for k in nics},
+        port_in={k: position[f"nic{k}:rx"] for k in nics},
         between=between,
         nvlink=frozenset(nvlink),
         to_nic=to_nic,
@@ -106,10 +117,12 @@ def lay_out(node: Node, transport: TransportKind) -> NodeLayout:
     )
 
 
-def _between_gpus(node: Node, edges: list[Edge], over_pcie: Routes) -> tuple[dict[Pair, Route], set[Pair]]:
+def _between_gpus(
+    node: Node, gpus: Sequence[int], edges: list[Edge], over_pcie: Routes
+) -> tuple[dict[Pair, Route], set[Pair]]:
     """The routes between GPUs, and the pairs whose route is NVLink."""
     over_nvlink = _routes(edges, "nvlink")
-    socket = {g: _socket_of(node, f"gpu{g}") for g in range(node.gpus.count)}
+    socket = {g: _socket_of(node, f"gpu{g}") for g in gpus}
     between: dict[Pair, Route] = {}
     nvlink: set[Pair] = set()
     for a, b in ((a, b) for a in socket for b in socket if a != b):
@@ -127,6 +140,8 @@ def _between_gpus(node: Node, edges: list[Edge], over_pcie: Routes) -> tuple[dic
 
 def _add_host(
     node: Node,
+    gpus: Sequence[int],
+    nics: Sequence[int],
     edges: list[Edge],
     over_pcie: Routes,
     between: dict[Pair, Route],
@@ -143,9 +158,9 @@ def _add_host(
         channels = (position[f"{socket}.memory"],) if node.sockets.count > 1 else ()
         return over_pcie[vertex, socket] + channels + bus, bus + channels + over_pcie[socket, vertex]
 
-    for g in range(node.gpus.count):
+    for g in gpus:
         between[g, memory], between[memory, g] = into(f"gpu{g}")
-    for k in range(node.nics.count):
+    for k in nics:
         from_nic[memory, k], to_nic[memory, k] = into(f"nic{k}")
     between[memory, cpu] = bus
     if node.nvme.count:
@@ -182,11 +197,11 @@ def _distance(edges: Sequence[Edge], route: Route) -> Pair:
     return sum(edges[i].dst.startswith(("cpu", "host")) for i in route), len(route)
 
 
-def _deal_nics(far: Mapping[Pair, Pair], gpus: Sequence[int], nics: Sequence[int]) -> tuple[Route, ...]:
+def _deal_nics(far: Mapping[Pair, Pair], gpus: Sequence[int], nics: Sequence[int]) -> dict[int, Route]:
     """The nearest NICs of each GPU. GPUs equally near to the same NICs share them evenly, as NCCL spreads them: each
     has several of its own where there are enough, else they take one in turn."""
     if not nics:
-        return ()
+        return {}
     sharing: dict[Route, list[int]] = {}
     for g in gpus:
         nearest = min(far[g, k] for k in nics)
@@ -197,4 +212,4 @@ def _deal_nics(far: Mapping[Pair, Pair], gpus: Sequence[int], nics: Sequence[int
             first, after = (len(choices) * i // len(group) for i in (turn, turn + 1))
             several = len(choices) > len(group)
             own[g] = choices[first:after] if several else (choices[turn % len(choices)],)
-    return tuple([own[g] for g in gpus])
+    return own

@@ -5,13 +5,10 @@ from __future__ import annotations
 from simulator.cluster.wires import nvlinks_of, tree_of
 from simulator.config.node import Node
 
-LEGEND = {
-    "NV#": "# NVLinks (NV: a mesh or NVSwitches; XG#: xGMI)",
-    "PIX": "one PCIe switch",
-    "PXB": "several PCIe switches",
-    "PHB": "a CPU socket",
-    "SYS": "two CPU sockets",
-}
+LEGEND = (
+    "NV#: # NVLinks (NV: a mesh or NVSwitches; XG#: xGMI); PIX: one PCIe switch; PXB: several PCIe switches; "
+    "PHB: a CPU socket; SYS: two CPU sockets"
+)
 
 
 def device_names(node: Node) -> list[str]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import re
+import bisect
+import itertools
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from simulator.config import catalog
+from simulator.config.background import Background
 from simulator.config.files import AsTuple, Integral, Section, Text, brief, raise_all, read_yaml, validated
 from simulator.config.foreign import SUFFIXES, is_foreign, read_topology
-from simulator.config.node import MAX_GPUS, Count, Node, node_problems
+from simulator.config.node import MAX_GPUS, Bandwidth, Count, Node, node_problems
+from simulator.config.overrides import Override, missing_parts, override_problems
 from simulator.errors import InputError
-from simulator.fabrics import FABRICS
+from simulator.fabrics import FABRICS, KEYS
 
 if TYPE_CHECKING:
     FabricKind = str
@@ -22,11 +26,37 @@ else:
     FabricKind = Literal[tuple(FABRICS)]  # what is registered, so that a new fabric needs no line here
 
 
+class Sites(Section):
+    """Data centres that the nodes are spread over, in order, and the WAN link between each two of them."""
+
+    count: Annotated[int, Field(ge=2, le=1000), Integral]
+    """number of sites; it divides the number of nodes"""
+    bandwidth_bps: Bandwidth
+    """bits/s of a WAN link in each direction"""
+    latency_s: float = Field(ge=0, le=10)
+    """seconds one way: light takes 5e-6 per km of fibre"""
+    window_bytes: float | None = Field(default=None, ge=1, le=1e18)
+    """bytes that may be under way on a WAN link in each direction, so that it carries no more than window_bytes / (2 *
+    latency_s) [null: as many as its bandwidth can use]"""
+
+
+class FabricSwitch(Section):
+    """A switch of a `switch_tree`."""
+
+    at: Text | None = None
+    """the switch above it [null: none is]"""
+    nodes: Annotated[int, Field(ge=0, le=MAX_GPUS), Integral] = 0
+    """nodes that are cabled to it, with all their cards; they are numbered switch by switch"""
+    bandwidth_Bps: Bandwidth | None = None
+    """bytes/s of its link upwards, in each direction [what its links below carry, over oversubscription]"""
+
+
 class Fabric(Section):
     """The network between nodes."""
 
     kind: FabricKind = "rail_fat_tree"
-    """rail_fat_tree: card i of every node on the same leaf switches, leaves joined by spines"""
+    """rail_fat_tree (card i of every node on the same leaf switches, leaves joined by spines), rail_only (rails meet in
+    nodes alone), fat_tree (all cards of a node on one leaf switch), dragonfly, torus, or switch_tree (as listed)"""
     transport: Literal["infiniband", "roce", "tcp"] = "infiniband"
     """what carries the bytes; the calibration profile says how well"""
     tiers: Annotated[int, Field(ge=1, le=3), Integral] = 2
@@ -35,35 +65,22 @@ class Fabric(Section):
     """ports per switch"""
     oversubscription: float = Field(default=1.0, ge=1)
     """bandwidth down over bandwidth up at a leaf; 1: none"""
+    shape: Annotated[tuple[Count, ...], Field(min_length=2, max_length=3), AsTuple] | None = None
+    """nodes along the axes of a torus, such as [4, 4] or [2, 4, 4]; nodes follows from it"""
+    sites: Sites | None = None
+    """several data centres, each with a fabric of this kind [null: one]"""
+    sharp: bool = False
+    """whether its switches sum up for all-reduces (InfiniBand SHARP) and NCCL is set up to use it (CollNet)"""
+    switches: dict[str, FabricSwitch] = Field(default_factory=dict)
+    """of a switch_tree, by name"""
 
 
-class LinkOverride(Section):
-    """A link that differs from its kind."""
+class Group(Section):
+    """Nodes of one kind, one after another."""
 
-    link: str
-    """name of a link, such as node3.nic2"""
-    bandwidth_scale: float = Field(ge=1e-6, le=1e6)
-    """its bandwidth as a multiple of what it would be"""
-
-
-class GpuOverride(Section):
-    """A GPU that differs from its kind."""
-
-    gpu: str
-    """name of a GPU, such as node1.gpu4"""
-    speed_scale: float = Field(ge=1e-6, le=1e6)
-    """its speed as a multiple of what it would be"""
-
-
-def _override_class(value: object) -> str:
-    has_gpu = "gpu" in value if isinstance(value, Mapping) else isinstance(value, GpuOverride)
-    return "GpuOverride" if has_gpu else "LinkOverride"
-
-
-Override = Annotated[
-    Annotated[LinkOverride, Tag("LinkOverride")] | Annotated[GpuOverride, Tag("GpuOverride")],
-    Discriminator(_override_class),
-]
+    count: Count
+    """number of nodes"""
+    node: Node
 
 
 class ClusterSpec(Section):
@@ -71,58 +88,159 @@ class ClusterSpec(Section):
 
     name: Text
     nodes: Count = 1
-    """number of nodes"""
-    node: Node
+    """number of nodes [with groups: what they add up to]"""
+    node: Node | None = None
+    """what every node is"""
+    groups: Annotated[tuple[Group, ...], AsTuple] = ()
+    """in place of node: nodes of several kinds, numbered group by group"""
     fabric: Fabric = Fabric()
     price_per_gpu_hour: float | None = Field(default=None, ge=0, le=1e6)
     """price of one GPU for an hour, in any currency"""
     overrides: Annotated[tuple[Override, ...], AsTuple] = ()
-    """single links and GPUs that differ"""
+    """single links, GPUs and network cards that differ; of several that mean one link, all count"""
+    background: Annotated[tuple[Background, ...], AsTuple] = ()
+    """traffic of others, there all the time"""
+
+    @property
+    def kinds(self) -> tuple[Node, ...]:
+        """The kinds of node, in order."""
+        return tuple(dict.fromkeys(node for _, node in self._spans()))
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """The types of GPU, in order."""
+        return tuple(dict.fromkeys(node.gpus.type for node in self.kinds))
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of a node of the kind that has the fewest."""
+        return min(node.gpus.count for node in self.kinds)
+
+    @property
+    def fixed_nodes(self) -> int:
+        """How many nodes there are by the groups, or the shape of the fabric; 0: any number."""
+        sites = self.fabric.sites.count if self.fabric.sites else 1
+        return sum(group.count for group in self.groups) or (sites * math.prod(self.fabric.shape or (0,)))
 
     @property
     def n_gpus(self) -> int:
-        return self.nodes * self.node.gpus.count
+        return self.gpus_on(self.nodes)
 
-    @model_validator(mode="after")
-    def _legal(self) -> Self:
-        raise_all(cluster_problems(self))
-        return self
+    def node_at(self, index: int) -> Node:
+        """Node number ``index``; past the last one more of the last kind would follow."""
+        for end, node in self._spans():
+            if index < end:
+                return node
+        return node
+
+    def places(self) -> Iterator[tuple[int, int]]:
+        """Node and number in it of every GPU that is there, in the order of ranks."""
+        missing = missing_parts(self, "gpu")
+        for index in range(self.nodes):
+            gone = missing.get(index, frozenset()) | missing.get(None, frozenset())
+            if None not in gone:
+                yield from ((index, gpu) for gpu in range(self.node_at(index).gpus.count) if gpu not in gone)
+
+    def gpus_on(self, nodes: int) -> int:
+        """How many GPUs the first so many nodes have, missing ones not counted."""
+        missing = missing_parts(self, "gpu")
+        everywhere = missing.pop(None, frozenset())
+        total = first = 0
+        spans = self._spans()
+        for number, (last, node) in enumerate(spans, start=1):
+            end = nodes if number == len(spans) else min(last, nodes)
+            total += max(end - first, 0) * _present(node, everywhere)
+            first = max(first, end)
+        for index, gone in missing.items():
+            if index is not None and index < nodes:
+                node = self.node_at(index)
+                total -= _present(node, everywhere) - _present(node, everywhere | gone)
+        return total
+
+    def nodes_for(self, gpus: int) -> int:
+        """How many nodes, from the first on, it takes to hold so many GPUs; past the last one more of its kind would
+        follow."""
+        most = gpus + len(self.overrides) + sum(group.count for group in self.groups)
+        return bisect.bisect_left(range(most), gpus, key=self.gpus_on)
+
+    def _spans(self) -> tuple[tuple[int, Node], ...]:
+        """Nodes of one kind that follow one another: the number after the last of them, and the kind."""
+        if self.node is not None:
+            return ((self.nodes, self.node),)
+        ends = itertools.accumulate(group.count for group in self.groups)
+        return tuple(zip(ends, (group.node for group in self.groups), strict=True))
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _complete(cls, data: Any, handler: ModelWrapValidatorHandler[ClusterSpec]) -> ClusterSpec:
+        spec = handler(data)
+        if bool(spec.groups) is (spec.node is not None):
+            found = "both" if spec.groups else "neither"
+            raise InputError("what nodes are is said by either node or groups", key="node", found=found)
+        if "nodes" not in spec.model_fields_set and (nodes := spec.fixed_nodes):
+            spec = spec.model_copy(update={"nodes": nodes})
+        raise_all(cluster_problems(spec))
+        return spec
+
+
+def _present(node: Node, gone: frozenset[int | None]) -> int:
+    """GPUs of a node that are not ``gone``; None: all are."""
+    return 0 if None in gone else node.gpus.count - sum(gpu is not None and gpu < node.gpus.count for gpu in gone)
 
 
 def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
     """What a cluster's sections say against each other. Node numbers count only once ``nodes`` has been given."""
-    node = spec.node
     if spec.n_gpus > MAX_GPUS:
         yield InputError(
             f"makes {spec.n_gpus:,} GPUs", key="nodes", found=spec.nodes, allowed=f"at most {MAX_GPUS:,} GPUs"
         )
-    yield from node_problems(node)
-    if spec.nodes > 1 and not node.nics.count:
-        yield InputError("several nodes need network cards", key="node.nics.count", found=0, allowed=">= 1")
-    first: dict[str, int] = {}
-    for index, override in enumerate(spec.overrides):
-        is_gpu = isinstance(override, GpuOverride)
-        part, scale = ("gpu", "speed_scale") if is_gpu else ("link", "bandwidth_scale")
-        key, name = f"overrides[{index}].{part}", str(getattr(override, part))
-        yield from _name_problems(spec, name, is_gpu, key)
-        if first.setdefault(name, index) != index:
+    if spec.fixed_nodes and spec.nodes != spec.fixed_nodes:
+        what = "groups make" if spec.groups else "the shape of the fabric makes"
+        allowed = f"{spec.fixed_nodes:,}"
+        yield InputError(f"{what} {allowed} nodes", key="nodes", found=spec.nodes, allowed=allowed)
+    if spec.fabric.sharp and spec.fabric.transport != "infiniband":
+        found, fix = spec.fabric.transport, "fabric.transport: infiniband"
+        yield InputError("only InfiniBand switches sum up", key="fabric.sharp", found=found, fix=fix)
+    kinds = (
+        {"node": spec.node} if spec.node else {f"groups[{i}].node": group.node for i, group in enumerate(spec.groups)}
+    )
+    for key, node in kinds.items():
+        for problem in node_problems(node):
+            problem.key = key + str(problem.key).removeprefix("node")
+            yield problem
+        if spec.nodes > 1 and not node.nics.count:
+            yield InputError("several nodes need network cards", key=f"{key}.nics.count", found=0, allowed=">= 1")
+    yield from _fabric_problems(spec.fabric)
+    yield from override_problems(spec)
+
+
+def _fabric_problems(fabric: Fabric) -> Iterator[InputError]:
+    used = KEYS.get(fabric.kind, tuple(Fabric.model_fields))
+    for name in dict.fromkeys(name for names in KEYS.values() for name in names):
+        if name in fabric.model_fields_set and name not in used:
+            kinds = [kind for kind, keys in KEYS.items() if name in keys]
             yield InputError(
-                f"overrides[{first[name]}] is of it too, and only one {scale} can be meant",
-                key=key,
-                found=name,
-                fix="one override of it",
+                f"{fabric.kind} has none",
+                key=f"fabric.{name}",
+                found=brief(getattr(fabric, name)),
+                allowed=f"with kind {', '.join(kinds)}",
             )
+    for kind, name, such in (
+        ("torus", "shape", "[4, 4]"),
+        ("switch_tree", "switches", "{s0: {}, s1: {at: s0, nodes: 8}}"),
+    ):
+        if fabric.kind == kind and not getattr(fabric, name):
+            yield InputError(f"must be given for a {kind}", key=f"fabric.{name}", allowed=f"such as {such}")
+    if fabric.kind == "dragonfly" and fabric.radix < 7:
+        yield InputError("is too small for a dragonfly", key="fabric.radix", found=fabric.radix, allowed=">= 7")
 
 
-def _name_problems(spec: ClusterSpec, name: str, is_gpu: bool, key: str) -> Iterator[InputError]:
-    numbers = re.match(r"node(\d{1,9})\.(?:gpu(\d{1,9})$)?", name)
-    if is_gpu and (not numbers or numbers[2] is None):
-        yield InputError("is no name of a GPU", key=key, found=name, allowed="node<i>.gpu<j>, such as node1.gpu4")
-    elif numbers and int(numbers[1]) >= spec.nodes and "nodes" in spec.model_fields_set:
-        yield InputError("this node does not exist", key=key, found=name, allowed=f"node0 to node{spec.nodes - 1}")
-    elif numbers and numbers[2] and int(numbers[2]) >= spec.node.gpus.count:
-        allowed = f"gpu0 to gpu{spec.node.gpus.count - 1}"
-        yield InputError("this GPU does not exist", key=key, found=name, allowed=allowed)
+def describe_nodes(spec: ClusterSpec) -> str:
+    """Such as ``4 nodes x 8 h100-sxm-80gb + 2 nodes x 8 a100-sxm-80gb``."""
+    counts = [(group.count, group.node) for group in spec.groups]
+    if spec.node is not None:
+        counts = [(spec.nodes, spec.node)]
+    return " + ".join(f"{count} nodes x {node.gpus.count} {node.gpus.type}" for count, node in counts)
 
 
 def load_cluster(
@@ -143,7 +261,10 @@ def load_cluster(
     def origin(key: str) -> tuple[object, str]:
         return ("--nodes" if nodes is not None and key == "nodes" else file), key
 
-    return validated(ClusterSpec, {"nodes": 1, **data}, file, origin=origin)
+    spec = validated(ClusterSpec, data, file, origin=origin)
+    if "nodes" not in spec.model_fields_set:
+        spec = validated(ClusterSpec, {**data, "nodes": spec.nodes}, file, origin=origin)
+    return spec
 
 
 def cluster_data(
@@ -157,15 +278,46 @@ def cluster_data(
     if isinstance(reference, Mapping):
         name = reference.get("name")
         shipped = isinstance(name, str) and (name in catalog.names("cluster") or name.endswith(SUFFIXES))
-        if not shipped and ("node" in reference or not isinstance(name, str)):
-            return {"name": "inline", **over}, None, over
+        if not shipped and ("node" in reference or "groups" in reference or not isinstance(name, str)):
+            return _with_nodes({"name": "inline", **over}, base, file, key), None, over
         reference, over = name, {key: value for key, value in over.items() if key != "name"}
         key = f"{key}.name" if key else "name"
     if not isinstance(reference, str | Path):
         raise InputError("must be a name, a path or a mapping", file=file, key=key, found=brief(reference))
     path = catalog.find("cluster", str(reference), base=base, file=file, key=key)
     data = read_topology(path).cluster if is_foreign(path) else read_yaml(path)
-    return merged({"name": path.stem, **data}, over), path, over
+    data = merged(_without_replaced({"name": path.stem, **data}, over), over)
+    return _with_nodes(data, path.parent, path, None), path, over
+
+
+def _without_replaced(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's mapping without what goes when ``over`` is laid over it: groups stand in place of its node, a shape in
+    place of its nodes, and another kind of fabric has no use for all keys of its own."""
+    fabric, other = data.get("fabric"), over.get("fabric")
+    gone: tuple[str, ...] = ("node", "nodes") if "groups" in over else ()
+    if isinstance(fabric, Mapping) and isinstance(other, Mapping):
+        gone += ("nodes",) if "shape" in other else ()
+        if "kind" in other:
+            kept = ("kind", "transport", "sites", *KEYS.get(str(other["kind"]), tuple(fabric)))
+            data = {**data, "fabric": {name: value for name, value in fabric.items() if name in kept}}
+    return {name: value for name, value in data.items() if name not in gone}
+
+
+def _with_nodes(data: dict[str, Any], base: Path | None, file: object, key: str | None) -> dict[str, Any]:
+    """With what a group's ``node`` stands for where it is the name of a cluster: that cluster's node."""
+    groups = data.get("groups")
+    if not isinstance(groups, list):
+        return data
+    whole = []
+    for index, group in enumerate(groups):
+        if isinstance(group, Mapping) and isinstance(group.get("node"), str):
+            here = f"{key}.groups[{index}].node" if key else f"groups[{index}].node"
+            other, _, _ = cluster_data(group["node"], base=base, file=file, key=here)
+            if "node" not in other:
+                raise InputError("has no one kind of node", file=file, key=here, found=group["node"])
+            group = {**group, "node": other["node"]}
+        whole.append(group)
+    return {**data, "groups": whole}
 
 
 def merged(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,6 +65,8 @@ class NvLink(Section):
     """bytes/s per GPU and direction, all its NVLinks together; of one link where the kind is links"""
     latency_s: float = Field(default=0.0, ge=0, le=10)
     """seconds from GPU to GPU"""
+    sharp: bool = False
+    """whether its NVSwitches sum up and multicast what crosses them (NVLink SHARP, third generation and later)"""
     links: Annotated[tuple[NvLinks, ...], AsTuple] = ()
     """which GPUs have links, and how many"""
     name: Literal["nvlink", "xgmi"] = "nvlink"
@@ -193,6 +195,8 @@ def _nvlink_problems(node: Node) -> Iterator[InputError]:
         yield InputError("is given, but kind is none", key=f"{key}.bandwidth_Bps", found=link.bandwidth_Bps, fix=fix)
     if link.kind != "none" and not link.bandwidth_Bps:
         yield InputError(f"must be given for {link.kind}", key=f"{key}.bandwidth_Bps", allowed="> 0")
+    if link.sharp and link.kind != "nvswitch":
+        yield InputError("only NVSwitches sum up", key=f"{key}.sharp", found=True, fix="nvlink.kind: nvswitch")
     if link.kind == "pairs" and node.gpus.count % 2:
         yield InputError("NVLink pairs need an even number of GPUs", key="node.gpus.count", found=node.gpus.count)
     if link.kind == "links" and not link.links:

@@ -55,6 +55,21 @@ class Offload(Section):
     save_on_cpu, Megatron-LM's --cpu-offloading) [none]"""
 
 
+AllReduce = Literal[
+    "auto",
+    "ring",
+    "tree",
+    "nvls",
+    "nvls_tree",
+    "collnet",
+    "binary_tree",
+    "halving_doubling",
+    "rs_ag",
+    "direct",
+    "hierarchical",
+]
+
+
 class Parallelism(Section):
     """The layout."""
 
@@ -129,8 +144,9 @@ class Parallelism(Section):
     DeepSpeed's ``pipe_buffers`` and torch's stages [true where implementation is fused]"""
     rank_order: str = "tp-cp-ep-dp-pp"
     """axes of the rank grid, innermost first; cp and ep may be left out where they are 1 [tp-cp-ep-dp-pp]"""
-    collective_algorithm: Literal["auto", "ring", "tree"] = "auto"
-    """of all-reduces; auto takes the fastest on an idle network, as NCCL does [auto]"""
+    collective_algorithm: AllReduce = "auto"
+    """of all-reduces; auto takes the fastest of NCCL's (ring, tree, nvls, nvls_tree, collnet) on an idle network, as it
+    does [auto]"""
 
     @property
     def plan(self) -> Plan:

@@ -56,6 +56,19 @@ MemoryClass = Literal[
 Implementation = Literal["eager", "fused", "compiled"]
 #: What the host issues, as far as it takes differently long; other: elementwise, copies, reductions.
 LaunchClass = Literal["matmul", "attention", "norm", "other"]
+#: What the host does around several ops.
+AroundOps = Literal[
+    "autograd",
+    "split",
+    "checkpoint",
+    "forward_grouped",
+    "backward_grouped",
+    "tp_all_reduce",
+    "exchange",
+    "bucket",
+    "gather",
+    "reduce",
+]
 
 #: What differs in what it draws and in how far the clock matters to it.
 LoadClass = Literal["matmul", "attention", "memory", "communication"]
@@ -220,7 +233,13 @@ class LaunchCosts(Cited):
     """a step of a fused optimizer"""
     collective_s: Positive
     p2p_s: Positive
-    """a send or a receive"""
+    """a send or a receive, with what a pipeline's runtime does for it"""
+    around_s: dict[AroundOps, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    """the start of a backward pass; per product of a backward pass that is split in two; per recomputed layer; a
+    grouped product of experts, with the sorting of tokens around it; an all-reduce of tensor parallelism, with the two
+    linear layers written by hand that it stands for; a collective of experts, for which the host cuts and joins
+    tensors; a bucket of DDP; a unit of FSDP that is gathered, one whose gradients are reduced. Not listed: nothing, or
+    what other products and collectives take"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

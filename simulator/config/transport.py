@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import model_validator
@@ -12,6 +13,8 @@ from simulator.errors import InputError
 
 TransportKind = Literal["nvlink", "pcie", "infiniband", "roce", "tcp", "nvme", "memory"]
 ProtocolName = Literal["ll", "ll128", "simple"]
+#: The keys of `Transport` that list protocols.
+Way = Literal["protocols", "p2p", "in_switch"]
 
 
 class Protocol(Section):
@@ -45,10 +48,14 @@ class Transport(Cited):
     """of rings and trees"""
     p2p: dict[ProtocolName, Protocol]
     """of sends and receives, all-to-all included: a kernel of its own, that sums nothing up"""
+    in_switch: Protocol | None = None
+    """of what switches sum up and multicast (NVLS, SHARP), which is simple's alone [as simple of rings and trees]"""
 
-    def ways(self, peers: int) -> dict[ProtocolName, Protocol]:
-        """The protocols of what has so many ``peers`` to send to; 0: a ring or a tree."""
-        return self.p2p if peers else self.protocols
+    def ways(self, way: Way) -> Mapping[ProtocolName, Protocol]:
+        """The protocols of one way to carry something."""
+        if way == "in_switch":
+            return {"simple": self.in_switch or self.protocols["simple"]}
+        return self.p2p if way == "p2p" else self.protocols
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -6,11 +6,10 @@ says has been checked (see `rules`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, ModelWrapValidatorHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -18,7 +17,18 @@ from pydantic_core import CoreSchema
 
 from simulator.config import catalog, rules
 from simulator.config.cluster import ClusterSpec, cluster_data
-from simulator.config.files import Integral, Section, Text, as_path, raise_all, read_yaml, validated, with_changes
+from simulator.config.files import (
+    AsTuple,
+    Integral,
+    Origin,
+    Section,
+    Text,
+    as_path,
+    raise_all,
+    read_yaml,
+    validated,
+    with_changes,
+)
 from simulator.config.model import Model
 from simulator.config.parallelism import Parallelism
 from simulator.config.pipelines import find_schedule, is_file
@@ -53,8 +63,12 @@ class Workload(Section):
     cluster: ClusterSpec
     """a name in topologies/, a path, or a mapping; {name: dgx_a100, nodes: 128} also fixes the size
     [nodes: the fewest that hold the ranks]"""
-    calibration: str = ""
-    """a profile's name or path [the shipped profile of the cluster's GPU]"""
+    calibration: str | dict[str, str] = ""
+    """a profile's name or path [the shipped profile of the cluster's GPU]; of a cluster with several types of GPU a
+    mapping, type -> profile"""
+    placement: Literal["packed", "interleaved"] | Annotated[tuple[Annotated[int, Field(ge=0)], ...], AsTuple] = "packed"
+    """which nodes of the cluster the job takes: packed (the first that are free), interleaved (in turn with the other
+    interleaved jobs that share the cluster), or a list of their numbers, ranks node by node [packed]"""
     seed: Annotated[int, Field(ge=0, le=2**63), Integral] = 0
     """of everything random: which experts a skewed distribution prefers [0]"""
     simulation: Simulation = Simulation()
@@ -102,9 +116,21 @@ class Workload(Section):
         return self.training.implementation != "fused" and self.parallelism.pp > 1
 
     @property
+    def calibrations(self) -> Mapping[str, str]:
+        """Type of GPU -> its profile's name or path."""
+        given = self.calibration
+        return given if isinstance(given, dict) else dict.fromkeys(self.cluster.gpu_types, given)
+
+    @property
+    def nodes(self) -> tuple[int, ...] | None:
+        """The nodes of the cluster that the job takes, in the order of its ranks; None: the first."""
+        return None if isinstance(self.placement, str) else self.placement
+
+    @property
     def server_nodes(self) -> tuple[int, ...]:
-        """The nodes on whose hosts parameter servers run, one each: those after the workers' nodes."""
-        first = math.ceil(self.n_ranks / self.cluster.node.gpus.count)
+        """The nodes, counted among those of the job, on whose hosts parameter servers run: those after the workers',
+        one each."""
+        first = self.cluster.nodes_for(self.n_ranks)
         return tuple(range(first, first + self.parallelism.server_count))
 
     @property
@@ -147,7 +173,8 @@ def _resolved(workload: Workload) -> Workload:
     if "deallocate_pipeline_outputs" not in layout.model_fields_set and training.implementation != "fused":
         layout = layout.model_copy(update={"deallocate_pipeline_outputs": False})
     if "nodes" not in cluster.model_fields_set:
-        nodes = math.ceil(ranks / cluster.node.gpus.count) + layout.server_count
+        nodes = cluster.nodes_for(ranks) + layout.server_count
+        nodes = max(nodes, *(node + 1 for node in workload.nodes or (0,)))
         cluster = cluster.model_copy(update={"nodes": nodes})
     if training.precision == "fp32" and "master_weights" not in training.optimizer.model_fields_set:
         optimizer = training.optimizer.model_copy(update={"master_weights": False})
@@ -156,9 +183,28 @@ def _resolved(workload: Workload) -> Workload:
         "parallelism": layout,
         "cluster": cluster,
         "training": training,
-        "calibration": workload.calibration or cluster.node.gpus.type,
+        "calibration": _calibrations(workload.calibration, cluster.gpu_types),
     }
     return workload.model_copy(update=update)
+
+
+def _calibrations(given: str | dict[str, str], types: tuple[str, ...]) -> str | dict[str, str]:
+    """The profile of the type of GPU, or of every one of several. Raises `InputError` where types are unknown, or one
+    profile is given for several."""
+    if isinstance(given, str):
+        if given and len(types) > 1:
+            raise InputError(
+                "the cluster has several types of GPU, each with a profile of its own",
+                key="calibration",
+                found=given,
+                allowed=f"a mapping with keys {', '.join(types)}",
+            )
+        return given or (types[0] if len(types) == 1 else {gpu: gpu for gpu in types})
+    for gpu in given:
+        if gpu not in types:
+            allowed = ", ".join(types)
+            raise InputError("the cluster has no such GPU", key=f"calibration.{gpu}", found=given[gpu], allowed=allowed)
+    return given.get(types[0], types[0]) if len(types) == 1 else {gpu: given.get(gpu, gpu) for gpu in types}
 
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -193,13 +239,22 @@ def load_workload(source: str | Path | Mapping[str, Any] | Workload, set: Mappin
         data["parallelism"] = _with_schedule_file(data["parallelism"], base, origin("parallelism.schedule"))
     data.setdefault("name", file.stem if file else "workload")
     workload = validated(Workload, data, file, origin=origin)
-    profile = catalog.find("profile", workload.calibration, base=base, file=origin("calibration")[0], key="calibration")
-    calibration, gpu = load_profile(profile), workload.cluster.node.gpus.type
-    check_gpu(calibration, gpu, file=origin("calibration")[0], key="calibration")
-    check_precision(calibration, workload.training.precision, file=origin("training.precision")[0])
-    if workload.calibration not in catalog.names("profile"):
-        workload = workload.model_copy(update={"calibration": str(profile)})
-    return workload
+    return _with_profiles(workload, base, origin)
+
+
+def _with_profiles(workload: Workload, base: Path | None, origin: Origin) -> Workload:
+    """With the whole paths of profiles that are not shipped. Raises `InputError` where one does not exist, or is of
+    another GPU or lacks the precision."""
+    several, found = isinstance(workload.calibration, dict), {}
+    for gpu, name in workload.calibrations.items():
+        key = f"calibration.{gpu}" if several else "calibration"
+        file, shipped = origin(key)[0], name in catalog.names("profile")
+        profile = catalog.find("profile", name, base=base, file=file, key=key)
+        calibration = load_profile(profile)
+        check_gpu(calibration, gpu, file=file, key=key)
+        check_precision(calibration, workload.training.precision, file=origin("training.precision")[0])
+        found[gpu] = name if shipped else str(profile)
+    return workload.model_copy(update={"calibration": found if several else found[workload.cluster.gpu_types[0]]})
 
 
 def altered(workload: Workload, changes: Mapping[str, Any]) -> Workload:

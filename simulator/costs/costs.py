@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -18,20 +18,23 @@ from simulator.costs.matmul import MatmulCost
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import KernelCost, Origin
 from simulator.costs.power import PowerBudget
+from simulator.costs.slowest import slowest
 from simulator.errors import InputError
 from simulator.program import Attention, Comm, Compute, Fixed, GroupedMatmul, Kernel, Matmul, Memory
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Everything the clock asks of a calibration. Complete when built; build with `from_profile` or `ideal`.
+    """Everything the clock asks of a calibration. Complete when built; build with `from_profile`, `from_profiles` or
+    `ideal`.
 
     ``gpu``: the type of GPU that the kernel prices hold for; empty: any. ``kernels``: type of kernel -> its price.
     ``launch``: what the host issues (`simulator.costs.launch.issued`) -> seconds, 0 where not listed.
     ``transports``: kind of link -> how it carries bytes.
     ``beside``: what communication takes from kernels; None: nothing.
     ``power``: what the power limit does to clocks; None: nothing that prices do not have already.
-    ``sources``: key -> citation.
+    ``sources``: key -> citation. ``by_type``: of a cluster with several types of GPU, the costs of each; these ones
+    then say what holds when all take part, and price kernels by type.
     """
 
     gpu: str
@@ -41,7 +44,9 @@ class Costs:
     beside: Beside | None
     power: PowerBudget | None
     sources: Mapping[str, str]
+    by_type: Mapping[str, Costs] = field(default_factory=dict)
     _seconds: dict[Kernel, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _among: dict[tuple[str, ...], Costs] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def from_profile(cls, profile: Profile, implementation: Implementation = "fused") -> Costs:
@@ -63,6 +68,11 @@ class Costs:
         )
 
     @classmethod
+    def from_profiles(cls, profiles: Mapping[str, Profile], implementation: Implementation = "fused") -> Costs:
+        """The costs of a cluster with these types of GPU, each with its profile."""
+        return _together({gpu: cls.from_profile(profile, implementation) for gpu, profile in profiles.items()})
+
+    @classmethod
     def ideal(cls) -> Costs:
         """`Fixed` kernels at their length, launched for nothing, on links that lose nothing: for closed forms."""
         return cls(
@@ -75,16 +85,33 @@ class Costs:
             sources={},
         )
 
+    def of(self, gpu: str) -> Costs:
+        """The costs of one type of GPU. Raises `InputError` where no profile is of it."""
+        if self.by_type and gpu in self.by_type:
+            return self.by_type[gpu]
+        if self.gpu and gpu != self.gpu:
+            raise InputError(
+                "the calibration profile is of another GPU", key="calibration", found=self.gpu, allowed=gpu
+            )
+        return self
+
+    def among(self, gpus: Sequence[str]) -> Costs:
+        """What holds between GPUs of these types."""
+        if not self.by_type or len(gpus) == len(self.by_type):
+            return self
+        key = tuple(gpus)
+        if key not in self._among:
+            self._among[key] = _together({gpu: self.of(gpu) for gpu in gpus})
+        return self._among[key]
+
     def kernel_s(self, kernel: Kernel, gpu: str, clock_hz: float | None = None) -> float:
         """Seconds of a kernel on a GPU of type ``gpu``, alone on it and at its nominal speed; at a clock of its SMs, or
         at that of its price where none is given.
 
         Raises `InputError` where the profile is of another GPU or has no such precision.
         """
-        if self.gpu and gpu != self.gpu:
-            raise InputError(
-                "the calibration profile is of another GPU", key="calibration", found=self.gpu, allowed=gpu
-            )
+        if (own := self.of(gpu)) is not self:
+            return own.kernel_s(kernel, gpu, clock_hz)
         seconds = self._seconds.get(kernel)
         if seconds is None:
             seconds = self._seconds[kernel] = self._price(kernel).seconds(kernel)
@@ -95,6 +122,10 @@ class Costs:
     def launch_s(self, op: Compute | Comm) -> float:
         """Seconds that the host takes to issue an op."""
         return launch.seconds(self.launch, op)
+
+    def launched_s(self, kinds: Mapping[str, int]) -> float:
+        """Seconds that the host takes for so many of each kind (`simulator.costs.launch`)."""
+        return sum(n * self.launch.get(kind, 0.0) for kind, n in kinds.items())
 
     def transport(self, kind: str) -> Transport:
         """How links of a kind carry bytes. Raises `InputError` for a kind that the profile lacks."""
@@ -134,6 +165,23 @@ class Costs:
                 f"{self.gpu} has no matrix units for it", key="training.precision", found=dtype, allowed=known
             )
         return price
+
+
+def _together(costs: Mapping[str, Costs]) -> Costs:
+    if len(costs) == 1:
+        return next(iter(costs.values()))
+    each = list(costs.values())
+    shared = [kind for kind in each[0].transports if all(kind in other.transports for other in each)]
+    return Costs(
+        gpu=" and ".join(costs),
+        kernels={},
+        launch={},
+        transports={kind: slowest([one.transports[kind] for one in each]) for kind in shared},
+        beside=None,
+        power=None,
+        sources={key: text for one in each for key, text in one.sources.items()},
+        by_type=costs,
+    )
 
 
 def beside(profile: Profile) -> SharedSms | None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.costs import Costs
+from simulator.costs.interference import Beside as Interference
 from simulator.costs.power import CLASSES
 from simulator.program import Beside, Block, Comm, Compute, Kernel
 from simulator.program.ops import COMPUTE_LANE, HOST_LANES
@@ -86,6 +87,7 @@ class TemplateStore:
         self._costs = costs
         self._comm_templates: dict[tuple[str, str, str, float], int] = {}
         self._kernels: list[tuple[Kernel | None, ...]] = []
+        self._beside: list[Interference | None] = []
         self._speeds: dict[tuple[int, Hashable], NDArray[np.float64]] = {}
         self._pieces: dict[tuple[object, ...], tuple[Piece, ...]] = {}
 
@@ -109,14 +111,14 @@ class TemplateStore:
         """The one-row template of a communication that is timed by the network."""
         key = (comm.name, comm.op, comm.purpose, wire_bytes)
         if key not in self._comm_templates:
-            self._comm_templates[key] = self._add([_Row.of_comm(comm, 0.0, wire_bytes)])
+            self._comm_templates[key] = self._add([_Row.of_comm(comm, 0.0, wire_bytes)], None)
         return self._comm_templates[key]
 
     def speeds(self, template: int, load: Hashable) -> NDArray[np.float64]:
         """Speed of each op of a template beside communication of this load; that of communication is 1."""
         found = self._speeds.get((template, load))
         if found is None:
-            beside, kernels = self._costs.beside, self._kernels[template]
+            beside, kernels = self._beside[template], self._kernels[template]
             found = np.array([beside.speed(x, load) if beside and x is not None else 1.0 for x in kernels])
             self._speeds[template, load] = found
         return found
@@ -128,60 +130,58 @@ class TemplateStore:
         """
         key = (id(block), at, tuple(lengths.values()))
         if key not in self._pieces:
-            self._pieces[key] = tuple(self._cut(block, at, lengths, coalesce))
+            self._pieces[key] = tuple(self._cut(block, at, self._costs.of(at.gpu), lengths, coalesce))
         return self._pieces[key]
 
     def _cut(
         self,
         block: Block,
         at: Running,
+        costs: Costs,
         lengths: dict[CommOp, CommTime],
         coalesce: bool,
     ) -> Iterable[Piece]:
         rows: list[_Row] = []
         for op in block.ops:
             if isinstance(op, Compute):
-                rows.append(self._kernel_row(op, at))
+                rows.append(_kernel_row(op, at, costs))
             elif isinstance(op, Beside):
                 seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
-                launch_s = self._costs.launch_s(op.comm)
-                kernels = [self._kernel_row(kernel, at) for kernel in op.kernels]
+                launch_s = costs.launch_s(op.comm)
+                kernels = [_kernel_row(kernel, at, costs) for kernel in op.kernels]
                 if seconds is not None:
                     rows += [_Row.of_comm(op.comm, seconds, wire_bytes, launch_s, len(kernels)), *kernels]
                     continue
-                yield from self._run(rows)
+                yield from self._run(rows, costs.beside)
                 rows = []
                 together = [kernels] if coalesce else [[row] for row in kernels]
-                runs = tuple(run for rows_of_run in together for run in self._run(rows_of_run))
+                runs = tuple(run for rows_of_run in together for run in self._run(rows_of_run, costs.beside))
                 yield MeetBeside(self.comm_row(op.comm, wire_bytes), op.comm, runs)
                 continue
             else:
                 seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
                 if seconds is None:
-                    yield from self._run(rows)
+                    yield from self._run(rows, costs.beside)
                     rows = []
                     yield Meet(self.comm_row(op, wire_bytes), op)
                     continue
-                rows.append(_Row.of_comm(op, seconds, wire_bytes, self._costs.launch_s(op)))
+                rows.append(_Row.of_comm(op, seconds, wire_bytes, costs.launch_s(op)))
             if not coalesce:
-                yield from self._run(rows)
+                yield from self._run(rows, costs.beside)
                 rows = []
-        yield from self._run(rows)
+        yield from self._run(rows, costs.beside)
 
-    def _kernel_row(self, op: Compute, at: Running) -> _Row:
-        seconds = self._costs.kernel_s(op.kernel, at.gpu, at.clock_hz) / at.speed
-        return _Row.of_kernel(op, seconds, self._costs.launch_s(op))
-
-    def _run(self, rows: list[_Row]) -> Iterable[Run]:
+    def _run(self, rows: list[_Row], beside: Interference | None) -> Iterable[Run]:
         if not rows:
             return
-        index = self._add(rows)
+        index = self._add(rows, beside)
         template = self.templates[index]
         yield Run(
             index, template.length_s, float(template.launch_s[-1]), float((template.launch_s + template.rest_s).max())
         )
 
-    def _add(self, rows: list[_Row]) -> int:
+    def _add(self, rows: list[_Row], beside: Interference | None) -> int:
+        self._beside.append(beside)
         self._kernels.append(tuple(row.kernel for row in rows))
         self.computes.append(np.array([row.kernel is not None for row in rows]))
         self.templates.append(
@@ -199,6 +199,10 @@ class TemplateStore:
             )
         )
         return len(self.templates) - 1
+
+
+def _kernel_row(op: Compute, at: Running, costs: Costs) -> _Row:
+    return _Row.of_kernel(op, costs.kernel_s(op.kernel, at.gpu, at.clock_hz) / at.speed, costs.launch_s(op))
 
 
 @dataclass(frozen=True, slots=True)

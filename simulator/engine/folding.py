@@ -131,7 +131,7 @@ def _refine(
         for item, rate in zip(cluster.links, capacity, strict=True)
     )
     at_session, at_link = shapes.session, shapes.link
-    load = _mix(np.round(shapes.load, 12).view(np.uint64))
+    load = _mix(np.round(shapes.load, 12).view(np.uint64), shapes.phase.astype(np.uint64))
     session = _label(shapes.label)
     group_of_session = np.full(len(session), n_groups, dtype=np.int64)
     group_of_session[: len(sessions)] = [first_group[item.job][item.axis] + item.group for item in sessions]

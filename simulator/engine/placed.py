@@ -32,3 +32,8 @@ class Placed:
                 of_node[gpu.node].append(number)
         gpus = [gpu for node in nodes for gpu in of_node[node]]
         return cls(program, costs, tuple(gpus[: program.n_ranks]), tuple([nodes[at] for at in program.servers]))
+
+    def kinds(self, cluster: Cluster) -> list[tuple[int, str]]:
+        """Role and type of GPU of every rank."""
+        types = [cluster.gpus[gpu].type for gpu in self.gpus]
+        return list(zip(self.program.role_of, types, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +12,8 @@ from simulator.engine.world import Cast
 from simulator.program import Program, Step
 from simulator.timeline import Contention, Floats, LinkUse, Template, Timeline
 
-#: A clock per role in Hz; None: kernels take what they take alone.
-Clocks = tuple[float | None, ...]
+#: A clock per role and type of GPU in Hz; None: kernels take what they take alone.
+Clocks = Mapping[tuple[int, str], float | None]
 
 
 class Ends(NamedTuple):
@@ -80,7 +80,7 @@ class Recorder:
         program: Program,
         cast: Cast,
         templates: list[Template],
-        clocks: Clocks,
+        clocks_hz: dict[int, float],
         links: tuple[LinkUse, ...],
         algorithms: dict[str, str],
         contention: tuple[Contention, ...],
@@ -107,7 +107,7 @@ class Recorder:
         return Timeline(
             n_ranks=program.n_ranks,
             ranks_like=dict(cast.like),
-            clocks_hz={rank: hz for rank in cast.like if (hz := clocks[program.role_of[rank]]) is not None},
+            clocks_hz=clocks_hz,
             lane_names=tuple(lanes),
             templates=tuple(templates),
             rank=rank_number[order],

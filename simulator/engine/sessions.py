@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
+from simulator.costs import Costs
 from simulator.engine.placed import Placed
 from simulator.network import hosts
 from simulator.network.collectives import choose, patterns
@@ -58,6 +59,10 @@ class Session:
     def op(self) -> str:
         return "send_recv" if self.comm.op in POINT_TO_POINT else self.comm.op
 
+    def costs(self, jobs: Sequence[Placed], cluster: Cluster) -> Costs:
+        """What holds between the GPUs that take part."""
+        return jobs[self.job].costs.among(cluster.gpu_types(self.ends))
+
     def patterns(self, cluster: Cluster) -> tuple[Pattern, ...]:
         return patterns(self.op, self.ends, cluster, self.comm.algorithm, traffic_of(self.comm))
 
@@ -102,11 +107,12 @@ def _anonymous(comm: Comm) -> Comm:
 @dataclass(frozen=True)
 class Shapes:
     """What tells sessions apart before refinement: a ``label`` each, and which links they load: entry i says that
-    session ``session[i]`` puts ``load[i]`` on ``link[i]``. Entries of a session stand together. Background traffic
-    follows the sessions, numbered on."""
+    session ``session[i]`` in its phase ``phase[i]`` puts ``load[i]`` on ``link[i]``. Entries of a phase stand together,
+    as do those of a session. Background traffic follows the sessions, numbered on."""
 
     label: list[object]
     session: NDArray[np.int64]
+    phase: NDArray[np.int64]
     link: NDArray[np.int64]
     load: NDArray[np.float64]
 
@@ -115,30 +121,35 @@ def shapes_of(jobs: Sequence[Placed], cluster: Cluster, sessions: Sequence[Sessi
     """A transfer between two ranks follows from its route, so that its links' colours say all."""
     labels: list[object] = []
     at_session: list[int] = []
+    at_phase: list[int] = []
     at_link: list[int] = []
     loads: list[float] = []
     chosen: dict[object, int] = {}
 
-    def add(label: object, on: Sequence[tuple[int, float]]) -> None:
-        at_session.extend([len(labels)] * len(on))
-        at_link.extend([link for link, _ in on])
-        loads.extend([load for _, load in on])
+    def add(label: object, *phases: Sequence[tuple[int, float]]) -> None:
+        for phase, on in enumerate(phases):
+            at_session.extend([len(labels)] * len(on))
+            at_phase.extend([phase] * len(on))
+            at_link.extend([link for link, _ in on])
+            loads.extend([load for _, load in on])
         labels.append(label)
 
     for item in sessions:
         if item.op == "send_recv":
-            add((item.job, item.axis, item.spec), [(link, 1.0) for link in cluster.route(*item.ends)])
+            add((item.job, item.axis, item.spec), cluster.spread(*item.ends))
             continue
         candidates = item.patterns(cluster)
         timings = tuple(pattern.timing for pattern in candidates)
-        key = (item.op, item.comm.nbytes, timings)
+        costs = item.costs(jobs, cluster)
+        key = (item.op, item.comm.nbytes, timings, costs.gpu)
         if key not in chosen:
-            costs = jobs[item.job].costs
             choice = choose(item.op, candidates, item.comm.nbytes, costs) if candidates else None
             chosen[key] = next((i for i, pattern in enumerate(candidates) if pattern is choice), -1)
         number = chosen[key]
         label = (item.job, item.axis, item.spec, timings[number] if candidates else ())
-        add(label, candidates[number].loads if candidates and not item.is_signal else ())
+        stages = candidates[number].stages if candidates and not item.is_signal else ()
+        add(label, *[stage.loads for stage in stages])
     for flow in cluster.background:
-        add(("background", flow.rate_Bps), [(link, 1.0) for link in flow.route])
-    return Shapes(labels, np.array(at_session, dtype=np.int64), np.array(at_link, dtype=np.int64), np.array(loads))
+        add(("background", flow.rate_Bps), flow.loads)
+    session, phase, link = (np.array(of, dtype=np.int64) for of in (at_session, at_phase, at_link))
+    return Shapes(labels, session, phase, link, np.array(loads))

@@ -19,6 +19,7 @@ from simulator.costs import Costs
 from simulator.engine.blocks import CommOp, CommTime, Meet, MeetBeside, Piece, Run, Running, TemplateStore
 from simulator.engine.clocks import MOST_PLAYS, first_clocks, next_clocks, settled
 from simulator.engine.deadlock import report
+from simulator.engine.host import Errand, agenda
 from simulator.engine.placed import Placed
 from simulator.engine.recorder import BESIDE, WHOLE, Called, Clocks, Ends, Recorder
 from simulator.engine.traffic import algorithms_of, contention, links_of
@@ -64,12 +65,12 @@ def simulate_together(
         placed.program.validate()
     world = build_world(jobs, cluster, folded=fold)
     events = 0
-    clocks = [first_clocks(placed.program, placed.costs) for placed in jobs]
+    clocks = [first_clocks(placed, cluster) for placed in jobs]
     for _ in range(MOST_PLAYS):
         network, plays, more = _played(jobs, world, cluster, coalesce, clocks)
         events += more
         clocks = [
-            next_clocks(placed, one.cast, one.recorder, one.store, one.clocks)
+            next_clocks(placed, cluster, one.cast, one.recorder, one.store, one.clocks)
             for placed, one in zip(jobs, plays, strict=True)
         ]
         if all(settled(playing.clocks, following) for playing, following in zip(plays, clocks, strict=True)):
@@ -80,7 +81,7 @@ def simulate_together(
             program=placed.program,
             cast=cast,
             templates=playing.store.templates,
-            clocks=playing.clocks,
+            clocks_hz={r.number: r.runs.clock_hz for r in playing.ranks if r.runs.clock_hz is not None},
             links=links_of(world.links, cast, playing.done),
             algorithms=algorithms_of(cast, playing.done),
             contention=met,
@@ -112,7 +113,7 @@ def _played(
             events += 1
     for playing in plays:
         playing.end()
-    network.finish()
+    network.finish(max(playing.recorder.length_s for playing in plays))
     return network, plays, events
 
 
@@ -129,19 +130,32 @@ class Meeting:
 class _Rank:
     """One simulated rank: its position on every axis, what has ended, what is under way."""
 
-    def __init__(self, number: int, runs: Running, positions: dict[str, int]) -> None:
+    def __init__(
+        self, number: int, runs: Running, costs: Costs, positions: dict[str, int], errands: tuple[Errand, ...]
+    ) -> None:
         self.number = number
+        self.errands = errands
         self.runs = runs
+        self.costs = costs
         self.positions = positions
         self.ended: set[str] = set()
         self.waiters: dict[str, simpy.Event] = {}
         self.host_s = 0.0
+        self.issued_s: dict[str, float] = {}
         self.in_flight: list[str] = []
         self.load: Hashable = None
         self.under_way: _UnderWay | None = None
         self.queued: list[simpy.Event] = []
         self.next_step: dict[str, int] = {}
         self.waits_for: dict[str, str | Meeting] = {}
+
+    def go_on(self, errand: Errand) -> None:
+        """Its host does what stands before a step of the compute lane."""
+        for label, seconds in errand.issues:
+            self.host_s += seconds
+            if label:
+                self.issued_s[label] = self.host_s
+        self.host_s += errand.start_s
 
 
 @dataclass(eq=False)
@@ -191,16 +205,16 @@ class _Simulation:
         self.cast = cast
         self.coalesce = coalesce
         self.clocks = clocks
-        self.beside = placed.costs.beside
         self.env = env
         self.network = network
         self.store = TemplateStore(placed.costs)
         self.recorder = Recorder()
-        self.ranks = [self._rank(number, cluster.gpus[placed.gpus[number]]) for number in cast.like]
         self.done: Counter[tuple[int, str]] = Counter()
         self._meetings: dict[tuple[object, ...], list[Meeting]] = {}
         self._prepared: dict[tuple[int, int], _Prepared] = {}
         self._lanes_of_axis = [_lanes_of_axis(role) for role in placed.program.roles]
+        self._agendas: dict[tuple[int, str], tuple[Errand, ...]] = {}
+        self.ranks = [self._rank(number, cluster.gpus[placed.gpus[number]]) for number in cast.like]
 
     def _rank(self, number: int, gpu: Gpu) -> _Rank:
         positions = {
@@ -208,8 +222,11 @@ class _Simulation:
             for axis in self.program.groups
             if (index := self.program.group_index(axis, number)) >= 0
         }
-        running = Running(gpu.type, gpu.speed_scale, self.clocks[self.program.role_of[number]])
-        return _Rank(number, running, positions)
+        role, costs = self.program.role_of[number], self.costs.of(gpu.type)
+        if (role, gpu.type) not in self._agendas:
+            self._agendas[role, gpu.type] = agenda(self.program.roles[role], costs)
+        runs = Running(gpu.type, gpu.speed_scale, self.clocks[role, gpu.type])
+        return _Rank(number, runs, costs, positions, self._agendas[role, gpu.type])
 
     def begin(self) -> None:
         """Every lane of every simulated rank begins now."""
@@ -227,8 +244,11 @@ class _Simulation:
                 self.network.add_alone(transfer.plan, prepared.runs)
 
     def _lane(self, rank: _Rank, lane: str, steps: tuple[Step, ...]) -> Wait:
+        errands = rank.errands if lane == COMPUTE_LANE else ()
         for index, step in enumerate(steps):
             rank.next_step[lane] = index
+            if errands:
+                rank.go_on(errands[index])
             for label in step.after:
                 if label not in rank.ended:
                     rank.waits_for[lane] = label
@@ -243,6 +263,8 @@ class _Simulation:
                     posted = self.env.now
                     if lane == COMPUTE_LANE:
                         yield from self._launch(rank, step.op)
+                    elif rank.issued_s.get(step.label, 0.0) > posted:
+                        yield self.env.timeout(rank.issued_s[step.label] - posted)
                     yield from self._communicate(rank, lane, index, step, (step.op,), posted)
                 case Batch():
                     yield from self._communicate(rank, lane, index, step, step.op.comms, self.env.now)
@@ -252,6 +274,8 @@ class _Simulation:
             rank.ended.add(step.label)
             if step.label in rank.waiters:
                 rank.waiters.pop(step.label).succeed()
+        if errands:
+            rank.go_on(errands[-1])
 
     # Communication
 
@@ -260,7 +284,8 @@ class _Simulation:
     ) -> Wait:
         """Call ``comms``, which the lane came to at ``posted``, and wait for them."""
         called = Called(posted, self.env.now)
-        if self.beside is not None and self.beside.queues and any(comm.holds_sms for comm in comms):
+        beside = rank.costs.beside
+        if beside is not None and beside.queues and any(comm.holds_sms for comm in comms):
             yield from self._find_room(rank)
         meetings = [self._arrive(rank, lane, comm) for comm in comms]
         for comm, meeting in zip(comms, meetings, strict=True):
@@ -322,9 +347,9 @@ class _Simulation:
 
     def _reconsider_speed(self, rank: _Rank) -> None:
         """What is in flight on the rank has changed: wake its computation if that changes its speed."""
-        if self.beside is None:
+        if rank.costs.beside is None:
             return
-        load = self.beside.load(rank.in_flight)
+        load = rank.costs.beside.load(rank.in_flight)
         if load != rank.load:
             rank.load = load
             if rank.under_way is not None:
@@ -370,11 +395,11 @@ class _Simulation:
         yield from self._await(rank, lane, index, step, piece.comm, meeting, called, BESIDE)
 
     def _compute(self, rank: _Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
-        return (self._run_disturbed if self.beside else self._run)(rank, lane, index, step, run, ends)
+        return (self._run_disturbed if rank.costs.beside else self._run)(rank, lane, index, step, run, ends)
 
     def _launch(self, rank: _Rank, comm: Comm) -> Wait:
-        """Wait until the host has launched one op (of the compute lane: others have host threads of their own)."""
-        rank.host_s += self.costs.launch_s(comm)
+        """Wait until the host has launched one op of the compute lane."""
+        rank.host_s += rank.costs.launch_s(comm)
         if rank.host_s > self.env.now:
             yield self.env.timeout(rank.host_s - self.env.now)
 
@@ -397,7 +422,7 @@ class _Simulation:
             transfer = self.cast.transfer(comm, rank.number, rank.positions[comm.axis])
             callers = set().union(*(lanes[axis] for axis in transfer.met_on))
             # What goes on beside kernels may slow them, which is played as it happens.
-            ahead = self.coalesce and not comm.host_waits and not (self.beside and isinstance(op, Beside))
+            ahead = self.coalesce and not comm.host_waits and not (rank.costs.beside and isinstance(op, Beside))
             free = ahead and len(callers) == 1
             if free:
                 fixed.append((transfer, comm.purpose))

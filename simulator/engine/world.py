@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
+from simulator.costs import Costs
 from simulator.engine.folding import Classes, Folding, fold
 from simulator.engine.placed import Placed
 from simulator.engine.sessions import Session, Shapes, sessions_of, shapes_of, spec_of
@@ -98,11 +101,18 @@ def build_world(jobs: Sequence[Placed], cluster: Cluster, *, folded: bool = True
     With ``folded`` false every rank and every link that carries something is simulated.
     """
     sessions = sessions_of(jobs, cluster)
-    costs = jobs[0].costs
-    capacity = np.array([link.bandwidth_Bps * costs.link_efficiency(link.kind) for link in cluster.links])
+    capacity = np.array(list(_capacities(cluster, jobs[0].costs)))
     shapes = shapes_of(jobs, cluster, sessions)
     folding = fold(jobs, cluster, capacity, sessions, shapes, refine=folded)
     return _Collector(jobs, cluster, capacity, sessions, shapes, folding).world()
+
+
+def _capacities(cluster: Cluster, costs: Costs) -> Iterator[float]:
+    """Bytes/s that every link can carry: in a node as its type of GPU has it, between switches as all have it."""
+    of_nodes = [costs.of(layout.gpu) for layout in cluster.layouts for _ in layout.edges]
+    of_links = itertools.chain(of_nodes, itertools.repeat(costs, len(cluster.trunks)))
+    for link, own in zip(cluster.links, of_links, strict=True):
+        yield link.bandwidth_Bps * own.link_efficiency(link.kind)
 
 
 @dataclass(frozen=True)
@@ -161,12 +171,12 @@ class _Collector:
         link_bytes: dict[int, float] = {}
         if index >= len(self.sessions):
             flow = self.cluster.background[index - len(self.sessions)]
-            real = Phase(math.inf, tuple((link, 1.0) for link in flow.route), 0.0, flow.rate_Bps)
+            real = Phase(math.inf, flow.loads, 0.0, flow.rate_Bps)
             return _Draft(None, (self._phase(real, size, (-1, flow.name, "background"), {}),), None)
         session = self.sessions[index]
         paired = session.op == "send_recv"
         silent = session.op in UPDATES or session.is_signal
-        costs = self.jobs[session.job].costs
+        costs = session.costs(self.jobs, self.cluster)
         plan = fastest(session.op, session.patterns(self.cluster), session.comm.nbytes, costs)
         phases = tuple(
             self._phase(
@@ -189,7 +199,13 @@ class _Collector:
 
     def _phase(self, real: Phase, size: int, of: tuple[int, str, str], link_bytes: dict[int, float]) -> Phase:
         """A phase that stands for ``size`` of which ``real`` is one; adds what it carries to ``link_bytes``. Its cap is
-        what one reaches where nothing else moves."""
+        what one reaches where nothing else moves.
+
+        Where it crosses nodes its reference flow becomes what it moves through the busiest NIC. Max-min fairness is of
+        reference flows, so that two operations on one NIC then have equal parts of it, however much else each of them
+        moves inside its nodes.
+        """
+        at_nic = max((load for link, load in real.loads if link in self.cluster.ports), default=1.0)
         loads: dict[int, float] = {}
         at_once: dict[int, float] = {}
         idle_Bps = real.cap_Bps
@@ -201,10 +217,10 @@ class _Collector:
             each = size / self.link_size[of_class]
             link_bytes[simulated] = link_bytes.get(simulated, 0.0) + load * each * real.nbytes
             if self.binds[of_class]:
-                loads[simulated] = loads.get(simulated, 0.0) + load * each
+                loads[simulated] = loads.get(simulated, 0.0) + load * each / at_nic
                 at_once[simulated] = at_once.get(simulated, 0.0) + each
                 idle_Bps = min(idle_Bps, self.capacity[link] / load)
-        phase = Phase(real.nbytes, tuple(loads.items()), real.latency_s, idle_Bps)
+        phase = Phase(real.nbytes * at_nic, tuple(loads.items()), real.latency_s, idle_Bps * at_nic)
         self.streams[id(phase)] = Stream(*of, at_once)
         return phase
 
@@ -265,36 +281,52 @@ def _binding(cluster: Cluster, capacity: NDArray[np.float64], shapes: Shapes, cl
     links that it is judged by must bind themselves. Links of a class have alike neighbours, so its first one decides.
     """
     # Only the transfers that cross a class's first link are looked at.
-    first = np.unique(shapes.session[np.isin(shapes.link, classes.first)])
-    seen = np.isin(shapes.session, first)
-    some = Shapes([], shapes.session[seen], shapes.link[seen], shapes.load[seen])
-    ends = [(link.src, link.dst) for link in cluster.links]
-    before = _neighbours(some, came_over=[src for src, _ in ends], leads_to=[dst for _, dst in ends])
-    after = _neighbours(some, came_over=[dst for _, dst in ends], leads_to=[src for src, _ in ends])
-    rate, of_class = capacity.tolist(), classes.of.tolist()
-    binds = [True] * len(classes.first)
-    for link in sorted(set(classes.first.tolist()) & set(before), key=lambda link: (-rate[link], link)):
-        for others in (before[link], after[link]):
-            kept = others and all(binds[of_class[other]] and of_class[other] != of_class[link] for other in others)
-            if kept and sum(rate[other] for other in others) <= rate[link] * (1 + 1e-12):
-                binds[of_class[link]] = False
-    return binds
+    seen = np.isin(shapes.session, np.unique(shapes.session[np.isin(shapes.link, classes.first)]))
+    some = Shapes([], shapes.session[seen], shapes.phase[seen], shapes.link[seen], shapes.load[seen])
+    vertex: dict[str, int] = {}
+    src, dst = (
+        np.array([vertex.setdefault(name, len(vertex)) for name in names], dtype=np.int64)
+        for names in ((link.src for link in cluster.links), (link.dst for link in cluster.links))
+    )
+    held: dict[int, list[NDArray[np.int64]]] = {}
+    is_first = np.zeros(len(capacity), dtype=bool)
+    is_first[classes.first] = True
+    for came_over, leads_to in ((src, dst), (dst, src)):
+        link, other = _neighbours(some, came_over, leads_to)
+        room = np.bincount(link, weights=capacity[other], minlength=len(capacity))
+        enough = is_first & (room <= capacity * (1 + 1e-12))
+        starts = np.flatnonzero(np.diff(link, prepend=-1))
+        for low, high in pairwise([*starts.tolist(), len(link)]):
+            if enough[at := int(link[low])]:
+                held.setdefault(at, []).append(other[low:high])
+    binds = np.ones(len(classes.first), dtype=bool)
+    for at in sorted(held, key=lambda link: (-capacity[link], link)):
+        own = classes.of[at]
+        for others in held[at]:
+            of_others = classes.of[others]
+            if binds[of_others].all() and not (of_others == own).any():
+                binds[own] = False
+    return cast(list[bool], binds.tolist())
 
 
-def _neighbours(shapes: Shapes, came_over: Sequence[str], leads_to: Sequence[str]) -> dict[int, list[int]]:
-    """Per link, the links of its own transfers that touch its vertex ``came_over[link]`` from the other side (their
-    ``leads_to`` is it); none where a transfer loads the link more than all of those: it begins or ends there."""
-    found: dict[int, dict[int, None]] = {}
-    begins: set[int] = set()
-    links, loads = shapes.link.tolist(), shapes.load.tolist()
-    starts = [*np.flatnonzero(np.diff(shapes.session, prepend=-1)).tolist(), len(links)]
-    for low, high in itertools.pairwise(starts):
-        at: dict[str, list[int]] = {}
-        for entry in range(low, high):
-            at.setdefault(leads_to[links[entry]], []).append(entry)
-        for entry in range(low, high):
-            near = at.get(came_over[links[entry]], [])
-            found.setdefault(links[entry], {}).update((links[other], None) for other in near)
-            if sum(loads[other] for other in near) < loads[entry] * (1 - 1e-12):
-                begins.add(links[entry])
-    return {link: [] if link in begins else list(near) for link, near in found.items()}
+def _neighbours(
+    shapes: Shapes, came_over: NDArray[np.int64], leads_to: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Pairs of a link and one of its own phases' links that touches its vertex ``came_over[link]`` from the other side
+    (its ``leads_to`` is it), sorted; none of a link that a phase loads more than all of those: there it begins or
+    ends."""
+    links, loads = shapes.link, shapes.load
+    n_links, n_vertices = len(came_over), int(max(came_over.max(), leads_to.max())) + 1
+    phase = shapes.session * int(shapes.phase.max(initial=0) + 1) + shapes.phase
+    comes = phase * n_vertices + leads_to[links]
+    order = np.argsort(comes, kind="stable")
+    goes = phase * n_vertices + came_over[links]
+    low, high = (np.searchsorted(comes[order], goes, side) for side in ("left", "right"))
+    count = high - low
+    entry = np.repeat(np.arange(len(links)), count)
+    near = order[np.arange(len(entry)) - np.repeat(np.cumsum(count) - count - low, count)]
+    begins = np.zeros(n_links, dtype=bool)
+    begins[links[np.bincount(entry, weights=loads[near], minlength=len(links)) < loads * (1 - 1e-12)]] = True
+    pairs = np.unique(links[entry] * n_links + links[near])
+    link, other = np.divmod(pairs, n_links)
+    return link[~begins[link]], other[~begins[link]]

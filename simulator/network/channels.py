@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.cluster.cluster import Cluster
-from simulator.cluster.node import NodeLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +28,31 @@ def channels(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
     Inside a node: one is enough, as its switch or host treats all orders alike; where every two GPUs have a link of
     their own, rings that together use all of these links equally.
     """
-    members: dict[int, list[int]] = {}
-    for rank in ranks:
-        members.setdefault(cluster.node_of(rank), []).append(rank)
-    firsts = [node * cluster.gpus_per_node for node in members]
-    inside = [tuple([rank - first for rank in group]) for first, group in zip(firsts, members.values(), strict=True)]
+    members = by_node(cluster, ranks)
     if len(members) == 1:
-        orders = _mesh_rings(ranks) if cluster.layout.meshed(inside[0]) else (ranks,)
+        (node,) = members
+        slots = [cluster.gpus[rank].index for rank in ranks]
+        orders = _mesh_rings(ranks) if cluster.layout_of(node).meshed(slots) else (ranks,)
         return tuple(Channel(None, (order,)) for order in orders)
-    served = [{nic for gpu in group for nic in cluster.layout.own_nics[gpu]} for group in inside]
+    served = [{nic for rank in group for nic in cluster.own_nics(rank)} for group in members.values()]
     common = sorted(served[0].intersection(*served[1:]))
     if not common:
-        return (Channel(None, tuple(tuple(group) for group in members.values())),)
+        return (Channel(None, tuple(members.values())),)
     return tuple(
         Channel(
             nic,
-            tuple(
-                tuple([first + gpu for gpu in _through(cluster.layout, group, nic)])
-                for first, group in zip(firsts, inside, strict=True)
-            ),
+            tuple(_through(cluster, node, group, nic) for node, group in members.items()),
         )
         for nic in common
     )
+
+
+def by_node(cluster: Cluster, ranks: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+    """The members on each node, nodes and members in the order of the group."""
+    members: dict[int, list[int]] = {}
+    for rank in ranks:
+        members.setdefault(cluster.node_of(rank), []).append(rank)
+    return {node: tuple(group) for node, group in members.items()}
 
 
 def _mesh_rings(ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
@@ -72,11 +74,12 @@ def _mesh_rings(ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(dict.fromkeys((centre, *way) for turn in turns for way in (turn, turn[::-1])))
 
 
-def _through(layout: NodeLayout, group: tuple[int, ...], nic: int) -> tuple[int, ...]:
+def _through(cluster: Cluster, node: int, group: tuple[int, ...], nic: int) -> tuple[int, ...]:
     """The GPUs of a node with the one that ``nic`` serves first, and the nearest other last."""
     if len(group) == 1:
         return group
-    first = next(gpu for gpu in group if nic in layout.own_nics[gpu])
+    first = next(gpu for gpu in group if nic in cluster.own_nics(gpu))
     others = [gpu for gpu in group if gpu != first]
-    last = min(others, key=lambda gpu: len(layout.to_nic[gpu, nic]))
+    to_nic = cluster.layout_of(node).to_nic
+    last = min(others, key=lambda gpu: len(to_nic[cluster.gpus[gpu].index, nic]))
     return (first, *[gpu for gpu in others if gpu != last], last)

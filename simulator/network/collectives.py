@@ -3,44 +3,93 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from simulator.cluster.cluster import Cluster
 from simulator.config.files import closest
 from simulator.errors import InputError
-from simulator.network import direct, hosts, ring, tree
+from simulator.network import bruck, butterfly, collnet, direct, hierarchical, hosts, nvls, ring, rooted, tree
 from simulator.network.direct import EVEN, Traffic
-from simulator.network.pattern import Moves, Pattern, TransportCosts, placed, shape_of, timed
+from simulator.network.pattern import Moves, Pattern, placed, shape_of
 from simulator.network.plan import Plan
+from simulator.network.timing import TransportCosts, timed
 
-#: From the GPU numbers of a group to its hops. It may ask which members share a node, and how a node is laid out, but
-#: not which node it is: groups whose members sit alike in their nodes share one answer.
-Algorithm = Callable[[Cluster, tuple[int, ...]], Moves]
+#: From the GPU numbers of a group to its hops, step after step. It may ask which members share a node, and how a node
+#: is laid out, but not which node it is: groups whose members sit alike in nodes of one layout share one answer. It
+#: raises `InputError` where the hardware lacks what it needs.
+Algorithm = Callable[[Cluster, tuple[int, ...]], tuple[Moves, ...]]
 
 
 @dataclass(frozen=True)
 class Operation:
     """A collective: its algorithms by name, and the bytes on the busiest port per byte of size, for n ranks, which is
-    busbw / algbw of nccl-tests (doc/PERFORMANCE.md). ``nbytes``: the size, where it is always the same."""
+    busbw / algbw of nccl-tests (doc/PERFORMANCE.md). ``auto`` chooses among the algorithms that are ``nccl``'s own.
+    ``nbytes``: the size, where it is always the same."""
 
     algorithms: Mapping[str, Algorithm]
     bus_factor: Callable[[int], float]
+    nccl: tuple[str, ...]
     nbytes: float | None = None
 
 
 #: One 4-byte element, as torch.distributed.barrier reduces with NCCL.
 BARRIER_BYTES = 4.0
-_ALL_REDUCE: dict[str, Algorithm] = {"ring": ring.all_reduce, "tree": tree.all_reduce}
+_ALL_REDUCE: dict[str, Algorithm] = {
+    "ring": ring.all_reduce,
+    "tree": tree.all_reduce,
+    "nvls": nvls.all_reduce,
+    "nvls_tree": nvls.tree_all_reduce,
+    "collnet": collnet.all_reduce,
+    "binary_tree": tree.single_all_reduce,
+    "halving_doubling": butterfly.all_reduce,
+    "rs_ag": ring.composed_all_reduce,
+    "direct": direct.all_reduce,
+    "hierarchical": hierarchical.all_reduce,
+}
+_NCCL_ALL_REDUCE = ("ring", "tree", "nvls", "nvls_tree", "collnet")
 
 OPERATIONS: dict[str, Operation] = {
-    "all_reduce": Operation(_ALL_REDUCE, lambda n: 2 * (n - 1) / n),
-    "all_gather": Operation({"ring": ring.all_gather}, lambda n: (n - 1) / n),
-    "reduce_scatter": Operation({"ring": ring.reduce_scatter}, lambda n: (n - 1) / n),
-    "all_to_all": Operation({"pairwise": direct.all_to_all}, lambda n: (n - 1) / n),
-    "broadcast": Operation({"ring": ring.broadcast}, lambda n: 1.0),
-    "send_recv": Operation({"direct": direct.send_recv}, lambda n: 1.0),
-    "shift": Operation({"direct": direct.shift}, lambda n: 1.0),
-    "barrier": Operation(_ALL_REDUCE, lambda n: 2 * (n - 1) / n, BARRIER_BYTES),
+    "all_reduce": Operation(_ALL_REDUCE, lambda n: 2 * (n - 1) / n, _NCCL_ALL_REDUCE),
+    "all_gather": Operation(
+        {
+            "ring": ring.all_gather,
+            "nvls": nvls.all_gather,
+            "direct": direct.all_gather,
+            "bruck": bruck.all_gather,
+        },
+        lambda n: (n - 1) / n,
+        ("ring", "nvls"),
+    ),
+    "reduce_scatter": Operation(
+        {"ring": ring.reduce_scatter, "nvls": nvls.reduce_scatter, "direct": direct.reduce_scatter},
+        lambda n: (n - 1) / n,
+        ("ring", "nvls"),
+    ),
+    "all_to_all": Operation(
+        {"pairwise": direct.all_to_all, "rail": hierarchical.all_to_all, "bruck": bruck.all_to_all},
+        lambda n: (n - 1) / n,
+        ("pairwise",),
+    ),
+    "broadcast": Operation(
+        {"ring": ring.broadcast, "linear": rooted.linear_broadcast, "binomial": rooted.binomial_broadcast},
+        lambda n: 1.0,
+        ("ring",),
+    ),
+    "reduce": Operation(
+        {"ring": ring.reduce, "linear": rooted.linear_reduce, "binomial": rooted.binomial_reduce},
+        lambda n: 1.0,
+        ("ring",),
+    ),
+    "scatter": Operation(
+        {"linear": rooted.linear_scatter, "binomial": rooted.binomial_scatter}, lambda n: (n - 1) / n, ("linear",)
+    ),
+    "gather": Operation(
+        {"linear": rooted.linear_gather, "binomial": rooted.binomial_gather}, lambda n: (n - 1) / n, ("linear",)
+    ),
+    "send_recv": Operation({"direct": direct.send_recv}, lambda n: 1.0, ("direct",)),
+    "shift": Operation({"direct": direct.shift}, lambda n: 1.0, ("direct",)),
+    "barrier": Operation(_ALL_REDUCE, lambda n: 2 * (n - 1) / n, _NCCL_ALL_REDUCE, BARRIER_BYTES),
 }
 
 
@@ -54,8 +103,8 @@ def plan(
 ) -> Plan:
     """How ``ranks`` (GPU numbers, in the group's order) perform ``op`` on ``nbytes``, nccl-tests' size.
 
-    ``auto`` takes the algorithm that is fastest on an idle network, as NCCL's tuner does; a named one that this
-    operation does not have is refused. A group of one has nothing to do: no phases.
+    ``auto`` takes the algorithm of NCCL that is fastest on an idle network, as its tuner does; a named one that this
+    operation does not have, or the hardware cannot run, is refused. A group of one has nothing to do: no phases.
 
     Raises `InputError`.
     """
@@ -82,9 +131,17 @@ def patterns(
         return ()
     if traffic != EVEN:
         return (_pattern("by_node" if traffic.per_node else "pairwise", direct.uneven(traffic), cluster, members),)
-    return tuple(
-        [_pattern(name, function, cluster, members) for name, function in known.items() if algorithm in ("auto", name)]
-    )
+    if algorithm != "auto":
+        return (_pattern(algorithm, known[algorithm], cluster, members),)
+    key = (op, members)
+    possible: tuple[Pattern, ...] | None = cluster.memo.get(key)
+    if possible is None:
+        found = []
+        for name in OPERATIONS[op].nccl if op in OPERATIONS else known:
+            with suppress(InputError):  # the hardware cannot
+                found.append(_pattern(name, known[name], cluster, members))
+        possible = cluster.memo[key] = tuple(found)
+    return possible
 
 
 def fastest(op: str, candidates: Sequence[Pattern], nbytes: float, costs: TransportCosts) -> Plan:
@@ -129,13 +186,14 @@ def _pattern(name: str, algorithm: Algorithm, cluster: Cluster, ranks: tuple[int
     key = (name, algorithm, ranks)
     pattern: Pattern | None = cluster.memo.get(key)
     if pattern is None:
-        slots: dict[int, int] = {}
+        nodes: dict[int, int] = {}
         places = [cluster.locate(rank) for rank in ranks]
-        alike = tuple([cluster.end(slots.setdefault(node, len(slots)), slot) for node, slot in places])
-        shape = cluster.memo.get((algorithm, alike))
-        if shape is None:
-            shape = cluster.memo[algorithm, alike] = shape_of(cluster, algorithm(cluster, alike))
-        pattern = cluster.memo[key] = placed(name, shape, cluster, tuple(slots))
+        seats = tuple([(nodes.setdefault(node, len(nodes)), slot) for node, slot in places])
+        alike = (algorithm, seats, tuple([cluster.layout_of(node) for node in nodes]))
+        shapes = cluster.memo.get(alike)
+        if shapes is None:
+            shapes = cluster.memo[alike] = [shape_of(cluster, moves, nodes) for moves in algorithm(cluster, ranks)]
+        pattern = cluster.memo[key] = placed(name, shapes, cluster, tuple(nodes))
     return pattern
 
 

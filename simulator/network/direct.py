@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -27,7 +28,7 @@ class Traffic(NamedTuple):
 EVEN = Traffic()
 
 
-def all_to_all(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+def all_to_all(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Every rank sends 1/n of its buffer to each other rank, all at once, as NCCL does with grouped sends and receives.
 
     On the critical path stands one transfer, the average one.
@@ -36,12 +37,12 @@ def all_to_all(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
 
 
 @lru_cache(maxsize=1024)
-def uneven(traffic: Traffic) -> Callable[[Cluster, tuple[int, ...]], Moves]:
+def uneven(traffic: Traffic) -> Callable[[Cluster, tuple[int, ...]], tuple[Moves, ...]]:
     """`all_to_all` with ``traffic``; equal ones are one function."""
     return partial(spread, traffic)
 
 
-def spread(traffic: Traffic, cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+def spread(traffic: Traffic, cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Every rank sends to every other, all at once. Per byte of size (the mean send buffer) member i sends
     ``n * send[i] * receive[j]`` to member j; the slowest port decides, as all are done when the last one is."""
     n = len(ranks)
@@ -49,7 +50,24 @@ def spread(traffic: Traffic, cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
     own = max(n * a * b for a, b in zip(send, receive, strict=True))
     by_node = _by_node(traffic.per_node, cluster, ranks, send, receive)
     hops = by_node if traffic.per_node else _pairs(ranks, send, receive)
-    return Moves(list(hops), own=own, peers=n - 1)
+    return (Moves(list(hops), own=own, way="p2p", peers=n - 1),)
+
+
+def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
+    """`reduce_scatter`, then `all_gather`: as many bytes as a ring in 2 steps."""
+    (scattered,), (gathered,) = reduce_scatter(cluster, ranks), all_gather(cluster, ranks)
+    return scattered, replace(gathered, own=0.0, goes_on=True)
+
+
+def reduce_scatter(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
+    """Every rank sends each other one that one's 1/n of the message, to be added up there: one step."""
+    n = len(ranks)
+    return (Moves(list(_pairs(ranks, (1 / n,) * n, (1 / n,) * n)), own=1 / n),)
+
+
+def all_gather(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
+    """Every rank sends its 1/n of the message to each other one: one step."""
+    return reduce_scatter(cluster, ranks)
 
 
 def _pairs(ranks: Sequence[int], send: Sequence[float], receive: Sequence[float]) -> Iterator[Hop]:
@@ -100,15 +118,15 @@ def _by_node(
         yield hop(a, b, load, 1 / inside)
 
 
-def send_recv(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+def send_recv(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Every rank but the last sends the message to the next one; of two ranks, the first sends to the second."""
     n = len(ranks) - 1
     hops = [Hop(a, b, None, 1.0, 1 / n) for a, b in pairwise(ranks)]
-    return Moves(hops, peers=1)
+    return (Moves(hops, way="p2p", peers=1),)
 
 
-def shift(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+def shift(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Every rank sends the message to the next one of its ring, the last to the first, all at once."""
     n = len(ranks)
     hops = [Hop(a, b, None, 1.0, 1 / n) for a, b in zip(ranks, (*ranks[1:], ranks[0]), strict=True)]
-    return Moves(hops, peers=1)
+    return (Moves(hops, way="p2p", peers=1),)

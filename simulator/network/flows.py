@@ -36,17 +36,19 @@ def max_min_rates(phases: Sequence[Phase], capacity: Sequence[float]) -> list[fl
     >>> max_min_rates([a, b], [10.0])
     [2.0, 8.0]
     """
+    if len(phases) == 1:
+        return [min([phases[0].cap_Bps, *[capacity[link] / load for link, load in phases[0].loads if load > 0]])]
     rates = [0.0] * len(phases)
     crossing: dict[int, list[tuple[int, float]]] = {}
     for index, phase in enumerate(phases):
         for link, load in phase.loads:
             crossing.setdefault(link, []).append((index, load))
     left = {link: capacity[link] for link in crossing}
+    pressure = {link: total for link, flows in crossing.items() if (total := sum([load for _, load in flows])) > 0}
     rising = dict.fromkeys(range(len(phases)))
     level = 0.0
     while rising:
-        pressure = {link: sum(load for index, load in flows if index in rising) for link, flows in crossing.items()}
-        rise_of_link = {link: left[link] / load for link, load in pressure.items() if load > 0}
+        rise_of_link = {link: left[link] / load for link, load in pressure.items()}
         rise = min(min(rise_of_link.values(), default=math.inf), min(phases[index].cap_Bps for index in rising) - level)
         if math.isinf(rise):
             for index in rising:
@@ -62,6 +64,13 @@ def max_min_rates(phases: Sequence[Phase], capacity: Sequence[float]) -> list[fl
         for index in sorted(stopped):
             rates[index] = level
             del rising[index]
+        # Summed up anew, not subtracted from, so that no rounding is left of those that have stopped.
+        for link in {link for index in stopped for link, _ in phases[index].loads}:
+            total = sum([load for index, load in crossing[link] if index in rising])
+            if total > 0:
+                pressure[link] = total
+            else:
+                pressure.pop(link, None)
     return rates
 
 
@@ -81,11 +90,13 @@ def full_links(phases: Sequence[Phase], rates: Sequence[float], capacity: Sequen
 
     A phase that several links hold up alike is held up by each.
     """
+    slow = [rate < phase.cap_Bps * (1 - _SLACK) for phase, rate in zip(phases, rates, strict=True)]
+    if not any(slow):
+        return ()
     crossing: dict[int, list[tuple[int, float]]] = {}
     for index, phase in enumerate(phases):
         for link, load in phase.loads:
             crossing.setdefault(link, []).append((index, load))
-    slow = [rate < phase.cap_Bps * (1 - _SLACK) for phase, rate in zip(phases, rates, strict=True)]
     found = []
     for link, flows in crossing.items():
         if not any(slow[index] for index, _ in flows):
@@ -170,10 +181,10 @@ class Network:
                 for full in solved.full:
                     self._add(full, times * phase.nbytes / solved.rates[0])
 
-    def finish(self) -> None:
-        """Complete the record up to now."""
+    def finish(self, at_s: float) -> None:
+        """Complete the record of background traffic, which is there until ``at_s``."""
         for link in list(self._full):
-            self._leave(link)
+            self._leave(link, at_s)
 
     def _start(self, phases: Sequence[Phase], index: int, then: Callable[[], None]) -> None:
         """Start phase ``index``; the next ones follow it, then ``then``."""
@@ -247,7 +258,7 @@ class Network:
                 self._add(full, self._env.now - flow.since)
         else:
             for link in [link for link, _ in flow.phase.loads if link in self._full]:
-                self._leave(link)
+                self._leave(link, self._env.now)
         flow.then()
 
     def _touch(self, phase: Phase) -> None:
@@ -279,14 +290,14 @@ class Network:
                 if full.get(link) is self._full[link][0]:
                     del full[link]
                 else:
-                    self._leave(link)
+                    self._leave(link, now)
             for link, state in full.items():
                 self._full[link] = state, now
 
-    def _leave(self, link: int) -> None:
-        """The link's state ends now."""
+    def _leave(self, link: int, at_s: float) -> None:
+        """The link's state ends."""
         full, since = self._full.pop(link)
-        self._add(full, self._env.now - since)
+        self._add(full, max(at_s - since, 0.0))
 
     def _add(self, full: Full, seconds: float) -> None:
         self.full_s[full] = self.full_s.get(full, 0.0) + seconds

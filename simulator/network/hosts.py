@@ -31,30 +31,30 @@ def ends(op: str, cluster: Cluster, rank: int, servers: tuple[int, ...]) -> tupl
             return tuple([end for node in servers for end in (cluster.host(node), cluster.host(node, CPU))])
 
 
-def copy(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+def copy(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """From the first end to the second."""
     a, b = ranks
-    return Moves([Hop(a, b, None, 1.0, 1.0)])
+    return (Moves([Hop(a, b, None, 1.0, 1.0)]),)
 
 
-def push(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+def push(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """From a worker to servers, to each its equal part, all at once."""
     worker, *servers = ranks
     share = 1 / len(servers)
-    return Moves([Hop(worker, server, None, share, share) for server in servers], peers=len(servers))
+    return (Moves([Hop(worker, server, None, share, share) for server in servers], way="p2p", peers=len(servers)),)
 
 
-def pull(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+def pull(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """From servers to a worker."""
     worker, *servers = ranks
     share = 1 / len(servers)
-    return Moves([Hop(server, worker, None, share, share) for server in servers], peers=len(servers))
+    return (Moves([Hop(server, worker, None, share, share) for server in servers], way="p2p", peers=len(servers)),)
 
 
-def server_update(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+def server_update(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Every server works on its equal part, in its own memory."""
     pairs = list(zip(ranks[::2], ranks[1::2], strict=True))
-    return Moves([Hop(memory, cpu, None, 1 / len(pairs), 1 / len(pairs)) for memory, cpu in pairs])
+    return (Moves([Hop(memory, cpu, None, 1 / len(pairs), 1 / len(pairs)) for memory, cpu in pairs]),)
 
 
 OPERATIONS = {

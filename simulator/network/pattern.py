@@ -1,40 +1,32 @@
-"""What a collective does to the links, whatever its size, and how long a message of some size then takes.
+"""What a collective does to the links, whatever its size.
 
-An algorithm lists the hops of a group of ranks as `Moves`. Added up they are a `Shape`, the same for all groups whose
-members sit alike in their nodes, and on the nodes of one group a `Pattern`: the bytes on every link per byte of
-message, and the hops that the first byte makes. `timed` turns it into a `Plan` for a size, choosing among NCCL's
-protocols as its tuner does: the one that is fastest on an idle network (NCCL src/graph/tuning.cc, ncclTopoGetAlgoTime:
-latency + bytes / bandwidth).
+An algorithm lists the hops of a group of ranks as `Moves`, one after another where it has real steps. Added up, each is
+a `Shape`, the same for all groups whose members sit alike in their nodes, and on the nodes of one group a `Stage` of a
+`Pattern`: the bytes on every link per byte of message, and the hops that the first byte makes.
+`simulator.network.timing` makes it a `Plan` for a size.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-from typing import Protocol as Interface
 
 from simulator.cluster.cluster import Cluster
-from simulator.cluster.node import Route
-from simulator.config.transport import Transport, TransportKind
-from simulator.network.plan import Phase, Plan
+from simulator.cluster.node import NodeLayout, Route
+from simulator.config.transport import TransportKind, Way
 
 #: From the least to the most limiting: a hop is of the last kind that it crosses.
-_KINDS: tuple[TransportKind, ...] = ("nvlink", "pcie", "infiniband", "roce", "tcp", "nvme", "memory")
-
-
-class TransportCosts(Interface):
-    """The part of Costs that the network asks."""
-
-    def transport(self, kind: str) -> Transport: ...
-
-    def link_efficiency(self, kind: str) -> float: ...
+KINDS: tuple[TransportKind, ...] = ("nvlink", "pcie", "infiniband", "roce", "tcp", "nvme", "memory")
+#: The end point that stands for switches, which sum up and multicast: without a NIC the NVSwitch of the node that the
+#: other end is in, with one those of the fabric, which add up what all NICs of that number send, and send back the sum.
+SWITCH = -1
 
 
 class Hop(NamedTuple):
-    """A transfer between end points (GPUs, or hosts' memory), through NIC ``nic`` of both nodes if given, that carries
-    ``load`` bytes per byte of message and stands ``weight`` times on the critical path."""
+    """A transfer between end points (GPUs, hosts' memory, or switches that sum up and multicast), through NIC ``nic``
+    of both nodes if given, that carries ``load`` bytes per byte of message and stands ``weight`` times on the critical
+    path."""
 
     sender: int
     receiver: int
@@ -45,24 +37,30 @@ class Hop(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """What an algorithm does on a group of ranks.
+    """What an algorithm does on a group of ranks at one time: hops that advance in lock-step.
 
     ``own`` is the share of the message that each rank handles without a link. ``efficiency`` is the bandwidth reached,
-    relative to a ring of the same load. ``peers`` > 0 marks sends and receives, to so many peers each.
+    relative to a ring of the same load. ``way``: what carries it out; of sends and receives, ``peers`` counts those of
+    each rank. ``channels``: the rings or trees among which the message is split. ``goes_on``: it is a further step of
+    the kernel that made the moves before it, in the same protocol; else a kernel starts with it.
     """
 
     hops: Iterable[Hop]
     own: float = 0.0
     efficiency: float = 1.0
+    way: Way = "protocols"
     peers: int = 0
+    channels: int = 1
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Hops added up, of a group on nodes 0, 1, 2 ... that stand for any others, one by one.
+    """Hops added up, of a group on nodes 0, 1, 2 ... that stand for any others of the same layouts, one by one.
 
     ``inside``: (node, position in its layout, bytes per byte of message) of links of nodes, NIC ports among them.
-    ``across``: (node, NIC, node, NIC, bytes, weight) between NICs. ``hops`` counts the hops of the critical path by
+    ``across``: (node, NIC, node, NIC, bytes, weight) between NICs. ``summed``: (nodes, NIC, bytes, weight) of what the
+    fabric adds up, each way. ``hops`` counts the hops of the critical path by
     kind; ``link_latency_s`` is the latency of their links, without those between switches. ``sent`` is what all members
     together send, per byte of message.
     """
@@ -70,33 +68,34 @@ class Shape:
     moves: Moves
     inside: tuple[tuple[int, int, float], ...]
     across: tuple[tuple[int, int, int, int, float, float], ...]
+    summed: tuple[tuple[tuple[int, ...], int, float, float], ...]
     hops: tuple[tuple[TransportKind, float], ...]
     link_latency_s: float
     sent: float
 
 
 @dataclass(frozen=True, eq=False)
-class Pattern:
-    """An algorithm on a group of ranks of a cluster.
+class Stage:
+    """Moves on a group of ranks of a cluster.
 
     Phases have as reference flow the one on the tightest link: ``loads`` are relative to it, and it carries
     ``flow_bytes`` per byte of message. ``line_s`` holds, per kind of link, the seconds per byte of message that its
-    busiest link needs at line rate. ``kind`` is the transport that sets the pace, the last in `_KINDS` that is crossed.
-    ``hops``, ``link_latency_s`` (of all links) and ``sent`` are as in `Shape`; ``own``, ``efficiency`` and ``peers`` as
-    in `Moves`.
+    busiest link needs at line rate. ``kind`` is the transport that sets the pace, the last in `KINDS` that is crossed.
+    ``hops`` and ``link_latency_s`` (of all links) are as in `Shape`; ``own``, ``efficiency``, ``way``, ``peers`` and
+    ``goes_on`` as in `Moves`.
     """
 
-    algorithm: str
     kind: TransportKind
     loads: tuple[tuple[int, float], ...]
     flow_bytes: float
     line_s: tuple[tuple[TransportKind, float], ...]
     hops: tuple[tuple[TransportKind, float], ...]
     link_latency_s: float
-    sent: float
     own: float
     efficiency: float
+    way: Way
     peers: int
+    goes_on: bool
 
     @property
     def timing(self) -> tuple[object, ...]:
@@ -104,7 +103,6 @@ class Pattern:
         the order of a sum over hops."""
         latency = float(f"{self.link_latency_s:.12e}")
         return (
-            self.algorithm,
             self.kind,
             self.flow_bytes,
             self.line_s,
@@ -112,61 +110,127 @@ class Pattern:
             latency,
             self.own,
             self.efficiency,
+            self.way,
             self.peers,
+            self.goes_on,
         )
 
 
-def shape_of(cluster: Cluster, moves: Moves) -> Shape:
-    """Add up hops: loads link by link, latencies along the critical path."""
-    layout = cluster.layout
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """An algorithm on a group of ranks of a cluster: its stages, one after another. ``sent`` is what all members
+    together send, per byte of message; ``channels`` are those of the stage that has most."""
+
+    algorithm: str
+    stages: tuple[Stage, ...]
+    sent: float
+    channels: int
+
+    @property
+    def timing(self) -> tuple[object, ...]:
+        """As that of the stages."""
+        return (self.algorithm, *[stage.timing for stage in self.stages])
+
+
+def shape_of(cluster: Cluster, moves: Moves, number: Mapping[int, int]) -> Shape:
+    """Add up hops: loads link by link, latencies along the critical path. ``number``: of each node in the shape."""
     total: dict[tuple[int, int, int | None], tuple[float, float]] = {}
     for sender, receiver, nic, load, weight in moves.hops:
         before = total.get((sender, receiver, nic), (0.0, 0.0))
         total[sender, receiver, nic] = before[0] + load, before[1] + weight
     inside: dict[tuple[int, int], float] = {}
     across: dict[tuple[int, int, int, int], tuple[float, float]] = {}
+    summed: dict[tuple[int, float], tuple[tuple[int, ...], float]] = {}
     path: dict[TransportKind, float] = {}
     link_latency_s = 0.0
     for (sender, receiver, nic), (load, weight) in total.items():
-        a, gpu_a = cluster.locate(sender)
-        b, gpu_b = cluster.locate(receiver)
+        (a, gpu_a), (b, gpu_b) = (
+            cluster.locate(end if end >= 0 else max(sender, receiver)) for end in (sender, receiver)
+        )
+        on_a, on_b = cluster.layout_of(a), cluster.layout_of(b)
+        out: Route = ()
         back: Route = ()
-        if a == b:
-            out = layout.between[gpu_a, gpu_b]
+        if sender < 0:
+            back = _from_switch(on_b, gpu_b, nic)
+        elif receiver < 0:
+            out = _to_switch(on_a, gpu_a, nic)
+            if nic is not None:
+                nodes, weights = summed.get((nic, load), ((), 0.0))
+                summed[nic, load] = (*nodes, number[a]), weights + weight
+        elif a == b:
+            out = on_a.between[gpu_a, gpu_b]
         else:
-            nic_a, nic_b = cluster.nics_between(gpu_a, gpu_b) if nic is None else (nic, nic)
-            out, back = layout.out(gpu_a, nic_a), layout.back(nic_b, gpu_b)
-            before = across.get((a, nic_a, b, nic_b), (0.0, 0.0))
-            across[a, nic_a, b, nic_b] = before[0] + load, before[1] + weight
-        for node, positions in ((a, out), (b, back)):
+            nic_a, nic_b = cluster.nics_between(a, gpu_a, b, gpu_b) if nic is None else (nic, nic)
+            out, back = on_a.out(gpu_a, nic_a), on_b.back(nic_b, gpu_b)
+            ends = number[a], nic_a, number[b], nic_b
+            before = across.get(ends, (0.0, 0.0))
+            across[ends] = before[0] + load, before[1] + weight
+        for node, positions in ((number[a], out), (number[b], back)):
             for position in positions:
                 inside[node, position] = inside.get((node, position), 0.0) + load
         if weight:
-            crossed = [layout.edges[position] for position in (*out, *back)]
+            crossed = [*[on_a.edges[position] for position in out], *[on_b.edges[position] for position in back]]
             kinds = [edge.kind for edge in crossed]
-            kind = next(kind for kind in reversed(_KINDS) if kind in kinds)
+            kind = next(kind for kind in reversed(KINDS) if kind in kinds)
             path[kind] = path.get(kind, 0.0) + weight
             link_latency_s += weight * sum([edge.latency_s for edge in crossed])
     return Shape(
         moves=moves,
         inside=tuple([(*at, load) for at, load in inside.items()]),
         across=tuple([(*ends, *both) for ends, both in across.items()]),
+        summed=tuple([(nodes, nic, load, weight) for (nic, load), (nodes, weight) in summed.items()]),
         hops=tuple(path.items()),
         link_latency_s=link_latency_s,
-        sent=sum([load for load, _ in total.values()]),
+        sent=sum([load for (sender, _, _), (load, _) in total.items() if sender >= 0]),
     )
 
 
-def placed(algorithm: str, shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Pattern:
-    """The shape with its node i on ``nodes[i]``, as the pattern of the algorithm of that name."""
+def _to_switch(layout: NodeLayout, gpu: int, nic: int | None) -> Route:
+    """From a GPU to the NVSwitch of its node, or through a NIC to the switches of the fabric."""
+    return _link(layout, f"gpu{gpu}", "nvswitch") if nic is None else layout.out(gpu, nic)
+
+
+def _from_switch(layout: NodeLayout, gpu: int, nic: int | None) -> Route:
+    """The way back of `_to_switch`."""
+    return _link(layout, "nvswitch", f"gpu{gpu}") if nic is None else layout.back(nic, gpu)
+
+
+def _link(layout: NodeLayout, src: str, dst: str) -> Route:
+    return (next(position for position, edge in enumerate(layout.edges) if (edge.src, edge.dst) == (src, dst)),)
+
+
+def placed(algorithm: str, shapes: Sequence[Shape], cluster: Cluster, nodes: Sequence[int]) -> Pattern:
+    """The shapes with their node i on ``nodes[i]``, as the pattern of the algorithm of that name."""
+    return Pattern(
+        algorithm=algorithm,
+        stages=tuple([_stage(shape, cluster, nodes) for shape in shapes]),
+        sent=sum([shape.sent for shape in shapes]),
+        channels=max([shape.moves.channels for shape in shapes]),
+    )
+
+
+def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Stage:
     links, moves = cluster.links, shape.moves
-    first = [node * len(cluster.layout.edges) for node in nodes]
+    first = [cluster.first_link[node] for node in nodes]
     loads = {first[node] + position: load for node, position, load in shape.inside}
     link_latency_s = shape.link_latency_s
     for a, nic_a, b, nic_b, load, weight in shape.across:
-        for index in cluster.trunks_between(nodes[a], nic_a, nodes[b], nic_b):
-            loads[index] = loads.get(index, 0.0) + load
-            link_latency_s += weight * links[index].latency_s
+        for index, share in cluster.trunks_between(nodes[a], nic_a, nodes[b], nic_b):
+            loads[index] = loads.get(index, 0.0) + share * load
+            link_latency_s += share * weight * links[index].latency_s
+    for slots, nic, load, weight in shape.summed:
+        # The leaf of the first node is the root of the tree; what several leaves send is one sum from where they meet.
+        root, others = nodes[slots[0]], [nodes[slot] for slot in slots[1:]]
+        up = [cluster.trunks_between(node, nic, root, nic) for node in others]
+        down = [cluster.trunks_between(root, nic, node, nic) for node in others]
+        shares: dict[int, float] = {}
+        for way in (*up, *down):
+            for index, share in way:
+                shares[index] = max(shares.get(index, 0.0), share)
+        for index, share in shares.items():
+            loads[index] = loads.get(index, 0.0) + share * load
+        farthest_s = max([sum([share * links[index].latency_s for index, share in way]) for way in up])
+        link_latency_s += 2 * weight * farthest_s
     line_s: dict[TransportKind, float] = {}
     tightest_s, flow_bytes = 0.0, 1.0
     for index, load in loads.items():
@@ -176,55 +240,16 @@ def placed(algorithm: str, shape: Shape, cluster: Cluster, nodes: Sequence[int])
             line_s[link.kind] = busy_s
             if busy_s > tightest_s:
                 tightest_s, flow_bytes = busy_s, load
-    return Pattern(
-        algorithm=algorithm,
-        kind=next(kind for kind in reversed(_KINDS) if kind in line_s),
+    return Stage(
+        kind=next(kind for kind in reversed(KINDS) if kind in line_s),
         loads=tuple([(index, load / flow_bytes) for index, load in loads.items()]),
         flow_bytes=flow_bytes,
         line_s=tuple(line_s.items()),
         hops=shape.hops,
         link_latency_s=link_latency_s,
-        sent=shape.sent,
         own=moves.own,
         efficiency=moves.efficiency,
+        way=moves.way,
         peers=moves.peers,
+        goes_on=moves.goes_on,
     )
-
-
-def timed(pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float, Plan]:
-    """The plan of a message of ``nbytes``, and its seconds on an idle network.
-
-    For each protocol: latency = base + hops x (software per hop + their links), and bytes take
-    ``line * (1 + sqrt(half_bytes / flow)) + own / copy`` seconds each, where flow is what the busiest link carries, and
-    line is that of the kind of link that the protocol makes slowest. The square root is what a flow cut into the best
-    number of chunks loses while the pipeline fills: n hops of k chunks of x bytes together last
-    ``(n - 1 + k) (a + x / (k B))``, whose least is ``x / B + 2 sqrt((n - 1) a x / B) + (n - 1) a``.
-    """
-    return min(_by_protocol(pattern, nbytes, costs), key=lambda timed_plan: timed_plan[0])
-
-
-def _by_protocol(pattern: Pattern, nbytes: float, costs: TransportCosts) -> Iterator[tuple[float, Plan]]:
-    pace = costs.transport(pattern.kind)
-    lines = [
-        (seconds / costs.link_efficiency(kind), costs.transport(kind).ways(pattern.peers))
-        for kind, seconds in pattern.line_s
-    ]
-    software = [(count, costs.transport(kind).ways(pattern.peers)) for kind, count in pattern.hops]
-    start_s = pattern.link_latency_s
-    if pattern.peers:
-        start_s += pattern.peers * pace.peer_latency_s
-    flow = nbytes * pattern.flow_bytes
-    for name, protocol in pace.ways(pattern.peers).items():
-        too_large = protocol.most_bytes is not None and flow > protocol.most_bytes
-        if too_large or any(name not in protocols for _, protocols in lines):
-            continue
-        latency_s = start_s + protocol.base_latency_s
-        for count, protocols in software:
-            latency_s += count * protocols[name].hop_latency_s
-        per_byte_s = max([line_s / protocols[name].bandwidth_fraction for line_s, protocols in lines])
-        per_byte_s /= pattern.efficiency
-        if protocol.half_bytes and nbytes:
-            per_byte_s *= 1 + math.sqrt(protocol.half_bytes / flow)
-        per_byte_s += pattern.own / (pace.p2p_copy_Bps if pattern.peers else pace.copy_Bps)
-        phase = Phase(flow, pattern.loads, latency_s, pattern.flow_bytes / per_byte_s)
-        yield latency_s + nbytes * per_byte_s, Plan(pattern.algorithm, (phase,), name, nbytes * pattern.sent)

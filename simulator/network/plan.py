@@ -29,13 +29,15 @@ class Plan:
     """An operation as one algorithm performs it: phases one after another.
 
     ``protocol`` is NCCL's, where it has one. ``sent_bytes``: what all members together send to one another; what a GPU
-    hands on to its NIC for another one (PXN) is on the links, but is not counted here.
+    hands on to its NIC for another one (PXN) is on the links, but is not counted here. ``channels``: the rings or trees
+    among which the message is split.
     """
 
     algorithm: str
     phases: tuple[Phase, ...]
     protocol: str = ""
     sent_bytes: float = 0.0
+    channels: int = 1
 
     @property
     def latency_s(self) -> float:

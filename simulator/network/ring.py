@@ -7,6 +7,7 @@ With a message of S bytes (nccl-tests' size) on n ranks, a rank sends ``(n-1)/n 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 from simulator.cluster.cluster import Cluster
@@ -14,22 +15,22 @@ from simulator.network.channels import Channel, channels
 from simulator.network.pattern import Hop, Moves
 
 
-def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """A reduce-scatter and an all-gather: 2(n-1) steps of 1/n of the message."""
     return _around(cluster, ranks, 2 * (len(ranks) - 1))
 
 
-def reduce_scatter(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+def reduce_scatter(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """n-1 steps of 1/n of the message."""
     return _around(cluster, ranks, len(ranks) - 1)
 
 
-def all_gather(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+def all_gather(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """n-1 steps of 1/n of the message."""
     return _around(cluster, ranks, len(ranks) - 1)
 
 
-def broadcast(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+def broadcast(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """The message, pipelined through all ranks from the first on: n-1 hops."""
     hops = []
     strung = channels(cluster, ranks)
@@ -38,17 +39,28 @@ def broadcast(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
         start = next(i for i, (sender, _, _) in enumerate(ring) if sender == ranks[0])
         for hop in (ring[start:] + ring[:start])[:-1]:
             hops.append(Hop(*hop, 1 / len(strung), 1 / len(strung)))
-    return Moves(hops)
+    return (Moves(hops, channels=len(strung)),)
 
 
-def _around(cluster: Cluster, ranks: tuple[int, ...], steps: int) -> Moves:
+def reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
+    """`broadcast` backwards: the message comes through all ranks to the first, added up on the way."""
+    (moves,) = broadcast(cluster, ranks)
+    return (replace(moves, hops=[hop._replace(sender=hop.receiver, receiver=hop.sender) for hop in moves.hops]),)
+
+
+def composed_all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
+    """A reduce-scatter and an all-gather, called one after the other, each a kernel of its own."""
+    return (*reduce_scatter(cluster, ranks), *all_gather(cluster, ranks))
+
+
+def _around(cluster: Cluster, ranks: tuple[int, ...], steps: int) -> tuple[Moves, ...]:
     """A part of the message makes ``steps`` consecutive hops: on average over where it starts, each hop of the ring
     steps/n times. It is also handled once where it starts or ends, without a link."""
     n = len(ranks)
     strung = channels(cluster, ranks)
     each = steps / n / len(strung)
     hops = [Hop(*hop, each, each) for channel in strung for hop in _ring(channel)]
-    return Moves(hops, own=1 / n)
+    return (Moves(hops, own=1 / n, channels=len(strung)),)
 
 
 def _ring(channel: Channel) -> Iterator[tuple[int, int, int | None]]:

@@ -19,14 +19,22 @@ from simulator.network.pattern import Hop, Moves
 EFFICIENCY = 0.92
 
 
-def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> Moves:
+def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Reduce up both trees, broadcast down: about 2 log2(nodes) hops between nodes and 2(g-1) in nodes of g GPUs.
 
     NCCL has trees for nothing else (src/graph/tuning.cc).
     """
     strung = channels(cluster, ranks)
     hops = [hop for channel in strung for hop in _hops(channel, 1 / len(strung))]
-    return Moves(hops, own=1 / len(ranks), efficiency=EFFICIENCY)
+    return (Moves(hops, own=1 / len(ranks), efficiency=EFFICIENCY, channels=len(strung)),)
+
+
+def single_all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
+    """Reduce up one binary tree with all of the message, and broadcast down: an inner node with two children sends and
+    receives three times what a leaf does."""
+    strung = channels(cluster, ranks)
+    hops = [hop for channel in strung for hop in _hops(channel, 1 / len(strung), trees=1)]
+    return (Moves(hops, own=1 / len(ranks), efficiency=EFFICIENCY, channels=len(strung)),)
 
 
 def parent(node: int, n: int) -> int:
@@ -57,8 +65,8 @@ def other_parent(node: int, n: int) -> int:
     return -1 if up < 0 else n - 1 - up
 
 
-def _hops(channel: Channel, share: float) -> Iterator[Hop]:
-    """Hops of one channel. On the critical path: the longest chain, and the longest way to the root of each tree."""
+def _hops(channel: Channel, share: float, trees: int = 2) -> Iterator[Hop]:
+    """Hops of one channel. On the critical path: the longest chain, and what is between nodes."""
     n = len(channel.nodes)
     longest_chain = max(range(n), key=lambda node: len(channel.nodes[node]))
     for number, chain in enumerate(channel.nodes):
@@ -66,13 +74,20 @@ def _hops(channel: Channel, share: float) -> Iterator[Hop]:
         for near, far in pairwise(chain):
             yield Hop(far, near, None, share, weight)
             yield Hop(near, far, None, share, weight)
+    yield from between_nodes(channel, share, trees)
+
+
+def between_nodes(channel: Channel, share: float, trees: int = 2) -> Iterator[Hop]:
+    """Hops of ``trees`` trees between the first GPUs of a channel's nodes, which each carry an equal part of its
+    ``share``. On the critical path: the longest way to the root of each."""
     heads = [chain[0] for chain in channel.nodes]
-    for parents, longest_way in _double_tree(n):
+    each = share / trees
+    for parents, longest_way in _double_tree(len(heads))[:trees]:
         for node, above in enumerate(parents):
             if above >= 0:
-                weight = share / 2 if node in longest_way else 0.0
-                yield Hop(heads[node], heads[above], channel.nic, share / 2, weight)
-                yield Hop(heads[above], heads[node], channel.nic, share / 2, weight)
+                weight = each if node in longest_way else 0.0
+                yield Hop(heads[node], heads[above], channel.nic, each, weight)
+                yield Hop(heads[above], heads[node], channel.nic, each, weight)
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.analysis.memory import RankMemory, held_activations, memory_curve
+from simulator.analysis.memory import RankMemory, fullest, held_activations, memory_curve
 from simulator.timeline import Timeline
 from simulator.units import GiB, format_gib, format_time
 
@@ -33,41 +33,40 @@ _VISIBLE = 1e-6
 _SIZE_IN = (11.0, 4.5)
 
 
-def memory_plot(
-    timeline: Timeline, memories: tuple[RankMemory, ...], capacity_bytes: float, ax: Axes | None = None, *, title: str
-) -> Figure:
+def memory_plot(timeline: Timeline, memories: tuple[RankMemory, ...], ax: Axes | None = None, *, title: str) -> Figure:
     """Memory of the job's fullest rank over time, GiB; into ``ax`` where given.
 
     ``buffers`` are the context, NCCL, placeholders, buckets and what the allocator has cached at most; ``gathered`` are
     parameters and gradients that are whole for a while under ZeRO-2 and 3, or come from the host.
     """
-    fullest = max(memories, key=lambda memory: memory.total)
-    curve = memory_curve(timeline, fullest.rank)
+    shown = fullest(memories)
+    capacity_bytes = shown.capacity
+    curve = memory_curve(timeline, shown.rank)
     if ax is None:
         from matplotlib.figure import Figure
 
         ax = Figure(figsize=_SIZE_IN, layout="constrained", dpi=120).add_subplot()
     step = timeline.step_time_s
     times = np.concatenate(([0.0], curve.times, [step]))
-    own = held_activations(timeline, curve, fullest.holdings)
-    made = np.minimum(curve.held - own, fullest.holdings.made)
+    own = held_activations(timeline, curve, shown.holdings)
+    made = np.minimum(curve.held - own, shown.holdings.made)
     made, gathered, held, workspace = (
         np.concatenate(([0.0], np.maximum(column, 0.0), np.maximum(column[-1:], 0.0)))
         for column in (made, curve.held - own - made, own, curve.workspace)
     )
-    state = fullest.holdings.state
+    state = shown.holdings.state
     constant = {
         "weights": state.weights,
-        "gradients": fullest.holdings.gradients,
+        "gradients": shown.holdings.gradients,
         "optimizer": state.optimizer,
-        "buffers": fullest.buffers - fullest.gathered,
+        "buffers": shown.buffers - shown.gathered,
     }
     layers = {name: np.full(len(times), nbytes) for name, nbytes in constant.items()}
     layers["gradients"] += made
     layers |= {"gathered": gathered, "activations": held, "workspace": workspace}
     below = np.zeros(len(times))
     for name, colour in _COLOURS.items():
-        if layers[name].max() < _VISIBLE * fullest.total:
+        if layers[name].max() < _VISIBLE * shown.total:
             continue
         above = below + layers[name] / GiB
         ax.fill_between(times, below, above, step="post", color=colour, label=name, linewidth=0)
@@ -75,20 +74,20 @@ def memory_plot(
     ax.axhline(capacity_bytes / GiB, color=_LIMIT, linestyle="--", linewidth=1.2)
     said = f"{format_gib(capacity_bytes)} on the GPU "
     ax.text(step, capacity_bytes / GiB, said, color=_LIMIT, ha="right", va="bottom")
-    near = 0 < capacity_bytes - fullest.total < 0.1 * capacity_bytes  # the line would go through the words
-    ax.plot([fullest.peak_at_s], [fullest.total / GiB], marker="v", color="black", markersize=7)
+    near = 0 < capacity_bytes - shown.total < 0.1 * capacity_bytes  # the line would go through the words
+    ax.plot([shown.peak_at_s], [shown.total / GiB], marker="v", color="black", markersize=7)
     ax.annotate(
-        f"{format_gib(fullest.total)} at {format_time(fullest.peak_at_s)}",
-        (fullest.peak_at_s, fullest.total / GiB),
+        f"{format_gib(shown.total)} at {format_time(shown.peak_at_s)}",
+        (shown.peak_at_s, shown.total / GiB),
         textcoords="offset points",
         xytext=(8, -2) if near else (0, 8),
-        ha="left" if fullest.peak_at_s < step / 2 else "right",
+        ha="left" if shown.peak_at_s < step / 2 else "right",
     )
     ax.set_xlim(0.0, step)
-    ax.set_ylim(0.0, 1.15 * max(capacity_bytes, fullest.total) / GiB)
+    ax.set_ylim(0.0, 1.15 * max(capacity_bytes, shown.total) / GiB)
     ax.set_xlabel("time (s)")
     ax.set_ylabel("memory (GiB)")
-    ax.set_title(f"{title}: rank {fullest.rank}, stage {fullest.stage}", loc="left")
+    ax.set_title(f"{title}: rank {shown.rank}, stage {shown.stage}", loc="left")
     handles, labels = ax.get_legend_handles_labels()
     ax.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     figure = ax.get_figure(root=True)

@@ -20,6 +20,8 @@ _BAR = 30
 #: What `time_breakdown_s` calls bubble, told apart from that of the pipeline.
 _WAITING = "waiting for other ranks"
 _PATH_ROWS = 8
+#: Of a kind of communication, the links that are named.
+_LINKS_OF_KIND = 2
 
 Result = Mapping[str, Any]
 
@@ -35,6 +37,8 @@ def summary(result: Result) -> Group:
         parts.append(_communication(result))
     if result["links"]:
         parts.append(_links(result["links"]))
+    if result["contention"]:
+        parts.append(_contention(result, "Where transfers met"))
     parts.append(_path(result["critical_path"]))
     parts += [Text(line) for line in _trust(result)]
     return Group(*parts)
@@ -53,6 +57,50 @@ def compare(first: Result, second: Result) -> Table:
     table.add_row("layout", describe_layout(first["parallelism"]), describe_layout(second["parallelism"]), "")
     table.add_row("memory", _fits(first["memory"]), _fits(second["memory"]), "")
     return table
+
+
+def shared(result: Result) -> Group:
+    """Several jobs that share a cluster: what each takes beside the others and alone, and where they met."""
+    from rich.console import Group
+    from rich.text import Text
+
+    runs = result["runs"]
+    table = _table(
+        f"On {result['share_fabric']['nodes']:,} nodes of {result['share_fabric']['cluster']} at once",
+        ("job", "left"), ("GPUs", "right"), ("nodes", "left"), ("step alone", "right"), ("step shared", "right"),
+        ("lost", "right"), ("slowdown", "right"), ("tokens/s", "right"), ("MFU", "right"),
+    )  # fmt: skip
+    for run in runs:
+        sharing = run["sharing"]
+        times = (
+            format_time(s) for s in (sharing["alone_step_time_s"], run["step_time_s"], max(sharing["lost_s"], 0.0))
+        )
+        table.add_row(
+            Text(run["name"]), f"{run['n_gpus']:,}", _ranges(sharing["nodes"]), *times, f"{sharing['slowdown']:.3f}",
+            f"{run['tokens_per_s']:,.0f}", _percent(run["mfu"]),
+        )  # fmt: skip
+    parts: list[Any] = [table]
+    for run in runs:
+        if run["contention"]:
+            parts.append(_contention(run, f"Where transfers met, in a step of {run['name']}"))
+    return Group(*parts)
+
+
+def _ranges(numbers: Sequence[int], most: int = 4) -> str:
+    """Such as ``0-7,16``; ``0-14:2`` is every other one."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        run = runs[-1] if runs else []
+        gap = number - run[-1] if run else 0
+        if run and (gap == run[1] - run[0] if len(run) > 1 else gap <= 2):
+            run.append(number)
+        else:
+            runs.append([number])
+    shown = [
+        str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" + (":2" if run[1] - run[0] == 2 else "")
+        for run in runs[:most]
+    ]
+    return ",".join(shown) + (",..." if len(runs) > most else "")
 
 
 def _other_name(first: Result, second: Result) -> str:
@@ -277,9 +325,9 @@ def _memory(memory: Mapping[str, Any]) -> Any:
     stages = memory["per_stage"]
     shown = _fullest(stages)
     for row in shown:
-        over = row["peak"] > capacity
+        over = row["peak"] > row["capacity"]
         style = "red" if over else ""
-        verdict = f"{_gib(row['peak'] - capacity)} GiB too much" if over else ""
+        verdict = f"{_gib(row['peak'] - row['capacity'])} GiB too much" if over else ""
         table.add_row(
             str(row["stage"]), *(_gib(row[part]) for part in _MEMORY_PARTS), _gib(row["peak"]), verdict, style=style
         )
@@ -292,7 +340,7 @@ def _memory(memory: Mapping[str, Any]) -> Any:
     allocated = f"{format_gib(memory['peak_allocated_bytes'])} by PyTorch's allocator"
     if memory["fits"]:
         lines.append(Text(f"Fits: at most {peak}, {allocated}.", style="green"))
-    elif memory["peak_bytes"] > capacity:
+    elif any(row["peak"] > row["capacity"] for row in stages):
         lines.append(Text(f"DOES NOT FIT: {peak}, {allocated}.", style="bold red"))
         lines += [Text(f"  {line}", style="red") for line in memory.get("advice", ())]
     lines.append(Text(_fullest_moment(max(stages, key=lambda row: float(row["peak"])))))
@@ -344,6 +392,7 @@ def _communication(result: Result) -> Table:
     table = _table(
         "Communication (per GPU)",
         ("kind", "left"), ("sent", "right"), ("in flight", "right"), ("exposed", "right"), ("algorithm", "left"),
+        ("on links, the slowest first", "left"),
     )  # fmt: skip
     from rich.text import Text
 
@@ -351,7 +400,8 @@ def _communication(result: Result) -> Table:
     for kind, row in result["communication"].items():
         if row["time_s"] or row["bytes_per_gpu"]:
             times = (_time_beside(row[key], step) for key in ("time_s", "exposed_s"))
-            table.add_row(kind, format_bytes(row["bytes_per_gpu"]), *times, Text(str(row["algorithm"])))
+            links = ", ".join(link["links"] for link in row["links"][:_LINKS_OF_KIND])
+            table.add_row(kind, format_bytes(row["bytes_per_gpu"]), *times, Text(str(row["algorithm"])), Text(links))
     return table
 
 
@@ -365,4 +415,25 @@ def _links(links: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(
             Text(row["name"]), f"{row.get('count', 1):,}", format_bytes(row["bytes"]), _percent(row["utilisation"])
         )
+    return table
+
+
+def _contention(result: Result, title: str) -> Table:
+    """Where transfers held each other up, and what each lost against an idle network; who lost nothing was there."""
+    table = _table(
+        title,
+        ("link", "left"), ("alike", "right"), ("transfers", "left"), ("at once", "right"), ("together", "right"),
+        ("lost", "right"),
+    )  # fmt: skip
+    from rich.text import Text
+
+    several = len({flow["job"] for row in result["contention"] for flow in row["flows"] if flow["job"]}) > 1
+    for row in result["contention"][:5]:
+        name, alike = row["link"], f"{row['count']:,}"
+        for flow in row["flows"]:
+            whose = f"{flow['job']}: " if several and flow["job"] else ""
+            what = f"{whose}{flow['axis']} {flow['op']}".replace("_", " ")
+            times = (format_time(flow[key]) for key in ("seconds_together", "lost_s"))
+            table.add_row(Text(name), alike, Text(what), f"{flow['at_once']:,}", *times)
+            name = alike = ""
     return table

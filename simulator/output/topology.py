@@ -1,84 +1,90 @@
-"""A Cluster as a picture: GPUs, PCIe switches and NICs of a few nodes, and the switches above them, rail by rail."""
+"""A Cluster as a picture: the inside of its kinds of node, and the fabric between the nodes.
+
+Colours tell rails apart, widths of lines are bandwidths, and the narrowest cut between two halves is marked.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from simulator.cluster import Cluster
+from simulator.output.topology_fabric import draw_fabric
+from simulator.output.topology_node import draw_node
+from simulator.output.topology_style import KINDS, MOST_KINDS, RED, bandwidth, line_width
+from simulator.units import GB
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's colours, told apart with any kind of colour vision (jfly.uni-koeln.de/color).
-_COLOUR = {"nvlink": "#009E73", "pcie": "#7F7F7F", "infiniband": "#0072B2", "roce": "#0072B2", "tcp": "#0072B2"}
-_COLOUR |= {"memory": "#E69F00", "nvme": "#CC79A7"}
-_MAX_NODES = 3
-_LEVEL = {"nvswitch": -1.0, "gpu": 0.0, "pcie": 1.0, "host": 1.8, "memory": 1.8, "nvme": 1.8, "nic": 2.4}
-_LEVEL |= {"leaf": 4.0, "spine": 5.2, "core": 6.2}
-#: Beside the host, as shares of a node's width.
-_ASIDE = {"memory": 0.25, "nvme": 0.75}
+#: Sizes of a slide, inches.
+_WIDTH_IN, _NODE_IN, _FABRIC_IN = 14.0, 4.2, 4.4
+_MOST_NOTES = 4
 
 
 def draw_topology(cluster: Cluster) -> Figure:
-    """The first two nodes and the last, with every link of theirs and the way from their leaves to the top.
-
-    Width of a line: its bandwidth. Between leaves, spines and core a line stands for all cables together.
-    """
+    """Each kind of node (the first few), and below them the fabric where there are several nodes."""
     from matplotlib.figure import Figure
 
-    nodes = cluster.spec.nodes
-    shown = list(range(nodes)) if nodes <= _MAX_NODES else [0, 1, nodes - 1]
-    places = _places(cluster, shown)
-    links = [
-        link for link in cluster.links if link.src in places and link.dst in places and not link.name.endswith(":rx")
-    ]
-    figure = Figure(figsize=(max(6.0, 5.0 * len(shown)), 6.5), layout="constrained")
-    axes = figure.add_subplot()
-    for link in links:
-        (x0, y0), (x1, y1) = places[link.src], places[link.dst]
-        width = min(max(0.4, link.bandwidth_Bps / 100e9), 4.0)
-        axes.plot(
-            [x0, x1], [y0, y1], color=_COLOUR[link.kind], linewidth=width, alpha=0.7, zorder=1, solid_capstyle="round"
-        )
-    frame = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "#4D4D4D", "linewidth": 0.6}
-    for name, (x, y) in places.items():
-        text = name.split(".", 1)[1] if name.startswith("node") else name
-        axes.text(x, y, text, ha="center", va="center", fontsize=6, zorder=2, bbox=frame)
-    for position, node in enumerate(shown):
-        axes.text((position + 0.5) * _span(cluster), -1.7, f"node {node}", ha="center", fontsize=9)
-    kinds = list(dict.fromkeys(link.kind for link in links))
-    handles = [axes.plot([], [], color=_COLOUR[kind], linewidth=3, label=kind)[0] for kind in kinds]
-    axes.legend(handles=handles, loc="upper left", frameon=False, fontsize=8)
-    hidden = f", {len(shown)} of them shown" if len(shown) < nodes else ""
-    axes.set_title(f"{cluster.name}: {nodes} node(s){hidden}, {len(cluster.gpus)} GPUs", fontsize=10)
-    axes.set_axis_off()
+    kinds: dict[int, int] = {}
+    for node, layout in enumerate(cluster.layouts):
+        kinds.setdefault(id(layout), node)
+    shown = list(kinds.values())[:MOST_KINDS]
+    several = cluster.n_nodes > 1
+    heights = [_NODE_IN] * len(shown) + [_FABRIC_IN] * several
+    figure = Figure(figsize=(_WIDTH_IN, 0.9 + sum(heights)), layout="constrained", facecolor="white")
+    rows = figure.add_gridspec(len(heights), 1, height_ratios=heights)
+    for row, node in enumerate(shown):
+        draw_node(figure.add_subplot(rows[row]), cluster, node)
+    if several:
+        draw_fabric(figure.add_subplot(rows[-1]), cluster)
+    figure.suptitle(_title(cluster), fontsize=14, fontweight="bold", x=0.01, ha="left")
+    _legend(figure, cluster)
     return figure
 
 
-def _span(cluster: Cluster) -> float:
-    """Width of a node."""
-    return max(cluster.gpus_per_node, cluster.spec.node.nics.count) + 1.5
+def _title(cluster: Cluster) -> str:
+    if cluster.n_nodes == 1:
+        return f"{cluster.name}: {len(cluster.gpus)} {cluster.layouts[0].gpu}"
+    nodes = Counter((len(layout.gpus), layout.gpu) for layout in cluster.layouts)
+    kinds = " + ".join(f"{count:,} nodes x {gpus} {gpu}" for (gpus, gpu), count in nodes.items())
+    return f"{cluster.name}: {kinds} = {len(cluster.gpus):,} GPUs"
 
 
-def _places(cluster: Cluster, shown: list[int]) -> dict[str, tuple[float, float]]:
-    """Where every vertex stands that belongs to the shown nodes, or lies above them."""
-    span, places = _span(cluster), {}
-    inside = dict.fromkeys(end for edge in cluster.layout.edges for end in (edge.src, edge.dst) if end != "fabric")
-    counts: dict[str, int] = {}
-    for vertex in inside:
-        family = vertex.rstrip("0123456789")
-        counts[family] = counts.get(family, 0) + 1
-    for position, node in enumerate(shown):
-        for vertex in inside:
-            family = vertex.rstrip("0123456789")
-            number = int(vertex[len(family) :] or 0)
-            x = (position + _ASIDE.get(family, (number + 0.5) / counts[family])) * span
-            places[f"node{node}.{vertex}"] = (0.04 * span * (0.5 - x / (span * len(shown))) + x, _LEVEL[family])
-    rails = cluster.spec.node.nics.count
-    leaves = list(dict.fromkeys(cluster.switches.leaf(node, rail) for rail in range(rails) for node in shown))
-    above = leaves
-    for level in ("leaf", "spine", "core"):
-        for i, vertex in enumerate(above):
-            places[vertex] = ((i + 0.5) / len(above) * span * len(shown), _LEVEL[level])
-        above = list(dict.fromkeys(trunk.upper for trunk in cluster.switches.trunks if trunk.lower in above))
-    return places
+def _legend(figure: Figure, cluster: Cluster) -> None:
+    from matplotlib.lines import Line2D
+
+    met = {link.kind for link in cluster.links}
+    handles = [
+        Line2D([], [], color=colour, linewidth=4, label=label)
+        for kinds, colour, label in KINDS
+        if met.intersection(kinds)
+    ]
+    handles += [
+        Line2D([], [], color="#777777", linewidth=line_width(each * GB), label=bandwidth(each * GB))
+        for each in (25, 100, 400)
+    ]
+    handles.append(Line2D([], [], color=RED, linewidth=8, alpha=0.35, label="narrowest cut between two halves"))
+    figure.legend(
+        handles=handles,
+        loc="outside lower left",
+        ncols=len(handles),
+        frameon=False,
+        fontsize=8,
+        columnspacing=1.2,
+        title="; ".join(_differences(cluster)) or None,
+        title_fontsize=9,
+        alignment="left",
+    )
+
+
+def _differences(cluster: Cluster) -> list[str]:
+    """What single links, GPUs and NICs have of their own."""
+    told = []
+    for override in cluster.spec.overrides:
+        data = override.model_dump(exclude_none=True)
+        name = data.get("link") or data.get("gpu") or data.get("nic")
+        scale = data.get("bandwidth_scale") or data.get("speed_scale")
+        told.append(f"{name} is missing" if data.get("missing") else f"{name} at {scale:g} of its speed")
+    more = [f"{len(told) - _MOST_NOTES} more differ"] if len(told) > _MOST_NOTES else []
+    return told[:_MOST_NOTES] + more

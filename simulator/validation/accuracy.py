@@ -23,7 +23,7 @@ _SIZES: dict[str, Callable[[Workload], float]] = {
     "GPUs": lambda workload: workload.n_ranks,
 }
 _KINDS: dict[str, Callable[[Workload], str]] = {
-    "cluster.node.gpus.type": lambda workload: workload.cluster.node.gpus.type,
+    "cluster.node.gpus.type": lambda workload: " and ".join(workload.cluster.gpu_types),
     "training.precision": lambda workload: workload.training.precision,
     "training.implementation": lambda workload: workload.training.implementation,
     "model.attention": lambda workload: workload.model.attention,

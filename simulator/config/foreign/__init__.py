@@ -1,4 +1,5 @@
-"""Topologies in the files of other tools, read as cluster files: NCCL's and RCCL's XML, and the matrix of nvidia-smi.
+"""Topologies in the files of other tools, read as cluster files: NCCL's and RCCL's XML, the matrix of nvidia-smi, and
+Slurm's topology.conf.
 
 A file is told by what is in it, whatever it is called. What it does not say is filled in with figures that are named in
 `Imported.assumed`; a cluster file that names it, or ``--set``, replaces them.
@@ -9,11 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from simulator.config.files import read_text
-from simulator.config.foreign import nccl_xml, smi_matrix
+from simulator.config.foreign import nccl_xml, slurm_conf, smi_matrix
 from simulator.config.foreign.imported import Device, Imported
 from simulator.errors import InputError
 
-__all__ = ["SUFFIXES", "Device", "Imported", "is_foreign", "read_topology"]
+__all__ = ["SUFFIXES", "Device", "Imported", "assumptions", "is_foreign", "read_topology"]
 
 _FOREIGN = (".xml", ".txt", ".conf")
 #: By which a name is told to be that of a file.
@@ -25,16 +26,24 @@ def is_foreign(path: Path) -> bool:
     return path.suffix.lower() in _FOREIGN
 
 
+def assumptions(reference: str) -> tuple[str, ...]:
+    """What is assumed of a cluster whose reference is the path of another tool's file; nothing of any other."""
+    path = Path(reference)
+    return read_topology(path).assumed if is_foreign(path) and path.is_file() else ()
+
+
 def read_topology(path: Path) -> Imported:
-    """What the file says of a node. Raises `InputError` with file and line where it is none of these, or contradicts
+    """What the file says. Raises `InputError` with file and line where it is none of these, or contradicts
     itself."""
     text = read_text(path)
     if text.lstrip().startswith("<"):
         return nccl_xml.read(text, path)
     if smi_matrix.is_matrix(text):
         return smi_matrix.read(text, path)
+    if slurm_conf.is_conf(text):
+        return slurm_conf.read(text, path)
     raise InputError(
         "is no topology that is known here",
         file=path,
-        allowed="NCCL or RCCL topology XML (NCCL_TOPO_DUMP_FILE), or the output of nvidia-smi topo -m",
+        allowed="NCCL or RCCL topology XML (NCCL_TOPO_DUMP_FILE), nvidia-smi topo -m, Slurm's topology.conf",
     )

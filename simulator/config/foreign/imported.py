@@ -44,14 +44,16 @@ class Device:
 
 @dataclass(frozen=True)
 class Imported:
-    """``cluster``: as a cluster file says it, with one node. ``assumed``: what the file does not say, each with the key
-    that it went into. ``left_out``: what it says and a cluster file has no place for."""
+    """``cluster``: as a cluster file says it; of one node, or of a fabric (then without ``node``) whose nodes are
+    ``hosts``. ``assumed``: what the file does not say, each with the key that it went into. ``left_out``: what it says
+    and a cluster file has no place for."""
 
     format: str
     cluster: dict[str, Any]
     devices: tuple[Device, ...]
     assumed: tuple[str, ...]
     left_out: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
 
 
 def numbers(values: Iterable[int]) -> str:

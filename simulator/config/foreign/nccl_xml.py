@@ -286,6 +286,8 @@ def _nvlink(found: _Found, gpus: list[Element]) -> dict[str, Any] | None:
             else:
                 found.fail(link, "leads to no GPU of this file", found=target, allowed=", ".join(number))
     if not counts and not to_switch:
+        if not any(_child(pci, "gpu") for pci in gpus):
+            found.assumed["node.nvlink: none; a file made for NCCL_TOPO_FILE leaves NVLinks to be found by NCCL"] += 1
         return None
     each_Bps = _per_link(found, gpus[0], name)
     found.assumed[f"node.nvlink.latency_s: {NVLINK_LATENCY_s:g} s, NCCL's figure for an NVLink hop"] += 1

@@ -10,7 +10,19 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from simulator.config.rules import context, data, effect, experts, offload, pipeline, scale, servers, tensor, training
+from simulator.config.rules import (
+    context,
+    data,
+    effect,
+    experts,
+    offload,
+    pipeline,
+    placement,
+    scale,
+    servers,
+    tensor,
+    training,
+)
 from simulator.config.rules.pipeline import even_split
 from simulator.config.rules.scale import check_scale, replicas
 from simulator.errors import InputError
@@ -22,7 +34,10 @@ _PROBLEMS = (
     *(tensor.problems, training.problems, context.problems, experts.problems, pipeline.problems),
     *(servers.problems, offload.problems),
 )
-_LAYOUT_PROBLEMS = (scale.layout_problems, data.layout_problems, pipeline.layout_problems, experts.layout_problems)
+_LAYOUT_PROBLEMS = (
+    *(scale.layout_problems, placement.layout_problems, data.layout_problems),
+    *(pipeline.layout_problems, experts.layout_problems),
+)
 _WARNINGS = (
     *(scale.warnings, data.warnings, servers.warnings, experts.warnings, pipeline.warnings),
     training.warnings,

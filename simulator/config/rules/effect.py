@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 if TYPE_CHECKING:
+    from simulator.config.node import Node
     from simulator.config.workload import Workload
 
 Condition = Callable[["Workload"], bool]
@@ -46,13 +47,17 @@ def _skewed(workload: Workload) -> bool:
     return moe is not None and not isinstance(moe.token_distribution, str | tuple)
 
 
+def _every(workload: Workload, holds: Callable[[Node], bool]) -> bool:
+    return all(holds(node) for node in workload.cluster.kinds)
+
+
 #: Dotted key, when it changes nothing, and why. Of several rows of a key the first that holds is told.
 TABLE: tuple[tuple[str, Condition, str], ...] = (
     ("seed", lambda w: not _skewed(w), "nothing is random without model.moe.token_distribution: {skew: ...}"),
     ("model.sliding_window", lambda w: not w.model.window(w.training.seq), "no sequence is longer than the window"),
     (
         "model.moe.node_limit",
-        lambda w: w.parallelism.ep * w.parallelism.etp <= w.cluster.node.gpus.count,
+        lambda w: w.parallelism.ep * w.parallelism.etp <= w.cluster.gpus_per_node,
         "the ranks of an expert-parallel group share a node",
     ),
     ("parallelism.cp_method", lambda w: w.parallelism.cp == 1, "cp is 1"),
@@ -108,10 +113,10 @@ TABLE: tuple[tuple[str, Condition, str], ...] = (
     ("parallelism.copy_to_buckets", lambda w: w.parallelism.replicas("dp") == 1, "no gradient is sent: dp x cp is 1"),
     ("parallelism.rank_order", _one_axis, "fewer than two axes have several ranks"),
     ("parallelism.collective_algorithm", lambda w: w.n_ranks == 1, "there is one rank"),
-    ("cluster.node.nvlink.latency_s", lambda w: w.cluster.node.nvlink.kind == "none", "nvlink.kind is none"),
-    ("cluster.node.nics.bandwidth_bps", lambda w: not w.cluster.node.nics.count, "nics.count is 0"),
-    ("cluster.node.nvme.read_Bps", lambda w: not w.cluster.node.nvme.count, "nvme.count is 0"),
-    ("cluster.node.nvme.write_Bps", lambda w: not w.cluster.node.nvme.count, "nvme.count is 0"),
+    ("cluster.node.nvlink.latency_s", lambda w: _every(w, lambda n: n.nvlink.kind == "none"), "nvlink.kind is none"),
+    ("cluster.node.nics.bandwidth_bps", lambda w: _every(w, lambda n: not n.nics.count), "nics.count is 0"),
+    ("cluster.node.nvme.read_Bps", lambda w: _every(w, lambda n: not n.nvme.count), "nvme.count is 0"),
+    ("cluster.node.nvme.write_Bps", lambda w: _every(w, lambda n: not n.nvme.count), "nvme.count is 0"),
 )
 
 
@@ -128,7 +133,7 @@ def _asked_for(workload: Workload, key: str) -> bool:
     section: Any = workload
     *path, name = key.split(".")
     for part in path:
-        section = getattr(section, part)
+        section = getattr(section, part, None)
     if not isinstance(section, BaseModel) or name not in section.model_fields_set:
         return False
     value, default = getattr(section, name), type(section).model_fields[name].default

@@ -212,7 +212,7 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
             fix="rank_order: tp-cp-ep-dp-pp",
         )
     if moe.node_limit is not None:
-        nodes = max(1, layout.ep * layout.etp // workload.cluster.node.gpus.count)
+        nodes = max(1, layout.ep * layout.etp // max(node.gpus.count for node in workload.cluster.kinds))
         reachable = (moe.experts + moe.redundant_experts) // nodes * moe.node_limit
         if reachable < moe.top_k:
             yield InputError(

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 def problems(workload: Workload) -> Iterator[InputError]:
     """Hosts that nothing is known of, drives that are not there, parameters that are not sharded."""
-    layout, node = workload.parallelism, workload.cluster.node
+    layout, kinds = workload.parallelism, workload.cluster.kinds
     places = layout.offload.model_dump()
     used = {what: place for what, place in places.items() if place != "none"}
     what_for = "parameter servers" if layout.server_count else "what is offloaded"
-    if (used or layout.server_count) and node.host_memory_bandwidth_Bps is None:
+    if (used or layout.server_count) and any(node.host_memory_bandwidth_Bps is None for node in kinds):
         yield InputError(
             f"{what_for} moves through the host's memory, whose bandwidth must be known",
             key="cluster.node.host_memory_bandwidth_Bps",
@@ -25,7 +25,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
             allowed="bytes/s of all channels together",
         )
     for what, place in used.items():
-        if place == "nvme" and not node.nvme.count:
+        if place == "nvme" and not all(node.nvme.count for node in kinds):
             yield InputError(
                 f"the nodes of {workload.cluster.name} have no drives (cluster.node.nvme)",
                 key=f"parallelism.offload.{what}",

@@ -19,36 +19,36 @@ if TYPE_CHECKING:
 def replicas(layout: Parallelism, cluster: ClusterSpec) -> int:
     """dp where the file gives the cluster's nodes instead: those that parameter servers leave to workers. Raises
     `InputError` where the GPUs do not divide."""
-    if layout.server_count:
-        if cluster.nodes <= layout.server_count:
-            raise too_small(cluster, layout.model_parallel, axes(layout), layout.server_count)
-        cluster = cluster.model_copy(update={"nodes": cluster.nodes - layout.server_count})
-    model_parallel = layout.model_parallel
-    if cluster.n_gpus % model_parallel == 0:
-        return cluster.n_gpus // model_parallel
-    if cluster.n_gpus < model_parallel:
-        raise too_small(cluster, model_parallel, axes(layout))
-    per_node = cluster.node.gpus.count
+    nodes = cluster.nodes - layout.server_count
+    model_parallel, gpus = layout.model_parallel, cluster.gpus_on(nodes)
+    if gpus % model_parallel == 0 < gpus:
+        return gpus // model_parallel
+    if gpus < model_parallel:
+        raise too_small(cluster, model_parallel, axes(layout), layout.server_count)
+    per_node = cluster.gpus_per_node
+    alike = not cluster.groups and gpus == nodes * per_node  # else more nodes need not help
     step = model_parallel // math.gcd(model_parallel, per_node)
-    nodes = nearest(cluster.nodes, [max(1, cluster.nodes // step) * step, (cluster.nodes // step + 1) * step])
+    near = nearest(nodes, [max(1, nodes // step) * step, (nodes // step + 1) * step]) + layout.server_count
+    what = f"{gpus} GPUs ({nodes} of {per_node})" if alike else f"{gpus} GPUs"
     raise InputError(
-        f"{cluster.n_gpus} GPUs ({cluster.nodes} of {per_node}) do not divide by {axes(layout)} = {model_parallel}",
+        f"{what} do not divide by {axes(layout)} = {model_parallel}",
         key="parallelism.dp",
-        allowed=f"their product one of {listed(divisors(cluster.n_gpus))}, or nodes a multiple of {step}, or dp given",
-        fix=f"cluster.nodes: {nodes}",
+        allowed=f"their product one of {listed(divisors(gpus))}"
+        + (f", or nodes a multiple of {step}, or dp given" if alike else ", or dp given"),
+        fix=f"cluster.nodes: {near}" if alike else f"dp: {gpus // model_parallel}",
     )
 
 
 def too_small(cluster: ClusterSpec, ranks: int, what: str, servers: int = 0) -> InputError:
     """The error of ``ranks`` (explained by ``what``), and nodes for servers, that need more than the cluster has."""
-    needed = math.ceil(ranks / cluster.node.gpus.count) + servers
+    needed = cluster.nodes_for(ranks) + servers
     beside = f" and {servers} nodes for parameter servers" if servers else ""
     return InputError(
         f"{what} needs {ranks:,} GPUs{beside}, {cluster.nodes} nodes of {cluster.name} have {cluster.n_gpus:,}",
         key="cluster.nodes",
         found=cluster.nodes,
         allowed=f">= {needed}",
-        fix=f"cluster.nodes: {needed}",
+        fix="larger counts in cluster.groups" if cluster.groups else f"cluster.nodes: {needed}",
     )
 
 
@@ -72,8 +72,7 @@ def axes(layout: Parallelism) -> str:
 def layout_problems(workload: Workload) -> Iterator[InputError]:
     """Too few GPUs, and what is wrong with the cluster itself at its resolved size."""
     layout, cluster = workload.parallelism, workload.cluster
-    workers = cluster.n_gpus - layout.server_count * cluster.node.gpus.count
-    if workload.n_ranks > workers:
+    if workload.n_ranks > cluster.gpus_on(cluster.nodes - layout.server_count):
         yield too_small(cluster, workload.n_ranks, f"{axes(layout)} x dp {layout.dp}", layout.server_count)
     for problem in cluster_problems(cluster):
         problem.key = f"cluster.{problem.key}"
@@ -83,6 +82,6 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
 def warnings(workload: Workload) -> Iterator[str]:
     """GPUs without work."""
     cluster = workload.cluster
-    idle = cluster.n_gpus - workload.parallelism.server_count * cluster.node.gpus.count - workload.n_ranks
+    idle = cluster.gpus_on(cluster.nodes - workload.parallelism.server_count) - workload.n_ranks
     if idle > 0:
         yield f"{idle} of the {workload.cluster.n_gpus} GPUs of the cluster have no rank"

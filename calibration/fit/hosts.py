@@ -1,0 +1,143 @@
+"""What the host takes by kind of op, from layers that it issued: ``host.launch_s.eager``.
+
+The simulator's own program of each narrow model says what the host had to issue, kind by kind; the seconds of the kinds
+are those, none negative, that give the measured times with the least squares of relative errors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+
+from calibration.fit.cases import Cases, Measured
+from calibration.fit.part import Point, rounded
+from calibration.narrow import DEPTH, narrow
+from simulator.build import build_program
+from simulator.config.profile import AroundOps, LaunchClass
+from simulator.costs import launch
+from simulator.engine.host import issued_by
+from simulator.model import layer
+from simulator.program import Role
+from simulator.program.ops import COMPUTE_LANE
+
+Counts = Mapping[str, float]
+#: What a module of a row launches forward and backward.
+MODULES: dict[str, tuple[Counts, Counts]] = {
+    "linear": ({"forward_matmul": 1}, {"backward_matmul": 2, "backward_other": 1}),
+    "linear_no_bias": ({"forward_matmul": 1}, {"backward_matmul": 2}),
+    "layer_norm": ({"forward_norm": 1}, {"backward_norm": 2}),
+    "rms_norm": ({"forward_norm": 1}, {"backward_norm": 2}),
+    "attention": ({"forward_attention": 1}, {"backward_attention": 1, "backward_other": 1}),
+    "rope": ({"forward_other": 5}, {"backward_other": 5}),
+    "gelu": ({"forward_other": 1}, {"backward_other": 1}),
+    "residual": ({"forward_other": 1}, {}),
+}
+
+
+@dataclass(frozen=True)
+class Equation:
+    """A time that one rank took, and what it issued in it."""
+
+    group: str
+    seconds: float
+    counts: Counts
+
+
+def fitted(cases: Cases) -> tuple[dict[str, object], list[Point]]:
+    """``forward_s``, ``backward_s``, ``collective_s``, ``p2p_s`` and ``around_s``, and the times behind them."""
+    equations = [equation for case in cases.of("layers") for equation in _equations(case)]
+    kinds = sorted({kind for equation in equations for kind in equation.counts})
+    seconds = dict(zip(kinds, least_squares(equations, kinds), strict=True))
+    found: dict[str, object] = {
+        f"{way}_s": {name: rounded(seconds[f"{way}_{name}"]) for name in get_args(LaunchClass)}
+        for way in ("forward", "backward")
+    }
+    found |= {f"{name}_s": rounded(seconds[name]) for name in ("collective", "p2p") if name in seconds}
+    found["around_s"] = {name: rounded(seconds[name]) for name in get_args(AroundOps) if name in seconds}
+    points = [
+        Point(equation.group, equation.seconds, equation.seconds, _sum(equation.counts, seconds), False)
+        for equation in equations
+    ]
+    return found, points
+
+
+def _equations(case: Measured) -> list[Equation]:
+    params = case.params
+    if "part" in params:
+        forward, backward = MODULES[params["part"]]
+        counts = Counter({kind: n * DEPTH for kind, n in forward.items()})
+        if case.op == "passes":
+            counts.update({kind: n * DEPTH for kind, n in backward.items()} | {"autograd": 1})
+        return [Equation("launch.modules", case.seconds, counts)]
+    workload = narrow(params)
+    if case.op == "split":
+        part = layer(workload)
+        ops = (*part.forward, *part.input_grad, *part.weight_grad)
+        counts = Counter(launch.issued(op) for one in ops for op in launch.single(one))
+        counts["split"] = counts["backward_matmul"]
+        whole = Counter({kind: n * int(params["layers"]) for kind, n in counts.items()})
+        return [Equation("launch.split", case.seconds, whole + Counter(autograd=1))]
+    program = build_program(workload)
+    group = f"launch.{params.get('layout', 'one')}"
+    return [
+        Equation(group, seconds, _counted(program.roles[role], case.op))
+        for role, seconds in zip(program.role_of, case.row.get("each_s", [case.seconds]), strict=False)
+    ]
+
+
+def _counted(role: Role, op: str) -> Counts:
+    """What is issued until the optimizer, or in the first forward pass alone."""
+    lanes = {lane: tuple(step for step in steps if step.phase != "O") for lane, steps in role.lanes.items()}
+    if op == "forward":
+        compute = tuple(step for step in lanes[COMPUTE_LANE] if step.phase == "F")
+        backward = {step.label for step in lanes[COMPUTE_LANE]} - {step.label for step in compute}
+        needed = {label for step in compute for label in step.after}
+        lanes = {
+            lane: tuple(step for step in steps if step.label in needed and not backward & {*step.after})
+            for lane, steps in lanes.items()
+        } | {COMPUTE_LANE: compute}
+    counts: Counter[str] = Counter()
+    for kind, n in issued_by(Role(role.name, lanes)):
+        counts[_plain(kind)] += n
+        if kind == "recompute_attention":
+            counts["checkpoint"] += n
+    return counts
+
+
+def _plain(kind: str) -> str:
+    return "forward_attention" if kind == "recompute_attention" else kind
+
+
+def least_squares(equations: Sequence[Equation], kinds: Sequence[str]) -> list[float]:
+    """The x >= 0 of least ``sum (counts . x / seconds - 1)^2`` (Lawson and Hanson, Solving Least Squares Problems,
+    1974, algorithm NNLS)."""
+    a = np.array([[one.counts.get(kind, 0.0) / one.seconds for kind in kinds] for one in equations])
+    scale = np.linalg.norm(a, axis=0)
+    a /= scale
+    x, free = np.zeros(len(kinds)), np.zeros(len(kinds), dtype=bool)
+    for _ in range(3 * len(kinds)):
+        gain = np.where(free, 0.0, a.T @ (1.0 - a @ x))
+        if gain.max() < 1e-10 * len(a):
+            break
+        free[int(gain.argmax())] = True
+        while True:
+            best = np.zeros(len(kinds))
+            best[free] = np.linalg.lstsq(a[:, free], np.ones(len(a)), rcond=None)[0]
+            below = free & (best <= 0)
+            if not below.any():
+                break
+            # As far towards the best as nothing becomes negative; what reaches 0 stays there.
+            share = float((x[below] / (x[below] - best[below])).min())
+            x += share * (best - x)
+            free &= x > 1e-15
+            x[~free] = 0.0
+        x = best
+    return [float(value) for value in x / scale]
+
+
+def _sum(counts: Counts, seconds: Mapping[str, float]) -> float:
+    return sum(n * seconds[kind] for kind, n in counts.items())

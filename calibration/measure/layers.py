@@ -1,0 +1,194 @@
+"""What the host takes to issue layers as training does: modules, autograd, the adding up of gradients, hooks of DDP and
+FSDP, collectives, pipelines. The layers are narrow (`calibration.narrow`), no optimizer step is taken, and the host's
+clock is read before the GPU has been waited for.
+
+``part``: a row of modules of one kind. ``model``: a whole model, its loss and all; ``split``: the gradients of inputs
+and of weights of its layers one after the other, as zero-bubble schedules compute them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+from calibration.measure.bench import Bench, Row, summary
+from calibration.measure.case import Case, Level, Scalar, Work
+from calibration.measure.team import Team
+from calibration.narrow import DEPTH, HEADS, LAYOUTS, SEQ, WIDTH, narrow
+from calibration.train.layers import Attention, Builder, Layer, Linear, Norm, Place
+from calibration.train.trainer import Groups, Trainer
+
+REPEATS = 11
+PARTS = ("linear", "linear_no_bias", "layer_norm", "rms_norm", "attention", "rope", "gelu", "residual")
+#: Layouts on several GPUs, and the models that are measured in them.
+SHARED = {
+    "tp": ("gpt", "llama"),
+    "sp": ("gpt", "llama"),
+    "ddp": ("gpt",),
+    "ddp_buckets": ("gpt",),
+    "fsdp": ("gpt",),
+    "fsdp_kept": ("gpt",),
+    "ep": ("moe",),
+    "gpipe": ("gpt",),
+    "1f1b": ("gpt", "llama"),
+    "interleaved": ("gpt",),
+    "interleaved_zb": ("gpt",),
+    "zb_v": ("gpt",),
+}
+
+
+def cases(level: Level, gpus: int) -> Iterator[Case]:
+    """On one GPU, and where there are ``gpus`` more, in the layouts of two."""
+    if level == "smoke":
+        yield Case("layers", "passes", {"part": "linear"})
+        yield Case("layers", "split", {"model": "gpt", "layers": 1})
+        if gpus > 1:
+            params: dict[str, Scalar] = {"model": "llama", "layers": 2, "layout": "1f1b", "batches": 2}
+            yield Case("layers", "passes", params, tuple(range(gpus)), limit_s=60.0)
+        return
+    depths = (4, 12)
+    for op in ("forward", "passes"):
+        for part in PARTS:
+            yield Case("layers", op, {"part": part})
+        for model in ("gpt", "llama", "moe"):
+            for layers in depths:
+                yield Case("layers", op, {"model": model, "layers": layers})
+    for model in ("gpt", "llama"):
+        yield Case("layers", "passes", {"model": model, "layers": depths[-1], "batches": 4})
+        yield Case("layers", "passes", {"model": model, "layers": depths[-1], "recompute": "full"})
+        for layers in depths:
+            yield Case("layers", "split", {"model": model, "layers": layers})
+    if gpus < 2:
+        return
+    for layout, models in SHARED.items():
+        piped = "pp" in LAYOUTS[layout]
+        for model in models:
+            for layers in depths if piped else depths[-1:]:
+                # Where parameters stay whole, a forward pass after another has nothing to gather.
+                for op in ("passes",) if piped or layout == "fsdp_kept" else ("forward", "passes"):
+                    for batches in (8,) if piped else (1,) if op == "forward" else (1, 3):
+                        params = {
+                            "model": model,
+                            "layers": layers,
+                            "layout": layout,
+                            "batches": batches,
+                        }
+                        yield Case("layers", op, params, tuple(range(gpus)), limit_s=60.0)
+
+
+def measure(case: Case, bench: Bench, team: Team | None) -> Row:
+    """``time_s``: seconds of the host, of the slowest member."""
+    with _prepared(case, bench) as run:
+        return _host_time(bench, Work(lambda i: run()), team)
+
+
+@contextlib.contextmanager
+def _prepared(case: Case, bench: Bench) -> Iterator[Callable[[], object]]:
+    if "part" in case.params:
+        yield _row(case, bench)
+        return
+    if case.op == "split":
+        yield _split(case, bench)
+        return
+    groups = Groups.of(narrow(case.params).parallelism, dist.get_rank() if len(case.ranks) > 1 else 0)
+    if groups is None:
+        yield lambda: None
+        return
+    trainer = Trainer(narrow(case.params), groups, bench.device)
+    size = trainer.workload.training.micro_batch
+    inputs = trainer.inputs[:size]
+    yield (lambda: trainer.modules[0](inputs)) if case.op == "forward" else trainer.forward_backward
+    trainer.close()
+
+
+def _host_time(bench: Bench, work: Work, team: Team | None) -> Row:
+    samples: list[float] = []
+    for number in range(3 + (REPEATS if bench.cuda else 2)):
+        if team is not None:
+            team.barrier()
+        began = time.perf_counter()
+        work.run(0)
+        seconds = time.perf_counter() - began
+        bench.synchronize()
+        if number >= 3:
+            samples.append(seconds)
+    if team is None:
+        return summary(samples)
+    each = team.all(samples)
+    return {
+        **summary([max(of_all) for of_all in zip(*each, strict=True)]),
+        "each_s": [float(f"{statistics.median(of_one):.5g}") for of_one in each],
+    }
+
+
+def _row(case: Case, bench: Bench) -> Callable[[], object]:
+    """`DEPTH` modules, one after another or, where the output is not as wide as the input, beside each other."""
+    part, llama = str(case.params["part"]), "llama"
+    model = llama if part in ("rms_norm", "rope", "linear_no_bias") else "gpt"
+    builder = Builder(narrow({"model": model, "layers": 1}), Place(bench.device))
+    modules, width = _modules(part, builder), 3 * WIDTH if part == "attention" else WIDTH
+    beside = part == "attention"
+    parameters = [one for module in modules if isinstance(module, nn.Module) for one in module.parameters()]
+    shape = (1, SEQ, HEADS, WIDTH // HEADS) if part == "rope" else (SEQ, width)
+    inputs = [bench.fresh(*shape).requires_grad_() for _ in (modules if beside else (0,))]
+
+    def forward() -> Sequence[Tensor]:
+        if beside:
+            return [module(x) for module, x in zip(modules, inputs, strict=True)]
+        x = inputs[0]
+        for module in modules:
+            x = module(x)
+        return [x]
+
+    gradients = [bench.fresh(*y.shape) for y in forward()]
+
+    def passes() -> None:
+        for one in (*parameters, *inputs):
+            one.grad = None
+        torch.autograd.backward(list(forward()), gradients)
+
+    return forward if case.op == "forward" else passes
+
+
+def _modules(part: str, builder: Builder) -> list[Callable[[Tensor], Tensor]]:
+    match part:
+        case "linear" | "linear_no_bias":
+            return [Linear(builder, f"{part}{n}", WIDTH, WIDTH, "none") for n in range(DEPTH)]
+        case "layer_norm" | "rms_norm":
+            return [Norm(builder) for _ in range(DEPTH)]
+        case "gelu":
+            return [nn.functional.gelu] * DEPTH
+        case "residual":
+            other = torch.randn(SEQ, WIDTH, device=builder.place.device, dtype=builder.dtype)
+            return [lambda x: x + other] * DEPTH
+    blocks = [Attention(builder, f"{part}{n}") for n in range(DEPTH)]
+    if part == "rope":
+        return [block._rotated for block in blocks]
+    for block in blocks:
+        block.qkv, block.proj = nn.Identity(), nn.Identity()
+    return list(blocks)
+
+
+def _split(case: Case, bench: Bench) -> Callable[[], object]:
+    """Forward, gradients of the input, gradients of the weights: `torch.distributed.pipelining`'s own functions."""
+    builder = Builder(narrow(case.params), Place(bench.device))
+    with torch.device(bench.device):
+        layers = nn.Sequential(*(Layer(builder, number) for number in range(int(case.params["layers"]))))
+    x, gradient = bench.fresh(SEQ, WIDTH), bench.fresh(SEQ, WIDTH)
+
+    def run() -> None:
+        for one in layers.parameters():
+            one.grad = None
+        given = x.detach().requires_grad_()
+        out = layers(given)
+        _, groups = stage_backward_input([out], [gradient], [given], iter(layers.parameters()))
+        stage_backward_weight(iter(layers.parameters()), groups)
+
+    return run

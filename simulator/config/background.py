@@ -1,0 +1,40 @@
+"""Traffic of others on a cluster: what takes its share of links all the time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from simulator.config.files import Section, Text
+
+
+class Flow(Section):
+    """A flow from one end of the cluster to another."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    source: Text = Field(alias="from")
+    """where it comes from: a network card or GPU, such as node0.nic0"""
+    to: Text
+    """where it goes to: another of the same kind, on another node"""
+    bandwidth_Bps: float = Field(gt=0, le=1e18)
+    """bytes/s that it would move on an idle network; less where its fair share is less"""
+
+
+class LinkLoad(Section):
+    """A flow that crosses one link."""
+
+    link: Text
+    """name of a link, such as node3.nic2:tx; without :tx or :rx both ways"""
+    share: float = Field(gt=0, le=1)
+    """what it would take of the link's bandwidth; less where its fair share is less"""
+
+
+def _class_of(value: object) -> str:
+    has_link = "link" in value if isinstance(value, Mapping) else isinstance(value, LinkLoad)
+    return "LinkLoad" if has_link else "Flow"
+
+
+Background = Annotated[Annotated[Flow, Tag("Flow")] | Annotated[LinkLoad, Tag("LinkLoad")], Discriminator(_class_of)]

@@ -1,0 +1,93 @@
+"""In which order a host issues what its rank does: it goes through the compute lane, and what runs on lanes of its own
+is issued in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+from simulator.costs import Costs, launch
+from simulator.program import Comm, Role, Step
+from simulator.program.ops import COMPUTE_LANE
+
+
+@dataclass(frozen=True)
+class Errand:
+    """What the host does before a step of the compute lane: ``issues`` are the seconds of each communication, with its
+    label where it follows on computation and so cannot begin before; then ``start_s`` for the step itself."""
+
+    issues: tuple[tuple[str, float], ...]
+    start_s: float
+
+
+def agenda(role: Role, costs: Costs) -> tuple[Errand, ...]:
+    """The errands before each step of the compute lane, and after the last."""
+    place = _places(role)
+    starts = [costs.launched_s(kinds) for _, kinds in _started(role)]
+    return tuple(
+        Errand(
+            tuple(
+                (step.label if _follows(step, place) is not None else "", costs.launch_s(cast(Comm, step.op)))
+                for step in steps
+            ),
+            start_s,
+        )
+        for steps, start_s in zip(issue_order(role), [*starts, 0.0], strict=True)
+    )
+
+
+def issue_order(role: Role) -> tuple[tuple[Step, ...], ...]:
+    """Per step of the compute lane, the communication that the host issues right before it, and one entry more for
+    what follows the last.
+
+    Communication that waits for computation is issued behind it, as by a hook that runs when a gradient is there or a
+    layer begins. What waits for none is issued before the first computation that waits for it; what nobody waits for,
+    first. Batches of blocking transfers are not counted.
+    """
+    compute = role.lanes.get(COMPUTE_LANE, ())
+    place = _places(role)
+    needed: dict[str, int] = {}
+    for index, step in enumerate(compute):
+        for label in step.after:
+            needed.setdefault(label, index)
+    order: list[list[Step]] = [[] for _ in range(len(compute) + 1)]
+    for lane, _, step in role.steps():
+        if lane != COMPUTE_LANE and isinstance(step.op, Comm):
+            behind = _follows(step, place)
+            order[needed.get(step.label, 0) if behind is None else behind + 1].append(step)
+    return tuple(map(tuple, order))
+
+
+def _follows(step: Step, place: dict[str, int]) -> int | None:
+    """The last step of the compute lane (label -> ``place``) that ``step`` waits for."""
+    return max((place[label] for label in step.after if label in place), default=None)
+
+
+def _places(role: Role) -> dict[str, int]:
+    return {step.label: index for index, step in enumerate(role.lanes.get(COMPUTE_LANE, ()))}
+
+
+def _started(role: Role) -> Iterator[tuple[Step, dict[str, int]]]:
+    """The compute lane's steps, and what the host does at each beside its ops. A pass that is cut, where units are
+    gathered or buckets are full, is several steps of one phase, stage and micro-batch."""
+    for before, step in pairwise((None, *role.lanes.get(COMPUTE_LANE, ()))):
+        assert step is not None
+        begins = before is None or _pass(before) != _pass(step)
+        yield step, launch.issued_with(step, begins=begins)
+
+
+def _pass(step: Step) -> tuple[str, int, int]:
+    return step.phase, step.stage, step.microbatch
+
+
+def issued_by(role: Role) -> Iterator[tuple[str, int]]:
+    """All that the host issues for a rank, kind by kind (`simulator.costs.launch`), and how often."""
+    for step, kinds in _started(role):
+        yield from kinds.items()
+        for op in launch.ops_of(step):
+            yield launch.issued(op), 1
+    for steps in issue_order(role):
+        for step in steps:
+            yield launch.issued(cast(Comm, step.op)), 1

@@ -1,0 +1,33 @@
+"""The plain fat tree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simulator.fabrics.switches import Ports, Switches
+from simulator.fabrics.tree import join, ports_down, too_many
+
+if TYPE_CHECKING:
+    from simulator.config.cluster import Fabric
+
+
+def fat_tree(fabric: Fabric, ports: Ports) -> Switches:
+    """All NICs of a node on one leaf, node after node, as many nodes as a leaf has ports for (a node with more NICs
+    than that has leaves of its own); leaves joined by spines, and these by a core, in at most ``fabric.tiers``. All
+    ports are as fast as the fastest NIC.
+
+    Raises `InputError` where the tiers do not hold the nodes.
+    """
+    nodes, most, down = len(ports), max(map(len, ports)), ports_down(fabric)
+    per_node, per_leaf = -(-most // down), max(down // most, 1)
+    leaves = tuple(
+        [
+            tuple([f"leaf{node // per_leaf * per_node + nic // down}" for nic in range(len(nics))])
+            for node, nics in enumerate(ports)
+        ]
+    )
+    row = list(dict.fromkeys(leaf for of_node in leaves for leaf in of_node))
+    joined = join([row], fabric, max(map(max, ports)))
+    if joined is None:
+        raise too_many(fabric, nodes, f"{most} NICs", per_leaf / per_node, 1)
+    return Switches(leaves, *joined)

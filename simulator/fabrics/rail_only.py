@@ -1,0 +1,31 @@
+"""Rails that never meet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simulator.fabrics.switches import Ports, Switches, Trunk
+from simulator.fabrics.tree import join, ports_down, too_many
+
+if TYPE_CHECKING:
+    from simulator.config.cluster import Fabric
+
+
+def rail_only(fabric: Fabric, ports: Ports) -> Switches:
+    """A fat tree per rail, and nothing between rails (Wang et al., arXiv 2307.12169): what goes from rail to rail
+    changes inside a node, over NVLink (NCCL's PXN). NIC k of every node hangs in the tree of rail k.
+
+    Raises `InputError` where the tiers of a rail do not hold the nodes.
+    """
+    nodes, rails, down = len(ports), max(map(len, ports)), ports_down(fabric)
+    rows = [[f"rail{rail}.leaf{pod}" for pod in range(-(-nodes // down))] for rail in range(rails)]
+    leaves = tuple([tuple([row[node // down] for row in rows]) for node in range(nodes)])
+    trunks: list[Trunk] = []
+    tiers = 1
+    for rail, row in enumerate(rows):
+        joined = join([row], fabric, max(map(max, ports)), f"rail{rail}.")
+        if joined is None:
+            raise too_many(fabric, nodes, "a tree per rail", down, 1)
+        trunks += joined[0]
+        tiers = joined[1]
+    return Switches(leaves, tuple(trunks), tiers)

@@ -1,0 +1,63 @@
+"""Any tree of switches, as a file lists it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simulator.errors import InputError
+from simulator.fabrics.switches import Ports, Switches, Trunk
+
+if TYPE_CHECKING:
+    from simulator.config.cluster import Fabric
+
+
+def switch_tree(fabric: Fabric, ports: Ports) -> Switches:
+    """The tree of ``fabric.switches``; nodes are numbered in its order, all NICs of a node cabled to one switch.
+
+    The link above a switch carries what the links below it do together, over ``fabric.oversubscription``, unless the
+    file gives it. Several cables are one link (adaptive routing).
+
+    Raises `InputError` where it is no tree, or does not hold the nodes.
+    """
+    tree = fabric.switches
+    roots = [name for name, switch in tree.items() if switch.at is None]
+    if len(roots) != 1:
+        found = ", ".join(roots) or "none"
+        raise InputError("one switch has none above it", key="fabric.switches", found=found, allowed="one root")
+    for name, switch in tree.items():
+        way = [name]
+        while (up := tree[way[-1]].at) is not None and up not in way:
+            if up not in tree:
+                raise InputError(
+                    "is no switch of this fabric", key=f"fabric.switches.{name}.at", found=switch.at,
+                    allowed=", ".join(list(tree)[:12]),
+                )  # fmt: skip
+            way.append(up)
+        if up is not None:
+            found = " in ".join([*way, up])
+            raise InputError("hangs under itself", key=f"fabric.switches.{name}.at", found=found)
+    leaves = [name for name, switch in tree.items() for _ in range(switch.nodes)]
+    if len(leaves) < len(ports):
+        raise InputError(
+            "hold fewer nodes than there are", key="fabric.switches", found=len(leaves), allowed=f">= {len(ports)}",
+            fix=f"nodes: {len(leaves)}",
+        )  # fmt: skip
+    cabled = tuple([(leaf,) * len(nics) for leaf, nics in zip(leaves, ports, strict=False)])
+    below = dict.fromkeys(tree, 0.0)
+    for leaf, nics in zip(leaves, ports, strict=False):
+        below[leaf] += sum(nics)
+    depth = {name: len(_way(fabric, name)) for name in tree}
+    trunks = []
+    for name in sorted(tree, key=lambda name: -depth[name]):
+        above = tree[name].at
+        if above is not None and below[name]:
+            up_Bps = tree[name].bandwidth_Bps or below[name] / fabric.oversubscription
+            below[above] += up_Bps
+            trunks.append(Trunk(f"{name}.up", name, above, up_Bps))
+    return Switches(cabled, tuple(trunks), max(depth.values()), roots[0])
+
+
+def _way(fabric: Fabric, name: str) -> list[str]:
+    """A switch and those above it."""
+    above = fabric.switches[name].at
+    return [name] if above is None else [name, *_way(fabric, above)]

@@ -1,0 +1,66 @@
+"""Leaves, spines and core: what the fabrics that are fat trees have in common (Leiserson, IEEE Trans. Comput. C-34,
+1985; Al-Fares et al., SIGCOMM 2008)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from simulator.errors import InputError
+from simulator.fabrics.switches import Trunk
+
+if TYPE_CHECKING:
+    from simulator.config.cluster import Fabric
+
+
+def ports_down(fabric: Fabric) -> int:
+    """How many ports of a leaf lead to NICs; the others lead up, ``fabric.oversubscription`` times fewer."""
+    if fabric.tiers == 1:
+        return fabric.radix
+    share = fabric.oversubscription / (1 + fabric.oversubscription)
+    return min(max(int(fabric.radix * share), 1), fabric.radix - 1)
+
+
+def join(
+    rows: Sequence[Sequence[str]], fabric: Fabric, port_Bps: float, prefix: str = ""
+) -> tuple[tuple[Trunk, ...], int, str] | None:
+    """Trunks over all leaves, in as few tiers as hold them, the number of tiers, and the switch at the top; None where
+    ``fabric.tiers`` do not hold them.
+
+    Two tiers: spines join all leaves. Three: a group of spines joins half a radix of leaves of one row, and the core
+    joins the groups, so that traffic within a row climbs as little as possible. The uplinks of a leaf are one link of
+    their total bandwidth, and so are those of a spine group: adaptive routing spreads the packets of each flow over
+    them (InfiniBand; packet spraying on Ethernet), so that no two flows collide by chance. Spines do not block.
+    """
+    leaves = [leaf for row in rows for leaf in row]
+    if len(leaves) == 1:
+        return (), 1, leaves[0]
+    radix, half = fabric.radix, fabric.radix // 2
+    uplink_Bps = (radix - ports_down(fabric)) * port_Bps
+    if fabric.tiers >= 2 and len(leaves) <= radix:
+        spine = f"{prefix}spine0"
+        return tuple(Trunk(f"{leaf}.up", leaf, spine, uplink_Bps) for leaf in leaves), 2, spine
+    groups = [row[first : first + half] for row in rows for first in range(0, len(row), half)]
+    if fabric.tiers < 3 or len(groups) > radix:
+        return None
+    spines = [f"{prefix}spine{g}" for g in range(len(groups))]
+    pairs = list(zip(spines, groups, strict=True))
+    over_leaves = [Trunk(f"{leaf}.up", leaf, spine, uplink_Bps) for spine, group in pairs for leaf in group]
+    core = f"{prefix}core"
+    over_spines = [Trunk(f"{spine}.up", spine, core, uplink_Bps * len(group)) for spine, group in pairs]
+    return (*over_leaves, *over_spines), 3, core
+
+
+def too_many(fabric: Fabric, nodes: int, what: str, per_leaf: float, rows: int) -> InputError:
+    """The error of so many nodes with ``what``, of which ``per_leaf`` fit under a leaf of each of ``rows`` that the
+    same spines join."""
+    radix = fabric.radix
+    leaves = {1: 1, 2: radix // rows, 3: radix // rows * (radix // 2)}[fabric.tiers]
+    better = "a larger fabric.radix"
+    return InputError(
+        f"{fabric.tiers} tier(s) of {radix}-port switches do not hold {nodes} nodes with {what}",
+        key="fabric.tiers",
+        found=fabric.tiers,
+        allowed=f"at most {int(max(leaves, 1) * per_leaf)} nodes",
+        fix=better if fabric.tiers == 3 else f"more tiers, or {better}",
+    )

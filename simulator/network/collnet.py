@@ -1,0 +1,64 @@
+"""SHARP: the switches of an InfiniBand fabric sum up what NICs send and send back the sum (Graham et al., Scalable
+Hierarchical Aggregation Protocol, COMHPC 2016); in NCCL, CollNet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simulator.cluster.cluster import Cluster
+from simulator.errors import InputError
+from simulator.network.channels import Channel, by_node, channels
+from simulator.network.pattern import SWITCH, Hop, Moves
+
+
+def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
+    """CollNetDirect: of each channel's part, members send to the head beside the channel's NIC, which adds up and sends
+    S/h through it to the switches, receives the sum, and sends it to the members. Of h heads among g members a GPU
+    sends (h-1)/h S to others, a head (g-1)/h S more; a NIC carries S/h each way, whatever the number of nodes.
+
+    Raises `InputError` where the fabric does not sum up, and inside one node.
+    """
+    check(cluster, ranks, "collnet")
+    strung = channels(cluster, ranks)
+    share = 1 / len(strung)
+    hops = [hop for channel in strung for hop in _inside(channel, share)]
+    hops += [hop for channel in strung for hop in through_fabric(channel, share)]
+    return (Moves(hops, own=1 / len(ranks), way="in_switch", channels=len(strung)),)
+
+
+def through_fabric(channel: Channel, share: float) -> Iterator[Hop]:
+    """The heads of a channel's nodes, to the switches and back."""
+    for number, members in enumerate(channel.nodes):
+        weight = 0.0 if number else share
+        yield Hop(members[0], SWITCH, channel.nic, share, weight)
+        yield Hop(SWITCH, members[0], channel.nic, share, weight)
+
+
+def check(cluster: Cluster, ranks: tuple[int, ...], name: str) -> None:
+    """Raise `InputError` where the fabric's switches do not sum up, or are not between the members."""
+    if not cluster.spec.fabric.sharp:
+        raise InputError(
+            f"{name} needs a fabric whose switches sum up (InfiniBand SHARP), which {cluster.name} lacks",
+            key="algorithm",
+            found=name,
+            fix="fabric.sharp: true in the cluster file, where they can",
+        )
+    if len(by_node(cluster, ranks)) == 1:
+        raise InputError(f"{name} is for groups between nodes", key="algorithm", found=name, fix="algorithm auto")
+    if channels(cluster, ranks)[0].nic is None:
+        raise InputError(
+            f"{name} needs NICs of one number that serve members in every node",
+            key="algorithm",
+            found=name,
+            fix="algorithm auto",
+        )
+
+
+def _inside(channel: Channel, share: float) -> Iterator[Hop]:
+    largest = max(range(len(channel.nodes)), key=lambda number: len(channel.nodes[number]))
+    for number, (head, *others) in enumerate(channel.nodes):
+        for position, gpu in enumerate(others):
+            weight = share if number == largest and not position else 0.0
+            yield Hop(gpu, head, None, share, weight)
+            yield Hop(head, gpu, None, share, weight)

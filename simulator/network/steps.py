@@ -1,0 +1,40 @@
+"""Moves of algorithms with real steps: the next begins when the last transfer of one has arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from simulator.cluster.cluster import Cluster
+from simulator.config.transport import Way
+from simulator.network.pattern import Hop, Moves
+
+
+class Transfer(NamedTuple):
+    """``load`` bytes per byte of message from one GPU to another."""
+
+    sender: int
+    receiver: int
+    load: float
+
+
+def step(cluster: Cluster, transfers: Sequence[Transfer], *, own: float = 0.0, first: bool = False) -> Moves:
+    """Transfers made at once, each rank having one to send and one to receive at most. One between nodes, where there
+    is one, stands on the critical path. ``own`` as in `Moves`; ``first``: a kernel starts with the step."""
+    return Moves(_hops(cluster, transfers), own=own, goes_on=not first)
+
+
+def exchange(
+    cluster: Cluster, transfers: Sequence[Transfer], peers: int, *, own: float = 0.0, way: Way = "p2p"
+) -> Moves:
+    """Sends and receives posted at once, to or from ``peers`` others at most."""
+    return Moves(_hops(cluster, transfers), own=own, way=way, peers=peers if way == "p2p" else 0)
+
+
+def _hops(cluster: Cluster, transfers: Sequence[Transfer]) -> list[Hop]:
+    far = (cluster.node_of(sender) != cluster.node_of(receiver) for sender, receiver, _ in transfers)
+    longest = next((position for position, crosses in enumerate(far) if crosses), 0)
+    return [
+        Hop(sender, receiver, None, load, float(position == longest))
+        for position, (sender, receiver, load) in enumerate(transfers)
+    ]

@@ -1,0 +1,100 @@
+"""How long a message of some size takes, and in which of NCCL's protocols.
+
+A kernel takes the protocol that is fastest on an idle network, as NCCL's tuner does (src/graph/tuning.cc,
+ncclTopoGetAlgoTime: latency + bytes / bandwidth).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Protocol as Interface
+
+from simulator.config.transport import ProtocolName, Transport
+from simulator.network.pattern import KINDS, Pattern, Stage
+from simulator.network.plan import Phase, Plan
+
+
+class TransportCosts(Interface):
+    """The part of Costs that the network asks."""
+
+    def transport(self, kind: str) -> Transport: ...
+
+    def link_efficiency(self, kind: str) -> float: ...
+
+
+def timed(pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float, Plan]:
+    """The plan of a message of ``nbytes``, and its seconds on an idle network.
+
+    For each protocol: a kernel takes base latency, and each of its stages hops x (software per hop + their links) and
+    for its bytes ``line * (1 + sqrt(half_bytes / flow)) + own / copy`` seconds each, where flow is what the busiest
+    link carries, and line is that of the kind of link that the protocol makes slowest. The square root is what a flow
+    cut into the best number of chunks loses while the pipeline fills: n hops of k chunks of x bytes together last
+    ``(n - 1 + k) (a + x / (k B))``, whose least is ``x / B + 2 sqrt((n - 1) a x / B) + (n - 1) a``.
+    """
+    total_s = 0.0
+    phases: list[Phase] = []
+    names: dict[str, None] = {}
+    for kernel in _kernels(pattern):
+        kernel_s, of_kernel, name = min(_by_protocol(kernel, nbytes, costs), key=lambda way: way[0])
+        total_s += kernel_s
+        phases += of_kernel
+        names[name] = None
+    plan = Plan(pattern.algorithm, tuple(phases), "+".join(names), nbytes * pattern.sent, pattern.channels)
+    return total_s, plan
+
+
+def _kernels(pattern: Pattern) -> list[list[Stage]]:
+    kernels: list[list[Stage]] = []
+    for stage in pattern.stages:
+        if stage.goes_on:
+            kernels[-1].append(stage)
+        else:
+            kernels.append([stage])
+    return kernels
+
+
+def _by_protocol(
+    kernel: Sequence[Stage], nbytes: float, costs: TransportCosts
+) -> Iterator[tuple[float, list[Phase], str]]:
+    """Per protocol that can carry the message: seconds, phases, and its name."""
+    slowest = max(kernel, key=lambda stage: KINDS.index(stage.kind))
+    for name, protocol in costs.transport(slowest.kind).ways(slowest.way).items():
+        phases: list[Phase] = []
+        total_s = 0.0
+        for number, stage in enumerate(kernel):
+            took = _phase(stage, nbytes, name, 0.0 if number else protocol.base_latency_s, costs)
+            if took is None:
+                break
+            total_s += took[0]
+            phases.append(took[1])
+        else:
+            yield total_s, phases, name
+
+
+def _phase(
+    stage: Stage, nbytes: float, name: ProtocolName, start_s: float, costs: TransportCosts
+) -> tuple[float, Phase] | None:
+    """Seconds of a stage in one protocol after ``start_s``, and its phase; None where the protocol cannot carry it."""
+    pace = costs.transport(stage.kind)
+    lines = [
+        (seconds / costs.link_efficiency(kind), costs.transport(kind).ways(stage.way)) for kind, seconds in stage.line_s
+    ]
+    protocols = pace.ways(stage.way)
+    if name not in protocols or any(name not in of_line for _, of_line in lines):
+        return None
+    protocol, flow = protocols[name], nbytes * stage.flow_bytes
+    if protocol.most_bytes is not None and flow > protocol.most_bytes:
+        return None
+    latency_s = stage.link_latency_s
+    if stage.peers:
+        latency_s += stage.peers * pace.peer_latency_s
+    latency_s += start_s
+    for kind, count in stage.hops:
+        latency_s += count * costs.transport(kind).ways(stage.way)[name].hop_latency_s
+    per_byte_s = max([line_s / of_line[name].bandwidth_fraction for line_s, of_line in lines])
+    per_byte_s /= stage.efficiency
+    if protocol.half_bytes and nbytes:
+        per_byte_s *= 1 + math.sqrt(protocol.half_bytes / flow)
+    per_byte_s += stage.own / (pace.p2p_copy_Bps if stage.way == "p2p" else pace.copy_Bps)
+    return latency_s + nbytes * per_byte_s, Phase(flow, stage.loads, latency_s, stage.flow_bytes / per_byte_s)

@@ -1,0 +1,276 @@
+"""The inside of one kind of node: GPUs and NICs on top of their PCIe trees, sockets below, NVLink above."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import networkx as nx
+
+from simulator.cluster import Cluster
+from simulator.cluster.node import NodeLayout
+from simulator.cluster.wires import Edge
+from simulator.output.topology_style import (
+    MEMORY,
+    NVLINK,
+    PCIE,
+    RED,
+    SOCKETS,
+    bandwidth,
+    line_width,
+    port_rate,
+    rail_colour,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: GPUs and NICs beyond these are counted, not drawn.
+_MOST_LEAVES = 34
+#: Space between what hangs under different switches, and under different sockets, in widths of a GPU.
+_GAP, _SOCKET_GAP = 0.35, 0.9
+_LEVEL = 1.15
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """``at``: place of every drawn vertex; ``parent``: its PCIe link upwards; ``hidden``: how many are not drawn."""
+
+    at: dict[str, tuple[float, float]]
+    parent: dict[str, Edge]
+    sockets: list[str]
+    hidden: int
+    width: float
+
+
+def draw_node(axes: Axes, cluster: Cluster, node: int) -> None:
+    """Draw what node number ``node``, and every one of its kind, is inside."""
+    layout = cluster.layouts[node]
+    tree = _tree(layout)
+    cut_Bps, cut = _narrowest(layout)
+    for edge in layout.edges:
+        ends = tree.at.get(edge.src), tree.at.get(edge.dst)
+        if edge.name.endswith(":rx") or edge.kind == "nvlink" or ends[0] is None or ends[1] is None:
+            continue
+        between = edge.src in tree.sockets and edge.dst in tree.sockets
+        colour = SOCKETS if between else MEMORY if edge.kind in ("memory", "nvme") else PCIE
+        bend = 0.35 if between and abs(tree.sockets.index(edge.src) - tree.sockets.index(edge.dst)) > 1 else 0.0
+        _line(axes, ends[0], ends[1], edge.bandwidth_Bps, colour, bend=-bend, marked=edge.name.split(":")[0] in cut)
+    _nvlink(axes, layout, tree, cut)
+    crowded = tree.width > 20
+    for name, (x, y) in tree.at.items():
+        _box(axes, layout, name, x, y, crowded)
+    if tree.hidden:
+        axes.text(tree.width + 0.9, 0.0, f"... and {tree.hidden} more\nGPUs and NICs,\nalike", fontsize=9, va="center")
+    _caption(axes, cluster, node, cut_Bps)
+    lowest = min(y for _, y in tree.at.values())
+    top = 2.4 if any(edge.kind == "nvlink" for edge in layout.edges) else 0.7
+    axes.set_xlim(-0.9, max(tree.width + (4.0 if tree.hidden else 0.9), 9.0))
+    axes.set_ylim(lowest - 0.9, top)
+    axes.set_axis_off()
+
+
+def _tree(layout: NodeLayout) -> _Tree:
+    """Places: leaves side by side in the order of the tree, switches above the middle of what they hold."""
+    parent = {
+        edge.src: edge
+        for edge in layout.edges
+        if edge.kind == "pcie" and edge.name.endswith(":tx") and not edge.src.startswith("cpu")
+    }
+    below: dict[str, list[str]] = {}
+    for vertex, edge in parent.items():
+        below.setdefault(edge.dst, []).append(vertex)
+    sockets = sorted((vertex for vertex in below if vertex not in parent), key=_natural)
+    sockets += sorted(
+        {edge.src for edge in layout.edges if re.fullmatch(r"cpu\d+", edge.src)}.difference(sockets), key=_natural
+    )
+
+    def order(vertex: str) -> tuple[tuple[bool, str, int], ...]:
+        return min((order(child) for child in below.get(vertex, ())), default=(_natural(vertex),))
+
+    at: dict[str, tuple[float, float]] = {}
+    x, leaves, hidden = 0.0, 0, 0
+
+    def height(vertex: str) -> int:
+        return 1 + max(height(child) for child in below[vertex]) if below.get(vertex) else 0
+
+    def place(vertex: str) -> None:
+        nonlocal x, leaves
+        children = sorted(below.get(vertex, ()), key=order)
+        if not children:
+            at[vertex] = (x, 0.0)
+            x, leaves = x + 1.0, leaves + 1
+            return
+        for child in children:
+            place(child)
+            x += _GAP if child in below else 0.0
+        middle = [at[child][0] for child in children]
+        at[vertex] = ((min(middle) + max(middle)) / 2, -_LEVEL * height(vertex))
+
+    lowest = -_LEVEL * (1 + max((height(child) for socket in sockets for child in below.get(socket, ())), default=0))
+    drawn = []
+    for socket in sockets:
+        first = x
+        kept = []
+        for child in sorted(below.get(socket, ()), key=order):
+            if leaves >= _MOST_LEAVES:
+                hidden += _leaves(child, below)
+                continue
+            place(child)
+            x += _GAP if child in below else 0.0
+            kept.append(at[child][0])
+        if kept or not below.get(socket):
+            middle = (min(kept) + max(kept)) / 2 if kept else first
+            at[socket] = (middle, lowest)
+            drawn.append(socket)
+            x = max(x, first + 1.0) + _SOCKET_GAP
+    width = x - _SOCKET_GAP - 1.0
+    if any(edge.dst == "memory" for edge in layout.edges):
+        middle = sum(at[socket][0] for socket in drawn) / len(drawn)
+        aside = 0.0 if "host" in at else -_LEVEL
+        # Between several sockets the host is their memory, and needs no box for it beside.
+        at["memory" if "host" in at else "host"] = (middle + (2.2 if "host" in at else 0.0), lowest + aside)
+        if any(edge.dst == "nvme" for edge in layout.edges):
+            at["nvme"] = (middle + (4.4 if "memory" in at else 2.2), lowest + aside)
+    return _Tree(at, parent, drawn, hidden, max(width, 1.0))
+
+
+def _leaves(vertex: str, below: dict[str, list[str]]) -> int:
+    return sum(_leaves(child, below) for child in below[vertex]) if below.get(vertex) else 1
+
+
+def _natural(vertex: str) -> tuple[bool, str, int]:
+    """GPUs before NICs, both by number."""
+    name = vertex.rstrip("0123456789")
+    return name == "nic", name, int(vertex[len(name) :] or 0)
+
+
+def _line(
+    axes: Axes,
+    a: tuple[float, float],
+    b: tuple[float, float],
+    bandwidth_Bps: float,
+    colour: str,
+    *,
+    bend: float = 0.0,
+    marked: bool = False,
+) -> None:
+    """A line, or a curve that leaves the straight line by ``bend`` of its length, upwards where that is positive."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    (x0, y0), (x1, y1) = a, b
+    rise = bend * abs(x1 - x0)
+    path = Path(
+        [(x0, y0), (x0, y0 + rise), (x1, y1 + rise), (x1, y1)], [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
+    )
+    if not bend:
+        path = Path([(x0, y0), (x1, y1)], [Path.MOVETO, Path.LINETO])
+    width = line_width(bandwidth_Bps)
+    if marked:
+        axes.add_patch(PathPatch(path, fill=False, edgecolor=RED, linewidth=width + 7, alpha=0.35, capstyle="round"))
+    axes.add_patch(PathPatch(path, fill=False, edgecolor=colour, linewidth=width, capstyle="round"))
+
+
+def _nvlink(axes: Axes, layout: NodeLayout, tree: _Tree, cut: set[str]) -> None:
+    """Arcs between GPUs, or a bar for the NVSwitches."""
+    from matplotlib.patches import FancyBboxPatch
+
+    edges = [
+        edge for edge in layout.edges if edge.kind == "nvlink" and edge.name.endswith(":tx") and edge.src in tree.at
+    ]
+    if not edges:
+        return
+    gpus = [tree.at[edge.src][0] for edge in edges]
+    if edges[0].dst == "nvswitch":
+        for edge in edges:
+            x, y = tree.at[edge.src]
+            _line(axes, (x, y), (x, 1.5), edge.bandwidth_Bps, NVLINK, marked=edge.name.split(":")[0] in cut)
+        box = FancyBboxPatch(
+            (min(gpus) - 0.4, 1.45), max(gpus) - min(gpus) + 0.8, 0.4, boxstyle="round,pad=0.05", facecolor="#DDF0DD",
+            edgecolor=NVLINK, linewidth=1.2, zorder=3,
+        )  # fmt: skip
+        axes.add_patch(box)
+        label = f"NVSwitch: {bandwidth(edges[0].bandwidth_Bps)} per GPU"
+        axes.text((min(gpus) + max(gpus)) / 2, 1.65, label, ha="center", va="center", fontsize=9, zorder=4)
+        return
+    for edge in edges:
+        if edge.dst in tree.at:
+            distance = abs(tree.at[edge.src][0] - tree.at[edge.dst][0])
+            rise = (0.8 + 1.9 * distance / tree.width) / distance  # a curve of this kind rises by 3/4 of that
+            _line(
+                axes, tree.at[edge.src], tree.at[edge.dst], edge.bandwidth_Bps, NVLINK, bend=rise,
+                marked=edge.name.split(":")[0] in cut,
+            )  # fmt: skip
+
+
+def _box(axes: Axes, layout: NodeLayout, name: str, x: float, y: float, crowded: bool) -> None:
+    number = name.lstrip("abcdefghijklmnopqrstuvwxyz")
+    edge, text = "#333333", name
+    face = "white"
+    if name.startswith("gpu"):
+        face, text = "#E3E3E3", f"GPU\n{number}"
+    elif name.startswith("nic"):
+        face, text = rail_colour(int(number)), f"NIC\n{number}"
+        edge = face
+    elif name.startswith("pcie"):
+        face, text = "#F4F4F4", "switch"
+    elif name.startswith("cpu"):
+        face, text = "#FFF6D6", f"CPU {number}"
+    elif name == "host" and not any(e.src.startswith("cpu") for e in layout.edges):
+        face, text = "#FFF6D6", "CPU"
+    else:
+        rate = next(e.bandwidth_Bps for e in layout.edges if e.dst == ("nvme" if name == "nvme" else "memory"))
+        face, text = "#FBF1DC", f"{'drives' if name == 'nvme' else 'memory'}\n{bandwidth(rate)}"
+    style = {"boxstyle": "round,pad=0.3", "facecolor": face, "edgecolor": edge, "linewidth": 0.9}
+    axes.text(
+        x, y, text, ha="center", va="center", fontsize=6 if crowded else 8, zorder=5, bbox=style,
+        color="white" if name.startswith("nic") else "black",
+    )  # fmt: skip
+
+
+def _narrowest(layout: NodeLayout) -> tuple[float, set[str]]:
+    """What the first half of the GPUs can send to the second, and the links that bound it: none where that is enough
+    for GPUs that send as much as they can, to each other one alike."""
+    if len(layout.gpus) < 2:
+        return 0.0, set()
+    half = set(layout.gpus[: len(layout.gpus) // 2])
+    used = sorted({i for (a, b), way in layout.between.items() if {a, b} <= set(layout.gpus) for i in way})
+    graph = nx.DiGraph()
+    for i in used:
+        edge = layout.edges[i]
+        graph.add_edge(edge.src, edge.dst, capacity=edge.bandwidth_Bps, link=edge.name.split(":")[0])
+    for gpu in layout.gpus:
+        graph.add_edge(*(("source", f"gpu{gpu}") if gpu in half else (f"gpu{gpu}", "sink")))
+    value, (reached, _) = nx.minimum_cut(graph, "source", "sink")
+    crossing = {data["link"] for a, b, data in graph.edges(data=True) if a in reached and b not in reached}
+    own = sum(data["capacity"] for a, _, data in graph.edges(data=True) if a in {f"gpu{gpu}" for gpu in half})
+    across = (len(layout.gpus) - len(half)) / (len(layout.gpus) - 1)
+    return float(value), crossing if value < 0.999 * own * across else set()
+
+
+def _caption(axes: Axes, cluster: Cluster, node: int, cut_Bps: float) -> None:
+    layout = cluster.layouts[node]
+    alike = sum(other is layout for other in cluster.layouts)
+    title = f"Inside a node: {len(layout.gpus)} {layout.gpu}"
+    if alike < cluster.n_nodes:
+        title = f"{alike} of {cluster.n_nodes} nodes, such as node {node}: {len(layout.gpus)} {layout.gpu}"
+    facts = []
+    rates = sorted(
+        {round(e.bandwidth_Bps, -8) for e in layout.edges if e.kind == "pcie" and not e.src.startswith("cpu")}
+    )
+    if rates:
+        facts.append("PCIe " + " and ".join(bandwidth(rate) for rate in rates[-3:]))
+    links = sorted({e.bandwidth_Bps for e in layout.edges if e.kind == "nvlink" and not e.dst.startswith("nv")})
+    if links and not any(e.dst == "nvswitch" for e in layout.edges):
+        facts.append("GPU to GPU " + " and ".join(bandwidth(rate) for rate in links[-3:]))
+    between = {e.bandwidth_Bps for e in layout.edges if e.src.startswith("cpu") and e.dst.startswith("cpu")}
+    if between:
+        facts.append(f"between sockets {bandwidth(max(between))}")
+    if layout.nics:
+        port = layout.edges[layout.port_out[layout.nics[0]]]
+        facts.append(f"NICs {port_rate(port.bandwidth_Bps)} {port.kind}")
+    if cut_Bps:
+        facts.append(f"between halves of the GPUs {bandwidth(cut_Bps)}")
+    axes.set_title(title + "\n" + ", ".join(facts), fontsize=10, loc="left")

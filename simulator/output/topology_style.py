@@ -1,0 +1,53 @@
+"""What the pictures of a cluster have in common: colours, widths, figures as text."""
+
+from __future__ import annotations
+
+import math
+
+from simulator.units import GB, TB, Gbit
+
+#: Okabe and Ito's colours (jfly.uni-koeln.de/color), told apart with any kind of colour vision, then shades of them.
+_RAILS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8B5A2B", "#956AFF")
+NVLINK, PCIE, SOCKETS, MEMORY, NETWORK, RED = "#3A9E3A", "#8A8A8A", "#4D4D4D", "#B8860B", "#3C6E9F", "#E0261B"
+#: Kinds of links, their colour, and what the legend calls them.
+KINDS = (
+    (("nvlink",), NVLINK, "GPU to GPU (NVLink, xGMI)"),
+    (("pcie",), PCIE, "PCIe and sockets"),
+    (("memory", "nvme"), MEMORY, "host memory, drives"),
+    (("infiniband", "roce", "tcp"), NETWORK, "network, coloured by rail"),
+)
+#: Kinds of node that a picture shows.
+MOST_KINDS = 3
+
+
+def rail_colour(rail: int | None) -> str:
+    """None: of several rails."""
+    return NETWORK if rail is None else _RAILS[rail % len(_RAILS)]
+
+
+def line_width(bandwidth_Bps: float) -> float:
+    """In points; grows with the square root, so that 10 GB/s and 1 TB/s fit into one picture.
+
+    >>> line_width(100e9), line_width(400e9)
+    (2.5, 5.0)
+    """
+    return min(max(0.25 * math.sqrt(bandwidth_Bps / GB), 0.5), 9.0)
+
+
+def bandwidth(Bps: float) -> str:
+    """
+    >>> bandwidth(31.508e9), bandwidth(6.4e12), bandwidth(450e9)
+    ('31.5 GB/s', '6.4 TB/s', '450 GB/s')
+    """
+    if Bps >= TB:
+        return f"{Bps / TB:,.3g} TB/s"
+    return f"{Bps / GB:.3g} GB/s"
+
+
+def port_rate(Bps: float) -> str:
+    """Of a NIC, as its data sheet has it.
+
+    >>> port_rate(50e9)
+    '400 Gb/s'
+    """
+    return f"{Bps / Gbit:.4g} Gb/s"

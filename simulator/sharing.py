@@ -1,0 +1,253 @@
+"""Several jobs on one cluster at once: `share`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simulator.analysis.envelope import envelope
+from simulator.analysis.steady import Steady, own_paces, steady_until
+from simulator.api import STEPS, Result, rehearsed
+from simulator.build import build_program
+from simulator.cluster import Cluster, build_cluster
+from simulator.config import Workload, load_workload
+from simulator.config.profile import Profile, load_profile
+from simulator.costs import Costs
+from simulator.engine import Placed, simulate_together
+from simulator.errors import InputError
+from simulator.program import Program
+from simulator.schedules import Times
+from simulator.timeline import Timeline
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+#: Steps of one job that are played at most.
+MAX_STEPS = 256
+#: Times that all jobs are played together, until each has done `STEPS` while all the others were under way and has
+#: found its period.
+MAX_ROUNDS = 5
+#: Steps added to what an estimate says.
+_MARGIN = 1.1
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Jobs on one cluster at once. Of each: its ``results`` as it repeats its step beside the others, with the mean
+    period as step time; that period with the cluster to itself, on the same nodes (``alone_s``); its ``nodes``; and the
+    ``steps`` that were played. ``notes``: what to know before trusting the figures."""
+
+    cluster: Cluster
+    results: tuple[Result, ...]
+    alone_s: tuple[float, ...]
+    nodes: tuple[tuple[int, ...], ...]
+    steps: tuple[int, ...]
+    notes: tuple[str, ...]
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """Those of the jobs under their names, and those of playing them together."""
+        own = [f"{result.workload.name}: {warning}" for result in self.results for warning in result.warnings]
+        return [*own, *self.notes]
+
+    @cached_property
+    def _report(self) -> dict[str, Any]:
+        runs = []
+        for result, alone_s, nodes, steps in zip(self.results, self.alone_s, self.nodes, self.steps, strict=True):
+            shared_s = result.spans.step_time_s
+            sharing = {
+                "nodes": list(nodes),
+                "alone_step_time_s": alone_s,
+                "lost_s": shared_s - alone_s,
+                "slowdown": shared_s / alone_s,
+                "steps_played": steps,
+            }
+            runs.append({**result.to_dict(), "sharing": sharing})
+        spec = self.cluster.spec
+        return envelope("run", self.warnings, share_fabric={"cluster": spec.name, "nodes": spec.nodes}, runs=runs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """``runs``: each job's result as `Result.to_dict` has it, and beside it ``sharing``: its nodes, the period
+        alone, what it lost (s), and how many times as long its steps are."""
+        return self._report
+
+    def summary(self) -> RenderableType:
+        """The results as tables for a terminal."""
+        from simulator.output.summary import shared
+
+        return shared(self._report)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A workload made ready to be played on ``nodes`` of the cluster."""
+
+    workload: Workload
+    profiles: Mapping[str, Profile]
+    costs: Costs
+    cluster: Cluster
+    nodes: tuple[int, ...]
+    times: Times | None
+
+    @classmethod
+    def ready(cls, workload: Workload, cluster: Cluster, nodes: tuple[int, ...]) -> _Job:
+        profiles = {gpu: load_profile(name) for gpu, name in workload.calibrations.items()}
+        costs = Costs.from_profiles(profiles, workload.training.implementation)
+        searches = workload.parallelism.plan.search is not None
+        times = rehearsed(workload.model_copy(update={"placement": nodes}), cluster, costs) if searches else None
+        return cls(workload, profiles, costs, cluster, nodes, times)
+
+    def program(self, steps: int) -> Program:
+        return build_program(self.workload, times=self.times, steps=steps)
+
+    def period(self, timeline: Timeline, steps: int, until_s: float) -> Steady | None:
+        """Its period while all others were under way; None where that was not long enough."""
+        if self.workload.parallelism.data_parallel == "async":
+            return own_paces(timeline, steps, self.workload.microbatches, until_s)
+        return steady_until(timeline, steps, self.workload.microbatches, until_s)
+
+
+def share(
+    workloads: Sequence[str | Path | Mapping[str, Any] | Workload], *, set: Mapping[str, Any] | None = None
+) -> Shared:
+    """Simulate several ``workloads`` on one cluster at once, each on nodes of its own (their ``placement``). Transfers
+    meet on the links that they share. ``set`` changes dotted keys of all of them first.
+
+    The cluster is the one that they all name, with as many nodes as the largest of them says, or as they need together.
+    All begin at the same moment and repeat their step, the shorter ones more often, so that no job ever has the cluster
+    to itself: step times are mean periods. Equal jobs stay in step and meet in every step, the worst case.
+
+    Raises `InputError`, such as for jobs of different clusters.
+    """
+    jobs = _named([load_workload(workload, set or {}) for workload in workloads])
+    cluster, nodes = _placed(jobs)
+    ready = [_Job.ready(job, cluster, own) for job, own in zip(jobs, nodes, strict=True)]
+    alone = [_alone(job) for job in ready]
+    longest = max(alone)
+    steps = [min(MAX_STEPS, math.ceil(STEPS * longest / own)) for own in alone]
+    rounds = 0
+    while True:
+        programs = [job.program(count) for job, count in zip(ready, steps, strict=True)]
+        timelines = _together(ready, programs)
+        ends = [timeline.length_s for timeline in timelines]
+        found = [
+            job.period(timeline, count, min(ends)) for job, timeline, count in zip(ready, timelines, steps, strict=True)
+        ]
+        rounds += 1
+        if rounds == MAX_ROUNDS or all(period is not None and period.stable for period in found):
+            break
+        if any(period is None for period in found):
+            # Who ends first has to go on until the others have done theirs.
+            wanted = [math.ceil(_MARGIN * count * max(ends) / end) for count, end in zip(steps, ends, strict=True)]
+            wanted = [count if end == max(ends) else more for count, more, end in zip(steps, wanted, ends, strict=True)]
+        else:
+            wanted = [2 * count for count in steps]
+        wanted = [min(count, MAX_STEPS) for count in wanted]
+        if wanted == steps:
+            break
+        steps = wanted
+    notes = []
+    results = []
+    for job, program, timeline, count, period in zip(ready, programs, timelines, steps, found, strict=True):
+        if period is None:
+            period = job.period(timeline, count, math.inf)
+            assert period is not None
+            notes.append(
+                f"{job.workload.name}: its steps are so much longer than others' that it had parts of them to itself "
+                f"({MAX_STEPS} steps of a job are played at most): it loses more than is said here"
+            )
+        results.append(
+            Result(job.workload, job.profiles, cluster, job.costs, program, period.period, period, job.nodes)
+        )
+    return Shared(cluster, tuple(results), tuple(alone), nodes, tuple(steps), tuple(notes))
+
+
+def _together(jobs: Sequence[_Job], programs: Sequence[Program]) -> tuple[Timeline, ...]:
+    cluster = jobs[0].cluster
+    placed = [Placed.on(program, job.costs, cluster, job.nodes) for job, program in zip(jobs, programs, strict=True)]
+    shortcuts = [job.workload.simulation for job in jobs]
+    fold, coalesce = all(one.fold for one in shortcuts), all(one.coalesce for one in shortcuts)
+    return simulate_together(placed, cluster, fold=fold, coalesce=coalesce)
+
+
+def _alone(job: _Job) -> float:
+    """The period of a job with the cluster to itself, s."""
+    found = job.period(_together([job], [job.program(STEPS)])[0], STEPS, math.inf)
+    assert found is not None  # four steps have three periods
+    return found.period.step_time_s
+
+
+def _named(jobs: Sequence[Workload]) -> list[Workload]:
+    """With names that tell them apart."""
+    if len(jobs) < 2:
+        raise InputError(
+            "shares the fabric with nobody", key="share_fabric", found=len(jobs), allowed="2 jobs and more"
+        )
+    names: dict[str, int] = {}
+    result = []
+    for job in jobs:
+        names[job.name] = names.get(job.name, 0) + 1
+        number = names[job.name]
+        result.append(job if number == 1 else job.model_copy(update={"name": f"{job.name} ({number})"}))
+    return result
+
+
+def _placed(jobs: Sequence[Workload]) -> tuple[Cluster, tuple[tuple[int, ...], ...]]:
+    """The one cluster of all jobs, and the nodes of each."""
+    first = jobs[0]
+    for job in jobs[1:]:
+        if job.cluster.model_dump(exclude={"nodes"}) != first.cluster.model_dump(exclude={"nodes"}):
+            raise InputError(
+                f"{first.name} and {job.name} are on different clusters",
+                key="cluster",
+                found=f"{first.cluster.name} and {job.cluster.name}",
+                fix="one cluster for both; only its number of nodes may differ",
+            )
+        if job.calibrations != first.calibrations:
+            names = [", ".join(one.calibrations.values()) for one in (first, job)]
+            raise InputError(
+                f"{first.name} and {job.name} share links, which have one efficiency",
+                key="calibration",
+                found=" and ".join(names),
+                fix="one calibration for both",
+            )
+    together = sum(job.cluster.nodes_for(job.n_ranks) + job.parallelism.server_count for job in jobs)
+    listed = [node + 1 for job in jobs for node in job.nodes or ()]
+    cluster = build_cluster(first.cluster, max(together, *(job.cluster.nodes for job in jobs), *listed))
+    return cluster, _deal(jobs, cluster)
+
+
+def _deal(jobs: Sequence[Workload], cluster: Cluster) -> tuple[tuple[int, ...], ...]:
+    """The nodes of each job: those that it lists; of the others the first free ones, job after job; of those that
+    interleave one by one in turn."""
+    owner: dict[int, str] = {}
+    for job in jobs:
+        for node in job.nodes or ():
+            if node in owner:
+                raise InputError(
+                    f"node {node} is that of {owner[node]} and of {job.name}", key="placement", fix="nodes of its own"
+                )
+            owner[node] = job.name
+    free = [node for node in range(cluster.n_nodes) if node not in owner]
+    nodes = [list(job.nodes or ()) for job in jobs]
+
+    def lacks(number: int) -> bool:
+        job = jobs[number]
+        workers = nodes[number][: len(nodes[number]) - job.parallelism.server_count]
+        return sum(len(cluster.gpus_of(node)) for node in workers) < job.n_ranks
+
+    packed = [number for number, job in enumerate(jobs) if job.placement == "packed"]
+    interleaved = [number for number, job in enumerate(jobs) if job.placement == "interleaved"]
+    for turn in (*([number] for number in packed), interleaved):
+        while waiting := [number for number in turn if lacks(number)]:
+            for number in waiting:
+                if not free:
+                    raise InputError(
+                        f"has no nodes left for {jobs[number].name}", key="cluster.nodes", found=cluster.n_nodes
+                    )
+                nodes[number].append(free.pop(0))
+    return tuple(tuple(own) for own in nodes)
