@@ -27,6 +27,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "moe": LLAMA | {"moe": {"experts": 8, "top_k": 2, "ffn_hidden": WIDTH}},
 }
+#: The case that says how fast a host issues ops, measured beside every real run.
+PROBE = {"model": "gpt", "layers": DEPTH, "batches": 4}
 #: By name: what `Workload.parallelism` says of one.
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},

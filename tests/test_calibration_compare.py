@@ -23,8 +23,13 @@ from calibration.__main__ import main
 from calibration.commits import commit_of
 from calibration.compare.comparison import Row, order
 from calibration.compare.figures import Figures, pipelines, simulated_figures
+from calibration.compare.hosts import with_host
 from calibration.compare.kernels import CLASSES, Kernels, binned, class_of, measured_kernels, simulated_kernels
+from calibration.fit.hosts import probe_s
 from simulator.api import run
+from simulator.config import load_workload
+from simulator.config.profile import load_profile
+from simulator.costs import Costs
 
 ROOT = Path(__file__).resolve().parent.parent
 SLOWER = {"alone": 1.25, "ddp2": 1.0, "pp2": 0.8, "tp2": 1.6}
@@ -89,6 +94,24 @@ def test_errors_are_what_the_runs_were_made_with(compared: dict[str, Any]) -> No
         assert row.measured.mfu == pytest.approx(row.simulated.mfu / f)
         assert row.measured.bubble == (None if row.simulated.bubble is None else pytest.approx(row.simulated.bubble))
         assert (row.simulated.bubble is not None) == (row.name == "pp2")
+
+
+@pytest.mark.parametrize("slower", [1.0, 2.0, 5.0])
+def test_a_run_is_simulated_on_a_host_as_fast_as_its_own(slower: float, made: Path, tmp_path: Path) -> None:
+    """Two ranks, the second's probes before and after the run ``slower`` than the profile has them on average, the
+    first's as the profile has them: the slower one counts, unless the command says otherwise."""
+    path = made / "pp2.yaml"
+    workload = load_workload(path)
+    costs = Costs.from_profile(load_profile("h100-sxm-80gb"), workload.training.implementation)
+    usual = probe_s(costs)
+    probes = [[usual, usual], [usual * (slower - 0.1), usual * (slower + 0.1)]]
+    content = {"name": "pp2", "ranks": [{"host": {"probe_s": one}} for one in probes]}
+    (tmp_path / "pp2.json").write_text(json.dumps(content))
+    changes = with_host(tmp_path, path, {"cluster": "dgx_h100"})
+    assert load_workload(path, changes).cluster.node_at(0).host_speed == pytest.approx(1 / slower, rel=1e-3)
+    said = {"cluster.node.host_speed": 1.0}
+    assert with_host(tmp_path, path, said) == said
+    assert with_host(tmp_path, made / "alone.yaml", {}) == {}
 
 
 def test_no_run_is_left_out_and_no_mean_stands_alone(compared: dict[str, Any], made: Path) -> None:

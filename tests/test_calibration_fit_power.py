@@ -49,6 +49,7 @@ def machine(exponent: float, speed: float, shares: tuple[float, ...]) -> Cases:
             attention_s * (1700 / HIGHEST_MHZ) ** speed,
         ),
         lasting("copy", {}, HIGHEST_MHZ, 600.0, 1e-4, 1e-4),
+        lasting("layer_norm", {}, HIGHEST_MHZ, 650.0, 1e-4, 1e-4),
         Measured("copy", "to_device_pinned", {"bytes": 1}, (0,), {"power_w": IDLE_W}),
         Measured("collective", "all_reduce", {"bytes": 1}, (0, 1), {"power_w": 300.0}),
         *(waiting(share, exponent, speed) for share in shares),

@@ -20,6 +20,7 @@ def budget(exponent: float = 2.0, speed: float = 1.0, *, stream_w: float = 500.0
     product = Load(watts=700, clock_hz=1.5e9, priced_at_hz=1.5e9, speed_exponent=speed)
     stream = Load(watts=stream_w, clock_hz=HIGHEST, priced_at_hz=HIGHEST, speed_exponent=0)
     loads: dict[Any, Load] = {"matmul": product, "attention": product, "memory": stream, "communication": stream}
+    loads["arithmetic"] = product
     return PowerBudget(
         Power(
             limit_w=700,
@@ -66,7 +67,7 @@ def test_each_class_follows_the_clock_by_its_own_exponent() -> None:
     """At 2 GHz products and attention with exponent 1/2 take sqrt(3/4) of what they take at 1.5 GHz; streams and what
     is of no class stay."""
     found = budget(speed=0.5)
-    for kernel in (Matmul(64, 64, 64), Attention(1, 1, 1, 64, 64, 64)):
+    for kernel in (Matmul(64, 64, 64), Attention(1, 1, 1, 64, 64, 64), Memory("gelu", 1.0, 1.0)):
         assert found.slowness(kernel, HIGHEST) == pytest.approx(0.75**0.5)
     assert found.slowness(Memory("copy", 1.0, 1.0), 1e9) == found.slowness(Fixed(1.0), 1e9) == 1.0
 
@@ -77,7 +78,7 @@ def test_each_class_follows_the_clock_by_its_own_exponent() -> None:
 )
 def test_the_mean_over_a_step_is_the_limit(cluster: str, calibration: str, layers: int) -> None:
     """Large products, attention and streams, played: what all rows draw at their rank's clock, and an idle GPU through
-    the whole step, is the limit on average, within what a clock may be off when it counts as settled (0.2 %, so 0.4 %
+    the whole step, is the limit on average, within what a clock may be off when it counts as settled (0.5 %, so 1 %
     of power). The products are faster than alone, and slower than at the highest clock."""
     workload = job(
         model__hidden=8192, model__heads=64, model__layers=layers, training__seq=2048, training__global_batch=2
@@ -90,7 +91,7 @@ def test_the_mean_over_a_step_is_the_limit(cluster: str, calibration: str, layer
     kinds = rows["kind"].where(rows["kind"].isin(["matmul", "attention"]), "memory")
     seconds = (rows["end_s"] - rows["start_s"]).groupby(kinds).sum()
     drawn_j = sum(of_kind * power.drawn_w(kind, clock_hz) for kind, of_kind in seconds.items())
-    assert power.model.idle_w + drawn_j / spans.length_s == pytest.approx(power.model.limit_w, rel=4e-3)
+    assert power.model.idle_w + drawn_j / spans.length_s == pytest.approx(power.model.limit_w, rel=1e-2)
     assert power.model.loads["matmul"].clock_hz < clock_hz < power.highest_hz
 
 

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from calibration.fit import hosts
 from calibration.fit import launch as launch_fit
 from calibration.fit.cases import read
+from simulator.cluster import build_cluster
 from simulator.cluster.ideal import ideal_cluster
+from simulator.config.cluster import cluster_data, load_cluster
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.costs.launch import issued, launch_seconds, seconds
@@ -179,3 +181,26 @@ def test_layers_give_the_shipped_figures_and_are_met_by_them() -> None:
     errors = [abs(point.error) for point in fitted.points]
     assert statistics.fmean(errors) < 0.13
     assert max(errors) < 0.4
+
+
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize("speed", [0.5, 1.0, 4.0])
+def test_a_slower_host_issues_everything_later(speed: float, fold: bool) -> None:
+    """Two ranks, the second's host at ``speed``: three kernels of no length launched in 4 us each, an all-reduce issued
+    in 8 us on the compute lane, then one in 16 us on a lane of its own: 36 us in all, and both wait for the slower."""
+    built = ideal_cluster(2)
+    built = replace(built, gpus=(built.gpus[0], replace(built.gpus[1], host_speed=speed)))
+    kernels = tuple(Compute(f"b{n}", Fixed(0.0), "B") for n in range(3))
+    inline = Comm("sum", "all_reduce", 0.0, "tp", "tp")
+    grads = Comm("grads", "all_reduce", 0.0, "dp", "dp")
+    lanes = {"compute": (Step("b", Block("b", (*kernels, inline)), phase="B"),), "dp": (Step("r", grads, ("b",)),)}
+    program = Program((Role("r", lanes),), (0, 0), {"dp": PAIR, "tp": PAIR})
+    table = {"backward_other": 4e-6, "tp_all_reduce": 8e-6, "bucket": 16e-6}
+    timeline = simulate(program, built, replace(Costs.ideal(), launch=table), fold=fold)
+    assert timeline.end_s.max() == pytest.approx(36e-6 / min(speed, 1.0), rel=1e-9)
+
+
+def test_nodes_say_how_fast_their_hosts_are() -> None:
+    data = cluster_data("dgx_h100")[0]
+    built = build_cluster(load_cluster(data | {"node": data["node"] | {"host_speed": 0.5}}))
+    assert {gpu.host_speed for gpu in built.gpus} == {0.5}

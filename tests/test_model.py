@@ -556,7 +556,7 @@ def test_eager_adam_moves_more() -> None:
         for i in ("fused", "eager")
     )
     adam = {op.name: op.kernel.bytes for op in fused}["optimizer.adam"]
-    steps = [op for op in eager if op.kernel.kind == "optimizer" and op.name != "optimizer.unscale"]
+    steps = [op for op in eager if op.kernel.kind == "foreach" and op.name != "optimizer.unscale"]
     assert len(steps) == 8
     assert adam == 4 * 1000 * (4 + 3)
     assert sum(op.kernel.bytes for op in steps) == 4 * 1000 * (13 + 8)

@@ -14,6 +14,7 @@ from simulator.config.cluster import ClusterSpec, load_cluster
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.errors import InputError
+from simulator.network.channels import channels
 from simulator.network.collectives import bus_factor, idle_seconds, plan
 
 GiB = 2**30
@@ -183,6 +184,31 @@ def test_several_nics_per_gpu_are_shared_out() -> None:
     assert sorted(nic for own in layout.own_nics.values() for nic in own) == list(range(32))
 
 
+@pytest.mark.parametrize("op", ["all_to_all", "send_recv", "all_gather", "all_reduce"])
+def test_many_narrow_nics_are_worth_few_wide_ones(op: str) -> None:
+    """32 NICs of 100 Gb/s, four per GPU, against 8 of 400: transfers of all kinds use all that a GPU has."""
+    costs = Costs.from_profile(load_profile("a100-sxm-80gb"))
+    seconds = []
+    for count, bps in ((8, 400e9), (32, 100e9)):
+        cards = {"count": count, "bandwidth_bps": bps, "latency_s": 1e-6}
+        pcie = {"generation": 5, "gpus_per_switch": 2}
+        wide = {"kind": "nvswitch", "bandwidth_Bps": 450e9, "latency_s": 6e-7}
+        cluster = built(node(8, nics=cards, nvlink=wide, pcie=pcie), nodes=2)
+        ranks = [0, 8] if op == "send_recv" else list(range(16))
+        seconds.append(idle_seconds(plan(op, 4 * GiB, ranks, cluster, costs), cluster, costs))
+    assert seconds[1] == pytest.approx(seconds[0], rel=0.02)
+
+
+def test_shares_of_nics_add_up() -> None:
+    """A GPU with four NICs sends a quarter by each; what leaves it, and what arrives, is all of it."""
+    cards = {"count": 4, "bandwidth_bps": 100e9, "latency_s": 1e-6}
+    cluster = built(node(1, nics=cards), nodes=2)
+    shares = {cluster.links[link].name: share for link, share in cluster.spread(0, 1)}
+    assert [shares[f"node0.nic{k}:tx"] for k in range(4)] == [0.25] * 4
+    assert [shares[f"node1.nic{k}:rx"] for k in range(4)] == [0.25] * 4
+    assert shares["node0.gpu0.pcie:tx"] == shares["node1.gpu0.pcie:rx"] == 1
+
+
 @pytest.mark.parametrize(("nics", "factor"), [(8, 1), (4, 2), (2, 4)])
 def test_r53_sharing_a_nic_halves_the_bandwidth_between_nodes(nics: int, factor: int) -> None:
     """A ring over two nodes uses every NIC; half as many carry half."""
@@ -269,3 +295,56 @@ def test_what_is_wrong_in_a_node_is_named(section: dict[str, Any], key: str, wor
         load_cluster({"node": section})
     assert f"{key}: " in str(caught.value)
     assert words in str(caught.value)
+
+
+def allowed(order: tuple[int, ...], joined: set[frozenset[int]]) -> bool:
+    return all(frozenset(pair) in joined for pair in zip(order, (*order[1:], order[0]), strict=True))
+
+
+@pytest.mark.parametrize("group", [tuple(range(8)), (0, 1, 2, 3), (4, 5, 6, 7), (0, 1, 2), (7, 3, 2, 6, 5, 1, 0, 4)])
+def test_rings_follow_nvlinks(group: tuple[int, ...]) -> None:
+    """In the hybrid cube mesh: every hop of every ring is along links of its own, and together no link has more rings
+    in either direction than it has NVLinks. All 8 GPUs: three rings, each both ways, use all six links of every GPU."""
+    cluster = built(HYBRID)
+    strung = channels(cluster, group)
+    joined = {frozenset((a, b)): count for a, b, count in CUBE}
+    used: dict[tuple[int, int], int] = {}
+    for channel in strung:
+        (order,) = channel.nodes
+        assert sorted(order) == sorted(group)
+        assert allowed(order, set(joined))
+        for pair in zip(order, (*order[1:], order[0]), strict=True):
+            used[pair] = used.get(pair, 0) + 1
+    assert all(count <= joined[frozenset(pair)] for pair, count in used.items())
+    assert len(strung) == {8: 6, 4: 4, 3: 2}[len(group)]
+
+
+def test_a_ring_around_a_square_of_links() -> None:
+    """Four GPUs whose links make a ring, not in their order (0 - 1 - 3 - 2 - 0): one link each way at full speed, where
+    rank order would cross one link twice. 46 GB/s, less what the profile says of NVLinks."""
+    square = [{"gpus": list(pair)} for pair in ((0, 1), (1, 3), (2, 3), (0, 2))]
+    section = node(4, nvlink={"kind": "links", "bandwidth_Bps": 46e9, "latency_s": 1e-6, "links": square})
+    efficiency = Costs.from_profile(load_profile("a100-sxm-80gb")).link_efficiency("nvlink")
+    # Two rings, each of half the message, one each way: both directions of every link are full.
+    assert busbw(built(section), [0, 1, 2, 3]) == pytest.approx(2 * 46e9 * efficiency, rel=0.15)
+
+
+@pytest.mark.parametrize("ranks", [[0, 1, 2, 3], [0, 2, 1, 3], [3, 0, 2, 1]])
+def test_pairs_stay_side_by_side_whatever_the_order_of_ranks(ranks: list[int]) -> None:
+    """Only two of the four hops leave a pair, so that each GPU's PCIe link is crossed once."""
+    cluster = build_cluster(load_cluster(CLUSTERS["pairs"]))
+    (channel,) = channels(cluster, tuple(ranks))
+    (order,) = channel.nodes
+    hops = [cluster.links[cluster.route(a, b)[0]].kind for a, b in zip(order, (*order[1:], order[0]), strict=True)]
+    assert sorted(hops) == ["nvlink", "nvlink", "pcie", "pcie"]
+
+
+@pytest.mark.parametrize("nics", [1, 2, 4, 8])
+def test_between_nodes_the_way_through_a_node_follows_its_nvlinks(nics: int) -> None:
+    section = {**HYBRID, "nics": {"count": nics, "bandwidth_bps": 100e9, "latency_s": 1e-6}}
+    section["pcie"] = {"generation": 3, "gpus_per_switch": 2}
+    cluster = built(section, nodes=2)
+    joined = {frozenset((a, b)) for a, b, _ in CUBE}
+    for channel in channels(cluster, tuple(range(16))):
+        for order in channel.nodes:
+            assert all(frozenset((a % 8, b % 8)) in joined for a, b in pairwise(order))

@@ -198,7 +198,9 @@ def test_a_job_among_others_is_the_job_alone_where_they_do_not_meet() -> None:
 
 
 def with_background(*flows: dict[str, Any], nodes: int = 2) -> ClusterSpec:
-    return ClusterSpec.model_validate({**nic_cluster(nodes).spec.model_dump(), "background": list(flows)})
+    return ClusterSpec.model_validate(
+        {**nic_cluster(nodes).spec.model_dump(exclude_unset=True), "background": list(flows)}
+    )
 
 
 @pytest.mark.parametrize("fold", [True, False])

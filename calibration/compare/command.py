@@ -3,6 +3,8 @@
 DIR of --measured holds what `python -m calibration train` recorded. Every workload has a row; one whose run failed,
 was skipped or never made has its reason there. Written to --out: comparison.json, table.csv, table.txt, pictures of
 step times, of all figures and of classes of kernels, and for each run the two timelines one above the other.
+Where a record says how fast its host was (`calibration.train.record`), the simulated host is as fast, against the
+profile's; --set cluster.node.host_speed=1 takes the profile's.
 With --predictions the errors of what was predicted before the runs are reported too, where the commits say that it was.
 """
 
@@ -19,6 +21,7 @@ from calibration.commits import commit_of, head
 from calibration.compare import pictures, timelines
 from calibration.compare.comparison import PREDICTED, STEP_TIME, Row, not_before, order, suites, work_of
 from calibration.compare.figures import pipelines, simulated_figures
+from calibration.compare.hosts import with_host
 from calibration.compare.kernels import simulated_kernels
 from calibration.compare.measured import Measured, measured_figures, read_measured
 from calibration.compare.table import as_csv, as_text
@@ -60,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     if out.resolve() == arguments.measured.resolve():
         raise InputError("is the folder of the measured runs", file="--out", found=str(out), fix="another folder")
     predicted = None if arguments.predictions is None else read_predictions(arguments.predictions)
-    simulated = simulate_all(arguments.workloads, parse_changes(arguments.changes))
+    changes = parse_changes(arguments.changes)
+    simulated = simulate_all((path, with_host(arguments.measured, path, changes)) for path in arguments.workloads)
     measured = [read_measured(arguments.measured, one.name, one.sha256) for one in simulated]
     comparison = compare(arguments, simulated, measured, predicted)
     out.mkdir(parents=True, exist_ok=True)
@@ -86,7 +90,13 @@ def compare(
     file_commit = None if arguments.predictions is None else commit_of(arguments.predictions)
     rows = []
     for one, real in zip(simulated, measured, strict=True):
-        base = Row(one.name, one.workload.n_ranks, work_of(one.workload), reason=one.reason or real.reason)
+        base = Row(
+            one.name,
+            one.workload.n_ranks,
+            work_of(one.workload),
+            reason=one.reason or real.reason,
+            host_speed=one.workload.cluster.node_at(0).host_speed,
+        )
         if one.result is None:
             rows.append(base)
             continue

@@ -27,7 +27,8 @@ SAME_SPEED = 0.03
 @dataclass(frozen=True)
 class Row:
     """One workload. ``reason``: why there is no comparison, else empty. ``committed``: the figures predicted before,
-    where they were; ``not_before``: else why not. ``work``: equal for runs of the same model on the same sequences."""
+    where they were; ``not_before``: else why not. ``work``: equal for runs of the same model on the same sequences.
+    ``host_speed``: of the machine, as a multiple of the profile's."""
 
     name: str
     n_gpus: int
@@ -37,6 +38,7 @@ class Row:
     measured: Figures | None = None
     committed: Figures | None = None
     not_before: str = ""
+    host_speed: float = 1.0
 
     def to_dict(self) -> dict[str, Any]:
         sides = {"simulated": self.simulated, "measured": self.measured, "committed": self.committed}
@@ -48,6 +50,7 @@ class Row:
             **{side: None if figures is None else figures.to_dict() for side, figures in sides.items()},
             "predicted_before": self.committed is not None,
             "not_before": self.not_before,
+            "host_speed": self.host_speed,
         }
 
     @classmethod

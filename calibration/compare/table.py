@@ -33,7 +33,7 @@ def as_csv(rows: Sequence[Row]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     sides = ("measured", "simulated", "error")
     writer.writerow(
-        ["run", "gpus", "reason", "step_time_s_predicted_before", "not_before"]
+        ["run", "gpus", "host_speed", "reason", "step_time_s_predicted_before", "not_before"]
         + [f"{name}_{side}" for name in COLUMNS for side in sides]
     )
     for row in rows:
@@ -42,7 +42,7 @@ def as_csv(rows: Sequence[Row]) -> str:
             measured, simulated = (_of(side, name) for side in (row.measured, row.simulated))
             cells += [_exact(value) for value in (measured, simulated, error(simulated, measured))]
         before = _exact(_of(row.committed, "step_time_s"))
-        writer.writerow([row.name, row.n_gpus, row.reason, before, row.not_before, *cells])
+        writer.writerow([row.name, row.n_gpus, _exact(row.host_speed), row.reason, before, row.not_before, *cells])
     return text.getvalue()
 
 
@@ -60,7 +60,9 @@ def as_text(comparison: Mapping[str, Any]) -> str:
 def as_tables(comparison: Mapping[str, Any]) -> list[RenderableType]:
     """Two tables, a line for each quantity's errors, the order of layouts, and what it all came from."""
     rows = [Row.from_dict(row) for row in comparison["rows"]]
-    lines = ["Errors are (simulated - measured) / measured."]
+    lines = [
+        "Errors are (simulated - measured) / measured. host: its speed, measured beside the run, of the profile's."
+    ]
     lines += [f"{suite['suite']}: {verdict(suite)}" for suite in comparison["suites"]]
     lines += [_order(comparison["order"]), "", *_provenance(comparison)]
     classes = [row for row in rows if not row.reason]
@@ -78,6 +80,7 @@ def _line(row: Row) -> dict[str, str]:
     return {
         "run": row.name,
         "GPUs": str(row.n_gpus),
+        "host": _percent(row.host_speed),
         "step ms": _ms(step),
         "sim": _ms(_of(ours, "step_time_s")),
         "error": _signed(error(_of(ours, "step_time_s"), step)),

@@ -15,16 +15,16 @@ import numpy as np
 
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Point, rounded
-from calibration.narrow import DEPTH, narrow
+from calibration.narrow import DEPTH, PROBE, narrow
 from simulator.build import build_program
 from simulator.config.profile import AroundOps, LaunchClass
-from simulator.costs import launch
+from simulator.costs import Costs, launch
 from simulator.engine.host import issued_by
 from simulator.model import layer
 from simulator.program import Role
 from simulator.program.ops import COMPUTE_LANE
 
-Counts = Mapping[str, float]
+Counts = Mapping[str, int]
 #: What a module of a row launches forward and backward.
 MODULES: dict[str, tuple[Counts, Counts]] = {
     "linear": ({"forward_matmul": 1}, {"backward_matmul": 2, "backward_other": 1}),
@@ -84,12 +84,17 @@ def _equations(case: Measured) -> list[Equation]:
     program = build_program(workload)
     group = f"launch.{params.get('layout', 'one')}"
     return [
-        Equation(group, seconds, _counted(program.roles[role], case.op))
+        Equation(group, seconds, counted(program.roles[role], case.op))
         for role, seconds in zip(program.role_of, case.row.get("each_s", [case.seconds]), strict=False)
     ]
 
 
-def _counted(role: Role, op: str) -> Counts:
+def probe_s(costs: Costs) -> float:
+    """Seconds that the calibrated host takes for `calibration.narrow.PROBE`."""
+    return costs.launched_s(counted(build_program(narrow(PROBE)).roles[0], "passes"))
+
+
+def counted(role: Role, op: str) -> Counts:
     """What is issued until the optimizer, or in the first forward pass alone."""
     lanes = {lane: tuple(step for step in steps if step.phase != "O") for lane, steps in role.lanes.items()}
     if op == "forward":

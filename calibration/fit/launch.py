@@ -68,8 +68,11 @@ def fit(cases: Cases, profile: Profile) -> Part:
         "source": MEASURED,
     }
     bare = dict.fromkeys(forward, rounded(alone["empty_kernel"]))
+    base = profile.host.launch_s["eager"]
+    around = {"around_s": base.around_s, "note": base.note} if base.around_s else {}
+    note = f"an optimizer step of {OPTIMIZER_TENSORS} tensors, fused"
     figures = {
-        "host.launch_s.eager": {**eager, "note": f"an optimizer step of {OPTIMIZER_TENSORS} tensors, fused"},
+        "host.launch_s.eager": {**eager, "note": note, **around},
         "host.launch_s.fused": {**eager, "note": "fewer ops, each launched as in eager"},
         "host.launch_s.compiled": {
             "forward_s": bare,

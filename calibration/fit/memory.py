@@ -11,6 +11,7 @@ from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Part, Point, every_second, rounded, search
 from simulator.config.profile import GpuSpec, MemoryCurve, Profile, RowCurve
 from simulator.costs.memory import MemoryCost
+from simulator.model.optimizer import FOREACH_ADAMW
 from simulator.program import Memory
 
 Kernels = list[tuple[str, float]]  # class and bytes of each kernel that a case launches
@@ -20,9 +21,9 @@ CACHE = 2  # lookups that fit so many times into the L2 cache were measured ther
 LIMITS = {"share": (0.005, 1.0), "start_s": (0.5e-6, 1e-3)}
 
 
-def _parts(*kernels: tuple[str, float]) -> Callable[[Measured], Kernels]:
-    """Kernels by their bytes per element, of as many elements as give the bytes of the whole."""
-    whole = sum(share for _, share in kernels)
+def _parts(*kernels: tuple[str, float], counted: float = 0.0) -> Callable[[Measured], Kernels]:
+    """Kernels by their bytes per element. ``counted``: those that the row's bytes are of, where not of all kernels."""
+    whole = counted or sum(share for _, share in kernels)
     return lambda case: [(name, float(case.row["bytes"]) * share / whole) for name, share in kernels]
 
 
@@ -37,24 +38,27 @@ def _embedding_bwd(case: Measured) -> Kernels:
 OPS: Mapping[str, Callable[[Measured], Kernels]] = {
     "layer_norm": _parts(("norm", 4)),
     "rms_norm": _parts(("rms_norm", 4)),
-    "layer_norm_bwd": _parts(("norm_bwd", 6), ("norm_bwd", 4)),
-    "rms_norm_bwd": _parts(("rms_norm_bwd", 6), ("rms_norm_bwd", 4)),
+    "layer_norm_bwd": _parts(("norm_bwd", 6), ("norm_bwd", 4), counted=6),
+    "rms_norm_bwd": _parts(("rms_norm_bwd", 6), ("rms_norm_bwd", 4), counted=6),
     "softmax": _parts(("softmax", 4)),
     "scores_softmax": _parts(("softmax", 4)),
-    "scores_softmax_bwd": _parts(("softmax_bwd", 6), ("softmax_bwd", 6)),
-    "scores_mask": _parts(("copy", 4), ("mask", 4)),
+    "scores_softmax_bwd": _parts(("softmax_bwd", 6)),  # with the product before it
+    "scores_mask": _parts(("mask", 4)),  # with the copy before it
     "dropout": _parts(("dropout", 5)),
     "dropout_bwd": _parts(("dropout_bwd", 5)),
-    "gelu": _parts(("activation", 4)),
+    "gelu": _parts(("gelu", 4)),
     "gelu_tanh": _parts(("activation", 4)),
     "relu": _parts(("activation", 4)),
     "silu": _parts(("activation", 4)),
-    "gelu_bwd": _parts(("activation_bwd", 6)),
+    "gelu_bwd": _parts(("gelu_bwd", 6)),
     "gelu_tanh_bwd": _parts(("activation_bwd", 6)),
     "relu_bwd": _parts(("activation_bwd", 6)),
+    "bias_add": _parts(("bias", 4)),
     "residual_add": _parts(("residual", 6)),
     "multiply": _parts(("residual", 6)),
     "grad_add_bf16": _parts(("residual", 6)),
+    "swiglu_split": _parts(("strided", 2), ("strided", 3)),
+    "swiglu_split_bwd": _parts(("residual", 3), ("strided", 3), ("strided", 3), ("copy", 4)),
     "swiglu": _parts(("activation", 4), ("residual", 6)),
     "swiglu_bwd": _parts(("residual", 6), ("residual", 6), ("activation_bwd", 6)),
     "rope": _parts(("rope", 4), ("rope", 2), ("rope", 4), ("rope", 4), ("rope", 6)),
@@ -64,8 +68,9 @@ OPS: Mapping[str, Callable[[Measured], Kernels]] = {
     "loss": _parts(("upcast", 6), ("loss", 8), ("loss", 0)),
     "loss_bwd": _parts(("zero", 4), ("loss_bwd", 0), ("loss_bwd", 12), ("cast", 6)),
     "cast_fp32_bf16": _parts(("cast", 6)),
-    "cast_bf16_fp8": _parts(("cast", 3)),
     "cast_bf16_fp32": _parts(("upcast", 6)),
+    "adamw_foreach_fp32": _parts(*(("foreach", 4.0 * len(r + w)) for _, r, w in FOREACH_ADAMW), counted=28),
+    "adamw_foreach_bf16": _parts(*(("foreach_bf16", 2.0 * len(r + w)) for _, r, w in FOREACH_ADAMW), counted=14),
     "adamw_fused_fp32": _parts(("optimizer", 28)),
     "adamw_fused_bf16": _parts(("optimizer", 14)),
     "foreach_norm_fp32": _parts(("optimizer", 4)),
@@ -81,9 +86,11 @@ OPS: Mapping[str, Callable[[Measured], Kernels]] = {
 }
 #: Classes in the order in which they are fitted, so that those that run beside one are known before it.
 ORDER = (
-    *("copy", "zero", "cast", "upcast", "activation", "activation_bwd", "residual"),
+    *("copy", "zero", "cast", "upcast", "activation", "activation_bwd", "gelu", "gelu_bwd", "residual", "bias"),
+    "strided",
     *("norm", "norm_bwd", "rms_norm", "rms_norm_bwd", "softmax", "softmax_bwd", "mask", "dropout", "dropout_bwd"),
-    *("rope", "embedding", "embedding_bwd", "loss", "loss_bwd", "optimizer", "accumulate", "reduce"),
+    *("rope", "embedding", "embedding_bwd", "loss", "loss_bwd", "optimizer", "foreach", "foreach_bf16"),
+    *("accumulate", "reduce"),
 )
 #: Ops that work on whole rows, and the parameter that says how long those are.
 ROWS = {

@@ -24,7 +24,7 @@ from simulator.program import Kernel
 
 EXPONENT = 2.0  # assumed until products that share the time were measured
 ASSUMED = "exponent assumed; products follow the clock as attention does, as even their first batch is slowed"
-MEMORY_OPS = ("copy", "layer_norm", "residual_add")
+MEMORY_OPS, ARITHMETIC_OPS = ("copy", "residual_add"), ("layer_norm", "gelu")
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,13 @@ def fit(cases: Cases, profile: Profile) -> Part:
     backends = {str(case.params["backend"]) for case in lasting if "backend" in case.params}
     backend = next((name for name in attention.DEFAULT_BACKENDS if name in backends), None)
     attentions = [case for case in lasting if case.params.get("backend") == backend and backend]
-    streams = [_Run.of(case) for case in lasting if case.op in MEMORY_OPS]
+    streams, arithmetic = (
+        [_Run.of(case) for case in lasting if case.op in ops] for ops in (MEMORY_OPS, ARITHMETIC_OPS)
+    )
     idle = [float(case.row["power_w"]) for case in cases.of("copy") if "power_w" in case.row]
     moving = [float(case.row["power_w"]) for case in cases.of("collective") if "power_w" in case.row]
     base, waiting = profile.power, [case for case in cases.of("shared") if case.params["beside"] == "wait"]
-    if not (products and attentions and streams and idle and (moving or base)):
+    if not (products and attentions and streams and arithmetic and idle and (moving or base)):
         return Part({})
     highest_hz = max(float(mhz) for case in lasting for mhz in case.row["sm_mhz"]) * 1e6
     alone = [_Run.of(case) for case in products]
@@ -70,12 +72,17 @@ def fit(cases: Cases, profile: Profile) -> Part:
     exponent, speed_exponent = EXPONENT, slowed
     if waiting:
         exponent, speed_exponent = _exponents([_Run.of(case) for case in waiting], min(idle))
-    streaming_w = [min(idle) + (run.watts - min(idle)) * (highest_hz / run.clock_hz) ** exponent for run in streams]
+
+    def highest_w(runs: Sequence[_Run]) -> float:
+        drawn = [(run.watts - min(idle)) * (highest_hz / run.clock_hz) ** exponent for run in runs]
+        return rounded(min(idle) + statistics.fmean(drawn))
+
     constant = {"clock_hz": highest_hz, "priced_at_hz": highest_hz, "speed_exponent": 0.0}
     loads: dict[str, Any] = {
         "matmul": _load(products, profile, speed_exponent),
         "attention": _load(attentions, profile, slowed),
-        "memory": {"watts": rounded(statistics.fmean(streaming_w))} | constant,
+        "arithmetic": {"watts": highest_w(arithmetic)} | constant | {"speed_exponent": rounded(slowed, 3)},
+        "memory": {"watts": highest_w(streams)} | constant,
     }
     if moving:
         loads["communication"] = {"watts": max(moving)} | constant
@@ -120,10 +127,7 @@ def _load(cases: Sequence[Measured], profile: Profile, speed_exponent: float) ->
 
 def _from_the_first(runs: Sequence[_Run], highest_hz: float) -> float:
     """The speed exponent by which kernels slow down from their first batch, at the highest clock."""
-    slowed = [run for run in runs if run.clock_hz < 0.95 * highest_hz]
-    return statistics.fmean(
-        math.log(run.seconds / run.first_s) / math.log(highest_hz / run.clock_hz) for run in slowed or runs
-    )
+    return statistics.fmean(math.log(run.seconds / run.first_s) / math.log(highest_hz / run.clock_hz) for run in runs)
 
 
 def _exponents(runs: Sequence[_Run], idle_w: float) -> tuple[float, float]:

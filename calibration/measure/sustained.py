@@ -33,7 +33,7 @@ def cases(level: Level, gpus: int) -> Iterator[Case]:
             }
             yield Case("sustained", op, {**sizes_of, "backend": backend, "seconds": SECONDS[level]})
     rows, width = (16, 64) if level == "smoke" else (32768, 4096)
-    for op in ("copy", "layer_norm", "residual_add"):
+    for op in ("copy", "layer_norm", "gelu", "residual_add"):
         yield Case("sustained", op, {"rows": rows, "width": width, "seconds": SECONDS[level]})
     for tokens, hidden in {"smoke": ((64, 64),), "quick": ((8192, 4096),)}.get(level, ((8192, 4096), (4096, 8192))):
         yield Case("sustained", "mlp", {"tokens": tokens, "hidden": hidden, "seconds": SECONDS[level]})

@@ -40,7 +40,8 @@ def add_set(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0, or 1 where a workload could not be simulated. Raises `InputError`."""
     check_outputs({"--out": arguments.out}, inputs=arguments.workloads)
-    content = predictions(simulate_all(arguments.workloads, parse_changes(arguments.changes)))
+    changes = parse_changes(arguments.changes)
+    content = predictions(simulate_all((path, changes) for path in arguments.workloads))
     write_json(arguments.out, content)
     failed = [row for row in content["predictions"] if row["reason"]]
     for row in failed:

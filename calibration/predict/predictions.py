@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -67,9 +67,9 @@ def simulate(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> S
         return Simulated(*known, None, " ".join(str(problem).split()))
 
 
-def simulate_all(paths: Sequence[Path], changes: Mapping[str, Any]) -> list[Simulated]:
-    """Every file with ``changes``, in order. Raises `InputError` where two have one name, by which runs are found."""
-    found = [simulate(path, changes) for path in paths]
+def simulate_all(jobs: Iterable[tuple[Path, Mapping[str, Any]]]) -> list[Simulated]:
+    """Every file with its changes, in order. Raises `InputError` where two have one name, by which runs are found."""
+    found = [simulate(path, changes) for path, changes in jobs]
     names = [one.name for one in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

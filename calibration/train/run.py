@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from calibration.measure.gpu import Telemetry
+from calibration.train.host import probe
 from calibration.train.length import Length
 from calibration.train.profile import Span, exposure, profiled, table
 from calibration.train.trainer import Groups, Trainer
@@ -29,6 +30,7 @@ class RankRun:
     wall: list[float] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)
     telemetry: list[dict[str, Any]] = field(default_factory=list)
+    probe: list[float] = field(default_factory=list)
     profiled_s: float = 0.0
     spans: list[Span] = field(default_factory=list)
 
@@ -41,7 +43,9 @@ def train(
     run = None
     try:
         if groups is not None:
+            before = probe(device)
             run = _train(workload, groups, device, length)
+            run.probe = [*before, *probe(device)]
     finally:
         gc.collect()
         if device.type == "cuda":
@@ -153,6 +157,7 @@ def rank_record(rank: int, run: RankRun) -> dict[str, object]:
         "wall_time_s": spread(run.wall),
         "memory": run.memory,
         "clocks": _clocks(run.telemetry),
+        "host": {"probe_s": [float(f"{seconds:.5g}") for seconds in run.probe]},
         "profile": {**exposure(run.spans), "step_s": float(f"{run.profiled_s:.6g}")},
         "kernels": table(run.spans),
     }

@@ -34,7 +34,10 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
     nics = [spec.node_at(n).nics for n in range(spec.nodes)]
     ports = tuple([(cards.bandwidth_bps / 8,) * cards.count for cards in nics])
     fabric = switches(spec.fabric, ports) if any(ports) else Switches(((),) * spec.nodes, (), 0)
-    gpus = [Gpu(f"node{n}.gpu{g}", n, g, spec.node_at(n).gpus.type) for n, g in spec.places()]
+    gpus = [
+        Gpu(f"node{n}.gpu{g}", n, g, spec.node_at(n).gpus.type, host_speed=spec.node_at(n).host_speed)
+        for n, g in spec.places()
+    ]
     links, first_link = _links(spec, layouts, fabric)
     _override(spec, gpus, links)
     first_gpu = itertools.accumulate((len(layout.gpus) for layout in layouts), initial=0)

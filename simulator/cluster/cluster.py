@@ -39,13 +39,15 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """GPU number ``index`` of node ``node``; ``speed_scale`` multiplies its speed (1: as its type)."""
+    """GPU number ``index`` of node ``node``; ``speed_scale`` multiplies its speed (1: as its type), ``host_speed``
+    that at which its host issues ops (1: as the calibrated one)."""
 
     name: str
     node: int
     index: int
     type: str
     speed_scale: float = 1.0
+    host_speed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +136,8 @@ class Cluster:
 
     def route(self, a: int, b: int, nic: int | None = None) -> Route:
         """Links from end point ``a`` to ``b`` (GPUs, or the memory of hosts), in order; none where they are the same.
-        Where `spread` has several ways between switches, the first of them."""
-        out, trunks, back = self._ways(a, b, nic)
+        Where `spread` has several ways, the first of them."""
+        out, trunks, back = self._ways(a, b, nic)[0]
         way: list[int] = []
         for link, _ in trunks:
             if not way or self.links[way[-1]].dst == self.links[link].src:
@@ -148,28 +150,39 @@ class Cluster:
         Inside a node: NVLink where it joins the two, else PCIe. Between nodes: through the NICs that `nics_between`
         names, and the fabric. ``nic`` makes both ends use that NIC.
         """
-        out, trunks, back = self._ways(a, b, nic)
-        return (*[(link, 1.0) for link in out], *trunks, *[(link, 1.0) for link in back])
+        ways = self._ways(a, b, nic)
+        shares: dict[int, float] = {}
+        for out, trunks, back in ways:
+            for link, share in (*[(link, 1.0) for link in out], *trunks, *[(link, 1.0) for link in back]):
+                shares[link] = shares.get(link, 0.0) + share / len(ways)
+        return tuple(shares.items())
 
-    def _ways(self, a: int, b: int, nic: int | None) -> tuple[Route, Spread, Route]:
-        """Links in the sender's node, between switches, and in the receiver's node where that is another one."""
+    def _ways(self, a: int, b: int, nic: int | None) -> tuple[tuple[Route, Spread, Route], ...]:
+        """Links in the sender's node, between switches, and in the receiver's node where that is another one; of each
+        pair of NICs that carries an equal part."""
         node_a, slot_a = self.locate(a)
         node_b, slot_b = self.locate(b)
         layout_a, layout_b = self.layouts[node_a], self.layouts[node_b]
         base_a, base_b = self.first_link[node_a], self.first_link[node_b]
         if a == b:
-            return (), (), ()
+            return (((), (), ()),)
         if node_a == node_b:
-            return tuple([base_a + i for i in layout_a.between[slot_a, slot_b]]), (), ()
-        nic_a, nic_b = self.nics_between(node_a, slot_a, node_b, slot_b) if nic is None else (nic, nic)
-        return (
-            tuple([base_a + i for i in layout_a.out(slot_a, nic_a)]),
-            self.trunks_between(node_a, nic_a, node_b, nic_b),
-            tuple([base_b + i for i in layout_b.back(nic_b, slot_b)]),
+            return ((tuple([base_a + i for i in layout_a.between[slot_a, slot_b]]), (), ()),)
+        pairs = self.nics_between(node_a, slot_a, node_b, slot_b) if nic is None else ((nic, nic),)
+        return tuple(
+            [
+                (
+                    tuple([base_a + i for i in layout_a.out(slot_a, nic_a)]),
+                    self.trunks_between(node_a, nic_a, node_b, nic_b),
+                    tuple([base_b + i for i in layout_b.back(nic_b, slot_b)]),
+                )
+                for nic_a, nic_b in pairs
+            ]
         )
 
-    def nics_between(self, node_a: int, slot_a: int, node_b: int, slot_b: int) -> tuple[int, int]:
-        """By which NICs a message leaves ``slot_a`` of one node and reaches ``slot_b`` of another.
+    def nics_between(self, node_a: int, slot_a: int, node_b: int, slot_b: int) -> tuple[tuple[int, int], ...]:
+        """By which NICs a message leaves ``slot_a`` of one node and reaches ``slot_b`` of another: a pair of them for
+        each of the receiver's own NICs, equal parts by each.
 
         On the rail of the receiver's own NIC, when the sender is no farther from that rail's NIC than from its own, or
         reaches it over NVLink (NCCL's PXN), or the fabric does not join the rails; else from own NIC to own NIC. A host
@@ -177,10 +190,15 @@ class Cluster:
         lacks that NIC: on a rail that both have, the sender's own if possible.
         """
         a, b = self.layouts[node_a], self.layouts[node_b]
-        own_a, own_b = a.own_nic.get(slot_a), b.own_nic.get(slot_b)
-        if own_a is None or own_b is None:
-            wanted = own_a if own_b is None else own_b
-            return self._same_nic(node_a, node_b, 0 if wanted is None else wanted)
+        all_a, all_b = a.own_nics.get(slot_a), b.own_nics.get(slot_b)
+        if not all_a or not all_b:
+            return (self._same_nic(node_a, node_b, (all_a or all_b or (0,))[0]),)
+        return tuple(
+            [self._nics_of_rail(node_a, slot_a, node_b, all_a[i % len(all_a)], own_b) for i, own_b in enumerate(all_b)]
+        )
+
+    def _nics_of_rail(self, node_a: int, slot_a: int, node_b: int, own_a: int, own_b: int) -> tuple[int, int]:
+        a = self.layouts[node_a]
         if own_b not in a.nics:
             return (own_a, own_b) if self._joins_rails else self._same_nic(node_a, node_b, own_a)
         near = len(a.to_nic[slot_a, own_b]) <= len(a.to_nic[slot_a, own_a])

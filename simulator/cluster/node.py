@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import networkx as nx
@@ -49,11 +48,6 @@ class NodeLayout:
     from_nic: dict[Pair, Route]
     own_nics: Mapping[int, Route]
 
-    @cached_property
-    def own_nic(self) -> Mapping[int, int]:
-        """The first NIC of each GPU; empty where there are no NICs."""
-        return {gpu: nics[0] for gpu, nics in self.own_nics.items()}
-
     def out(self, gpu: int, nic: int) -> Route:
         """From a GPU through a NIC's port into the fabric."""
         return (*self.to_nic[gpu, nic], self.port_out[nic])
@@ -62,10 +56,17 @@ class NodeLayout:
         """From the fabric through a NIC's port to a GPU."""
         return (self.port_in[nic], *self.from_nic[gpu, nic])
 
-    def meshed(self, gpus: Iterable[int]) -> bool:
-        """Whether each of these GPUs has a link of its own to each other one."""
+    def direct_Bps(self, gpus: Iterable[int]) -> dict[Pair, float]:
+        """Of those of these GPUs that have a link of their own, both ways round: its bandwidth."""
         group = tuple(gpus)
-        return all(len(self.between[a, b]) == 1 for a in group for b in group if a != b)
+        ways = (((a, b), self.between[a, b]) for a in group for b in group if a != b)
+        return {pair: self.edges[way[0]].bandwidth_Bps for pair, way in ways if len(way) == 1}
+
+    def meshed(self, gpus: Iterable[int]) -> bool:
+        """Whether each of these GPUs has a link of its own to each other one, all alike."""
+        group = tuple(gpus)
+        direct_Bps = self.direct_Bps(group)
+        return len(direct_Bps) == len(group) * (len(group) - 1) and len(set(direct_Bps.values())) <= 1
 
 
 def lay_out(node: Node, transport: TransportKind, missing: frozenset[str] = frozenset()) -> NodeLayout:

@@ -143,6 +143,8 @@ class Node(Section):
     nvlink: NvLink = NvLink()
     pcie: Pcie
     nics: Nics = Nics()
+    host_speed: float = Field(default=1.0, ge=1e-3, le=1e3)
+    """how fast the host issues ops, as a multiple of the calibrated one: virtual machines differ twofold"""
     host_memory_bytes: float | None = Field(default=None, gt=0, le=1e18)
     """memory of the host [null: not known, so that it is not checked]"""
     host_memory_bandwidth_Bps: Bandwidth | None = None

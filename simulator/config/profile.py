@@ -24,9 +24,11 @@ Size = Literal["m", "n", "k", "batch"]
 Direction = Literal["forward", "backward"]
 #: Kinds of kernels that memory traffic bounds, told apart where measured speeds differ: ``norm_bwd`` both gradients of
 #: LayerNorm, ``rms_norm`` likewise; ``mask`` filling under a mask; ``activation`` and ``residual`` what works element
-#: by element on one tensor and on two; ``upcast`` to a wider type, ``cast`` to a narrower one; ``loss`` the log-softmax
-#: over the vocabulary; ``embedding_bwd`` adding rows into the table; ``accumulate`` adding a gradient to a buffer of a
-#: wider type; ``reduce`` sums over rows or all; ``optimizer`` multi-tensor kernels; ``zero`` writing only.
+#: by element on one tensor and on two, ``gelu`` with the error function; ``bias`` adding one row to all, and
+#: ``strided`` work on parts of rows, which are PyTorch's kernels without vector loads; ``upcast`` to a wider type,
+#: ``cast`` to a narrower one; ``loss`` the log-softmax over the vocabulary; ``embedding_bwd`` adding rows into the
+#: table; ``accumulate`` adding a gradient to a buffer of a wider type; ``reduce`` sums over rows or all; ``optimizer``
+#: multi-tensor kernels, ``foreach`` those of PyTorch's AdamW by the type of its states; ``zero`` writing only.
 MemoryClass = Literal[
     "norm",
     "norm_bwd",
@@ -39,7 +41,11 @@ MemoryClass = Literal[
     "dropout_bwd",
     "activation",
     "activation_bwd",
+    "gelu",
+    "gelu_bwd",
     "residual",
+    "bias",
+    "strided",
     "rope",
     "embedding",
     "embedding_bwd",
@@ -48,6 +54,8 @@ MemoryClass = Literal[
     "cast",
     "upcast",
     "optimizer",
+    "foreach",
+    "foreach_bf16",
     "accumulate",
     "reduce",
     "copy",
@@ -71,7 +79,7 @@ AroundOps = Literal[
 ]
 
 #: What differs in what it draws and in how far the clock matters to it.
-LoadClass = Literal["matmul", "attention", "memory", "communication"]
+LoadClass = Literal["matmul", "attention", "arithmetic", "memory", "communication"]
 
 Range = Annotated[tuple[Whole, Whole], AsTuple]
 
@@ -299,7 +307,7 @@ class Power(Cited):
     exponent: Positive
     """what is drawn above ``idle_w`` goes with this power of the clock"""
     loads: dict[LoadClass, Load]
-    """communication: while NCCL moves bytes"""
+    """arithmetic: streams that arithmetic bounds too (norms, GELU); communication: while NCCL moves bytes"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

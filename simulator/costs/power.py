@@ -15,14 +15,18 @@ from dataclasses import dataclass
 from simulator.config.profile import LoadClass, Power
 from simulator.program import Attention, GroupedMatmul, Kernel, Matmul, Memory
 
-CLASSES: dict[type, LoadClass] = {
-    Matmul: "matmul",
-    GroupedMatmul: "matmul",
-    Attention: "attention",
-    Memory: "memory",
-}
+#: Streams that arithmetic or the issue of instructions bounds too, so that their speed follows the clock.
+ARITHMETIC = frozenset(("norm", "norm_bwd", "rms_norm", "rms_norm_bwd", "gelu", "gelu_bwd", "bias", "strided", "rope"))
+_CLASSES: dict[type, LoadClass] = {Matmul: "matmul", GroupedMatmul: "matmul", Attention: "attention"}
 #: A GPU is not throttled below this share of its highest clock.
 LEAST = 0.3
+
+
+def load_class(kernel: Kernel) -> LoadClass | None:
+    """What a kernel draws power as; None: it is of no class, as one whose length is given."""
+    if isinstance(kernel, Memory):
+        return "arithmetic" if kernel.op in ARITHMETIC else "memory"
+    return _CLASSES.get(type(kernel))
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class PowerBudget:
 
     def slowness(self, kernel: Kernel, clock_hz: float) -> float:
         """Seconds of a kernel at a clock, relative to its price: (clock of its price / clock) ^ exponent."""
-        kind = CLASSES.get(type(kernel))
+        kind = load_class(kernel)
         if kind is None:
             return 1.0
         load = self.model.loads[kind]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simulator.costs import Costs
 from simulator.costs.interference import Beside as Interference
-from simulator.costs.power import CLASSES
+from simulator.costs.power import load_class
 from simulator.program import Beside, Block, Comm, Compute, Kernel
 from simulator.program.ops import COMPUTE_LANE, HOST_LANES
 from simulator.timeline import CATEGORIES, Template
@@ -70,11 +70,12 @@ class CommTime:
 
 class Running(NamedTuple):
     """A GPU of a type, at ``speed`` times what its profile says, its SMs at a clock (None: each kernel at its
-    price's)."""
+    price's), and its host at ``host_speed`` times that."""
 
     gpu: str
     speed: float
     clock_hz: float | None
+    host_speed: float
 
 
 class TemplateStore:
@@ -102,7 +103,7 @@ class TemplateStore:
         )
         for kernel, op, seconds in ops:
             moves: LoadClass | None = None if op in HOST_LANES else "communication"
-            kind = moves if kernel is None else CLASSES.get(type(kernel))
+            kind = moves if kernel is None else load_class(kernel)
             if kind is not None:
                 loads[kind] = loads.get(kind, 0.0) + seconds
         return loads
@@ -147,7 +148,7 @@ class TemplateStore:
                 rows.append(_kernel_row(op, at, costs))
             elif isinstance(op, Beside):
                 seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
-                launch_s = costs.launch_s(op.comm)
+                launch_s = costs.launch_s(op.comm) / at.host_speed
                 kernels = [_kernel_row(kernel, at, costs) for kernel in op.kernels]
                 if seconds is not None:
                     rows += [_Row.of_comm(op.comm, seconds, wire_bytes, launch_s, len(kernels)), *kernels]
@@ -165,7 +166,7 @@ class TemplateStore:
                     rows = []
                     yield Meet(self.comm_row(op, wire_bytes), op)
                     continue
-                rows.append(_Row.of_comm(op, seconds, wire_bytes, costs.launch_s(op)))
+                rows.append(_Row.of_comm(op, seconds, wire_bytes, costs.launch_s(op) / at.host_speed))
             if not coalesce:
                 yield from self._run(rows, costs.beside)
                 rows = []
@@ -202,7 +203,8 @@ class TemplateStore:
 
 
 def _kernel_row(op: Compute, at: Running, costs: Costs) -> _Row:
-    return _Row.of_kernel(op, costs.kernel_s(op.kernel, at.gpu, at.clock_hz) / at.speed, costs.launch_s(op))
+    seconds = costs.kernel_s(op.kernel, at.gpu, at.clock_hz) / at.speed
+    return _Row.of_kernel(op, seconds, costs.launch_s(op) / at.host_speed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from simulator.cluster import Cluster
 from simulator.costs import Costs
-from simulator.costs.power import CLASSES
+from simulator.costs.power import load_class
 from simulator.engine.blocks import TemplateStore
 from simulator.engine.placed import Placed
 from simulator.engine.recorder import Clocks, Recorder
@@ -23,8 +23,8 @@ from simulator.program.ops import kernels_of
 if TYPE_CHECKING:
     from simulator.config.profile import LoadClass
 
-#: Clocks that change by less have settled: a product then takes a thousandth more or less.
-SETTLED = 0.002
+#: Clocks that change by less have settled: a product then takes a quarter of a percent more or less.
+SETTLED = 0.005
 MOST_PLAYS = 8
 
 
@@ -83,7 +83,7 @@ def _loads_s(block: Block, costs: Costs) -> dict[LoadClass, float]:
     assert costs.power is not None
     loads: dict[LoadClass, float] = {}
     for compute in (compute for op in block.ops for compute in kernels_of(op)):
-        kind = CLASSES.get(type(compute.kernel))
+        kind = load_class(compute.kernel)
         if kind is not None:
             seconds = costs.kernel_s(compute.kernel, costs.gpu, costs.power.highest_hz)
             loads[kind] = loads.get(kind, 0.0) + seconds

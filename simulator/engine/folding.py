@@ -111,7 +111,7 @@ def _refine(
 
     gpu_names = {gpu.name for gpu in cluster.gpus}
     rank = _label(
-        (job, role, cluster.gpus[gpu].type, cluster.gpus[gpu].speed_scale)
+        (job, role, cluster.gpus[gpu].type, cluster.gpus[gpu].speed_scale, cluster.gpus[gpu].host_speed)
         for job, placed in enumerate(jobs)
         for role, gpu in zip(placed.program.role_of, placed.gpus, strict=True)
     )

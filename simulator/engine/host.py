@@ -22,14 +22,14 @@ class Errand:
     start_s: float
 
 
-def agenda(role: Role, costs: Costs) -> tuple[Errand, ...]:
-    """The errands before each step of the compute lane, and after the last."""
+def agenda(role: Role, costs: Costs, speed: float) -> tuple[Errand, ...]:
+    """The errands before each step of the compute lane and after the last; ``speed``: over the calibrated host's."""
     place = _places(role)
-    starts = [costs.launched_s(kinds) for _, kinds in _started(role)]
+    starts = [costs.launched_s(kinds) / speed for _, kinds in _started(role)]
     return tuple(
         Errand(
             tuple(
-                (step.label if _follows(step, place) is not None else "", costs.launch_s(cast(Comm, step.op)))
+                (step.label if _follows(step, place) is not None else "", costs.launch_s(cast(Comm, step.op)) / speed)
                 for step in steps
             ),
             start_s,

@@ -213,7 +213,7 @@ class _Simulation:
         self._meetings: dict[tuple[object, ...], list[Meeting]] = {}
         self._prepared: dict[tuple[int, int], _Prepared] = {}
         self._lanes_of_axis = [_lanes_of_axis(role) for role in placed.program.roles]
-        self._agendas: dict[tuple[int, str], tuple[Errand, ...]] = {}
+        self._agendas: dict[tuple[int, str, float], tuple[Errand, ...]] = {}
         self.ranks = [self._rank(number, cluster.gpus[placed.gpus[number]]) for number in cast.like]
 
     def _rank(self, number: int, gpu: Gpu) -> _Rank:
@@ -223,10 +223,11 @@ class _Simulation:
             if (index := self.program.group_index(axis, number)) >= 0
         }
         role, costs = self.program.role_of[number], self.costs.of(gpu.type)
-        if (role, gpu.type) not in self._agendas:
-            self._agendas[role, gpu.type] = agenda(self.program.roles[role], costs)
-        runs = Running(gpu.type, gpu.speed_scale, self.clocks[role, gpu.type])
-        return _Rank(number, runs, costs, positions, self._agendas[role, gpu.type])
+        runs = Running(gpu.type, gpu.speed_scale, self.clocks[role, gpu.type], gpu.host_speed)
+        key = role, gpu.type, gpu.host_speed
+        if key not in self._agendas:
+            self._agendas[key] = agenda(self.program.roles[role], costs, gpu.host_speed)
+        return _Rank(number, runs, costs, positions, self._agendas[key])
 
     def begin(self) -> None:
         """Every lane of every simulated rank begins now."""
@@ -399,7 +400,7 @@ class _Simulation:
 
     def _launch(self, rank: _Rank, comm: Comm) -> Wait:
         """Wait until the host has launched one op of the compute lane."""
-        rank.host_s += rank.costs.launch_s(comm)
+        rank.host_s += rank.costs.launch_s(comm) / rank.runs.host_speed
         if rank.host_s > self.env.now:
             yield self.env.timeout(rank.host_s - self.env.now)
 

@@ -100,7 +100,9 @@ def add_gradient(z: Shapes, name: str, params: int) -> Ops:
     ops: Ops = ()
     buffer = float(DTYPE_BYTES[z.grad_dtype] * params)
     if z.adds_gradients:
-        ops += (memory("W", f"{name} grad add", "accumulate", z.element * params + buffer, buffer, z.dtype),)
+        alike = z.element == DTYPE_BYTES[z.grad_dtype]
+        op = "residual" if alike else "accumulate"
+        ops += (memory("W", f"{name} grad add", op, z.element * params + buffer, buffer, z.dtype),)
     if z.fills_buckets:
         ops += (memory("W", f"{name} grad to bucket", "copy", buffer, buffer, z.dtype),)
     return ops
@@ -186,7 +188,7 @@ def linear(
         weight_grad += add_gradient(z, name, n * k)
     if bias:
         if z.eager and z.tp > 1 and split == "row":
-            forward += (memory("F", f"{name} bias", "residual", y_kept, y_kept, z.dtype),)
+            forward += (memory("F", f"{name} bias", "bias", y_kept, y_kept, z.dtype),)
         weight_grad += (memory("W", f"{name} bias grad", "reduce", y_kept, z.element * n, z.dtype, n),)
         weight_grad += add_gradient(z, f"{name} bias", n)
     together: Ops = ()
@@ -292,16 +294,19 @@ def residual(z: Shapes, block: str) -> Node:
     return dropout(z, name, elements, mask=f"{name} mask", fused_with=kernel)
 
 
-#: (label, tensors read, tensors written) of each kernel.
+#: (label, tensors read, tensors written) of each kernel, and of what class it is where they differ.
 Traffic = tuple[tuple[str, float, float], ...]
+Kernels = tuple[tuple[str, str, float, float], ...]
 # In tensors of tokens x ffn. Gated activations read gate and up from the first product's output; eager ones take a
-# kernel for the activation and one for the gate, and join the two gradients for the backward product.
-PLAIN_FORWARD: Traffic = (("", 1, 1),)
-PLAIN_BACKWARD: Traffic = (("", 2, 1),)
-GATED_FORWARD: Traffic = (("", 2, 1),)
-GATED_BACKWARD: Traffic = (("", 3, 2),)
-EAGER_GATED_FORWARD: Traffic = (("", 1, 1), (" gate", 2, 1))
-EAGER_GATED_BACKWARD: Traffic = ((" gate", 2, 1), (" up", 2, 1), ("", 2, 1), (" join", 2, 2))
+# kernel for the activation and one for the gate, and join the two gradients for the backward product. Gate and up are
+# halves of the rows of one tensor: what reads them, and no other, is strided.
+EAGER_GATED_FORWARD: Kernels = (("", "strided", 1, 1), (" gate", "strided", 2, 1))
+EAGER_GATED_BACKWARD: Kernels = (
+    (" gate", "strided", 2, 1),
+    (" up", "residual", 2, 1),
+    ("", "strided", 2, 1),
+    (" join", "copy", 2, 2),
+)
 
 
 def activation(z: Shapes, block: str, elements: int) -> Node:
@@ -309,19 +314,22 @@ def activation(z: Shapes, block: str, elements: int) -> Node:
     output, between the two products of ``block``."""
     nbytes = float(z.element * elements)
     name = f"{block}.{z.activation}"
+    forward: Kernels
+    backward: Kernels
     if not z.gated:
-        forward, backward = PLAIN_FORWARD, PLAIN_BACKWARD
+        kind = "gelu" if z.activation == "gelu" and z.eager else "activation"
+        forward, backward = (("", kind, 1, 1),), (("", f"{kind}_bwd", 2, 1),)
         saved: tuple[Tensor, ...] = (Tensor(f"{block}.act" if z.activation == "relu" else f"{block}.pre", nbytes),)
     elif z.eager:
         forward, backward = EAGER_GATED_FORWARD, EAGER_GATED_BACKWARD
         saved = (Tensor(f"{block}.pre", 2 * nbytes), Tensor(f"{block}.gate", nbytes))
     else:
-        forward, backward = GATED_FORWARD, GATED_BACKWARD
+        forward, backward = (("", "activation", 2, 1),), (("", "activation_bwd", 3, 2),)
         saved = (Tensor(f"{block}.pre", 2 * nbytes),)
     return Node(
-        forward=tuple(memory("F", name + x, "activation", r * nbytes, w * nbytes, z.dtype) for x, r, w in forward),
+        forward=tuple(memory("F", name + x, op, r * nbytes, w * nbytes, z.dtype) for x, op, r, w in forward),
         input_grad=tuple(
-            memory("B", f"{name}{x} bwd", "activation_bwd", r * nbytes, w * nbytes, z.dtype) for x, r, w in backward
+            memory("B", f"{name}{x} bwd", op, r * nbytes, w * nbytes, z.dtype) for x, op, r, w in backward
         ),
         saved=saved,
         grad_bytes=(3 if z.gated else 2) * nbytes,

@@ -201,13 +201,15 @@ def _update(workload: Workload, grad: int, kernel: Callable[..., None]) -> None:
     master, weight = training.optimizer.master_weights, DTYPE_BYTES[training.precision]
     state = DTYPE_BYTES[training.optimizer.state_dtype]
     sizes = {"w": 4 if master else weight, "g": grad, "m": state, "v": state, "t": state}
+    eager = training.implementation == "eager"
+    op = "optimizer" if not eager else "foreach" if state == 4 else "foreach_bf16"
     frozen = "v" if workload.parallelism.grad_compression == "1bit" else ""
-    for name, read, written in FOREACH_ADAMW if training.implementation == "eager" else FUSED_ADAMW:
+    for name, read, written in FOREACH_ADAMW if eager else FUSED_ADAMW:
         if written == frozen:
             continue
         if frozen:
             written = written.replace(frozen, "")
-        kernel(name, sum(sizes[operand] for operand in read), sum(sizes[operand] for operand in written))
+        kernel(name, sum(sizes[operand] for operand in read), sum(sizes[operand] for operand in written), op)
     if master and not workload.shards_are_masters:
         kernel("master to model weights", 4, weight, op="cast")
 

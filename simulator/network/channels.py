@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.cluster.cluster import Cluster
+from simulator.cluster.node import NodeLayout
+from simulator.network.search import path, rings
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +28,14 @@ def channels(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
     each node the channel enters at the GPU that the NIC serves and leaves from the next nearest, through the same NIC
     (NCCL src/graph/search.cc, with crossNic off). Groups without a common NIC run one channel, each GPU on its own NIC.
     Inside a node: one is enough, as its switch or host treats all orders alike; where every two GPUs have a link of
-    their own, rings that together use all of these links equally.
+    their own, rings that together use all of these links equally; where some have, as many rings along them as there
+    are, or one that keeps near GPUs side by side.
     """
     members = by_node(cluster, ranks)
     if len(members) == 1:
         (node,) = members
         slots = [cluster.gpus[rank].index for rank in ranks]
-        orders = _mesh_rings(ranks) if cluster.layout_of(node).meshed(slots) else (ranks,)
+        orders = _orders(cluster.layout_of(node), dict(zip(slots, ranks, strict=True)))
         return tuple(Channel(None, (order,)) for order in orders)
     served = [{nic for rank in group for nic in cluster.own_nics(rank)} for group in members.values()]
     common = sorted(served[0].intersection(*served[1:]))
@@ -45,6 +48,25 @@ def channels(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
         )
         for nic in common
     )
+
+
+def _orders(layout: NodeLayout, rank_of: dict[int, int]) -> tuple[tuple[int, ...], ...]:
+    """Of a group inside a node, whose ranks are on these GPUs."""
+    gpus = tuple(rank_of)
+    if layout.meshed(gpus):
+        return _mesh_rings(tuple(rank_of.values()))
+    found = rings(gpus, layout.direct_Bps(gpus)) or (_chain(layout, gpus),)
+    return tuple(tuple([rank_of[gpu] for gpu in order]) for order in found)
+
+
+def _chain(layout: NodeLayout, gpus: tuple[int, ...]) -> tuple[int, ...]:
+    """The GPUs from the first on, each time going on to the nearest that is left; in the group's order where several
+    are equally near."""
+    order, left = [gpus[0]], list(gpus[1:])
+    while left:
+        order.append(min(left, key=lambda gpu: len(layout.between[order[-1], gpu])))
+        left.remove(order[-1])
+    return tuple(order)
 
 
 def by_node(cluster: Cluster, ranks: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
@@ -75,11 +97,15 @@ def _mesh_rings(ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def _through(cluster: Cluster, node: int, group: tuple[int, ...], nic: int) -> tuple[int, ...]:
-    """The GPUs of a node with the one that ``nic`` serves first, and the nearest other last."""
+    """The GPUs of a node with the one that ``nic`` serves first, and the nearest other last; between them along links
+    of their own where these lead through all, else from near to near."""
     if len(group) == 1:
         return group
     first = next(gpu for gpu in group if nic in cluster.own_nics(gpu))
     others = [gpu for gpu in group if gpu != first]
-    to_nic = cluster.layout_of(node).to_nic
-    last = min(others, key=lambda gpu: len(to_nic[cluster.gpus[gpu].index, nic]))
-    return (first, *[gpu for gpu in others if gpu != last], last)
+    layout = cluster.layout_of(node)
+    last = min(others, key=lambda gpu: len(layout.to_nic[cluster.gpus[gpu].index, nic]))
+    rank_of = {cluster.gpus[gpu].index: gpu for gpu in (first, *[gpu for gpu in others if gpu != last], last)}
+    slots = tuple(rank_of)
+    order = path(slots, slots[0], slots[-1], layout.direct_Bps(slots)) or (*_chain(layout, slots[:-1]), slots[-1])
+    return tuple([rank_of[slot] for slot in order])

@@ -148,27 +148,30 @@ def shape_of(cluster: Cluster, moves: Moves, number: Mapping[int, int]) -> Shape
             cluster.locate(end if end >= 0 else max(sender, receiver)) for end in (sender, receiver)
         )
         on_a, on_b = cluster.layout_of(a), cluster.layout_of(b)
-        out: Route = ()
-        back: Route = ()
+        ways: list[tuple[Route, Route]] = []
         if sender < 0:
-            back = _from_switch(on_b, gpu_b, nic)
+            ways.append(((), _from_switch(on_b, gpu_b, nic)))
         elif receiver < 0:
-            out = _to_switch(on_a, gpu_a, nic)
+            ways.append((_to_switch(on_a, gpu_a, nic), ()))
             if nic is not None:
                 nodes, weights = summed.get((nic, load), ((), 0.0))
                 summed[nic, load] = (*nodes, number[a]), weights + weight
         elif a == b:
-            out = on_a.between[gpu_a, gpu_b]
+            ways.append((on_a.between[gpu_a, gpu_b], ()))
         else:
-            nic_a, nic_b = cluster.nics_between(a, gpu_a, b, gpu_b) if nic is None else (nic, nic)
-            out, back = on_a.out(gpu_a, nic_a), on_b.back(nic_b, gpu_b)
-            ends = number[a], nic_a, number[b], nic_b
-            before = across.get(ends, (0.0, 0.0))
-            across[ends] = before[0] + load, before[1] + weight
-        for node, positions in ((number[a], out), (number[b], back)):
-            for position in positions:
-                inside[node, position] = inside.get((node, position), 0.0) + load
-        if weight:
+            pairs = cluster.nics_between(a, gpu_a, b, gpu_b) if nic is None else ((nic, nic),)
+            load, weight = load / len(pairs), weight / len(pairs)
+            for nic_a, nic_b in pairs:
+                ways.append((on_a.out(gpu_a, nic_a), on_b.back(nic_b, gpu_b)))
+                ends = number[a], nic_a, number[b], nic_b
+                before = across.get(ends, (0.0, 0.0))
+                across[ends] = before[0] + load, before[1] + weight
+        for out, back in ways:
+            for node, positions in ((number[a], out), (number[b], back)):
+                for position in positions:
+                    inside[node, position] = inside.get((node, position), 0.0) + load
+            if not weight:
+                continue
             crossed = [*[on_a.edges[position] for position in out], *[on_b.edges[position] for position in back]]
             kinds = [edge.kind for edge in crossed]
             kind = next(kind for kind in reversed(KINDS) if kind in kinds)

@@ -1,0 +1,42 @@
+"""How fast the hosts of real runs were, against the calibrated one: what issues ops for a small model, measured before
+and after each run, against what the profile has it take."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from calibration.fit.hosts import probe_s
+from simulator.config import load_workload
+from simulator.config.files import read_text
+from simulator.config.profile import load_profile
+from simulator.costs import Costs
+from simulator.errors import InputError
+
+KEY = "cluster.node.host_speed"
+
+
+def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``changes``, and where they do not say it the speed of the slowest host that ran the workload, where known.
+
+    Ranks meet in every collective, so that the slowest decides. Raises `InputError` on a record that cannot be read.
+    """
+    if KEY in changes:
+        return changes
+    known = load_workload(workload, changes)
+    record = directory / f"{known.name}.json"
+    if not record.exists():
+        return changes
+    try:
+        ranks = json.loads(read_text(record)).get("ranks", [])
+        probes = [statistics.fmean(said) for rank in ranks if (said := rank.get("host", {}).get("probe_s"))]
+    except (ValueError, TypeError, AttributeError) as problem:
+        raise InputError(f"no record of a run: {problem!r}", file=record) from None
+    if not probes:
+        return changes
+    profile = load_profile(next(iter(known.calibrations.values())))
+    calibrated_s = probe_s(Costs.from_profile(profile, known.training.implementation))
+    return {**changes, KEY: float(f"{calibrated_s / max(probes):.4g}")}  # after the cluster that it is in
