@@ -25,6 +25,7 @@ from simulator.cluster.ideal import ideal_cluster
 from simulator.config import Workload, load_workload, warnings
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.profile import Profile, load_profile
+from simulator.config.stack import load_stack
 from simulator.costs import Costs
 from simulator.costs.provenance import priced_by
 from simulator.engine import Placed, simulate
@@ -199,7 +200,8 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     job = workload if isinstance(workload, Workload) and not set else load_workload(workload, set or {})
     profiles = {gpu: load_profile(name) for gpu, name in job.calibrations.items()}
     cluster = build_cluster(job.cluster)
-    costs = Costs.from_profiles(profiles, job.training.implementation)
+    network = load_stack(job.stack) if job.stack else None
+    costs = Costs.from_profiles(profiles, job.training.implementation, network)
     schedule, shortcuts = job.parallelism.plan, job.simulation.model_dump()
     times = None if schedule.search is None else rehearsed(job, cluster, costs)
 
@@ -258,6 +260,7 @@ def _job(result: Result) -> Job:
             "date": ", ".join(dict.fromkeys(one.date for one in profiles)),
             "source": "; ".join(dict.fromkeys(source for one in profiles for source in one.sources.values())),
             "kind": ", ".join(dict.fromkeys(one.kind for one in profiles)),
+            **({"stack": workload.stack} if workload.stack else {}),
             "kernel_time_priced_by": priced_by(result.program, result.costs, result.gpus),
         },
         parameters=model.parameters(workload),

@@ -29,6 +29,7 @@ def test_the_wheel_holds_topologies_workloads_presets_and_profiles(wheel: Path) 
         ("workload", "simulator/shipped/workloads"),
         ("cluster", "simulator/shipped/topologies"),
         ("profile", "calibration/profiles"),
+        ("stack", "calibration/stacks"),
     ):
         assert {f"{folder}/{name}.yaml" for name in catalog.names(kind)} <= held
     assert {"simulator/config/presets.yaml", "simulator/cli/app.py"} <= held

@@ -20,12 +20,16 @@ WIDTH = 140
 
 def written(profile: Profile) -> str:
     """YAML that reads back as the same profile, numbers rounded to four significant digits."""
-    data = profile.model_dump(exclude_none=True)
+    return HEADER + as_yaml(profile.model_dump(exclude_none=True))
+
+
+def as_yaml(data: Mapping[str, Any]) -> str:
+    """A mapping as a file for people; sections stand apart."""
     sections = []
     for key, value in data.items():
         lines = "\n".join(_lines(key, value, 0))
         sections.append(lines if not isinstance(value, dict) else f"\n{lines}")
-    return HEADER + "\n".join(sections) + "\n"
+    return "\n".join(sections) + "\n"
 
 
 def _lines(key: object, value: Any, depth: int) -> Iterator[str]:

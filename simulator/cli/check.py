@@ -61,7 +61,7 @@ def command(
         print(f"  ranks         {job.n_ranks} = tp {layout.tp}{context} x pp {layout.pp} x dp {layout.dp}{folded}")
         types = ", ".join(cluster.gpu_types)
         print(f"  cluster       {cluster.nodes} x {cluster.name}: {cluster.n_gpus} GPUs, {types}")
-        print(f"  calibration   {', '.join(job.calibrations.values())}")
+        print(f"  calibration   {', '.join(job.calibrations.values())}" + (f", stack {job.stack}" if job.stack else ""))
         print(f"  micro-batches {job.microbatches} of {job.training.micro_batch} x {job.training.seq} tokens")
         print(f"  stages        {_runs(layout.layers_per_stage)} layers")
     warn(notes)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,9 @@ from simulator.cli.options import Json, Quiet, parse_ranks
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import console, table, warn
 from simulator.errors import InputError
+
+if TYPE_CHECKING:
+    from simulator.costs import Costs
 
 DEFAULT_SIZES = "8:128M"
 _SUFFIX = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -42,6 +46,12 @@ def command(
     ] = "all",
     calibration: Annotated[
         str | None, typer.Option("--calibration", metavar="PROFILE", help="A profile [that of the cluster's GPU].")
+    ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option(
+            "--stack", metavar="STACK", help="What carries collectives, as `list stacks` [the profile's transports]."
+        ),
     ] = None,
     json: Json = None,
     quiet: Quiet = False,
@@ -75,8 +85,6 @@ def command(
     from simulator.cluster import build_cluster
     from simulator.config.cluster import load_cluster
     from simulator.config.foreign import assumptions
-    from simulator.config.profile import check_gpu, load_profile
-    from simulator.costs import Costs
     from simulator.network.collectives import BARRIER_BYTES, algorithms, bus_factor, idle_seconds, plan
 
     algorithms(op)
@@ -91,15 +99,8 @@ def command(
             "needs at least two ranks", file="--ranks", found=ranks, allowed=f"of 0 to {len(built.gpus) - 1}"
         )
     types = built.gpu_types(members)
-    if calibration is not None and len(types) > 1:
-        allowed = f"ranks on one of {', '.join(types)}; each has its shipped profile without the option"
-        raise InputError("is of one type of GPU", file="--calibration", found=calibration, allowed=allowed)
-    profiles = {gpu: load_profile(calibration or gpu, file="--calibration") for gpu in types}
-    for gpu, profile in profiles.items():
-        check_gpu(profile, gpu, file="--calibration", key="calibration")
     check_outputs({"--json": json})
-    costs = Costs.from_profiles(profiles)
-    named = ", ".join(profile.name for profile in profiles.values())
+    costs, figures = _costs(types, calibration, stack)
     rows: list[dict[str, Any]] = []
     for nbytes in messages:
         chosen = plan(op, nbytes, members, built, costs, algorithm)
@@ -124,7 +125,8 @@ def command(
             cluster=built.name,
             nodes=built.spec.nodes,
             n_ranks=len(members),
-            calibration=named,
+            calibration=figures["calibration"],
+            stack=figures["stack"],
             rows=rows,
         ),
     )
@@ -144,8 +146,36 @@ def command(
         }
         for row in rows
     ]
-    title = f"{op} of {len(members)} GPUs on {built.spec.nodes} x {built.name}, calibration {named}"
+    by = ", ".join(f"{kind} {name}" for kind, name in figures.items() if name)
+    title = f"{op} of {len(members)} GPUs on {built.spec.nodes} x {built.name}, {by}"
     console().print(table(shown, title))
+
+
+def _costs(types: Sequence[str], calibration: str | None, stack: str | None) -> tuple[Costs, dict[str, str | None]]:
+    """What carries bytes between GPUs of these types, and the names of the calibration or the stack that says so.
+
+    Raises `InputError`.
+    """
+    from simulator.config.profile import check_gpu, load_profile
+    from simulator.config.stack import check_stack, load_stack
+    from simulator.costs import Costs
+
+    if stack is not None:
+        if calibration is not None:
+            fix = "one of the two"
+            raise InputError("carries collectives in place of a profile", file="--stack", found=stack, fix=fix)
+        network = load_stack(stack, file="--stack")
+        for gpu in types:
+            check_stack(network, gpu, file="--stack")
+        return Costs.of_stack(network), {"calibration": None, "stack": network.name}
+    if calibration is not None and len(types) > 1:
+        allowed = f"ranks on one of {', '.join(types)}; each has its shipped profile without the option"
+        raise InputError("is of one type of GPU", file="--calibration", found=calibration, allowed=allowed)
+    profiles = {gpu: load_profile(calibration or gpu, file="--calibration") for gpu in types}
+    for gpu, profile in profiles.items():
+        check_gpu(profile, gpu, file="--calibration", key="calibration")
+    named = ", ".join(profile.name for profile in profiles.values())
+    return Costs.from_profiles(profiles), {"calibration": named, "stack": None}
 
 
 def parse_sizes(text: str) -> list[int]:

@@ -21,14 +21,16 @@ PEAKS: tuple[Literal["bf16", "fp16", "fp8"], ...] = ("bf16", "fp16", "fp8")
 
 def command(
     kind: Annotated[
-        Literal["models", "topologies", "gpus", "schedules", "profiles", "collectives", "workloads"],
-        typer.Argument(metavar="KIND", help="models, topologies, gpus, schedules, profiles, collectives or workloads."),
+        Literal["models", "topologies", "gpus", "schedules", "profiles", "stacks", "collectives", "workloads"],
+        typer.Argument(
+            metavar="KIND", help="models, topologies, gpus, schedules, profiles, stacks, collectives or workloads."
+        ),
     ],
     json: Json = None,
 ) -> None:
     """List what is shipped.
 
-    KIND is models, topologies, gpus, schedules, profiles, collectives or workloads.
+    KIND is models, topologies, gpus, schedules, profiles, stacks, collectives or workloads.
 
     \b
     Example:
@@ -147,6 +149,28 @@ def _profiles() -> Rows:
     ]
 
 
+def _stacks() -> Rows:
+    from simulator.config import catalog
+    from simulator.config.stack import load_stack
+
+    rows = []
+    for name in catalog.names("stack"):
+        stack = load_stack(name)
+        fitted = stack.fitted
+        rows.append(
+            {
+                "name": name,
+                "gpu": stack.gpu,
+                "fabric": stack.fabric,
+                "software": stack.software,
+                "fitted_on": f"{fitted.n_gpus} GPUs" if fitted else "-",
+                "error": f"{fitted.rows.geometric_mean:.1%}" if fitted else "-",
+                "of_other_numbers": f"{fitted.others.geometric_mean:.1%}" if fitted and fitted.others else "-",
+            }
+        )
+    return rows
+
+
 def _schedules() -> Rows:
     from simulator.schedules import SCHEDULES
 
@@ -200,6 +224,7 @@ _ROWS: dict[str, Callable[[], Rows]] = {
     "gpus": _gpus,
     "schedules": _schedules,
     "profiles": _profiles,
+    "stacks": _stacks,
     "collectives": _collectives,
     "workloads": _workloads,
 }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +14,10 @@ from simulator.cli.options import Json, Quiet
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import console, progress, table
 from simulator.errors import InputError
+from simulator.units import format_time
+
+if TYPE_CHECKING:
+    from simulator.validation import Bounds
 
 
 def command(
@@ -31,7 +36,7 @@ def command(
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Simulate measured steps and print the error of every row.
+    """Simulate measured steps and collectives and print the error of every row.
 
     Exit status 1 where a suite is past its bounds (its own, or --max-mean and --max-row) or skips more than a tenth of
     its rows. --rows without bounds always ends in 0.
@@ -41,46 +46,111 @@ def command(
       llmsim validate
       llmsim validate megatron-2022 --json errors.json
       llmsim validate --rows my_runs.csv --max-mean 10
+      llmsim validate collectives --rows my_nccl_tests.csv
     """
-    from simulator.config.files import closest
-    from simulator.validation import STEP_TIME, SUITES, Bounds, evaluate, memory_suite, read_rows, summarise
-    from simulator.validation.record import memory_gib, step_time_s
-
     check_outputs({"--json": json}, inputs=[rows])
-    if rows is not None and suites:
-        raise InputError("is not combined with shipped suites", file="--rows", found=" ".join(suites))
-    known = [*SUITES, memory_suite.NAME]
-    for name in suites or ():
-        if name not in known:
-            raise InputError(
-                "unknown suite", key="SUITE", found=name, allowed=", ".join(known), fix=closest(name, known)
-            )
-    jobs: list[tuple[str, list[dict[str, str]], Any, Bounds]] = []
-    if rows is not None:
-        jobs.append((rows.stem, read_rows(rows), lambda _: {}, Bounds()))
-    for name in dict.fromkeys(suites or known) if rows is None else ():
-        if name == memory_suite.NAME:
-            jobs.append((name, memory_suite.memory_rows(), memory_suite.settings_of, memory_suite.BOUNDS))
-        else:
-            suite = SUITES[name]
-            jobs.append((name, read_rows(suite.table), suite.settings_of, suite.bounds))
-    _check_ids(row, [entry["id"] for _, of_suite, _, _ in jobs for entry in of_suite])
+    jobs = _jobs(suites or [], rows)
+    _check_ids(row, [entry["id"] for job in jobs for entry in job.rows])
+
+    from simulator.validation import Bounds
 
     results = []
-    for name, of_suite, settings_of, own in jobs:
-        wanted = [entry for entry in of_suite if not row or entry["id"] in row]
+    for job in jobs:
+        wanted = [entry for entry in job.rows if not row or entry["id"] in row]
         if not wanted:
             continue
+        own = job.bounds
         bounds = Bounds(own.mean if max_mean is None else max_mean / 100, own.row if max_row is None else max_row / 100)
-        with progress(f"simulating {name}"):
-            of_memory = rows is None and name == memory_suite.NAME
-            predict, quantity = (memory_gib, memory_suite.MEMORY) if of_memory else (step_time_s, STEP_TIME)
-            results.append(summarise(name, evaluate(wanted, settings_of, predict, quantity), bounds))
+        with progress(f"simulating {job.name}"):
+            results.append(job.result(wanted, bounds))
     write_json(json, envelope("validate", suites=results))
     if not quiet and json != STDOUT:
         _print(results)
     if any(result["passed"] is False for result in results):
         raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A table of measurements, and what makes its JSON of rows and bounds."""
+
+    name: str
+    rows: list[dict[str, str]]
+    bounds: Bounds
+    result: Callable[[list[dict[str, str]], Bounds], dict[str, Any]]
+
+
+def _jobs(suites: list[str], rows: Path | None) -> list[_Job]:
+    """What was asked for. Raises `InputError` on an unknown suite, and on suites beside a user's rows, which are steps
+    unless ``collectives`` says what they are."""
+    from simulator.config.files import closest
+    from simulator.validation import SUITES, collectives, memory_suite
+
+    known = [*SUITES, memory_suite.NAME, collectives.NAME]
+    for name in suites:
+        if name not in known:
+            raise InputError(
+                "unknown suite", key="SUITE", found=name, allowed=", ".join(known), fix=closest(name, known)
+            )
+    if rows is not None and suites not in ([], [collectives.NAME]):
+        allowed = f"no suite, or {collectives.NAME} where the rows are of collectives"
+        raise InputError("is not combined with shipped suites", file="--rows", found=" ".join(suites), allowed=allowed)
+    names = list(dict.fromkeys(suites or known)) if rows is None else []
+    jobs = [_suite(name) for name in names]
+    if rows is not None:
+        jobs.append(_own_collectives(rows) if suites else _own_steps(rows))
+    return jobs
+
+
+def _suite(name: str) -> _Job:
+    from simulator.validation import SUITES, Bounds, collectives, evaluate, memory_suite, read_rows, summarise
+    from simulator.validation.collective_scores import score
+    from simulator.validation.record import memory_gib, outcomes_of_collectives, step_time_s
+
+    if name == collectives.NAME:
+        return _Job(
+            name, collectives.measurements(), Bounds(), lambda rows, to: score(outcomes_of_collectives(rows), to)
+        )
+    if name == memory_suite.NAME:
+        settings, quantity = memory_suite.settings_of, memory_suite.MEMORY
+        return _Job(
+            name,
+            memory_suite.memory_rows(),
+            memory_suite.BOUNDS,
+            lambda rows, to: summarise(name, evaluate(rows, settings, memory_gib, quantity), to),
+        )
+    suite = SUITES[name]
+    return _Job(
+        name,
+        read_rows(suite.table),
+        suite.bounds,
+        lambda rows, to: summarise(name, evaluate(rows, suite.settings_of, step_time_s), to),
+    )
+
+
+def _own_steps(rows: Path) -> _Job:
+    from simulator.validation import Bounds, evaluate, read_rows, summarise
+    from simulator.validation.record import step_time_s
+
+    return _Job(
+        rows.stem,
+        read_rows(rows),
+        Bounds(),
+        lambda some, to: summarise(rows.stem, evaluate(some, lambda _: {}, step_time_s), to),
+    )
+
+
+def _own_collectives(rows: Path) -> _Job:
+    from simulator.validation import Bounds, collectives
+    from simulator.validation.collective_scores import score
+    from simulator.validation.record import outcomes_of_collectives
+
+    return _Job(
+        rows.stem,
+        collectives.measurements(rows),
+        Bounds(),
+        lambda some, to: score(outcomes_of_collectives(some), to, name=rows.stem),
+    )
 
 
 def _check_ids(wanted: list[str] | None, known: list[str]) -> None:
@@ -96,6 +166,7 @@ def _print(results: list[dict[str, Any]]) -> None:
         lines = [
             {
                 "row": entry["id"],
+                **_what(entry),
                 "measured": _figure(entry["measured"], entry["unit"]),
                 "predicted": _figure(entry["predicted"], entry["unit"]),
                 "error": "" if entry["error"] is None else f"{entry['error']:+.1%}",
@@ -105,29 +176,77 @@ def _print(results: list[dict[str, Any]]) -> None:
         ]
         what = result["rows"][0]["quantity"].replace("_", " ")
         console().print(table(lines, title=f"{result['suite']}: {what}, simulated against measured"))
-        console().print(verdict(result), "")
+        for line in (*_sets(result), verdict(result), ""):
+            console().print(line)
+
+
+def _what(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Of a row of collectives: what was done, and how."""
+    if "part" not in entry:
+        return {}
+    if "op" not in entry:
+        return {"operation": "", "GPUs": "", "size": "", "by": ""}
+    return {
+        "operation": entry["op"],
+        "GPUs": str(entry["n_gpus"]),
+        "size": f"{entry['size_bytes']:,.0f}",
+        "by": f"{entry['algorithm']} {entry['protocol']}",
+    }
+
+
+def _sets(result: Mapping[str, Any]) -> list[str]:
+    """Of collectives: every stack, every part, and the floor."""
+    if "stacks" not in result:
+        return []
+    lines = []
+    for entry in result["stacks"]:
+        sets = [
+            f"{key} {entry[key]['geometric_mean']:.1%} ({entry[key]['n']})"
+            for key in ("fitted", "others")
+            if entry[key]["n"]
+        ]
+        lines.append(f"  {entry['stack']}: {', '.join(sets)}")
+    lines += [
+        f"  {part['part']}: {part['geometric_mean']:.1%} ({part['n']}), "
+        f"max {part['max_abs']:.0%}, bias {part['bias']:+.1%}"
+        for part in result["parts"]
+        if part["n"]
+    ]
+    if result["floor"]["groups"]:
+        spread = max(group["spread"] for group in result["floor"]["groups"])
+        lines.append(
+            f"  floor: {len(result['floor']['groups'])} operations measured more than once on equal hardware are "
+            f"{result['floor']['geometric_mean']:.1%} from their mean, at most {spread:.0%} from each other"
+        )
+    return ["geometric-mean errors of times, of the GPUs that a stack was fitted on and of others (rows):", *lines]
 
 
 def _figure(value: float | None, unit: str) -> str:
-    return "" if value is None else f"{value:.3f} {unit}" if unit == "s" else f"{value:.1f} {unit}"
+    if value is None:
+        return ""
+    if unit == "s":
+        return f"{value:.3f} s" if value >= 0.1 else format_time(value)
+    return f"{value:.1f} {unit}"
 
 
 def verdict(result: Mapping[str, Any]) -> str:
     """A suite's errors and whether it keeps its bounds, in a line."""
     if result["mean_abs"] is None:
         return f"no row could be simulated ({result['n_skipped']} skipped)"
-    bounds = [
-        f"{what} {bound:.0%}"
-        for what, bound in (("mean", result["bounds"]["mean"]), ("row", result["bounds"]["row"]))
-        if bound is not None
-    ]
+    bounds = [f"{what.replace('_', ' ')} {bound:.0%}" for what, bound in result["bounds"].items() if bound is not None]
     verdict = {None: "", True: " - kept", False: " - FAILED"}[result["passed"]]
     return (
         f"{_rows(result['n_rows'] - result['n_skipped'])}, {result['n_skipped']} skipped; absolute error: "
         f"mean {result['mean_abs']:.1%}, median {result['median_abs']:.1%}, max {result['max_abs']:.1%}; "
-        f"bias {result['bias']:+.1%}" + (f"; bounds: {', '.join(bounds)}{verdict}" if bounds else "")
+        f"bias {result['bias']:+.1%}" + _means(result) + (f"; bounds: {', '.join(bounds)}{verdict}" if bounds else "")
     )
 
 
 def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
+
+
+def _means(result: Mapping[str, Any]) -> str:
+    """Geometric means, of a suite that has them."""
+    means = [("", result.get("geometric_mean")), (" above 64 MiB", result.get("geometric_mean_large"))]
+    return "".join(f"; geometric mean{where} {mean:.1%}" for where, mean in means if mean is not None)

@@ -8,7 +8,7 @@ from typing import Literal
 from simulator.config.files import as_path, brief, closest
 from simulator.errors import InputError
 
-Kind = Literal["workload", "cluster", "profile"]
+Kind = Literal["workload", "cluster", "profile", "stack"]
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 #: The wheel carries `topologies/` and `workloads/` inside the package; a checkout has them beside it.
@@ -18,6 +18,7 @@ FOLDERS: dict[Kind, Path] = {
     "workload": _DATA / "workloads",
     "cluster": _DATA / "topologies",
     "profile": _PACKAGE.parent / "calibration" / "profiles",
+    "stack": _PACKAGE.parent / "calibration" / "stacks",
 }
 
 

@@ -29,6 +29,8 @@ class Protocol(Section):
     """of what simple reaches"""
     half_bytes: NotNegative = 0.0
     """h of the filling of the pipeline: a flow of x bytes takes 1 + sqrt(h / x) times its time at full bandwidth"""
+    full_bytes: Positive | None = None
+    """flow from which on chunks have their largest size, so that filling takes no longer [none: they grow on]"""
     most_bytes: Positive | None = None
     """NCCL's tuner leaves the protocol where a link would carry more, be it faster or not"""
 

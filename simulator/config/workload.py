@@ -34,6 +34,7 @@ from simulator.config.parallelism import Parallelism
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model
 from simulator.config.profile import check_gpu, check_precision, load_profile
+from simulator.config.stack import check_stack, load_stack
 from simulator.config.training import Training
 from simulator.errors import InputError
 
@@ -66,6 +67,8 @@ class Workload(Section):
     calibration: str | dict[str, str] = ""
     """a profile's name or path [the shipped profile of the cluster's GPU]; of a cluster with several types of GPU a
     mapping, type -> profile"""
+    stack: str = ""
+    """what carries collectives: a name in calibration/stacks/ or a path [the profile's own transports]"""
     placement: Literal["packed", "interleaved"] | Annotated[tuple[Annotated[int, Field(ge=0)], ...], AsTuple] = "packed"
     """which nodes of the cluster the job takes: packed (the first that are free), interleaved (in turn with the other
     interleaved jobs that share the cluster), or a list of their numbers, ranks node by node [packed]"""
@@ -239,7 +242,7 @@ def load_workload(source: str | Path | Mapping[str, Any] | Workload, set: Mappin
         data["parallelism"] = _with_schedule_file(data["parallelism"], base, origin("parallelism.schedule"))
     data.setdefault("name", file.stem if file else "workload")
     workload = validated(Workload, data, file, origin=origin)
-    return _with_profiles(workload, base, origin)
+    return _with_stack(_with_profiles(workload, base, origin), base, origin)
 
 
 def _with_profiles(workload: Workload, base: Path | None, origin: Origin) -> Workload:
@@ -255,6 +258,18 @@ def _with_profiles(workload: Workload, base: Path | None, origin: Origin) -> Wor
         check_precision(calibration, workload.training.precision, file=origin("training.precision")[0])
         found[gpu] = name if shipped else str(profile)
     return workload.model_copy(update={"calibration": found if several else found[workload.cluster.gpu_types[0]]})
+
+
+def _with_stack(workload: Workload, base: Path | None, origin: Origin) -> Workload:
+    """With the whole path of a stack that is not shipped. Raises `InputError` where it does not exist, or is of another
+    GPU."""
+    if not workload.stack:
+        return workload
+    file, shipped = origin("stack")[0], workload.stack in catalog.names("stack")
+    path = catalog.find("stack", workload.stack, base=base, file=file, key="stack")
+    for gpu in workload.cluster.gpu_types:
+        check_stack(load_stack(path), gpu, file=file, key="stack")
+    return workload if shipped else workload.model_copy(update={"stack": str(path)})
 
 
 def altered(workload: Workload, changes: Mapping[str, Any]) -> Workload:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from simulator.config.profile import GpuSpec, Implementation, Profile
+from simulator.config.stack import Stack
 from simulator.config.transport import Transport, TransportKind
-from simulator.costs import launch
+from simulator.costs import launch, stack
 from simulator.costs.attention import AttentionCost
 from simulator.costs.fixed import FixedCost
 from simulator.costs.hosts import HOST_TRANSPORTS, plain
@@ -49,8 +50,11 @@ class Costs:
     _among: dict[tuple[str, ...], Costs] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def from_profile(cls, profile: Profile, implementation: Implementation = "fused") -> Costs:
-        """The costs of a calibrated GPU whose ops are launched by ``implementation``."""
+    def from_profile(
+        cls, profile: Profile, implementation: Implementation = "fused", network: Stack | None = None
+    ) -> Costs:
+        """The costs of a calibrated GPU whose ops are launched by ``implementation``; ``network``: what carries its
+        collectives, in place of the profile's own transports."""
         spec, models = profile.gpu_spec, profile.kernels
         kernels: dict[type, KernelCost] = {
             **_on_sms(profile),
@@ -61,16 +65,32 @@ class Costs:
             gpu=profile.gpu,
             kernels=kernels,
             launch=launch.launch_seconds(profile.host.launch_s[implementation]),
-            transports={**HOST_TRANSPORTS, **profile.transports},
+            transports={**HOST_TRANSPORTS, **profile.transports, **(stack.transports(network) if network else {})},
             beside=beside(profile),
             power=None if profile.power is None else PowerBudget(profile.power),
             sources=dict(profile.sources),
         )
 
     @classmethod
-    def from_profiles(cls, profiles: Mapping[str, Profile], implementation: Implementation = "fused") -> Costs:
-        """The costs of a cluster with these types of GPU, each with its profile."""
-        return _together({gpu: cls.from_profile(profile, implementation) for gpu, profile in profiles.items()})
+    def of_stack(cls, network: Stack) -> Costs:
+        """What carries collectives, without a price for any kernel."""
+        return cls(
+            gpu=network.gpu,
+            kernels={},
+            launch={},
+            transports={**HOST_TRANSPORTS, **stack.transports(network)},
+            beside=None,
+            power=None,
+            sources={},
+        )
+
+    @classmethod
+    def from_profiles(
+        cls, profiles: Mapping[str, Profile], implementation: Implementation = "fused", network: Stack | None = None
+    ) -> Costs:
+        """The costs of a cluster with these types of GPU, each with its profile; ``network`` as in `from_profile`."""
+        each = {gpu: cls.from_profile(profile, implementation, network) for gpu, profile in profiles.items()}
+        return _together(each)
 
     @classmethod
     def ideal(cls) -> Costs:

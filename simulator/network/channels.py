@@ -27,20 +27,28 @@ def channels(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
     Across nodes: one per NIC index that serves members on every node, so that all their NICs carry an equal part; in
     each node the channel enters at the GPU that the NIC serves and leaves from the next nearest, through the same NIC
     (NCCL src/graph/search.cc, with crossNic off). Groups without a common NIC run one channel, each GPU on its own NIC.
+    Between nodes where every two GPUs have a link of their own: one per GPU, on orders that together use all links
+    once; it leaves a node through the NIC of its last GPU and so enters the next at the GPU of the same rail.
     Inside a node: one is enough, as its switch or host treats all orders alike; where every two GPUs have a link of
     their own, rings that together use all of these links equally; where some have, as many rings along them as there
     are, or one that keeps near GPUs side by side.
     """
     members = by_node(cluster, ranks)
+    slots = {node: [cluster.gpus[rank].index for rank in group] for node, group in members.items()}
     if len(members) == 1:
-        (node,) = members
-        slots = [cluster.gpus[rank].index for rank in ranks]
-        orders = _orders(cluster.layout_of(node), dict(zip(slots, ranks, strict=True)))
+        ((node, own),) = slots.items()
+        orders = _orders(cluster.layout_of(node), dict(zip(own, ranks, strict=True)))
         return tuple(Channel(None, (order,)) for order in orders)
     served = [{nic for rank in group for nic in cluster.own_nics(rank)} for group in members.values()]
     common = sorted(served[0].intersection(*served[1:]))
     if not common:
         return (Channel(None, tuple(members.values())),)
+    if all(len(own) > 2 and cluster.layout_of(node).meshed(own) for node, own in slots.items()):
+        groups = list(members.values())
+        return tuple(
+            Channel(None, tuple([_zigzag(group, start)[:: -1 if odd % 2 else 1] for odd, group in enumerate(groups)]))
+            for start in range(min(map(len, groups)))
+        )
     return tuple(
         Channel(
             nic,
@@ -94,6 +102,17 @@ def _mesh_rings(ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(m)]
     turns = [tuple([circle[(step + turn) % m] for step in zigzag]) for turn in range(m)]
     return tuple(dict.fromkeys((centre, *way) for turn in turns for way in (turn, turn[::-1])))
+
+
+def _zigzag(group: tuple[int, ...], start: int) -> tuple[int, ...]:
+    """All of a group, one next to ``start`` on either side after the other: the steps 1, -2, 3 ... around the group are
+    all different, so that the orders of all starts cross each directed link once.
+
+    >>> _zigzag((0, 1, 2, 3), 0), _zigzag((0, 1, 2, 3), 1)
+    ((0, 1, 3, 2), (1, 2, 0, 3))
+    """
+    steps = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(len(group))]
+    return tuple([group[(start + step) % len(group)] for step in steps])
 
 
 def _through(cluster: Cluster, node: int, group: tuple[int, ...], nic: int) -> tuple[int, ...]:

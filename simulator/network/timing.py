@@ -30,7 +30,8 @@ def timed(pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float
     for its bytes ``line * (1 + sqrt(half_bytes / flow)) + own / copy`` seconds each, where flow is what the busiest
     link carries, and line is that of the kind of link that the protocol makes slowest. The square root is what a flow
     cut into the best number of chunks loses while the pipeline fills: n hops of k chunks of x bytes together last
-    ``(n - 1 + k) (a + x / (k B))``, whose least is ``x / B + 2 sqrt((n - 1) a x / B) + (n - 1) a``.
+    ``(n - 1 + k) (a + x / (k B))``, whose least is ``x / B + 2 sqrt((n - 1) a x / B) + (n - 1) a``. Chunks grow no more
+    once they fill their buffer, at a flow of ``full_bytes``: from there on filling takes as long as for that flow.
     """
     total_s = 0.0
     phases: list[Phase] = []
@@ -95,6 +96,7 @@ def _phase(
     per_byte_s = max([line_s / of_line[name].bandwidth_fraction for line_s, of_line in lines])
     per_byte_s /= stage.efficiency
     if protocol.half_bytes and nbytes:
-        per_byte_s *= 1 + math.sqrt(protocol.half_bytes / flow)
+        chunked = flow if protocol.full_bytes is None else min(flow, protocol.full_bytes)
+        per_byte_s *= 1 + math.sqrt(protocol.half_bytes / chunked) * (chunked / flow)
     per_byte_s += stage.own / (pace.p2p_copy_Bps if stage.way == "p2p" else pace.copy_Bps)
     return latency_s + nbytes * per_byte_s, Phase(flow, stage.loads, latency_s, stage.flow_bytes / per_byte_s)

@@ -180,12 +180,13 @@ def _headline(result: Result) -> Text:
 
     calibration = result["calibration"]
     dated = f", {calibration['date']}" if calibration.get("date") else ""
+    stack = f"; collectives by stack {calibration['stack']}" if calibration.get("stack") else ""
     return Text.assemble(
         (str(result["name"]), "bold"),
         f" on {result['n_gpus']:,} GPUs of {result['cluster']}\n"
         f"{_parameters(result)} parameters, {describe_layout(result['parallelism'])}, "
         f"{result['n_microbatches']:,} micro-batch{'es' if result['n_microbatches'] > 1 else ''}\n"
-        f"calibration {calibration['name']}: {calibration['kind']} figures{dated}",
+        f"calibration {calibration['name']}: {calibration['kind']} figures{dated}{stack}",
     )
 
 

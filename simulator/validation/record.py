@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from simulator.analysis.advice import few_rounds
 from simulator.api import run
+from simulator.cluster import Cluster, build_cluster
 from simulator.config import load_workload
-from simulator.validation import memory_suite
+from simulator.config.profile import load_profile
+from simulator.costs import Costs
+from simulator.network import hosts
+from simulator.network.collectives import OPERATIONS, bus_factor, fastest, idle_seconds, patterns
+from simulator.network.pattern import Pattern
+from simulator.validation import collectives, memory_suite
 from simulator.validation.accuracy import RECORD
+from simulator.validation.collective_scores import Compared, Prediction, compare
+from simulator.validation.collectives import Case
 from simulator.validation.evaluate import Outcome, evaluate
 from simulator.validation.rows import Row, read_rows
 from simulator.validation.suites import SUITES, Suite
@@ -32,6 +41,38 @@ def outcomes_of_memory(rows: Sequence[Row]) -> list[Outcome]:
     return evaluate(rows, memory_suite.settings_of, memory_gib, memory_suite.MEMORY)
 
 
+def predict_collective(case: Case) -> Prediction:
+    """A collective on an idle cluster, as nccl-tests measures it."""
+    cluster, costs = _built(case.hardware, case.cluster.nodes), costs_of(case)
+    plan = fastest(case.op, patterns_of(case), case.nbytes, costs)
+    factor = bus_factor(case.op, len(case.ranks)) if case.op in OPERATIONS else 1.0
+    return Prediction(idle_seconds(plan, cluster, costs), plan.algorithm, plan.protocol, factor)
+
+
+def patterns_of(case: Case) -> tuple[Pattern, ...]:
+    """What the case's algorithms may do to the links."""
+    cluster = _built(case.hardware, case.cluster.nodes)
+    ends = hosts.ends(case.op, cluster, 0, ()) if case.op in hosts.OPERATIONS else case.ranks
+    return patterns(case.op, ends, cluster, case.algorithm)
+
+
+def costs_of(case: Case) -> Costs:
+    """How links carry bytes: as the case's stack says, or the profile of its GPU."""
+    if case.stack is not None:
+        return Costs.of_stack(case.stack)
+    return Costs.from_profile(load_profile(case.cluster.gpu_types[0]))
+
+
+@lru_cache(maxsize=64)
+def _built(hardware: str, nodes: int) -> Cluster:
+    return build_cluster(collectives.cluster_of(hardware), nodes)
+
+
+def outcomes_of_collectives(rows: Sequence[Row]) -> list[Compared]:
+    """Predicted beside measured collectives."""
+    return compare(rows, predict_collective)
+
+
 def errors_of(suite: Suite) -> dict[str, float]:
     """row -> (predicted - measured) / measured, of the rows that can be simulated."""
     return _errors(evaluate(read_rows(suite.table), suite.settings_of, step_time_s))
@@ -45,6 +86,7 @@ def record() -> None:
     """Write the errors of all suites to `RECORD`."""
     errors = {name: errors_of(suite) for name, suite in SUITES.items()}
     errors[memory_suite.NAME] = _errors(outcomes_of_memory(memory_suite.memory_rows()))
+    errors[collectives.NAME] = _errors([row.outcome for row in outcomes_of_collectives(collectives.measurements())])
     RECORD.write_text(json.dumps(errors, indent=2) + "\n", encoding="utf-8")
 
 

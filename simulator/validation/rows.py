@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,16 @@ class UnsupportedError(SimulatorError):
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV table. Raises `InputError` on an unreadable file, or one without the columns it needs."""
+    """The rows of a table of steps. Raises `InputError` on an unreadable file, or one without the columns it needs."""
+    needed = [name for name in ("id", *_NEEDED) if name not in _OF_A_PRESET]
+    return read_table(path, needed, like="published_steps.csv")
+
+
+def read_table(path: Path, needed: Sequence[str], *, like: str) -> list[dict[str, str]]:
+    """The rows of a CSV table that has the columns ``needed``, as the reference table ``like`` does; each has an id.
+
+    Raises `InputError`.
+    """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
@@ -91,9 +100,9 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"is no CSV table: {error}", file=path) from None
-    absent = [name for name in ("id", *_NEEDED) if name not in {*columns, *_OF_A_PRESET}]
+    absent = [name for name in needed if name not in columns]
     if absent:
-        raise InputError(f"lacks columns: {', '.join(absent)}", file=path, allowed="the columns of published_steps.csv")
+        raise InputError(f"lacks columns: {', '.join(absent)}", file=path, allowed=f"the columns of {like}")
     if not rows:
         raise InputError("has no rows", file=path)
     ids = [row["id"] for row in rows]

@@ -1,0 +1,68 @@
+"""Fit shipped stacks anew, or one's own: python benchmarks/fit_stacks.py [NAME or FILE.yaml ...] [--rows FILE.csv]
+
+Of each stack the parameters that its key `fitted.begun` lists are moved to the rows (of `validate collectives`, or of
+FILE.csv) that name it and have as many GPUs as `fitted.n_gpus` says; the file is written anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from calibration.fit import stacks
+from calibration.fit.writer import as_yaml
+from simulator.config import catalog
+from simulator.config.stack import load_stack
+from simulator.network.collectives import bus_factor
+from simulator.validation import collectives
+from simulator.validation.collectives import Case
+from simulator.validation.rows import Row, UnsupportedError
+
+#: A busbw is printed to 0.01 or 0.1 GB/s.
+CLEAR_GBps = 10.0
+HEADER = """\
+# How collectives run on one installation, in a few physical parameters (`simulator.config.stack` says what each is, and
+# what one that is left out is taken for). Written by benchmarks/fit_stacks.py from rows of `validate collectives`.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stacks", nargs="*", help="shipped stacks, or files [all that were fitted]")
+    parser.add_argument("--rows", type=Path, default=collectives.TABLE, help="measurements [those of the suite]")
+    arguments = parser.parse_args()
+    cases = by_stack(arguments.rows)
+    for name in arguments.stacks or catalog.names("stack"):
+        stack = load_stack(name)
+        if stack.fitted is None or stack.name not in cases:
+            continue
+        fitted = stacks.fit(stack, cases[stack.name])
+        catalog.find("stack", name).write_text(HEADER + as_yaml(fitted.model_dump(exclude_unset=True)))
+        found = fitted.fitted
+        print(name, found and found.model_dump(exclude={"begun"}), flush=True)
+
+
+def by_stack(table: Path) -> dict[str, list[tuple[Case, float]]]:
+    """The rows that have a time and can be simulated, by the stack that they name."""
+    found: dict[str, list[tuple[Case, float]]] = {}
+    for row in collectives.measurements(table):
+        try:
+            case = collectives.case_of(row)
+            seconds = collectives.measured_s(row) if row["latency_us"] or row["algbw"] else by_busbw(row, case)
+        except UnsupportedError:
+            continue
+        if case.stack is not None and case.part in collectives.PARTS[:2]:
+            found.setdefault(case.stack.name, []).append((case, seconds))
+    return found
+
+
+def by_busbw(row: Row, case: Case) -> float:
+    """Seconds by a printed busbw, where that says enough. Raises `UnsupportedError`."""
+    busbw = float(row["busbw"] or 0)
+    if busbw < CLEAR_GBps:
+        raise UnsupportedError("its busbw is mostly rounding")
+    return case.nbytes * bus_factor(case.op, len(case.ranks)) / (busbw * 1e9)
+
+
+if __name__ == "__main__":
+    main()

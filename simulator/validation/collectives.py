@@ -1,0 +1,214 @@
+"""The suite of published collectives: rows of nccl-tests and the like as operations on a cluster with a stack.
+
+Columns are those of ``data/collectives.csv``; a user's table has the same, and may say ``cluster`` and ``stack`` by
+name where ``hardware`` is no text of the table of aliases, ``data/collectives-hardware.yaml``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from simulator.config.cluster import ClusterSpec, load_cluster
+from simulator.config.files import Section, read_yaml, validated
+from simulator.config.stack import Stack, load_stack
+from simulator.units import GiB
+from simulator.validation.rows import Row, UnsupportedError, read_table
+from simulator.validation.suites import DATA
+
+NAME = "collectives"
+ABOUT = "Published curves of nccl-tests, rccl-tests and DeepEP: A100 to GB300, 2 to 1440 GPUs"
+TABLE = DATA / "collectives.csv"
+HARDWARE = DATA / "collectives-hardware.yaml"
+#: What is scored apart, in the order of the tables; the score of the suite is that of the first.
+PARTS = ("collectives", "expert exchange", "point to point", "copies")
+_NEEDED = ("id", "op", "size", "n_gpus", "nodes", "algbw", "busbw", "latency_us", "hardware")
+#: Operation as measured -> as the simulator calls it, and the part that it belongs to.
+OPS = {
+    "all_reduce": ("all_reduce", PARTS[0]),
+    "all_gather": ("all_gather", PARTS[0]),
+    "reduce_scatter": ("reduce_scatter", PARTS[0]),
+    "alltoall": ("all_to_all", PARTS[0]),
+    "all_to_all": ("all_to_all", PARTS[0]),
+    "broadcast": ("broadcast", PARTS[0]),
+    "reduce": ("reduce", PARTS[0]),
+    "gather": ("gather", PARTS[0]),
+    "scatter": ("scatter", PARTS[0]),
+    "ep_dispatch": ("all_to_all", PARTS[1]),
+    "ep_combine": ("all_to_all", PARTS[1]),
+    "p2p": ("send_recv", PARTS[2]),
+    "sendrecv": ("shift", PARTS[2]),
+    "p2p_latency": ("send_recv", PARTS[2]),
+    "hd_copy": ("to_host", PARTS[3]),
+}
+#: Algorithm as a row forces it, in lower case, -> as the simulator calls it.
+ALGORITHMS = {
+    "": "auto",
+    "auto": "auto",
+    "ring": "ring",
+    "tree": "tree",
+    "nvls": "nvls",
+    "nvlstree": "nvls_tree",
+    "nvls disabled": "ring",
+    "sharp": "collnet",
+    "sharp/collnet per manifest": "collnet",
+    "low-latency kernels": "auto",
+    "normal kernels": "auto",
+}
+#: What a test of bandwidth that names no size is taken to send.
+LARGE_BYTES = 1 * GiB
+#: Bytes of an element, and of an FP8 token's scales: one float32 per 128 elements (DeepEP).
+_EXPERT_BYTES = {"FP8": 1 + 4 / 128, "BF16": 2.0}
+_SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
+
+
+class Alias(Section):
+    """What one kind of hardware is here. The first alias whose patterns are found in a row's text is taken."""
+
+    hardware: str
+    """regular expression, without regard to case"""
+    notes: str = ""
+    """another one, of the notes: what tells software on equal hardware apart"""
+    cluster: str = ""
+    """a key of the table's ``clusters``, or a name in topologies/"""
+    lacks: str = ""
+    """why there is none"""
+    stack: str | None = None
+    """a name in calibration/stacks/ [the profile of the cluster's GPU]"""
+    op: str | None = None
+    """what the row does, where its column does not tell the direction"""
+    domain: bool = False
+    """whether a node of the cluster is a whole NVLink domain, of which the row counts the trays"""
+
+
+class Aliases(Section):
+    """The table of aliases; ``clusters`` are mappings as of a cluster file, for machines that none is shipped of."""
+
+    clusters: dict[str, dict[str, Any]]
+    aliases: list[Alias]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row as an operation: ``ranks`` of ``cluster`` on ``nbytes``, nccl-tests' size, with ``algorithm``, forced or
+    ``auto``; ``stack`` is None where the profile of the cluster's GPU counts. ``hardware``: the cluster as the table of
+    aliases calls it. ``part`` is one of `PARTS`. Of copies the one rank is the GPU."""
+
+    op: str
+    nbytes: float
+    ranks: tuple[int, ...]
+    algorithm: str
+    cluster: ClusterSpec
+    hardware: str
+    stack: Stack | None
+    part: str
+
+    @property
+    def fitted_on(self) -> bool:
+        """Whether the stack was fitted on rows of so many GPUs."""
+        fitted = self.stack.fitted if self.stack else None
+        return fitted is not None and fitted.n_gpus == len(self.ranks)
+
+
+def measurements(path: Path = TABLE) -> list[dict[str, str]]:
+    """The rows of a table of collectives. Raises `InputError`."""
+    return read_table(path, _NEEDED, like="published_comm.csv")
+
+
+def measured_s(row: Row) -> float:
+    """The printed time, or size / algbw. Raises `UnsupportedError` where the row has neither."""
+    if row.get("latency_us"):
+        return _number(row, "latency_us") * 1e-6
+    if row.get("algbw"):
+        return size_bytes(row) / (_number(row, "algbw") * 1e9)
+    raise UnsupportedError("has neither a latency nor an algbw")
+
+
+def size_bytes(row: Row) -> float:
+    """Bytes of the message; of an exchange of experts, what one rank sends or gets in all.
+
+    Raises `UnsupportedError`.
+    """
+    text = row.get("size", "")
+    if not text and row["op"] in ("p2p", "hd_copy"):
+        return LARGE_BYTES
+    tokens = re.match(r"(\d+) tokens x (\d+) hidden.*, top-(\d+).*, (FP8|BF16)$", text)
+    if tokens:
+        return int(tokens[1]) * int(tokens[2]) * int(tokens[3]) * _EXPERT_BYTES[tokens[4]]
+    plain = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*(?:([KMG]?)B)?", text, flags=re.IGNORECASE)
+    if plain and float(plain[1]) > 0:
+        return float(plain[1]) * _SUFFIXES[(plain[2] or "").upper()]
+    raise UnsupportedError(f"size {text!r} is no number of bytes")
+
+
+def case_of(row: Row) -> Case:
+    """The operation of a row. Raises `UnsupportedError` or `InputError` with the reason why it cannot be simulated."""
+    op, part = _looked_up(row, "op", OPS)
+    if "bidirectional" in row.get("notes", ""):
+        raise UnsupportedError("adds up both directions")
+    alias = alias_of(row)
+    algorithm = _looked_up(row, "algo", ALGORITHMS)
+    n_gpus = int(_number(row, "n_gpus"))
+    spec = cluster_of(alias.cluster)
+    in_a_node = spec.gpus_per_node
+    told = "" if alias.domain else row["nodes"]
+    nodes = int(_number(row, "nodes")) if told else math.ceil(n_gpus / in_a_node)
+    each, rest = divmod(n_gpus, nodes)
+    if rest or each > in_a_node:
+        raise UnsupportedError(f"{n_gpus} GPUs are not spread evenly over {nodes} nodes of {in_a_node}")
+    return Case(
+        op=alias.op or op,
+        nbytes=size_bytes(row),
+        ranks=tuple([node * in_a_node + gpu for node in range(nodes) for gpu in range(each)]),
+        algorithm=algorithm,
+        cluster=spec.model_copy(update={"nodes": nodes}),
+        hardware=alias.cluster,
+        stack=load_stack(alias.stack) if alias.stack else None,
+        part=part,
+    )
+
+
+def alias_of(row: Row) -> Alias:
+    """What the row's hardware is here. Raises `UnsupportedError`, also where that cannot be simulated."""
+    if row.get("cluster"):
+        return Alias(hardware="", cluster=row["cluster"], stack=row.get("stack") or None)
+    for alias in aliases().aliases:
+        if re.search(alias.hardware, row["hardware"], re.IGNORECASE) and re.search(alias.notes, row.get("notes", "")):
+            if alias.lacks:
+                raise UnsupportedError(f"hardware {row['hardware']!r}: {alias.lacks}")
+            return alias
+    raise UnsupportedError(f"hardware {row['hardware']!r} is not in the table of aliases")
+
+
+@lru_cache(maxsize=1)
+def aliases() -> Aliases:
+    """The checked-in table."""
+    return validated(Aliases, read_yaml(HARDWARE), HARDWARE)
+
+
+@lru_cache(maxsize=64)
+def cluster_of(name: str) -> ClusterSpec:
+    """What the table of aliases calls so, or a cluster by name or path. Raises `InputError`."""
+    return load_cluster(aliases().clusters.get(name, name))
+
+
+def _looked_up(row: Row, column: str, known: Mapping[str, Any]) -> Any:
+    text = row.get(column, "").lower()
+    if text not in known:
+        raise UnsupportedError(f"{column} {row.get(column)!r} is not simulated yet")
+    return known[text]
+
+
+def _number(row: Row, column: str) -> float:
+    try:
+        value = float(row[column])
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise UnsupportedError(f"{column} {row[column]!r} is not a number above 0")
+    return value
