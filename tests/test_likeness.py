@@ -20,7 +20,7 @@ PROFILES = catalog.names("profile")
 SHORT = [name for name in PROFILES if load_profile(name).like]
 #: NVLink of a GPU in bytes/s per direction (data sheets), and what it joins.
 LINKS = {
-    "a100-pcie-80gb": (0.0, "none"),
+    "a100-pcie-80gb": (300e9, "pairs"),
     "a100-sxm-40gb": (300e9, "nvswitch"),
     "a100-sxm-80gb": (300e9, "nvswitch"),
     "b200-sxm-180gb": (900e9, "nvswitch"),
