@@ -193,11 +193,10 @@ def promised(op: str, n: int, script: Script, name: str = "") -> bool:
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8, 17])
 def test_an_uneven_all_to_all_lasts_as_long_as_its_fullest_port(n: int) -> None:
-    """Of all n S bytes rank i sends the share a_i, and of each one's rank j gets the share b_j: n S a_i b_j from i to j.
-    All flows end together, so that the port with most to carry decides."""
-    send, receive = (
-        tuple(weight / sum(weights) for weight in weights) for weights in (range(1, n + 1), range(n, 0, -1))
-    )
+    """Of all n S bytes rank i sends the share a_i, and of each one's rank j gets the share b_j: n S a_i b_j from i to
+    j. All flows end together, so that the port with most to carry decides."""
+    rising, falling = range(1, n + 1), range(n, 0, -1)
+    send, receive = (tuple(weight / sum(weights) for weight in weights) for weights in (rising, falling))
     (pattern,) = patterns("all_to_all", range(n), cluster_of(n), traffic=Traffic(send, receive))
     operation = fastest("all_to_all", (pattern,), SIZE, IDEAL)
     expected = {("out", i): n * SIZE * send[i] * (1 - receive[i]) for i in range(n)}
