@@ -47,9 +47,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def narrow(params: Mapping[str, Any]) -> Workload:
+def narrow(params: Mapping[str, Any], cluster: str = "hgx_h100_4gpu") -> Workload:
     """The workload of a case of `calibration.measure.layers`: its ``model``, ``layers``, ``layout``, ``batches`` and
-    ``recompute``."""
+    ``recompute``; on any ``cluster``, as no GPU holds it up."""
     layout = LAYOUTS[str(params.get("layout", "one"))]
     fsdp = layout.get("zero") == 3
     batches, dp = int(params.get("batches", 1)), int(layout.get("dp", 1))
@@ -69,6 +69,6 @@ def narrow(params: Mapping[str, Any]) -> Workload:
             "model": MODELS[str(params["model"])] | {"layers": int(params["layers"])},
             "training": training,
             "parallelism": layout,
-            "cluster": "hgx_h100_4gpu",
+            "cluster": cluster,
         }
     )

@@ -72,7 +72,7 @@ def test_an_inline_cluster_needs_no_name() -> None:
         ({"node__gpus__count": 0}, "node.gpus.count", "out of range"),
         ({"node__pcie__generation": 9}, "node.pcie.generation", "<= 6"),
         ({"node__pcie__lanes": 12}, "node.pcie.lanes", "4, 8, 16"),
-        ({"fabric__kind": "torus"}, "fabric.kind", "rail_fat_tree"),
+        ({"fabric__kind": "hypercube"}, "fabric.kind", "rail_fat_tree"),
         ({"fabric__oversubscription": 0.5}, "fabric.oversubscription", ">= 1"),
         ({"nodes": 10**12}, "nodes", "<= 1,000,000"),
         ({"nodes": 10**6}, "nodes", "at most 1,000,000 GPUs"),

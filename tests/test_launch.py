@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from calibration.fit import hosts
 from calibration.fit import launch as launch_fit
 from calibration.fit.cases import read
+from calibration.narrow import LAYOUTS, narrow
+from simulator.build import build_program
 from simulator.cluster import build_cluster
 from simulator.cluster.ideal import ideal_cluster
 from simulator.config.cluster import cluster_data, load_cluster
@@ -22,7 +24,9 @@ from simulator.costs import Costs
 from simulator.costs.launch import issued, launch_seconds, seconds
 from simulator.engine import simulate
 from simulator.engine.host import issue_order, issued_by
+from simulator.engine.invariants import check
 from simulator.program import Attention, Block, Comm, Compute, Fixed, GroupedMatmul, Matmul, Memory, Program, Role, Step
+from simulator.timeline import Timeline
 from tests.quick import ISSUED
 
 MEASURED = Path(__file__).parent.parent / "calibration" / "measurements" / "h100-sxm-80gb"
@@ -164,7 +168,7 @@ KINDS = ("forward_matmul", "forward_attention", "forward_norm", "forward_other",
 def test_seconds_of_kinds_are_found_from_sums(seconds_of: list[float]) -> None:
     """Times that are exact sums of the kinds' seconds give those back: one equation for each kind and its next."""
     true = dict(zip(KINDS, seconds_of, strict=True))
-    counted = [{kind: 3.0, KINDS[n - 1]: 1.0} for n, kind in enumerate(KINDS)]
+    counted = [{kind: 3, KINDS[n - 1]: 1} for n, kind in enumerate(KINDS)]
     sums = [sum(n * true[kind] for kind, n in counts.items()) for counts in counted]
     equations = [hosts.Equation("x", total, counts) for total, counts in zip(sums, counted, strict=True)]
     assert hosts.least_squares(equations, KINDS) == pytest.approx(seconds_of, rel=1e-6)
@@ -204,3 +208,31 @@ def test_nodes_say_how_fast_their_hosts_are() -> None:
     data = cluster_data("dgx_h100")[0]
     built = build_cluster(load_cluster(data | {"node": data["node"] | {"host_speed": 0.5}}))
     assert {gpu.host_speed for gpu in built.gpus} == {0.5}
+
+
+def _played(layout: str, *, fold: bool, coalesce: bool) -> tuple[Program, Timeline, Costs]:
+    """A narrow model in ``layout``, in eager PyTorch on H200s, as it was measured."""
+    params = {"model": "moe" if layout == "ep" else "gpt", "layers": 4, "layout": layout, "batches": 2}
+    workload = narrow(params, "hgx_h200_4gpu")
+    costs = Costs.from_profile(load_profile("h200-sxm-141gb"), "eager")
+    program = build_program(workload)
+    return program, simulate(program, build_cluster(workload.cluster), costs, fold=fold, coalesce=coalesce), costs
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_narrow_model_is_issued_in_the_time_that_its_ops_take_the_host(layout: str) -> None:
+    """The clock, with every collective and hand-over played, and the sum over what the program issues that the fit goes
+    by: the GPU adds its last kernels, waiting for the other rank what is not the host's. Without shortcuts the same."""
+    program, timeline, costs = _played(layout, fold=True, coalesce=True)
+    longest = max(costs.launched_s(_issued(role)) for role in program.roles)
+    assert 1.0 <= timeline.end_s.max() / longest < 1.25
+    check(program, timeline)
+    plain = _played(layout, fold=False, coalesce=False)[1]
+    assert plain.end_s.max() == pytest.approx(timeline.end_s.max(), rel=1e-9)
+
+
+def _issued(role: Role) -> Counter[str]:
+    counts = Counter[str]()
+    for kind, n in issued_by(role):
+        counts[kind] += n
+    return counts

@@ -40,7 +40,16 @@ def command(
     rows = _ROWS[kind]()
     write_json(json, envelope("list", kind=kind, rows=rows))
     if json != STDOUT:
-        console().print(table([{key.replace("_", " "): value for key, value in row.items()} for row in rows]))
+        console().print(table([{key.replace("_", " "): value for key, value in row.items()} for row in _grouped(rows)]))
+
+
+def _grouped(rows: Rows) -> Rows:
+    """Without what the first column says again and again."""
+    first = next(iter(rows[0]))
+    return [
+        {**row, first: ""} if before and row[first] == before[first] else row
+        for before, row in zip([None, *rows], rows, strict=False)
+    ]
 
 
 def _models() -> Rows:
@@ -77,23 +86,24 @@ def _models() -> Rows:
 
 def _topologies() -> Rows:
     from simulator.config import catalog, load_cluster
+    from simulator.config.cluster import describe_fabric
 
-    rows = []
+    rows: Rows = []
     for name in catalog.names("cluster"):
         cluster = load_cluster(name)
         fabric = cluster.fabric
         rows += [
             {
+                "gpu": node.gpus.type,
                 "name": name,
                 "gpus_per_node": node.gpus.count,
-                "gpu": node.gpus.type,
                 "nvlink": _nvlink(node),
                 "network_cards": f"{node.nics.count} x {node.nics.bandwidth_bps / 1e9:.0f} Gb/s {fabric.transport}",
-                "fabric": f"{fabric.kind}, {fabric.tiers} tiers of {fabric.radix} ports",
+                "fabric": describe_fabric(fabric),
             }
             for node in cluster.kinds
         ]
-    return rows
+    return sorted(rows, key=lambda row: row["gpu"])
 
 
 def _nvlink(node: Node) -> str:

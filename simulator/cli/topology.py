@@ -18,6 +18,7 @@ from simulator.units import GB, Gbit, us
 
 if TYPE_CHECKING:
     from simulator.cluster import Cluster
+    from simulator.cluster.cluster import Spread
 
 
 def command(
@@ -40,7 +41,7 @@ def command(
     from simulator.cli.joined import MOST_COLUMNS, joined_table
     from simulator.cluster import build_cluster
     from simulator.cluster.relations import LEGEND, device_names
-    from simulator.config.cluster import describe_nodes, load_cluster
+    from simulator.config.cluster import describe_fabric, describe_nodes, load_cluster
     from simulator.config.foreign import assumptions
 
     spec = load_cluster(cluster, nodes=nodes)
@@ -52,11 +53,12 @@ def command(
         {
             "from": built.gpus[a].name,
             "to": built.gpus[b].name,
-            "links": [built.links[i].name for i in route],
-            "latency_s": sum(built.links[i].latency_s for i in route),
-            "bandwidth_Bps": min(built.links[i].bandwidth_Bps for i in route),
+            "links": [built.links[i].name for i, _ in spread],
+            "shares": [share for _, share in spread],
+            "latency_s": sum(share * built.links[i].latency_s for i, share in spread),
+            "bandwidth_Bps": min(built.links[i].bandwidth_Bps / share for i, share in spread),
         }
-        for a, b, route in _examples(built)
+        for a, b, spread in _examples(built)
     ]
     write_json(
         json,
@@ -94,7 +96,8 @@ def command(
 
     out = console()
     out.print(f"{built.name}: {describe_nodes(spec)} = {len(built.gpus)} GPUs")
-    out.print(f"fabric: {spec.fabric.kind}, {spec.fabric.transport}, {built.switches.tiers} tier(s) of switches")
+    tiers = f", {built.switches.tiers} in use" if built.switches.tiers else ""
+    out.print(f"fabric: {describe_fabric(spec.fabric)}{tiers}; {spec.fabric.transport}")
     out.print(f"bisection: {bisection / GB:,.0f} GB/s in each direction")
     out.print(table(_link_rows(built), "Links, each with both directions"))
     out.print(table([_route_row(route) for route in routes], "Routes"))
@@ -104,7 +107,7 @@ def command(
             out.print(LEGEND)
 
 
-def _examples(cluster: Cluster) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+def _examples(cluster: Cluster) -> Iterator[tuple[int, int, Spread]]:
     """One route of each kind there is: to a neighbour, to the next node, to another GPU there, to the last node."""
     last = len(cluster.gpus) - 1
     first = cluster.node_of(0)
@@ -113,7 +116,7 @@ def _examples(cluster: Cluster) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     for other in (1, beyond, beyond + 1, cluster.gpus_of(cluster.node_of(last)).start, last):
         if other <= last and other not in seen:
             seen.add(other)
-            yield 0, other, cluster.route(0, other)
+            yield 0, other, cluster.spread(0, other)
 
 
 def _link_rows(cluster: Cluster) -> list[dict[str, Any]]:
@@ -143,5 +146,8 @@ def _route_row(route: dict[str, Any]) -> dict[str, Any]:
         "to": route["to"],
         "GB/s": f"{route['bandwidth_Bps'] / GB:.1f}",
         "latency": f"{route['latency_s'] / us:.2f} us",
-        "over": ", ".join(route["links"]),
+        "over": ", ".join(
+            name if share == 1 else f"{name} ({share:.0%})"
+            for name, share in zip(route["links"], route["shares"], strict=True)
+        ),
     }

@@ -335,8 +335,29 @@ class Cluster:
             layout = self.layouts[0]
             used = {i for (a, b), route in layout.between.items() if max(a, b) < layout.host for i in route}
             half, usable = count // 2, tuple(link for link in self.links if link.index in used)
+        at = self._merged(half)
+        capacity: dict[tuple[str, str], float] = {}
+        for link in usable:
+            ends = at.get(link.src, link.src), at.get(link.dst, link.dst)
+            capacity[ends] = capacity.get(ends, 0.0) + link.bandwidth_Bps
         graph = nx.DiGraph()
-        graph.add_edges_from((link.src, link.dst, {"capacity": link.bandwidth_Bps}) for link in usable)
-        graph.add_edges_from(("source", gpu.name) for gpu in self.gpus[:half])
-        graph.add_edges_from((gpu.name, "sink") for gpu in self.gpus[half:])
+        graph.add_edges_from((*ends, {"capacity": total_Bps}) for ends, total_Bps in capacity.items())
+        graph.add_edges_from(("source", at.get(gpu.name, gpu.name)) for gpu in self.gpus[:half])
+        graph.add_edges_from((at.get(gpu.name, gpu.name), "sink") for gpu in self.gpus[half:])
         return float(nx.maximum_flow_value(graph, "source", "sink"))
+
+    def _merged(self, half: int) -> dict[str, str]:
+        """Vertex -> the like of it in the first node that is alike: in the same half of the GPUs, cabled to the same
+        switches, with links as fast. What flows through alike nodes may as well be spread evenly over them, so that
+        they are as good as one with the links of all."""
+        first: dict[object, int] = {}
+        at: dict[str, str] = {}
+        for node, (layout, start) in enumerate(zip(self.layouts, self.first_link, strict=True)):
+            rates = tuple([link.bandwidth_Bps for link in self.links[start : start + len(layout.edges)]])
+            key = self.first_gpu[node] < half, layout, self.switches.leaves[node], rates
+            like = first.setdefault(key, node)
+            if like != node:
+                for edge in layout.edges:
+                    for vertex in (edge.src, edge.dst):
+                        at[f"node{node}.{vertex}"] = f"node{like}.{vertex}"
+        return at

@@ -243,6 +243,22 @@ def describe_nodes(spec: ClusterSpec) -> str:
     return " + ".join(f"{count} nodes x {node.gpus.count} {node.gpus.type}" for count, node in counts)
 
 
+def describe_fabric(fabric: Fabric) -> str:
+    """Such as ``fat_tree, at most 3 tiers of 64 ports, 2:1`` or ``torus, 4 x 4``, of so many sites."""
+    used, said = KEYS[fabric.kind], [fabric.kind]
+    if "tiers" in used:
+        said.append(f"at most {fabric.tiers} tiers of {fabric.radix} ports")
+    elif "radix" in used:
+        said.append(f"routers of {fabric.radix} ports")
+    if fabric.shape:
+        said.append(" x ".join(map(str, fabric.shape)))
+    if fabric.oversubscription > 1:
+        said.append(f"{fabric.oversubscription:g}:1")
+    if fabric.sites:
+        said.append(f"{fabric.sites.count} sites")
+    return ", ".join(said)
+
+
 def load_cluster(
     reference: str | Path | Mapping[str, Any], *, nodes: int | None = None, base: Path | None = None
 ) -> ClusterSpec:

@@ -1,0 +1,144 @@
+"""Shipped clusters: what their makers say of them, counted by hand, and that they scale."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from simulator.cli.app import main
+from simulator.cluster import build_cluster
+from simulator.config import catalog, load_cluster
+from simulator.config.profile import load_profile
+from simulator.errors import InputError
+
+#: Name -> GPUs, NVLinks (ports into switches or bundles between GPUs), bytes/s of NVLink that leave a GPU, NICs, GPUs
+#: per NIC, bytes/s of NICs per GPU.
+NVIDIA: dict[str, tuple[int, int, float, int, float, float]] = {
+    "dgx1_v100": (8, 16, 150e9, 4, 2, 6.25e9),
+    "dgx2_v100": (16, 16, 150e9, 8, 2, 6.25e9),
+    "dgx_a100": (8, 8, 300e9, 8, 1, 25e9),
+    "dgx_h100": (8, 8, 450e9, 8, 1, 50e9),
+    "dgx_h200": (8, 8, 450e9, 8, 1, 50e9),
+    "dgx_b200": (8, 8, 900e9, 8, 1, 50e9),
+    "gb200_nvl72": (72, 72, 900e9, 72, 1, 50e9),
+    "aws_p4d": (8, 8, 300e9, 4, 2, 6.25e9),
+    "aws_p4de": (8, 8, 300e9, 4, 2, 6.25e9),
+    "aws_p5": (8, 8, 450e9, 32, 1 / 4, 50e9),
+    "aws_p5en": (8, 8, 450e9, 16, 1 / 2, 50e9),
+    "azure_nd_a100_v4": (8, 8, 300e9, 8, 1, 25e9),
+    "azure_nd_h100_v5": (8, 8, 450e9, 8, 1, 50e9),
+    "gcp_a3_mega": (8, 8, 450e9, 8, 1, 25e9),
+    "gcp_a3_ultra": (8, 8, 450e9, 8, 1, 50e9),
+    "gcp_a4": (8, 8, 900e9, 8, 1, 50e9),
+}
+
+
+@pytest.mark.parametrize("name", NVIDIA)
+def test_a_node_has_what_its_maker_says(name: str) -> None:
+    gpus, nvlinks, nvlink_Bps, nics, gpus_per_nic, per_gpu_Bps = NVIDIA[name]
+    spec = load_cluster(name, nodes=2)
+    built = build_cluster(spec)
+    layout = built.layout_of(0)
+    assert (len(layout.gpus), len(layout.nics), len(layout.gpus) / len(layout.nics)) == (gpus, nics, gpus_per_nic)
+    of_nvlink = [edge for edge in layout.edges if edge.kind == "nvlink"]
+    assert len(of_nvlink) == 2 * nvlinks
+    for gpu in range(gpus):
+        assert sum(edge.bandwidth_Bps for edge in of_nvlink if edge.src == f"gpu{gpu}") == pytest.approx(nvlink_Bps)
+    ports = sum(layout.edges[port].bandwidth_Bps for port in layout.port_out.values())
+    assert ports / gpus == pytest.approx(per_gpu_Bps)
+    # One node sends to the other what its NICs carry.
+    assert built.bisection_Bps() == pytest.approx(ports)
+    served = [nic for own in layout.own_nics.values() for nic in own]
+    assert {served.count(nic) for nic in layout.nics} == {max(gpus // nics, 1)}
+
+
+def test_the_hybrid_cube_mesh() -> None:
+    """Two fully joined quads, and a bundle from each GPU to its like in the other; six links of 25 GB/s each. Any other
+    two GPUs, such as 0 and 5, have one between them."""
+    built = build_cluster(load_cluster("dgx1_v100"))
+    for quad in (range(4), range(4, 8)):
+        assert all(len(built.route(a, b)) == 1 for a in quad for b in quad if a != b)
+    assert all(len(built.route(a, a + 4)) == 1 for a in range(4))
+    for a in range(4):
+        for b in range(4, 8):
+            route = [built.links[link] for link in built.route(a, b)]
+            assert len(route) == (1 if b == a + 4 else 2)
+            assert {link.kind for link in route} == {"nvlink"}
+    # Halves of 4 GPUs: two bundles of two links and two of one join the quads.
+    assert built.bisection_Bps() == pytest.approx((2 * 2 + 2 * 1) * 25e9)
+
+
+def test_a_rack_of_gb200_is_one_nvlink_domain_of_18_trays() -> None:
+    """Any two GPUs are two NVLinks apart. GPU g has the NIC of its own tray, and hosts of trays their own GPUs."""
+    built = build_cluster(load_cluster("gb200_nvl72", nodes=2))
+    assert built.bisection_Bps() == pytest.approx(72 * 50e9)
+    for a, b in ((0, 1), (0, 71), (35, 36)):
+        assert [built.links[link].kind for link in built.route(a, b)] == ["nvlink"] * 2
+    assert [built.own_nics(gpu)[0] // 4 for gpu in range(72)] == [gpu // 4 for gpu in range(72)]
+    gpus = {f"node0.gpu{gpu}" for gpu in range(72)}
+    trays = {link.dst for link in built.links if link.src in gpus and link.kind == "pcie"}
+    assert trays == {f"node0.cpu{tray}" for tray in range(18)}
+    # 72 NICs over leaves of 32 ports down: three leaves a rack.
+    assert len({leaf for of_node in built.switches.leaves for leaf in of_node}) == 6
+
+
+@pytest.mark.parametrize("name", catalog.names("cluster"))
+def test_every_figure_has_its_source_beside_it(name: str) -> None:
+    """Each line of a cluster file that holds a figure of hardware says where that is from, or is explained above."""
+    lines = catalog.find("cluster", name).read_text().splitlines()
+    for line in lines:
+        key = line.strip().split(":")[0]
+        if key in ("host_memory_bytes", "host_memory_bandwidth_Bps", "generation"):
+            assert "#" in line, line
+
+
+def test_a_cluster_without_a_profile_shows_its_links_and_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    without = [name for name in catalog.names("cluster") for gpu in load_cluster(name).gpu_types if not profile_of(gpu)]
+    assert "aws_p4d" in without
+    for name in without[:3]:
+        with pytest.raises(SystemExit) as caught:
+            main(["topology", name])
+        assert caught.value.code == 0
+        gpu = load_cluster(name).gpu_types[0]
+        assert gpu in capsys.readouterr().out
+        with pytest.raises(SystemExit) as caught:
+            main(["collective", "--cluster", name, "--op", "all_reduce", "--sizes", "1M"])
+        assert caught.value.code == 2
+        assert gpu in capsys.readouterr().err
+
+
+def profile_of(gpu: str) -> bool:
+    try:
+        load_profile(gpu)
+    except InputError:
+        return False
+    return True
+
+
+def test_topologies_are_listed_by_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["list", "topologies", "--json", "-"])
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["name"] for row in rows} == set(catalog.names("cluster"))
+    gpus = [row["gpu"] for row in rows]
+    assert gpus == sorted(gpus)
+
+
+def test_eight_thousand_gpus_take_little() -> None:
+    """A link is one small object: 1,024 DGX H100s are 1,024 x 75 links, and those of 256 leaves and 8 spine groups (a
+    rail has 32 leaves of 32 nodes). Memory is measured on a quarter of them; 4 GiB would hold 50,000 bytes a link."""
+    built = build_cluster(load_cluster("dgx_h100", nodes=1024))
+    assert (len(built.gpus), len(built.links)) == (8192, 1024 * 75 + 2 * (256 + 8))
+    assert len({id(layout) for layout in built.layouts}) == 1
+    ends = [built.links[link].dst for link in built.route(0, 8191)]
+    assert [end for end in ends if end.startswith(("spine", "core"))] == ["spine7"]
+    assert built.bisection_Bps() == pytest.approx(4096 * 50e9)
+    spec = load_cluster("dgx_h100", nodes=256)
+    tracemalloc.start()
+    links = len(build_cluster(spec).links)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1500 * links
