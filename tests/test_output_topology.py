@@ -38,13 +38,13 @@ def marked(built: Cluster) -> list[int]:
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_every_kind_of_cluster_is_drawn_whole(name: str) -> None:
-    """A box for every GPU and NIC of the node, and for every node of so small a cluster."""
+    """A box for every GPU and NIC of the node, and for every node of so small a cluster, but for groups of nodes."""
     built = build_cluster(load_cluster(CLUSTERS[name]))
     drawn = texts(built)
     layout = built.layouts[0]
     assert [f"GPU\n{gpu}" in drawn for gpu in layout.gpus] == [True] * len(layout.gpus)
     assert [f"NIC\n{nic}" in drawn for nic in layout.nics] == [True] * len(layout.nics)
-    if built.n_nodes > 1:
+    if built.n_nodes > 1 and name != "dragonfly":
         assert sum(text.startswith("node ") for text in drawn) == built.n_nodes
 
 
@@ -101,3 +101,41 @@ def test_a_big_node_is_cut() -> None:
     assert "GPU\n19" in drawn
     assert "GPU\n20" not in drawn
     assert any("and 104 more" in text for text in drawn)
+
+
+NODE = {
+    "gpus": {"type": "x", "count": 2},
+    "nvlink": {"kind": "nvswitch", "bandwidth_Bps": 450e9},
+    "pcie": {"generation": 5},
+    "nics": {"count": 2, "bandwidth_bps": 400e9},
+}
+
+
+@pytest.mark.parametrize(("shape", "cut"), [([4, 6], 12), ([2, 3, 4], 1), ([4, 2, 2], 2)])
+def test_a_torus_is_a_grid(shape: list[int], cut: int) -> None:
+    """A box per node. Halves of a ring of four are joined by two links of each of the six columns; planes are joined by
+    one line, or two where they are a ring of four."""
+    built = build_cluster(load_cluster({"node": NODE, "fabric": {"kind": "torus", "shape": shape}}))
+    drawn = texts(built)
+    assert sum(text.startswith("node ") for text in drawn) == built.n_nodes
+    assert sum(text.startswith("plane ") for text in drawn) == (shape[0] if len(shape) == 3 else 0)
+    assert marked(built)[1] == cut
+
+
+@pytest.mark.parametrize(("nodes", "radix"), [(24, 12), (512, 24)])
+def test_groups_of_a_dragonfly_are_boxes(nodes: int, radix: int) -> None:
+    """Their nodes add up."""
+    built = build_cluster(load_cluster({"node": NODE, "nodes": nodes, "fabric": {"kind": "dragonfly", "radix": radix}}))
+    groups = [text for text in texts(built) if text.startswith("group")]
+    assert sum(int(text.split("\n")[1].split()[0]) for text in groups if "nodes" in text) == nodes
+    assert len(groups) > 1
+
+
+def test_sites_stand_side_by_side() -> None:
+    """The WAN link is the narrowest cut, and no tier of either site is narrower than the one below."""
+    sites = {"count": 2, "bandwidth_bps": 800e9, "latency_s": 5e-3}
+    built = cluster("dgx_h100", 64, fabric={"sites": sites})
+    assert marked(built) == [0, 1]
+    drawn = texts(built)
+    assert "WAN 100 GB/s each" in drawn
+    assert not any(":1" in text for text in drawn)

@@ -15,10 +15,9 @@ from simulator.output.topology_style import (
     MEMORY,
     NVLINK,
     PCIE,
-    RED,
     SOCKETS,
     bandwidth,
-    line_width,
+    curve,
     port_rate,
     rail_colour,
 )
@@ -56,7 +55,7 @@ def draw_node(axes: Axes, cluster: Cluster, node: int) -> None:
         between = edge.src in tree.sockets and edge.dst in tree.sockets
         colour = SOCKETS if between else MEMORY if edge.kind in ("memory", "nvme") else PCIE
         bend = 0.35 if between and abs(tree.sockets.index(edge.src) - tree.sockets.index(edge.dst)) > 1 else 0.0
-        _line(axes, ends[0], ends[1], edge.bandwidth_Bps, colour, bend=-bend, marked=edge.name.split(":")[0] in cut)
+        curve(axes, ends[0], ends[1], edge.bandwidth_Bps, colour, bend=-bend, marked=edge.name.split(":")[0] in cut)
     _nvlink(axes, layout, tree, cut)
     crowded = tree.width > 20
     for name, (x, y) in tree.at.items():
@@ -146,33 +145,6 @@ def _natural(vertex: str) -> tuple[bool, str, int]:
     return name == "nic", name, int(vertex[len(name) :] or 0)
 
 
-def _line(
-    axes: Axes,
-    a: tuple[float, float],
-    b: tuple[float, float],
-    bandwidth_Bps: float,
-    colour: str,
-    *,
-    bend: float = 0.0,
-    marked: bool = False,
-) -> None:
-    """A line, or a curve that leaves the straight line by ``bend`` of its length, upwards where that is positive."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    (x0, y0), (x1, y1) = a, b
-    rise = bend * abs(x1 - x0)
-    path = Path(
-        [(x0, y0), (x0, y0 + rise), (x1, y1 + rise), (x1, y1)], [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
-    )
-    if not bend:
-        path = Path([(x0, y0), (x1, y1)], [Path.MOVETO, Path.LINETO])
-    width = line_width(bandwidth_Bps)
-    if marked:
-        axes.add_patch(PathPatch(path, fill=False, edgecolor=RED, linewidth=width + 7, alpha=0.35, capstyle="round"))
-    axes.add_patch(PathPatch(path, fill=False, edgecolor=colour, linewidth=width, capstyle="round"))
-
-
 def _nvlink(axes: Axes, layout: NodeLayout, tree: _Tree, cut: set[str]) -> None:
     """Arcs between GPUs, or a bar for the NVSwitches."""
     from matplotlib.patches import FancyBboxPatch
@@ -186,7 +158,7 @@ def _nvlink(axes: Axes, layout: NodeLayout, tree: _Tree, cut: set[str]) -> None:
     if edges[0].dst == "nvswitch":
         for edge in edges:
             x, y = tree.at[edge.src]
-            _line(axes, (x, y), (x, 1.5), edge.bandwidth_Bps, NVLINK, marked=edge.name.split(":")[0] in cut)
+            curve(axes, (x, y), (x, 1.5), edge.bandwidth_Bps, NVLINK, marked=edge.name.split(":")[0] in cut)
         box = FancyBboxPatch(
             (min(gpus) - 0.4, 1.45), max(gpus) - min(gpus) + 0.8, 0.4, boxstyle="round,pad=0.05", facecolor="#DDF0DD",
             edgecolor=NVLINK, linewidth=1.2, zorder=3,
@@ -199,7 +171,7 @@ def _nvlink(axes: Axes, layout: NodeLayout, tree: _Tree, cut: set[str]) -> None:
         if edge.dst in tree.at:
             distance = abs(tree.at[edge.src][0] - tree.at[edge.dst][0])
             rise = (0.8 + 1.9 * distance / tree.width) / distance  # a curve of this kind rises by 3/4 of that
-            _line(
+            curve(
                 axes, tree.at[edge.src], tree.at[edge.dst], edge.bandwidth_Bps, NVLINK, bend=rise,
                 marked=edge.name.split(":")[0] in cut,
             )  # fmt: skip

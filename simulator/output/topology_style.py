@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from simulator.units import GB, TB, Gbit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: Okabe and Ito's colours (jfly.uni-koeln.de/color), told apart with any kind of colour vision, then shades of them.
 _RAILS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8B5A2B", "#956AFF")
@@ -51,3 +55,34 @@ def port_rate(Bps: float) -> str:
     '400 Gb/s'
     """
     return f"{Bps / Gbit:.4g} Gb/s"
+
+
+def curve(
+    axes: Axes,
+    a: tuple[float, float],
+    b: tuple[float, float],
+    bandwidth_Bps: float,
+    colour: str,
+    *,
+    bend: float = 0.0,
+    marked: bool = False,
+    thin: int = 1,
+) -> None:
+    """A line, or a curve that leaves the straight line by ``bend`` of its length, upwards where that is positive;
+    ``thin``: how many such lines there are, so that very many are thinner."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    (x0, y0), (x1, y1) = a, b
+    rise = bend * abs(x1 - x0)
+    path = Path(
+        [(x0, y0), (x0, y0 + rise), (x1, y1 + rise), (x1, y1)], [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
+    )
+    if not bend:
+        path = Path([(x0, y0), (x1, y1)], [Path.MOVETO, Path.LINETO])
+    share = min(1.0, 40 / thin)
+    width = line_width(bandwidth_Bps) * share
+    if marked:
+        wider = width + 7 * share
+        axes.add_patch(PathPatch(path, fill=False, edgecolor=RED, linewidth=wider, alpha=0.35, capstyle="round"))
+    axes.add_patch(PathPatch(path, fill=False, edgecolor=colour, linewidth=width, capstyle="round"))
