@@ -10,7 +10,7 @@ from calibration.fit import power
 from calibration.fit.cases import Cases, Measured
 from simulator.config.profile import Power, load_profile
 from simulator.costs import Costs
-from simulator.costs.power import PowerBudget
+from simulator.costs.power import Loads, PowerBudget
 from simulator.program import Attention, Kernel, Matmul
 
 PROFILE = load_profile("h200-sxm-141gb")
@@ -32,7 +32,7 @@ def waiting(share: float, exponent: float, speed: float) -> Measured:
     watts = IDLE_W + share * (LIMIT_W - IDLE_W) * (mhz / ALONE_MHZ) ** exponent
     seconds = COSTS.kernel_s(PRODUCT, PROFILE.gpu) * (ALONE_MHZ / mhz) ** speed
     row = {"sm_mhz": [mhz] * 4, "power_w": [watts] * 4, "series_s": [seconds] * 4, "share": share}
-    return Measured("shared", "mm", SIZES | {"beside": "wait"}, (0,), row)
+    return Measured("shared", "mm", SIZES | {"beside": "wait", "period_s": 0.02}, (0,), row)
 
 
 def machine(exponent: float, speed: float, shares: tuple[float, ...]) -> Cases:
@@ -94,7 +94,7 @@ def test_the_budget_of_a_shipped_profile_leaves_products_alone_their_clock() -> 
     for name in ("h100-sxm-80gb", "h200-sxm-141gb"):
         model = load_profile(name).power
         assert model is not None
-        clock_hz = PowerBudget(model).clock_hz({"matmul": 1.0}, 1.0, model.highest_clock_hz)
+        clock_hz = PowerBudget(model).clock_hz(Loads({"matmul": 1.0}, {"matmul": 1.0}), 1.0, model.highest_clock_hz)
         assert clock_hz == pytest.approx(model.loads["matmul"].clock_hz, rel=2e-3)
 
 

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 import simulator
-from simulator.config.profile import Load, Power
-from simulator.costs.power import PowerBudget
-from simulator.program import Attention, Fixed, Matmul, Memory
+from simulator.config.profile import Load, Power, load_profile
+from simulator.costs import Costs
+from simulator.costs.power import Loads, PowerBudget, load_class
+from simulator.program import Attention, Block, Fixed, Matmul, Memory
+from simulator.program.ops import kernels_of
 from tests.jobs import job
 
 HIGHEST = 2e9
@@ -34,6 +36,12 @@ def budget(exponent: float = 2.0, speed: float = 1.0, *, stream_w: float = 500.0
     )
 
 
+def loads(**seconds: float) -> Loads:
+    """Kernels of these classes that draw all of what their class does."""
+    given: dict[Any, float] = dict(seconds)
+    return Loads(given, dict(given))
+
+
 @pytest.mark.parametrize("exponent", [1.0, 2.0, 3.0])
 @pytest.mark.parametrize("speed", [0.5, 1.0])
 def test_products_alone_keep_the_clock_at_which_they_were_measured(exponent: float, speed: float) -> None:
@@ -41,7 +49,7 @@ def test_products_alone_keep_the_clock_at_which_they_were_measured(exponent: flo
     to be at another clock."""
     found = budget(exponent, speed)
     for at_hz in (1e9, 1.5e9, HIGHEST):
-        assert found.clock_hz({"matmul": 3.0}, 3.0, at_hz) == pytest.approx(1.5e9, abs=1e6)
+        assert found.clock_hz(loads(matmul=3.0), 3.0, at_hz) == pytest.approx(1.5e9, abs=1e6)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9])
@@ -52,14 +60,15 @@ def test_waiting_saves_for_products(share: float, exponent: float) -> None:
     clock_hz = min(1.5e9 * share ** (-1 / exponent), HIGHEST)
     busy_s = share / (1 - share)
     found = budget(exponent)
-    assert found.clock_hz({"matmul": busy_s}, busy_s + 1.0, clock_hz) == pytest.approx(clock_hz, abs=1e6)
+    assert found.clock_hz(loads(matmul=busy_s), busy_s + 1.0, clock_hz) == pytest.approx(clock_hz, abs=1e6)
 
 
 def test_what_draws_as_much_as_the_limit_leaves_nothing() -> None:
     """Streams of 700 W at the highest clock draw less at 1.5 GHz, but more than an idle GPU: clocks lie between those
     beside idle time and products alone, and below those beside streams of 400 W."""
-    seconds: dict[Any, float] = {"matmul": 1.0, "memory": 1.0}
-    clocks = [budget(stream_w=watts).clock_hz(seconds, 2.0, 1.5e9) for watts in (100.0, 400.0, 700.0)]
+    clocks = [
+        budget(stream_w=watts).clock_hz(loads(matmul=1.0, memory=1.0), 2.0, 1.5e9) for watts in (100.0, 400.0, 700.0)
+    ]
     assert HIGHEST >= clocks[0] > clocks[1] > clocks[2] > 1.5e9
 
 
@@ -77,9 +86,9 @@ def test_each_class_follows_the_clock_by_its_own_exponent() -> None:
     ("cluster", "calibration"), [("dgx_h100", "h100-sxm-80gb"), ("hgx_h200_4gpu", "h200-sxm-141gb")]
 )
 def test_the_mean_over_a_step_is_the_limit(cluster: str, calibration: str, layers: int) -> None:
-    """Large products, attention and streams, played: what all rows draw at their rank's clock, and an idle GPU through
-    the whole step, is the limit on average, within what a clock may be off when it counts as settled (0.5 %, so 1 %
-    of power). The products are faster than alone, and slower than at the highest clock."""
+    """Large products, attention and streams, played: what all kernels draw at their rank's clock, and an idle GPU
+    through the whole step, is the limit on average, within what a clock may be off when it counts as settled (0.5 %,
+    so 1 % of power). The products are faster than alone, and slower than at the highest clock."""
     workload = job(
         model__hidden=8192, model__heads=64, model__layers=layers, training__seq=2048, training__global_batch=2
     )
@@ -87,10 +96,13 @@ def test_the_mean_over_a_step_is_the_limit(cluster: str, calibration: str, layer
     power, spans = result.costs.power, result.spans
     assert power is not None
     clock_hz = spans.clocks_hz[0]
-    rows = spans.frame()
-    kinds = rows["kind"].where(rows["kind"].isin(["matmul", "attention"]), "memory")
-    seconds = (rows["end_s"] - rows["start_s"]).groupby(kinds).sum()
-    drawn_j = sum(of_kind * power.drawn_w(kind, clock_hz) for kind, of_kind in seconds.items())
+    blocks = [step.op for _, _, step in result.program.roles[0].steps() if isinstance(step.op, Block)]
+    drawn_j = 0.0
+    for kernel in (compute.kernel for block in blocks for op in block.ops for compute in kernels_of(op)):
+        kind = load_class(kernel)
+        assert kind is not None
+        seconds = result.costs.kernel_s(kernel, result.costs.gpu, clock_hz)
+        drawn_j += seconds * result.costs.intensity(kernel) * power.drawn_w(kind, clock_hz)
     assert power.model.idle_w + drawn_j / spans.length_s == pytest.approx(power.model.limit_w, rel=1e-2)
     assert power.model.loads["matmul"].clock_hz < clock_hz < power.highest_hz
 
@@ -105,6 +117,17 @@ def test_bubbles_raise_clocks(pp: int) -> None:
         simulator.run(job(**large) | {"parallelism": {"pp": stages}} | place).spans.clocks_hz for stages in (1, pp)
     )
     assert min(staged.values()) > alone[0]
+
+
+@pytest.mark.parametrize("size", [256, 1024, 4096])
+def test_what_leaves_units_idle_draws_less(size: int) -> None:
+    """Energy goes with FLOPs: intensity times seconds is FLOPs over the rate of a large product, whatever the size."""
+    costs = Costs.from_profile(load_profile("h200-sxm-141gb"))
+    product, large = Matmul(size, size, size), Matmul(8192, 8192, 8192)
+    drawing_s = costs.intensity(product) * costs.kernel_s(product, costs.gpu)
+    assert drawing_s / product.flops == pytest.approx(costs.kernel_s(large, costs.gpu) / large.flops)
+    assert costs.intensity(Matmul(256, 256, 256)) < 0.2 < costs.intensity(product) or size == 256
+    assert costs.intensity(Memory("copy", 1e6, 1e6)) == 1.0
 
 
 def test_without_a_power_section_nothing_is_played_twice() -> None:

@@ -18,6 +18,7 @@ PROFILES = catalog.names("profile")
 SHORT = [name for name in PROFILES if load_profile(name).like]
 #: NVLink of a GPU in bytes/s per direction (data sheets), and what it joins.
 LINKS = {
+    "a100-pcie-80gb": (300e9, "pairs"),
     "a100-sxm-80gb": (300e9, "nvswitch"),
     "b200-sxm-180gb": (900e9, "nvswitch"),
     "gb200-186gb": (900e9, "nvswitch"),
@@ -25,14 +26,16 @@ LINKS = {
     "h20-sxm-96gb": (450e9, "nvswitch"),
     "h200-sxm-141gb": (450e9, "nvswitch"),
     "h800-sxm-80gb": (200e9, "nvswitch"),
+    "l40s-48gb": (0.0, "none"),
     "mi300x-192gb": (448e9, "mesh"),
+    "rtx-4090-24gb": (0.0, "none"),
     "v100-sxm-32gb": (150e9, "mesh"),
 }
 
 
 def job(gpu: str, precision: str) -> dict[str, object]:
     bandwidth, kind = LINKS[gpu]
-    node = {"gpus": {"type": gpu}, "nvlink": {"kind": kind, "bandwidth_Bps": bandwidth}}
+    node = {"gpus": {"type": gpu}, "nvlink": {"kind": kind, "bandwidth_Bps": bandwidth, "sharp": False}}
     return {
         "model": {"layers": 2, "hidden": 1024, "heads": 16, "vocab": 32000},
         "training": {"seq": 1024, "micro_batch": 1, "global_batch": 8, "precision": precision},

@@ -244,7 +244,8 @@ def test_one_rank_does_not_communicate(model_keys: dict[str, Any]) -> None:
 def test_unsplit_backward_is_input_and_weight_gradients(
     implementation: str, t: int, sequence_parallel: bool, model_keys: dict[str, Any]
 ) -> None:
-    """The same kernels in another order, each with its phase; and the recomputation is the forward pass again."""
+    """The same kernels in another order, each with its phase; and the recomputation is the forward pass again, in plain
+    PyTorch up to what the backward pass needs: not the last sum, nor the product before it unless it is split."""
     work = make(
         *SIZES[0],
         implementation=implementation,
@@ -258,7 +259,11 @@ def test_unsplit_backward_is_input_and_weight_gradients(
         for ops, phase in ((part.forward, "F"), (part.input_grad, "B"), (part.weight_grad, "W"), (part.recompute, "R")):
             assert {op.phase for op in ops if isinstance(op, Compute)} <= {phase}
     layer = model.layer(work)
-    assert [op.name for op in layer.recompute] == [op.name for op in layer.forward]
+    again, whole = ([op.name for op in ops] for ops in (layer.recompute, layer.forward))
+    assert again == whole[: len(again)]
+    stops = implementation == "eager" and not work.model.dropout
+    left = {name for name in whole[len(again) :] if name.startswith("mlp")}
+    assert left == ({"mlp.residual"} | ({"mlp.fc2"} if t == 1 else {"mlp.fc2 bias"} & set(whole)) if stops else set())
     names = [op.name for op in layer.forward if isinstance(op, Compute)]
     assert len(set(names)) == len(names)
 

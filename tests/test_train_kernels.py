@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402, N812
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from calibration.train import experts, layers  # noqa: E402
 from calibration.train.tensor_parallel import TensorGroup  # noqa: E402
@@ -50,7 +52,7 @@ MODELS = {"llama": LLAMA, "gpt": GPT, "geglu": GPT | {"activation": "geglu"}, "m
 SMALL = 0.15 * TOKENS * HIDDEN * 2
 
 
-def workload(name: str, **layout: Any) -> Workload:
+def workload(name: str, recompute: str = "none", **layout: Any) -> Workload:
     training = {
         "seq": SEQ,
         "micro_batch": BATCH,
@@ -58,6 +60,7 @@ def workload(name: str, **layout: Any) -> Workload:
         "grad_dtype": "bf16",
         "optimizer": {"master_weights": False, "state_dtype": "bf16"},
         "implementation": "eager",
+        "recompute": recompute,
     }
     return load_workload({"model": MODELS[name], "training": training, "parallelism": layout, "cluster": "dgx_h100"})
 
@@ -235,6 +238,37 @@ def test_a_layer(name: str) -> None:
     work = workload(name)
     builder = layers.Builder(work, layers.Place(torch.device("cpu")))
     compare(layers.Layer(builder, 0), *parts(work, 1), activation())
+
+
+class Again(torch.nn.Module):  # type: ignore[misc]
+    """A layer that is run again before its backward pass, as `calibration.train.layers.Stage` does."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Any) -> Any:
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+def recomputed(work: Any) -> list[Part]:
+    return [replace(part, backward=(*part.recompute, *part.backward)) for part in parts(work, 1)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_layer_that_is_run_again_stops_at_the_last_tensor_that_is_kept(name: str) -> None:
+    """Not the whole layer: autograd's last product keeps its input first, and neither it nor the sum runs again."""
+    work = workload(name, "full")
+    builder = layers.Builder(work, layers.Place(torch.device("cpu")))
+    compare(Again(layers.Layer(builder, 0)), *recomputed(work), activation())
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt"])
+def test_a_split_layer_that_is_run_again_sums_once_more(name: str, rank_of_two: None) -> None:
+    """Its product is a function of the trainer's own, which keeps what it keeps when it returns."""
+    work = workload(name, "full", tp=2)
+    builder = layers.Builder(work, layers.Place(torch.device("cpu"), TensorGroup(dist.group.WORLD, 2, 0, True)))
+    compare(Again(layers.Layer(builder, 0)), *recomputed(work), activation(TOKENS // 2))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt"])

@@ -19,11 +19,12 @@ from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Part, Point, rounded
 from simulator.config.profile import Power, Profile
 from simulator.costs import Costs
-from simulator.costs.power import PowerBudget
+from simulator.costs.power import Loads, PowerBudget
 from simulator.program import Kernel
 
 EXPONENT = 2.0  # assumed until products that share the time were measured
 ASSUMED = "exponent assumed; products follow the clock as attention does, as even their first batch is slowed"
+SETTLING_S = 0.1  # clocks follow the power within about 50 ms
 MEMORY_OPS, ARITHMETIC_OPS = ("copy", "residual_add"), ("layer_norm", "gelu")
 
 
@@ -63,7 +64,9 @@ def fit(cases: Cases, profile: Profile) -> Part:
     )
     idle = [float(case.row["power_w"]) for case in cases.of("copy") if "power_w" in case.row]
     moving = [float(case.row["power_w"]) for case in cases.of("collective") if "power_w" in case.row]
-    base, waiting = profile.power, [case for case in cases.of("shared") if case.params["beside"] == "wait"]
+    base = profile.power
+    shared = [case for case in cases.of("shared") if case.row.get("sm_mhz")]
+    waiting = [case for case in shared if _fitted(case)]
     if not (products and attentions and streams and arithmetic and idle and (moving or base)):
         return Part({})
     highest_hz = max(float(mhz) for case in lasting for mhz in case.row["sm_mhz"]) * 1e6
@@ -71,7 +74,9 @@ def fit(cases: Cases, profile: Profile) -> Part:
     slowed = _from_the_first([_Run.of(case) for case in attentions], highest_hz)
     exponent, speed_exponent = EXPONENT, slowed
     if waiting:
-        exponent, speed_exponent = _exponents([_Run.of(case) for case in waiting], min(idle))
+        sizes = {name: waiting[0].params[name] for name in ("m", "n", "k")}
+        alike = [case for case in products if all(case.params[name] == size for name, size in sizes.items())]
+        exponent, speed_exponent = _exponents([_Run.of(case) for case in (*waiting, *alike)], min(idle))
 
     def highest_w(runs: Sequence[_Run]) -> float:
         drawn = [(run.watts - min(idle)) * (highest_hz / run.clock_hz) ** exponent for run in runs]
@@ -99,8 +104,12 @@ def fit(cases: Cases, profile: Profile) -> Part:
         "note": "; ".join(notes),
     }
     power = Power.model_validate(figures)
-    shared = [case for case in cases.of("shared") if case.row.get("sm_mhz")]
     return Part({"power": power.model_dump()}, [_point(case, power, profile) for case in shared])
+
+
+def _fitted(case: Measured) -> bool:
+    """What the exponents are fitted to: products and waiting in turns too short for clocks to follow."""
+    return case.params["beside"] == "wait" and float(case.params["period_s"]) < SETTLING_S
 
 
 def kernel_of(case: Measured) -> Kernel:
@@ -143,9 +152,10 @@ def _point(case: Measured, power: Power, profile: Profile) -> Point:
     run, kernel = _Run.of(case), kernel_of(case)
     budget, costs = PowerBudget(power), Costs.from_profile(profile.model_copy(update={"power": power}), "eager")
     rest_s = run.seconds * (1 / run.share - 1)
-    loads: dict[Any, float] = {"matmul": costs.kernel_s(kernel, profile.gpu, budget.highest_hz)}
+    highest_s = costs.kernel_s(kernel, profile.gpu, budget.highest_hz)
+    loads = Loads({"matmul": highest_s}, {"matmul": highest_s})
     if case.params["beside"] != "wait":
-        loads["memory"] = rest_s
-    clock_hz = budget.clock_hz(loads, loads["matmul"] + rest_s, budget.highest_hz)
+        loads.add("memory", rest_s, rest_s)
+    clock_hz = budget.clock_hz(loads, highest_s + rest_s, budget.highest_hz)
     fitted_s = costs.kernel_s(kernel, profile.gpu, clock_hz)
-    return Point(f"power.{case.params['beside']}", run.share, run.seconds, fitted_s, case.params["beside"] != "wait")
+    return Point(f"power.{case.params['beside']}", run.share, run.seconds, fitted_s, not _fitted(case))

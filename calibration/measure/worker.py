@@ -41,7 +41,7 @@ def main() -> None:
             teams = {ranks: Team.of(ranks) for ranks in groups}
         report({"environment": environment(device, world, orders["command"])})
         by_key = {case.key: case for case in cases}
-        if any(case.kind in ("matmul", "attention", "memory") for case in pending) and rank == 0:
+        if any(case.kind in ("matmul", "attention", "memory", "shared") for case in pending) and rank == 0:
             bench.heat(HEAT_S[orders["level"]])
         for case in pending:
             if rank in case.ranks:

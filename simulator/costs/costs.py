@@ -23,6 +23,9 @@ from simulator.costs.slowest import slowest
 from simulator.errors import InputError
 from simulator.program import Attention, Comm, Compute, Fixed, GroupedMatmul, Kernel, Matmul, Memory
 
+#: Sizes of a product that fills a GPU.
+LARGE = 8192
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -138,6 +141,15 @@ class Costs:
         if clock_hz is not None and self.power is not None:
             seconds *= self.power.slowness(kernel, clock_hz)
         return seconds
+
+    def intensity(self, kernel: Kernel) -> float:
+        """What a kernel draws relative to its class (`simulator.costs.power`): a product by its FLOP/s beside those of
+        a large one of its type, as FLOPs cost energy and not the time; all others as their class."""
+        if not isinstance(kernel, Matmul | GroupedMatmul) or not kernel.flops:
+            return 1.0
+        large = Matmul(LARGE, LARGE, LARGE, dtype=kernel.dtype)
+        per_flop_s = self.kernel_s(large, self.gpu) / large.flops
+        return per_flop_s * kernel.flops / self.kernel_s(kernel, self.gpu)
 
     def launch_s(self, op: Compute | Comm) -> float:
         """Seconds that the host takes to issue an op."""

@@ -9,8 +9,7 @@ the mean over the step is at the limit (`simulator.engine.clocks`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from simulator.config.profile import LoadClass, Power
 from simulator.program import Attention, GroupedMatmul, Kernel, Matmul, Memory
@@ -27,6 +26,23 @@ def load_class(kernel: Kernel) -> LoadClass | None:
     if isinstance(kernel, Memory):
         return "arithmetic" if kernel.op in ARITHMETIC else "memory"
     return _CLASSES.get(type(kernel))
+
+
+@dataclass
+class Loads:
+    """What kernels of each class add up to: ``seconds`` that they last, and ``drawing_s`` that they draw what their
+    class does, which is less where they leave units idle (see `simulator.costs.Costs.intensity`)."""
+
+    seconds: dict[LoadClass, float] = field(default_factory=dict)
+    drawing_s: dict[LoadClass, float] = field(default_factory=dict)
+
+    def add(self, kind: LoadClass, seconds: float, drawing_s: float) -> None:
+        self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
+        self.drawing_s[kind] = self.drawing_s.get(kind, 0.0) + drawing_s
+
+    def add_all(self, more: Loads, times: int = 1) -> None:
+        for kind, seconds in more.seconds.items():
+            self.add(kind, times * seconds, times * more.drawing_s[kind])
 
 
 @dataclass(frozen=True)
@@ -52,19 +68,19 @@ class PowerBudget:
         load = self.model.loads[kind]
         return (load.watts - self.model.idle_w) * float((clock_hz / load.clock_hz) ** self.model.exponent)
 
-    def clock_hz(self, seconds: Mapping[LoadClass, float], total_s: float, at_hz: float) -> float:
+    def clock_hz(self, loads: Loads, total_s: float, at_hz: float) -> float:
         """The clock at which the mean over ``total_s`` is at the limit, or the highest where it stays below.
 
-        ``seconds``: of each class, side by side or not, at the clock ``at_hz``. At another clock kernels last longer or
-        shorter, and so does the whole; waiting stays. To 1 MHz, so that it does not turn on how sums were rounded.
+        ``loads``: at the clock ``at_hz``, side by side or not. At another clock kernels last longer or shorter, and so
+        does the whole; waiting stays. To 1 MHz, so that it does not turn on how sums were rounded.
         """
 
         def over_j(clock_hz: float) -> float:
             joules, whole_s = 0.0, total_s
-            for kind, at in seconds.items():
-                lasting_s = at * float((at_hz / clock_hz) ** self.model.loads[kind].speed_exponent)
-                joules += lasting_s * self.drawn_w(kind, clock_hz)
-                whole_s += lasting_s - at
+            for kind, seconds in loads.seconds.items():
+                longer = float((at_hz / clock_hz) ** self.model.loads[kind].speed_exponent)
+                joules += longer * loads.drawing_s[kind] * self.drawn_w(kind, clock_hz)
+                whole_s += (longer - 1) * seconds
             return joules - (self.model.limit_w - self.model.idle_w) * whole_s
 
         low, high = LEAST * self.highest_hz, self.highest_hz

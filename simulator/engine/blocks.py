@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.costs import Costs
 from simulator.costs.interference import Beside as Interference
-from simulator.costs.power import load_class
+from simulator.costs.power import Loads, load_class
 from simulator.program import Beside, Block, Comm, Compute, Kernel
 from simulator.program.ops import COMPUTE_LANE, HOST_LANES
 from simulator.timeline import CATEGORIES, Template
-
-if TYPE_CHECKING:
-    from simulator.config.profile import LoadClass
 
 _CATEGORY = {name: code for code, name in enumerate(CATEGORIES)}
 _CATEGORY_OF_PHASE = {"R": _CATEGORY["recompute"], "O": _CATEGORY["optimizer"]}
@@ -87,25 +84,27 @@ class TemplateStore:
         self.computes: list[NDArray[np.bool_]] = []
         self._costs = costs
         self._comm_templates: dict[tuple[str, str, str, float], int] = {}
+        self._intensities: list[tuple[float, ...]] = []
         self._kernels: list[tuple[Kernel | None, ...]] = []
         self._beside: list[Interference | None] = []
         self._speeds: dict[tuple[int, Hashable], NDArray[np.float64]] = {}
         self._pieces: dict[tuple[object, ...], tuple[Piece, ...]] = {}
 
-    def loads_s(self, template: int) -> dict[LoadClass, float]:
-        """Seconds of its ops at full speed, by the class that they draw power as; of what the network times 0."""
-        loads: dict[LoadClass, float] = {}
+    def loads(self, template: int) -> Loads:
+        """What its ops draw at full speed; of what the network times 0 seconds."""
+        loads = Loads()
         ops = zip(
             self._kernels[template],
+            self._intensities[template],
             self.templates[template].kinds,
             self.templates[template].work_s.tolist(),
             strict=True,
         )
-        for kernel, op, seconds in ops:
-            moves: LoadClass | None = None if op in HOST_LANES else "communication"
-            kind = moves if kernel is None else load_class(kernel)
-            if kind is not None:
-                loads[kind] = loads.get(kind, 0.0) + seconds
+        for kernel, intensity, op, seconds in ops:
+            if kernel is not None and (kind := load_class(kernel)) is not None:
+                loads.add(kind, seconds, seconds * intensity)
+            elif kernel is None and op not in HOST_LANES:
+                loads.add("communication", seconds, seconds)
         return loads
 
     def comm_row(self, comm: Comm, wire_bytes: float) -> int:
@@ -183,6 +182,7 @@ class TemplateStore:
 
     def _add(self, rows: list[_Row], beside: Interference | None) -> int:
         self._beside.append(beside)
+        self._intensities.append(tuple(row.intensity for row in rows))
         self._kernels.append(tuple(row.kernel for row in rows))
         self.computes.append(np.array([row.kernel is not None for row in rows]))
         self.templates.append(
@@ -204,7 +204,7 @@ class TemplateStore:
 
 def _kernel_row(op: Compute, at: Running, costs: Costs) -> _Row:
     seconds = costs.kernel_s(op.kernel, at.gpu, at.clock_hz) / at.speed
-    return _Row.of_kernel(op, seconds, costs.launch_s(op) / at.host_speed)
+    return _Row.of_kernel(op, seconds, costs.launch_s(op) / at.host_speed, costs.intensity(op.kernel))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +220,14 @@ class _Row:
     launch_s: float
     beside: int = 0
     kernel: Kernel | None = None
+    intensity: float = 1.0
 
     @classmethod
-    def of_kernel(cls, op: Compute, seconds: float, launch_s: float) -> _Row:
+    def of_kernel(cls, op: Compute, seconds: float, launch_s: float, intensity: float) -> _Row:
         category = _CATEGORY_OF_PHASE.get(op.phase, _CATEGORY["compute"])
         kernel = op.kernel
         work = seconds, kernel.bytes, kernel.flops
-        return cls(op.name, kernel.kind, op.phase, COMPUTE_LANE, category, *work, launch_s, kernel=kernel)
+        return cls(op.name, kernel.kind, op.phase, COMPUTE_LANE, category, *work, launch_s, 0, kernel, intensity)
 
     @classmethod
     def of_comm(cls, comm: Comm, seconds: float, wire_bytes: float, launch_s: float = 0.0, beside: int = 0) -> _Row:

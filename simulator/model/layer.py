@@ -3,6 +3,7 @@ and by row, and what of it is recomputed."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -15,7 +16,7 @@ from simulator.model.latent import Latent, latent, latent_projections, up_inputs
 from simulator.model.nodes import Node, Op, Tensor, activation, fuse, linear, norm, residual, rope
 from simulator.model.parts import Checkpoint, Part, part_of, run_again
 from simulator.model.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn, shapes
-from simulator.program import Attention, Comm, Compute, Matmul
+from simulator.program import Attention, Beside, Comm, Compute, Matmul
 
 if TYPE_CHECKING:
     from simulator.config import Workload
@@ -43,6 +44,15 @@ def layer(
         recompute or chosen.granularity
     ]
     return _layer(shapes(workload, seat, turn), modules, latent(workload), mixed)
+
+
+#: Before which op of a layer without dropout PyTorch's checkpoint stops running it again: when the last tensor is there
+#: that the backward pass needs (torch/utils/checkpoint.py, ``_StopRecomputationError``). Autograd's products keep their
+#: operands before they compute; a split layer's is a function of its own (index 1), which keeps them when it returns.
+_NOT_AGAIN = (
+    frozenset(("mlp.fc2", "moe.weigh", "mlp.residual")),
+    frozenset(("mlp.fc2 bias", "moe.weigh", "mlp.residual")),
+)
 
 
 @lru_cache(maxsize=1024)
@@ -76,7 +86,14 @@ def _layer(z: Shapes, recompute: tuple[str, ...], a: Latent | None, x: Experts |
         checkpoints["mlp"] = Checkpoint(mlp, (normed,))
     chosen = [checkpoints[module] for module in recompute if module in checkpoints]
     part = part_of("moe layer" if x else "layer", nodes, chosen, held_gradient_bytes=z.row_bytes, is_unit=True)
-    return replace(part, recompute=tuple(_again_by_op(z, nodes))) if "ops" in recompute else part
+    if "ops" in recompute:
+        return replace(part, recompute=tuple(_again_by_op(z, nodes)))
+    if "layer" in recompute and z.eager and not z.dropout:
+        needed = itertools.takewhile(
+            lambda op: isinstance(op, Beside) or op.name not in _NOT_AGAIN[z.tp > 1], part.recompute
+        )
+        return replace(part, recompute=tuple(needed))
+    return part
 
 
 def _kept_by_op(z: Shapes) -> tuple[Tensor, ...]:
