@@ -120,6 +120,16 @@ def test_links_speeds_and_affinity(tmp_path: Path) -> None:
     assert by_name["gpu2"].cpus == by_name["nic2"].cpus == "8-15"
 
 
+def test_a_nic_of_another_speed(tmp_path: Path) -> None:
+    """The speed of most is that of the section; what differs is an override, of every node alike."""
+    path = tmp_path / "topo.xml"
+    path.write_text(XML.replace('name="mlx5_2" dev="2" speed="200000"', 'name="mlx5_2" dev="2" speed="25000"'))
+    cluster = build_cluster(load_cluster(str(path), nodes=2))
+    ports = {link.name: link.bandwidth_Bps for link in cluster.links if link.kind == "infiniband"}
+    for node in (0, 1):
+        assert [ports[f"node{node}.nic{k}:rx"] for k in range(3)] == [25e9, 25e9, 25e9 / 8]
+
+
 def test_every_assumption_has_its_key(tmp_path: Path) -> None:
     imported, _ = read(tmp_path, XML)
     keys = [text.split(":")[0] for text in imported.assumed]
