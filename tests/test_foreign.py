@@ -231,6 +231,19 @@ def test_a_matrix(tmp_path: Path, wide: bool) -> None:
     assert list(cluster.layout_of(0).own_nics.values()) == [(0,), (0,), (0,), (1,)]
 
 
+def test_a_virtual_machine_of_one_numa_node(tmp_path: Path) -> None:
+    """What the cells say counts: GPUs that are far apart are at sockets of their own, each with its NIC."""
+    rows = ["GPU0\tX\tSYS\tPIX\tSYS\t0-63\t0", "GPU1\tSYS\tX\tSYS\tPIX\t0-63\t0"]
+    rows += ["NIC0\tPIX\tSYS\tX\tSYS", "NIC1\tSYS\tPIX\tSYS\tX"]
+    text = "\tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\n" + "\n".join(rows)
+    imported, cluster = read(tmp_path, text, "topo.txt")
+    assert imported.cluster["node"]["sockets"]["count"] == 2
+    assert places(imported) == {
+        "pcie0": "cpu0", "gpu0": "pcie0", "nic0": "pcie0", "pcie1": "cpu1", "gpu1": "pcie1", "nic1": "pcie1",
+    }  # fmt: skip
+    assert cluster.layouts[0].own_nics == {0: (0,), 1: (1,)}
+
+
 @pytest.mark.parametrize(
     ("n", "count", "kind", "bandwidth_Bps"),
     [(8, 12, "nvswitch", 300e9), (8, 18, "nvswitch", 450e9), (16, 6, "nvswitch", 150e9), (4, 4, "links", 25e9)],
