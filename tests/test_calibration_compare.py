@@ -229,7 +229,9 @@ class TestPredictedBefore:
             path.write_text(content)
             self.commit(repository)
         last = commit_of(path)
-        assert first is not None and last is not None and last.id != first.id
+        assert first is not None
+        assert last is not None
+        assert last.id != first.id
         assert first_with(path) == first
 
     def test_committed_after_the_run(self, made: Path, repository: Path, tmp_path: Path) -> None:
