@@ -13,7 +13,8 @@ from clusters import HOP_s, NIC_Bps, NIC_LATENCY_s
 from simulator.cluster import Cluster, build_cluster
 from simulator.config.cluster import ClusterSpec
 from simulator.costs import Costs
-from simulator.network.collectives import OPERATIONS, idle_seconds, plan
+from simulator.network.collectives import OPERATIONS, fastest, idle_seconds, patterns, plan
+from simulator.network.direct import Traffic
 from simulator.network.plan import Plan
 from simulator.network.tree import EFFICIENCY, other_parent, parent
 from tests import replay, scripts
@@ -188,6 +189,21 @@ def promised(op: str, n: int, script: Script, name: str = "") -> bool:
             return all(held[i, i] == {0} for i in range(1, n))
         case _:
             return all(held[0, i] == {i} for i in range(1, n))
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 17])
+def test_an_uneven_all_to_all_lasts_as_long_as_its_fullest_port(n: int) -> None:
+    """Of all n S bytes rank i sends the share a_i, and of each one's rank j gets the share b_j: n S a_i b_j from i to
+    j. All flows end together, so that the port with most to carry decides."""
+    rising, falling = range(1, n + 1), range(n, 0, -1)
+    send, receive = (tuple(weight / sum(weights) for weight in weights) for weights in (rising, falling))
+    (pattern,) = patterns("all_to_all", range(n), cluster_of(n), traffic=Traffic(send, receive))
+    operation = fastest("all_to_all", (pattern,), SIZE, IDEAL)
+    expected = {("out", i): n * SIZE * send[i] * (1 - receive[i]) for i in range(n)}
+    expected |= {("in", j): n * SIZE * receive[j] * (1 - send[j]) for j in range(n)}
+    assert ports(operation, cluster_of(n)) == pytest.approx(expected, rel=1e-9)
+    fullest = HOP_s + max(expected.values()) / NIC_Bps
+    assert idle_seconds(operation, cluster_of(n), IDEAL) == pytest.approx(fullest, rel=1e-9)
 
 
 @pytest.mark.parametrize("op", ["broadcast", "reduce"])
