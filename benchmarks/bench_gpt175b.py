@@ -53,7 +53,7 @@ def step(stages: Stages, name: str, changes: dict[str, Any]) -> Result:
     program = stages.time("build program", lambda: build_program(workload))
     costs = Costs.from_profile(profile, workload.training.implementation)
     timeline = stages.time("simulate", lambda: simulate(program, cluster, costs))
-    result = Result(workload, profile, cluster, costs, program, timeline)
+    result = Result(workload, {profile.gpu: profile}, cluster, costs, program, timeline)
     answer = stages.time("analyse", result.to_dict)
     with TemporaryDirectory() as folder:
         stages.time("write JSON", lambda: (Path(folder) / "out.json").write_text(json.dumps(answer)))

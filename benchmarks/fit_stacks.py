@@ -43,17 +43,20 @@ def main() -> None:
 
 
 def by_stack(table: Path) -> dict[str, list[tuple[Case, float]]]:
-    """The rows that have a time and can be simulated, by the stack that they name."""
-    found: dict[str, list[tuple[Case, float]]] = {}
+    """The rows that can be simulated and have a time, by the stack that they name; of a stack all of whose rows have a
+    busbw alone, those."""
+    timed: dict[str, list[tuple[Case, float]]] = {}
+    untimed: dict[str, list[tuple[Case, float]]] = {}
     for row in collectives.measurements(table):
+        has_time = bool(row["latency_us"] or row["algbw"])
         try:
             case = collectives.case_of(row)
-            seconds = collectives.measured_s(row) if row["latency_us"] or row["algbw"] else by_busbw(row, case)
+            seconds = collectives.measured_s(row) if has_time else by_busbw(row, case)
         except UnsupportedError:
             continue
         if case.stack is not None and case.part in collectives.PARTS[:2]:
-            found.setdefault(case.stack.name, []).append((case, seconds))
-    return found
+            (timed if has_time else untimed).setdefault(case.stack.name, []).append((case, seconds))
+    return untimed | timed
 
 
 def by_busbw(row: Row, case: Case) -> float:

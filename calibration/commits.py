@@ -27,6 +27,16 @@ def commit_of(path: Path) -> Commit | None:
     return _last(path if path.is_dir() else path.parent, "--", str(path.resolve()))
 
 
+def first_with(path: Path) -> Commit | None:
+    """The first commit in which a file was as it is now; as `commit_of` where it is not committed so."""
+    known = commit_of(path)
+    if known is None or known.changed:
+        return known
+    blob = _git(path.parent, "hash-object", str(path.resolve()))
+    commits = _git(path.parent, "log", "--format=%H %cI", f"--find-object={blob}").splitlines()
+    return _parsed(commits[-1], changed=False) if commits else known
+
+
 def head() -> Commit | None:
     """The commit that the code itself is checked out at; None for an installed package."""
     return _last(Path(__file__).resolve().parent)
@@ -43,8 +53,11 @@ def _last(folder: Path, *of: str) -> Commit | None:
     found = _git(folder, "log", "-1", "--format=%H %cI", *of)
     if not found:
         return None
-    commit, date = found.split()
-    changed = bool(_git(folder, "status", "--porcelain", *(of or ("--untracked-files=no",))))
+    return _parsed(found, bool(_git(folder, "status", "--porcelain", *(of or ("--untracked-files=no",)))))
+
+
+def _parsed(line: str, changed: bool) -> Commit:
+    commit, date = line.split()
     return Commit(commit, datetime.datetime.fromisoformat(date), changed)
 
 

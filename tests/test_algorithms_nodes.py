@@ -24,7 +24,7 @@ from simulator.network.collectives import OPERATIONS, bus_factor, idle_seconds, 
 from simulator.network.plan import Plan
 from simulator.network.tree import EFFICIENCY
 from simulator.units import GB, GiB
-from tests import replay
+from tests import replay, scripts
 from tests.jobs import job, play
 from tests.replay import Place, Wire
 from tests.test_engine_exact import assert_same
@@ -72,7 +72,7 @@ def test_hierarchical(nodes: int, gpus: int) -> None:
     inside = 2 * (gpus - 1) * (NVLINK_s + SIZE / gpus / NVLINK_Bps)
     between = 2 * (nodes - 1) * (HOP_s + SIZE / gpus / nodes / NIC_Bps)
     assert idle_seconds(operation, built, IDEAL) == pytest.approx(inside + between, rel=1e-9)
-    script = replay.hierarchical_all_reduce(nodes, gpus, SIZE)
+    script = scripts.hierarchical_all_reduce(nodes, gpus, SIZE)
     seconds, _ = replay.play(script, wire, posted=False)
     assert seconds == pytest.approx(inside + between, rel=1e-9)
     every = frozenset((node, place) for node in range(nodes) for place in range(gpus))
@@ -88,7 +88,7 @@ def test_all_to_all_by_rail(nodes: int, gpus: int) -> None:
     inside = (gpus > 1) * (NVLINK_s + (gpus - 1) / gpus * SIZE / NVLINK_Bps)
     between = (nodes > 1) * (HOP_s + (nodes - 1) / nodes * SIZE / NIC_Bps)
     assert idle_seconds(operation, built, IDEAL) == pytest.approx(inside + between, rel=1e-9)
-    script = replay.rail_all_to_all(nodes, gpus, SIZE)
+    script = scripts.rail_all_to_all(nodes, gpus, SIZE)
     seconds, _ = replay.play(script, wire)
     assert seconds == pytest.approx(inside + between, rel=1e-9)
     held = replay.data(script, lambda place, part: part[0] == place)  # type: ignore[index]

@@ -20,7 +20,7 @@ import pytest
 import runs
 
 from calibration.__main__ import main
-from calibration.commits import commit_of
+from calibration.commits import commit_of, first_with
 from calibration.compare.comparison import Row, order
 from calibration.compare.figures import Figures, pipelines, simulated_figures
 from calibration.compare.hosts import with_host
@@ -219,6 +219,20 @@ class TestPredictedBefore:
         comparison, why = self.rows(made, repository)
         assert why["alone"] == "the predictions were changed and not committed"
         assert suite(comparison, "step time, predicted before the run")["mean_abs"] is None
+
+    def test_what_counts_is_the_first_commit_of_what_it_says(self, repository: Path) -> None:
+        """Later predictions may be committed and taken back."""
+        path = repository / "predictions.json"
+        self.commit(repository)
+        first, text = first_with(path), path.read_text()
+        for content in (text + "\n", text):
+            path.write_text(content)
+            self.commit(repository)
+        last = commit_of(path)
+        assert first is not None
+        assert last is not None
+        assert last.id != first.id
+        assert first_with(path) == first
 
     def test_committed_after_the_run(self, made: Path, repository: Path, tmp_path: Path) -> None:
         self.commit(repository)

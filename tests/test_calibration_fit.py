@@ -25,6 +25,7 @@ from simulator.program import Matmul, Memory
 ROOT = Path(__file__).parents[1]
 H100 = ROOT / "calibration" / "measurements" / "h100-sxm-80gb"
 A100_PRODUCTS = ROOT.parent / "shared/reference/files/gemm_perf/aiconfigurator_a100_sxm_gemm.csv.gz"
+A100_COLLECTIVES = A100_PRODUCTS.parents[1] / "nccl_perf/aiconfigurator_a100_sxm_nccl2.27.3.csv"
 ENVIRONMENT = {
     "kind": "environment",
     "gpu": "NVIDIA H100 80GB HBM3",
@@ -122,6 +123,19 @@ def test_held_out_kernels_are_near_what_was_measured(refitted, group: str, most:
     errors = [abs(point.error) for point in refitted[1] if point.held_out and f"{point.group}.".startswith(f"{group}.")]
     assert len(errors) > 20
     assert np.mean(errors) < most
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not A100_PRODUCTS.exists(), reason="the measured products are not beside this checkout")
+def test_the_shipped_a100_is_what_the_published_tables_give() -> None:
+    """To what arithmetic differs by between machines; products and collectives have their errors in the file."""
+    tables = [read(path) for path in (A100_PRODUCTS, A100_COLLECTIVES)]
+    shipped = load_profile("a100-sxm-80gb")
+    profile, _ = fit(Cases(tuple(case for table in tables for case in table.rows), ()), shipped, shipped.name)
+    assert _numbers(profile.model_dump()) == pytest.approx(_numbers(shipped.model_dump()), rel=0.02, abs=2e-3)
+    assert {name.split(".")[0] for name in shipped.residuals} == {"matmul", "collectives"}
+    assert shipped.residuals["matmul"].held_out.mean < 0.08
+    assert shipped.residuals["collectives"].held_out.mean < 0.06
 
 
 @pytest.mark.skipif(not A100_PRODUCTS.exists(), reason="the measured products are not beside this checkout")

@@ -373,6 +373,8 @@ def test_two_programs_on_one_fabric_meet_and_know_each_other() -> None:
     alone = ends(simulate_together([on(0, 2)], narrow)[0])["step0"]
     for fold in (True, False):
         both = simulate_together([on(0, 2), on(1, 3)], narrow, fold=fold)
+        for timeline in both:
+            check(program, timeline)
         assert [ends(timeline)["step0"] for timeline in both] == pytest.approx([alone + 1, alone + 1], rel=1e-9)
         assert [len(met.flows) for met in both[0].contention] == [2] * len(both[0].contention)
         assert math.isclose(both[0].contention[0].flows[0].lost_s, 1.0, rel_tol=1e-9)

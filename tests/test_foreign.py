@@ -120,6 +120,16 @@ def test_links_speeds_and_affinity(tmp_path: Path) -> None:
     assert by_name["gpu2"].cpus == by_name["nic2"].cpus == "8-15"
 
 
+def test_a_nic_of_another_speed(tmp_path: Path) -> None:
+    """The speed of most is that of the section; what differs is an override, of every node alike."""
+    path = tmp_path / "topo.xml"
+    path.write_text(XML.replace('name="mlx5_2" dev="2" speed="200000"', 'name="mlx5_2" dev="2" speed="25000"'))
+    cluster = build_cluster(load_cluster(str(path), nodes=2))
+    ports = {link.name: link.bandwidth_Bps for link in cluster.links if link.kind == "infiniband"}
+    for node in (0, 1):
+        assert [ports[f"node{node}.nic{k}:rx"] for k in range(3)] == [25e9, 25e9, 25e9 / 8]
+
+
 def test_every_assumption_has_its_key(tmp_path: Path) -> None:
     imported, _ = read(tmp_path, XML)
     keys = [text.split(":")[0] for text in imported.assumed]
@@ -219,6 +229,19 @@ def test_a_matrix(tmp_path: Path, wide: bool) -> None:
     assert [device.label for device in imported.devices][4:] == ["mlx5_0", "mlx5_bond_0"]
     assert [device.cpus for device in imported.devices] == ["0-31"] * 3 + ["32-63", "0-31", "32-63"]
     assert list(cluster.layout_of(0).own_nics.values()) == [(0,), (0,), (0,), (1,)]
+
+
+def test_a_virtual_machine_of_one_numa_node(tmp_path: Path) -> None:
+    """What the cells say counts: GPUs that are far apart are at sockets of their own, each with its NIC."""
+    rows = ["GPU0\tX\tSYS\tPIX\tSYS\t0-63\t0", "GPU1\tSYS\tX\tSYS\tPIX\t0-63\t0"]
+    rows += ["NIC0\tPIX\tSYS\tX\tSYS", "NIC1\tSYS\tPIX\tSYS\tX"]
+    text = "\tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\n" + "\n".join(rows)
+    imported, cluster = read(tmp_path, text, "topo.txt")
+    assert imported.cluster["node"]["sockets"]["count"] == 2
+    assert places(imported) == {
+        "pcie0": "cpu0", "gpu0": "pcie0", "nic0": "pcie0", "pcie1": "cpu1", "gpu1": "pcie1", "nic1": "pcie1",
+    }  # fmt: skip
+    assert cluster.layouts[0].own_nics == {0: (0,), 1: (1,)}
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,15 @@ from simulator.config.profile import Profile, load_profile
 from simulator.costs import Costs
 from simulator.errors import InputError
 from simulator.program import Attention, Matmul, Memory
+from simulator.validation import memory_suite, read_rows
+from simulator.validation.rows import workload_of
 
 PROFILES = catalog.names("profile")
 SHORT = [name for name in PROFILES if load_profile(name).like]
 #: NVLink of a GPU in bytes/s per direction (data sheets), and what it joins.
 LINKS = {
+    "a100-pcie-80gb": (300e9, "pairs"),
+    "a100-sxm-40gb": (300e9, "nvswitch"),
     "a100-sxm-80gb": (300e9, "nvswitch"),
     "b200-sxm-180gb": (900e9, "nvswitch"),
     "gb200-186gb": (900e9, "nvswitch"),
@@ -25,14 +29,16 @@ LINKS = {
     "h20-sxm-96gb": (450e9, "nvswitch"),
     "h200-sxm-141gb": (450e9, "nvswitch"),
     "h800-sxm-80gb": (200e9, "nvswitch"),
+    "l40s-48gb": (0.0, "none"),
     "mi300x-192gb": (448e9, "mesh"),
+    "rtx-4090-24gb": (0.0, "none"),
     "v100-sxm-32gb": (150e9, "mesh"),
 }
 
 
 def job(gpu: str, precision: str) -> dict[str, object]:
     bandwidth, kind = LINKS[gpu]
-    node = {"gpus": {"type": gpu}, "nvlink": {"kind": kind, "bandwidth_Bps": bandwidth}}
+    node = {"gpus": {"type": gpu}, "nvlink": {"kind": kind, "bandwidth_Bps": bandwidth, "sharp": False}}
     return {
         "model": {"layers": 2, "hidden": 1024, "heads": 16, "vocab": 32000},
         "training": {"seq": 1024, "micro_batch": 1, "global_batch": 8, "precision": precision},
@@ -56,6 +62,15 @@ def test_every_shipped_profile_runs_a_job_and_says_what_it_rests_on(gpu: str) ->
         assert profile.kind == "datasheet"
         assert priced == {"assumed": pytest.approx(1)}
         assert f"profile {profile.like} of" in report["calibration"]["source"]
+
+
+@pytest.mark.parametrize(("row", "measured_s"), [("simumax-b200-028", 0.2588), ("simumax-b200-011", 0.7656)])
+def test_steps_of_a_b200_are_near_published_ones_with_nothing_tuned(row: str, measured_s: float) -> None:
+    """SimuMax's Llama layers with tp 8 and with tp 4 x dp 2 on 8 B200s; DESIGN.md, Known limits, has all of them."""
+    (source,) = (source for source in memory_suite.SOURCES if source.suite.name == "memory-simumax-b200")
+    (given,) = (one for one in read_rows(source.suite.table) if one["id"] == row)
+    step_s = simulator.run(workload_of(given, source.suite.settings_of(given))).to_dict()["step_time_s"]
+    assert step_s == pytest.approx(measured_s, rel=0.1)
 
 
 def test_a_v100_trains_in_no_precision_that_it_lacks() -> None:

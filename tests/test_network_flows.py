@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
+from random import Random
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog  # type: ignore[import-untyped]
 
-from simulator.network.flows import Network, max_min_rates
+from simulator.network.flows import Network, full_links, max_min_rates
 from simulator.network.plan import Phase, Plan
 
 SEEDED = settings(max_examples=60, deadline=None, derandomize=True)
@@ -224,6 +225,46 @@ def test_every_flow_has_a_bottleneck(case: tuple[list[Phase], list[float]]) -> N
     rates = max_min_rates(phases, capacity)
     assert_fair(phases, rates, capacity)
     assert rates == pytest.approx(bottleneck_first(phases, capacity), rel=1e-9)
+
+
+def crowd(seed: int) -> tuple[list[Phase], list[float]]:
+    """Up to 60 flows over up to 25 links; loads and capacities over two orders of magnitude, some with a cap."""
+    random = Random(seed)
+    links, flows = random.randint(2, 25), random.randint(5, 60)
+    capacity = [10 ** random.uniform(0, 2) for _ in range(links)]
+    phases = []
+    for _ in range(flows):
+        crossed = random.sample(range(links), random.randint(1, min(links, 6)))
+        loads = tuple((link, 10 ** random.uniform(-1, 1)) for link in crossed)
+        phases.append(Phase(1.0, loads, 0.0, 10 ** random.uniform(-2, 1) if random.random() < 0.3 else math.inf))
+    return phases, capacity
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_crowds_share_fairly(seed: int) -> None:
+    """Nothing over its capacity, a bottleneck for everyone (so that nothing that somebody could use is idle), and the
+    same as by fixing bottlenecks one by one; the smallest rate is as large as a linear program makes it. What is said
+    to hold a flow up is such a bottleneck."""
+    phases, capacity = crowd(seed)
+    rates = max_min_rates(phases, capacity)
+    assert_fair(phases, rates, capacity)
+    assert rates == pytest.approx(bottleneck_first(phases, capacity), rel=1e-9)
+    n = len(phases)
+    rows = np.zeros((len(capacity) + n, n + 1))
+    for i, p in enumerate(phases):
+        for link, load in p.loads:
+            rows[link, i] = load
+        rows[len(capacity) + i, [i, n]] = -1.0, 1.0
+    bounds = [(0.0, None if math.isinf(p.cap_Bps) else p.cap_Bps) for p in phases]
+    least = linprog(-np.eye(n + 1)[n], A_ub=rows, b_ub=[*capacity, *[0.0] * n], bounds=[*bounds, (0.0, None)])
+    assert min(rates) == pytest.approx(-least.fun, rel=1e-6)
+    held = {
+        id(p)
+        for full in full_links(phases, rates, capacity)
+        for p, is_held in zip(full.phases, full.bottleneck, strict=True)
+        if is_held
+    }
+    assert held == {id(p) for p, rate in zip(phases, rates, strict=True) if rate < p.cap_Bps * (1 - 1e-9)}
 
 
 @SEEDED

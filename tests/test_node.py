@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise, permutations
 from typing import Any
 
 import pytest
 from clusters import CLUSTERS
 
+from simulator.cli.app import main
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.wires import nvlinks_of, tree_of
 from simulator.config.cluster import ClusterSpec, load_cluster
@@ -243,6 +245,28 @@ def test_r55_nvlink_in_pairs_and_pcie_between_them() -> None:
     assert busbw(cluster, [0, 1, 2]) == pytest.approx(20e9, rel=0.15)
     assert busbw(cluster, [1, 2]) == pytest.approx(busbw(cluster, [0, 1, 2]), rel=0.02)
     assert busbw(cluster, list(range(8))) == pytest.approx(0.86 * 13.1e9, rel=0.02)
+
+
+def test_r55_as_a_user_asks_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """By the profile of the machine's own cards."""
+    arguments = [
+        "collective",
+        "--cluster",
+        "pcie_a100_nvlink_pairs",
+        "--op",
+        "all_reduce",
+        "--sizes",
+        "4G",
+        "--json",
+        "-",
+    ]
+    found = []
+    for ranks in ("0,1", "0-2"):
+        with pytest.raises(SystemExit) as caught:
+            main([*arguments, "--ranks", ranks])
+        assert caught.value.code == 0
+        found.append(json.loads(capsys.readouterr().out)["rows"][0]["busbw_Bps"])
+    assert found == [pytest.approx(208e9, rel=0.15), pytest.approx(20e9, rel=0.15)]
 
 
 def tree(**places: Any) -> dict[str, Any]:

@@ -118,6 +118,18 @@ def test_two_nodes_beat_their_nics() -> None:
     assert plan("all_reduce", 16 * GiB, range(16), NODES[2], H100).algorithm == "nvls_tree"
 
 
+@pytest.mark.parametrize(("name", "nodes", "measured"), [("dgx_b200", 1, 845.7), ("aws_p5", 2, 487.1)])
+def test_machines_that_nothing_was_fitted_on(name: str, nodes: int, measured: float) -> None:
+    """16 GiB: stas00/ml-engineering on a p6-b200, aws-samples on two p5. A B200's share of NVLink is that of its ring,
+    less what an H100 loses in the switch."""
+    built = build_cluster(load_cluster(name), nodes)
+    costs = Costs.from_profile(load_profile(built.gpus[0].type))
+    n = 8 * nodes
+    operation = plan("all_reduce", 16 * GiB, range(n), built, costs)
+    found = 16 * GiB / idle_seconds(operation, built, costs) * bus_factor("all_reduce", n) / GB
+    assert found == pytest.approx(measured, rel=0.03)
+
+
 def test_half_the_nics() -> None:
     """A ring's busbw is that of the NICs, and halves. The two-node tree moves S over 4 NICs of 50 GB/s: at most 15/8 x
     200 = 375 GB/s, where eight left room."""

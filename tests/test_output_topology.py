@@ -90,7 +90,7 @@ def test_what_differs_is_told() -> None:
 
 
 def test_a_big_node_is_cut() -> None:
-    """72 GPUs and 72 NICs: switches of 8 are drawn until there are more than 34 boxes, the rest is counted."""
+    """72 GPUs and 72 NICs: switches of 8 are drawn until there are 40 boxes, the rest is counted."""
     node = {
         "gpus": {"type": "x", "count": 72},
         "pcie": {"generation": 5, "gpus_per_switch": 4},

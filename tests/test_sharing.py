@@ -17,6 +17,7 @@ from simulator.config.cluster import ClusterSpec
 from simulator.costs import Costs
 from simulator.engine import Placed, simulate, simulate_together
 from simulator.errors import InputError
+from simulator.network.collectives import idle_seconds, plan
 from simulator.program import Comm, Program, Role, Step
 from tests.clusters import CLUSTERS, HOP_s, NIC_Bps, nic_cluster
 from tests.jobs import job
@@ -224,6 +225,20 @@ def test_background_traffic_takes_its_share_and_no_more(others: float, fold: boo
         assert mine.lost_s == pytest.approx(1 / left - 1, rel=1e-9)
         assert background.lost_s == pytest.approx(max(1 - 0.5 / others, 0) / left, rel=1e-9, abs=1e-12)
         assert background.job == ""
+
+
+@pytest.mark.parametrize("others", [0.25, 0.5, 1.0])
+def test_the_table_of_a_collective_sees_background_traffic(others: float) -> None:
+    """A ring over two nodes of four GPUs with a NIC each: one slowed NIC slows all of it, as in a step."""
+    flow = {"link": "node0.nic2:rx", "share": others}
+    spec = nic_cluster(2, 4).spec.model_dump(exclude_unset=True) | {"background": [flow]}
+    cluster = build_cluster(ClusterSpec.model_validate(spec))
+    seconds = idle_seconds(plan("all_reduce", 1e9, range(8), cluster, IDEAL, "ring"), cluster, IDEAL)
+    ring = Comm("grads", "all_reduce", 1e9, "dp", "dp", algorithm="ring")
+    timeline = simulate(at_once({"dp": [range(8)]}, ring), cluster, IDEAL)
+    assert seconds == pytest.approx(timeline.step_time_s, rel=1e-9)
+    # 2 x 7/8 GB over four NICs.
+    assert seconds == pytest.approx(1.75 / 4 / max(1 - others, 0.5), rel=0.1)
 
 
 def test_background_flows_share_with_each_other() -> None:

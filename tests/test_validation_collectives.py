@@ -33,8 +33,7 @@ from simulator.validation.rows import UnsupportedError
 ROWS = {row["id"]: row for row in collectives.measurements()}
 #: Hardware that the table knows and that is not simulated.
 LACKING = {row["hardware"] for row in ROWS.values() if row["op"] == "p2p_latency"} | {
-    "not stated in excerpt (NVLS-capable node)",
-    *(f"{n}x V100 one node" for n in (2, 5, 8)),
+    "not stated in excerpt (NVLS-capable node)"
 }
 
 
@@ -101,12 +100,7 @@ def test_rows_without_a_time_are_listed_with_the_reason_and_do_not_count() -> No
 
 
 def test_rows_that_cannot_be_simulated_say_why() -> None:
-    reasons = {
-        "comm-0227": "both directions",
-        "comm-0268": "between CPUs",
-        "comm-0825": "not said what it is",
-        "comm-0383": "hybrid cube mesh",
-    }
+    reasons = {"comm-0227": "both directions", "comm-0268": "between CPUs", "comm-0825": "not said what it is"}
     for row_id, words in reasons.items():
         with pytest.raises(UnsupportedError, match=words):
             case(row_id)
@@ -226,3 +220,20 @@ def test_a_table_of_steps_is_no_table_of_collectives(tmp_path: Path) -> None:
     table = write(tmp_path / "steps.csv", [{"id": "1", "layers": "3"}])
     with pytest.raises(InputError, match=r"lacks columns: op, size.*"):
         collectives.measurements(Path(table))
+
+
+@pytest.mark.parametrize(
+    ("hardware", "cluster", "stack"),
+    [
+        ("4x A100 one node", "dgx_a100", "a100-vtrain"),
+        ("8x H100 (ND H100 v5)", "azure_nd_h100_v5", None),
+        ("2x GCP A4 (8x B200, 8x400G CX-7)", "gcp_a4", "b200-dranet"),
+        ("2x GCP A3 Ultra (8x H200)", "gcp_a3_ultra", None),
+        ("8x H200 (ND H200 v5)", "dgx_h200", "h200-nvswitch"),
+        ("A4X GB200 NVL72", "gb200_nvl72", "gb200-oci"),
+        ("2x p5.48xlarge", "aws_p5", "h100-efa"),
+    ],
+)
+def test_hardware_in_other_words(hardware: str, cluster: str, stack: str | None) -> None:
+    alias = alias_of({**ROWS["comm-0062"], "hardware": hardware})
+    assert (alias.cluster, alias.stack) == (cluster, stack)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from calibration.commits import commit_of, head
+from calibration.commits import commit_of, first_with, head
 from calibration.compare import pictures, timelines
 from calibration.compare.comparison import PREDICTED, STEP_TIME, Row, not_before, order, suites, work_of
 from calibration.compare.figures import pipelines, simulated_figures
@@ -87,7 +87,7 @@ def compare(
     predicted: Predictions | None,
 ) -> dict[str, Any]:
     """The content of comparison.json."""
-    file_commit = None if arguments.predictions is None else commit_of(arguments.predictions)
+    file_commit = None if arguments.predictions is None else first_with(arguments.predictions)
     rows = []
     for one, real in zip(simulated, measured, strict=True):
         base = Row(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,11 +93,13 @@ def fit(cases: Cases, profile: Profile) -> Part:
         for case, s in zip(rows, seconds(model, rows, candidates), strict=True)
     ]
     ours = bool(cases.environments)
+    kept = "" if "efficiency" in begin else "".join(re.findall(r"; efficiency: .*", start.note))
     origin = {
         "kind": "measured" if ours else "published",
         "source": MEASURED if ours else start.source,
         "note": f"fitted on {', '.join(str(n) for n in sorted({len(case.ranks) for case in fitted}))} GPUs"
-        + (", without NVLink SHARP" if ours and not nvls else ""),
+        + (", without NVLink SHARP" if ours and not nvls else "")
+        + kept,
     }
     return Part({"transports.nvlink": {**model.model_dump(exclude_none=True), **origin}}, points)
 

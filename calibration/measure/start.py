@@ -27,8 +27,9 @@ def device_of(orders: Mapping[str, Any]) -> torch.device:
 
 
 def join(orders: Mapping[str, Any]) -> None:
-    """Meet the other workers of this generation in the default process group."""
-    store = dist.TCPStore(orders["host"], int(orders["port"]), timeout=FOREVER)
+    """Meet the other workers of this generation in the default process group; one worker is a group of its own."""
+    alone = int(orders["world"]) == 1
+    store = dist.HashStore() if alone else dist.TCPStore(orders["host"], int(orders["port"]), timeout=FOREVER)
     dist.init_process_group(
         "nccl" if orders["device"] == "cuda" else "gloo",
         store=dist.PrefixStore(f"workers/{orders['generation']}", store),

@@ -70,8 +70,8 @@ class Fitted(Section):
     others: Errors | None = None
     """rows of other numbers of GPUs, which were only predicted"""
     begun: Parameters
-    """what the parameters were expected to be: data sheets, and what a profile has for the same GPU; the search begins
-    there and is held near it"""
+    """where the search begins and is held near: what a profile has for the same GPU, a data sheet, or else a first look
+    at the curves, those of other numbers of GPUs among them"""
 
 
 class Stack(Section):

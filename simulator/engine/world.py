@@ -199,13 +199,8 @@ class _Collector:
 
     def _phase(self, real: Phase, size: int, of: tuple[int, str, str], link_bytes: dict[int, float]) -> Phase:
         """A phase that stands for ``size`` of which ``real`` is one; adds what it carries to ``link_bytes``. Its cap is
-        what one reaches where nothing else moves.
-
-        Where it crosses nodes its reference flow becomes what it moves through the busiest NIC. Max-min fairness is of
-        reference flows, so that two operations on one NIC then have equal parts of it, however much else each of them
-        moves inside its nodes.
-        """
-        at_nic = max((load for link, load in real.loads if link in self.cluster.ports), default=1.0)
+        what one reaches where nothing else moves."""
+        real = real.by_nic(self.cluster.ports)
         loads: dict[int, float] = {}
         at_once: dict[int, float] = {}
         idle_Bps = real.cap_Bps
@@ -217,10 +212,10 @@ class _Collector:
             each = size / self.link_size[of_class]
             link_bytes[simulated] = link_bytes.get(simulated, 0.0) + load * each * real.nbytes
             if self.binds[of_class]:
-                loads[simulated] = loads.get(simulated, 0.0) + load * each / at_nic
+                loads[simulated] = loads.get(simulated, 0.0) + load * each
                 at_once[simulated] = at_once.get(simulated, 0.0) + each
                 idle_Bps = min(idle_Bps, self.capacity[link] / load)
-        phase = Phase(real.nbytes * at_nic, tuple(loads.items()), real.latency_s, idle_Bps * at_nic)
+        phase = Phase(real.nbytes, tuple(loads.items()), real.latency_s, idle_Bps)
         self.streams[id(phase)] = Stream(*of, at_once)
         return phase
 

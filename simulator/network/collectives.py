@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from simulator.config.files import closest
 from simulator.errors import InputError
 from simulator.network import bruck, butterfly, collnet, direct, hierarchical, hosts, nvls, ring, rooted, tree
 from simulator.network.direct import EVEN, Traffic
+from simulator.network.flows import max_min_rates
 from simulator.network.pattern import Moves, Pattern, placed, shape_of
-from simulator.network.plan import Plan
+from simulator.network.plan import Phase, Plan
 from simulator.network.timing import TransportCosts, timed
 
 #: From the GPU numbers of a group to its hops, step after step. It may ask which members share a node, and how a node
@@ -198,12 +200,12 @@ def _pattern(name: str, algorithm: Algorithm, cluster: Cluster, ranks: tuple[int
 
 
 def idle_seconds(operation: Plan, cluster: Cluster, costs: TransportCosts) -> float:
-    """How long the plan takes when nothing else moves: per phase, latency + bytes / min(cap, tightest link)."""
+    """How long the plan takes when nothing else moves but the background traffic of the cluster: per phase, latency +
+    bytes / min(cap, tightest link), or its fair share where that traffic crosses its links."""
+    capacity = [link.bandwidth_Bps * costs.link_efficiency(link.kind) for link in cluster.links]
+    others = [Phase(math.inf, flow.loads, 0.0, flow.rate_Bps) for flow in cluster.background]
     total = 0.0
     for phase in operation.phases:
-        rate = phase.cap_Bps
-        for index, load in phase.loads:
-            link = cluster.links[index]
-            rate = min(rate, link.bandwidth_Bps * costs.link_efficiency(link.kind) / load)
-        total += phase.latency_s + phase.nbytes / rate
+        own = phase.by_nic(cluster.ports)
+        total += own.latency_s + own.nbytes / max_min_rates([own, *others], capacity)[0]
     return total

@@ -144,39 +144,25 @@ def shape_of(cluster: Cluster, moves: Moves, number: Mapping[int, int]) -> Shape
     path: dict[TransportKind, float] = {}
     link_latency_s = 0.0
     for (sender, receiver, nic), (load, weight) in total.items():
-        (a, gpu_a), (b, gpu_b) = (
-            cluster.locate(end if end >= 0 else max(sender, receiver)) for end in (sender, receiver)
-        )
-        on_a, on_b = cluster.layout_of(a), cluster.layout_of(b)
-        ways: list[tuple[Route, Route]] = []
-        if sender < 0:
-            ways.append(((), _from_switch(on_b, gpu_b, nic)))
-        elif receiver < 0:
-            ways.append((_to_switch(on_a, gpu_a, nic), ()))
-            if nic is not None:
-                nodes, weights = summed.get((nic, load), ((), 0.0))
-                summed[nic, load] = (*nodes, number[a]), weights + weight
-        elif a == b:
-            ways.append((on_a.between[gpu_a, gpu_b], ()))
-        else:
-            pairs = cluster.nics_between(a, gpu_a, b, gpu_b) if nic is None else ((nic, nic),)
-            load, weight = load / len(pairs), weight / len(pairs)
-            for nic_a, nic_b in pairs:
-                ways.append((on_a.out(gpu_a, nic_a), on_b.back(nic_b, gpu_b)))
-                ends = number[a], nic_a, number[b], nic_b
+        for way in _ways(cluster, sender, receiver, nic):
+            a, b, part, stands = number[way.a], number[way.b], way.share * load, way.share * weight
+            if way.nics is not None:
+                ends = a, way.nics[0], b, way.nics[1]
                 before = across.get(ends, (0.0, 0.0))
-                across[ends] = before[0] + load, before[1] + weight
-        for out, back in ways:
-            for node, positions in ((number[a], out), (number[b], back)):
+                across[ends] = before[0] + part, before[1] + stands
+            elif receiver == SWITCH and nic is not None:
+                nodes, weights = summed.get((nic, part), ((), 0.0))
+                summed[nic, part] = (*nodes, a), weights + stands
+            for node, positions in ((a, way.out), (b, way.back)):
                 for position in positions:
-                    inside[node, position] = inside.get((node, position), 0.0) + load
-            if not weight:
-                continue
-            crossed = [*[on_a.edges[position] for position in out], *[on_b.edges[position] for position in back]]
-            kinds = [edge.kind for edge in crossed]
-            kind = next(kind for kind in reversed(KINDS) if kind in kinds)
-            path[kind] = path.get(kind, 0.0) + weight
-            link_latency_s += weight * sum([edge.latency_s for edge in crossed])
+                    inside[node, position] = inside.get((node, position), 0.0) + part
+            if stands:
+                crossed = [cluster.layout_of(way.a).edges[position] for position in way.out]
+                crossed += [cluster.layout_of(way.b).edges[position] for position in way.back]
+                kinds = [edge.kind for edge in crossed]
+                kind = next(kind for kind in reversed(KINDS) if kind in kinds)
+                path[kind] = path.get(kind, 0.0) + stands
+                link_latency_s += stands * sum([edge.latency_s for edge in crossed])
     return Shape(
         moves=moves,
         inside=tuple([(*at, load) for at, load in inside.items()]),
@@ -188,14 +174,34 @@ def shape_of(cluster: Cluster, moves: Moves, number: Mapping[int, int]) -> Shape
     )
 
 
-def _to_switch(layout: NodeLayout, gpu: int, nic: int | None) -> Route:
-    """From a GPU to the NVSwitch of its node, or through a NIC to the switches of the fabric."""
-    return _link(layout, f"gpu{gpu}", "nvswitch") if nic is None else layout.out(gpu, nic)
+class _Way(NamedTuple):
+    """What a ``share`` of a hop crosses: links of node ``a`` that lead ``out``, links ``back`` into node ``b``, and
+    between two nodes a NIC of each."""
+
+    a: int
+    out: Route
+    b: int
+    back: Route
+    nics: tuple[int, int] | None = None
+    share: float = 1.0
 
 
-def _from_switch(layout: NodeLayout, gpu: int, nic: int | None) -> Route:
-    """The way back of `_to_switch`."""
-    return _link(layout, "nvswitch", f"gpu{gpu}") if nic is None else layout.back(nic, gpu)
+def _ways(cluster: Cluster, sender: int, receiver: int, nic: int | None) -> list[_Way]:
+    if SWITCH in (sender, receiver):
+        node, slot = cluster.locate(max(sender, receiver))
+        layout = cluster.layout_of(node)
+        if receiver == SWITCH:
+            out = _link(layout, f"gpu{slot}", "nvswitch") if nic is None else layout.out(slot, nic)
+            return [_Way(node, out, node, ())]
+        return [
+            _Way(node, (), node, _link(layout, "nvswitch", f"gpu{slot}") if nic is None else layout.back(nic, slot))
+        ]
+    (a, slot_a), (b, slot_b) = cluster.locate(sender), cluster.locate(receiver)
+    on_a, on_b = cluster.layout_of(a), cluster.layout_of(b)
+    if a == b:
+        return [_Way(a, on_a.between[slot_a, slot_b], b, ())]
+    pairs = cluster.nics_between(a, slot_a, b, slot_b) if nic is None else ((nic, nic),)
+    return [_Way(a, on_a.out(slot_a, nics[0]), b, on_b.back(nics[1], slot_b), nics, 1 / len(pairs)) for nics in pairs]
 
 
 def _link(layout: NodeLayout, src: str, dst: str) -> Route:

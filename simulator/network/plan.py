@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 
 
@@ -22,6 +23,16 @@ class Phase:
     loads: tuple[tuple[int, float], ...]
     latency_s: float
     cap_Bps: float = math.inf
+
+    def by_nic(self, ports: Container[int]) -> Phase:
+        """The same phase with what it moves through its busiest NIC as reference flow, where it crosses ``ports``.
+
+        Max-min fairness is of reference flows: two operations on one NIC then have equal parts of it, however much else
+        each of them moves inside its nodes.
+        """
+        at_nic = max((load for link, load in self.loads if link in ports), default=1.0)
+        loads = tuple([(link, load / at_nic) for link, load in self.loads])
+        return Phase(self.nbytes * at_nic, loads, self.latency_s, self.cap_Bps * at_nic)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,21 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """
     strung = channels(cluster, ranks)
     hops = [hop for channel in strung for hop in _hops(channel, 1 / len(strung))]
-    return (Moves(hops, own=1 / len(ranks), efficiency=EFFICIENCY, channels=len(strung)),)
+    efficiency = EFFICIENCY * (_of_both_ways(cluster, hops) if len(strung[0].nodes) == 1 else 1.0)
+    return (Moves(hops, own=1 / len(ranks), efficiency=efficiency, channels=len(strung)),)
+
+
+def _of_both_ways(cluster: Cluster, hops: list[Hop]) -> float:
+    """What a chain inside one node reaches of its links: NCCL counts half of the narrowest, as what goes up and down
+    shares the GPUs' ports (src/graph/tuning.cc, ncclTopoTuneModel, ratio). Where it does the loads say so already."""
+    both: dict[int, float] = {}
+    up: dict[int, float] = {}
+    for number, hop in enumerate(hops):
+        for link in cluster.route(hop.sender, hop.receiver):
+            both[link] = both.get(link, 0.0) + hop.load
+            if not number % 2:
+                up[link] = up.get(link, 0.0) + hop.load
+    return max(both.values()) / (2 * max(up.values()))
 
 
 def single_all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:

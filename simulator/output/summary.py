@@ -433,7 +433,7 @@ def _contention(result: Result, title: str) -> Table:
         name, alike = row["link"], f"{row['count']:,}"
         for flow in row["flows"]:
             whose = f"{flow['job']}: " if several and flow["job"] else ""
-            what = f"{whose}{flow['axis']} {flow['op']}".replace("_", " ")
+            what = f"{whose}{flow['axis']} {flow['op'].replace('_', ' ')}"
             times = (format_time(flow[key]) for key in ("seconds_together", "lost_s"))
             table.add_row(Text(name), alike, Text(what), f"{flow['at_once']:,}", *times)
             name = alike = ""

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 #: GPUs and NICs beyond these are counted, not drawn.
-_MOST_LEAVES = 34
+_MOST_LEAVES = 40
+#: Sockets beyond which only neighbours are joined in the picture.
+_MOST_SOCKETS = 4
 #: Space between what hangs under different switches, and under different sockets, in widths of a GPU.
 _GAP, _SOCKET_GAP = 0.35, 0.9
 _LEVEL = 1.15
@@ -54,8 +56,11 @@ def draw_node(axes: Axes, cluster: Cluster, node: int) -> None:
             continue
         between = edge.src in tree.sockets and edge.dst in tree.sockets
         colour = SOCKETS if between else MEMORY if edge.kind in ("memory", "nvme") else PCIE
-        bend = 0.35 if between and abs(tree.sockets.index(edge.src) - tree.sockets.index(edge.dst)) > 1 else 0.0
-        curve(axes, ends[0], ends[1], edge.bandwidth_Bps, colour, bend=-bend, marked=edge.name.split(":")[0] in cut)
+        apart = abs(tree.sockets.index(edge.src) - tree.sockets.index(edge.dst)) if between else 0
+        if apart > 1 and len(tree.sockets) > _MOST_SOCKETS:
+            continue
+        bend = -0.9 / abs(ends[0][0] - ends[1][0]) if apart > 1 else 0.0
+        curve(axes, ends[0], ends[1], edge.bandwidth_Bps, colour, bend=bend, marked=edge.name.split(":")[0] in cut)
     _nvlink(axes, layout, tree, cut)
     crowded = tree.width > 20
     for name, (x, y) in tree.at.items():
@@ -111,9 +116,10 @@ def _tree(layout: NodeLayout) -> _Tree:
     drawn = []
     for socket in sockets:
         first = x
-        kept = []
+        kept: list[float] = []
+        whole = leaves < _MOST_LEAVES and not any(child in below for child in below.get(socket, ()))
         for child in sorted(below.get(socket, ()), key=order):
-            if leaves >= _MOST_LEAVES:
+            if leaves >= _MOST_LEAVES and not whole:
                 hidden += _leaves(child, below)
                 continue
             place(child)

@@ -28,6 +28,9 @@ ALIASES: dict[str, dict[str, Any]] = {
         "h100-80g": "dgx_h100",
         "h100-80g-hbm3": "dgx_h100",
         "h100-80g-hbm3 (700w)": "dgx_h100",
+        "h200": "dgx_h200",
+        "b200": "dgx_b200",
+        "b200-sxm": "dgx_b200",
     },
     # Whose clock plays the events of a row that is read for its memory, which depends on their order alone.
     "stand-in": {

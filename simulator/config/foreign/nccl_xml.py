@@ -121,9 +121,14 @@ def read(text: str, path: Path) -> Imported:
     cluster: dict[str, Any] = {"name": path.stem, "nodes": 1, "node": node}
     if nics:
         transport = _transport(nics)
-        node["nics"] = _nic_section(found, nics, transport)
+        rates = _rates_Mbps(found, nics)
+        usual = Counter(rates).most_common(1)[0][0]
+        node["nics"] = _nic_section(found, nics, transport, usual)
         cluster["fabric"] = {"kind": "rail_fat_tree", "transport": transport}
         found.assumed["fabric: a rail-optimised fat tree, as the file is of one node"] += 1
+        others = [(k, Mbps / usual) for k, Mbps in enumerate(rates) if Mbps != usual]
+        if others:
+            cluster["overrides"] = [{"link": f"node*.nic{k}", "bandwidth_scale": scale} for k, scale in others]
     return Imported(
         f"NCCL topology XML, {len(cpus)} NUMA node(s)",
         cluster,
@@ -329,19 +334,22 @@ def _transport(nics: list[tuple[Element, Element | None, str, int]]) -> str:
     return max(kinds, key=lambda kind: kinds[kind])
 
 
-def _nic_section(found: _Found, nics: list[tuple[Element, Element | None, str, int]], transport: str) -> dict[str, Any]:
+def _rates_Mbps(found: _Found, nics: list[tuple[Element, Element | None, str, int]]) -> list[int]:
     rates = []
     for _, net, key, _ in nics:
         Mbps = _whole(found, net, "speed", default=0) if net else 0
         if Mbps <= 0:
             place = found.tree[key]
-            Gbps = _NIC_Gbps[place["generation"]] * place["lanes"] / 16
-            Mbps = int(1000 * Gbps)
-            text = (
-                f"node.nics.bandwidth_bps: {Gbps:g} Gb/s, as much as its PCIe link holds, where the file gives no speed"
-            )
-            found.assumed[text] += 1
+            Mbps = int(1000 * _NIC_Gbps[place["generation"]] * place["lanes"] / 16)
+            held = f"{Mbps / 1e3:g} Gb/s, as much as its PCIe link holds"
+            found.assumed[f"node.nics.bandwidth_bps: {held}, where the file gives no speed"] += 1
         rates.append(Mbps)
+    return rates
+
+
+def _nic_section(
+    found: _Found, nics: list[tuple[Element, Element | None, str, int]], transport: str, Mbps: int
+) -> dict[str, Any]:
     found.assumed[f"fabric.transport: {transport}, by the class of the NICs"] += 1
     given = [net.attributes.get("latency", "") for _, net, _, _ in nics if net]
     latency_us = max((float(text) for text in given if re.fullmatch(r"\d{1,6}(\.\d+)?", text)), default=0.0)
@@ -350,12 +358,7 @@ def _nic_section(found: _Found, nics: list[tuple[Element, Element | None, str, i
     else:
         latency_s = NIC_LATENCY_s[transport]
         found.assumed[f"node.nics.latency_s: {latency_s:g} s, usual of {transport} under one switch"] += 1
-    usual = Counter(rates).most_common(1)[0][0]
-    for (pci, net, _, _), Mbps in zip(nics, rates, strict=True):
-        if Mbps != usual:
-            name = _net_name(pci, net)
-            found.assumed[f"node.nics.bandwidth_bps: {usual / 1e3:g} Gb/s for all; {name} has {Mbps / 1e3:g}"] += 1
-    return {"count": len(nics), "bandwidth_bps": usual * 1e6, "latency_s": latency_s}
+    return {"count": len(nics), "bandwidth_bps": Mbps * 1e6, "latency_s": latency_s}
 
 
 def _net_name(pci: Element, net: Element | None) -> str:

@@ -59,9 +59,13 @@ def read(text: str, path: Path) -> Imported:
     matrix = _parse(_plain(text), path)
     n, count = matrix.n_gpus, len(matrix.names)
     nics = count - n
-    socket_of, sockets = _sockets(matrix)
+    socket_of, sockets = _sockets(matrix, matrix.numa)
     tree = _tree(matrix, socket_of)
-    _check(matrix, tree)
+    if _mismatch(matrix, tree):  # virtual machines may show one NUMA node, and GPUs that are far apart
+        socket_of, sockets = _sockets(matrix, {})
+        tree = _tree(matrix, socket_of)
+    if mismatch := _mismatch(matrix, tree):
+        raise mismatch
     name = [f"gpu{i}" if i < n else f"nic{i - n}" for i in range(count)]
     assumed = [f"node.gpus.type: {NO_TYPE}, as the matrix does not say what GPU it is"]
     node: dict[str, Any] = {"gpus": {"type": NO_TYPE, "count": n}}
@@ -173,7 +177,7 @@ def _special(cell: str) -> bool:
     return cell == "X" or cell.startswith("NV")
 
 
-def _groups(matrix: _Matrix, most: int, together: dict[int, int] | None = None) -> list[int]:
+def _groups(matrix: _Matrix, most: int, together: dict[int, int]) -> list[int]:
     """The number of each device's group, of those joined by relations up to ``most``; also of GPUs whose ``together``
     is equal."""
     count = len(matrix.names)
@@ -185,19 +189,19 @@ def _groups(matrix: _Matrix, most: int, together: dict[int, int] | None = None) 
         return i
 
     pairs = [pair for pair, relation in matrix.near.items() if relation <= most]
-    numbers = together or {}
-    pairs += [(i, j) for i in numbers for j in numbers if numbers[i] == numbers[j]]
+    pairs += [(i, j) for i in together for j in together if together[i] == together[j]]
     for i, j in pairs:
         low, high = sorted((root(i), root(j)))
         group[high] = low
     return [root(i) for i in range(count)]
 
 
-def _sockets(matrix: _Matrix) -> tuple[list[int], int]:
-    """The socket of each device: NUMA nodes as the file numbers them, then those without a number."""
-    groups = _groups(matrix, _NODE, matrix.numa)
+def _sockets(matrix: _Matrix, together: dict[int, int]) -> tuple[list[int], int]:
+    """The socket of each device: NUMA nodes as the file numbers them, then those without a number. GPUs whose number in
+    ``together`` is equal are at one."""
+    groups = _groups(matrix, _NODE, together)
     known = {groups[i]: number for i, number in sorted(matrix.numa.items(), reverse=True)}
-    order = sorted(dict.fromkeys(groups), key=lambda group: (group not in known, known.get(group, group)))
+    order = sorted(dict.fromkeys(groups), key=lambda group: (group not in known, known.get(group, group), group))
     return [order.index(group) for group in groups], len(order)
 
 
@@ -220,14 +224,14 @@ def _tree(matrix: _Matrix, socket_of: list[int]) -> dict[int | str, str]:
             else:
                 tree.update(dict.fromkeys(inside, at))
 
-    by_level = [_groups(matrix, _PXB), _groups(matrix, _PIX)]
+    by_level = [_groups(matrix, _PXB, {}), _groups(matrix, _PIX, {})]
     for socket in range(max(socket_of) + 1):
         plug([i for i, at in enumerate(socket_of) if at == socket], by_level, f"cpu{socket}")
     return tree
 
 
-def _check(matrix: _Matrix, tree: dict[int | str, str]) -> None:
-    """Raise `InputError` where the tree joins two devices otherwise than the matrix says."""
+def _mismatch(matrix: _Matrix, tree: dict[int | str, str]) -> InputError | None:
+    """What is to be said where the tree joins two devices otherwise than the matrix does."""
 
     def ways(i: int) -> list[str]:
         way: list[str] = []
@@ -247,13 +251,14 @@ def _check(matrix: _Matrix, tree: dict[int | str, str]) -> None:
         else:
             built = _PIX if paths[i][0] == paths[j][0] else _PXB
         if built != (_NODE if said == _NODE - 1 else said):
-            raise InputError(
+            return InputError(
                 f"line {matrix.lines.get(i, matrix.lines.get(j, 0)) + 1}: {matrix.names[i]} to {matrix.names[j]} "
                 f"is {_RELATIONS[said]}, but others join them more closely",
                 file=matrix.path,
                 found=_RELATIONS[said],
                 allowed=f"{_RELATIONS[built]}, by the other cells",
             )
+    return None
 
 
 def _nvlink(matrix: _Matrix) -> dict[str, Any]:
