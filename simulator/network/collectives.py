@@ -147,17 +147,22 @@ def patterns(
 
 
 def fastest(op: str, candidates: Sequence[Pattern], nbytes: float, costs: TransportCosts) -> Plan:
-    """The plan of the candidate that is fastest on an idle network; without candidates, one with no phases."""
+    """The plan of the candidate that `choose` takes; without candidates, one with no phases."""
     if not candidates:
         return Plan("none", ())
     return _timed(op, choose(op, candidates, nbytes, costs), nbytes, costs)[1]
 
 
 def choose(op: str, candidates: Sequence[Pattern], nbytes: float, costs: TransportCosts) -> Pattern:
-    """The candidate that is fastest on an idle network."""
+    """The candidate that is fastest on an idle network, by what NCCL's tuner counts on."""
     if len(candidates) == 1:
         return candidates[0]
-    return min(candidates, key=lambda pattern: _timed(op, pattern, nbytes, costs)[0])
+
+    def counted_s(pattern: Pattern) -> float:
+        seconds, plan = _timed(op, pattern, nbytes, costs)
+        return plan.latency_s + (seconds - plan.latency_s) / min(stage.counted for stage in pattern.stages)
+
+    return min(candidates, key=counted_s)
 
 
 def _timed(op: str, pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float, Plan]:

@@ -40,9 +40,10 @@ class Moves:
     """What an algorithm does on a group of ranks at one time: hops that advance in lock-step.
 
     ``own`` is the share of the message that each rank handles without a link. ``efficiency`` is the bandwidth reached,
-    relative to a ring of the same load. ``way``: what carries it out; of sends and receives, ``peers`` counts those of
-    each rank. ``channels``: the rings or trees among which the message is split. ``goes_on``: it is a further step of
-    the kernel that made the moves before it, in the same protocol; else a kernel starts with it.
+    relative to a ring of the same load; ``counted``: the share of it that NCCL's tuner counts on. ``way``: what carries
+    it out; of sends and receives, ``peers`` counts those of each rank. ``channels``: the rings or trees among which the
+    message is split. ``goes_on``: it is a further step of the kernel that made the moves before it, in the same
+    protocol; else a kernel starts with it.
     """
 
     hops: Iterable[Hop]
@@ -50,6 +51,7 @@ class Moves:
     efficiency: float = 1.0
     way: Way = "protocols"
     peers: int = 0
+    counted: float = 1.0
     channels: int = 1
     goes_on: bool = False
 
@@ -81,8 +83,8 @@ class Stage:
     Phases have as reference flow the one on the tightest link: ``loads`` are relative to it, and it carries
     ``flow_bytes`` per byte of message. ``line_s`` holds, per kind of link, the seconds per byte of message that its
     busiest link needs at line rate. ``kind`` is the transport that sets the pace, the last in `KINDS` that is crossed.
-    ``hops`` and ``link_latency_s`` (of all links) are as in `Shape`; ``own``, ``efficiency``, ``way``, ``peers`` and
-    ``goes_on`` as in `Moves`.
+    ``hops`` and ``link_latency_s`` (of all links) are as in `Shape`; ``own``, ``efficiency``, ``way``, ``peers``,
+    ``counted`` and ``goes_on`` as in `Moves`.
     """
 
     kind: TransportKind
@@ -95,6 +97,7 @@ class Stage:
     efficiency: float
     way: Way
     peers: int
+    counted: float
     goes_on: bool
 
     @property
@@ -112,6 +115,7 @@ class Stage:
             self.efficiency,
             self.way,
             self.peers,
+            self.counted,
             self.goes_on,
         )
 
@@ -260,5 +264,6 @@ def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Stage:
         efficiency=moves.efficiency,
         way=moves.way,
         peers=moves.peers,
+        counted=moves.counted,
         goes_on=moves.goes_on,
     )

@@ -26,13 +26,20 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """
     strung = channels(cluster, ranks)
     hops = [hop for channel in strung for hop in _hops(channel, 1 / len(strung))]
-    efficiency = EFFICIENCY * (_of_both_ways(cluster, hops) if len(strung[0].nodes) == 1 else 1.0)
-    return (Moves(hops, own=1 / len(ranks), efficiency=efficiency, channels=len(strung)),)
+    counted = _counted(cluster, hops) if len(strung[0].nodes) == 1 else 1.0
+    return (Moves(hops, own=1 / len(ranks), efficiency=EFFICIENCY, counted=counted, channels=len(strung)),)
 
 
-def _of_both_ways(cluster: Cluster, hops: list[Hop]) -> float:
-    """What a chain inside one node reaches of its links: NCCL counts half of the narrowest, as what goes up and down
-    shares the GPUs' ports (src/graph/tuning.cc, ncclTopoTuneModel, ratio). Where it does the loads say so already."""
+def _counted(cluster: Cluster, hops: list[Hop]) -> float:
+    """Of a chain inside one node NCCL's tuner counts on half of the narrowest link, as if what goes up and down shared
+    it (src/graph/tuning.cc, ncclTopoTuneModel, ratio); where it does, the loads say so already.
+
+    A chain of NVLinks alone counts in full here: rings may pass through a GPU here, which NCCL's do not, and 5 GPUs of
+    a DGX-1 that no ring of NVLinks joins are measured at the speed of the chain (vTrain's table).
+    """
+    slots = [(cluster.locate(hop.sender), cluster.locate(hop.receiver)[1]) for hop in hops]
+    if all((a, b) in cluster.layout_of(node).nvlink for (node, a), b in slots):
+        return 1.0
     both: dict[int, float] = {}
     up: dict[int, float] = {}
     for number, hop in enumerate(hops):
