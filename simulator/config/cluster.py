@@ -81,6 +81,7 @@ class Group(Section):
     count: Count
     """number of nodes"""
     node: Node
+    """what each is; in a file also the name of a cluster that has such nodes"""
 
 
 class ClusterSpec(Section):
@@ -217,7 +218,9 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
 def _fabric_problems(fabric: Fabric) -> Iterator[InputError]:
     used = KEYS.get(fabric.kind, tuple(Fabric.model_fields))
     for name in dict.fromkeys(name for names in KEYS.values() for name in names):
-        if name in fabric.model_fields_set and name not in used:
+        if name not in used and getattr(fabric, name) != Fabric.model_fields[name].get_default(
+            call_default_factory=True
+        ):
             kinds = [kind for kind, keys in KEYS.items() if name in keys]
             yield InputError(
                 f"{fabric.kind} has none",

@@ -102,7 +102,9 @@ class Pcie(Section):
     """GPUs that share a PCIe switch, and its one link to the CPU"""
     p2p: bool = True
     """whether GPUs copy to each other directly; false: through host memory"""
-    tree: dict[str, Annotated[Place, BeforeValidator(_placed)]] = Field(default_factory=dict)
+    tree: dict[str, Annotated[Place, BeforeValidator(_placed, json_schema_input_type=Place | str)]] = Field(
+        default_factory=dict
+    )
     """in place of gpus_per_switch and nics.attach: what each GPU (gpu0 ...), NIC (nic0 ...) and switch (pcie0 ...) is
     plugged into, a switch or a socket (cpu0 ...)"""
 

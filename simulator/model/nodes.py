@@ -100,7 +100,7 @@ def add_gradient(z: Shapes, name: str, params: int) -> Ops:
     ops: Ops = ()
     buffer = float(DTYPE_BYTES[z.grad_dtype] * params)
     if z.adds_gradients:
-        alike = z.element == DTYPE_BYTES[z.grad_dtype]
+        alike = z.element == DTYPE_BYTES[z.grad_dtype]  # added by the kernel that adds activations
         op = "residual" if alike else "accumulate"
         ops += (memory("W", f"{name} grad add", op, z.element * params + buffer, buffer, z.dtype),)
     if z.fills_buckets:
