@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import simulator
 from simulator.cli.collective import command as collective
 from simulator.cli.collective import parse_sizes
 from simulator.cluster import build_cluster
@@ -15,6 +16,7 @@ from simulator.config.cluster import load_cluster
 from simulator.errors import InputError
 from simulator.validation.collective_scores import compare
 from simulator.validation.collectives import measurements
+from tests.jobs import job
 
 NODE = {
     "gpus": {"type": "h100-sxm-80gb", "count": 4},
@@ -135,6 +137,16 @@ def test_a_file_of_switches_alone_is_no_cluster(tmp_path: Path) -> None:
         load_cluster(str(file))
     # With nodes of its own beside it, it is one.
     assert load_cluster({"name": str(file), "node": NODE}).nodes == 4
+
+
+@pytest.mark.parametrize(("nodes", "idle"), [(2, 10), (3, 18)])
+def test_gpus_without_work_are_those_that_no_job_has(nodes: int, idle: int) -> None:
+    """Two jobs of 2 and 4 ranks on a node each of eight GPUs, and a node that nobody has: of all, not per job."""
+    spec = {"node": {**NODE, "gpus": {"type": "a100-sxm-80gb", "count": 8}}, "nodes": nodes, "name": "c"}
+    one, other = (job(parallelism__dp=dp) | {"name": f"dp{dp}", "cluster": spec} for dp in (2, 4))
+    result = simulator.share([one, other]).to_dict()
+    assert result["warnings"] == [f"{idle} of the {8 * nodes} GPUs of the cluster have no rank"]
+    assert [run["warnings"] for run in result["runs"]] == [[], []]
 
 
 COLUMNS = "id,op,size,n_gpus,nodes,algbw,busbw,latency_us,hardware,cluster"

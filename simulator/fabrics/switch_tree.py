@@ -53,12 +53,13 @@ def _depths(fabric: Fabric) -> dict[str, int]:
         way = {name: None}  # upwards, to a root or a switch whose depth is known
         top = name
         while top not in depth and (up := tree[top].at) is not None:
-            key = f"fabric.switches.{top}.at"
             if up not in tree:
                 known = ", ".join(list(tree)[:12])
+                key = f"fabric.switches.{top}.at"
                 raise InputError("is no switch of this fabric", key=key, found=up, allowed=known)
             if up in way:
-                raise InputError("hangs under itself", key=key, found=" in ".join([*way, up]))
+                found = " in ".join([*way, up])
+                raise InputError("hangs under itself", key=f"fabric.switches.{name}.at", found=found)
             way[up] = None
             top = up
         first = depth.get(top, 1)
