@@ -21,10 +21,10 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "check": check.command,
     "list": listing.command,
     "schedule": schedule.command,
-    "validate": validate.command,
-    "topology": topology.command,
     "collective": collective.command,
+    "topology": topology.command,
     "import": importing.command,
+    "validate": validate.command,
 }
 
 app = typer.Typer(

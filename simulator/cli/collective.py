@@ -80,7 +80,7 @@ def command(
       barrier         ring tree nvls nvls_tree collnet | binary_tree halving_doubling rs_ag direct hierarchical
 
     \b
-    Example:
+    Examples:
       llmsim collective --cluster dgx_a100 --nodes 2 --op all_reduce --sizes 8:16G
       llmsim collective --cluster dgx_h100 --nodes 2 --op all_to_all --algorithm rail --sizes 1M:1G
     """

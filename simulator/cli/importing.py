@@ -158,7 +158,7 @@ def _show_devices(imported: Imported, node: Node) -> None:
     out = console()
     joined, names = relations(node), device_names(node)
     gpus, nics = names[: node.gpus.count], names[node.gpus.count :]
-    out.print(f"{imported.format}: {len(gpus)} GPUs, {len(nics)} NICs, {node.sockets.count} socket(s)")
+    out.print(f"{imported.format}: GPUs {len(gpus)}, NICs {len(nics)}, sockets {node.sockets.count}")
     rows = [
         {
             "device": device.name,

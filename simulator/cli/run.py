@@ -23,7 +23,7 @@ def command(
     workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A file, or a name in workloads/.")],
     others: Annotated[
         list[str] | None,
-        typer.Argument(metavar="WORKLOAD2 ...", help="Another, to stand beside the first.", show_default=False),
+        typer.Argument(metavar="WORKLOAD2", help="Another beside it; several with --share-fabric.", show_default=False),
     ] = None,
     share_fabric: Annotated[
         bool,

@@ -23,7 +23,7 @@ from simulator.validation.rows import Row, UnsupportedError, read_table
 from simulator.validation.suites import DATA
 
 NAME = "collectives"
-ABOUT = "Published curves of nccl-tests, rccl-tests and DeepEP: A100 to GB300, 2 to 1440 GPUs"
+ABOUT = "Published curves of nccl-tests, rccl-tests and DeepEP: V100 to GB300 and MI355X, 2 to 1440 GPUs"
 TABLE = DATA / "collectives.csv"
 HARDWARE = DATA / "collectives-hardware.yaml"
 #: What is scored apart, in the order of the tables; the score of the suite is that of the first.
