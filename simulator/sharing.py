@@ -16,6 +16,7 @@ from simulator.build import build_program
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import Workload, load_workload
 from simulator.config.profile import Profile, load_profile
+from simulator.config.rules import scale
 from simulator.costs import Costs
 from simulator.engine import Placed, simulate_together
 from simulator.errors import InputError
@@ -50,9 +51,16 @@ class Shared:
 
     @cached_property
     def warnings(self) -> list[str]:
-        """Those of the jobs under their names, and those of playing them together."""
-        own = [f"{result.workload.name}: {warning}" for result in self.results for warning in result.warnings]
-        return [*own, *self.notes]
+        """Those of the jobs under their names, and those of playing them together. GPUs without work are those that no
+        job has."""
+        own = [f"{result.workload.name}: {warning}" for result in self.results for warning in _own_warnings(result)]
+        taken = sum(result.workload.n_ranks for result in self.results)
+        for result, nodes in zip(self.results, self.nodes, strict=True):
+            servers = nodes[len(nodes) - result.workload.parallelism.server_count :]
+            taken += sum(len(self.cluster.gpus_of(node)) for node in servers)
+        total = len(self.cluster.gpus)
+        idle = [scale.without_rank(total - taken, total)] if total > taken else []
+        return [*own, *idle, *self.notes]
 
     @cached_property
     def _report(self) -> dict[str, Any]:
@@ -66,7 +74,7 @@ class Shared:
                 "slowdown": shared_s / alone_s,
                 "steps_played": steps,
             }
-            runs.append({**result.to_dict(), "sharing": sharing})
+            runs.append({**result.to_dict(), "warnings": _own_warnings(result), "sharing": sharing})
         spec = self.cluster.spec
         return envelope("run", self.warnings, share_fabric={"cluster": spec.name, "nodes": spec.nodes}, runs=runs)
 
@@ -80,6 +88,12 @@ class Shared:
         from simulator.output.summary import shared
 
         return shared(self._report)
+
+
+def _own_warnings(result: Result) -> list[str]:
+    """Without those of GPUs that have no rank of this job: others' may run there."""
+    of_size = list(scale.warnings(result.workload))
+    return [warning for warning in result.warnings if warning not in of_size]
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def test_of_many_problems_the_first_are_said_and_the_rest_counted() -> None:
     assert time.process_time() - start < 1.0
     lines = str(caught.value).splitlines()
     assert sum(line.startswith("f: ") for line in lines) == 20
-    assert lines[-1] == "... and 19,981 more"  # `node` is missing
+    assert lines[-1] == "... and 19,980 more"
 
 
 def test_missing_directory_and_oversized_files(tmp_path: Path) -> None:

@@ -490,7 +490,7 @@ def test_what_is_wrong_in_a_conf_is_named_by_line(tmp_path: Path, text: str, lin
         ({"switches": {"a": {}}}, "fabric.switches: rail_fat_tree has none"),
         ({"kind": "switch_tree", "tiers": 3, "switches": {"a": {"nodes": 2}}}, "fabric.tiers: switch_tree has none"),
         ({"kind": "switch_tree", "switches": {"a": {"nodes": 1}}}, "fabric.switches: hold fewer nodes"),
-        ({"kind": "switch_tree", "switches": {"a": {"nodes": 2, "at": "b"}}}, "fabric.switches: one switch has none"),
+        ({"kind": "switch_tree", "switches": {"a": {"nodes": 2, "at": "b"}}}, "fabric.switches.a.at: is no switch"),
         (
             {"kind": "switch_tree", "switches": {"a": {"nodes": 2}, "b": {"at": "c"}, "c": {"at": "b"}}},
             "fabric.switches.b.at: hangs under itself",

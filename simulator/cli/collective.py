@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from simulator.costs import Costs
 
 DEFAULT_SIZES = "8:128M"
+#: Bytes of the largest message: what a 64-bit count holds.
+LARGEST = 2**63 - 1
 _SUFFIX = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -90,7 +92,7 @@ def command(
     algorithms(op)
     if op == "barrier" and sizes is not None:
         raise InputError("a barrier has no size", file="--sizes", found=sizes, fix="leave --sizes out")
-    messages = [int(BARRIER_BYTES)] if op == "barrier" else parse_sizes(sizes or DEFAULT_SIZES)
+    messages = [int(BARRIER_BYTES)] if op == "barrier" else parse_sizes(DEFAULT_SIZES if sizes is None else sizes)
     built = build_cluster(load_cluster(cluster, nodes=nodes))
     assumed = [f"assumed: {text}" for text in assumptions(cluster)]
     members = parse_ranks(ranks, len(built.gpus), "--ranks")
@@ -156,6 +158,7 @@ def _costs(types: Sequence[str], calibration: str | None, stack: str | None) -> 
 
     Raises `InputError`.
     """
+    from simulator.config.catalog import names
     from simulator.config.profile import check_gpu, load_profile
     from simulator.config.stack import check_stack, load_stack
     from simulator.costs import Costs
@@ -171,6 +174,10 @@ def _costs(types: Sequence[str], calibration: str | None, stack: str | None) -> 
     if calibration is not None and len(types) > 1:
         allowed = f"ranks on one of {', '.join(types)}; each has its shipped profile without the option"
         raise InputError("is of one type of GPU", file="--calibration", found=calibration, allowed=allowed)
+    if calibration is None:
+        for gpu in set(types) - set(names("profile")):
+            allowed = f"{', '.join(names('profile'))}; or ranks on these; or --calibration PROFILE of your own"
+            raise InputError("no calibration of this GPU is shipped", key="gpus.type", found=gpu, allowed=allowed)
     profiles = {gpu: load_profile(calibration or gpu, file="--calibration") for gpu in types}
     for gpu, profile in profiles.items():
         check_gpu(profile, gpu, file="--calibration", key="calibration")
@@ -203,7 +210,7 @@ def parse_sizes(text: str) -> list[int]:
 def _size(part: str, text: str) -> int:
     match = re.fullmatch(r"\s*(\d{1,15})\s*([KMGT]?)\s*", part.upper())
     size = int(match[1]) * _SUFFIX[match[2]] if match else 0
-    if size < 1:
+    if not 1 <= size <= LARGEST:
         raise _no_sizes(text)
     return size
 
@@ -213,5 +220,5 @@ def _no_sizes(text: str) -> InputError:
         "are no sizes",
         file="--sizes",
         found=text,
-        allowed="FIRST:LAST, FIRST:LAST:FACTOR or a list, such as 8:16G or 1M,64M",
+        allowed="FIRST:LAST, FIRST:LAST:FACTOR or a list, such as 8:16G or 1M,64M, each of 1 byte to 2^63",
     )

@@ -324,16 +324,17 @@ class Cluster:
     def bisection_Bps(self) -> float:
         """What the first half of the GPUs can send to the second, bytes/s at line rate: a maximum flow of the graph.
 
-        Halves are of whole nodes where there are several; inside a node only links of routes between GPUs count.
+        Halves are of whole nodes where several have GPUs; inside a node only links of routes between GPUs count.
         """
         count = len(self.gpus)
         if count == 1:
             return 0.0
-        if self.n_nodes > 1:
-            half, usable = self.first_gpu[self.n_nodes // 2], self.links
+        peopled = [node for node in range(self.n_nodes) if len(self.gpus_of(node))]
+        if len(peopled) > 1:
+            half, usable = self.first_gpu[peopled[len(peopled) // 2]], self.links
         else:
-            layout = self.layouts[0]
-            used = {i for (a, b), route in layout.between.items() if max(a, b) < layout.host for i in route}
+            layout, first = self.layouts[peopled[0]], self.first_link[peopled[0]]
+            used = {first + i for (a, b), route in layout.between.items() if max(a, b) < layout.host for i in route}
             half, usable = count // 2, tuple(link for link in self.links if link.index in used)
         at = self._merged(half)
         capacity: dict[tuple[str, str], float] = {}

@@ -234,6 +234,12 @@ def _fabric_problems(fabric: Fabric) -> Iterator[InputError]:
     ):
         if fabric.kind == kind and not getattr(fabric, name):
             yield InputError(f"must be given for a {kind}", key=f"fabric.{name}", allowed=f"such as {such}")
+    if "oversubscription" in used and fabric.tiers > 1 and fabric.oversubscription > max(fabric.radix - 1, 1):
+        found, allowed = (
+            fabric.oversubscription,
+            f"<= {fabric.radix - 1}: at least one of {fabric.radix} ports leads up",
+        )
+        yield InputError("leaves no port to lead up", key="fabric.oversubscription", found=found, allowed=allowed)
     if fabric.kind == "dragonfly" and fabric.radix < 7:
         yield InputError("is too small for a dragonfly", key="fabric.radix", found=fabric.radix, allowed=">= 7")
 
@@ -306,6 +312,9 @@ def cluster_data(
     path = catalog.find("cluster", str(reference), base=base, file=file, key=key)
     data = read_topology(path).cluster if is_foreign(path) else read_yaml(path)
     data = merged(_without_replaced({"name": path.stem, **data}, over), over)
+    if is_foreign(path) and not {"node", "groups"} & set(data):
+        fix = f"llmsim import {path} --node dgx_h100 --out mine.yaml, or another cluster that its nodes are of"
+        raise InputError("says nothing of the nodes themselves", file=path, key="node", fix=fix)
     return _with_nodes(data, path.parent, path, None), path, over
 
 

@@ -322,11 +322,16 @@ _WANTED = {
     "finite_number": "a finite number",
 }
 _BOUNDS = {
-    "greater_than": "> {gt:,.0f}",
-    "greater_than_equal": ">= {ge:,.0f}",
-    "less_than": "< {lt:,.0f}",
-    "less_than_equal": "<= {le:,.0f}",
+    "greater_than": ("gt", ">"),
+    "greater_than_equal": ("ge", ">="),
+    "less_than": ("lt", "<"),
+    "less_than_equal": ("le", "<="),
 }
+
+
+def _bound(sign: str, value: float) -> str:
+    """Such as ``<= 10,000`` or ``>= 1e-06``."""
+    return f"{sign} {value:,.0f}" if value == int(value) else f"{sign} {value:g}"
 
 
 def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
@@ -346,8 +351,8 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
         fix = f"{name}: {near}" if near else None
         return InputError("is none of the known values", key=key, found=brief(found), allowed=", ".join(known), fix=fix)
     if kind in _BOUNDS:
-        allowed = _BOUNDS[kind].format(**context)
-        return InputError("is out of range", key=key, found=brief(found), allowed=allowed)
+        bound, sign = _BOUNDS[kind]
+        return InputError("is out of range", key=key, found=brief(found), allowed=_bound(sign, context[bound]))
     if kind in _WANTED:
         fix = None
         if kind in ("float_type", "int_type") and isinstance(found, str) and re.fullmatch(r"[-+.\deE]+", found.strip()):
@@ -370,6 +375,8 @@ def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, name:
 
 #: Tags of union members that are no sections.
 _FORMS = ("text", "list")
+#: What pydantic calls members of a union without tags.
+_UNTAGGED = re.compile(r"(literal|tuple|function-\w+)\[")
 
 
 def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, type[BaseModel]]:
@@ -380,7 +387,7 @@ def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, ty
             key += f"[{part}]"
         elif part in inside and inside[part] is not model:  # the tag of a union's member, no key
             owner = inside[part]
-        elif part in _FORMS and part not in owner.model_fields:
+        elif (part in _FORMS or _UNTAGGED.match(part)) and part not in owner.model_fields:
             continue
         else:
             if len(inside) == 1:
@@ -407,11 +414,10 @@ def _paths(model: type[BaseModel]) -> Iterator[str]:
 def _bounds(owner: type[BaseModel], name: str) -> list[str]:
     """The range of a number, such as ``[">= 1", "<= 10,000"]``."""
     field = owner.model_fields.get(name)
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     return [
-        f"{sign} {getattr(bound, kind):,.0f}"
+        _bound(sign, getattr(bound, kind))
         for bound in (field.metadata if field else ())
-        for kind, sign in signs.items()
+        for kind, sign in _BOUNDS.values()
         if getattr(bound, kind, None) is not None
     ]
 

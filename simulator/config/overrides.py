@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from simulator.config.cluster import ClusterSpec
 
 Part = Literal["gpu", "nic"]
-_PART = re.compile(r"node(\*|\d{1,9})\.(gpu|nic)(\*|\d{1,9})")
+_PART = re.compile(r"node(\*|0|[1-9]\d{0,8})\.(gpu|nic)(\*|0|[1-9]\d{0,8})")
 
 
 class LinkOverride(Section):

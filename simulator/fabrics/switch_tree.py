@@ -20,22 +20,11 @@ def switch_tree(fabric: Fabric, ports: Ports) -> Switches:
     Raises `InputError` where it is no tree, or does not hold the nodes.
     """
     tree = fabric.switches
+    depth = _depths(fabric)
     roots = [name for name, switch in tree.items() if switch.at is None]
     if len(roots) != 1:
-        found = ", ".join(roots) or "none"
+        found = ", ".join(roots)
         raise InputError("one switch has none above it", key="fabric.switches", found=found, allowed="one root")
-    for name, switch in tree.items():
-        way = [name]
-        while (up := tree[way[-1]].at) is not None and up not in way:
-            if up not in tree:
-                raise InputError(
-                    "is no switch of this fabric", key=f"fabric.switches.{name}.at", found=switch.at,
-                    allowed=", ".join(list(tree)[:12]),
-                )  # fmt: skip
-            way.append(up)
-        if up is not None:
-            found = " in ".join([*way, up])
-            raise InputError("hangs under itself", key=f"fabric.switches.{name}.at", found=found)
     leaves = [name for name, switch in tree.items() for _ in range(switch.nodes)]
     if len(leaves) < len(ports):
         raise InputError(
@@ -46,7 +35,6 @@ def switch_tree(fabric: Fabric, ports: Ports) -> Switches:
     below = dict.fromkeys(tree, 0.0)
     for leaf, nics in zip(leaves, ports, strict=False):
         below[leaf] += sum(nics)
-    depth = {name: len(_way(fabric, name)) for name in tree}
     trunks = []
     for name in sorted(tree, key=lambda name: -depth[name]):
         above = tree[name].at
@@ -57,7 +45,23 @@ def switch_tree(fabric: Fabric, ports: Ports) -> Switches:
     return Switches(cabled, tuple(trunks), max(depth.values()), roots[0])
 
 
-def _way(fabric: Fabric, name: str) -> list[str]:
-    """A switch and those above it."""
-    above = fabric.switches[name].at
-    return [name] if above is None else [name, *_way(fabric, above)]
+def _depths(fabric: Fabric) -> dict[str, int]:
+    """Switch -> 1 for a root, 2 for what hangs under it. Raises `InputError` where one hangs under none, or itself."""
+    tree = fabric.switches
+    depth: dict[str, int] = {}
+    for name in tree:
+        way = {name: None}  # upwards, to a root or a switch whose depth is known
+        top = name
+        while top not in depth and (up := tree[top].at) is not None:
+            if up not in tree:
+                known = ", ".join(list(tree)[:12])
+                key = f"fabric.switches.{top}.at"
+                raise InputError("is no switch of this fabric", key=key, found=up, allowed=known)
+            if up in way:
+                found = " in ".join([*way, up])
+                raise InputError("hangs under itself", key=f"fabric.switches.{name}.at", found=found)
+            way[up] = None
+            top = up
+        first = depth.get(top, 1)
+        depth.update((one, first + above) for above, one in enumerate(reversed(way)))
+    return depth

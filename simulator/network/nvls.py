@@ -26,12 +26,12 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """
     if cluster.spec.fabric.sharp and len(by_node(cluster, ranks)) > 1:
         check(cluster, ranks, "nvls")
-        _check(cluster, ranks, several=True)
+        _check(cluster, ranks, several=True, other="nvls")
         strung = channels(cluster, ranks)
         return _of_nodes(
             cluster, ranks, [hop for channel in strung for hop in through_fabric(channel, 1 / len(strung))]
         )
-    _check(cluster, ranks, several=False)
+    _check(cluster, ranks, several=False, other="nvls_tree")
     n = len(ranks)
     hops = [*_up(ranks, 1.0), *_to_heads(ranks, 1 / n), *_from_heads(ranks, 1 / n), *_down(ranks, 1.0)]
     return (Moves(hops, way="in_switch", channels=n),)
@@ -39,14 +39,14 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
 
 def reduce_scatter(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Each GPU sends S, and loads the sum of its S/n. Raises `InputError` as `all_reduce`."""
-    _check(cluster, ranks, several=False)
+    _check(cluster, ranks, several=False, other="ring")
     n = len(ranks)
     return (Moves([*_up(ranks, 1.0), *_to_heads(ranks, 1 / n)], way="in_switch", channels=n),)
 
 
 def all_gather(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Each GPU stores its S/n once, and receives S: no less than in a ring. Raises `InputError` as `all_reduce`."""
-    _check(cluster, ranks, several=False)
+    _check(cluster, ranks, several=False, other="ring")
     n = len(ranks)
     return (Moves([*_from_heads(ranks, 1 / n), *_down(ranks, 1.0)], way="in_switch", channels=n),)
 
@@ -57,7 +57,7 @@ def tree_all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ..
 
     Raises `InputError` where NVSwitches cannot do it, for one node, and where a node has one member.
     """
-    _check(cluster, ranks, several=True)
+    _check(cluster, ranks, several=True, other="nvls")
     strung = channels(cluster, ranks)
     return _of_nodes(cluster, ranks, [hop for channel in strung for hop in between_nodes(channel, 1 / len(strung))])
 
@@ -96,8 +96,9 @@ def _down(members: Sequence[int], weight: float) -> Iterator[Hop]:
         yield Hop(SWITCH, gpu, None, 1.0, 0.0 if position else weight)
 
 
-def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool) -> None:
-    """Raise `InputError` where NVSwitches do not sum up, or the group does not sit as the algorithm needs."""
+def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool, other: str) -> None:
+    """Raise `InputError` where NVSwitches do not sum up, or the group does not sit as the algorithm needs; ``other`` is
+    what the operation has for groups that sit otherwise."""
     name = "nvls_tree" if several else "nvls"
     nodes = by_node(cluster, ranks)
     if not all(cluster.spec.node_at(node).nvlink.sharp for node in nodes):
@@ -108,7 +109,7 @@ def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool) -> None:
             fix="node.nvlink.sharp: true in the cluster file, where its switches can",
         )
     if several != (len(nodes) > 1):
-        where, other = ("between nodes", "nvls") if several else ("inside one node", "nvls_tree")
+        where = "between nodes" if several else "inside one node"
         raise InputError(f"{name} is for groups {where}", key="algorithm", found=name, fix=f"algorithm {other}")
     if min(map(len, nodes.values())) < 2:
         raise InputError(

@@ -10,7 +10,7 @@ from typing import Any
 
 from simulator.errors import InputError
 from simulator.units import MiB
-from simulator.validation.collectives import NAME, PARTS, Case, case_of, measured_s
+from simulator.validation.collectives import NAME, PARTS, Case, case_of, measured_s, printed_busbw_Bps
 from simulator.validation.evaluate import MAX_SKIPPED, Outcome, summarise
 from simulator.validation.rows import Row, UnsupportedError
 from simulator.validation.suites import Bounds
@@ -73,7 +73,7 @@ def compare(rows: Iterable[Row], predict: Callable[[Case], Prediction]) -> list[
 
 def _compared(row: Row, predict: Callable[[Case], Prediction]) -> Compared:
     part = PARTS[0]
-    measured, case, found, skipped = None, None, None, ""
+    measured, case, found, busbw, skipped = None, None, None, None, ""
     try:
         measured = measured_s(row)
     except UnsupportedError as reason:
@@ -81,6 +81,7 @@ def _compared(row: Row, predict: Callable[[Case], Prediction]) -> Compared:
     try:
         case = case_of(row)
         part = case.part
+        busbw = printed_busbw_Bps(row)
         found = predict(case)
     except (UnsupportedError, InputError) as reason:
         skipped = "; ".join([*([skipped] if skipped else []), " ".join(str(reason).split())])
@@ -93,8 +94,7 @@ def _compared(row: Row, predict: Callable[[Case], Prediction]) -> Compared:
         skipped=skipped,
         fitted_on=bool(case and found and measured is not None and case.fitted_on),
     )
-    busbw = float(row["busbw"]) * 1e9 if row.get("busbw") else None
-    return Compared(outcome, part, case, found, busbw or None)
+    return Compared(outcome, part, case, found, busbw)
 
 
 def geometric_mean(errors: Iterable[float]) -> float | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from simulator.config.cluster import ClusterSpec, load_cluster
 from simulator.config.files import Section, read_yaml, validated
+from simulator.config.node import MAX_GPUS
 from simulator.config.stack import Stack, load_stack
 from simulator.units import GiB
 from simulator.validation.rows import Row, UnsupportedError, read_table
@@ -62,6 +63,8 @@ ALGORITHMS = {
 }
 #: What a test of bandwidth that names no size is taken to send.
 LARGE_BYTES = 1 * GiB
+#: Messages are smaller: what a 64-bit count holds.
+LARGEST_BYTES = 2**63
 #: Bytes of an element, and of an FP8 token's scales: one float32 per 128 elements (DeepEP).
 _EXPERT_BYTES = {"FP8": 1 + 4 / 128, "BF16": 2.0}
 _SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
@@ -129,6 +132,11 @@ def measured_s(row: Row) -> float:
     raise UnsupportedError("has neither a latency nor an algbw")
 
 
+def printed_busbw_Bps(row: Row) -> float | None:
+    """What the row prints as busbw, if anything. Raises `UnsupportedError` where that is no number."""
+    return _number(row, "busbw") * 1e9 if row.get("busbw") else None
+
+
 def size_bytes(row: Row) -> float:
     """Bytes of the message; of an exchange of experts, what one rank sends or gets in all.
 
@@ -141,9 +149,10 @@ def size_bytes(row: Row) -> float:
     if tokens:
         return int(tokens[1]) * int(tokens[2]) * int(tokens[3]) * _EXPERT_BYTES[tokens[4]]
     plain = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*(?:([KMG]?)B)?", text, flags=re.IGNORECASE)
-    if plain and float(plain[1]) > 0:
-        return float(plain[1]) * _SUFFIXES[(plain[2] or "").upper()]
-    raise UnsupportedError(f"size {text!r} is no number of bytes")
+    nbytes = float(plain[1]) * _SUFFIXES[(plain[2] or "").upper()] if plain else 0.0
+    if 0 < nbytes < LARGEST_BYTES:
+        return nbytes
+    raise UnsupportedError(f"size {text!r} is no number of bytes above 0 and below 2^63")
 
 
 def case_of(row: Row) -> Case:
@@ -153,11 +162,13 @@ def case_of(row: Row) -> Case:
         raise UnsupportedError("adds up both directions")
     alias = alias_of(row)
     algorithm = _looked_up(row, "algo", ALGORITHMS)
-    n_gpus = int(_number(row, "n_gpus"))
+    n_gpus = _whole(row, "n_gpus")
     spec = cluster_of(alias.cluster)
     in_a_node = spec.gpus_per_node
     told = "" if alias.domain else row["nodes"]
-    nodes = int(_number(row, "nodes")) if told else math.ceil(n_gpus / in_a_node)
+    nodes = _whole(row, "nodes") if told else -(-n_gpus // in_a_node)
+    if n_gpus < 2 and op != "to_host":
+        raise UnsupportedError("one GPU has nobody to send to")
     each, rest = divmod(n_gpus, nodes)
     if rest or each > in_a_node:
         raise UnsupportedError(f"{n_gpus} GPUs are not spread evenly over {nodes} nodes of {in_a_node}")
@@ -202,6 +213,13 @@ def _looked_up(row: Row, column: str, known: Mapping[str, Any]) -> Any:
     if text not in known:
         raise UnsupportedError(f"{column} {row.get(column)!r} is not simulated yet")
     return known[text]
+
+
+def _whole(row: Row, column: str) -> int:
+    value = _number(row, column)
+    if value != int(value) or value > MAX_GPUS:
+        raise UnsupportedError(f"{column} {row[column]!r} is not a whole number up to {MAX_GPUS:,}")
+    return int(value)
 
 
 def _number(row: Row, column: str) -> float:

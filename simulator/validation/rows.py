@@ -97,7 +97,7 @@ def read_table(path: Path, needed: Sequence[str], *, like: str) -> list[dict[str
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
-            rows = [{key: (value or "").strip() for key, value in row.items() if key} for row in reader]
+            found = list(reader)
             columns = reader.fieldnames or []
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
@@ -106,8 +106,16 @@ def read_table(path: Path, needed: Sequence[str], *, like: str) -> list[dict[str
     absent = [name for name in needed if name not in columns]
     if absent:
         raise InputError(f"lacks columns: {', '.join(absent)}", file=path, allowed=f"the columns of {like}")
-    if not rows:
+    doubled = next((name for name in columns if name and list(columns).count(name) > 1), None)
+    if doubled is not None:
+        raise InputError("two columns have this name", file=path, found=doubled)
+    if not found:
         raise InputError("has no rows", file=path)
+    for number, row in enumerate(found, start=1):
+        if None in row:  # DictReader's key of cells past the last column
+            fix = "quotes around cells that hold a comma"
+            raise InputError(f"row {number} has more cells than there are columns", file=path, found=row["id"], fix=fix)
+    rows = [{key: (value or "").strip() for key, value in row.items() if key} for row in found]
     ids = [row["id"] for row in rows]
     if "" in ids:
         raise InputError(f"row {ids.index('') + 1} has none", file=path, key="id")

@@ -84,4 +84,9 @@ def warnings(workload: Workload) -> Iterator[str]:
     cluster = workload.cluster
     idle = cluster.gpus_on(cluster.nodes - workload.parallelism.server_count) - workload.n_ranks
     if idle > 0:
-        yield f"{idle} of the {workload.cluster.n_gpus} GPUs of the cluster have no rank"
+        yield without_rank(idle, workload.cluster.n_gpus)
+
+
+def without_rank(idle: int, total: int) -> str:
+    """The warning of GPUs without work."""
+    return f"{idle} of the {total} GPUs of the cluster have no rank"

@@ -1,0 +1,191 @@
+"""What users mistype about clusters, collectives and tables of measurements: refused by name, or played as said."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simulator
+from simulator.cli.collective import command as collective
+from simulator.cli.collective import parse_sizes
+from simulator.cluster import build_cluster
+from simulator.config.cluster import load_cluster
+from simulator.errors import InputError
+from simulator.validation.collective_scores import compare
+from simulator.validation.collectives import measurements
+from tests.jobs import job
+
+NODE = {
+    "gpus": {"type": "h100-sxm-80gb", "count": 4},
+    "nvlink": {"kind": "nvswitch", "bandwidth_Bps": 450e9, "latency_s": 1e-6},
+    "pcie": {"generation": 5, "lanes": 16, "gpus_per_switch": 2, "p2p": True},
+    "nics": {"count": 2, "bandwidth_bps": 400e9, "latency_s": 2e-6, "attach": "pcie_switch"},
+}
+
+
+def _cluster(fabric: dict[str, Any] | None = None, nodes: int = 2, **keys: Any) -> Any:
+    return load_cluster({"node": NODE, "nodes": nodes, "fabric": fabric or {"kind": "fat_tree"}, **keys})
+
+
+def _missing(*names: str) -> list[dict[str, object]]:
+    return [{"gpu": name, "missing": True} for name in names]
+
+
+@pytest.mark.parametrize("bare", [(0,), (2,), (0, 1), (1, 2), (0, 3)])
+def test_nodes_without_gpus_belong_to_neither_half(bare: tuple[int, ...]) -> None:
+    """Four nodes of two 50 GB/s cards. Those without GPUs neither send nor receive, so that halves are of the others:
+    one node against one or two, which is what the cards of one node carry."""
+    built = build_cluster(_cluster(nodes=4, overrides=_missing(*(f"node{node}.gpu*" for node in bare))))
+    assert built.bisection_Bps() == pytest.approx(100e9)
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_the_only_node_with_gpus_is_halved_itself(left: int) -> None:
+    """Two of its four GPUs send 450 GB/s each, wherever the node stands among others that have none."""
+    bare = _missing(*(f"node{node}.gpu*" for node in range(3) if node != left))
+    assert build_cluster(_cluster(nodes=3, overrides=bare)).bisection_Bps() == pytest.approx(900e9)
+
+
+@pytest.mark.parametrize("name", ["node00.gpu0", "node0.gpu00", "node01.gpu1"])
+def test_a_part_has_one_name(name: str) -> None:
+    with pytest.raises(InputError, match="is no name of a GPU"):
+        _cluster(overrides=_missing(name))
+
+
+def test_small_bounds_are_printed_as_they_are() -> None:
+    """The smallest scale is 1e-6; what is refused must not be within what is said to be allowed."""
+    with pytest.raises(InputError, match=r">= 1e-06"):
+        _cluster(overrides=[{"link": "node0.nic0", "bandwidth_scale": 0}])
+    with pytest.raises(InputError, match=r">= 1e-06, <= 1,000,000"):
+        _cluster(overrides=[{"link": "node0.nic0"}])
+
+
+@pytest.mark.parametrize(
+    ("radix", "oversubscription", "fits"), [(8, 7, True), (8, 7.5, False), (64, 63, True), (4, 1000, False)]
+)
+def test_a_leaf_keeps_a_port_upwards(radix: int, oversubscription: float, fits: bool) -> None:
+    """Of r ports at most r - 1 lead down, so that nothing is more than (r - 1) : 1."""
+    fabric = {"kind": "fat_tree", "radix": radix, "oversubscription": oversubscription}
+    if fits:
+        _cluster(fabric)
+    else:
+        with pytest.raises(InputError, match=f"<= {radix - 1}: at least one of {radix} ports leads up"):
+            _cluster(fabric)
+
+
+@pytest.mark.parametrize(
+    ("switches", "message"),
+    [
+        ({"a": {"at": "z", "nodes": 2}}, r"switches\.a\.at: is no switch"),
+        ({"a": {}, "b": {"at": "c", "nodes": 2}, "c": {"at": "z"}}, r"switches\.c\.at: is no switch"),
+        ({"a": {"at": "b"}, "b": {"at": "a", "nodes": 2}}, "hangs under itself"),
+        ({"a": {}, "b": {"at": "c"}, "c": {"at": "b", "nodes": 2}}, "hangs under itself"),
+        ({"a": {"nodes": 1}, "b": {"nodes": 1}}, "one switch has none above it"),
+    ],
+)
+def test_a_tree_of_switches_says_what_is_wrong_with_it(switches: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_cluster(_cluster({"kind": "switch_tree", "switches": switches}))
+
+
+def test_a_long_chain_of_switches_is_a_tree() -> None:
+    """3,000 switches in a row, a node at either end: built at once, and as deep as it is long."""
+    chain: dict[str, dict[str, object]] = {"s0": {"nodes": 1}}
+    chain |= {f"s{i}": {"at": f"s{i - 1}"} for i in range(1, 3000)}
+    chain["s2999"]["nodes"] = 1
+    assert build_cluster(_cluster({"kind": "switch_tree", "switches": chain})).switches.tiers == 3000
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", "8,", "0", "8388608T", "8:8388608T"])
+def test_sizes_are_of_64_bits_and_never_nothing(text: str) -> None:
+    """2^23 T is 2^63; the largest is one byte less. Nothing given in so many words is not the default."""
+    with pytest.raises(InputError, match="are no sizes"):
+        parse_sizes(text)
+    with pytest.raises(InputError, match="are no sizes"):
+        collective(cluster="dgx_h100", op="all_reduce", sizes=text)
+    assert parse_sizes("8388607T") == [2**63 - 2**40]
+
+
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_the_fix_of_an_algorithm_is_one_that_runs(op: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """NVLS inside a node has nothing for two of them; what is proposed instead has."""
+
+    def run(algorithm: str) -> None:
+        collective(cluster="dgx_h100", nodes=2, op=op, sizes="1M", algorithm=algorithm)
+
+    with pytest.raises(InputError) as refused:
+        run("nvls")
+    run(str(refused.value.fix).removeprefix("algorithm "))
+    assert op in capsys.readouterr().out
+
+
+def test_a_gpu_without_calibration_is_named_where_no_option_was_given(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    node = str(NODE).replace("h100-sxm-80gb", "t4")
+    file.write_text(f"name: c\nnode: {node}\n")
+    with pytest.raises(InputError, match=r"gpus\.type: no calibration of this GPU is shipped"):
+        collective(cluster=str(file), op="all_reduce", sizes="8")
+
+
+def test_a_file_of_switches_alone_is_no_cluster(tmp_path: Path) -> None:
+    file = tmp_path / "topology.conf"
+    file.write_text("SwitchName=s0 Nodes=n[0-3]\n")
+    with pytest.raises(InputError, match=r"says nothing of the nodes themselves(.|\n)*llmsim import .* --node"):
+        load_cluster(str(file))
+    # With nodes of its own beside it, it is one.
+    assert load_cluster({"name": str(file), "node": NODE}).nodes == 4
+
+
+@pytest.mark.parametrize(("nodes", "idle"), [(2, 10), (3, 18)])
+def test_gpus_without_work_are_those_that_no_job_has(nodes: int, idle: int) -> None:
+    """Two jobs of 2 and 4 ranks on a node each of eight GPUs, and a node that nobody has: of all, not per job."""
+    spec = {"node": {**NODE, "gpus": {"type": "a100-sxm-80gb", "count": 8}}, "nodes": nodes, "name": "c"}
+    one, other = (job(parallelism__dp=dp) | {"name": f"dp{dp}", "cluster": spec} for dp in (2, 4))
+    result = simulator.share([one, other]).to_dict()
+    assert result["warnings"] == [f"{idle} of the {8 * nodes} GPUs of the cluster have no rank"]
+    assert [run["warnings"] for run in result["runs"]] == [[], []]
+
+
+COLUMNS = "id,op,size,n_gpus,nodes,algbw,busbw,latency_us,hardware,cluster"
+
+
+def _table(tmp_path: Path, *lines: str, columns: str = COLUMNS) -> list[dict[str, str]]:
+    file = tmp_path / "rows.csv"
+    file.write_text("\n".join([columns, *lines]) + "\n")
+    return measurements(file)
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ("all_reduce,8MB,1,1,100,,,", "one GPU has nobody to send to"),
+        ("p2p,8MB,1,1,100,,,", "one GPU has nobody to send to"),
+        ("all_reduce,8MB,16.5,2,100,,,", "n_gpus '16.5' is not a whole number"),
+        ("all_reduce,8MB,1e300,2,100,,,", "n_gpus '1e300' is not a whole number up to 1,000,000"),
+        ("all_reduce,8MB,16,0.5,100,,,", "nodes '0.5' is not a whole number"),
+        ("all_reduce,8MB,16,1.5,100,,,", "nodes '1.5' is not a whole number"),
+        ("all_reduce,9e300,8,1,100,,,", "size '9e300' is no number of bytes"),
+        ("all_reduce,8MB,16,2,100,fast,,", "busbw 'fast' is not a number above 0"),
+    ],
+)
+def test_rows_that_cannot_be_are_skipped_with_the_reason(tmp_path: Path, cells: str, reason: str) -> None:
+    """Nothing is rounded to what could be simulated."""
+
+    def predict(case: object) -> Any:
+        raise AssertionError(f"{case} was simulated")
+
+    (compared,) = compare(_table(tmp_path, f"a,{cells},dgx_h100"), predict)
+    assert reason in compared.outcome.skipped
+
+
+def test_a_table_is_as_wide_as_its_head(tmp_path: Path) -> None:
+    """A cell too many moves the others to columns that they are not of; of two columns of one name one is lost."""
+    good = "a,all_reduce,8MB,16,2,100,,,z,dgx_h100"
+    assert len(_table(tmp_path, good)) == 1
+    with pytest.raises(InputError, match="row 2 has more cells"):
+        _table(tmp_path, good, good.replace("a,", "b,", 1).replace("8MB", "8,000,000"))
+    with pytest.raises(InputError, match=re.compile("two columns have this name.*op", re.DOTALL)):
+        _table(tmp_path, good + ",reduce", columns=COLUMNS + ",op")
