@@ -12,6 +12,7 @@ import simulator
 from simulator.cli.collective import command as collective
 from simulator.cli.collective import parse_sizes
 from simulator.cluster import build_cluster
+from simulator.config.catalog import Kind, find
 from simulator.config.cluster import load_cluster
 from simulator.errors import InputError
 from simulator.validation.collective_scores import compare
@@ -107,6 +108,21 @@ def test_sizes_are_of_64_bits_and_never_nothing(text: str) -> None:
     with pytest.raises(InputError, match="are no sizes"):
         collective(cluster="dgx_h100", op="all_reduce", sizes=text)
     assert parse_sizes("8388607T") == [2**63 - 2**40]
+
+
+@pytest.mark.parametrize("kind", ["cluster", "profile", "stack", "workload"])
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_no_file(kind: Kind, name: str) -> None:
+    """It is neither the default nor the current directory."""
+    with pytest.raises(InputError, match=f"no {kind} file of this name"):
+        find(kind, name)
+
+
+def test_an_empty_option_is_not_the_default() -> None:
+    for option, kind in (("calibration", "profile"), ("stack", "stack"), ("cluster", "cluster")):
+        given: dict[str, Any] = {"cluster": "dgx_h100", "op": "all_reduce", "sizes": "8", option: ""}
+        with pytest.raises(InputError, match=f"no {kind} file of this name"):
+            collective(**given)
 
 
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "all_reduce"])

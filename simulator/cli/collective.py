@@ -178,7 +178,7 @@ def _costs(types: Sequence[str], calibration: str | None, stack: str | None) -> 
         for gpu in set(types) - set(names("profile")):
             allowed = f"{', '.join(names('profile'))}; or ranks on these; or --calibration PROFILE of your own"
             raise InputError("no calibration of this GPU is shipped", key="gpus.type", found=gpu, allowed=allowed)
-    profiles = {gpu: load_profile(calibration or gpu, file="--calibration") for gpu in types}
+    profiles = {gpu: load_profile(gpu if calibration is None else calibration, file="--calibration") for gpu in types}
     for gpu, profile in profiles.items():
         check_gpu(profile, gpu, file="--calibration", key="calibration")
     named = ", ".join(profile.name for profile in profiles.values())

@@ -40,7 +40,7 @@ def find(kind: Kind, reference: str, *, base: Path | None = None, file: object =
     is_path = "/" in reference or "\\" in reference or path.suffix in (".yaml", ".yml")
     if not is_path and reference in names(kind):
         return shipped
-    if path.exists():
+    if reference.strip() and path.exists():  # the path of an empty text is the current directory
         return path
     known = names(kind)
     near = closest(path.stem if is_path else reference, known)
