@@ -46,14 +46,14 @@ def test_replicas_cost_nothing(dp: int) -> None:
 @pytest.mark.parametrize("layers", [8, 16])
 def test_layers_of_a_stage_cost_no_events(layers: int) -> None:
     """Where nothing else crosses the links of its tensor-parallel group, a stage's pass is advanced as a whole: more
-    layers, the same events."""
+    layers, no more events. (There may be fewer: who meets whom at an instant depends on how long passes last.)"""
 
     def events(layers: int) -> int:
         description = job(parallelism__pp=4, parallelism__tp=8)
         description["model"]["layers"] = layers
         return play(load(description)).spans.events
 
-    assert events(layers) == pytest.approx(events(4), rel=0.01)
+    assert events(layers) <= 1.01 * events(4)
 
 
 @pytest.mark.parametrize("p2p", [True, False])

@@ -94,6 +94,10 @@ class RankMemory:
         return {name: parts[name] for name in sorted(parts, key=lambda name: -parts[name]) if parts[name] > 0}
 
 
+#: Times no more apart are one, added up in another order.
+_MOMENT_s = 1e-12
+
+
 class Curve(NamedTuple):
     """Memory of a rank's steps: from each of ``times`` (s) on it holds ``held`` bytes and needs ``workspace`` bytes.
     ``span`` is what starts (``begins``) or ends then."""
@@ -109,7 +113,7 @@ def memory_curve(timeline: Timeline, rank: int) -> Curve:
     """Memory that a rank's steps take over the step.
 
     A span holds ``alloc_bytes`` from its start, gives ``free_bytes`` back at its end, and needs ``workspace_bytes``
-    in between; what ends at a moment is given back before what starts at it is taken.
+    in between; what ends at a moment is given back before what starts at it is taken, to a rounding.
     """
     spans = np.flatnonzero(timeline.rank == rank)
     times = np.concatenate((timeline.end_s[spans], timeline.start_s[spans]))
@@ -117,8 +121,16 @@ def memory_curve(timeline: Timeline, rank: int) -> Curve:
     workspace = np.concatenate((-timeline.workspace_bytes[spans], timeline.workspace_bytes[spans]))
     begins = np.repeat(np.array([0, 1], dtype=np.int64), len(spans))
     order = np.argsort(times, kind="stable")
+    moment = np.cumsum(np.diff(times[order], prepend=0.0) > _MOMENT_s)
+    order = order[np.lexsort((begins[order], moment))]
     both = np.concatenate((spans, spans))
-    return Curve(times[order], np.cumsum(held[order]), np.cumsum(workspace[order]), both[order], begins[order])
+    return Curve(
+        np.maximum.accumulate(times[order]),
+        np.cumsum(held[order]),
+        np.cumsum(workspace[order]),
+        both[order],
+        begins[order],
+    )
 
 
 def memory_of_ranks(
