@@ -26,7 +26,7 @@ from simulator.validation.collective_scores import (
     geometric_mean,
     score,
 )
-from simulator.validation.collectives import PARTS, Case, alias_of, case_of, measured_s, size_bytes
+from simulator.validation.collectives import PARTS, Case, alias_of, case_of, measured_s, printed_busbw_Bps, size_bytes
 from simulator.validation.record import outcomes_of_collectives, predict_collective
 from simulator.validation.rows import UnsupportedError
 
@@ -237,3 +237,8 @@ def test_a_table_of_steps_is_no_table_of_collectives(tmp_path: Path) -> None:
 def test_hardware_in_other_words(hardware: str, cluster: str, stack: str | None) -> None:
     alias = alias_of({**ROWS["comm-0062"], "hardware": hardware})
     assert (alias.cluster, alias.stack) == (cluster, stack)
+
+
+def test_a_busbw_of_a_small_message_is_a_rounded_zero() -> None:
+    assert printed_busbw_Bps({"busbw": "0.00"}) is None
+    assert printed_busbw_Bps({"busbw": "0.05"}) == 0.05e9

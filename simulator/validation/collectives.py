@@ -133,8 +133,10 @@ def measured_s(row: Row) -> float:
 
 
 def printed_busbw_Bps(row: Row) -> float | None:
-    """What the row prints as busbw, if anything. Raises `UnsupportedError` where that is no number."""
-    return _number(row, "busbw") * 1e9 if row.get("busbw") else None
+    """What the row prints as busbw, if anything: of a small message a rounded 0.00 says nothing. Raises
+    `UnsupportedError` where that is no number."""
+    said = row.get("busbw", "").strip()
+    return _number(row, "busbw") * 1e9 if said.strip("0.") else None
 
 
 def size_bytes(row: Row) -> float:
