@@ -8,6 +8,7 @@ from typing import Any
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.wires import PCIE_LATENCY_s
 from simulator.config.cluster import ClusterSpec
+from simulator.network.plan import Plan
 
 #: Bytes/s of a NIC: so slow that a PCIe link (121 GB/s) or an NVLink never limits anything.
 NIC_Bps = 1e9
@@ -85,3 +86,13 @@ CLUSTERS: dict[str, Mapping[str, Any]] = {
         ),
     }.items()
 }
+
+
+def link_bytes(operation: Plan, cluster: Cluster) -> dict[str, float]:
+    """Bytes on every link by name."""
+    totals: dict[str, float] = {}
+    for phase in operation.phases:
+        for index, load in phase.loads:
+            name = cluster.links[index].name
+            totals[name] = totals.get(name, 0.0) + load * phase.nbytes
+    return totals

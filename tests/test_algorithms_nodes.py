@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, get_args
 
 import pytest
-from clusters import HOP_s, NIC_Bps, NIC_LATENCY_s
+from clusters import HOP_s, NIC_Bps, NIC_LATENCY_s, link_bytes
 
 from simulator.cli.app import main
 from simulator.cluster import Cluster, build_cluster
@@ -21,7 +21,6 @@ from simulator.costs import Costs
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.network.collectives import OPERATIONS, bus_factor, idle_seconds, plan
-from simulator.network.plan import Plan
 from simulator.network.tree import EFFICIENCY
 from simulator.units import GB, GiB
 from tests import replay, scripts
@@ -45,15 +44,6 @@ def grid(nodes: int, gpus: int, radix: int = 256, sharp: bool = True) -> Cluster
     node = {"gpus": {"type": "ideal", "count": gpus}, "nvlink": nvlink, "pcie": {"generation": 6}, "nics": nics}
     spec = {"name": "grid", "nodes": nodes, "node": node, "fabric": {"radix": radix, "sharp": sharp}}
     return build_cluster(ClusterSpec.model_validate(spec))
-
-
-def bytes_of(operation: Plan, cluster: Cluster) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for phase in operation.phases:
-        for index, load in phase.loads:
-            name = cluster.links[index].name
-            totals[name] = totals.get(name, 0.0) + load * phase.nbytes
-    return totals
 
 
 def wire(sender: Place, receiver: Place) -> Wire:
@@ -103,7 +93,7 @@ def test_the_fabric_sums_up(nodes: int, gpus: int) -> None:
     the heads, and as a head (g-1)/g S back. Up, into the fabric, out of it, and down: one hop's latency each way."""
     built = grid(nodes, gpus)
     operation = plan("all_reduce", SIZE, range(nodes * gpus), built, IDEAL, "collnet")
-    on = bytes_of(operation, built)
+    on = link_bytes(operation, built)
     for node in range(nodes):
         for gpu in range(gpus):
             assert on[f"node{node}.nic{gpu}:tx"] == pytest.approx(SIZE / gpus)
@@ -119,7 +109,7 @@ def test_a_leaf_sends_one_sum_up(name: str) -> None:
     """Radix 8 is 4 nodes under a leaf: of 12 nodes each rail has 3 leaves, and each sends up S/2 of its rail once and
     receives the sum once; a tree sends up what each pair of neighbours sends each other."""
     built = grid(12, 2, radix=8)
-    on = bytes_of(plan("all_reduce", SIZE, range(24), built, IDEAL, name), built)
+    on = link_bytes(plan("all_reduce", SIZE, range(24), built, IDEAL, name), built)
     uplinks = [nbytes for link, nbytes in on.items() if "leaf" in link]
     assert uplinks == pytest.approx([SIZE / 2] * 12)  # 2 rails, 3 leaves, 2 directions
 
@@ -128,7 +118,7 @@ def test_a_leaf_sends_one_sum_up(name: str) -> None:
 def test_nvls_over_a_fabric_that_sums_up(nodes: int) -> None:
     """(1 + 1/g) S over NVLink, S/g over a NIC."""
     built = grid(nodes, 4)
-    on = bytes_of(plan("all_reduce", SIZE, range(4 * nodes), built, IDEAL, "nvls"), built)
+    on = link_bytes(plan("all_reduce", SIZE, range(4 * nodes), built, IDEAL, "nvls"), built)
     assert on["node1.gpu2.nvlink:tx"] == pytest.approx(1.25 * SIZE)
     assert on["node1.gpu2.nvlink:rx"] == pytest.approx(1.25 * SIZE)
     assert on["node1.nic2:tx"] == pytest.approx(SIZE / 4)
@@ -179,7 +169,7 @@ def test_r52_a_tree_over_two_nodes_moves_less_than_a_ring(gpus: int) -> None:
     built = build_cluster(ClusterSpec.model_validate({"name": "two", "nodes": 2, "node": node}))
     ring, tree = (plan("all_reduce", SIZE, range(n), built, IDEAL, name) for name in ("ring", "tree"))
     for operation, share in ((ring, 2 * (n - 1) / n), (tree, 1.0)):
-        on = bytes_of(operation, built)
+        on = link_bytes(operation, built)
         for way in ("tx", "rx"):
             assert sum(on[f"node0.nic{k}:{way}"] for k in range(gpus)) == pytest.approx(share * SIZE, rel=1e-9)
     data = [idle_seconds(operation, built, IDEAL) - operation.latency_s for operation in (ring, tree)]

@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import pairwise
 
 import pytest
-from clusters import CLUSTERS
+from clusters import CLUSTERS, link_bytes
 
 from simulator.cli.app import main
 from simulator.cluster import Cluster, build_cluster
@@ -68,16 +68,6 @@ EVERY = [
     for group, ranks in GROUPS.items()
     if runs(op, name, ranks, MANY)
 ]
-
-
-def link_bytes(operation: Plan, cluster: Cluster) -> dict[str, float]:
-    """Bytes on every link by name."""
-    totals: dict[str, float] = {}
-    for phase in operation.phases:
-        for index, load in phase.loads:
-            name = cluster.links[index].name
-            totals[name] = totals.get(name, 0.0) + load * phase.nbytes
-    return totals
 
 
 def sent(operation: Plan, cluster: Cluster, gpu: int) -> float:

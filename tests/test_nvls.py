@@ -7,6 +7,7 @@ import re
 from itertools import pairwise
 
 import pytest
+from clusters import link_bytes
 
 from simulator.cluster import Cluster, build_cluster
 from simulator.config.cluster import ClusterSpec, load_cluster
@@ -15,7 +16,6 @@ from simulator.costs import Costs
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.network.collectives import bus_factor, idle_seconds, plan
-from simulator.network.plan import Plan
 from simulator.units import GB, GiB, us
 from tests.jobs import job, play
 from tests.test_engine_exact import assert_same
@@ -30,15 +30,6 @@ def node_of(gpus: int, sharp: bool = True) -> Cluster:
     nvlink = {"kind": "nvswitch", "bandwidth_Bps": 100e9, "latency_s": 1e-6, "sharp": sharp}
     node = {"gpus": {"type": "ideal", "count": gpus}, "nvlink": nvlink, "pcie": {"generation": 5}}
     return build_cluster(ClusterSpec.model_validate({"name": "sharp", "node": node}))
-
-
-def carried(operation: Plan, cluster: Cluster) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for phase in operation.phases:
-        for index, load in phase.loads:
-            name = cluster.links[index].name
-            totals[name] = totals.get(name, 0.0) + load * phase.nbytes
-    return totals
 
 
 def busbw(op: str, size: float, nodes: int, algorithm: str = "auto", cluster: Cluster | None = None) -> float:
@@ -63,7 +54,7 @@ def test_what_each_gpu_sends_and_receives(op: str, out: object, into: object, n:
     assert callable(out)
     assert callable(into)
     built = node_of(n)
-    on = carried(plan(op, 1.0, range(n), built, IDEAL, "nvls"), built)
+    on = link_bytes(plan(op, 1.0, range(n), built, IDEAL, "nvls"), built)
     for gpu in range(n):
         assert on[f"node0.gpu{gpu}.nvlink:tx"] == pytest.approx(out(n), rel=1e-9)
         assert on[f"node0.gpu{gpu}.nvlink:rx"] == pytest.approx(into(n), rel=1e-9)
@@ -82,7 +73,7 @@ def test_between_nodes_a_tree_of_heads(nodes: int) -> None:
     """Every GPU sends and receives S to and from its switch, and S/8 more as the head of a channel. The NICs carry what
     the double tree says: both trees have nodes - 1 edges with half of each channel's S/8 up and down."""
     built = NODES[nodes]
-    on = carried(plan("all_reduce", 1.0, range(8 * nodes), built, IDEAL, "nvls_tree"), built)
+    on = link_bytes(plan("all_reduce", 1.0, range(8 * nodes), built, IDEAL, "nvls_tree"), built)
     for gpu in (gpu.name for gpu in built.gpus):
         assert on[f"{gpu}.nvlink:tx"] == pytest.approx(1 + 1 / 8)
         assert on[f"{gpu}.nvlink:rx"] == pytest.approx(1 + 1 / 8)
