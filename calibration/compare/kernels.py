@@ -89,13 +89,22 @@ def simulated_kernels(result: Result) -> Kernels:
     names = frame[["kind", "category"]].drop_duplicates().itertuples(index=False)
     code = np.array([CLASSES.index(class_of(kind, category)) for kind, category in names], dtype=np.int64)[pairs]
     moves = np.isin(code, _COMMUNICATION)
+    start_s = np.where(moves, frame["posted_s"], frame["start_s"]).astype(np.float64)
+    end_s, rank = frame["end_s"].to_numpy(np.float64), frame["rank"].to_numpy(np.int64)
+    gap_s = np.array([_gap_s(result, int(number)) for number in range(result.spans.n_ranks)])[rank]
     return Kernels(
-        rank=frame["rank"].to_numpy(np.int64),
+        rank=rank,
         code=code,
         kind=np.where(moves, frame["category"].to_numpy(object), ""),
-        start_s=np.where(moves, frame["posted_s"], frame["start_s"]).astype(np.float64),
-        end_s=frame["end_s"].to_numpy(np.float64),
+        start_s=start_s,
+        end_s=np.where(code < CLASSES.index("communication"), np.maximum(end_s - gap_s, start_s), end_s),
     )
+
+
+def _gap_s(result: Result, rank: int) -> float:
+    """What a kernel's price has of the time until the next, which a profiler does not see as a kernel's."""
+    gap = result.profiles[result.cluster.gpus[rank].type].kernels.gap_s
+    return gap.value if gap else 0.0
 
 
 def measured_kernels(path: Path) -> Kernels:

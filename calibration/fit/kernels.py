@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import statistics
+from typing import Any
+
 from calibration.fit import attention, matmul, memory
 from calibration.fit.cases import Cases
-from calibration.fit.part import Part
+from calibration.fit.part import Part, rounded
+from calibration.measure.store import key_of
 from simulator.config.profile import Profile
+
+SHORT_S = 20e-6  # of longer kernels a gap is lost in what differs from run to run
 
 
 def fit(cases: Cases, profile: Profile) -> Part:
     """The section ``kernels``."""
     parts = [one.fit(cases, profile) for one in (matmul, attention, memory)]
-    figures = {key: value for part in parts for key, value in part.figures.items()}
+    figures = {key: value for part in parts for key, value in part.figures.items()} | _gap(cases)
     return Part(figures, [point for part in parts for point in part.points])
+
+
+def _gap(cases: Cases) -> dict[str, Any]:
+    """Seconds from kernel to kernel in a stream that never runs dry, less those of the kernels as a profiler sees them:
+    the median over short ones that memory bounds, whose speed does not follow the clock."""
+    timed = {key_of(dict(case.row)): case for case in cases.of("memory") if case.seconds < SHORT_S}
+    gaps = [
+        (timed[of].seconds - sum(seconds for _, seconds in case.row["kernels"])) / len(case.row["kernels"])
+        for case in cases.of("kernels", "memory")
+        if (of := str(case.params["of"])) in timed and case.row["kernels"]
+    ]
+    return {"kernels.gap_s": {"value": rounded(statistics.median(gaps)), **cases.cited}} if gaps else {}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Part, Point, every_second, rounded, search
-from simulator.config.profile import GpuSpec, MemoryCurve, Profile, RowCurve
+from simulator.config.profile import ColumnSums, GpuSpec, MemoryCurve, Profile, RowCurve
 from simulator.costs.memory import MemoryCost
 from simulator.model.optimizer import FOREACH_ADAMW
 from simulator.program import Memory
@@ -165,7 +165,9 @@ def _predicted(case: Measured, curves: Mapping[str, MemoryCurve], spec: GpuSpec)
 
 def _curve(cases: Sequence[Measured], name: str, curves: Mapping[str, MemoryCurve], spec: GpuSpec) -> MemoryCurve:
     """The class ``name`` from cases whose other kernels are known; one curve per width where it works on rows."""
-    base = curves[name].model_copy(update={"by_width": {}})
+    base = curves[name].model_copy(update={"by_width": {}, "columns": None})
+    if name == "reduce":
+        return _column_sums(cases, base, curves, spec)
     whole = base.model_copy(update=_searched(cases, base, name, curves, spec))
     by_width = {}
     for width, some in itertools.groupby(sorted(cases, key=_width), key=_width):
@@ -173,6 +175,28 @@ def _curve(cases: Sequence[Measured], name: str, curves: Mapping[str, MemoryCurv
             mine = list(some)
             by_width[width] = RowCurve.model_validate(_searched(mine, whole, name, curves, spec, len(mine) < FEW))
     return whole.model_copy(update={"by_width": by_width})
+
+
+def _column_sums(
+    cases: Sequence[Measured], base: MemoryCurve, curves: Mapping[str, MemoryCurve], spec: GpuSpec
+) -> MemoryCurve:
+    """Sums over columns, whose slices follow from rows and width, so that one curve holds for all."""
+
+    def curve(c: Mapping[str, float]) -> MemoryCurve:
+        columns = ColumnSums(value_s=c["value_s"], slice_s=c["slice_s"])
+        return base.model_copy(update={"share": c["share"], "start_s": c["start_s"], "columns": columns})
+
+    def loss(c: Mapping[str, float]) -> float:
+        return _error(cases, {**curves, "reduce": curve(c)}, spec)
+
+    starts = [{"share": 0.85, "start_s": 4e-6, "value_s": v, "slice_s": s} for v in (5e-8, 1e-7) for s in (1e-8, 5e-8)]
+    found = min((search(start, loss, limits=LIMITS, step=0.4) for start in starts), key=loss)
+    return curve({key: rounded(value) for key, value in found.items()})
+
+
+def _error(cases: Sequence[Measured], curves: Mapping[str, MemoryCurve], spec: GpuSpec) -> float:
+    """Mean |log(predicted / measured)|"""
+    return statistics.fmean(abs(math.log(_predicted(case, curves, spec) / case.seconds)) for case in cases)
 
 
 def _searched(
@@ -186,8 +210,7 @@ def _searched(
     """Share and start of least mean |log(predicted / measured)|; the start stays where there are few cases."""
 
     def loss(constants: Mapping[str, float]) -> float:
-        tried = {**curves, name: base.model_copy(update=dict(constants))}
-        return statistics.fmean(abs(math.log(_predicted(case, tried, spec) / case.seconds)) for case in cases)
+        return _error(cases, {**curves, name: base.model_copy(update=dict(constants))}, spec)
 
     starts = [{"share": share, "start_s": start_s} for share in (0.3, 0.85) for start_s in (3e-6, 15e-6)]
     if share_only:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from calibration.fit import attention, matmul
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Part, Point, rounded
-from simulator.config.profile import Power, Profile
+from simulator.config.profile import LoadClass, Power, Profile
 from simulator.costs import Costs
 from simulator.costs.power import Loads, PowerBudget
 from simulator.program import Kernel
@@ -25,7 +25,12 @@ from simulator.program import Kernel
 EXPONENT = 2.0  # assumed until products that share the time were measured
 ASSUMED = "exponent assumed; products follow the clock as attention does, as even their first batch is slowed"
 SETTLING_S = 0.1  # clocks follow the power within about 50 ms
-MEMORY_OPS, ARITHMETIC_OPS = ("copy", "residual_add"), ("layer_norm", "gelu")
+MEMORY_OPS = ("copy", "residual_add")
+ARITHMETIC_OPS = ("layer_norm", "gelu", "cast_bf16_fp32", "bias_grad", "swiglu_split")
+
+
+#: What stands between products -> its class.
+OTHERS: Mapping[str, LoadClass] = {"copy": "memory", "attention_fwd": "attention", "attention_bwd": "attention"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     moving = [float(case.row["power_w"]) for case in cases.of("collective") if "power_w" in case.row]
     base = profile.power
     shared = [case for case in cases.of("shared") if case.row.get("sm_mhz")]
-    waiting = [case for case in shared if _fitted(case)]
+    waiting = [case for case in shared if _beside(case, "wait")]
     if not (products and attentions and streams and arithmetic and idle and (moving or base)):
         return Part({})
     highest_hz = max(float(mhz) for case in lasting for mhz in case.row["sm_mhz"]) * 1e6
@@ -103,13 +108,58 @@ def fit(cases: Cases, profile: Profile) -> Part:
         **cases.cited,
         "note": "; ".join(notes),
     }
-    power = Power.model_validate(figures)
+    power = _in_turns(Power.model_validate(figures), shared, attentions, profile)
     return Part({"power": power.model_dump()}, [_point(case, power, profile) for case in shared])
 
 
-def _fitted(case: Measured) -> bool:
-    """What the exponents are fitted to: products and waiting in turns too short for clocks to follow."""
-    return case.params["beside"] == "wait" and float(case.params["period_s"]) < SETTLING_S
+def _in_turns(power: Power, shared: Sequence[Measured], attentions: Sequence[Measured], profile: Profile) -> Power:
+    """With what attention and copies do in turns with products that are too short for clocks to follow, as in a step.
+
+    How much slower the products are than at the highest clock says what the clock was. Attention's speed follows it
+    from its first batch alone, at the highest clock. Copies draw what leaves products the time that they took.
+    """
+    if beside := [case for case in shared if _beside(case, "attention_fwd", "attention_bwd")]:
+        first = {case.op: _Run.of(case).first_s for case in attentions}
+        slower = [
+            (
+                math.log(float(case.row["other_s"]) / first[str(case.params["beside"])]),
+                math.log(power.highest_clock_hz / _clock_hz(case, power, profile)),
+            )
+            for case in beside
+        ]
+        speed_exponent = statistics.fmean(seconds / clock for seconds, clock in slower)
+        power = _with(power, "attention", _load(attentions, profile, speed_exponent, power.highest_clock_hz))
+    if beside := [case for case in shared if _beside(case, "copy")]:
+
+        def too_slow(watts: float) -> float:
+            tried = _with(power, "memory", {"watts": watts})
+            return statistics.fmean(_point(case, tried, profile).error for case in beside)
+
+        low, high = power.idle_w + 1, power.loads["memory"].watts
+        if too_slow(low) < 0 < too_slow(high):
+            while high - low > 0.1:
+                middle = (low + high) / 2
+                low, high = (low, middle) if too_slow(middle) > 0 else (middle, high)
+            power = _with(power, "memory", {"watts": rounded(low)})
+    return power
+
+
+def _with(power: Power, kind: LoadClass, changes: Mapping[str, float]) -> Power:
+    return power.model_copy(
+        update={"loads": {**power.loads, kind: power.loads[kind].model_copy(update=dict(changes))}}
+    )
+
+
+def _clock_hz(case: Measured, power: Power, profile: Profile) -> float:
+    """The clock at which the model has the products of a case take as long as they took."""
+    load = power.loads["matmul"]
+    seconds = Costs.from_profile(profile, "eager").kernel_s(kernel_of(case), profile.gpu)
+    return float(load.priced_at_hz * (seconds / _Run.of(case).seconds) ** (1 / load.speed_exponent))
+
+
+def _beside(case: Measured, *others: str) -> bool:
+    """Products in turns with one of these that are too short for clocks to follow: what is fitted."""
+    return case.params["beside"] in others and float(case.params["period_s"]) < SETTLING_S
 
 
 def kernel_of(case: Measured) -> Kernel:
@@ -119,10 +169,20 @@ def kernel_of(case: Measured) -> Kernel:
     return matmul.kernel_of(Measured("matmul", case.op, case.params, (0,), {}))
 
 
-def _load(cases: Sequence[Measured], profile: Profile, speed_exponent: float) -> dict[str, float]:
-    """Watts and clock, means over the cases, and the clock at which their prices are what they took."""
+def _load(
+    cases: Sequence[Measured], profile: Profile, speed_exponent: float, first_hz: float | None = None
+) -> dict[str, float]:
+    """Watts and clock, means over the cases, and the clock at which their prices are what they took.
+
+    ``first_hz``: what the clock was in their first batch, from which their speed then says what it was; without it the
+    clock is what was read.
+    """
     runs, costs = [_Run.of(case) for case in cases], Costs.from_profile(profile, "eager")
-    clock_hz = statistics.geometric_mean(run.clock_hz for run in runs)
+    clocks = [
+        run.clock_hz if first_hz is None else first_hz * (run.first_s / run.seconds) ** (1 / speed_exponent)
+        for run in runs
+    ]
+    clock_hz = statistics.geometric_mean(clocks)
     slower = statistics.geometric_mean(
         run.seconds / costs.kernel_s(kernel_of(case), profile.gpu) for case, run in zip(cases, runs, strict=True)
     )
@@ -149,13 +209,15 @@ def _exponents(runs: Sequence[_Run], idle_w: float) -> tuple[float, float]:
 
 def _point(case: Measured, power: Power, profile: Profile) -> Point:
     """Seconds of a product that has a share of the GPU's time, at the clock that the budget leaves it."""
-    run, kernel = _Run.of(case), kernel_of(case)
+    run, kernel, other = _Run.of(case), kernel_of(case), OTHERS.get(str(case.params["beside"]))
     budget, costs = PowerBudget(power), Costs.from_profile(profile.model_copy(update={"power": power}), "eager")
     rest_s = run.seconds * (1 / run.share - 1)
     highest_s = costs.kernel_s(kernel, profile.gpu, budget.highest_hz)
     loads = Loads({"matmul": highest_s}, {"matmul": highest_s})
-    if case.params["beside"] != "wait":
-        loads.add("memory", rest_s, rest_s)
+    if other is not None:
+        rest_s *= (_clock_hz(case, power, profile) / budget.highest_hz) ** power.loads[other].speed_exponent
+        loads.add(other, rest_s, rest_s)
     clock_hz = budget.clock_hz(loads, highest_s + rest_s, budget.highest_hz)
     fitted_s = costs.kernel_s(kernel, profile.gpu, clock_hz)
-    return Point(f"power.{case.params['beside']}", run.share, run.seconds, fitted_s, not _fitted(case))
+    held_out = not _beside(case, "wait", "copy")
+    return Point(f"power.{case.params['beside']}", run.share, run.seconds, fitted_s, held_out)

@@ -18,6 +18,8 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 TOKENS = 16384
+#: (batch, heads, length, head dimension) of a few thousand tokens, as narrow models have them.
+FEW_BLOCKS = ((16, 16, 1024, 64), (4, 16, 2048, 128), (2, 24, 1024, 128), (1, 40, 2048, 128))
 
 
 def cases(level: Level, gpus: int) -> Iterator[Case]:
@@ -39,6 +41,8 @@ def cases(level: Level, gpus: int) -> Iterator[Case]:
             yield _case(op, 1, 32, 8, length, 128, True, backend)
             yield _case(op, 1, 8, 8, length, 128, True, backend)  # few blocks: a tensor-parallel share of the heads
             yield _case(op, 4, 4, 4, length, 64, True, backend)
+    for (batch, heads, length, d), op in itertools.product(FEW_BLOCKS if full else (), ("fwd", "bwd")):
+        yield _case(op, batch, heads, heads, length, d, True, "cudnn")
     for length, op in itertools.product((2048, 8192) if full else (4096,), ("fwd", "bwd")):
         yield _case(op, 2, 16, 16, length, 128, True, "default")
         yield _case(op, 2, 16, 16, length, 128, True, "efficient")

@@ -15,6 +15,11 @@ from calibration.measure.sharding import SHARDING
 
 BF16, FP32 = torch.bfloat16, torch.float32
 Run = Callable[[int], object]
+#: More shapes of sums over columns, which PyTorch cuts into slices of rows by shape.
+COLUMN_SUMS = (
+    *itertools.product((1024, 4096, 16384), (1024, 3072, 4096, 12288)),
+    *((8192, 2048), (8192, 8192), (2048, 3072), (8192, 6144)),
+)
 
 
 def cases(level: Level, gpus: int) -> Iterator[Case]:
@@ -25,6 +30,8 @@ def cases(level: Level, gpus: int) -> Iterator[Case]:
     }[level]
     for op, (rows, width) in itertools.product(ROWWISE, shapes):
         yield Case("memory", op, {"rows": rows, "width": width})
+    for rows, width in COLUMN_SUMS if level == "full" else ():
+        yield Case("memory", "bias_grad", {"rows": rows, "width": width})
     tables = {"smoke": ((16, 64, 128),), "quick": ((8192, 4096, 50304),)}.get(
         level, tuple(itertools.product((2048, 8192), (1024, 4096), (12576, 50304, 128256)))
     )

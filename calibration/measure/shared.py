@@ -3,18 +3,21 @@ clock rises when the mean has room below the power limit, and how products follo
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
 import torch
 
-from calibration.measure import matmul, memory
+from calibration.measure import attention, matmul, memory
 from calibration.measure.bench import SLEEP_HZ, Bench
 from calibration.measure.case import Case, Level, Scalar, Work
-from calibration.measure.sustained import SECONDS
+from calibration.measure.sustained import ATTENTION, SECONDS
 
-#: Between the products: a kernel of one thread, as NCCL's are that wait; a copy of 0.5 GB.
+#: Between the products: a kernel of one thread, as NCCL's are that wait; a copy of 0.5 GB; and attention, in turns of
+#: one length and with fewer shares.
 BESIDE = ("wait", "copy")
+ATTENTION_SHARES = (0.5, 0.8)
 SHARES = {"smoke": (0.5,), "quick": (0.5,), "full": (0.1, 0.25, 0.5, 0.65, 0.8, 0.9)}
 #: Seconds after which products and pauses repeat.
 PERIODS = {"smoke": (0.01,), "quick": (0.02,), "full": (0.02, 0.2)}
@@ -22,19 +25,23 @@ PERIODS = {"smoke": (0.01,), "quick": (0.02,), "full": (0.02, 0.2)}
 
 def cases(level: Level, gpus: int) -> Iterator[Case]:
     size = 128 if level == "smoke" else 8192
-    for period_s in PERIODS[level]:
-        for beside in BESIDE:
-            for share in SHARES[level]:
-                sizes: dict[str, Scalar] = {"m": size, "n": size, "k": size, "role": "fwd", "dtype": "bf16"}
-                shared: dict[str, Scalar] = {"beside": beside, "share": share, "period_s": period_s}
-                yield Case("shared", "mm", {**sizes, **shared, "seconds": SECONDS[level]})
+    turns = list(itertools.product(BESIDE, SHARES[level], PERIODS[level]))
+    if level == "full":
+        turns += itertools.product(("attention_fwd", "attention_bwd"), ATTENTION_SHARES, PERIODS[level][:1])
+    for beside, share, period_s in turns:
+        sizes: dict[str, Scalar] = {"m": size, "n": size, "k": size, "role": "fwd", "dtype": "bf16"}
+        shared: dict[str, Scalar] = {"beside": beside, "share": share, "period_s": period_s}
+        yield Case("shared", "mm", {**sizes, **shared, "seconds": SECONDS[level]})
 
 
 def prepare(case: Case, bench: Bench) -> tuple[Work, Work]:
     """The product, and what stands between products."""
     sizes = {name: case.params[name] for name in ("m", "n", "k", "role", "dtype")}
     product = matmul.prepare(Case("matmul", case.op, sizes), bench)
-    if case.params["beside"] == "copy":
+    if (beside := str(case.params["beside"])).startswith("attention"):
+        scores = Case("attention", beside.removeprefix("attention_"), {**ATTENTION, "length": 4096, "backend": "cudnn"})
+        return product, attention.prepare(scores, bench)
+    if beside == "copy":
         rows, width = (16, 64) if not bench.cuda else (32768, 4096)
         return product, memory.prepare(Case("memory", "copy", {"rows": rows, "width": width}), bench)
     cycles = math.ceil(1e-4 * SLEEP_HZ)

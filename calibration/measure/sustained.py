@@ -11,6 +11,13 @@ from calibration.measure.bench import Bench
 from calibration.measure.case import Case, Level, Scalar, Work
 
 SECONDS = {"smoke": 0.1, "quick": 1.0, "full": 2.5}
+ATTENTION: dict[str, Scalar] = {"batch": 4, "heads": 16, "kv_heads": 16, "length": 4096, "head_dim": 128, "causal": True}
+#: More of the kernels that memory bounds: (op, rows, width).
+STREAMS = (
+    ("cast_bf16_fp32", 8192, 32768),
+    *((op, 8192, 8192) for op in ("bias_grad", "gelu", "swiglu_split")),
+    ("residual_add", 8192, 2048),
+)
 
 
 def cases(level: Level, gpus: int) -> Iterator[Case]:
@@ -23,17 +30,11 @@ def cases(level: Level, gpus: int) -> Iterator[Case]:
     for op in ("attention_fwd", "attention_bwd"):
         for backend in ("math",) if level == "smoke" else ("flash", "cudnn"):
             length = 64 if level == "smoke" else 4096
-            sizes_of: dict[str, Scalar] = {
-                "batch": 4,
-                "heads": 16,
-                "kv_heads": 16,
-                "length": length,
-                "head_dim": 128,
-                "causal": True,
-            }
-            yield Case("sustained", op, {**sizes_of, "backend": backend, "seconds": SECONDS[level]})
+            sizes_of = {**ATTENTION, "length": length, "backend": backend}
+            yield Case("sustained", op, {**sizes_of, "seconds": SECONDS[level]})
     rows, width = (16, 64) if level == "smoke" else (32768, 4096)
-    for op in ("copy", "layer_norm", "gelu", "residual_add"):
+    streams = [(op, rows, width) for op in ("copy", "layer_norm", "gelu", "residual_add")]
+    for op, rows, width in (*streams, *(STREAMS if level == "full" else ())):
         yield Case("sustained", op, {"rows": rows, "width": width, "seconds": SECONDS[level]})
     for tokens, hidden in {"smoke": ((64, 64),), "quick": ((8192, 4096),)}.get(level, ((8192, 4096), (4096, 8192))):
         yield Case("sustained", "mlp", {"tokens": tokens, "hidden": hidden, "seconds": SECONDS[level]})

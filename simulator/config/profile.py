@@ -199,11 +199,22 @@ class RowCurve(Section):
     """an empty kernel"""
 
 
+class ColumnSums(Section):
+    """What PyTorch's sums over columns take beside their bytes (`simulator.costs.memory.slices`)."""
+
+    value_s: NotNegative
+    """adding one value more in every thread"""
+    slice_s: NotNegative
+    """adding the sums of one slice more in the end"""
+
+
 class MemoryCurve(RowCurve, Cited):
     """One class of kernels, at any size of row."""
 
     by_width: dict[Whole, RowCurve] = Field(default_factory=dict)
     """of kernels that work on whole rows, by elements of a row: linear in its logarithm between two, constant beyond"""
+    columns: ColumnSums | None = None
+    """of sums over columns of matrices of known width"""
     fitted_range: Range | None = None
     """fewest and most bytes that were measured"""
 
@@ -229,6 +240,9 @@ class Kernels(Section):
     matmul: MatmulModel
     attention: AttentionModel
     memory: MemoryModel
+    gap_s: Figure | None = None
+    """from the end of a kernel to the start of the next in its stream, in seconds: a part of what all of them are
+    priced at, which a profiler does not count"""
 
 
 class LaunchCosts(Cited):

@@ -144,7 +144,12 @@ class Costs:
 
     def intensity(self, kernel: Kernel) -> float:
         """What a kernel draws relative to its class (`simulator.costs.power`): a product by its FLOP/s beside those of
-        a large one of its type, as FLOPs cost energy and not the time; all others as their class."""
+        a large one of its type, as FLOPs cost energy and not the time; one that memory bounds by its bytes/s beside
+        those of a large one of its class, as it draws nothing while it starts; all others as their class."""
+        price = self.kernels[type(kernel)]
+        if isinstance(price, MemoryCost):
+            assert isinstance(kernel, Memory)
+            return price.moving_s(kernel) / self.kernel_s(kernel, self.gpu)
         if not isinstance(kernel, Matmul | GroupedMatmul) or not kernel.flops:
             return 1.0
         large = Matmul(LARGE, LARGE, LARGE, dtype=kernel.dtype)

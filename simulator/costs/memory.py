@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from simulator.config.profile import GpuSpec, Implementation, MemoryCurve, MemoryModel
 from simulator.costs.origin import Origin, beyond
 from simulator.program import Memory
+from simulator.units import DTYPE_BYTES
+
+#: Threads that an SM holds (CUDA C++ Programming Guide, table of technical specifications, 8.0 and 9.0).
+MOST_THREADS = 2048
 
 
 @dataclass(frozen=True)
@@ -30,9 +34,20 @@ class MemoryCost:
         return cls(spec, curves)
 
     def seconds(self, kernel: Memory) -> float:
-        """start + bytes / (share * peak bandwidth): half of the share is reached where the bytes take ``start_s``."""
-        share, start_s = _at_width(self.curves[kernel.op], kernel.width)
-        return start_s + kernel.bytes / (share * self.spec.memory_bandwidth_Bps.value)
+        """start + bytes / (share * peak bandwidth): half of the share is reached where the bytes take ``start_s``.
+        Sums over columns start with what threads add one after another, and slices."""
+        curve = self.curves[kernel.op]
+        _, start_s = _at_width(curve, kernel.width)
+        if curve.columns and kernel.width:
+            rows = kernel.read_bytes / (DTYPE_BYTES[kernel.dtype] * kernel.width)
+            number, values = slices(round(rows), kernel.width, self.spec.sms)
+            start_s += values * curve.columns.value_s + number * curve.columns.slice_s
+        return start_s + self.moving_s(kernel)
+
+    def moving_s(self, kernel: Memory) -> float:
+        """Those of its seconds in which bytes move: all but its start."""
+        share, _ = _at_width(self.curves[kernel.op], kernel.width)
+        return kernel.bytes / (share * self.spec.memory_bandwidth_Bps.value)
 
     def origin(self, kernel: Memory) -> Origin:
         curve = self.curves[kernel.op]
@@ -40,6 +55,25 @@ class MemoryCost:
         if kernel.width and curve.by_width:
             outside = max(outside, beyond(kernel.width, min(curve.by_width), max(curve.by_width)))
         return Origin(curve.kind, curve.source, beyond=outside)
+
+
+def slices(rows: int, width: int, sms: int) -> tuple[int, int]:
+    """Into how many slices of rows PyTorch cuts a sum over the rows of a matrix, and how many values a thread adds.
+
+    Blocks of 32 x 4 threads take 4 columns a thread; the 4 divide the rows from 64 on. Only where a thread is left with
+    256 values or more do blocks divide them too: as many as fill the GPU, but none to fewer than 16 values a thread
+    (aten/src/ATen/native/cuda/Reduce.cuh, ``setReduceConfig``).
+
+    >>> slices(512, 1024, 132), slices(1024, 1024, 132), slices(8192, 4096, 132)
+    ((1, 128), (16, 16), (66, 32))
+    """
+    values = -(-rows // 4) if rows >= 64 else rows
+    across = -(-width // 128)
+    at_once = sms * MOST_THREADS // 128
+    number = 1
+    if values >= 256 and across <= at_once:
+        number = max(min(-(-at_once // across), -(-values // 16)), -(-values // 256))
+    return number, -(-values // number)
 
 
 def _at_width(curve: MemoryCurve, width: int) -> tuple[float, float]:

@@ -15,7 +15,9 @@ from simulator.config.profile import LoadClass, Power
 from simulator.program import Attention, GroupedMatmul, Kernel, Matmul, Memory
 
 #: Streams that arithmetic or the issue of instructions bounds too, so that their speed follows the clock.
-ARITHMETIC = frozenset(("norm", "norm_bwd", "rms_norm", "rms_norm_bwd", "gelu", "gelu_bwd", "bias", "strided", "rope"))
+ARITHMETIC = frozenset(
+    ("norm", "norm_bwd", "rms_norm", "rms_norm_bwd", "gelu", "gelu_bwd", "bias", "strided", "rope", "upcast", "reduce")
+)
 _CLASSES: dict[type, LoadClass] = {Matmul: "matmul", GroupedMatmul: "matmul", Attention: "attention"}
 #: A GPU is not throttled below this share of its highest clock.
 LEAST = 0.3
