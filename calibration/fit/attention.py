@@ -9,15 +9,15 @@ from typing import Any
 
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Constants, Part, Point, every_second, rounded, search
-from simulator.config.profile import AttentionModel, Profile
-from simulator.costs.attention import AttentionCost
+from simulator.config.profile import AttentionModel, Profile, RowCurve
+from simulator.costs.attention import AttentionCost, around_bytes
 from simulator.program import Attention
 
 #: What training uses on each kind of GPU: PyTorch prefers cuDNN's kernels from Hopper on.
 DEFAULT_BACKENDS = ("cudnn", "flash")
 DIRECTIONS = {"forward": "fwd", "backward": "bwd"}
 FEW = 4  # cases of a head dimension that tell no half length of their own
-START = {"limit": 0.6, "half_length": 300.0, "tail": 0.4}
+STARTS = [{"limit": 0.6, "half_length": half_length, "tail": 0.4} for half_length in (30.0, 100.0, 300.0)]
 LIMITS = {"limit": (0.01, 1.0), "half_length": (1.0, 1e4), "tail": (1e-3, 3.0)}
 
 
@@ -28,7 +28,10 @@ def fit(cases: Cases, profile: Profile) -> Part:
     backend = next((name for name in DEFAULT_BACKENDS if name in backends), None)
     if backend is None:
         return Part({})
+    around = _around(cases, profile)
+    profile = _with_around(profile, around)
     figures: dict[str, Any] = {"start_s": profile.kernels.attention.start_s.model_dump(), "tail": {}}
+    figures["around"] = around and around.model_dump()
     halves: dict[bool, list[Measured]] = {False: [], True: []}
     for direction, op in DIRECTIONS.items():
         mine = [case for case in measured if case.op == op and case.params["backend"] == backend]
@@ -39,14 +42,13 @@ def fit(cases: Cases, profile: Profile) -> Part:
             fitted, held_out = every_second(by_dim[dim], lambda case: float(case.params["length"]))
             halves[False] += fitted
             halves[True] += held_out
-            start = dict(START)
             fixed: Constants = {}
             if tail is not None:
                 fixed["tail"] = tail
             if len(by_dim[dim]) <= FEW:
                 near = min(curves, key=lambda other: abs(other - dim))
                 fixed["half_length"] = curves[near]["half_length"]
-            found = fixed | _searched(profile, fitted, {k: v for k, v in start.items() if k not in fixed}, fixed)
+            found = fixed | _searched(profile, fitted, fixed)
             found = {name: rounded(value) for name, value in found.items()}
             tail = found["tail"] if tail is None else tail
             lengths = [int(case.params["length"]) for case in by_dim[dim]]
@@ -55,7 +57,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
             curves[dim] = curve | {"fitted_range": (min(lengths), max(lengths))} | cases.cited | {"note": note}
         figures[direction] = {dim: curves[dim] for dim in sorted(curves)}
         figures["tail"][direction] = {"value": tail} | cases.cited
-    figures = {name: figures[name] for name in AttentionModel.model_fields}
+    figures = {name: figures[name] for name in AttentionModel.model_fields if figures[name] is not None}
     model = AttentionModel.model_validate(figures)
     cost = AttentionCost(profile.gpu_spec, model)
     halves[True] += [case for case in measured if case.params["backend"] == "default"]
@@ -84,7 +86,7 @@ def _dim(case: Measured) -> int:
     return int(case.params["head_dim"])
 
 
-def _searched(profile: Profile, cases: Sequence[Measured], start: Constants, fixed: Constants) -> Constants:
+def _searched(profile: Profile, cases: Sequence[Measured], fixed: Constants) -> Constants:
     kernels = [(kernel_of(case), case.seconds) for case in cases]
     base = profile.kernels.attention
 
@@ -99,7 +101,37 @@ def _searched(profile: Profile, cases: Sequence[Measured], start: Constants, fix
         cost = AttentionCost(profile.gpu_spec, model)
         return statistics.fmean(abs(math.log(cost.seconds(kernel) / seconds)) for kernel, seconds in kernels)
 
-    return search(start, loss, limits=LIMITS)
+    starts = [{name: value for name, value in start.items() if name not in fixed} for start in STARTS]
+    return min((search(start, loss, limits=LIMITS) for start in starts), key=loss)
+
+
+def _around(cases: Cases, profile: Profile) -> RowCurve | None:
+    """The kernels around a backward one by their bytes, as a profiler saw them: all but the longest."""
+    measured: list[tuple[float, float]] = []
+    for case in cases.of("kernels", "attention"):
+        op, *params = str(case.params["of"]).removeprefix("attention/").split()
+        given = dict(param.split("=") for param in params)
+        if op == "bwd" and given["backend"] == DEFAULT_BACKENDS[0]:
+            whole = Measured("attention", op, given | {"causal": given["causal"] == "True"}, (0,), {})
+            seconds = [float(seconds) for _, seconds in case.row["kernels"]]
+            measured.append((around_bytes(kernel_of(whole)), sum(seconds) - max(seconds)))
+    if not measured:
+        return profile.kernels.attention.around
+    bandwidth_Bps = profile.gpu_spec.memory_bandwidth_Bps.value
+
+    def loss(c: Constants) -> float:
+        return statistics.fmean(
+            abs(math.log((c["start_s"] + nbytes / (c["share"] * bandwidth_Bps)) / seconds))
+            for nbytes, seconds in measured
+        )
+
+    found = search({"share": 0.8, "start_s": 3e-6}, loss, limits={"share": (0.1, 1.0)})
+    return RowCurve(share=rounded(found["share"]), start_s=rounded(found["start_s"]))
+
+
+def _with_around(profile: Profile, around: RowCurve | None) -> Profile:
+    attention = profile.kernels.attention.model_copy(update={"around": around})
+    return profile.model_copy(update={"kernels": profile.kernels.model_copy(update={"attention": attention})})
 
 
 def _point(cost: AttentionCost, case: Measured, held_out: bool) -> Point:

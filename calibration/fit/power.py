@@ -145,9 +145,7 @@ def _in_turns(power: Power, shared: Sequence[Measured], attentions: Sequence[Mea
 
 
 def _with(power: Power, kind: LoadClass, changes: Mapping[str, float]) -> Power:
-    return power.model_copy(
-        update={"loads": {**power.loads, kind: power.loads[kind].model_copy(update=dict(changes))}}
-    )
+    return power.model_copy(update={"loads": {**power.loads, kind: power.loads[kind].model_copy(update=dict(changes))}})
 
 
 def _clock_hz(case: Measured, power: Power, profile: Profile) -> float:

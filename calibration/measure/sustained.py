@@ -11,7 +11,14 @@ from calibration.measure.bench import Bench
 from calibration.measure.case import Case, Level, Scalar, Work
 
 SECONDS = {"smoke": 0.1, "quick": 1.0, "full": 2.5}
-ATTENTION: dict[str, Scalar] = {"batch": 4, "heads": 16, "kv_heads": 16, "length": 4096, "head_dim": 128, "causal": True}
+ATTENTION: dict[str, Scalar] = {
+    "batch": 4,
+    "heads": 16,
+    "kv_heads": 16,
+    "length": 4096,
+    "head_dim": 128,
+    "causal": True,
+}
 #: More of the kernels that memory bounds: (op, rows, width).
 STREAMS = (
     ("cast_bf16_fp32", 8192, 32768),

@@ -171,6 +171,15 @@ class AttentionCurve(Cited):
     """shortest and longest sequence that was measured"""
 
 
+class RowCurve(Section):
+    """Seconds of a kernel by its bytes: start_s + bytes / (share * peak bandwidth)."""
+
+    share: Fraction
+    """of the peak memory bandwidth"""
+    start_s: NotNegative
+    """an empty kernel"""
+
+
 class AttentionModel(Section):
     """Curves by head dimension; both constants go linearly between two of them and stay beyond the ends."""
 
@@ -180,6 +189,8 @@ class AttentionModel(Section):
     """how long the last thread blocks run while SMs fall idle, in times of the longest block"""
     start_s: Figure
     """an empty kernel"""
+    around: RowCurve | None = None
+    """the kernels before and after a backward one, by their bytes; without it they are in its curves"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -188,15 +199,6 @@ class AttentionModel(Section):
                 raise InputError("needs at least one head dimension", key=f"kernels.attention.{name}")
         _need_all("kernels.attention.tail", self.tail, get_args(Direction))
         return self
-
-
-class RowCurve(Section):
-    """Seconds of a kernel by its bytes: start_s + bytes / (share * peak bandwidth)."""
-
-    share: Fraction
-    """of the peak memory bandwidth"""
-    start_s: NotNegative
-    """an empty kernel"""
 
 
 class ColumnSums(Section):

@@ -12,6 +12,7 @@ from functools import cached_property
 from simulator.config.profile import AttentionCurve, AttentionModel, GpuSpec
 from simulator.costs.origin import Origin, beyond
 from simulator.program import Attention
+from simulator.units import DTYPE_BYTES
 
 #: Queries that one thread block works on (FlashAttention-2, arXiv 2307.08691, section 3.3: blocks of 64 or 128); in the
 #: backward kernel keys.
@@ -35,7 +36,7 @@ class AttentionCost:
         All blocks take FLOPs / (peak / SMs * share), with share = limit * L / (L + half_length) and L the keys that a
         query sees on average: half of them under a causal mask. A block of ``BLOCK`` queries takes its part of that;
         the longest is the one that sees most keys, which under a causal mask is twice the mean. While the last blocks
-        finish, other SMs are idle.
+        finish, other SMs are idle. Around the backward kernel go others, which memory bounds (`around_bytes`).
         """
         limit, half_length = self._curve(kernel)
         keys = kernel.pairs / kernel.q_len
@@ -45,7 +46,10 @@ class AttentionCost:
         longest_s = all_s / blocks * (most + half_length) / (keys + half_length)
         tail = self.model.tail["backward" if kernel.backward else "forward"].value
         memory_s = kernel.bytes / self.spec.memory_bandwidth_Bps.value
-        return self.model.start_s.value + max(all_s / self.spec.sms + tail * longest_s, longest_s, memory_s)
+        around_s, around = 0.0, self.model.around
+        if kernel.backward and around:
+            around_s = around.start_s + around_bytes(kernel) / (around.share * self.spec.memory_bandwidth_Bps.value)
+        return self.model.start_s.value + around_s + max(all_s / self.spec.sms + tail * longest_s, longest_s, memory_s)
 
     def origin(self, kernel: Attention) -> Origin:
         """Whole sequences were fitted: no part of the keys, no window."""
@@ -70,3 +74,19 @@ class AttentionCost:
         weight = (dim - low) / (high - low) if high > low else 0.0
         a, b = curves[low], curves[high]
         return a.limit + weight * (b.limit - a.limit), a.half_length + weight * (b.half_length - a.half_length)
+
+
+def around_bytes(kernel: Attention) -> float:
+    """Bytes of the kernels around a flash attention's backward one.
+
+    Before it each row's product of output and gradient is summed (FlashAttention-2, arXiv 2307.08691, algorithm 2) and
+    an fp32 gradient of the queries cleared, to which blocks of keys add; after it that is cast. Where heads share keys
+    each has gradients of its own for them, which are then added up (``compute_dot_do_o``, ``convert_dq_to_16bits`` and
+    ``fmha_reduce_head`` of cuDNN).
+    """
+    size, of_values = DTYPE_BYTES[kernel.dtype], kernel.v_head_dim or kernel.head_dim
+    rows, keys = kernel.batch * kernel.q_len * kernel.heads, kernel.batch * kernel.kv_len
+    nbytes = rows * (2 * size * of_values + (4 + 4 + size) * kernel.head_dim)
+    if kernel.kv_heads < kernel.heads:
+        nbytes += keys * (kernel.heads + kernel.kv_heads) * size * (kernel.head_dim + of_values)
+    return float(nbytes)

@@ -41,9 +41,14 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
     learned = z.position == "learned"
     scattered = summed and z.sequence_parallel and not learned
     forward: list[Op] = [memory("F", "embedding.lookup", "embedding", full, full, z.dtype)]
-    if summed:
+    masked: Ops = ()
+    if summed and z.eager:  # rows of foreign words are filled in a copy, and their gradients likewise
+        forward.append(memory("F", "embedding.mask", "mask", full, full, z.dtype))
+        masked = (memory("W", "embedding.mask bwd", "mask", full, full, z.dtype),)
+    elif summed:
         foreign = full * (z.tp - 1) / z.tp
         forward.append(memory("F", "embedding.mask", "embedding", 0, foreign, z.dtype))
+    if summed:
         forward.append(comm("reduce_scatter" if scattered else "all_reduce", "embedding", full))
     positions: Ops = ()
     if learned:
@@ -59,6 +64,7 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
         input_grad=(comm("all_gather", "embedding", full),) if z.sequence_parallel else (),
         weight_grad=(
             *positions,
+            *masked,
             # The gradient of the whole table is cleared, and the tokens' rows are added to it.
             memory("W", "embedding.lookup zero grad", "zero", 0, z.element * table, z.dtype),
             memory("W", "embedding.lookup wgrad", "embedding_bwd", full, full, z.dtype),
@@ -100,6 +106,8 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
 def _loss(z: Shapes) -> Node:
     """Cross-entropy over this rank's share of the vocabulary: three all-reduces of one fp32 number per token (maximum,
     the target's logit, sum of exponentials; arXiv 1909.08053, section 3) where the vocabulary is split.
+
+    What takes the same number from a whole row, or divides it by one, has no vector loads in PyTorch's own kernels.
 
     Megatron casts logits to fp32 and works on them in place, keeping the softmax (2205.05198, section 4.3: 4 s b v / t
     bytes). Eager keeps the log-softmax; where the vocabulary is split its kernels are Megatron's. Compiled code never
@@ -147,19 +155,20 @@ def _loss(z: Shapes) -> Node:
             grad_bytes=2 * fp32 * logits,
             forward_bytes=(x + fp32) * logits,
         )
+    by_row = "strided" if z.eager else "residual"
     return Node(
         forward=(
             kernel("F", "cast", "upcast", x, fp32),
             kernel("F", "max", "reduce", fp32, 0),
             *across("max"),
-            kernel("F", "subtract", "residual", fp32, fp32),
+            kernel("F", "subtract", by_row, fp32, fp32),
             *across("target"),
             kernel("F", "exp", "activation", fp32, fp32),
             kernel("F", "sum", "reduce", fp32, 0),
             *across("sum"),
-            kernel("F", "normalise", "residual", fp32, fp32),
+            kernel("F", "normalise", by_row, fp32, fp32),
         ),
-        input_grad=(kernel("B", "bwd", "residual", fp32, fp32), kernel("B", "cast bwd", "cast", fp32, x)),
+        input_grad=(kernel("B", "bwd", by_row, fp32, fp32), kernel("B", "cast bwd", "cast", fp32, x)),
         saved=(Tensor("loss.softmax", fp32 * logits),),
         grad_bytes=x * logits,
         forward_bytes=x * logits,
