@@ -127,7 +127,37 @@ def test_what_leaves_units_idle_draws_less(size: int) -> None:
     drawing_s = costs.intensity(product) * costs.kernel_s(product, costs.gpu)
     assert drawing_s / product.flops == pytest.approx(costs.kernel_s(large, costs.gpu) / large.flops)
     assert costs.intensity(Matmul(256, 256, 256)) < 0.2 < costs.intensity(product) or size == 256
-    assert costs.intensity(Memory("copy", 1e6, 1e6)) == 1.0
+
+
+@pytest.mark.parametrize("nbytes", [1e4, 1e6, 1e8, 1e10])
+def test_streams_draw_while_their_bytes_move(nbytes: float) -> None:
+    """A kernel of start + bytes / rate draws for the second part: all of its time in the limit of many bytes."""
+    costs = Costs.from_profile(load_profile("h200-sxm-141gb"), "eager")
+    curve = load_profile("h200-sxm-141gb").kernels.memory.eager["copy"]
+    kernel = Memory("copy", nbytes, nbytes)
+    seconds = costs.kernel_s(kernel, costs.gpu)
+    assert costs.intensity(kernel) * seconds == pytest.approx(seconds - curve.start_s)
+    assert costs.intensity(Memory("copy", 1e13, 1e13)) == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("direction", [False, True])
+def test_attention_on_few_sms_is_priced_at_a_higher_clock(direction: bool) -> None:
+    """Alone, what keeps half of the SMs busy draws half, so that the limit leaves it the highest clock: there it takes
+    its price. What draws as much as the attention that the class was measured with takes (priced at / highest) ^
+    exponent of it, and both follow the clock alike."""
+    costs = Costs.from_profile(load_profile("h200-sxm-141gb"), "eager")
+    assert costs.power is not None
+    load, highest_hz = costs.power.model.loads["attention"], costs.power.highest_hz
+    few = Attention(1, 8, 8, 1024, 1024, 128, backward=direction)
+    large = Attention(4, 16, 16, 4096, 4096, 128, backward=direction)
+    assert costs.intensity(few) < 0.6
+    assert costs.intensity(large) == pytest.approx(1.0)
+    faster = (load.priced_at_hz / highest_hz) ** load.speed_exponent
+    for kernel, expected in ((few, 1.0), (large, faster)):
+        price = costs.kernel_s(kernel, costs.gpu)
+        assert costs.kernel_s(kernel, costs.gpu, highest_hz) == pytest.approx(expected * price)
+        slowed = costs.kernel_s(kernel, costs.gpu, highest_hz / 1.2) / costs.kernel_s(kernel, costs.gpu, highest_hz)
+        assert slowed == pytest.approx(1.2**load.speed_exponent)
 
 
 def test_without_a_power_section_nothing_is_played_twice() -> None:

@@ -38,18 +38,26 @@ class AttentionCost:
         the longest is the one that sees most keys, which under a causal mask is twice the mean. While the last blocks
         finish, other SMs are idle. Around the backward kernel go others, which memory bounds (`around_bytes`).
         """
-        limit, half_length = self._curve(kernel)
-        keys = kernel.pairs / kernel.q_len
-        blocks = kernel.batch * kernel.heads * -(-kernel.q_len // BLOCK)
-        all_s = kernel.flops * self.spec.sms / (self._peak[kernel.dtype] * limit) * (keys + half_length) / keys
-        most = min(kernel.window or kernel.kv_len, kernel.kv_len)
-        longest_s = all_s / blocks * (most + half_length) / (keys + half_length)
+        all_s, longest_s = self._blocks_s(kernel)
         tail = self.model.tail["backward" if kernel.backward else "forward"].value
         memory_s = kernel.bytes / self.spec.memory_bandwidth_Bps.value
         around_s, around = 0.0, self.model.around
         if kernel.backward and around:
             around_s = around.start_s + around_bytes(kernel) / (around.share * self.spec.memory_bandwidth_Bps.value)
         return self.model.start_s.value + around_s + max(all_s / self.spec.sms + tail * longest_s, longest_s, memory_s)
+
+    def busy_s(self, kernel: Attention) -> float:
+        """What its blocks take on all SMs together, as if none of them ever fell idle."""
+        return self._blocks_s(kernel)[0] / self.spec.sms
+
+    def _blocks_s(self, kernel: Attention) -> tuple[float, float]:
+        """Seconds of all blocks one after another, and of the longest."""
+        limit, half_length = self._curve(kernel)
+        keys = kernel.pairs / kernel.q_len
+        blocks = kernel.batch * kernel.heads * -(-kernel.q_len // BLOCK)
+        all_s = kernel.flops * self.spec.sms / (self._peak[kernel.dtype] * limit) * (keys + half_length) / keys
+        most = min(kernel.window or kernel.kv_len, kernel.kv_len)
+        return all_s, all_s / blocks * (most + half_length) / (keys + half_length)
 
     def origin(self, kernel: Attention) -> Origin:
         """Whole sequences were fitted: no part of the keys, no window."""

@@ -139,22 +139,28 @@ class Costs:
         if seconds is None:
             seconds = self._seconds[kernel] = self._price(kernel).seconds(kernel)
         if clock_hz is not None and self.power is not None:
-            seconds *= self.power.slowness(kernel, clock_hz)
+            # Products were measured on end, on a GPU that all of them kept at one clock; attention at its own.
+            alone = self.intensity(kernel) if isinstance(kernel, Attention) else 1.0
+            seconds *= self.power.slowness(kernel, clock_hz, alone)
         return seconds
 
     def intensity(self, kernel: Kernel) -> float:
-        """What a kernel draws relative to its class (`simulator.costs.power`): a product by its FLOP/s beside those of
-        a large one of its type, as FLOPs cost energy and not the time; one that memory bounds by its bytes/s beside
-        those of a large one of its class, as it draws nothing while it starts; all others as their class."""
+        """What a kernel draws relative to its class (`simulator.costs.power`): products and attention by their FLOP/s
+        beside those of a large kernel, as FLOPs cost energy and not the time; those that memory bounds by the part of
+        their time in which bytes move; all others as their class."""
+        seconds = self.kernel_s(kernel, self.gpu)
         price = self.kernels[type(kernel)]
         if isinstance(price, MemoryCost):
             assert isinstance(kernel, Memory)
-            return price.moving_s(kernel) / self.kernel_s(kernel, self.gpu)
+            return price.moving_s(kernel) / seconds
+        if isinstance(price, AttentionCost):
+            assert isinstance(kernel, Attention)
+            large = Attention(4, 16, 16, 4096, 4096, 128, backward=kernel.backward, dtype=kernel.dtype)
+            return price.busy_s(kernel) / seconds * self.kernel_s(large, self.gpu) / price.busy_s(large)
         if not isinstance(kernel, Matmul | GroupedMatmul) or not kernel.flops:
             return 1.0
         large = Matmul(LARGE, LARGE, LARGE, dtype=kernel.dtype)
-        per_flop_s = self.kernel_s(large, self.gpu) / large.flops
-        return per_flop_s * kernel.flops / self.kernel_s(kernel, self.gpu)
+        return self.kernel_s(large, self.gpu) / large.flops * kernel.flops / seconds
 
     def launch_s(self, op: Compute | Comm) -> float:
         """Seconds that the host takes to issue an op."""

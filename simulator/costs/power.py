@@ -57,13 +57,19 @@ class PowerBudget:
     def highest_hz(self) -> float:
         return self.model.highest_clock_hz
 
-    def slowness(self, kernel: Kernel, clock_hz: float) -> float:
-        """Seconds of a kernel at a clock, relative to its price: (clock of its price / clock) ^ exponent."""
+    def slowness(self, kernel: Kernel, clock_hz: float, intensity: float = 1.0) -> float:
+        """Seconds of a kernel at a clock, relative to its price: (clock of its price / clock) ^ exponent.
+
+        ``intensity``: what the kernel drew relative to its class when it was measured alone; where that was less, its
+        price holds at the higher clock at which it was at the limit too.
+        """
         kind = load_class(kernel)
         if kind is None:
             return 1.0
         load = self.model.loads[kind]
-        return float((load.priced_at_hz / clock_hz) ** load.speed_exponent)
+        least = (load.priced_at_hz / self.highest_hz) ** self.model.exponent  # what draws less is not held down
+        own_hz = load.priced_at_hz * max(intensity, least) ** (-1 / self.model.exponent)
+        return float((own_hz / clock_hz) ** load.speed_exponent)
 
     def drawn_w(self, kind: LoadClass, clock_hz: float) -> float:
         """Watts above those of an idle GPU while kernels of a class run."""
