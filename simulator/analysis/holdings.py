@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from simulator import model
 from simulator.build.layout import Place, layout
+from simulator.build.sharding import gathers_by_unit
 from simulator.config import Workload
 from simulator.model import Part, StateBytes
 from simulator.units import MB, MiB
@@ -27,7 +28,7 @@ class Holdings:
     (``made``), ``placeholders`` that stay for good (see `model.nodes.linear`), the ``bucket`` that gradients are copied
     to, ``receives`` of a pipeline; and how many ``communicators`` it has.
     ``parts``: by stage, what its passes run; without what layers save where ``layers_away``: it is offloaded, and comes
-    and goes with steps of its own."""
+    and goes with steps of its own. ``by_part``: passes are cut by part, and each piece takes and gives back its own."""
 
     state: StateBytes
     made: float = 0.0
@@ -37,6 +38,7 @@ class Holdings:
     communicators: int = 0
     parts: Mapping[int, tuple[Part, ...]] = field(default_factory=dict)
     layers_away: bool = False
+    by_part: bool = False
 
     @property
     def gradients(self) -> float:
@@ -101,6 +103,7 @@ def _of(workload: Workload, place: Place, n_communicators: int) -> Holdings:
         communicators=n_communicators,
         parts=parts,
         layers_away=away,
+        by_part=gathers_by_unit(workload, params) and not away,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from simulator.analysis.metrics import peak_activations
 from simulator.analysis.passes import turns
 from simulator.analysis.ranks import pipeline_ranks
 from simulator.analysis.reserved import cached_bytes
-from simulator.model import Part, Tensor
+from simulator.model import Tensor
 from simulator.timeline import Floats, Ints, Timeline
 
 
@@ -147,7 +148,7 @@ def memory_of_ranks(
         at = int(np.argmax(taken)) if len(taken) else -1
         if at < 0 or taken[at] <= 0:
             at = -1
-        held = _activations(timeline, curve, at, holding.parts)
+        held = _activations(timeline, curve, at, holding)
         total = float(curve.held[at]) if at >= 0 else 0.0
         gathered = max(total - sum(held.values()), 0.0)
         made = min(gathered, holding.made)
@@ -197,36 +198,41 @@ def _negative(nbytes: Mapping[str, float]) -> dict[str, float]:
     return {kind: -size for kind, size in nbytes.items()}
 
 
-def activation_changes(
-    timeline: Timeline, curve: Curve, parts: Mapping[int, tuple[Part, ...]]
-) -> Iterator[tuple[int, dict[str, float]]]:
+def activation_changes(timeline: Timeline, curve: Curve, holdings: Holdings) -> Iterator[tuple[int, dict[str, float]]]:
     """Events of a curve that change the activations held, in order: index, and bytes by kind of tensor."""
     turning: dict[tuple[int, int], float] = {}  # taken by input gradients that still run
-    turn_of = turns(timeline, curve.span.tolist(), parts)
-    saved = {stage: _by_kind(tensor for part in own for tensor in part.saved) for stage, own in parts.items()}
-    held = {stage: _by_kind(tensor for part in own for tensor in part.held_for_weights) for stage, own in parts.items()}
+    turn_of = turns(timeline, curve.span.tolist(), holdings)
+
+    @cache
+    def saved(stage: int, of: tuple[int, ...]) -> dict[str, float]:
+        return _by_kind(tensor for index in of for tensor in holdings.parts[stage][index].saved)
+
+    @cache
+    def held(stage: int, of: tuple[int, ...]) -> dict[str, float]:
+        return _by_kind(tensor for index in of for tensor in holdings.parts[stage][index].held_for_weights)
 
     for event, (index, begins) in enumerate(zip(curve.span.tolist(), curve.begins.tolist(), strict=True)):
-        turn, stage, phase = turn_of.get((index, begins)), int(timeline.stage[index]), str(timeline.phase[index])
+        stage, phase = int(timeline.stage[index]), str(timeline.phase[index])
         key = stage, int(timeline.microbatch[index])
-        if phase == "I" and stage in parts and begins:
+        if phase == "I" and stage in holdings.parts and begins:
             taken = float(timeline.alloc_bytes[index])
             turning[key] = turning.get(key, 0.0) + taken
             yield event, {"output gradients": taken}
+        turn, of = turn_of.get((index, begins), (None, ()))
         if turn == "takes":
-            yield event, saved[stage]
+            yield event, saved(stage, of)
         elif turn == "turns":
-            yield event, _negative(saved[stage])
-            yield event, held[stage]
+            yield event, _negative(saved(stage, of))
+            yield event, held(stage, of)
             yield event, {"output gradients": -turning.pop(key, 0.0)}
         elif turn == "gives":
-            yield event, _negative((held if phase == "W" else saved)[stage])
+            yield event, _negative((held if phase == "W" else saved)(stage, of))
 
 
-def _activations(timeline: Timeline, curve: Curve, at: int, parts: Mapping[int, tuple[Part, ...]]) -> dict[str, float]:
+def _activations(timeline: Timeline, curve: Curve, at: int, holdings: Holdings) -> dict[str, float]:
     """Bytes of activations that are alive after the first ``at`` + 1 events of a curve, by kind of tensor."""
     held: dict[str, float] = {"output gradients": 0.0}
-    for event, change in activation_changes(timeline, curve, parts):
+    for event, change in activation_changes(timeline, curve, holdings):
         if event > at:
             break
         for kind, nbytes in change.items():
@@ -240,7 +246,7 @@ def held_activations(timeline: Timeline, curve: Curve, holdings: Holdings) -> Fl
     if holdings.layers_away or not holdings.parts:
         return curve.held
     changes = np.zeros(len(curve.times))
-    for event, change in activation_changes(timeline, curve, holdings.parts):
+    for event, change in activation_changes(timeline, curve, holdings):
         changes[event] += sum(change.values())
     return np.minimum(np.cumsum(changes), curve.held)
 
