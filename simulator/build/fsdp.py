@@ -107,8 +107,8 @@ class _Sharder:
             self._reductions.add(f"reduce {step.label} root", self._params[root], (step.label,), step)
 
     def _made_by_root(self, parts: Sequence[Part], left: float, *, last: bool) -> float:
-        """Bytes of the root's gradients that a pass of its ``parts`` makes, of those ``left``: their own, but of a table
-        that is the projection too with the first, the projection."""
+        """Bytes of the root's gradients that a pass of its ``parts`` makes, of those ``left``: their own; a table that is
+        the projection too has its own with the projection, which comes first."""
         if last or self._workload.model.tied_embeddings:
             return left
         return min(gradient_bytes(self._workload, params_on(parts)), left)
