@@ -292,8 +292,8 @@ def test_shards_of_later_micro_batches_are_added(m: int) -> None:
 
 @pytest.mark.parametrize(("dtype", "kind"), [("bf16", "chunk_cat"), ("fp32", "chunk_upcast")])
 def test_copies_of_units_are_kernels_of_their_own(dtype: str, kind: str) -> None:
-    """Each way has its kernel, and so its speed: a cast and a copy of many tensors at once into what is gathered, a split
-    out of it, a concatenation by rank into what is reduced, slower where the type grows."""
+    """Each way has its kernel, and so its speed: a cast and a copy of many tensors at once into what is gathered, a
+    split out of it, a concatenation by rank into what is reduced, slower where the type grows."""
     optimizer = {"master_weights": True, "state_dtype": "fp32"}
     training = {"global_batch": 2, "grad_dtype": dtype, "implementation": "eager", "optimizer": optimizer}
     frame = play(training, dp=2, zero=3).timeline

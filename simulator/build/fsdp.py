@@ -107,17 +107,23 @@ class _Sharder:
             self._reductions.add(f"reduce {step.label} root", self._params[root], (step.label,), step)
 
     def _made_by_root(self, parts: Sequence[Part], left: float, *, last: bool) -> float:
-        """Bytes of the root's gradients that a pass of its ``parts`` makes, of those ``left``: their own; a table that is
-        the projection too has its own with the projection, which comes first."""
+        """Bytes of the root's gradients that a pass of its ``parts`` makes, of those ``left``: their own; those of a
+        table that is the projection too with the projection, which comes first."""
         if last or self._workload.model.tied_embeddings:
             return left
         return min(gradient_bytes(self._workload, params_on(parts)), left)
 
     def _held(self, piece: Step, parts: Sequence[Part], made: float) -> Step:
         """``piece`` of a pass with what it takes and gives back of the activations of its ``parts``, and gradients that
-        it has ``made`` when these are given back."""
+        it has ``made`` when these are given back, but for those of a weight gradient, whose free bytes schedules are
+        tuned to."""
         if not self._by_part:
             return replace(piece, alloc_bytes=piece.alloc_bytes + made)
+        if piece.phase == "W":
+            moved = pass_bytes(parts, "W")
+            return replace(
+                piece, alloc_bytes=moved.alloc + made, free_bytes=moved.free, workspace_bytes=moved.workspace
+            )
         first = replace(parts[0], left_gradient_bytes=parts[0].left_gradient_bytes + made)
         moved = pass_bytes((first, *parts[1:]), piece.phase)
         return replace(piece, alloc_bytes=moved.alloc, free_bytes=moved.free, workspace_bytes=moved.workspace)
