@@ -54,8 +54,10 @@ def _kept_by_torch(workload: Workload, stage: int, parts: tuple[Part, ...], seat
     (torch/distributed/pipelining/stage.py, ``fwd_cache``)."""
     layout, z = workload.parallelism, shapes(workload, seat)
     if stage > 0:
-        saved = tuple(one for one in parts[0].saved if one.name != "input")
-        parts = (replace(parts[0], saved=saved), *parts[1:])
+        saved, held = (
+            tuple(one for one in of if one.name != "input") for of in (parts[0].saved, parts[0].held_for_weights)
+        )
+        parts = (replace(parts[0], saved=saved, held_for_weights=held), *parts[1:])
     logits = Tensor("stage output", float(z.element * z.tokens * z.vocab))
     if stage == layout.n_stages - 1:
         parts = (*parts[:-1], replace(parts[-1], saved=(*parts[-1].saved, logits)))
