@@ -1,4 +1,4 @@
-"""Split backward passes as torch.distributed.pipelining runs them: what stays between their halves, and what does not."""
+"""Split backward passes as torch.distributed.pipelining runs them, and what stays between their halves."""
 
 from __future__ import annotations
 

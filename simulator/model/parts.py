@@ -97,7 +97,8 @@ def pass_bytes(parts: Sequence[Part], kind: str) -> PassBytes:
 
     A forward takes what is saved, and a whole backward gives it back. A split one goes from that to what the weight
     gradient needs (less, or more where it was recomputed), which the weight gradient gives back. Gradients that are
-    left for the optimizer stay. Part after part takes or gives its own, so that the workspace beside all of it is what the fullest moment inside the pass needs more.
+    left for the optimizer stay. Part after part takes or gives its own, so that the workspace beside all of it is what
+    the fullest moment inside the pass needs more.
     """
     saved, held = [part.saved_bytes for part in parts], [part.held_bytes for part in parts]
     left = [part.left_gradient_bytes for part in parts]
