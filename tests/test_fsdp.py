@@ -268,7 +268,7 @@ def test_a_large_vocabulary_is_fullest_at_the_loss(layers: int, seq: int) -> Non
 
 def test_layers_are_fullest_where_their_parameters_outweigh_the_loss() -> None:
     """Few tokens: most is held when layer k computes backward, k - 1 is gathered (2 bytes of each) and the gradients of
-    k + 1 are reduced in fp32 (4): four units of 2 bytes, and the gradients of the head that wait for their reduction."""
+    k + 1 are reduced in fp32 (4): four units of 2 bytes, and gradients of the head that wait for their reduction."""
     training = {"seq": 32, "global_batch": 2, "grad_dtype": "fp32", "implementation": "eager"}
     result = play(training, {**WIDE, "layers": 8}, dp=2, zero=3)
     parts = rank_parts(result.workload, 0)

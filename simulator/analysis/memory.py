@@ -225,6 +225,7 @@ def activation_changes(timeline: Timeline, curve: Curve, holdings: Holdings) -> 
             yield event, _negative(saved(stage, of))
             yield event, held(stage, of)
             yield event, {"output gradients": -turning.pop(key, 0.0)}
+            yield event, {"input gradients": sum(holdings.parts[stage][index].input_gradient_bytes for index in of)}
         elif turn == "gives":
             yield event, _negative((held if phase == "W" else saved)(stage, of))
 

@@ -51,7 +51,7 @@ class _Step:
         self._parts = holdings.parts
         self._replayed = replayed
         #: By stage, micro-batch and index of a part.
-        self._saved: dict[tuple[int, int, int], list[Block]] = {}
+        self._saved: dict[tuple[int, int, int], dict[str, Block]] = {}
         self._turned: set[tuple[int, int, int]] = set()
         self._others: list[tuple[float, Block]] = []
         state = holdings.state
@@ -84,7 +84,7 @@ class _Step:
             return
         for key, part in reversed(replayed.items()):
             self.touch((*(tensor.nbytes for tensor in part.recomputed), part.grad_bytes))
-            self._release(self._saved.pop(key))
+            self._release(self._saved.pop(key).values())
         moved -= sum(part.held_bytes if key in self._turned else part.saved_bytes for key, part in parts.items())
         self.give(moved)
         self.take(-moved)  # gradients that it leaves
@@ -112,16 +112,19 @@ class _Step:
         """Tensors that live only for a moment, together."""
         self._release([self.allocator.malloc(nbytes) for nbytes in sizes if nbytes])
 
-    def _forward(self, part: Part) -> list[Block]:
-        blocks = [self.allocator.malloc(tensor.nbytes) for tensor in part.saved]
+    def _forward(self, part: Part) -> dict[str, Block]:
+        blocks = {tensor.name: self.allocator.malloc(tensor.nbytes) for tensor in part.saved}
         self.touch((part.forward_bytes,))
         return blocks
 
-    def _input_gradient(self, part: Part, blocks: list[Block]) -> list[Block]:
-        """Saved tensors make way for what the weight gradient needs."""
+    def _input_gradient(self, part: Part, blocks: dict[str, Block]) -> dict[str, Block]:
+        """Saved tensors that the weight gradient does not need make way for what it needs beside them."""
         self.touch((*(tensor.nbytes for tensor in part.recomputed), part.grad_bytes))
-        kept = [self.allocator.malloc(tensor.nbytes) for tensor in part.held_for_weights]
-        self._release(blocks)
+        kept = {
+            tensor.name: blocks.get(tensor.name) or self.allocator.malloc(tensor.nbytes)
+            for tensor in part.held_for_weights
+        }
+        self._release(block for name, block in blocks.items() if name not in kept)
         return kept
 
     def _release(self, blocks: Iterable[Block]) -> None:
