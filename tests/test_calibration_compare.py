@@ -396,6 +396,6 @@ def test_a_timeline_comes_back_as_it_was_written(made: Path) -> None:
 def test_records_are_those_of_train() -> None:
     """The keys that are read here are the ones that `train` documents."""
     text = (ROOT / "calibration" / "train" / "record.py").read_text()
-    for key in ("step_time_s", "peak_allocated_bytes", "exposed_s", "kernels", "sha256", "status", "reason", "date"):
+    for key in ("step_time_s", "steady_allocated_bytes", "exposed_s", "kernels", "sha256", "status", "reason", "date"):
         assert key in text
     assert 'COLUMNS = ("rank", "stream", "class", "kind", "name", "start_s", "end_s")' in text

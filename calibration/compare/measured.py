@@ -78,7 +78,7 @@ def measured_figures(
         for kernel in (kernel for rank in ranks for kernel in rank["kernels"]):
             class_s[measured_class(kernel["class"], kernel["kind"])] += kernel["seconds"] / len(ranks)
         exposed = [rank["profile"]["exposed_s"] for rank in ranks if rank["profile"]]
-        peaks = tuple(float(rank["memory"]["peak_allocated_bytes"]) for rank in ranks if rank["memory"])
+        peaks = tuple(float(rank["memory"]["steady_allocated_bytes"]) for rank in ranks if rank["memory"])
         return Figures(
             step_time_s=step_s,
             mfu=flops_per_step / (step_s * len(ranks) * peak_flops_per_s),

@@ -18,6 +18,7 @@ from simulator.analysis.ranks import pipeline_ranks
 from simulator.analysis.reserved import cached_bytes
 from simulator.model import Tensor
 from simulator.timeline import Floats, Ints, Timeline
+from simulator.units import format_gib
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,12 @@ class RankMemory:
     def total(self) -> float:
         """All that is taken on the device, as ``nvidia-smi`` shows it."""
         return self.reserved + self.holdings.overhead
+
+    @property
+    def second_step(self) -> float:
+        """All that the second step may take on the device, nothing cached: torch's DDP makes its buckets anew in it and
+        may hold those of the first step meanwhile."""
+        return self.allocated + self.holdings.first_bucket + self.holdings.overhead
 
     @property
     def buffers(self) -> float:
@@ -284,8 +291,27 @@ def fullest(memories: Sequence[RankMemory]) -> RankMemory:
     return max(memories, key=lambda memory: (memory.total - memory.capacity, memory.total))
 
 
+def _second_steps(memories: Iterable[RankMemory]) -> list[float]:
+    """What second steps may take, of ranks of which it is more than what others do."""
+    return [memory.second_step for memory in memories if memory.holdings.first_bucket]
+
+
+def second_step_warning(memories: Sequence[RankMemory]) -> list[str]:
+    """Where steps fit, but for the second one."""
+    over = [memory for memory in memories if memory.second_step > memory.capacity >= memory.total]
+    if not over:
+        return []
+    worst = max(over, key=lambda memory: memory.second_step - memory.capacity)
+    return [
+        f"the second step may not fit: PyTorch's DDP makes its buckets anew in it and may hold those of the first step "
+        f"meanwhile, {format_gib(worst.holdings.first_bucket)} more, {format_gib(worst.second_step)} "
+        f"of {format_gib(worst.capacity)}"
+    ]
+
+
 def memory_report(memories: Sequence[RankMemory]) -> dict[str, Any]:
-    """The contract's ``memory``: bytes, and the fullest rank of each stage. ``contents`` adds up to ``peak``.
+    """The contract's ``memory``: bytes, and the fullest rank of each stage. ``contents`` adds up to ``peak``, that of
+    all steps but the first ones; ``second_step_bytes``: what torch's DDP may take in the second.
     ``capacity_bytes``: of the GPU with the least room left."""
     return {
         "capacity_bytes": float(fullest(memories).capacity),
@@ -293,6 +319,7 @@ def memory_report(memories: Sequence[RankMemory]) -> dict[str, Any]:
         "peak_bytes": max(memory.total for memory in memories),
         "peak_reserved_bytes": max(memory.reserved for memory in memories),
         "peak_allocated_bytes": max(memory.allocated for memory in memories),
+        **({"second_step_bytes": max(second)} if (second := _second_steps(memories)) else {}),
         "per_stage": [
             {
                 "stage": memory.stage,

@@ -6,7 +6,8 @@ input gradient need whole parameters; a weight gradient does not. A unit that is
 layers up to ``prefetch`` ahead: while layer k computes, those up to k + prefetch may be in flight or whole, no others.
 A layer is given up after its forward pass (unless ``reshard_after_forward`` is off) and after its backward pass; the
 root after the backward pass alone, at its end. The gathers of a forward pass wait for all that was computed before it,
-which may have been the optimizer (torch's ``FSDPState._root_pre_forward``). Gathers and reductions have streams of
+which may have been the optimizer (torch's ``FSDPState._root_pre_forward``). Every piece of a pass takes and gives back
+what its part saves. Gathers and reductions have streams of
 their own and share links only; the copies that plain PyTorch makes for them are part of the passes (`copies`).
 """
 
