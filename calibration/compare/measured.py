@@ -70,7 +70,9 @@ def read_measured(directory: Path, name: str, workload_sha256: str) -> Measured:
 def measured_figures(
     run: Measured, flops_per_step: float, peak_flops_per_s: float, pipelines: Sequence[Sequence[int]]
 ) -> Figures:
-    """``flops_per_step``: of the model, all ranks; ``peak_flops_per_s``: of one GPU. Raises `InputError`."""
+    """``flops_per_step``: of the model, all ranks; ``peak_flops_per_s``: of one GPU. Memory is, as time, of the timed
+    steps: in the second one of all DDP makes its buckets anew, and may have both sets of them for once. Raises
+    `InputError`."""
     record, ranks = run.record, run.record.get("ranks", [])
     try:
         step_s = float(record["step_time_s"]["median"])
