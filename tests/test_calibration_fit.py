@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from calibration.__main__ import main
-from calibration.fit import attention, matmul, memory
+from calibration.fit import attention, kernels, matmul, memory
 from calibration.fit.cases import Cases, Measured, read
 from calibration.fit.command import fit
 from calibration.fit.part import Point, every_second, residuals, search
@@ -229,3 +229,21 @@ def _numbers(value: object, key: str = "") -> dict[str, float]:
     if isinstance(value, list | tuple):
         return {k: v for index, inner in enumerate(value) for k, v in _numbers(inner, f"{key}.{index}").items()}
     return {key: float(value)} if isinstance(value, int | float) and not isinstance(value, bool) else {}
+
+
+def test_the_gap_between_kernels_is_what_a_profiler_does_not_see() -> None:
+    """Runs of 5, 8 and 11 us whose kernels a profiler adds up to 4, 6 (two of them) and 9 us: gaps of 1, 1 and 2 us, 1 in
+    the median; a run of 50 us is too long to tell, and one that was not timed says nothing."""
+    rows = []
+    for width, time_s, seconds in ((1, 5e-6, [4e-6]), (2, 8e-6, [2e-6, 4e-6]), (3, 11e-6, [9e-6]), (4, 5e-5, [1e-5])):
+        params = {"rows": 8, "width": width}
+        row = {"kind": "memory", "op": "copy", "params": params, "ranks": [0], "time_s": time_s}
+        rows.append(Measured("memory", "copy", params, (0,), row))
+        of = {"of": f"memory/copy rows=8 width={width}"}
+        rows.append(Measured("kernels", "memory", of, (0,), {"kernels": [["copy", one] for one in seconds]}))
+    rows.append(
+        Measured("kernels", "memory", {"of": "memory/copy rows=9 width=9"}, (0,), {"kernels": [["copy", 1e-6]]})
+    )
+    found = kernels._gap(Cases(tuple(rows), (ENVIRONMENT,)))
+    assert found["kernels.gap_s"]["value"] == pytest.approx(1e-6)
+    assert kernels._gap(Cases(tuple(rows[::2]), (ENVIRONMENT,))) == {}

@@ -101,3 +101,38 @@ def test_the_budget_of_a_shipped_profile_leaves_products_alone_their_clock() -> 
 def test_nothing_is_fitted_where_a_class_was_not_run_for_long() -> None:
     whole = machine(2.0, 0.5, ())
     assert not power.fit(Cases(whole.rows[1:], whole.environments), PROFILE).figures
+
+
+@pytest.mark.parametrize("follows", [0.3, 0.6, 0.9])
+def test_attention_in_turns_with_products_says_how_it_follows_the_clock(follows: float) -> None:
+    """Products that take 1.1 times what they take alone have a clock of 1500 MHz / 1.1^(1 / speed). Attention, which
+    took t in its first batch at 1980 MHz, takes t * (1980 / clock)^follows beside them."""
+    speed = 0.5
+    whole = machine(2.0, speed, (0.6, 0.8, 1.0))
+    first_s = next(case.row["series_s"][0] for case in whole.rows if case.op == "attention_fwd")
+    seconds = COSTS.kernel_s(PRODUCT, PROFILE.gpu) * 1.1
+    mhz = ALONE_MHZ * 1.1 ** (-1 / speed)
+    row = {"sm_mhz": [mhz] * 4, "power_w": [LIMIT_W] * 4, "series_s": [seconds] * 4, "share": 0.8}
+    row["other_s"] = first_s * (HIGHEST_MHZ / mhz) ** follows
+    beside = Measured("shared", "mm", SIZES | {"beside": "attention_fwd", "period_s": 0.02}, (0,), row)
+    found = Power.model_validate(power.fit(Cases((*whole.rows, beside), whole.environments), PROFILE).figures["power"])
+    load = found.loads["attention"]
+    assert load.speed_exponent == pytest.approx(follows, rel=0.01)
+    # At the highest clock it took first_s, and its price at ``priced_at_hz``.
+    price = COSTS.kernel_s(attention(), PROFILE.gpu)
+    assert (HIGHEST_MHZ * 1e6 / load.priced_at_hz) ** follows == pytest.approx(price / first_s, rel=2e-3)
+
+
+@pytest.mark.parametrize("watts", [300.0, 450.0, 560.0])
+def test_copies_draw_what_they_leave_products_in_turns(watts: float) -> None:
+    """Products with half of the time beside copies that draw ``watts`` at the highest clock: the clock f at which half
+    of a product's power and half of a copy's are what the limit leaves. Alone copies were seen to draw 600 W."""
+    whole = machine(2.0, 0.5, (0.6, 0.8, 1.0))
+    over = LIMIT_W - IDLE_W
+    of_square = over / ALONE_MHZ**2 + (watts - IDLE_W) / HIGHEST_MHZ**2
+    mhz = min((2 * over / of_square) ** 0.5, HIGHEST_MHZ)
+    seconds = COSTS.kernel_s(PRODUCT, PROFILE.gpu) * (ALONE_MHZ / mhz) ** 0.5
+    row = {"sm_mhz": [mhz] * 4, "power_w": [LIMIT_W] * 4, "series_s": [seconds] * 4, "share": 0.5}
+    beside = Measured("shared", "mm", SIZES | {"beside": "copy", "period_s": 0.02}, (0,), row)
+    part = power.fit(Cases((*whole.rows, beside), whole.environments), PROFILE)
+    assert part.figures["power"]["loads"]["memory"]["watts"] == pytest.approx(watts, rel=0.02)

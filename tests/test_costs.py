@@ -13,7 +13,9 @@ from simulator.config import catalog
 from simulator.config.files import read_yaml, validated
 from simulator.config.profile import Profile, load_profile
 from simulator.costs import Costs
+from simulator.costs.attention import around_bytes
 from simulator.costs.matmul import MatmulCost, Products
+from simulator.costs.memory import slices
 from simulator.errors import InputError
 from simulator.program import Attention, Compute, Fixed, Matmul, Memory
 
@@ -120,6 +122,58 @@ def test_memory_kernels_are_a_start_and_bytes_at_the_share_of_their_class(name, 
             seconds = costs.kernel_s(Memory(op, 0.75 * nbytes, 0.25 * nbytes), name)
             bandwidth = curve.share * profile.gpu_spec.memory_bandwidth_Bps.value
             assert seconds == pytest.approx(curve.start_s + nbytes / bandwidth)
+
+
+@pytest.mark.parametrize("sms", [108, 132])
+@pytest.mark.parametrize("width", [128, 1024, 4096, 12288, 131072])
+def test_sums_over_columns_are_sliced_as_pytorch_does(sms, width):
+    """A thread is never left with more than 256 values; where rows are cut none has fewer than 16 but for the last one,
+    unless it has more than 256 otherwise; blocks (a 128th of the width each) fill the GPU's 16 per SM at most about
+    once more; all rows are added. Below 1024 rows (4 threads of 256 values) nothing is cut."""
+    across = width // 128
+    for rows in (64, 512, 1020, 1024, 5000, 32768, 10**6):
+        number, values = slices(rows, width, sms)
+        assert number * values * 4 >= rows > (number * values - number) * 4 - 4
+        assert number == 1 or values >= 16
+        assert number == 1 or rows >= 1024
+        if across <= 16 * sms and rows >= 1024:
+            assert values <= 256 or number == 1
+            assert (number - 1) * across < 16 * sms or values > 128
+    assert slices(1020, width, sms)[0] == 1
+    assert slices(48, width, sms) == (1, 48)
+
+
+@pytest.mark.parametrize("name", ["h100-sxm-80gb", "h200-sxm-141gb"])
+@pytest.mark.parametrize("width", [1024, 4096])
+def test_a_sum_over_columns_adds_values_and_slices_to_its_bytes(name, width):
+    """1020 rows leave each thread 255 values of one slice, so that 1024 rows, in 16 slices of 16, take less though they
+    are more: by 239 values less 15 slices, and the bytes of 4 rows more."""
+    spec, curve = PROFILE[name].gpu_spec, PROFILE[name].kernels.memory.eager["reduce"]
+    costs = Costs.from_profile(PROFILE[name], "eager")
+    few, more = (costs.kernel_s(Memory("reduce", 2.0 * rows * width, 0, width=width), name) for rows in (1020, 1024))
+    moved = 2.0 * 4 * width / (curve.share * spec.memory_bandwidth_Bps.value)
+    assert few - more == pytest.approx(239 * curve.columns.value_s - 15 * curve.columns.slice_s - moved)
+    assert few > more
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4, 8])
+def test_around_the_backward_kernel_go_those_that_memory_bounds(kv_heads):
+    """Per row of a head, of 128: output and its gradient read, 2 x 2 bytes; an fp32 gradient of the queries cleared,
+    read, and written as bf16, 4 + 4 + 2. Where 8 heads share keys, gradients of keys and values of all of them read and
+    those of each group written, 2 x 2 bytes. Flash attention itself is longer by that, forward it is not."""
+    kernel = Attention(2, 8, kv_heads, 512, 512, 128, backward=True)
+    shared = 2 * 512 * 128 * 4 * (8 + kv_heads) if kv_heads < 8 else 0
+    assert around_bytes(kernel) == 2 * 512 * 8 * 128 * (4 + 10) + shared
+    profile = PROFILE["h200-sxm-141gb"]
+    around = profile.kernels.attention.around
+    without = profile.kernels.attention.model_copy(update={"around": None})
+    whole = profile.kernels.model_copy(update={"attention": without})
+    alone = Costs.from_profile(profile.model_copy(update={"kernels": whole}))
+    longer = COSTS[profile.name].kernel_s(kernel, profile.gpu) - alone.kernel_s(kernel, profile.gpu)
+    bandwidth = around.share * profile.gpu_spec.memory_bandwidth_Bps.value
+    assert longer == pytest.approx(around.start_s + around_bytes(kernel) / bandwidth)
+    forward = Attention(2, 8, kv_heads, 512, 512, 128)
+    assert COSTS[profile.name].kernel_s(forward, profile.gpu) == alone.kernel_s(forward, profile.gpu)
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -1,7 +1,8 @@
 """What ran on every GPU, simulated or measured, in one form; and the figures that are read from it.
 
 Both sides go through the same functions, so that a difference between them is one of the runs. A communication lasts
-from when its stream came to it, as a profiler sees NCCL's kernels: they spin until the others are there.
+from when its stream came to it and its host had launched it, as a profiler sees NCCL's kernels: they spin until the
+others are there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from simulator.api import Result
 from simulator.errors import InputError
-from simulator.timeline import Floats, Ints, covered_s
+from simulator.timeline import CATEGORIES, Floats, Ints, covered_s
 
 #: In the order of tables and legends. Sends and receives of pipelines are a class of their own: they wait for the other
 #: stage most of their time.
@@ -84,26 +85,30 @@ def class_of(kind: str, category: str) -> str:
 
 def simulated_kernels(result: Result) -> Kernels:
     """Of every rank of the job, those that others stand for too."""
-    frame = result.spans.of_ranks(range(result.spans.n_ranks)).frame()
-    pairs = frame.groupby(["kind", "category"], sort=False).ngroup().to_numpy()
-    names = frame[["kind", "category"]].drop_duplicates().itertuples(index=False)
-    code = np.array([CLASSES.index(class_of(kind, category)) for kind, category in names], dtype=np.int64)[pairs]
+    spans = result.spans.of_ranks(range(result.spans.n_ranks))
+    rows = spans.rows()
+    category = np.array(CATEGORIES, dtype=object)[rows["category"].astype(np.int64)]
+    pairs = list(zip(rows["kind"].tolist(), category.tolist(), strict=True))
+    codes = {pair: CLASSES.index(class_of(*pair)) for pair in set(pairs)}
+    code = np.array([codes[pair] for pair in pairs], dtype=np.int64)
     moves = np.isin(code, _COMMUNICATION)
-    start_s = np.where(moves, frame["posted_s"], frame["start_s"]).astype(np.float64)
-    end_s, rank = frame["end_s"].to_numpy(np.float64), frame["rank"].to_numpy(np.int64)
-    gap_s = np.array([_gap_s(result, int(number)) for number in range(result.spans.n_ranks)])[rank]
+    start, rank = rows["start_s"].astype(np.float64), rows["rank"].astype(np.int64)
+    # On the GPU since its stream came to it and its host had launched it; of what runs in line with kernels its start.
+    launched = spans.launched_s[rows["span"].astype(np.int64)]
+    resident = np.maximum(rows["posted_s"].astype(np.float64), np.minimum(launched, start))
+    end, gap = rows["end_s"].astype(np.float64), np.array([_gap_s(gpu, result) for gpu in result.gpus])[rank]
     return Kernels(
         rank=rank,
         code=code,
-        kind=np.where(moves, frame["category"].to_numpy(object), ""),
-        start_s=start_s,
-        end_s=np.where(code < CLASSES.index("communication"), np.maximum(end_s - gap_s, start_s), end_s),
+        kind=np.where(moves, category, ""),
+        start_s=np.where(moves, resident, start),
+        end_s=np.where(code < CLASSES.index("communication"), np.maximum(end - gap, start), end),
     )
 
 
-def _gap_s(result: Result, rank: int) -> float:
+def _gap_s(gpu: str, result: Result) -> float:
     """What a kernel's price has of the time until the next, which a profiler does not see as a kernel's."""
-    gap = result.profiles[result.cluster.gpus[rank].type].kernels.gap_s
+    gap = result.profiles[gpu].kernels.gap_s
     return gap.value if gap else 0.0
 
 

@@ -12,7 +12,7 @@ from simulator.build.fsdp import fully_sharded
 from simulator.build.gradients import Bucket, buckets, pieces
 from simulator.build.offload import gradients_to_host, parameters_to_host, update_on_host
 from simulator.build.pipeline import Lanes
-from simulator.build.sharding import Reductions, gather, gradient_bytes, leaving
+from simulator.build.sharding import Reductions, gather, gathers_by_unit, gradient_bytes, leaving
 from simulator.build.stages import Stages, Variant
 from simulator.config import Workload
 from simulator.model import (
@@ -32,6 +32,7 @@ MP_LANE = "mp"
 def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[str, list[Step]]:
     """Add gradient reduction, the optimizer and parameter gathering to a pipeline rank's lanes.
 
+    With the rank's last step go the gradients of inputs that torch keeps until then.
     Without ``optimizer_sync`` what all stages have to agree on (gradient norm, infinities) holds nobody up: weights are
     updated at once, and put back in the rare case that the answer is no (arXiv 2401.10241, section 4).
     """
@@ -40,12 +41,13 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     own = parallelism.stages_of(rank)
     params = stages.params(*own)
     compute = list(lanes[COMPUTE_LANE])
+    of_inputs = sum(stages.parts[step.stage][0].input_gradient_bytes for step in compute if step.phase == "I")
     # Blocking transfers hold up the host, and so all that follows the pipeline.
     drained = (lanes["pp"][-1].label,) if "pp" in lanes else ()
     gathers: list[Step] = []
     reductions = Reductions(workload)
     if leaving(parallelism, params) or parallelism.offload.parameters != "none":
-        if parallelism.zero == 3:
+        if gathers_by_unit(workload, params):
             compute, gathers = fully_sharded(workload, stages, own, compute, reductions)
         elif parallelism.zero == 2 or parallelism.overlap.grad_reduce:
             compute = _reduce_in_buckets(workload, stages, compute, reductions)
@@ -54,6 +56,7 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     ready = (*drained, *(step.label for step in reductions.steps))
     if parallelism.server_count:
         compute.append(Step("optimizer", Block("optimizer", optimizer_ops(workload, params)), ready, phase="O"))
+        compute[-1] = replace(compute[-1], free_bytes=compute[-1].free_bytes + of_inputs)
         return offload_activations(activations, stages, _with(lanes, compute, reductions.steps))
     twins = _twin_gradients(workload, params, ready)
     ready = (*ready, *(step.label for step in twins))
@@ -73,6 +76,7 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
         made = made_gradient_bytes(workload, params)
         compute.append(Step("optimizer", block, ready, phase="O", free_bytes=made, workspace_bytes=needs))
         begin = ("optimizer",)
+    compute[-1] = replace(compute[-1], free_bytes=compute[-1].free_bytes + of_inputs)
     if parallelism.offload.optimizer != "none":
         updates, begin = update_on_host(workload, list(reductions.on_host.values()), begin)
         beside += updates
