@@ -232,8 +232,8 @@ def _numbers(value: object, key: str = "") -> dict[str, float]:
 
 
 def test_the_gap_between_kernels_is_what_a_profiler_does_not_see() -> None:
-    """Runs of 5, 8 and 11 us whose kernels a profiler adds up to 4, 6 (two of them) and 9 us: gaps of 1, 1 and 2 us, 1 in
-    the median; a run of 50 us is too long to tell, and one that was not timed says nothing."""
+    """Runs of 5, 8 and 11 us whose kernels a profiler adds up to 4, 6 (two of them) and 9 us: gaps of 1, 1 and 2 us, 1
+    in the median; a run of 50 us is too long to tell, and one that was not timed says nothing."""
     rows = []
     for width, time_s, seconds in ((1, 5e-6, [4e-6]), (2, 8e-6, [2e-6, 4e-6]), (3, 11e-6, [9e-6]), (4, 5e-5, [1e-5])):
         params = {"rows": 8, "width": width}

@@ -155,8 +155,8 @@ class Costs:
             return price.moving_s(kernel) / seconds
         if isinstance(price, AttentionCost):
             assert isinstance(kernel, Attention)
-            large = Attention(4, 16, 16, 4096, 4096, 128, backward=kernel.backward, dtype=kernel.dtype)
-            return price.busy_s(kernel) / seconds * self.kernel_s(large, self.gpu) / price.busy_s(large)
+            busy = Attention(4, 16, 16, 4096, 4096, 128, backward=kernel.backward, dtype=kernel.dtype)
+            return price.busy_s(kernel) / seconds * self.kernel_s(busy, self.gpu) / price.busy_s(busy)
         if not isinstance(kernel, Matmul | GroupedMatmul) or not kernel.flops:
             return 1.0
         large = Matmul(LARGE, LARGE, LARGE, dtype=kernel.dtype)
