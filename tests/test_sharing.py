@@ -119,6 +119,51 @@ def test_a_job_alone_runs_on_the_nodes_that_it_lists() -> None:
     assert spread.workload.cluster.nodes == 6
 
 
+ODD_CLUSTERS: dict[str, dict[str, Any]] = {
+    "node1 lacks all": {"overrides": [{"gpu": "node1.gpu*", "missing": True}]},
+    "nodes 2 and 3 lack one": {"overrides": [{"gpu": f"node{node}.gpu1", "missing": True} for node in (2, 3)]},
+    "first lacks one": {"overrides": [{"gpu": "node0.gpu0", "missing": True}]},
+}
+
+
+@pytest.mark.parametrize("placement", ["packed", "interleaved"])
+@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("name", ODD_CLUSTERS)
+def test_jobs_on_nodes_with_missing_gpus_have_a_gpu_for_every_rank(name: str, servers: int, placement: str) -> None:
+    """Two jobs of four ranks on nodes of two GPUs, some of which are missing: no node is of both, workers' nodes hold
+    the ranks and would not without the last one, a server has a node without ranks, and no node is left over that a
+    job could have had."""
+    node = {**CLUSTERS["one_leaf"]["node"], "host_memory_bandwidth_Bps": 1e11}
+    node["gpus"] = {"type": "a100-sxm-80gb", "count": 2}
+    cluster = {"name": name, "nodes": 4, "node": node, "fabric": {"radix": 32}, **ODD_CLUSTERS[name]}
+    one = small(**({"parallelism__data_parallel": "parameter_server"} if servers else {})) | {"cluster": cluster}
+    both = simulator.share([one, one], set={"placement": placement})
+    taken = [node for result in both.results for node in result.workload.own_nodes]
+    assert len(set(taken)) == len(taken)
+    assert sorted(taken) == list(range(len(taken)))
+    for result, run in zip(both.results, both.to_dict()["runs"], strict=True):
+        nodes = run["sharing"]["nodes"]
+        workers = nodes[: len(nodes) - servers]
+        held = [len(both.cluster.gpus_of(node)) for node in workers]
+        assert sum(held) >= 4 > sum(held[:-1])
+        assert len(set(result.placed.gpus)) == 4
+        assert {both.cluster.node_of(gpu) for gpu in result.placed.gpus} <= set(workers)
+        assert list(result.placed.servers) == nodes[len(nodes) - servers :] if servers else not result.placed.servers
+
+
+def test_as_many_nodes_as_a_list_needs_where_gpus_are_missing() -> None:
+    """Nodes 2 and 3 lack one of two GPUs: four ranks need three of the nodes 1 to 3, where 0 and 1 would do."""
+    node = {**CLUSTERS["one_leaf"]["node"], "gpus": {"type": "a100-sxm-80gb", "count": 2}}
+    cluster = {"name": "odd", "node": node, **ODD_CLUSTERS["nodes 2 and 3 lack one"]}
+    spread = load_workload(small() | {"cluster": cluster, "placement": [3, 2, 1]})
+    assert (spread.cluster.nodes, spread.n_ranks, spread.own_nodes) == (4, 4, (3, 2, 1))
+    with pytest.raises(InputError, match="have 3"):
+        load_workload(small() | {"cluster": cluster, "placement": [1, 2]})
+    counted = small() | {"cluster": {**cluster, "nodes": 4}, "placement": [1, 2, 3]}
+    del counted["parallelism"]["dp"]
+    assert load_workload(counted).parallelism.dp == 4
+
+
 @pytest.mark.parametrize("method", ["parameter_server", "async"])
 def test_servers_are_the_jobs_own(method: str) -> None:
     """Workers first, then servers, on whatever nodes the job has."""
@@ -146,7 +191,8 @@ def test_what_cannot_share_is_refused(jobs: list[dict[str, Any]], key: str, mess
 @pytest.mark.parametrize(
     ("placement", "message"),
     [
-        ([0, 1], "needs 4 nodes"),
+        ([0, 1], "needs 4 GPUs, and the workers' nodes have 2"),
+        ([0, 1, 2, 3, 4], "without its node 4"),
         ([0, 1, 2, 2], "taken twice"),
         ("scattered", "placement"),
         ([0, 1, 2, -1], "placement"),

@@ -158,6 +158,10 @@ class ClusterSpec(Section):
                 total -= _present(node, everywhere) - _present(node, everywhere | gone)
         return total
 
+    def gpus_at(self, index: int) -> int:
+        """How many GPUs node number ``index`` has, missing ones not counted."""
+        return self.gpus_on(index + 1) - self.gpus_on(index)
+
     def nodes_for(self, gpus: int) -> int:
         """How many nodes, from the first on, it takes to hold so many GPUs; past the last one more of its kind would
         follow."""

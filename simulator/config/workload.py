@@ -126,15 +126,21 @@ class Workload(Section):
 
     @property
     def nodes(self) -> tuple[int, ...] | None:
-        """The nodes of the cluster that the job takes, in the order of its ranks; None: the first."""
+        """The nodes of the cluster that the job lists, in the order of its ranks; None: it takes the first."""
         return None if isinstance(self.placement, str) else self.placement
 
     @property
+    def own_nodes(self) -> tuple[int, ...]:
+        """The nodes of the cluster that the job takes: its workers', in the order of ranks, then one per parameter
+        server."""
+        if self.nodes is not None:
+            return self.nodes
+        return tuple(range(self.cluster.nodes_for(self.n_ranks) + self.parallelism.server_count))
+
+    @property
     def server_nodes(self) -> tuple[int, ...]:
-        """The nodes, counted among those of the job, on whose hosts parameter servers run: those after the workers',
-        one each."""
-        first = self.cluster.nodes_for(self.n_ranks)
-        return tuple(range(first, first + self.parallelism.server_count))
+        """Those of them on whose hosts parameter servers run."""
+        return self.own_nodes[len(self.own_nodes) - self.parallelism.server_count :]
 
     @property
     def rank_tokens(self) -> int:
@@ -168,7 +174,7 @@ class Workload(Section):
 def _resolved(workload: Workload) -> Workload:
     layout, cluster, training = workload.parallelism, workload.cluster, workload.training
     if "dp" not in layout.model_fields_set and "nodes" in cluster.model_fields_set:
-        layout = layout.model_copy(update={"dp": rules.replicas(layout, cluster)})
+        layout = layout.model_copy(update={"dp": rules.replicas(layout, cluster, workload.nodes)})
     if not layout.layers_per_stage:
         layout = layout.model_copy(update={"layers_per_stage": rules.even_split(workload.model.layers, layout)})
     ranks = layout.model_parallel * layout.dp
@@ -177,7 +183,8 @@ def _resolved(workload: Workload) -> Workload:
         layout = layout.model_copy(update={"deallocate_pipeline_outputs": False})
     if "nodes" not in cluster.model_fields_set:
         nodes = cluster.nodes_for(ranks) + layout.server_count
-        nodes = max(nodes, *(node + 1 for node in workload.nodes or (0,)))
+        if workload.nodes is not None:
+            nodes = max(workload.nodes, default=0) + 1
         cluster = cluster.model_copy(update={"nodes": nodes})
     if training.precision == "fp32" and "master_weights" not in training.optimizer.model_fields_set:
         optimizer = training.optimizer.model_copy(update={"master_weights": False})
