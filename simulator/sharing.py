@@ -262,8 +262,8 @@ def _deal(jobs: Sequence[Workload], cluster: ClusterSpec) -> tuple[tuple[int, ..
     for turn in (*([number] for number in packed), interleaved):
         while waiting := [number for number in turn if lacks(number)]:
             for number in waiting:
-                if (node := next(free, None)) is None:
+                if (given := next(free, None)) is None:
                     found = cluster.fixed_nodes
                     raise InputError(f"has no nodes left for {jobs[number].name}", key="cluster.nodes", found=found)
-                nodes[number].append(node)
+                nodes[number].append(given)
     return tuple(tuple(own) for own in nodes)
