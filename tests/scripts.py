@@ -64,6 +64,12 @@ def pairwise_all_to_all(n: int, size: float) -> Script:
     return script
 
 
+def send_recv(n: int, size: float) -> Script:
+    script = Script()
+    script.step((i, (i + 1) % n, [i], size, False) for i in range(n))
+    return script
+
+
 def halving_doubling_all_reduce(n: int, size: float) -> Script:
     p = 1
     while 2 * p <= n:

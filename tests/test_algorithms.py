@@ -94,6 +94,7 @@ FORMS: dict[tuple[str, str], Form] = {
     ("all_to_all", "rail"): Form(lambda n: 1, lambda n: (n - 1) / n, scripts.pairwise_all_to_all),
     ("all_to_all", "bruck"): Form(log2, bruck_sizes, scripts.bruck_all_to_all),
 }
+FORMS["send", "direct"] = FORMS["send_recv", "direct"] = Form(lambda n: 1, lambda n: 1.0, scripts.send_recv)
 for operation in ("broadcast", "reduce", "scatter", "gather"):
     whole = operation in ("broadcast", "reduce")
     FORMS[operation, "linear"] = Form(
@@ -112,12 +113,11 @@ POSTED = {"direct", "pairwise", "rail", "linear"}
 #: Whose chunks are under way everywhere at once, and what is no collective of several ranks.
 PIPELINED = {("broadcast", "ring"), ("reduce", "ring"), ("all_reduce", "tree"), ("all_reduce", "binary_tree")}
 IN_SWITCHES = {"nvls", "nvls_tree", "collnet"}
-ONE_WAY = {"send_recv", "shift"}
 
 
 def test_every_algorithm_is_here() -> None:
     every = {(op, name) for op, entry in OPERATIONS.items() for name in entry.algorithms if op != "barrier"}
-    known = {*FORMS, *PIPELINED} | {(op, name) for op, name in every if name in IN_SWITCHES or op in ONE_WAY}
+    known = {*FORMS, *PIPELINED} | {(op, name) for op, name in every if name in IN_SWITCHES}
     assert every == known
 
 
@@ -137,7 +137,7 @@ def ports(operation: Plan, cluster: Cluster) -> dict[tuple[str, int], float]:
 def test_steps_and_bytes_are_those_of_the_closed_form(op: str, name: str) -> None:
     """steps x latency, and then bytes / bandwidth, on an idle switch that blocks nothing."""
     form = FORMS[op, name]
-    for n in FEWER_N if name in POSTED else EVERY_N:
+    for n in (2,) if op == "send" else FEWER_N if name in POSTED else EVERY_N:
         operation = plan(op, SIZE, range(n), cluster_of(n), IDEAL, name)
         assert operation.latency_s == pytest.approx(form.steps(n) * HOP_s, rel=1e-9), n
         assert sum(phase.nbytes for phase in operation.phases) == pytest.approx(form.sizes(n) * SIZE, rel=1e-9), n
@@ -148,8 +148,8 @@ def test_steps_and_bytes_are_those_of_the_closed_form(op: str, name: str) -> Non
 @pytest.mark.parametrize(("op", "name"), FORMS)
 def test_messages_one_by_one_take_as_long_and_bring_the_data(op: str, name: str) -> None:
     """Port by port as many bytes, and the same end; and at that end everybody has what the operation promises."""
-    for n in FEWER_N if name in POSTED else PLAYED_N:
-        script = FORMS[op, name].script(n, SIZE)
+    for n in (2,) if op == "send" else FEWER_N if name in POSTED else PLAYED_N:
+        script = FORMS[op, name].script(n, SIZE) if op != "send" else scripts.linear(2, SIZE, "broadcast")
         operation = plan(op, SIZE, range(n), cluster_of(n), IDEAL, name)
         seconds, carried = replay.play(script, wire, posted=name in POSTED)
         assert idle_seconds(operation, cluster_of(n), IDEAL) == pytest.approx(seconds, rel=1e-9), n
@@ -165,8 +165,10 @@ def promised(op: str, n: int, script: Script, name: str = "") -> bool:
         "all_gather": lambda place, part: part == (place + moved) % n,  # type: ignore[operator]
         "all_to_all": lambda place, part: part[0] == place,  # type: ignore[index]
         "gather": lambda place, part: place == part,
+        "send_recv": lambda place, part: place == part,
         "broadcast": lambda place, part: place == 0,
         "scatter": lambda place, part: place == 0,
+        "send": lambda place, part: place == 0,
     }.get(op, lambda place, part: place in every)
     held = replay.data(script, owner)
     parts = {part for message in script.messages for part in message.parts}
@@ -181,7 +183,9 @@ def promised(op: str, n: int, script: Script, name: str = "") -> bool:
             )  # type: ignore[operator]
         case "all_to_all":
             return all(held[part[1], part] == {part[0]} for part in parts)  # type: ignore[index]
-        case "broadcast":
+        case "send_recv":
+            return all(held[(i + 1) % n, i] == {i} for i in every)
+        case "broadcast" | "send":
             return all(held[i, part] == {0} for i in range(1, n) for part in parts)
         case "reduce":
             return all(held[0, part] == every for part in parts)

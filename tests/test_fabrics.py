@@ -159,9 +159,9 @@ def test_a_wan_link_carries_its_window_per_round_trip(bandwidth_bps: float, wind
     line_Bps = min(PORT_Bps, bandwidth_bps / 8, (window_bytes or 1e18) / 10e-3)
     rate_Bps = line_Bps * costs.link_efficiency("infiniband")
     for nbytes in (8.0, 1e12):
-        seconds = idle_seconds(plan("send_recv", nbytes, (0, 32), cluster, costs), cluster, costs)
+        seconds = idle_seconds(plan("send", nbytes, (0, 32), cluster, costs), cluster, costs)
         assert seconds == pytest.approx(5e-3 + nbytes / rate_Bps, rel=0.03)
-    near = idle_seconds(plan("send_recv", 8.0, (0, 8), cluster, costs), cluster, costs)
+    near = idle_seconds(plan("send", 8.0, (0, 8), cluster, costs), cluster, costs)
     assert near < 1e-4
 
 

@@ -75,8 +75,8 @@ def command(
       reduce          ring | linear binomial
       scatter         linear | binomial
       gather          linear | binomial
-      send_recv       direct
-      shift           direct
+      send_recv       direct: every rank sends to the next one of a ring
+      send            direct: of two ranks, the first sends to the second
       barrier         ring tree nvls nvls_tree collnet | binary_tree halving_doubling rs_ag direct hierarchical
 
     \b

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from simulator.cluster.cluster import Cluster
@@ -90,7 +89,7 @@ OPERATIONS: dict[str, Operation] = {
         {"linear": rooted.linear_gather, "binomial": rooted.binomial_gather}, lambda n: (n - 1) / n, ("linear",)
     ),
     "send_recv": Operation({"direct": direct.send_recv}, lambda n: 1.0, ("direct",)),
-    "shift": Operation({"direct": direct.shift}, lambda n: 1.0, ("direct",)),
+    "send": Operation({"direct": direct.send}, lambda n: 1.0, ("direct",)),
     "barrier": Operation(_ALL_REDUCE, lambda n: 2 * (n - 1) / n, _NCCL_ALL_REDUCE, BARRIER_BYTES),
 }
 
@@ -138,10 +137,14 @@ def patterns(
     key = (op, members)
     possible: tuple[Pattern, ...] | None = cluster.memo.get(key)
     if possible is None:
-        found = []
+        found, refused = [], []
         for name in OPERATIONS[op].nccl if op in OPERATIONS else known:
-            with suppress(InputError):  # the hardware cannot
+            try:
                 found.append(_pattern(name, known[name], cluster, members))
+            except InputError as error:  # the hardware cannot
+                refused.append(error)
+        if not found:
+            raise refused[0]
         possible = cluster.memo[key] = tuple(found)
     return possible
 
