@@ -103,6 +103,27 @@ def bruck_all_gather(n: int, size: float) -> Script:
     return script
 
 
+def pat_all_gather(n: int, size: float) -> Script:
+    """A part goes on to ranks before its own, farthest first: what rank i sends d ranks back is of rank i + s, for all
+    s whose steps so far were longer than d, and that has not been there."""
+    script = Script()
+    for d in [1 << k for k in reversed(range((n - 1).bit_length()))]:
+        offsets = [s for s in range(n - d) if s % (2 * d) == 0]
+        script.step((i, (i - d) % n, [(i + s) % n for s in offsets], size * len(offsets) / n, False) for i in range(n))
+    return script
+
+
+def pat_reduce_scatter(n: int, size: float) -> Script:
+    """The same backwards."""
+    script = Script()
+    for message in reversed(pat_all_gather(n, size).messages):
+        script.messages.append(message._replace(sender=message.receiver, receiver=message.sender, adds=True, after=()))
+    forward, script = script.messages, Script()
+    for start in range(0, len(forward), n):
+        script.step((m.sender, m.receiver, m.parts, m.nbytes, m.adds) for m in forward[start : start + n])
+    return script
+
+
 def bruck_all_to_all(n: int, size: float) -> Script:
     script, bit = Script(), 1
     at = {(i, j): i for i in range(n) for j in range(n)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +13,7 @@ from clusters import HOP_s, NIC_Bps, NIC_LATENCY_s
 from simulator.cluster import Cluster, build_cluster
 from simulator.config.cluster import ClusterSpec
 from simulator.costs import Costs
+from simulator.network import pat
 from simulator.network.collectives import OPERATIONS, fastest, idle_seconds, patterns, plan
 from simulator.network.direct import Traffic
 from simulator.network.plan import Plan
@@ -39,9 +40,9 @@ def cluster_of(n: int) -> Cluster:
     )
 
 
-def wire(sender: Place, receiver: Place) -> Wire:
+def wire(sender: Place, receiver: Place, share: float = 1.0) -> Wire:
     """Of `nic_cluster`: every rank has a NIC of its own at one switch."""
-    return ("out", sender), ("in", receiver), NIC_Bps, HOP_s
+    return ("out", sender), ("in", receiver), share * NIC_Bps, HOP_s
 
 
 def log2(n: int) -> int:
@@ -54,11 +55,12 @@ def power(n: int) -> int:
 
 class Form(NamedTuple):
     """What the papers say of n ranks: ``steps`` one after another, ``sizes`` the bytes on the busiest port, per byte of
-    message, of all steps together. ``script`` is the same rank by rank."""
+    message, of all steps together. ``script`` is the same rank by rank; ``share`` of the bandwidth is reached."""
 
     steps: Callable[[int], int]
     sizes: Callable[[int], float]
     script: Callable[[int, float], Script]
+    share: float = 1.0
 
 
 def halving_steps(n: int) -> int:
@@ -88,6 +90,8 @@ FORMS: dict[tuple[str, str], Form] = {
     ("all_gather", "ring"): Form(lambda n: n - 1, lambda n: (n - 1) / n, scripts.ring_all_gather),
     ("all_gather", "direct"): Form(lambda n: 1, lambda n: (n - 1) / n, scripts.direct_all_gather),
     ("all_gather", "bruck"): Form(log2, lambda n: (n - 1) / n, scripts.bruck_all_gather),
+    ("all_gather", "pat"): Form(log2, lambda n: (n - 1) / n, scripts.pat_all_gather, pat.EFFICIENCY),
+    ("reduce_scatter", "pat"): Form(log2, lambda n: (n - 1) / n, scripts.pat_reduce_scatter, pat.EFFICIENCY),
     ("reduce_scatter", "ring"): Form(lambda n: n - 1, lambda n: (n - 1) / n, scripts.ring_reduce_scatter),
     ("reduce_scatter", "direct"): Form(lambda n: 1, lambda n: (n - 1) / n, scripts.direct_reduce_scatter),
     ("all_to_all", "pairwise"): Form(lambda n: 1, lambda n: (n - 1) / n, scripts.pairwise_all_to_all),
@@ -141,7 +145,7 @@ def test_steps_and_bytes_are_those_of_the_closed_form(op: str, name: str) -> Non
         operation = plan(op, SIZE, range(n), cluster_of(n), IDEAL, name)
         assert operation.latency_s == pytest.approx(form.steps(n) * HOP_s, rel=1e-9), n
         assert sum(phase.nbytes for phase in operation.phases) == pytest.approx(form.sizes(n) * SIZE, rel=1e-9), n
-        expected = form.steps(n) * HOP_s + form.sizes(n) * SIZE / NIC_Bps
+        expected = form.steps(n) * HOP_s + form.sizes(n) * SIZE / (form.share * NIC_Bps)
         assert idle_seconds(operation, cluster_of(n), IDEAL) == pytest.approx(expected, rel=1e-9), n
 
 
@@ -151,7 +155,8 @@ def test_messages_one_by_one_take_as_long_and_bring_the_data(op: str, name: str)
     for n in (2,) if op == "send" else FEWER_N if name in POSTED else PLAYED_N:
         script = FORMS[op, name].script(n, SIZE) if op != "send" else scripts.linear(2, SIZE, "broadcast")
         operation = plan(op, SIZE, range(n), cluster_of(n), IDEAL, name)
-        seconds, carried = replay.play(script, wire, posted=name in POSTED)
+        wires = partial(wire, share=FORMS[op, name].share)
+        seconds, carried = replay.play(script, wires, posted=name in POSTED)
         assert idle_seconds(operation, cluster_of(n), IDEAL) == pytest.approx(seconds, rel=1e-9), n
         assert ports(operation, cluster_of(n)) == pytest.approx(carried, rel=1e-9), n
         assert promised(op, n, script, name)

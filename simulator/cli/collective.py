@@ -68,8 +68,8 @@ def command(
     \b
     Operations and their algorithms:
       all_reduce      ring tree nvls nvls_tree collnet | binary_tree halving_doubling rs_ag direct hierarchical
-      all_gather      ring nvls | direct bruck
-      reduce_scatter  ring nvls | direct
+      all_gather      ring nvls pat | direct bruck
+      reduce_scatter  ring nvls pat | direct
       all_to_all      pairwise | rail bruck
       broadcast       ring | linear binomial
       reduce          ring | linear binomial
