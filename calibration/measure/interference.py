@@ -1,14 +1,17 @@
-"""Kernels beside a collective on the same GPU: how much slower each gets while the other is under way all the time."""
+"""Kernels beside a collective on the same GPU: how much slower each gets while the other is under way all the time, and
+beside a receive whose sender is late: its kernel is on the GPU, and waits."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from calibration.measure import attention, collectives, matmul, memory
 from calibration.measure.bench import QUEUE, SLEEP_HZ, Bench, Row, summary
@@ -39,9 +42,13 @@ KERNELS["attention_bwd"] = Case("attention", "bwd", KERNELS["attention"].params)
 SMOKE = Case("matmul", "mm", {"m": 64, "n": 64, "k": 64, "role": "fwd", "dtype": "tf32"})
 MODULES = {"matmul": matmul, "attention": attention, "memory": memory}
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+#: A receive that waits for its sender throughout, which is rank 0; between two GPUs.
+LATE = "late_send"
 WINDOW_S = 15e-3
 ATTEMPTS = 5
 RACES = 3
+#: Time for the receive to get its SMs before the kernels begin.
+HEAD_START_S = 1e-3
 
 
 def cases(level: Level, world: int, local: int) -> Iterator[Case]:
@@ -53,7 +60,9 @@ def cases(level: Level, world: int, local: int) -> Iterator[Case]:
     elif level == "quick":
         kernels, ops, sizes = ("matmul", "layer_norm"), COLLECTIVES[:3], (2**26,)
     for ranks in collectives.groups(level, world, local):
-        for kernel, op, nbytes in itertools.product(kernels, ops, sizes):
+        # What waits moves nothing yet: one size.
+        late = itertools.product(kernels, (LATE,), sizes[:1] if len(ranks) == 2 else ())
+        for kernel, op, nbytes in itertools.chain(late, itertools.product(kernels, ops, sizes)):
             params: dict[str, Scalar] = {"kernel": kernel, "bytes": nbytes, "dtype": "bf16"}
             yield Case("interference", op, params, ranks, limit_s=60.0)
 
@@ -63,14 +72,17 @@ def measure(case: Case, bench: Bench, team: Team) -> Row:
 
     def prepare() -> Pair:
         own = KERNELS.get(str(case.params["kernel"]), SMOKE)
+        op = "send" if case.op == LATE else case.op
         return Pair(
             MODULES[own.kind].prepare(own, bench),
-            collectives.prepare(Case("collective", case.op, case.params, case.ranks), bench, team.data),
+            collectives.prepare(Case("collective", op, case.params, case.ranks), bench, team.data),
         )
 
     if not bench.cuda:
         raise UnavailableError("a CPU has no streams to run side by side")
     pair = team.together(prepare)
+    if case.op == LATE:
+        return {**_late(team, pair, case.ranks.index(dist.get_rank()) == 0), **bench.telemetry.read()}
     rough = {work: max(team.all(_loop(work, 5))) for work in (pair.kernel, pair.collective)}
     row: Row = {}
     for name, lead, other in (("kernel", pair.kernel, pair.collective), ("collective", pair.collective, pair.kernel)):
@@ -126,6 +138,51 @@ def _beside(team: Team, lead: Work, lead_s: float, other: Work, other_s: float) 
             return summary([alone for alone, _, _ in slowest]), summary([beside for _, beside, _ in slowest])
         n, per_lead = n // 4, per_lead * 6
     raise UnavailableError("the other stream could not be kept busy throughout")
+
+
+def _late(team: Team, pair: Pair, sends: bool) -> Row:
+    """Seconds of the receiver's kernel alone, and while its receive waits: the sender sends when all have ended."""
+    each_s = max(team.all(_loop(pair.kernel, 5)))
+    _loop(pair.collective, 1)  # connections are made
+    torch.cuda.synchronize()
+    n, side = min(_count(each_s), QUEUE), torch.cuda.Stream()
+    races = []
+    for _ in range(RACES + 1):
+        team.barrier()
+        alone_s = 0.0 if sends else _waiting(pair.kernel, n, lambda: None, side)
+        receive = functools.partial(pair.collective.run, 0)
+        beside_s = 0.0 if sends else _waiting(pair.kernel, n, receive, side)
+        waited = sends or not side.query()
+        team.barrier()
+        if sends:
+            pair.collective.run(0)
+        torch.cuda.synchronize()
+        if not all(team.all(waited)):
+            raise UnavailableError("the receive did not wait")
+        races.append((alone_s, beside_s))
+    received = max(team.all(races[1:]))  # the sender has measured nothing
+    alone, beside = (summary([race[which] for race in received]) for which in (0, 1))
+    return {
+        "kernel_s": alone["time_s"],
+        "kernel_beside_s": beside["time_s"],
+        "kernel_beside_p10_s": beside["p10_s"],
+        "kernel_beside_p90_s": beside["p90_s"],
+    }
+
+
+def _waiting(kernel: Work, n: int, receive: Callable[[], object], side: torch.cuda.Stream) -> float:
+    """Seconds of a run of the kernel, ``receive`` having begun before on another stream."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with torch.cuda.stream(side):
+        receive()
+    torch.cuda._sleep(int(HEAD_START_S * SLEEP_HZ))
+    kernel.run(0)
+    start.record()
+    for i in range(n):
+        kernel.run(i % kernel.sets)
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3 / n
 
 
 @dataclass(frozen=True)
