@@ -10,11 +10,12 @@ import pytest
 
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import load_cluster
+from simulator.config.cluster import Fabric, describe_fabric
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.engine.invariants import check
 from simulator.errors import InputError
-from simulator.fabrics import FABRICS, KEYS
+from simulator.fabrics import FABRICS, KEYS, ports_down
 from simulator.network.collectives import idle_seconds, plan
 from tests.clusters import CLUSTERS
 from tests.jobs import job, play
@@ -121,6 +122,23 @@ def test_counts_and_bisection(name: str, switches: int, trunks: int, bisection_B
     vertices = leaves | {end for link in cluster.trunks for end in (link.src, link.dst)}
     assert (len(vertices), len(cluster.trunks)) == (switches, 2 * trunks)
     assert cluster.bisection_Bps() == pytest.approx(bisection_Bps)
+
+
+@pytest.mark.parametrize(
+    ("radix", "asked", "told"),
+    [
+        (64, 1.0, "fat_tree, at most 2 tiers of 64 ports"),
+        (64, 3.0, "fat_tree, at most 2 tiers of 64 ports, 3:1"),
+        (64, 4.0, "fat_tree, at most 2 tiers of 64 ports, 4:1 (in whole ports 51:13, which is 3.92:1)"),
+        (12, 1.4, "fat_tree, at most 2 tiers of 12 ports, 1.4:1"),
+        (5, 3.0, "fat_tree, at most 2 tiers of 5 ports, 3:1 (in whole ports 3:2, which is 1.5:1)"),
+    ],
+)
+def test_what_whole_ports_make_of_an_oversubscription_is_told(radix: int, asked: float, told: str) -> None:
+    fabric = Fabric(kind="fat_tree", radix=radix, oversubscription=asked)
+    assert describe_fabric(fabric) == told
+    down = ports_down(fabric)
+    assert down / (radix - down) <= asked < (down + 1) / max(radix - down - 1, 1e-9)
 
 
 @pytest.mark.parametrize("oversubscription", [1, 2, 3, 6])

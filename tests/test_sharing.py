@@ -273,6 +273,19 @@ def test_background_traffic_takes_its_share_and_no_more(others: float, fold: boo
         assert background.job == ""
 
 
+def test_background_traffic_by_pattern_is_that_of_every_link_that_it_means() -> None:
+    """As with overrides: ``*`` is any characters but . and :, and each link has a flow of its own."""
+    every = build_cluster(with_background({"link": "node*.nic0:tx", "share": 0.75}, nodes=4))
+    assert [flow.name for flow in every.background] == [f"node{node}.nic0:tx" for node in range(4)]
+    both = build_cluster(with_background({"link": "node1.nic*", "share": 0.5}, nodes=4))
+    assert [flow.name for flow in both.background] == ["node1.nic0:tx", "node1.nic0:rx"]
+    assert {flow.rate_Bps for flow in both.background} == {0.5 * NIC_Bps}
+    listed = with_background(*[{"link": f"node{node}.nic0:tx", "share": 0.75} for node in range(4)], nodes=4)
+    assert build_cluster(listed).background == every.background
+    with pytest.raises(InputError, match="no link has such a name"):
+        build_cluster(with_background({"link": "node*.nic7", "share": 0.5}))
+
+
 @pytest.mark.parametrize("others", [0.25, 0.5, 1.0])
 def test_the_table_of_a_collective_sees_background_traffic(others: float) -> None:
     """A ring over two nodes of four GPUs with a NIC each: one slowed NIC slows all of it, as in a step."""
