@@ -59,6 +59,26 @@ def flat(slots: list[Slot]) -> list[Action]:
     return [action for slot in slots for action in slot]
 
 
+def whole_at_first(order: Order, schedule: Schedule, n_stages: int) -> tuple[Order, Schedule]:
+    """``order`` and ``schedule`` as ``torch.distributed.pipelining`` runs them: the first stage, whose input has no
+    gradient, leaves all of a split backward pass to where its weight gradient stands (stage.py,
+    ``backward_one_chunk``)."""
+
+    def run(slot: Slot) -> Slot:
+        whole = {"I": "", "W": "B"}
+        actions = [
+            action if action.stage % n_stages else action._replace(kind=whole.get(action.kind, action.kind))
+            for action in slot
+        ]
+        return tuple(action for action in actions if action.kind)
+
+    rows = schedule.rows
+    if rows is not None:
+        cells = [[cell if isinstance(cell, Post) else run(cell) for cell in row] for row in rows]
+        schedule = replace(schedule, rows=tuple(tuple(cell for cell in row if cell) for row in cells))
+    return [[slot for slot in map(run, slots) if slot] for slots in order], schedule
+
+
 def transfers(order: Order, schedule: Schedule, n_stages: int) -> list[Hop]:
     """Everything that has to travel between ranks, in the order in which each sender makes it."""
     p = len(order)
