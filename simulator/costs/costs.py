@@ -152,7 +152,7 @@ class Costs:
         price = self.kernels[type(kernel)]
         if isinstance(price, MemoryCost):
             assert isinstance(kernel, Memory)
-            return price.moving_s(kernel) / seconds
+            return price.moving_s(kernel) / seconds if seconds else 1.0
         if isinstance(price, AttentionCost):
             assert isinstance(kernel, Attention)
             busy = Attention(4, 16, 16, 4096, 4096, 128, backward=kernel.backward, dtype=kernel.dtype)
