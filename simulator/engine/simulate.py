@@ -25,6 +25,7 @@ from simulator.engine.recorder import BESIDE, WHOLE, Called, Clocks, Ends, Recor
 from simulator.engine.traffic import algorithms_of, contention, links_of
 from simulator.engine.world import Cast, Transfer, World, build_world
 from simulator.errors import DeadlockError
+from simulator.garbage import rarely_searched
 from simulator.network.flows import Network
 from simulator.program import Batch, Beside, Block, Comm, Compute, Program, ProgramError, Role, Step
 from simulator.program.ops import COMPUTE_LANE, POINT_TO_POINT, comm_of, comms_of
@@ -54,6 +55,7 @@ def simulate(
     return simulate_together([placed], cluster, fold=fold, coalesce=coalesce)[0]
 
 
+@rarely_searched()
 def simulate_together(
     jobs: Sequence[Placed], cluster: Cluster, *, fold: bool = True, coalesce: bool = True
 ) -> tuple[Timeline, ...]:
