@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -64,6 +64,14 @@ class Bench:
         if not self.cuda:
             return 2
         return max(1, min(most, math.ceil(CACHE_MULTIPLE * self._l2 / max(nbytes, 1.0))))
+
+    def rotated(
+        self, nbytes: float, make: Callable[[], Callable[[], object]], launches: int = 1, most: int = 64
+    ) -> Work:
+        """Work whose every set of buffers is a function of its own; ``nbytes`` are read or written by each."""
+        sets = self.sets(nbytes, most)
+        calls = [make() for _ in range(sets)]
+        return Work(lambda i: calls[i](), nbytes=nbytes, launches=launches, sets=sets)
 
     def synchronize(self) -> None:
         if self.cuda:

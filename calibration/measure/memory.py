@@ -11,6 +11,7 @@ from torch import Tensor
 
 from calibration.measure.bench import Bench
 from calibration.measure.case import Case, Level, UnavailableError, Work
+from calibration.measure.sharding import SHARDING
 
 BF16, FP32 = torch.bfloat16, torch.float32
 Run = Callable[[int], object]
@@ -41,6 +42,11 @@ def cases(level: Level, gpus: int) -> Iterator[Case]:
     )
     for op, (tensors, elements) in itertools.product(OPTIMIZERS, states):
         yield Case("memory", op, {"tensors": tensors, "elements": elements})
+    layers = {"smoke": ((64, 2),), "quick": ((4096, 2),)}.get(
+        level, tuple(itertools.product((1024, 2048, 4096, 6144), (2, 4, 8)))
+    )
+    for op, (hidden, ranks) in itertools.product(SHARDING, layers):
+        yield Case("memory", op, {"hidden": hidden, "ranks": ranks})
     heads_of = {"smoke": ((1, 64, 4, 64),), "quick": ((4, 2048, 16, 128),)}.get(
         level, ((1, 2048, 8, 128), (4, 2048, 16, 128), (2, 8192, 32, 128), (4, 4096, 32, 64))
     )
@@ -50,19 +56,10 @@ def cases(level: Level, gpus: int) -> Iterator[Case]:
 
 def prepare(case: Case, bench: Bench) -> Work:
     p = {name: int(value) for name, value in case.params.items()}
-    for table in (ROWWISE, LOSSES, SQUARE, OPTIMIZERS, ROTARY, TABLES):
+    for table in (ROWWISE, LOSSES, SQUARE, OPTIMIZERS, SHARDING, ROTARY, TABLES):
         if case.op in table:
             return table[case.op](bench, **p)
     raise UnavailableError(f"no such kernel: {case.op}")
-
-
-def _work(
-    bench: Bench, nbytes: float, make: Callable[[], Callable[[], object]], launches: int = 1, most: int = 64
-) -> Work:
-    """Work whose every set of buffers is a function of its own; ``nbytes`` are read or written by each."""
-    sets = bench.sets(nbytes, most)
-    calls = [make() for _ in range(sets)]
-    return Work(lambda i: calls[i](), nbytes=nbytes, launches=launches, sets=sets)
 
 
 Make = Callable[[Bench, int, int], Callable[[], object]]
@@ -72,7 +69,7 @@ def _rowwise(nbytes_per_element: float, make: Make, launches: int = 1) -> Callab
     """An op on a tensor of rows x width; the bytes are those that it reads and writes per element."""
 
     def prepare(bench: Bench, rows: int, width: int) -> Work:
-        return _work(bench, nbytes_per_element * rows * width, lambda: make(bench, rows, width), launches)
+        return bench.rotated(nbytes_per_element * rows * width, lambda: make(bench, rows, width), launches)
 
     return prepare
 
@@ -221,7 +218,7 @@ def _loss(bench: Bench, tokens: int, vocab: int) -> Work:
         logits, labels = bench.random(tokens, vocab).detach().requires_grad_(), _ids(bench, vocab, tokens)
         return lambda: F.cross_entropy(logits.float(), labels)
 
-    return _work(bench, 14.0 * tokens * vocab, make, 4, 2)
+    return bench.rotated(14.0 * tokens * vocab, make, 4, 2)
 
 
 def _loss_bwd(bench: Bench, tokens: int, vocab: int) -> Work:
@@ -232,7 +229,7 @@ def _loss_bwd(bench: Bench, tokens: int, vocab: int) -> Work:
         loss = F.cross_entropy(logits.float(), labels)
         return lambda: torch.autograd.grad(loss, logits, retain_graph=True)
 
-    return _work(bench, (4.0 + 12.0 + 6.0) * tokens * vocab, make, 4, 2)
+    return bench.rotated((4.0 + 12.0 + 6.0) * tokens * vocab, make, 4, 2)
 
 
 LOSSES: dict[str, Callable[..., Work]] = {"loss": _loss, "loss_bwd": _loss_bwd}
@@ -250,7 +247,7 @@ def _square(
     def prepare(bench: Bench, batch: int, heads: int, length: int) -> Work:
         mask = torch.ones(length, length, dtype=torch.bool, device=bench.device).triu(1)
         nbytes = nbytes_per_score * batch * heads * length * length
-        return _work(bench, nbytes, lambda: function(bench, bench.random(batch, heads, length, length), mask), 2, 8)
+        return bench.rotated(nbytes, lambda: function(bench, bench.random(batch, heads, length, length), mask), 2, 8)
 
     return prepare
 
@@ -284,11 +281,14 @@ def _adamw(dtype: torch.dtype, *, fused: bool) -> Callable[..., Work]:
 
 
 def _foreach(
-    dtype: torch.dtype, factor: float, function: Callable[[list[Tensor], list[Tensor]], object]
+    dtype: torch.dtype,
+    factor: float,
+    function: Callable[[list[Tensor], list[Tensor]], object],
+    source: torch.dtype = FP32,
 ) -> Callable[..., Work]:
     def prepare(bench: Bench, tensors: int, elements: int) -> Work:
         first = [bench.fresh(elements, dtype=dtype) for _ in range(tensors)]
-        second = [bench.random(elements, dtype=FP32) for _ in range(tensors)]
+        second = [bench.random(elements, dtype=source) for _ in range(tensors)]
         return Work(lambda i: function(first, second), nbytes=factor * tensors * elements, launches=-(-tensors // 16))
 
     return prepare
@@ -306,6 +306,7 @@ OPTIMIZERS: dict[str, Callable[..., Work]] = {
     "adamw_foreach_fp32": _adamw(FP32, fused=False),
     "adamw_foreach_bf16": _adamw(BF16, fused=False),
     "foreach_copy_fp32_bf16": _foreach(BF16, 6, torch._foreach_copy_),
+    "foreach_copy_bf16": _foreach(BF16, 4, torch._foreach_copy_, BF16),
     "foreach_zero_fp32": _foreach(FP32, 4, lambda first, second: torch._foreach_zero_(first)),
     "foreach_norm_fp32": _foreach(FP32, 4, lambda first, second: torch._foreach_norm(first)),
     "clip_grad_fp32": _foreach(FP32, 12, _clip),
@@ -331,7 +332,7 @@ def _rotary(*, backward: bool) -> Callable[..., Work]:
             return lambda: torch.autograd.grad(out, x, gradient, retain_graph=True)
 
         # x cos: 2; -b: 1; join: 2; x sin: 2; sum: 3 tensors
-        return _work(bench, 20.0 * batch * length * heads * head_dim, make, 10, 16)
+        return bench.rotated(20.0 * batch * length * heads * head_dim, make, 10, 16)
 
     return prepare
 
