@@ -27,7 +27,7 @@ class Beside(Protocol):
 
 @dataclass(frozen=True)
 class SharedSms:
-    """NCCL's thread blocks hold SMs from when their kernel is on the GPU to its end, and spin until all peers are there.
+    """NCCL's thread blocks hold SMs from when their kernel is on the GPU to its end; without their peers they spin.
 
     ``whole`` and ``fewer``: type of kernel -> its price on the whole GPU and on the SMs that are left. Kernels that
     memory bounds have a measured speed each, another one while nothing moves. A collective gets its SMs when a kernel
