@@ -219,6 +219,7 @@ def activation_changes(
             yield event, _negative(saved[stage])
             yield event, held[stage]
             yield event, {"output gradients": -turning.pop(key, 0.0)}
+            yield event, {"input gradients": sum(part.input_gradient_bytes for part in parts[stage])}
         elif turn == "gives":
             yield event, _negative((held if phase == "W" else saved)[stage])
 

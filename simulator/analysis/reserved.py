@@ -55,7 +55,7 @@ class _Step:
             for stage, parts in holdings.parts.items()
         }
         self._replayed = replayed
-        self._saved: dict[tuple[int, int], list[list[Block]]] = {}
+        self._saved: dict[tuple[int, int], list[dict[str, Block]]] = {}
         self._turned: set[tuple[int, int]] = set()
         self._others: list[tuple[float, Block]] = []
         state = holdings.state
@@ -85,7 +85,7 @@ class _Step:
             return
         for part, blocks in zip(reversed(parts), reversed(alive), strict=True):
             self.touch((*(tensor.nbytes for tensor in part.recomputed), part.grad_bytes))
-            self._release(blocks)
+            self._release(blocks.values())
         moved -= held if key in self._turned else saved
         self.give(moved)
         self.take(-moved)  # gradients that it leaves
@@ -113,16 +113,19 @@ class _Step:
         """Tensors that live only for a moment, together."""
         self._release([self.allocator.malloc(nbytes) for nbytes in sizes if nbytes])
 
-    def _forward(self, part: Part) -> list[Block]:
-        blocks = [self.allocator.malloc(tensor.nbytes) for tensor in part.saved]
+    def _forward(self, part: Part) -> dict[str, Block]:
+        blocks = {tensor.name: self.allocator.malloc(tensor.nbytes) for tensor in part.saved}
         self.touch((part.forward_bytes,))
         return blocks
 
-    def _input_gradient(self, part: Part, blocks: list[Block]) -> list[Block]:
-        """Saved tensors make way for what the weight gradient needs."""
+    def _input_gradient(self, part: Part, blocks: dict[str, Block]) -> dict[str, Block]:
+        """Saved tensors that the weight gradient does not need make way for what it needs beside them."""
         self.touch((*(tensor.nbytes for tensor in part.recomputed), part.grad_bytes))
-        kept = [self.allocator.malloc(tensor.nbytes) for tensor in part.held_for_weights]
-        self._release(blocks)
+        kept = {
+            tensor.name: blocks.get(tensor.name) or self.allocator.malloc(tensor.nbytes)
+            for tensor in part.held_for_weights
+        }
+        self._release(block for name, block in blocks.items() if name not in kept)
         return kept
 
     def _release(self, blocks: Iterable[Block]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import cast
 
 from simulator.program import Batch, Comm, Step
@@ -61,6 +60,26 @@ def flat(slots: list[Slot]) -> list[Action]:
     return [action for slot in slots for action in slot]
 
 
+def whole_at_first(order: Order, schedule: Schedule, n_stages: int) -> tuple[Order, Schedule]:
+    """``order`` and ``schedule`` as ``torch.distributed.pipelining`` runs them: the first stage, whose input has no
+    gradient, leaves all of a split backward pass to where its weight gradient stands (stage.py,
+    ``backward_one_chunk``)."""
+
+    def run(slot: Slot) -> Slot:
+        whole = {"I": "", "W": "B"}
+        actions = [
+            action if action.stage % n_stages else action._replace(kind=whole.get(action.kind, action.kind))
+            for action in slot
+        ]
+        return tuple(action for action in actions if action.kind)
+
+    rows = schedule.rows
+    if rows is not None:
+        cells = [[cell if isinstance(cell, Post) else run(cell) for cell in row] for row in rows]
+        schedule = replace(schedule, rows=tuple(tuple(cell for cell in row if cell) for row in cells))
+    return [[slot for slot in map(run, slots) if slot] for slots in order], schedule
+
+
 def transfers(order: Order, schedule: Schedule, n_stages: int) -> list[Hop]:
     """Everything that has to travel between ranks, in the order in which each sender makes it."""
     p = len(order)
@@ -110,7 +129,7 @@ def lower(
         return _as_written(schedule.rows, hops, nbytes, step_of, overlap=overlap)
     batching = schedule.batching(len(order), len({action.microbatch for action in flat(order[0])}))
     if overlap and batching == "peer":
-        return _at_once(order, hops, nbytes, step_of)
+        return _as_it_comes(order, hops, nbytes, step_of)
     if overlap or batching == "single":
         units: Order = order if schedule.joined else [[(action,) for action in flat(slots)] for slots in order]
         return _one_by_one(units, hops, n_stages, nbytes, step_of, overlap=overlap)
@@ -136,20 +155,21 @@ def _after_late(order: Order, n_stages: int, step_of: Callable[[Action], Step]) 
     return lambda action: _wait(step_of(action), late.get(action, []))
 
 
-def _at_once(order: Order, hops: list[Hop], nbytes: float, step_of: Callable[[Action], Step]) -> list[Lanes]:
-    """Sends go on beside computation; a receive is posted when the pass before the one that needs it has ended, and
-    waited for at once, as in torch's ``Schedule1F1B`` and Megatron-LM's loop: no pass runs beside it."""
+def _as_it_comes(order: Order, hops: list[Hop], nbytes: float, step_of: Callable[[Action], Step]) -> list[Lanes]:
+    """What no runtime of these schedules does, as theirs wait for a receive as soon as it is posted: each transfer goes
+    on beside computation when it has been made, and its receive is there, but holds nothing before."""
     lanes: list[Lanes] = [{COMPUTE_LANE: []} for _ in order]
-    before = {action: (str(previous),) for slots in order for previous, action in pairwise(flat(slots))}
     needs: dict[Action, list[str]] = {}
     for hop in hops:
         needs.setdefault(hop.awaited_by, []).append(hop.label("recv"))
     for rank, slots in enumerate(order):
         for action in flat(slots):
             lanes[rank][COMPUTE_LANE].append(_wait(step_of(action), needs.get(action, [])))
+    # A lane per direction and neighbour, and receives posted in the sender's order, whatever the receiver's own: a lane
+    # never waits for what comes later, nor for another neighbour.
     several = _several_peers(hops)
     for hop in hops:
-        for op, after in (("send", (str(hop.sent_after),)), ("recv", before.get(hop.awaited_by, ()))):
+        for op, after in (("send", (str(hop.sent_after),)), ("recv", ())):
             step = _alone(hop, op, nbytes, after, several)
             lanes[hop.rank(op)].setdefault(cast(Comm, step.op).lane, []).append(step)
     return lanes

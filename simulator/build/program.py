@@ -6,7 +6,7 @@ from functools import partial
 
 from simulator.build.algorithm import with_algorithm
 from simulator.build.layout import layout
-from simulator.build.pipeline import Lanes, lower
+from simulator.build.pipeline import Lanes, lower, whole_at_first
 from simulator.build.stages import Stages
 from simulator.build.steps import repeated, rolling
 from simulator.build.tail import tail
@@ -24,6 +24,8 @@ def build_program(workload: Workload, *, times: Times | None = None, steps: int 
     schedule = parallelism.plan if times is None else parallelism.plan.tuned(times)
     size = (parallelism.pp, workload.microbatches, parallelism.vpp)
     order = schedule.order(*size) if schedule.drains else schedule.over(*size, steps)
+    if workload.pipelined_by_torch and schedule.splits:
+        order, schedule = whole_at_first(order, schedule, parallelism.n_stages)
     lowered: dict[Seat, tuple[Stages, list[Lanes]]] = {}
     roles, turns = [], _turns(order, workload.microbatches)
     for place in placed.places:

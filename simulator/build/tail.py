@@ -32,6 +32,7 @@ MP_LANE = "mp"
 def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[str, list[Step]]:
     """Add gradient reduction, the optimizer and parameter gathering to a pipeline rank's lanes.
 
+    With the rank's last step go the gradients of inputs that torch keeps until then.
     Without ``optimizer_sync`` what all stages have to agree on (gradient norm, infinities) holds nobody up: weights are
     updated at once, and put back in the rare case that the answer is no (arXiv 2401.10241, section 4).
     """
@@ -40,6 +41,7 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     own = parallelism.stages_of(rank)
     params = stages.params(*own)
     compute = list(lanes[COMPUTE_LANE])
+    of_inputs = sum(stages.parts[step.stage][0].input_gradient_bytes for step in compute if step.phase == "I")
     # Blocking transfers hold up the host, and so all that follows the pipeline.
     drained = (lanes["pp"][-1].label,) if "pp" in lanes else ()
     gathers: list[Step] = []
@@ -54,6 +56,7 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     ready = (*drained, *(step.label for step in reductions.steps))
     if parallelism.server_count:
         compute.append(Step("optimizer", Block("optimizer", optimizer_ops(workload, params)), ready, phase="O"))
+        compute[-1] = replace(compute[-1], free_bytes=compute[-1].free_bytes + of_inputs)
         return offload_activations(activations, stages, _with(lanes, compute, reductions.steps))
     twins = _twin_gradients(workload, params, ready)
     ready = (*ready, *(step.label for step in twins))
@@ -73,6 +76,7 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
         made = made_gradient_bytes(workload, params)
         compute.append(Step("optimizer", block, ready, phase="O", free_bytes=made, workspace_bytes=needs))
         begin = ("optimizer",)
+    compute[-1] = replace(compute[-1], free_bytes=compute[-1].free_bytes + of_inputs)
     if parallelism.offload.optimizer != "none":
         updates, begin = update_on_host(workload, list(reductions.on_host.values()), begin)
         beside += updates

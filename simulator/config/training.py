@@ -46,8 +46,8 @@ class Recompute(Section):
     """Which activations are computed again in the backward pass. A plain text means `granularity`."""
 
     granularity: Literal["none", "selective", "ops", "full"] = "none"
-    """selective: what `modules` names; ops: all but attention and every second product, as torchtitan's selective "op";
-    full: whole layers [none]"""
+    """selective: what `modules` names; ops: all but attention, every second product and what other ranks sent, as
+    torchtitan's selective "op" (experts' grouped products again); full: whole layers [none]"""
     modules: Annotated[tuple[Module, ...], AsTuple] = ("core_attn",)
     """selective: core_attn (between the attention's two products), layernorm (both norms of a layer), mla_up_proj (from
     latent attention's compressed forms to queries, keys and values), mlp (of dense layers), moe (all of it), moe_act

@@ -289,7 +289,8 @@ class _Simulation:
         beside = rank.costs.beside
         if beside is not None and beside.queues and any(comm.holds_sms for comm in comms):
             yield from self._find_room(rank)
-        meetings = [self._arrive(rank, lane, comm) for comm in comms]
+        # A receive that follows on nothing stands for one that is posted as its bytes come.
+        meetings = [self._arrive(rank, lane, comm, spins=comm.op != "recv" or bool(step.after)) for comm in comms]
         for comm, meeting in zip(comms, meetings, strict=True):
             yield from self._await(rank, lane, index, step, comm, meeting, called, ends)
 
@@ -304,8 +305,13 @@ class _Simulation:
         began, ended = cast(tuple[float, float], meeting.done.value)
         self.recorder.span(rank.number, comm.lane, index, step, ends, template, called, began, ended)
 
-    def _arrive(self, rank: _Rank, lane: str, comm: Comm) -> Meeting:
-        """Call ``comm``: its kernel is on the GPU from now on; the last member to call sets the bytes in motion."""
+    def _arrive(self, rank: _Rank, lane: str, comm: Comm, *, spins: bool = True) -> Meeting:
+        """Call ``comm``: its kernel is on the GPU from now on; the last member to call sets the bytes in motion.
+
+        ``spins``: it holds its SMs while it waits. A send does not: NCCL's leaves its bytes in buffers (4 MiB for each
+        of up to 32 channels over NVLink) and ends. Here its stream waits on, for the receive that its next transfer
+        with that neighbour would wait for as well.
+        """
         position = rank.positions[comm.axis]
         group = self.cast.group_key[comm.axis][rank.number]
         # Transfers meet by their ends and tag, collectives by the order of calls on a communicator, as in NCCL.
@@ -324,7 +330,7 @@ class _Simulation:
         else:
             _check_match(rank, comm, meeting)
         meeting.arrived.append(rank)
-        if comm.holds_sms:
+        if comm.holds_sms and spins and comm.op != "send":
             rank.resident.append(meeting)
             self._reconsider_speed(rank)
         if len(meeting.arrived) == len(meeting.transfer.members):
@@ -339,6 +345,8 @@ class _Simulation:
         self.done[id(meeting.transfer), meeting.comm.purpose] += 1
         beside = meeting.arrived if meeting.comm.holds_sms else []
         for rank in beside:
+            if meeting not in rank.resident:
+                rank.resident.append(meeting)
             self._reconsider_speed(rank)
 
         def land() -> None:

@@ -4,19 +4,19 @@ and by row, and what of it is recomputed."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from simulator.model.attention import attention_inputs, split_qkv
+from simulator.model.by_op import recomputed_by_op
 from simulator.model.context import core_attention
 from simulator.model.experts import Experts, experts, mixture
 from simulator.model.latent import Latent, latent, latent_projections, up_inputs
-from simulator.model.nodes import Node, Op, Tensor, activation, fuse, linear, norm, residual, rope
-from simulator.model.parts import Checkpoint, Part, part_of, run_again
+from simulator.model.nodes import Node, Tensor, activation, fuse, linear, norm, residual, rope
+from simulator.model.parts import Checkpoint, Part, part_of
 from simulator.model.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn, shapes
-from simulator.program import Attention, Beside, Comm, Compute, Matmul
+from simulator.program import Beside
 
 if TYPE_CHECKING:
     from simulator.config import Workload
@@ -70,7 +70,7 @@ def _layer(z: Shapes, recompute: tuple[str, ...], a: Latent | None, x: Experts |
     # Megatron-LM's --recompute-modules; those that drop their output are its CheckpointWithoutOutput.
     checkpoints = {
         "layer": Checkpoint(nodes, attn_norm.saved),
-        "ops": Checkpoint(nodes, () if x or a else _kept_by_op(z)),
+        "ops": Checkpoint(nodes, ()),
         "core_attn": Checkpoint(core, attention_inputs(z)),
         "layernorm": Checkpoint(
             (attn_norm, mlp_norm), (*attn_norm.saved, *mlp_norm.saved), ("attn.normed", "mlp.normed")
@@ -87,40 +87,13 @@ def _layer(z: Shapes, recompute: tuple[str, ...], a: Latent | None, x: Experts |
     chosen = [checkpoints[module] for module in recompute if module in checkpoints]
     part = part_of("moe layer" if x else "layer", nodes, chosen, held_gradient_bytes=z.row_bytes, is_unit=True)
     if "ops" in recompute:
-        return replace(part, recompute=tuple(_again_by_op(z, nodes)))
+        return recomputed_by_op(z, x, nodes, part)
     if "layer" in recompute and z.eager and not z.dropout:
         needed = itertools.takewhile(
             lambda op: isinstance(op, Beside) or op.name not in _NOT_AGAIN[z.tp > 1], part.recompute
         )
         return replace(part, recompute=tuple(needed))
     return part
-
-
-def _kept_by_op(z: Shapes) -> tuple[Tensor, ...]:
-    """What torchtitan's selective activation checkpointing by "op" keeps of a layer: the layer's input, the outputs of
-    attention and of the first, third ... of its products, which are those for q, k, v, context, gate, up and down
-    (torchtitan/models/llama3/infra/parallelize.py, ``_save_list``)."""
-    q, _, v = attention_inputs(z)
-    context = Tensor("attn.context", float(z.element * z.tokens * z.context_width))
-    lse = Tensor("attn.lse", 4.0 * z.tokens * z.heads)
-    gate = Tensor("mlp.gate", float(z.element * z.tokens * z.ffn))
-    down = (Tensor("mlp.out", z.row_bytes),) if z.gated else ()
-    return (Tensor("input", z.row_bytes), q, v, context, lse, gate, *down)
-
-
-def _again_by_op(z: Shapes, nodes: Sequence[Node]) -> Iterator[Op]:
-    """The forward ops of a layer that run again where `_kept_by_op` is kept: of products the one for k, the one after
-    attention, and that for up."""
-    again = {"attn.qkv": z.kv_width, "mlp.fc1": z.ffn if z.gated else 0, "mlp.fc2": 0}
-    for op in (op for node in nodes for op in node.forward):
-        kernel = op.kernel if isinstance(op, Compute) else None
-        if isinstance(kernel, Attention) or (isinstance(op, Comm) and op.op == "reduce_scatter"):
-            continue
-        if isinstance(op, Compute) and isinstance(kernel, Matmul) and op.name in again:
-            if again[op.name]:
-                yield run_again(replace(op, kernel=replace(kernel, n=again[op.name])))
-            continue
-        yield run_again(op)
 
 
 def _projections(z: Shapes) -> tuple[Node, ...]:

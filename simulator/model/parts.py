@@ -28,6 +28,9 @@ class Part:
     2401.10241, table 1, and 8 of the two norms, which the paper leaves out. ``weight_grad_bytes`` is alive beside it.
     ``forward_bytes`` is alive only while the forward runs; ``placeholders`` stay for good (see `Node`).
     ``left_gradient_bytes``: gradients that the backward pass makes and leaves for the optimizer.
+    ``trailing``: of ``saved``, what only operations behind the last ones with weights keep. ``graph_stays``: an input
+    gradient of its own gives back only at its end what ``held_for_weights`` lacks, and leaves ``input_gradient_bytes``
+    until the step has ended.
     ``is_unit``: it is sharded (torch's ``fully_shard``) and offloaded by itself, as layers and the projection of a
     multi-token-prediction module are; embeddings and heads are not.
     """
@@ -50,6 +53,9 @@ class Part:
     expert_params: int = 0
     is_unit: bool = False
     left_gradient_bytes: float = 0.0
+    trailing: tuple[Tensor, ...] = ()
+    graph_stays: bool = False
+    input_gradient_bytes: float = 0.0
 
     @property
     def params_on(self) -> dict[str, int]:
@@ -91,8 +97,8 @@ def pass_bytes(parts: Sequence[Part], kind: str) -> PassBytes:
 
     A forward takes what is saved, and a whole backward gives it back. A split one goes from that to what the weight
     gradient needs (less, or more where it was recomputed), which the weight gradient gives back. Gradients that are
-    left for the optimizer stay. Part after part takes
-    or gives its own, so that the workspace beside all of it is what the fullest moment inside the pass needs more.
+    left for the optimizer stay. Part after part takes or gives its own, so that the workspace beside all of it is what
+    the fullest moment inside the pass needs more.
     """
     saved, held = [part.saved_bytes for part in parts], [part.held_bytes for part in parts]
     left = [part.left_gradient_bytes for part in parts]
@@ -101,6 +107,8 @@ def pass_bytes(parts: Sequence[Part], kind: str) -> PassBytes:
             return PassBytes(sum(saved), 0.0, _at_most([part.forward_bytes for part in parts[::-1]], saved[::-1]))
         case "B":
             return _turning(saved, left, [part.workspace_bytes for part in parts])
+        case "I" if parts and parts[0].graph_stays:
+            return _beside_the_graph(parts)
         case "I":
             return _turning(saved, held, [part.input_workspace_bytes for part in parts])
         case _:
@@ -112,6 +120,21 @@ def _turning(before: Sequence[float], after: Sequence[float], workspaces: Sequen
     gone = [one - other for one, other in zip(before, after, strict=True)]
     more = max(-sum(gone), 0.0)
     return PassBytes(more, max(sum(gone), 0.0), max(_at_most(workspaces[::-1], gone[::-1]) - more, 0.0))
+
+
+def _beside_the_graph(parts: Sequence[Part]) -> PassBytes:
+    """An input gradient during which all that was saved stays: part after part adds the gradients of its outputs."""
+    made = [_beyond(part.held_for_weights, part.saved) for part in parts]
+    gone = sum(_beyond(part.saved, part.held_for_weights) for part in parts)
+    added = _turning([0.0] * len(parts), made, [part.input_workspace_bytes for part in parts])
+    left = sum(part.input_gradient_bytes for part in parts)
+    return PassBytes(added.alloc + left, gone, max(added.workspace - left, 0.0))
+
+
+def _beyond(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """Bytes of the ``tensors`` that are not among ``others``."""
+    names = {other.name for other in others}
+    return sum(tensor.nbytes for tensor in tensors if tensor.name not in names)
 
 
 def _at_most(workspaces: Sequence[float], gone: Sequence[float]) -> float:
@@ -166,6 +189,7 @@ def part_of(
         forward_bytes=max(*(node.forward_bytes for node in nodes), _passing(checkpointed)),
         placeholders=unique(tensor for node in nodes for tensor in node.placeholders),
         is_unit=is_unit,
+        trailing=_trailing(nodes),
     )
 
 
@@ -182,6 +206,13 @@ def _held_for_weights(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
     inputs = unique(tensor for node in weighted for tensor in node.saved)
     gradients = (Tensor(f"output gradient {n}", node.output_grad_bytes) for n, node in enumerate(weighted))
     return (*inputs, *gradients)
+
+
+def _trailing(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
+    """What only the nodes behind the last one that has a weight gradient keep."""
+    last = max((number for number, node in enumerate(nodes) if node.weight_grad), default=-1)
+    before = {tensor.name for node in nodes[: last + 1] for tensor in node.saved}
+    return unique(tensor for node in nodes[last + 1 :] for tensor in node.saved if tensor.name not in before)
 
 
 def run_again(op: Op) -> Op:

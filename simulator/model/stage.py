@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from simulator.model.layer import layer
 from simulator.model.mtp import predictor
-from simulator.model.nodes import Tensor
+from simulator.model.nodes import Tensor, unique
 from simulator.model.parts import Part
-from simulator.model.shapes import ANY_SEAT, ANY_TURN, Seat, Turn, shapes
+from simulator.model.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn, passed_bytes, shapes
 from simulator.model.vocabulary import embedding, head
 from simulator.units import DTYPE_BYTES
 
@@ -52,13 +52,44 @@ def stage_parts(workload: Workload, stage: int, seat: Seat = ANY_SEAT, turn: Tur
 def _kept_by_torch(workload: Workload, stage: int, parts: tuple[Part, ...], seat: Seat) -> tuple[Part, ...]:
     """The input of a stage lies in a buffer that stays, and the last stage keeps its output too, the logits
     (torch/distributed/pipelining/stage.py, ``fwd_cache``)."""
+    layout, z = workload.parallelism, shapes(workload, seat)
     if stage > 0:
-        saved = tuple(one for one in parts[0].saved if one.name != "input")
-        parts = (replace(parts[0], saved=saved), *parts[1:])
-    if stage == workload.parallelism.n_stages - 1:
-        z = shapes(workload, seat)
-        parts = (*parts[:-1], _keeping(parts[-1], float(z.element * z.tokens * z.vocab)))
+        saved, held = (
+            tuple(one for one in of if one.name != "input") for of in (parts[0].saved, parts[0].held_for_weights)
+        )
+        parts = (replace(parts[0], saved=saved, held_for_weights=held), *parts[1:])
+    logits = Tensor("stage output", float(z.element * z.tokens * z.vocab))
+    if stage == layout.n_stages - 1:
+        parts = (*parts[:-1], replace(parts[-1], saved=(*parts[-1].saved, logits)))
+    if layout.plan.splits and stage > 0:
+        parts = _graphs_of_torch(workload, stage, parts, z)
     return parts
+
+
+def _graphs_of_torch(workload: Workload, stage: int, parts: tuple[Part, ...], z: Shapes) -> tuple[Part, ...]:
+    """What torch's split backward pass leaves between its halves.
+
+    Its input gradient runs through a graph that is retained, and the weight gradient begins at the nodes that have
+    weights; each of these holds all nodes towards the input, and so what they have saved
+    (torch/distributed/pipelining/_backward.py, ``stage_backward_input``). What lies behind the last of them is let go
+    at the end, logits and loss. The gradient of the input stays in its ``.grad`` until the next step
+    (``clear_runtime_states``); where the stage before is on the same rank, that is its buffer to receive it in. So is
+    the gradient of the output the stage's own buffer, which is not held twice.
+    """
+    layout, last = workload.parallelism, parts[-1]
+    ends = stage == layout.n_stages - 1
+    gone = {one.name for one in last.trailing} | ({"stage output"} if ends else set())
+    graphs: dict[int, Part] = {}  # equal layers stay one object
+    for part in parts:
+        held = unique((*part.saved, *part.held_for_weights))
+        if part is last:
+            held = held if ends or last.trailing else held[:-1]
+            held = tuple(one for one in held if one.name not in gone)
+        graphs[id(part)] = replace(part, held_for_weights=held, graph_stays=True)
+    first, *rest = (graphs[id(part)] for part in parts)
+    rank_of = layout.plan.rank_of
+    apart = rank_of(stage, layout.pp) != rank_of(stage - 1, layout.pp)
+    return (replace(first, input_gradient_bytes=passed_bytes(workload) if apart else 0.0), *rest)
 
 
 def _keeping(part: Part, output: float) -> Part:

@@ -1,7 +1,9 @@
-"""``python -m simulator.validation.record``: simulate every row of every suite and record the errors anew."""
+"""``python -m simulator.validation.record [SUITE..]``: simulate every row of every suite, or of some, and record the
+errors anew."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from functools import lru_cache
@@ -82,13 +84,30 @@ def _errors(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return {outcome.id: round(outcome.error, 6) for outcome in outcomes if outcome.error is not None}
 
 
-def record() -> None:
-    """Write the errors of all suites to `RECORD`."""
-    errors = {name: errors_of(suite) for name, suite in SUITES.items()}
-    errors[memory_suite.NAME] = _errors(outcomes_of_memory(memory_suite.memory_rows()))
-    errors[collectives.NAME] = _errors([row.outcome for row in outcomes_of_collectives(collectives.measurements())])
-    RECORD.write_text(json.dumps(errors, indent=2) + "\n", encoding="utf-8")
+def errors_in(name: str) -> dict[str, float]:
+    """The errors of a suite, simulated anew."""
+    match name:
+        case memory_suite.NAME:
+            return _errors(outcomes_of_memory(memory_suite.memory_rows()))
+        case collectives.NAME:
+            return _errors([row.outcome for row in outcomes_of_collectives(collectives.measurements())])
+        case _:
+            return errors_of(SUITES[name])
+
+
+def record(names: Sequence[str]) -> None:
+    """Write the errors of the suites ``names`` to `RECORD`, each as it is done."""
+    for name in names:
+        errors = errors_in(name)
+        known = json.loads(RECORD.read_text(encoding="utf-8"))
+        RECORD.write_text(json.dumps({**known, name: errors}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    record()
+    suites = [*SUITES, memory_suite.NAME, collectives.NAME]
+    parser = argparse.ArgumentParser(prog="python -m simulator.validation.record", description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(suites)} [all]")
+    chosen = parser.parse_args().suites
+    if unknown := set(chosen) - set(suites):
+        parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(suites)}")
+    record(chosen or suites)

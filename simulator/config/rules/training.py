@@ -37,14 +37,6 @@ def problems(workload: Workload) -> Iterator[InputError]:
             found=brief(True),
             allowed="false, or implementation: compiled",
         )
-    model = workload.model
-    if recompute.granularity == "ops" and (model.moe or model.mla or model.attention != "flash"):
-        yield InputError(
-            "ops is for dense layers with flash attention so far",
-            key="training.recompute.granularity",
-            found="ops",
-            allowed="none, selective, full",
-        )
     if recompute.layers is not None and recompute.granularity != "full":
         yield InputError(
             f"has no meaning with granularity {recompute.granularity}",
