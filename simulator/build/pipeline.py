@@ -127,9 +127,9 @@ def lower(
     step_of = _after_late(order, n_stages, step_of)
     if schedule.rows is not None:
         return _as_written(schedule.rows, hops, nbytes, step_of, overlap=overlap)
-    batching = schedule.batching(len(order), len({action.microbatch for action in flat(order[0])}))
-    if overlap and batching == "peer":
+    if overlap and not schedule.posts_ahead:
         return _as_it_comes(order, hops, nbytes, step_of)
+    batching = schedule.batching(len(order), len({action.microbatch for action in flat(order[0])}))
     if overlap or batching == "single":
         units: Order = order if schedule.joined else [[(action,) for action in flat(slots)] for slots in order]
         return _one_by_one(units, hops, n_stages, nbytes, step_of, overlap=overlap)
@@ -156,8 +156,7 @@ def _after_late(order: Order, n_stages: int, step_of: Callable[[Action], Step]) 
 
 
 def _as_it_comes(order: Order, hops: list[Hop], nbytes: float, step_of: Callable[[Action], Step]) -> list[Lanes]:
-    """What no runtime of these schedules does, as theirs wait for a receive as soon as it is posted: each transfer goes
-    on beside computation when it has been made, and its receive is there, but holds nothing before."""
+    """Each transfer goes on beside computation when it has been made; its receive is there, and holds nothing yet."""
     lanes: list[Lanes] = [{COMPUTE_LANE: []} for _ in order]
     needs: dict[Action, list[str]] = {}
     for hop in hops:
