@@ -13,7 +13,7 @@ from simulator import model
 from simulator.analysis.activity import activity
 from simulator.analysis.advice import advice
 from simulator.analysis.holdings import holdings
-from simulator.analysis.memory import RankMemory, fullest, memory_of_ranks
+from simulator.analysis.memory import RankMemory, fullest, memory_of_ranks, second_step_warning
 from simulator.analysis.metrics import bubble, peak_activations
 from simulator.analysis.rehearsal import times_of
 from simulator.analysis.report import Job, StepFlops, report
@@ -145,7 +145,7 @@ class Result:
     def warnings(self) -> list[str]:
         """What the user should know before trusting the figures."""
         unsteady = [] if self.steady is None or self.steady.stable else [UNSTEADY]
-        return [*warnings(self.workload), *unsteady]
+        return [*warnings(self.workload), *unsteady, *second_step_warning(self.memories)]
 
     def to_dict(self) -> dict[str, Any]:
         """The results under the names of the JSON output, SI units."""

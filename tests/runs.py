@@ -53,7 +53,7 @@ def record(
         ranks.append(
             {
                 "rank": rank,
-                "memory": {"peak_allocated_bytes": by_rank[like] * more_memory},
+                "memory": {"steady_allocated_bytes": by_rank[like] * more_memory},
                 "profile": {"exposed_s": kernels.exposed_s(one.result.spans.n_ranks) * slower},
                 "kernels": [
                     {"class": name, "kind": kind, "op": "", "seconds": seconds, "launches": 1}

@@ -377,6 +377,17 @@ def test_classes_hold_all_of_a_simulated_step(tmp_path: Path, layout: dict[str, 
     assert (kernels.bubble(pipelines(result)) is None) == ("pp" not in layout)
 
 
+@pytest.mark.parametrize("layout", [{"tp": 2}, {"dp": 2, "bucket_bytes": 1_000_000}])
+def test_a_kernel_is_not_on_the_gpu_before_its_host_has_launched_it(tmp_path: Path, layout: dict[str, object]) -> None:
+    """Ranks in step wait for nobody: communication lasts as long on a host that is late as on one that is early."""
+    path = runs.workload(tmp_path, "w", layout)
+    slow, fast = (
+        simulated_kernels(run(path, set={"cluster.node.host_speed": speed})).seconds(2) for speed in (0.2, 1000.0)
+    )
+    assert slow["communication"] == pytest.approx(fast["communication"], rel=0.02)
+    assert slow["communication"] > 0
+
+
 def test_every_kind_of_kernel_has_a_class() -> None:
     kinds = ("matmul", "grouped_matmul", "attention", "norm", "loss", "all_reduce", "send")
     categories = ("compute", "recompute", "optimizer", "tp", "cp", "ep", "pp", "dp", "offload")
@@ -396,6 +407,6 @@ def test_a_timeline_comes_back_as_it_was_written(made: Path) -> None:
 def test_records_are_those_of_train() -> None:
     """The keys that are read here are the ones that `train` documents."""
     text = (ROOT / "calibration" / "train" / "record.py").read_text()
-    for key in ("step_time_s", "peak_allocated_bytes", "exposed_s", "kernels", "sha256", "status", "reason", "date"):
+    for key in ("step_time_s", "steady_allocated_bytes", "exposed_s", "kernels", "sha256", "status", "reason", "date"):
         assert key in text
     assert 'COLUMNS = ("rank", "stream", "class", "kind", "name", "start_s", "end_s")' in text

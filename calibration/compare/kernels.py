@@ -1,7 +1,8 @@
 """What ran on every GPU, simulated or measured, in one form; and the figures that are read from it.
 
 Both sides go through the same functions, so that a difference between them is one of the runs. A communication lasts
-from when its stream came to it, as a profiler sees NCCL's kernels: they spin until the others are there.
+from when its stream came to it and its host had launched it, as a profiler sees NCCL's kernels: they spin until the
+others are there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from simulator.api import Result
 from simulator.errors import InputError
-from simulator.timeline import Floats, Ints, covered_s
+from simulator.timeline import CATEGORIES, Floats, Ints, covered_s
 
 #: In the order of tables and legends. Sends and receives of pipelines are a class of their own: they wait for the other
 #: stage most of their time.
@@ -84,17 +85,23 @@ def class_of(kind: str, category: str) -> str:
 
 def simulated_kernels(result: Result) -> Kernels:
     """Of every rank of the job, those that others stand for too."""
-    frame = result.spans.of_ranks(range(result.spans.n_ranks)).frame()
-    pairs = frame.groupby(["kind", "category"], sort=False).ngroup().to_numpy()
-    names = frame[["kind", "category"]].drop_duplicates().itertuples(index=False)
-    code = np.array([CLASSES.index(class_of(kind, category)) for kind, category in names], dtype=np.int64)[pairs]
+    spans = result.spans.of_ranks(range(result.spans.n_ranks))
+    rows = spans.rows()
+    category = np.array(CATEGORIES, dtype=object)[rows["category"].astype(np.int64)]
+    pairs = list(zip(rows["kind"].tolist(), category.tolist(), strict=True))
+    codes = {pair: CLASSES.index(class_of(*pair)) for pair in set(pairs)}
+    code = np.array([codes[pair] for pair in pairs], dtype=np.int64)
     moves = np.isin(code, _COMMUNICATION)
+    start = rows["start_s"].astype(np.float64)
+    # On the GPU since its stream came to it and its host had launched it; of what runs in line with kernels its start.
+    launched = spans.launched_s[rows["span"].astype(np.int64)]
+    resident = np.maximum(rows["posted_s"].astype(np.float64), np.minimum(launched, start))
     return Kernels(
-        rank=frame["rank"].to_numpy(np.int64),
+        rank=rows["rank"].astype(np.int64),
         code=code,
-        kind=np.where(moves, frame["category"].to_numpy(object), ""),
-        start_s=np.where(moves, frame["posted_s"], frame["start_s"]).astype(np.float64),
-        end_s=frame["end_s"].to_numpy(np.float64),
+        kind=np.where(moves, category, ""),
+        start_s=np.where(moves, resident, start),
+        end_s=rows["end_s"].astype(np.float64),
     )
 
 

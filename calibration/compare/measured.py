@@ -70,7 +70,9 @@ def read_measured(directory: Path, name: str, workload_sha256: str) -> Measured:
 def measured_figures(
     run: Measured, flops_per_step: float, peak_flops_per_s: float, pipelines: Sequence[Sequence[int]]
 ) -> Figures:
-    """``flops_per_step``: of the model, all ranks; ``peak_flops_per_s``: of one GPU. Raises `InputError`."""
+    """``flops_per_step``: of the model, all ranks; ``peak_flops_per_s``: of one GPU. Memory is, as time, of the timed
+    steps: in the second one of all DDP makes its buckets anew, and may have both sets of them for once. Raises
+    `InputError`."""
     record, ranks = run.record, run.record.get("ranks", [])
     try:
         step_s = float(record["step_time_s"]["median"])
@@ -78,7 +80,7 @@ def measured_figures(
         for kernel in (kernel for rank in ranks for kernel in rank["kernels"]):
             class_s[measured_class(kernel["class"], kernel["kind"])] += kernel["seconds"] / len(ranks)
         exposed = [rank["profile"]["exposed_s"] for rank in ranks if rank["profile"]]
-        peaks = tuple(float(rank["memory"]["peak_allocated_bytes"]) for rank in ranks if rank["memory"])
+        peaks = tuple(float(rank["memory"]["steady_allocated_bytes"]) for rank in ranks if rank["memory"])
         return Figures(
             step_time_s=step_s,
             mfu=flops_per_step / (step_s * len(ranks) * peak_flops_per_s),

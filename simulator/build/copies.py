@@ -17,8 +17,9 @@ def around(workload: Workload, part: Part, kind: str, ops: Sequence[Op]) -> list
     Before parameters are gathered a rank casts its fp32 shard and copies it to where it is gathered
     (``all_gather_copy_in``), and the whole goes to the parameters from there (``foreach_all_gather_copy_out``); before
     gradients are reduced they are put side by side, cut by rank, in the type that they are reduced in
-    (``foreach_reduce_scatter_copy_in``). The first two run on a stream of their own in torch; here they stand before
-    the pass that uses them, where they take the memory's time all the same. What is not dropped after the forward pass
+    (``foreach_reduce_scatter_copy_in``); the reduced shard is the gradient of the first micro-batch, to which those of
+    others are added (``foreach_reduce``). The first two and the last run on streams of their own in torch; here they
+    stand in the pass, where they take the memory's time all the same. What is not dropped after the forward pass
     (the root, or all without ``reshard_after_forward``) has no copies before the backward pass.
     """
     shards = {axis: workload.parallelism.shards(axis) for axis in part.params_on}
@@ -28,7 +29,12 @@ def around(workload: Workload, part: Part, kind: str, ops: Sequence[Op]) -> list
         return list(ops)
     gathers = kind == "F" or (kind in ("B", "I") and part.is_unit and workload.parallelism.reshard_after_forward)
     before = _gathered(workload, params, share, "F" if kind == "F" else "B") if gathers else ()
-    after = _reduced(workload, params) if kind in ("B", "W") and ops else ()
+    after: list[Op] = []
+    if kind in ("B", "W") and ops:
+        after.append(_reduced(workload, params))
+        if workload.hands_over_gradients and not part.left_gradient_bytes:
+            added = DTYPE_BYTES[workload.training.grad_dtype] * share
+            after.append(_copy("fsdp.accumulate", "residual", 2 * added, added, "W"))
     return [*before, *ops, *after]
 
 
@@ -36,15 +42,15 @@ def _gathered(workload: Workload, params: int, share: float, phase: str) -> Iter
     training = workload.training
     element = DTYPE_BYTES[training.precision]
     if workload.shards_are_masters and training.precision != "fp32":
-        yield _copy("fsdp.cast", "cast", DTYPE_BYTES["fp32"] * share, element * share, phase)
-    yield _copy("fsdp.gather copy in", "copy", element * share, element * share, phase)
-    yield _copy("fsdp.gather copy out", "copy", element * params, element * params, phase)
+        yield _copy("fsdp.cast", "optimizer", DTYPE_BYTES["fp32"] * share, element * share, phase)
+    yield _copy("fsdp.gather copy in", "foreach_copy", element * share, element * share, phase)
+    yield _copy("fsdp.gather copy out", "split_copy", element * params, element * params, phase)
 
 
-def _reduced(workload: Workload, params: int) -> Iterator[Op]:
+def _reduced(workload: Workload, params: int) -> Op:
     training = workload.training
     read, written = (DTYPE_BYTES[dtype] * float(params) for dtype in (training.precision, training.grad_dtype))
-    yield _copy("fsdp.reduce copy in", "copy", read, written, "W")
+    return _copy("fsdp.reduce copy in", "chunk_upcast" if written > read else "chunk_cat", read, written, "W")
 
 
 def _copy(name: str, op: str, read: float, written: float, phase: str) -> Op:

@@ -34,6 +34,12 @@ def leaving(parallelism: Parallelism, params: Mapping[str, int]) -> dict[str, in
     return shared(parallelism, params)
 
 
+def gathers_by_unit(workload: Workload, params: Mapping[str, int]) -> bool:
+    """Whether passes of a rank that holds ``params`` (by axis) are cut by part, parameters gathered for each."""
+    parallelism = workload.parallelism
+    return parallelism.zero == 3 and (bool(leaving(parallelism, params)) or parallelism.offload.parameters != "none")
+
+
 def gradient_bytes(workload: Workload, params: Mapping[str, int]) -> float:
     """Bytes of the whole gradients of ``params`` that are alive beside the state, from a backward pass to their
     reduction, or to their copy to the host: under ZeRO-2 and 3, whose state holds shards, those that are sharded,

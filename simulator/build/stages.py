@@ -84,6 +84,10 @@ class Stages:
         makes = kind in ("B", "W")
         return stage, kind, self._turns.get((stage, microbatch), Turn()) if makes else Turn()
 
+    def parts_in(self, step: Step) -> tuple[Part, ...]:
+        """The parts of the stage that the pass ``step`` goes through."""
+        return self._parts_of(self.variant(step))
+
     def _parts_of(self, variant: Variant) -> tuple[Part, ...]:
         """The stage's parts; those that do nothing special in their turn are the very same ones."""
         stage, _, turn = variant
@@ -131,20 +135,8 @@ class Stages:
         """What a pass of ``parts`` runs, in order."""
         order = parts if kind == "F" else parts[::-1]
         if not self.workload.fully_shards:
-            return [op for part in order for op in _ops(part, kind)]
-        return [op for part in order for op in around(self.workload, part, kind, _ops(part, kind))]
-
-
-def _ops(part: Part, kind: str) -> tuple[Op, ...]:
-    match kind:
-        case "F":
-            return part.forward
-        case "B":
-            return (*part.recompute, *part.backward)
-        case "I":
-            return (*part.recompute, *part.input_grad)
-        case _:
-            return part.weight_grad
+            return [op for part in order for op in part.ops(kind)]
+        return [op for part in order for op in around(self.workload, part, kind, part.ops(kind))]
 
 
 def _runs(parts: tuple[Part, ...]) -> list[str]:

@@ -28,7 +28,9 @@ Direction = Literal["forward", "backward"]
 #: ``strided`` work on parts of rows, which are PyTorch's kernels without vector loads; ``upcast`` to a wider type,
 #: ``cast`` to a narrower one; ``loss`` the log-softmax over the vocabulary; ``embedding_bwd`` adding rows into the
 #: table; ``accumulate`` adding a gradient to a buffer of a wider type; ``reduce`` sums over rows or all; ``optimizer``
-#: multi-tensor kernels, ``foreach`` those of PyTorch's AdamW by the type of its states; ``zero`` writing only.
+#: multi-tensor kernels, ``foreach`` those of PyTorch's AdamW by the type of its states, ``foreach_copy`` copies within
+#: a type; ``split_copy`` and ``chunk_cat`` out of and into the flat buffers of PyTorch's FSDP, ``chunk_upcast`` into
+#: one of a wider type; ``zero`` writing only.
 MemoryClass = Literal[
     "norm",
     "norm_bwd",
@@ -56,6 +58,10 @@ MemoryClass = Literal[
     "optimizer",
     "foreach",
     "foreach_bf16",
+    "foreach_copy",
+    "split_copy",
+    "chunk_cat",
+    "chunk_upcast",
     "accumulate",
     "reduce",
     "copy",
