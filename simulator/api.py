@@ -89,7 +89,6 @@ class Result:
     program: Program
     spans: Timeline
     steady: Steady | None = None
-    nodes: tuple[int, ...] | None = None
 
     @cached_property
     def gpus(self) -> tuple[str, ...]:
@@ -99,7 +98,7 @@ class Result:
     @cached_property
     def placed(self) -> Placed:
         """The program on the GPUs of its nodes."""
-        return Placed.on(self.program, self.costs, self.cluster, self.nodes)
+        return Placed.on(self.program, self.costs, self.cluster, self.workload.nodes)
 
     @property
     def capacities(self) -> dict[int, float]:
@@ -214,9 +213,9 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     together = job.parallelism.data_parallel != "async"
     if together and not schedule.steady:
         program = build(1)
-        return Result(job, profiles, cluster, costs, program, play(program), nodes=job.nodes)
+        return Result(job, profiles, cluster, costs, program, play(program))
     program, found = _until_steady(build, play, job.microbatches, together=together)
-    return Result(job, profiles, cluster, costs, program, found.period, found, job.nodes)
+    return Result(job, profiles, cluster, costs, program, found.period, found)
 
 
 def rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:

@@ -356,7 +356,7 @@ def test_all_rails_at_once_share_an_oversubscribed_spine(nodes: int, fold: bool)
 def test_two_programs_on_one_fabric_meet_and_know_each_other() -> None:
     """Two pairs of nodes, each with a one-way shift: under one switch they do not meet. A third program that sends from
     the first one's node shares its NIC, and both take twice as long but for the latency."""
-    shift = Comm("s", "shift", 1e9, "dp", "dp")
+    shift = Comm("s", "send_recv", 1e9, "dp", "dp")
     program = at_once({"dp": [range(2)]}, shift)
     cluster = nic_cluster(4, 2)
 

@@ -44,7 +44,9 @@ def build_program(workload: Workload, *, times: Times | None = None, steps: int 
         roles.append(Role(str(place), {lane: tuple(steps) for lane, steps in whole.items()}))
     if parallelism.collective_algorithm != "auto":
         roles = list(with_algorithm(tuple(roles), parallelism.collective_algorithm))
-    return Program(tuple(roles), placed.place_of, placed.groups, workload.name, workload.server_nodes)
+    first_server = len(workload.own_nodes) - parallelism.server_count
+    servers = tuple(range(first_server, first_server + parallelism.server_count))
+    return Program(tuple(roles), placed.place_of, placed.groups, workload.name, servers)
 
 
 def _turns(order: Order, microbatches: int) -> dict[tuple[int, int], Turn]:

@@ -93,6 +93,8 @@ Range = Annotated[tuple[Whole, Whole], AsTuple]
 class GpuSpec(Section):
     """The GPU itself."""
 
+    vendor: Literal["nvidia", "amd"] = "nvidia"
+    """whose: collectives run on its library, NCCL or RCCL, and these do not talk to each other"""
     sms: Annotated[Whole, Field(gt=0)]
     """streaming multiprocessors"""
     peak_flops_per_s: dict[MatrixDtype, Figure]
@@ -472,6 +474,21 @@ def check_gpu(profile: Profile, gpu: str, *, file: object = None, key: str | Non
         allowed=f"profiles of {gpu}: {', '.join(known) or '(none is shipped)'}",
         fix=f"calibration: {known[0]}" if known else None,
     )
+
+
+def check_one_vendor(profiles: Mapping[str, Profile], *, file: object = None, key: str | None = None) -> None:
+    """Raise `InputError` where ``profiles``, those of the types of GPU that work together, are of several vendors."""
+    types: dict[str, list[str]] = {}
+    for gpu, profile in profiles.items():
+        types.setdefault(profile.gpu_spec.vendor, []).append(gpu)
+    if len(types) > 1:
+        raise InputError(
+            "NCCL and RCCL do not talk to each other: GPUs of one job, and of one collective, are of one vendor",
+            file=file,
+            key=key,
+            found="; ".join(f"{vendor}: {', '.join(of)}" for vendor, of in types.items()),
+            fix="nodes of one of them, such as by placement",
+        )
 
 
 def check_precision(profile: Profile, precision: str, *, file: object = None) -> None:

@@ -90,6 +90,8 @@ class Stack(Section):
     note: Text = ""
     protocols: Annotated[tuple[ProtocolName, ...], AsTuple] = ("ll", "ll128", "simple")
     """those of NCCL's that the software uses"""
+    pat: bool = True
+    """whether it chooses PAT, as NCCL does from 2.23 on, and RCCL does not"""
     parameters: Parameters
     fitted: Fitted | None = None
 

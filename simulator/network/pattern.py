@@ -42,8 +42,8 @@ class Moves:
     ``own`` is the share of the message that each rank handles without a link. ``efficiency`` is the bandwidth reached,
     relative to a ring of the same load; ``counted``: the share of it that NCCL's tuner counts on. ``way``: what carries
     it out; of sends and receives, ``peers`` counts those of each rank. ``channels``: the rings or trees among which the
-    message is split. ``goes_on``: it is a further step of the kernel that made the moves before it, in the same
-    protocol; else a kernel starts with it.
+    message is split. ``software``: of a hop, relative to one of a ring. ``goes_on``: it is a further step of the kernel
+    that made the moves before it, in the same protocol; else a kernel starts with it.
     """
 
     hops: Iterable[Hop]
@@ -53,6 +53,7 @@ class Moves:
     peers: int = 0
     counted: float = 1.0
     channels: int = 1
+    software: float = 1.0
     goes_on: bool = False
 
 
@@ -84,7 +85,7 @@ class Stage:
     ``flow_bytes`` per byte of message. ``line_s`` holds, per kind of link, the seconds per byte of message that its
     busiest link needs at line rate. ``kind`` is the transport that sets the pace, the last in `KINDS` that is crossed.
     ``hops`` and ``link_latency_s`` (of all links) are as in `Shape`; ``own``, ``efficiency``, ``way``, ``peers``,
-    ``counted`` and ``goes_on`` as in `Moves`.
+    ``counted``, ``software`` and ``goes_on`` as in `Moves`.
     """
 
     kind: TransportKind
@@ -98,6 +99,7 @@ class Stage:
     way: Way
     peers: int
     counted: float
+    software: float
     goes_on: bool
 
     @property
@@ -116,6 +118,7 @@ class Stage:
             self.way,
             self.peers,
             self.counted,
+            self.software,
             self.goes_on,
         )
 
@@ -265,5 +268,6 @@ def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Stage:
         way=moves.way,
         peers=moves.peers,
         counted=moves.counted,
+        software=moves.software,
         goes_on=moves.goes_on,
     )

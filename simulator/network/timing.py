@@ -92,7 +92,7 @@ def _phase(
         latency_s += stage.peers * pace.peer_latency_s
     latency_s += start_s
     for kind, count in stage.hops:
-        latency_s += count * costs.transport(kind).ways(stage.way)[name].hop_latency_s
+        latency_s += count * stage.software * costs.transport(kind).ways(stage.way)[name].hop_latency_s
     per_byte_s = max([line_s / of_line[name].bandwidth_fraction for line_s, of_line in lines])
     per_byte_s /= stage.efficiency
     if protocol.half_bytes and nbytes:
