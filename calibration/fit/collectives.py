@@ -85,7 +85,9 @@ def fit(cases: Cases, profile: Profile) -> Part:
         for case, s in zip(rows, seconds(model, rows, candidates), strict=True)
     ]
     ours = bool(cases.environments)
-    kept = "" if "efficiency" in begin else "".join(re.findall(r"; efficiency: .*", start.note))
+    kept = "".join(
+        re.findall(r"; in_switch: .*" if "efficiency" in begin else r"; (?:efficiency|in_switch): .*", start.note)
+    )
     origin = {
         "kind": "measured" if ours else "published",
         "source": MEASURED if ours else start.source,

@@ -276,18 +276,21 @@ class Host(Section):
 
 
 class Interference(Cited):
-    """What NCCL's communication takes from kernels on its GPU while it is in flight."""
+    """What NCCL's kernels take from others on their GPU, waiting for their peers or moving bytes."""
 
     sms: Annotated[Whole, Field(ge=0)]
     """streaming multiprocessors that it holds; 0: none"""
     matmul_sms: Annotated[Whole, Field(ge=0)]
     """those that matrix products lose: their thread blocks run in clusters of two, which need two free neighbours"""
     memory_speed: dict[Literal["norm", "other"], Fraction]
-    """speed of kernels that memory bounds; norms are bound by arithmetic too"""
+    """speed of kernels that memory bounds while bytes move; norms are bound by arithmetic too"""
+    waiting_speed: dict[Literal["norm", "other"], Fraction]
+    """their speed while peers are waited for"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         _need_all("interference.memory_speed", self.memory_speed, ("norm", "other"))
+        _need_all("interference.waiting_speed", self.waiting_speed, ("norm", "other"))
         return self
 
 
