@@ -304,3 +304,16 @@ def test_copies_of_units_are_kernels_of_their_own(dtype: str, kind: str) -> None
         "fsdp.gather copy out": {"split_copy"},
         "fsdp.reduce copy in": {kind},
     }
+
+
+@pytest.mark.parametrize("m", [1, 2, 4])
+def test_a_backward_pass_of_torch_ends_with_its_root(m: int) -> None:
+    """Torch's ``finalize_backward``: what follows a backward pass, the gathers of the next forward pass too, waits for
+    the root's reduction, and the root's gradients are copied together when all layers' are reduced."""
+    frame = spans(play({"global_batch": 2 * m, "implementation": "eager", "seq": 64}, WIDE, dp=2, zero=3))
+    for number in range(m):
+        layers = frame[[label.startswith(f"reduce 0B{number}.") for label in frame.index]]
+        root = frame.loc[f"reduce 0B{number} root"]
+        assert frame.loc[f"0B{number}", "start"] >= layers["end"].max() - 1e-12
+        follows = [f"gather 0F{number + 1} root", f"0F{number + 1}.0"] if number + 1 < m else ["optimizer"]
+        assert frame.loc[follows, "start"].min() >= root["end"] - 1e-12

@@ -54,6 +54,9 @@ class _Sharder:
         self._drops = layout.reshard_after_forward
         #: What is offloaded comes and goes by itself (`activations`).
         self._by_part = layout.offload.activations == "none"
+        #: Torch's root unit copies its gradients when those of all layers are reduced, and what follows waits for its
+        #: own reduction (``FSDPParamGroup.post_backward``, ``finalize_backward``); pipelines say which is last.
+        self._ends_alone = workload.fully_shards and layout.pp == 1
         self._whole: set[Unit] = set()
         self._last_use: dict[Unit, str] = {}
         self._uses: list[str] = []  # the passes of layers and, backward, heads that need parameters, in order
@@ -73,6 +76,8 @@ class _Sharder:
         parts, root = self._stages.parts_in(step), self._root_of[step.stage]
         order = [(index, block) for index, block in self._stages.by_part(step) if block.ops]
         before = tuple(last.label for last in self.compute[-1:] if forward)
+        if forward and self._ends_alone:
+            before = (*before, *self._reductions.waits(all_done=True))
         needs = self._gather(root, step, f"gather {step.label} root", before) if reads else []
         left = gradient_bytes(self._workload, self._params[root]) if makes and root[0] == step.stage else 0.0
         cut = pieces(step, [block for _, block in order])
@@ -97,7 +102,11 @@ class _Sharder:
                 left -= made
             if reads and piece is cut[-1]:
                 free += self._used(root, label, drop=not forward)
-            after = (*piece.after, *needs, *self._reductions.waits())
+            after = (
+                *piece.after,
+                *needs,
+                *self._reductions.waits(all_done=self._ends_alone and piece is cut[-1 if makes else 0]),
+            )
             held = self._held(piece, [parts[index] for index in sorted(group)], made)
             alloc, free = held.alloc_bytes + taken, held.free_bytes + free
             self.compute.append(replace(held, after=after, alloc_bytes=alloc, free_bytes=free))

@@ -160,9 +160,9 @@ class Reductions:
         self.steps += [_as_part_of(step, like) for step in steps]
         self.on_host[key] = Share(share, steps[-1].label)
 
-    def waits(self) -> tuple[str, ...]:
-        """What the next pass has to wait for."""
-        ahead = 1 if self._workload.parallelism.overlap.grad_reduce else 0
+    def waits(self, *, all_done: bool = False) -> tuple[str, ...]:
+        """What the next pass has to wait for, where ``all_done`` the youngest too."""
+        ahead = 1 if self._workload.parallelism.overlap.grad_reduce and not all_done else 0
         return self._done[-1 - ahead] if len(self._done) > ahead else ()
 
 

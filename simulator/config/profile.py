@@ -446,8 +446,7 @@ def load_profile(
 
     Raises `InputError`.
     """
-    path = catalog.find("profile", str(reference), base=base, file=file, key=key)
-    return _parsed(read_text(path), path)
+    return catalog.load("profile", reference, _parsed, base=base, file=file, key=key)
 
 
 @lru_cache(maxsize=32)
@@ -482,16 +481,8 @@ def _like(data: Mapping[str, Any], path: Path) -> Profile:
 
 def check_gpu(profile: Profile, gpu: str, *, file: object = None, key: str | None = None) -> None:
     """Raise `InputError` where ``profile`` is not one of the cluster's ``gpu``; ``file`` and ``key`` chose it."""
-    if profile.gpu == gpu:
-        return
-    known = [name for name in catalog.names("profile") if load_profile(name).gpu == gpu]
-    raise InputError(
-        f"{profile.name} is a profile of another GPU",
-        file=file,
-        key=key,
-        found=profile.gpu,
-        allowed=f"profiles of {gpu}: {', '.join(known) or '(none is shipped)'}",
-        fix=f"calibration: {known[0]}" if known else None,
+    catalog.check_gpu(
+        "profile", profile.name, profile.gpu, gpu, lambda name: load_profile(name).gpu, file=file, key=key
     )
 
 

@@ -172,13 +172,13 @@ def choose(op: str, candidates: Sequence[Pattern], nbytes: float, costs: Transpo
 
     def counted_s(pattern: Pattern) -> float:
         seconds, plan = _timed(op, pattern, nbytes, costs)
-        return plan.latency_s + (seconds - plan.latency_s) / min(stage.counted for stage in pattern.stages)
+        return plan.latency_s + (seconds - plan.latency_s) / min(stage.moves.counted for stage in pattern.stages)
 
     return min(candidates, key=counted_s)
 
 
 def _has(costs: TransportCosts, stage: Stage) -> bool:
-    return stage.way != "pat" or costs.transport(stage.kind).pat
+    return stage.moves.way != "pat" or costs.transport(stage.kind).pat
 
 
 def _timed(op: str, pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float, Plan]:
