@@ -13,7 +13,7 @@ from simulator import model
 from simulator.analysis.activity import activity
 from simulator.analysis.advice import advice
 from simulator.analysis.holdings import holdings
-from simulator.analysis.memory import RankMemory, fullest, memory_of_ranks
+from simulator.analysis.memory import RankMemory, fullest, memory_of_ranks, second_step_warning
 from simulator.analysis.metrics import bubble, peak_activations
 from simulator.analysis.rehearsal import times_of
 from simulator.analysis.report import Job, StepFlops, report
@@ -89,7 +89,6 @@ class Result:
     program: Program
     spans: Timeline
     steady: Steady | None = None
-    nodes: tuple[int, ...] | None = None
 
     @cached_property
     def gpus(self) -> tuple[str, ...]:
@@ -99,7 +98,7 @@ class Result:
     @cached_property
     def placed(self) -> Placed:
         """The program on the GPUs of its nodes."""
-        return Placed.on(self.program, self.costs, self.cluster, self.nodes)
+        return Placed.on(self.program, self.costs, self.cluster, self.workload.nodes)
 
     @property
     def capacities(self) -> dict[int, float]:
@@ -146,7 +145,7 @@ class Result:
     def warnings(self) -> list[str]:
         """What the user should know before trusting the figures."""
         unsteady = [] if self.steady is None or self.steady.stable else [UNSTEADY]
-        return [*warnings(self.workload), *unsteady]
+        return [*warnings(self.workload), *unsteady, *second_step_warning(self.memories)]
 
     def to_dict(self) -> dict[str, Any]:
         """The results under the names of the JSON output, SI units."""
@@ -215,9 +214,9 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     together = job.parallelism.data_parallel != "async"
     if together and not schedule.steady:
         program = build(1)
-        return Result(job, profiles, cluster, costs, program, play(program), nodes=job.nodes)
+        return Result(job, profiles, cluster, costs, program, play(program))
     program, found = _until_steady(build, play, job.microbatches, together=together)
-    return Result(job, profiles, cluster, costs, program, found.period, found, job.nodes)
+    return Result(job, profiles, cluster, costs, program, found.period, found)
 
 
 def rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from simulator.api import STEPS, Result, rehearsed
 from simulator.build import build_program
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import Workload, load_workload
-from simulator.config.profile import Profile, load_profile
+from simulator.config.cluster import ClusterSpec
+from simulator.config.profile import Profile, check_one_vendor, load_profile
 from simulator.config.rules import scale
 from simulator.costs import Costs
 from simulator.engine import Placed, simulate_together
@@ -39,13 +41,13 @@ _MARGIN = 1.1
 @dataclass(frozen=True)
 class Shared:
     """Jobs on one cluster at once. Of each: its ``results`` as it repeats its step beside the others, with the mean
-    period as step time; that period with the cluster to itself, on the same nodes (``alone_s``); its ``nodes``; and the
-    ``steps`` that were played. ``notes``: what to know before trusting the figures."""
+    period as step time, its workload with a list of the nodes that it was given as placement; that period with the
+    cluster to itself, on the same nodes (``alone_s``); and the ``steps`` that were played. ``notes``: what to know
+    before trusting the figures."""
 
     cluster: Cluster
     results: tuple[Result, ...]
     alone_s: tuple[float, ...]
-    nodes: tuple[tuple[int, ...], ...]
     steps: tuple[int, ...]
     notes: tuple[str, ...]
 
@@ -54,10 +56,10 @@ class Shared:
         """Those of the jobs under their names, and those of playing them together. GPUs without work are those that no
         job has."""
         own = [f"{result.workload.name}: {warning}" for result in self.results for warning in _own_warnings(result)]
-        taken = sum(result.workload.n_ranks for result in self.results)
-        for result, nodes in zip(self.results, self.nodes, strict=True):
-            servers = nodes[len(nodes) - result.workload.parallelism.server_count :]
-            taken += sum(len(self.cluster.gpus_of(node)) for node in servers)
+        taken = sum(
+            result.workload.n_ranks + sum(len(self.cluster.gpus_of(node)) for node in result.workload.server_nodes)
+            for result in self.results
+        )
         total = len(self.cluster.gpus)
         idle = [scale.without_rank(total - taken, total)] if total > taken else []
         return [*own, *idle, *self.notes]
@@ -65,10 +67,10 @@ class Shared:
     @cached_property
     def _report(self) -> dict[str, Any]:
         runs = []
-        for result, alone_s, nodes, steps in zip(self.results, self.alone_s, self.nodes, self.steps, strict=True):
+        for result, alone_s, steps in zip(self.results, self.alone_s, self.steps, strict=True):
             shared_s = result.spans.step_time_s
             sharing = {
-                "nodes": list(nodes),
+                "nodes": list(result.workload.own_nodes),
                 "alone_step_time_s": alone_s,
                 "lost_s": shared_s - alone_s,
                 "slowdown": shared_s / alone_s,
@@ -98,22 +100,22 @@ def _own_warnings(result: Result) -> list[str]:
 
 @dataclass(frozen=True)
 class _Job:
-    """A workload made ready to be played on ``nodes`` of the cluster."""
+    """A workload made ready to be played on the nodes of the cluster that it lists."""
 
     workload: Workload
     profiles: Mapping[str, Profile]
     costs: Costs
     cluster: Cluster
-    nodes: tuple[int, ...]
     times: Times | None
 
     @classmethod
-    def ready(cls, workload: Workload, cluster: Cluster, nodes: tuple[int, ...]) -> _Job:
+    def ready(cls, workload: Workload, cluster: Cluster) -> _Job:
         profiles = {gpu: load_profile(name) for gpu, name in workload.calibrations.items()}
+        check_one_vendor({gpu: profiles[gpu] for gpu in workload.gpu_types}, key="placement")
         costs = Costs.from_profiles(profiles, workload.training.implementation)
         searches = workload.parallelism.plan.search is not None
-        times = rehearsed(workload.model_copy(update={"placement": nodes}), cluster, costs) if searches else None
-        return cls(workload, profiles, costs, cluster, nodes, times)
+        times = rehearsed(workload, cluster, costs) if searches else None
+        return cls(workload, profiles, costs, cluster, times)
 
     def program(self, steps: int) -> Program:
         return build_program(self.workload, times=self.times, steps=steps)
@@ -137,9 +139,8 @@ def share(
 
     Raises `InputError`, such as for jobs of different clusters.
     """
-    jobs = _named([load_workload(workload, set or {}) for workload in workloads])
-    cluster, nodes = _placed(jobs)
-    ready = [_Job.ready(job, cluster, own) for job, own in zip(jobs, nodes, strict=True)]
+    cluster, jobs = _placed(_named([load_workload(workload, set or {}) for workload in workloads]))
+    ready = [_Job.ready(job, cluster) for job in jobs]
     alone = [_alone(job) for job in ready]
     longest = max(alone)
     steps = [min(MAX_STEPS, math.ceil(STEPS * longest / own)) for own in alone]
@@ -174,15 +175,15 @@ def share(
                 f"{job.workload.name}: its steps are so much longer than others' that it had parts of them to itself "
                 f"({MAX_STEPS} steps of a job are played at most): it loses more than is said here"
             )
-        results.append(
-            Result(job.workload, job.profiles, cluster, job.costs, program, period.period, period, job.nodes)
-        )
-    return Shared(cluster, tuple(results), tuple(alone), nodes, tuple(steps), tuple(notes))
+        results.append(Result(job.workload, job.profiles, cluster, job.costs, program, period.period, period))
+    return Shared(cluster, tuple(results), tuple(alone), tuple(steps), tuple(notes))
 
 
 def _together(jobs: Sequence[_Job], programs: Sequence[Program]) -> tuple[Timeline, ...]:
     cluster = jobs[0].cluster
-    placed = [Placed.on(program, job.costs, cluster, job.nodes) for job, program in zip(jobs, programs, strict=True)]
+    placed = [
+        Placed.on(program, job.costs, cluster, job.workload.nodes) for job, program in zip(jobs, programs, strict=True)
+    ]
     shortcuts = [job.workload.simulation for job in jobs]
     fold, coalesce = all(one.fold for one in shortcuts), all(one.coalesce for one in shortcuts)
     return simulate_together(placed, cluster, fold=fold, coalesce=coalesce)
@@ -210,8 +211,8 @@ def _named(jobs: Sequence[Workload]) -> list[Workload]:
     return result
 
 
-def _placed(jobs: Sequence[Workload]) -> tuple[Cluster, tuple[tuple[int, ...], ...]]:
-    """The one cluster of all jobs, and the nodes of each."""
+def _placed(jobs: Sequence[Workload]) -> tuple[Cluster, list[Workload]]:
+    """The one cluster of all jobs, and the jobs with the nodes that each is given."""
     first = jobs[0]
     for job in jobs[1:]:
         if job.cluster.model_dump(exclude={"nodes"}) != first.cluster.model_dump(exclude={"nodes"}):
@@ -229,15 +230,18 @@ def _placed(jobs: Sequence[Workload]) -> tuple[Cluster, tuple[tuple[int, ...], .
                 found=" and ".join(names),
                 fix="one calibration for both",
             )
-    together = sum(job.cluster.nodes_for(job.n_ranks) + job.parallelism.server_count for job in jobs)
-    listed = [node + 1 for job in jobs for node in job.nodes or ()]
-    cluster = build_cluster(first.cluster, max(together, *(job.cluster.nodes for job in jobs), *listed))
-    return cluster, _deal(jobs, cluster)
+    nodes = _deal(jobs, first.cluster)
+    most = max(max(job.cluster.nodes for job in jobs), 1 + max(node for own in nodes for node in own))
+    cluster = build_cluster(first.cluster, most)
+    return cluster, [job.model_copy(update={"placement": own}) for job, own in zip(jobs, nodes, strict=True)]
 
 
-def _deal(jobs: Sequence[Workload], cluster: Cluster) -> tuple[tuple[int, ...], ...]:
+def _deal(jobs: Sequence[Workload], cluster: ClusterSpec) -> tuple[tuple[int, ...], ...]:
     """The nodes of each job: those that it lists; of the others the first free ones, job after job; of those that
-    interleave one by one in turn."""
+    interleave one by one in turn. Without a fixed number of nodes, as many more as are needed follow.
+
+    Raises `InputError` where two jobs list one node, and where there are too few.
+    """
     owner: dict[int, str] = {}
     for job in jobs:
         for node in job.nodes or ():
@@ -246,22 +250,21 @@ def _deal(jobs: Sequence[Workload], cluster: Cluster) -> tuple[tuple[int, ...], 
                     f"node {node} is that of {owner[node]} and of {job.name}", key="placement", fix="nodes of its own"
                 )
             owner[node] = job.name
-    free = [node for node in range(cluster.n_nodes) if node not in owner]
+    numbers = range(cluster.fixed_nodes) if cluster.fixed_nodes else itertools.count()
+    free = (node for node in numbers if node not in owner)
     nodes = [list(job.nodes or ()) for job in jobs]
 
     def lacks(number: int) -> bool:
         job = jobs[number]
-        workers = nodes[number][: len(nodes[number]) - job.parallelism.server_count]
-        return sum(len(cluster.gpus_of(node)) for node in workers) < job.n_ranks
+        return scale.gpus_of_workers(job.parallelism, cluster, nodes[number]) < job.n_ranks
 
     packed = [number for number, job in enumerate(jobs) if job.placement == "packed"]
     interleaved = [number for number, job in enumerate(jobs) if job.placement == "interleaved"]
     for turn in (*([number] for number in packed), interleaved):
         while waiting := [number for number in turn if lacks(number)]:
             for number in waiting:
-                if not free:
-                    raise InputError(
-                        f"has no nodes left for {jobs[number].name}", key="cluster.nodes", found=cluster.n_nodes
-                    )
-                nodes[number].append(free.pop(0))
+                if (given := next(free, None)) is None:
+                    found = cluster.fixed_nodes
+                    raise InputError(f"has no nodes left for {jobs[number].name}", key="cluster.nodes", found=found)
+                nodes[number].append(given)
     return tuple(tuple(own) for own in nodes)

@@ -29,8 +29,8 @@ class ByPurpose:
     speeds: Mapping[str, float]
     queues: bool = False
 
-    def load(self, purposes: Sequence[str]) -> float | None:
-        slowest = min((self.speeds.get(purpose, 1.0) for purpose in purposes), default=1.0)
+    def load(self, waiting: Sequence[str], moving: Sequence[str]) -> float | None:
+        slowest = min((self.speeds.get(purpose, 1.0) for purpose in (*waiting, *moving)), default=1.0)
         return slowest if slowest < 1 else None
 
     def speed(self, kernel: object, load: Hashable) -> float:

@@ -64,6 +64,12 @@ def pairwise_all_to_all(n: int, size: float) -> Script:
     return script
 
 
+def send_recv(n: int, size: float) -> Script:
+    script = Script()
+    script.step((i, (i + 1) % n, [i], size, False) for i in range(n))
+    return script
+
+
 def halving_doubling_all_reduce(n: int, size: float) -> Script:
     p = 1
     while 2 * p <= n:
@@ -94,6 +100,27 @@ def bruck_all_gather(n: int, size: float) -> Script:
         count = min(have, n - have)
         script.step((i, (i - have) % n, [(i + k) % n for k in range(count)], size * count / n, False) for i in range(n))
         have += count
+    return script
+
+
+def pat_all_gather(n: int, size: float) -> Script:
+    """A part goes on to ranks before its own, farthest first: what rank i sends d ranks back is of rank i + s, for all
+    s whose steps so far were longer than d, and that has not been there."""
+    script = Script()
+    for d in [1 << k for k in reversed(range((n - 1).bit_length()))]:
+        offsets = [s for s in range(n - d) if s % (2 * d) == 0]
+        script.step((i, (i - d) % n, [(i + s) % n for s in offsets], size * len(offsets) / n, False) for i in range(n))
+    return script
+
+
+def pat_reduce_scatter(n: int, size: float) -> Script:
+    """The same backwards."""
+    script = Script()
+    for message in reversed(pat_all_gather(n, size).messages):
+        script.messages.append(message._replace(sender=message.receiver, receiver=message.sender, adds=True, after=()))
+    forward, script = script.messages, Script()
+    for start in range(0, len(forward), n):
+        script.step((m.sender, m.receiver, m.parts, m.nbytes, m.adds) for m in forward[start : start + n])
     return script
 
 

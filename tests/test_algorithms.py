@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +13,7 @@ from clusters import HOP_s, NIC_Bps, NIC_LATENCY_s
 from simulator.cluster import Cluster, build_cluster
 from simulator.config.cluster import ClusterSpec
 from simulator.costs import Costs
+from simulator.network import pat
 from simulator.network.collectives import OPERATIONS, fastest, idle_seconds, patterns, plan
 from simulator.network.direct import Traffic
 from simulator.network.plan import Plan
@@ -39,9 +40,9 @@ def cluster_of(n: int) -> Cluster:
     )
 
 
-def wire(sender: Place, receiver: Place) -> Wire:
+def wire(sender: Place, receiver: Place, share: float = 1.0) -> Wire:
     """Of `nic_cluster`: every rank has a NIC of its own at one switch."""
-    return ("out", sender), ("in", receiver), NIC_Bps, HOP_s
+    return ("out", sender), ("in", receiver), share * NIC_Bps, HOP_s
 
 
 def log2(n: int) -> int:
@@ -54,11 +55,12 @@ def power(n: int) -> int:
 
 class Form(NamedTuple):
     """What the papers say of n ranks: ``steps`` one after another, ``sizes`` the bytes on the busiest port, per byte of
-    message, of all steps together. ``script`` is the same rank by rank."""
+    message, of all steps together. ``script`` is the same rank by rank; ``share`` of the bandwidth is reached."""
 
     steps: Callable[[int], int]
     sizes: Callable[[int], float]
     script: Callable[[int, float], Script]
+    share: float = 1.0
 
 
 def halving_steps(n: int) -> int:
@@ -88,12 +90,15 @@ FORMS: dict[tuple[str, str], Form] = {
     ("all_gather", "ring"): Form(lambda n: n - 1, lambda n: (n - 1) / n, scripts.ring_all_gather),
     ("all_gather", "direct"): Form(lambda n: 1, lambda n: (n - 1) / n, scripts.direct_all_gather),
     ("all_gather", "bruck"): Form(log2, lambda n: (n - 1) / n, scripts.bruck_all_gather),
+    ("all_gather", "pat"): Form(log2, lambda n: (n - 1) / n, scripts.pat_all_gather, pat.EFFICIENCY),
+    ("reduce_scatter", "pat"): Form(log2, lambda n: (n - 1) / n, scripts.pat_reduce_scatter, pat.EFFICIENCY),
     ("reduce_scatter", "ring"): Form(lambda n: n - 1, lambda n: (n - 1) / n, scripts.ring_reduce_scatter),
     ("reduce_scatter", "direct"): Form(lambda n: 1, lambda n: (n - 1) / n, scripts.direct_reduce_scatter),
     ("all_to_all", "pairwise"): Form(lambda n: 1, lambda n: (n - 1) / n, scripts.pairwise_all_to_all),
     ("all_to_all", "rail"): Form(lambda n: 1, lambda n: (n - 1) / n, scripts.pairwise_all_to_all),
     ("all_to_all", "bruck"): Form(log2, bruck_sizes, scripts.bruck_all_to_all),
 }
+FORMS["send", "direct"] = FORMS["send_recv", "direct"] = Form(lambda n: 1, lambda n: 1.0, scripts.send_recv)
 for operation in ("broadcast", "reduce", "scatter", "gather"):
     whole = operation in ("broadcast", "reduce")
     FORMS[operation, "linear"] = Form(
@@ -112,12 +117,11 @@ POSTED = {"direct", "pairwise", "rail", "linear"}
 #: Whose chunks are under way everywhere at once, and what is no collective of several ranks.
 PIPELINED = {("broadcast", "ring"), ("reduce", "ring"), ("all_reduce", "tree"), ("all_reduce", "binary_tree")}
 IN_SWITCHES = {"nvls", "nvls_tree", "collnet"}
-ONE_WAY = {"send_recv", "shift"}
 
 
 def test_every_algorithm_is_here() -> None:
     every = {(op, name) for op, entry in OPERATIONS.items() for name in entry.algorithms if op != "barrier"}
-    known = {*FORMS, *PIPELINED} | {(op, name) for op, name in every if name in IN_SWITCHES or op in ONE_WAY}
+    known = {*FORMS, *PIPELINED} | {(op, name) for op, name in every if name in IN_SWITCHES}
     assert every == known
 
 
@@ -137,21 +141,22 @@ def ports(operation: Plan, cluster: Cluster) -> dict[tuple[str, int], float]:
 def test_steps_and_bytes_are_those_of_the_closed_form(op: str, name: str) -> None:
     """steps x latency, and then bytes / bandwidth, on an idle switch that blocks nothing."""
     form = FORMS[op, name]
-    for n in FEWER_N if name in POSTED else EVERY_N:
+    for n in (2,) if op == "send" else FEWER_N if name in POSTED else EVERY_N:
         operation = plan(op, SIZE, range(n), cluster_of(n), IDEAL, name)
         assert operation.latency_s == pytest.approx(form.steps(n) * HOP_s, rel=1e-9), n
         assert sum(phase.nbytes for phase in operation.phases) == pytest.approx(form.sizes(n) * SIZE, rel=1e-9), n
-        expected = form.steps(n) * HOP_s + form.sizes(n) * SIZE / NIC_Bps
+        expected = form.steps(n) * HOP_s + form.sizes(n) * SIZE / (form.share * NIC_Bps)
         assert idle_seconds(operation, cluster_of(n), IDEAL) == pytest.approx(expected, rel=1e-9), n
 
 
 @pytest.mark.parametrize(("op", "name"), FORMS)
 def test_messages_one_by_one_take_as_long_and_bring_the_data(op: str, name: str) -> None:
     """Port by port as many bytes, and the same end; and at that end everybody has what the operation promises."""
-    for n in FEWER_N if name in POSTED else PLAYED_N:
-        script = FORMS[op, name].script(n, SIZE)
+    for n in (2,) if op == "send" else FEWER_N if name in POSTED else PLAYED_N:
+        script = FORMS[op, name].script(n, SIZE) if op != "send" else scripts.linear(2, SIZE, "broadcast")
         operation = plan(op, SIZE, range(n), cluster_of(n), IDEAL, name)
-        seconds, carried = replay.play(script, wire, posted=name in POSTED)
+        wires = partial(wire, share=FORMS[op, name].share)
+        seconds, carried = replay.play(script, wires, posted=name in POSTED)
         assert idle_seconds(operation, cluster_of(n), IDEAL) == pytest.approx(seconds, rel=1e-9), n
         assert ports(operation, cluster_of(n)) == pytest.approx(carried, rel=1e-9), n
         assert promised(op, n, script, name)
@@ -165,8 +170,10 @@ def promised(op: str, n: int, script: Script, name: str = "") -> bool:
         "all_gather": lambda place, part: part == (place + moved) % n,  # type: ignore[operator]
         "all_to_all": lambda place, part: part[0] == place,  # type: ignore[index]
         "gather": lambda place, part: place == part,
+        "send_recv": lambda place, part: place == part,
         "broadcast": lambda place, part: place == 0,
         "scatter": lambda place, part: place == 0,
+        "send": lambda place, part: place == 0,
     }.get(op, lambda place, part: place in every)
     held = replay.data(script, owner)
     parts = {part for message in script.messages for part in message.parts}
@@ -181,7 +188,9 @@ def promised(op: str, n: int, script: Script, name: str = "") -> bool:
             )  # type: ignore[operator]
         case "all_to_all":
             return all(held[part[1], part] == {part[0]} for part in parts)  # type: ignore[index]
-        case "broadcast":
+        case "send_recv":
+            return all(held[(i + 1) % n, i] == {i} for i in every)
+        case "broadcast" | "send":
             return all(held[i, part] == {0} for i in range(1, n) for part in parts)
         case "reduce":
             return all(held[0, part] == every for part in parts)

@@ -1,4 +1,4 @@
-"""Collectives of H100s: the fit, on what it was fitted to and on what was held out."""
+"""Collectives of H100s, and of two H200s: the fit, on what it was fitted to and on what was held out."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from calibration.fit.part import Part, Point
 from simulator.config.profile import load_profile
 from simulator.config.transport import Transport
 
-MEASURED = Path(__file__).parent.parent / "calibration" / "measurements" / "h100-sxm-80gb"
+H100, H200 = "h100-sxm-80gb", "h200-sxm-141gb"
+MEASURED = Path(__file__).parent.parent / "calibration" / "measurements"
 
 
 @cache
-def fitted() -> Part:
-    return collectives.fit(read(MEASURED), load_profile("h100-sxm-80gb"))
+def fitted(gpu: str = H100) -> Part:
+    return collectives.fit(read(MEASURED / gpu), load_profile(gpu))
 
 
 def error(points: list[Point]) -> float:
@@ -28,8 +29,8 @@ def error(points: list[Point]) -> float:
     return math.exp(statistics.fmean(abs(math.log(p.fitted_s / p.measured_s)) for p in points)) - 1
 
 
-def of_gpus(n: int) -> list[Point]:
-    return [point for point in fitted().points if point.group.endswith(f".{n}")]
+def of_gpus(n: int, gpu: str = H100) -> list[Point]:
+    return [point for point in fitted(gpu).points if point.group.endswith(f".{n}")]
 
 
 def test_three_gpus_are_predicted_from_two_and_four() -> None:
@@ -41,21 +42,21 @@ def test_three_gpus_are_predicted_from_two_and_four() -> None:
     assert error([point for point in three if point.size > collectives.LARGE_BYTES]) < 0.04
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_sizes_between_fitted_ones_are_as_good(n: int) -> None:
-    held_out = [point for point in of_gpus(n) if point.held_out]
-    assert len(held_out) > 50
+@pytest.mark.parametrize(("n", "gpu", "points"), [(2, H100, 50), (4, H100, 50), (2, H200, 25)])
+def test_sizes_between_fitted_ones_are_as_good(n: int, gpu: str, points: int) -> None:
+    held_out = [point for point in of_gpus(n, gpu) if point.held_out]
+    assert len(held_out) > points
     assert error(held_out) < 0.07
 
 
 def test_the_fit_can_fail() -> None:
     """With LL128 and the filling of the pipeline taken away the same points are far off."""
-    model = load_profile("h100-sxm-80gb").transports["nvlink"]
+    model = load_profile(H100).transports["nvlink"]
     plain = collectives.changed(model, {"protocols.simple.half_bytes": 0.0, "protocols.ll128.most_bytes": 1.0})
     assert plain.protocols["simple"].half_bytes == 0
-    cases = [case for case in read(MEASURED).of("collective", "all_reduce") if len(case.ranks) == 2]
+    cases = [case for case in read(MEASURED / H100).of("collective", "all_reduce") if len(case.ranks) == 2]
     assert len(cases) > 20
-    groups = collectives.strung(cases, "h100-sxm-80gb")
+    groups = collectives.strung(cases, H100)
 
     def off(candidate: Transport) -> float:
         pairs = zip(cases, collectives.seconds(candidate, cases, groups), strict=True)
@@ -64,9 +65,10 @@ def test_the_fit_can_fail() -> None:
     assert off(plain) > 2 * off(model)
 
 
-def test_the_shipped_profile_is_what_the_fit_gives() -> None:
-    shipped = load_profile("h100-sxm-80gb").transports["nvlink"].model_dump(exclude_none=True)
-    found = dict(fitted().figures["transports.nvlink"])
+@pytest.mark.parametrize("gpu", [H100, H200])
+def test_the_shipped_profile_is_what_the_fit_gives(gpu: str) -> None:
+    shipped = load_profile(gpu).transports["nvlink"].model_dump(exclude_none=True)
+    found = dict(fitted(gpu).figures["transports.nvlink"])
     for name in ("protocols", "p2p"):
         for protocol, constants in found[name].items():
             assert shipped[name][protocol] == pytest.approx(constants, rel=1e-3), (name, protocol)

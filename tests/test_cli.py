@@ -127,7 +127,8 @@ def test_list_shows_what_is_shipped(kind: str, capsys: pytest.CaptureFixture[str
         (["run", "gpt175b_3d", "gpt22b_tp8", "--trace", "t.json"], "shows one workload"),
         (["run", "gpt175b_3d", "--report", "x.html"], "--report"),
         (["runn"], "run"),
-        (["list", "modelz"], "models"),
+        (["list", "modelz"], "fix:     models"),
+        (["check", "--schema", "cluste"], "allowed: workload, cluster"),
         ([], "Commands"),
     ],
 )

@@ -124,7 +124,6 @@ def test_what_members_send_does_not_depend_on_how_they_are_joined(op: str, round
 def test_a_broadcast_sends_the_message_to_all_others(ranks: list[int]) -> None:
     n = len(ranks)
     assert plan("broadcast", 1e6, ranks, MANY, IDEAL).sent_bytes == pytest.approx((n - 1) * 1e6)
-    assert plan("send_recv", 1e6, ranks, MANY, IDEAL).sent_bytes == pytest.approx((n - 1) * 1e6)
 
 
 @pytest.mark.parametrize("group", ["tp8", "two nodes", "dp16", "uneven", "crooked"])
@@ -250,16 +249,22 @@ def test_a_tree_needs_logarithmically_many_hops(nodes: int) -> None:
     assert operation.latency_s == pytest.approx(2 * math.log2(nodes) * hop)
 
 
+def members(op: str, group: str) -> list[int]:
+    """A send is of two."""
+    return GROUPS[group][:2] if op == "send" else GROUPS[group]
+
+
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_auto_is_the_fastest_and_says_which(op: str, group: str) -> None:
+    ranks = members(op, group)
     for exponent in range(3, 34, 3):
         times = {
-            name: idle_seconds(plan(op, 2.0**exponent, GROUPS[group], MANY, A100, name), MANY, A100)
+            name: idle_seconds(plan(op, 2.0**exponent, ranks, MANY, A100, name), MANY, A100)
             for name in OPERATIONS[op].nccl
-            if runs(op, name, GROUPS[group], MANY)
+            if runs(op, name, ranks, MANY)
         }
-        chosen = plan(op, 2.0**exponent, GROUPS[group], MANY, A100)
+        chosen = plan(op, 2.0**exponent, ranks, MANY, A100)
         assert idle_seconds(chosen, MANY, A100) == pytest.approx(min(times.values()))
         assert times[chosen.algorithm] == pytest.approx(min(times.values()))
         assert chosen.protocol in ("ll", "ll128", "simple")
@@ -278,8 +283,9 @@ def test_small_messages_take_the_tree_and_large_ones_the_ring() -> None:
 def test_more_bytes_take_longer_and_never_beat_the_wire(op: str, group: str) -> None:
     """An ideal transfer takes less; what the real one takes relative to it is least for the largest messages."""
     sizes = [2.0**exponent for exponent in range(0, 36)]
-    times = [idle_seconds(plan(op, size, GROUPS[group], MANY, A100), MANY, A100) for size in sizes]
-    bounds = [idle_seconds(plan(op, size, GROUPS[group], MANY, IDEAL), MANY, IDEAL) for size in sizes]
+    ranks = members(op, group)
+    times = [idle_seconds(plan(op, size, ranks, MANY, A100), MANY, A100) for size in sizes]
+    bounds = [idle_seconds(plan(op, size, ranks, MANY, IDEAL), MANY, IDEAL) for size in sizes]
     assert all(a < b for a, b in pairwise(times))
     assert all(time > bound for time, bound in zip(times, bounds, strict=True))
     ratios = [time / bound for time, bound in zip(times, bounds, strict=True)]
@@ -394,10 +400,21 @@ def test_a_group_of_one_has_nothing_to_do() -> None:
     assert [plan(op, 1e6, [3], NODE, A100).phases for op in OPERATIONS] == [()] * len(OPERATIONS)
 
 
-def test_send_recv_of_two_goes_one_way() -> None:
-    assert set(link_bytes(plan("send_recv", 1e6, [0, 1], NODE, A100), NODE)) == {
+def test_a_send_goes_one_way_and_is_of_two() -> None:
+    assert set(link_bytes(plan("send", 1e6, [0, 1], NODE, A100), NODE)) == {
         "node0.gpu0.nvlink:tx", "node0.gpu1.nvlink:rx",
     }  # fmt: skip
+    with pytest.raises(InputError, match="one rank to one other"):
+        plan("send", 1e6, [0, 1, 2], NODE, A100)
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_a_send_recv_of_nccl_tests_loads_every_rank_alike(n: int) -> None:
+    """Each sends the message to the next and receives that of the one before (nccl-tests, src/sendrecv.cu): on every
+    GPU's NVLink the message once in and once out, and busbw is algbw."""
+    carried = link_bytes(plan("send_recv", 1e6, range(n), NODE, A100), NODE)
+    assert carried == {f"node0.gpu{i}.nvlink:{way}": pytest.approx(1e6) for i in range(n) for way in ("tx", "rx")}
+    assert bus_factor("send_recv", n) == 1
 
 
 def test_patterns_do_not_depend_on_size() -> None:
@@ -506,4 +523,4 @@ def test_bad_options_are_refused(arguments: list[str], told: str, capsys: pytest
 
 def test_programs_know_the_same_operations() -> None:
     """A program may not import the network; its list of collectives is the registry's, less the transfer."""
-    assert set(COLLECTIVES) == set(OPERATIONS) - {"send_recv"}
+    assert set(COLLECTIVES) == set(OPERATIONS) - {"send"}

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import simpy
 
+from benchmarks import bench_shared_spine
 from simulator.analysis.links import contention, links_of_purpose
-from simulator.cluster import Cluster, build_cluster
+from simulator.cluster import build_cluster
 from simulator.config.cluster import ClusterSpec
 from simulator.costs import Costs
 from simulator.engine import Placed, simulate, simulate_together
@@ -303,25 +304,6 @@ def test_bytes_of_purposes_add_up_to_those_of_the_link() -> None:
 # Many GPUs
 
 
-def many(nodes: int) -> Cluster:
-    """Eight GPUs and NICs per node, all on one leaf switch, six nodes under a leaf; 48 ports down, 13 up."""
-    return build_cluster(
-        ClusterSpec.model_validate(
-            {
-                "name": "many",
-                "nodes": nodes,
-                "node": {
-                    "gpus": {"type": "ideal", "count": 8},
-                    "nvlink": {"kind": "nvswitch", "bandwidth_Bps": 450e9},
-                    "pcie": {"generation": 5},
-                    "nics": {"count": 8, "bandwidth_bps": 400e9, "latency_s": 2e-6},
-                },
-                "fabric": {"kind": "fat_tree", "radix": 64, "oversubscription": 4, "tiers": 3},
-            }
-        )
-    )
-
-
 @pytest.mark.parametrize(
     ("nodes", "fold"), [(1024, True), (96, True), (96, False), pytest.param(1024, False, marks=pytest.mark.slow)]
 )
@@ -331,14 +313,12 @@ def test_all_rails_at_once_share_an_oversubscribed_spine(nodes: int, fold: bool)
     once have 13 / 48 of that, wherever they leave a full leaf.
 
     Events do not grow with the ranks that fold; the plain run needs two per rank, and a few per group."""
-    cluster, n = many(nodes), nodes // 16
-    grads = Comm("grads", "all_reduce", 1e9, "dp", "dp", algorithm="ring")
+    cluster, n = build_cluster(bench_shared_spine.spec(nodes)), nodes // 16
     sent_s = 2 * (n - 1) / n * 1e9 / 50e9
 
     def all_of(rails: int) -> Timeline:
-        groups = [range(node * rails + rail, rails * nodes, 16 * rails) for rail in range(rails) for node in range(16)]
         gpus = tuple(8 * node + rail for node in range(nodes) for rail in range(rails))
-        placed = Placed(at_once({"dp": groups}, grads), IDEAL, gpus, ())
+        placed = Placed(bench_shared_spine.reductions(nodes, rails), IDEAL, gpus, ())
         return simulate_together([placed], cluster, fold=fold)[0]
 
     one, every = all_of(1), all_of(8)
@@ -356,7 +336,7 @@ def test_all_rails_at_once_share_an_oversubscribed_spine(nodes: int, fold: bool)
 def test_two_programs_on_one_fabric_meet_and_know_each_other() -> None:
     """Two pairs of nodes, each with a one-way shift: under one switch they do not meet. A third program that sends from
     the first one's node shares its NIC, and both take twice as long but for the latency."""
-    shift = Comm("s", "shift", 1e9, "dp", "dp")
+    shift = Comm("s", "send_recv", 1e9, "dp", "dp")
     program = at_once({"dp": [range(2)]}, shift)
     cluster = nic_cluster(4, 2)
 

@@ -41,9 +41,9 @@ def kernels(ops: Iterable[Any]) -> list[Attention]:
 
 
 def sent(ops: Iterable[Any], axis: str = "cp") -> float:
-    """Bytes that a rank hands over: all of it is sent in a shift, (n - 1) / n in an all-to-all of n ranks."""
+    """Bytes that a rank hands over: all of it is sent in a send_recv, (n - 1) / n in an all-to-all of n ranks."""
     comms = [comm_of(op) for op in ops if isinstance(op, Comm | Beside)]
-    assert {comm.op for comm in comms if comm.axis == axis} <= {"shift", "all_to_all"}
+    assert {comm.op for comm in comms if comm.axis == axis} <= {"send_recv", "all_to_all"}
     return sum(comm.nbytes for comm in comms if comm.axis == axis)
 
 
@@ -247,7 +247,7 @@ def test_a_ring_of_one_rank_per_node_takes_the_slower_link() -> None:
     the exchange lasts as long as the message over one NIC, whatever the NVLinks could."""
     result = quick.play(load_workload({**work_across(), "cluster": quick.CLUSTER}))
     frame = result.timeline
-    shifts = frame[frame["kind"] == "shift"]
+    shifts = frame[frame["kind"] == "send_recv"]
     seconds = (shifts["end_s"] - shifts["start_s"]).min()
     assert seconds > float(shifts["nbytes"].min()) / 25e9
 

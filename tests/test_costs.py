@@ -182,9 +182,9 @@ def test_ideal_costs_are_what_kernels_say_on_perfect_links():
 def test_communication_takes_sms_from_products_and_attention_and_bandwidth_from_the_rest():
     beside = COSTS["h100-sxm-80gb"].beside
     assert beside is not None
-    assert beside.load([]) is None
-    load = beside.load(["dp"])
-    assert load == beside.load(["tp", "pp"])
+    assert beside.load([], []) is None
+    load = beside.load([], ["dp"])
+    assert load == beside.load(["dp"], ["tp", "pp"])
     for kernel in (Matmul(8192, 8192, 8192), Attention(2, 32, 32, 4096, 4096, 128), Memory("norm", 1e8, 1e8)):
         assert 0.5 < beside.speed(kernel, load) < 0.9
         assert beside.speed(kernel, None) == 1

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, product
 
 import numpy as np
@@ -357,6 +357,110 @@ def test_an_in_line_collective_that_meets_another_on_its_links_is_delayed(fold: 
     times = {"k0": (0, 1), "sum": (1, end), "k1": (end, end + 2), "grads": (0, 5 + 2 * HOP_s)}
     for name, (start, end) in times.items():
         assert (mine["start_s"][name], mine["end_s"][name]) == pytest.approx((start, end), rel=1e-9)
+
+
+# Communication that waits for its peers.
+
+LATE = """
+program name=late
+block 0 name=long
+  compute long F fixed seconds=10.0
+block 1 name=first
+  compute first F fixed seconds={late}
+role early ranks=0-1
+  lane compute
+    step long block=0 phase=F
+  lane dp
+    step reduce
+      comm grads all_reduce nbytes=1e9 axis=dp purpose=dp algorithm=ring
+role late ranks=2-3
+  lane compute
+    step first block=1 phase=F
+    step long block=0 phase=F
+  lane dp
+    step reduce after=first
+      comm grads all_reduce nbytes=1e9 axis=dp purpose=dp algorithm=ring
+group dp 0,2
+group dp 1,3
+"""
+
+
+@dataclass(frozen=True)
+class WaitingIsOther:
+    """Kernels run at one speed beside what waits, at another beside what moves."""
+
+    waiting: float
+    moving: float
+    queues: bool = False
+
+    def load(self, waiting: Sequence[str], moving: Sequence[str]) -> float | None:
+        return self.moving if moving else self.waiting if waiting else None
+
+    def speed(self, kernel: object, load: Hashable) -> float:
+        return load if isinstance(load, float) else 1.0
+
+
+@pytest.mark.parametrize(("fold", "coalesce"), SHORTCUTS)
+@pytest.mark.parametrize("late", [0.5, 3.0])
+@pytest.mark.parametrize(("waiting", "moving"), [(0.5, 0.5), (0.75, 0.5), (1.0, 0.8)])
+def test_a_kernel_that_waits_for_its_peers_slows_what_runs_beside_it(
+    waiting: float, moving: float, late: float, fold: bool, coalesce: bool
+) -> None:
+    """Pairs of nodes reduce 1 GB, T = 2 l + S / C. One of each pair calls at once, its kernel is on the GPU, and waits;
+    the other calls when its first kernel of ``late`` s has ended. So 10 s of work of the first take (1 - waiting) late
+    + (1 - moving) T more, that of the second, whose kernel never waits, (1 - moving) T."""
+    costs = replace(IDEAL, beside=WaitingIsOther(waiting, moving))
+    timeline = play(from_text(LATE.format(late=late)), costs, fold=fold, coalesce=coalesce)
+    seconds = 2 * HOP_s + 1e9 / NIC_Bps
+    early, other = ends(timeline, 0), ends(timeline, 2)
+    assert early["reduce"] == other["reduce"] == pytest.approx(late + seconds, rel=1e-9)
+    assert early["long"] == pytest.approx(10 + (1 - waiting) * late + (1 - moving) * seconds, rel=1e-9)
+    assert other["long"] == pytest.approx(late + 10 + (1 - moving) * seconds, rel=1e-9)
+
+
+HAND_OVER = """
+program name=hand-over
+block 0 name=long
+  compute long F fixed seconds=10.0
+block 1 name=first
+  compute first F fixed seconds=1.0
+role sender ranks=0
+  lane compute
+    step first block=1 phase=F
+    step long block=0 phase=F
+  lane pp
+    step send after={send}
+      comm act send nbytes=1e9 axis=pp purpose=pp peer=1
+role receiver ranks=1
+  lane compute
+    step first block=1 phase=F
+    step long block=0 phase=F
+  lane pp
+    step recv{recv}
+      comm act recv nbytes=1e9 axis=pp purpose=pp peer=0
+group pp 0,1
+"""
+
+
+@pytest.mark.parametrize(
+    ("send", "recv", "waits"),
+    [("long", " after=first", 1), ("first", " after=long", None), ("long", "", None)],
+    ids=["late-send", "late-receive", "as-it-comes"],
+)
+@pytest.mark.parametrize("speed", [0.5, 0.8])
+def test_receives_hold_sms_while_they_wait_and_sends_do_not(
+    send: str, recv: str, waits: int | None, speed: float
+) -> None:
+    """A first kernel of 1 s and one of 10 s on both. A receive posted between them waits beside the second one until
+    what is sent after 11 s has come, at 11 + l + S / C: all 10 s at ``speed``, so that it is still there when they end,
+    at 1 + 10 / speed, or they end beyond that, (1 - speed) (10 + l + S / C) later than alone. A send that waits for the
+    receive, and a receive that follows on nothing, cost nothing before, and what moves after 11 s meets no kernel."""
+    timeline = play(from_text(HAND_OVER.format(send=send, recv=recv)), slowed(pp=speed))
+    there = 10 + HOP_s + 1e9 / NIC_Bps
+    slowed_s = min(10 / speed - 10, (1 - speed) * there)
+    for rank in (0, 1):
+        expected = 11 + (slowed_s if rank == waits else 0.0)
+        assert ends(timeline, rank)["long"] == pytest.approx(expected, rel=1e-9), rank
 
 
 # Communication that waits for SMs.

@@ -10,11 +10,12 @@ import pytest
 
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import load_cluster
+from simulator.config.cluster import Fabric, describe_fabric
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.engine.invariants import check
 from simulator.errors import InputError
-from simulator.fabrics import FABRICS, KEYS
+from simulator.fabrics import FABRICS, KEYS, ports_down
 from simulator.network.collectives import idle_seconds, plan
 from tests.clusters import CLUSTERS
 from tests.jobs import job, play
@@ -123,6 +124,23 @@ def test_counts_and_bisection(name: str, switches: int, trunks: int, bisection_B
     assert cluster.bisection_Bps() == pytest.approx(bisection_Bps)
 
 
+@pytest.mark.parametrize(
+    ("radix", "asked", "told"),
+    [
+        (64, 1.0, "fat_tree, at most 2 tiers of 64 ports"),
+        (64, 3.0, "fat_tree, at most 2 tiers of 64 ports, 3:1"),
+        (64, 4.0, "fat_tree, at most 2 tiers of 64 ports, 4:1 (in whole ports 51:13, which is 3.92:1)"),
+        (12, 1.4, "fat_tree, at most 2 tiers of 12 ports, 1.4:1"),
+        (5, 3.0, "fat_tree, at most 2 tiers of 5 ports, 3:1 (in whole ports 3:2, which is 1.5:1)"),
+    ],
+)
+def test_what_whole_ports_make_of_an_oversubscription_is_told(radix: int, asked: float, told: str) -> None:
+    fabric = Fabric(kind="fat_tree", radix=radix, oversubscription=asked)
+    assert describe_fabric(fabric) == told
+    down = ports_down(fabric)
+    assert down / (radix - down) <= asked < (down + 1) / max(radix - down - 1, 1e-9)
+
+
 @pytest.mark.parametrize("oversubscription", [1, 2, 3, 6])
 def test_an_oversubscribed_leaf_slows_what_crosses_it_by_its_share(oversubscription: int) -> None:
     """Two leaves of 48 NICs each. In an all-to-all of 96 GPUs a NIC sends 88/96 of a buffer, all but what stays in the
@@ -159,9 +177,9 @@ def test_a_wan_link_carries_its_window_per_round_trip(bandwidth_bps: float, wind
     line_Bps = min(PORT_Bps, bandwidth_bps / 8, (window_bytes or 1e18) / 10e-3)
     rate_Bps = line_Bps * costs.link_efficiency("infiniband")
     for nbytes in (8.0, 1e12):
-        seconds = idle_seconds(plan("send_recv", nbytes, (0, 32), cluster, costs), cluster, costs)
+        seconds = idle_seconds(plan("send", nbytes, (0, 32), cluster, costs), cluster, costs)
         assert seconds == pytest.approx(5e-3 + nbytes / rate_Bps, rel=0.03)
-    near = idle_seconds(plan("send_recv", 8.0, (0, 8), cluster, costs), cluster, costs)
+    near = idle_seconds(plan("send", 8.0, (0, 8), cluster, costs), cluster, costs)
     assert near < 1e-4
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from itertools import islice, permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from simulator import run
+from simulator import run, share
 from simulator.cli.app import main
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import load_cluster, load_workload
@@ -114,6 +115,31 @@ def test_a_ring_through_a_node_with_a_missing_card_runs_on_the_rails_that_are_le
         assert tx == pytest.approx([2 * 15 / 16 * nbytes / rails] * rails)
         seconds[name] = idle_seconds(chosen, built, costs)
     assert seconds["missing card"] == pytest.approx(seconds["whole"] * 8 / 7, rel=0.02)
+
+
+def test_gpus_of_two_vendors_do_not_work_together() -> None:
+    """NCCL and RCCL do not talk: a job, or a collective, across both is refused; on the nodes of one, or as two jobs
+    that share the fabric, they run."""
+    groups = [{"count": 1, "node": "dgx_h100"}, {"count": 1, "node": "mi300x"}]
+    node = {"name": "both", "groups": groups, "fabric": {"kind": "fat_tree"}}
+    one = job(parallelism__tp=8) | {"cluster": node}
+    with pytest.raises(InputError, match="NCCL and RCCL") as caught:
+        load_workload(one | {"parallelism": {"tp": 8, "dp": 2}})
+    assert "amd: mi300x-192gb" in str(caught.value)
+    alone = [one | {"name": name, "parallelism": {"tp": 8, "dp": 1}, "placement": [at]} for at, name in enumerate("ab")]
+    results = [run(workload) for workload in alone]
+    assert [set(result.gpus) for result in results] == [{H100}, {"mi300x-192gb"}]
+    assert [set(result.gpus) for result in share(alone).results] == [{H100}, {"mi300x-192gb"}]
+
+
+def test_a_collective_of_two_vendors_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "both.yaml"
+    path.write_text("groups: [{count: 1, node: dgx_h100}, {count: 1, node: mi300x}]\nfabric: {kind: fat_tree}\n")
+    for ranks, status in (("0-7", 0), ("8-15", 0), ("0,8", 2)):
+        with pytest.raises(SystemExit) as caught:
+            main(["collective", "--cluster", str(path), "--op", "all_gather", "--sizes", "1M", "--ranks", ranks])
+        assert caught.value.code == status
+    assert "NCCL and RCCL" in capsys.readouterr().err
 
 
 SECTIONS: tuple[dict[str, Any], ...] = (

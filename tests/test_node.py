@@ -186,7 +186,7 @@ def test_several_nics_per_gpu_are_shared_out() -> None:
     assert sorted(nic for own in layout.own_nics.values() for nic in own) == list(range(32))
 
 
-@pytest.mark.parametrize("op", ["all_to_all", "send_recv", "all_gather", "all_reduce"])
+@pytest.mark.parametrize("op", ["all_to_all", "send", "all_gather", "all_reduce"])
 def test_many_narrow_nics_are_worth_few_wide_ones(op: str) -> None:
     """32 NICs of 100 Gb/s, four per GPU, against 8 of 400: transfers of all kinds use all that a GPU has."""
     costs = Costs.from_profile(load_profile("a100-sxm-80gb"))
@@ -196,7 +196,7 @@ def test_many_narrow_nics_are_worth_few_wide_ones(op: str) -> None:
         pcie = {"generation": 5, "gpus_per_switch": 2}
         wide = {"kind": "nvswitch", "bandwidth_Bps": 450e9, "latency_s": 6e-7}
         cluster = built(node(8, nics=cards, nvlink=wide, pcie=pcie), nodes=2)
-        ranks = [0, 8] if op == "send_recv" else list(range(16))
+        ranks = [0, 8] if op == "send" else list(range(16))
         seconds.append(idle_seconds(plan(op, 4 * GiB, ranks, cluster, costs), cluster, costs))
     assert seconds[1] == pytest.approx(seconds[0], rel=0.02)
 

@@ -73,6 +73,12 @@ def test_bottlenecks_are_marked() -> None:
     assert marked(cluster("mi300x")) == [0]
 
 
+def test_the_legend_names_the_narrowest_cut_where_one_is_marked() -> None:
+    for built in (cluster(nodes=60, fabric={"oversubscription": 3}), cluster(nodes=60), cluster("mi300x")):
+        legend = [text.get_text() for text in draw_topology(built).legends[0].get_texts()]
+        assert ("narrowest cut between two halves" in legend) is any(marked(built))
+
+
 def test_what_a_tier_carries_is_written_beside_it() -> None:
     """60 nodes x 8 x 25 GB/s are 12 TB/s; 40-port leaves at 3:1 have 10 uplinks, 16 of them 4 TB/s."""
     drawn = texts(cluster(nodes=60, fabric={"oversubscription": 3}))

@@ -33,7 +33,7 @@ program name=beside
 block 0 name=work
   compute before F fixed seconds=0.5
   beside {n}
-    comm "cp.shift kv" shift nbytes={nbytes} axis=cp purpose=cp
+    comm "cp.send_recv kv" send_recv nbytes={nbytes} axis=cp purpose=cp
 {kernels}
   compute after F fixed seconds=0.25
 role all ranks=0-{last}
@@ -67,7 +67,7 @@ def test_what_is_beside_takes_the_longer_of_both(ranks: int, kernels: tuple[floa
     moved = 2.0 + HOP_s
     assert timeline.step_time_s == pytest.approx(2 * (0.75 + max(moved, sum(kernels))), rel=1e-9)
     frame = timeline.frame()
-    mine = frame[(frame["rank"] == 0) & (frame["name"] == "cp.shift kv")]
+    mine = frame[(frame["rank"] == 0) & (frame["name"] == "cp.send_recv kv")]
     assert list(mine["end_s"] - mine["start_s"]) == pytest.approx([moved] * 2, rel=1e-9)
     assert set(mine["nbytes"]) == {2e9}
     assert len(timeline.ranks) == (1 if short else ranks)
@@ -75,10 +75,10 @@ def test_what_is_beside_takes_the_longer_of_both(ranks: int, kernels: tuple[floa
     assert timeline.workspace_bytes[timeline.lane == timeline.lane_names.index("compute")].max() == 2.0
 
 
-def test_a_shift_sends_the_message_to_the_next_rank() -> None:
+def test_a_send_recv_sends_the_message_to_the_next_rank() -> None:
     """Every rank sends and receives one message, whatever their number: as long as one transfer."""
     for ranks in (2, 3, 8):
-        shift = plan("shift", 1e9, range(ranks), nic_cluster(ranks), Costs.ideal())
+        shift = plan("send_recv", 1e9, range(ranks), nic_cluster(ranks), Costs.ideal())
         assert shift.sent_bytes == ranks * 1e9
         assert idle_seconds(shift, nic_cluster(ranks), Costs.ideal()) == pytest.approx(HOP_s + 1e9 / NIC_Bps, rel=1e-9)
 
@@ -91,7 +91,7 @@ def test_beside_comes_back_from_text() -> None:
     assert [kernel.name for kernel in beside.kernels] == ["k0", "k1"]
 
 
-COMM = '    comm "cp.shift kv" shift nbytes=2000000000.0 axis=cp purpose=cp\n'
+COMM = '    comm "cp.send_recv kv" send_recv nbytes=2000000000.0 axis=cp purpose=cp\n'
 KERNEL = "    compute k0 F fixed seconds=1.0\n"
 
 
@@ -100,7 +100,7 @@ KERNEL = "    compute k0 F fixed seconds=1.0\n"
     [
         ("beside 1", "beside 4", "not complete"),
         ("beside 1", "beside 0", "beside one kernel or more"),
-        ('comm "cp.shift kv" shift', 'comm "cp.shift kv" send peer=1', "must be a collective"),
+        ('comm "cp.send_recv kv" send_recv', 'comm "cp.send_recv kv" send peer=1', "must be a collective"),
         (COMM + KERNEL, KERNEL + COMM, "one communication, then"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_beside_that_nobody_joins_is_reported() -> None:
 program name=alone
 block 0 name=work
   beside 1
-    comm kv shift nbytes=1.0 axis=cp purpose=cp
+    comm kv send_recv nbytes=1.0 axis=cp purpose=cp
     compute k F fixed seconds=1.0
 block 1 name=other
   compute k F fixed seconds=1.0
@@ -184,7 +184,7 @@ def sent(ops: Iterable[Any], tp: int) -> float:
         "all_reduce": 2 * (tp - 1) / tp,
         "all_gather": (tp - 1) / tp,
         "reduce_scatter": (tp - 1) / tp,
-        "shift": 1.0,
+        "send_recv": 1.0,
     }
     comms = [comm_of(op) for op in ops if isinstance(op, Comm | Beside)]
     return sum(share[comm.op] * comm.nbytes for comm in comms)
@@ -226,10 +226,10 @@ def test_what_is_chunked_and_what_is_hidden_whole() -> None:
             if isinstance(op, Beside | Compute) and any(one.name.startswith(name) for one in kernels_of(op))
         ]
 
-    assert shape(part.forward, "mlp.fc1") == ["shift|mlp.fc1"] * 3 + ["mlp.fc1"]
-    assert shape(part.forward, "mlp.fc2") == ["mlp.fc2", *["shift|mlp.fc2", "mlp.fc2 partial sum"] * 3]
+    assert shape(part.forward, "mlp.fc1") == ["send_recv|mlp.fc1"] * 3 + ["mlp.fc1"]
+    assert shape(part.forward, "mlp.fc2") == ["mlp.fc2", *["send_recv|mlp.fc2", "mlp.fc2 partial sum"] * 3]
     assert shape(part.backward, "mlp.fc1")[:2] == ["all_gather|mlp.fc1 dgrad", "reduce_scatter|mlp.fc1 wgrad"]
-    assert shape(part.backward, "mlp.fc2")[:4] == ["shift|mlp.fc2 dgrad"] * 3 + ["mlp.fc2 dgrad"]
+    assert shape(part.backward, "mlp.fc2")[:4] == ["send_recv|mlp.fc2 dgrad"] * 3 + ["mlp.fc2 dgrad"]
     apart = model.layer(make(tp=4, sequence_parallel=False, overlap={"tp": True}))
     assert not any(isinstance(op, Beside) for op in apart.forward)
     assert shape(apart.backward, "mlp.fc1")[:2] == ["mlp.fc1 dgrad", "all_reduce|mlp.fc1 wgrad"]

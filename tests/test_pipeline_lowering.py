@@ -62,6 +62,17 @@ def test_overlapped_transfers_have_lanes_of_their_own() -> None:
     }
 
 
+def test_overlapped_interleaved_posts_ahead_on_a_stream_per_neighbour() -> None:
+    """p 2, m 2, v 2. Rank 1 computes 1F0 right after rank 0's 0F0, and so on in turns: rank 0 posts the receive that
+    2F0 needs when rank 1 has sent it in that order, before 0F1 begins; what it sends and receives is one stream."""
+    first = text(lanes_of("interleaved", 2, 2, 2, overlap=True)[0])
+    assert first == {
+        "compute": "0F0 0F1 2F0(2RECV_F0) 2F1(2RECV_F1) 2B0(2RECV_B0) 2B1(2RECV_B1) 0B0(0RECV_B0) 0B1(0RECV_B1)",
+        "pp_1": "0SEND_F0(0F0) 2RECV_F0(0F0) 0SEND_F1(0F1) 2RECV_F1(0F1) 2SEND_F0(2F0) 2SEND_F1(2F1) 2RECV_B0(2F1) "
+        "2SEND_B0(2B0) 2RECV_B1(2B0) 2SEND_B1(2B1) 0RECV_B0(2B1) 0RECV_B1(0B0)",
+    }
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_transfer_has_two_ends(name: str, overlap: bool) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import simulator
+from simulator.analysis.memory import second_step_warning
 from simulator.build import build_program
 from simulator.config import Workload, load_workload
 from simulator.model import made_gradient_bytes, parameters, params_on, rank_parts, state_bytes
@@ -122,3 +124,34 @@ def test_a_stage_of_torch_receives_into_a_buffer_per_micro_batch(m: int) -> None
     ends = {0, 3}
     for memory in result.memories:
         assert memory.holdings.receives == m * each * (1 if memory.stage in ends else 2)
+
+
+@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize("layout", [{"dp": 2}, {"dp": 4}, {"dp": 2, "tp": 2}])
+def test_the_second_step_of_ddp_may_hold_its_first_bucket(m: int, layout: dict[str, Any]) -> None:
+    """All gradients, 2 bytes each, lie in one bucket in the first step, and in others from the second on; both may be
+    there then. A GPU that steps but the second fit into is told of with a warning, no other."""
+    result = simulator.run(job(m, **layout))
+    params = sum(part.params for part in rank_parts(result.workload, 0))
+    memory = max(result.memories, key=lambda one: one.second_step)
+    assert memory.holdings.first_bucket == 2 * params
+    assert memory.second_step == memory.allocated + memory.holdings.overhead + 2 * params
+    assert result.to_dict()["memory"]["second_step_bytes"] == memory.second_step
+    kept = replace(memory, cached=0.0)  # so little is made in segments of more
+    for capacity, told in ((kept.total - 1, False), (kept.total, True), (kept.second_step, False)):
+        assert bool(second_step_warning([replace(kept, capacity=capacity)])) == told
+    assert not any("second step" in warning for warning in result.warnings)
+
+
+@pytest.mark.parametrize(
+    ("training", "layout"),
+    [
+        (ONE, {"dp": 1}),
+        (ONE, {"dp": 2, "overlap": {"grad_reduce": False}}),
+        (ONE, {"dp": 2, "zero": 3}),
+        (APART, {"dp": 2}),  # reduced by hand
+        ({"implementation": "fused"}, {"dp": 2}),  # Megatron's buffers stay
+    ],
+)
+def test_other_second_steps_are_like_any(training: dict[str, Any], layout: dict[str, Any]) -> None:
+    assert "second_step_bytes" not in simulator.run(job(1, training, **layout)).to_dict()["memory"]

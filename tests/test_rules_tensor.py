@@ -30,6 +30,25 @@ def refused(*args: Any, **kwargs: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("keys", "fix"),
+    [
+        ({"tp": 3, "heads": 24, "seq": 8192}, {"tp": 4}),
+        ({"tp": 3, "heads": 32, "seq": 8192}, {"tp": 4}),
+        ({"tp": 6, "heads": 24, "seq": 8192}, {"tp": 8}),
+        ({"cp": 3, "heads": 24, "seq": 8192}, {"cp": 4}),
+        ({"tp": 5, "heads": 5, "seq": 8191}, {"seq": 8190}),
+    ],
+)
+def test_a_sequence_that_does_not_split_names_a_size_that_does(keys: dict[str, Any], fix: dict[str, Any]) -> None:
+    """A person has a sequence length in mind rather than 8193, and one error is enough where heads do not split."""
+    message = refused(**keys)
+    ((key, value),) = fix.items()
+    assert message.count("found:") == 1
+    assert f"fix:     {key}: {value}" in message
+    assert workload(**{**keys, **fix})
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_r20_kv_heads_are_replicated_over_tp(kv_heads: int) -> None:
     """tp 8 with fewer KV heads: every rank has a whole one, so that a rank holds 8 / kv times the weights and keeps as

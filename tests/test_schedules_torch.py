@@ -7,6 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from simulator.build.pipeline import lower
+from simulator.program import Block, Step
 from simulator.schedules import SCHEDULES, from_csv, to_csv
 
 torch_schedules = pytest.importorskip(
@@ -101,6 +103,17 @@ def test_order_is_pytorchs(name: str, p: int, v: int) -> None:
     assert compared >= p
 
 
+def lowered_by_torch(name: str, p: int, m: int, v: int) -> str:
+    """Our order with the sends and receives that PyTorch adds, as it writes it."""
+    schedule = SCHEDULES[name]
+    actions = {
+        rank: [torch_schedules._Action.from_str(cell) for cell in line.split(",")]
+        for rank, line in enumerate(to_csv(schedule.order(p, m, v), joined=schedule.joined).splitlines())
+    }
+    lowered = torch_schedules._add_send_recv(actions, lambda stage: schedule.rank_of(stage, p), p * v)
+    return "".join(",".join(map(str, row)) + "\n" for row in lowered.values())
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_pytorch_and_we_read_each_others_files(name: str) -> None:
     """PyTorch reads our cells as its actions; with the sends and receives that it adds, and written as it writes them,
@@ -109,18 +122,29 @@ def test_pytorch_and_we_read_each_others_files(name: str) -> None:
     schedule = SCHEDULES[name]
     v = schedule.chunks or 2
     ours = to_csv(schedule.order(p, m, v), joined=schedule.joined)
-    actions = {
-        rank: [torch_schedules._Action.from_str(cell) for cell in line.split(",")]
-        for rank, line in enumerate(ours.splitlines())
-    }
-    lowered = torch_schedules._add_send_recv(actions, lambda stage: schedule.rank_of(stage, p), p * v)
-    text = "".join(",".join(map(str, row)) + "\n" for row in lowered.values())
+    text = lowered_by_torch(name, p, m, v)
     read = from_csv(text, "torch")
     assert read.rows is not None
     assert to_csv(read.rows, joined=read.joined) == text
     assert to_csv(read.order(p, m, v), joined=read.joined) == ours
     assert "SEND_F" in text
     assert "RECV_B" in text
+
+
+@pytest.mark.parametrize("name", [name for name in CLASSES if SCHEDULES[name].posts_ahead])
+def test_transfers_beside_computation_are_posted_where_pytorchs_runtime_posts_them(name: str) -> None:
+    """What `lower` makes of the order alone is what it makes of PyTorch's plan with the sends and receives written."""
+    schedule = SCHEDULES[name]
+    for p, m in ((2, 4), (4, 8), (3, 9)):
+        v = schedule.chunks or 2
+        written = from_csv(lowered_by_torch(name, p, m, v), "torch")
+        ours, theirs = (
+            lower(
+                one.order(p, m, v), one, p * v, 1.0, lambda action: Step(str(action), Block("work", ())), overlap=True
+            )
+            for one in (schedule, written)
+        )
+        assert ours == theirs
 
 
 def test_we_refuse_only_rounds_that_pytorch_refuses() -> None:

@@ -119,6 +119,51 @@ def test_a_job_alone_runs_on_the_nodes_that_it_lists() -> None:
     assert spread.workload.cluster.nodes == 6
 
 
+ODD_CLUSTERS: dict[str, dict[str, Any]] = {
+    "node1 lacks all": {"overrides": [{"gpu": "node1.gpu*", "missing": True}]},
+    "nodes 2 and 3 lack one": {"overrides": [{"gpu": f"node{node}.gpu1", "missing": True} for node in (2, 3)]},
+    "first lacks one": {"overrides": [{"gpu": "node0.gpu0", "missing": True}]},
+}
+
+
+@pytest.mark.parametrize("placement", ["packed", "interleaved"])
+@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("name", ODD_CLUSTERS)
+def test_jobs_on_nodes_with_missing_gpus_have_a_gpu_for_every_rank(name: str, servers: int, placement: str) -> None:
+    """Two jobs of four ranks on nodes of two GPUs, some of which are missing: no node is of both, workers' nodes hold
+    the ranks and would not without the last one, a server has a node without ranks, and no node is left over that a
+    job could have had."""
+    node = {**CLUSTERS["one_leaf"]["node"], "host_memory_bandwidth_Bps": 1e11}
+    node["gpus"] = {"type": "a100-sxm-80gb", "count": 2}
+    cluster = {"name": name, "nodes": 4, "node": node, "fabric": {"radix": 32}, **ODD_CLUSTERS[name]}
+    one = small(**({"parallelism__data_parallel": "parameter_server"} if servers else {})) | {"cluster": cluster}
+    both = simulator.share([one, one], set={"placement": placement})
+    taken = [node for result in both.results for node in result.workload.own_nodes]
+    assert len(set(taken)) == len(taken)
+    assert sorted(taken) == list(range(len(taken)))
+    for result, run in zip(both.results, both.to_dict()["runs"], strict=True):
+        nodes = run["sharing"]["nodes"]
+        workers = nodes[: len(nodes) - servers]
+        held = [len(both.cluster.gpus_of(node)) for node in workers]
+        assert sum(held) >= 4 > sum(held[:-1])
+        assert len(set(result.placed.gpus)) == 4
+        assert {both.cluster.node_of(gpu) for gpu in result.placed.gpus} <= set(workers)
+        assert list(result.placed.servers) == nodes[len(nodes) - servers :] if servers else not result.placed.servers
+
+
+def test_as_many_nodes_as_a_list_needs_where_gpus_are_missing() -> None:
+    """Nodes 2 and 3 lack one of two GPUs: four ranks need three of the nodes 1 to 3, where 0 and 1 would do."""
+    node = {**CLUSTERS["one_leaf"]["node"], "gpus": {"type": "a100-sxm-80gb", "count": 2}}
+    cluster = {"name": "odd", "node": node, **ODD_CLUSTERS["nodes 2 and 3 lack one"]}
+    spread = load_workload(small() | {"cluster": cluster, "placement": [3, 2, 1]})
+    assert (spread.cluster.nodes, spread.n_ranks, spread.own_nodes) == (4, 4, (3, 2, 1))
+    with pytest.raises(InputError, match="have 3"):
+        load_workload(small() | {"cluster": cluster, "placement": [1, 2]})
+    counted = small() | {"cluster": {**cluster, "nodes": 4}, "placement": [1, 2, 3]}
+    del counted["parallelism"]["dp"]
+    assert load_workload(counted).parallelism.dp == 4
+
+
 @pytest.mark.parametrize("method", ["parameter_server", "async"])
 def test_servers_are_the_jobs_own(method: str) -> None:
     """Workers first, then servers, on whatever nodes the job has."""
@@ -146,7 +191,8 @@ def test_what_cannot_share_is_refused(jobs: list[dict[str, Any]], key: str, mess
 @pytest.mark.parametrize(
     ("placement", "message"),
     [
-        ([0, 1], "needs 4 nodes"),
+        ([0, 1], "needs 4 GPUs, and the workers' nodes have 2"),
+        ([0, 1, 2, 3, 4], "without its node 4"),
         ([0, 1, 2, 2], "taken twice"),
         ("scattered", "placement"),
         ([0, 1, 2, -1], "placement"),
@@ -188,7 +234,7 @@ def test_the_command_shares_two_workloads_or_more(tmp_path: Path, capsys: pytest
 def test_a_job_among_others_is_the_job_alone_where_they_do_not_meet() -> None:
     """Row by row: ranks, names and times."""
     cluster = nic_cluster(4)
-    program = at_once({"dp": [range(2)]}, Comm("s", "shift", 1e9, "dp", "dp"))
+    program = at_once({"dp": [range(2)]}, Comm("s", "send_recv", 1e9, "dp", "dp"))
     placed = [Placed(program, IDEAL, gpus, ()) for gpus in ((0, 1), (2, 3))]
     alone = simulate_together(placed[:1], cluster)[0].frame()
     for timeline in simulate_together(placed, cluster):
@@ -227,6 +273,19 @@ def test_background_traffic_takes_its_share_and_no_more(others: float, fold: boo
         assert background.job == ""
 
 
+def test_background_traffic_by_pattern_is_that_of_every_link_that_it_means() -> None:
+    """As with overrides: ``*`` is any characters but . and :, and each link has a flow of its own."""
+    every = build_cluster(with_background({"link": "node*.nic0:tx", "share": 0.75}, nodes=4))
+    assert [flow.name for flow in every.background] == [f"node{node}.nic0:tx" for node in range(4)]
+    both = build_cluster(with_background({"link": "node1.nic*", "share": 0.5}, nodes=4))
+    assert [flow.name for flow in both.background] == ["node1.nic0:tx", "node1.nic0:rx"]
+    assert {flow.rate_Bps for flow in both.background} == {0.5 * NIC_Bps}
+    listed = with_background(*[{"link": f"node{node}.nic0:tx", "share": 0.75} for node in range(4)], nodes=4)
+    assert build_cluster(listed).background == every.background
+    with pytest.raises(InputError, match="no link has such a name"):
+        build_cluster(with_background({"link": "node*.nic7", "share": 0.5}))
+
+
 @pytest.mark.parametrize("others", [0.25, 0.5, 1.0])
 def test_the_table_of_a_collective_sees_background_traffic(others: float) -> None:
     """A ring over two nodes of four GPUs with a NIC each: one slowed NIC slows all of it, as in a step."""
@@ -245,14 +304,14 @@ def test_background_flows_share_with_each_other() -> None:
     """Two that would fill a NIC, and one that would take a tenth: 0.45, 0.45 and 0.1 without us; with us a third of
     what the small one leaves, 0.3."""
     flows = [{"link": "node0.nic0:tx", "share": share} for share in (1.0, 1.0, 0.1)]
-    shift = Comm("s", "shift", 1e9, "dp", "dp")
+    shift = Comm("s", "send_recv", 1e9, "dp", "dp")
     timeline = simulate(at_once({"dp": [range(2)]}, shift), build_cluster(with_background(*flows)), IDEAL)
     assert ends(timeline)["step0"] == pytest.approx(HOP_s + 1 / 0.3, rel=1e-9)
 
 
 def test_background_traffic_elsewhere_changes_nothing() -> None:
     flow = {"from": "node2.nic0", "to": "node3.nic0", "bandwidth_Bps": NIC_Bps}
-    shift = Comm("s", "shift", 1e9, "dp", "dp")
+    shift = Comm("s", "send_recv", 1e9, "dp", "dp")
     timeline = simulate(at_once({"dp": [range(2)]}, shift), build_cluster(with_background(flow, nodes=4)), IDEAL)
     assert ends(timeline)["step0"] == pytest.approx(HOP_s + 1, rel=1e-12)
     assert all(flow.lost_s == 0 for met in timeline.contention for flow in met.flows if flow.job)
@@ -289,7 +348,7 @@ def test_background_traffic_names_what_exists(flow: dict[str, Any], key: str) ->
 def test_a_rank_without_work_needs_no_network() -> None:
     """A program of nothing but a lane that sends to nobody ends at once beside traffic that never does."""
     program = Program(
-        (Role("idle", {"dp": (Step("s", Comm("s", "shift", 0.0, "dp", "dp")),)}),), (0, 0), {"dp": ((0, 1),)}
+        (Role("idle", {"dp": (Step("s", Comm("s", "send_recv", 0.0, "dp", "dp")),)}),), (0, 0), {"dp": ((0, 1),)}
     )
     flow = {"link": "node0.nic0", "share": 1.0}
     assert simulate(program, build_cluster(with_background(flow)), IDEAL).step_time_s == pytest.approx(HOP_s, rel=1e-9)

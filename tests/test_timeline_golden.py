@@ -69,48 +69,50 @@ GPIPE = """
 """
 
 # Four stages on two ranks: 0 and 2 on rank 0, 1 and 3 on rank 1. Both micro-batches go through stages 0 and 1, then 2
-# and 3. Rank 1 turns micro-batch 0 round at 5.5, before the last forward; gradients return through stages 3, 2, 1, 0.
+# and 3, and back. What the two say to each other is one stream, in the order in which passes would end if all took one
+# turn: 0F1, done at 2, is sent at 3, behind the receive of what 1F0 makes until 2.5; 2F0, done at 4, at 5, behind what
+# 1F1 makes; 2F1 at 6.5, as its receive is posted when 3F0 has ended; 1B0, done at 13.5, at 14.5, behind 2B1 (14).
 INTERLEAVED = """
 0 compute     0F0    0    1
 0 compute     0F1    1    2
 0 compute     2F0    3    4
-0 compute     2F1    4    5
-0 compute     2B0    8   10
-0 compute     2B1   11   13
-0 compute     0B0   13   15
-0 compute     0B1   16   18
-0 pp_recv_bwd 3.0  7.5    8
-0 pp_recv_bwd 3.1 10.5   11
-0 pp_recv_bwd 1.0 12.5   13
-0 pp_recv_bwd 1.1 15.5   16
+0 compute     2F1    5    6
+0 compute     2B0    9   11
+0 compute     2B1   12   14
+0 compute     0B0   15   17
+0 compute     0B1 17.5 19.5
+0 pp_recv_bwd 3.0  8.5    9
+0 pp_recv_bwd 3.1 11.5   12
+0 pp_recv_bwd 1.0 14.5   15
+0 pp_recv_bwd 1.1   17 17.5
 0 pp_recv_fwd 1.0  2.5    3
-0 pp_recv_fwd 1.1  3.5    4
-0 pp_send_bwd 2.0   10 10.5
-0 pp_send_bwd 2.1   13 13.5
+0 pp_recv_fwd 1.1  4.5    5
+0 pp_send_bwd 2.0   11 11.5
+0 pp_send_bwd 2.1   14 14.5
 0 pp_send_fwd 0.0    1  1.5
-0 pp_send_fwd 0.1    2  2.5
-0 pp_send_fwd 2.0    4  4.5
-0 pp_send_fwd 2.1    5  5.5
+0 pp_send_fwd 0.1    3  3.5
+0 pp_send_fwd 2.0    5  5.5
+0 pp_send_fwd 2.1  6.5    7
 1 compute     1F0  1.5  2.5
-1 compute     1F1  2.5  3.5
-1 compute     3F0  4.5  5.5
-1 compute     3B0  5.5  7.5
-1 compute     3F1  7.5  8.5
-1 compute     3B1  8.5 10.5
-1 compute     1B0 10.5 12.5
-1 compute     1B1 13.5 15.5
-1 pp_recv_bwd 2.0   10 10.5
-1 pp_recv_bwd 2.1   13 13.5
+1 compute     1F1  3.5  4.5
+1 compute     3F0  5.5  6.5
+1 compute     3B0  6.5  8.5
+1 compute     3F1  8.5  9.5
+1 compute     3B1  9.5 11.5
+1 compute     1B0 11.5 13.5
+1 compute     1B1 14.5 16.5
+1 pp_recv_bwd 2.0   11 11.5
+1 pp_recv_bwd 2.1   14 14.5
 1 pp_recv_fwd 0.0    1  1.5
-1 pp_recv_fwd 0.1    2  2.5
-1 pp_recv_fwd 2.0    4  4.5
-1 pp_recv_fwd 2.1    5  5.5
-1 pp_send_bwd 3.0  7.5    8
-1 pp_send_bwd 3.1 10.5   11
-1 pp_send_bwd 1.0 12.5   13
-1 pp_send_bwd 1.1 15.5   16
+1 pp_recv_fwd 0.1    3  3.5
+1 pp_recv_fwd 2.0    5  5.5
+1 pp_recv_fwd 2.1  6.5    7
+1 pp_send_bwd 3.0  8.5    9
+1 pp_send_bwd 3.1 11.5   12
+1 pp_send_bwd 1.0 14.5   15
+1 pp_send_bwd 1.1   17 17.5
 1 pp_send_fwd 1.0  2.5    3
-1 pp_send_fwd 1.1  3.5    4
+1 pp_send_fwd 1.1  4.5    5
 """
 
 

@@ -12,9 +12,9 @@ from simulator.api import Result
 
 @dataclass(frozen=True)
 class Figures:
-    """``peak_allocated_bytes``: by rank, what ``torch.cuda.max_memory_allocated`` says. ``class_s``: seconds of kernels
-    by class, mean over ranks. ``exposed_s``: communication runs and no other kernel, mean over ranks. ``bubble``: idle
-    share of pipelines, None without them. None elsewhere: not measured."""
+    """``peak_allocated_bytes``: by rank, what ``torch.cuda.max_memory_allocated`` says of steps but the first ones.
+    ``class_s``: seconds of kernels by class, mean over ranks. ``exposed_s``: communication runs and no other kernel,
+    mean over ranks. ``bubble``: idle share of pipelines, None without them. None elsewhere: not measured."""
 
     step_time_s: float
     mfu: float | None

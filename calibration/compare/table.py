@@ -61,7 +61,8 @@ def as_tables(comparison: Mapping[str, Any]) -> list[RenderableType]:
     """Two tables, a line for each quantity's errors, the order of layouts, and what it all came from."""
     rows = [Row.from_dict(row) for row in comparison["rows"]]
     lines = [
-        "Errors are (simulated - measured) / measured. host: its speed, measured beside the run, of the profile's."
+        "Errors are (simulated - measured) / measured. host: its speed, measured beside the run, of the profile's. "
+        "GiB: allocated at most in the timed steps; first ones may take more (DDP's second step, its buckets twice)."
     ]
     lines += [f"{suite['suite']}: {verdict(suite)}" for suite in comparison["suites"]]
     lines += [_order(comparison["order"]), "", *_provenance(comparison)]

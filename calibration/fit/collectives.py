@@ -21,17 +21,9 @@ from simulator.network.collectives import patterns
 from simulator.network.pattern import Pattern
 from simulator.network.timing import timed
 
-#: Operation as measured -> as the simulator calls it. Not in it: what no workload does, and sends around a ring of
-#: more than two, whose time varies by a factor of three with how NCCL spreads them over channels.
-OPS = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "broadcast": "broadcast",
-    "send": "send_recv",
-    "send_recv": "shift",
-}
+#: What is fitted. Not in it: what no workload does, and sends around a ring of more than two, whose time varies by a
+#: factor of three with how NCCL spreads them over channels.
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "send_recv")
 #: Run after run these overlap, as their sender goes on before the last receiver is done: small ones look too quick.
 ONE_WAY = {"broadcast": 2**20, "send": 2**20}
 #: Large ones decide the time of a step: they weigh more.
@@ -89,11 +81,13 @@ def fit(cases: Cases, profile: Profile) -> Part:
     model = changed(start, {name: rounded(value) for name, value in found.items()})
     ids = {id(case) for case in fitted}
     points = [
-        Point(f"collectives.{OPS[case.op]}.{len(case.ranks)}", _nbytes(case), case.seconds, s, id(case) not in ids)
+        Point(f"collectives.{case.op}.{len(case.ranks)}", _nbytes(case), case.seconds, s, id(case) not in ids)
         for case, s in zip(rows, seconds(model, rows, candidates), strict=True)
     ]
     ours = bool(cases.environments)
-    kept = "" if "efficiency" in begin else "".join(re.findall(r"; efficiency: .*", start.note))
+    kept = "".join(
+        re.findall(r"; in_switch: .*" if "efficiency" in begin else r"; (?:efficiency|in_switch): .*", start.note)
+    )
     origin = {
         "kind": "measured" if ours else "published",
         "source": MEASURED if ours else start.source,
@@ -122,7 +116,7 @@ def strung(cases: Iterable[Measured], gpu: str, *, nvls: bool = False) -> dict[t
     ``nvls``: whether NVLink SHARP was at hand."""
     sharp = {} if nvls else {"node": {"nvlink": {"sharp": False}}}
     cluster = build_cluster(load_cluster({"name": _cluster_of(gpu), **sharp}))
-    return {(op, n): patterns(op, range(n), cluster) for op, n in {(OPS[case.op], len(case.ranks)) for case in cases}}
+    return {(op, n): patterns(op, range(n), cluster) for op, n in {(case.op, len(case.ranks)) for case in cases}}
 
 
 def seconds(
@@ -131,7 +125,7 @@ def seconds(
     """What the model says of each case."""
     costs = OneTransport(model)
     return [
-        min(timed(pattern, _nbytes(case), costs)[0] for pattern in candidates[OPS[case.op], len(case.ranks)])
+        min(timed(pattern, _nbytes(case), costs)[0] for pattern in candidates[case.op, len(case.ranks)])
         for case in cases
     ]
 

@@ -1,4 +1,5 @@
-"""What NCCL's communication takes from kernels beside it: the SMs that it holds, and memory bandwidth."""
+"""What NCCL's communication takes from kernels beside it: the SMs that it holds, and, once it moves bytes, memory
+bandwidth."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from typing import Any
 
 from calibration.fit.cases import MEASURED, Cases, Measured
 from calibration.fit.part import Part, Point, rounded
-from simulator.config.profile import Profile
+from simulator.config.profile import Interference, Profile
 from simulator.costs.costs import beside
-from simulator.program import Attention, Kernel, Matmul
+from simulator.program import Attention, Kernel, Matmul, Memory
 
 #: Kernels of `calibration.measure.interference` as the simulator prices them; the others are bound by memory.
 RACED: dict[str, Kernel] = {
@@ -19,6 +20,8 @@ RACED: dict[str, Kernel] = {
     "attention": Attention(2, 32, 32, 4096, 4096, 128),
     "attention_bwd": Attention(2, 32, 32, 4096, 4096, 128, backward=True),
 }
+#: A receive whose sender is late: the only case in which nothing moves.
+LATE = "late_send"
 #: Numbers of SMs that are tried: NCCL has up to 32 channels.
 SMS = range(4, 33, 2)
 #: Kernels in a row of a race, enough that it does not matter where it ends.
@@ -43,21 +46,18 @@ def fit(cases: Cases, profile: Profile) -> Part:
     fitted = [case for case in rows if len(case.ranks) != 3]
     if not fitted:
         return Part({})
-    names = {case.params["kernel"] for case in fitted}
-    sms = min(SMS, key=lambda n: _off(fitted, ("attention", "attention_bwd"), _with(profile, n, n)))
-    matmul_sms = 2 * min(SMS, key=lambda n: _off(fitted, ("matmul", "matmul_small"), _with(profile, 2 * n, 2 * n)))
-    memory_speed = {
-        "norm": _speed(fitted, "layer_norm") if "layer_norm" in names else 1.0,
-        "other": _speed(fitted, "residual_add") if "residual_add" in names else 1.0,
-    }
+    late, moving = [case for case in fitted if case.op == LATE], [case for case in fitted if case.op != LATE]
+    model = profile.interference
     figures = {
-        "sms": sms,
-        "matmul_sms": matmul_sms,
-        "memory_speed": memory_speed,
+        "sms": _sms(_of(fitted, "attention", "attention_bwd"), profile, model.sms),
+        "matmul_sms": _sms(_of(fitted, "matmul", "matmul_small"), profile, model.matmul_sms, pairs=True),
+        "memory_speed": _memory(moving, model.memory_speed),
+        "waiting_speed": _memory(late, model.waiting_speed),
         "kind": "measured",
         "source": MEASURED,
+        "note": model.note if not late else "",
     }
-    speed = _with(profile, sms, matmul_sms, memory_speed)
+    speed = speeds(profile.model_copy(update={"interference": Interference.model_validate(figures)}))
     points = [
         Point(
             f"interference.{case.params['kernel']}.{len(case.ranks)}",
@@ -71,49 +71,61 @@ def fit(cases: Cases, profile: Profile) -> Part:
     return Part({"interference": figures}, points)
 
 
-Speed = Callable[[str], float]
+#: Of a kernel that was raced, beside what waits for its peers or not.
+Speed = Callable[[str, bool], float]
 
 
-def _with(profile: Profile, sms: int, matmul_sms: int, memory: Mapping[Any, float] | None = None) -> Speed:
-    """Speeds of the kernels that were raced, with so many SMs less."""
-    model = profile.interference.model_copy(
-        update={"sms": sms, "matmul_sms": matmul_sms, "memory_speed": memory or {"norm": 1.0, "other": 1.0}}
-    )
-    shared = beside(profile.model_copy(update={"interference": model}))
+def speeds(profile: Profile) -> Speed:
+    """Speeds as a profile has them."""
+    shared = beside(profile)
     assert shared is not None
 
-    def of(name: str) -> float:
-        kernel = RACED.get(name)
-        if kernel is None:
-            return model.memory_speed["norm" if name == "layer_norm" else "other"]
-        return shared.speed(kernel, True)
+    def of(name: str, waits: bool) -> float:
+        kernel = RACED.get(name, Memory(name, 1.0, 1.0))
+        return shared.speed(kernel, shared.load(["pp"], []) if waits else shared.load([], ["pp"]))
 
     return of
 
 
-def speeds(profile: Profile) -> Speed:
-    """Speeds of the kernels that were raced, as a profile has them."""
-    model = profile.interference
-    return _with(profile, model.sms, model.matmul_sms, model.memory_speed)
-
-
 def slow_down(case: Measured, speed: Speed) -> float:
-    """That of a measured kernel, by the race of the two."""
-    return race(float(case.row["kernel_s"]), float(case.row["collective_s"]), speed(str(case.params["kernel"])))
+    """That of a measured kernel: by the race of the two, or beside what waits all the time."""
+    kernel, waits = str(case.params["kernel"]), case.op == LATE
+    if waits:
+        return 1 / speed(kernel, True)
+    return race(float(case.row["kernel_s"]), float(case.row["collective_s"]), speed(kernel, False))
 
 
-def _off(cases: Iterable[Measured], kernels: Sequence[str], speed: Speed) -> float:
-    """Mean distance between the measured slow-downs of some kernels and those of a race."""
-    known = {name: speed(name) for name in kernels}
+def _of(cases: Iterable[Measured], *kernels: str) -> list[Measured]:
+    return [case for case in cases if case.params["kernel"] in kernels]
+
+
+def _off(cases: Sequence[Measured], speed: Speed) -> float:
+    """Mean distance between measured slow-downs and those that follow from ``speed``."""
     return statistics.fmean(
-        abs(slow_down(case, known.__getitem__) - float(case.row["kernel_beside_s"]) / float(case.row["kernel_s"]))
-        for case in cases
-        if case.params["kernel"] in kernels
+        abs(slow_down(case, speed) - float(case.row["kernel_beside_s"]) / float(case.row["kernel_s"])) for case in cases
     )
 
 
-def _speed(cases: Iterable[Measured], kernel: str) -> float:
-    """The speed of a kernel at which races come out as measured."""
+def _sms(cases: Sequence[Measured], profile: Profile, before: int, *, pairs: bool = False) -> int:
+    """How many SMs less explain the cases best, two for each that NCCL holds with ``pairs``; where nothing was measured
+    as ``before``."""
+    if not cases:
+        return before
+
+    def off(sms: int) -> float:
+        model = profile.interference.model_copy(update={"sms": sms, "matmul_sms": sms})
+        return _off(cases, speeds(profile.model_copy(update={"interference": model})))
+
+    return min((2 * sms for sms in SMS) if pairs else SMS, key=off)
+
+
+def _memory(cases: Sequence[Measured], before: Mapping[Any, float]) -> dict[str, float]:
+    """Speeds of kernels that memory bounds; of what was not measured as ``before``."""
+    measured = {"norm": _of(cases, "layer_norm"), "other": _of(cases, "residual_add")}
+    return {kind: _speed(chosen) if chosen else before[kind] for kind, chosen in measured.items()}
+
+
+def _speed(cases: Sequence[Measured]) -> float:
+    """The speed of a kernel at which its cases come out as measured."""
     candidates = [rounded(0.4 + 0.01 * step) for step in range(61)]
-    chosen = [case for case in cases if case.params["kernel"] == kernel]
-    return min(candidates, key=lambda speed: _off(chosen, (kernel,), lambda _: speed))
+    return min(candidates, key=lambda speed: _off(cases, lambda *_: speed))

@@ -76,6 +76,10 @@ OPS: Mapping[str, Callable[[Measured], Kernels]] = {
     "foreach_norm_fp32": _parts(("optimizer", 4)),
     "foreach_copy_fp32_bf16": _parts(("optimizer", 6)),
     "foreach_zero_fp32": _parts(("optimizer", 4)),
+    "foreach_copy_bf16": _parts(("foreach_copy", 4)),
+    "split_copy_bf16": _parts(("split_copy", 4)),
+    "chunk_cat_bf16": _parts(("chunk_cat", 4)),
+    "chunk_cat_bf16_fp32": _parts(("chunk_upcast", 6)),
     "clip_grad_fp32": _parts(("optimizer", 4), ("optimizer", 8)),
     "grad_add_fp32": _parts(("accumulate", 10)),
     "grad_scale_fp32": _parts(("activation", 8)),
@@ -90,7 +94,7 @@ ORDER = (
     "strided",
     *("norm", "norm_bwd", "rms_norm", "rms_norm_bwd", "softmax", "softmax_bwd", "mask", "dropout", "dropout_bwd"),
     *("rope", "embedding", "embedding_bwd", "loss", "loss_bwd", "optimizer", "foreach", "foreach_bf16"),
-    *("accumulate", "reduce"),
+    *("accumulate", "reduce", "foreach_copy", "split_copy", "chunk_cat", "chunk_upcast"),
 )
 #: Ops that work on whole rows, and the parameter that says how long those are.
 ROWS = {

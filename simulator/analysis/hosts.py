@@ -24,11 +24,13 @@ def host_memory(workload: Workload, pipeline_rank: Sequence[int], played: Timeli
     layout, cluster = workload.parallelism, workload.cluster
     if not layout.server_count and set(layout.offload.model_dump().values()) == {"none"}:
         return None
-    cpu, nvme = [0.0] * cluster.nodes, [0.0] * cluster.nodes
+    nodes = workload.own_nodes
+    cpu, nvme = dict.fromkeys(nodes, 0.0), dict.fromkeys(nodes, 0.0)
+    of_ranks = [node for node in nodes for _ in range(cluster.gpus_at(node))]
     held = _activations(played)
     per_param = _per_param(workload)
     shares: dict[int, float] = {}
-    for rank, (stage, (at, _)) in enumerate(zip(pipeline_rank, cluster.places(), strict=False)):
+    for rank, (stage, at) in enumerate(zip(pipeline_rank, of_ranks, strict=False)):
         if stage not in shares:
             shares[stage] = optimized(workload, params_on(rank_parts(workload, stage)))
         cpu[at] += per_param["cpu"] * shares[stage]
@@ -38,13 +40,13 @@ def host_memory(workload: Workload, pipeline_rank: Sequence[int], played: Timeli
     if layout.server_count:
         for at in workload.server_nodes:
             cpu[at] += _on_servers(workload) / layout.servers
-    rooms = [cluster.node_at(at).host_memory_bytes for at in range(cluster.nodes)]
-    fullest = max(range(cluster.nodes), key=lambda at: cpu[at] / (rooms[at] or 1.0))
+    rooms = {node: cluster.node_at(node).host_memory_bytes for node in nodes}
+    fullest = max(nodes, key=lambda node: cpu[node] / (rooms[node] or 1.0))
     return {
         "capacity_bytes": rooms[fullest],
-        "fits": all(room is None or peak <= room for room, peak in zip(rooms, cpu, strict=True)),
+        "fits": all(room is None or cpu[node] <= room for node, room in rooms.items()),
         "peak_bytes": cpu[fullest],
-        "nvme_bytes": max(nvme),
+        "nvme_bytes": max(nvme.values()),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,8 +16,9 @@ from simulator.analysis.metrics import peak_activations
 from simulator.analysis.passes import turns
 from simulator.analysis.ranks import pipeline_ranks
 from simulator.analysis.reserved import cached_bytes
-from simulator.model import Part, Tensor
+from simulator.model import Tensor
 from simulator.timeline import Floats, Ints, Timeline
+from simulator.units import format_gib
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,12 @@ class RankMemory:
     def total(self) -> float:
         """All that is taken on the device, as ``nvidia-smi`` shows it."""
         return self.reserved + self.holdings.overhead
+
+    @property
+    def second_step(self) -> float:
+        """All that the second step may take on the device, nothing cached: torch's DDP makes its buckets anew in it and
+        may hold those of the first step meanwhile."""
+        return self.allocated + self.holdings.first_bucket + self.holdings.overhead
 
     @property
     def buffers(self) -> float:
@@ -148,7 +156,7 @@ def memory_of_ranks(
         at = int(np.argmax(taken)) if len(taken) else -1
         if at < 0 or taken[at] <= 0:
             at = -1
-        held = _activations(timeline, curve, at, holding.parts)
+        held = _activations(timeline, curve, at, holding)
         total = float(curve.held[at]) if at >= 0 else 0.0
         gathered = max(total - sum(held.values()), 0.0)
         made = min(gathered, holding.made)
@@ -198,37 +206,42 @@ def _negative(nbytes: Mapping[str, float]) -> dict[str, float]:
     return {kind: -size for kind, size in nbytes.items()}
 
 
-def activation_changes(
-    timeline: Timeline, curve: Curve, parts: Mapping[int, tuple[Part, ...]]
-) -> Iterator[tuple[int, dict[str, float]]]:
+def activation_changes(timeline: Timeline, curve: Curve, holdings: Holdings) -> Iterator[tuple[int, dict[str, float]]]:
     """Events of a curve that change the activations held, in order: index, and bytes by kind of tensor."""
     turning: dict[tuple[int, int], float] = {}  # taken by input gradients that still run
-    turn_of = turns(timeline, curve.span.tolist(), parts)
-    saved = {stage: _by_kind(tensor for part in own for tensor in part.saved) for stage, own in parts.items()}
-    held = {stage: _by_kind(tensor for part in own for tensor in part.held_for_weights) for stage, own in parts.items()}
+    turn_of = turns(timeline, curve.span.tolist(), holdings)
+
+    @cache
+    def saved(stage: int, of: tuple[int, ...]) -> dict[str, float]:
+        return _by_kind(tensor for index in of for tensor in holdings.parts[stage][index].saved)
+
+    @cache
+    def held(stage: int, of: tuple[int, ...]) -> dict[str, float]:
+        return _by_kind(tensor for index in of for tensor in holdings.parts[stage][index].held_for_weights)
 
     for event, (index, begins) in enumerate(zip(curve.span.tolist(), curve.begins.tolist(), strict=True)):
-        turn, stage, phase = turn_of.get((index, begins)), int(timeline.stage[index]), str(timeline.phase[index])
+        stage, phase = int(timeline.stage[index]), str(timeline.phase[index])
         key = stage, int(timeline.microbatch[index])
-        if phase == "I" and stage in parts and begins:
+        if phase == "I" and stage in holdings.parts and begins:
             taken = float(timeline.alloc_bytes[index])
             turning[key] = turning.get(key, 0.0) + taken
             yield event, {"output gradients": taken}
+        turn, of = turn_of.get((index, begins), (None, ()))
         if turn == "takes":
-            yield event, saved[stage]
+            yield event, saved(stage, of)
         elif turn == "turns":
-            yield event, _negative(saved[stage])
-            yield event, held[stage]
+            yield event, _negative(saved(stage, of))
+            yield event, held(stage, of)
             yield event, {"output gradients": -turning.pop(key, 0.0)}
-            yield event, {"input gradients": sum(part.input_gradient_bytes for part in parts[stage])}
+            yield event, {"input gradients": sum(holdings.parts[stage][index].input_gradient_bytes for index in of)}
         elif turn == "gives":
-            yield event, _negative((held if phase == "W" else saved)[stage])
+            yield event, _negative((held if phase == "W" else saved)(stage, of))
 
 
-def _activations(timeline: Timeline, curve: Curve, at: int, parts: Mapping[int, tuple[Part, ...]]) -> dict[str, float]:
+def _activations(timeline: Timeline, curve: Curve, at: int, holdings: Holdings) -> dict[str, float]:
     """Bytes of activations that are alive after the first ``at`` + 1 events of a curve, by kind of tensor."""
     held: dict[str, float] = {"output gradients": 0.0}
-    for event, change in activation_changes(timeline, curve, parts):
+    for event, change in activation_changes(timeline, curve, holdings):
         if event > at:
             break
         for kind, nbytes in change.items():
@@ -242,7 +255,7 @@ def held_activations(timeline: Timeline, curve: Curve, holdings: Holdings) -> Fl
     if holdings.layers_away or not holdings.parts:
         return curve.held
     changes = np.zeros(len(curve.times))
-    for event, change in activation_changes(timeline, curve, holdings.parts):
+    for event, change in activation_changes(timeline, curve, holdings):
         changes[event] += sum(change.values())
     return np.minimum(np.cumsum(changes), curve.held)
 
@@ -279,8 +292,27 @@ def fullest(memories: Sequence[RankMemory]) -> RankMemory:
     return max(memories, key=lambda memory: (memory.total - memory.capacity, memory.total))
 
 
+def _second_steps(memories: Iterable[RankMemory]) -> list[float]:
+    """What second steps may take, of ranks of which it is more than what others do."""
+    return [memory.second_step for memory in memories if memory.holdings.first_bucket]
+
+
+def second_step_warning(memories: Sequence[RankMemory]) -> list[str]:
+    """Where steps fit, but for the second one."""
+    over = [memory for memory in memories if memory.second_step > memory.capacity >= memory.total]
+    if not over:
+        return []
+    worst = max(over, key=lambda memory: memory.second_step - memory.capacity)
+    return [
+        f"the second step may not fit: PyTorch's DDP makes its buckets anew in it and may hold those of the first step "
+        f"meanwhile, {format_gib(worst.holdings.first_bucket)} more, {format_gib(worst.second_step)} "
+        f"of {format_gib(worst.capacity)}"
+    ]
+
+
 def memory_report(memories: Sequence[RankMemory]) -> dict[str, Any]:
-    """The contract's ``memory``: bytes, and the fullest rank of each stage. ``contents`` adds up to ``peak``.
+    """The contract's ``memory``: bytes, and the fullest rank of each stage. ``contents`` adds up to ``peak``, that of
+    all steps but the first ones; ``second_step_bytes``: what torch's DDP may take in the second.
     ``capacity_bytes``: of the GPU with the least room left."""
     return {
         "capacity_bytes": float(fullest(memories).capacity),
@@ -288,6 +320,7 @@ def memory_report(memories: Sequence[RankMemory]) -> dict[str, Any]:
         "peak_bytes": max(memory.total for memory in memories),
         "peak_reserved_bytes": max(memory.reserved for memory in memories),
         "peak_allocated_bytes": max(memory.allocated for memory in memories),
+        **({"second_step_bytes": max(second)} if (second := _second_steps(memories)) else {}),
         "per_stage": [
             {
                 "stage": memory.stage,

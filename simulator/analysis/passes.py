@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
-from simulator.model import Part
+from simulator.analysis.holdings import Holdings
+from simulator.model import by_part
 from simulator.timeline import Timeline
 
 #: What a pass does to its micro-batch's activations: it takes them (F), begins to turn them and has turned them into
 #: inputs and output gradients (I), or gives them back (B, W).
 Turn = Literal["takes", "begins", "turns", "gives"]
-#: Letter -> what its pass does when its first piece starts, and when its last one ends.
+#: Letter -> what its pass does when it starts, and when it ends.
 _TURNS: dict[str, tuple[Turn | None, Turn | None]] = {
     "F": ("takes", None),
     "I": ("begins", "turns"),
@@ -20,20 +21,34 @@ _TURNS: dict[str, tuple[Turn | None, Turn | None]] = {
 }
 
 
-def turns(
-    timeline: Timeline, spans: Iterable[int], parts: Mapping[int, tuple[Part, ...]]
-) -> dict[tuple[int, int], Turn]:
-    """(span, whether it starts) -> what that does, of one rank's ``spans`` of stages with known ``parts``; a pass may
-    be cut into several."""
-    pieces: dict[tuple[str, int, int], list[int]] = {}
+class Turning(NamedTuple):
+    """What the start or the end of a span does to the activations of ``parts``, by index, of its stage."""
+
+    turn: Turn
+    parts: tuple[int, ...]
+
+
+def turns(timeline: Timeline, spans: Iterable[int], holdings: Holdings) -> dict[tuple[int, int], Turning]:
+    """(span, whether it starts) -> what that does, of one rank's ``spans`` of stages whose parts are known; a pass may
+    be cut into several, of which each has parts of its own where activations come and go by part."""
+    passes: dict[tuple[str, int, int], list[int]] = {}
     for span in dict.fromkeys(spans):
         phase, stage = str(timeline.phase[span]), int(timeline.stage[span])
-        if phase in _TURNS and stage in parts:
-            pieces.setdefault((phase, stage, int(timeline.microbatch[span])), []).append(span)
-    chosen: dict[tuple[int, int], Turn] = {}
-    for (phase, _, _), of_pass in pieces.items():
+        if phase in _TURNS and stage in holdings.parts:
+            passes.setdefault((phase, stage, int(timeline.microbatch[span])), []).append(span)
+    chosen: dict[tuple[int, int], Turning] = {}
+    for (phase, stage, _), of_pass in passes.items():
         ordered = sorted(of_pass, key=lambda span: (timeline.start_s[span], timeline.end_s[span], span))
-        for span, starts, turn in zip((ordered[0], ordered[-1]), (1, 0), _TURNS[phase], strict=True):
-            if turn is not None:
-                chosen[span, starts] = turn
+        parts = holdings.parts[stage]
+        pieces = {"": ordered}
+        groups = [tuple(range(len(parts)))]
+        if holdings.by_part:
+            pieces = {}
+            for span in ordered:
+                pieces.setdefault(timeline.labels[span], []).append(span)
+            groups = by_part(parts, phase)
+        for piece, group in zip(pieces.values(), groups, strict=True):
+            for span, starts, turn in zip((piece[0], piece[-1]), (1, 0), _TURNS[phase], strict=True):
+                if turn is not None:
+                    chosen[span, starts] = Turning(turn, group)
     return chosen

@@ -128,7 +128,7 @@ def throughput(job: Job, step_time_s: float) -> dict[str, Any]:
     if training.total_tokens is not None:
         seconds = training.total_tokens / tokens * step_time_s
         cluster = job.workload.cluster
-        server_gpus = sum(cluster.gpus_on(node + 1) - cluster.gpus_on(node) for node in job.workload.server_nodes)
+        server_gpus = sum(map(cluster.gpus_at, job.workload.server_nodes))
         gpu_hours = seconds * (job.workload.n_ranks + server_gpus) / SECONDS_PER_HOUR
         price = cluster.price_per_gpu_hour
         result["run"] = {

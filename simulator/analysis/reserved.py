@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.analysis.allocator import Block, CachingAllocator
 from simulator.analysis.holdings import BLAS_THREADS, Holdings
-from simulator.analysis.passes import Turn, turns
+from simulator.analysis.passes import Turning, turns
 from simulator.model import Part
 from simulator.timeline import Ints, Timeline
 
@@ -28,7 +28,7 @@ def cached_bytes(
     rounds = ROUNDS * math.ceil(in_flight / max(len(holdings.parts), 1)) + 2
     known = np.unique(microbatch[microbatch >= 0])
     replayed = {*known[:rounds].tolist(), *known[rounds:][-2:].tolist()}
-    step, turn_of = _Step(CachingAllocator(limit), holdings, replayed), turns(timeline, spans.tolist(), holdings.parts)
+    step, turn_of = _Step(CachingAllocator(limit), holdings, replayed), turns(timeline, spans.tolist(), holdings)
     for index, start in zip(spans.tolist(), begins.tolist(), strict=True):
         moved = float(timeline.alloc_bytes[index] if start else timeline.free_bytes[index])
         turn = turn_of.get((index, start))
@@ -49,14 +49,10 @@ class _Step:
     def __init__(self, allocator: CachingAllocator, holdings: Holdings, replayed: Container[int]) -> None:
         self.allocator = allocator
         self._parts = holdings.parts
-        #: By stage, what is saved for a backward pass, and what is held for a weight gradient.
-        self._kept = {
-            stage: (sum(part.saved_bytes for part in parts), sum(part.held_bytes for part in parts))
-            for stage, parts in holdings.parts.items()
-        }
         self._replayed = replayed
-        self._saved: dict[tuple[int, int], list[dict[str, Block]]] = {}
-        self._turned: set[tuple[int, int]] = set()
+        #: By stage, micro-batch and index of a part.
+        self._saved: dict[tuple[int, int, int], dict[str, Block]] = {}
+        self._turned: set[tuple[int, int, int]] = set()
         self._others: list[tuple[float, Block]] = []
         state = holdings.state
         for nbytes in (
@@ -67,27 +63,30 @@ class _Step:
             if nbytes:
                 allocator.malloc(nbytes)
 
-    def turn(self, turn: Turn, stage: int, microbatch: int, moved: float) -> None:
+    def turn(self, turning: Turning, stage: int, microbatch: int, moved: float) -> None:
         """A pass takes, turns or gives back activations; what it moves beside them is something else."""
-        parts, key = self._parts[stage] if microbatch in self._replayed else (), (stage, microbatch)
-        saved, held = self._kept[stage]
+        turn, of = turning
+        parts = {(stage, microbatch, index): self._parts[stage][index] for index in sorted(of)}
+        saved, held = (sum(getattr(part, name) for part in parts.values()) for name in ("saved_bytes", "held_bytes"))
+        replayed = parts if microbatch in self._replayed else {}
         if turn == "takes":
             self.take(moved - saved)
-            self._saved[key] = [self._forward(part) for part in parts]
+            for key, part in replayed.items():
+                self._saved[key] = self._forward(part)
             return
         if turn == "begins":  # what is left is more than what was saved, and comes with the tensors it leaves
             self.take(moved - max(held - saved, 0.0))
             return
-        alive = self._saved.pop(key)
         if turn == "turns":
-            self._turned.add(key)
-            self._saved[key] = [self._input_gradient(*each) for each in zip(parts, alive, strict=True)]
+            self._turned |= parts.keys()
+            for key, part in replayed.items():
+                self._saved[key] = self._input_gradient(part, self._saved[key])
             self.give(moved - max(saved - held, 0.0))
             return
-        for part, blocks in zip(reversed(parts), reversed(alive), strict=True):
+        for key, part in reversed(replayed.items()):
             self.touch((*(tensor.nbytes for tensor in part.recomputed), part.grad_bytes))
-            self._release(blocks.values())
-        moved -= held if key in self._turned else saved
+            self._release(self._saved.pop(key).values())
+        moved -= sum(part.held_bytes if key in self._turned else part.saved_bytes for key, part in parts.items())
         self.give(moved)
         self.take(-moved)  # gradients that it leaves
 

@@ -6,8 +6,9 @@ input gradient need whole parameters; a weight gradient does not. A unit that is
 layers up to ``prefetch`` ahead: while layer k computes, those up to k + prefetch may be in flight or whole, no others.
 A layer is given up after its forward pass (unless ``reshard_after_forward`` is off) and after its backward pass; the
 root after the backward pass alone, at its end. The gathers of a forward pass wait for all that was computed before it,
-which may have been the optimizer (torch's ``FSDPState._root_pre_forward``). Gathers and reductions have streams of
-their own and share links only; the copies that plain PyTorch makes for them are part of the passes (`copies`).
+which may have been the optimizer (torch's ``FSDPState._root_pre_forward``). Every piece of a pass takes and gives back
+what its part saves. Gathers and reductions have streams of their own and share links only; the copies that plain
+PyTorch makes for them are part of the passes (`copies`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from simulator.build.gradients import pieces
 from simulator.build.sharding import Reductions, gather, gathered_bytes, gradient_bytes
 from simulator.build.stages import Stages
 from simulator.config import Workload
-from simulator.model import params_on
+from simulator.model import Part, by_part, params_on, pass_bytes
 from simulator.program import Block, Step
 
 #: (stage, index of the layer among the stage's parts), or (stage, `ROOT`).
@@ -51,9 +52,15 @@ class _Sharder:
         layout = workload.parallelism
         self._ahead = layout.prefetch if layout.overlap.param_gather else 0
         self._drops = layout.reshard_after_forward
+        #: What is offloaded comes and goes by itself (`activations`).
+        self._by_part = layout.offload.activations == "none"
+        #: Torch's root unit copies its gradients when those of all layers are reduced, and what follows waits for its
+        #: own reduction (``FSDPParamGroup.post_backward``, ``finalize_backward``); pipelines say which is last.
+        self._ends_alone = workload.fully_shards and layout.pp == 1
         self._whole: set[Unit] = set()
         self._last_use: dict[Unit, str] = {}
-        self._uses: list[str] = []  # the passes of layers that need parameters, in order
+        self._uses: list[str] = []  # the passes of layers and, backward, heads that need parameters, in order
+        self._beside_head = False  # whether the piece before was the backward pass of a head
         self._params: dict[Unit, dict[str, int]] = {}
         self._root_of = {stage: (_holder_of_the_table(workload, stage, own), ROOT) for stage in own}
         for stage in own:
@@ -66,34 +73,70 @@ class _Sharder:
     def run(self, step: Step) -> None:
         """One pass, part by part."""
         reads, makes, forward = step.phase in ("F", "B", "I"), step.phase in ("B", "W"), step.phase == "F"
-        parts, root = self._stages.parts[step.stage], self._root_of[step.stage]
+        parts, root = self._stages.parts_in(step), self._root_of[step.stage]
         order = [(index, block) for index, block in self._stages.by_part(step) if block.ops]
         before = tuple(last.label for last in self.compute[-1:] if forward)
+        if forward and self._ends_alone:
+            before = (*before, *self._reductions.waits(all_done=True))
         needs = self._gather(root, step, f"gather {step.label} root", before) if reads else []
-        roots_own = makes and root[0] == step.stage
-        for (index, _), piece in zip(order, pieces(step, [block for _, block in order]), strict=True):
-            label, alloc, free = piece.label, piece.alloc_bytes, piece.free_bytes
+        left = gradient_bytes(self._workload, self._params[root]) if makes and root[0] == step.stage else 0.0
+        cut = pieces(step, [block for _, block in order])
+        for (index, _), group, piece in zip(order, by_part(parts, step.phase), cut, strict=True):
+            label, made, taken, free = piece.label, 0.0, 0.0, 0.0
             layer = (step.stage, index) if parts[index].is_unit else None
             if layer and reads:
                 at = len(self._uses) - 1 - self._ahead
                 room = self._uses[at : at + 1] if at >= 0 else ()
                 needs += self._gather(layer, step, f"gather {label}", (*before, *room))
+                if self._beside_head and needs:
+                    taken = self._taken_late(layer)
                 self._uses.append(label)
                 free += self._used(layer, label, drop=self._drops or not forward)
+            self._beside_head = reads and not forward and not layer and piece is cut[0]
+            if self._beside_head:
+                self._uses.append(label)
             if makes and layer:
-                alloc += gradient_bytes(self._workload, self._params[layer])
-            elif roots_own and not layer:
-                alloc += gradient_bytes(self._workload, self._params[root])
-                roots_own = False
-            if reads and label == step.label:
+                made = gradient_bytes(self._workload, self._params[layer])
+            elif left and not layer:
+                made = self._made_by_root([parts[index] for index in group], left, last=piece is cut[-1])
+                left -= made
+            if reads and piece is cut[-1]:
                 free += self._used(root, label, drop=not forward)
-            after = (*piece.after, *needs, *self._reductions.waits())
-            self.compute.append(replace(piece, after=after, alloc_bytes=alloc, free_bytes=free))
+            after = (
+                *piece.after,
+                *needs,
+                *self._reductions.waits(all_done=self._ends_alone and piece is cut[-1 if makes else 0]),
+            )
+            held = self._held(piece, [parts[index] for index in sorted(group)], made)
+            alloc, free = held.alloc_bytes + taken, held.free_bytes + free
+            self.compute.append(replace(held, after=after, alloc_bytes=alloc, free_bytes=free))
             needs = []
             if makes and layer:
                 self._reductions.add(f"reduce {label}", self._params[layer], (label,), step)
         if makes and root[0] == step.stage:
             self._reductions.add(f"reduce {step.label} root", self._params[root], (step.label,), step)
+
+    def _made_by_root(self, parts: Sequence[Part], left: float, *, last: bool) -> float:
+        """Bytes of the root's gradients that a pass of its ``parts`` makes, of those ``left``: their own; those of a
+        table that is the projection too with the projection, which comes first."""
+        if last or self._workload.model.tied_embeddings:
+            return left
+        return min(gradient_bytes(self._workload, params_on(parts)), left)
+
+    def _held(self, piece: Step, parts: Sequence[Part], made: float) -> Step:
+        """``piece`` of a pass with what it takes and gives back of the activations of its ``parts``, and gradients that
+        it has ``made`` when these are given back, but for those of a weight gradient, whose free bytes schedules are
+        tuned to."""
+        if not self._by_part:
+            return replace(piece, alloc_bytes=piece.alloc_bytes + made)
+        if piece.phase == "W":
+            moved = pass_bytes(parts, "W")
+            return replace(
+                piece, alloc_bytes=moved.alloc + made, free_bytes=moved.free, workspace_bytes=moved.workspace
+            )
+        first = replace(parts[0], left_gradient_bytes=parts[0].left_gradient_bytes + made)
+        moved = pass_bytes((first, *parts[1:]), piece.phase)
+        return replace(piece, alloc_bytes=moved.alloc, free_bytes=moved.free, workspace_bytes=moved.workspace)
 
     def _gather(self, unit: Unit, step: Step, label: str, after: Sequence[str]) -> list[str]:
         """Make a unit whole for ``step``; what that has to wait for."""
@@ -104,6 +147,16 @@ class _Sharder:
         gathers = gather(self._workload, label, self._params[unit], step)
         self.gathers += [replace(one, after=(*waits, *one.after)) for one in gathers]
         return [one.label for one in gathers]
+
+    def _taken_late(self, unit: Unit) -> float:
+        """Let the pass of a layer take the bytes of its gather, which goes on beside the head's backward pass: what the
+        host issues takes memory in the order in which it issues, and it comes to this gather after the loss, where most
+        is alive (the hook on the root's output, torch's ``FSDPState._pre_backward``)."""
+        nbytes = gathered_bytes(self._workload, self._params[unit])
+        last = self.gathers[-1]
+        late = min(nbytes, last.alloc_bytes)
+        self.gathers[-1] = replace(last, alloc_bytes=last.alloc_bytes - late)
+        return late
 
     def _used(self, unit: Unit, label: str, *, drop: bool) -> float:
         """The pass ``label`` has used a unit; the bytes that it gives back."""

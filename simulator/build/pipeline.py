@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from simulator.program import Batch, Comm, Step
 from simulator.program.ops import COMPUTE_LANE
@@ -119,18 +120,19 @@ def lower(
 
     ``step_of(action)``: the compute step, labelled ``str(action)``. With ``overlap`` transfers run on lanes of their
     own and computation waits only for what it needs; without, it waits for every batch posted before it, sends too.
+    When a receive is posted matters: its kernel holds SMs from then on.
     """
     hops = transfers(order, schedule, n_stages)
     hops = _joined(order, hops) if schedule.joined else hops
     step_of = _after_late(order, n_stages, step_of)
     if schedule.rows is not None:
         return _as_written(schedule.rows, hops, nbytes, step_of, overlap=overlap)
-    if overlap:
-        return _overlapped(order, hops, nbytes, step_of)
+    if overlap and not schedule.posts_ahead:
+        return _as_it_comes(order, hops, nbytes, step_of)
     batching = schedule.batching(len(order), len({action.microbatch for action in flat(order[0])}))
-    if batching == "single":
+    if overlap or batching == "single":
         units: Order = order if schedule.joined else [[(action,) for action in flat(slots)] for slots in order]
-        return _one_by_one(units, hops, n_stages, nbytes, step_of)
+        return _one_by_one(units, hops, n_stages, nbytes, step_of, overlap=overlap)
     return _blocking(order, hops, batching, nbytes, step_of)
 
 
@@ -153,7 +155,8 @@ def _after_late(order: Order, n_stages: int, step_of: Callable[[Action], Step]) 
     return lambda action: _wait(step_of(action), late.get(action, []))
 
 
-def _overlapped(order: Order, hops: list[Hop], nbytes: float, step_of: Callable[[Action], Step]) -> list[Lanes]:
+def _as_it_comes(order: Order, hops: list[Hop], nbytes: float, step_of: Callable[[Action], Step]) -> list[Lanes]:
+    """Each transfer goes on beside computation when it has been made; its receive is there, and holds nothing yet."""
     lanes: list[Lanes] = [{COMPUTE_LANE: []} for _ in order]
     needs: dict[Action, list[str]] = {}
     for hop in hops:
@@ -166,10 +169,8 @@ def _overlapped(order: Order, hops: list[Hop], nbytes: float, step_of: Callable[
     several = _several_peers(hops)
     for hop in hops:
         for op, after in (("send", (str(hop.sent_after),)), ("recv", ())):
-            rank = hop.rank(op)
-            comm = hop.comm(op, nbytes, name_peer=(rank, op, _DIRECTION[hop.source.kind]) in several)
-            step = Step(hop.label(op), comm, after, microbatch=hop.source.microbatch, stage=hop.source.stage)
-            lanes[rank].setdefault(comm.lane, []).append(step)
+            step = _alone(hop, op, nbytes, after, several)
+            lanes[hop.rank(op)].setdefault(cast(Comm, step.op).lane, []).append(step)
     return lanes
 
 
@@ -184,24 +185,35 @@ def _as_written(
     for hop in hops:
         needs.setdefault(hop.awaited_by, []).append(hop.label("recv"))
     written: list[Lanes] = []
-    for rank, row in enumerate(rows):
+    for row in rows:
         lanes: Lanes = {COMPUTE_LANE: []}
         for cell in row:
             if isinstance(cell, Post):
                 hop, op = ends[str(cell)]
-                after = tuple(step.label for step in lanes[COMPUTE_LANE][-1:])
-                if overlap:
-                    comm = hop.comm(op, nbytes, name_peer=(rank, op, _DIRECTION[hop.source.kind]) in several)
-                    step = Step(hop.label(op), comm, after, microbatch=hop.source.microbatch, stage=hop.source.stage)
-                    lanes.setdefault(f"pp_{hop.peer(op)}", []).append(step)
-                else:
-                    lanes.setdefault("pp", []).append(_post([(hop, op)], nbytes, after))
+                _post_one(lanes, hop, op, nbytes, several, overlap=overlap)
                 continue
             for action in cell:
                 waits = dict.fromkeys([step.label for step in lanes.get("pp", ())[-1:]] + needs.get(action, []))
                 lanes[COMPUTE_LANE].append(_wait(step_of(action), list(waits)))
         written.append(lanes)
     return written
+
+
+def _post_one(
+    lanes: Lanes, hop: Hop, op: str, nbytes: float, several: set[tuple[int, str, str]], *, overlap: bool
+) -> None:
+    """Post one end of ``hop`` after what its rank has computed; with ``overlap`` on the stream of its neighbour."""
+    after = tuple(step.label for step in lanes[COMPUTE_LANE][-1:])
+    if overlap:
+        lanes.setdefault(f"pp_{hop.peer(op)}", []).append(_alone(hop, op, nbytes, after, several))
+    else:
+        lanes.setdefault("pp", []).append(_post([(hop, op)], nbytes, after))
+
+
+def _alone(hop: Hop, op: str, nbytes: float, after: tuple[str, ...], several: set[tuple[int, str, str]]) -> Step:
+    """One end of ``hop``, named by its neighbour where the rank has several."""
+    comm = hop.comm(op, nbytes, name_peer=(hop.rank(op), op, _DIRECTION[hop.source.kind]) in several)
+    return Step(hop.label(op), comm, after, microbatch=hop.source.microbatch, stage=hop.source.stage)
 
 
 def _several_peers(hops: list[Hop]) -> set[tuple[int, str, str]]:
@@ -214,9 +226,11 @@ def _several_peers(hops: list[Hop]) -> set[tuple[int, str, str]]:
 
 
 def _one_by_one(
-    order: Order, hops: list[Hop], n_stages: int, nbytes: float, step_of: Callable[[Action], Step]
+    order: Order, hops: list[Hop], n_stages: int, nbytes: float, step_of: Callable[[Action], Step], *, overlap: bool
 ) -> list[Lanes]:
-    """Each transfer alone, at both ends when the sender has made it; computation waits for all posted before it.
+    """Each transfer alone, at both ends when the sender has made it, after what was computed before (torch's
+    ``_add_send_recv``). With ``overlap`` on a stream per neighbour, and computation waits for what it needs
+    (``_PipelineScheduleRuntime``); without, for all posted before it.
 
     Ranks take turns to run the slots that are ready, so that there is one order of all events that every rank's own
     agrees with, and nothing can deadlock. Of an order that cannot be run the rest is posted as it stands.
@@ -228,20 +242,18 @@ def _one_by_one(
         receives.setdefault(hop.awaited_by, []).append(hop)
     sources = _sources(order, n_stages)
     queues = [list(slots) for slots in order]
-    compute: list[list[Step]] = [[] for _ in order]
-    posted: list[list[Step]] = [[] for _ in order]
+    lanes: list[Lanes] = [{COMPUTE_LANE: []} for _ in order]
+    several = _several_peers(hops)
     done: set[Action] = set()
 
     def run(rank: int, action: Action) -> None:
-        waits = [step.label for step in posted[rank][-1:]]
-        waits += [hop.label("recv") for hop in receives.get(action, ()) if hop.source not in done]
-        compute[rank].append(_wait(step_of(action), waits))
+        waits = [step.label for step in lanes[rank].get("pp", ())[-1:]]
+        waits += [hop.label("recv") for hop in receives.get(action, ()) if overlap or hop.source not in done]
+        lanes[rank][COMPUTE_LANE].append(_wait(step_of(action), waits))
         done.add(action)
         for hop in sends.get(action, ()):
             for op in ("send", "recv"):
-                end = hop.rank(op)
-                after = tuple(step.label for step in compute[end][-1:])
-                posted[end].append(_post([(hop, op)], nbytes, after))
+                _post_one(lanes[hop.rank(op)], hop, op, nbytes, several, overlap=overlap)
 
     moving = True
     while moving:
@@ -254,10 +266,7 @@ def _one_by_one(
     for rank, queue in enumerate(queues):
         for action in flat(queue):
             run(rank, action)
-    return [
-        {COMPUTE_LANE: steps, "pp": of_rank} if of_rank else {COMPUTE_LANE: steps}
-        for steps, of_rank in zip(compute, posted, strict=True)
-    ]
+    return lanes
 
 
 def _blocking(

@@ -11,11 +11,13 @@ from simulator.build.stages import Stages
 from simulator.build.steps import repeated, rolling
 from simulator.build.tail import tail
 from simulator.config import Workload
+from simulator.garbage import rarely_searched
 from simulator.model import Seat, Turn, passed_bytes
 from simulator.program import Program, Role
 from simulator.schedules import Order, Times
 
 
+@rarely_searched()
 def build_program(workload: Workload, *, times: Times | None = None, steps: int = 1) -> Program:
     """One training step of ``workload``, or ``steps`` in a row with micro-batches numbered through: a role per distinct
     place of its layout, shared by all ranks that have it. ``times``: what a schedule that can be is tuned to."""
@@ -44,7 +46,9 @@ def build_program(workload: Workload, *, times: Times | None = None, steps: int 
         roles.append(Role(str(place), {lane: tuple(steps) for lane, steps in whole.items()}))
     if parallelism.collective_algorithm != "auto":
         roles = list(with_algorithm(tuple(roles), parallelism.collective_algorithm))
-    return Program(tuple(roles), placed.place_of, placed.groups, workload.name, workload.server_nodes)
+    first_server = len(workload.own_nodes) - parallelism.server_count
+    servers = tuple(range(first_server, first_server + parallelism.server_count))
+    return Program(tuple(roles), placed.place_of, placed.groups, workload.name, servers)
 
 
 def _turns(order: Order, microbatches: int) -> dict[tuple[int, int], Turn]:

@@ -34,6 +34,12 @@ def leaving(parallelism: Parallelism, params: Mapping[str, int]) -> dict[str, in
     return shared(parallelism, params)
 
 
+def gathers_by_unit(workload: Workload, params: Mapping[str, int]) -> bool:
+    """Whether passes of a rank that holds ``params`` (by axis) are cut by part, parameters gathered for each."""
+    parallelism = workload.parallelism
+    return parallelism.zero == 3 and (bool(leaving(parallelism, params)) or parallelism.offload.parameters != "none")
+
+
 def gradient_bytes(workload: Workload, params: Mapping[str, int]) -> float:
     """Bytes of the whole gradients of ``params`` that are alive beside the state, from a backward pass to their
     reduction, or to their copy to the host: under ZeRO-2 and 3, whose state holds shards, those that are sharded,
@@ -154,9 +160,9 @@ class Reductions:
         self.steps += [_as_part_of(step, like) for step in steps]
         self.on_host[key] = Share(share, steps[-1].label)
 
-    def waits(self) -> tuple[str, ...]:
-        """What the next pass has to wait for."""
-        ahead = 1 if self._workload.parallelism.overlap.grad_reduce else 0
+    def waits(self, *, all_done: bool = False) -> tuple[str, ...]:
+        """What the next pass has to wait for, where ``all_done`` the youngest too."""
+        ahead = 1 if self._workload.parallelism.overlap.grad_reduce and not all_done else 0
         return self._done[-1 - ahead] if len(self._done) > ahead else ()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from simulator.build.copies import around
+from simulator.build.copies import around, reduced
 from simulator.build.gradients import Mark, gradients_complete, parameters_used
 from simulator.config import Workload
 from simulator.model import Op, Part, PassBytes, Seat, Turn, activation_bytes, params_on, pass_bytes, stage_parts
@@ -42,7 +42,7 @@ class Stages:
     def gradients_complete(self, step: Step) -> list[Mark]:
         """Where the backward pass ``step`` completes gradients; what stands before the parts' own ops counts."""
         parts = self._parts_of(self.variant(step))
-        own = sum(len(self._ops((part,), step.phase)) for part in parts)
+        own = sum(len(ops) for _, ops in self._ops(parts, step.phase))
         return gradients_complete(parts, self._n_ops(step) - own, whole=step.phase == "B")
 
     def parameters_used(self, step: Step) -> list[Mark]:
@@ -56,21 +56,20 @@ class Stages:
         key = self.variant(step)
         if key not in self._pieces_of:
             parts = self._parts_of(key)
-            order = list(range(len(parts)) if step.phase == "F" else reversed(range(len(parts))))
-            before = self._n_ops(step) - sum(len(self._ops((part,), step.phase)) for part in parts)
+            order = self._ops(parts, step.phase)
+            before = self._n_ops(step) - sum(len(ops) for _, ops in order)
+            first = order[0][0]
             self._pieces_of[key] = [
-                (index, self._piece(parts[index], step, before if index == order[0] else 0)) for index in order
+                (index, self._piece(parts[index], step, ops, before if index == first else 0)) for index, ops in order
             ]
         return self._pieces_of[key]
 
-    def _piece(self, part: Part, step: Step, before: int) -> Block:
-        """The pass of one part, after the first ``before`` ops of ``step``; equal ones are one block."""
-        key = ("part", step.phase, before, id(part))
+    def _piece(self, part: Part, step: Step, ops: list[Op], before: int) -> Block:
+        """The pass of one part, ``ops``, after the first ``before`` ops of ``step``; equal ones are one block."""
+        key = ("part", step.phase, before, len(ops), id(part))
         if key not in self._blocks:
             block, _ = self._pass_of[self.variant(step)]
-            self._blocks[key] = Block(
-                f"{step.phase} {part.name}", (*block.ops[:before], *self._ops((part,), step.phase))
-            )
+            self._blocks[key] = Block(f"{step.phase} {part.name}", (*block.ops[:before], *ops))
         return self._blocks[key]
 
     def _n_ops(self, step: Step) -> int:
@@ -83,6 +82,10 @@ class Stages:
     def _variant(self, stage: int, kind: str, microbatch: int) -> Variant:
         makes = kind in ("B", "W")
         return stage, kind, self._turns.get((stage, microbatch), Turn()) if makes else Turn()
+
+    def parts_in(self, step: Step) -> tuple[Part, ...]:
+        """The parts of the stage that the pass ``step`` goes through."""
+        return self._parts_of(self.variant(step))
 
     def _parts_of(self, variant: Variant) -> tuple[Part, ...]:
         """The stage's parts; those that do nothing special in their turn are the very same ones."""
@@ -120,31 +123,24 @@ class Stages:
         gathered = parallelism.scatter_gather_p2p and parallelism.tp > 1 and arrives
         key = (kind, gathered, tuple(id(part) for part in parts))
         if key not in self._blocks:
-            ops = self._ops(parts, kind)
+            ops = [op for _, of_part in self._ops(parts, kind) for op in of_part]
             if gathered:
                 ops.insert(0, Comm("tp.all_gather p2p", "all_gather", activation_bytes(self.workload), "tp", "tp"))
             ops = ops or [_NOTHING]
             self._blocks[key] = Block(f"{kind} {'+'.join(_runs(parts))}", tuple(ops))
         return self._blocks[key]
 
-    def _ops(self, parts: tuple[Part, ...], kind: str) -> list[Op]:
-        """What a pass of ``parts`` runs, in order."""
-        order = parts if kind == "F" else parts[::-1]
+    def _ops(self, parts: tuple[Part, ...], kind: str) -> list[tuple[int, list[Op]]]:
+        """What a pass of ``parts`` runs, in order: (index of a part, its ops). The copies of a root unit are the last
+        of all."""
+        order = range(len(parts)) if kind == "F" else reversed(range(len(parts)))
         if not self.workload.fully_shards:
-            return [op for part in order for op in _ops(part, kind)]
-        return [op for part in order for op in around(self.workload, part, kind, _ops(part, kind))]
-
-
-def _ops(part: Part, kind: str) -> tuple[Op, ...]:
-    match kind:
-        case "F":
-            return part.forward
-        case "B":
-            return (*part.recompute, *part.backward)
-        case "I":
-            return (*part.recompute, *part.input_grad)
-        case _:
-            return part.weight_grad
+            return [(index, list(parts[index].ops(kind))) for index in order]
+        pieces = [(index, around(self.workload, parts[index], kind)) for index in order]
+        with_ops = [ops for _, ops in pieces if ops]
+        if with_ops:
+            with_ops[-1] += reduced(self.workload, [part for part in parts if not part.is_unit], kind)
+        return pieces
 
 
 def _runs(parts: tuple[Part, ...]) -> list[str]:

@@ -12,7 +12,7 @@ from simulator.build.fsdp import fully_sharded
 from simulator.build.gradients import Bucket, buckets, pieces
 from simulator.build.offload import gradients_to_host, parameters_to_host, update_on_host
 from simulator.build.pipeline import Lanes
-from simulator.build.sharding import Reductions, gather, gradient_bytes, leaving
+from simulator.build.sharding import Reductions, gather, gathers_by_unit, gradient_bytes, leaving
 from simulator.build.stages import Stages, Variant
 from simulator.config import Workload
 from simulator.model import (
@@ -47,7 +47,7 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     gathers: list[Step] = []
     reductions = Reductions(workload)
     if leaving(parallelism, params) or parallelism.offload.parameters != "none":
-        if parallelism.zero == 3:
+        if gathers_by_unit(workload, params):
             compute, gathers = fully_sharded(workload, stages, own, compute, reductions)
         elif parallelism.zero == 2 or parallelism.overlap.grad_reduce:
             compute = _reduce_in_buckets(workload, stages, compute, reductions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -18,8 +18,8 @@ def command(
     set_: Set = None,
     json: Json = None,
     schema: Annotated[
-        Literal["workload", "cluster"] | None,
-        typer.Option(help="Print the JSON Schema of such a file instead, for an editor."),
+        str | None,
+        typer.Option(metavar="KIND", help="Print the JSON Schema of a workload or a cluster instead, for an editor."),
     ] = None,
     quiet: Quiet = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on any warning.")] = False,
@@ -33,7 +33,9 @@ def command(
       llmsim check gpt175b_3d --set parallelism.pp=16
       llmsim check --schema workload > workload.schema.json
     """
-    if schema:
+    if schema is not None:
+        if schema not in ("workload", "cluster"):
+            raise InputError("has no schema", file="--schema", found=schema, allowed="workload, cluster")
         check_outputs({"--json": json})
         if workload or set_:
             raise InputError("checks no workload", file="--schema", fix="leave WORKLOAD and --set out")

@@ -68,15 +68,15 @@ def command(
     \b
     Operations and their algorithms:
       all_reduce      ring tree nvls nvls_tree collnet | binary_tree halving_doubling rs_ag direct hierarchical
-      all_gather      ring nvls | direct bruck
-      reduce_scatter  ring nvls | direct
+      all_gather      ring nvls pat | direct bruck
+      reduce_scatter  ring nvls pat | direct
       all_to_all      pairwise | rail bruck
       broadcast       ring | linear binomial
       reduce          ring | linear binomial
       scatter         linear | binomial
       gather          linear | binomial
-      send_recv       direct
-      shift           direct
+      send_recv       direct: every rank sends to the next one of a ring
+      send            direct: of two ranks, the first sends to the second
       barrier         ring tree nvls nvls_tree collnet | binary_tree halving_doubling rs_ag direct hierarchical
 
     \b
@@ -159,7 +159,7 @@ def _costs(types: Sequence[str], calibration: str | None, stack: str | None) -> 
     Raises `InputError`.
     """
     from simulator.config.catalog import names
-    from simulator.config.profile import check_gpu, load_profile
+    from simulator.config.profile import check_gpu, check_one_vendor, load_profile
     from simulator.config.stack import check_stack, load_stack
     from simulator.costs import Costs
 
@@ -181,6 +181,7 @@ def _costs(types: Sequence[str], calibration: str | None, stack: str | None) -> 
     profiles = {gpu: load_profile(gpu if calibration is None else calibration, file="--calibration") for gpu in types}
     for gpu, profile in profiles.items():
         check_gpu(profile, gpu, file="--calibration", key="calibration")
+    check_one_vendor(profiles, file="--cluster", key="groups")
     named = ", ".join(profile.name for profile in profiles.values())
     return Costs.from_profiles(profiles), {"calibration": named, "stack": None}
 

@@ -11,6 +11,8 @@ from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import console, table
+from simulator.config.files import closest
+from simulator.errors import InputError
 
 if TYPE_CHECKING:
     from simulator.config.node import Node
@@ -21,7 +23,7 @@ PEAKS: tuple[Literal["bf16", "fp16", "fp8"], ...] = ("bf16", "fp16", "fp8")
 
 def command(
     kind: Annotated[
-        Literal["models", "topologies", "gpus", "schedules", "profiles", "stacks", "collectives", "workloads"],
+        str,
         typer.Argument(
             metavar="KIND", help="models, topologies, gpus, schedules, profiles, stacks, collectives or workloads."
         ),
@@ -36,6 +38,9 @@ def command(
     Example:
       llmsim list models
     """
+    if kind not in _ROWS:
+        fix = closest(kind, _ROWS)
+        raise InputError("nothing of this kind is shipped", file="KIND", found=kind, allowed=", ".join(_ROWS), fix=fix)
     check_outputs({"--json": json})
     rows = _ROWS[kind]()
     write_json(json, envelope("list", kind=kind, rows=rows))

@@ -67,6 +67,7 @@ def command(
             assumed,
             cluster=built.name,
             nodes=built.spec.nodes,
+            fabric=describe_fabric(spec.fabric),
             switch_tiers=built.switches.tiers,
             gpus=[
                 {"name": gpu.name, "node": gpu.node, "type": gpu.type, "speed_scale": gpu.speed_scale}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+from simulator.cluster import names
 from simulator.cluster.background import with_background
 from simulator.cluster.cluster import Cluster, Gpu, Link
 from simulator.cluster.node import NodeLayout, lay_out
 from simulator.config.cluster import ClusterSpec, cluster_problems
-from simulator.config.files import closest, raise_all
+from simulator.config.files import raise_all
 from simulator.config.node import Node
-from simulator.config.overrides import GpuOverride, LinkOverride, NicOverride, missing_parts, named, pattern
+from simulator.config.overrides import GpuOverride, LinkOverride, NicOverride, missing_parts, named
 from simulator.config.transport import TransportKind
 from simulator.errors import InputError
 from simulator.fabrics import Switches, switches
@@ -107,36 +108,13 @@ def _override(spec: ClusterSpec, gpus: list[Gpu], links: list[Link]) -> None:
     scales = [override for override in spec.overrides if not isinstance(override, NicOverride)]
     if not scales:
         return
-    named_links: dict[str, list[int]] = {}
-    for link in links:
-        named_links[link.name] = [link.index]
-        both, way, _ = link.name.partition(":")
-        if way:
-            named_links.setdefault(both, []).append(link.index)
+    named_links = names.of_links(links)
     named_gpus = {gpu.name: [i] for i, gpu in enumerate(gpus)}
     for index, override in enumerate(spec.overrides):
         key, name = named(override)
         if isinstance(override, LinkOverride):
-            for at in _meant(name, named_links, f"overrides[{index}].{key}", "link"):
+            for at in names.meant(name, named_links, f"overrides[{index}].{key}", "link"):
                 links[at] = replace(links[at], bandwidth_Bps=links[at].bandwidth_Bps * override.bandwidth_scale)
         elif isinstance(override, GpuOverride) and override.speed_scale is not None:
-            for at in _meant(name, named_gpus, f"overrides[{index}].{key}", "GPU"):
+            for at in names.meant(name, named_gpus, f"overrides[{index}].{key}", "GPU"):
                 gpus[at] = replace(gpus[at], speed_scale=gpus[at].speed_scale * override.speed_scale)
-
-
-def _meant(name: str, known: dict[str, list[int]], key: str, what: str) -> list[int]:
-    """What ``name`` names. Raises `InputError` where that is nothing."""
-    if "*" not in name:
-        if name not in known:
-            raise _unknown(key, name, list(known), what)
-        return known[name]
-    match = pattern(name).fullmatch
-    found = list(dict.fromkeys(at for one, indices in known.items() if match(one) for at in indices))
-    if not found:
-        raise InputError(f"no {what} has such a name", key=key, found=name)
-    return found
-
-
-def _unknown(key: str, found: str, known: list[str], what: str) -> InputError:
-    near = closest(found, known)
-    return InputError(f"this {what} does not exist", key=key, found=found, fix=near and f"{what.lower()}: {near}")

@@ -27,7 +27,8 @@ class LinkLoad(Section):
     """A flow that crosses one link."""
 
     link: Text
-    """name of a link, such as node3.nic2:tx; without :tx or :rx both ways"""
+    """name of a link, such as node3.nic2:tx; without :tx or :rx both ways; * stands for any characters but . and :, as
+    in node3.nic*, and then every such link has a flow of its own"""
     share: float = Field(gt=0, le=1)
     """what it would take of the link's bandwidth; less where its fair share is less"""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
-from simulator.config.files import as_path, brief, closest
+from simulator.config.files import as_path, brief, closest, read_text
 from simulator.errors import InputError
 
 Kind = Literal["workload", "cluster", "profile", "stack"]
@@ -51,4 +52,39 @@ def find(kind: Kind, reference: str, *, base: Path | None = None, file: object =
         found=brief(reference),
         allowed=f"a path, or one of {', '.join(known) or '(none is shipped)'}",
         fix=f"{kind} {near}" if near else None,
+    )
+
+
+T = TypeVar("T")
+
+
+def load(
+    kind: Kind,
+    reference: str | Path,
+    parse: Callable[[str, Path], T],
+    *,
+    base: Path | None = None,
+    file: object = None,
+    key: str | None = None,
+) -> T:
+    """What ``parse`` makes of the text of the file that `find` finds. Raises `InputError`."""
+    path = find(kind, str(reference), base=base, file=file, key=key)
+    return parse(read_text(path), path)
+
+
+def check_gpu(
+    kind: Kind, name: str, own: str, gpu: str, gpu_of: Callable[[str], str], *, file: object = None, key: str | None
+) -> None:
+    """Raise `InputError` where a profile or stack ``name``, of the GPU ``own``, is not one of ``gpu``; ``file`` and
+    ``key`` chose it, ``gpu_of`` says which GPU a shipped one is of."""
+    if own == gpu:
+        return
+    known = [other for other in names(kind) if gpu_of(other) == gpu]
+    raise InputError(
+        f"{name} is a {kind} of another GPU",
+        file=file,
+        key=key,
+        found=own,
+        allowed=f"{kind}s of {gpu}: {', '.join(known) or '(none is shipped)'}",
+        fix=f"{'calibration' if kind == 'profile' else kind}: {known[0]}" if known else None,
     )

@@ -18,7 +18,7 @@ from simulator.config.foreign import SUFFIXES, is_foreign, read_topology
 from simulator.config.node import MAX_GPUS, Bandwidth, Count, Node, node_problems
 from simulator.config.overrides import Override, missing_parts, override_problems
 from simulator.errors import InputError
-from simulator.fabrics import FABRICS, KEYS
+from simulator.fabrics import FABRICS, KEYS, ports_down
 
 if TYPE_CHECKING:
     FabricKind = str
@@ -64,7 +64,7 @@ class Fabric(Section):
     radix: Annotated[int, Field(ge=2, le=4096), Integral] = 64
     """ports per switch"""
     oversubscription: float = Field(default=1.0, ge=1)
-    """bandwidth down over bandwidth up at a leaf; 1: none"""
+    """bandwidth down over bandwidth up at a leaf, in whole ports: no less upwards than that; 1: none"""
     shape: Annotated[tuple[Count, ...], Field(min_length=2, max_length=3), AsTuple] | None = None
     """nodes along the axes of a torus, such as [4, 4] or [2, 4, 4]; nodes follows from it"""
     sites: Sites | None = None
@@ -157,6 +157,10 @@ class ClusterSpec(Section):
                 node = self.node_at(index)
                 total -= _present(node, everywhere) - _present(node, everywhere | gone)
         return total
+
+    def gpus_at(self, index: int) -> int:
+        """How many GPUs node number ``index`` has, missing ones not counted."""
+        return self.gpus_on(index + 1) - self.gpus_on(index)
 
     def nodes_for(self, gpus: int) -> int:
         """How many nodes, from the first on, it takes to hold so many GPUs; past the last one more of its kind would
@@ -253,7 +257,8 @@ def describe_nodes(spec: ClusterSpec) -> str:
 
 
 def describe_fabric(fabric: Fabric) -> str:
-    """Such as ``fat_tree, at most 3 tiers of 64 ports, 2:1`` or ``torus, 4 x 4``, of so many sites."""
+    """Such as ``fat_tree, at most 3 tiers of 63 ports, 2:1`` or ``torus, 4 x 4``, of so many sites; what the ports of a
+    switch make of an oversubscription that does not divide them."""
     used, said = KEYS[fabric.kind], [fabric.kind]
     if "tiers" in used:
         said.append(f"at most {fabric.tiers} tiers of {fabric.radix} ports")
@@ -263,6 +268,10 @@ def describe_fabric(fabric: Fabric) -> str:
         said.append(" x ".join(map(str, fabric.shape)))
     if fabric.oversubscription > 1:
         said.append(f"{fabric.oversubscription:g}:1")
+        down = ports_down(fabric)
+        up = fabric.radix - down
+        if "tiers" in used and up and abs(down / up - fabric.oversubscription) > 1e-9:
+            said[-1] += f" (in whole ports {down}:{up}, which is {down / up:.3g}:1)"
     if fabric.sites:
         said.append(f"{fabric.sites.count} sites")
     return ", ".join(said)

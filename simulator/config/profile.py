@@ -28,7 +28,9 @@ Direction = Literal["forward", "backward"]
 #: ``strided`` work on parts of rows, which are PyTorch's kernels without vector loads; ``upcast`` to a wider type,
 #: ``cast`` to a narrower one; ``loss`` the log-softmax over the vocabulary; ``embedding_bwd`` adding rows into the
 #: table; ``accumulate`` adding a gradient to a buffer of a wider type; ``reduce`` sums over rows or all; ``optimizer``
-#: multi-tensor kernels, ``foreach`` those of PyTorch's AdamW by the type of its states; ``zero`` writing only.
+#: multi-tensor kernels, ``foreach`` those of PyTorch's AdamW by the type of its states, ``foreach_copy`` copies within
+#: a type; ``split_copy`` and ``chunk_cat`` out of and into the flat buffers of PyTorch's FSDP, ``chunk_upcast`` into
+#: one of a wider type; ``zero`` writing only.
 MemoryClass = Literal[
     "norm",
     "norm_bwd",
@@ -56,6 +58,10 @@ MemoryClass = Literal[
     "optimizer",
     "foreach",
     "foreach_bf16",
+    "foreach_copy",
+    "split_copy",
+    "chunk_cat",
+    "chunk_upcast",
     "accumulate",
     "reduce",
     "copy",
@@ -87,6 +93,8 @@ Range = Annotated[tuple[Whole, Whole], AsTuple]
 class GpuSpec(Section):
     """The GPU itself."""
 
+    vendor: Literal["nvidia", "amd"] = "nvidia"
+    """whose: collectives run on its library, NCCL or RCCL, and these do not talk to each other"""
     sms: Annotated[Whole, Field(gt=0)]
     """streaming multiprocessors"""
     peak_flops_per_s: dict[MatrixDtype, Figure]
@@ -271,18 +279,21 @@ class Host(Section):
 
 
 class Interference(Cited):
-    """What NCCL's communication takes from kernels on its GPU while it is in flight."""
+    """What NCCL's kernels take from others on their GPU, waiting for their peers or moving bytes."""
 
     sms: Annotated[Whole, Field(ge=0)]
     """streaming multiprocessors that it holds; 0: none"""
     matmul_sms: Annotated[Whole, Field(ge=0)]
     """those that matrix products lose: their thread blocks run in clusters of two, which need two free neighbours"""
     memory_speed: dict[Literal["norm", "other"], Fraction]
-    """speed of kernels that memory bounds; norms are bound by arithmetic too"""
+    """speed of kernels that memory bounds while bytes move; norms are bound by arithmetic too"""
+    waiting_speed: dict[Literal["norm", "other"], Fraction]
+    """their speed while peers are waited for"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         _need_all("interference.memory_speed", self.memory_speed, ("norm", "other"))
+        _need_all("interference.waiting_speed", self.waiting_speed, ("norm", "other"))
         return self
 
 
@@ -422,8 +433,7 @@ def load_profile(
 
     Raises `InputError`.
     """
-    path = catalog.find("profile", str(reference), base=base, file=file, key=key)
-    return _parsed(read_text(path), path)
+    return catalog.load("profile", reference, _parsed, base=base, file=file, key=key)
 
 
 @lru_cache(maxsize=32)
@@ -458,17 +468,24 @@ def _like(data: Mapping[str, Any], path: Path) -> Profile:
 
 def check_gpu(profile: Profile, gpu: str, *, file: object = None, key: str | None = None) -> None:
     """Raise `InputError` where ``profile`` is not one of the cluster's ``gpu``; ``file`` and ``key`` chose it."""
-    if profile.gpu == gpu:
-        return
-    known = [name for name in catalog.names("profile") if load_profile(name).gpu == gpu]
-    raise InputError(
-        f"{profile.name} is a profile of another GPU",
-        file=file,
-        key=key,
-        found=profile.gpu,
-        allowed=f"profiles of {gpu}: {', '.join(known) or '(none is shipped)'}",
-        fix=f"calibration: {known[0]}" if known else None,
+    catalog.check_gpu(
+        "profile", profile.name, profile.gpu, gpu, lambda name: load_profile(name).gpu, file=file, key=key
     )
+
+
+def check_one_vendor(profiles: Mapping[str, Profile], *, file: object = None, key: str | None = None) -> None:
+    """Raise `InputError` where ``profiles``, those of the types of GPU that work together, are of several vendors."""
+    types: dict[str, list[str]] = {}
+    for gpu, profile in profiles.items():
+        types.setdefault(profile.gpu_spec.vendor, []).append(gpu)
+    if len(types) > 1:
+        raise InputError(
+            "NCCL and RCCL do not talk to each other: GPUs of one job, and of one collective, are of one vendor",
+            file=file,
+            key=key,
+            found="; ".join(f"{vendor}: {', '.join(of)}" for vendor, of in types.items()),
+            fix="nodes of one of them, such as by placement",
+        )
 
 
 def check_precision(profile: Profile, precision: str, *, file: object = None) -> None:

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from simulator.config import catalog
 from simulator.config.cited import Fraction, NotNegative, Positive
-from simulator.config.files import AsTuple, Section, Text, Whole, as_mapping, parse_yaml, read_text, validated
+from simulator.config.files import AsTuple, Section, Text, Whole, as_mapping, parse_yaml, validated
 from simulator.config.transport import ProtocolName
 from simulator.errors import InputError
 
@@ -90,6 +90,8 @@ class Stack(Section):
     note: Text = ""
     protocols: Annotated[tuple[ProtocolName, ...], AsTuple] = ("ll", "ll128", "simple")
     """those of NCCL's that the software uses"""
+    pat: bool = True
+    """whether it chooses PAT, as NCCL does from 2.23 on, and RCCL does not"""
     parameters: Parameters
     fitted: Fitted | None = None
 
@@ -112,8 +114,7 @@ def load_stack(
 
     Raises `InputError`.
     """
-    path = catalog.find("stack", str(reference), base=base, file=file, key=key)
-    return _parsed(read_text(path), path)
+    return catalog.load("stack", reference, _parsed, base=base, file=file, key=key)
 
 
 @lru_cache(maxsize=64)
@@ -123,13 +124,4 @@ def _parsed(text: str, path: Path) -> Stack:
 
 def check_stack(stack: Stack, gpu: str, *, file: object = None, key: str | None = None) -> None:
     """Raise `InputError` where ``stack`` is not one of the cluster's ``gpu``; ``file`` and ``key`` chose it."""
-    if stack.gpu == gpu:
-        return
-    known = [name for name in catalog.names("stack") if load_stack(name).gpu == gpu]
-    raise InputError(
-        f"{stack.name} is a stack of another GPU",
-        file=file,
-        key=key,
-        found=stack.gpu,
-        allowed=f"stacks of {gpu}: {', '.join(known) or '(none is shipped)'}",
-    )
+    catalog.check_gpu("stack", stack.name, stack.gpu, gpu, lambda name: load_stack(name).gpu, file=file, key=key)

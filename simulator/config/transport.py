@@ -13,8 +13,8 @@ from simulator.errors import InputError
 
 TransportKind = Literal["nvlink", "pcie", "infiniband", "roce", "tcp", "nvme", "memory"]
 ProtocolName = Literal["ll", "ll128", "simple"]
-#: The keys of `Transport` that list protocols.
-Way = Literal["protocols", "p2p", "in_switch"]
+#: What carries bytes: the keys of `Transport` that list protocols, and PAT, which has rings' simple alone.
+Way = Literal["protocols", "p2p", "in_switch", "pat"]
 
 
 class Protocol(Section):
@@ -52,11 +52,15 @@ class Transport(Cited):
     """of sends and receives, all-to-all included: a kernel of its own, that sums nothing up"""
     in_switch: Protocol | None = None
     """of what switches sum up and multicast (NVLS, SHARP), which is simple's alone [as simple of rings and trees]"""
+    pat: bool = True
+    """whether the software chooses PAT, as NCCL does from 2.23 on, and RCCL does not"""
 
     def ways(self, way: Way) -> Mapping[ProtocolName, Protocol]:
         """The protocols of one way to carry something."""
         if way == "in_switch":
             return {"simple": self.in_switch or self.protocols["simple"]}
+        if way == "pat":
+            return {"simple": self.protocols["simple"]}
         return self.p2p if way == "p2p" else self.protocols
 
     @model_validator(mode="after")

@@ -33,7 +33,7 @@ from simulator.config.model import Model
 from simulator.config.parallelism import Parallelism
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model
-from simulator.config.profile import check_gpu, check_precision, load_profile
+from simulator.config.profile import check_gpu, check_one_vendor, check_precision, load_profile
 from simulator.config.stack import check_stack, load_stack
 from simulator.config.training import Training
 from simulator.errors import InputError
@@ -126,15 +126,27 @@ class Workload(Section):
 
     @property
     def nodes(self) -> tuple[int, ...] | None:
-        """The nodes of the cluster that the job takes, in the order of its ranks; None: the first."""
+        """The nodes of the cluster that the job lists, in the order of its ranks; None: it takes the first."""
         return None if isinstance(self.placement, str) else self.placement
 
     @property
+    def own_nodes(self) -> tuple[int, ...]:
+        """The nodes of the cluster that the job takes: its workers', in the order of ranks, then one per parameter
+        server."""
+        if self.nodes is not None:
+            return self.nodes
+        return tuple(range(self.cluster.nodes_for(self.n_ranks) + self.parallelism.server_count))
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """The types of GPU of the ranks."""
+        workers = self.own_nodes[: len(self.own_nodes) - self.parallelism.server_count]
+        return tuple(dict.fromkeys(self.cluster.node_at(node).gpus.type for node in workers))
+
+    @property
     def server_nodes(self) -> tuple[int, ...]:
-        """The nodes, counted among those of the job, on whose hosts parameter servers run: those after the workers',
-        one each."""
-        first = self.cluster.nodes_for(self.n_ranks)
-        return tuple(range(first, first + self.parallelism.server_count))
+        """Those of them on whose hosts parameter servers run."""
+        return self.own_nodes[len(self.own_nodes) - self.parallelism.server_count :]
 
     @property
     def rank_tokens(self) -> int:
@@ -168,7 +180,7 @@ class Workload(Section):
 def _resolved(workload: Workload) -> Workload:
     layout, cluster, training = workload.parallelism, workload.cluster, workload.training
     if "dp" not in layout.model_fields_set and "nodes" in cluster.model_fields_set:
-        layout = layout.model_copy(update={"dp": rules.replicas(layout, cluster)})
+        layout = layout.model_copy(update={"dp": rules.replicas(layout, cluster, workload.nodes)})
     if not layout.layers_per_stage:
         layout = layout.model_copy(update={"layers_per_stage": rules.even_split(workload.model.layers, layout)})
     ranks = layout.model_parallel * layout.dp
@@ -177,7 +189,8 @@ def _resolved(workload: Workload) -> Workload:
         layout = layout.model_copy(update={"deallocate_pipeline_outputs": False})
     if "nodes" not in cluster.model_fields_set:
         nodes = cluster.nodes_for(ranks) + layout.server_count
-        nodes = max(nodes, *(node + 1 for node in workload.nodes or (0,)))
+        if workload.nodes is not None:
+            nodes = max(workload.nodes, default=0) + 1
         cluster = cluster.model_copy(update={"nodes": nodes})
     if training.precision == "fp32" and "master_weights" not in training.optimizer.model_fields_set:
         optimizer = training.optimizer.model_copy(update={"master_weights": False})
@@ -246,17 +259,19 @@ def load_workload(source: str | Path | Mapping[str, Any] | Workload, set: Mappin
 
 
 def _with_profiles(workload: Workload, base: Path | None, origin: Origin) -> Workload:
-    """With the whole paths of profiles that are not shipped. Raises `InputError` where one does not exist, or is of
-    another GPU or lacks the precision."""
-    several, found = isinstance(workload.calibration, dict), {}
+    """With the whole paths of profiles that are not shipped. Raises `InputError` where one does not exist, is of
+    another GPU or lacks the precision, and where ranks are on GPUs of several vendors."""
+    several, found, profiles = isinstance(workload.calibration, dict), {}, {}
     for gpu, name in workload.calibrations.items():
         key = f"calibration.{gpu}" if several else "calibration"
         file, shipped = origin(key)[0], name in catalog.names("profile")
         profile = catalog.find("profile", name, base=base, file=file, key=key)
-        calibration = load_profile(profile)
+        profiles[gpu] = calibration = load_profile(profile)
         check_gpu(calibration, gpu, file=file, key=key)
         check_precision(calibration, workload.training.precision, file=origin("training.precision")[0])
         found[gpu] = name if shipped else str(profile)
+    file = origin("cluster")[0]
+    check_one_vendor({gpu: profiles[gpu] for gpu in workload.gpu_types}, file=file, key="cluster.groups")
     return workload.model_copy(update={"calibration": found if several else found[workload.cluster.gpu_types[0]]})
 
 

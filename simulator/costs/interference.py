@@ -17,9 +17,9 @@ class Beside(Protocol):
     @property
     def queues(self) -> bool: ...
 
-    def load(self, purposes: Sequence[str]) -> Hashable:
-        """What counts of the communication in flight that holds SMs (`Comm.holds_sms`), by its purposes: equal loads
-        slow kernels alike; None: none slows any."""
+    def load(self, waiting: Sequence[str], moving: Sequence[str]) -> Hashable:
+        """What counts of the communication that holds SMs (`Comm.holds_sms`), by the purposes of what waits for its
+        peers and of what moves bytes: equal loads slow kernels alike; None: none slows any."""
 
     def speed(self, kernel: Kernel, load: Hashable) -> float:
         """Speed of a kernel under a load, relative to having the GPU for itself."""
@@ -27,31 +27,33 @@ class Beside(Protocol):
 
 @dataclass(frozen=True)
 class SharedSms:
-    """NCCL's thread blocks hold SMs from a collective's start to its end.
+    """NCCL's thread blocks hold SMs from when their kernel is on the GPU to its end; without their peers they spin.
 
     ``whole`` and ``fewer``: type of kernel -> its price on the whole GPU and on the SMs that are left. Kernels that
-    memory bounds have a measured speed each. A collective gets its SMs when a kernel ends: until then all are taken.
+    memory bounds have a measured speed each, another one while nothing moves. A collective gets its SMs when a kernel
+    ends: until then all are taken.
     """
 
     model: Interference
     whole: Mapping[type, KernelCost]
     fewer: Mapping[type, KernelCost]
     queues: bool = True
-    _speeds: dict[Kernel, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _speeds: dict[tuple[Kernel, Hashable], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def load(self, purposes: Sequence[str]) -> Hashable:
-        return True if purposes else None
+    def load(self, waiting: Sequence[str], moving: Sequence[str]) -> Hashable:
+        return "moving" if moving else "waiting" if waiting else None
 
     def speed(self, kernel: Kernel, load: Hashable) -> float:
         if load is None:
             return 1.0
-        if kernel not in self._speeds:
-            self._speeds[kernel] = self._speed(kernel)
-        return self._speeds[kernel]
+        if (kernel, load) not in self._speeds:
+            self._speeds[kernel, load] = self._speed(kernel, load)
+        return self._speeds[kernel, load]
 
-    def _speed(self, kernel: Kernel) -> float:
+    def _speed(self, kernel: Kernel, load: Hashable) -> float:
         if isinstance(kernel, Memory):
-            return self.model.memory_speed["norm" if kernel.normalizes else "other"]
+            speeds = self.model.waiting_speed if load == "waiting" else self.model.memory_speed
+            return speeds["norm" if kernel.normalizes else "other"]
         if type(kernel) not in self.fewer:
             return 1.0
         return min(1.0, self.whole[type(kernel)].seconds(kernel) / self.fewer[type(kernel)].seconds(kernel))

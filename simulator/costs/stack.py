@@ -54,6 +54,7 @@ def _transport(
         copy_Bps=given.copy_Bps,
         p2p_copy_Bps=given.copy_Bps,
         peer_latency_s=given.peer_latency_s,
+        pat=stack.pat,
         protocols=protocols,
         p2p={name: protocol for name, protocol in protocols.items() if name != "ll128"},
         kind="published",

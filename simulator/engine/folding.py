@@ -104,7 +104,7 @@ def _refine(
     # Where somebody names a peer by its position, positions differ; elsewhere members are alike. Background traffic
     # belongs to one group more, that of nobody.
     named = np.zeros(n_groups + 1, dtype=bool)
-    for job, axis in {(session.job, session.axis): None for session in sessions if session.op == "send_recv"}:
+    for job, axis in {(session.job, session.axis): None for session in sessions if session.op == "send"}:
         start = first_group[job][axis]
         named[start : start + len(jobs[job].program.groups[axis])] = True
     position = np.where(named[group_of], position, np.uint64(0))

@@ -53,11 +53,11 @@ class Session:
     def is_signal(self) -> bool:
         """Whether it is a collective of one number, which is all latency and takes no share of any link. NICs that a
         tree loads differently are then still alike, and so are the ranks behind them."""
-        return self.op != "send_recv" and self.comm.nbytes <= SIGNAL_BYTES
+        return self.op != "send" and self.comm.nbytes <= SIGNAL_BYTES
 
     @property
     def op(self) -> str:
-        return "send_recv" if self.comm.op in POINT_TO_POINT else self.comm.op
+        return "send" if self.comm.op in POINT_TO_POINT else self.comm.op
 
     def costs(self, jobs: Sequence[Placed], cluster: Cluster) -> Costs:
         """What holds between the GPUs that take part."""
@@ -135,7 +135,7 @@ def shapes_of(jobs: Sequence[Placed], cluster: Cluster, sessions: Sequence[Sessi
         labels.append(label)
 
     for item in sessions:
-        if item.op == "send_recv":
+        if item.op == "send":
             add((item.job, item.axis, item.spec), cluster.spread(*item.ends))
             continue
         candidates = item.patterns(cluster)

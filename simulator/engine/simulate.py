@@ -25,6 +25,7 @@ from simulator.engine.recorder import BESIDE, WHOLE, Called, Clocks, Ends, Recor
 from simulator.engine.traffic import algorithms_of, contention, links_of
 from simulator.engine.world import Cast, Transfer, World, build_world
 from simulator.errors import DeadlockError
+from simulator.garbage import rarely_searched
 from simulator.network.flows import Network
 from simulator.program import Batch, Beside, Block, Comm, Compute, Program, ProgramError, Role, Step
 from simulator.program.ops import COMPUTE_LANE, POINT_TO_POINT, comm_of, comms_of
@@ -54,6 +55,7 @@ def simulate(
     return simulate_together([placed], cluster, fold=fold, coalesce=coalesce)[0]
 
 
+@rarely_searched()
 def simulate_together(
     jobs: Sequence[Placed], cluster: Cluster, *, fold: bool = True, coalesce: bool = True
 ) -> tuple[Timeline, ...]:
@@ -119,12 +121,13 @@ def _played(
 
 @dataclass(eq=False)
 class Meeting:
-    """A communication that waits for its members, then moves its bytes. ``done`` fires with the time it began."""
+    """A communication that waits for its members, then ``moves`` its bytes. ``done`` fires with the time it began."""
 
     comm: Comm
     transfer: Transfer
     done: simpy.Event
     arrived: list[_Rank] = field(default_factory=list)
+    moves: bool = False
 
 
 class _Rank:
@@ -142,7 +145,7 @@ class _Rank:
         self.waiters: dict[str, simpy.Event] = {}
         self.host_s = 0.0
         self.issued_s: dict[str, float] = {}
-        self.in_flight: list[str] = []
+        self.resident: list[Meeting] = []
         self.load: Hashable = None
         self.under_way: _UnderWay | None = None
         self.queued: list[simpy.Event] = []
@@ -288,7 +291,8 @@ class _Simulation:
         beside = rank.costs.beside
         if beside is not None and beside.queues and any(comm.holds_sms for comm in comms):
             yield from self._find_room(rank)
-        meetings = [self._arrive(rank, lane, comm) for comm in comms]
+        # A receive that follows on nothing stands for one that is posted as its bytes come.
+        meetings = [self._arrive(rank, lane, comm, spins=comm.op != "recv" or bool(step.after)) for comm in comms]
         for comm, meeting in zip(comms, meetings, strict=True):
             yield from self._await(rank, lane, index, step, comm, meeting, called, ends)
 
@@ -303,8 +307,13 @@ class _Simulation:
         began, ended = cast(tuple[float, float], meeting.done.value)
         self.recorder.span(rank.number, comm.lane, index, step, ends, template, called, began, ended)
 
-    def _arrive(self, rank: _Rank, lane: str, comm: Comm) -> Meeting:
-        """Call ``comm``; the last member to call sets the bytes in motion."""
+    def _arrive(self, rank: _Rank, lane: str, comm: Comm, *, spins: bool = True) -> Meeting:
+        """Call ``comm``: its kernel is on the GPU from now on; the last member to call sets the bytes in motion.
+
+        ``spins``: it holds its SMs while it waits. A send does not: NCCL's leaves its bytes in buffers (4 MiB for each
+        of up to 32 channels over NVLink) and ends. Here its stream waits on, for the receive that its next transfer
+        with that neighbour would wait for as well.
+        """
         position = rank.positions[comm.axis]
         group = self.cast.group_key[comm.axis][rank.number]
         # Transfers meet by their ends and tag, collectives by the order of calls on a communicator, as in NCCL.
@@ -323,6 +332,9 @@ class _Simulation:
         else:
             _check_match(rank, comm, meeting)
         meeting.arrived.append(rank)
+        if comm.holds_sms and spins and comm.op != "send":
+            rank.resident.append(meeting)
+            self._reconsider_speed(rank)
         if len(meeting.arrived) == len(meeting.transfer.members):
             waiting.remove(meeting)
             if not waiting:
@@ -331,26 +343,29 @@ class _Simulation:
         return meeting
 
     def _depart(self, meeting: Meeting) -> None:
-        began = self.env.now
+        began, meeting.moves = self.env.now, True
         self.done[id(meeting.transfer), meeting.comm.purpose] += 1
         beside = meeting.arrived if meeting.comm.holds_sms else []
         for rank in beside:
-            rank.in_flight.append(meeting.comm.purpose)
+            if meeting not in rank.resident:
+                rank.resident.append(meeting)
             self._reconsider_speed(rank)
 
         def land() -> None:
             for rank in beside:
-                rank.in_flight.remove(meeting.comm.purpose)
+                rank.resident.remove(meeting)
                 self._reconsider_speed(rank)
             meeting.done.succeed((began, self.env.now))
 
         self.network.transfer(meeting.transfer.plan, land)
 
     def _reconsider_speed(self, rank: _Rank) -> None:
-        """What is in flight on the rank has changed: wake its computation if that changes its speed."""
+        """What is on the GPU beside its computation has changed: wake that if it changes its speed."""
         if rank.costs.beside is None:
             return
-        load = rank.costs.beside.load(rank.in_flight)
+        waiting = [meeting.comm.purpose for meeting in rank.resident if not meeting.moves]
+        moving = [meeting.comm.purpose for meeting in rank.resident if meeting.moves]
+        load = rank.costs.beside.load(waiting, moving)
         if load != rank.load:
             rank.load = load
             if rank.under_way is not None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from simulator.engine.world import Cast, SimulatedLink, World
 from simulator.network.flows import Full
@@ -45,21 +48,9 @@ def contention(world: World, full_s: Mapping[Full, float], names: Sequence[str])
     A transfer at rate r loses 1 - r / cap of every second in which a link holds it below its cap, what it would reach
     on an idle network: added up, that is how much longer it takes than alone.
     """
-    met: dict[int, dict[tuple[int, str, str], list[float]]] = {}
-    for full, seconds in full_s.items():
-        here: dict[tuple[int, str, str], list[float]] = {}
-        for phase, rate, held in zip(full.phases, full.rates, full.bottleneck, strict=True):
-            stream = world.streams[id(phase)]
-            count = stream.at_once[full.link]
-            of = here.setdefault((stream.job, stream.axis, stream.op), [0.0, 0.0])
-            of[0] += count
-            of[1] += count * (1 - rate / phase.cap_Bps) if held else 0.0
-        on_link = met.setdefault(full.link, {})
-        for who, (count, lost) in here.items():
-            row = on_link.setdefault(who, [0.0, 0.0, 0.0])
-            row[0] = max(row[0], count)
-            row[1] += seconds
-            row[2] += seconds * lost / count
+    of_link: dict[int, list[Full]] = {}
+    for full in full_s:
+        of_link.setdefault(full.link, []).append(full)
     return tuple(
         Contention(
             world.links[link].name,
@@ -67,8 +58,31 @@ def contention(world: World, full_s: Mapping[Full, float], names: Sequence[str])
             world.links[link].count,
             tuple(
                 Meeting(names[job] if job >= 0 else "", axis, op, *figures)
-                for (job, axis, op), figures in sorted(on_link.items())
+                for (job, axis, op), figures in sorted(_met(world, link, states, full_s).items())
             ),
         )
-        for link, on_link in sorted(met.items())
+        for link, states in sorted(of_link.items())
     )
+
+
+def _met(
+    world: World, link: int, states: Sequence[Full], full_s: Mapping[Full, float]
+) -> dict[tuple[int, str, str], tuple[float, float, float]]:
+    """Job, axis and operation of everybody on a link, with the most there at once, the seconds that they were there in
+    these ``states``, and what each of them lost."""
+    streams = [world.streams[id(phase)] for full in states for phase in full.phases]
+    numbers: dict[tuple[int, str, str], int] = {}
+    who = np.array([numbers.setdefault((stream.job, stream.axis, stream.op), len(numbers)) for stream in streams])
+    count = np.array([stream.at_once[link] for stream in streams])
+    held = np.array([is_held for full in states for is_held in full.bottleneck])
+    cap_Bps = np.array([phase.cap_Bps for full in states for phase in full.phases])
+    rate_Bps = np.array([rate for full in states for rate in full.rates])
+    state = np.repeat(np.arange(len(states)), [len(full.phases) for full in states])
+    shape = len(states), len(numbers)
+    entry = state * len(numbers) + who
+    there = np.bincount(entry, count, math.prod(shape)).reshape(shape)
+    lost = np.bincount(entry, np.where(held, count * (1 - rate_Bps / cap_Bps), 0.0), math.prod(shape)).reshape(shape)
+    seconds = np.array([full_s[full] for full in states])
+    each = np.divide(lost, there, out=np.zeros(shape), where=there > 0)
+    figures = zip(there.max(axis=0).tolist(), (seconds @ (there > 0)).tolist(), (seconds @ each).tolist(), strict=True)
+    return dict(zip(numbers, figures, strict=True))

@@ -174,7 +174,7 @@ class _Collector:
             real = Phase(math.inf, flow.loads, 0.0, flow.rate_Bps)
             return _Draft(None, (self._phase(real, size, (-1, flow.name, "background"), {}),), None)
         session = self.sessions[index]
-        paired = session.op == "send_recv"
+        paired = session.op == "send"
         silent = session.op in UPDATES or session.is_signal
         costs = session.costs(self.jobs, self.cluster)
         plan = fastest(session.op, session.patterns(self.cluster), session.comm.nbytes, costs)

@@ -19,6 +19,7 @@ from simulator.fabrics.sites import join_sites
 from simulator.fabrics.switch_tree import switch_tree
 from simulator.fabrics.switches import Ports, Switches, Trunk
 from simulator.fabrics.torus import torus
+from simulator.fabrics.tree import ports_down
 
 if TYPE_CHECKING:
     from simulator.config.cluster import Fabric
@@ -48,4 +49,4 @@ def switches(fabric: Fabric, ports: Ports) -> Switches:
     return build(fabric, ports) if fabric.sites is None else join_sites(fabric, ports, build)
 
 
-__all__ = ["FABRICS", "KEYS", "Ports", "Switches", "Trunk", "switches"]
+__all__ = ["FABRICS", "KEYS", "Ports", "Switches", "Trunk", "ports_down", "switches"]

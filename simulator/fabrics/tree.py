@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 def ports_down(fabric: Fabric) -> int:
-    """How many ports of a leaf lead to NICs; the others lead up, ``fabric.oversubscription`` times fewer."""
+    """How many ports of a leaf lead to NICs; the others lead up, ``fabric.oversubscription`` times fewer,
+    or as few more than that as make whole ports."""
     if fabric.tiers == 1:
         return fabric.radix
     share = fabric.oversubscription / (1 + fabric.oversubscription)
-    return min(max(int(fabric.radix * share), 1), fabric.radix - 1)
+    return min(max(int(fabric.radix * share + 1e-9), 1), fabric.radix - 1)  # 7 of 12 at 1.4:1, not 6.999...
 
 
 def join(

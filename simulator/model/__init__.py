@@ -20,7 +20,7 @@ from simulator.model.optimizer import (
     replicated_gradient_ops,
     state_bytes,
 )
-from simulator.model.parts import Part, PassBytes, params_on, pass_bytes
+from simulator.model.parts import Part, PassBytes, by_part, params_on, pass_bytes
 from simulator.model.routing import routing
 from simulator.model.shapes import Seat, Turn, activation_bytes, passed_bytes, telling_seat
 from simulator.model.stage import made_gradient_bytes, stage_parts
@@ -36,6 +36,7 @@ __all__ = [
     "Turn",
     "activation_bytes",
     "active_parameters",
+    "by_part",
     "embedding",
     "hardware_flops_per_step",
     "head",

@@ -71,8 +71,8 @@ def _ring(z: Shapes) -> Node:
                 part = kv * kernel.kv_len / kernels[0].kv_len if kernels[0] else kv
                 received.append(memory("B", "attn.ring dkv sum", "residual", 2 * part, part, z.dtype))
         ends = step in (0, z.cp - 1)
-        forward += _exchange_beside(_exchange("kv", "shift", kv) if step < z.cp - 1 else None, work)
-        backward += _exchange_beside(_exchange("dkv" if step else "kv", "shift", kv if ends else 2 * kv), work_back)
+        forward += _exchange_beside(_exchange("kv", "send_recv", kv) if step < z.cp - 1 else None, work)
+        backward += _exchange_beside(_exchange("dkv" if step else "kv", "send_recv", kv if ends else 2 * kv), work_back)
         backward += received
     return Node(
         forward=tuple(forward),

@@ -219,7 +219,7 @@ def linear(
 
 def _gather_around(z: Shapes, block: str, nbytes: float, chunk: Compute) -> Ops:
     """``chunk`` on the rows of every rank, own ones first, while the next ones (of ``nbytes`` in all) come round."""
-    around = Beside(comm("shift", block, nbytes / z.tp), (chunk,))
+    around = Beside(comm("send_recv", block, nbytes / z.tp), (chunk,))
     return (*(around,) * (z.tp - 1), chunk)
 
 
@@ -228,7 +228,7 @@ def _sum_around(z: Shapes, block: str, nbytes: float, chunk: Compute) -> Ops:
     adds its part to the sum that comes in and hands it on."""
     part = nbytes / z.tp
     add = memory(chunk.phase, f"{chunk.name} partial sum", "residual", 2 * part, part, z.dtype)
-    around = (Beside(comm("shift", block, part), (chunk,)), add)
+    around = (Beside(comm("send_recv", block, part), (chunk,)), add)
     return (chunk, *around * (z.tp - 1))
 
 

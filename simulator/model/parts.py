@@ -57,6 +57,18 @@ class Part:
     graph_stays: bool = False
     input_gradient_bytes: float = 0.0
 
+    def ops(self, kind: str) -> Ops:
+        """What a pass (F, B, I or W) runs."""
+        match kind:
+            case "F":
+                return self.forward
+            case "B":
+                return (*self.recompute, *self.backward)
+            case "I":
+                return (*self.recompute, *self.input_grad)
+            case _:
+                return self.weight_grad
+
     @property
     def params_on(self) -> dict[str, int]:
         """Parameters by the axis of the ranks that hold the same ones: ``dp``, or ``edp`` for those of experts."""
@@ -142,6 +154,17 @@ def _at_most(workspaces: Sequence[float], gone: Sequence[float]) -> float:
     taken yet) what is ``gone`` with them."""
     before = itertools.accumulate(gone, initial=0.0)
     return max(0.0, max(workspace - less for workspace, less in zip(workspaces, before, strict=False)))
+
+
+def by_part(parts: Sequence[Part], kind: str) -> list[tuple[int, ...]]:
+    """A pass cut by part: indices of the parts of each piece, in the order in which they run. A part that runs nothing
+    goes with the one before it, the first with the one after it."""
+    pieces: list[list[int]] = [[]]
+    for index in range(len(parts)) if kind == "F" else reversed(range(len(parts))):
+        if parts[index].ops(kind) and any(parts[other].ops(kind) for other in pieces[-1]):
+            pieces.append([])
+        pieces[-1].append(index)
+    return [tuple(piece) for piece in pieces]
 
 
 class Checkpoint(NamedTuple):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from simulator.cluster.cluster import Cluster
 from simulator.config.files import closest
 from simulator.errors import InputError
-from simulator.network import bruck, butterfly, collnet, direct, hierarchical, hosts, nvls, ring, rooted, tree
+from simulator.network import bruck, butterfly, collnet, direct, hierarchical, hosts, nvls, pat, ring, rooted, tree
 from simulator.network.direct import EVEN, Traffic
 from simulator.network.flows import max_min_rates
-from simulator.network.pattern import Moves, Pattern, placed, shape_of
+from simulator.network.pattern import Moves, Pattern, Stage, placed, shape_of
 from simulator.network.plan import Phase, Plan
 from simulator.network.timing import TransportCosts, timed
 
@@ -57,16 +56,22 @@ OPERATIONS: dict[str, Operation] = {
         {
             "ring": ring.all_gather,
             "nvls": nvls.all_gather,
+            "pat": pat.all_gather,
             "direct": direct.all_gather,
             "bruck": bruck.all_gather,
         },
         lambda n: (n - 1) / n,
-        ("ring", "nvls"),
+        ("ring", "nvls", "pat"),
     ),
     "reduce_scatter": Operation(
-        {"ring": ring.reduce_scatter, "nvls": nvls.reduce_scatter, "direct": direct.reduce_scatter},
+        {
+            "ring": ring.reduce_scatter,
+            "nvls": nvls.reduce_scatter,
+            "pat": pat.reduce_scatter,
+            "direct": direct.reduce_scatter,
+        },
         lambda n: (n - 1) / n,
-        ("ring", "nvls"),
+        ("ring", "nvls", "pat"),
     ),
     "all_to_all": Operation(
         {"pairwise": direct.all_to_all, "rail": hierarchical.all_to_all, "bruck": bruck.all_to_all},
@@ -90,7 +95,7 @@ OPERATIONS: dict[str, Operation] = {
         {"linear": rooted.linear_gather, "binomial": rooted.binomial_gather}, lambda n: (n - 1) / n, ("linear",)
     ),
     "send_recv": Operation({"direct": direct.send_recv}, lambda n: 1.0, ("direct",)),
-    "shift": Operation({"direct": direct.shift}, lambda n: 1.0, ("direct",)),
+    "send": Operation({"direct": direct.send}, lambda n: 1.0, ("direct",)),
     "barrier": Operation(_ALL_REDUCE, lambda n: 2 * (n - 1) / n, _NCCL_ALL_REDUCE, BARRIER_BYTES),
 }
 
@@ -138,10 +143,14 @@ def patterns(
     key = (op, members)
     possible: tuple[Pattern, ...] | None = cluster.memo.get(key)
     if possible is None:
-        found = []
+        found, refused = [], []
         for name in OPERATIONS[op].nccl if op in OPERATIONS else known:
-            with suppress(InputError):  # the hardware cannot
+            try:
                 found.append(_pattern(name, known[name], cluster, members))
+            except InputError as error:  # the hardware cannot
+                refused.append(error)
+        if not found:
+            raise refused[0]
         possible = cluster.memo[key] = tuple(found)
     return possible
 
@@ -154,15 +163,22 @@ def fastest(op: str, candidates: Sequence[Pattern], nbytes: float, costs: Transp
 
 
 def choose(op: str, candidates: Sequence[Pattern], nbytes: float, costs: TransportCosts) -> Pattern:
-    """The candidate that is fastest on an idle network, by what NCCL's tuner counts on."""
+    """The candidate that is fastest on an idle network, by what NCCL's tuner counts on, of those that the software
+    has."""
+    if len(candidates) > 1:
+        candidates = [pattern for pattern in candidates if all(_has(costs, stage) for stage in pattern.stages)]
     if len(candidates) == 1:
         return candidates[0]
 
     def counted_s(pattern: Pattern) -> float:
         seconds, plan = _timed(op, pattern, nbytes, costs)
-        return plan.latency_s + (seconds - plan.latency_s) / min(stage.counted for stage in pattern.stages)
+        return plan.latency_s + (seconds - plan.latency_s) / min(stage.moves.counted for stage in pattern.stages)
 
     return min(candidates, key=counted_s)
+
+
+def _has(costs: TransportCosts, stage: Stage) -> bool:
+    return stage.moves.way != "pat" or costs.transport(stage.kind).pat
 
 
 def _timed(op: str, pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float, Plan]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import pairwise
 from typing import NamedTuple
 
 from simulator.cluster.cluster import Cluster
+from simulator.errors import InputError
 from simulator.network.pattern import Hop, Moves
 
 
@@ -118,15 +118,23 @@ def _by_node(
         yield hop(a, b, load, 1 / inside)
 
 
+def send(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
+    """The first rank sends the message to the second. Raises `InputError` for more than two."""
+    if len(ranks) > 2:
+        raise InputError(
+            "a send is from one rank to one other",
+            key="ranks",
+            found=f"{len(ranks)} ranks",
+            allowed="2, such as --ranks 0,8",
+            fix="op send_recv, which is a ring of any number",
+        )
+    a, b = ranks
+    return (Moves([Hop(a, b, None, 1.0, 1.0)], way="p2p", peers=1),)
+
+
 def send_recv(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """Every rank but the last sends the message to the next one; of two ranks, the first sends to the second."""
-    n = len(ranks) - 1
-    hops = [Hop(a, b, None, 1.0, 1 / n) for a, b in pairwise(ranks)]
-    return (Moves(hops, way="p2p", peers=1),)
-
-
-def shift(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """Every rank sends the message to the next one of its ring, the last to the first, all at once."""
+    """Every rank sends the message to the next one, the last to the first, and receives that of the one before, all at
+    once (nccl-tests, src/sendrecv.cu)."""
     n = len(ranks)
     hops = [Hop(a, b, None, 1.0, 1 / n) for a, b in zip(ranks, (*ranks[1:], ranks[0]), strict=True)]
     return (Moves(hops, way="p2p", peers=1),)

@@ -6,13 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import simpy
+from numpy.typing import NDArray
 from simpy.events import EventPriority
 
 from simulator.network.plan import Phase, Plan
 
+#: Bytes/s of every link, by index.
+Capacity = Sequence[float] | NDArray[np.float64]
 #: Rates are re-solved after everything else that happens at an instant, so that an instant is solved once.
 _AFTER_ALL_ELSE = cast(EventPriority, 2)
 #: Two constraints closer than this (relative) bind together.
@@ -23,7 +27,7 @@ _REMEMBERED = 100_000
 _SLACK = 1e-9
 
 
-def max_min_rates(phases: Sequence[Phase], capacity: Sequence[float]) -> list[float]:
+def max_min_rates(phases: Sequence[Phase], capacity: Capacity) -> list[float]:
     """Max-min fair rates of the phases' reference flows, by progressive filling, bytes/s.
 
     All rates rise together; when a link is full, the phases that cross it stop; when a phase reaches its cap, it
@@ -36,42 +40,61 @@ def max_min_rates(phases: Sequence[Phase], capacity: Sequence[float]) -> list[fl
     >>> max_min_rates([a, b], [10.0])
     [2.0, 8.0]
     """
+    if not phases:
+        return []
     if len(phases) == 1:
-        return [min([phases[0].cap_Bps, *[capacity[link] / load for link, load in phases[0].loads if load > 0]])]
-    rates = [0.0] * len(phases)
-    crossing: dict[int, list[tuple[int, float]]] = {}
-    for index, phase in enumerate(phases):
-        for link, load in phase.loads:
-            crossing.setdefault(link, []).append((index, load))
-    left = {link: capacity[link] for link in crossing}
-    pressure = {link: total for link, flows in crossing.items() if (total := sum([load for _, load in flows])) > 0}
-    rising = dict.fromkeys(range(len(phases)))
+        (phase,) = phases
+        return [float(min([phase.cap_Bps, *[capacity[link] / load for link, load in phase.loads if load > 0]]))]
+    on = _Crossings.of(phases)
+    left = np.asarray(capacity, dtype=float)[on.links]
+    caps = np.array([phase.cap_Bps for phase in phases])
+    rates, rising = np.zeros(len(phases)), np.ones(len(phases), dtype=bool)
     level = 0.0
-    while rising:
-        rise_of_link = {link: left[link] / load for link, load in pressure.items()}
-        rise = min(min(rise_of_link.values(), default=math.inf), min(phases[index].cap_Bps for index in rising) - level)
+    while rising.any():
+        # Summed up anew, not subtracted from, so that no rounding is left of those that have stopped.
+        pressure = on.sums(rising)
+        rise_of_link = np.divide(left, pressure, out=np.full(len(left), math.inf), where=pressure > 0)
+        rise = min(float(rise_of_link.min(initial=math.inf)), float(caps[rising].min()) - level)
         if math.isinf(rise):
-            for index in rising:
-                rates[index] = math.inf
+            rates[rising] = math.inf
             break
         threshold = rise + _TIE * (level + rise)
-        full = [link for link, limit in rise_of_link.items() if limit <= threshold]
-        stopped = {index for link in full for index, _ in crossing[link] if index in rising}
-        stopped.update(index for index in rising if phases[index].cap_Bps - level <= threshold)
+        stopped = caps - level <= threshold
+        stopped[on.phase[(rise_of_link <= threshold)[on.link]]] = True
         level += rise
-        for link, load in pressure.items():
-            left[link] = max(left[link] - load * rise, 0.0)
-        for index in sorted(stopped):
-            rates[index] = level
-            del rising[index]
-        # Summed up anew, not subtracted from, so that no rounding is left of those that have stopped.
-        for link in {link for index in stopped for link, _ in phases[index].loads}:
-            total = sum([load for index, load in crossing[link] if index in rising])
-            if total > 0:
-                pressure[link] = total
-            else:
-                pressure.pop(link, None)
-    return rates
+        left = np.maximum(left - pressure * rise, 0.0)
+        rates[rising & stopped] = level
+        rising &= ~stopped
+    found: list[float] = rates.tolist()
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Crossings:
+    """Who crosses what: phase number ``phase[i]`` puts ``load[i]`` on link ``links[link[i]]``; ``links`` are in the
+    order in which phases name them."""
+
+    phase: NDArray[np.int64]
+    link: NDArray[np.int64]
+    load: NDArray[np.float64]
+    links: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, phases: Sequence[Phase]) -> _Crossings:
+        columns = [phase.columns for phase in phases]
+        named = np.concatenate([links for links, _ in columns])
+        load = np.concatenate([loads for _, loads in columns])
+        phase = np.repeat(np.arange(len(phases)), [len(links) for links, _ in columns])
+        links, first, link = np.unique(named, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return cls(phase, place[link], load, links[order])
+
+    def sums(self, of_phase: NDArray[Any]) -> NDArray[np.float64]:
+        """On every link, the loads times what ``of_phase`` says of their phases."""
+        weights = self.load * of_phase[self.phase]
+        return np.bincount(self.link, weights, len(self.links)).astype(float, copy=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,30 +108,35 @@ class Full:
     bottleneck: tuple[bool, ...]
 
 
-def full_links(phases: Sequence[Phase], rates: Sequence[float], capacity: Sequence[float]) -> tuple[Full, ...]:
+def full_links(phases: Sequence[Phase], rates: Sequence[float], capacity: Capacity) -> tuple[Full, ...]:
     """The links that hold a phase below its cap, at max-min fair ``rates``, in the order in which phases name them.
 
     A phase that several links hold up alike is held up by each.
     """
-    slow = [rate < phase.cap_Bps * (1 - _SLACK) for phase, rate in zip(phases, rates, strict=True)]
-    if not any(slow):
+    rate = np.asarray(rates)
+    slow = rate < np.array([phase.cap_Bps for phase in phases]) * (1 - _SLACK)
+    if not slow.any():
         return ()
-    crossing: dict[int, list[tuple[int, float]]] = {}
-    for index, phase in enumerate(phases):
-        for link, load in phase.loads:
-            crossing.setdefault(link, []).append((index, load))
-    found = []
-    for link, flows in crossing.items():
-        if not any(slow[index] for index, _ in flows):
-            continue
-        if sum(load * rates[index] for index, load in flows) < capacity[link] * (1 - _SLACK):
-            continue
-        on = [index for index, _ in flows]
-        fastest = max(rates[index] for index in on) * (1 - _SLACK)
-        held = tuple([slow[index] and rates[index] >= fastest for index in on])
-        if any(held):
-            found.append(Full(link, tuple([phases[i] for i in on]), tuple([rates[i] for i in on]), held))
-    return tuple(found)
+    on = _Crossings.of(phases)
+    full = on.sums(rate) >= np.asarray(capacity, dtype=float)[on.links] * (1 - _SLACK)
+    fastest = np.zeros(len(on.links))
+    np.maximum.at(fastest, on.link, rate[on.phase])
+    held = slow[on.phase] & full[on.link] & (rate[on.phase] >= fastest[on.link] * (1 - _SLACK))
+    full = np.zeros(len(on.links), dtype=bool)
+    full[on.link[held]] = True
+    states: dict[int, tuple[list[Phase], list[float], list[bool]]] = {}
+    there = np.flatnonzero(full[on.link])
+    there = there[np.argsort(on.link[there], kind="stable")]
+    for link, number, is_held in zip(
+        on.link[there].tolist(), on.phase[there].tolist(), held[there].tolist(), strict=True
+    ):
+        state = states.setdefault(link, ([], [], []))
+        state[0].append(phases[number])
+        state[1].append(rates[number])
+        state[2].append(is_held)
+    return tuple(
+        [Full(int(on.links[link]), tuple(who), tuple(at), tuple(kept)) for link, (who, at, kept) in states.items()]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +177,7 @@ class Network:
 
     def __init__(self, env: simpy.Environment, capacity_Bps: Sequence[float]) -> None:
         self._env = env
-        self._capacity = capacity_Bps
+        self._capacity = np.array(capacity_Bps, dtype=float)
         self._on_link: list[dict[_Flow, None]] = [{} for _ in capacity_Bps]
         self._changed: dict[int, None] = {}
         self._solving = False

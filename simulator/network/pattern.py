@@ -42,8 +42,8 @@ class Moves:
     ``own`` is the share of the message that each rank handles without a link. ``efficiency`` is the bandwidth reached,
     relative to a ring of the same load; ``counted``: the share of it that NCCL's tuner counts on. ``way``: what carries
     it out; of sends and receives, ``peers`` counts those of each rank. ``channels``: the rings or trees among which the
-    message is split. ``goes_on``: it is a further step of the kernel that made the moves before it, in the same
-    protocol; else a kernel starts with it.
+    message is split. ``software``: of a hop, relative to one of a ring. ``goes_on``: it is a further step of the kernel
+    that made the moves before it, in the same protocol; else a kernel starts with it.
     """
 
     hops: Iterable[Hop]
@@ -53,7 +53,13 @@ class Moves:
     peers: int = 0
     counted: float = 1.0
     channels: int = 1
+    software: float = 1.0
     goes_on: bool = False
+
+    @property
+    def manner(self) -> tuple[object, ...]:
+        """All of it that the time of a message depends on, but the hops."""
+        return (self.own, self.efficiency, self.way, self.peers, self.counted, self.software, self.goes_on)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,41 +89,23 @@ class Stage:
     Phases have as reference flow the one on the tightest link: ``loads`` are relative to it, and it carries
     ``flow_bytes`` per byte of message. ``line_s`` holds, per kind of link, the seconds per byte of message that its
     busiest link needs at line rate. ``kind`` is the transport that sets the pace, the last in `KINDS` that is crossed.
-    ``hops`` and ``link_latency_s`` (of all links) are as in `Shape`; ``own``, ``efficiency``, ``way``, ``peers``,
-    ``counted`` and ``goes_on`` as in `Moves`.
+    ``hops`` and ``link_latency_s`` (of all links) are as in `Shape`.
     """
 
+    moves: Moves
     kind: TransportKind
     loads: tuple[tuple[int, float], ...]
     flow_bytes: float
     line_s: tuple[tuple[TransportKind, float], ...]
     hops: tuple[tuple[TransportKind, float], ...]
     link_latency_s: float
-    own: float
-    efficiency: float
-    way: Way
-    peers: int
-    counted: float
-    goes_on: bool
 
     @property
     def timing(self) -> tuple[object, ...]:
         """All that the time of a message on idle links depends on, latencies without the last digits, which depend on
         the order of a sum over hops."""
         latency = float(f"{self.link_latency_s:.12e}")
-        return (
-            self.kind,
-            self.flow_bytes,
-            self.line_s,
-            self.hops,
-            latency,
-            self.own,
-            self.efficiency,
-            self.way,
-            self.peers,
-            self.counted,
-            self.goes_on,
-        )
+        return (self.kind, self.flow_bytes, self.line_s, self.hops, latency, self.moves.manner)
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +211,7 @@ def placed(algorithm: str, shapes: Sequence[Shape], cluster: Cluster, nodes: Seq
 
 
 def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Stage:
-    links, moves = cluster.links, shape.moves
+    links = cluster.links
     first = [cluster.first_link[node] for node in nodes]
     loads = {first[node] + position: load for node, position, load in shape.inside}
     link_latency_s = shape.link_latency_s
@@ -254,16 +242,11 @@ def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Stage:
             if busy_s > tightest_s:
                 tightest_s, flow_bytes = busy_s, load
     return Stage(
+        moves=shape.moves,
         kind=next(kind for kind in reversed(KINDS) if kind in line_s),
         loads=tuple([(index, load / flow_bytes) for index, load in loads.items()]),
         flow_bytes=flow_bytes,
         line_s=tuple(line_s.items()),
         hops=shape.hops,
         link_latency_s=link_latency_s,
-        own=moves.own,
-        efficiency=moves.efficiency,
-        way=moves.way,
-        peers=moves.peers,
-        counted=moves.counted,
-        goes_on=moves.goes_on,
     )

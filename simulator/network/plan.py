@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Container
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Phase:
     """Flows that advance together, after a latency.
 
@@ -23,6 +27,14 @@ class Phase:
     loads: tuple[tuple[int, float], ...]
     latency_s: float
     cap_Bps: float = math.inf
+
+    @cached_property
+    def columns(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Links, and the loads on them, without those of nothing."""
+        loaded = [(link, load) for link, load in self.loads if load > 0]
+        return np.array([link for link, _ in loaded], dtype=np.int64), np.array(
+            [load for _, load in loaded], dtype=float
+        )
 
     def by_nic(self, ports: Container[int]) -> Phase:
         """The same phase with what it moves through its busiest NIC as reference flow, where it crosses ``ports``.

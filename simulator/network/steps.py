@@ -24,6 +24,23 @@ def step(cluster: Cluster, transfers: Sequence[Transfer], *, own: float = 0.0, f
     return Moves(_hops(cluster, transfers), own=own, goes_on=not first)
 
 
+def around(cluster: Cluster, ranks: Sequence[int], rounds: Sequence[tuple[int, int]]) -> tuple[Moves, ...]:
+    """Steps of one kernel, each (distance, parts): every rank sends so many 1/n of the message so far on around the
+    group, and in all steps together handles 1/n without a link."""
+    n = len(ranks)
+    return tuple(
+        [
+            step(
+                cluster,
+                [Transfer(rank, ranks[(i + distance) % n], parts / n) for i, rank in enumerate(ranks)],
+                own=1 / n / len(rounds),
+                first=not number,
+            )
+            for number, (distance, parts) in enumerate(rounds)
+        ]
+    )
+
+
 def exchange(
     cluster: Cluster, transfers: Sequence[Transfer], peers: int, *, own: float = 0.0, way: Way = "p2p"
 ) -> Moves:

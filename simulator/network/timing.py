@@ -48,7 +48,7 @@ def timed(pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float
 def _kernels(pattern: Pattern) -> list[list[Stage]]:
     kernels: list[list[Stage]] = []
     for stage in pattern.stages:
-        if stage.goes_on:
+        if stage.moves.goes_on:
             kernels[-1].append(stage)
         else:
             kernels.append([stage])
@@ -60,7 +60,7 @@ def _by_protocol(
 ) -> Iterator[tuple[float, list[Phase], str]]:
     """Per protocol that can carry the message: seconds, phases, and its name."""
     slowest = max(kernel, key=lambda stage: KINDS.index(stage.kind))
-    for name, protocol in costs.transport(slowest.kind).ways(slowest.way).items():
+    for name, protocol in costs.transport(slowest.kind).ways(slowest.moves.way).items():
         phases: list[Phase] = []
         total_s = 0.0
         for number, stage in enumerate(kernel):
@@ -77,26 +77,26 @@ def _phase(
     stage: Stage, nbytes: float, name: ProtocolName, start_s: float, costs: TransportCosts
 ) -> tuple[float, Phase] | None:
     """Seconds of a stage in one protocol after ``start_s``, and its phase; None where the protocol cannot carry it."""
-    pace = costs.transport(stage.kind)
+    pace, moves = costs.transport(stage.kind), stage.moves
     lines = [
-        (seconds / costs.link_efficiency(kind), costs.transport(kind).ways(stage.way)) for kind, seconds in stage.line_s
+        (seconds / costs.link_efficiency(kind), costs.transport(kind).ways(moves.way)) for kind, seconds in stage.line_s
     ]
-    protocols = pace.ways(stage.way)
+    protocols = pace.ways(moves.way)
     if name not in protocols or any(name not in of_line for _, of_line in lines):
         return None
     protocol, flow = protocols[name], nbytes * stage.flow_bytes
     if protocol.most_bytes is not None and flow > protocol.most_bytes:
         return None
     latency_s = stage.link_latency_s
-    if stage.peers:
-        latency_s += stage.peers * pace.peer_latency_s
+    if moves.peers:
+        latency_s += moves.peers * pace.peer_latency_s
     latency_s += start_s
     for kind, count in stage.hops:
-        latency_s += count * costs.transport(kind).ways(stage.way)[name].hop_latency_s
+        latency_s += count * moves.software * costs.transport(kind).ways(moves.way)[name].hop_latency_s
     per_byte_s = max([line_s / of_line[name].bandwidth_fraction for line_s, of_line in lines])
-    per_byte_s /= stage.efficiency
+    per_byte_s /= moves.efficiency
     if protocol.half_bytes and nbytes:
         chunked = flow if protocol.full_bytes is None else min(flow, protocol.full_bytes)
         per_byte_s *= 1 + math.sqrt(protocol.half_bytes / chunked) * (chunked / flow)
-    per_byte_s += stage.own / (pace.p2p_copy_Bps if stage.way == "p2p" else pace.copy_Bps)
+    per_byte_s += moves.own / (pace.p2p_copy_Bps if moves.way == "p2p" else pace.copy_Bps)
     return latency_s + nbytes * per_byte_s, Phase(flow, stage.loads, latency_s, stage.flow_bytes / per_byte_s)

@@ -344,6 +344,11 @@ def _memory(memory: Mapping[str, Any]) -> Any:
     elif any(row["peak"] > row["capacity"] for row in stages):
         lines.append(Text(f"DOES NOT FIT: {peak}, {allocated}.", style="bold red"))
         lines += [Text(f"  {line}", style="red") for line in memory.get("advice", ())]
+    if "second_step_bytes" in memory:
+        most = format_gib(memory["second_step_bytes"])
+        lines.append(
+            Text(f"PyTorch's DDP may take {most} in the second step, when it makes its buckets anew.", style="dim")
+        )
     lines.append(Text(_fullest_moment(max(stages, key=lambda row: float(row["peak"])))))
     return Group(*lines)
 

@@ -34,12 +34,11 @@ def draw_topology(cluster: Cluster) -> Figure:
     heights = [_NODE_IN] * len(shown) + [_FABRIC_IN] * several
     figure = Figure(figsize=(_WIDTH_IN, 0.9 + sum(heights)), layout="constrained", facecolor="white")
     rows = figure.add_gridspec(len(heights), 1, height_ratios=heights)
-    for row, node in enumerate(shown):
-        draw_node(figure.add_subplot(rows[row]), cluster, node)
+    marked = [draw_node(figure.add_subplot(rows[row]), cluster, node) for row, node in enumerate(shown)]
     if several:
-        draw_fabric(figure.add_subplot(rows[-1]), cluster)
+        marked.append(draw_fabric(figure.add_subplot(rows[-1]), cluster))
     figure.suptitle(_title(cluster), fontsize=14, fontweight="bold", x=0.01, ha="left")
-    _legend(figure, cluster)
+    _legend(figure, cluster, marked=any(marked))
     return figure
 
 
@@ -51,7 +50,7 @@ def _title(cluster: Cluster) -> str:
     return f"{cluster.name}: {kinds} = {len(cluster.gpus):,} GPUs"
 
 
-def _legend(figure: Figure, cluster: Cluster) -> None:
+def _legend(figure: Figure, cluster: Cluster, *, marked: bool) -> None:
     from matplotlib.lines import Line2D
 
     met = {link.kind for link in cluster.links}
@@ -64,7 +63,8 @@ def _legend(figure: Figure, cluster: Cluster) -> None:
         Line2D([], [], color="#777777", linewidth=line_width(each * GB), label=bandwidth(each * GB))
         for each in (25, 100, 400)
     ]
-    handles.append(Line2D([], [], color=RED, linewidth=8, alpha=0.35, label="narrowest cut between two halves"))
+    if marked:
+        handles.append(Line2D([], [], color=RED, linewidth=8, alpha=0.35, label="narrowest cut between two halves"))
     figure.legend(
         handles=handles,
         loc="outside lower left",

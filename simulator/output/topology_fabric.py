@@ -23,8 +23,8 @@ _ROW, _PLANE_GAP = 0.8, 1.2
 Places = Mapping[str, tuple[float, float]]
 
 
-def draw_fabric(axes: Axes, cluster: Cluster) -> None:
-    """Draw nodes and switches, and say what each tier carries."""
+def draw_fabric(axes: Axes, cluster: Cluster) -> bool:
+    """Draw nodes and switches, and say what each tier carries. Whether a narrowest cut is marked."""
     cut_Bps, cut, nics_Bps = narrowest(cluster)
     drawing = bundled(cluster, cut)
     shape = cluster.spec.fabric.shape or ()
@@ -59,6 +59,7 @@ def draw_fabric(axes: Axes, cluster: Cluster) -> None:
     if drawing.form == "tiers":
         axes.set_xlim(-0.4, _WIDTH * 1.12)
     axes.set_axis_off()
+    return bool(drawing.marked)
 
 
 def _tiers(drawing: Drawing) -> Places:

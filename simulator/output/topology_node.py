@@ -45,8 +45,8 @@ class _Tree:
     width: float
 
 
-def draw_node(axes: Axes, cluster: Cluster, node: int) -> None:
-    """Draw what node number ``node``, and every one of its kind, is inside."""
+def draw_node(axes: Axes, cluster: Cluster, node: int) -> bool:
+    """Draw what node number ``node``, and every one of its kind, is inside. Whether a narrowest cut is marked."""
     layout = cluster.layouts[node]
     tree = _tree(layout)
     cut_Bps, cut = _narrowest(layout)
@@ -73,6 +73,7 @@ def draw_node(axes: Axes, cluster: Cluster, node: int) -> None:
     axes.set_xlim(-0.9, max(tree.width + (4.0 if tree.hidden else 0.9), 9.0))
     axes.set_ylim(lowest - 0.9, top)
     axes.set_axis_off()
+    return bool(cut)
 
 
 def _tree(layout: NodeLayout) -> _Tree:

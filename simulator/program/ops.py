@@ -17,7 +17,7 @@ from simulator.program.kernels import Kernel
 
 COLLECTIVES = (
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all"),
-    *("broadcast", "reduce", "scatter", "gather", "shift", "barrier"),
+    *("broadcast", "reduce", "scatter", "gather", "send_recv", "barrier"),
 )
 POINT_TO_POINT = ("send", "recv")
 #: What a rank does with hosts, alone, and the lane it is drawn on: to and from the memory of its own node's host,
@@ -52,8 +52,8 @@ class Comm:
 
     ``nbytes`` is what nccl-tests calls size: the message of an all-reduce, broadcast, reduce or send, the total output
     of an all-gather, the total input of a reduce-scatter, what the root of a gather or scatter holds of all, the whole
-    send buffer of a rank in an all-to-all, what each rank hands to the next of its group in a shift; with hosts what
-    the rank moves, or what an update reads and writes in memory.
+    send buffer of a rank in an all-to-all, what each rank sends to the next of its group in a send_recv; with hosts
+    what the rank moves, or what an update reads and writes in memory.
     ``peer`` is the other end's position in the axis group (send and recv only). ``purpose`` is the parallelism it
     belongs to: tp, cp, ep, pp, dp, or ``offload`` (an update on the host: ``optimizer``). Two ends of a transfer meet
     when axis group, positions and ``tag`` agree.

@@ -5,7 +5,7 @@
       compute fc1 F matmul m=4 n=8 k=4
       comm "tp.all_reduce mlp" all_reduce nbytes=32 axis=tp purpose=tp
       beside 1
-        comm "cp.shift kv" shift nbytes=16 axis=cp purpose=cp
+        comm "cp.send_recv kv" send_recv nbytes=16 axis=cp purpose=cp
         compute attn F attention batch=1 heads=2 kv_heads=1 q_len=4 kv_len=4 head_dim=8
     role stage0 ranks=0-1
       lane compute

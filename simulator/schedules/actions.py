@@ -128,6 +128,8 @@ class Schedule:
     from one neighbour (Megatron's ``send_forward_recv_backward``), ``slot`` batches all of it
     (``send_forward_backward_recv_forward_backward``), ``single`` posts each transfer at both ends when it is sent
     (torch's ``_add_send_recv``), which suits any order.
+    ``posts_ahead``: where transfers go on beside computation, torch's ``_PipelineScheduleRuntime`` does it, which posts
+    them so too, each on its neighbour's stream; of others a receive is posted as its bytes come.
     ``chunks``: per rank, None where the user chooses. ``splits``: input and weight gradients are actions of their own.
     ``joined``: the actions of a slot are one pass, which starts when all have what they need, and sends when all have
     ended.
@@ -149,6 +151,7 @@ class Schedule:
     check: Callable[[int, int, int], str | None]
     rank_of: Callable[[int, int], int] = in_a_loop
     batching: Callable[[int, int], str] = lambda p, m: "single"
+    posts_ahead: bool = False
     chunks: int | None = 1
     splits: bool = False
     joined: bool = False

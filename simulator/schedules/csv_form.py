@@ -68,6 +68,7 @@ def from_csv(text: str, name: str) -> Schedule:
         peak=lambda p, m, v, rank: None,
         check=check,
         rank_of=lambda stage, p: rank_of.get(stage, stage % p),
+        posts_ahead=True,
         chunks=size[2],
         splits=any(action.kind == "W" for slots in order for slot in slots for action in slot),
         joined=any(len(slot) > 1 for slots in order for slot in slots),

@@ -75,6 +75,7 @@ SCHEDULE = Schedule(
     peak=lambda p, m, v, rank: 2 * p + 1,
     check=check,
     rank_of=in_a_v,
+    posts_ahead=True,
     chunks=2,
     splits=True,
     joined=True,

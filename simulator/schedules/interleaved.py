@@ -76,5 +76,6 @@ SCHEDULE = Schedule(
     peak=peak,
     check=check,
     batching=lambda p, m: "single" if m % p else "slot",  # Megatron-LM has whole rounds of p only
+    posts_ahead=True,
     chunks=None,
 )

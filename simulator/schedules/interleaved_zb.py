@@ -26,6 +26,7 @@ SCHEDULE = Schedule(
     bubble=bubble,  # ZB-H1's, over v chunks
     peak=lambda p, m, v, rank: min((v - 1) * (m // rounds(p, m)) + p, m * v),
     check=whole_rounds,
+    posts_ahead=True,
     chunks=None,
     splits=True,
 )

@@ -27,5 +27,6 @@ SCHEDULE = Schedule(
     bubble=lambda p, m, v, f, i, w: filled(p, m, v, f, i, w) if m >= p else None,
     peak=lambda p, m, v, rank: m * v,
     check=check,
+    posts_ahead=True,
     chunks=None,
 )

@@ -36,6 +36,7 @@ SCHEDULE = Schedule(
     peak=lambda p, m, v, rank: 2 * p if m >= 2 * p - 1 else None,
     check=two_chunks,
     rank_of=in_a_v,
+    posts_ahead=True,
     chunks=2,
     splits=True,
     steady=True,

@@ -42,9 +42,9 @@ OPS = {
     "scatter": ("scatter", PARTS[0]),
     "ep_dispatch": ("all_to_all", PARTS[1]),
     "ep_combine": ("all_to_all", PARTS[1]),
-    "p2p": ("send_recv", PARTS[2]),
-    "sendrecv": ("shift", PARTS[2]),
-    "p2p_latency": ("send_recv", PARTS[2]),
+    "p2p": ("send", PARTS[2]),
+    "sendrecv": ("send_recv", PARTS[2]),
+    "p2p_latency": ("send", PARTS[2]),
     "hd_copy": ("to_host", PARTS[3]),
 }
 #: Algorithm as a row forces it, in lower case, -> as the simulator calls it.

@@ -15,17 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from simulator.config.files import brief
-from simulator.config.foreign.imported import (
-    NO_TYPE,
-    Device,
-    Imported,
-    NIC_LATENCY_s,
-    NVLINK_Bps,
-    NVLINK_LATENCY_s,
-    SOCKET_LATENCY_s,
-    line_rate_Bps,
-    numbers,
-)
+from simulator.config.foreign import imported
+from simulator.config.foreign.imported import Device, Imported, line_rate_Bps, numbers
 from simulator.config.foreign.xml_tree import Element, parse_xml
 from simulator.errors import InputError
 
@@ -245,8 +236,8 @@ def _type(found: _Found, gpus: list[tuple[Element, str, int]]) -> str:
     pci = gpus[0][0].attributes
     known = _TYPES.get(f"{pci.get('vendor', '').lower()}:{pci.get('device', '').lower()}")
     if known is None:
-        found.assumed[f"node.gpus.type: {NO_TYPE}, as the file does not say what GPU it is"] += 1
-    return known or NO_TYPE
+        found.assumed[f"node.gpus.type: {imported.NO_TYPE}, as the file does not say what GPU it is"] += 1
+    return known or imported.NO_TYPE
 
 
 def _sockets(found: _Found, cpus: list[Element]) -> dict[str, Any]:
@@ -262,8 +253,8 @@ def _sockets(found: _Found, cpus: list[Element]) -> dict[str, Any]:
         f"node.sockets.bandwidth_Bps: {line_rate_Bps(GBps) / 1e9:.1f} GB/s, for the {GBps:g} GB/s that NCCL counts "
         f"between {vendor or 'unnamed'} CPUs of this kind (src/graph/topo.h)"
     ] += 1
-    found.assumed[f"node.sockets.latency_s: {SOCKET_LATENCY_s:g} s, Intel MLC on a Xeon 8280"] += 1
-    return {"count": len(cpus), "bandwidth_Bps": round(line_rate_Bps(GBps), -8), "latency_s": SOCKET_LATENCY_s}
+    found.assumed[f"node.sockets.latency_s: {imported.SOCKET_LATENCY_s:g} s, Intel MLC on a Xeon 8280"] += 1
+    return {"count": len(cpus), "bandwidth_Bps": round(line_rate_Bps(GBps), -8), "latency_s": imported.SOCKET_LATENCY_s}
 
 
 def _nvlink(found: _Found, gpus: list[Element]) -> dict[str, Any] | None:
@@ -295,7 +286,7 @@ def _nvlink(found: _Found, gpus: list[Element]) -> dict[str, Any] | None:
             found.assumed["node.nvlink: none; a file made for NCCL_TOPO_FILE leaves NVLinks to be found by NCCL"] += 1
         return None
     each_Bps = _per_link(found, gpus[0], name)
-    found.assumed[f"node.nvlink.latency_s: {NVLINK_LATENCY_s:g} s, NCCL's figure for an NVLink hop"] += 1
+    found.assumed[f"node.nvlink.latency_s: {imported.NVLINK_LATENCY_s:g} s, NCCL's figure for an NVLink hop"] += 1
     section: dict[str, Any] = {"name": name} if name != "nvlink" else {}
     if to_switch:
         uneven = sorted({to_switch[i] for i in range(len(gpus))})
@@ -303,7 +294,7 @@ def _nvlink(found: _Found, gpus: list[Element]) -> dict[str, Any] | None:
             where = _child(gpus[0], "gpu") or gpus[0]
             found.fail(where, "has not as many links to NVSwitches as every other, or others too", found=uneven)
         return section | {
-            "kind": "nvswitch", "bandwidth_Bps": uneven[0] * each_Bps, "latency_s": NVLINK_LATENCY_s,
+            "kind": "nvswitch", "bandwidth_Bps": uneven[0] * each_Bps, "latency_s": imported.NVLINK_LATENCY_s,
         }  # fmt: skip
     pairs = {tuple(sorted(pair)): count for pair, count in counts.items()}
     for a, b in pairs:
@@ -311,7 +302,12 @@ def _nvlink(found: _Found, gpus: list[Element]) -> dict[str, Any] | None:
             seen = {f"gpu{a} to gpu{b}": counts.get((a, b), 0), f"gpu{b} to gpu{a}": counts.get((b, a), 0)}
             found.fail(_child(gpus[a], "gpu") or gpus[a], "has another number of links than its peer says", found=seen)
     links = [{"gpus": list(pair), "count": count} for pair, count in sorted(pairs.items())]
-    return section | {"kind": "links", "bandwidth_Bps": each_Bps, "latency_s": NVLINK_LATENCY_s, "links": links}
+    return section | {
+        "kind": "links",
+        "bandwidth_Bps": each_Bps,
+        "latency_s": imported.NVLINK_LATENCY_s,
+        "links": links,
+    }
 
 
 def _per_link(found: _Found, pci: Element, name: str) -> float:
@@ -320,7 +316,7 @@ def _per_link(found: _Found, pci: Element, name: str) -> float:
     # RCCL writes gfx90a and gfx94x as numbers of their own, and newer versions by name.
     digits = re.sub(r"\D", "", gpu.attributes.get(key, "").replace("gfx90a", "910")) or "0"
     generation = max((known for known in table if known <= int(digits[:4])), default=min(table))
-    each_Bps = table[generation] if int(digits[:4]) else NVLINK_Bps
+    each_Bps = table[generation] if int(digits[:4]) else imported.NVLINK_Bps
     found.assumed[f"node.nvlink.bandwidth_Bps: {each_Bps / 1e9:g} GB/s per {name} link, by its {key} {digits}"] += 1
     return each_Bps
 
@@ -356,7 +352,7 @@ def _nic_section(
     if latency_us:
         latency_s = latency_us * 1e-6
     else:
-        latency_s = NIC_LATENCY_s[transport]
+        latency_s = imported.NIC_LATENCY_s[transport]
         found.assumed[f"node.nics.latency_s: {latency_s:g} s, usual of {transport} under one switch"] += 1
     return {"count": len(nics), "bandwidth_bps": Mbps * 1e6, "latency_s": latency_s}
 

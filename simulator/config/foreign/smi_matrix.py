@@ -12,16 +12,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from simulator.config.files import brief
-from simulator.config.foreign.imported import (
-    NO_TYPE,
-    Device,
-    Imported,
-    NIC_LATENCY_s,
-    NVLINK_Bps,
-    NVLINK_LATENCY_s,
-    SOCKET_LATENCY_s,
-    line_rate_Bps,
-)
+from simulator.config.foreign import imported
+from simulator.config.foreign.imported import Device, Imported, line_rate_Bps
 from simulator.errors import InputError
 
 #: From the nearest to the farthest. SOC is what old versions call SYS.
@@ -67,29 +59,31 @@ def read(text: str, path: Path) -> Imported:
     if mismatch := _mismatch(matrix, tree):
         raise mismatch
     name = [f"gpu{i}" if i < n else f"nic{i - n}" for i in range(count)]
-    assumed = [f"node.gpus.type: {NO_TYPE}, as the matrix does not say what GPU it is"]
-    node: dict[str, Any] = {"gpus": {"type": NO_TYPE, "count": n}}
+    assumed = [f"node.gpus.type: {imported.NO_TYPE}, as the matrix does not say what GPU it is"]
+    node: dict[str, Any] = {"gpus": {"type": imported.NO_TYPE, "count": n}}
     if sockets > 1:
         between_Bps = round(line_rate_Bps(_SOCKETS_GBps), -8)
-        node["sockets"] = {"count": sockets, "bandwidth_Bps": between_Bps, "latency_s": SOCKET_LATENCY_s}
+        node["sockets"] = {"count": sockets, "bandwidth_Bps": between_Bps, "latency_s": imported.SOCKET_LATENCY_s}
         assumed.append(
             f"node.sockets.bandwidth_Bps: {between_Bps / 1e9:.1f} GB/s, for the {_SOCKETS_GBps:g} GB/s that NCCL "
             "counts between Xeons up to Ice Lake (src/graph/topo.h)"
         )
-        assumed.append(f"node.sockets.latency_s: {SOCKET_LATENCY_s:g} s, Intel MLC on a Xeon 8280")
+        assumed.append(f"node.sockets.latency_s: {imported.SOCKET_LATENCY_s:g} s, Intel MLC on a Xeon 8280")
     if matrix.nvlinks:
         node["nvlink"] = _nvlink(matrix)
-        assumed.append(f"node.nvlink.bandwidth_Bps: {NVLINK_Bps / 1e9:g} GB/s per link (V100, A100, H100 data sheets)")
-        assumed.append(f"node.nvlink.latency_s: {NVLINK_LATENCY_s:g} s, NCCL's figure for an NVLink hop")
+        assumed.append(
+            f"node.nvlink.bandwidth_Bps: {imported.NVLINK_Bps / 1e9:g} GB/s per link (V100, A100, H100 data sheets)"
+        )
+        assumed.append(f"node.nvlink.latency_s: {imported.NVLINK_LATENCY_s:g} s, NCCL's figure for an NVLink hop")
     places = {vertex: place for vertex, place in tree.items() if isinstance(vertex, str)}
     places |= {name[vertex]: place for vertex, place in tree.items() if isinstance(vertex, int)}
     node["pcie"] = {"generation": _GENERATION, "tree": places}
     assumed.append(f"node.pcie.generation: {_GENERATION}, with 16 lanes everywhere")
     cluster: dict[str, Any] = {"name": path.stem, "nodes": 1, "node": node}
     if nics:
-        node["nics"] = {"count": nics, "bandwidth_bps": _NIC_bps, "latency_s": NIC_LATENCY_s["infiniband"]}
+        node["nics"] = {"count": nics, "bandwidth_bps": _NIC_bps, "latency_s": imported.NIC_LATENCY_s["infiniband"]}
         cluster["fabric"] = {"kind": "rail_fat_tree", "transport": "infiniband"}
-        assumed.append(f"node.nics: {_NIC_bps / 1e9:g} Gb/s and {NIC_LATENCY_s['infiniband']:g} s each")
+        assumed.append(f"node.nics: {_NIC_bps / 1e9:g} Gb/s and {imported.NIC_LATENCY_s['infiniband']:g} s each")
         assumed.append("fabric: a rail-optimised fat tree of InfiniBand, as the matrix is of one node")
     devices = [
         Device(name[i], matrix.names[i], socket_of[i], matrix.cpus.get(i, "") or _cpus_of(matrix, socket_of, i))
@@ -275,9 +269,18 @@ def _nvlink(matrix: _Matrix) -> dict[str, Any]:
                 found=max(total),
                 allowed=f"at most {_MOST_NVLINKS}",
             )
-        return {"kind": "nvswitch", "bandwidth_Bps": width * NVLINK_Bps, "latency_s": NVLINK_LATENCY_s}
+        return {
+            "kind": "nvswitch",
+            "bandwidth_Bps": width * imported.NVLINK_Bps,
+            "latency_s": imported.NVLINK_LATENCY_s,
+        }
     links = [{"gpus": list(pair), "count": count} for pair, count in sorted(counts.items())]
-    return {"kind": "links", "bandwidth_Bps": NVLINK_Bps, "latency_s": NVLINK_LATENCY_s, "links": links}
+    return {
+        "kind": "links",
+        "bandwidth_Bps": imported.NVLINK_Bps,
+        "latency_s": imported.NVLINK_LATENCY_s,
+        "links": links,
+    }
 
 
 def _cpus_of(matrix: _Matrix, socket_of: list[int], device: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simulator.config.rules.numbers import divisors, listed, nearest, nearest_multiple
+from simulator.config.rules.tensor import head_splits
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,8 +35,15 @@ def _sequence_does_not_split(workload: Workload) -> Iterator[InputError]:
     ``get_batch_on_this_cp_rank``); sequence parallelism each rank's part over tp."""
     layout, seq = workload.parallelism, workload.training.seq
     unit = sequence_unit(layout)
-    if seq % unit == 0:
+    if seq % unit == 0 or workload.model.heads % layout.tp:  # another tp will mend that
         return
+    instead = f"seq: {nearest_multiple(seq, unit)}"
+    for axis, sizes in (("tp", head_splits(workload)), ("cp", divisors(seq))):
+        works = [
+            size for size in sizes if size > 1 and seq % sequence_unit(layout.model_copy(update={axis: size})) == 0
+        ]
+        if works and getattr(layout, axis) > 1:
+            instead = f"{axis}: {nearest(getattr(layout, axis), works)}"
     split = [f"context parallelism over cp {layout.cp}"] if layout.cp > 1 else []
     split += [f"sequence parallelism over tp {layout.tp}"] if layout.sequence_parallel else []
     other = "sequence_parallel: false" if layout.cp == 1 else "a smaller cp"
@@ -44,7 +52,7 @@ def _sequence_does_not_split(workload: Workload) -> Iterator[InputError]:
         key="training.seq",
         found=seq,
         allowed=f"a multiple of {unit}, or {other}",
-        fix=f"seq: {nearest_multiple(seq, unit)}",
+        fix=instead,
     )
 
 

@@ -155,7 +155,8 @@ def _batch_problems(workload: Workload) -> Iterator[InputError]:
     training, layout = workload.training, workload.parallelism
     batch, once = training.global_batch, training.micro_batch * layout.dp
     if batch % once:
-        dps = [dp for dp in divisors(batch) if batch % (training.micro_batch * dp) == 0]
+        # A smaller dp, for which there are GPUs.
+        dps = [dp for dp in divisors(batch) if batch % (training.micro_batch * dp) == 0 and dp < layout.dp]
         other = f", or dp: {nearest(layout.dp, dps)}" if dps else ""
         yield InputError(
             f"does not divide by micro_batch {training.micro_batch} x dp {layout.dp} = {once}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from simulator.config.rules.scale import gpus_of_workers
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
@@ -12,19 +13,28 @@ if TYPE_CHECKING:
 
 
 def layout_problems(workload: Workload) -> Iterator[InputError]:
-    """A list of nodes names as many of the cluster's as the job needs, each once."""
+    """A list of nodes names as many of the cluster's as hold the job, and no more, each once."""
     nodes = workload.nodes
     if nodes is None:
         return
-    cluster, servers = workload.cluster, workload.parallelism.server_count
-    needed = cluster.nodes_for(workload.n_ranks) + servers
-    if len(nodes) != needed:
+    cluster, layout = workload.cluster, workload.parallelism
+    servers, ranks = layout.server_count, workload.n_ranks
+    workers = nodes[: max(len(nodes) - servers, 0)]
+    have = gpus_of_workers(layout, cluster, nodes)
+    if have < ranks or len(nodes) < servers:
         beside = f" and {servers} nodes for parameter servers" if servers else ""
         yield InputError(
-            f"the job needs {needed} nodes ({workload.n_ranks:,} GPUs{beside})",
+            f"the job needs {ranks:,} GPUs{beside}, and the workers' nodes have {have:,}",
             key="placement",
             found=f"{len(nodes)} nodes",
-            allowed=f"a list of {needed}",
+            allowed=f"more nodes, such as a list of {cluster.nodes_for(ranks) + servers}",
+        )
+    elif have - cluster.gpus_at(workers[-1]) >= ranks:
+        yield InputError(
+            f"the job needs {ranks:,} GPUs, and has them without its node {workers[-1]}",
+            key="placement",
+            found=f"{len(nodes)} nodes",
+            allowed="as few nodes as hold the job",
         )
     if len(set(nodes)) != len(nodes):
         twice = next(node for node in nodes if nodes.count(node) > 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from simulator.config.cluster import ClusterSpec, cluster_problems
@@ -16,13 +16,21 @@ if TYPE_CHECKING:
     from simulator.config.workload import Workload
 
 
-def replicas(layout: Parallelism, cluster: ClusterSpec) -> int:
-    """dp where the file gives the cluster's nodes instead: those that parameter servers leave to workers. Raises
-    `InputError` where the GPUs do not divide."""
+def gpus_of_workers(layout: Parallelism, cluster: ClusterSpec, own: Sequence[int] | None) -> int:
+    """GPUs of the nodes that a job has (None: all), without the last of them, which are its parameter servers'."""
+    if own is None:
+        return cluster.gpus_on(cluster.nodes - layout.server_count)
+    return sum(map(cluster.gpus_at, own[: max(len(own) - layout.server_count, 0)]))
+
+
+def replicas(layout: Parallelism, cluster: ClusterSpec, own: Sequence[int] | None) -> int:
+    """dp where the file gives the cluster's nodes instead: as many as the GPUs of workers make. On the nodes that a job
+    lists (``own``), whether they are too few or too many is for `rules.placement` to say. Raises `InputError` where the
+    GPUs do not divide."""
     nodes = cluster.nodes - layout.server_count
-    model_parallel, gpus = layout.model_parallel, cluster.gpus_on(nodes)
-    if gpus % model_parallel == 0 < gpus:
-        return gpus // model_parallel
+    model_parallel, gpus = layout.model_parallel, gpus_of_workers(layout, cluster, own)
+    if gpus % model_parallel == 0 < gpus or own is not None:
+        return max(gpus // model_parallel, 1)
     if gpus < model_parallel:
         raise too_small(cluster, model_parallel, axes(layout), layout.server_count)
     per_node = cluster.gpus_per_node
@@ -72,7 +80,7 @@ def axes(layout: Parallelism) -> str:
 def layout_problems(workload: Workload) -> Iterator[InputError]:
     """Too few GPUs, and what is wrong with the cluster itself at its resolved size."""
     layout, cluster = workload.parallelism, workload.cluster
-    if workload.n_ranks > cluster.gpus_on(cluster.nodes - layout.server_count):
+    if workload.nodes is None and workload.n_ranks > gpus_of_workers(layout, cluster, None):
         yield too_small(cluster, workload.n_ranks, f"{axes(layout)} x dp {layout.dp}", layout.server_count)
     for problem in cluster_problems(cluster):
         problem.key = f"cluster.{problem.key}"
@@ -81,10 +89,12 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
 
 def warnings(workload: Workload) -> Iterator[str]:
     """GPUs without work."""
-    cluster = workload.cluster
-    idle = cluster.gpus_on(cluster.nodes - workload.parallelism.server_count) - workload.n_ranks
+    cluster, layout = workload.cluster, workload.parallelism
+    idle = gpus_of_workers(layout, cluster, None) - workload.n_ranks
+    if workload.nodes is not None:
+        idle = cluster.n_gpus - sum(map(cluster.gpus_at, workload.server_nodes)) - workload.n_ranks
     if idle > 0:
-        yield without_rank(idle, workload.cluster.n_gpus)
+        yield without_rank(idle, cluster.n_gpus)
 
 
 def without_rank(idle: int, total: int) -> str:
