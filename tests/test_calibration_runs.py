@@ -43,7 +43,7 @@ def kinds(workload: Workload) -> set[str]:
 EXPECTED = {
     *("dense", "ddp", "ddp without overlap", "fsdp", "tp2", "tp4", "sp", "tp without sp", "pp2", "pp4"),
     *("gpipe", "1f1b", "interleaved", "interleaved_zb", "zb_v", "dualpipe_v"),
-    *("pp x tp", "dp x pp", "dp x tp", "ep4", "recompute", "host-bound"),
+    *("pp x tp", "dp x pp", "dp x tp", "ep2", "ep4", "recompute", "host-bound"),
 }
 
 
