@@ -138,7 +138,8 @@ class Result:
         return self._memories(dict.fromkeys(self.spans.ranks, capacity_bytes))
 
     def _memories(self, capacities: Mapping[int, float]) -> tuple[RankMemory, ...]:
-        return memory_of_ranks(self.played, holdings(self.workload, self.played.ranks), capacities)
+        blas = {rank: self.profiles[self.gpus[rank]].gpu_spec.blas_workspace_bytes for rank in self.played.ranks}
+        return memory_of_ranks(self.played, holdings(self.workload, blas), capacities)
 
     @cached_property
     def warnings(self) -> list[str]:

@@ -32,5 +32,4 @@ def probe(device: torch.device) -> list[float]:
     trainer.close()
     del trainer
     gc.collect()
-    torch.cuda.empty_cache()
     return [statistics.median(samples[1:])]

@@ -44,8 +44,10 @@ def train(
     try:
         if groups is not None:
             before = probe(device)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
             run = _train(workload, groups, device, length)
-            run.probe = [*before, *probe(device)]
+            run.probe = [*before, *run.probe, *probe(device)]
     finally:
         gc.collect()
         if device.type == "cuda":
@@ -78,6 +80,9 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
         losses.append(loss)
         run.events.append(seconds)
         run.wall.append(wall)
+        if number + 1 == length.least // 2:
+            run.probe = probe(device)
+            _agreed(True, groups, device)  # ranks that have probed meet before the next step
         if number + 1 >= length.least and _agreed(time.perf_counter() - began > length.seconds, groups, device):
             break
     if cuda:

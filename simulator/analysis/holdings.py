@@ -20,14 +20,16 @@ CUDA_CONTEXT_BYTES = 500 * MB
 #: included (github.com/NVIDIA/nccl, issue 964), less about 300 MB for that context. Channels and their buffers are
 #: independent of the number of ranks beyond a few (same repository, issue 986).
 NCCL_COMMUNICATOR_BYTES = 320 * MiB
+#: Threads that issue products, each with a handle and a workspace of its own: the forward pass's and autograd's.
+BLAS_THREADS = 2
 
 
 @dataclass(frozen=True)
 class Holdings:
     """What a rank holds whatever its steps do, bytes: the model's ``state`` but for the gradients that steps make
     (``made``), ``placeholders`` that stay for good (see `model.nodes.linear`), the ``bucket`` that gradients are copied
-    to, ``receives`` of a pipeline; and how many ``communicators`` it has. ``first_bucket``: what DDP's second step may
-    hold beside all that.
+    to, ``receives`` of a pipeline, the ``workspaces`` of BLAS; and how many ``communicators`` it has. ``first_bucket``:
+    what DDP's second step may hold beside all that.
     ``parts``: by stage, what its passes run; without what layers save where ``layers_away``: it is offloaded, and comes
     and goes with steps of its own. ``by_part``: passes are cut by part, and each piece takes and gives back its own."""
 
@@ -36,6 +38,7 @@ class Holdings:
     placeholders: float = 0.0
     bucket: float = 0.0
     receives: float = 0.0
+    workspaces: float = 0.0
     first_bucket: float = 0.0
     communicators: int = 0
     parts: Mapping[int, tuple[Part, ...]] = field(default_factory=dict)
@@ -50,7 +53,7 @@ class Holdings:
     @property
     def allocated(self) -> float:
         """Of it, what PyTorch's allocator knows of."""
-        return self.state.total - self.made + self.placeholders + self.bucket + self.receives
+        return self.state.total - self.made + self.placeholders + self.bucket + self.receives + self.workspaces
 
     @property
     def overhead(self) -> float:
@@ -66,23 +69,23 @@ def communicators(groups: Mapping[str, Iterable[Iterable[int]]]) -> Counter[int]
     )
 
 
-def holdings(workload: Workload, ranks: Iterable[int]) -> dict[int, Holdings]:
-    """By rank. A process has a communicator in every group, and one of all ranks where there are several (PyTorch's
-    default group, which barriers use)."""
+def holdings(workload: Workload, blas_workspace_bytes: Mapping[int, float]) -> dict[int, Holdings]:
+    """Of the ranks of ``blas_workspace_bytes``, which says what one thread has there. A process has a communicator in
+    every group, and one of all ranks where there are several (PyTorch's default group, which barriers use)."""
     placed = layout(workload)
     groups = {**placed.groups, "world": (tuple(range(workload.n_ranks)),) if workload.n_ranks > 1 else ()}
     members = communicators(groups)
-    found: dict[tuple[Place, int], Holdings] = {}
+    found: dict[tuple[Place, int, float], Holdings] = {}
     by_rank = {}
-    for rank in ranks:
-        key = placed.places[placed.place_of[rank]], members[rank]
+    for rank, nbytes in blas_workspace_bytes.items():
+        key = placed.places[placed.place_of[rank]], members[rank], BLAS_THREADS * nbytes
         if key not in found:
             found[key] = _of(workload, *key)
         by_rank[rank] = found[key]
     return by_rank
 
 
-def _of(workload: Workload, place: Place, n_communicators: int) -> Holdings:
+def _of(workload: Workload, place: Place, n_communicators: int, workspaces: float) -> Holdings:
     parallelism = workload.parallelism
     parts = {
         stage: model.stage_parts(workload, stage % parallelism.n_stages, place.seat)
@@ -102,6 +105,7 @@ def _of(workload: Workload, place: Place, n_communicators: int) -> Holdings:
         placeholders=sum(tensor.nbytes for tensor in placeholders),
         bucket=_bucket_bytes(workload, state),
         receives=_receive_bytes(workload, place),
+        workspaces=workspaces,
         first_bucket=_first_bucket_bytes(workload, params),
         communicators=n_communicators,
         parts=parts,

@@ -95,6 +95,7 @@ class RankMemory:
             "gradient placeholders": self.holdings.placeholders,
             "gradient bucket": self.holdings.bucket,
             "receive buffers": self.holdings.receives,
+            "BLAS workspaces": self.holdings.workspaces,
             "allocator cache": self.cached,
             "CUDA context": CUDA_CONTEXT_BYTES,
             "NCCL": self.holdings.communicators * NCCL_COMMUNICATOR_BYTES,

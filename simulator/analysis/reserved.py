@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable
 import numpy as np
 
 from simulator.analysis.allocator import Block, CachingAllocator
-from simulator.analysis.holdings import Holdings
+from simulator.analysis.holdings import BLAS_THREADS, Holdings
 from simulator.analysis.passes import Turning, turns
 from simulator.model import Part
 from simulator.timeline import Ints, Timeline
@@ -58,6 +58,7 @@ class _Step:
         for nbytes in (
             *(state.weights, holdings.gradients, state.optimizer),
             *(holdings.placeholders, holdings.bucket, holdings.receives),
+            *(holdings.workspaces / BLAS_THREADS,) * BLAS_THREADS,
         ):
             if nbytes:
                 allocator.malloc(nbytes)

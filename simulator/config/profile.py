@@ -103,6 +103,9 @@ class GpuSpec(Section):
     """bytes/s of the device memory"""
     memory_bytes: Figure
     """what the device reports, not the GB on its label"""
+    blas_workspace_bytes: Annotated[int, Field(ge=0)] = 8_519_680
+    """what PyTorch's allocator keeps for products of one thread: 32 MiB on GPUs of compute capability 9 and 10, 128 MiB
+    on gfx94, else as given (aten/src/ATen/cuda/CublasHandlePool.cpp, ``parseChosenWorkspaceSize``)"""
 
 
 class GroupedModel(Cited):
