@@ -8,7 +8,8 @@ import pytest
 
 from calibration.fit import power
 from calibration.fit.cases import Cases, Measured
-from simulator.config.profile import Power, load_profile
+from simulator.config.power import Power
+from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.costs.power import Loads, PowerBudget
 from simulator.program import Attention, Kernel, Matmul

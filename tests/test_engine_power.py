@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import simulator
-from simulator.config.profile import Load, Power, load_profile
+from simulator.config.power import Load, Power
+from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.costs.power import Loads, PowerBudget, load_class
 from simulator.program import Attention, Block, Fixed, Matmul, Memory

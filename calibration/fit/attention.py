@@ -9,7 +9,8 @@ from typing import Any
 
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Constants, Part, Point, every_second, rounded, search
-from simulator.config.profile import AttentionModel, Profile, RowCurve
+from simulator.config.kernels import AttentionModel, RowCurve
+from simulator.config.profile import Profile
 from simulator.costs.attention import AttentionCost, around_bytes
 from simulator.program import Attention
 

@@ -17,7 +17,7 @@ from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Point, rounded
 from calibration.narrow import DEPTH, PROBE, narrow
 from simulator.build import build_program
-from simulator.config.profile import AroundOps, LaunchClass
+from simulator.config.host import AroundOps, LaunchClass
 from simulator.costs import Costs, launch
 from simulator.engine.host import issued_by
 from simulator.model import layer

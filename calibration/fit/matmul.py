@@ -19,7 +19,8 @@ import numpy as np
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Constants, Part, Point, every_second, rounded, search
 from calibration.shares import ends
-from simulator.config.profile import MatmulModel, Profile, Size
+from simulator.config.kernels import MatmulModel, Size
+from simulator.config.profile import Profile
 from simulator.costs.matmul import Floats, MatmulCost, Product, Products
 from simulator.program import GroupedMatmul, Matmul
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Part, Point, every_second, rounded, search
-from simulator.config.profile import ColumnSums, GpuSpec, MemoryCurve, Profile, RowCurve
+from simulator.config.kernels import ColumnSums, MemoryCurve, RowCurve
+from simulator.config.profile import GpuSpec, Profile
 from simulator.costs.memory import MemoryCost
 from simulator.model.optimizer import FOREACH_ADAMW
 from simulator.program import Memory

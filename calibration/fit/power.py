@@ -17,7 +17,8 @@ import numpy as np
 from calibration.fit import attention, matmul
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Part, Point, rounded
-from simulator.config.profile import LoadClass, Power, Profile
+from simulator.config.power import LoadClass, Power
+from simulator.config.profile import Profile
 from simulator.costs import Costs
 from simulator.costs.power import Loads, PowerBudget
 from simulator.program import Kernel

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from simulator.config.files import Section
+from simulator.errors import InputError
 
 Kind = Literal["measured", "published", "datasheet", "assumed"]
 Positive = Annotated[float, Field(gt=0)]
@@ -35,3 +37,11 @@ class Amount(Cited):
     """One number that may be 0."""
 
     value: NotNegative
+
+
+def need_all(key: str, given: Iterable[str], needed: Iterable[str]) -> None:
+    """Raise `InputError` where what is ``given`` under ``key`` lacks some of what is ``needed``."""
+    present = list(given)
+    missing = [name for name in needed if name not in present]
+    if missing:
+        raise InputError(f"lacks {', '.join(missing)}", key=key, found=", ".join(present))

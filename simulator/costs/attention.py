@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from simulator.config.profile import AttentionCurve, AttentionModel, GpuSpec
+from simulator.config.kernels import AttentionCurve, AttentionModel
+from simulator.config.profile import GpuSpec
 from simulator.costs.origin import Origin, beyond
 from simulator.program import Attention
 from simulator.units import DTYPE_BYTES

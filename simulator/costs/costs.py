@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from simulator.config.profile import GpuSpec, Implementation, Profile
+from simulator.config.host import Implementation
+from simulator.config.profile import GpuSpec, Profile
 from simulator.config.stack import Stack
 from simulator.config.transport import Transport, TransportKind
 from simulator.costs import launch, stack

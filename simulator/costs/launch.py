@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from simulator.config.profile import LaunchCosts
+from simulator.config.host import LaunchCosts
 from simulator.program import Attention, Beside, Block, Comm, Compute, GroupedMatmul, Matmul, Memory, Step
 from simulator.program.ops import HOST_LANES, POINT_TO_POINT, comm_of, kernels_of
 

@@ -16,7 +16,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.config.profile import GpuSpec, MatmulModel, Size
+from simulator.config.kernels import MatmulModel, Size
+from simulator.config.profile import GpuSpec
 from simulator.costs.origin import Origin, beyond
 from simulator.program import GroupedMatmul, Matmul
 from simulator.units import DTYPE_BYTES

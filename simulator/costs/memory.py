@@ -9,7 +9,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from simulator.config.profile import GpuSpec, Implementation, MemoryCurve, MemoryModel
+from simulator.config.host import Implementation
+from simulator.config.kernels import MemoryCurve, MemoryModel
+from simulator.config.profile import GpuSpec
 from simulator.costs.origin import Origin, beyond
 from simulator.program import Memory
 from simulator.units import DTYPE_BYTES

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from simulator.config.profile import LoadClass, Power
+from simulator.config.power import LoadClass, Power
 from simulator.program import Attention, GroupedMatmul, Kernel, Matmul, Memory
 
 #: Streams that arithmetic or the issue of instructions bounds too, so that their speed follows the clock.

@@ -1,0 +1,63 @@
+"""Section `host` of a calibration profile: what the CPU that feeds a GPU takes to issue its work."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from simulator.config.cited import Cited, Positive, need_all
+from simulator.config.files import Section
+
+Implementation = Literal["eager", "fused", "compiled"]
+#: What the host issues, as far as it takes differently long; other: elementwise, copies, reductions.
+LaunchClass = Literal["matmul", "attention", "norm", "other"]
+#: What the host does around several ops.
+AroundOps = Literal[
+    "autograd",
+    "split",
+    "checkpoint",
+    "forward_grouped",
+    "backward_grouped",
+    "tp_all_reduce",
+    "exchange",
+    "bucket",
+    "gather",
+    "reduce",
+]
+
+
+class LaunchCosts(Cited):
+    """Seconds that the host takes to issue one op, autograd's and the modules' part of it included."""
+
+    forward_s: dict[LaunchClass, Positive]
+    backward_s: dict[LaunchClass, Positive]
+    """per kernel: a linear layer launches two products"""
+    optimizer_s: Positive
+    """a step of a fused optimizer"""
+    collective_s: Positive
+    p2p_s: Positive
+    """a send or a receive, with what a pipeline's runtime does for it"""
+    around_s: dict[AroundOps, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    """the start of a backward pass; per product of a backward pass that is split in two; per recomputed layer; a
+    grouped product of experts, with the sorting of tokens around it; an all-reduce of tensor parallelism, with the two
+    linear layers written by hand that it stands for; a collective of experts, for which the host cuts and joins
+    tensors; a bucket of DDP; a unit of FSDP that is gathered, one whose gradients are reduced. Not listed: nothing, or
+    what other products and collectives take"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        for key, given in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):
+            need_all(f"host.launch_s.{key}", given, get_args(LaunchClass))
+        return self
+
+
+class Host(Section):
+    """The CPU that feeds the GPU."""
+
+    launch_s: dict[Implementation, LaunchCosts]
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        need_all("host.launch_s", self.launch_s, get_args(Implementation))
+        return self

@@ -1,0 +1,213 @@
+"""Section `kernels` of a calibration profile: constants of the efficiency models, one per cost class."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from simulator.config.cited import Amount, Cited, Figure, Fraction, NotNegative, Positive, need_all
+from simulator.config.files import AsTuple, Section, Whole
+from simulator.errors import InputError
+
+#: Types that matrix products are known in; a superset of those that a workload can ask for.
+MatrixDtype = Literal["bf16", "fp16", "fp32", "fp8"]
+Role = Literal["fwd", "dgrad", "wgrad"]
+Size = Literal["m", "n", "k", "batch"]
+Direction = Literal["forward", "backward"]
+#: Kinds of kernels that memory traffic bounds, told apart where measured speeds differ: ``norm_bwd`` both gradients of
+#: LayerNorm, ``rms_norm`` likewise; ``mask`` filling under a mask; ``activation`` and ``residual`` what works element
+#: by element on one tensor and on two, ``gelu`` with the error function; ``bias`` adding one row to all, and
+#: ``strided`` work on parts of rows, which are PyTorch's kernels without vector loads; ``upcast`` to a wider type,
+#: ``cast`` to a narrower one; ``loss`` the log-softmax over the vocabulary; ``embedding_bwd`` adding rows into the
+#: table; ``accumulate`` adding a gradient to a buffer of a wider type; ``reduce`` sums over rows or all; ``optimizer``
+#: multi-tensor kernels, ``foreach`` those of PyTorch's AdamW by the type of its states, ``foreach_copy`` copies within
+#: a type; ``split_copy`` and ``chunk_cat`` out of and into the flat buffers of PyTorch's FSDP, ``chunk_upcast`` into
+#: one of a wider type; ``zero`` writing only.
+MemoryClass = Literal[
+    "norm",
+    "norm_bwd",
+    "rms_norm",
+    "rms_norm_bwd",
+    "softmax",
+    "softmax_bwd",
+    "mask",
+    "dropout",
+    "dropout_bwd",
+    "activation",
+    "activation_bwd",
+    "gelu",
+    "gelu_bwd",
+    "residual",
+    "bias",
+    "strided",
+    "rope",
+    "embedding",
+    "embedding_bwd",
+    "loss",
+    "loss_bwd",
+    "cast",
+    "upcast",
+    "optimizer",
+    "foreach",
+    "foreach_bf16",
+    "foreach_copy",
+    "split_copy",
+    "chunk_cat",
+    "chunk_upcast",
+    "accumulate",
+    "reduce",
+    "copy",
+    "zero",
+]
+Range = Annotated[tuple[Whole, Whole], AsTuple]
+
+
+class GroupedModel(Cited):
+    """What is particular to grouped products."""
+
+    tiles: Annotated[tuple[str, ...], AsTuple]
+    """those of ``tile_efficiency`` that such kernels are made for"""
+    speed: dict[Role, Fraction]
+    """relative to single products of the type and layout"""
+    start_s: NotNegative
+    """before the first tile, beside ``start_s`` of all: the groups' sizes are read and turned into a schedule"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        need_all("kernels.matmul.grouped.speed", self.speed, get_args(Role))
+        return self
+
+
+class MatmulModel(Cited):
+    """Constants of `simulator.costs.matmul`, fitted together."""
+
+    tile_efficiency: dict[Annotated[str, Field(pattern=r"^\d+x\d+$")], Fraction]
+    """share of the peak inside a tile's loop over k, by tile (256x128 means 128x256 too)"""
+    large_tile_preference: NotNegative
+    """how much the library favours large tiles when it chooses; 0: it takes the fastest"""
+    wave_start_s: Positive
+    """filling the pipeline of a tile"""
+    store_Bps_per_sm: Positive
+    """writing a tile"""
+    load_Bps_per_sm: Positive
+    """reading a tile of the output that is added to"""
+    memory_fraction: Fraction
+    """share of the peak memory bandwidth that is reached"""
+    overlap_exponent: Annotated[float, Field(ge=1)]
+    """q of (compute^q + memory^q)^(1/q); infinite: perfect overlap, 1: none"""
+    start_s: Positive
+    """an empty kernel"""
+    split_start_s: NotNegative
+    """starting the sum over slices of k"""
+    split_sum_Bps: Positive
+    """summing slices of k"""
+    min_k_per_split: Positive
+    """shortest slice of k"""
+    sustained_flops_per_s: dict[MatrixDtype, Figure]
+    """what the power limit allows a GPU that is busy with real data for long"""
+    power_exponent: Annotated[float, Field(ge=1)]
+    """p of (burst^p + limited^p)^(1/p): how gradually the clock gives way near that limit"""
+    layout_speed: dict[MatrixDtype, dict[Role, Figure]]
+    """speed of forward, data and weight gradient by type, relative to the peak of the type and the tile's efficiency"""
+    grouped: GroupedModel
+    fitted_range: dict[MatrixDtype, dict[Size, Range]] = Field(default_factory=dict)
+    """smallest and largest sizes that were measured, by type; types that were not are missing"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if not self.tile_efficiency:
+            raise InputError("needs at least one tile", key="kernels.matmul.tile_efficiency")
+        for dtype, sizes in self.fitted_range.items():
+            need_all(f"kernels.matmul.fitted_range.{dtype}", sizes, get_args(Size))
+        for dtype, speeds in self.layout_speed.items():
+            need_all(f"kernels.matmul.layout_speed.{dtype}", speeds, get_args(Role))
+        need_all("kernels.matmul.tile_efficiency", self.tile_efficiency, self.grouped.tiles)
+        return self
+
+
+class AttentionCurve(Cited):
+    """Share of the peak of a flash attention kernel, by the keys L that a query sees on average."""
+
+    limit: Fraction
+    """for long sequences"""
+    half_length: NotNegative
+    """L at which half of the limit is reached: limit * L / (L + half_length)"""
+    fitted_range: Range | None = None
+    """shortest and longest sequence that was measured"""
+
+
+class RowCurve(Section):
+    """Seconds of a kernel by its bytes: start_s + bytes / (share * peak bandwidth)."""
+
+    share: Fraction
+    """of the peak memory bandwidth"""
+    start_s: NotNegative
+    """an empty kernel"""
+
+
+class AttentionModel(Section):
+    """Curves by head dimension; both constants go linearly between two of them and stay beyond the ends."""
+
+    forward: dict[Whole, AttentionCurve]
+    backward: dict[Whole, AttentionCurve]
+    tail: dict[Direction, Amount]
+    """how long the last thread blocks run while SMs fall idle, in times of the longest block"""
+    start_s: Figure
+    """an empty kernel"""
+    around: RowCurve | None = None
+    """the kernels before and after a backward one, by their bytes; without it they are in its curves"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        for name, curves in (("forward", self.forward), ("backward", self.backward)):
+            if not curves:
+                raise InputError("needs at least one head dimension", key=f"kernels.attention.{name}")
+        need_all("kernels.attention.tail", self.tail, get_args(Direction))
+        return self
+
+
+class ColumnSums(Section):
+    """What PyTorch's sums over columns take beside their bytes (`simulator.costs.memory.slices`)."""
+
+    value_s: NotNegative
+    """adding one value more in every thread"""
+    slice_s: NotNegative
+    """adding the sums of one slice more in the end"""
+
+
+class MemoryCurve(RowCurve, Cited):
+    """One class of kernels, at any size of row."""
+
+    by_width: dict[Whole, RowCurve] = Field(default_factory=dict)
+    """of kernels that work on whole rows, by elements of a row: linear in its logarithm between two, constant beyond"""
+    columns: ColumnSums | None = None
+    """of sums over columns of matrices of known width"""
+    fitted_range: Range | None = None
+    """fewest and most bytes that were measured"""
+
+
+class MemoryModel(Section):
+    """Kernels bound by memory traffic."""
+
+    eager: dict[MemoryClass, MemoryCurve]
+    """PyTorch's own kernels"""
+    fused: dict[MemoryClass, MemoryCurve]
+    """what the implementations fused and compiled launch instead (Megatron-LM, TransformerEngine, Apex, Inductor),
+    where that differs"""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        need_all("kernels.memory.eager", self.eager, get_args(MemoryClass))
+        return self
+
+
+class Kernels(Section):
+    """The efficiency models, one per cost class."""
+
+    matmul: MatmulModel
+    attention: AttentionModel
+    memory: MemoryModel
+    gap_s: Figure | None = None
+    """from the end of a kernel to the start of the next in its stream, in seconds: a part of what all of them are
+    priced at, which a profiler does not count"""
