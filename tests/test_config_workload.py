@@ -445,3 +445,11 @@ def test_a_key_inside_a_section_of_a_preset_overrides_that_key_alone() -> None:
 def test_a_schedule_that_can_be_no_file_is_refused(reference: str) -> None:
     with pytest.raises(InputError, match=r"parallelism\.schedule: cannot be a file"):
         small(parallelism__schedule=reference)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "compiled"])
+def test_a_job_without_a_pipeline_is_not_warned_of_one(implementation: str) -> None:
+    """What `implementation` decides, nobody gave."""
+    given = {"training": {"seq": 128, "global_batch": 8, "implementation": implementation}, "parallelism": {"dp": 8}}
+    job = {"model": {"layers": 2, "hidden": 64, "heads": 4, "vocab": 512}, "cluster": "dgx_h100", **given}
+    assert not [text for text in warnings(load_workload(job)) if "pipeline" in text]

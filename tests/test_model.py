@@ -672,6 +672,18 @@ def test_recompute_by_op_keeps_what_came_from_other_ranks() -> None:
     assert [op.op for op in split.recompute if isinstance(op, Comm)] == ["all_gather", "all_gather"]
 
 
+def test_recompute_by_op_gathers_nothing_for_a_product_that_is_kept() -> None:
+    """Of a GPT the first product of the MLP is the fifth, and kept: its input is gathered again neither by itself nor,
+    with ``overlap.tp``, in a ring beside it."""
+    gpt = {"activation": "gelu", "position": "learned"}
+    for overlapped in (False, True):
+        layout = {"tp": 2, "sequence_parallel": True, "overlap": {"tp": overlapped}}
+        part = _by_op(model=gpt, parallelism=layout)
+        names = {op.name for op in part.recompute if not isinstance(op, Beside)}
+        beside = {kernel.name for op in part.recompute if isinstance(op, Beside) for kernel in op.kernels}
+        assert not {"tp.all_gather mlp", "mlp.fc1"} & (names | beside)
+
+
 def test_recompute_by_op_of_other_attention() -> None:
     """Batched products are not ``aten.mm``: unfused attention runs again whole; fused attention never does, in a ring
     of ranks neither."""

@@ -138,3 +138,15 @@ def test_gradients_of_inputs_stay_until_the_step_has_ended(schedule: str, left: 
 def _parameters(work: Workload, rank: int) -> int:
     stages = work.parallelism.stages_of(rank)
     return sum(part.params for stage in stages for part in stage_parts(work, stage))
+
+
+@pytest.mark.parametrize("keeps_output", [True, False])
+def test_a_stage_lacks_the_gradient_of_its_output_alone(keeps_output: bool) -> None:
+    """It lies in the buffer that it was received in. All layers of a middle stage but the last keep all of theirs, also
+    where equal layers are one object, as nothing is kept that would tell the last from the others."""
+    job = workload(16, pp=4, vpp=1, schedule="zb_h1", deallocate_pipeline_outputs=not keeps_output)
+    gradients = [
+        sum(tensor.name.startswith("output gradient") for tensor in part.held_for_weights)
+        for part in stage_parts(job, 1)
+    ]
+    assert gradients == [gradients[0]] * 3 + [gradients[0] - 1]

@@ -29,7 +29,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     backend = next((name for name in DEFAULT_BACKENDS if name in backends), None)
     if backend is None:
         return Part({})
-    around = _around(cases, profile)
+    around = _around(cases, profile, backend)
     profile = _with_around(profile, around)
     figures: dict[str, Any] = {"start_s": profile.kernels.attention.start_s.model_dump(), "tail": {}}
     figures["around"] = around and around.model_dump()
@@ -106,13 +106,13 @@ def _searched(profile: Profile, cases: Sequence[Measured], fixed: Constants) -> 
     return min((search(start, loss, limits=LIMITS) for start in starts), key=loss)
 
 
-def _around(cases: Cases, profile: Profile) -> RowCurve | None:
+def _around(cases: Cases, profile: Profile, backend: str) -> RowCurve | None:
     """The kernels around a backward one by their bytes, as a profiler saw them: all but the longest."""
     measured: list[tuple[float, float]] = []
     for case in cases.of("kernels", "attention"):
         op, *params = str(case.params["of"]).removeprefix("attention/").split()
         given = dict(param.split("=") for param in params)
-        if op == "bwd" and given["backend"] == DEFAULT_BACKENDS[0]:
+        if op == "bwd" and given["backend"] == backend and len(case.row["kernels"]) > 1:
             whole = Measured("attention", op, given | {"causal": given["causal"] == "True"}, (0,), {})
             seconds = [float(seconds) for _, seconds in case.row["kernels"]]
             measured.append((around_bytes(kernel_of(whole)), sum(seconds) - max(seconds)))

@@ -10,7 +10,7 @@ import numpy as np
 from simulator.analysis.allocator import Block, CachingAllocator
 from simulator.analysis.holdings import BLAS_THREADS, Holdings
 from simulator.analysis.passes import Turning, turns
-from simulator.model import Part
+from simulator.model import Part, swapped_bytes
 from simulator.timeline import Ints, Timeline
 
 #: Micro-batches whose tensors are replayed when a step has more, as a multiple of those in flight: others repeat them.
@@ -67,21 +67,21 @@ class _Step:
         """A pass takes, turns or gives back activations; what it moves beside them is something else."""
         turn, of = turning
         parts = {(stage, microbatch, index): self._parts[stage][index] for index in sorted(of)}
-        saved, held = (sum(getattr(part, name) for part in parts.values()) for name in ("saved_bytes", "held_bytes"))
+        made, gone = swapped_bytes(tuple(parts.values()))
         replayed = parts if microbatch in self._replayed else {}
         if turn == "takes":
-            self.take(moved - saved)
+            self.take(moved - sum(part.saved_bytes for part in parts.values()))
             for key, part in replayed.items():
                 self._saved[key] = self._forward(part)
             return
-        if turn == "begins":  # what is left is more than what was saved, and comes with the tensors it leaves
-            self.take(moved - max(held - saved, 0.0))
+        if turn == "begins":  # what it makes comes with the tensors it leaves
+            self.take(moved - made)
             return
         if turn == "turns":
             self._turned |= parts.keys()
             for key, part in replayed.items():
                 self._saved[key] = self._input_gradient(part, self._saved[key])
-            self.give(moved - max(saved - held, 0.0))
+            self.give(moved - gone)
             return
         for key, part in reversed(replayed.items()):
             self.touch((*(tensor.nbytes for tensor in part.recomputed), part.grad_bytes))

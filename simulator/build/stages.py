@@ -66,7 +66,7 @@ class Stages:
 
     def _piece(self, part: Part, step: Step, ops: list[Op], before: int) -> Block:
         """The pass of one part, ``ops``, after the first ``before`` ops of ``step``; equal ones are one block."""
-        key = ("part", step.phase, before, len(ops), id(part))
+        key = ("part", step.phase, before, tuple(ops), id(part))
         if key not in self._blocks:
             block, _ = self._pass_of[self.variant(step)]
             self._blocks[key] = Block(f"{step.phase} {part.name}", (*block.ops[:before], *ops))

@@ -185,7 +185,8 @@ def _resolved(workload: Workload) -> Workload:
         layout = layout.model_copy(update={"layers_per_stage": rules.even_split(workload.model.layers, layout)})
     ranks = layout.model_parallel * layout.dp
     rules.check_scale(ranks)
-    if "deallocate_pipeline_outputs" not in layout.model_fields_set and training.implementation != "fused":
+    by_torch = layout.n_stages > 1 and training.implementation != "fused"
+    if by_torch and "deallocate_pipeline_outputs" not in layout.model_fields_set:
         layout = layout.model_copy(update={"deallocate_pipeline_outputs": False})
     if "nodes" not in cluster.model_fields_set:
         nodes = cluster.nodes_for(ranks) + layout.server_count

@@ -26,6 +26,8 @@ from simulator.program import Attention, Comm, Compute, Fixed, GroupedMatmul, Ke
 
 #: Sizes of a product that fills a GPU.
 LARGE = 8192
+#: Attention that fills it, as it is run for seconds to see what it draws (``calibration measure``, kind sustained).
+BUSY_ATTENTION = Attention(4, 16, 16, 4096, 4096, 128)
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class Costs:
             return price.moving_s(kernel) / seconds if seconds else 1.0
         if isinstance(price, AttentionCost):
             assert isinstance(kernel, Attention)
-            busy = Attention(4, 16, 16, 4096, 4096, 128, backward=kernel.backward, dtype=kernel.dtype)
+            busy = replace(BUSY_ATTENTION, backward=kernel.backward, dtype=kernel.dtype)
             return price.busy_s(kernel) / seconds * self.kernel_s(busy, self.gpu) / price.busy_s(busy)
         if not isinstance(kernel, Matmul | GroupedMatmul) or not kernel.flops:
             return 1.0

@@ -20,7 +20,7 @@ from simulator.model.optimizer import (
     replicated_gradient_ops,
     state_bytes,
 )
-from simulator.model.parts import Part, PassBytes, by_part, params_on, pass_bytes
+from simulator.model.parts import Part, PassBytes, by_part, params_on, pass_bytes, swapped_bytes
 from simulator.model.routing import routing
 from simulator.model.shapes import Seat, Turn, activation_bytes, passed_bytes, telling_seat
 from simulator.model.stage import made_gradient_bytes, stage_parts
@@ -58,6 +58,7 @@ __all__ = [
     "routing",
     "stage_parts",
     "state_bytes",
+    "swapped_bytes",
     "telling_seat",
     "unique",
 ]

@@ -21,7 +21,7 @@ from simulator.program import Attention, Beside, Comm, Compute, Matmul
 if TYPE_CHECKING:
     from simulator.model.experts import Experts
 
-#: Communication whose result is kept; gathered and all-reduced ones come again.
+#: Communication whose result is kept; all-reduced ones come again, and gathered ones for what does.
 KEPT_COMMS = frozenset(("reduce_scatter", "all_to_all"))
 #: Queries before keys and values, as torchtitan's latent attention multiplies.
 _ORDER = ("attn.q", "attn.q_down", "attn.q_up", "attn.kv_down", "attn.kv_up")
@@ -138,13 +138,16 @@ def _attends(node: Node) -> bool:
 
 
 def _again(node: Node, pieces: dict[str, list[_Piece]]) -> Iterator[Op]:
-    """The forward operations of ``node`` that run again."""
+    """The forward operations of ``node`` that run again. What is gathered for a product that is kept whole is not: the
+    backward pass gathers it by itself."""
     if _attends(node):
         return
+    of_node = [piece for op, _ in _products((node,)) for piece in pieces[op.name]]
+    whole = bool(of_node) and all(piece.kept for piece in of_node)
     for op in node.forward:
         match op:
             case Comm():
-                if op.op not in KEPT_COMMS:
+                if op.op not in KEPT_COMMS and not (whole and op.op == "all_gather"):
                     yield op
             case Compute():
                 yield from _product_again(op, pieces)

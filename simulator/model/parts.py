@@ -134,13 +134,23 @@ def _turning(before: Sequence[float], after: Sequence[float], workspaces: Sequen
     return PassBytes(more, max(sum(gone), 0.0), max(_at_most(workspaces[::-1], gone[::-1]) - more, 0.0))
 
 
+def swapped_bytes(parts: Sequence[Part]) -> tuple[float, float]:
+    """What the activations of ``parts`` take at the start of an input gradient and give back at its end: all that it
+    makes and all that it lets go where the graph stays while it runs, else the difference of both."""
+    if any(part.graph_stays for part in parts):
+        made = sum(_beyond(part.held_for_weights, part.saved) for part in parts)
+        return made, sum(_beyond(part.saved, part.held_for_weights) for part in parts)
+    more = sum(part.held_bytes - part.saved_bytes for part in parts)
+    return max(more, 0.0), max(-more, 0.0)
+
+
 def _beside_the_graph(parts: Sequence[Part]) -> PassBytes:
     """An input gradient during which all that was saved stays: part after part adds the gradients of its outputs."""
-    made = [_beyond(part.held_for_weights, part.saved) for part in parts]
-    gone = sum(_beyond(part.saved, part.held_for_weights) for part in parts)
-    added = _turning([0.0] * len(parts), made, [part.input_workspace_bytes for part in parts])
+    made, gone = swapped_bytes(parts)
+    each = [_beyond(part.held_for_weights, part.saved) for part in parts]
+    added = _turning([0.0] * len(parts), each, [part.input_workspace_bytes for part in parts])
     left = sum(part.input_gradient_bytes for part in parts)
-    return PassBytes(added.alloc + left, gone, max(added.workspace - left, 0.0))
+    return PassBytes(made + left, gone, max(added.workspace - left, 0.0))
 
 
 def _beyond(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> float:
@@ -223,11 +233,19 @@ def _passing(checkpointed: Sequence[Node]) -> float:
     return max((one + other for one, other in itertools.pairwise(saved)), default=0.0)
 
 
+_OUTPUT_GRADIENT = "output gradient "
+
+
+def output_gradients(part: Part) -> tuple[Tensor, ...]:
+    """Of what ``part`` holds for its weights, the gradients of its nodes' outputs, in their order."""
+    return tuple(tensor for tensor in part.held_for_weights if tensor.name.startswith(_OUTPUT_GRADIENT))
+
+
 def _held_for_weights(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
     """Inputs and output gradients of the nodes that have a weight gradient."""
     weighted = [node for node in nodes if node.weight_grad]
     inputs = unique(tensor for node in weighted for tensor in node.saved)
-    gradients = (Tensor(f"output gradient {n}", node.output_grad_bytes) for n, node in enumerate(weighted))
+    gradients = (Tensor(f"{_OUTPUT_GRADIENT}{n}", node.output_grad_bytes) for n, node in enumerate(weighted))
     return (*inputs, *gradients)
 
 

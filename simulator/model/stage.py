@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simulator.model.layer import layer
 from simulator.model.mtp import predictor
 from simulator.model.nodes import Tensor, unique
-from simulator.model.parts import Part
+from simulator.model.parts import Part, output_gradients
 from simulator.model.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn, passed_bytes, shapes
 from simulator.model.vocabulary import embedding, head
 from simulator.units import DTYPE_BYTES
@@ -79,14 +79,16 @@ def _graphs_of_torch(workload: Workload, stage: int, parts: tuple[Part, ...], z:
     layout, last = workload.parallelism, parts[-1]
     ends = stage == layout.n_stages - 1
     gone = {one.name for one in last.trailing} | ({"stage output"} if ends else set())
-    graphs: dict[int, Part] = {}  # equal layers stay one object
-    for part in parts:
+    if not (ends or last.trailing):
+        gone |= {output_gradients(last)[-1].name}
+
+    def staying(part: Part, gone: Iterable[str] = ()) -> Part:
         held = unique((*part.saved, *part.held_for_weights))
-        if part is last:
-            held = held if ends or last.trailing else held[:-1]
-            held = tuple(one for one in held if one.name not in gone)
-        graphs[id(part)] = replace(part, held_for_weights=held, graph_stays=True)
-    first, *rest = (graphs[id(part)] for part in parts)
+        kept = tuple(one for one in held if one.name not in gone)
+        return replace(part, held_for_weights=kept, graph_stays=True)
+
+    graphs = {id(part): staying(part) for part in parts[:-1]}  # equal layers stay one object
+    first, *rest = (*(graphs[id(part)] for part in parts[:-1]), staying(last, gone))
     rank_of = layout.plan.rank_of
     apart = rank_of(stage, layout.pp) != rank_of(stage - 1, layout.pp)
     return (replace(first, input_gradient_bytes=passed_bytes(workload) if apart else 0.0), *rest)

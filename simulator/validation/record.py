@@ -26,6 +26,9 @@ from simulator.validation.evaluate import Outcome, evaluate
 from simulator.validation.rows import Row, read_rows
 from simulator.validation.suites import SUITES, Suite
 
+#: Suites in the order of the file.
+ALL = [*SUITES, memory_suite.NAME, collectives.NAME]
+
 
 def step_time_s(row: Row, workload: dict[str, Any]) -> float:
     """Seconds of a step of ``workload``."""
@@ -96,18 +99,18 @@ def errors_in(name: str) -> dict[str, float]:
 
 
 def record(names: Sequence[str]) -> None:
-    """Write the errors of the suites ``names`` to `RECORD`, each as it is done."""
+    """Write the errors of the suites ``names`` to `RECORD`, each as it is done, and none of suites that are no more."""
     for name in names:
         errors = errors_in(name)
-        known = json.loads(RECORD.read_text(encoding="utf-8"))
-        RECORD.write_text(json.dumps({**known, name: errors}, indent=2) + "\n", encoding="utf-8")
+        known = {**json.loads(RECORD.read_text(encoding="utf-8")), name: errors}
+        kept = {suite: known[suite] for suite in ALL if suite in known}
+        RECORD.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    suites = [*SUITES, memory_suite.NAME, collectives.NAME]
     parser = argparse.ArgumentParser(prog="python -m simulator.validation.record", description=__doc__)
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(suites)} [all]")
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(ALL)} [all]")
     chosen = parser.parse_args().suites
-    if unknown := set(chosen) - set(suites):
-        parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(suites)}")
-    record(chosen or suites)
+    if unknown := set(chosen) - set(ALL):
+        parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
+    record(chosen or ALL)
