@@ -236,10 +236,16 @@ def verdict(result: Mapping[str, Any]) -> str:
     bounds = [f"{what.replace('_', ' ')} {bound:.0%}" for what, bound in result["bounds"].items() if bound is not None]
     verdict = {None: "", True: " - kept", False: " - FAILED"}[result["passed"]]
     return (
-        f"{_rows(result['n_rows'] - result['n_skipped'])}, {result['n_skipped']} skipped; absolute error: "
+        f"{_rows(result['n_rows'] - result['n_skipped'])}, {result['n_skipped']} skipped; "
+        f"absolute error{_scope(result)}: "
         f"mean {result['mean_abs']:.1%}, median {result['median_abs']:.1%}, max {result['max_abs']:.1%}; "
         f"bias {result['bias']:+.1%}" + _means(result) + (f"; bounds: {', '.join(bounds)}{verdict}" if bounds else "")
     )
+
+
+def _scope(result: Mapping[str, Any]) -> str:
+    """Of which rows the figures are, where a suite scores its parts apart."""
+    return f" of {result['parts'][0]['n']} {result['parts'][0]['part']}" if result.get("parts") else ""
 
 
 def _rows(count: int) -> str:
