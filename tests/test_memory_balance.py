@@ -49,13 +49,9 @@ CUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_v", "interleaved_zb"])
-def test_the_allocators_replay_ends_empty(
-    schedule: str, recompute: str, cut: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All blocks that passes and gathers take are free again when the replay ends, however passes are cut."""
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[reserved._Step]:
+    """What a test has replayed on the allocator, a step of a rank each."""
     steps: list[reserved._Step] = []
     made = reserved._Step.__init__
 
@@ -64,36 +60,38 @@ def test_the_allocators_replay_ends_empty(
         made(step, *arguments)
 
     monkeypatch.setattr(reserved._Step, "__init__", remember)
+    return steps
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_v", "interleaved_zb"])
+def test_the_allocators_replay_ends_empty(
+    schedule: str, recompute: str, cut: str, replays: list[reserved._Step]
+) -> None:
+    """All blocks that passes and gathers take are free again when the replay ends, however passes are cut."""
     workload = job(model__hidden=512, training__recompute=recompute)
     vpp = 1 if schedule in ("1f1b", "zb_h1") else 2
     workload["parallelism"] = {"pp": 2, "tp": 2, "dp": 2, "schedule": schedule, "vpp": vpp, **CUTS[cut]}
     workload["simulation"] = {"coalesce": cut != "everywhere"}
     assert run(workload).memories
-    assert steps
-    for step in steps:
+    assert replays
+    for step in replays:
         assert not any(blocks for kept in step._saved.values() for blocks in kept)
         assert not step._others
 
 
 @pytest.mark.parametrize("zero", [0, 3])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_v", "interleaved_zb"])
-def test_the_replay_hands_out_what_is_counted(schedule: str, zero: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_replay_hands_out_what_is_counted(schedule: str, zero: int, replays: list[reserved._Step]) -> None:
     """Logits and loss of a large vocabulary, most of what a last stage holds, are let go at the end of torch's input
     gradient, and not taken once more beside it: the replay's most is what is counted, to a few percent of the tensors
     of one layer that it takes one by one."""
-    steps: list[reserved._Step] = []
-    made = reserved._Step.__init__
-
-    def remember(step: reserved._Step, *arguments: Any) -> None:
-        steps.append(step)
-        made(step, *arguments)
-
-    monkeypatch.setattr(reserved._Step, "__init__", remember)
     workload = job(model__hidden=512, model__vocab=50304, training__implementation="eager", training__seq=2048)
     vpp = 1 if schedule in ("1f1b", "zb_h1") else 2
     workload["parallelism"] = {"pp": 2, "dp": 2, "schedule": schedule, "vpp": vpp, "zero": zero}
     counted = max(memory.allocated for memory in run(workload).memories)
-    assert max(step.allocator.most_allocated for step in steps) == pytest.approx(counted, rel=0.05)
+    assert max(step.allocator.most_allocated for step in replays) == pytest.approx(counted, rel=0.05)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

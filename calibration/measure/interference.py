@@ -172,17 +172,10 @@ def _late(team: Team, pair: Pair, sends: bool) -> Row:
 
 def _waiting(kernel: Work, n: int, receive: Callable[[], object], side: torch.cuda.Stream) -> float:
     """Seconds of a run of the kernel, ``receive`` having begun before on another stream."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.cuda.stream(side):
         receive()
     torch.cuda._sleep(int(HEAD_START_S * SLEEP_HZ))
-    kernel.run(0)
-    start.record()
-    for i in range(n):
-        kernel.run(i % kernel.sets)
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e-3 / n
+    return _loop(kernel, n)
 
 
 @dataclass(frozen=True)
