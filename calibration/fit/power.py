@@ -90,9 +90,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     backend = next((name for name in attention.DEFAULT_BACKENDS if name in backends), None)
     attentions = [case for case in lasting if case.params.get("backend") == backend and backend]
     others = [case for case in lasting if case.op in (*MEMORY_OPS, *ARITHMETIC_OPS)]
-    streams, arithmetic = (
-        [_Run.of(case) for case in others if case.op in ops] for ops in (MEMORY_OPS, ARITHMETIC_OPS)
-    )
+    streams, arithmetic = ([_Run.of(case) for case in others if case.op in ops] for ops in (MEMORY_OPS, ARITHMETIC_OPS))
     idle = [float(case.row["power_w"]) for case in cases.of("copy") if "power_w" in case.row]
     moving = [float(case.row["power_w"]) for case in cases.of("collective") if "power_w" in case.row]
     base = profile.power
@@ -110,7 +108,9 @@ def fit(cases: Cases, profile: Profile) -> Part:
     scores = _fastest(attentions, _Law(highest_hz, law.speed, law.power))
 
     def streaming(runs: Sequence[_Run], law: _Law) -> dict[str, float]:
-        drawn = [(run.watts - min(idle)) * (law.highest_hz / min(run.clock_hz, law.highest_hz)) ** law.power for run in runs]
+        drawn = [
+            (run.watts - min(idle)) * (law.highest_hz / min(run.clock_hz, law.highest_hz)) ** law.power for run in runs
+        ]
         at = {"clock_hz": rounded(law.highest_hz), "priced_at_hz": rounded(law.highest_hz)}
         return {"watts": rounded(min(idle) + statistics.fmean(drawn))} | at | law.figures()
 
@@ -141,18 +141,22 @@ def fit(cases: Cases, profile: Profile) -> Part:
 def _in_turns(power: Power, shared: Sequence[Measured], lasting: Sequence[Measured], profile: Profile) -> Power:
     """With what other kernels do in turns with products that are too short for clocks to follow, as in a step, and how
     long the limit averages from turns that are longer. ``lasting``: others for seconds on end."""
-    turns: dict[LoadClass, list[Measured]] = {}
+    turns: dict[str, list[Measured]] = {}
     for case in shared:
         if (kind := OTHERS.get(str(case.params["beside"]))) and float(case.params["period_s"]) < SETTLING_S:
             turns.setdefault(kind, []).append(case)
-    for kind in ("attention", "arithmetic"):
-        alone = [case for case in lasting if OTHERS.get(case.op) == kind]
-        if kind in turns and alone:
-            speed = _following(turns[kind], power, profile)
-            law = _fastest(alone, _Law(power.highest_clock_hz, speed, power.loads["matmul"].power_exponent))
-            at = {} if kind == "attention" else {"clock_hz": rounded(law.highest_hz), "priced_at_hz": rounded(law.highest_hz)}
-            power = _with(power, kind, _load(alone, profile, law) if kind == "attention" else at | law.figures())
-    for kind in ("arithmetic", "memory"):
+    attentions, arithmetic = (
+        [case for case in lasting if OTHERS.get(case.op) == kind] for kind in ("attention", "arithmetic")
+    )
+    follows = power.loads["matmul"].power_exponent
+    if speed := _following(turns.get("attention", []), attentions, power, profile):
+        law = _fastest(attentions, _Law(power.highest_clock_hz, speed, follows))
+        power = _with(power, "attention", _load(attentions, profile, law))
+    if speed := _following(turns.get("arithmetic", []), [], power, profile):
+        law = _fastest(arithmetic, _Law(power.highest_clock_hz, speed, follows))
+        power = _with(power, "arithmetic", _at_highest(law) | law.figures())
+    streaming: tuple[LoadClass, ...] = ("arithmetic", "memory")
+    for kind in streaming:
         if kind in turns:
             power = _with(power, kind, _drawing(turns[kind], power, profile))
     longer = [case for case in shared if case.params["beside"] == "wait" and not _beside(case, "wait")]
@@ -191,12 +195,18 @@ def _fastest(cases: Sequence[Measured], law: _Law) -> _Law:
     return _Law(min(statistics.geometric_mean(fastest), law.highest_hz), law.speed, law.power)
 
 
-def _following(turns: Sequence[Measured], power: Power, profile: Profile) -> float:
-    """The speed exponent of kernels in turns with products, whose seconds say what the clock was: one slope for all."""
+def _following(turns: Sequence[Measured], alone: Sequence[Measured], power: Power, profile: Profile) -> float | None:
+    """The speed exponent of kernels in turns with products, whose seconds say what the clock was, and ``alone``, the
+    same ones at the clock that was read: one slope for all; None where clocks do not differ enough for one."""
     points: dict[str, list[tuple[float, float]]] = {}
     for case in turns:
         point = math.log(_clock_hz(case, power, profile)), math.log(float(case.row["other_s"]))
         points.setdefault(str(case.params["beside"]), []).append(point)
+    for case in alone:
+        run = _Run.of(case)
+        points.setdefault(case.op, []).append((math.log(run.clock_hz), math.log(run.seconds)))
+    if not turns or max(np.ptp([clock for clock, _ in of]) for of in points.values()) < DIFFERENT:
+        return None
     clock, seconds = np.concatenate([np.array(of) - np.mean(of, axis=0) for of in points.values()]).T
     return -float(np.dot(clock, seconds) / np.dot(clock, clock))
 
@@ -223,6 +233,11 @@ def _drawing(turns: Sequence[Measured], power: Power, profile: Profile) -> dict[
         exponent = max(float(np.polyfit(clock, drawn, 1, w=np.sqrt(weight))[0]), 0.0)
     watts = power.idle_w + math.exp(np.average(drawn - exponent * clock, weights=weight))
     return {"watts": rounded(watts), "power_exponent": rounded(exponent, 3)}
+
+
+def _at_highest(law: _Law) -> dict[str, float]:
+    """Of kernels that draw and take what they are said to at the highest clock that does anything for them."""
+    return {"clock_hz": rounded(law.highest_hz), "priced_at_hz": rounded(law.highest_hz)}
 
 
 def _with(power: Power, kind: LoadClass, changes: Mapping[str, float]) -> Power:
@@ -264,9 +279,7 @@ def _load(cases: Sequence[Measured], profile: Profile, law: _Law) -> dict[str, f
 
 def _from_the_first(runs: Sequence[_Run], highest_hz: float) -> float:
     """The speed exponent by which kernels slow down from their first batch, at the highest clock; 0 where none does."""
-    slower = statistics.fmean(
-        math.log(run.seconds / run.first_s) / math.log(highest_hz / run.clock_hz) for run in runs
-    )
+    slower = statistics.fmean(math.log(run.seconds / run.first_s) / math.log(highest_hz / run.clock_hz) for run in runs)
     return max(slower, 0.0)
 
 

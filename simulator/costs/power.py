@@ -2,7 +2,7 @@
 
 A GPU lowers its clock until it draws what it may. That is no property of a kernel: products alone run at three quarters
 of the highest clock, but faster in a step, where kernels that draw less and waiting for others save for them. What is
-saved lasts for tens of milliseconds: after a pause the highest clock holds until the running mean has reached the limit.
+saved lasts for tens of milliseconds: after a pause the highest clock holds until the running mean is at the limit.
 A step that repeats thus has a clock for each of its pieces; a rank plays at the one that makes the step last as long
 (`simulator.engine.clocks`).
 """
