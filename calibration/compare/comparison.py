@@ -70,9 +70,7 @@ def work_of(workload: Workload) -> str:
 
 
 def not_before(predictions: Predictions, commit: Commit | None, run: Measured, name: str, workload_sha256: str) -> str:
-    """Why the file does not hold a prediction made before ``run``; empty where it does. ``commit``: of that file."""
-    if name not in predictions.figures:
-        return "not among the predictions"
+    """Why the file's prediction of ``name`` was not made before ``run``; empty where it was. ``commit``: the file's."""
     if predictions.workloads[name] != workload_sha256:
         return "predicted for another workload file"
     if commit is None or commit.changed:
