@@ -68,8 +68,8 @@ def fit(cases: Cases, profile: Profile) -> Part:
     apart = cases.held_out(rows)
     inside = [case for case in rows if len(case.ranks) not in apart]
     if not inside:
-        found = ", ".join(str(n) for n in sorted({len(case.ranks) for case in rows}))
-        raise InputError("no collectives are left to fit", key="--hold-out", found=found, allowed="some of these")
+        of = ", ".join(str(n) for n in sorted({len(case.ranks) for case in rows}))
+        raise InputError("no collectives are left to fit", key="--hold-out", found=of, allowed="some of these")
     fitted: list[Measured] = []
     for group in sorted({(case.op, len(case.ranks)) for case in inside}):
         of_group = [case for case in inside if (case.op, len(case.ranks)) == group]
