@@ -11,25 +11,38 @@ import torch
 from calibration.narrow import PROBE, narrow
 from calibration.train.trainer import Groups, Trainer
 
-PROBES = 5
 
+class Probe:
+    """The passes of a small model (`calibration.narrow.PROBE`), which this rank's host issues to a GPU by itself."""
 
-def probe(device: torch.device) -> list[float]:
-    """Seconds in which the host issues the passes of a small model, on this rank alone; nothing without a GPU."""
-    if device.type != "cuda":
-        return []
-    workload = narrow(PROBE)
-    groups = Groups.of(workload.parallelism, 0)
-    assert groups is not None
-    trainer = Trainer(workload, groups, device)
-    samples = []
-    for _ in range(PROBES + 1):
+    def __init__(self, device: torch.device) -> None:
+        workload = narrow(PROBE)
+        groups = Groups.of(workload.parallelism, 0)
+        assert groups is not None
+        self._trainer = Trainer(workload, groups, device)
+        self._trainer.forward_backward()
+
+    def seconds(self) -> float:
+        """That the host takes to issue them, the GPU idle. A forward pass goes before, as other work did."""
+        self._trainer.modules[0](self._trainer.inputs[:1])
         torch.cuda.synchronize()
         began = time.perf_counter()
-        trainer.forward_backward()
-        samples.append(time.perf_counter() - began)
-    torch.cuda.synchronize()
-    trainer.close()
-    del trainer
-    gc.collect()
-    return [statistics.median(samples[1:])]
+        self._trainer.forward_backward()
+        seconds = time.perf_counter() - began
+        torch.cuda.synchronize()
+        return seconds
+
+    def close(self) -> None:
+        self._trainer.close()
+        del self._trainer
+        gc.collect()
+
+
+def probe(device: torch.device, samples: int) -> list[float]:
+    """The median of some probes, by themselves; nothing without a GPU."""
+    if device.type != "cuda":
+        return []
+    probe = Probe(device)
+    median = statistics.median(probe.seconds() for _ in range(samples))
+    probe.close()
+    return [median]

@@ -29,7 +29,8 @@ ranks             a list, one per rank in order:
                   steps, read in each when the host has issued it; power is the driver's mean over a second; empty
                   without NVML
   host            {probe_s: [before the run, between its timed steps, after it]}: seconds in which the host issues the
-                  passes of a small model (`calibration.narrow.PROBE`); empty without GPUs
+                  passes of a small model (`calibration.narrow.PROBE`); between the steps once, or with --probe-hosts
+                  behind each; empty without GPUs
   profile         of the one profiled step kept, the last: {span_s (first start to last end on the GPU), busy_s (some
                   kernel runs), exposed_s (communication runs and no other kernel), exposed: {kind: s}, step_s (wall,
                   under the profiler)}
