@@ -10,6 +10,7 @@ import csv
 import datetime
 import json
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -196,9 +197,11 @@ class TestPredictedBefore:
         self.git(folder, "add", name)
         self.git(folder, "commit", "-q", "-m", "predictions")
 
-    def rows(self, made: Path, folder: Path, *more: str) -> tuple[dict[str, Any], dict[str, str]]:
+    def rows(
+        self, made: Path, folder: Path, *more: str, changes: Sequence[str] = ()
+    ) -> tuple[dict[str, Any], dict[str, str]]:
         files = [str(folder / name) for name in ("predictions.json", *more)]
-        compare(made, folder / "out", ONLY_TABLES, "--predictions", *files)
+        compare(made, folder / "out", ONLY_TABLES, *changes, "--predictions", *files)
         comparison = json.loads((folder / "out" / "comparison.json").read_text())
         return comparison, {row["name"]: row["not_before"] for row in comparison["rows"] if not row["reason"]}
 
@@ -250,6 +253,11 @@ class TestPredictedBefore:
         arguments = [str(made / "pp2.yaml"), "--measured", str(made), "--out", str(repository / "out"), *files]
         assert main(["compare", *arguments]) == 2
         assert "two files predict one run" in capsys.readouterr().err
+
+    def test_predicted_for_another_gpu(self, made: Path, repository: Path) -> None:
+        self.commit(repository)
+        _, why = self.rows(made, repository, changes=["--set", "cluster=hgx_h200_4gpu"])
+        assert why["alone"] == "predicted for h100-sxm-80gb"
 
     def test_what_counts_is_the_first_commit_of_what_it_says(self, repository: Path) -> None:
         """Later predictions may be committed and taken back."""

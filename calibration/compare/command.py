@@ -124,7 +124,7 @@ def compare(
         late, committed = "not among the predictions" if predicted else "", None
         if one.name in by_name:
             file = by_name[one.name]
-            late = not_before(file.predictions, file.commit, real, one.name, one.sha256)
+            late = not_before(file.predictions, file.commit, real, one)
             committed = None if late else file.predictions.figures[one.name]
         rows.append(replace(base, simulated=ours, measured=theirs, committed=committed, not_before=late))
     bounds = Bounds(arguments.max_mean, arguments.max_row)
