@@ -189,10 +189,10 @@ def test_hosts_are_timed_in_blocks_between_probes() -> None:
         def synchronize(self) -> None:
             calls.append("wait")
 
-        def seconds(self) -> float:
+        def seconds(self) -> tuple[float, float]:
             self.pace *= 1.1
             calls.append("probe")
-            return 0.06 * self.pace
+            return 0.02 * self.pace, 0.04 * self.pace
 
         def run(self) -> float:
             calls.append("run")
@@ -204,6 +204,7 @@ def test_hosts_are_timed_in_blocks_between_probes() -> None:
     assert calls == [*warm_up, *["probe", *block] * hosts.BLOCKS, "probe"]
     assert row["block_s"] == [pytest.approx([0.02 * 1.1**n for n in range(1, hosts.BLOCKS + 1)], rel=1e-4)]
     assert row["probe_s"] == [pytest.approx([0.06 * 1.1**n for n in range(1, hosts.BLOCKS + 2)], rel=1e-4)]
+    assert row["probe_forward_s"] == [pytest.approx([one / 3 for one in row["probe_s"][0]], rel=1e-4)]
     assert row["runs"] == 3
 
 

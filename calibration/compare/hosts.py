@@ -1,11 +1,11 @@
 """How fast the hosts of real runs were, against the calibrated one: what they took to issue the passes of a small model
-between the steps of each run, against what the calibrated one took beside what was measured on it."""
+before, between and after the steps of each run, against what the calibrated one took beside what was measured on it."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Ma
         return changes
     try:
         ranks = json.loads(read_text(record)).get("ranks", [])
-        probes = [_between(said) for rank in ranks if (said := rank.get("host", {}).get("probe_s"))]
+        probes = [statistics.fmean(said) for rank in ranks if (said := rank.get("host", {}).get("probe_s"))]
     except (ValueError, TypeError, AttributeError) as problem:
         raise InputError(f"no record of a run: {problem!r}", file=record) from None
     if not probes:
@@ -42,8 +42,3 @@ def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Ma
     if calibrated_s is None:  # not probed when it was measured
         calibrated_s = probe_s(Costs.from_profile(profile, known.training.implementation))
     return {**changes, KEY: float(f"{calibrated_s / max(probes):.4g}")}  # after the cluster that it is in
-
-
-def _between(probes: Sequence[float]) -> float:
-    """The mean of those between the timed steps, of which the first and the last are before and behind."""
-    return statistics.fmean(probes[1:-1] or probes)

@@ -18,8 +18,8 @@ WARM_UP = 3
 
 def beside_probes(run: Callable[[], float], bench: Bench, probe: Probe | None, team: Team | None) -> Row:
     """``run`` says how long the host took for it. ``time_s``: of the slowest member in each block; ``each_s``: of every
-    member; ``block_s`` and ``probe_s``: [member][block], seconds of a run and of the probes around it, where there is
-    one."""
+    member; ``block_s``, ``probe_s`` and ``probe_forward_s``: [member][block], seconds of a run and of the probes around
+    it, and of these forward, where there is one."""
 
     def once() -> float:
         if team is not None:
@@ -37,14 +37,18 @@ def beside_probes(run: Callable[[], float], bench: Bench, probe: Probe | None, t
         blocks.append(statistics.fmean(once() for _ in range(n)))
         if probe:
             probes.append(probe.seconds())
-    each = [(blocks, probes)] if team is None else team.all((blocks, probes))
+    of_mine = (blocks, [sum(parts) for parts in probes], [forward for forward, _ in probes])
+    each = [of_mine] if team is None else team.all(of_mine)
     row: Row = {
-        **summary([max(of_all) for of_all in zip(*(of_one for of_one, _ in each), strict=True)]),
+        **summary([max(of_all) for of_all in zip(*(of_one for of_one, *_ in each), strict=True)]),
         "runs": n,
-        "each_s": [_rounded(statistics.median(of_one)) for of_one, _ in each],
+        "each_s": [_rounded(statistics.median(of_one)) for of_one, *_ in each],
     }
     if probe:
-        row |= {name: [[*map(_rounded, one[n])] for one in each] for n, name in enumerate(("block_s", "probe_s"))}
+        row |= {
+            name: [[*map(_rounded, one[n])] for one in each]
+            for n, name in enumerate(("block_s", "probe_s", "probe_forward_s"))
+        }
     return row
 
 

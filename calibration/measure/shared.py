@@ -19,7 +19,7 @@ BESIDE = ("wait", "copy")
 SHARES = {"smoke": (0.5,), "quick": (0.5,), "full": (0.1, 0.25, 0.5, 0.65, 0.8, 0.9)}
 #: Seconds after which products and pauses repeat.
 PERIODS = {"smoke": (0.01,), "quick": (0.02,), "full": (0.02, 0.2)}
-#: With fewer shares: more periods of products and pauses; attention and streams, in turns of one length; other products.
+#: With fewer shares: more periods of products and pauses; attention and streams, in short turns; other products.
 FEW = (0.5, 0.8)
 MORE_PERIODS = (0.05, 0.1, 0.5)
 STREAMS = ("layer_norm", "layer_norm_bwd", "gelu", "gelu_bwd", "bias_grad", "residual_add")

@@ -22,15 +22,23 @@ class Probe:
         self._trainer = Trainer(workload, groups, device)
         self._trainer.forward_backward()
 
-    def seconds(self) -> float:
-        """That the host takes to issue them, the GPU idle. A forward pass goes before, as other work did."""
-        self._trainer.modules[0](self._trainer.inputs[:1])
+    def seconds(self) -> tuple[float, float]:
+        """That the host takes to issue them, forward and backward, which two threads do. A forward pass goes before, as
+        other work did."""
+        trainer, forward_s, backward_s = self._trainer, 0.0, 0.0
+        (module,) = trainer.modules
+        module(trainer.inputs[:1])
+        for parameter in trainer.optimizer.parameters:
+            parameter.grad = None
         torch.cuda.synchronize()
-        began = time.perf_counter()
-        self._trainer.forward_backward()
-        seconds = time.perf_counter() - began
+        for inputs, targets in zip(trainer.inputs.split(1), trainer.targets.split(1), strict=True):
+            began = time.perf_counter()
+            loss = trainer.loss(module(inputs), targets)
+            issued = time.perf_counter()
+            loss.backward()
+            forward_s, backward_s = forward_s + issued - began, backward_s + time.perf_counter() - issued
         torch.cuda.synchronize()
-        return seconds
+        return forward_s, backward_s
 
     def close(self) -> None:
         self._trainer.close()
@@ -38,11 +46,11 @@ class Probe:
         gc.collect()
 
 
-def probe(device: torch.device, samples: int) -> list[float]:
-    """The median of some probes, by themselves; nothing without a GPU."""
+def probe(device: torch.device, samples: int) -> list[tuple[float, float]]:
+    """Forward and backward seconds of some probes, the medians of each, by themselves; nothing without a GPU."""
     if device.type != "cuda":
         return []
     probe = Probe(device)
-    median = statistics.median(probe.seconds() for _ in range(samples))
+    forward, backward = zip(*(probe.seconds() for _ in range(samples)), strict=True)
     probe.close()
-    return [median]
+    return [(statistics.median(forward), statistics.median(backward))]

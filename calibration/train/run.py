@@ -33,7 +33,7 @@ class RankRun:
     wall: list[float] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)
     telemetry: list[dict[str, Any]] = field(default_factory=list)
-    probe: list[float] = field(default_factory=list)
+    probe: list[tuple[float, float]] = field(default_factory=list)
     profiled_s: float = 0.0
     spans: list[Span] = field(default_factory=list)
 
@@ -165,7 +165,10 @@ def rank_record(rank: int, run: RankRun) -> dict[str, object]:
         "wall_time_s": spread(run.wall),
         "memory": run.memory,
         "clocks": _clocks(run.telemetry),
-        "host": {"probe_s": [float(f"{seconds:.5g}") for seconds in run.probe]},
+        "host": {
+            "probe_s": [float(f"{sum(seconds):.5g}") for seconds in run.probe],
+            "probe_forward_s": [float(f"{forward_s:.5g}") for forward_s, _ in run.probe],
+        },
         "profile": {**exposure(run.spans), "step_s": float(f"{run.profiled_s:.6g}")},
         "kernels": table(run.spans),
     }
