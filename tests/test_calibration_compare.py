@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import runs
+import yaml
 
 from calibration.__main__ import main
 from calibration.commits import commit_of, first_with
@@ -99,8 +100,9 @@ def test_errors_are_what_the_runs_were_made_with(compared: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("slower", [1.0, 2.0, 5.0])
 def test_a_run_is_simulated_on_a_host_as_fast_as_its_own(slower: float, made: Path, tmp_path: Path) -> None:
-    """Two ranks, the second's probes before and after the run ``slower`` than the profile has them on average, the
-    first's as the profile has them: the slower one counts, unless the command says otherwise."""
+    """Two ranks, the second's probes ``slower`` than the profile has them on average, the first's as the profile has
+    them: the slower one counts, unless the command says otherwise. Of a profile that tells what its own host took for
+    the probe, that counts."""
     path = made / "pp2.yaml"
     workload = load_workload(path)
     costs = Costs.from_profile(load_profile("h100-sxm-80gb"), workload.training.implementation)
@@ -110,6 +112,11 @@ def test_a_run_is_simulated_on_a_host_as_fast_as_its_own(slower: float, made: Pa
     (tmp_path / "pp2.json").write_text(json.dumps(content))
     changes = with_host(tmp_path, path, {"cluster": "dgx_h100"})
     assert load_workload(path, changes).cluster.node_at(0).host_speed == pytest.approx(1 / slower, rel=1e-3)
+    told = yaml.safe_load((ROOT / "calibration/profiles/h100-sxm-80gb.yaml").read_text())
+    told["provenance"]["host_probe_s"] = 3 * usual
+    (tmp_path / "told.yaml").write_text(yaml.safe_dump(told | {"name": "told"}))
+    changes = with_host(tmp_path, path, {"cluster": "dgx_h100", "calibration": str(tmp_path / "told.yaml")})
+    assert changes["cluster.node.host_speed"] == pytest.approx(3 / slower, rel=1e-3)
     said = {"cluster.node.host_speed": 1.0}
     assert with_host(tmp_path, path, said) == said
     assert with_host(tmp_path, made / "alone.yaml", {}) == {}

@@ -11,7 +11,7 @@ from calibration.fit.cases import Cases, Measured
 from simulator.config.power import Power
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
-from simulator.costs.power import Loads, PowerBudget
+from simulator.costs.power import Drawn, Loads, PowerBudget
 from simulator.program import Attention, Kernel, Matmul
 
 PROFILE = load_profile("h200-sxm-141gb")
@@ -68,7 +68,7 @@ def test_a_gpu_that_keeps_to_the_model_gives_its_constants_back(exponent: float,
     Attention took 10 % more than its price at 1700 MHz, so that the price holds at 1700 MHz * 1.1^(1 / speed)."""
     part = power.fit(machine(exponent, speed, (0.6, 0.7, 0.8, 0.9, 1.0)), PROFILE)
     found = Power.model_validate(part.figures["power"])
-    assert found.exponent == pytest.approx(exponent, rel=0.01)
+    assert found.loads["matmul"].power_exponent == pytest.approx(exponent, rel=0.01)
     assert (found.idle_w, found.limit_w, found.highest_clock_hz) == (IDLE_W, LIMIT_W, HIGHEST_MHZ * 1e6)
     product, scores = found.loads["matmul"], found.loads["attention"]
     assert product.speed_exponent == pytest.approx(speed, rel=0.01)
@@ -84,19 +84,21 @@ def test_a_gpu_that_keeps_to_the_model_gives_its_constants_back(exponent: float,
 
 def test_without_shares_of_the_time_the_exponent_is_said_to_be_assumed() -> None:
     found = Power.model_validate(power.fit(machine(3.0, 0.5, ()), PROFILE).figures["power"])
-    assert found.exponent == power.EXPONENT
     assert power.ASSUMED in found.note
-    assert (
-        found.loads["matmul"].speed_exponent == found.loads["attention"].speed_exponent == pytest.approx(0.5, rel=0.01)
-    )
+    assert found.averaged_s == power.AVERAGED_S
+    for kind in ("matmul", "attention", "arithmetic"):
+        load = found.loads[kind]
+        assert (load.power_exponent, load.speed_exponent) == (power.EXPONENT, power.SPEED_EXPONENT)
 
 
 def test_the_budget_of_a_shipped_profile_leaves_products_alone_their_clock() -> None:
     for name in ("h100-sxm-80gb", "h200-sxm-141gb"):
         model = load_profile(name).power
         assert model is not None
-        clock_hz = PowerBudget(model).clock_hz(Loads({"matmul": 1.0}, {"matmul": 1.0}), 1.0, model.highest_clock_hz)
-        assert clock_hz == pytest.approx(model.loads["matmul"].clock_hz, rel=2e-3)
+        budget = PowerBudget(model)
+        products = budget.trace([Drawn(0.0, 1.0, Loads({"matmul": 1.0}, {"matmul": 1.0}))], 1.0)
+        clock_hz = budget.clock_hz(products, model.highest_clock_hz)
+        assert clock_hz == pytest.approx(model.loads["matmul"].clock_hz, rel=3e-3)
 
 
 def test_nothing_is_fitted_where_a_class_was_not_run_for_long() -> None:
@@ -106,22 +108,68 @@ def test_nothing_is_fitted_where_a_class_was_not_run_for_long() -> None:
 
 @pytest.mark.parametrize("follows", [0.3, 0.6, 0.9])
 def test_attention_in_turns_with_products_says_how_it_follows_the_clock(follows: float) -> None:
-    """Products that take 1.1 times what they take alone have a clock of 1500 MHz / 1.1^(1 / speed). Attention, which
-    took t in its first batch at 1980 MHz, takes t * (1980 / clock)^follows beside them."""
-    speed = 0.5
+    """Products that take 0.85 of what they take alone have a clock of 1500 MHz / 0.85^(1 / speed). Attention, which
+    alone took t at 1700 MHz, takes t * (1700 / clock)^follows beside them. It was faster in its first batch by what
+    the clock up to which it follows is above 1700 MHz."""
+    speed = 0.8
     whole = machine(2.0, speed, (0.6, 0.8, 1.0))
-    first_s = next(case.row["series_s"][0] for case in whole.rows if case.op == "attention_fwd")
-    seconds = COSTS.kernel_s(PRODUCT, PROFILE.gpu) * 1.1
-    mhz = ALONE_MHZ * 1.1 ** (-1 / speed)
+    (first_s, alone_s) = next(case.row["series_s"][:2] for case in whole.rows if case.op == "attention_fwd")
+    seconds = COSTS.kernel_s(PRODUCT, PROFILE.gpu) * 0.85
+    mhz = ALONE_MHZ * 0.85 ** (-1 / speed)
     row = {"sm_mhz": [mhz] * 4, "power_w": [LIMIT_W] * 4, "series_s": [seconds] * 4, "share": 0.8}
-    row["other_s"] = first_s * (HIGHEST_MHZ / mhz) ** follows
+    row["other_s"] = alone_s * (1700 / mhz) ** follows
     beside = Measured("shared", "mm", SIZES | {"beside": "attention_fwd", "period_s": 0.02}, (0,), row)
     found = Power.model_validate(power.fit(Cases((*whole.rows, beside), whole.environments), PROFILE).figures["power"])
     load = found.loads["attention"]
-    assert load.speed_exponent == pytest.approx(follows, rel=0.01)
-    # At the highest clock it took first_s, and its price at ``priced_at_hz``.
+    assert load.speed_exponent == pytest.approx(follows, rel=0.02)
+    highest_mhz = min(1700 * (alone_s / first_s) ** (1 / follows), HIGHEST_MHZ)
+    assert load.highest_clock_hz == pytest.approx(highest_mhz * 1e6, rel=2e-2)
+    # At that clock it took first_s, where this is below the GPU's highest; its price at ``priced_at_hz``.
     price = COSTS.kernel_s(attention(), PROFILE.gpu)
-    assert (HIGHEST_MHZ * 1e6 / load.priced_at_hz) ** follows == pytest.approx(price / first_s, rel=2e-3)
+    took_s = alone_s * (1700e6 / load.highest_clock_hz) ** follows
+    assert (load.highest_clock_hz / load.priced_at_hz) ** follows == pytest.approx(price / took_s, rel=5e-3)
+
+
+@pytest.mark.parametrize("ceiling_mhz", [1700, 1800, 1900])
+def test_products_that_no_higher_clock_helps_say_so(ceiling_mhz: int) -> None:
+    """Beside 30 to 90 % of waiting the clock that is read rises to the highest, while seconds and power stop where the
+    clock passes the ceiling."""
+    whole, cases = machine(2.0, 0.8, ()), []
+    for share in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0):
+        wanted = ALONE_MHZ * share**-0.5
+        mhz = HIGHEST_MHZ if wanted > ceiling_mhz else wanted
+        works_at = min(mhz, ceiling_mhz)
+        watts = IDLE_W + share * (LIMIT_W - IDLE_W) * (works_at / ALONE_MHZ) ** 2
+        seconds = COSTS.kernel_s(PRODUCT, PROFILE.gpu) * (ALONE_MHZ / works_at) ** 0.8
+        row = {"sm_mhz": [mhz] * 4, "power_w": [watts] * 4, "series_s": [seconds] * 4, "share": share}
+        cases.append(Measured("shared", "mm", SIZES | {"beside": "wait", "period_s": 0.02}, (0,), row))
+    found = Power.model_validate(power.fit(Cases((*whole.rows, *cases), whole.environments), PROFILE).figures["power"])
+    product = found.loads["matmul"]
+    assert product.highest_clock_hz == pytest.approx(ceiling_mhz * 1e6, rel=5e-3)
+    assert product.speed_exponent == pytest.approx(0.8, rel=0.02)
+    assert product.power_exponent == pytest.approx(2.0, rel=0.02)
+
+
+@pytest.mark.parametrize("averaged_s", [0.03, 0.06, 0.12])
+def test_turns_that_are_long_say_how_long_the_limit_averages(averaged_s: float) -> None:
+    """A GPU that keeps to the model with one time constant gives it back, as far as pieces of half of it can tell."""
+    whole = machine(2.0, 0.8, (0.6, 0.7, 0.8, 0.9, 1.0))
+    first = Power.model_validate(power.fit(whole, PROFILE).figures["power"])
+    budget = PowerBudget(first.model_copy(update={"averaged_s": averaged_s}))
+    costs = Costs.from_profile(PROFILE.model_copy(update={"power": first}), "eager")
+    cases = []
+    for share, period_s in ((0.5, 0.2), (0.8, 0.2), (0.5, 0.5), (0.8, 0.5)):
+        busy_s = share * period_s
+        spans = [Drawn(0.0, busy_s, Loads({"matmul": busy_s}, {"matmul": busy_s}))]
+        clock_hz = budget.clock_hz(budget.trace(spans, period_s), 1.6e9)
+        seconds = costs.kernel_s(PRODUCT, PROFILE.gpu, clock_hz)
+        longer_s = seconds / costs.kernel_s(PRODUCT, PROFILE.gpu, 1.6e9) * busy_s
+        took = longer_s / (longer_s + period_s - busy_s)
+        row = {"sm_mhz": [1600] * 4, "power_w": [600.0] * 4, "series_s": [seconds] * 4, "share": took}
+        turns = SIZES | {"beside": "wait", "period_s": longer_s + period_s - busy_s}
+        cases.append(Measured("shared", "mm", turns, (0,), row))
+    found = power.fit(Cases((*whole.rows, *cases), whole.environments), PROFILE).figures["power"]
+    assert found["averaged_s"] == pytest.approx(averaged_s, rel=0.25)
 
 
 @pytest.mark.parametrize("watts", [300.0, 450.0, 560.0])

@@ -173,6 +173,41 @@ def test_layers_are_issued_alone_and_in_a_pipeline_of_two_ranks(tmp_path: Path) 
     assert len(rows[-1]["each_s"]) == 2
 
 
+def test_hosts_are_timed_in_blocks_between_probes() -> None:
+    """A run of 20 ms on a host that grows slower: three of them last 50 ms, so that a block has three; every block
+    stands between two probes."""
+    pytest.importorskip("torch")
+    from calibration.measure import hosts
+
+    calls: list[str] = []
+
+    class Clock:
+        """Stands for the bench, the probe and what is run: seconds grow by a tenth at each probe."""
+
+        cuda, pace = True, 1.0
+
+        def synchronize(self) -> None:
+            calls.append("wait")
+
+        def seconds(self) -> tuple[float, float]:
+            self.pace *= 1.1
+            calls.append("probe")
+            return 0.02 * self.pace, 0.04 * self.pace
+
+        def run(self) -> float:
+            calls.append("run")
+            return 0.02 * self.pace
+
+    clock: Any = Clock()
+    row: Any = hosts.beside_probes(clock.run, clock, clock, None)
+    warm_up, block = ["run", "wait"] * hosts.WARM_UP, ["run", "wait"] * 3
+    assert calls == [*warm_up, *["probe", *block] * hosts.BLOCKS, "probe"]
+    assert row["block_s"] == [pytest.approx([0.02 * 1.1**n for n in range(1, hosts.BLOCKS + 1)], rel=1e-4)]
+    assert row["probe_s"] == [pytest.approx([0.06 * 1.1**n for n in range(1, hosts.BLOCKS + 2)], rel=1e-4)]
+    assert row["probe_forward_s"] == [pytest.approx([one / 3 for one in row["probe_s"][0]], rel=1e-4)]
+    assert row["runs"] == 3
+
+
 def test_kernels_that_a_cpu_can_run_are_timed_and_a_second_run_adds_what_is_missing(tmp_path: Path) -> None:
     measure(tmp_path, "--only", "matmul,memory,attention,copy")
     path = tmp_path / "measurements.jsonl"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from calibration.fit import hosts
 from calibration.fit import launch as launch_fit
-from calibration.fit.cases import read
+from calibration.fit.cases import Cases, Measured, read
 from calibration.narrow import LAYOUTS, narrow
 from simulator.build import build_program
 from simulator.cluster import build_cluster
@@ -172,6 +173,22 @@ def test_seconds_of_kinds_are_found_from_sums(seconds_of: list[float]) -> None:
     sums = [sum(n * true[kind] for kind, n in counts.items()) for counts in counted]
     equations = [hosts.Equation("x", total, counts) for total, counts in zip(sums, counted, strict=True)]
     assert hosts.least_squares(equations, KINDS) == pytest.approx(seconds_of, rel=1e-6)
+
+
+@pytest.mark.parametrize("drift", [1.0, 1.1, 0.8])
+def test_times_are_those_of_a_host_of_one_speed(drift: float) -> None:
+    """A host whose seconds grow by ``drift`` from one probe to the next, and linearly between: whatever takes half
+    as long as the probe at each moment takes half of what the probe usually takes. Others stay as they are."""
+    probes = [0.05 * drift**n for n in range(7)]
+    blocks = [(before + after) / 4 for before, after in pairwise(probes)]
+    row = {"time_s": 9.0, "block_s": [blocks], "probe_s": [probes]}
+    case = Measured("layers", "passes", {}, (0,), row)
+    usual = hosts.usual_probe_s(Cases((case,), ()))
+    assert usual == pytest.approx(probes[3])
+    assert hosts.members_s(case, usual) == pytest.approx([usual / 2])
+    plain = Measured("layers", "passes", {}, (0, 1), {"time_s": 9.0, "each_s": [8.0, 9.0]})
+    assert hosts.members_s(plain, usual) == [8.0, 9.0]
+    assert hosts.usual_probe_s(Cases((plain,), ())) is None
 
 
 def test_layers_give_the_shipped_figures_and_are_met_by_them() -> None:

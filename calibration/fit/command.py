@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from calibration.fit import collectives, interference, kernels, launch, picture, power
+from calibration.fit import collectives, hosts, interference, kernels, launch, picture, power
 from calibration.fit.cases import MEASURED, Cases, read
 from calibration.fit.part import Point, residuals
 from calibration.fit.writer import written
@@ -101,6 +101,7 @@ def _provenance(cases: Cases, base: Profile) -> dict[str, Any]:
         "highest_sm_mhz": highest and float(highest[1]),
         "median_sm_mhz": clocks and statistics.median(clocks),
         "nvls": first.get("nvls"),
+        "host_probe_s": hosts.usual_probe_s(cases),
         "commands": list(dict.fromkeys(str(environment["command"]) for environment in cases.environments)),
     }
     return {key: value for key, value in found.items() if value not in (None, [])}

@@ -1,14 +1,18 @@
 """What the host takes by kind of op, from layers that it issued: ``host.launch_s.eager``.
 
 The simulator's own program of each narrow model says what the host had to issue, kind by kind; the seconds of the kinds
-are those, none negative, that give the measured times with the least squares of relative errors.
+are those, none negative, that give the measured times with the least squares of relative errors. Times are of a host
+that is always as fast as in the middle of the measurement: each is divided by those of the probes right before and
+after.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import get_args
 
 import numpy as np
@@ -47,9 +51,26 @@ class Equation:
     counts: Counts
 
 
+def usual_probe_s(cases: Cases) -> float | None:
+    """What the host took for the probe in the middle of the measurement: the median of all; None: it was not probed."""
+    probes = [seconds for case in cases.rows for member in case.row.get("probe_s", ()) for seconds in member]
+    return statistics.median(probes) if probes else None
+
+
+def members_s(case: Measured, usual_s: float | None) -> list[float]:
+    """Seconds of every member, on a host that takes ``usual_s`` for the probe; as they are where it was not probed."""
+    if usual_s is None or "probe_s" not in case.row:
+        return [float(seconds) for seconds in case.row.get("each_s", [case.seconds])]
+    return [
+        usual_s * statistics.median(2 * run / sum(around) for run, around in zip(blocks, pairwise(probes), strict=True))
+        for blocks, probes in zip(case.row["block_s"], case.row["probe_s"], strict=True)
+    ]
+
+
 def fitted(cases: Cases) -> tuple[dict[str, object], list[Point]]:
     """``forward_s``, ``backward_s``, ``collective_s``, ``p2p_s`` and ``around_s``, and the times behind them."""
-    equations = [equation for case in cases.of("layers") for equation in _equations(case)]
+    usual_s = usual_probe_s(cases)
+    equations = [equation for case in cases.of("layers") for equation in _equations(case, members_s(case, usual_s))]
     kinds = sorted({kind for equation in equations for kind in equation.counts})
     seconds = dict(zip(kinds, least_squares(equations, kinds), strict=True))
     found: dict[str, object] = {
@@ -65,14 +86,14 @@ def fitted(cases: Cases) -> tuple[dict[str, object], list[Point]]:
     return found, points
 
 
-def _equations(case: Measured) -> list[Equation]:
-    params = case.params
+def _equations(case: Measured, members: Sequence[float]) -> list[Equation]:
+    params, seconds = case.params, members[0]
     if "part" in params:
         forward, backward = MODULES[params["part"]]
         counts = Counter({kind: n * DEPTH for kind, n in forward.items()})
         if case.op == "passes":
             counts.update({kind: n * DEPTH for kind, n in backward.items()} | {"autograd": 1})
-        return [Equation("launch.modules", case.seconds, counts)]
+        return [Equation("launch.modules", seconds, counts)]
     workload = narrow(params)
     if case.op == "split":
         part = layer(workload)
@@ -80,12 +101,12 @@ def _equations(case: Measured) -> list[Equation]:
         counts = Counter(launch.issued(op) for one in ops for op in launch.single(one))
         counts["split"] = counts["backward_matmul"]
         whole = Counter({kind: n * int(params["layers"]) for kind, n in counts.items()})
-        return [Equation("launch.split", case.seconds, whole + Counter(autograd=1))]
+        return [Equation("launch.split", seconds, whole + Counter(autograd=1))]
     program = build_program(workload)
     group = f"launch.{params.get('layout', 'one')}"
     return [
         Equation(group, seconds, counted(program.roles[role], case.op))
-        for role, seconds in zip(program.role_of, case.row.get("each_s", [case.seconds]), strict=False)
+        for role, seconds in zip(program.role_of, members, strict=False)
     ]
 
 

@@ -16,22 +16,30 @@ import numpy as np
 
 from calibration.fit import attention, matmul
 from calibration.fit.cases import Cases, Measured
-from calibration.fit.part import Part, Point, rounded
+from calibration.fit.part import Constants, Part, Point, rounded, search
 from simulator.config.power import LoadClass, Power
 from simulator.config.profile import Profile
 from simulator.costs import Costs
-from simulator.costs.power import Loads, PowerBudget
+from simulator.costs.power import Drawn, Loads, PowerBudget
 from simulator.program import Kernel
 
-EXPONENT = 2.0  # assumed until products that share the time were measured
-ASSUMED = "exponent assumed; products follow the clock as attention does, as even their first batch is slowed"
-SETTLING_S = 0.1  # clocks follow the power within about 50 ms
-MEMORY_OPS = ("copy", "residual_add")
-ARITHMETIC_OPS = ("layer_norm", "gelu", "cast_bf16_fp32", "bias_grad", "swiglu_split")
-
+#: Of products on an H200 (its calibration), assumed of GPUs whose products were not measured sharing the time.
+EXPONENT, SPEED_EXPONENT, AVERAGED_S = 1.95, 0.834, 0.055
+ASSUMED = "how power and speed follow the clock, and how long the limit averages, are assumed: as on an H200"
+SETTLING_S = 0.1  # clocks follow the power within tens of milliseconds
+MEMORY_OPS = ("copy", "residual_add", "bias_grad")
+ARITHMETIC_OPS = ("layer_norm", "gelu", "cast_bf16_fp32", "swiglu_split")
+#: Products no faster at more than this share of the clock are as fast as they get.
+CEILINGS = np.linspace(0.8, 1.0, 41)
+REACHED = 0.02  # so near, a clock counts as the highest
+DIFFERENT = 0.05  # logarithms of clocks that a slope can be told from
 
 #: What stands between products -> its class.
-OTHERS: Mapping[str, LoadClass] = {"copy": "memory", "attention_fwd": "attention", "attention_bwd": "attention"}
+OTHERS: Mapping[str, LoadClass] = {
+    **dict.fromkeys(("copy", "residual_add", "bias_grad"), "memory"),
+    **dict.fromkeys(("layer_norm", "layer_norm_bwd", "gelu", "gelu_bwd"), "arithmetic"),
+    **dict.fromkeys(("attention_fwd", "attention_bwd"), "attention"),
+}
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,22 @@ class _Run:
         )
 
 
+@dataclass(frozen=True)
+class _Law:
+    """How a class follows the clock, up to ``highest_hz``: exponents of its speed and of what it draws."""
+
+    highest_hz: float
+    speed: float
+    power: float
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "highest_clock_hz": rounded(self.highest_hz),
+            "speed_exponent": rounded(self.speed, 3),
+            "power_exponent": rounded(self.power, 3),
+        }
+
+
 def fit(cases: Cases, profile: Profile) -> Part:
     """The section ``power``; nothing where no kernels of some class were run for seconds under the limit."""
     lasting = [case for case in cases.of("sustained") if case.row.get("sm_mhz")]
@@ -65,9 +89,8 @@ def fit(cases: Cases, profile: Profile) -> Part:
     backends = {str(case.params["backend"]) for case in lasting if "backend" in case.params}
     backend = next((name for name in attention.DEFAULT_BACKENDS if name in backends), None)
     attentions = [case for case in lasting if case.params.get("backend") == backend and backend]
-    streams, arithmetic = (
-        [_Run.of(case) for case in lasting if case.op in ops] for ops in (MEMORY_OPS, ARITHMETIC_OPS)
-    )
+    others = [case for case in lasting if case.op in (*MEMORY_OPS, *ARITHMETIC_OPS)]
+    streams, arithmetic = ([_Run.of(case) for case in others if case.op in ops] for ops in (MEMORY_OPS, ARITHMETIC_OPS))
     idle = [float(case.row["power_w"]) for case in cases.of("copy") if "power_w" in case.row]
     moving = [float(case.row["power_w"]) for case in cases.of("collective") if "power_w" in case.row]
     base = profile.power
@@ -77,72 +100,144 @@ def fit(cases: Cases, profile: Profile) -> Part:
         return Part({})
     highest_hz = max(float(mhz) for case in lasting for mhz in case.row["sm_mhz"]) * 1e6
     alone = [_Run.of(case) for case in products]
-    slowed = _from_the_first([_Run.of(case) for case in attentions], highest_hz)
-    exponent, speed_exponent = EXPONENT, slowed
+    law = _fastest(products, _Law(highest_hz, SPEED_EXPONENT, EXPONENT))
     if waiting:
-        sizes = {name: waiting[0].params[name] for name in ("m", "n", "k")}
-        alike = [case for case in products if all(case.params[name] == size for name, size in sizes.items())]
-        exponent, speed_exponent = _exponents([_Run.of(case) for case in (*waiting, *alike)], min(idle))
+        side = max(case.params["m"] for case in waiting)
+        alike = [case for case in (*waiting, *products) if case.params["m"] == side]
+        law = _law([_Run.of(case) for case in alike], min(idle), highest_hz)
+    scores = _fastest(attentions, _Law(highest_hz, law.speed, law.power))
 
-    def highest_w(runs: Sequence[_Run]) -> float:
-        drawn = [(run.watts - min(idle)) * (highest_hz / run.clock_hz) ** exponent for run in runs]
-        return rounded(min(idle) + statistics.fmean(drawn))
+    def streaming(runs: Sequence[_Run], law: _Law) -> dict[str, float]:
+        drawn = [
+            (run.watts - min(idle)) * (law.highest_hz / min(run.clock_hz, law.highest_hz)) ** law.power for run in runs
+        ]
+        at = {"clock_hz": rounded(law.highest_hz), "priced_at_hz": rounded(law.highest_hz)}
+        return {"watts": rounded(min(idle) + statistics.fmean(drawn))} | at | law.figures()
 
-    constant = {"clock_hz": highest_hz, "priced_at_hz": highest_hz, "speed_exponent": 0.0}
     loads: dict[str, Any] = {
-        "matmul": _load(products, profile, speed_exponent),
-        "attention": _load(attentions, profile, slowed),
-        "arithmetic": {"watts": highest_w(arithmetic)} | constant | {"speed_exponent": rounded(slowed, 3)},
-        "memory": {"watts": highest_w(streams)} | constant,
+        "matmul": _load(products, profile, law),
+        "attention": _load(attentions, profile, scores),
+        "arithmetic": streaming(arithmetic, scores),
+        "memory": streaming(streams, _Law(highest_hz, 0.0, law.power)),
     }
     if moving:
-        loads["communication"] = {"watts": max(moving)} | constant
+        loads["communication"] = streaming(streams, _Law(highest_hz, 0.0, 0.0)) | {"watts": max(moving)}
     elif base:
         loads["communication"] = base.loads["communication"].model_dump()
     notes = [*(["communication as on another GPU"] if not moving else []), *([] if waiting else [ASSUMED])]
     figures = {
         "limit_w": rounded(statistics.fmean(run.watts for run in alone)),
+        "averaged_s": AVERAGED_S,
         "idle_w": min(idle),
         "highest_clock_hz": highest_hz,
-        "exponent": rounded(exponent, 3),
         "loads": loads,
         **cases.cited,
         "note": "; ".join(notes),
     }
-    power = _in_turns(Power.model_validate(figures), shared, attentions, profile)
+    power = _in_turns(Power.model_validate(figures), shared, [*attentions, *others], profile)
     return Part({"power": power.model_dump()}, [_point(case, power, profile) for case in shared])
 
 
-def _in_turns(power: Power, shared: Sequence[Measured], attentions: Sequence[Measured], profile: Profile) -> Power:
-    """With what attention and copies do in turns with products that are too short for clocks to follow, as in a step.
+def _in_turns(power: Power, shared: Sequence[Measured], lasting: Sequence[Measured], profile: Profile) -> Power:
+    """With what other kernels do in turns with products that are too short for clocks to follow, as in a step, and how
+    long the limit averages from turns that are longer. ``lasting``: others for seconds on end."""
+    turns: dict[str, list[Measured]] = {}
+    for case in shared:
+        if (kind := OTHERS.get(str(case.params["beside"]))) and float(case.params["period_s"]) < SETTLING_S:
+            turns.setdefault(kind, []).append(case)
+    attentions, arithmetic = (
+        [case for case in lasting if OTHERS.get(case.op) == kind] for kind in ("attention", "arithmetic")
+    )
+    follows = power.loads["matmul"].power_exponent
+    if speed := _following(turns.get("attention", []), attentions, power, profile):
+        law = _fastest(attentions, _Law(power.highest_clock_hz, speed, follows))
+        power = _with(power, "attention", _load(attentions, profile, law))
+    if speed := _following(turns.get("arithmetic", []), [], power, profile):
+        law = _fastest(arithmetic, _Law(power.highest_clock_hz, speed, follows))
+        power = _with(power, "arithmetic", _at_highest(law) | law.figures())
+    streaming: tuple[LoadClass, ...] = ("arithmetic", "memory")
+    for kind in streaming:
+        if kind in turns:
+            power = _with(power, kind, _drawing(turns[kind], power, profile))
+    longer = [case for case in shared if case.params["beside"] == "wait" and not _beside(case, "wait")]
+    if longer:
 
-    How much slower the products are than at the highest clock says what the clock was. Attention's speed follows it
-    from its first batch alone, at the highest clock. Copies draw what leaves products the time that they took.
-    """
-    if beside := [case for case in shared if _beside(case, "attention_fwd", "attention_bwd")]:
-        first = {case.op: _Run.of(case).first_s for case in attentions}
-        slower = [
-            (
-                math.log(float(case.row["other_s"]) / first[str(case.params["beside"])]),
-                math.log(power.highest_clock_hz / _clock_hz(case, power, profile)),
-            )
-            for case in beside
-        ]
-        speed_exponent = statistics.fmean(seconds / clock for seconds, clock in slower)
-        power = _with(power, "attention", _load(attentions, profile, speed_exponent, power.highest_clock_hz))
-    if beside := [case for case in shared if _beside(case, "copy")]:
+        def off(constants: Constants) -> float:
+            tried = power.model_copy(update=constants)
+            return statistics.fmean(abs(_point(case, tried, profile).error) for case in longer)
 
-        def too_slow(watts: float) -> float:
-            tried = _with(power, "memory", {"watts": watts})
-            return statistics.fmean(_point(case, tried, profile).error for case in beside)
-
-        low, high = power.idle_w + 1, power.loads["memory"].watts
-        if too_slow(low) < 0 < too_slow(high):
-            while high - low > 0.1:
-                middle = (low + high) / 2
-                low, high = (low, middle) if too_slow(middle) > 0 else (middle, high)
-            power = _with(power, "memory", {"watts": rounded(low)})
+        found = search({"averaged_s": AVERAGED_S}, off, limits={"averaged_s": (1e-3, 10.0)})
+        power = power.model_copy(update={"averaged_s": rounded(found["averaged_s"], 2)})
     return power
+
+
+def _law(runs: Sequence[_Run], idle_w: float, highest_hz: float) -> _Law:
+    """Slopes of what products draw and of their speed against the clock, all logarithmic, up to the clock above which
+    neither rises: that which leaves the least of both unexplained."""
+    watts = np.log([(run.watts - idle_w * (1 - run.share)) / run.share - idle_w for run in runs])
+    seconds = np.log([run.seconds for run in runs])
+    tried = []
+    for ceiling_hz in highest_hz * CEILINGS[::-1]:
+        clock = np.log([min(run.clock_hz, ceiling_hz) for run in runs])
+        lines = [np.polyfit(clock, values, 1) for values in (watts, seconds)]
+        off = sum(
+            float(np.sum((np.polyval(line, clock) - values) ** 2))
+            for line, values in zip(lines, (watts, seconds), strict=True)
+        )
+        tried.append((off, _Law(float(ceiling_hz), -float(lines[1][0]), float(lines[0][0]))))
+    return min(tried, key=lambda one: one[0])[1]
+
+
+def _fastest(cases: Sequence[Measured], law: _Law) -> _Law:
+    """The law of kernels whose first batch was as fast as they get: up to the clock that this took."""
+    runs = [_Run.of(case) for case in cases]
+    fastest = [run.clock_hz * (run.seconds / run.first_s) ** (1 / law.speed) for run in runs]
+    return _Law(min(statistics.geometric_mean(fastest), law.highest_hz), law.speed, law.power)
+
+
+def _following(turns: Sequence[Measured], alone: Sequence[Measured], power: Power, profile: Profile) -> float | None:
+    """The speed exponent of kernels in turns with products, whose seconds say what the clock was, and ``alone``, the
+    same ones at the clock that was read: one slope for all; None where clocks do not differ enough for one."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for case in turns:
+        point = math.log(_clock_hz(case, power, profile)), math.log(float(case.row["other_s"]))
+        points.setdefault(str(case.params["beside"]), []).append(point)
+    for case in alone:
+        run = _Run.of(case)
+        points.setdefault(case.op, []).append((math.log(run.clock_hz), math.log(run.seconds)))
+    if not turns or max(np.ptp([clock for clock, _ in of]) for of in points.values()) < DIFFERENT:
+        return None
+    clock, seconds = np.concatenate([np.array(of) - np.mean(of, axis=0) for of in points.values()]).T
+    return -float(np.dot(clock, seconds) / np.dot(clock, clock))
+
+
+def _drawing(turns: Sequence[Measured], power: Power, profile: Profile) -> dict[str, float]:
+    """What kernels draw in turns with products: what these leave of the mean, at the clock that their seconds tell; and
+    how it follows clocks that differ enough. Weights are shares of the time."""
+    products, budget = power.loads["matmul"], PowerBudget(power)
+    highest_hz = power.loads[OTHERS[str(turns[0].params["beside"])]].highest_clock_hz
+    points = []
+    for case in turns:
+        run, clock_hz = _Run.of(case), _clock_hz(case, power, profile)
+        if clock_hz >= (1 - REACHED) * products.highest_clock_hz:
+            clock_hz = run.clock_hz  # no slower products tell it
+        left_w = run.watts - power.idle_w - run.share * budget.drawn_w("matmul", clock_hz)
+        if left_w > 0:
+            clock = math.log(min(clock_hz, highest_hz) / highest_hz)
+            points.append((clock, math.log(left_w / (1 - run.share)), 1 - run.share))
+    if not points:
+        return {}
+    clock, drawn, weight = np.array(points).T
+    exponent = products.power_exponent
+    if np.ptp(clock) > DIFFERENT:
+        exponent = max(float(np.polyfit(clock, drawn, 1, w=np.sqrt(weight))[0]), 0.0)
+    watts = power.idle_w + math.exp(np.average(drawn - exponent * clock, weights=weight))
+    return {"watts": rounded(watts), "power_exponent": rounded(exponent, 3)}
+
+
+def _at_highest(law: _Law) -> dict[str, float]:
+    """Of kernels that draw and take what they are said to at the highest clock that does anything for them."""
+    return {"clock_hz": rounded(law.highest_hz), "priced_at_hz": rounded(law.highest_hz)}
 
 
 def _with(power: Power, kind: LoadClass, changes: Mapping[str, float]) -> Power:
@@ -168,55 +263,43 @@ def kernel_of(case: Measured) -> Kernel:
     return matmul.kernel_of(Measured("matmul", case.op, case.params, (0,), {}))
 
 
-def _load(
-    cases: Sequence[Measured], profile: Profile, speed_exponent: float, first_hz: float | None = None
-) -> dict[str, float]:
-    """Watts and clock, means over the cases, and the clock at which their prices are what they took.
-
-    ``first_hz``: what the clock was in their first batch, from which their speed then says what it was; without it the
-    clock is what was read.
-    """
+def _load(cases: Sequence[Measured], profile: Profile, law: _Law) -> dict[str, float]:
+    """Watts and clock, means over the cases, and the clock at which their prices are what they took."""
     runs, costs = [_Run.of(case) for case in cases], Costs.from_profile(profile, "eager")
-    clocks = [
-        run.clock_hz if first_hz is None else first_hz * (run.first_s / run.seconds) ** (1 / speed_exponent)
-        for run in runs
-    ]
-    clock_hz = statistics.geometric_mean(clocks)
+    clock_hz = statistics.geometric_mean(min(run.clock_hz, law.highest_hz) for run in runs)
     slower = statistics.geometric_mean(
         run.seconds / costs.kernel_s(kernel_of(case), profile.gpu) for case, run in zip(cases, runs, strict=True)
     )
     return {
         "watts": rounded(statistics.fmean(run.watts for run in runs)),
         "clock_hz": rounded(clock_hz),
-        "priced_at_hz": rounded(clock_hz * slower ** (1 / speed_exponent)),
-        "speed_exponent": rounded(speed_exponent, 3),
-    }
+        "priced_at_hz": rounded(clock_hz * slower ** (1 / law.speed)),
+    } | law.figures()
 
 
 def _from_the_first(runs: Sequence[_Run], highest_hz: float) -> float:
-    """The speed exponent by which kernels slow down from their first batch, at the highest clock."""
-    return statistics.fmean(math.log(run.seconds / run.first_s) / math.log(highest_hz / run.clock_hz) for run in runs)
-
-
-def _exponents(runs: Sequence[_Run], idle_w: float) -> tuple[float, float]:
-    """(of power, of speed): slopes against the clock, both logarithmic."""
-    clock = np.log([run.clock_hz for run in runs])
-    watts = np.log([(run.watts - idle_w) / run.share for run in runs])
-    seconds = np.log([run.seconds for run in runs])
-    return float(np.polyfit(clock, watts, 1)[0]), -float(np.polyfit(clock, seconds, 1)[0])
+    """The speed exponent by which kernels slow down from their first batch, at the highest clock; 0 where none does."""
+    slower = statistics.fmean(math.log(run.seconds / run.first_s) / math.log(highest_hz / run.clock_hz) for run in runs)
+    return max(slower, 0.0)
 
 
 def _point(case: Measured, power: Power, profile: Profile) -> Point:
     """Seconds of a product that has a share of the GPU's time, at the clock that the budget leaves it."""
     run, kernel, other = _Run.of(case), kernel_of(case), OTHERS.get(str(case.params["beside"]))
     budget, costs = PowerBudget(power), Costs.from_profile(profile.model_copy(update={"power": power}), "eager")
-    rest_s = run.seconds * (1 / run.share - 1)
-    highest_s = costs.kernel_s(kernel, profile.gpu, budget.highest_hz)
-    loads = Loads({"matmul": highest_s}, {"matmul": highest_s})
+    other_s = run.seconds * (1 / run.share - 1)
+    period_s = float(case.params["period_s"])
+    times = math.ceil(run.share * period_s / run.seconds)
+    product_s = costs.kernel_s(kernel, profile.gpu, budget.highest_hz)
     if other is not None:
-        rest_s *= (_clock_hz(case, power, profile) / budget.highest_hz) ** power.loads[other].speed_exponent
-        loads.add(other, rest_s, rest_s)
-    clock_hz = budget.clock_hz(loads, highest_s + rest_s, budget.highest_hz)
+        load = power.loads[other]
+        here, there = (min(hz, load.highest_clock_hz) for hz in (_clock_hz(case, power, profile), budget.highest_hz))
+        other_s *= (here / there) ** load.speed_exponent
+    busy_s, whole_s = times * product_s, times * product_s + times * other_s
+    spans = [Drawn(0.0, busy_s, Loads({"matmul": busy_s}, {"matmul": busy_s}))]
+    if other is not None:
+        spans.append(Drawn(busy_s, whole_s, Loads({other: whole_s - busy_s}, {other: whole_s - busy_s})))
+    clock_hz = budget.clock_hz(budget.trace(spans, whole_s), budget.highest_hz)
     fitted_s = costs.kernel_s(kernel, profile.gpu, clock_hz)
-    held_out = not _beside(case, "wait", "copy")
+    held_out = other is not None and not _beside(case, *OTHERS)
     return Point(f"power.{case.params['beside']}", run.share, run.seconds, fitted_s, held_out)

@@ -122,15 +122,10 @@ class Bench:
         samples = [a.elapsed_time(b) * 1e-3 / n for a, b in zip(marks[::2], marks[1::2], strict=True)]
         return {**summary(samples), "runs": n, **({"starved": True} if starved else {}), **state}
 
-    def host_time(self, work: Work, *, repeats: int = 15) -> Row:
-        """Seconds that the host takes to issue one run, the GPU's queue never full."""
-        if not self.cuda:
-            return summary(self._clocked(work, 1, 2))
-        n = max(2, min(100, QUEUE // (2 * work.launches)))
-        for i in range(min(n, 20)):
-            work.run(i % work.sets)
-        samples = self._clocked(work, n, repeats)
-        return {**summary(samples), "runs": n}
+    def issuing(self, work: Work) -> Callable[[], float]:
+        """Says, when called, how many seconds the host takes to issue a run, the GPU's queue never full."""
+        n = max(2, min(100, QUEUE // (2 * work.launches))) if self.cuda else 1
+        return lambda: self._clocked(work, n, 1)[0]
 
     def sustained(self, work: Work, seconds: float) -> Row:
         """Seconds of one run through ``seconds`` without a pause, with the state of the GPU as it goes."""

@@ -9,29 +9,31 @@ and of weights of its layers one after the other, as zero-bubble schedules compu
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-from calibration.measure.bench import Bench, Row, summary
-from calibration.measure.case import Case, Level, Scalar, Work
+from calibration.measure.bench import Bench, Row
+from calibration.measure.case import Case, Level, Scalar
+from calibration.measure.hosts import beside_probes
 from calibration.measure.team import Team
 from calibration.narrow import DEPTH, HEADS, LAYOUTS, SEQ, WIDTH, narrow
+from calibration.train.experts import Experts
+from calibration.train.host import Probe
 from calibration.train.layers import Attention, Builder, Layer, Linear, Norm, Place
 from calibration.train.trainer import Groups, Trainer
 
-REPEATS = 11
 PARTS = ("linear", "linear_no_bias", "layer_norm", "rms_norm", "attention", "rope", "gelu", "residual")
 #: Layouts on several GPUs, and the models that are measured in them.
 SHARED = {
     "tp": ("gpt", "llama"),
     "sp": ("gpt", "llama"),
-    "ddp": ("gpt",),
+    "ddp": ("gpt", "llama"),
     "ddp_buckets": ("gpt",),
     "fsdp": ("gpt",),
     "fsdp_kept": ("gpt",),
@@ -83,14 +85,43 @@ def cases(level: Level, gpus: int) -> Iterator[Case]:
                         yield Case("layers", op, params, tuple(range(gpus)), limit_s=60.0)
 
 
-def measure(case: Case, bench: Bench, team: Team | None) -> Row:
-    """``time_s``: seconds of the host, of the slowest member."""
-    with _prepared(case, bench) as run:
-        return _host_time(bench, Work(lambda i: run()), team)
+def measure(case: Case, bench: Bench, probe: Probe | None, team: Team | None) -> Row:
+    """What the host takes, see `calibration.measure.hosts`; ``waited_s``: of every member, seconds of a run in which it
+    waited for the GPU and the other hosts to be told how many tokens it gets, which are not counted."""
+    waiting = _Waiting(bench)
+    with _prepared(case, bench, waiting) as issue:
+
+        def run() -> float:
+            before, began = waiting.seconds, time.perf_counter()
+            issue()
+            return time.perf_counter() - began - (waiting.seconds - before)
+
+        row = beside_probes(run, bench, probe, team)
+    if not waiting.times:
+        return row
+    each_run = waiting.seconds / waiting.times
+    return {**row, "waited_s": [float(f"{one:.5g}") for one in (team.all(each_run) if team else [each_run])]}
+
+
+class _Waiting:
+    """Tells what the host waits for its GPU from what reading numbers takes it."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.seconds, self.times = 0.0, 0
+        self._bench = bench
+
+    def read(self, numbers: Tensor) -> list[Any]:
+        """`torch.Tensor.tolist`, on a GPU that has nothing left to do."""
+        began = time.perf_counter()
+        self._bench.synchronize()
+        self.seconds += time.perf_counter() - began
+        self.times += 1
+        found: list[Any] = numbers.tolist()
+        return found
 
 
 @contextlib.contextmanager
-def _prepared(case: Case, bench: Bench) -> Iterator[Callable[[], object]]:
+def _prepared(case: Case, bench: Bench, waiting: _Waiting) -> Iterator[Callable[[], object]]:
     if "part" in case.params:
         yield _row(case, bench)
         return
@@ -102,30 +133,14 @@ def _prepared(case: Case, bench: Bench) -> Iterator[Callable[[], object]]:
         yield lambda: None
         return
     trainer = Trainer(narrow(case.params), groups, bench.device)
+    for stage in trainer.modules:
+        for module in stage.modules():
+            if isinstance(module, Experts):
+                module.read = waiting.read
     size = trainer.workload.training.micro_batch
     inputs = trainer.inputs[:size]
     yield (lambda: trainer.modules[0](inputs)) if case.op == "forward" else trainer.forward_backward
     trainer.close()
-
-
-def _host_time(bench: Bench, work: Work, team: Team | None) -> Row:
-    samples: list[float] = []
-    for number in range(3 + (REPEATS if bench.cuda else 2)):
-        if team is not None:
-            team.barrier()
-        began = time.perf_counter()
-        work.run(0)
-        seconds = time.perf_counter() - began
-        bench.synchronize()
-        if number >= 3:
-            samples.append(seconds)
-    if team is None:
-        return summary(samples)
-    each = team.all(samples)
-    return {
-        **summary([max(of_all) for of_all in zip(*each, strict=True)]),
-        "each_s": [float(f"{statistics.median(of_one):.5g}") for of_one in each],
-    }
 
 
 def _row(case: Case, bench: Bench) -> Callable[[], object]:

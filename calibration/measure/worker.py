@@ -13,13 +13,17 @@ import traceback
 import torch
 import torch.distributed as dist
 
-from calibration.measure import collectives, interference, layers, plan, shared
+from calibration.measure import collectives, interference, launch, layers, plan, shared
 from calibration.measure.bench import Bench, Row
 from calibration.measure.case import Case, UnavailableError, Work
 from calibration.measure.gpu import environment
+from calibration.measure.hosts import beside_probes
 from calibration.measure.start import Report, device_of, join, reporting
 from calibration.measure.team import Team, collective_time
+from calibration.train.host import Probe
 
+#: Kinds of cases that are of the host, and measured beside probes of it.
+OF_HOSTS = ("launch", "layers")
 HEAT_S = {"smoke": 0.1, "quick": 3.0, "full": 15.0}
 
 
@@ -41,20 +45,23 @@ def main() -> None:
             teams = {ranks: Team.of(ranks) for ranks in groups}
         report({"environment": environment(device, world, orders["command"])})
         by_key = {case.key: case for case in cases}
+        probe = Probe(device) if bench.cuda and any(case.kind in OF_HOSTS for case in pending) else None
         if any(case.kind in ("matmul", "attention", "memory", "shared") for case in pending) and rank == 0:
             bench.heat(HEAT_S[orders["level"]])
         for case in pending:
             if rank in case.ranks:
-                _one(case, bench, teams.get(case.ranks), by_key, report)
+                _one(case, bench, teams.get(case.ranks), by_key, probe, report)
         if teams:
             dist.barrier(Team.of(tuple(range(world))).control)
 
 
-def _one(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Case], report: Report) -> None:
+def _one(
+    case: Case, bench: Bench, team: Team | None, by_key: dict[str, Case], probe: Probe | None, report: Report
+) -> None:
     """Measure one case and report it; an error that leaves the GPU or the other ranks unusable goes up."""
     report({"start": case.key, "limit_s": case.limit_s})
     try:
-        row = _measured(case, bench, team, by_key)
+        row = _measured(case, bench, team, by_key, probe)
     except UnavailableError as error:
         row = {"error": str(error)}
     except torch.OutOfMemoryError:
@@ -72,9 +79,11 @@ def _one(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Case], r
     report({"row": {"kind": case.kind, "op": case.op, "params": case.params, "ranks": list(case.ranks), **row}})
 
 
-def _measured(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Case]) -> Row:
+def _measured(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Case], probe: Probe | None) -> Row:
     if case.kind == "layers":
-        return layers.measure(case, bench, team)
+        return layers.measure(case, bench, probe, team)
+    if case.kind == "launch":
+        return beside_probes(bench.issuing(launch.prepare(case, bench)), bench, probe, team)
     if team is not None:
         if case.kind == "interference":
             return interference.measure(case, bench, team)
@@ -88,11 +97,8 @@ def _measured(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Cas
         parts = (float(case.params[name]) for name in ("seconds", "share", "period_s"))
         return {"flops": product.flops, "bytes": product.nbytes, **bench.shared(product, other, *parts)}
     work = plan.ALONE[case.kind].prepare(case, bench)
-    match case.kind:
-        case "launch":
-            return bench.host_time(work)
-        case "sustained":
-            return {"flops": work.flops, "bytes": work.nbytes, **bench.sustained(work, float(case.params["seconds"]))}
+    if case.kind == "sustained":
+        return {"flops": work.flops, "bytes": work.nbytes, **bench.sustained(work, float(case.params["seconds"]))}
     return {"flops": work.flops, "bytes": work.nbytes, **bench.device_time(work)}
 
 

@@ -33,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ranks.add_arguments(parser, out="where the results go")
     parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help=f"seconds for one run [{LIMIT_S:g}]")
     parser.add_argument("--seconds", type=float, default=4.0, metavar="S", help="about how long to time steps [4]")
+    parser.add_argument(
+        "--probe-hosts",
+        action="store_true",
+        help="probe every rank's host between all timed steps, not once: for runs that hosts bound, as GPUs cool",
+    )
     parser.add_argument("--smoke", action="store_true", help="two steps of each, to see that they run")
 
 
@@ -97,14 +102,14 @@ def _named(paths: list[Path]) -> dict[str, Path]:
 
 def _length(arguments: argparse.Namespace) -> dict[str, float]:
     if arguments.smoke:
-        return {"warm_up": 1, "least": 1, "most": 1, "seconds": 0.0}
-    return {**vars(Length()), "seconds": arguments.seconds}
+        return vars(Length(warm_up=1, least=1, most=1, seconds=0.0, probe_all=arguments.probe_hosts))
+    return vars(Length(seconds=arguments.seconds, probe_all=arguments.probe_hosts))
 
 
 def _again(arguments: argparse.Namespace) -> list[str]:
     """The command line of another rank."""
     flags = ["--device", arguments.device, "--limit", str(arguments.limit), "--seconds", str(arguments.seconds)]
-    flags += ["--smoke"] if arguments.smoke else []
+    flags += ["--probe-hosts"] * arguments.probe_hosts + ["--smoke"] * arguments.smoke
     return ["train", *flags, *map(str, arguments.workloads)]
 
 
@@ -112,4 +117,5 @@ def _spoken(arguments: argparse.Namespace) -> str:
     """The command as provenance gives it, without paths of this machine."""
     names = " ".join(path.name for path in arguments.workloads) if len(arguments.workloads) < 5 else "WORKLOAD.."
     gpus = f" --gpus {arguments.gpus}" if arguments.gpus else ""
-    return f"python -m calibration train {names} --device {arguments.device}{gpus}{' --smoke' * arguments.smoke}"
+    flags = " --probe-hosts" * arguments.probe_hosts + " --smoke" * arguments.smoke
+    return f"python -m calibration train {names} --device {arguments.device}{gpus}{flags}"

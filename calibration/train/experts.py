@@ -92,6 +92,8 @@ class Experts(nn.Module):
         self.router, self.fc1, self.fc2 = router, fc1, fc2
         self.top_k, self.router_dtype, self.activation = top_k, router_dtype, activation
         self.group, self.ep = group, ep
+        #: How the host reads what it must know, for which it waits.
+        self.read: Callable[[Tensor], list[Any]] = Tensor.tolist
 
     def forward(self, x: Tensor) -> Tensor:
         tokens, n_experts = len(x), len(self.router)
@@ -116,7 +118,7 @@ class Experts(nn.Module):
         everyone = counts.new_empty(ep * len(counts))
         dist.all_gather_into_tensor(everyone, counts, group=group)
         on_device = everyone.view(ep, ep, local)  # [from][to][expert]
-        table = on_device.tolist()  # the host waits here, for it must know how much to send
+        table = self.read(on_device)  # the host waits here, for it must know how much to send
         me = dist.get_rank(group)
         sent, received = [sum(to) for to in table[me]], [sum(source[me]) for source in table]
         rows = _AllToAll.apply(rows, sent, received, group)

@@ -11,25 +11,46 @@ import torch
 from calibration.narrow import PROBE, narrow
 from calibration.train.trainer import Groups, Trainer
 
-PROBES = 5
+
+class Probe:
+    """The passes of a small model (`calibration.narrow.PROBE`), which this rank's host issues to a GPU by itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        workload = narrow(PROBE)
+        groups = Groups.of(workload.parallelism, 0)
+        assert groups is not None
+        self._trainer = Trainer(workload, groups, device)
+        self._trainer.forward_backward()
+
+    def seconds(self) -> tuple[float, float]:
+        """That the host takes to issue them, forward and backward, which two threads do. A forward pass goes before, as
+        other work did."""
+        trainer, forward_s, backward_s = self._trainer, 0.0, 0.0
+        (module,) = trainer.modules
+        module(trainer.inputs[:1])
+        for parameter in trainer.optimizer.parameters:
+            parameter.grad = None
+        torch.cuda.synchronize()
+        for inputs, targets in zip(trainer.inputs.split(1), trainer.targets.split(1), strict=True):
+            began = time.perf_counter()
+            loss = trainer.loss(module(inputs), targets)
+            issued = time.perf_counter()
+            loss.backward()
+            forward_s, backward_s = forward_s + issued - began, backward_s + time.perf_counter() - issued
+        torch.cuda.synchronize()
+        return forward_s, backward_s
+
+    def close(self) -> None:
+        self._trainer.close()
+        del self._trainer
+        gc.collect()
 
 
-def probe(device: torch.device) -> list[float]:
-    """Seconds in which the host issues the passes of a small model, on this rank alone; nothing without a GPU."""
+def probe(device: torch.device, samples: int) -> list[tuple[float, float]]:
+    """Forward and backward seconds of some probes, the medians of each, by themselves; nothing without a GPU."""
     if device.type != "cuda":
         return []
-    workload = narrow(PROBE)
-    groups = Groups.of(workload.parallelism, 0)
-    assert groups is not None
-    trainer = Trainer(workload, groups, device)
-    samples = []
-    for _ in range(PROBES + 1):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        trainer.forward_backward()
-        samples.append(time.perf_counter() - began)
-    torch.cuda.synchronize()
-    trainer.close()
-    del trainer
-    gc.collect()
-    return [statistics.median(samples[1:])]
+    probe = Probe(device)
+    forward, backward = zip(*(probe.seconds() for _ in range(samples)), strict=True)
+    probe.close()
+    return [(statistics.median(forward), statistics.median(backward))]

@@ -19,6 +19,9 @@ from calibration.train.profile import Span, exposure, profiled, table
 from calibration.train.trainer import Groups, Trainer
 from simulator.config.workload import Workload
 
+#: Probes of the host before and after a run and once between its steps; between all steps, where that is asked for.
+PROBES, PROBES_EACH = 5, 2
+
 
 @dataclass
 class RankRun:
@@ -30,7 +33,7 @@ class RankRun:
     wall: list[float] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)
     telemetry: list[dict[str, Any]] = field(default_factory=list)
-    probe: list[float] = field(default_factory=list)
+    probe: list[tuple[float, float]] = field(default_factory=list)
     profiled_s: float = 0.0
     spans: list[Span] = field(default_factory=list)
 
@@ -43,11 +46,11 @@ def train(
     run = None
     try:
         if groups is not None:
-            before = probe(device)
+            before = probe(device, PROBES)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
             run = _train(workload, groups, device, length)
-            run.probe = [*before, *run.probe, *probe(device)]
+            run.probe = [*before, *run.probe, *probe(device, PROBES)]
     finally:
         gc.collect()
         if device.type == "cuda":
@@ -80,8 +83,8 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
         losses.append(loss)
         run.events.append(seconds)
         run.wall.append(wall)
-        if number + 1 == length.least // 2:
-            run.probe = probe(device)
+        if length.probe_all or number + 1 == length.least // 2:
+            run.probe += probe(device, PROBES_EACH if length.probe_all else PROBES)
             _agreed(True, groups, device)  # ranks that have probed meet before the next step
         if number + 1 >= length.least and _agreed(time.perf_counter() - began > length.seconds, groups, device):
             break
@@ -162,7 +165,10 @@ def rank_record(rank: int, run: RankRun) -> dict[str, object]:
         "wall_time_s": spread(run.wall),
         "memory": run.memory,
         "clocks": _clocks(run.telemetry),
-        "host": {"probe_s": [float(f"{seconds:.5g}") for seconds in run.probe]},
+        "host": {
+            "probe_s": [float(f"{sum(seconds):.5g}") for seconds in run.probe],
+            "probe_forward_s": [float(f"{forward_s:.5g}") for forward_s, _ in run.probe],
+        },
         "profile": {**exposure(run.spans), "step_s": float(f"{run.profiled_s:.6g}")},
         "kernels": table(run.spans),
     }

@@ -23,20 +23,24 @@ class Load(Section):
     """where the power limit then leaves the clock, or the highest one"""
     priced_at_hz: Positive
     """clock that the class's times hold at"""
+    highest_clock_hz: Positive
+    """above which the class is no faster and draws no more, whatever clock the GPU reports"""
     speed_exponent: NotNegative
     """speed goes with this power of the clock: caches and memory have clocks of their own"""
+    power_exponent: NotNegative
+    """what is drawn above an idle GPU goes with this power of the clock"""
 
 
 class Power(Cited):
-    """The power limit as a budget: clocks fall until the mean over a step keeps to it."""
+    """The power limit as a budget: clocks fall until a running mean keeps to it."""
 
     limit_w: Positive
     """what a GPU draws that the limit holds back, mean over seconds"""
+    averaged_s: Positive
+    """time constant of the running mean that keeps to the limit"""
     idle_w: NotNegative
     """at the highest clock with nothing to do"""
     highest_clock_hz: Positive
-    exponent: Positive
-    """what is drawn above ``idle_w`` goes with this power of the clock"""
     loads: dict[LoadClass, Load]
     """arithmetic: streams that arithmetic bounds too (norms, GELU); communication: while NCCL moves bytes"""
 

@@ -28,9 +28,6 @@ class GpuSpec(Section):
     """whose: collectives run on its library, NCCL or RCCL, and these do not talk to each other"""
     sms: Annotated[Whole, Field(gt=0)]
     """streaming multiprocessors"""
-    blas_workspace_bytes: Annotated[int, Field(ge=0)] = 8_519_680
-    """what PyTorch's allocator keeps for products of one thread: 32 MiB on GPUs of compute capability 9 and 10, 128 MiB
-    on gfx94, else as given (aten/src/ATen/cuda/CublasHandlePool.cpp, ``parseChosenWorkspaceSize``)"""
     threads_per_sm: Annotated[Whole, Field(gt=0)] = 2048
     """resident at most: 1536 on GPUs of compute capability 8.6, 8.9 and 12.0, 1024 on 7.5 (CUDA C++ Programming Guide,
     table of technical specifications)"""
@@ -40,6 +37,9 @@ class GpuSpec(Section):
     """bytes/s of the device memory"""
     memory_bytes: Figure
     """what the device reports, not the GB on its label"""
+    blas_workspace_bytes: Annotated[int, Field(ge=0)] = 8_519_680
+    """what PyTorch's allocator keeps for products of one thread: 32 MiB on GPUs of compute capability 9 and 10, 128 MiB
+    on gfx94, else as given (aten/src/ATen/cuda/CublasHandlePool.cpp, ``parseChosenWorkspaceSize``)"""
 
 
 class MemorySpeeds(Cited):
@@ -81,6 +81,9 @@ class Provenance(Section):
     highest_sm_mhz: Positive | None = None
     median_sm_mhz: Positive | None = None
     """SM clock at which kernels were measured, most under the power limit"""
+    host_probe_s: Positive | None = None
+    """what the host whose costs ``host`` holds took for the probe beside them, the passes of a small model
+    (`calibration.narrow.PROBE`): how fast it was"""
 
 
 class Residual(Section):

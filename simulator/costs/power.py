@@ -1,26 +1,41 @@
-"""The power limit as a budget: what kernels draw at a clock, and the clock that keeps their mean at the limit.
+"""The power limit as a budget: what kernels draw at a clock, and the clock that keeps a running mean at the limit.
 
 A GPU lowers its clock until it draws what it may. That is no property of a kernel: products alone run at three quarters
-of the highest clock, but faster in a step, where kernels that draw less and waiting for others save for them. The
-driver's controller settles within tens of milliseconds, less than a step, so that one clock per rank is taken, at which
-the mean over the step is at the limit (`simulator.engine.clocks`).
+of the highest clock, but faster in a step, where kernels that draw less and waiting for others save for them. What is
+saved lasts for tens of milliseconds: after a pause the highest clock holds until the running mean is at the limit.
+A step that repeats thus has a clock for each of its pieces; a rank plays at the one that makes the step last as long
+(`simulator.engine.clocks`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simulator.config.power import LoadClass, Power
 from simulator.program import Attention, GroupedMatmul, Kernel, Matmul, Memory
 
 #: Streams that arithmetic or the issue of instructions bounds too, so that their speed follows the clock.
 ARITHMETIC = frozenset(
-    ("norm", "norm_bwd", "rms_norm", "rms_norm_bwd", "gelu", "gelu_bwd", "bias", "strided", "rope", "upcast", "reduce")
+    ("norm", "norm_bwd", "rms_norm", "rms_norm_bwd", "gelu", "gelu_bwd", "bias", "strided", "rope", "upcast")
 )
 _CLASSES: dict[type, LoadClass] = {Matmul: "matmul", GroupedMatmul: "matmul", Attention: "attention"}
 #: A GPU is not throttled below this share of its highest clock.
 LEAST = 0.3
+#: Clocks between which what a piece draws and how long it takes is interpolated.
+CLOCKS = 64
+#: A step is cut into pieces of half the time over which the limit averages, as clocks that change in turns of 30 ms do
+#: not follow (an H200's `shared` products); or into so many.
+PER_AVERAGE, MOST_PIECES = 2, 512
+#: Time constants after which nothing is left of how a running mean began, and passes after which it repeats.
+FORGOTTEN, MOST_PASSES = 8, 1000
+
+Floats = NDArray[np.float64]
 
 
 def load_class(kernel: Kernel) -> LoadClass | None:
@@ -47,6 +62,25 @@ class Loads:
             self.add(kind, times * seconds, times * more.drawing_s[kind])
 
 
+class Drawn(NamedTuple):
+    """Kernels that run from ``start_s`` to ``end_s``, spread evenly, on each of ``ranks`` ranks that are alike."""
+
+    start_s: float
+    end_s: float
+    loads: Loads
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A step that repeats, cut into pieces in a row: how long each lasts, and what the kernels of each class add up to
+    in it, side by side or not; what is left is waiting. All in seconds and at one clock, each an array [pieces]."""
+
+    pieces_s: Floats
+    seconds: Mapping[LoadClass, Floats]
+    drawing_s: Mapping[LoadClass, Floats]
+
+
 @dataclass(frozen=True)
 class PowerBudget:
     """Clocks in Hz, of the SMs."""
@@ -67,34 +101,90 @@ class PowerBudget:
         if kind is None:
             return 1.0
         load = self.model.loads[kind]
-        least = (load.priced_at_hz / self.highest_hz) ** self.model.exponent  # what draws less is not held down
-        own_hz = load.priced_at_hz * max(intensity, least) ** (-1 / self.model.exponent)
-        return float((own_hz / clock_hz) ** load.speed_exponent)
+        own_hz = load.priced_at_hz
+        if load.power_exponent:
+            own_hz = min(own_hz * intensity ** (-1 / load.power_exponent), load.highest_clock_hz)
+        return float((own_hz / min(clock_hz, load.highest_clock_hz)) ** load.speed_exponent)
 
     def drawn_w(self, kind: LoadClass, clock_hz: float) -> float:
         """Watts above those of an idle GPU while kernels of a class run."""
         load = self.model.loads[kind]
-        return (load.watts - self.model.idle_w) * float((clock_hz / load.clock_hz) ** self.model.exponent)
+        clock_hz = min(clock_hz, load.highest_clock_hz)
+        return (load.watts - self.model.idle_w) * float((clock_hz / load.clock_hz) ** load.power_exponent)
 
-    def clock_hz(self, loads: Loads, total_s: float, at_hz: float) -> float:
-        """The clock at which the mean over ``total_s`` is at the limit, or the highest where it stays below.
+    def clock_hz(self, trace: Trace, at_hz: float) -> float:
+        """The one clock at which a step takes as long as with the clocks that the limit leaves its pieces.
 
-        ``loads``: at the clock ``at_hz``, side by side or not. At another clock kernels last longer or shorter, and so
-        does the whole; waiting stays. To 1 MHz, so that it does not turn on how sums were rounded.
+        ``trace``: the step at the clock ``at_hz``. At another clock kernels last longer or shorter, and so does the
+        whole; waiting stays. Each piece has the highest clock after which the running mean is not above the limit.
+        To 1 MHz, so that it does not turn on how sums were rounded.
         """
+        clocks = np.linspace(LEAST * self.highest_hz, self.highest_hz, CLOCKS)
+        lengths_s, joules = self._at(clocks, trace, at_hz)
+        some = lengths_s[:, -1] > 0
+        lengths_s, joules = lengths_s[some], joules[some]
+        room_w = self.model.limit_w - self.model.idle_w
+        if not np.any(joules[:, -1] > room_w * lengths_s[:, -1]):
+            return self.highest_hz
+        left = np.exp(-lengths_s / self.model.averaged_s)
+        added_w = joules / lengths_s * (1 - left)
+        places, mean_w = np.empty(len(lengths_s)), room_w
+        again = FORGOTTEN * self.model.averaged_s / float(lengths_s[:, -1].sum())
+        for _ in range(min(math.ceil(again) + 1, MOST_PASSES)):
+            began_w = mean_w
+            for piece in range(len(lengths_s)):
+                reached_w = mean_w * left[piece] + added_w[piece]
+                places[piece] = _crossing(reached_w, room_w)
+                mean_w = min(max(float(reached_w[0]), room_w), float(reached_w[-1]))
+            if math.isclose(began_w, mean_w, rel_tol=1e-9):
+                break
+        below = np.minimum(places.astype(int), CLOCKS - 2)
+        rows, beyond = np.arange(len(places)), places - below
+        step_s = float((lengths_s[rows, below] * (1 - beyond) + lengths_s[rows, below + 1] * beyond).sum())
+        found = float(np.interp(-step_s, -lengths_s.sum(axis=0), clocks))
+        return math.floor(found / 1e6 + 0.5) * 1e6
 
-        def over_j(clock_hz: float) -> float:
-            joules, whole_s = 0.0, total_s
-            for kind, seconds in loads.seconds.items():
-                longer = float((at_hz / clock_hz) ** self.model.loads[kind].speed_exponent)
-                joules += longer * loads.drawing_s[kind] * self.drawn_w(kind, clock_hz)
-                whole_s += (longer - 1) * seconds
-            return joules - (self.model.limit_w - self.model.idle_w) * whole_s
+    def trace(self, spans: Sequence[Drawn], length_s: float, ranks: int = 1) -> Trace:
+        """The mean over ``ranks`` ranks of a step of ``length_s``, in pieces as long as the controller takes to act."""
+        pieces = math.ceil(PER_AVERAGE * length_s / self.model.averaged_s)
+        edges = np.linspace(0.0, length_s, min(max(pieces, 1), MOST_PIECES) + 1)
+        spans = [span for span in spans if span.end_s > span.start_s]
+        start, end = (np.array([span[column] for span in spans], dtype=float) for column in range(2))
+        weight = np.array([span.ranks for span in spans]) / ranks / (end - start)
+        times = np.concatenate([start, end])
+        order = np.argsort(times, kind="stable")
+        passed_s = np.diff(times[order], prepend=0.0)
 
-        low, high = LEAST * self.highest_hz, self.highest_hz
-        if over_j(high) <= 0:
-            return high
-        while high - low > 1e3:
-            middle = (low + high) / 2
-            low, high = (low, middle) if over_j(middle) > 0 else (middle, high)
-        return math.floor(low / 1e6 + 0.5) * 1e6
+        def between(seconds: Sequence[float]) -> Floats:
+            rate = weight * np.array(seconds)
+            changes = np.concatenate([rate, -rate])[order]
+            before = np.cumsum(changes) - changes
+            return np.diff(np.interp(edges, times[order], np.cumsum(before * passed_s)))
+
+        kinds: dict[LoadClass, None] = {kind: None for span in spans for kind in span.loads.seconds}
+        return Trace(
+            np.diff(edges),
+            {kind: between([span.loads.seconds.get(kind, 0.0) for span in spans]) for kind in kinds},
+            {kind: between([span.loads.drawing_s.get(kind, 0.0) for span in spans]) for kind in kinds},
+        )
+
+    def _at(self, clocks: Floats, trace: Trace, at_hz: float) -> tuple[Floats, Floats]:
+        """([pieces, clocks] seconds, [pieces, clocks] joules above those of an idle GPU) of a trace at other clocks."""
+        lengths_s = np.repeat(trace.pieces_s[:, None], len(clocks), axis=1)
+        joules = np.zeros_like(lengths_s)
+        for kind, seconds in trace.seconds.items():
+            load = self.model.loads[kind]
+            at, then = min(at_hz, load.highest_clock_hz), np.minimum(clocks, load.highest_clock_hz)
+            longer = (at / then) ** load.speed_exponent
+            drawn_w = np.array([self.drawn_w(kind, float(clock)) for clock in clocks])
+            lengths_s += seconds[:, None] * (longer - 1)
+            joules += trace.drawing_s[kind][:, None] * (longer * drawn_w)
+        return lengths_s, joules
+
+
+def _crossing(rising: Floats, limit: float) -> float:
+    """The last place, in steps of the array, at which it is not above the limit; its first where it never is."""
+    above = int(np.searchsorted(rising, limit, side="right"))
+    if above in (0, len(rising)):
+        return float(max(above - 1, 0))
+    return above - 1 + float((limit - rising[above - 1]) / (rising[above] - rising[above - 1]))

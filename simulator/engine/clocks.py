@@ -10,7 +10,7 @@ from collections import Counter
 
 from simulator.cluster import Cluster
 from simulator.costs import Costs
-from simulator.costs.power import Loads, load_class
+from simulator.costs.power import Drawn, Loads, load_class
 from simulator.engine.blocks import TemplateStore
 from simulator.engine.placed import Placed
 from simulator.engine.recorder import Clocks, Recorder
@@ -40,7 +40,8 @@ def first_clocks(placed: Placed, cluster: Cluster) -> Clocks:
                 if key not in loads_of:
                     loads_of[key] = _loads(step.op, costs, power.highest_hz)
                 loads.add_all(loads_of[key])
-        clocks[role, gpu] = power.clock_hz(loads, sum(loads.seconds.values()), power.highest_hz)
+        length_s = sum(loads.seconds.values())
+        clocks[role, gpu] = power.clock_hz(power.trace([Drawn(0.0, length_s, loads)], length_s), power.highest_hz)
     return clocks
 
 
@@ -52,18 +53,18 @@ def next_clocks(
         return clocks
     kinds = placed.kinds(cluster)
     of_template = [store.loads(template) for template in range(len(store.templates))]
-    of_kind = {kind: Loads() for kind in clocks}
-    length_s = recorder.length_s
-    for rank, template, span_s in recorder.lengths():
+    spans: dict[tuple[int, str], list[Drawn]] = {kind: [] for kind in clocks}
+    for rank, template, start, end in recorder.times():
         loads = of_template[template]
         if loads.seconds.keys() == {"communication"}:
-            loads = Loads({"communication": span_s}, {"communication": span_s})
-        of_kind[kinds[rank]].add_all(loads, cast.like[rank])
+            loads = Loads({"communication": end - start}, {"communication": end - start})
+        if loads.seconds and end > start:
+            spans[kinds[rank]].append(Drawn(start, end, loads, cast.like[rank]))
     found = dict(clocks)
     for kind, count in Counter(kinds).items():
         power, clock_hz = placed.costs.of(kind[1]).power, clocks[kind]
         if power is not None and clock_hz is not None:
-            found[kind] = power.clock_hz(of_kind[kind], length_s * count, clock_hz)
+            found[kind] = power.clock_hz(power.trace(spans[kind], recorder.length_s, count), clock_hz)
     return found
 
 

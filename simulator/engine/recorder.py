@@ -65,10 +65,10 @@ class Recorder:
         """When the last span ends."""
         return max((end for *_, end in self._spans), default=0.0)
 
-    def lengths(self) -> Iterator[tuple[int, int, float]]:
-        """(rank, template, seconds) of every span."""
+    def times(self) -> Iterator[tuple[int, int, float, float]]:
+        """(rank, template, start, end) of every span."""
         for rank, _, _, _, _, template, _, start, end in self._spans:
-            yield rank, template, end - start
+            yield rank, template, start, end
 
     def stretch(self, span: int, starts: Floats, ends: Floats) -> None:
         """Give the exact row times of a span that did not run straight through at full speed."""

@@ -1,0 +1,56 @@
+"""What the host takes for something, beside what it takes for a probe at the same time: hosts of one kind issue the
+same ops in half or twice the time, from machine to machine and from one tenth of a second to the next."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+
+from calibration.measure.bench import Bench, Row, summary
+from calibration.measure.team import Team
+from calibration.train.host import Probe
+
+#: Blocks of runs, a probe before each and one behind the last; how long a block is, about, and in runs at most.
+BLOCKS, BLOCK_S, MOST = 6, 0.05, 20
+WARM_UP = 3
+
+
+def beside_probes(run: Callable[[], float], bench: Bench, probe: Probe | None, team: Team | None) -> Row:
+    """``run`` says how long the host took for it. ``time_s``: of the slowest member in each block; ``each_s``: of every
+    member; ``block_s``, ``probe_s`` and ``probe_forward_s``: [member][block], seconds of a run and of the probes around
+    it, and of these forward, where there is one."""
+
+    def once() -> float:
+        if team is not None:
+            team.barrier()
+        seconds = run()
+        bench.synchronize()
+        return seconds
+
+    warm = [once() for _ in range(WARM_UP)][-1]
+    slowest = warm if team is None else max(team.all(warm))
+    n = max(1, min(MOST, math.ceil(BLOCK_S / slowest))) if bench.cuda else 1
+    blocks: list[float] = []
+    probes = [probe.seconds()] if probe else []
+    for _ in range(BLOCKS if bench.cuda else 1):
+        blocks.append(statistics.fmean(once() for _ in range(n)))
+        if probe:
+            probes.append(probe.seconds())
+    of_mine = (blocks, [sum(parts) for parts in probes], [forward for forward, _ in probes])
+    each = [of_mine] if team is None else team.all(of_mine)
+    row: Row = {
+        **summary([max(of_all) for of_all in zip(*(of_one for of_one, *_ in each), strict=True)]),
+        "runs": n,
+        "each_s": [_rounded(statistics.median(of_one)) for of_one, *_ in each],
+    }
+    if probe:
+        row |= {
+            name: [[*map(_rounded, one[n])] for one in each]
+            for n, name in enumerate(("block_s", "probe_s", "probe_forward_s"))
+        }
+    return row
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.5g}")
