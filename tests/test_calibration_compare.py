@@ -10,6 +10,7 @@ import csv
 import datetime
 import json
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -193,12 +194,15 @@ class TestPredictedBefore:
         except FileNotFoundError:
             pytest.skip("git is not installed")
 
-    def commit(self, folder: Path) -> None:
-        self.git(folder, "add", "predictions.json")
+    def commit(self, folder: Path, name: str = "predictions.json") -> None:
+        self.git(folder, "add", name)
         self.git(folder, "commit", "-q", "-m", "predictions")
 
-    def rows(self, made: Path, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-        compare(made, folder / "out", ONLY_TABLES, "--predictions", str(folder / "predictions.json"))
+    def rows(
+        self, made: Path, folder: Path, *more: str, changes: Sequence[str] = ()
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        files = [str(folder / name) for name in ("predictions.json", *more)]
+        compare(made, folder / "out", ONLY_TABLES, *changes, "--predictions", *files)
         comparison = json.loads((folder / "out" / "comparison.json").read_text())
         return comparison, {row["name"]: row["not_before"] for row in comparison["rows"] if not row["reason"]}
 
@@ -227,6 +231,34 @@ class TestPredictedBefore:
         comparison, why = self.rows(made, repository)
         assert why["alone"] == "the predictions were changed and not committed"
         assert suite(comparison, "step time, predicted before the run")["mean_abs"] is None
+
+    def test_runs_that_were_predicted_later_have_a_file_and_a_commit_of_their_own(
+        self, made: Path, repository: Path, capsys: Any
+    ) -> None:
+        """What is committed first stays so when more runs are predicted; no run counts twice."""
+        self.commit(repository)
+        later = repository / "later.json"
+        assert main(["predict", str(made / "tp2.yaml"), "--out", str(later)]) == 0
+        _, why = self.rows(made, repository, "later.json")
+        assert why == {"alone": "", "ddp2": "", "pp2": "", "tp2": "the predictions are not committed"}
+        self.commit(repository, "later.json")
+        comparison, why = self.rows(made, repository, "later.json")
+        assert set(why.values()) == {""}
+        assert len(suite(comparison, "step time, predicted before the run")["rows"]) == 4
+        first, second = (commit_of(repository / name) for name in ("predictions.json", "later.json"))
+        said = comparison["commits"]
+        assert said["predictions of predictions.json committed"] == str(first)
+        assert said["predictions of later.json committed"] == str(second)
+        assert main(["predict", str(made / "pp2.yaml"), "--out", str(repository / "twice.json")]) == 0
+        files = ["--predictions", str(repository / "predictions.json"), str(repository / "twice.json")]
+        arguments = [str(made / "pp2.yaml"), "--measured", str(made), "--out", str(repository / "out"), *files]
+        assert main(["compare", *arguments]) == 2
+        assert "two files predict one run" in capsys.readouterr().err
+
+    def test_predicted_for_another_gpu(self, made: Path, repository: Path) -> None:
+        self.commit(repository)
+        _, why = self.rows(made, repository, changes=["--set", "cluster=hgx_h200_4gpu"])
+        assert why["alone"] == "predicted for h100-sxm-80gb"
 
     def test_what_counts_is_the_first_commit_of_what_it_says(self, repository: Path) -> None:
         """Later predictions may be committed and taken back."""

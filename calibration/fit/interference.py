@@ -42,9 +42,11 @@ def race(kernel_s: float, collective_s: float, speed: float, kernels: int = RACE
 
 
 def fit(cases: Cases, profile: Profile) -> Part:
-    """Fit ``interference``: on all groups but those of 3, which are held out. What was not measured stays as it was."""
+    """Fit ``interference``. Held out: all of some numbers of GPUs (`Cases.held_out`). What was not measured stays as it
+    was."""
     rows = cases.of("interference")
-    fitted = [case for case in rows if len(case.ranks) != 3]
+    apart = cases.held_out(rows)
+    fitted = [case for case in rows if len(case.ranks) not in apart]
     if not fitted:
         return Part({})
     late, moving = [case for case in fitted if case.op == LATE], [case for case in fitted if case.op != LATE]
@@ -64,7 +66,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
             float(case.params["bytes"]),
             float(case.row["kernel_beside_s"]),
             float(case.row["kernel_s"]) * slow_down(case, speed),
-            len(case.ranks) == 3,
+            len(case.ranks) in apart,
         )
         for case in rows
     ]
