@@ -10,6 +10,7 @@ import csv
 import datetime
 import json
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -26,6 +27,7 @@ from calibration.compare.comparison import Row, order
 from calibration.compare.figures import Figures, pipelines, simulated_figures
 from calibration.compare.hosts import with_host
 from calibration.compare.kernels import CLASSES, Kernels, binned, class_of, measured_kernels, simulated_kernels
+from calibration.compare.meetings import meetings
 from calibration.fit.hosts import probe_s
 from simulator.api import run
 from simulator.config import load_workload
@@ -192,12 +194,15 @@ class TestPredictedBefore:
         except FileNotFoundError:
             pytest.skip("git is not installed")
 
-    def commit(self, folder: Path) -> None:
-        self.git(folder, "add", "predictions.json")
+    def commit(self, folder: Path, name: str = "predictions.json") -> None:
+        self.git(folder, "add", name)
         self.git(folder, "commit", "-q", "-m", "predictions")
 
-    def rows(self, made: Path, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-        compare(made, folder / "out", ONLY_TABLES, "--predictions", str(folder / "predictions.json"))
+    def rows(
+        self, made: Path, folder: Path, *more: str, changes: Sequence[str] = ()
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        files = [str(folder / name) for name in ("predictions.json", *more)]
+        compare(made, folder / "out", ONLY_TABLES, *changes, "--predictions", *files)
         comparison = json.loads((folder / "out" / "comparison.json").read_text())
         return comparison, {row["name"]: row["not_before"] for row in comparison["rows"] if not row["reason"]}
 
@@ -226,6 +231,34 @@ class TestPredictedBefore:
         comparison, why = self.rows(made, repository)
         assert why["alone"] == "the predictions were changed and not committed"
         assert suite(comparison, "step time, predicted before the run")["mean_abs"] is None
+
+    def test_runs_that_were_predicted_later_have_a_file_and_a_commit_of_their_own(
+        self, made: Path, repository: Path, capsys: Any
+    ) -> None:
+        """What is committed first stays so when more runs are predicted; no run counts twice."""
+        self.commit(repository)
+        later = repository / "later.json"
+        assert main(["predict", str(made / "tp2.yaml"), "--out", str(later)]) == 0
+        _, why = self.rows(made, repository, "later.json")
+        assert why == {"alone": "", "ddp2": "", "pp2": "", "tp2": "the predictions are not committed"}
+        self.commit(repository, "later.json")
+        comparison, why = self.rows(made, repository, "later.json")
+        assert set(why.values()) == {""}
+        assert len(suite(comparison, "step time, predicted before the run")["rows"]) == 4
+        first, second = (commit_of(repository / name) for name in ("predictions.json", "later.json"))
+        said = comparison["commits"]
+        assert said["predictions of predictions.json committed"] == str(first)
+        assert said["predictions of later.json committed"] == str(second)
+        assert main(["predict", str(made / "pp2.yaml"), "--out", str(repository / "twice.json")]) == 0
+        files = ["--predictions", str(repository / "predictions.json"), str(repository / "twice.json")]
+        arguments = [str(made / "pp2.yaml"), "--measured", str(made), "--out", str(repository / "out"), *files]
+        assert main(["compare", *arguments]) == 2
+        assert "two files predict one run" in capsys.readouterr().err
+
+    def test_predicted_for_another_gpu(self, made: Path, repository: Path) -> None:
+        self.commit(repository)
+        _, why = self.rows(made, repository, changes=["--set", "cluster=hgx_h200_4gpu"])
+        assert why["alone"] == "predicted for h100-sxm-80gb"
 
     def test_what_counts_is_the_first_commit_of_what_it_says(self, repository: Path) -> None:
         """Later predictions may be committed and taken back."""
@@ -335,6 +368,7 @@ def columns(*rows: tuple[int, str, str, float, float]) -> Kernels:
     return Kernels(
         np.array(rank), np.array([CLASSES.index(n) for n in name]), np.array(kind, dtype=object),
         np.array(start, dtype=float), np.array(end, dtype=float),
+        np.full(len(rows), np.nan), np.full(len(rows), np.nan),
     )  # fmt: skip
 
 
@@ -411,11 +445,13 @@ def test_every_kind_of_kernel_has_a_class() -> None:
 
 
 def test_a_timeline_comes_back_as_it_was_written(made: Path) -> None:
-    read = measured_kernels(made / "measured" / "pp2.timeline.csv.gz")
-    own = simulated_kernels(run(made / "pp2.yaml"))
+    result = run(made / "pp2.yaml")
+    read, own = measured_kernels(made / "measured" / "pp2.timeline.csv.gz", meetings(result)), simulated_kernels(result)
     assert (read.code == own.code).all()
     assert (read.kind == own.kind).all()
     assert read.end_s == pytest.approx(own.end_s * SLOWER["pp2"])
+    assert read.moves_s == pytest.approx(own.moves_s * SLOWER["pp2"], nan_ok=True)
+    assert read.done_s == pytest.approx(own.done_s * SLOWER["pp2"], nan_ok=True)
 
 
 def test_records_are_those_of_train() -> None:

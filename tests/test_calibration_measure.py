@@ -250,6 +250,24 @@ def test_groups_are_within_a_node_whole_nodes_and_one_rank_of_each() -> None:
 
     assert groups("full", 4, 4) == [(0, 1), (0, 1, 2), (0, 1, 2, 3)]
     assert groups("full", 4, 2) == [(0, 1), (0, 1, 2, 3), (0, 2)]
+    assert groups("quick", 8, 8) == [(0, 1), tuple(range(8))]
+    assert groups("quick", 8, 8, (4, 8)) == [tuple(range(4)), tuple(range(8))]
+    assert groups("full", 4, 2, (2,)) == [(0, 1), (0, 2)]
+
+
+def test_a_node_of_eight_is_measured_in_the_groups_that_are_asked_for(tmp_path: Path) -> None:
+    """Collectives of all sizes among four and among eight; nothing of other numbers, and kinds without groups stay."""
+    pytest.importorskip("torch")
+    from calibration.measure.plan import plan
+
+    cases = plan("full", ("collective", "interference", "copy"), 8, 8, (4, 8))
+    assert {len(case.ranks) for case in cases if case.kind != "copy"} == {4, 8}
+    assert {case.op for case in cases if case.kind == "copy"} >= {"peer"}
+    reduced = [case for case in cases if case.op == "all_reduce" and case.kind == "collective" and len(case.ranks) == 8]
+    sizes = {case.params["bytes"] for case in reduced if case.params["dtype"] == "bf16"}
+    assert sizes == {2**power for power in range(8, 33)}  # 256 B to 4 GiB
+    whole = plan("full", ("collective", "interference", "copy"), 8, 8)
+    assert {case.key for case in cases} < {case.key for case in whole}
 
 
 def test_bad_requests_are_refused_without_a_traceback(
@@ -259,9 +277,13 @@ def test_bad_requests_are_refused_without_a_traceback(
     from calibration.__main__ import main
 
     assert main(["measure", "--out", str(tmp_path), "--device", "cpu", "--only", "gemm"]) == 2
+    assert main(["measure", "--out", str(tmp_path), "--device", "cpu", "--groups", "two"]) == 2
+    assert main(["measure", "--out", str(tmp_path), "--device", "cpu", "--groups", "2"]) == 2
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert main(["measure", "--out", str(tmp_path), "--device", "cpu", "--gpus", "2"]) == 2
     said = capsys.readouterr().err
     assert "--only: no such kind" in said
+    assert "--groups: no list of numbers" in said
+    assert "--groups: no groups of so many GPUs" in said
     assert "--gpus: the ranks are given by torchrun" in said

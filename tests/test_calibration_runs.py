@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from calibration.compare.comparison import work_of
 from simulator.api import run
 from simulator.config import Workload, load_workload
 
 RUNS = Path(__file__).resolve().parent.parent / "calibration" / "runs"
 FILES = sorted(RUNS.glob("*/*.yaml"))
+PREDICTED = [path for path in FILES if path.parent.name != "fit"]
 WORKLOADS = {path: load_workload(path) for path in FILES}
 
 
@@ -29,7 +31,7 @@ def kinds(workload: Workload) -> set[str]:
         found |= {"sp"} if layout.sequence_parallel else {"tp without sp"}
     if axes == {"pp"}:
         found |= {f"pp{layout.pp}", layout.schedule}
-    if len(axes) == 2:
+    if len(axes) > 1:
         found.add(" x ".join(sorted(axes)))
     if layout.ep > 1:
         found.add(f"ep{layout.ep}")
@@ -41,26 +43,23 @@ def kinds(workload: Workload) -> set[str]:
 
 
 EXPECTED = {
-    *("dense", "ddp", "ddp without overlap", "fsdp", "tp2", "tp4", "sp", "tp without sp", "pp2", "pp4"),
+    *("dense", "ddp", "ddp without overlap", "fsdp", "tp2", "tp4", "tp8", "sp", "tp without sp", "pp2", "pp4", "pp8"),
     *("gpipe", "1f1b", "interleaved", "interleaved_zb", "zb_v", "dualpipe_v"),
-    *("pp x tp", "dp x pp", "dp x tp", "ep2", "ep4", "recompute", "host-bound"),
+    *("pp x tp", "dp x pp", "dp x tp", "dp x pp x tp", "ep2", "ep4", "ep8", "recompute", "host-bound"),
 }
 
 
 def test_at_least_two_of_each_kind_one_of_them_predicted_before_it_is_run() -> None:
     every = Counter(kind for workload in WORKLOADS.values() for kind in kinds(workload))
-    predicted = Counter(
-        kind for path, workload in WORKLOADS.items() if path.parent.name == "predicted" for kind in kinds(workload)
-    )
+    predicted = Counter(kind for path in PREDICTED for kind in kinds(WORKLOADS[path]))
     assert set(every) == EXPECTED
     assert min(every.values()) >= 2
     assert set(predicted) == EXPECTED, EXPECTED - set(predicted)
 
 
 def test_there_are_enough_and_a_third_is_predicted() -> None:
-    predicted = [path for path in FILES if path.parent.name == "predicted"]
     assert len(FILES) >= 42
-    assert len(predicted) >= max(14, len(FILES) / 3)
+    assert len(PREDICTED) >= max(14, len(FILES) / 3)
     assert len({path.stem for path in FILES}) == len(FILES)
 
 
@@ -75,7 +74,17 @@ def test_sizes_span_what_is_asked_for() -> None:
     ):
         assert (min(sizes), max(sizes)) == (low, high)
     assert {(t.implementation, t.precision) for t in training} == {("eager", "bf16")}
-    assert max(workload.n_ranks for workload in WORKLOADS.values()) == 4
+    for path, workload in WORKLOADS.items():
+        assert (workload.n_ranks == 8) == (path.parent.name == "eight"), path.stem
+        assert workload.n_ranks in (1, 2, 4, 8)
+        assert workload.cluster.nodes == 1
+
+
+def test_most_layouts_of_eight_gpus_do_the_same_work() -> None:
+    """So that `compare` can say whether they come in the measured order."""
+    work = Counter(work_of(workload) for workload in WORKLOADS.values() if workload.n_ranks == 8)
+    assert max(work.values()) >= 14
+    assert len(work) >= 6
 
 
 def test_no_two_differ_in_their_batch_alone() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.training import JOBS, LAYOUTS, LLAMA, TRAINING, workload
+from tests.training import EIGHT, JOBS, LAYOUTS, LLAMA, TRAINING, workload
 
 pytest.importorskip("torch")
 
@@ -30,9 +30,18 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a team of four processes found in all jobs."""
-    path = tmp_path_factory.mktemp("team") / "found.json"
+    return team_of(4, tmp_path_factory.mktemp("team") / "found.json")
+
+
+@pytest.fixture(scope="module")
+def found_by_eight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same of eight."""
+    return team_of(8, tmp_path_factory.mktemp("team") / "found.json")
+
+
+def team_of(world: int, path: Path) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.training", str(path)],
+        [sys.executable, "-m", "tests.training", str(path), str(world)],
         cwd=ROOT,
         env=ENVIRONMENT,
         capture_output=True,
@@ -54,6 +63,10 @@ def alone(found: dict[str, Any], job: str) -> dict[str, Any]:
 @pytest.mark.parametrize("job", JOBS)
 def test_losses_are_those_of_one_process_and_fall(job: str, found: dict[str, Any]) -> None:
     """In fp32 layouts differ in the order of sums alone, some 1e-7; bf16 rounds to 2^-9."""
+    check_losses(job, found)
+
+
+def check_losses(job: str, found: dict[str, Any]) -> None:
     losses, expected = found[job]["losses"], alone(found, job)["losses"]
     assert losses == pytest.approx(expected, rel=1e-3 if job.startswith("bf16") else 2e-6)
     assert losses[-1] < losses[0]
@@ -64,6 +77,17 @@ def test_losses_are_those_of_one_process_and_fall(job: str, found: dict[str, Any
 def test_gradients_are_those_of_one_process(job: str, found: dict[str, Any]) -> None:
     """Of every parameter of the whole model: the gradient's norm and its component along the initial value, added up
     over the ranks' shards. A sum over too many or too few ranks, or a shard from another place, changes them."""
+    check_gradients(job, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", EIGHT)
+def test_eight_processes_train_what_one_does(job: str, found_by_eight: dict[str, Any]) -> None:
+    check_losses(job, found_by_eight)
+    check_gradients(job, found_by_eight)
+
+
+def check_gradients(job: str, found: dict[str, Any]) -> None:
     gradients, expected = found[job]["gradients"], alone(found, job)["gradients"]
     assert gradients.keys() == expected.keys()
     for name, (component, square) in gradients.items():
@@ -81,6 +105,7 @@ REFUSED = {
     "parallelism.cp": ({}, {"cp": 2}, {}),
     "parallelism.zero": ({}, {"dp": 2, "zero": 1}, {}),
     "parallelism.schedule": ({}, {"pp": 2, "schedule": "zb_h1"}, {}),
+    "parallelism.overlap.grad_reduce": ({}, {"pp": 2, "dp": 2, "schedule": "zb_v"}, {}),
     "model.tied_embeddings": ({"tied_embeddings": True}, {"pp": 2}, {}),
 }
 
@@ -100,7 +125,7 @@ def test_what_is_not_written_is_refused_by_its_key(key: str) -> None:
     assert reason.allowed
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", [*JOBS, *EIGHT])
 def test_what_is_trained_here_is_not_refused(job: str) -> None:
     assert refusal(load_workload(workload(job))) is None
 

@@ -1,4 +1,5 @@
-"""A team of processes that trains tiny models in every layout: `python -m tests.training` prints what each found.
+"""A team of processes that trains tiny models in every layout: `python -m tests.training FILE WORLD` writes what it
+found.
 
 One process per rank, over gloo; each layout is one job, in which as many of the first ranks take part as it needs.
 """
@@ -11,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-WORLD = 4
 STEPS = 3
 LLAMA: dict[str, Any] = {
     "layers": 4,
@@ -100,10 +100,51 @@ JOBS |= {
     "bf16 sp": (LLAMA, {"tp": 2}, ROUNDED),
 }
 
+#: For eight processes: a model of few layers for layouts that meet in each, one of many for pipelines, which have a
+#: layer to a stage.
+WIDE = LLAMA | {"heads": 8, "kv_heads": 8, "hidden": 64}
+DEEP = LLAMA | {"layers": 16}
+WIDE_MOE = WIDE | {"layers": 1, "moe": {"experts": 8, "top_k": 2, "ffn_hidden": 24}}
+MOE16 = WIDE_MOE | {"moe": WIDE_MOE["moe"] | {"experts": 16}}
+TWICE, FOUR_TIMES = {"micro_batch": 2}, {"micro_batch": 4}
+SIXTEEN = {"global_batch": 16}
+THREE_AXES = {"tp": 2, "pp": 2, "dp": 2, "schedule": "1f1b"}
+EIGHT: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "wide one": (WIDE, {}, FOUR_TIMES),
+    "wide tp": (WIDE, {"tp": 8, "sequence_parallel": False}, FOUR_TIMES),
+    "wide sp": (WIDE, {"tp": 8}, FOUR_TIMES),
+    "wide ddp": (WIDE, {"dp": 8}, {}),
+    "wide ddp without overlap": (WIDE, {"dp": 8, "overlap": NO_OVERLAP}, {}),
+    "wide fsdp": (WIDE, {"dp": 8, "zero": 3}, {}),
+    "wide fsdp kept": (WIDE, {"dp": 8, "zero": 3, "reshard_after_forward": False}, {}),
+    "wide tp x pp": (WIDE, {"tp": 4, "pp": 2, "schedule": "1f1b"}, FOUR_TIMES),
+    "wide tp x pp x dp": (WIDE, THREE_AXES, TWICE),
+    "wide tp x pp x dp, interleaved": (WIDE, THREE_AXES | {"vpp": 2, "schedule": "interleaved"}, TWICE),
+    "wide tp x dp": (WIDE, {"tp": 2, "dp": 4}, TWICE),
+    "wide pp x dp": (WIDE, {"pp": 2, "dp": 4, "schedule": "1f1b"}, {}),
+    "deep one": (DEEP, {}, SIXTEEN | FOUR_TIMES),
+    "deep gpipe": (DEEP, {"pp": 8, "schedule": "gpipe"}, SIXTEEN),
+    "deep 1f1b": (DEEP, {"pp": 8, "schedule": "1f1b"}, SIXTEEN),
+    "deep interleaved": (DEEP, {"pp": 8, "vpp": 2, "schedule": "interleaved"}, SIXTEEN),
+    "deep interleaved_zb": (DEEP, {"pp": 8, "vpp": 2, "schedule": "interleaved_zb"}, SIXTEEN),
+    "deep zb_v": (DEEP, {"pp": 8, "schedule": "zb_v"}, SIXTEEN),
+    "deep dualpipe_v": (DEEP, {"pp": 8, "schedule": "dualpipe_v"}, SIXTEEN),
+    "deep zb_v x dp": (DEEP, {"pp": 4, "dp": 2, "schedule": "zb_v", "overlap": NO_OVERLAP}, SIXTEEN),
+    "moe8 one": (WIDE_MOE, {}, {}),
+    "moe8 ep": (WIDE_MOE, {"dp": 8, "ep": 8}, {}),
+    "moe8 ep over tp": (WIDE_MOE, {"tp": 2, "dp": 4, "ep": 8}, {}),
+    "moe16 one": (MOE16, {}, {}),
+    "moe16 ep": (MOE16, {"dp": 8, "ep": 8}, {}),
+    "clip8 one": (WIDE, {}, {"grad_clip": 0.1}),
+    "clip8 tp x pp x dp": (WIDE, THREE_AXES, {"grad_clip": 0.1, **TWICE}),
+}
+#: By the number of processes in a team.
+TEAMS = {4: JOBS, 8: EIGHT}
+
 
 def workload(job: str) -> dict[str, Any]:
     """What a workload file of ``job`` would hold."""
-    model, layout, training = JOBS[job]
+    model, layout, training = (JOBS | EIGHT)[job]
     return {
         "model": model,
         "parallelism": layout,
@@ -112,7 +153,7 @@ def workload(job: str) -> dict[str, Any]:
     }
 
 
-def _rank(rank: int, port: int, path: str) -> None:
+def _rank(rank: int, port: int, path: str, world: int) -> None:
     import torch
     import torch.distributed as dist
 
@@ -122,9 +163,9 @@ def _rank(rank: int, port: int, path: str) -> None:
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+    dist.init_process_group("gloo", rank=rank, world_size=world)
     results = {}
-    for name in JOBS:
+    for name in TEAMS[world]:
         if rank == 0:
             print(name, file=sys.stderr, flush=True)
         resolved = load_workload(workload(name))
@@ -138,7 +179,7 @@ def _rank(rank: int, port: int, path: str) -> None:
             losses += [float(trainer.step()) for _ in range(STEPS - 1)]
             trainer.close()
             found = {"losses": losses if trainer.last else None, "tp": groups.place["tp"], "gradients": gradients}
-        everyone: list[Any] = [None] * WORLD
+        everyone: list[Any] = [None] * world
         dist.all_gather_object(everyone, found)
         results[name] = _together([one for one in everyone if one is not None])
     if rank == 0:
@@ -191,7 +232,7 @@ def _together(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     return {"losses": [sum(step) / len(losses) for step in zip(*losses, strict=True)], "gradients": gradients}
 
 
-def main(path: str) -> None:
+def main(path: str, world: int) -> None:
     import socket
 
     import torch.multiprocessing as mp
@@ -202,8 +243,8 @@ def main(path: str) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     # Forked ranks find torch imported.
-    mp.start_processes(_rank, (port, path), WORLD, start_method="fork" if sys.platform == "linux" else "spawn")
+    mp.start_processes(_rank, (port, path, world), world, start_method="fork" if sys.platform == "linux" else "spawn")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -5,7 +5,8 @@ was skipped or never made has its reason there. Written to --out: comparison.jso
 step times, of all figures and of classes of kernels, and for each run the two timelines one above the other.
 Where a record says how fast its host was (`calibration.train.record`), the simulated host is as fast, against the
 profile's; --set cluster.node.host_speed=1 takes the profile's.
-With --predictions the errors of what was predicted before the runs are reported too, where the commits say that it was.
+With --predictions the errors of what was predicted before the runs are reported too, where the commits say that it was;
+several files, each with its commit, may hold those of different runs.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from __future__ import annotations
 import argparse
 import datetime
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from calibration.commits import commit_of, first_with, head
+from calibration.commits import Commit, commit_of, first_with, head
 from calibration.compare import pictures, timelines
 from calibration.compare.comparison import PREDICTED, STEP_TIME, Row, not_before, order, suites, work_of
 from calibration.compare.figures import pipelines, simulated_figures
 from calibration.compare.hosts import with_host
 from calibration.compare.kernels import simulated_kernels
 from calibration.compare.measured import Measured, measured_figures, read_measured
+from calibration.compare.meetings import meetings
 from calibration.compare.table import as_csv, as_text
 from calibration.predict.command import add_set
 from calibration.predict.predictions import Predictions, Simulated, read_predictions, simulate_all
@@ -46,11 +48,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workloads", type=Path, nargs="+", metavar="WORKLOAD", help="workload files")
     parser.add_argument("--measured", type=Path, required=True, metavar="DIR", help="records of their runs")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the results go")
-    parser.add_argument("--predictions", type=Path, metavar="FILE", help="what `predict` wrote before the runs")
+    parser.add_argument(
+        "--predictions", type=Path, nargs="+", default=[], metavar="FILE", help="what `predict` wrote before the runs"
+    )
     add_set(parser)
     parser.add_argument("--no-pictures", dest="pictures", action="store_false", help="write tables only")
     parser.add_argument("--max-mean", type=_percent, metavar="PCT", help="fail when the mean absolute error is above")
     parser.add_argument("--max-row", type=_percent, metavar="PCT", help="fail when any error is above")
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A file of predictions, and the first commit in which it was as it is."""
+
+    path: Path
+    predictions: Predictions
+    commit: Commit | None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,10 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("is a file, not a folder", file="--out", found=str(out))
     if out.resolve() == arguments.measured.resolve():
         raise InputError("is the folder of the measured runs", file="--out", found=str(out), fix="another folder")
-    predicted = None if arguments.predictions is None else read_predictions(arguments.predictions)
+    predicted = [Committed(path, read_predictions(path), first_with(path)) for path in arguments.predictions]
     changes = parse_changes(arguments.changes)
     simulated = simulate_all((path, with_host(arguments.measured, path, changes)) for path in arguments.workloads)
-    measured = [read_measured(arguments.measured, one.name, one.sha256) for one in simulated]
+    measured = [read_measured(arguments.measured, one.name, one.sha256, meetings(one.result)) for one in simulated]
     comparison = compare(arguments, simulated, measured, predicted)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "comparison.json", comparison)
@@ -84,10 +97,14 @@ def compare(
     arguments: argparse.Namespace,
     simulated: Sequence[Simulated],
     measured: Sequence[Measured],
-    predicted: Predictions | None,
+    predicted: Sequence[Committed],
 ) -> dict[str, Any]:
     """The content of comparison.json."""
-    file_commit = None if arguments.predictions is None else first_with(arguments.predictions)
+    by_name: dict[str, Committed] = {}
+    for file in predicted:
+        if twice := sorted(by_name.keys() & file.predictions.figures.keys()):
+            raise InputError("two files predict one run", key="--predictions", found=twice[0], fix="only one of them")
+        by_name |= dict.fromkeys(file.predictions.figures, file)
     rows = []
     for one, real in zip(simulated, measured, strict=True):
         base = Row(
@@ -105,13 +122,20 @@ def compare(
             report = one.result.to_dict()
             flops, peak = report["model_flops_per_step"], report["peak_flops_per_s_per_gpu"]
             theirs = measured_figures(real, flops, peak, pipelines(one.result))
-        late = "" if predicted is None else not_before(predicted, file_commit, real, one.name, one.sha256)
-        committed = predicted.figures[one.name] if predicted is not None and not late else None
+        late, committed = "not among the predictions" if predicted else "", None
+        if one.name in by_name:
+            file = by_name[one.name]
+            late = not_before(file.predictions, file.commit, real, one)
+            committed = None if late else file.predictions.figures[one.name]
         rows.append(replace(base, simulated=ours, measured=theirs, committed=committed, not_before=late))
     bounds = Bounds(arguments.max_mean, arguments.max_row)
     commits = {"simulator": _said(head()), "measured runs": _said(commit_of(arguments.measured))}
-    if predicted is not None:
-        commits |= {"predictions made at": predicted.commit[:12] or None, "predictions committed": _said(file_commit)}
+    for file in predicted:
+        of = f" of {file.path.name}" if len(predicted) > 1 else ""
+        commits |= {
+            f"predictions{of} made at": file.predictions.commit[:12] or None,
+            f"predictions{of} committed": _said(file.commit),
+        }
     return envelope(
         "compare",
         _warnings(simulated, predicted),
@@ -124,7 +148,7 @@ def compare(
             for name, sha256 in {one.profile: one.profile_sha256 for one in simulated}.items()
         ],
         commits=commits,
-        suites=suites(rows, bounds, predicted=predicted is not None),
+        suites=suites(rows, bounds, predicted=bool(predicted)),
         order=order(rows),
         rows=[row.to_dict() for row in rows],
     )
@@ -140,16 +164,19 @@ def _draw(out: Path, comparison: dict[str, Any], simulated: Sequence[Simulated],
             pictures.save(figure, out / "timelines" / f"{one.name}.png")
 
 
-def _warnings(simulated: Sequence[Simulated], predicted: Predictions | None) -> list[str]:
+def _warnings(simulated: Sequence[Simulated], predicted: Sequence[Committed]) -> list[str]:
     """Where the predictions were made with another profile than the one of now."""
-    if predicted is None:
-        return []
     now = {one.profile: one.profile_sha256 for one in simulated}
+    changed = {
+        (name, then)
+        for file in predicted
+        for name, then in file.predictions.profiles.items()
+        if name in now and now[name] != then
+    }
     return [
         f"profile {name} has changed since the predictions: {then[:16]} then, {now[name][:16]} now; "
         f"`{PREDICTED}` has the errors of then, `{STEP_TIME}` those of now"
-        for name, then in predicted.profiles.items()
-        if name in now and now[name] != then
+        for name, then in sorted(changed)
     ]
 
 

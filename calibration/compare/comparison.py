@@ -11,15 +11,17 @@ from typing import Any
 from calibration.commits import Commit
 from calibration.compare.figures import Figures
 from calibration.compare.measured import Measured
-from calibration.predict.predictions import Predictions
+from calibration.predict.predictions import Predictions, Simulated
 from simulator.config import Workload
 from simulator.units import GiB
 from simulator.validation.evaluate import Outcome, summarise
 from simulator.validation.suites import Bounds
 
 STEP_TIME, PREDICTED, MEMORY = "step time", "step time, predicted before the run", "peak allocated memory"
-#: Classes of kernels that are compared; hand-overs last as long as the other stage makes them wait.
-JUDGED = ("matmul", "attention", "memory", "optimizer", "communication")
+#: Seconds of kernels that are compared, of communication those in which bytes move, and those that are shown: how long
+#: kernels wait for other ranks is what ranks drift apart, and the other stage's doing.
+JUDGED = ("matmul", "attention", "memory", "optimizer", "transfer", "hand-over transfer")
+SHOWN = ("waiting", "hand-over waiting")
 #: Layouts whose measured step times are closer than this have no order.
 SAME_SPEED = 0.03
 
@@ -69,12 +71,13 @@ def work_of(workload: Workload) -> str:
     return json.dumps({"model": model, "seq": training.seq, "global_batch": training.global_batch}, sort_keys=True)
 
 
-def not_before(predictions: Predictions, commit: Commit | None, run: Measured, name: str, workload_sha256: str) -> str:
-    """Why the file does not hold a prediction made before ``run``; empty where it does. ``commit``: of that file."""
-    if name not in predictions.figures:
-        return "not among the predictions"
-    if predictions.workloads[name] != workload_sha256:
+def not_before(predictions: Predictions, commit: Commit | None, run: Measured, now: Simulated) -> str:
+    """Why the file's prediction of ``run`` was not made before it; empty where it was. ``commit``: the file's; ``now``:
+    the same run as it is simulated now."""
+    if predictions.workloads[now.name] != now.sha256:
         return "predicted for another workload file"
+    if predictions.on[now.name] != now.profile:
+        return f"predicted for {predictions.on[now.name]}"
     if commit is None or commit.changed:
         return (
             "the predictions are not committed" if commit is None else "the predictions were changed and not committed"

@@ -6,8 +6,9 @@ import csv
 import gzip
 import json
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -34,15 +35,25 @@ class Measured:
 
 @dataclass(frozen=True)
 class Cases:
-    """All that succeeded, in the order of the files, and the machines: one environment per run of `measure`."""
+    """All that succeeded, in the order of the files, and the machines: one environment per run of `measure`.
+    ``hold_out``: numbers of GPUs whose rows are only predicted."""
 
     rows: tuple[Measured, ...]
     environments: tuple[Mapping[str, Any], ...]
+    hold_out: frozenset[int] = frozenset()
 
     @property
     def cited(self) -> dict[str, str]:
         """What figures that are fitted to these say of their origin; published tables keep the base profile's word."""
         return {"kind": "measured", "source": MEASURED, "note": ""} if self.environments else {}
+
+    def held_out(self, rows: Iterable[Measured]) -> frozenset[int]:
+        """Of the numbers of GPUs of ``rows`` those that are predicted from the others: what is asked for, and what lies
+        between two powers of two, both measured."""
+        numbers = {len(case.ranks) for case in rows}
+        twos = sorted(n for n in numbers - self.hold_out if n & (n - 1) == 0)
+        between = {n for n in numbers if any(low < n < high for low, high in pairwise(twos))}
+        return self.hold_out | between
 
     def of(self, kind: str, *ops: str) -> list[Measured]:
         """The cases of a kind, of these ops where any are named."""

@@ -56,14 +56,20 @@ LIMITS = {name: (0.0, 1.0) for name in START if name.endswith(("efficiency", "fr
 
 
 def fit(cases: Cases, profile: Profile) -> Part:
-    """Fit ``transports.nvlink``. Held out: every second size, and all of 3 GPUs where 2 and 4 were measured."""
+    """Fit ``transports.nvlink``. Held out: every second size, and all of some numbers of GPUs (`Cases.held_out`).
+
+    Raises `InputError` where that leaves nothing.
+    """
     rows = [case for case in cases.of("collective", *OPS) if _known(case)]
     if not rows:
         return Part({})
     nvls = any(machine.get("nvls") for machine in _machines(cases))
     candidates = strung(rows, profile.gpu, nvls=nvls)
-    measured = {len(case.ranks) for case in rows}
-    inside = [case for case in rows if not (len(case.ranks) == 3 and measured >= {2, 4})]
+    apart = cases.held_out(rows)
+    inside = [case for case in rows if len(case.ranks) not in apart]
+    if not inside:
+        of = ", ".join(str(n) for n in sorted({len(case.ranks) for case in rows}))
+        raise InputError("no collectives are left to fit", key="--hold-out", found=of, allowed="some of these")
     fitted: list[Measured] = []
     for group in sorted({(case.op, len(case.ranks)) for case in inside}):
         of_group = [case for case in inside if (case.op, len(case.ranks)) == group]
@@ -133,6 +139,20 @@ def seconds(
 def changed(model: Transport, constants: Mapping[str, float]) -> Transport:
     """The transport with constants replaced, by dotted name."""
     return Transport.model_validate(with_changes(model.model_dump(), constants, {}))
+
+
+def by_gpus(points: Iterable[Point]) -> list[str]:
+    """A line for each number of GPUs: how far its collectives are off, as a geometric mean, fitted and held out."""
+    errors: dict[tuple[int, bool], list[float]] = {}
+    for point in points:
+        if point.kind == "collectives":
+            key = int(point.group.rpartition(".")[2]), point.held_out
+            errors.setdefault(key, []).append(abs(math.log(point.fitted_s / point.measured_s)))
+    return [
+        f"collectives of {n} GPUs, {'held out' if held_out else 'fitted'}: {len(found)} rows, "
+        f"geometric mean {math.expm1(statistics.fmean(found)):.1%}"
+        for (n, held_out), found in sorted(errors.items())
+    ]
 
 
 def weight(case: Measured) -> float:

@@ -11,6 +11,7 @@ import argparse
 import re
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from simulator.errors import InputError
 
 EXAMPLE = """examples:
   python -m calibration fit calibration/measurements/h100-sxm-80gb --out h100-sxm-80gb.yaml --plots plots
+  python -m calibration fit h100 --base h100-sxm-80gb --hold-out 8 --out from_2_and_4.yaml
   python -m calibration fit aiconfigurator/a100 --base a100-sxm-80gb --out a100-sxm-80gb.yaml"""
 PARTS = (kernels.fit, launch.fit, collectives.fit, interference.fit, power.fit)
 
@@ -34,17 +36,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--base", metavar="PROFILE", help="what was not measured is taken from it [the shipped profile of that name]"
     )
+    parser.add_argument(
+        "--hold-out",
+        type=int,
+        action="append",
+        default=[],
+        metavar="N",
+        help="predict collectives and interference of N GPUs from the others [3 from 2 and 4, 5 to 7 from 4 and 8]",
+    )
     parser.add_argument("--plots", type=Path, metavar="DIR", help="pictures of measured against fitted")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 when the profile was written. Raises `InputError`."""
-    cases = read(arguments.measured)
+    cases = replace(read(arguments.measured), hold_out=frozenset(arguments.hold_out))
     profile, points = fit(cases, load_profile(arguments.base or arguments.out.stem), arguments.out.stem)
     arguments.out.write_text(written(profile), encoding="utf-8")
     if arguments.plots is not None:
         picture.draw(points, arguments.plots)
-    print(table(profile), file=sys.stderr)
+    print("\n".join([table(profile), *collectives.by_gpus(points)]), file=sys.stderr)
     return 0
 
 

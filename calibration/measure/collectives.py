@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -25,26 +25,29 @@ OPS = (
     "barrier",
 )
 COMMON = OPS[:4]
+#: Numbers of ranks of the groups that are asked for; none stands for all.
+Sizes = Collection[int]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def groups(level: Level, world: int, local: int) -> list[tuple[int, ...]]:
-    """Groups to measure in: the first 2, 3, .. ranks of a node, whole nodes, and one rank of each node."""
+def groups(level: Level, world: int, local: int, only: Sizes = ()) -> list[tuple[int, ...]]:
+    """Groups to measure in: the first 2, 3, .. ranks of a node, whole nodes, and one rank of each node; below "full"
+    those of 2, of a node and of all. ``only``: those of so many ranks, whatever the level."""
     within = range(2, min(world, local) + 1)
     nodes = range(2, world // local + 1)
     sizes = [*within, *(local * count for count in nodes)]
-    if level != "full":
+    if level != "full" and not only:
         sizes = [size for size in sizes if size in (2, local, world)]
     found = [tuple(range(size)) for size in sizes]
     found += [tuple(range(0, local * count, local)) for count in nodes if local > 1]
-    return found
+    return [ranks for ranks in found if not only or len(ranks) in only]
 
 
-def cases(level: Level, world: int, local: int) -> Iterator[Case]:
+def cases(level: Level, world: int, local: int, only: Sizes = ()) -> Iterator[Case]:
     sizes = {"smoke": (4096,), "quick": tuple(4**power for power in range(4, 16))}.get(
         level, tuple(2**power for power in range(8, 33))
     )
-    for ranks in groups(level, world, local):
+    for ranks in groups(level, world, local, only):
         for op in OPS:
             if op == "barrier":
                 yield Case("collective", op, {}, ranks)

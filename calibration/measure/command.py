@@ -12,7 +12,7 @@ import os
 import sys
 from collections import Counter
 
-from calibration.measure import ranks
+from calibration.measure import collectives, ranks
 from calibration.measure.plan import KINDS, plan
 from calibration.measure.store import Rows
 from simulator.errors import InputError
@@ -20,6 +20,7 @@ from simulator.errors import InputError
 SHOWN = 20  # reasons of failures that are printed; all are in the file
 EXAMPLE = """examples:
   python -m calibration measure --gpus 4 --out h100 --full
+  python -m calibration measure --gpus 8 --out h100 --full --only collective,interference --groups 4,8
   torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint HOST:29500 --rdzv-backend c10d \\
       -m calibration measure --out h100 --only collective,interference"""
 
@@ -31,15 +32,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--smoke", dest="level", action="store_const", const="smoke", help="one small case per kind of op"
     )
     parser.add_argument("--only", metavar="KIND,..", help=f"of {', '.join(KINDS)} [all]")
+    parser.add_argument(
+        "--groups",
+        metavar="N,..",
+        help="numbers of GPUs of collectives and interference [with --full 2, 3, .. all; else 2, a node and all]",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 when all cases have a row, failed ones with their reason; 1 when workers could not be started."""
-    kinds = _kinds(arguments.only)
+    kinds, asked = _kinds(arguments.only), _asked(arguments.groups)
     arguments.out.mkdir(parents=True, exist_ok=True)
     with ranks.ranks(arguments, _again(arguments)) as world:
-        cases = plan(arguments.level, kinds, world, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
-        orders = {"level": arguments.level, "kinds": kinds}
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        there = {len(group) for group in collectives.groups("full", world, local)}
+        if unknown := [size for size in asked if size not in there]:
+            allowed = ", ".join(map(str, sorted(there))) or "none with one GPU"
+            raise InputError("no groups of so many GPUs", key="--groups", found=unknown[0], allowed=allowed)
+        cases = plan(arguments.level, kinds, world, local, asked)
+        orders = {"level": arguments.level, "kinds": kinds, "groups": asked}
         job = ranks.job(arguments, "calibration.measure.worker", cases, orders, _spoken(arguments, world))
         if job.rank:
             return ranks.follow(job)
@@ -62,10 +73,19 @@ def _kinds(only: str | None) -> tuple[str, ...]:
     return chosen
 
 
+def _asked(groups: str | None) -> tuple[int, ...]:
+    """The numbers of --groups. Raises `InputError`."""
+    try:
+        return tuple(int(size) for size in groups.split(",")) if groups else ()
+    except ValueError:
+        raise InputError("no list of numbers", key="--groups", found=groups, allowed="such as 2,4,8") from None
+
+
 def _again(arguments: argparse.Namespace) -> list[str]:
     """The command line of another rank."""
     flags = {"full": ["--full"], "smoke": ["--smoke"]}.get(arguments.level, [])
     flags += ["--only", arguments.only] if arguments.only else []
+    flags += ["--groups", arguments.groups] if arguments.groups else []
     return ["measure", "--device", arguments.device, *flags]
 
 

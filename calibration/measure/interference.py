@@ -51,7 +51,7 @@ RACES = 3
 HEAD_START_S = 1e-3
 
 
-def cases(level: Level, world: int, local: int) -> Iterator[Case]:
+def cases(level: Level, world: int, local: int, only: collectives.Sizes = ()) -> Iterator[Case]:
     kernels: tuple[str, ...] = tuple(KERNELS)
     ops: tuple[str, ...] = COLLECTIVES
     sizes: tuple[int, ...] = (2**24, 2**28)
@@ -59,7 +59,7 @@ def cases(level: Level, world: int, local: int) -> Iterator[Case]:
         kernels, ops, sizes = ("smoke",), COLLECTIVES[:1], (2**12,)
     elif level == "quick":
         kernels, ops, sizes = ("matmul", "layer_norm"), COLLECTIVES[:3], (2**26,)
-    for ranks in collectives.groups(level, world, local):
+    for ranks in collectives.groups(level, world, local, only):
         # What waits moves nothing yet: one size.
         late = itertools.product(kernels, (LATE,), sizes[:1] if len(ranks) == 2 else ())
         for kernel, op, nbytes in itertools.chain(late, itertools.product(kernels, ops, sizes)):

@@ -33,8 +33,9 @@ TOGETHER = {"collective": collectives, "interference": interference}
 KINDS = (*ALONE, "layers", *TOGETHER, "kernels")
 
 
-def plan(level: Level, kinds: Collection[str], world: int, local: int) -> list[Case]:
-    """The cases of ``kinds`` for ``world`` ranks, ``local`` of them on each node."""
+def plan(level: Level, kinds: Collection[str], world: int, local: int, groups: collectives.Sizes = ()) -> list[Case]:
+    """The cases of ``kinds`` for ``world`` ranks, ``local`` of them on each node; of collectives and interference those
+    in ``groups`` of so many ranks, see `collectives.groups`."""
     alone = [case for name, module in ALONE.items() if name in kinds for case in shuffled(module.cases(level, world))]
     if "layers" in kinds:
         alone += sorted(shuffled(layers.cases(level, world)), key=lambda case: len(case.ranks))
@@ -42,7 +43,7 @@ def plan(level: Level, kinds: Collection[str], world: int, local: int) -> list[C
     for name, module in TOGETHER.items():
         if name in kinds and world > 1:
             # Group by group, as each starts its communicator when first used.
-            cases = shuffled(module.cases(level, world, local))
+            cases = shuffled(module.cases(level, world, local, groups))
             together += sorted(cases, key=lambda case: (len(case.ranks), case.ranks))
     profiled = [*kernels.cases(level, alone)] if "kernels" in kinds else []
     return alone + together + profiled

@@ -34,7 +34,7 @@ def main() -> None:
     torch.manual_seed(rank)
     gc.disable()  # collected after each case instead of within one
     gc.freeze()
-    cases = plan.plan(orders["level"], orders["kinds"], world, orders["local_world"])
+    cases = plan.plan(orders["level"], orders["kinds"], world, orders["local_world"], orders["groups"])
     pending = [cases[index] for index in orders["pending"]]
     with reporting(orders) as report:
         bench = Bench(device)

@@ -33,7 +33,7 @@ def add_set(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change a value of every workload, as in `simulator run`: cluster=hgx_h200_4gpu for runs on H200s",
+        help="change a value of every workload, as in `simulator run`: cluster=hgx_h200_8gpu for runs on H200s",
     )
 
 

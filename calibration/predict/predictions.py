@@ -80,12 +80,14 @@ def simulate_all(jobs: Iterable[tuple[Path, Mapping[str, Any]]]) -> list[Simulat
 @dataclass(frozen=True)
 class Predictions:
     """A file of predictions. ``profiles``: name -> hash; ``figures``: run -> what was predicted; ``workloads``: run ->
-    hash of its file. ``commit``: that the simulator was at, empty where it was not known."""
+    hash of its file; ``on``: run -> name of the profile. ``commit``: that the simulator was at, empty where it was not
+    known."""
 
     date: str
     commit: str
     profiles: Mapping[str, str]
     workloads: Mapping[str, str]
+    on: Mapping[str, str]
     figures: Mapping[str, Figures]
 
 
@@ -114,6 +116,7 @@ def read_predictions(path: Path) -> Predictions:
             commit=data["commit"],
             profiles=data["profiles"],
             workloads={row["name"]: row["workload_sha256"] for row in rows},
+            on={row["name"]: row["profile"] for row in rows},
             figures={row["name"]: Figures.from_dict(row["figures"]) for row in rows if "figures" in row},
         )
     except (ValueError, TypeError, KeyError) as problem:

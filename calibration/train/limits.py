@@ -96,6 +96,9 @@ def _layout(workload: Workload) -> Iterator[InputError]:
     if layout.tp > 1 and layout.plan.splits:
         reason = "layers split by hand do not split their backward pass"
         yield _no(reason, "parallelism.schedule", layout.schedule, "schedules with whole backward passes")
+    if layout.dp > 1 and layout.overlap.grad_reduce and layout.plan.splits:
+        reason = "DDP does not see a backward pass that torch's pipelines split"
+        yield _no(reason, "parallelism.overlap.grad_reduce", True, False)
 
 
 def _experts(workload: Workload) -> Iterator[InputError]:
