@@ -8,6 +8,7 @@ from typing import Any
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.wires import PCIE_LATENCY_s
 from simulator.config.cluster import ClusterSpec
+from simulator.network.pattern import Pattern
 from simulator.network.plan import Plan
 
 #: Bytes/s of a NIC: so slow that a PCIe link (121 GB/s) or an NVLink never limits anything.
@@ -86,6 +87,12 @@ CLUSTERS: dict[str, Mapping[str, Any]] = {
         ),
     }.items()
 }
+
+
+def carried(pattern: Pattern, cluster: Cluster) -> dict[str, float]:
+    """Bytes per byte of size on every link by name, of a pattern of one stage."""
+    (stage,) = pattern.stages
+    return {cluster.links[index].name: load * stage.flow_bytes for index, load in stage.loads}
 
 
 def link_bytes(operation: Plan, cluster: Cluster) -> dict[str, float]:

@@ -27,6 +27,7 @@ from calibration.compare.comparison import Row, order
 from calibration.compare.figures import Figures, pipelines, simulated_figures
 from calibration.compare.hosts import with_host
 from calibration.compare.kernels import CLASSES, Kernels, binned, class_of, measured_kernels, simulated_kernels
+from calibration.compare.meetings import meetings
 from calibration.fit.hosts import probe_s
 from simulator.api import run
 from simulator.config import load_workload
@@ -367,6 +368,7 @@ def columns(*rows: tuple[int, str, str, float, float]) -> Kernels:
     return Kernels(
         np.array(rank), np.array([CLASSES.index(n) for n in name]), np.array(kind, dtype=object),
         np.array(start, dtype=float), np.array(end, dtype=float),
+        np.full(len(rows), np.nan), np.full(len(rows), np.nan),
     )  # fmt: skip
 
 
@@ -443,11 +445,13 @@ def test_every_kind_of_kernel_has_a_class() -> None:
 
 
 def test_a_timeline_comes_back_as_it_was_written(made: Path) -> None:
-    read = measured_kernels(made / "measured" / "pp2.timeline.csv.gz")
-    own = simulated_kernels(run(made / "pp2.yaml"))
+    result = run(made / "pp2.yaml")
+    read, own = measured_kernels(made / "measured" / "pp2.timeline.csv.gz", meetings(result)), simulated_kernels(result)
     assert (read.code == own.code).all()
     assert (read.kind == own.kind).all()
     assert read.end_s == pytest.approx(own.end_s * SLOWER["pp2"])
+    assert read.moves_s == pytest.approx(own.moves_s * SLOWER["pp2"], nan_ok=True)
+    assert read.done_s == pytest.approx(own.done_s * SLOWER["pp2"], nan_ok=True)
 
 
 def test_records_are_those_of_train() -> None:

@@ -148,3 +148,8 @@ def test_the_shipped_profile_is_what_the_fit_gives(gpu: str) -> None:
             assert shipped[name][protocol] == pytest.approx(constants, rel=1e-3), (name, protocol)
     for name in ("efficiency", "copy_Bps", "p2p_copy_Bps", "peer_latency_s"):
         assert shipped[name] == pytest.approx(found[name], rel=1e-3)
+    # What was written by hand of the parts that are not fitted stays.
+    assert {name: shipped.get(name) for name in ("in_switch", "kind", "source", "note")} == {
+        name: found.get(name) for name in ("in_switch", "kind", "source", "note")
+    }
+    assert "in_switch: " in found["note"]

@@ -436,26 +436,32 @@ role receiver ranks=1
     step first block=1 phase=F
     step long block=0 phase=F
   lane pp
-    step recv{recv}
-      comm act recv nbytes=1e9 axis=pp purpose=pp peer=0
+    step recv{after}
+      comm act recv nbytes=1e9 axis=pp purpose=pp peer=0{posted}
 group pp 0,1
 """
 
 
 @pytest.mark.parametrize(
-    ("send", "recv", "waits"),
-    [("long", " after=first", 1), ("first", " after=long", None), ("long", "", None)],
-    ids=["late-send", "late-receive", "as-it-comes"],
+    ("send", "after", "posted", "waits"),
+    [
+        ("long", " after=first", "", 1),
+        ("first", " after=long", "", None),
+        ("long", "", " as_it_comes=True", None),
+        ("long", " after=first", " as_it_comes=True", None),
+    ],
+    ids=["late-send", "late-receive", "as-it-comes", "as-it-comes-after"],
 )
 @pytest.mark.parametrize("speed", [0.5, 0.8])
 def test_receives_hold_sms_while_they_wait_and_sends_do_not(
-    send: str, recv: str, waits: int | None, speed: float
+    send: str, after: str, posted: str, waits: int | None, speed: float
 ) -> None:
     """A first kernel of 1 s and one of 10 s on both. A receive posted between them waits beside the second one until
     what is sent after 11 s has come, at 11 + l + S / C: all 10 s at ``speed``, so that it is still there when they end,
     at 1 + 10 / speed, or they end beyond that, (1 - speed) (10 + l + S / C) later than alone. A send that waits for the
-    receive, and a receive that follows on nothing, cost nothing before, and what moves after 11 s meets no kernel."""
-    timeline = play(from_text(HAND_OVER.format(send=send, recv=recv)), slowed(pp=speed))
+    receive, and a receive that is posted as its bytes come, cost nothing before, and what moves after 11 s meets no
+    kernel."""
+    timeline = play(from_text(HAND_OVER.format(send=send, after=after, posted=posted)), slowed(pp=speed))
     there = 10 + HOP_s + 1e9 / NIC_Bps
     slowed_s = min(10 / speed - 10, (1 - speed) * there)
     for rank in (0, 1):

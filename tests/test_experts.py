@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simulator.build.layout import layout
-from simulator.cluster import Cluster, build_cluster
+from simulator.cluster import build_cluster
 from simulator.config import load_cluster, load_workload
 from simulator.config.model import Moe
 from simulator.engine.invariants import check
@@ -17,10 +17,10 @@ from simulator.model import layer, params_on, rank_parts, stage_parts
 from simulator.model.routing import popularity, routing
 from simulator.network.collectives import patterns
 from simulator.network.direct import Traffic
-from simulator.network.pattern import Pattern
 from simulator.program import Comm, Compute, GroupedMatmul, Matmul
 from simulator.program.ops import kernels_of
 from simulator.program.text import from_text, to_text
+from tests.clusters import carried
 from tests.experts import MLA, job, play
 from tests.test_engine_exact import assert_same
 
@@ -129,12 +129,6 @@ def test_dispatch_and_combine_bytes(tp: int, dp: int, ep: int, k: int) -> None:
     assert len(moved) == ranks * 4 * 2 * (32 // dp)
 
 
-def carried(cluster: Cluster, pattern: Pattern) -> dict[str, float]:
-    """Bytes per byte of size on every link, of a pattern of one stage."""
-    (stage,) = pattern.stages
-    return {cluster.links[link].name: load * stage.flow_bytes for link, load in stage.loads}
-
-
 @pytest.mark.parametrize(("nodes", "limit"), [(2, 1), (4, 1), (4, 2), (4, 3)])
 def test_node_limited_routing_crosses_the_network_once_per_node(nodes: int, limit: int) -> None:
     """k = 4 copies to ``limit`` nodes: a NIC carries limit / k of what its GPU's copies to other nodes would be,
@@ -144,10 +138,10 @@ def test_node_limited_routing_crosses_the_network_once_per_node(nodes: int, limi
     (plain,) = patterns("all_to_all", ranks, cluster)
     (pattern,) = patterns("all_to_all", ranks, cluster, traffic=Traffic(per_node=limit / 4))
     for one, share in ((plain, 1.0), (pattern, limit / 4)):
-        loads = carried(cluster, one)
+        loads = carried(one, cluster)
         nics = [load for name, load in loads.items() if ".nic" in name and not name.endswith(("pcie:tx", "pcie:rx"))]
         assert nics == pytest.approx([share * (nodes - 1) / nodes] * len(nics))
-    loads = carried(cluster, pattern)
+    loads = carried(pattern, cluster)
     nvlink = [load for name, load in loads.items() if name.endswith(("nvlink:tx", "nvlink:rx"))]
     assert nvlink == pytest.approx([7 / 8] * len(nvlink))
 
@@ -157,13 +151,13 @@ def test_uneven_bytes_of_every_pair() -> None:
     cluster = build_cluster(load_cluster("dgx_h100"))
     shares = (0.4, 0.3, 0.2, 0.1)
     (pattern,) = patterns("all_to_all", (0, 1, 2, 3), cluster, traffic=Traffic(receive=shares))
-    loads = carried(cluster, pattern)
+    loads = carried(pattern, cluster)
     for gpu, share in enumerate(shares):
         assert loads[f"node0.gpu{gpu}.nvlink:tx"] == pytest.approx(1 - share)
         assert loads[f"node0.gpu{gpu}.nvlink:rx"] == pytest.approx(3 * share)
     assert pattern.sent == pytest.approx(3)
     (back,) = patterns("all_to_all", (0, 1, 2, 3), cluster, traffic=Traffic(send=shares))
-    loads = carried(cluster, back)
+    loads = carried(back, cluster)
     assert loads["node0.gpu0.nvlink:tx"] == pytest.approx(3 * 0.4)
 
 

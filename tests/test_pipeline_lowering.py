@@ -4,6 +4,7 @@ import pytest
 
 from simulator.build.pipeline import Lanes, lower
 from simulator.program import Block, Step
+from simulator.program.ops import comms_of
 from simulator.schedules import SCHEDULES, Action
 
 WORK = Block("work", ())
@@ -71,6 +72,20 @@ def test_overlapped_interleaved_posts_ahead_on_a_stream_per_neighbour() -> None:
         "pp_1": "0SEND_F0(0F0) 2RECV_F0(0F0) 0SEND_F1(0F1) 2RECV_F1(0F1) 2SEND_F0(2F0) 2SEND_F1(2F1) 2RECV_B0(2F1) "
         "2SEND_B0(2B0) 2RECV_B1(2B0) 2SEND_B1(2B1) 0RECV_B0(2B1) 0RECV_B1(0B0)",
     }
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_receives_say_whether_they_are_posted_before_their_bytes_come(name: str, overlap: bool) -> None:
+    """They spin from when they are posted, the first of a rank too, which follow on nothing; but for those beside the
+    computation of schedules whose runtime does not post them ahead, which stand for receives posted as bytes come."""
+    schedule, size = SCHEDULES[name], (4, 8, SCHEDULES[name].chunks or 2)
+    assert schedule.check(*size) is None
+    for lanes in lanes_of(name, *size, overlap=overlap):
+        comms = [comm for steps in lanes.values() for s in steps for comm in comms_of(s.op)]
+        assert {comm.spins for comm in comms if comm.op == "send"} == {False}
+        ahead = schedule.posts_ahead or schedule.rows is not None or not overlap
+        assert {comm.spins for comm in comms if comm.op == "recv"} == {ahead}
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -25,6 +25,7 @@ from calibration.compare.figures import pipelines, simulated_figures
 from calibration.compare.hosts import with_host
 from calibration.compare.kernels import simulated_kernels
 from calibration.compare.measured import Measured, measured_figures, read_measured
+from calibration.compare.meetings import meetings
 from calibration.compare.table import as_csv, as_text
 from calibration.predict.command import add_set
 from calibration.predict.predictions import Predictions, Simulated, read_predictions, simulate_all
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     predicted = [Committed(path, read_predictions(path), first_with(path)) for path in arguments.predictions]
     changes = parse_changes(arguments.changes)
     simulated = simulate_all((path, with_host(arguments.measured, path, changes)) for path in arguments.workloads)
-    measured = [read_measured(arguments.measured, one.name, one.sha256) for one in simulated]
+    measured = [read_measured(arguments.measured, one.name, one.sha256, meetings(one.result)) for one in simulated]
     comparison = compare(arguments, simulated, measured, predicted)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "comparison.json", comparison)

@@ -18,8 +18,10 @@ from simulator.validation.evaluate import Outcome, summarise
 from simulator.validation.suites import Bounds
 
 STEP_TIME, PREDICTED, MEMORY = "step time", "step time, predicted before the run", "peak allocated memory"
-#: Classes of kernels that are compared; hand-overs last as long as the other stage makes them wait.
-JUDGED = ("matmul", "attention", "memory", "optimizer", "communication")
+#: Seconds of kernels that are compared, of communication those in which bytes move, and those that are shown: how long
+#: kernels wait for other ranks is what ranks drift apart, and the other stage's doing.
+JUDGED = ("matmul", "attention", "memory", "optimizer", "transfer", "hand-over transfer")
+SHOWN = ("waiting", "hand-over waiting")
 #: Layouts whose measured step times are closer than this have no order.
 SAME_SPEED = 0.03
 

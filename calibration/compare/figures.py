@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
-from calibration.compare.kernels import simulated_kernels
+from calibration.compare.kernels import PARTS, simulated_kernels
 from simulator.api import Result
 
 
 @dataclass(frozen=True)
 class Figures:
     """``peak_allocated_bytes``: by rank, what ``torch.cuda.max_memory_allocated`` says of steps but the first ones.
-    ``class_s``: seconds of kernels by class, mean over ranks. ``exposed_s``: communication runs and no other kernel,
+    ``class_s``: seconds of kernels by class, and of communication by `PARTS` of it (None: the record does not tell),
+    mean over ranks. ``exposed_s``: communication runs and no other kernel,
     mean over ranks. ``bubble``: idle share of pipelines, None without them. None elsewhere: not measured."""
 
     step_time_s: float
     mfu: float | None
     peak_allocated_bytes: tuple[float, ...]
-    class_s: Mapping[str, float]
+    class_s: Mapping[str, float | None]
     exposed_s: float | None
     bubble: float | None
 
@@ -28,7 +30,10 @@ class Figures:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Figures:
-        return cls(**{**data, "peak_allocated_bytes": tuple(data["peak_allocated_bytes"])})
+        """Of `to_dict`; figures that were written before communication had parts have none."""
+        parts: dict[str, None] = dict.fromkeys(chain(*PARTS.values()))
+        class_s = {**parts, **data["class_s"]}
+        return cls(**{**data, "peak_allocated_bytes": tuple(data["peak_allocated_bytes"]), "class_s": class_s})
 
 
 def pipelines(result: Result) -> tuple[tuple[int, ...], ...]:
@@ -45,7 +50,7 @@ def simulated_figures(result: Result) -> Figures:
         step_time_s=step["step_time_s"],
         mfu=step["mfu"],
         peak_allocated_bytes=tuple(by_rank[like] for like in result.spans.simulated_as),
-        class_s=kernels.seconds(n_ranks),
+        class_s={**kernels.seconds(n_ranks), **kernels.parts(n_ranks)},
         exposed_s=kernels.exposed_s(n_ranks),
         bubble=kernels.bubble(pipelines(result)),
     )

@@ -2,7 +2,7 @@
 
 Both sides go through the same functions, so that a difference between them is one of the runs. A communication lasts
 from when its stream came to it and its host had launched it, as a profiler sees NCCL's kernels: they spin until the
-others are there.
+others are there. That waiting, and the transfer that follows it, are told apart where they can be.
 """
 
 from __future__ import annotations
@@ -16,34 +16,58 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from calibration.compare.meetings import Meetings, moving_s
 from simulator.api import Result
 from simulator.errors import InputError
+from simulator.program.ops import comms_of
 from simulator.timeline import CATEGORIES, Floats, Ints, covered_s
 
-#: In the order of tables and legends. Sends and receives of pipelines are a class of their own: they wait for the other
-#: stage most of their time.
+#: In the order of tables and legends. Sends and receives of pipelines are a class of their own.
 CLASSES = ("matmul", "attention", "memory", "optimizer", "communication", "hand-over", "copy")
+#: What the seconds of communication consist of: class -> its transfers, what it waits for them.
+PARTS = {"communication": ("transfer", "waiting"), "hand-over": ("hand-over transfer", "hand-over waiting")}
 _COMMUNICATION = [CLASSES.index("communication"), CLASSES.index("hand-over")]
+#: Share of a run's communication that may stay untold: a kernel or two whose group is not the one of their kind.
+UNTOLD = 0.01
 _OPTIMIZER = CLASSES.index("optimizer")
 _PRODUCTS = ("matmul", "grouped_matmul")
-_COLUMNS = ("rank", "class", "kind", "start_s", "end_s")
+_COLUMNS = ("rank", "stream", "class", "kind", "name", "start_s", "end_s")
 
 
 @dataclass(frozen=True)
 class Kernels:
     """Columns, one entry per kernel: ``rank``; ``code``, which indexes `CLASSES`; ``kind`` of communication (tp, cp,
-    ep, pp, dp), else empty; ``start_s``, ``end_s``, from the first start of any rank."""
+    ep, pp, dp), else empty; ``start_s``, ``end_s``, from the first start of any rank; ``moves_s``, ``done_s``, from
+    when to when bytes of a communication move between all of its ranks, nan where that is not known. ``posts_late``:
+    receives stand for ones that are posted as their bytes come, so that what they wait means nothing."""
 
     rank: Ints
     code: Ints
     kind: NDArray[np.object_]
     start_s: Floats
     end_s: Floats
+    moves_s: Floats
+    done_s: Floats
+    posts_late: bool = False
 
     def seconds(self, n_ranks: int) -> dict[str, float]:
         """By class the lengths of all its kernels, mean over ranks."""
         sums = np.bincount(self.code, weights=self.end_s - self.start_s, minlength=len(CLASSES)) / n_ranks
         return dict(zip(CLASSES, sums.tolist(), strict=True))
+
+    def parts(self, n_ranks: int) -> dict[str, float | None]:
+        """Seconds of transfers and of waiting (`PARTS`), mean over ranks; None where more than `UNTOLD` of the seconds
+        of all cannot be told apart."""
+        found: dict[str, float | None] = {}
+        for name, (transfer, waiting) in PARTS.items():
+            mine = self.code == CLASSES.index(name)
+            start, moves, done = self.start_s[mine], self.moves_s[mine], self.done_s[mine]
+            told, length = ~np.isnan(moves), self.end_s[mine] - start
+            whole = length[~told].sum() <= UNTOLD * length.sum()
+            found[transfer] = float((done - moves)[told].sum()) / n_ranks if whole else None
+            late = self.posts_late and name == "hand-over"
+            found[waiting] = float((moves - start)[told].sum()) / n_ranks if whole and not late else None
+        return found
 
     def exposed_s(self, n_ranks: int) -> float:
         """Seconds in which communication runs and no other kernel does, mean over ranks; hand-overs and what they wait
@@ -103,6 +127,14 @@ def simulated_kernels(result: Result) -> Kernels:
         kind=np.where(moves, category, ""),
         start_s=np.where(moves, resident, start),
         end_s=np.where(code < CLASSES.index("communication"), np.maximum(end - gap, start), end),
+        moves_s=np.where(moves, start, np.nan),
+        done_s=np.where(moves, end, np.nan),
+        posts_late=any(
+            comm.as_it_comes
+            for role in result.program.roles
+            for _, _, step in role.steps()
+            for comm in comms_of(step.op)
+        ),
     )
 
 
@@ -112,8 +144,9 @@ def _gap_s(gpu: str, result: Result) -> float:
     return gap.value if gap else 0.0
 
 
-def measured_kernels(path: Path) -> Kernels:
-    """From a ``timeline.csv.gz`` that `python -m calibration train` wrote. Raises `InputError`."""
+def measured_kernels(path: Path, known: Meetings) -> Kernels:
+    """From a ``timeline.csv.gz`` that `python -m calibration train` wrote, of ranks that meet as ``known`` says. Raises
+    `InputError`."""
     try:
         frame = pd.read_csv(path, keep_default_na=False)
     except (OSError, ValueError, EOFError) as problem:
@@ -122,12 +155,15 @@ def measured_kernels(path: Path) -> Kernels:
     if missing:
         raise InputError("lacks columns", file=path, found=", ".join(frame.columns), allowed=", ".join(_COLUMNS))
     kind, name = frame["kind"].to_numpy(object), frame["class"].to_numpy(object)
+    moves, done = moving_s(frame, known)
     return Kernels(
         rank=frame["rank"].to_numpy(np.int64),
         code=np.array([CLASSES.index(measured_class(*pair)) for pair in zip(name, kind, strict=True)], dtype=np.int64),
         kind=kind,
         start_s=frame["start_s"].to_numpy(np.float64),
         end_s=frame["end_s"].to_numpy(np.float64),
+        moves_s=moves,
+        done_s=done,
     )
 
 

@@ -7,11 +7,13 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from calibration.compare.figures import Figures
-from calibration.compare.kernels import CLASSES, Kernels, measured_class, measured_kernels
+from calibration.compare.kernels import CLASSES, PARTS, Kernels, measured_class, measured_kernels
+from calibration.compare.meetings import Meetings
 from simulator.config.files import read_text
 from simulator.errors import InputError
 
@@ -41,8 +43,9 @@ class Measured:
         return ", ".join(str(part) for part in [*parts, driver and f"driver {driver}"] if part)
 
 
-def read_measured(directory: Path, name: str, workload_sha256: str) -> Measured:
+def read_measured(directory: Path, name: str, workload_sha256: str, known: Meetings) -> Measured:
     """The run ``name``; one that failed, was skipped, never made or made of another workload file has a reason.
+    ``known``: which ranks meet in it.
 
     Raises `InputError` where a file is not a record of a run.
     """
@@ -63,7 +66,7 @@ def read_measured(directory: Path, name: str, workload_sha256: str) -> Measured:
     if not reason and ran != workload_sha256:
         reason = "the workload file has changed since it was run"
     timeline = directory / f"{name}.timeline.csv.gz"
-    kernels = measured_kernels(timeline) if not reason and timeline.exists() else None
+    kernels = measured_kernels(timeline, known) if not reason and timeline.exists() else None
     return Measured(record, path, date, ran, reason, kernels)
 
 
@@ -79,13 +82,14 @@ def measured_figures(
         class_s = dict.fromkeys(CLASSES, 0.0)
         for kernel in (kernel for rank in ranks for kernel in rank["kernels"]):
             class_s[measured_class(kernel["class"], kernel["kind"])] += kernel["seconds"] / len(ranks)
+        parts: dict[str, float | None] = dict.fromkeys(chain(*PARTS.values()))
         exposed = [rank["profile"]["exposed_s"] for rank in ranks if rank["profile"]]
         peaks = tuple(float(rank["memory"]["steady_allocated_bytes"]) for rank in ranks if rank["memory"])
         return Figures(
             step_time_s=step_s,
             mfu=flops_per_step / (step_s * len(ranks) * peak_flops_per_s),
             peak_allocated_bytes=peaks,
-            class_s=class_s,
+            class_s={**class_s, **(run.kernels.parts(len(ranks)) if run.kernels is not None else parts)},
             exposed_s=statistics.fmean(exposed) if exposed else None,
             bubble=run.kernels.bubble(pipelines) if run.kernels is not None else None,
         )

@@ -100,13 +100,10 @@ def figures(rows: Sequence[Row]) -> Figure:
 
 def classes(rows: Sequence[Row]) -> Figure:
     """Simulated against measured seconds of each class of kernel, a panel each."""
-    figure = new_figure(16.0, 3.9)
+    figure = new_figure(18.0, 3.9)
     for axes, name in zip(figure.subplots(1, len(JUDGED)), JUDGED, strict=True):
-        pairs = [
-            (row.measured.class_s[name] * 1e3, row.simulated.class_s[name] * 1e3)
-            for row in rows
-            if row.measured and row.simulated and row.measured.class_s[name] > 0 and row.simulated.class_s[name] > 0
-        ]
+        both = [_pair(row, lambda f: f.class_s[name]) for row in rows]  # noqa: B023 - called at once
+        pairs = [(measured * 1e3, simulated * 1e3) for measured, simulated in both if measured and simulated]
         sizes = [abs(s / m - 1) for m, s in pairs]
         _agreement(axes, pairs, "ms a step and GPU")
         summary = f": mean {sum(sizes) / len(sizes):.1%}, max {max(sizes):.1%}" if sizes else ": none"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from calibration.compare.comparison import JUDGED, Row, error, worst_rank
+from calibration.compare.comparison import JUDGED, SHOWN, Row, error, worst_rank
 from calibration.compare.figures import Figures
+from calibration.compare.kernels import CLASSES, PARTS
 from simulator.cli.terminal import PIPE_WIDTH, table
 from simulator.cli.validate import verdict
 from simulator.units import GiB
@@ -23,7 +25,7 @@ COLUMNS: dict[str, Callable[[Figures], float | None]] = {
     "peak_allocated_bytes": lambda figures: max(figures.peak_allocated_bytes, default=None),
     "exposed_communication_s": lambda figures: figures.exposed_s,
     "bubble_fraction": lambda figures: figures.bubble,
-    **{f"{name}_s": lambda figures, name=name: figures.class_s[name] for name in (*JUDGED, "hand-over", "copy")},  # type: ignore[misc]
+    **{f"{name}_s": lambda figures, name=name: figures.class_s[name] for name in (*CLASSES, *chain(*PARTS.values()))},  # type: ignore[misc]
 }
 
 
@@ -62,7 +64,12 @@ def as_tables(comparison: Mapping[str, Any]) -> list[RenderableType]:
     rows = [Row.from_dict(row) for row in comparison["rows"]]
     lines = [
         "Errors are (simulated - measured) / measured. host: its speed, measured beside the run, of the profile's. "
-        "GiB: allocated at most in the timed steps; first ones may take more (DDP's second step, its buckets twice)."
+        "GiB: allocated at most in the timed steps; first ones may take more (DDP's second step, its buckets twice).\n"
+        "transfer: kernels of collectives from when all their ranks are there; waiting: until then. "
+        "hand-over: the same of sends and receives of pipelines. ?: not told. The record says neither for which "
+        "neighbour a stage in the middle sends and receives, nor what of a kernel is a send and what a receive, where "
+        "torch's 1F1B makes one of both; the simulated receives of GPipe and 1F1B are posted as their bytes come, so "
+        "that they do not wait."
     ]
     lines += [f"{suite['suite']}: {verdict(suite)}" for suite in comparison["suites"]]
     lines += [_order(comparison["order"]), "", *_provenance(comparison)]
@@ -103,11 +110,13 @@ def _classes(row: Row) -> dict[str, str]:
     cells = {"run": row.name}
     assert row.measured is not None
     assert row.simulated is not None
-    for name in (*JUDGED, "hand-over"):
+    for name in (*JUDGED[:-1], SHOWN[0], JUDGED[-1], SHOWN[1]):
         real, ours = row.measured.class_s[name], row.simulated.class_s[name]
         off = error(ours, real)
-        shown = f"{_ms(real)} > {_ms(ours)}" + ("" if off is None or name not in JUDGED else f" {_signed(off)}")
-        cells[name] = shown if real or ours else ""
+        shown = f"{_ms(real) or '?'} > {_ms(ours) or '?'}"
+        shown += "" if off is None or name not in JUDGED else f" {_signed(off)}"
+        whole = next((of for of, parts in PARTS.items() if name in parts), name)
+        cells[name] = shown if row.measured.class_s[whole] or row.simulated.class_s[whole] else ""
     return cells
 
 

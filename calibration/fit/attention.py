@@ -9,7 +9,7 @@ from typing import Any
 
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Constants, Part, Point, every_second, rounded, search
-from simulator.config.kernels import AttentionModel, RowCurve
+from simulator.config.kernels import AroundCurve, AttentionModel
 from simulator.config.profile import Profile
 from simulator.costs.attention import AttentionCost, around_bytes
 from simulator.program import Attention
@@ -106,7 +106,7 @@ def _searched(profile: Profile, cases: Sequence[Measured], fixed: Constants) -> 
     return min((search(start, loss, limits=LIMITS) for start in starts), key=loss)
 
 
-def _around(cases: Cases, profile: Profile, backend: str) -> RowCurve | None:
+def _around(cases: Cases, profile: Profile, backend: str) -> AroundCurve | None:
     """The kernels around a backward one by their bytes, as a profiler saw them: all but the longest."""
     measured: list[tuple[float, float]] = []
     for case in cases.of("kernels", "attention"):
@@ -127,10 +127,11 @@ def _around(cases: Cases, profile: Profile, backend: str) -> RowCurve | None:
         )
 
     found = search({"share": 0.8, "start_s": 3e-6}, loss, limits={"share": (0.1, 1.0)})
-    return RowCurve(share=rounded(found["share"]), start_s=rounded(found["start_s"]))
+    fitted = {name: rounded(value) for name, value in found.items()}
+    return AroundCurve.model_validate(fitted | cases.cited)
 
 
-def _with_around(profile: Profile, around: RowCurve | None) -> Profile:
+def _with_around(profile: Profile, around: AroundCurve | None) -> Profile:
     attention = profile.kernels.attention.model_copy(update={"around": around})
     return profile.model_copy(update={"kernels": profile.kernels.model_copy(update={"attention": attention})})
 

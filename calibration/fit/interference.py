@@ -4,7 +4,7 @@ bandwidth."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from calibration.fit.cases import MEASURED, Cases, Measured
@@ -24,6 +24,7 @@ RACED: dict[str, Kernel] = {
 LATE = "late_send"
 #: Numbers of SMs that are tried: NCCL has up to 32 channels.
 SMS = range(4, 33, 2)
+ORIGIN = {"kind": "measured", "source": MEASURED, "note": ""}
 #: Kernels in a row of a race, enough that it does not matter where it ends.
 RACE = 200
 
@@ -41,7 +42,8 @@ def race(kernel_s: float, collective_s: float, speed: float, kernels: int = RACE
 
 
 def fit(cases: Cases, profile: Profile) -> Part:
-    """Fit ``interference``. Held out: all of some numbers of GPUs (`Cases.held_out`)."""
+    """Fit ``interference``. Held out: all of some numbers of GPUs (`Cases.held_out`). What was not measured stays as it
+    was."""
     rows = cases.of("interference")
     apart = cases.held_out(rows)
     fitted = [case for case in rows if len(case.ranks) not in apart]
@@ -49,15 +51,14 @@ def fit(cases: Cases, profile: Profile) -> Part:
         return Part({})
     late, moving = [case for case in fitted if case.op == LATE], [case for case in fitted if case.op != LATE]
     model = profile.interference
-    figures = {
-        "sms": _sms(_of(fitted, "attention", "attention_bwd"), profile, model.sms),
-        "matmul_sms": _sms(_of(fitted, "matmul", "matmul_small"), profile, model.matmul_sms, pairs=True),
-        "memory_speed": _memory(moving, model.memory_speed),
-        "waiting_speed": _memory(late, model.waiting_speed),
-        "kind": "measured",
-        "source": MEASURED,
-        "note": model.note if not late else "",
-    }
+    figures: dict[str, Any] = model.model_dump()
+    attention, products = _of(fitted, "attention", "attention_bwd"), _of(fitted, "matmul", "matmul_small")
+    if attention and products:
+        figures |= {"sms": _sms(attention, profile), "matmul_sms": _sms(products, profile, pairs=True)} | ORIGIN
+    for name, some in (("memory_speed", moving), ("waiting_speed", late)):
+        norms, others = _of(some, "layer_norm"), _of(some, "residual_add")
+        if norms and others:
+            figures[name] = {"norm": _speed(norms), "other": _speed(others)} | ORIGIN
     speed = speeds(profile.model_copy(update={"interference": Interference.model_validate(figures)}))
     points = [
         Point(
@@ -107,23 +108,14 @@ def _off(cases: Sequence[Measured], speed: Speed) -> float:
     )
 
 
-def _sms(cases: Sequence[Measured], profile: Profile, before: int, *, pairs: bool = False) -> int:
-    """How many SMs less explain the cases best, two for each that NCCL holds with ``pairs``; where nothing was measured
-    as ``before``."""
-    if not cases:
-        return before
+def _sms(cases: Sequence[Measured], profile: Profile, *, pairs: bool = False) -> int:
+    """How many SMs less explain the cases best, two for each that NCCL holds with ``pairs``."""
 
     def off(sms: int) -> float:
         model = profile.interference.model_copy(update={"sms": sms, "matmul_sms": sms})
         return _off(cases, speeds(profile.model_copy(update={"interference": model})))
 
     return min((2 * sms for sms in SMS) if pairs else SMS, key=off)
-
-
-def _memory(cases: Sequence[Measured], before: Mapping[Any, float]) -> dict[str, float]:
-    """Speeds of kernels that memory bounds; of what was not measured as ``before``."""
-    measured = {"norm": _of(cases, "layer_norm"), "other": _of(cases, "residual_add")}
-    return {kind: _speed(chosen) if chosen else before[kind] for kind, chosen in measured.items()}
 
 
 def _speed(cases: Sequence[Measured]) -> float:

@@ -170,7 +170,8 @@ def _as_it_comes(order: Order, hops: list[Hop], nbytes: float, step_of: Callable
     for hop in hops:
         for op, after in (("send", (str(hop.sent_after),)), ("recv", ())):
             step = _alone(hop, op, nbytes, after, several)
-            lanes[hop.rank(op)].setdefault(cast(Comm, step.op).lane, []).append(step)
+            comm = replace(cast(Comm, step.op), as_it_comes=op == "recv")
+            lanes[hop.rank(op)].setdefault(comm.lane, []).append(replace(step, op=comm))
     return lanes
 
 

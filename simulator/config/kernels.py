@@ -146,6 +146,10 @@ class RowCurve(Section):
     """an empty kernel"""
 
 
+class AroundCurve(RowCurve, Cited):
+    """Kernels around another, by their bytes."""
+
+
 class AttentionModel(Section):
     """Curves by head dimension; both constants go linearly between two of them and stay beyond the ends."""
 
@@ -155,7 +159,7 @@ class AttentionModel(Section):
     """how long the last thread blocks run while SMs fall idle, in times of the longest block"""
     start_s: Figure
     """an empty kernel"""
-    around: RowCurve | None = None
+    around: AroundCurve | None = None
     """the kernels before and after a backward one, by their bytes; without it they are in its curves"""
 
     @model_validator(mode="after")

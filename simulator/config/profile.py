@@ -28,6 +28,9 @@ class GpuSpec(Section):
     """whose: collectives run on its library, NCCL or RCCL, and these do not talk to each other"""
     sms: Annotated[Whole, Field(gt=0)]
     """streaming multiprocessors"""
+    threads_per_sm: Annotated[Whole, Field(gt=0)] = 2048
+    """resident at most: 1536 on GPUs of compute capability 8.6, 8.9 and 12.0, 1024 on 7.5 (CUDA C++ Programming Guide,
+    table of technical specifications)"""
     peak_flops_per_s: dict[MatrixDtype, Figure]
     """dense matrix FLOP/s by type; fp32 is TF32"""
     memory_bandwidth_Bps: Figure
@@ -39,6 +42,14 @@ class GpuSpec(Section):
     on gfx94, else as given (aten/src/ATen/cuda/CublasHandlePool.cpp, ``parseChosenWorkspaceSize``)"""
 
 
+class MemorySpeeds(Cited):
+    """Of kernels that memory bounds, relative to what they reach alone."""
+
+    norm: Fraction
+    """bound by arithmetic too"""
+    other: Fraction
+
+
 class Interference(Cited):
     """What NCCL's kernels take from others on their GPU, waiting for their peers or moving bytes."""
 
@@ -46,16 +57,10 @@ class Interference(Cited):
     """streaming multiprocessors that it holds; 0: none"""
     matmul_sms: Annotated[Whole, Field(ge=0)]
     """those that matrix products lose: their thread blocks run in clusters of two, which need two free neighbours"""
-    memory_speed: dict[Literal["norm", "other"], Fraction]
-    """speed of kernels that memory bounds while bytes move; norms are bound by arithmetic too"""
-    waiting_speed: dict[Literal["norm", "other"], Fraction]
-    """their speed while peers are waited for"""
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        need_all("interference.memory_speed", self.memory_speed, ("norm", "other"))
-        need_all("interference.waiting_speed", self.waiting_speed, ("norm", "other"))
-        return self
+    memory_speed: MemorySpeeds
+    """while bytes move"""
+    waiting_speed: MemorySpeeds
+    """while peers are waited for"""
 
 
 class Provenance(Section):

@@ -53,7 +53,7 @@ class SharedSms:
     def _speed(self, kernel: Kernel, load: Hashable) -> float:
         if isinstance(kernel, Memory):
             speeds = self.model.waiting_speed if load == "waiting" else self.model.memory_speed
-            return speeds["norm" if kernel.normalizes else "other"]
+            return speeds.norm if kernel.normalizes else speeds.other
         if type(kernel) not in self.fewer:
             return 1.0
         return min(1.0, self.whole[type(kernel)].seconds(kernel) / self.fewer[type(kernel)].seconds(kernel))

@@ -16,9 +16,6 @@ from simulator.costs.origin import Origin, beyond
 from simulator.program import Memory
 from simulator.units import DTYPE_BYTES
 
-#: Threads that an SM holds (CUDA C++ Programming Guide, table of technical specifications, 8.0 and 9.0).
-MOST_THREADS = 2048
-
 
 @dataclass(frozen=True)
 class MemoryCost:
@@ -42,7 +39,7 @@ class MemoryCost:
         _, start_s = _at_width(curve, kernel.width)
         if curve.columns and kernel.width:
             rows = kernel.read_bytes / (DTYPE_BYTES[kernel.dtype] * kernel.width)
-            number, values = slices(round(rows), kernel.width, self.spec.sms)
+            number, values = slices(round(rows), kernel.width, self.spec.sms * self.spec.threads_per_sm)
             start_s += values * curve.columns.value_s + number * curve.columns.slice_s
         return start_s + self.moving_s(kernel)
 
@@ -59,19 +56,20 @@ class MemoryCost:
         return Origin(curve.kind, curve.source, beyond=outside)
 
 
-def slices(rows: int, width: int, sms: int) -> tuple[int, int]:
+def slices(rows: int, width: int, threads: int) -> tuple[int, int]:
     """Into how many slices of rows PyTorch cuts a sum over the rows of a matrix, and how many values a thread adds.
+    ``threads``: that the GPU holds at once.
 
     Blocks of 32 x 4 threads take 4 columns a thread; the 4 divide the rows from 64 on. Only where a thread is left with
     256 values or more do blocks divide them too: as many as fill the GPU, but none to fewer than 16 values a thread
     (aten/src/ATen/native/cuda/Reduce.cuh, ``setReduceConfig``).
 
-    >>> slices(512, 1024, 132), slices(1024, 1024, 132), slices(8192, 4096, 132)
+    >>> slices(512, 1024, 132 * 2048), slices(1024, 1024, 132 * 2048), slices(8192, 4096, 132 * 2048)
     ((1, 128), (16, 16), (66, 32))
     """
     values = -(-rows // 4) if rows >= 64 else rows
     across = -(-width // 128)
-    at_once = sms * MOST_THREADS // 128
+    at_once = threads // 128
     number = 1
     if values >= 256 and across <= at_once:
         number = max(min(-(-at_once // across), -(-values // 16)), -(-values // 256))

@@ -291,8 +291,7 @@ class _Simulation:
         beside = rank.costs.beside
         if beside is not None and beside.queues and any(comm.holds_sms for comm in comms):
             yield from self._find_room(rank)
-        # A receive that follows on nothing stands for one that is posted as its bytes come.
-        meetings = [self._arrive(rank, lane, comm, spins=comm.op != "recv" or bool(step.after)) for comm in comms]
+        meetings = [self._arrive(rank, lane, comm) for comm in comms]
         for comm, meeting in zip(comms, meetings, strict=True):
             yield from self._await(rank, lane, index, step, comm, meeting, called, ends)
 
@@ -307,12 +306,11 @@ class _Simulation:
         began, ended = cast(tuple[float, float], meeting.done.value)
         self.recorder.span(rank.number, comm.lane, index, step, ends, template, called, began, ended)
 
-    def _arrive(self, rank: _Rank, lane: str, comm: Comm, *, spins: bool = True) -> Meeting:
+    def _arrive(self, rank: _Rank, lane: str, comm: Comm) -> Meeting:
         """Call ``comm``: its kernel is on the GPU from now on; the last member to call sets the bytes in motion.
 
-        ``spins``: it holds its SMs while it waits. A send does not: NCCL's leaves its bytes in buffers (4 MiB for each
-        of up to 32 channels over NVLink) and ends. Here its stream waits on, for the receive that its next transfer
-        with that neighbour would wait for as well.
+        The stream of a send, which holds nothing while it waits (`Comm.spins`), waits on here, for the receive that its
+        next transfer with that neighbour would wait for as well.
         """
         position = rank.positions[comm.axis]
         group = self.cast.group_key[comm.axis][rank.number]
@@ -332,7 +330,7 @@ class _Simulation:
         else:
             _check_match(rank, comm, meeting)
         meeting.arrived.append(rank)
-        if comm.holds_sms and spins and comm.op != "send":
+        if comm.spins:
             rank.resident.append(meeting)
             self._reconsider_speed(rank)
         if len(meeting.arrived) == len(meeting.transfer.members):

@@ -62,6 +62,7 @@ class Comm:
     member i, and ``receive_shares[j]`` of each one's goes to member j (empty: equal parts). ``per_node`` > 0: to every
     other node travels that share of the bytes for its members, and is copied on to them there.
     ``host_waits``: in a block, the host launches nothing more before it has ended, for it has to read the result.
+    ``as_it_comes``: a receive that stands for one posted when its bytes come, wherever it is in its lane.
     """
 
     name: str
@@ -77,12 +78,19 @@ class Comm:
     receive_shares: tuple[float, ...] = ()
     per_node: float = 0.0
     host_waits: bool = False
+    as_it_comes: bool = False
 
     @property
     def holds_sms(self) -> bool:
         """Whether it is the work of NCCL's kernels, which hold SMs. Copies from and to the memory of hosts, those of
         parameter servers too, are made by copy engines and CPUs."""
         return self.op not in HOST_LANES
+
+    @property
+    def spins(self) -> bool:
+        """Whether it holds its SMs while it waits for its other ends. A send does not: NCCL's leaves its bytes in
+        buffers (4 MiB for each of up to 32 channels over NVLink) and ends."""
+        return self.holds_sms and self.op != "send" and not self.as_it_comes
 
     @property
     def lane(self) -> str:
@@ -234,6 +242,8 @@ class Program:
                 for comm in comms_of(step.op):
                     if comm.op not in (*COLLECTIVES, *POINT_TO_POINT, *HOST_LANES):
                         raise ProgramError(f"{at}: unknown operation {comm.op!r}")
+                    if comm.as_it_comes and comm.op != "recv":
+                        raise ProgramError(f"{at}: {comm.op} cannot be posted as its bytes come; a recv can")
                     ends = (comm.axis, comm.peer if comm.op in POINT_TO_POINT else None)
                     if ends not in placed:
                         placed.add(ends)

@@ -128,8 +128,10 @@ class Schedule:
     from one neighbour (Megatron's ``send_forward_recv_backward``), ``slot`` batches all of it
     (``send_forward_backward_recv_forward_backward``), ``single`` posts each transfer at both ends when it is sent
     (torch's ``_add_send_recv``), which suits any order.
-    ``posts_ahead``: where transfers go on beside computation, torch's ``_PipelineScheduleRuntime`` does it, which posts
-    them so too, each on its neighbour's stream; of others a receive is posted as its bytes come.
+    ``posts_ahead``: where transfers go on beside computation they are posted so too, each on its neighbour's stream, by
+    torch's ``_PipelineScheduleRuntime`` as by Megatron-LM's ``overlap_p2p_comm``, which is for interleaved stages only;
+    of others a receive is posted as its bytes come. It is the schedule's, whoever plays it; whose stages hold what, and
+    which passes the first one splits, is `Workload.pipelined_by_torch`.
     ``chunks``: per rank, None where the user chooses. ``splits``: input and weight gradients are actions of their own.
     ``joined``: the actions of a slot are one pass, which starts when all have what they need, and sends when all have
     ended.
