@@ -69,7 +69,7 @@ def steps_of(role: Role) -> dict[str, Step]:
 def test_at_most_one_and_prefetch_layers_are_whole(prefetch: int, seq: int, m: int) -> None:
     """While layer k computes, k + 1 to k + prefetch may be there or in flight: 1 + prefetch beside the root, whether
     gathers or computation are slower (32 tokens or 512). The bound is reached, but where gathers are slower and wait for
-    the reductions issued before them."""
+    reductions issued before them."""
     keys = {"dp": 4, "zero": 3, "prefetch": prefetch}
     result = play({"seq": seq, "global_batch": 4 * m}, WIDE, **keys)
     assert whole_layers(result) == 1 + prefetch or (seq == 32 and prefetch == whole_layers(result) == 3)
