@@ -193,16 +193,16 @@ def test_times_are_those_of_a_host_of_one_speed(drift: float) -> None:
 
 
 def test_layers_give_the_shipped_figures_and_are_met_by_them() -> None:
-    """The fit to layers as training issues them, in every layout: the host's own speed changed by up to a third while
-    it was measured."""
+    """The fit to layers as training issues them, in every layout, at the speed that probes beside them tell; they go up
+    and down by a sixth from one to the next."""
     fitted = launch_fit.fit(read(LAYERS), load_profile("h200-sxm-141gb"))
     found, shipped = fitted.figures["host.launch_s.eager"], load_profile("h200-sxm-141gb").host.launch_s["eager"]
     assert shipped.forward_s == pytest.approx(found["forward_s"], rel=1e-3)
     assert shipped.backward_s == pytest.approx(found["backward_s"], rel=1e-3)
     assert shipped.around_s == pytest.approx(found["around_s"], rel=1e-3)
-    errors = [abs(point.error) for point in fitted.points]
-    assert statistics.fmean(errors) < 0.13
-    assert max(errors) < 0.4
+    errors = [abs(point.error) for point in fitted.points if point.group != "launch.modules"]
+    assert statistics.fmean(errors) < 0.06
+    assert max(errors) < 0.3
 
 
 @pytest.mark.parametrize("fold", [True, False])

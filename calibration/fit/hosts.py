@@ -29,6 +29,9 @@ from simulator.program import Role
 from simulator.program.ops import COMPUTE_LANE
 
 Counts = Mapping[str, int]
+#: Of modules beside whole models: those of one kind in a row, all in the CPU's caches, take half of what they take among
+#: others, so that they decide only what models leave open.
+OF_MODULES = 0.1
 #: What a module of a row launches forward and backward.
 MODULES: dict[str, tuple[Counts, Counts]] = {
     "linear": ({"forward_matmul": 1}, {"backward_matmul": 2, "backward_other": 1}),
@@ -44,11 +47,12 @@ MODULES: dict[str, tuple[Counts, Counts]] = {
 
 @dataclass(frozen=True)
 class Equation:
-    """A time that one rank took, and what it issued in it."""
+    """A time that one rank took, what it issued in it, and how much its relative error weighs."""
 
     group: str
     seconds: float
     counts: Counts
+    weight: float = 1.0
 
 
 def usual_probe_s(cases: Cases) -> float | None:
@@ -93,7 +97,7 @@ def _equations(case: Measured, members: Sequence[float]) -> list[Equation]:
         counts = Counter({kind: n * DEPTH for kind, n in forward.items()})
         if case.op == "passes":
             counts.update({kind: n * DEPTH for kind, n in backward.items()} | {"autograd": 1})
-        return [Equation("launch.modules", seconds, counts)]
+        return [Equation("launch.modules", seconds, counts, OF_MODULES)]
     workload = narrow(params)
     if case.op == "split":
         part = layer(workload)
@@ -139,20 +143,21 @@ def _plain(kind: str) -> str:
 
 
 def least_squares(equations: Sequence[Equation], kinds: Sequence[str]) -> list[float]:
-    """The x >= 0 of least ``sum (counts . x / seconds - 1)^2`` (Lawson and Hanson, Solving Least Squares Problems,
-    1974, algorithm NNLS)."""
-    a = np.array([[one.counts.get(kind, 0.0) / one.seconds for kind in kinds] for one in equations])
+    """The x >= 0 of least ``sum (weight (counts . x / seconds - 1))^2`` (Lawson and Hanson, Solving Least Squares
+    Problems, 1974, algorithm NNLS)."""
+    weight = np.array([one.weight for one in equations])
+    a = np.array([[one.counts.get(kind, 0.0) * one.weight / one.seconds for kind in kinds] for one in equations])
     scale = np.linalg.norm(a, axis=0)
     a /= scale
     x, free = np.zeros(len(kinds)), np.zeros(len(kinds), dtype=bool)
     for _ in range(3 * len(kinds)):
-        gain = np.where(free, 0.0, a.T @ (1.0 - a @ x))
+        gain = np.where(free, 0.0, a.T @ (weight - a @ x))
         if gain.max() < 1e-10 * len(a):
             break
         free[int(gain.argmax())] = True
         while True:
             best = np.zeros(len(kinds))
-            best[free] = np.linalg.lstsq(a[:, free], np.ones(len(a)), rcond=None)[0]
+            best[free] = np.linalg.lstsq(a[:, free], weight, rcond=None)[0]
             below = free & (best <= 0)
             if not below.any():
                 break

@@ -23,27 +23,63 @@ PERIODS = {"smoke": (0.01,), "quick": (0.02,), "full": (0.02, 0.2)}
 FEW = (0.5, 0.8)
 MORE_PERIODS = (0.05, 0.1, 0.5)
 STREAMS = ("layer_norm", "layer_norm_bwd", "gelu", "gelu_bwd", "bias_grad", "residual_add")
-SMALLER = 4096
+#: Products (m, n, k) and attention (batch, heads, length) of layers, with pauses that leave them the highest clock.
+PRODUCTS = (
+    (2048, 2048, 2048),
+    (4096, 4096, 4096),
+    (2048, 4096, 4096),
+    (4096, 1024, 4096),
+    (8192, 2048, 1024),
+    (8192, 3072, 768),
+    (8192, 3072, 3072),
+    (8192, 9216, 3072),
+    (8192, 3072, 12288),
+    (4096, 20480, 5120),
+    (8192, 51200, 3072),
+)
+SCORES = ((8, 24, 1024), (4, 16, 2048), (1, 24, 8192))
 
 
 def cases(level: Level, gpus: int) -> Iterator[Case]:
     size = 128 if level == "smoke" else 8192
-    turns = [(size, *turn) for turn in itertools.product(BESIDE, SHARES[level], PERIODS[level])]
+    turns: list[tuple[str, dict[str, Scalar], str, float, float]] = [
+        ("mm", _product(size, size, size), *turn) for turn in itertools.product(BESIDE, SHARES[level], PERIODS[level])
+    ]
     if level == "full":
-        short = PERIODS[level][:1]
-        turns += [(size, *turn) for turn in itertools.product(BESIDE[:1], FEW, MORE_PERIODS)]
-        turns += [(size, *turn) for turn in itertools.product(("attention_fwd", "attention_bwd", *STREAMS), FEW, short)]
-        turns += [(SMALLER, *turn) for turn in itertools.product(BESIDE[:1], FEW, short)]
-    for side, beside, share, period_s in turns:
-        sizes: dict[str, Scalar] = {"m": side, "n": side, "k": side, "role": "fwd", "dtype": "bf16"}
+        (short, *_), large = PERIODS[level], _product(size, size, size)
+        others = itertools.product(("attention_fwd", "attention_bwd", *STREAMS), FEW, (short,))
+        turns += [("mm", large, *turn) for turn in itertools.product(BESIDE[:1], FEW, MORE_PERIODS)]
+        turns += [("mm", large, *turn) for turn in others]
+        turns += [("mm", _product(*sizes), "wait", share, short) for sizes in PRODUCTS for share in FEW[:1]]
+        turns += [
+            (op, _scores(*sizes), "wait", share, short)
+            for op in ("attention_fwd", "attention_bwd")
+            for sizes in SCORES
+            for share in FEW[:1]
+        ]
+    for op, sizes, beside, share, period_s in turns:
         shared: dict[str, Scalar] = {"beside": beside, "share": share, "period_s": period_s}
-        yield Case("shared", "mm", {**sizes, **shared, "seconds": SECONDS[level]})
+        yield Case("shared", op, {**sizes, **shared, "seconds": SECONDS[level]})
+
+
+def _product(m: int, n: int, k: int) -> dict[str, Scalar]:
+    return {"m": m, "n": n, "k": k, "role": "fwd", "dtype": "bf16"}
+
+
+def _scores(batch: int, heads: int, length: int) -> dict[str, Scalar]:
+    sizes: dict[str, Scalar] = {"batch": batch, "heads": heads, "kv_heads": heads, "length": length}
+    return {**sizes, "head_dim": 128, "causal": True, "backend": "cudnn"}
 
 
 def prepare(case: Case, bench: Bench) -> tuple[Work, Work]:
-    """The product, and what stands between products."""
-    sizes = {name: case.params[name] for name in ("m", "n", "k", "role", "dtype")}
-    product = matmul.prepare(Case("matmul", case.op, sizes), bench)
+    """The kernel, and what stands between its runs."""
+    sizes = {
+        name: value for name, value in case.params.items() if name not in ("beside", "share", "period_s", "seconds")
+    }
+    if case.op == "mm":
+        product = matmul.prepare(Case("matmul", case.op, sizes), bench)
+    else:
+        product = attention.prepare(Case("attention", case.op.removeprefix("attention_"), sizes), bench)
     if (beside := str(case.params["beside"])).startswith("attention"):
         scores = Case("attention", beside.removeprefix("attention_"), {**ATTENTION, "length": 4096, "backend": "cudnn"})
         return product, attention.prepare(scores, bench)
