@@ -68,11 +68,10 @@ def steps_of(role: Role) -> dict[str, Step]:
 @pytest.mark.parametrize("m", [1, 2])
 def test_at_most_one_and_prefetch_layers_are_whole(prefetch: int, seq: int, m: int) -> None:
     """While layer k computes, k + 1 to k + prefetch may be there or in flight: 1 + prefetch beside the root, whether
-    gathers or computation are slower (32 tokens or 512). The bound is reached, but where gathers are slower and wait for
-    reductions issued before them."""
+    gathers or computation are slower (32 tokens or 512); and the bound is reached."""
     keys = {"dp": 4, "zero": 3, "prefetch": prefetch}
     result = play({"seq": seq, "global_batch": 4 * m}, WIDE, **keys)
-    assert whole_layers(result) == 1 + prefetch or (seq == 32 and prefetch == whole_layers(result) == 3)
+    assert whole_layers(result) == 1 + prefetch
 
 
 def test_without_resharding_all_layers_are_whole() -> None:
@@ -128,19 +127,16 @@ def test_without_overlap_nothing_computes_while_gradients_reduce() -> None:
     assert overlapped["step_time_s"] < frame["end"].max()
 
 
-@pytest.mark.parametrize("seq", [32, 512])
-@pytest.mark.parametrize("keys", [{"dp": 4}, {"dp": 4, "prefetch": 3}, {"dp": 2, "pp": 2}, {"dp": 4, "hsdp": 2}])
-def test_gathers_and_reductions_of_one_group_go_one_after_another(keys: dict[str, Any], seq: int) -> None:
-    """They are issued on streams of their own, and on one communicator, which runs them in the order in which the host
-    came to them: in the backward pass in turns, the gather of the next layer behind the reduction of the one before."""
-    result = play({"seq": seq, "global_batch": 8}, WIDE, zero=3, **keys)
-    frame = spans(result)
-    rows = frame[frame["lane"].isin(["dp", "dp_gather"])].sort_values("start")
-    assert (rows["start"].to_numpy()[1:] >= rows["end"].to_numpy()[:-1] * (1 - 1e-9)).all()
-    if keys == {"dp": 4}:
-        backward = [label for label in rows.index if "0B0." in label]
-        kinds = "".join("G" if label.startswith("gather") else "R" for label in backward)
-        assert kinds == "GG" + "RG" * (LAYERS - 2) + "RR"
+def test_gathers_and_reductions_share_links_but_not_a_stream() -> None:
+    """In the backward pass the gather of the next layer goes on beside the reduction of the one before."""
+    frame = spans(play({"seq": 32, "global_batch": 4}, WIDE, dp=4, zero=3))
+    reduced, gathered = (frame[frame["lane"] == lane] for lane in ("dp", "dp_gather"))
+    together = [
+        min(a["end"], b["end"]) - max(a["start"], b["start"])
+        for _, a in reduced.iterrows()
+        for _, b in gathered.iterrows()
+    ]
+    assert max(together) > 0
 
 
 @pytest.mark.parametrize("keys", [{}, {"tp": 2}, {"pp": 2}, {"pp": 2, "vpp": 2, "schedule": "zb_v"}])
@@ -192,8 +188,7 @@ def test_a_split_backward_gathers_for_the_input_gradient_and_reduces_after_the_w
     for role in build_program(workload).roles:
         gathers = [step.label.split()[1] for step in role.lanes["dp_gather"]]
         assert {label.split(".")[0][1] for label in gathers} == {"F", "I"}
-        gathered = {step.label for step in role.lanes["dp_gather"]}
-        reduced = [label for step in role.lanes["dp"] for label in step.after if label not in gathered]
+        reduced = [label for step in role.lanes["dp"] for label in step.after]
         kinds = {label.split(".")[0][1] for label in reduced}
         assert kinds == {"W"}
 

@@ -24,10 +24,9 @@ from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.costs.launch import issued, launch_seconds, seconds
 from simulator.engine import simulate
-from simulator.engine.host import issued_by
+from simulator.engine.host import issue_order, issued_by
 from simulator.engine.invariants import check
 from simulator.program import Attention, Block, Comm, Compute, Fixed, GroupedMatmul, Matmul, Memory, Program, Role, Step
-from simulator.program.issue import issue_order
 from simulator.timeline import Timeline
 from tests.quick import ISSUED
 
@@ -159,7 +158,7 @@ def test_the_host_issues_transfers_where_they_belong() -> None:
     send = Step("s0", Comm("send", "send", 8.0, "pp", "pp", peer=1), after=("f0",))
     stray = Step("x", Comm("recv", "recv", 8.0, "pp", "pp", peer=1, tag="x"))
     role = Role("r", {"compute": compute, "in": (receive, stray), "out": (send,)})
-    assert [[step.label for step in steps] for steps in issue_order(role.lanes)] == [["x"], ["r1", "s0"], []]
+    assert [[step.label for step in steps] for steps in issue_order(role)] == [["x"], ["r1", "s0"], []]
 
 
 KINDS = ("forward_matmul", "forward_attention", "forward_norm", "forward_other", "backward_matmul", "exchange")

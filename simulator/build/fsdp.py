@@ -7,8 +7,8 @@ layers up to ``prefetch`` ahead: while layer k computes, those up to k + prefetc
 A layer is given up after its forward pass (unless ``reshard_after_forward`` is off) and after its backward pass; the
 root after the backward pass alone, at its end. The gathers of a forward pass wait for all that was computed before it,
 which may have been the optimizer (torch's ``FSDPState._root_pre_forward``). Every piece of a pass takes and gives back
-what its part saves. Gathers and reductions have streams of their own, but one communicator, which runs them in turns
-(`program.issue`); the copies that plain PyTorch makes for them are part of the passes (`copies`).
+what its part saves. Gathers and reductions have streams of their own and share links only; the copies that plain
+PyTorch makes for them are part of the passes (`copies`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from simulator.config import Workload
 from simulator.garbage import rarely_searched
 from simulator.model import Seat, Turn, passed_bytes
 from simulator.program import Program, Role
-from simulator.program.issue import on_one_communicator
 from simulator.schedules import Order, Times
 
 
@@ -44,7 +43,7 @@ def build_program(workload: Workload, *, times: Times | None = None, steps: int 
             whole = repeated(add_tail(of_rank), steps, workload.microbatches)
         else:
             whole = rolling(of_rank, steps, workload.microbatches, add_tail)
-        roles.append(Role(str(place), on_one_communicator(whole)))
+        roles.append(Role(str(place), {lane: tuple(steps) for lane, steps in whole.items()}))
     if parallelism.collective_algorithm != "auto":
         roles = list(with_algorithm(tuple(roles), parallelism.collective_algorithm))
     first_server = len(workload.own_nodes) - parallelism.server_count

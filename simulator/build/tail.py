@@ -90,7 +90,7 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
             compute, gathers = _gather_beside_the_first(workload, stages, compute)
         else:
             gathers = _gather_at_the_end(workload, stages, own, begin)
-    whole = _with({**lanes, **({MP_LANE: of_mp} if of_mp else {})}, compute, [*reductions.steps, *gathers, *beside])
+    whole = _with({**lanes, **({MP_LANE: of_mp} if of_mp else {})}, compute, [*gathers, *reductions.steps, *beside])
     return compressed(workload, offload_activations(activations, stages, whole), reductions.over_replicas)
 
 

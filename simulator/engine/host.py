@@ -1,4 +1,5 @@
-"""What a host does at each step of its rank, in the order in which it issues (`simulator.program.issue`)."""
+"""In which order a host issues what its rank does: it goes through the compute lane, and what runs on lanes of its own
+is issued in between."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ from typing import cast
 
 from simulator.costs import Costs, launch
 from simulator.program import Comm, Role, Step
-from simulator.program.issue import follows, issue_order
 from simulator.program.ops import COMPUTE_LANE
 
 
@@ -24,18 +24,49 @@ class Errand:
 
 def agenda(role: Role, costs: Costs, speed: float) -> tuple[Errand, ...]:
     """The errands before each step of the compute lane and after the last; ``speed``: over the calibrated host's."""
-    behind = follows(role.lanes)
+    place = _places(role)
     starts = [costs.launched_s(kinds) / speed for _, kinds in _started(role)]
     return tuple(
         Errand(
             tuple(
-                (step.label if behind[step.label] is not None else "", costs.launch_s(cast(Comm, step.op)) / speed)
+                (step.label if _follows(step, place) is not None else "", costs.launch_s(cast(Comm, step.op)) / speed)
                 for step in steps
             ),
             start_s,
         )
-        for steps, start_s in zip(issue_order(role.lanes), [*starts, 0.0], strict=True)
+        for steps, start_s in zip(issue_order(role), [*starts, 0.0], strict=True)
     )
+
+
+def issue_order(role: Role) -> tuple[tuple[Step, ...], ...]:
+    """Per step of the compute lane, the communication that the host issues right before it, and one entry more for
+    what follows the last.
+
+    Communication that waits for computation is issued behind it, as by a hook that runs when a gradient is there or a
+    layer begins. What waits for none is issued before the first computation that waits for it; what nobody waits for,
+    first. Batches of blocking transfers are not counted.
+    """
+    compute = role.lanes.get(COMPUTE_LANE, ())
+    place = _places(role)
+    needed: dict[str, int] = {}
+    for index, step in enumerate(compute):
+        for label in step.after:
+            needed.setdefault(label, index)
+    order: list[list[Step]] = [[] for _ in range(len(compute) + 1)]
+    for lane, _, step in role.steps():
+        if lane != COMPUTE_LANE and isinstance(step.op, Comm):
+            behind = _follows(step, place)
+            order[needed.get(step.label, 0) if behind is None else behind + 1].append(step)
+    return tuple(map(tuple, order))
+
+
+def _follows(step: Step, place: dict[str, int]) -> int | None:
+    """The last step of the compute lane (label -> ``place``) that ``step`` waits for."""
+    return max((place[label] for label in step.after if label in place), default=None)
+
+
+def _places(role: Role) -> dict[str, int]:
+    return {step.label: index for index, step in enumerate(role.lanes.get(COMPUTE_LANE, ()))}
 
 
 def _started(role: Role) -> Iterator[tuple[Step, dict[str, int]]]:
@@ -57,6 +88,6 @@ def issued_by(role: Role) -> Iterator[tuple[str, int]]:
         yield from kinds.items()
         for op in launch.ops_of(step):
             yield launch.issued(op), 1
-    for steps in issue_order(role.lanes):
+    for steps in issue_order(role):
         for step in steps:
             yield launch.issued(cast(Comm, step.op)), 1
