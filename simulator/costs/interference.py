@@ -13,7 +13,8 @@ from simulator.program import Kernel, Memory
 
 #: What reaches less than this share of the memory's bandwidth on the whole GPU is bound by the loads that SMs issue:
 #: beside receives that wait, on 16 of an H200's 132 SMs, halves of rows and rotations (0.33 to 0.42 alone) take 1.12 to
-#: 1.17 times as long in real steps, sums, activations and GELU (0.65 to 0.9) as long as alone (calibration/results/runs).
+#: 1.17 times as long in real steps, sums, activations and GELU (0.65 to 0.9) as long as alone
+#: (calibration/results/runs).
 SM_BOUND = 0.6
 
 
