@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from simulator.model.layer import layer
 from simulator.model.mtp import predictor
-from simulator.model.nodes import Tensor, unique
+from simulator.model.nodes import Tensor, memory, unique
 from simulator.model.parts import Part, output_gradients
 from simulator.model.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn, passed_bytes, shapes
 from simulator.model.vocabulary import embedding, head
@@ -75,6 +75,9 @@ def _graphs_of_torch(workload: Workload, stage: int, parts: tuple[Part, ...], z:
     at the end, logits and loss. The gradient of the input stays in its ``.grad`` until the next step
     (``clear_runtime_states``); where the stage before is on the same rank, that is its buffer to receive it in. So is
     the gradient of the output the stage's own buffer, which is not held twice.
+
+    The weight gradient begins with Python's ``sum`` of what has come to each node that has weights, which is 0 and its
+    output's gradient: one more kernel that reads and writes it (``stage_backward_weight`` of torch 2.11).
     """
     layout, last = workload.parallelism, parts[-1]
     ends = stage == layout.n_stages - 1
@@ -85,7 +88,11 @@ def _graphs_of_torch(workload: Workload, stage: int, parts: tuple[Part, ...], z:
     def staying(part: Part, gone: Iterable[str] = ()) -> Part:
         held = unique((*part.saved, *part.held_for_weights))
         kept = tuple(one for one in held if one.name not in gone)
-        return replace(part, held_for_weights=kept, graph_stays=True)
+        summed = tuple(
+            memory("W", f"{part.name} {one.name} sum", "copy", one.nbytes, one.nbytes, z.dtype)
+            for one in output_gradients(part)
+        )
+        return replace(part, held_for_weights=kept, graph_stays=True, weight_grad=(*summed, *part.weight_grad))
 
     graphs = {id(part): staying(part) for part in parts[:-1]}  # equal layers stay one object
     first, *rest = (*(graphs[id(part)] for part in parts[:-1]), staying(last, gone))
