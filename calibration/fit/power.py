@@ -20,7 +20,7 @@ from calibration.fit.part import Constants, Part, Point, rounded, search
 from simulator.config.power import LoadClass, Power
 from simulator.config.profile import Profile
 from simulator.costs import Costs
-from simulator.costs.power import Drawn, Loads, PowerBudget
+from simulator.costs.power import Drawn, Loads, PowerBudget, load_class
 from simulator.program import Kernel
 
 #: Of products on an H200 (its calibration), assumed of GPUs whose products were not measured sharing the time.
@@ -37,9 +37,12 @@ DIFFERENT = 0.05  # logarithms of clocks that a slope can be told from
 #: What stands between products -> its class.
 OTHERS: Mapping[str, LoadClass] = {
     **dict.fromkeys(("copy", "residual_add", "bias_grad"), "memory"),
-    **dict.fromkeys(("layer_norm", "layer_norm_bwd", "gelu", "gelu_bwd"), "arithmetic"),
+    **dict.fromkeys(("gelu", "gelu_bwd"), "arithmetic"),
+    **dict.fromkeys(("layer_norm", "layer_norm_bwd"), "norm"),
     **dict.fromkeys(("attention_fwd", "attention_bwd"), "attention"),
 }
+#: Of streams in turns with products (`calibration.measure.shared`).
+SIZES = {"rows": 32768, "width": 4096}
 
 
 @dataclass(frozen=True)
@@ -95,16 +98,17 @@ def fit(cases: Cases, profile: Profile) -> Part:
     moving = [float(case.row["power_w"]) for case in cases.of("collective") if "power_w" in case.row]
     base = profile.power
     shared = [case for case in cases.of("shared") if case.row.get("sm_mhz")]
-    waiting = [case for case in shared if _beside(case, "wait")]
+    side = max((case.params["m"] for case in shared if case.op == "mm"), default=0)
+    alike = [case for case in shared if case.op == "mm" and _cube(case) == side]
+    waiting = [case for case in alike if _beside(case, "wait")]
     if not (products and attentions and streams and arithmetic and idle and (moving or base)):
         return Part({})
     highest_hz = max(float(mhz) for case in lasting for mhz in case.row["sm_mhz"]) * 1e6
     alone = [_Run.of(case) for case in products]
     law = _fastest(products, _Law(highest_hz, SPEED_EXPONENT, EXPONENT))
     if waiting:
-        side = max(case.params["m"] for case in waiting)
-        alike = [case for case in (*waiting, *products) if case.params["m"] == side]
-        law = _law([_Run.of(case) for case in alike], min(idle), highest_hz)
+        on_end = [case for case in products if _cube(case) == side]
+        law = _law([_Run.of(case) for case in (*waiting, *on_end)], min(idle), highest_hz)
     scores = _fastest(attentions, _Law(highest_hz, law.speed, law.power))
 
     def streaming(runs: Sequence[_Run], law: _Law) -> dict[str, float]:
@@ -118,6 +122,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
         "matmul": _load(products, profile, law),
         "attention": _load(attentions, profile, scores),
         "arithmetic": streaming(arithmetic, scores),
+        "norm": streaming(arithmetic, scores),
         "memory": streaming(streams, _Law(highest_hz, 0.0, law.power)),
     }
     if moving:
@@ -134,29 +139,35 @@ def fit(cases: Cases, profile: Profile) -> Part:
         **cases.cited,
         "note": "; ".join(notes),
     }
-    power = _in_turns(Power.model_validate(figures), shared, [*attentions, *others], profile)
-    return Part({"power": power.model_dump()}, [_point(case, power, profile) for case in shared])
+    alone_s = {case.op: case.seconds for case in cases.of("memory") if case.params == SIZES}
+    power = _in_turns(Power.model_validate(figures), alike, attentions, alone_s, profile)
+    points = [_point(case, power, profile, held_out=case not in alike) for case in shared]
+    return Part({"power": power.model_dump()}, points)
 
 
-def _in_turns(power: Power, shared: Sequence[Measured], lasting: Sequence[Measured], profile: Profile) -> Power:
+def _in_turns(
+    power: Power,
+    shared: Sequence[Measured],
+    attentions: Sequence[Measured],
+    alone_s: Mapping[str, float],
+    profile: Profile,
+) -> Power:
     """With what other kernels do in turns with products that are too short for clocks to follow, as in a step, and how
-    long the limit averages from turns that are longer. ``lasting``: others for seconds on end."""
+    long the limit averages from turns that are longer. ``attentions``: for seconds on end; ``alone_s``: of streams."""
     turns: dict[str, list[Measured]] = {}
     for case in shared:
         if (kind := OTHERS.get(str(case.params["beside"]))) and float(case.params["period_s"]) < SETTLING_S:
             turns.setdefault(kind, []).append(case)
-    attentions, arithmetic = (
-        [case for case in lasting if OTHERS.get(case.op) == kind] for kind in ("attention", "arithmetic")
-    )
     follows = power.loads["matmul"].power_exponent
     if speed := _following(turns.get("attention", []), attentions, power, profile):
         law = _fastest(attentions, _Law(power.highest_clock_hz, speed, follows))
         power = _with(power, "attention", _load(attentions, profile, law))
-    if speed := _following(turns.get("arithmetic", []), [], power, profile):
-        law = _fastest(arithmetic, _Law(power.highest_clock_hz, speed, follows))
-        power = _with(power, "arithmetic", _at_highest(law) | law.figures())
-    streaming: tuple[LoadClass, ...] = ("arithmetic", "memory")
-    for kind in streaming:
+    streams: tuple[LoadClass, ...] = ("arithmetic", "norm")
+    for kind in streams:
+        if speed := _following(turns.get(kind, []), [], power, profile):
+            law = _Law(_fastest_hz(turns[kind], alone_s, speed, power, profile), speed, follows)
+            power = _with(power, kind, _at_highest(law) | law.figures())
+    for kind in (*streams, "memory"):
         if kind in turns:
             power = _with(power, kind, _drawing(turns[kind], power, profile))
     longer = [case for case in shared if case.params["beside"] == "wait" and not _beside(case, "wait")]
@@ -164,7 +175,7 @@ def _in_turns(power: Power, shared: Sequence[Measured], lasting: Sequence[Measur
 
         def off(constants: Constants) -> float:
             tried = power.model_copy(update=constants)
-            return statistics.fmean(abs(_point(case, tried, profile).error) for case in longer)
+            return statistics.fmean(abs(_point(case, tried, profile, held_out=False).error) for case in longer)
 
         found = search({"averaged_s": AVERAGED_S}, off, limits={"averaged_s": (1e-3, 10.0)})
         power = power.model_copy(update={"averaged_s": rounded(found["averaged_s"], 2)})
@@ -211,6 +222,19 @@ def _following(turns: Sequence[Measured], alone: Sequence[Measured], power: Powe
     return -float(np.dot(clock, seconds) / np.dot(clock, clock))
 
 
+def _fastest_hz(
+    turns: Sequence[Measured], alone_s: Mapping[str, float], speed: float, power: Power, profile: Profile
+) -> float:
+    """The clock at which streams in turns with products would take what they take alone, as fast as they get."""
+    slower = [
+        (_clock_hz(case, power, profile), float(case.row["other_s"]) / alone_s[op])
+        for case in turns
+        if (op := str(case.params["beside"])) in alone_s
+    ]
+    fastest = [clock_hz * by ** (1 / speed) for clock_hz, by in slower]
+    return min([statistics.geometric_mean(fastest), power.highest_clock_hz]) if fastest else power.highest_clock_hz
+
+
 def _drawing(turns: Sequence[Measured], power: Power, profile: Profile) -> dict[str, float]:
     """What kernels draw in turns with products: what these leave of the mean, at the clock that their seconds tell; and
     how it follows clocks that differ enough. Weights are shares of the time."""
@@ -233,6 +257,12 @@ def _drawing(turns: Sequence[Measured], power: Power, profile: Profile) -> dict[
         exponent = max(float(np.polyfit(clock, drawn, 1, w=np.sqrt(weight))[0]), 0.0)
     watts = power.idle_w + math.exp(np.average(drawn - exponent * clock, weights=weight))
     return {"watts": rounded(watts), "power_exponent": rounded(exponent, 3)}
+
+
+def _cube(case: Measured) -> int:
+    """The side of a product of three alike; 0 of others."""
+    sizes = {int(case.params[name]) for name in ("m", "n", "k")}
+    return sizes.pop() if len(sizes) == 1 else 0
 
 
 def _at_highest(law: _Law) -> dict[str, float]:
@@ -283,23 +313,25 @@ def _from_the_first(runs: Sequence[_Run], highest_hz: float) -> float:
     return max(slower, 0.0)
 
 
-def _point(case: Measured, power: Power, profile: Profile) -> Point:
-    """Seconds of a product that has a share of the GPU's time, at the clock that the budget leaves it."""
+def _point(case: Measured, power: Power, profile: Profile, *, held_out: bool) -> Point:
+    """Seconds of a kernel that has a share of the GPU's time, at the clock that the budget leaves it. Long turns with
+    others are held out too."""
     run, kernel, other = _Run.of(case), kernel_of(case), OTHERS.get(str(case.params["beside"]))
     budget, costs = PowerBudget(power), Costs.from_profile(profile.model_copy(update={"power": power}), "eager")
+    kind = load_class(kernel)
+    assert kind is not None
     other_s = run.seconds * (1 / run.share - 1)
-    period_s = float(case.params["period_s"])
-    times = math.ceil(run.share * period_s / run.seconds)
-    product_s = costs.kernel_s(kernel, profile.gpu, budget.highest_hz)
+    times = math.ceil(run.share * float(case.params["period_s"]) / run.seconds)
+    kernel_s = costs.kernel_s(kernel, profile.gpu, budget.highest_hz)
     if other is not None:
         load = power.loads[other]
         here, there = (min(hz, load.highest_clock_hz) for hz in (_clock_hz(case, power, profile), budget.highest_hz))
         other_s *= (here / there) ** load.speed_exponent
-    busy_s, whole_s = times * product_s, times * product_s + times * other_s
-    spans = [Drawn(0.0, busy_s, Loads({"matmul": busy_s}, {"matmul": busy_s}))]
+    busy_s, whole_s = times * kernel_s, times * (kernel_s + other_s)
+    spans = [Drawn(0.0, busy_s, Loads({kind: busy_s}, {kind: busy_s * costs.intensity(kernel)}))]
     if other is not None:
         spans.append(Drawn(busy_s, whole_s, Loads({other: whole_s - busy_s}, {other: whole_s - busy_s})))
     clock_hz = budget.clock_hz(budget.trace(spans, whole_s), budget.highest_hz)
     fitted_s = costs.kernel_s(kernel, profile.gpu, clock_hz)
-    held_out = other is not None and not _beside(case, *OTHERS)
-    return Point(f"power.{case.params['beside']}", run.share, run.seconds, fitted_s, held_out)
+    group = f"power.{case.params['beside']}" if case.op == "mm" else f"power.{case.op}_alone"
+    return Point(group, run.share, run.seconds, fitted_s, held_out or bool(other and not _beside(case, *OTHERS)))
