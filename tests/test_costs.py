@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.config import catalog
-from simulator.config.files import read_yaml, validated
+from simulator.config.files import read_yaml
 from simulator.config.profile import Profile, load_profile
+from simulator.config.section import validated
 from simulator.costs import Costs
 from simulator.costs.attention import around_bytes
 from simulator.costs.matmul import MatmulCost, Products

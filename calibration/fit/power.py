@@ -115,8 +115,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
         drawn = [
             (run.watts - min(idle)) * (law.highest_hz / min(run.clock_hz, law.highest_hz)) ** law.power for run in runs
         ]
-        at = {"clock_hz": rounded(law.highest_hz), "priced_at_hz": rounded(law.highest_hz)}
-        return {"watts": rounded(min(idle) + statistics.fmean(drawn))} | at | law.figures()
+        return {"watts": rounded(min(idle) + statistics.fmean(drawn))} | _at_highest(law) | law.figures()
 
     loads: dict[str, Any] = {
         "matmul": _load(products, profile, law),
@@ -156,8 +155,8 @@ def _in_turns(
     long the limit averages from turns that are longer. ``attentions``: for seconds on end; ``alone_s``: of streams."""
     turns: dict[str, list[Measured]] = {}
     for case in shared:
-        if (kind := OTHERS.get(str(case.params["beside"]))) and float(case.params["period_s"]) < SETTLING_S:
-            turns.setdefault(kind, []).append(case)
+        if _beside(case, *OTHERS):
+            turns.setdefault(OTHERS[str(case.params["beside"])], []).append(case)
     follows = power.loads["matmul"].power_exponent
     if speed := _following(turns.get("attention", []), attentions, power, profile):
         law = _fastest(attentions, _Law(power.highest_clock_hz, speed, follows))
@@ -305,12 +304,6 @@ def _load(cases: Sequence[Measured], profile: Profile, law: _Law) -> dict[str, f
         "clock_hz": rounded(clock_hz),
         "priced_at_hz": rounded(clock_hz * slower ** (1 / law.speed)),
     } | law.figures()
-
-
-def _from_the_first(runs: Sequence[_Run], highest_hz: float) -> float:
-    """The speed exponent by which kernels slow down from their first batch, at the highest clock; 0 where none does."""
-    slower = statistics.fmean(math.log(run.seconds / run.first_s) / math.log(highest_hz / run.clock_hz) for run in runs)
-    return max(slower, 0.0)
 
 
 def _point(case: Measured, power: Power, profile: Profile, *, held_out: bool) -> Point:

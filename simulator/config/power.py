@@ -7,7 +7,7 @@ from typing import Literal, Self, get_args
 from pydantic import model_validator
 
 from simulator.config.cited import Cited, NotNegative, Positive, need_all
-from simulator.config.files import Section
+from simulator.config.section import Section
 from simulator.errors import InputError
 
 #: What differs in what it draws and in how far the clock matters to it.
