@@ -101,14 +101,14 @@ def test_errors_are_what_the_runs_were_made_with(compared: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("slower", [1.0, 2.0, 5.0])
 def test_a_run_is_simulated_on_a_host_as_fast_as_its_own(slower: float, made: Path, tmp_path: Path) -> None:
-    """Two ranks, the second's probes ``slower`` than the profile has them on average, the first's as the profile has
-    them: the slower one counts, unless the command says otherwise. Of a profile that tells what its own host took for
-    the probe, that counts."""
+    """Two ranks that were probed twice: at each time the slower one counts, which is ``slower`` than the profile has
+    it on average, be it the first or the second; unless the command says otherwise. Of a profile that tells what its own
+    host took for the probe, that counts."""
     path = made / "pp2.yaml"
     workload = load_workload(path)
     costs = Costs.from_profile(load_profile("h100-sxm-80gb"), workload.training.implementation)
     usual = probe_s(costs)
-    probes = [[usual, usual], [usual * (slower - 0.1), usual * (slower + 0.1)]]
+    probes = [[usual * (slower - 0.1), usual / 2], [usual / 3, usual * (slower + 0.1)]]
     content = {"name": "pp2", "ranks": [{"host": {"probe_s": one}} for one in probes]}
     (tmp_path / "pp2.json").write_text(json.dumps(content))
     changes = with_host(tmp_path, path, {"cluster": "dgx_h100"})

@@ -20,9 +20,11 @@ KEY = "cluster.node.host_speed"
 
 
 def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``changes``, and where they do not say it the speed of the slowest host that ran the workload, where known.
+    """``changes``, and where they do not say it the speed of the hosts that ran the workload, where known: the mean
+    of what the slowest took at each time.
 
-    Ranks meet in every collective, so that the slowest decides. Raises `InputError` on a record that cannot be read.
+    Ranks meet in every step, which lasts as long as the one whose host is slowest then. Raises `InputError` on a record
+    that cannot be read.
     """
     if KEY in changes:
         return changes
@@ -32,13 +34,14 @@ def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Ma
         return changes
     try:
         ranks = json.loads(read_text(record)).get("ranks", [])
-        probes = [statistics.fmean(said) for rank in ranks if (said := rank.get("host", {}).get("probe_s"))]
+        probed = [said for rank in ranks if (said := rank.get("host", {}).get("probe_s"))]
+        slowest = [max(at_once) for at_once in zip(*probed, strict=True)]
     except (ValueError, TypeError, AttributeError) as problem:
         raise InputError(f"no record of a run: {problem!r}", file=record) from None
-    if not probes:
+    if not slowest:
         return changes
     profile = load_profile(next(iter(known.calibrations.values())))
     calibrated_s = None if profile.provenance is None else profile.provenance.host_probe_s
     if calibrated_s is None:  # not probed when it was measured
         calibrated_s = probe_s(Costs.from_profile(profile, known.training.implementation))
-    return {**changes, KEY: float(f"{calibrated_s / max(probes):.4g}")}  # after the cluster that it is in
+    return {**changes, KEY: float(f"{calibrated_s / statistics.fmean(slowest):.4g}")}  # after the cluster that it is in
