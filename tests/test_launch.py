@@ -70,36 +70,6 @@ def test_data_parallel_hooks_are_free_unless_measured(op: str, kind: str) -> Non
     assert seconds(launch_seconds(costs["eager"]), comm) > 100e-6
 
 
-@pytest.mark.parametrize("model", ["gpt", "llama"])
-def test_units_of_fsdp_have_the_tensors_that_torch_shards(model: str) -> None:
-    """Weights and biases of the trainer's own modules: a layer's, and the root's, which are embedding and head."""
-    torch = pytest.importorskip("torch")
-    from calibration.train.layers import Builder, Place, Stage
-
-    workload = narrow({"model": model, "layers": 2, "layout": "fsdp"})
-    stage = Stage(Builder(workload, Place(torch.device("cpu"))), 0)
-    in_layer, in_all = (len(list(module.parameters())) for module in (stage.layers[0], stage))
-    comms = [
-        step.op
-        for _, _, step in build_program(workload).roles[0].steps()
-        if isinstance(step.op, Comm) and step.op.tensors
-    ]
-    assert Counter((comm.op, comm.tensors) for comm in comms) == {
-        ("all_gather", in_layer): 4,
-        ("reduce_scatter", in_layer): 2,
-        ("all_gather", in_all - 2 * in_layer): 1,
-        ("reduce_scatter", in_all - 2 * in_layer): 1,
-    }
-
-
-@pytest.mark.parametrize("tensors", [0, 1, 12])
-def test_the_host_handles_each_tensor_of_a_unit(tensors: int) -> None:
-    table = {"gather": 9e-6, "gathered_tensor": 2e-6, "reduce": 7e-6, "reduced_tensor": 3e-6, "tp_all_reduce": 5e-6}
-    for op, whole in (("all_gather", 9e-6 + tensors * 2e-6), ("reduce_scatter", 7e-6 + tensors * 3e-6)):
-        assert seconds(table, Comm("x", op, 8.0, "dp", "dp", tensors=tensors)) == pytest.approx(whole)
-    assert seconds(table, Comm("x", "all_reduce", 8.0, "tp", "tp", tensors=tensors)) == pytest.approx(5e-6)
-
-
 @pytest.mark.parametrize("coalesce", [True, False])
 @pytest.mark.parametrize("layers", [1, 7, 40])
 def test_a_host_bound_pass_lasts_as_long_as_its_launches(layers: int, coalesce: bool) -> None:

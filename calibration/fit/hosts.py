@@ -29,8 +29,8 @@ from simulator.program import Role
 from simulator.program.ops import COMPUTE_LANE
 
 Counts = Mapping[str, int]
-#: Of modules beside whole models: those of one kind in a row, all in the CPU's caches, take half of what they take
-#: among others, so that they decide only what models leave open.
+#: Of modules beside whole models: those of one kind in a row, all in the CPU's caches, take half of what they take among
+#: others, so that they decide only what models leave open.
 OF_MODULES = 0.1
 #: What a module of a row launches forward and backward.
 MODULES: dict[str, tuple[Counts, Counts]] = {

@@ -20,7 +20,7 @@ from simulator.build.gradients import pieces
 from simulator.build.sharding import Reductions, gather, gathered_bytes, gradient_bytes
 from simulator.build.stages import Stages
 from simulator.config import Workload
-from simulator.model import Part, by_part, params_on, pass_bytes, tensors_on
+from simulator.model import Part, by_part, params_on, pass_bytes
 from simulator.program import Block, Step
 
 #: (stage, index of the layer among the stage's parts), or (stage, `ROOT`).
@@ -62,16 +62,13 @@ class _Sharder:
         self._uses: list[str] = []  # the passes of layers and, backward, heads that need parameters, in order
         self._beside_head = False  # whether the piece before was the backward pass of a head
         self._params: dict[Unit, dict[str, int]] = {}
-        self._tensors: dict[Unit, dict[str, int]] = {}
         self._root_of = {stage: (_holder_of_the_table(workload, stage, own), ROOT) for stage in own}
         for stage in own:
             parts = stages.parts[stage]
             self._params |= {(stage, index): part.params_on for index, part in enumerate(parts) if part.is_unit}
-            self._tensors |= {(stage, index): part.tensors_on for index, part in enumerate(parts) if part.is_unit}
         for root in self._root_of.values():
             held = [stage for stage in own if self._root_of[stage] == root]
-            of_root = [part for stage in held for part in stages.parts[stage] if not part.is_unit]
-            self._params[root], self._tensors[root] = params_on(of_root), tensors_on(of_root)
+            self._params[root] = params_on(p for stage in held for p in stages.parts[stage] if not p.is_unit)
 
     def run(self, step: Step) -> None:
         """One pass, part by part."""
@@ -115,10 +112,9 @@ class _Sharder:
             self.compute.append(replace(held, after=after, alloc_bytes=alloc, free_bytes=free))
             needs = []
             if makes and layer:
-                self._reductions.add(f"reduce {label}", self._params[layer], (label,), step, self._tensors[layer])
+                self._reductions.add(f"reduce {label}", self._params[layer], (label,), step)
         if makes and root[0] == step.stage:
-            label = f"reduce {step.label} root"
-            self._reductions.add(label, self._params[root], (step.label,), step, self._tensors[root])
+            self._reductions.add(f"reduce {step.label} root", self._params[root], (step.label,), step)
 
     def _made_by_root(self, parts: Sequence[Part], left: float, *, last: bool) -> float:
         """Bytes of the root's gradients that a pass of its ``parts`` makes, of those ``left``: their own; those of a
@@ -148,7 +144,7 @@ class _Sharder:
             return []
         self._whole.add(unit)
         waits = dict.fromkeys((*after, *([self._last_use[unit]] if unit in self._last_use else ())))
-        gathers = gather(self._workload, label, self._params[unit], step, self._tensors[unit])
+        gathers = gather(self._workload, label, self._params[unit], step)
         self.gathers += [replace(one, after=(*waits, *one.after)) for one in gathers]
         return [one.label for one in gathers]
 

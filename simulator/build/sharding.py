@@ -21,9 +21,6 @@ from simulator.config import Parallelism, Workload
 from simulator.program import Comm, Step
 from simulator.units import DTYPE_BYTES
 
-#: Of tensors: not told.
-NONE: Mapping[str, int] = {}
-
 
 def shared(parallelism: Parallelism, params: Mapping[str, int]) -> dict[str, int]:
     """Those of ``params`` (by axis) that several ranks hold."""
@@ -68,16 +65,10 @@ def gathered_bytes(workload: Workload, params: Mapping[str, int]) -> float:
     return float(element * sum(count for axis, count in params.items() if streamed or parallelism.shards(axis) > 1))
 
 
-def gather(
-    workload: Workload,
-    label: str,
-    params: Mapping[str, int],
-    like: Step | None = None,
-    tensors: Mapping[str, int] = NONE,
-) -> list[Step]:
+def gather(workload: Workload, label: str, params: Mapping[str, int], like: Step | None = None) -> list[Step]:
     """All get what each has a shard of, in the working precision: a step per axis on the lane ``dp_gather``; it carries
     the micro-batch and the stage of the pass ``like`` that it serves. Shards that live outside the GPU are fetched
-    first. ``tensors``: see `Comm`."""
+    first."""
     parallelism = workload.parallelism
     element = DTYPE_BYTES[workload.training.precision]
     steps: list[Step] = []
@@ -86,8 +77,9 @@ def gather(
         nbytes, whole = float(count * element), gathered_bytes(workload, {axis: count})
         fetched = fetch_parameters(workload, named if shards == 1 else f"{named} shard", nbytes / shards)
         if shards > 1:
-            over, cut = parallelism.shard_axis(axis), tensors.get(axis, 0)
-            comm = Comm("dp.all_gather params", "all_gather", nbytes, over, "dp", stream="gather", tensors=cut)
+            comm = Comm(
+                "dp.all_gather params", "all_gather", nbytes, parallelism.shard_axis(axis), "dp", stream="gather"
+            )
             own = fetched[-1].alloc_bytes if fetched else 0.0
             after = tuple(step.label for step in fetched[-1:])
             fetched.append(Step(named, comm, after, alloc_bytes=whole, free_bytes=own))
@@ -113,15 +105,8 @@ class Reductions:
         self._seen: Counter[tuple[str, str]] = Counter()
         self._done: list[tuple[str, ...]] = []  # labels of each reduction's first steps, which give the gradients back
 
-    def add(
-        self,
-        label: str,
-        params: Mapping[str, int],
-        after: Sequence[str],
-        like: Step | None = None,
-        tensors: Mapping[str, int] = NONE,
-    ) -> None:
-        """Reduce the gradients of ``params`` once the steps ``after`` have ended; see `gather` for the rest."""
+    def add(self, label: str, params: Mapping[str, int], after: Sequence[str], like: Step | None = None) -> None:
+        """Reduce the gradients of ``params`` once the steps ``after`` have ended; see `gather` for ``like``."""
         workload, parallelism = self._workload, self._workload.parallelism
         first: list[str] = []
         for axis, count in leaving(parallelism, params).items():
@@ -132,8 +117,7 @@ class Reductions:
             done: tuple[str, ...] = tuple(after)
             given_back = gradient_bytes(workload, {axis: count})
             if parallelism.replicas(axis) > 1:
-                cut = tensors.get(axis, 0)
-                given_back, done = self._reduce(named, axis, count, after, given_back, like, cut)
+                given_back, done = self._reduce(named, axis, count, after, given_back, like)
                 first.append(named)
             if parallelism.offload.optimizer != "none":
                 self._to_host(named, axis, count, done, given_back, like)
@@ -142,14 +126,14 @@ class Reductions:
             self._done.append(tuple(first))
 
     def _reduce(
-        self, label: str, axis: str, count: int, after: Sequence[str], made: float, like: Step | None, tensors: int
+        self, label: str, axis: str, count: int, after: Sequence[str], made: float, like: Step | None
     ) -> tuple[float, tuple[str, ...]]:
         """Reduce over the ranks that hold the same parameters, where ``made`` bytes of gradients are alive for that
         alone; what they take in the precision in which they are reduced, and what has to have ended then."""
         workload, parallelism = self._workload, self._workload.parallelism
         grad_bytes, shards = DTYPE_BYTES[workload.training.grad_dtype], parallelism.shards(axis)
         op, over = ("reduce_scatter", parallelism.shard_axis(axis)) if shards > 1 else ("all_reduce", axis)
-        comm = Comm(f"dp.{op} grads", op, float(count * grad_bytes), over, "dp", tensors=tensors)
+        comm = Comm(f"dp.{op} grads", op, float(count * grad_bytes), over, "dp")
         stays = parallelism.offload.optimizer != "none"
         cast = max(comm.nbytes - made, 0.0) if made else 0.0
         step = Step(label, comm, tuple(after), alloc_bytes=cast, free_bytes=0.0 if stays else made + cast)

@@ -23,9 +23,7 @@ AroundOps = Literal[
     "exchange",
     "bucket",
     "gather",
-    "gathered_tensor",
     "reduce",
-    "reduced_tensor",
 ]
 
 
@@ -44,8 +42,7 @@ class LaunchCosts(Cited):
     """the start of a backward pass; per product of a backward pass that is split in two; per recomputed layer; a
     grouped product of experts, with the sorting of tokens around it; an all-reduce of tensor parallelism, with the two
     linear layers written by hand that it stands for; a collective of experts, for which the host cuts and joins
-    tensors; a bucket of DDP; a unit of FSDP that is gathered and each tensor in it, one whose
-    gradients are reduced and each of these. Not listed: nothing, or
+    tensors; a bucket of DDP; a unit of FSDP that is gathered, one whose gradients are reduced. Not listed: nothing, or
     what other products and collectives take"""
 
     @model_validator(mode="after")

@@ -13,9 +13,6 @@ FORWARD = ("F", "R")
 #: Of data parallelism: a bucket of DDP's, a unit of FSDP's with the hooks and copies around it.
 DATA_PARALLEL = {"all_reduce": "bucket", "all_gather": "gather", "reduce_scatter": "reduce"}
 
-#: What it does for each tensor of such a unit.
-OF_TENSORS = {"gather": "gathered_tensor", "reduce": "reduced_tensor"}
-
 
 def launch_seconds(costs: LaunchCosts) -> dict[str, float]:
     """Seconds by what `issued` and `issued_with` call things."""
@@ -86,12 +83,6 @@ def single(op: Compute | Comm | Beside) -> Iterator[Compute | Comm]:
     yield from kernels_of(op)
 
 
-def kinds(op: Compute | Comm) -> dict[str, int]:
-    """All that the host has to do for an op, and how often."""
-    kind, tensors = issued(op), op.tensors if isinstance(op, Comm) else 0
-    return {kind: 1, OF_TENSORS[kind]: tensors} if tensors and kind in OF_TENSORS else {kind: 1}
-
-
 def seconds(table: Mapping[str, float], op: Compute | Comm) -> float:
     """Of one op; nothing where the table does not list it."""
-    return sum(n * table.get(kind, 0.0) for kind, n in kinds(op).items())
+    return table.get(issued(op), 0.0)

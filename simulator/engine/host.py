@@ -87,7 +87,7 @@ def issued_by(role: Role) -> Iterator[tuple[str, int]]:
     for step, kinds in _started(role):
         yield from kinds.items()
         for op in launch.ops_of(step):
-            yield from launch.kinds(op).items()
+            yield launch.issued(op), 1
     for steps in issue_order(role):
         for step in steps:
-            yield from launch.kinds(cast(Comm, step.op)).items()
+            yield launch.issued(cast(Comm, step.op)), 1

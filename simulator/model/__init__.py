@@ -20,7 +20,7 @@ from simulator.model.optimizer import (
     replicated_gradient_ops,
     state_bytes,
 )
-from simulator.model.parts import Part, PassBytes, by_part, params_on, pass_bytes, swapped_bytes, tensors_on
+from simulator.model.parts import Part, PassBytes, by_part, params_on, pass_bytes, swapped_bytes
 from simulator.model.routing import routing
 from simulator.model.shapes import Seat, Turn, activation_bytes, passed_bytes, telling_seat
 from simulator.model.stage import made_gradient_bytes, stage_parts
@@ -60,6 +60,5 @@ __all__ = [
     "state_bytes",
     "swapped_bytes",
     "telling_seat",
-    "tensors_on",
     "unique",
 ]

@@ -201,7 +201,6 @@ def _router(z: Shapes, x: Experts) -> Node:
         weight_grad_bytes=wide + element * params,
         params=params,
         tp_reduced_params=params if z.tp > 1 else 0,
-        tensors=1,
     )
 
 
@@ -328,7 +327,6 @@ def _grouped(z: Shapes, x: Experts, name: str, n: int, k: int, *, saved: str) ->
         output_grad_bytes=y_bytes,
         weight_grad_bytes=weight_grad_bytes,
         expert_params=params + (local * n if z.bias else 0),
-        tensors=2 if z.bias else 1,
     )
 
 

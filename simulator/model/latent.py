@@ -88,7 +88,6 @@ def _down(z: Shapes, name: str, n: int) -> Node:
         weight_grad_bytes=weight_grad_bytes,
         params=params,
         tp_reduced_params=params if z.sequence_parallel else 0,
-        tensors=1,
     )
 
 

@@ -21,7 +21,7 @@ def predictor(workload: Workload, number: int, seat: Seat = ANY_SEAT, turn: Turn
     projection are the model's; a rank that does not hold the table already has a copy of it."""
     table = embedding(workload, turn)
     if number or workload.model.tied_embeddings or workload.parallelism.table_in_place:
-        table = replace(table, params=0, tensors=0)
+        table = replace(table, params=0)
     recompute = None if workload.training.recompute.layers is None else "none"
     return (
         replace(table, name="mtp embedding"),

@@ -34,7 +34,7 @@ class Node:
     and ``weight_grad_bytes`` while it runs. ``placeholders``, one per shape, are kept for good once the first backward
     has run (see `linear`).
     ``params`` are this rank's, those of experts apart in ``expert_params``; of ``params`` ``tp_reduced_params`` have
-    gradients of which every tensor-parallel rank computes a part. They are cut into ``tensors``.
+    gradients of which every tensor-parallel rank computes a part.
     """
 
     forward: Ops = ()
@@ -51,7 +51,6 @@ class Node:
     params: int = 0
     expert_params: int = 0
     tp_reduced_params: int = 0
-    tensors: int = 0
 
     @property
     def backward(self) -> Ops:
@@ -215,7 +214,6 @@ def linear(
         placeholders=(Tensor(f"weight gradient {n} x {k}", w_bytes),) if placeholder else (),
         params=n * k + (n if bias else 0),
         tp_reduced_params=partial_bias + shared * (k + (1 if bias else 0)),
-        tensors=2 if bias else 1,
     )
 
 
@@ -260,7 +258,6 @@ def norm(z: Shapes, name: str, *, saved: str, residual: bool) -> Node:
         output_grad_bytes=z.row_bytes,
         params=params,
         tp_reduced_params=params if z.sequence_parallel else 0,
-        tensors=2 if z.norm == "layernorm" else 1,
     )
 
 

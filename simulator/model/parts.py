@@ -19,8 +19,7 @@ class Part:
     ``input_grad`` B, ``weight_grad`` W; ``backward`` is the unsplit backward pass, B and W as autograd
     interleaves them.
     ``params`` are held by this rank, those of experts in ``expert_params`` apart; of ``params`` ``tp_reduced_params``
-    have gradients to be summed over the tensor-parallel ranks once a step. They are cut into ``tensors``, those of
-    experts into ``expert_tensors``.
+    have gradients to be summed over the tensor-parallel ranks once a step.
     ``saved`` is kept from forward to backward; ``forward_bytes`` is alive while the forward pass runs, and
     ``recomputed`` exists again while the backward pass runs; ``grad_bytes`` is the largest set of gradients alive then.
     Where the weight gradient is a pass of its own, ``held_for_weights`` is what the input gradient leaves for it: the
@@ -52,8 +51,6 @@ class Part:
     forward_bytes: float = 0.0
     placeholders: tuple[Tensor, ...] = ()
     expert_params: int = 0
-    tensors: int = 0
-    expert_tensors: int = 0
     is_unit: bool = False
     left_gradient_bytes: float = 0.0
     trailing: tuple[Tensor, ...] = ()
@@ -76,11 +73,6 @@ class Part:
     def params_on(self) -> dict[str, int]:
         """Parameters by the axis of the ranks that hold the same ones: ``dp``, or ``edp`` for those of experts."""
         return {axis: count for axis, count in (("dp", self.params), ("edp", self.expert_params)) if count}
-
-    @property
-    def tensors_on(self) -> dict[str, int]:
-        """Into how many tensors these are cut, by the same axes."""
-        return {axis: count for axis, count in (("dp", self.tensors), ("edp", self.expert_tensors)) if count}
 
     @property
     def saved_bytes(self) -> float:
@@ -222,8 +214,6 @@ def part_of(
         params=sum(node.params for node in nodes),
         expert_params=sum(node.expert_params for node in nodes),
         tp_reduced_params=sum(node.tp_reduced_params for node in nodes),
-        tensors=sum(node.tensors for node in nodes if node.params),
-        expert_tensors=sum(node.tensors for node in nodes if node.expert_params),
         saved=saved,
         recomputed=recomputed,
         grad_bytes=held_gradient_bytes + max(node.grad_bytes for node in nodes),
@@ -279,17 +269,8 @@ def run_again(op: Op) -> Op:
 
 def params_on(parts: Iterable[Part]) -> dict[str, int]:
     """Parameters of all ``parts`` by axis (see `Part.params_on`)."""
-    return _together(part.params_on for part in parts)
-
-
-def tensors_on(parts: Iterable[Part]) -> dict[str, int]:
-    """Tensors of all ``parts`` by axis (see `Part.tensors_on`)."""
-    return _together(part.tensors_on for part in parts)
-
-
-def _together(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     total: dict[str, int] = {}
-    for one in counts:
-        for axis, count in one.items():
+    for part in parts:
+        for axis, count in part.params_on.items():
             total[axis] = total.get(axis, 0) + count
     return total

@@ -71,7 +71,6 @@ def router(z: Shapes, x: Experts) -> Node:
         weight_grad_bytes=wide * params,
         params=x.experts * z.hidden,
         tp_reduced_params=x.experts * z.hidden if z.tp > 1 else 0,
-        tensors=1,
     )
 
 

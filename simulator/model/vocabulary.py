@@ -74,7 +74,6 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
         output_grad_bytes=full,
         weight_grad_bytes=new_gradient_bytes(z, table),
         params=table + (z.seq * z.hidden if learned else 0),
-        tensors=2 if learned else 1,
     )
     if not z.dropout:
         return part_of("embedding", (lookup,))
@@ -100,7 +99,7 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
         cached=False,
     )
     if not projection or (workload.model.tied_embeddings and workload.parallelism.table_in_place):
-        product = replace(product, params=0, tensors=0)
+        product = replace(product, params=0)
     return part_of("head", (norm(z, "head.norm", saved="head.input", residual=False), product, _loss(z)))
 
 

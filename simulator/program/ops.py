@@ -62,7 +62,6 @@ class Comm:
     member i, and ``receive_shares[j]`` of each one's goes to member j (empty: equal parts). ``per_node`` > 0: to every
     other node travels that share of the bytes for its members, and is copied on to them there.
     ``host_waits``: in a block, the host launches nothing more before it has ended, for it has to read the result.
-    ``tensors``: how many the host puts together for it, one by one, where that takes long (torch's ``fully_shard``).
     ``as_it_comes``: a receive that stands for one posted when its bytes come, wherever it is in its lane.
     """
 
@@ -80,7 +79,6 @@ class Comm:
     per_node: float = 0.0
     host_waits: bool = False
     as_it_comes: bool = False
-    tensors: int = 0
 
     @property
     def holds_sms(self) -> bool:
