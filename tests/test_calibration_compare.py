@@ -102,8 +102,8 @@ def test_errors_are_what_the_runs_were_made_with(compared: dict[str, Any]) -> No
 @pytest.mark.parametrize("slower", [1.0, 2.0, 5.0])
 def test_a_run_is_simulated_on_a_host_as_fast_as_its_own(slower: float, made: Path, tmp_path: Path) -> None:
     """Two ranks that were probed twice: at each time the slower one counts, which is ``slower`` than the profile has
-    it on average, be it the first or the second; unless the command says otherwise. Of a profile that tells what its own
-    host took for the probe, that counts."""
+    it on average, be it the first or the second; unless the command says otherwise. Of a profile that tells what its
+    own host took for the probe, that counts."""
     path = made / "pp2.yaml"
     workload = load_workload(path)
     costs = Costs.from_profile(load_profile("h100-sxm-80gb"), workload.training.implementation)
