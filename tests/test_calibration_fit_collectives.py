@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import statistics
 from dataclasses import replace
@@ -13,11 +14,16 @@ import pytest
 from calibration.fit import collectives
 from calibration.fit.cases import Cases, Measured, read
 from calibration.fit.part import Part, Point
+from simulator.cluster import build_cluster
+from simulator.config.cluster import load_cluster
 from simulator.config.profile import load_profile
 from simulator.config.transport import Transport
 from simulator.errors import InputError
+from simulator.network.collectives import bus_factor, patterns
+from simulator.network.timing import timed
 
 H100, H200 = "h100-sxm-80gb", "h200-sxm-141gb"
+DATA = Path(__file__).parent.parent / "simulator" / "validation" / "data"
 MEASURED = Path(__file__).parent.parent / "calibration" / "measurements"
 
 
@@ -82,6 +88,24 @@ def test_eight_gpus_are_predicted_from_two_and_four_when_held_out() -> None:
     said = collectives.by_gpus(held_out.points)[-1]
     assert said.startswith("collectives of 8 GPUs, held out: 11 rows, geometric mean ")
     assert float(said.split()[-1].rstrip("%")) == pytest.approx(100 * error(eight), abs=0.06)
+
+
+@pytest.mark.parametrize(("gpu", "most"), [(H100, 0.03), (H200, 0.05)])
+def test_rings_of_more_gpus_that_others_measured_are_near(gpu: str, most: float) -> None:
+    """Profiles of two and four GPUs, of two alone, on rows of 4 to 8 H200s without NVLink SHARP at 8 and 16 GiB (as
+    published, busbw alone; links are those of an H100). A ring's busbw hardly depends on how many it has."""
+    costs = collectives.OneTransport(load_profile(gpu).transports["nvlink"])
+    cluster = build_cluster(load_cluster({"name": "dgx_h200", "node": {"nvlink": {"sharp": False}}}))
+    with (DATA / "collectives.csv").open() as stream:
+        rows = [
+            row for row in csv.DictReader(stream) if row["hardware"] == "8x H200, NVLink4" and row["algo"] != "NVLS"
+        ]
+    rows = [row for row in rows if row["op"] in collectives.OPS and row["size"].isdigit()]
+    assert len(rows) == 9
+    for row in rows:
+        op, n, nbytes = row["op"], int(row["n_gpus"]), float(row["size"])
+        took_s = min(timed(pattern, nbytes, costs)[0] for pattern in patterns(op, range(n), cluster))
+        assert bus_factor(op, n) * nbytes / took_s == pytest.approx(float(row["busbw"]) * 1e9, rel=most), row["id"]
 
 
 def test_what_is_held_out_by_number_of_gpus() -> None:

@@ -218,7 +218,7 @@ def rounded(timeline: Timeline) -> list[dict[str, Any]]:
         ("pcie", {"tp": 2, "dp": 2}),
         ("pcie_nodes", {"tp": 2, "dp": 4}),
         ("oversubscribed", {"dp": 4, "pp": 2}),
-        ("oversubscribed", {"dp": 8, "zero": 3}),
+        ("oversubscribed", {"dp": 4, "pp": 2, "zero": 3}),
         ("three_tiers", {"tp": 2, "dp": 4, "pp": 2, "overlap": {"grad_reduce": True, "p2p": True}}),
     ],
 )

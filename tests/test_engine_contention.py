@@ -479,12 +479,18 @@ def test_reductions_in_a_row_beside_kernels_in_a_row_begin_when_one_ends(
     kernel_s: float, nbytes: float, speed: float, fold: bool, coalesce: bool
 ) -> None:
     """As `calibration.fit.interference.race` derives in closed form: a reduction is posted when the one before has
-    ended, begins when the kernel under way ends, and slows kernels while it is in flight."""
+    ended, begins when the kernel under way ends, and slows kernels while it is in flight. The first one is posted as
+    the first kernel begins, which holds all SMs, so that the race is one with the others."""
     kernels, all_reduce_s = 12, 2 * HOP_s + nbytes / NIC_Bps
     reductions = math.ceil(kernels * kernel_s / speed / all_reduce_s) + 1
     program = beside(2, (kernel_s,) * kernels, nbytes, [f"r{i}" for i in range(reductions)])
     costs = replace(IDEAL, beside=ByPurpose({"dp": speed if speed < 1 else 0.999999}, queues=True))
     timeline = play(program, costs, fold=fold, coalesce=coalesce)
     check(program, timeline)
-    slow_down = race(kernel_s, all_reduce_s, min(speed, 0.999999), kernels)
-    assert ends(timeline)["layers"] == pytest.approx(0.5 + slow_down * kernels * kernel_s, rel=1e-9)
+    slow_down = race(kernel_s, all_reduce_s, min(speed, 0.999999), kernels - 1)
+    expected = 0.5 + (1 + slow_down * (kernels - 1)) * kernel_s
+    assert ends(timeline)["layers"] == pytest.approx(expected, rel=1e-9)
+    # What waits for SMs is not on the GPU yet.
+    rows = timeline.frame()
+    first = rows[(rows["rank"] == timeline.ranks[0]) & (rows["kind"] == "all_reduce")].iloc[0]
+    assert first["posted_s"] == first["start_s"] == pytest.approx(0.5 + kernel_s, rel=1e-9)

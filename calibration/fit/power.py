@@ -20,7 +20,7 @@ from calibration.fit.part import Constants, Part, Point, rounded, search
 from simulator.config.power import LoadClass, Power
 from simulator.config.profile import Profile
 from simulator.costs import Costs
-from simulator.costs.power import Drawn, Loads, PowerBudget
+from simulator.costs.power import Drawn, Loads, PowerBudget, load_class
 from simulator.program import Kernel
 
 #: Of products on an H200 (its calibration), assumed of GPUs whose products were not measured sharing the time.
@@ -95,16 +95,17 @@ def fit(cases: Cases, profile: Profile) -> Part:
     moving = [float(case.row["power_w"]) for case in cases.of("collective") if "power_w" in case.row]
     base = profile.power
     shared = [case for case in cases.of("shared") if case.row.get("sm_mhz")]
-    waiting = [case for case in shared if _beside(case, "wait")]
+    side = max((case.params["m"] for case in shared if case.op == "mm"), default=0)
+    alike = [case for case in shared if case.op == "mm" and _cube(case) == side]
+    waiting = [case for case in alike if _beside(case, "wait")]
     if not (products and attentions and streams and arithmetic and idle and (moving or base)):
         return Part({})
     highest_hz = max(float(mhz) for case in lasting for mhz in case.row["sm_mhz"]) * 1e6
     alone = [_Run.of(case) for case in products]
     law = _fastest(products, _Law(highest_hz, SPEED_EXPONENT, EXPONENT))
     if waiting:
-        side = max(case.params["m"] for case in waiting)
-        alike = [case for case in (*waiting, *products) if case.params["m"] == side]
-        law = _law([_Run.of(case) for case in alike], min(idle), highest_hz)
+        on_end = [case for case in products if _cube(case) == side]
+        law = _law([_Run.of(case) for case in (*waiting, *on_end)], min(idle), highest_hz)
     scores = _fastest(attentions, _Law(highest_hz, law.speed, law.power))
 
     def streaming(runs: Sequence[_Run], law: _Law) -> dict[str, float]:
@@ -134,8 +135,9 @@ def fit(cases: Cases, profile: Profile) -> Part:
         **cases.cited,
         "note": "; ".join(notes),
     }
-    power = _in_turns(Power.model_validate(figures), shared, [*attentions, *others], profile)
-    return Part({"power": power.model_dump()}, [_point(case, power, profile) for case in shared])
+    power = _in_turns(Power.model_validate(figures), alike, [*attentions, *others], profile)
+    points = [_point(case, power, profile, held_out=case not in alike) for case in shared]
+    return Part({"power": power.model_dump()}, points)
 
 
 def _in_turns(power: Power, shared: Sequence[Measured], lasting: Sequence[Measured], profile: Profile) -> Power:
@@ -164,7 +166,7 @@ def _in_turns(power: Power, shared: Sequence[Measured], lasting: Sequence[Measur
 
         def off(constants: Constants) -> float:
             tried = power.model_copy(update=constants)
-            return statistics.fmean(abs(_point(case, tried, profile).error) for case in longer)
+            return statistics.fmean(abs(_point(case, tried, profile, held_out=False).error) for case in longer)
 
         found = search({"averaged_s": AVERAGED_S}, off, limits={"averaged_s": (1e-3, 10.0)})
         power = power.model_copy(update={"averaged_s": rounded(found["averaged_s"], 2)})
@@ -235,6 +237,12 @@ def _drawing(turns: Sequence[Measured], power: Power, profile: Profile) -> dict[
     return {"watts": rounded(watts), "power_exponent": rounded(exponent, 3)}
 
 
+def _cube(case: Measured) -> int:
+    """The side of a product of three alike; 0 of others."""
+    sizes = {int(case.params[name]) for name in ("m", "n", "k")}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
 def _at_highest(law: _Law) -> dict[str, float]:
     """Of kernels that draw and take what they are said to at the highest clock that does anything for them."""
     return {"clock_hz": rounded(law.highest_hz), "priced_at_hz": rounded(law.highest_hz)}
@@ -283,23 +291,25 @@ def _from_the_first(runs: Sequence[_Run], highest_hz: float) -> float:
     return max(slower, 0.0)
 
 
-def _point(case: Measured, power: Power, profile: Profile) -> Point:
-    """Seconds of a product that has a share of the GPU's time, at the clock that the budget leaves it."""
+def _point(case: Measured, power: Power, profile: Profile, *, held_out: bool) -> Point:
+    """Seconds of a kernel that has a share of the GPU's time, at the clock that the budget leaves it. Long turns with
+    others are held out too."""
     run, kernel, other = _Run.of(case), kernel_of(case), OTHERS.get(str(case.params["beside"]))
     budget, costs = PowerBudget(power), Costs.from_profile(profile.model_copy(update={"power": power}), "eager")
+    kind = load_class(kernel)
+    assert kind is not None
     other_s = run.seconds * (1 / run.share - 1)
-    period_s = float(case.params["period_s"])
-    times = math.ceil(run.share * period_s / run.seconds)
-    product_s = costs.kernel_s(kernel, profile.gpu, budget.highest_hz)
+    times = math.ceil(run.share * float(case.params["period_s"]) / run.seconds)
+    kernel_s = costs.kernel_s(kernel, profile.gpu, budget.highest_hz)
     if other is not None:
         load = power.loads[other]
         here, there = (min(hz, load.highest_clock_hz) for hz in (_clock_hz(case, power, profile), budget.highest_hz))
         other_s *= (here / there) ** load.speed_exponent
-    busy_s, whole_s = times * product_s, times * product_s + times * other_s
-    spans = [Drawn(0.0, busy_s, Loads({"matmul": busy_s}, {"matmul": busy_s}))]
+    busy_s, whole_s = times * kernel_s, times * (kernel_s + other_s)
+    spans = [Drawn(0.0, busy_s, Loads({kind: busy_s}, {kind: busy_s * costs.intensity(kernel)}))]
     if other is not None:
         spans.append(Drawn(busy_s, whole_s, Loads({other: whole_s - busy_s}, {other: whole_s - busy_s})))
     clock_hz = budget.clock_hz(budget.trace(spans, whole_s), budget.highest_hz)
     fitted_s = costs.kernel_s(kernel, profile.gpu, clock_hz)
-    held_out = other is not None and not _beside(case, *OTHERS)
-    return Point(f"power.{case.params['beside']}", run.share, run.seconds, fitted_s, held_out)
+    group = f"power.{case.params['beside']}" if case.op == "mm" else f"power.{case.op}_alone"
+    return Point(group, run.share, run.seconds, fitted_s, held_out or bool(other and not _beside(case, *OTHERS)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from simulator import model
 from simulator.build.layout import Place, layout
-from simulator.build.sharding import gathers_by_unit
+from simulator.build.sharding import held_by_part
 from simulator.config import Workload
 from simulator.model import Part, StateBytes
 from simulator.units import DTYPE_BYTES, MB, MiB
@@ -110,7 +110,7 @@ def _of(workload: Workload, place: Place, n_communicators: int, workspaces: floa
         communicators=n_communicators,
         parts=parts,
         layers_away=away,
-        by_part=gathers_by_unit(workload, params) and not away,
+        by_part=held_by_part(workload, params),
     )
 
 

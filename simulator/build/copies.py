@@ -19,13 +19,20 @@ def around(workload: Workload, part: Part, kind: str) -> list[Op]:
     gradients are reduced they are put side by side, cut by rank, in the type that they are reduced in
     (``foreach_reduce_scatter_copy_in``); the reduced shard is the gradient of the first micro-batch, to which those of
     others are added (``foreach_reduce``). The first two and the last run on streams of their own in torch; here they
-    stand in the pass, where they take the memory's time all the same. What is not dropped after the forward pass
-    (the root, or all without ``reshard_after_forward``) has no copies before the backward pass.
+    stand in the pass, where they take the memory's time all the same.
     """
+    after = reduced(workload, [part], kind) if part.is_unit else ()
+    return [*gathered(workload, part, kind), *part.ops(kind), *after]
+
+
+def gathered(workload: Workload, part: Part, kind: str) -> list[Op]:
+    """The copies before the pass ``kind`` of a part. What is not dropped after the forward pass (the root, or all
+    without ``reshard_after_forward``) has none before the backward pass."""
     params, share = _sharded(workload, part)
     gathers = kind == "F" or (kind in ("B", "I") and part.is_unit and workload.parallelism.reshard_after_forward)
-    before = _gathered(workload, params, share, "F" if kind == "F" else "B") if gathers and params else ()
-    return [*before, *part.ops(kind), *(reduced(workload, [part], kind) if part.is_unit else ())]
+    if not (workload.fully_shards and gathers and params):
+        return []
+    return list(_gathered(workload, params, share, "F" if kind == "F" else "B"))
 
 
 def reduced(workload: Workload, parts: Iterable[Part], kind: str) -> list[Op]:

@@ -7,17 +7,22 @@ layers up to ``prefetch`` ahead: while layer k computes, those up to k + prefetc
 A layer is given up after its forward pass (unless ``reshard_after_forward`` is off) and after its backward pass; the
 root after the backward pass alone, at its end. The gathers of a forward pass wait for all that was computed before it,
 which may have been the optimizer (torch's ``FSDPState._root_pre_forward``). Every piece of a pass takes and gives back
-what its part saves. Gathers and reductions have streams of their own and share links only; the copies that plain
-PyTorch makes for them are part of the passes (`copies`).
+what its part saves.
+
+Gathers and reductions have streams of their own, but one communicator (`communicators`). The copies that plain PyTorch
+makes for them are part of the passes (`copies`); those of a layer come before the gather that goes on beside it, which
+waits for its own copies in and, for its buffer, for a copy out (``FSDPParamGroup.wait_for_unshard``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
+from simulator.build.copies import gathered
 from simulator.build.gradients import pieces
-from simulator.build.sharding import Reductions, gather, gathered_bytes, gradient_bytes
+from simulator.build.sharding import Reductions, gather, gathered_bytes, gradient_bytes, held_by_part
 from simulator.build.stages import Stages
 from simulator.config import Workload
 from simulator.model import Part, by_part, params_on, pass_bytes
@@ -26,6 +31,8 @@ from simulator.program import Block, Step
 #: (stage, index of the layer among the stage's parts), or (stage, `ROOT`).
 Unit = tuple[int, int]
 ROOT = -1
+#: What the label of the copies before a piece of a pass has more than that of the piece.
+COPIES = " copies"
 
 
 def fully_sharded(
@@ -42,6 +49,13 @@ def fully_sharded(
     return sharder.compute, sharder.gathers
 
 
+class _Use(NamedTuple):
+    """A pass that needs parameters: its label, and that of the copies before it, if any."""
+
+    label: str
+    copies: str
+
+
 class _Sharder:
     """Goes through a rank's passes in order and keeps track of which units are whole."""
 
@@ -52,14 +66,14 @@ class _Sharder:
         layout = workload.parallelism
         self._ahead = layout.prefetch if layout.overlap.param_gather else 0
         self._drops = layout.reshard_after_forward
-        #: What is offloaded comes and goes by itself (`activations`).
-        self._by_part = layout.offload.activations == "none"
+        self._by_part = held_by_part(workload, stages.params(*own))
         #: Torch's root unit copies its gradients when those of all layers are reduced, and what follows waits for its
         #: own reduction (``FSDPParamGroup.post_backward``, ``finalize_backward``); pipelines say which is last.
         self._ends_alone = workload.fully_shards and layout.pp == 1
         self._whole: set[Unit] = set()
         self._last_use: dict[Unit, str] = {}
-        self._uses: list[str] = []  # the passes of layers and, backward, heads that need parameters, in order
+        self._uses: list[_Use] = []  # the passes of layers and, backward, heads that need parameters, in order
+        self._split: dict[int, tuple[Block, Block]] = {}
         self._beside_head = False  # whether the piece before was the backward pass of a head
         self._params: dict[Unit, dict[str, int]] = {}
         self._root_of = {stage: (_holder_of_the_table(workload, stage, own), ROOT) for stage in own}
@@ -84,17 +98,16 @@ class _Sharder:
         for (index, _), group, piece in zip(order, by_part(parts, step.phase), cut, strict=True):
             label, made, taken, free = piece.label, 0.0, 0.0, 0.0
             layer = (step.stage, index) if parts[index].is_unit else None
+            copies, work = self._apart(parts[index], piece)
             if layer and reads:
-                at = len(self._uses) - 1 - self._ahead
-                room = self._uses[at : at + 1] if at >= 0 else ()
-                needs += self._gather(layer, step, f"gather {label}", (*before, *room))
+                needs += self._gather(layer, step, f"gather {label}", (*before, *self._room()))
                 if self._beside_head and needs:
                     taken = self._taken_late(layer)
-                self._uses.append(label)
+                self._uses.append(_Use(label, copies.label if copies else ""))
                 free += self._used(layer, label, drop=self._drops or not forward)
             self._beside_head = reads and not forward and not layer and piece is cut[0]
             if self._beside_head:
-                self._uses.append(label)
+                self._uses.append(_Use(label, ""))
             if makes and layer:
                 made = gradient_bytes(self._workload, self._params[layer])
             elif left and not layer:
@@ -107,14 +120,40 @@ class _Sharder:
                 *needs,
                 *self._reductions.waits(all_done=self._ends_alone and piece is cut[-1 if makes else 0]),
             )
-            held = self._held(piece, [parts[index] for index in sorted(group)], made)
+            held = self._held(work, [parts[index] for index in sorted(group)], made)
             alloc, free = held.alloc_bytes + taken, held.free_bytes + free
+            if copies:
+                self.compute.append(replace(copies, after=after, alloc_bytes=alloc))
+                after, alloc = (), 0.0
             self.compute.append(replace(held, after=after, alloc_bytes=alloc, free_bytes=free))
             needs = []
             if makes and layer:
                 self._reductions.add(f"reduce {label}", self._params[layer], (label,), step)
         if makes and root[0] == step.stage:
             self._reductions.add(f"reduce {step.label} root", self._params[root], (step.label,), step)
+
+    def _room(self) -> tuple[str, ...]:
+        """What a layer's gather has to wait for, so that no more of them are whole or on their way: the copies of the
+        pass that it goes on beside, or where that has none, or nothing goes on beside it, the pass before."""
+        beside = len(self._uses) - self._ahead
+        if self._ahead and beside >= 0 and self._uses[beside].copies:
+            return (self._uses[beside].copies,)
+        return (self._uses[beside - 1].label,) if beside >= 1 else ()
+
+    def _apart(self, part: Part, piece: Step) -> tuple[Step | None, Step]:
+        """The copies before the pass ``piece`` of a ``part``, if any, and what follows."""
+        copies = gathered(self._workload, part, piece.phase)
+        if not (copies and self._by_part and isinstance(piece.op, Block)):
+            return None, piece
+        key = id(piece.op)
+        if key not in self._split:
+            at = piece.op.ops.index(copies[0]) + len(copies)
+            first, rest = piece.op.ops[:at], piece.op.ops[at:]
+            self._split[key] = Block(f"{piece.op.name} copies", first), Block(piece.op.name, rest)
+        of_copies, rest_of = self._split[key]
+        return replace(
+            piece, label=f"{piece.label}{COPIES}", op=of_copies, alloc_bytes=0.0, free_bytes=0.0, workspace_bytes=0.0
+        ), replace(piece, op=rest_of)
 
     def _made_by_root(self, parts: Sequence[Part], left: float, *, last: bool) -> float:
         """Bytes of the root's gradients that a pass of its ``parts`` makes, of those ``left``: their own; those of a

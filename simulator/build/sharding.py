@@ -40,6 +40,12 @@ def gathers_by_unit(workload: Workload, params: Mapping[str, int]) -> bool:
     return parallelism.zero == 3 and (bool(leaving(parallelism, params)) or parallelism.offload.parameters != "none")
 
 
+def held_by_part(workload: Workload, params: Mapping[str, int]) -> bool:
+    """Whether such a pass takes and gives back what it holds part by part. What is offloaded comes and goes by itself
+    (`activations`)."""
+    return gathers_by_unit(workload, params) and workload.parallelism.offload.activations == "none"
+
+
 def gradient_bytes(workload: Workload, params: Mapping[str, int]) -> float:
     """Bytes of the whole gradients of ``params`` that are alive beside the state, from a backward pass to their
     reduction, or to their copy to the host: under ZeRO-2 and 3, whose state holds shards, those that are sharded,

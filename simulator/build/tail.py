@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from simulator.build.activations import offload_activations
+from simulator.build.communicators import take_turns
 from simulator.build.compression import compressed
 from simulator.build.fsdp import fully_sharded
 from simulator.build.gradients import Bucket, buckets, pieces
@@ -91,7 +92,8 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
         else:
             gathers = _gather_at_the_end(workload, stages, own, begin)
     whole = _with({**lanes, **({MP_LANE: of_mp} if of_mp else {})}, compute, [*gathers, *reductions.steps, *beside])
-    return compressed(workload, offload_activations(activations, stages, whole), reductions.over_replicas)
+    whole = compressed(workload, offload_activations(activations, stages, whole), reductions.over_replicas)
+    return take_turns(whole)
 
 
 def _with(lanes: Lanes, compute: list[Step], added: Sequence[Step]) -> Lanes:

@@ -176,9 +176,9 @@ class _UnderWay:
             self.disturbed.succeed()
 
     def computes(self, now: float) -> bool:
-        """Whether a kernel that began before ``now`` ends after it."""
+        """Whether a kernel that has begun ends after ``now``."""
         op = int(np.searchsorted(self.ends, now + INSTANT_s, side="right"))
-        return op < len(self.ends) and bool(self.kernels[op]) and bool(self.starts[op] < now - INSTANT_s)
+        return op < len(self.ends) and bool(self.kernels[op]) and bool(self.starts[op] <= now)
 
 
 @dataclass(eq=False)
@@ -289,8 +289,10 @@ class _Simulation:
         """Call ``comms``, which the lane came to at ``posted``, and wait for them."""
         called = Called(posted, self.env.now)
         beside = rank.costs.beside
-        if beside is not None and beside.queues and any(comm.holds_sms for comm in comms):
-            yield from self._find_room(rank)
+        if beside is not None and beside.queues and lane != COMPUTE_LANE and any(comm.holds_sms for comm in comms):
+            waited = yield from self._find_room(rank)
+            if waited:  # until now its kernel was not on the GPU
+                called = Called(self.env.now, self.env.now)
         meetings = [self._arrive(rank, lane, comm) for comm in comms]
         for comm, meeting in zip(comms, meetings, strict=True):
             yield from self._await(rank, lane, index, step, comm, meeting, called, ends)
@@ -369,13 +371,18 @@ class _Simulation:
             if rank.under_way is not None:
                 rank.under_way.disturb()
 
-    def _find_room(self, rank: _Rank) -> Wait:
-        """Wait until the kernel under way has ended: until then it holds the SMs that communication needs."""
-        if rank.under_way is not None and rank.under_way.computes(self.env.now):
-            room = self.env.event()
-            rank.queued.append(room)
-            rank.under_way.disturb()
-            yield room
+    def _find_room(self, rank: _Rank) -> Generator[simpy.Event, None, bool]:
+        """Wait until the kernel under way has ended: until then it holds the SMs that communication needs. So does one
+        that begins at this instant: it stands in its stream already, where communication waits for an event of another.
+        Whether there was one."""
+        yield self.env.timeout(2 * INSTANT_s)
+        if rank.under_way is None or not rank.under_way.computes(self.env.now):
+            return False
+        room = self.env.event()
+        rank.queued.append(room)
+        rank.under_way.disturb()
+        yield room
+        return True
 
     # Computation
 
