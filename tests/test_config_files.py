@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.config.cluster import ClusterSpec
-from simulator.config.files import MAX_FILE_BYTES, parse_changes, parse_yaml, read_yaml, validated, with_changes
+from simulator.config.files import MAX_FILE_BYTES, parse_changes, parse_yaml, read_yaml, with_changes
+from simulator.config.section import validated
 from simulator.errors import InputError
 
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.config import catalog
-from simulator.config.files import read_yaml, validated
+from simulator.config.files import read_yaml
 from simulator.config.profile import Profile, load_profile
+from simulator.config.section import validated
 from simulator.costs import Costs
 from simulator.costs.attention import around_bytes
 from simulator.costs.matmul import MatmulCost, Products
@@ -244,6 +245,29 @@ def test_communication_takes_sms_from_products_and_attention_and_bandwidth_from_
         assert beside.speed(kernel, None) == 1
     assert beside.speed(Fixed(1.0), load) == 1
     assert COSTS["a100-sxm-80gb"].beside is None
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "h200-sxm-141gb"])
+def test_streams_that_sms_bound_lose_their_part_of_the_sms(gpu: str) -> None:
+    """NCCL holds n of N SMs. Kernels of halves of rows and of biases, whose loads are not vectors, and rotations of
+    plain PyTorch reach 0.3 to 0.55 of the bandwidth with all SMs: with N - n of them (N - n) / N of that, and less of
+    it where bytes move; sums, activations and GELU have enough with those, as have the rotations of fused kernels."""
+    profile = load_profile(gpu)
+    left = 1 - profile.interference.sms / profile.gpu_spec.sms
+    assert left < 0.9
+    for load, speeds in (
+        ("waiting", profile.interference.waiting_speed),
+        ("moving", profile.interference.memory_speed),
+    ):
+        eager, fused = (Costs.from_profile(profile, of).beside for of in ("eager", "fused"))
+        assert eager is not None
+        assert fused is not None
+        for op in ("strided", "bias", "rope"):
+            assert eager.speed(Memory(op, 1e8, 1e8), load) == pytest.approx(speeds.other * left)
+        for op in ("residual", "activation", "gelu", "copy"):
+            assert eager.speed(Memory(op, 1e8, 1e8), load) == speeds.other
+        assert fused.speed(Memory("rope", 1e8, 1e8), load) == speeds.other
+        assert eager.speed(Memory("norm", 1e8, 1e8, width=4096), load) == speeds.norm
 
 
 def test_costs_of_one_gpu_are_refused_on_another():

@@ -31,7 +31,7 @@ def budget(
     constant = {"clock_hz": HIGHEST, "priced_at_hz": HIGHEST, "highest_clock_hz": HIGHEST, "speed_exponent": 0}
     stream = Load(watts=stream_w, power_exponent=exponent, **constant)
     loads: dict[Any, Load] = {"matmul": product, "attention": product, "memory": stream, "communication": stream}
-    loads["arithmetic"] = product
+    loads["arithmetic"] = loads["norm"] = product
     return PowerBudget(
         Power(
             limit_w=700,

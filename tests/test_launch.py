@@ -178,8 +178,8 @@ def test_seconds_of_kinds_are_found_from_sums(seconds_of: list[float]) -> None:
 @pytest.mark.parametrize(("forward", "backward"), [(1.0, 1.0), (1.1, 1.0), (0.8, 1.2), (1.3, 0.9)])
 def test_costs_are_those_of_a_host_of_one_speed(forward: float, backward: float) -> None:
     """Two threads whose seconds grow by ``forward`` and ``backward`` from one probe to the next, and linearly between:
-    a run that issues 100 forward ops of 20 us and 100 backward ones of 30 us on the usual host takes longer or shorter by
-    that, and both costs come back. A row without probes stays as it is, and so does one that was not probed at all."""
+    a run that issues 100 forward ops of 20 us and 100 backward ones of 30 us on the usual host takes longer or shorter
+    by that, and both costs come back. A row without probes stays as it is."""
     usual = hosts.Pace(0.02, 0.04)
     probes = [(0.02 * forward**n, 0.04 * backward**n) for n in range(-3, 4)]
     between = [[(a + b) / 2 for a, b in zip(*two, strict=True)] for two in pairwise(probes)]
@@ -219,8 +219,8 @@ def test_layers_give_the_shipped_figures_and_are_met_by_them() -> None:
 @pytest.mark.parametrize(("main", "autograd"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.5), (2.0, 0.4)])
 def test_two_threads_issue_at_their_own_speeds(main: float, autograd: float, shortcuts: bool) -> None:
     """Forward three kernels of 4 us by the main thread; then autograd's, at ``autograd`` times its speed: three kernels
-    of 5 us, an all-reduce of 8 us in line, one of 16 us that a hook issues, and what is run again, 4 us; the optimizer's
-    9 us are the main one's again. No kernel takes any time."""
+    of 5 us, an all-reduce of 8 us in line, one of 16 us that a hook issues, and what is run again, 4 us; the
+    optimizer's 9 us are the main one's again. No kernel takes any time."""
     built = ideal_cluster(2)
     built = replace(built, gpus=tuple(replace(on, host_speed=main, autograd_speed=autograd) for on in built.gpus))
     blocks = {

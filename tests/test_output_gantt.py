@@ -12,8 +12,10 @@ from matplotlib.figure import Figure
 
 from simulator.api import run, schedule
 from simulator.errors import InputError
-from simulator.output import gantt as module
 from simulator.output.gantt import compare_gantt, gantt, save_gantt
+from simulator.output.gantt_boxes import Picture, usual_box_s
+from simulator.output.gantt_panel import IDLE_COLOUR, PHASE_COLOUR, SHARE_COLOUR
+from simulator.timeline import CATEGORIES
 from tests.timelines import Span, pipeline, template, timeline
 
 
@@ -80,10 +82,10 @@ def test_a_box_is_divided_by_the_shares_of_its_time() -> None:
     second = template(("mm", "matmul", "compute", 5.0), phase="B")
     shared = {"phase": "B", "microbatch": 0, "stage": 0, "label": "0B0"}
     play = timeline([Span(0, "compute", first, 0.0, **shared), Span(0, "compute", second, 5.0, **shared)])
-    boxes = module._Picture.of(play, None, "").boxes
+    boxes = Picture.of(play, None, "").boxes
     assert boxes.start_s.tolist() == [0.0]
     assert boxes.end_s.tolist() == [10.0]
-    shares = dict(zip(module.CATEGORIES, boxes.share[0].tolist(), strict=True))
+    shares = dict(zip(CATEGORIES, boxes.share[0].tolist(), strict=True))
     assert shares["recompute"] == pytest.approx(0.2)
     assert shares["tp"] == pytest.approx(0.1)
     assert shares["compute"] == pytest.approx(0.5)
@@ -93,7 +95,7 @@ def test_steps_without_a_micro_batch_are_not_joined_over_a_wait() -> None:
     op = template(("norm", "optimizer", "optimizer", 1.0), phase="O")
     shared = {"phase": "O", "label": "optimizer"}
     play = timeline([Span(0, "compute", op, 0.0, **shared), Span(0, "compute", op, 9.0, **shared)])
-    assert module._Picture.of(play, None, "").boxes.end_s.tolist() == [1.0, 10.0]
+    assert Picture.of(play, None, "").boxes.end_s.tolist() == [1.0, 10.0]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_steps_without_a_micro_batch_are_not_joined_over_a_wait() -> None:
     ids=["normal", "protanopia", "deuteranopia", "tritanopia"],
 )
 def test_colours_stay_apart_with_any_colour_vision(matrix: np.ndarray) -> None:
-    used = {*module._PHASE_COLOUR.values(), *module._SHARE_COLOUR.values(), module._IDLE_COLOUR}
+    used = {*PHASE_COLOUR.values(), *SHARE_COLOUR.values(), IDLE_COLOUR}
 
     def linear(colour: str) -> np.ndarray:
         value = np.array(to_rgb(colour))
@@ -136,7 +138,7 @@ def test_the_legend_lists_what_is_drawn_and_nothing_else() -> None:
 
 def test_a_long_legend_stays_inside_the_figure() -> None:
     """All categories at once."""
-    ops = [template((kind, "op", kind, 1.0), phase="B") for kind in module.CATEGORIES if kind != "optimizer"]
+    ops = [template((kind, "op", kind, 1.0), phase="B") for kind in CATEGORIES if kind != "optimizer"]
     spans = [
         Span(0, "compute", op, float(i), phase=phase, microbatch=i, stage=i % 2, chunk=i % 2, label=f"{i}")
         for i, (op, phase) in enumerate(zip(ops, "FBIWFBIW", strict=True))
@@ -154,8 +156,8 @@ def test_pieces_of_a_pass_do_not_choose_the_zoom() -> None:
     whole = [Span(0, "compute", template(("mm", "matmul", "compute", 1.0)), float(i), microbatch=i) for i in range(40)]
     piece = template(("mm", "matmul", "compute", 0.01), phase="F")
     cut = [Span(0, "compute", piece, 40 + i / 100, microbatch=40, label=f"x{i}") for i in range(100)]
-    boxes = module._Picture.of(timeline([*whole, *cut]), None, "").boxes
-    assert module._usual_box_s(boxes) == pytest.approx(1.0)
+    boxes = Picture.of(timeline([*whole, *cut]), None, "").boxes
+    assert usual_box_s(boxes) == pytest.approx(1.0)
 
 
 def test_a_job_without_a_pipeline_has_no_bubble_in_its_title() -> None:

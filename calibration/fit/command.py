@@ -19,8 +19,9 @@ from calibration.fit import collectives, hosts, interference, kernels, launch, p
 from calibration.fit.cases import MEASURED, Cases, read
 from calibration.fit.part import Point, residuals
 from calibration.fit.writer import written
-from simulator.config.files import validated, with_changes
+from simulator.config.files import with_changes
 from simulator.config.profile import Profile, load_profile
+from simulator.config.section import validated
 from simulator.errors import InputError
 
 EXAMPLE = """examples:

@@ -10,16 +10,17 @@ from typing import Any
 from calibration.fit.cases import MEASURED, Cases, Measured
 from calibration.fit.part import Part, Point, rounded
 from simulator.config.profile import Interference, Profile
-from simulator.costs.costs import beside
+from simulator.costs import Costs
 from simulator.program import Attention, Kernel, Matmul, Memory
 
-#: Kernels of `calibration.measure.interference` as the simulator prices them; the others are bound by memory.
+#: Kernels of `calibration.measure.interference` as the simulator prices them: those that SMs bound, and memory.
 RACED: dict[str, Kernel] = {
     "matmul": Matmul(8192, 8192, 8192),
     "matmul_small": Matmul(2048, 4096, 4096),
     "attention": Attention(2, 32, 32, 4096, 4096, 128),
     "attention_bwd": Attention(2, 32, 32, 4096, 4096, 128, backward=True),
 }
+STREAMS: dict[str, Kernel] = {"layer_norm": Memory("norm", 1.0, 1.0), "residual_add": Memory("residual", 2.0, 1.0)}
 #: A receive whose sender is late: the only case in which nothing moves.
 LATE = "late_send"
 #: Numbers of SMs that are tried: NCCL has up to 32 channels.
@@ -79,12 +80,11 @@ Speed = Callable[[str, bool], float]
 
 def speeds(profile: Profile) -> Speed:
     """Speeds as a profile has them."""
-    shared = beside(profile)
+    shared = Costs.from_profile(profile, "eager").beside
     assert shared is not None
 
     def of(name: str, waits: bool) -> float:
-        kernel = RACED.get(name, Memory(name, 1.0, 1.0))
-        return shared.speed(kernel, shared.load(["pp"], []) if waits else shared.load([], ["pp"]))
+        return shared.speed((RACED | STREAMS)[name], shared.load(["pp"], []) if waits else shared.load([], ["pp"]))
 
     return of
 

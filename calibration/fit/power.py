@@ -37,9 +37,12 @@ DIFFERENT = 0.05  # logarithms of clocks that a slope can be told from
 #: What stands between products -> its class.
 OTHERS: Mapping[str, LoadClass] = {
     **dict.fromkeys(("copy", "residual_add", "bias_grad"), "memory"),
-    **dict.fromkeys(("layer_norm", "layer_norm_bwd", "gelu", "gelu_bwd"), "arithmetic"),
+    **dict.fromkeys(("gelu", "gelu_bwd"), "arithmetic"),
+    **dict.fromkeys(("layer_norm", "layer_norm_bwd"), "norm"),
     **dict.fromkeys(("attention_fwd", "attention_bwd"), "attention"),
 }
+#: Of streams in turns with products (`calibration.measure.shared`).
+SIZES = {"rows": 32768, "width": 4096}
 
 
 @dataclass(frozen=True)
@@ -112,13 +115,13 @@ def fit(cases: Cases, profile: Profile) -> Part:
         drawn = [
             (run.watts - min(idle)) * (law.highest_hz / min(run.clock_hz, law.highest_hz)) ** law.power for run in runs
         ]
-        at = {"clock_hz": rounded(law.highest_hz), "priced_at_hz": rounded(law.highest_hz)}
-        return {"watts": rounded(min(idle) + statistics.fmean(drawn))} | at | law.figures()
+        return {"watts": rounded(min(idle) + statistics.fmean(drawn))} | _at_highest(law) | law.figures()
 
     loads: dict[str, Any] = {
         "matmul": _load(products, profile, law),
         "attention": _load(attentions, profile, scores),
         "arithmetic": streaming(arithmetic, scores),
+        "norm": streaming(arithmetic, scores),
         "memory": streaming(streams, _Law(highest_hz, 0.0, law.power)),
     }
     if moving:
@@ -135,30 +138,35 @@ def fit(cases: Cases, profile: Profile) -> Part:
         **cases.cited,
         "note": "; ".join(notes),
     }
-    power = _in_turns(Power.model_validate(figures), alike, [*attentions, *others], profile)
+    alone_s = {case.op: case.seconds for case in cases.of("memory") if case.params == SIZES}
+    power = _in_turns(Power.model_validate(figures), alike, attentions, alone_s, profile)
     points = [_point(case, power, profile, held_out=case not in alike) for case in shared]
     return Part({"power": power.model_dump()}, points)
 
 
-def _in_turns(power: Power, shared: Sequence[Measured], lasting: Sequence[Measured], profile: Profile) -> Power:
+def _in_turns(
+    power: Power,
+    shared: Sequence[Measured],
+    attentions: Sequence[Measured],
+    alone_s: Mapping[str, float],
+    profile: Profile,
+) -> Power:
     """With what other kernels do in turns with products that are too short for clocks to follow, as in a step, and how
-    long the limit averages from turns that are longer. ``lasting``: others for seconds on end."""
+    long the limit averages from turns that are longer. ``attentions``: for seconds on end; ``alone_s``: of streams."""
     turns: dict[str, list[Measured]] = {}
     for case in shared:
-        if (kind := OTHERS.get(str(case.params["beside"]))) and float(case.params["period_s"]) < SETTLING_S:
-            turns.setdefault(kind, []).append(case)
-    attentions, arithmetic = (
-        [case for case in lasting if OTHERS.get(case.op) == kind] for kind in ("attention", "arithmetic")
-    )
+        if _beside(case, *OTHERS):
+            turns.setdefault(OTHERS[str(case.params["beside"])], []).append(case)
     follows = power.loads["matmul"].power_exponent
     if speed := _following(turns.get("attention", []), attentions, power, profile):
         law = _fastest(attentions, _Law(power.highest_clock_hz, speed, follows))
         power = _with(power, "attention", _load(attentions, profile, law))
-    if speed := _following(turns.get("arithmetic", []), [], power, profile):
-        law = _fastest(arithmetic, _Law(power.highest_clock_hz, speed, follows))
-        power = _with(power, "arithmetic", _at_highest(law) | law.figures())
-    streaming: tuple[LoadClass, ...] = ("arithmetic", "memory")
-    for kind in streaming:
+    streams: tuple[LoadClass, ...] = ("arithmetic", "norm")
+    for kind in streams:
+        if speed := _following(turns.get(kind, []), [], power, profile):
+            law = _Law(_fastest_hz(turns[kind], alone_s, speed, power, profile), speed, follows)
+            power = _with(power, kind, _at_highest(law) | law.figures())
+    for kind in (*streams, "memory"):
         if kind in turns:
             power = _with(power, kind, _drawing(turns[kind], power, profile))
     longer = [case for case in shared if case.params["beside"] == "wait" and not _beside(case, "wait")]
@@ -211,6 +219,19 @@ def _following(turns: Sequence[Measured], alone: Sequence[Measured], power: Powe
         return None
     clock, seconds = np.concatenate([np.array(of) - np.mean(of, axis=0) for of in points.values()]).T
     return -float(np.dot(clock, seconds) / np.dot(clock, clock))
+
+
+def _fastest_hz(
+    turns: Sequence[Measured], alone_s: Mapping[str, float], speed: float, power: Power, profile: Profile
+) -> float:
+    """The clock at which streams in turns with products would take what they take alone, as fast as they get."""
+    slower = [
+        (_clock_hz(case, power, profile), float(case.row["other_s"]) / alone_s[op])
+        for case in turns
+        if (op := str(case.params["beside"])) in alone_s
+    ]
+    fastest = [clock_hz * by ** (1 / speed) for clock_hz, by in slower]
+    return min([statistics.geometric_mean(fastest), power.highest_clock_hz]) if fastest else power.highest_clock_hz
 
 
 def _drawing(turns: Sequence[Measured], power: Power, profile: Profile) -> dict[str, float]:
@@ -283,12 +304,6 @@ def _load(cases: Sequence[Measured], profile: Profile, law: _Law) -> dict[str, f
         "clock_hz": rounded(clock_hz),
         "priced_at_hz": rounded(clock_hz * slower ** (1 / law.speed)),
     } | law.figures()
-
-
-def _from_the_first(runs: Sequence[_Run], highest_hz: float) -> float:
-    """The speed exponent by which kernels slow down from their first batch, at the highest clock; 0 where none does."""
-    slower = statistics.fmean(math.log(run.seconds / run.first_s) / math.log(highest_hz / run.clock_hz) for run in runs)
-    return max(slower, 0.0)
 
 
 def _point(case: Measured, power: Power, profile: Profile, *, held_out: bool) -> Point:

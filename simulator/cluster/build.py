@@ -10,9 +10,9 @@ from simulator.cluster.background import with_background
 from simulator.cluster.cluster import Cluster, Gpu, Link
 from simulator.cluster.node import NodeLayout, lay_out
 from simulator.config.cluster import ClusterSpec, cluster_problems
-from simulator.config.files import raise_all
 from simulator.config.node import Node
 from simulator.config.overrides import GpuOverride, LinkOverride, NicOverride, missing_parts, named
+from simulator.config.section import raise_all
 from simulator.config.transport import TransportKind
 from simulator.errors import InputError
 from simulator.fabrics import Switches, switches

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from simulator.config.files import Section, Text
+from simulator.config.section import Section, Text
 
 
 class Flow(Section):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from simulator.config.files import Section
+from simulator.config.section import Section
 from simulator.errors import InputError
 
 Kind = Literal["measured", "published", "datasheet", "assumed"]

@@ -13,10 +13,11 @@ from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from simulator.config import catalog
 from simulator.config.background import Background
-from simulator.config.files import AsTuple, Integral, Section, Text, brief, raise_all, read_yaml, validated
+from simulator.config.files import brief, read_yaml
 from simulator.config.foreign import SUFFIXES, is_foreign, read_topology
 from simulator.config.node import MAX_GPUS, Bandwidth, Count, Node, node_problems
 from simulator.config.overrides import Override, missing_parts, override_problems
+from simulator.config.section import AsTuple, Integral, Section, Text, raise_all, validated
 from simulator.errors import InputError
 from simulator.fabrics import FABRICS, KEYS, ports_down
 

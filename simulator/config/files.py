@@ -1,7 +1,4 @@
-"""Reading YAML and JSON strictly, and saying what is wrong in them in one form.
-
-`read_yaml` gives plain data; `validated` turns it into a pydantic model. Both raise `InputError` only.
-"""
+"""Reading YAML and JSON strictly, as plain data, and changing it by dotted keys. Raises `InputError` only."""
 
 from __future__ import annotations
 
@@ -9,61 +6,15 @@ import difflib
 import json
 import re
 import reprlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Any
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
 
 from simulator.errors import InputError
 
 MAX_FILE_BYTES = 10_000_000
-
-
-def _integral(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _listed(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _printable(value: str) -> str:
-    if not value.isprintable():
-        raise PydanticCustomError("printable", "must be printable text, on one line")
-    return value
-
-
-#: Text that is shown to people: no control characters, no line breaks, no halves of characters.
-Text = Annotated[str, AfterValidator(_printable)]
-#: Put into `Annotated` after the bounds of a whole number: ``25e6`` is one too.
-Integral = BeforeValidator(_integral)
-#: A whole number without bounds.
-Whole = Annotated[int, Integral]
-#: Put into `Annotated` beside a tuple type: YAML has lists only.
-AsTuple = BeforeValidator(_listed)
-
-
-class Section(BaseModel):
-    """Base of every section of an input file: frozen, unknown keys refused, no coercion, finite numbers."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-        protected_namespaces=(),
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_the_default(cls, data: object) -> object:
-        if not isinstance(data, Mapping):
-            return data
-        return {key: value for key, value in data.items() if value is not None or key not in cls.model_fields}
 
 
 class _Loader(yaml.SafeLoader):
@@ -256,175 +207,6 @@ def brief(value: object) -> object:
     if value is None or isinstance(value, bool):
         return _Brief({None: "null", True: "true", False: "false"}[value])
     return _Brief(_SHORT.repr(value))
-
-
-#: So many things wrong with one file are said; the others are counted.
-MAX_ERRORS = 20
-
-
-class CombinedInputError(InputError):
-    """Several things wrong at once; the message lists them, and says how many ``more`` there are."""
-
-    def __init__(self, errors: Iterable[InputError], more: int = 0) -> None:
-        self.errors, self.more = tuple(errors), more
-        rest = [f"... and {more:,} more"] if more else []
-        super().__init__("\n".join([*(str(error) for error in self.errors), *rest]))
-
-
-def raise_all(errors: Iterable[InputError], more: int = 0) -> None:
-    """Raise one `InputError` that says the first of ``errors`` and counts the rest, with the ``more`` that the caller
-    has left out; nothing where there is none."""
-    found = list(errors)
-    more += len(found[MAX_ERRORS:])
-    if found:
-        raise found[0] if len(found) == 1 and not more else CombinedInputError(found[:MAX_ERRORS], more)
-
-
-M = TypeVar("M", bound=BaseModel)
-#: Where a dotted key of a model was written: the file to name, and the key as it stands there.
-Origin = Callable[[str], tuple[object, str]]
-
-
-def validated(model: type[M], data: Any, file: object, *, origin: Origin | None = None) -> M:
-    """``data`` as a ``model``; ``file`` is named in errors, or what ``origin`` says of the key that is wrong.
-
-    Raises one `InputError` that lists everything wrong, each with its dotted key, what was found and what is allowed.
-    """
-    more = 0
-    try:
-        return model.model_validate(data)
-    except ValidationError as failure:
-        details = [detail for detail in failure.errors(include_url=False) if detail["type"] != _FOLLOWS]
-        errors = [_explained(model, detail) for detail in details[:MAX_ERRORS]]
-        more = len(details) - len(errors)
-    except CombinedInputError as failure:  # raised by the checks of the model itself, which do not know the file
-        errors, more = list(failure.errors), failure.more
-    except InputError as failure:
-        errors = [failure]
-    for error in errors:
-        if error.file is None:
-            where, error.key = origin(error.key) if origin and error.key else (file, error.key)
-            error.file = None if where is None else str(where)
-    raise_all(errors, more)
-    raise AssertionError("a validation error without details")
-
-
-#: The kind of an error that follows from another, which is listed.
-_FOLLOWS = "default_factory_not_called"
-_WANTED = {
-    "float_type": "a number",
-    "int_type": "a whole number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "string_unicode": "printable text, on one line",
-    "tuple_type": "a list",
-    "model_type": "a mapping of keys",
-    "finite_number": "a finite number",
-}
-_BOUNDS = {
-    "greater_than": ("gt", ">"),
-    "greater_than_equal": ("ge", ">="),
-    "less_than": ("lt", "<"),
-    "less_than_equal": ("le", "<="),
-}
-
-
-def _bound(sign: str, value: float) -> str:
-    """Such as ``<= 10,000`` or ``>= 1e-06``."""
-    return f"{sign} {value:,.0f}" if value == int(value) else f"{sign} {value:g}"
-
-
-def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
-    kind, found, context = detail["type"], detail["input"], detail.get("ctx", {})
-    key, owner = _locate(model, detail["loc"])
-    name = str(detail["loc"][-1]) if detail["loc"] else ""
-    if kind == "extra_forbidden":
-        return _unknown_key(model, owner, key, name)
-    if kind == "missing":
-        meaning = _meaning(owner, name)
-        message = "a required key is missing" + (f" ({meaning})" if meaning else "")
-        return InputError(message, key=key, allowed=", ".join(_bounds(owner, name)) or None)
-    if kind == "literal_error":
-        options = re.findall(r"'([^']*)'|(\d+)", context["expected"])
-        known = [text or number for text, number in options]
-        near = closest(found, known)
-        fix = f"{name}: {near}" if near else None
-        return InputError("is none of the known values", key=key, found=brief(found), allowed=", ".join(known), fix=fix)
-    if kind in _BOUNDS:
-        bound, sign = _BOUNDS[kind]
-        return InputError("is out of range", key=key, found=brief(found), allowed=_bound(sign, context[bound]))
-    if kind in _WANTED:
-        fix = None
-        if kind in ("float_type", "int_type") and isinstance(found, str) and re.fullmatch(r"[-+.\deE]+", found.strip()):
-            fix = f"{name}: {found.strip()}, without quotes"
-        allowed = ", ".join([_WANTED[kind], *_bounds(owner, name)])
-        return InputError(f"must be {_WANTED[kind]}", key=key, found=brief(found), allowed=allowed, fix=fix)
-    return InputError(detail["msg"], key=key, found=brief(found))
-
-
-def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, name: str) -> InputError:
-    allowed = list(owner.model_fields)
-    near = closest(name, allowed)
-    fix = f"{near} instead of {name}" if near else None
-    if near is None and owner is model:  # a key inside a section is meant for that section
-        elsewhere = [path for path in _paths(model) if path.rsplit(".", 1)[-1] == name]
-        if elsewhere:
-            fix = elsewhere[0]
-    return InputError("unknown key", key=key, allowed=", ".join(allowed), fix=fix)
-
-
-#: Tags of union members that are no sections.
-_FORMS = ("text", "list")
-#: What pydantic calls members of a union without tags.
-_UNTAGGED = re.compile(r"(literal|tuple|function-\w+)\[")
-
-
-def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, type[BaseModel]]:
-    """The dotted key of a pydantic location, and the section that holds its last part."""
-    key, owner, inside = "", model, {model.__name__: model}
-    for part in loc:
-        if isinstance(part, int):
-            key += f"[{part}]"
-        elif part in inside and inside[part] is not model:  # the tag of a union's member, no key
-            owner = inside[part]
-        elif (part in _FORMS or _UNTAGGED.match(part)) and part not in owner.model_fields:
-            continue
-        else:
-            if len(inside) == 1:
-                owner = next(iter(inside.values()))
-            key += f".{part}" if key else part
-            inside = _sections(owner.model_fields[part].annotation) if part in owner.model_fields else {}
-    return key, owner
-
-
-def _sections(annotation: Any) -> dict[str, type[BaseModel]]:
-    """The models that a field of this type can hold, by class name."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return {annotation.__name__: annotation}
-    return {name: section for part in get_args(annotation) for name, section in _sections(part).items()}
-
-
-def _paths(model: type[BaseModel]) -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        yield name
-        for section in _sections(field.annotation).values():
-            yield from (f"{name}.{path}" for path in _paths(section))
-
-
-def _bounds(owner: type[BaseModel], name: str) -> list[str]:
-    """The range of a number, such as ``[">= 1", "<= 10,000"]``."""
-    field = owner.model_fields.get(name)
-    return [
-        _bound(sign, getattr(bound, kind))
-        for bound in (field.metadata if field else ())
-        for kind, sign in _BOUNDS.values()
-        if getattr(bound, kind, None) is not None
-    ]
-
-
-def _meaning(owner: type[BaseModel], name: str) -> str | None:
-    field = owner.model_fields.get(name)
-    return field.description.split("\n\n")[0].replace("\n", " ") if field and field.description else None
 
 
 def with_changes(data: Mapping[str, Any], changes: Mapping[str, Any], shorthands: Mapping[str, str]) -> dict[str, Any]:

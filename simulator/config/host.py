@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from simulator.config.cited import Cited, Positive, need_all
-from simulator.config.files import Section
+from simulator.config.section import Section
 
 Implementation = Literal["eager", "fused", "compiled"]
 #: What the host issues, as far as it takes differently long; other: elementwise, copies, reductions.

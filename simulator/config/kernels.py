@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from simulator.config.cited import Amount, Cited, Figure, Fraction, NotNegative, Positive, need_all
-from simulator.config.files import AsTuple, Section, Whole
+from simulator.config.section import AsTuple, Section, Whole
 from simulator.errors import InputError
 
 #: Types that matrix products are known in; a superset of those that a workload can ask for.

@@ -10,8 +10,8 @@ from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from simulator.config.files import AsTuple, Integral, Section
 from simulator.config.presets import presets
+from simulator.config.section import AsTuple, Integral, Section
 
 Size = Annotated[int, Field(ge=1, le=1_000_000_000), Integral]
 Share = Annotated[float, Field(ge=0, le=1e30)]

@@ -13,7 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from simulator.config.files import AsTuple, Integral, Section, Text, closest
+from simulator.config.files import closest
+from simulator.config.section import AsTuple, Integral, Section, Text
 from simulator.errors import InputError
 
 MAX_GPUS = 1_000_000

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from simulator.config.files import Section, Text
+from simulator.config.section import Section, Text
 from simulator.errors import InputError
 
 if TYPE_CHECKING:

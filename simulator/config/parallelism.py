@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, WrapValidator
 
-from simulator.config.files import AsTuple, Integral, Section
 from simulator.config.node import Count
 from simulator.config.pipelines import find_schedule, is_file
+from simulator.config.section import AsTuple, Integral, Section
 from simulator.schedules import SCHEDULES, Times
 from simulator.schedules import Schedule as Plan
 

@@ -7,11 +7,11 @@ from typing import Literal, Self, get_args
 from pydantic import model_validator
 
 from simulator.config.cited import Cited, NotNegative, Positive, need_all
-from simulator.config.files import Section
+from simulator.config.section import Section
 from simulator.errors import InputError
 
 #: What differs in what it draws and in how far the clock matters to it.
-LoadClass = Literal["matmul", "attention", "arithmetic", "memory", "communication"]
+LoadClass = Literal["matmul", "attention", "arithmetic", "norm", "memory", "communication"]
 
 
 class Load(Section):
@@ -42,7 +42,7 @@ class Power(Cited):
     """at the highest clock with nothing to do"""
     highest_clock_hz: Positive
     loads: dict[LoadClass, Load]
-    """arithmetic: streams that arithmetic bounds too (norms, GELU); communication: while NCCL moves bytes"""
+    """arithmetic, norm: streams that arithmetic bounds too (GELU; norms); communication: while NCCL moves bytes"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

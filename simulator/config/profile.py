@@ -12,11 +12,12 @@ from pydantic import BaseModel, Field, model_validator
 
 from simulator.config import catalog
 from simulator.config.cited import Cited, Figure, Fraction, NotNegative, Positive, need_all
-from simulator.config.files import AsTuple, Section, Whole, as_mapping, parse_yaml, read_text, validated
+from simulator.config.files import as_mapping, parse_yaml, read_text
 from simulator.config.host import Host
 from simulator.config.kernels import Kernels, MatrixDtype
 from simulator.config.likeness import completed
 from simulator.config.power import Power
+from simulator.config.section import AsTuple, Section, Whole, validated
 from simulator.config.transport import Transport
 from simulator.errors import InputError
 

@@ -15,7 +15,8 @@ from pydantic import Field, model_validator
 
 from simulator.config import catalog
 from simulator.config.cited import Fraction, NotNegative, Positive
-from simulator.config.files import AsTuple, Section, Text, Whole, as_mapping, parse_yaml, validated
+from simulator.config.files import as_mapping, parse_yaml
+from simulator.config.section import AsTuple, Section, Text, Whole, validated
 from simulator.config.transport import ProtocolName
 from simulator.errors import InputError
 

@@ -8,8 +8,8 @@ from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_validat
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from simulator.config.files import AsTuple, Section
 from simulator.config.model import Size
+from simulator.config.section import AsTuple, Section
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 

@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from simulator.config.cited import Cited, Fraction, NotNegative, Positive
-from simulator.config.files import Section
+from simulator.config.section import Section
 from simulator.errors import InputError
 
 TransportKind = Literal["nvlink", "pcie", "infiniband", "roce", "tcp", "nvme", "memory"]

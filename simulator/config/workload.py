@@ -17,23 +17,13 @@ from pydantic_core import CoreSchema
 
 from simulator.config import catalog, rules
 from simulator.config.cluster import ClusterSpec, cluster_data
-from simulator.config.files import (
-    AsTuple,
-    Integral,
-    Origin,
-    Section,
-    Text,
-    as_path,
-    raise_all,
-    read_yaml,
-    validated,
-    with_changes,
-)
+from simulator.config.files import as_path, read_yaml, with_changes
 from simulator.config.model import Model
 from simulator.config.parallelism import Parallelism
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model
 from simulator.config.profile import check_gpu, check_one_vendor, check_precision, load_profile
+from simulator.config.section import AsTuple, Integral, Origin, Section, Text, raise_all, validated
 from simulator.config.stack import check_stack, load_stack
 from simulator.config.training import Training
 from simulator.errors import InputError

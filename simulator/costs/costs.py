@@ -61,18 +61,14 @@ class Costs:
     ) -> Costs:
         """The costs of a calibrated GPU whose ops are launched by ``implementation``; ``network``: what carries its
         collectives, in place of the profile's own transports."""
-        spec, models = profile.gpu_spec, profile.kernels
-        kernels: dict[type, KernelCost] = {
-            **_on_sms(profile),
-            Memory: MemoryCost.of(spec, models.memory, implementation),
-            Fixed: FixedCost(),
-        }
+        memory = MemoryCost.of(profile.gpu_spec, profile.kernels.memory, implementation)
+        kernels: dict[type, KernelCost] = {**_on_sms(profile), Memory: memory, Fixed: FixedCost()}
         return cls(
             gpu=profile.gpu,
             kernels=kernels,
             launch=launch.launch_seconds(profile.host.launch_s[implementation]),
             transports={**HOST_TRANSPORTS, **profile.transports, **(stack.transports(network) if network else {})},
-            beside=beside(profile),
+            beside=_beside(profile, memory),
             power=None if profile.power is None else PowerBudget(profile.power),
             sources=dict(profile.sources),
         )
@@ -230,12 +226,15 @@ def _together(costs: Mapping[str, Costs]) -> Costs:
     )
 
 
-def beside(profile: Profile) -> SharedSms | None:
-    """What communication takes from kernels on a calibrated GPU; None: nothing."""
+def _beside(profile: Profile, memory: MemoryCost) -> SharedSms | None:
+    """What communication takes from kernels on a calibrated GPU, those that memory bounds at ``memory`` prices; None:
+    nothing."""
     spec, model = profile.gpu_spec, profile.interference
     if not model.sms:
         return None
-    return SharedSms(model, _on_sms(profile), _on_sms(profile, model.matmul_sms, without(spec, model.sms)))
+    fewer = without(spec, model.sms)
+    left = fewer.sms / spec.sms
+    return SharedSms(model, _on_sms(profile), _on_sms(profile, model.matmul_sms, fewer), memory, left)
 
 
 def _on_sms(profile: Profile, taken: int = 0, left: GpuSpec | None = None) -> dict[type, KernelCost]:

@@ -7,8 +7,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from simulator.config.profile import GpuSpec, Interference
+from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import KernelCost
 from simulator.program import Kernel, Memory
+
+#: What reaches less than this share of the memory's bandwidth on the whole GPU is bound by the loads that SMs issue:
+#: beside receives that wait, on 16 of an H200's 132 SMs, halves of rows and rotations (0.33 to 0.42 alone) take 1.12 to
+#: 1.17 times as long in real steps, sums, activations and GELU (0.65 to 0.9) as long as alone
+#: (calibration/results/runs).
+SM_BOUND = 0.6
 
 
 class Beside(Protocol):
@@ -30,13 +37,16 @@ class SharedSms:
     """NCCL's thread blocks hold SMs from when their kernel is on the GPU to its end; without their peers they spin.
 
     ``whole`` and ``fewer``: type of kernel -> its price on the whole GPU and on the SMs that are left. Kernels that
-    memory bounds have a measured speed each, another one while nothing moves. A collective gets its SMs when a kernel
-    ends: until then all are taken.
+    memory bounds have a measured speed each, another one while nothing moves; of these, streams that reach less than
+    `SM_BOUND` of the bandwidth by their ``memory`` prices lose their part of the SMs too (``left``: the share that they
+    keep). A collective gets its SMs when a kernel ends: until then all are taken.
     """
 
     model: Interference
     whole: Mapping[type, KernelCost]
     fewer: Mapping[type, KernelCost]
+    memory: MemoryCost
+    left: float
     queues: bool = True
     _speeds: dict[tuple[Kernel, Hashable], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -53,7 +63,9 @@ class SharedSms:
     def _speed(self, kernel: Kernel, load: Hashable) -> float:
         if isinstance(kernel, Memory):
             speeds = self.model.waiting_speed if load == "waiting" else self.model.memory_speed
-            return speeds.norm if kernel.normalizes else speeds.other
+            if kernel.normalizes:
+                return speeds.norm
+            return speeds.other * (self.left if self.memory.share(kernel) < SM_BOUND else 1.0)
         if type(kernel) not in self.fewer:
             return 1.0
         return min(1.0, self.whole[type(kernel)].seconds(kernel) / self.fewer[type(kernel)].seconds(kernel))

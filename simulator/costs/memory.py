@@ -45,8 +45,11 @@ class MemoryCost:
 
     def moving_s(self, kernel: Memory) -> float:
         """Those of its seconds in which bytes move: all but its start."""
-        share, _ = _at_width(self.curves[kernel.op], kernel.width)
-        return kernel.bytes / (share * self.spec.memory_bandwidth_Bps.value)
+        return kernel.bytes / (self.share(kernel) * self.spec.memory_bandwidth_Bps.value)
+
+    def share(self, kernel: Memory) -> float:
+        """Of the peak bandwidth that it reaches meanwhile."""
+        return _at_width(self.curves[kernel.op], kernel.width)[0]
 
     def origin(self, kernel: Memory) -> Origin:
         curve = self.curves[kernel.op]

@@ -21,9 +21,10 @@ from simulator.config.power import LoadClass, Power
 from simulator.program import Attention, GroupedMatmul, Kernel, Matmul, Memory
 
 #: Streams that arithmetic or the issue of instructions bounds too, so that their speed follows the clock.
-ARITHMETIC = frozenset(
-    ("norm", "norm_bwd", "rms_norm", "rms_norm_bwd", "gelu", "gelu_bwd", "bias", "strided", "rope", "upcast")
-)
+STREAMS: Mapping[str, LoadClass] = {
+    **dict.fromkeys(("norm", "norm_bwd", "rms_norm", "rms_norm_bwd"), "norm"),
+    **dict.fromkeys(("gelu", "gelu_bwd", "bias", "strided", "rope", "upcast"), "arithmetic"),
+}
 _CLASSES: dict[type, LoadClass] = {Matmul: "matmul", GroupedMatmul: "matmul", Attention: "attention"}
 #: A GPU is not throttled below this share of its highest clock.
 LEAST = 0.3
@@ -41,7 +42,7 @@ Floats = NDArray[np.float64]
 def load_class(kernel: Kernel) -> LoadClass | None:
     """What a kernel draws power as; None: it is of no class, as one whose length is given."""
     if isinstance(kernel, Memory):
-        return "arithmetic" if kernel.op in ARITHMETIC else "memory"
+        return STREAMS.get(kernel.op, "memory")
     return _CLASSES.get(type(kernel))
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from simulator.program import Program
 
 if TYPE_CHECKING:
-    from simulator.engine.simulate import Meeting, _Rank
+    from simulator.engine.rank import Meeting, Rank
 
 _SHOWN = 16
 
 
-def report(program: Program, ranks: Sequence[_Rank]) -> str:
+def report(program: Program, ranks: Sequence[Rank]) -> str:
     """One line per blocked lane: the rank, its next operation, and what that waits for."""
     stuck = [(rank, lane) for rank in ranks for lane in rank.waits_for]
     lines = [f"deadlock: {len({rank.number for rank, _ in stuck})} rank(s) cannot go on"]
@@ -25,7 +25,7 @@ def report(program: Program, ranks: Sequence[_Rank]) -> str:
     return "\n".join(lines)
 
 
-def _reason(rank: _Rank, lane: str) -> str:
+def _reason(rank: Rank, lane: str) -> str:
     what: str | Meeting = rank.waits_for[lane]
     if isinstance(what, str):
         return f"step {what} of the same rank, which has not ended"

@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simulator.units import TFLOP, format_bytes, format_gib, format_time, ms, us
+from simulator.output.memory_summary import memory_of
+from simulator.output.tables import (
+    WAITING,
+    Result,
+    breakdown,
+    busiest,
+    communication,
+    contention,
+    critical_path,
+    percent,
+    table_of,
+)
+from simulator.units import TFLOP, format_gib, format_time
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -16,14 +28,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WIDTH = 100
-_BAR = 30
-#: What `time_breakdown_s` calls bubble, told apart from that of the pipeline.
-_WAITING = "waiting for other ranks"
-_PATH_ROWS = 8
-#: Of a kind of communication, the links that are named.
-_LINKS_OF_KIND = 2
-
-Result = Mapping[str, Any]
 
 
 def summary(result: Result) -> Group:
@@ -31,22 +35,22 @@ def summary(result: Result) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[Any] = [_headline(result), _key_figures(result), "", _breakdown(result)]
-    parts += [_memory(result["memory"]), ""]
+    parts: list[Any] = [_headline(result), _key_figures(result), "", breakdown(result)]
+    parts += [memory_of(result["memory"]), ""]
     if any(kind["time_s"] for kind in result["communication"].values()):
-        parts.append(_communication(result))
+        parts.append(communication(result))
     if result["links"]:
-        parts.append(_links(result["links"]))
+        parts.append(busiest(result["links"]))
     if result["contention"]:
-        parts.append(_contention(result, "Where transfers met"))
-    parts.append(_path(result["critical_path"]))
+        parts.append(contention(result, "Where transfers met"))
+    parts.append(critical_path(result["critical_path"]))
     parts += [Text(line) for line in _trust(result)]
     return Group(*parts)
 
 
 def compare(first: Result, second: Result) -> Table:
     """Two ``run`` results side by side, and the second as a multiple of the first."""
-    table = _table(
+    table = table_of(
         "",
         ("", "left"), (first["name"], "right"), (_other_name(first, second), "right"), ("ratio", "right"),
         wrap=True,
@@ -65,7 +69,7 @@ def shared(result: Result) -> Group:
     from rich.text import Text
 
     runs = result["runs"]
-    table = _table(
+    table = table_of(
         f"On {result['share_fabric']['nodes']:,} nodes of {result['share_fabric']['cluster']} at once",
         ("job", "left"), ("GPUs", "right"), ("nodes", "left"), ("step alone", "right"), ("step shared", "right"),
         ("lost", "right"), ("slowdown", "right"), ("tokens/s", "right"), ("MFU", "right"),
@@ -77,12 +81,12 @@ def shared(result: Result) -> Group:
         )
         table.add_row(
             Text(run["name"]), f"{run['n_gpus']:,}", _ranges(sharing["nodes"]), *times, f"{sharing['slowdown']:.3f}",
-            f"{run['tokens_per_s']:,.0f}", _percent(run["mfu"]),
+            f"{run['tokens_per_s']:,.0f}", percent(run["mfu"]),
         )  # fmt: skip
     parts: list[Any] = [table]
     for run in runs:
         if run["contention"]:
-            parts.append(_contention(run, f"Where transfers met, in a step of {run['name']}"))
+            parts.append(contention(run, f"Where transfers met, in a step of {run['name']}"))
     return Group(*parts)
 
 
@@ -107,16 +111,6 @@ def _other_name(first: Result, second: Result) -> str:
     return str(second["name"]) if second["name"] != first["name"] else f"{second['name']} (2)"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def _time_beside(seconds: float, whole: float) -> str:
-    """A duration in the unit of ``whole``, so that the rows of a table compare at a glance."""
-    unit, size = ("s", 1.0) if whole >= 1 else ("ms", ms) if whole >= ms else ("us", us)
-    return f"{seconds / size:.2f} {unit}"
-
-
 def _tflops(rate: float) -> str:
     return f"{rate / TFLOP:.1f} TFLOP/s"
 
@@ -131,14 +125,14 @@ _COMPARED: tuple[tuple[str, Callable[[Result], float], Callable[[float], str]], 
     ("tokens/s", lambda r: r["tokens_per_s"], "{:,.0f}".format),
     ("tokens/s per GPU", lambda r: r["tokens_per_s_per_gpu"], "{:,.0f}".format),
     ("model FLOP/s per GPU", lambda r: r["model_flops_per_s_per_gpu"], _tflops),
-    ("MFU", lambda r: r["mfu"], _percent),
-    ("HFU", lambda r: r["hfu"], _percent),
-    ("bubble", lambda r: r["bubble_fraction"], _percent),
+    ("MFU", lambda r: r["mfu"], percent),
+    ("HFU", lambda r: r["hfu"], percent),
+    ("bubble", lambda r: r["bubble_fraction"], percent),
     ("compute", lambda r: r["time_breakdown_s"]["compute"], format_time),
     ("recompute", lambda r: r["time_breakdown_s"]["recompute"], format_time),
     ("optimizer", lambda r: r["time_breakdown_s"]["optimizer"], format_time),
     ("exposed communication", _exposed, format_time),
-    (_WAITING, lambda r: r["time_breakdown_s"]["bubble"], format_time),
+    (WAITING, lambda r: r["time_breakdown_s"]["bubble"], format_time),
     ("waiting for the host", lambda r: r["time_breakdown_s"]["host"], format_time),
     ("peak memory", lambda r: r["memory"]["peak_bytes"], format_gib),
 )
@@ -196,13 +190,13 @@ def _trust(result: Result) -> list[str]:
     outside = priced.pop("extrapolated", 0.0)
     lines = []
     if priced:
-        shares = ", ".join(f"{_percent(share)} {kind}" for kind, share in priced.items())
-        lines.append(f"Prices of kernels: {shares}; {_percent(outside)} outside the sizes that were measured.")
+        shares = ", ".join(f"{percent(share)} {kind}" for kind, share in priced.items())
+        lines.append(f"Prices of kernels: {shares}; {percent(outside)} outside the sizes that were measured.")
     accuracy = result.get("accuracy")
     if accuracy:
         lines.append(
             f"Steps measured most like this one ({accuracy['nearest_suite']}, {accuracy['rows']} rows): mean error "
-            f"{_percent(accuracy['mean_error'])}, largest {_percent(accuracy['max_error'])}."
+            f"{percent(accuracy['mean_error'])}, largest {percent(accuracy['max_error'])}."
         )
         if accuracy["extrapolation"]:
             lines.append("This job lies outside what they cover, so expect larger errors:")
@@ -214,17 +208,6 @@ def _parameters(result: Result) -> str:
     total, active = result["params_total"], result["params_active"]
     shown = f"{total / 1e9:,.1f} billion"
     return shown if active == total else f"{shown} ({active / 1e9:,.1f} billion active)"
-
-
-def _table(title: str, *columns: tuple[str, str], wrap: bool = False) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, justify in columns:
-        table.add_column(Text(name), justify=justify, no_wrap=not wrap)  # type: ignore[arg-type]
-    return table
 
 
 def _key_figures(result: Result) -> Table:
@@ -245,17 +228,17 @@ def _key_figures(result: Result) -> Table:
     grid.add_row("model FLOP/s", f"{_tflops(result['model_flops_per_s_per_gpu'])} per GPU")
     grid.add_row(
         "MFU",
-        f"{_percent(result['mfu'])} of the dense peak of {_tflops(peak)}; "
-        f"{_percent(result['mfu_causal'])} counting half of attention",
+        f"{percent(result['mfu'])} of the dense peak of {_tflops(peak)}; "
+        f"{percent(result['mfu_causal'])} counting half of attention",
     )
     grid.add_row(
         "HFU",
-        f"{_percent(result['hfu'])}, {_tflops(result['hfu'] * peak)} per GPU: what the kernels compute",
+        f"{percent(result['hfu'])}, {_tflops(result['hfu'] * peak)} per GPU: what the kernels compute",
     )
     if result["parallelism"]["pp"] > 1:
         grid.add_row(
             "bubble",
-            f"{_percent(result['bubble_fraction'])} of the pipeline's window, {result['bubble_ratio']:.3f} "
+            f"{percent(result['bubble_fraction'])} of the pipeline's window, {result['bubble_ratio']:.3f} "
             f"of its work, exposed pp and dp communication in it",
         )
         stages = result["stages"]
@@ -269,177 +252,3 @@ def _key_figures(result: Result) -> Table:
             cost += f"; {run['server_gpus']:,} GPUs of the servers' nodes included"
         grid.add_row("whole run", f"{run['days']:,.1f} days, {run['gpu_hours']:,.0f} GPU-hours{cost}")
     return grid
-
-
-def _breakdown(result: Result) -> Table:
-    """Rows with a bar; parts that take no time are left out."""
-    times = result["time_breakdown_s"]
-    rows = [
-        ("compute", times["compute"]),
-        ("recompute", times["recompute"]),
-        ("optimizer", times["optimizer"]),
-        *((f"exposed {kind} communication", seconds) for kind, seconds in times["exposed"].items()),
-        ("waiting for kernel launches", times["host"]),
-        (_WAITING, times["bubble"]),
-        ("other", times["other"]),
-    ]
-    title = "Where a GPU's time goes (mean over GPUs)"
-    return _bars(title, [row for row in rows if row[1] >= 5e-4 * result["step_time_s"]], result["step_time_s"])
-
-
-def _path(path: Sequence[Mapping[str, Any]]) -> Table:
-    step = sum(row["seconds"] for row in path)
-    rows = [(row["class"], row["seconds"]) for row in path[:_PATH_ROWS]]
-    rest = sum(row["seconds"] for row in path[_PATH_ROWS:])
-    if rest > 0:
-        rows.append(("the rest", rest))
-    return _bars("What the step's length is made of (critical path)", rows, step)
-
-
-def _bars(title: str, rows: Sequence[tuple[str, float]], whole: float) -> Table:
-    from rich.text import Text
-
-    table = _table(title, ("", "left"), ("time", "right"), ("share", "right"), ("", "left"))
-    longest = max((seconds for _, seconds in rows), default=0.0)
-    for name, seconds in rows:
-        bar = "█" * max(round(_BAR * seconds / longest), 0) if longest else ""
-        share = _percent(seconds / whole) if whole else ""
-        table.add_row(Text(name), _time_beside(seconds, whole), share, Text(bar, style="cyan"))
-    return table
-
-
-_MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
-_MEMORY_ROWS = 16
-#: What is left of a GPU's memory after its largest parts have been named.
-_MEMORY_REST = 0.05
-
-
-def _memory(memory: Mapping[str, Any]) -> Any:
-    from rich.console import Group
-    from rich.text import Text
-
-    capacity = memory["capacity_bytes"]
-    table = _table(
-        "Memory of the fullest GPU of each stage (GiB)",
-        ("stage", "right"), *((part, "right") for part in _MEMORY_PARTS), ("peak", "right"), ("", "left"),
-    )  # fmt: skip
-    stages = memory["per_stage"]
-    shown = _fullest(stages)
-    for row in shown:
-        over = row["peak"] > row["capacity"]
-        style = "red" if over else ""
-        verdict = f"{_gib(row['peak'] - row['capacity'])} GiB too much" if over else ""
-        table.add_row(
-            str(row["stage"]), *(_gib(row[part]) for part in _MEMORY_PARTS), _gib(row["peak"]), verdict, style=style
-        )
-    lines: list[Any] = [table]
-    if host := memory.get("host"):
-        lines.append(_host(host))
-    if len(shown) < len(stages):
-        lines.append(Text(f"{len(stages) - len(shown)} stages between them are no fuller.", style="dim"))
-    peak = f"{format_gib(memory['peak_bytes'])} of {format_gib(capacity)}"
-    allocated = f"{format_gib(memory['peak_allocated_bytes'])} by PyTorch's allocator"
-    if memory["fits"]:
-        lines.append(Text(f"Fits: at most {peak}, {allocated}.", style="green"))
-    elif any(row["peak"] > row["capacity"] for row in stages):
-        lines.append(Text(f"DOES NOT FIT: {peak}, {allocated}.", style="bold red"))
-        lines += [Text(f"  {line}", style="red") for line in memory.get("advice", ())]
-    if "second_step_bytes" in memory:
-        most = format_gib(memory["second_step_bytes"])
-        lines.append(
-            Text(f"PyTorch's DDP may take {most} in the second step, when it makes its buckets anew.", style="dim")
-        )
-    lines.append(Text(_fullest_moment(max(stages, key=lambda row: float(row["peak"])))))
-    return Group(*lines)
-
-
-def _fullest_moment(row: Mapping[str, Any]) -> str:
-    """When the fullest GPU is fullest, and what is in it: what makes up nearly all."""
-    shown: list[str] = []
-    rest = float(row["peak"])
-    for name, nbytes in row["contents"].items():
-        if rest <= _MEMORY_REST * row["peak"]:
-            break
-        shown.append(f"{name.removeprefix('activations: ')} {_gib(nbytes)}")
-        rest -= nbytes
-    when = f"Stage {row['stage']} is fullest at {format_time(row['peak_at_s'])}"
-    during = f", in {row['during']}" if row["during"] else ""
-    chunks = f"{row['in_flight']} micro-batch chunk{'s' if row['in_flight'] > 1 else ''}"
-    return f"{when}{during}: {', '.join(shown)} GiB. It holds at most {chunks}."
-
-
-def _host(host: Mapping[str, Any]) -> Text:
-    """What the fullest node's host and drives hold."""
-    from rich.text import Text
-
-    capacity = host["capacity_bytes"]
-    beside = "" if capacity is None else f" of {format_gib(capacity)}"
-    drives = f", drives {format_gib(host['nvme_bytes'])}" if host["nvme_bytes"] else ""
-    verdict = "Host: at most" if host["fits"] else "DOES NOT FIT ON THE HOST:"
-    return Text(
-        f"{verdict} {format_gib(host['peak_bytes'])}{beside}{drives}.", style="" if host["fits"] else "bold red"
-    )
-
-
-def _fullest(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """All stages, or of many the first, the last and the fullest, in order."""
-    if len(stages) <= _MEMORY_ROWS:
-        return list(stages)
-    by_peak = sorted(range(1, len(stages) - 1), key=lambda index: (-stages[index]["peak"], index))
-    chosen = sorted({0, len(stages) - 1, *by_peak[: _MEMORY_ROWS - 2]})
-    return [stages[index] for index in chosen]
-
-
-def _gib(nbytes: float) -> str:
-    return format_gib(nbytes).removesuffix(" GiB")
-
-
-def _communication(result: Result) -> Table:
-    table = _table(
-        "Communication (per GPU)",
-        ("kind", "left"), ("sent", "right"), ("in flight", "right"), ("exposed", "right"), ("algorithm", "left"),
-        ("on links, the slowest first", "left"),
-    )  # fmt: skip
-    from rich.text import Text
-
-    step = result["step_time_s"]
-    for kind, row in result["communication"].items():
-        if row["time_s"] or row["bytes_per_gpu"]:
-            times = (_time_beside(row[key], step) for key in ("time_s", "exposed_s"))
-            links = ", ".join(link["links"] for link in row["links"][:_LINKS_OF_KIND])
-            table.add_row(kind, format_bytes(row["bytes_per_gpu"]), *times, Text(str(row["algorithm"])), Text(links))
-    return table
-
-
-def _links(links: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table(
-        "Busiest links", ("link", "left"), ("alike", "right"), ("carried by each", "right"), ("in use", "right")
-    )
-    from rich.text import Text
-
-    for row in links[:5]:
-        table.add_row(
-            Text(row["name"]), f"{row.get('count', 1):,}", format_bytes(row["bytes"]), _percent(row["utilisation"])
-        )
-    return table
-
-
-def _contention(result: Result, title: str) -> Table:
-    """Where transfers held each other up, and what each lost against an idle network; who lost nothing was there."""
-    table = _table(
-        title,
-        ("link", "left"), ("alike", "right"), ("transfers", "left"), ("at once", "right"), ("together", "right"),
-        ("lost", "right"),
-    )  # fmt: skip
-    from rich.text import Text
-
-    several = len({flow["job"] for row in result["contention"] for flow in row["flows"] if flow["job"]}) > 1
-    for row in result["contention"][:5]:
-        name, alike = row["link"], f"{row['count']:,}"
-        for flow in row["flows"]:
-            whose = f"{flow['job']}: " if several and flow["job"] else ""
-            what = f"{whose}{flow['axis']} {flow['op'].replace('_', ' ')}"
-            times = (format_time(flow[key]) for key in ("seconds_together", "lost_s"))
-            table.add_row(Text(name), alike, Text(what), f"{flow['at_once']:,}", *times)
-            name = alike = ""
-    return table

@@ -1,0 +1,373 @@
+"""One program being played: its lanes as processes on SimPy, which meet in communication."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import simpy
+
+from simulator.cluster import Cluster, Gpu
+from simulator.engine.blocks import CommOp, CommTime, Meet, MeetBeside, Piece, Run, Running, TemplateStore
+from simulator.engine.deadlock import report
+from simulator.engine.host import Errand, HostSpeeds, agenda, host_speeds
+from simulator.engine.placed import Placed
+from simulator.engine.rank import INSTANT_s, Meeting, Rank, UnderWay
+from simulator.engine.recorder import BESIDE, WHOLE, Called, Clocks, Ends, Recorder
+from simulator.engine.world import Cast, Transfer
+from simulator.errors import DeadlockError
+from simulator.network.flows import Network
+from simulator.program import Batch, Beside, Block, Comm, Compute, ProgramError, Role, Step
+from simulator.program.ops import COMPUTE_LANE, POINT_TO_POINT, comm_of, comms_of
+from simulator.timeline import play
+
+Wait = Generator[simpy.Event, None, None]
+
+
+@dataclass(eq=False)
+class _Prepared:
+    """A block as one rank runs it; ``fixed`` are the in-line collectives of known length, ``runs`` counts its runs."""
+
+    pieces: tuple[Piece, ...]
+    fixed: list[tuple[Transfer, str]]
+    runs: int = 0
+
+
+class Play:
+    """One program being played. ``done``: how often each transfer (by id) was made for each purpose."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        network: Network,
+        placed: Placed,
+        cast: Cast,
+        cluster: Cluster,
+        coalesce: bool,
+        clocks: Clocks,
+    ) -> None:
+        self.program = placed.program
+        self.costs = placed.costs
+        self.cast = cast
+        self.coalesce = coalesce
+        self.clocks = clocks
+        self.env = env
+        self.network = network
+        self.store = TemplateStore(placed.costs)
+        self.recorder = Recorder()
+        self.done: Counter[tuple[int, str]] = Counter()
+        self._meetings: dict[tuple[object, ...], list[Meeting]] = {}
+        self._prepared: dict[tuple[int, int, float], _Prepared] = {}
+        self._lanes_of_axis = [_lanes_of_axis(role) for role in placed.program.roles]
+        self._agendas: dict[tuple[int, str, HostSpeeds], tuple[Errand, ...]] = {}
+        self.ranks = [self._rank(number, cluster.gpus[placed.gpus[number]]) for number in cast.like]
+
+    def _rank(self, number: int, gpu: Gpu) -> Rank:
+        positions = {
+            axis: self.program.groups[axis][index].index(number)
+            for axis in self.program.groups
+            if (index := self.program.group_index(axis, number)) >= 0
+        }
+        role, costs = self.program.role_of[number], self.costs.of(gpu.type)
+        host = host_speeds(gpu)
+        runs = Running(gpu.type, gpu.speed_scale, self.clocks[role, gpu.type], host.main)
+        key = role, gpu.type, host
+        if key not in self._agendas:
+            self._agendas[key] = agenda(self.program.roles[role], costs, host)
+        return Rank(number, runs, host, costs, positions, self._agendas[key])
+
+    def begin(self) -> None:
+        """Every lane of every simulated rank begins now."""
+        for rank in self.ranks:
+            for lane, steps in self.program.roles[self.program.role_of[rank.number]].lanes.items():
+                self.env.process(self._lane(rank, lane, steps))
+
+    def end(self) -> None:
+        """Nothing moves any more. Raises `DeadlockError` where some rank still waits."""
+        if any(rank.waits_for for rank in self.ranks):
+            raise DeadlockError(report(self.program, self.ranks))
+        for prepared in self._prepared.values():
+            for transfer, purpose in prepared.fixed:
+                self.done[id(transfer), purpose] += prepared.runs
+                self.network.add_alone(transfer.plan, prepared.runs)
+
+    def _lane(self, rank: Rank, lane: str, steps: tuple[Step, ...]) -> Wait:
+        errands = rank.errands if lane == COMPUTE_LANE else ()
+        for index, step in enumerate(steps):
+            rank.next_step[lane] = index
+            if errands:
+                rank.go_on(errands[index])
+            for label in step.after:
+                if label not in rank.ended:
+                    rank.waits_for[lane] = label
+                    if label not in rank.waiters:
+                        rank.waiters[label] = self.env.event()
+                    yield rank.waiters[label]
+            rank.waits_for[lane] = step.label
+            match step.op:
+                case Block():
+                    yield from self._block(rank, lane, index, step)
+                case Comm():
+                    posted = self.env.now
+                    if lane == COMPUTE_LANE:
+                        yield from self._launch(rank, step, step.op)
+                    elif rank.issued_s.get(step.label, 0.0) > posted:
+                        yield self.env.timeout(rank.issued_s[step.label] - posted)
+                    yield from self._communicate(rank, lane, index, step, (step.op,), posted)
+                case Batch():
+                    yield from self._communicate(rank, lane, index, step, step.op.comms, self.env.now)
+                    # Megatron synchronises the device after batch_isend_irecv, so that the host cannot run ahead.
+                    rank.host_s = max(rank.host_s, self.env.now)
+            del rank.waits_for[lane]
+            rank.ended.add(step.label)
+            if step.label in rank.waiters:
+                rank.waiters.pop(step.label).succeed()
+        if errands:
+            rank.go_on(errands[-1])
+
+    # Communication
+
+    def _communicate(
+        self, rank: Rank, lane: str, index: int, step: Step, comms: tuple[Comm, ...], posted: float, ends: Ends = WHOLE
+    ) -> Wait:
+        """Call ``comms``, which the lane came to at ``posted``, and wait for them."""
+        called = Called(posted, self.env.now)
+        beside = rank.costs.beside
+        if beside is not None and beside.queues and lane != COMPUTE_LANE and any(comm.holds_sms for comm in comms):
+            waited = yield from self._find_room(rank)
+            if waited:  # until now its kernel was not on the GPU
+                called = Called(self.env.now, self.env.now)
+        meetings = [self._arrive(rank, lane, comm) for comm in comms]
+        for comm, meeting in zip(comms, meetings, strict=True):
+            yield from self._await(rank, lane, index, step, comm, meeting, called, ends)
+
+    def _await(
+        self, rank: Rank, lane: str, index: int, step: Step, comm: Comm, meeting: Meeting, called: Called, ends: Ends
+    ) -> Wait:
+        """Until ``comm`` has ended."""
+        if not meeting.done.processed:
+            rank.waits_for[lane] = meeting
+            yield meeting.done
+        template = self.store.comm_row(comm, meeting.transfer.wire_bytes)
+        began, ended = cast(tuple[float, float], meeting.done.value)
+        self.recorder.span(rank.number, comm.lane, index, step, ends, template, called, began, ended)
+
+    def _arrive(self, rank: Rank, lane: str, comm: Comm) -> Meeting:
+        """Call ``comm``: its kernel is on the GPU from now on; the last member to call sets the bytes in motion.
+
+        The stream of a send, which holds nothing while it waits (`Comm.spins`), waits on here, for the receive that its
+        next transfer with that neighbour would wait for as well.
+        """
+        position = rank.positions[comm.axis]
+        group = self.cast.group_key[comm.axis][rank.number]
+        # Transfers meet by their ends and tag, collectives by the order of calls on a communicator, as in NCCL.
+        key: tuple[object, ...]
+        if comm.op == "send":
+            key = (comm.axis, group, position, comm.peer, comm.tag)
+        elif comm.op == "recv":
+            key = (comm.axis, group, comm.peer, position, comm.tag)
+        else:
+            key = (comm.axis, group, lane)
+        waiting = self._meetings.setdefault(key, [])
+        meeting = next((other for other in waiting if rank not in other.arrived), None)
+        if meeting is None:
+            meeting = Meeting(comm, self.cast.transfer(comm, rank.number, position), self.env.event())
+            waiting.append(meeting)
+        else:
+            _check_match(rank, comm, meeting)
+        meeting.arrived.append(rank)
+        if comm.spins:
+            rank.resident.append(meeting)
+            self._reconsider_speed(rank)
+        if len(meeting.arrived) == len(meeting.transfer.members):
+            waiting.remove(meeting)
+            if not waiting:
+                del self._meetings[key]
+            self._depart(meeting)
+        return meeting
+
+    def _depart(self, meeting: Meeting) -> None:
+        began, meeting.moves = self.env.now, True
+        self.done[id(meeting.transfer), meeting.comm.purpose] += 1
+        beside = meeting.arrived if meeting.comm.holds_sms else []
+        for rank in beside:
+            if meeting not in rank.resident:
+                rank.resident.append(meeting)
+            self._reconsider_speed(rank)
+
+        def land() -> None:
+            for rank in beside:
+                rank.resident.remove(meeting)
+                self._reconsider_speed(rank)
+            meeting.done.succeed((began, self.env.now))
+
+        self.network.transfer(meeting.transfer.plan, land)
+
+    def _reconsider_speed(self, rank: Rank) -> None:
+        """What is on the GPU beside its computation has changed: wake that if it changes its speed."""
+        if rank.costs.beside is None:
+            return
+        waiting = [meeting.comm.purpose for meeting in rank.resident if not meeting.moves]
+        moving = [meeting.comm.purpose for meeting in rank.resident if meeting.moves]
+        load = rank.costs.beside.load(waiting, moving)
+        if load != rank.load:
+            rank.load = load
+            if rank.under_way is not None:
+                rank.under_way.disturb()
+
+    def _find_room(self, rank: Rank) -> Generator[simpy.Event, None, bool]:
+        """Wait until the kernel under way has ended: until then it holds the SMs that communication needs. So does one
+        that begins at this instant: it stands in its stream already, where communication waits for an event of another.
+        Whether there was one."""
+        yield self.env.timeout(2 * INSTANT_s)
+        if rank.under_way is None or not rank.under_way.computes(self.env.now):
+            return False
+        room = self.env.event()
+        rank.queued.append(room)
+        rank.under_way.disturb()
+        yield room
+        return True
+
+    # Computation
+
+    def _block(self, rank: Rank, lane: str, index: int, step: Step) -> Wait:
+        assert isinstance(step.op, Block)
+        pieces = self._prepare(rank, step.op, rank.host.of(step.phase))
+        for number, piece in enumerate(pieces):
+            ends = Ends(number == 0, number == len(pieces) - 1)
+            if isinstance(piece, Run):
+                yield from self._compute(rank, lane, index, step, piece, ends)
+                continue
+            posted = self.env.now
+            yield from self._launch(rank, step, piece.comm)
+            if isinstance(piece, Meet):
+                yield from self._communicate(rank, lane, index, step, (piece.comm,), posted, ends)
+                if piece.comm.host_waits:
+                    rank.host_s = max(rank.host_s, self.env.now)
+            else:
+                yield from self._beside(rank, lane, index, step, piece, posted, ends)
+            rank.waits_for[lane] = step.label
+
+    def _beside(
+        self, rank: Rank, lane: str, index: int, step: Step, piece: MeetBeside, posted: float, ends: Ends
+    ) -> Wait:
+        """Call the collective, compute, and wait for it. What the step holds goes with its kernels."""
+        called, last = Called(posted, self.env.now), len(piece.runs) - 1
+        meeting = self._arrive(rank, lane, piece.comm)
+        for number, run in enumerate(piece.runs):
+            of_run = Ends(ends.first and number == 0, ends.last and number == last)
+            yield from self._compute(rank, lane, index, step, run, of_run)
+        yield from self._await(rank, lane, index, step, piece.comm, meeting, called, BESIDE)
+
+    def _compute(self, rank: Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
+        return (self._run_disturbed if rank.costs.beside else self._run)(rank, lane, index, step, run, ends)
+
+    def _launch(self, rank: Rank, step: Step, comm: Comm) -> Wait:
+        """Wait until the host has launched one op of a step of the compute lane."""
+        rank.host_s += rank.costs.launch_s(comm) / rank.host.of(step.phase)
+        if rank.host_s > self.env.now:
+            yield self.env.timeout(rank.host_s - self.env.now)
+
+    def _prepare(self, rank: Rank, block: Block, host_speed: float) -> tuple[Piece, ...]:
+        key = (rank.number, id(block), host_speed)
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            prepared = self._prepared[key] = self._price(rank, block, host_speed)
+        prepared.runs += 1
+        return prepared.pieces
+
+    def _price(self, rank: Rank, block: Block, host_speed: float) -> _Prepared:
+        lanes = self._lanes_of_axis[self.program.role_of[rank.number]]
+        lengths: dict[CommOp, CommTime] = {}
+        fixed: list[tuple[Transfer, str]] = []
+        for op in block.ops:
+            if isinstance(op, Compute):
+                continue
+            comm = comm_of(op)
+            transfer = self.cast.transfer(comm, rank.number, rank.positions[comm.axis])
+            callers = set().union(*(lanes[axis] for axis in transfer.met_on))
+            # What goes on beside kernels may slow them, which is played as it happens.
+            ahead = self.coalesce and not comm.host_waits and not (rank.costs.beside and isinstance(op, Beside))
+            free = ahead and len(callers) == 1
+            if free:
+                fixed.append((transfer, comm.purpose))
+            lengths[op] = CommTime(self.network.alone_s(transfer.plan) if free else None, transfer.wire_bytes)
+        runs = rank.runs._replace(host_speed=host_speed)
+        return _Prepared(self.store.pieces(block, runs, lengths, self.coalesce), fixed)
+
+    def _run(self, rank: Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
+        posted = self.env.now
+        template = self.store.templates[run.template]
+        host, rank.host_s = rank.host_s, rank.host_s + run.launch_s
+        start = max(posted, host + float(template.launch_s[0]))
+        end = max(start + run.seconds, host + run.tail_s)
+        yield self.env.timeout(end - posted)
+        span = self.recorder.span(
+            rank.number, lane, index, step, ends, run.template, Called(posted, start), start, self.env.now
+        )
+        if end > start + run.seconds * (1 + 1e-12):
+            self.recorder.stretch(span, *template.play(host + template.launch_s, start))
+
+    def _run_disturbed(self, rank: Rank, lane: str, index: int, step: Step, run: Run, outer: Ends) -> Wait:
+        """As `_run`, on a GPU whose speed changes when communication beside it starts or ends."""
+        template = self.store.templates[run.template]
+        begin = now = self.env.now
+        launched = rank.host_s + template.launch_s
+        rank.host_s += run.launch_s
+        left = template.work_s.copy()
+        starts, ends = np.empty(len(left)), np.empty(len(left))
+        first, resumed = 0, False
+        while True:
+            pace = self.store.speeds(run.template, rank.load)[first:]
+            began = starts[first]
+            starts[first:], ends[first:] = play(left[first:] / pace, launched[first:], now)
+            if resumed:
+                starts[first] = began
+            rank.under_way = under_way = UnderWay(starts, ends, self.store.computes[run.template], self.env.event())
+            until = first if rank.queued else len(ends) - 1  # communication waits for the kernel under way
+            timer = self.env.timeout(ends[until] - now)
+            yield timer | under_way.disturbed
+            now = self.env.now
+            if timer.processed or now >= ends[until]:
+                while rank.queued:
+                    rank.queued.pop().succeed()
+                if until == len(ends) - 1:
+                    rank.under_way = None
+                    break
+                first, resumed = until + 1, False
+                continue
+            # Ops that have ended stay; the one under way keeps what is left of its work.
+            current = first + int(np.searchsorted(ends[first:], now, side="right"))
+            resumed = bool(starts[current] < now)
+            if resumed:
+                left[current] = (ends[current] - now) * pace[current - first]
+            first = current
+        span = self.recorder.span(
+            rank.number, lane, index, step, outer, run.template, Called(begin, starts[0]), starts[0], now
+        )
+        if now - starts[0] > run.seconds * (1 + 1e-12):
+            self.recorder.stretch(span, starts, ends)
+
+
+def _check_match(rank: Rank, comm: Comm, meeting: Meeting) -> None:
+    """Two ranks that call different things on one communicator would hang or corrupt data on a real machine."""
+    other = meeting.comm
+    pair = comm.op in POINT_TO_POINT
+    if comm.nbytes != other.nbytes or (comm.op == other.op) == pair:
+        raise ProgramError(
+            f"rank {rank.number} calls {comm.name!r} ({comm.op}, {comm.nbytes:.0f} bytes) on axis {comm.axis!r} where "
+            f"rank {meeting.arrived[0].number} calls {other.name!r} ({other.op}, {other.nbytes:.0f} bytes)"
+        )
+
+
+def _lanes_of_axis(role: Role) -> dict[str, set[str]]:
+    """Per axis, the lanes of a role that communicate on it."""
+    lanes: dict[str, set[str]] = {}
+    for lane, steps in role.lanes.items():
+        for op in {id(step.op): step.op for step in steps}.values():
+            for comm in comms_of(op):
+                lanes.setdefault(comm.axis, set()).add(lane)
+    return lanes

@@ -1,0 +1,160 @@
+"""What a Gantt chart draws of a Timeline: boxes of passes, and bars of the communication beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simulator.analysis.activity import compute_lane_spans
+from simulator.analysis.ranks import one_rank_per_stage, pipeline_ranks
+from simulator.timeline import CATEGORIES, Floats, Ints, Timeline
+from simulator.units import ms, us
+
+#: Of a row: height of a communication lane, space between lanes.
+STRIP, GAP = 0.13, 0.04
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """One box per step on the compute lane, however many spans it ran as: columns."""
+
+    row: Ints
+    start_s: Floats
+    end_s: Floats
+    phase: np.ndarray[Any, np.dtype[np.str_]]
+    microbatch: Ints
+    chunk: Ints
+    share: Floats  # of its time in each of `CATEGORIES`; the rest is waiting between its pieces
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A time axis: what it is labelled in, and how many seconds that is."""
+
+    unit: str
+    seconds: float
+
+    @classmethod
+    def of(cls, length_s: float, unit: str) -> Axis:
+        """``unit`` where it is given (and times are in it), else the one that suits a step of ``length_s``."""
+        if unit:
+            return cls(unit, 1.0)
+        return cls("s", 1.0) if length_s >= 1 else cls("ms", ms) if length_s >= ms else cls("µs", us)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is drawn: boxes, and per communication lane the row, start and end of its bars."""
+
+    ranks: tuple[int, ...]
+    places: tuple[int, ...]
+    length_s: float
+    axis: Axis
+    boxes: Boxes
+    lanes: Mapping[str, tuple[Ints, Floats, Floats]]
+    chunks: int
+    opens_s: Floats  # per row, from when to when its time is the picture's
+    closes_s: Floats
+
+    @classmethod
+    def of(cls, timeline: Timeline, ranks: Sequence[int] | None, unit: str) -> Picture:
+        chosen = one_rank_per_stage(timeline) if ranks is None else list(ranks)
+        places = pipeline_ranks(timeline)
+        boxes = _boxes(timeline, chosen)
+        opens, closes = np.zeros(len(chosen)), np.full(len(chosen), timeline.length_s)
+        if timeline.period_s is not None:  # each rank has a window of its own, what lies outside is of other steps
+            opens = np.array(
+                [boxes.start_s[boxes.row == row].min(initial=timeline.length_s) for row in range(len(chosen))]
+            )
+            closes = opens + timeline.period_s
+        return cls(
+            ranks=tuple(chosen),
+            places=tuple(places[rank] for rank in chosen),
+            length_s=timeline.length_s,
+            axis=Axis.of(timeline.length_s, unit),
+            boxes=boxes,
+            lanes=_lanes(timeline, chosen),
+            chunks=int(boxes.chunk.max()) + 1 if len(boxes.chunk) else 1,
+            opens_s=opens,
+            closes_s=closes,
+        )
+
+    @property
+    def idles(self) -> bool:
+        """Whether any of it stays grey."""
+        busy = float((self.boxes.end_s - self.boxes.start_s) @ np.minimum(self.boxes.share.sum(axis=1), 1.0))
+        return busy < (1 - 1e-6) * float((self.closes_s - self.opens_s).sum())
+
+    @property
+    def bar_height(self) -> float:
+        """Of a box, as a share of its row."""
+        return 0.9 - len(self.lanes) * (STRIP + GAP)
+
+
+def _row_of_span(timeline: Timeline, ranks: Sequence[int]) -> Ints:
+    """Per span the row of its rank, -1 where it is not drawn."""
+    rows = np.full(max(timeline.ranks, default=0) + 1, -1, dtype=np.int64)
+    rows[list(ranks)] = np.arange(len(ranks))
+    return rows[timeline.rank]
+
+
+def _boxes(timeline: Timeline, ranks: Sequence[int]) -> Boxes:
+    row = _row_of_span(timeline, ranks)
+    spans = np.flatnonzero((row >= 0) & (timeline.phase != "C"))
+    label_code = {label: code for code, label in enumerate(dict.fromkeys(timeline.labels))}
+    labels = np.array([label_code[timeline.labels[span]] for span in spans.tolist()], dtype=np.int64)
+    # The pieces of a micro-batch's forward or backward are one box; elsewhere, and without labels, each span is one.
+    alone = (timeline.microbatch[spans] < 0) | (labels == label_code.get("", -1))
+    piece = np.where(alone, np.arange(len(spans)), -1)
+    key = np.stack((row[spans], labels, timeline.stage[spans], timeline.microbatch[spans], piece))
+    _, first, group = np.unique(key, axis=1, return_index=True, return_inverse=True)
+    n = len(first)
+    start, end = np.full(n, np.inf), np.zeros(n)
+    np.minimum.at(start, group, timeline.start_s[spans])
+    np.maximum.at(end, group, timeline.end_s[spans])
+    by_category = np.array([t.by_category for t in timeline.templates]).reshape(-1, len(CATEGORIES))
+    # What the network times has no work of its own; it is one op.
+    single = np.array([int(t.category[0]) for t in timeline.templates if len(t)], dtype=np.int64)
+    idle = by_category.sum(axis=1) == 0
+    by_category[idle, single[idle]] = 1.0
+    seconds = by_category[timeline.template[spans]]
+    seconds *= ((timeline.end_s - timeline.start_s)[spans] / seconds.sum(axis=1))[:, None]
+    share = np.stack([np.bincount(group, weights=column, minlength=n) for column in seconds.T], axis=1)
+    length = (end - start)[:, None]
+    share = np.divide(share, length, out=np.zeros_like(share), where=length > 0)
+    # Communication that goes on beside the box's kernels is seen where they leave room.
+    comm = CATEGORIES.index("tp")
+    own, room = share[:, :comm].sum(axis=1), share[:, comm:].sum(axis=1)
+    visible = np.divide(np.maximum(1 - own, 0), room, out=np.ones_like(room), where=(room > 0) & (own + room > 1))
+    share[:, comm:] *= visible[:, None]
+    origin = spans[first]
+    return Boxes(
+        row[origin], start, end, timeline.phase[origin], timeline.microbatch[origin], timeline.chunk[origin], share
+    )
+
+
+def _lanes(timeline: Timeline, ranks: Sequence[int]) -> dict[str, tuple[Ints, Floats, Floats]]:
+    """Communication that runs beside computation, by kind."""
+    row = _row_of_span(timeline, ranks)
+    category = np.array([int(t.category[0]) if len(t) else 0 for t in timeline.templates], dtype=np.int64)
+    beside = (row >= 0) & ~compute_lane_spans(timeline) & (timeline.phase == "C") & (timeline.end_s > timeline.start_s)
+    lanes = {}
+    for code in range(CATEGORIES.index("tp"), len(CATEGORIES)):
+        spans = np.flatnonzero(beside & (category[timeline.template] == code))
+        if len(spans):
+            lanes[CATEGORIES[code]] = (row[spans], timeline.start_s[spans], timeline.end_s[spans])
+    return lanes
+
+
+def usual_box_s(boxes: Boxes) -> float:
+    """Of the shortest phase that has micro-batches, the length of the box in which its median second lies: pieces that
+    a pass is cut into for a bucket do not count for many."""
+    usual = []
+    for phase in np.unique(boxes.phase[boxes.microbatch >= 0]):
+        of_phase = (boxes.phase == phase) & (boxes.microbatch >= 0)
+        length = np.sort((boxes.end_s - boxes.start_s)[of_phase])
+        usual.append(float(length[np.searchsorted(np.cumsum(length), length.sum() / 2)]))
+    return min(usual)

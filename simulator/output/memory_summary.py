@@ -1,0 +1,95 @@
+"""The part of a summary on memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from simulator.output.tables import table_of
+from simulator.units import format_gib, format_time
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
+_ROWS = 16
+#: What is left of a GPU's memory after its largest parts have been named.
+_REST = 0.05
+
+
+def memory_of(memory: Mapping[str, Any]) -> Any:
+    from rich.console import Group
+    from rich.text import Text
+
+    capacity = memory["capacity_bytes"]
+    table = table_of(
+        "Memory of the fullest GPU of each stage (GiB)",
+        ("stage", "right"), *((part, "right") for part in _PARTS), ("peak", "right"), ("", "left"),
+    )  # fmt: skip
+    stages = memory["per_stage"]
+    shown = _fullest(stages)
+    for row in shown:
+        over = row["peak"] > row["capacity"]
+        style = "red" if over else ""
+        verdict = f"{_gib(row['peak'] - row['capacity'])} GiB too much" if over else ""
+        table.add_row(str(row["stage"]), *(_gib(row[part]) for part in _PARTS), _gib(row["peak"]), verdict, style=style)
+    lines: list[Any] = [table]
+    if host := memory.get("host"):
+        lines.append(_host(host))
+    if len(shown) < len(stages):
+        lines.append(Text(f"{len(stages) - len(shown)} stages between them are no fuller.", style="dim"))
+    peak = f"{format_gib(memory['peak_bytes'])} of {format_gib(capacity)}"
+    allocated = f"{format_gib(memory['peak_allocated_bytes'])} by PyTorch's allocator"
+    if memory["fits"]:
+        lines.append(Text(f"Fits: at most {peak}, {allocated}.", style="green"))
+    elif any(row["peak"] > row["capacity"] for row in stages):
+        lines.append(Text(f"DOES NOT FIT: {peak}, {allocated}.", style="bold red"))
+        lines += [Text(f"  {line}", style="red") for line in memory.get("advice", ())]
+    if "second_step_bytes" in memory:
+        most = format_gib(memory["second_step_bytes"])
+        lines.append(
+            Text(f"PyTorch's DDP may take {most} in the second step, when it makes its buckets anew.", style="dim")
+        )
+    lines.append(Text(_fullest_moment(max(stages, key=lambda row: float(row["peak"])))))
+    return Group(*lines)
+
+
+def _fullest_moment(row: Mapping[str, Any]) -> str:
+    """When the fullest GPU is fullest, and what is in it: what makes up nearly all."""
+    shown: list[str] = []
+    rest = float(row["peak"])
+    for name, nbytes in row["contents"].items():
+        if rest <= _REST * row["peak"]:
+            break
+        shown.append(f"{name.removeprefix('activations: ')} {_gib(nbytes)}")
+        rest -= nbytes
+    when = f"Stage {row['stage']} is fullest at {format_time(row['peak_at_s'])}"
+    during = f", in {row['during']}" if row["during"] else ""
+    chunks = f"{row['in_flight']} micro-batch chunk{'s' if row['in_flight'] > 1 else ''}"
+    return f"{when}{during}: {', '.join(shown)} GiB. It holds at most {chunks}."
+
+
+def _host(host: Mapping[str, Any]) -> Text:
+    """What the fullest node's host and drives hold."""
+    from rich.text import Text
+
+    capacity = host["capacity_bytes"]
+    beside = "" if capacity is None else f" of {format_gib(capacity)}"
+    drives = f", drives {format_gib(host['nvme_bytes'])}" if host["nvme_bytes"] else ""
+    verdict = "Host: at most" if host["fits"] else "DOES NOT FIT ON THE HOST:"
+    return Text(
+        f"{verdict} {format_gib(host['peak_bytes'])}{beside}{drives}.", style="" if host["fits"] else "bold red"
+    )
+
+
+def _fullest(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """All stages, or of many the first, the last and the fullest, in order."""
+    if len(stages) <= _ROWS:
+        return list(stages)
+    by_peak = sorted(range(1, len(stages) - 1), key=lambda index: (-stages[index]["peak"], index))
+    chosen = sorted({0, len(stages) - 1, *by_peak[: _ROWS - 2]})
+    return [stages[index] for index in chosen]
+
+
+def _gib(nbytes: float) -> str:
+    return format_gib(nbytes).removesuffix(" GiB")

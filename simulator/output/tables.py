@@ -1,0 +1,129 @@
+"""The tables that a summary consists of, and how figures are written in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from simulator.units import format_bytes, format_time, ms, us
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_BAR = 30
+#: What `time_breakdown_s` calls bubble, told apart from that of the pipeline.
+WAITING = "waiting for other ranks"
+_PATH_ROWS = 8
+#: Of a kind of communication, the links that are named.
+_LINKS_OF_KIND = 2
+
+Result = Mapping[str, Any]
+
+
+def breakdown(result: Result) -> Table:
+    """Rows with a bar; parts that take no time are left out."""
+    times = result["time_breakdown_s"]
+    rows = [
+        ("compute", times["compute"]),
+        ("recompute", times["recompute"]),
+        ("optimizer", times["optimizer"]),
+        *((f"exposed {kind} communication", seconds) for kind, seconds in times["exposed"].items()),
+        ("waiting for kernel launches", times["host"]),
+        (WAITING, times["bubble"]),
+        ("other", times["other"]),
+    ]
+    title = "Where a GPU's time goes (mean over GPUs)"
+    return bars(title, [row for row in rows if row[1] >= 5e-4 * result["step_time_s"]], result["step_time_s"])
+
+
+def critical_path(path: Sequence[Mapping[str, Any]]) -> Table:
+    step = sum(row["seconds"] for row in path)
+    rows = [(row["class"], row["seconds"]) for row in path[:_PATH_ROWS]]
+    rest = sum(row["seconds"] for row in path[_PATH_ROWS:])
+    if rest > 0:
+        rows.append(("the rest", rest))
+    return bars("What the step's length is made of (critical path)", rows, step)
+
+
+def communication(result: Result) -> Table:
+    table = table_of(
+        "Communication (per GPU)",
+        ("kind", "left"), ("sent", "right"), ("in flight", "right"), ("exposed", "right"), ("algorithm", "left"),
+        ("on links, the slowest first", "left"),
+    )  # fmt: skip
+    from rich.text import Text
+
+    step = result["step_time_s"]
+    for kind, row in result["communication"].items():
+        if row["time_s"] or row["bytes_per_gpu"]:
+            times = (time_beside(row[key], step) for key in ("time_s", "exposed_s"))
+            links = ", ".join(link["links"] for link in row["links"][:_LINKS_OF_KIND])
+            table.add_row(kind, format_bytes(row["bytes_per_gpu"]), *times, Text(str(row["algorithm"])), Text(links))
+    return table
+
+
+def busiest(links: Sequence[Mapping[str, Any]]) -> Table:
+    table = table_of(
+        "Busiest links", ("link", "left"), ("alike", "right"), ("carried by each", "right"), ("in use", "right")
+    )
+    from rich.text import Text
+
+    for row in links[:5]:
+        table.add_row(
+            Text(row["name"]), f"{row.get('count', 1):,}", format_bytes(row["bytes"]), percent(row["utilisation"])
+        )
+    return table
+
+
+def contention(result: Result, title: str) -> Table:
+    """Where transfers held each other up, and what each lost against an idle network; who lost nothing was there."""
+    table = table_of(
+        title,
+        ("link", "left"), ("alike", "right"), ("transfers", "left"), ("at once", "right"), ("together", "right"),
+        ("lost", "right"),
+    )  # fmt: skip
+    from rich.text import Text
+
+    several = len({flow["job"] for row in result["contention"] for flow in row["flows"] if flow["job"]}) > 1
+    for row in result["contention"][:5]:
+        name, alike = row["link"], f"{row['count']:,}"
+        for flow in row["flows"]:
+            whose = f"{flow['job']}: " if several and flow["job"] else ""
+            what = f"{whose}{flow['axis']} {flow['op'].replace('_', ' ')}"
+            times = (format_time(flow[key]) for key in ("seconds_together", "lost_s"))
+            table.add_row(Text(name), alike, Text(what), f"{flow['at_once']:,}", *times)
+            name = alike = ""
+    return table
+
+
+def bars(title: str, rows: Sequence[tuple[str, float]], whole: float) -> Table:
+    from rich.text import Text
+
+    table = table_of(title, ("", "left"), ("time", "right"), ("share", "right"), ("", "left"))
+    longest = max((seconds for _, seconds in rows), default=0.0)
+    for name, seconds in rows:
+        bar = "█" * max(round(_BAR * seconds / longest), 0) if longest else ""
+        share = percent(seconds / whole) if whole else ""
+        table.add_row(Text(name), time_beside(seconds, whole), share, Text(bar, style="cyan"))
+    return table
+
+
+def table_of(title: str, *columns: tuple[str, str], wrap: bool = False) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, justify in columns:
+        table.add_column(Text(name), justify=justify, no_wrap=not wrap)  # type: ignore[arg-type]
+    return table
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def time_beside(seconds: float, whole: float) -> str:
+    """A duration in the unit of ``whole``, so that the rows of a table compare at a glance."""
+    unit, size = ("s", 1.0) if whole >= 1 else ("ms", ms) if whole >= ms else ("us", us)
+    return f"{seconds / size:.2f} {unit}"
