@@ -28,7 +28,7 @@ from calibration.compare.figures import Figures, pipelines, simulated_figures
 from calibration.compare.hosts import with_host
 from calibration.compare.kernels import CLASSES, Kernels, binned, class_of, measured_kernels, simulated_kernels
 from calibration.compare.meetings import meetings
-from calibration.fit.hosts import probe_s
+from calibration.fit.hosts import Pace, probe_of
 from simulator.api import run
 from simulator.config import load_workload
 from simulator.config.profile import load_profile
@@ -100,24 +100,33 @@ def test_errors_are_what_the_runs_were_made_with(compared: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("slower", [1.0, 2.0, 5.0])
-def test_a_run_is_simulated_on_a_host_as_fast_as_its_own(slower: float, made: Path, tmp_path: Path) -> None:
-    """Two ranks, the second's probes ``slower`` than the profile has them on average, the first's as the profile has
-    them: the slower one counts, unless the command says otherwise. Of a profile that tells what its own host took for
-    the probe, that counts."""
+def test_a_run_is_simulated_on_hosts_as_fast_as_its_own(slower: float, made: Path, tmp_path: Path) -> None:
+    """Two ranks of two steps, each between two probes: at first the second one's host is slower, then the first one's,
+    ``slower`` than the profile has it in the mean, forward half as much; these count, unless the command says
+    otherwise. Of a record that does not tell forward from backward both are as slow. Of a profile that tells what its
+    own host took for the probe, that counts."""
     path = made / "pp2.yaml"
     workload = load_workload(path)
-    costs = Costs.from_profile(load_profile("h100-sxm-80gb"), workload.training.implementation)
-    usual = probe_s(costs)
-    probes = [[usual, usual], [usual * (slower - 0.1), usual * (slower + 0.1)]]
-    content = {"name": "pp2", "ranks": [{"host": {"probe_s": one}} for one in probes]}
-    (tmp_path / "pp2.json").write_text(json.dumps(content))
-    changes = with_host(tmp_path, path, {"cluster": "dgx_h100"})
-    assert load_workload(path, changes).cluster.node_at(0).host_speed == pytest.approx(1 / slower, rel=1e-3)
-    told = yaml.safe_load((ROOT / "calibration/profiles/h100-sxm-80gb.yaml").read_text())
-    told["provenance"]["host_probe_s"] = 3 * usual
-    (tmp_path / "told.yaml").write_text(yaml.safe_dump(told | {"name": "told"}))
-    changes = with_host(tmp_path, path, {"cluster": "dgx_h100", "calibration": str(tmp_path / "told.yaml")})
-    assert changes["cluster.node.host_speed"] == pytest.approx(3 / slower, rel=1e-3)
+    usual = probe_of(Costs.from_profile(load_profile("h100-sxm-80gb"), workload.training.implementation))
+    slow = Pace(usual.forward * slower / 2, usual.backward * slower)
+    probes = [[Pace(0.0, 0.0), Pace(0.0, 0.0), slow], [slow, slow, Pace(0.0, 0.0)]]
+    probes[0][2] = Pace(2 * slow.forward, 2 * slow.backward)
+
+    def speeds(ranks: list[dict[str, Any]], calibration: str) -> tuple[float, float]:
+        (tmp_path / "pp2.json").write_text(json.dumps({"name": "pp2", "ranks": [{"host": one} for one in ranks]}))
+        changes = with_host(tmp_path, path, {"cluster": "dgx_h100", "calibration": calibration})
+        node = load_workload(path, changes).cluster.node_at(0)
+        return node.host_speed, node.host_speed * node.autograd_speed
+
+    told = [{"probe_s": [sum(p) for p in one], "probe_forward_s": [p.forward for p in one]} for one in probes]
+    assert speeds(told, "h100-sxm-80gb") == pytest.approx((2 / slower, 1 / slower), rel=1e-3)
+    whole = [{"probe_s": one["probe_s"]} for one in told]
+    both = sum(usual) / sum(slow)
+    assert speeds(whole, "h100-sxm-80gb") == pytest.approx((both, both), rel=1e-3)
+    data = yaml.safe_load((ROOT / "calibration/profiles/h100-sxm-80gb.yaml").read_text())
+    data["provenance"] |= {"host_forward_s": 3 * usual.forward, "host_backward_s": 5 * usual.backward}
+    (tmp_path / "told.yaml").write_text(yaml.safe_dump(data | {"name": "told"}))
+    assert speeds(told, str(tmp_path / "told.yaml")) == pytest.approx((6 / slower, 5 / slower), rel=1e-3)
     said = {"cluster.node.host_speed": 1.0}
     assert with_host(tmp_path, path, said) == said
     assert with_host(tmp_path, made / "alone.yaml", {}) == {}

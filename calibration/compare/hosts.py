@@ -4,25 +4,28 @@ before, between and after the steps of each run, against what the calibrated one
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from calibration.fit.hosts import probe_s
-from simulator.config import load_workload
+from calibration.fit.hosts import Pace, probe_of
+from simulator.config import Workload, load_workload
 from simulator.config.files import read_text
-from simulator.config.profile import load_profile
+from simulator.config.profile import Profile, load_profile
 from simulator.costs import Costs
 from simulator.errors import InputError
 
-KEY = "cluster.node.host_speed"
+KEY, BACKWARD_KEY = "cluster.node.host_speed", "cluster.node.autograd_speed"
 
 
 def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``changes``, and where they do not say it the speed of the slowest host that ran the workload, where known.
+    """``changes``, and where they do not say it the speeds of the hosts that ran the workload, where known, forward and
+    backward: means over the steps, of each that of the host that was slowest around it.
 
-    Ranks meet in every collective, so that the slowest decides. Raises `InputError` on a record that cannot be read.
+    Ranks meet in every step, which the slowest makes as long as it is. Raises `InputError` on a record that cannot be
+    read.
     """
     if KEY in changes:
         return changes
@@ -30,15 +33,34 @@ def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Ma
     record = directory / f"{known.name}.json"
     if not record.exists():
         return changes
+    profile = load_profile(next(iter(known.calibrations.values())))
+    usual = _usual(profile, known)
     try:
-        ranks = json.loads(read_text(record)).get("ranks", [])
-        probes = [statistics.fmean(said) for rank in ranks if (said := rank.get("host", {}).get("probe_s"))]
+        told = [rank.get("host", {}) for rank in json.loads(read_text(record)).get("ranks", [])]
+        ranks = [_around(host, usual) for host in told if host.get("probe_s")]
     except (ValueError, TypeError, AttributeError) as problem:
         raise InputError(f"no record of a run: {problem!r}", file=record) from None
-    if not probes:
+    if not ranks:
         return changes
-    profile = load_profile(next(iter(known.calibrations.values())))
-    calibrated_s = None if profile.provenance is None else profile.provenance.host_probe_s
-    if calibrated_s is None:  # not probed when it was measured
-        calibrated_s = probe_s(Costs.from_profile(profile, known.training.implementation))
-    return {**changes, KEY: float(f"{calibrated_s / max(probes):.4g}")}  # after the cluster that it is in
+    slowest = [max(at_once, key=sum) for at_once in zip(*ranks, strict=True)]
+    forward, backward = (fmean(parts) for parts in zip(*slowest, strict=True))
+    speed = usual.forward / forward
+    speeds = {KEY: speed, BACKWARD_KEY: usual.backward / backward / speed}
+    return {**changes, **{key: float(f"{value:.4g}") for key, value in speeds.items()}}  # after the cluster
+
+
+def _usual(profile: Profile, workload: Workload) -> Pace:
+    """Seconds of the calibrated host: what it took when it was measured, else what its costs say."""
+    told = profile.provenance
+    if told is not None and told.host_forward_s is not None and told.host_backward_s is not None:
+        return Pace(told.host_forward_s, told.host_backward_s)
+    return probe_of(Costs.from_profile(profile, workload.training.implementation))
+
+
+def _around(host: Mapping[str, Any], usual: Pace) -> list[Pace]:
+    """From one of a rank's probes to the next, the means of both; of records that do not tell forward from backward
+    both are as slow."""
+    share, whole = usual.forward / sum(usual), host["probe_s"]
+    forward = host.get("probe_forward_s", [share * seconds for seconds in whole])
+    told = [Pace(part, seconds - part) for part, seconds in zip(forward, whole, strict=True)]
+    return [Pace(*map(fmean, zip(*two, strict=True))) for two in pairwise(told)]

@@ -112,10 +112,16 @@ def _provenance(cases: Cases, base: Profile) -> dict[str, Any]:
         "highest_sm_mhz": highest and float(highest[1]),
         "median_sm_mhz": clocks and statistics.median(clocks),
         "nvls": first.get("nvls"),
-        "host_probe_s": hosts.usual_probe_s(cases),
+        **_host(cases),
         "commands": list(dict.fromkeys(str(environment["command"]) for environment in cases.environments)),
     }
     return {key: value for key, value in found.items() if value not in (None, [])}
+
+
+def _host(cases: Cases) -> dict[str, float]:
+    """How fast the host was whose costs are fitted."""
+    usual = hosts.usual_pace(cases)
+    return {} if usual is None else {"host_forward_s": usual.forward, "host_backward_s": usual.backward}
 
 
 def _plain(gpu: str) -> str:

@@ -1,19 +1,19 @@
 """What the host takes by kind of op, from layers that it issued: ``host.launch_s.eager``.
 
 The simulator's own program of each narrow model says what the host had to issue, kind by kind; the seconds of the kinds
-are those, none negative, that give the measured times with the least squares of relative errors. Times are of a host
-that is always as fast as in the middle of the measurement: each is divided by those of the probes right before and
-after.
+are those, none negative, that give the measured times with the least squares of relative errors. They are of a host
+that is always as fast as in the middle of the measurement; how fast it was at each time, forward and backward, probes
+beside each case tell.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import get_args
+from statistics import fmean, median
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -28,10 +28,12 @@ from simulator.model import layer
 from simulator.program import Role
 from simulator.program.ops import COMPUTE_LANE
 
-Counts = Mapping[str, int]
-#: Of modules beside whole models: those of one kind in a row, all in the CPU's caches, take half of what they take among
-#: others, so that they decide only what models leave open.
+Counts = Mapping[str, float]
+#: Of modules beside whole models: those of one kind in a row, all in the CPU's caches, take half of what they take
+#: among others, so that they decide only what models leave open.
 OF_MODULES = 0.1
+#: What autograd's thread does beside the kinds that are named so.
+BACKWARD = ("autograd", "split", "checkpoint", "bucket", "reduce")
 #: What a module of a row launches forward and backward.
 MODULES: dict[str, tuple[Counts, Counts]] = {
     "linear": ({"forward_matmul": 1}, {"backward_matmul": 2, "backward_other": 1}),
@@ -55,26 +57,52 @@ class Equation:
     weight: float = 1.0
 
 
-def usual_probe_s(cases: Cases) -> float | None:
-    """What the host took for the probe in the middle of the measurement: the median of all; None: it was not probed."""
-    probes = [seconds for case in cases.rows for member in case.row.get("probe_s", ()) for seconds in member]
-    return statistics.median(probes) if probes else None
+class Pace(NamedTuple):
+    """Seconds that a host takes for the passes of the probe (`calibration.narrow.PROBE`), or how many times longer than
+    the usual host's its main thread takes, forward, and autograd's thread, backward. Each comes and goes by itself, as
+    threads get cores of their own or share them."""
+
+    forward: float
+    backward: float
+
+    def of(self, kind: str, *, forward_alone: bool) -> float:
+        """For what ``kind`` is; what belongs to both passes takes the mean, unless there is no backward pass."""
+        if kind.startswith("forward") or kind == "p2p" or forward_alone:
+            return self.forward
+        return self.backward if kind.startswith("backward") or kind in BACKWARD else fmean(self)
 
 
-def members_s(case: Measured, usual_s: float | None) -> list[float]:
-    """Seconds of every member, on a host that takes ``usual_s`` for the probe; as they are where it was not probed."""
-    if usual_s is None or "probe_s" not in case.row:
-        return [float(seconds) for seconds in case.row.get("each_s", [case.seconds])]
-    return [
-        usual_s * statistics.median(2 * run / sum(around) for run, around in zip(blocks, pairwise(probes), strict=True))
-        for blocks, probes in zip(case.row["block_s"], case.row["probe_s"], strict=True)
-    ]
+def usual_pace(cases: Cases) -> Pace | None:
+    """In the middle of the measurement: the medians of all probes; None: it was not probed."""
+    probes = [pace for case in cases.rows for member in _probes(case) for pace in member]
+    return Pace(*map(median, zip(*probes, strict=True))) if probes else None
+
+
+def _probes(case: Measured) -> list[list[Pace]]:
+    """Of every member, those before, between and behind its blocks of runs, where there are any."""
+    if "probe_forward_s" not in case.row:
+        return []
+    both = zip(case.row["probe_s"], case.row["probe_forward_s"], strict=True)
+    return [[Pace(part, all_s - part) for all_s, part in zip(*member, strict=True)] for member in both]
+
+
+def members(case: Measured, usual: Pace | None) -> list[tuple[float, Pace]]:
+    """Seconds of every member, and how many times longer than the usual host's its threads took, on the mean."""
+    probes = _probes(case)
+    if usual is None or not probes:
+        return [(float(seconds), Pace(1.0, 1.0)) for seconds in case.row.get("each_s", [case.seconds])]
+    found = []
+    for blocks, paces in zip(case.row["block_s"], probes, strict=True):
+        around = [[fmean(pair) for pair in zip(*two, strict=True)] for two in pairwise(paces)]
+        slower = (fmean(of_one) / at_best for of_one, at_best in zip(zip(*around, strict=True), usual, strict=True))
+        found.append((fmean(blocks), Pace(*slower)))
+    return found
 
 
 def fitted(cases: Cases) -> tuple[dict[str, object], list[Point]]:
     """``forward_s``, ``backward_s``, ``collective_s``, ``p2p_s`` and ``around_s``, and the times behind them."""
-    usual_s = usual_probe_s(cases)
-    equations = [equation for case in cases.of("layers") for equation in _equations(case, members_s(case, usual_s))]
+    usual = usual_pace(cases)
+    equations = [equation for case in cases.of("layers") for equation in _equations(case, members(case, usual))]
     kinds = sorted({kind for equation in equations for kind in equation.counts})
     seconds = dict(zip(kinds, least_squares(equations, kinds), strict=True))
     found: dict[str, object] = {
@@ -90,14 +118,27 @@ def fitted(cases: Cases) -> tuple[dict[str, object], list[Point]]:
     return found, points
 
 
-def _equations(case: Measured, members: Sequence[float]) -> list[Equation]:
-    params, seconds = case.params, members[0]
+def _equations(case: Measured, of_members: Sequence[tuple[float, Pace]]) -> list[Equation]:
+    return [
+        Equation(
+            group,
+            seconds,
+            {kind: n * pace.of(kind, forward_alone=case.op == "forward") for kind, n in counts.items()},
+            OF_MODULES if "part" in case.params else 1.0,
+        )
+        for (group, counts), (seconds, pace) in zip(_issued(case, len(of_members)), of_members, strict=True)
+    ]
+
+
+def _issued(case: Measured, n_members: int) -> list[tuple[str, Counter[str]]]:
+    """By which name, and what, every member issued."""
+    params = case.params
     if "part" in params:
         forward, backward = MODULES[params["part"]]
         counts = Counter({kind: n * DEPTH for kind, n in forward.items()})
         if case.op == "passes":
             counts.update({kind: n * DEPTH for kind, n in backward.items()} | {"autograd": 1})
-        return [Equation("launch.modules", seconds, counts, OF_MODULES)]
+        return [("launch.modules", counts)]
     workload = narrow(params)
     if case.op == "split":
         part = layer(workload)
@@ -105,21 +146,22 @@ def _equations(case: Measured, members: Sequence[float]) -> list[Equation]:
         counts = Counter(launch.issued(op) for one in ops for op in launch.single(one))
         counts["split"] = counts["backward_matmul"]
         whole = Counter({kind: n * int(params["layers"]) for kind, n in counts.items()})
-        return [Equation("launch.split", seconds, whole + Counter(autograd=1))]
+        return [("launch.split", whole + Counter(autograd=1))]
     program = build_program(workload)
-    group = f"launch.{params.get('layout', 'one')}"
-    return [
-        Equation(group, seconds, counted(program.roles[role], case.op))
-        for role, seconds in zip(program.role_of, members, strict=False)
-    ]
+    name = f"launch.{params.get('layout', 'one')}"
+    return [(name, counted(program.roles[role], case.op)) for role in program.role_of[:n_members]]
 
 
-def probe_s(costs: Costs) -> float:
-    """Seconds that the calibrated host takes for `calibration.narrow.PROBE`."""
-    return costs.launched_s(counted(build_program(narrow(PROBE)).roles[0], "passes"))
+def probe_of(costs: Costs) -> Pace:
+    """Seconds that the calibrated host takes for `calibration.narrow.PROBE`, by its costs."""
+    forward: Counter[str] = Counter()
+    backward: Counter[str] = Counter()
+    for kind, n in counted(build_program(narrow(PROBE)).roles[0], "passes").items():
+        (forward if kind.startswith("forward") else backward)[kind] += n
+    return Pace(costs.launched_s(forward), costs.launched_s(backward))
 
 
-def counted(role: Role, op: str) -> Counts:
+def counted(role: Role, op: str) -> Counter[str]:
     """What is issued until the optimizer, or in the first forward pass alone."""
     lanes = {lane: tuple(step for step in steps if step.phase != "O") for lane, steps in role.lanes.items()}
     if op == "forward":

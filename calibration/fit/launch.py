@@ -91,7 +91,7 @@ def _of_layers(cases: Cases, profile: Profile) -> Part:
     figures, points = hosts.fitted(cases)
     steps = [case for case in cases.of("launch", "optimizer_fused") if case.params["tensors"] == OPTIMIZER_TENSORS]
     if steps:
-        figures["optimizer_s"] = rounded(hosts.members_s(steps[0], hosts.usual_probe_s(cases))[0])
+        figures["optimizer_s"] = rounded(steps[0].seconds)
     eager = profile.host.launch_s["eager"].model_dump(exclude_none=True) | figures
     note = f"an optimizer step of {OPTIMIZER_TENSORS} tensors, fused"
     return Part({"host.launch_s.eager": {**eager, "kind": "measured", "source": MEASURED, "note": note}}, points)

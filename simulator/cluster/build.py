@@ -36,8 +36,9 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
     ports = tuple([(cards.bandwidth_bps / 8,) * cards.count for cards in nics])
     fabric = switches(spec.fabric, ports) if any(ports) else Switches(((),) * spec.nodes, (), 0)
     gpus = [
-        Gpu(f"node{n}.gpu{g}", n, g, spec.node_at(n).gpus.type, host_speed=spec.node_at(n).host_speed)
+        Gpu(f"node{n}.gpu{g}", n, g, node.gpus.type, host_speed=node.host_speed, autograd_speed=node.autograd_speed)
         for n, g in spec.places()
+        for node in (spec.node_at(n),)
     ]
     links, first_link = _links(spec, layouts, fabric)
     _override(spec, gpus, links)

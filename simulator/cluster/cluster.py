@@ -40,7 +40,7 @@ class Link:
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """GPU number ``index`` of node ``node``; ``speed_scale`` multiplies its speed (1: as its type), ``host_speed``
-    that at which its host issues ops (1: as the calibrated one)."""
+    that at which its host issues ops (1: as the calibrated one), ``autograd_speed`` that in backward passes again."""
 
     name: str
     node: int
@@ -48,6 +48,7 @@ class Gpu:
     type: str
     speed_scale: float = 1.0
     host_speed: float = 1.0
+    autograd_speed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

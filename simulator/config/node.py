@@ -148,6 +148,9 @@ class Node(Section):
     nics: Nics = Nics()
     host_speed: float = Field(default=1.0, ge=1e-3, le=1e3)
     """how fast the host issues ops, as a multiple of the calibrated one: virtual machines differ twofold"""
+    autograd_speed: float = Field(default=1.0, ge=1e-3, le=1e3)
+    """how fast autograd's thread does, which issues backward passes, as a multiple of that: a thread that shares its
+    core is slower than one that does not"""
     host_memory_bytes: float | None = Field(default=None, gt=0, le=1e18)
     """memory of the host [null: not known, so that it is not checked]"""
     host_memory_bandwidth_Bps: Bandwidth | None = None

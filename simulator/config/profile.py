@@ -82,9 +82,10 @@ class Provenance(Section):
     highest_sm_mhz: Positive | None = None
     median_sm_mhz: Positive | None = None
     """SM clock at which kernels were measured, most under the power limit"""
-    host_probe_s: Positive | None = None
-    """what the host whose costs ``host`` holds took for the probe beside them, the passes of a small model
-    (`calibration.narrow.PROBE`): how fast it was"""
+    host_forward_s: Positive | None = None
+    host_backward_s: Positive | None = None
+    """what the host whose costs ``host`` holds took for the probe beside them, the forward and backward passes of a
+    small model (`calibration.narrow.PROBE`): how fast it was"""
 
 
 class Residual(Section):

@@ -111,9 +111,9 @@ def _refine(
 
     gpu_names = {gpu.name for gpu in cluster.gpus}
     rank = _label(
-        (job, role, cluster.gpus[gpu].type, cluster.gpus[gpu].speed_scale, cluster.gpus[gpu].host_speed)
+        (job, role, on.type, on.speed_scale, on.host_speed, on.autograd_speed)
         for job, placed in enumerate(jobs)
-        for role, gpu in zip(placed.program.role_of, placed.gpus, strict=True)
+        for role, on in zip(placed.program.role_of, (cluster.gpus[gpu] for gpu in placed.gpus), strict=True)
     )
     group = _label(
         [

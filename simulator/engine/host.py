@@ -6,11 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import NamedTuple, cast
 
+from simulator.cluster import Gpu
 from simulator.costs import Costs, launch
 from simulator.program import Comm, Role, Step
-from simulator.program.ops import COMPUTE_LANE
+from simulator.program.ops import COMPUTE_LANE, POINT_TO_POINT
+
+#: Passes that autograd's thread issues.
+BACKWARD = ("B", "I", "W")
 
 
 @dataclass(frozen=True)
@@ -22,19 +26,38 @@ class Errand:
     start_s: float
 
 
-def agenda(role: Role, costs: Costs, speed: float) -> tuple[Errand, ...]:
-    """The errands before each step of the compute lane and after the last; ``speed``: over the calibrated host's."""
-    place = _places(role)
-    starts = [costs.launched_s(kinds) / speed for _, kinds in _started(role)]
+class HostSpeeds(NamedTuple):
+    """How fast a host issues ops, over the calibrated one: its main thread, and autograd's, which issues what belongs
+    to backward passes (torch/csrc/autograd/engine.cpp: a thread per device)."""
+
+    main: float
+    autograd: float
+
+    def of(self, phase: str) -> float:
+        """In a pass of this phase; what is run again belongs to the backward pass that needs it."""
+        return self.autograd if phase in BACKWARD else self.main
+
+
+def host_speeds(gpu: Gpu) -> HostSpeeds:
+    return HostSpeeds(gpu.host_speed, gpu.host_speed * gpu.autograd_speed)
+
+
+def agenda(role: Role, costs: Costs, speeds: HostSpeeds) -> tuple[Errand, ...]:
+    """The errands before each step of the compute lane and after the last."""
+    compute, place = role.lanes.get(COMPUTE_LANE, ()), _places(role)
+    starts = [costs.launched_s(kinds) / speeds.of(step.phase) for step, kinds in _started(role)]
+
+    def issue(step: Step, before: int) -> tuple[str, float]:
+        comm, behind = cast(Comm, step.op), _follows(step, place)
+        at = before if behind is None else behind
+        # Pipelines post their transfers themselves; hooks run where the pass does.
+        hooked = comm.op not in POINT_TO_POINT and at < len(compute)
+        speed = speeds.of(compute[at].phase if hooked else "")
+        return step.label if behind is not None else "", costs.launch_s(comm) / speed
+
     return tuple(
-        Errand(
-            tuple(
-                (step.label if _follows(step, place) is not None else "", costs.launch_s(cast(Comm, step.op)) / speed)
-                for step in steps
-            ),
-            start_s,
-        )
-        for steps, start_s in zip(issue_order(role), [*starts, 0.0], strict=True)
+        Errand(tuple(issue(step, number) for step in steps), start_s)
+        for number, (steps, start_s) in enumerate(zip(issue_order(role), [*starts, 0.0], strict=True))
     )
 
 

@@ -13,7 +13,7 @@ import simpy
 from simulator.cluster import Cluster, Gpu
 from simulator.engine.blocks import CommOp, CommTime, Meet, MeetBeside, Piece, Run, Running, TemplateStore
 from simulator.engine.deadlock import report
-from simulator.engine.host import Errand, agenda
+from simulator.engine.host import Errand, HostSpeeds, agenda, host_speeds
 from simulator.engine.placed import Placed
 from simulator.engine.rank import INSTANT_s, Meeting, Rank, UnderWay
 from simulator.engine.recorder import BESIDE, WHOLE, Called, Clocks, Ends, Recorder
@@ -60,9 +60,9 @@ class Play:
         self.recorder = Recorder()
         self.done: Counter[tuple[int, str]] = Counter()
         self._meetings: dict[tuple[object, ...], list[Meeting]] = {}
-        self._prepared: dict[tuple[int, int], _Prepared] = {}
+        self._prepared: dict[tuple[int, int, float], _Prepared] = {}
         self._lanes_of_axis = [_lanes_of_axis(role) for role in placed.program.roles]
-        self._agendas: dict[tuple[int, str, float], tuple[Errand, ...]] = {}
+        self._agendas: dict[tuple[int, str, HostSpeeds], tuple[Errand, ...]] = {}
         self.ranks = [self._rank(number, cluster.gpus[placed.gpus[number]]) for number in cast.like]
 
     def _rank(self, number: int, gpu: Gpu) -> Rank:
@@ -72,11 +72,12 @@ class Play:
             if (index := self.program.group_index(axis, number)) >= 0
         }
         role, costs = self.program.role_of[number], self.costs.of(gpu.type)
-        runs = Running(gpu.type, gpu.speed_scale, self.clocks[role, gpu.type], gpu.host_speed)
-        key = role, gpu.type, gpu.host_speed
+        host = host_speeds(gpu)
+        runs = Running(gpu.type, gpu.speed_scale, self.clocks[role, gpu.type], host.main)
+        key = role, gpu.type, host
         if key not in self._agendas:
-            self._agendas[key] = agenda(self.program.roles[role], costs, gpu.host_speed)
-        return Rank(number, runs, costs, positions, self._agendas[key])
+            self._agendas[key] = agenda(self.program.roles[role], costs, host)
+        return Rank(number, runs, host, costs, positions, self._agendas[key])
 
     def begin(self) -> None:
         """Every lane of every simulated rank begins now."""
@@ -112,7 +113,7 @@ class Play:
                 case Comm():
                     posted = self.env.now
                     if lane == COMPUTE_LANE:
-                        yield from self._launch(rank, step.op)
+                        yield from self._launch(rank, step, step.op)
                     elif rank.issued_s.get(step.label, 0.0) > posted:
                         yield self.env.timeout(rank.issued_s[step.label] - posted)
                     yield from self._communicate(rank, lane, index, step, (step.op,), posted)
@@ -234,14 +235,14 @@ class Play:
 
     def _block(self, rank: Rank, lane: str, index: int, step: Step) -> Wait:
         assert isinstance(step.op, Block)
-        pieces = self._prepare(rank, step.op)
+        pieces = self._prepare(rank, step.op, rank.host.of(step.phase))
         for number, piece in enumerate(pieces):
             ends = Ends(number == 0, number == len(pieces) - 1)
             if isinstance(piece, Run):
                 yield from self._compute(rank, lane, index, step, piece, ends)
                 continue
             posted = self.env.now
-            yield from self._launch(rank, piece.comm)
+            yield from self._launch(rank, step, piece.comm)
             if isinstance(piece, Meet):
                 yield from self._communicate(rank, lane, index, step, (piece.comm,), posted, ends)
                 if piece.comm.host_waits:
@@ -264,21 +265,21 @@ class Play:
     def _compute(self, rank: Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
         return (self._run_disturbed if rank.costs.beside else self._run)(rank, lane, index, step, run, ends)
 
-    def _launch(self, rank: Rank, comm: Comm) -> Wait:
-        """Wait until the host has launched one op of the compute lane."""
-        rank.host_s += rank.costs.launch_s(comm) / rank.runs.host_speed
+    def _launch(self, rank: Rank, step: Step, comm: Comm) -> Wait:
+        """Wait until the host has launched one op of a step of the compute lane."""
+        rank.host_s += rank.costs.launch_s(comm) / rank.host.of(step.phase)
         if rank.host_s > self.env.now:
             yield self.env.timeout(rank.host_s - self.env.now)
 
-    def _prepare(self, rank: Rank, block: Block) -> tuple[Piece, ...]:
-        key = (rank.number, id(block))
+    def _prepare(self, rank: Rank, block: Block, host_speed: float) -> tuple[Piece, ...]:
+        key = (rank.number, id(block), host_speed)
         prepared = self._prepared.get(key)
         if prepared is None:
-            prepared = self._prepared[key] = self._price(rank, block)
+            prepared = self._prepared[key] = self._price(rank, block, host_speed)
         prepared.runs += 1
         return prepared.pieces
 
-    def _price(self, rank: Rank, block: Block) -> _Prepared:
+    def _price(self, rank: Rank, block: Block, host_speed: float) -> _Prepared:
         lanes = self._lanes_of_axis[self.program.role_of[rank.number]]
         lengths: dict[CommOp, CommTime] = {}
         fixed: list[tuple[Transfer, str]] = []
@@ -294,7 +295,8 @@ class Play:
             if free:
                 fixed.append((transfer, comm.purpose))
             lengths[op] = CommTime(self.network.alone_s(transfer.plan) if free else None, transfer.wire_bytes)
-        return _Prepared(self.store.pieces(block, rank.runs, lengths, self.coalesce), fixed)
+        runs = rank.runs._replace(host_speed=host_speed)
+        return _Prepared(self.store.pieces(block, runs, lengths, self.coalesce), fixed)
 
     def _run(self, rank: Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
         posted = self.env.now

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simulator.costs import Costs
 from simulator.engine.blocks import Running
-from simulator.engine.host import Errand
+from simulator.engine.host import Errand, HostSpeeds
 from simulator.engine.world import Transfer
 from simulator.program import Comm
 from simulator.timeline import Floats
@@ -35,11 +35,18 @@ class Rank:
     """One simulated rank: its position on every axis, what has ended, what is under way."""
 
     def __init__(
-        self, number: int, runs: Running, costs: Costs, positions: dict[str, int], errands: tuple[Errand, ...]
+        self,
+        number: int,
+        runs: Running,
+        host: HostSpeeds,
+        costs: Costs,
+        positions: dict[str, int],
+        errands: tuple[Errand, ...],
     ) -> None:
         self.number = number
         self.errands = errands
         self.runs = runs
+        self.host = host
         self.costs = costs
         self.positions = positions
         self.ended: set[str] = set()
