@@ -153,7 +153,8 @@ def _memory(row: Row) -> Outcome:
 
 def _outcome(row: Row, quantity: str, unit: str, measured: float | None, predicted: float | None) -> Outcome:
     if row.reason or not measured or predicted is None:
-        return Outcome(row.name, quantity, unit, measured or None, None, skipped=row.reason or "not measured")
+        missing = "not told by the record" if measured is None and row.measured is not None else "not measured"
+        return Outcome(row.name, quantity, unit, measured or None, None, skipped=row.reason or missing)
     return Outcome(row.name, quantity, unit, measured, predicted)
 
 

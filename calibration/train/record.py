@@ -28,7 +28,7 @@ ranks             a list, one per rank in order:
   clocks          {sm_mhz: {median, min, max}, power_w: {..}, temp_c: {..}, throttle: [reasons seen]} of the timed
                   steps, read in each when the host has issued it; power is the driver's mean over a second; empty
                   without NVML
-  host            {probe_s: [before the run, between its timed steps, after it], probe_forward_s: [..]}: of
+  host            {probe_s: [before the run, between its timed steps, after it], probe_forward_s: [..]}: seconds of
                   passes of a small model (`calibration.narrow.PROBE`) that the host issues, and of the forward ones;
                   between the steps once, or with --probe-hosts behind each; empty without GPUs
   profile         of the one profiled step kept, the last: {span_s (first start to last end on the GPU), busy_s (some
