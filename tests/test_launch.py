@@ -24,7 +24,7 @@ from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.costs.launch import issued, launch_seconds, seconds
 from simulator.engine import simulate
-from simulator.engine.host import issue_order, issued_by
+from simulator.engine.host import HostSpeeds, agenda, issue_order, issued_by
 from simulator.engine.invariants import check
 from simulator.program import Attention, Block, Comm, Compute, Fixed, GroupedMatmul, Matmul, Memory, Program, Role, Step
 from simulator.timeline import Timeline
@@ -242,6 +242,20 @@ def test_two_threads_issue_at_their_own_speeds(main: float, autograd: float, sho
     timeline = simulate(program, built, replace(Costs.ideal(), launch=table), fold=shortcuts, coalesce=shortcuts)
     taken = (12e-6 + 9e-6) / main + (4e-6 + 15e-6 + 8e-6 + 16e-6) / (main * autograd)
     assert timeline.end_s.max() == pytest.approx(taken, rel=1e-9)
+
+
+@pytest.mark.parametrize(("main", "autograd"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.25)])
+def test_the_main_thread_cuts_graphs_and_posts_transfers(main: float, autograd: float) -> None:
+    """A split backward pass of two products, 2 us each, behind the start of autograd, 3 us, and the cut of their graph,
+    7 us for each; a send of 5 us that waits for it. The first two are autograd's, the others the main thread's."""
+    block = Block("i", (Compute("i0", PRODUCT, "B"), Compute("i1", PRODUCT, "B")))
+    send = Step("s", Comm("send", "send", 8.0, "pp", "pp", peer=1), after=("i",))
+    role = Role("r", {"compute": (Step("i", block, phase="I"),), "out": (send,)})
+    table = {"backward_matmul": 2e-6, "autograd": 3e-6, "split": 7e-6, "p2p": 5e-6}
+    speeds = HostSpeeds(main, main * autograd)
+    first, last = agenda(role, replace(Costs.ideal(), launch=table), speeds)
+    assert first.start_s == pytest.approx(3e-6 / speeds.autograd + 14e-6 / main)
+    assert last.issues == (("s", pytest.approx(5e-6 / main)),)
 
 
 @pytest.mark.parametrize("fold", [True, False])

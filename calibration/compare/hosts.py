@@ -27,7 +27,7 @@ def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Ma
     Ranks meet in every step, which the slowest makes as long as it is. Raises `InputError` on a record that cannot be
     read.
     """
-    if KEY in changes:
+    if KEY in changes or BACKWARD_KEY in changes:
         return changes
     known = load_workload(workload, changes)
     record = directory / f"{known.name}.json"
@@ -40,9 +40,9 @@ def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Ma
         ranks = [_around(host, usual) for host in told if host.get("probe_s")]
     except (ValueError, TypeError, AttributeError) as problem:
         raise InputError(f"no record of a run: {problem!r}", file=record) from None
-    if not ranks:
-        return changes
     slowest = [max(at_once, key=sum) for at_once in zip(*ranks, strict=True)]
+    if not slowest:
+        return changes
     forward, backward = (fmean(parts) for parts in zip(*slowest, strict=True))
     speed = usual.forward / forward
     speeds = {KEY: speed, BACKWARD_KEY: usual.backward / backward / speed}

@@ -33,7 +33,7 @@ Counts = Mapping[str, float]
 #: among others, so that they decide only what models leave open.
 OF_MODULES = 0.1
 #: What autograd's thread does beside the kinds that are named so.
-BACKWARD = ("autograd", "split", "checkpoint", "bucket", "reduce")
+BACKWARD = ("autograd", "checkpoint", "bucket", "reduce")
 #: What a module of a row launches forward and backward.
 MODULES: dict[str, tuple[Counts, Counts]] = {
     "linear": ({"forward_matmul": 1}, {"backward_matmul": 2, "backward_other": 1}),
@@ -67,7 +67,7 @@ class Pace(NamedTuple):
 
     def of(self, kind: str, *, forward_alone: bool) -> float:
         """For what ``kind`` is; what belongs to both passes takes the mean, unless there is no backward pass."""
-        if kind.startswith("forward") or kind == "p2p" or forward_alone:
+        if kind.startswith("forward") or kind in launch.BY_MAIN_THREAD or forward_alone:
             return self.forward
         return self.backward if kind.startswith("backward") or kind in BACKWARD else fmean(self)
 

@@ -10,6 +10,9 @@ from simulator.program.ops import HOST_LANES, POINT_TO_POINT, comm_of, kernels_o
 
 #: Phases that the main thread issues; what follows from them is issued by autograd's, which holds it up meanwhile.
 FORWARD = ("F", "R")
+#: What the main thread does of a backward pass: cut its graph in two (torch/distributed/pipelining/_backward.py, in
+#: Python), and post what a pipeline sends and receives.
+BY_MAIN_THREAD = ("split", "p2p")
 #: Of data parallelism: a bucket of DDP's, a unit of FSDP's with the hooks and copies around it.
 DATA_PARALLEL = {"all_reduce": "bucket", "all_gather": "gather", "reduce_scatter": "reduce"}
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 from simulator.cluster import Gpu
 from simulator.costs import Costs, launch
 from simulator.program import Comm, Role, Step
-from simulator.program.ops import COMPUTE_LANE, POINT_TO_POINT
+from simulator.program.ops import COMPUTE_LANE
 
 #: Passes that autograd's thread issues.
 BACKWARD = ("B", "I", "W")
@@ -33,9 +33,10 @@ class HostSpeeds(NamedTuple):
     main: float
     autograd: float
 
-    def of(self, phase: str) -> float:
-        """In a pass of this phase; what is run again belongs to the backward pass that needs it."""
-        return self.autograd if phase in BACKWARD else self.main
+    def of(self, phase: str, kind: str = "") -> float:
+        """In a pass of this phase, for what ``kind`` is (`simulator.costs.launch`); what is run again belongs to the
+        backward pass that needs it."""
+        return self.autograd if phase in BACKWARD and kind not in launch.BY_MAIN_THREAD else self.main
 
 
 def host_speeds(gpu: Gpu) -> HostSpeeds:
@@ -45,15 +46,16 @@ def host_speeds(gpu: Gpu) -> HostSpeeds:
 def agenda(role: Role, costs: Costs, speeds: HostSpeeds) -> tuple[Errand, ...]:
     """The errands before each step of the compute lane and after the last."""
     compute, place = role.lanes.get(COMPUTE_LANE, ()), _places(role)
-    starts = [costs.launched_s(kinds) / speeds.of(step.phase) for step, kinds in _started(role)]
+    starts = [
+        sum(costs.launched_s({kind: n}) / speeds.of(step.phase, kind) for kind, n in kinds.items())
+        for step, kinds in _started(role)
+    ]
 
     def issue(step: Step, before: int) -> tuple[str, float]:
         comm, behind = cast(Comm, step.op), _follows(step, place)
         at = before if behind is None else behind
-        # Pipelines post their transfers themselves; hooks run where the pass does.
-        hooked = comm.op not in POINT_TO_POINT and at < len(compute)
-        speed = speeds.of(compute[at].phase if hooked else "")
-        return step.label if behind is not None else "", costs.launch_s(comm) / speed
+        phase = compute[at].phase if at < len(compute) else ""  # hooks run where the pass does
+        return step.label if behind is not None else "", costs.launch_s(comm) / speeds.of(phase, launch.issued(comm))
 
     return tuple(
         Errand(tuple(issue(step, number) for step in steps), start_s)
