@@ -30,6 +30,7 @@ from calibration.compare.kernels import CLASSES, Kernels, binned, class_of, meas
 from calibration.compare.meetings import meetings
 from calibration.fit.hosts import Pace, probe_of
 from simulator.api import run
+from simulator.cluster import build_cluster
 from simulator.config import load_workload
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
@@ -127,6 +128,11 @@ def test_a_run_is_simulated_on_hosts_as_fast_as_its_own(slower: float, made: Pat
     data["provenance"] |= {"host_forward_s": 3 * usual.forward, "host_backward_s": 5 * usual.backward}
     (tmp_path / "told.yaml").write_text(yaml.safe_dump(data | {"name": "told"}))
     assert speeds(told, str(tmp_path / "told.yaml")) == pytest.approx((6 / slower, 5 / slower), rel=1e-3)
+    # Stages of a pipeline do not do the same: each is simulated on its own host.
+    steady = [{"host": {"probe_s": [n * sum(usual)] * 2}, "place": {"pp": n - 1}} for n in (1, 2)]
+    (tmp_path / "pp2.json").write_text(json.dumps({"name": "pp2", "ranks": steady}))
+    apart = build_cluster(load_workload(path, with_host(tmp_path, path, {"cluster": "dgx_h100"})).cluster)
+    assert [on.host_speed for on in apart.gpus[:2]] == pytest.approx([1.0, 0.5], rel=1e-3)
     said = {"cluster.node.host_speed": 1.0}
     assert with_host(tmp_path, path, said) == said
     assert with_host(tmp_path, made / "alone.yaml", {}) == {}

@@ -4,7 +4,7 @@ before, between and after the steps of each run, against what the calibrated one
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -17,15 +17,15 @@ from simulator.config.profile import Profile, load_profile
 from simulator.costs import Costs
 from simulator.errors import InputError
 
-KEY, BACKWARD_KEY = "cluster.node.host_speed", "cluster.node.autograd_speed"
+KEY, BACKWARD_KEY, GPUS = "cluster.node.host_speed", "cluster.node.autograd_speed", "cluster.overrides"
 
 
 def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Mapping[str, Any]:
     """``changes``, and where they do not say it the speeds of the hosts that ran the workload, where known, forward and
-    backward: means over the steps, of each that of the host that was slowest around it.
+    backward: means over the steps, of each that of the host of a pipeline stage that was slowest around it.
 
-    Ranks meet in every step, which the slowest makes as long as it is. Raises `InputError` on a record that cannot be
-    read.
+    Ranks that do the same meet in every step, which the slowest makes as long as it is; stages have different work.
+    Raises `InputError` on a record that cannot be read.
     """
     if KEY in changes or BACKWARD_KEY in changes:
         return changes
@@ -36,17 +36,37 @@ def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Ma
     profile = load_profile(next(iter(known.calibrations.values())))
     usual = _usual(profile, known)
     try:
-        told = [rank.get("host", {}) for rank in json.loads(read_text(record)).get("ranks", [])]
-        ranks = [_around(host, usual) for host in told if host.get("probe_s")]
+        ranks = json.loads(read_text(record)).get("ranks", [])
+        stages: dict[int, list[list[Pace]]] = {}
+        for rank in ranks:
+            if rank.get("host", {}).get("probe_s"):
+                stages.setdefault(rank.get("place", {}).get("pp", 0), []).append(_around(rank["host"], usual))
+        paces = {stage: _slowest(of_ranks) for stage, of_ranks in stages.items()}
     except (ValueError, TypeError, AttributeError) as problem:
         raise InputError(f"no record of a run: {problem!r}", file=record) from None
-    slowest = [max(at_once, key=sum) for at_once in zip(*ranks, strict=True)]
-    if not slowest:
+    if not paces:
         return changes
-    forward, backward = (fmean(parts) for parts in zip(*slowest, strict=True))
-    speed = usual.forward / forward
-    speeds = {KEY: speed, BACKWARD_KEY: usual.backward / backward / speed}
-    return {**changes, **{key: float(f"{value:.4g}") for key, value in speeds.items()}}  # after the cluster
+    slowest = max(paces.values(), key=sum)
+    found: dict[str, Any] = dict(zip((KEY, BACKWARD_KEY), _speeds(usual, slowest), strict=True))
+    if len(paces) > 1 and not known.cluster.overrides:
+        count = known.cluster.node_at(0).gpus.count
+        found[GPUS] = [
+            {"gpu": f"node{number // count}.gpu{number % count}", "host_speed": host, "autograd_speed": autograd}
+            for number, rank in enumerate(ranks)
+            for host, autograd in (_speeds(slowest, paces[rank["place"]["pp"]]),)
+        ]
+    return {**changes, **found}  # after the cluster that they are of
+
+
+def _speeds(of: Pace, pace: Pace) -> tuple[float, float]:
+    """How much faster than ``of`` a host of ``pace`` is, and its autograd beside that."""
+    host, backward = of.forward / pace.forward, of.backward / pace.backward
+    return float(f"{host:.4g}"), float(f"{backward / host:.4g}")
+
+
+def _slowest(ranks: Sequence[Sequence[Pace]]) -> Pace:
+    """The mean over the steps of the slowest of ``ranks`` in each."""
+    return Pace(*map(fmean, zip(*(max(at_once, key=sum) for at_once in zip(*ranks, strict=True)), strict=True)))
 
 
 def _usual(profile: Profile, workload: Workload) -> Pace:

@@ -116,6 +116,12 @@ def _override(spec: ClusterSpec, gpus: list[Gpu], links: list[Link]) -> None:
         if isinstance(override, LinkOverride):
             for at in names.meant(name, named_links, f"overrides[{index}].{key}", "link"):
                 links[at] = replace(links[at], bandwidth_Bps=links[at].bandwidth_Bps * override.bandwidth_scale)
-        elif isinstance(override, GpuOverride) and override.speed_scale is not None:
+        elif isinstance(override, GpuOverride) and override.is_scaled:
+            speed, host, autograd = override.scales
             for at in names.meant(name, named_gpus, f"overrides[{index}].{key}", "GPU"):
-                gpus[at] = replace(gpus[at], speed_scale=gpus[at].speed_scale * override.speed_scale)
+                gpus[at] = replace(
+                    gpus[at],
+                    speed_scale=gpus[at].speed_scale * speed,
+                    host_speed=gpus[at].host_speed * host,
+                    autograd_speed=gpus[at].autograd_speed * autograd,
+                )

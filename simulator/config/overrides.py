@@ -34,8 +34,21 @@ class GpuOverride(Section):
     """name of a GPU, such as node1.gpu4; * stands for any number"""
     speed_scale: float | None = Field(default=None, ge=1e-6, le=1e6)
     """its speed as a multiple of what it would be"""
+    host_speed: float | None = Field(default=None, ge=1e-3, le=1e3)
+    autograd_speed: float | None = Field(default=None, ge=1e-3, le=1e3)
+    """those of its host, as multiples of its node's"""
     missing: bool = False
     """whether it is not there: ranks are those that are"""
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a speed is said."""
+        return any(value is not None for value in (self.speed_scale, self.host_speed, self.autograd_speed))
+
+    @property
+    def scales(self) -> tuple[float, float, float]:
+        """Of its own speed, its host's and autograd's; 1: as it would be."""
+        return self.speed_scale or 1.0, self.host_speed or 1.0, self.autograd_speed or 1.0
 
 
 class NicOverride(Section):
@@ -98,7 +111,7 @@ def override_problems(spec: ClusterSpec) -> Iterator[InputError]:
         key = f"overrides[{index}].{part}"
         yield from _name_problems(spec, name, part, key)
         gone = not isinstance(override, LinkOverride) and override.missing
-        if isinstance(override, GpuOverride) and gone is not (override.speed_scale is None):
+        if isinstance(override, GpuOverride) and gone is override.is_scaled:
             key_of = f"overrides[{index}].speed_scale"
             yield InputError("must be given, or missing: true, one of the two", key=key_of, found=override.speed_scale)
         if isinstance(override, NicOverride) and not gone:
