@@ -38,6 +38,20 @@ def test_who_waits_for_whom() -> None:
     }
 
 
+def test_what_waits_by_way_of_another_lane_is_issued_behind_it() -> None:
+    """The optimizer on the host: the gather waits for what is copied there after the reduction, and comes after it."""
+    work = Block("work", (Compute("work", Fixed(1.0), "B"),))
+    lanes = {
+        "compute": [Step(f"p{i}", work, phase="B") for i in range(3)],
+        "dp_gather": [called("g", "all_gather", "copied", stream="gather")],
+        "h2d": [Step("copied", Comm("copied", "from_host", 1e6, "rank", "offload"), ("r",))],
+        "dp": [called("r", "reduce_scatter", "p2")],
+    }
+    waits = {step.label: step.after for steps in take_turns(lanes).values() for step in steps}
+    assert waits["r"] == ("p2",)
+    assert waits["g"] == ("copied", "r")
+
+
 @pytest.mark.parametrize("implementation", ["fused", "eager"])
 @pytest.mark.parametrize(
     "section",

@@ -31,11 +31,26 @@ def take_turns(lanes: Lanes) -> dict[str, list[Step]]:
 
 def _issued(lanes: Lanes) -> Iterator[tuple[tuple[int, bool], str, int]]:
     """(when it is issued, lane, number on it) of collectives on lanes of their own; those of a lane in its order."""
-    place = {step.label: index for index, step in enumerate(lanes[COMPUTE_LANE])}
+    behind = _behind(lanes)
     for lane, steps in lanes.items():
-        behind = -1
+        issued = -1, False
         for index, step in enumerate(steps):
             if lane == COMPUTE_LANE or not isinstance(step.op, Comm) or step.op.op in (*POINT_TO_POINT, *HOST_LANES):
                 continue
-            behind = max([behind, *(place[label] for label in step.after if label in place)])
-            yield (behind, step.op.op == "all_gather"), lane, index
+            issued = max(issued, (behind[step.label], step.op.op == "all_gather"))
+            yield issued, lane, index
+
+
+def _behind(lanes: Lanes) -> dict[str, int]:
+    """The last step of the compute lane, by number, that each step waits for, be it by way of others; -1: none."""
+    found = {step.label: index for index, step in enumerate(lanes[COMPUTE_LANE])}
+    changed = True
+    while changed:
+        changed = False
+        for lane, steps in lanes.items():
+            last = -1
+            for step in steps if lane != COMPUTE_LANE else ():
+                last = max([last, *(found.get(label, -1) for label in step.after)])
+                changed |= found.get(step.label) != last
+                found[step.label] = last
+    return found
