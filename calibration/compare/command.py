@@ -2,7 +2,8 @@
 
 DIR of --measured holds what `python -m calibration train` recorded. Every workload has a row; one whose run failed,
 was skipped or never made, or whose record cannot be used, has its reason there. Written to --out: comparison.json,
-table.csv, table.txt, pictures of step times, of all figures and of classes of kernels, and for each run the two timelines one above the other.
+table.csv, table.txt, pictures of step times, of all figures and of classes of kernels, and for each run the two
+timelines one above the other.
 Where a record says how fast its host was (`calibration.train.record`), the simulated host is as fast, against the
 profile's; --set cluster.node.host_speed=1 takes the profile's.
 With --predictions the errors of what was predicted before the runs are reported too, where the commits say that it was;
