@@ -1,6 +1,7 @@
 """`python -m calibration COMMAND`: measure GPUs, fit profiles to that, and hold simulated runs against real ones.
 
-A command's packages are imported when it is called: `measure` needs only torch and the standard library.
+A command's packages are imported when it is called: `measure` needs only torch and the standard library, and torch only
+when it runs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ COMMANDS = {
     "compare": "simulated beside measured: table and pictures",
 }
 
+#: The extra of pyproject.toml that brings torch.
+INSTALL = "pip install '.[calibration]' in a checkout; README.md, Calibration profiles, has the line for CPUs"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit status: 0 done, 1 something could not be measured, 2 bad input."""
@@ -40,12 +44,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_arguments(sub)
-        sub.set_defaults(run=command.run)
+        sub.set_defaults(run=command.run, command=name)
     chosen = parser.parse_args(given)
     try:
         return int(chosen.run(chosen))
     except InputError as error:
         print(error, file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        print(InputError(f"{chosen.command} needs PyTorch, which is not installed", fix=INSTALL), file=sys.stderr)
         return 2
 
 

@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from calibration.measure import ranks
 from calibration.measure.case import Case, shuffled
 from calibration.measure.store import Rows, key_of
 from simulator.errors import InputError
@@ -232,8 +234,8 @@ def test_kernels_that_a_cpu_can_run_are_timed_and_a_second_run_adds_what_is_miss
 
 def test_plans_name_each_case_once_and_grow_with_the_level() -> None:
     pytest.importorskip("torch")
-    from calibration.measure.case import LEVELS
-    from calibration.measure.plan import KINDS, plan
+    from calibration.measure.case import KINDS, LEVELS
+    from calibration.measure.plan import plan
 
     sizes = []
     for level in LEVELS:
@@ -287,3 +289,41 @@ def test_bad_requests_are_refused_without_a_traceback(
     assert "--groups: no list of numbers" in said
     assert "--groups: no groups of so many GPUs" in said
     assert "--gpus: the ranks are given by torchrun" in said
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from calibration.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("name", ["measure", "train"])
+def test_without_torch_help_works_and_the_rest_says_what_to_install(name: str, tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-c", WITHOUT_TORCH, name, *arguments]
+        return subprocess.run(line, capture_output=True, text=True, check=False)
+
+    assert run("--help").returncode == 0
+    done = run(*(["workloads/llama2_7b_zero2.yaml"] if name == "train" else []), "--out", str(tmp_path / "out"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{name} needs PyTorch" in done.stderr
+    extras = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    (extra,) = [extra for extra, needs in extras.items() if any(need.startswith("torch") for need in needs)]
+    assert f"pip install '.[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_progress_is_told_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A case takes 4 s: the third is the first behind 10 s, and then every third."""
+    clock = iter(range(0, 100, 4))
+    monkeypatch.setattr(ranks.time, "monotonic", lambda: float(next(clock)))
+    progress = ranks.Progress()
+    for done in range(1, 8):
+        progress.show(done, 10, f"case {done}")
+    progress.end()
+    assert capsys.readouterr().err.splitlines() == ["3/10, 28 s left  case 3", "6/10, 16 s left  case 6"]

@@ -11,6 +11,11 @@ Scalar = str | int | float | bool
 #: smoke: one small case per kind of op, to see that everything runs; quick: minutes; full: what a profile is fitted to.
 Level = Literal["smoke", "quick", "full"]
 LEVELS: tuple[Level, ...] = ("smoke", "quick", "full")
+#: Kinds that one GPU suffices for, in the order of measuring: host costs first, before a profiler has run.
+ALONE = ("launch", "copy", "matmul", "attention", "memory", "sustained", "shared")
+TOGETHER = ("collective", "interference")
+#: Of `Case`. Modules of these kinds need torch; what names the kinds does not.
+KINDS = (*ALONE, "layers", *TOGETHER, "kernels")
 
 
 @dataclass(frozen=True)

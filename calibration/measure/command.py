@@ -12,8 +12,8 @@ import os
 import sys
 from collections import Counter
 
-from calibration.measure import collectives, ranks
-from calibration.measure.plan import KINDS, plan
+from calibration.measure import ranks
+from calibration.measure.case import KINDS
 from calibration.measure.store import Rows
 from simulator.errors import InputError
 
@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 when all cases have a row, failed ones with their reason; 1 when workers could not be started."""
+    from calibration.measure import collectives
+    from calibration.measure.plan import plan
+
     kinds, asked = _kinds(arguments.only), _asked(arguments.groups)
     arguments.out.mkdir(parents=True, exist_ok=True)
     with ranks.ranks(arguments, _again(arguments)) as world:

@@ -17,30 +17,22 @@ from calibration.measure import (
     shared,
     sustained,
 )
-from calibration.measure.case import Case, Level, shuffled
+from calibration.measure.case import ALONE, TOGETHER, Case, Level, shuffled
 
-#: Kinds that one GPU suffices for. Host costs come first, before a profiler has run.
-ALONE = {
-    "launch": launch,
-    "copy": copies,
-    "matmul": matmul,
-    "attention": attention,
-    "memory": memory,
-    "sustained": sustained,
-    "shared": shared,
-}
-TOGETHER = {"collective": collectives, "interference": interference}
-KINDS = (*ALONE, "layers", *TOGETHER, "kernels")
+MODULES_ALONE = dict(zip(ALONE, (launch, copies, matmul, attention, memory, sustained, shared), strict=True))
+MODULES_TOGETHER = dict(zip(TOGETHER, (collectives, interference), strict=True))
 
 
 def plan(level: Level, kinds: Collection[str], world: int, local: int, groups: collectives.Sizes = ()) -> list[Case]:
     """The cases of ``kinds`` for ``world`` ranks, ``local`` of them on each node; of collectives and interference those
     in ``groups`` of so many ranks, see `collectives.groups`."""
-    alone = [case for name, module in ALONE.items() if name in kinds for case in shuffled(module.cases(level, world))]
+    alone = [
+        case for name, module in MODULES_ALONE.items() if name in kinds for case in shuffled(module.cases(level, world))
+    ]
     if "layers" in kinds:
         alone += sorted(shuffled(layers.cases(level, world)), key=lambda case: len(case.ranks))
     together: list[Case] = []
-    for name, module in TOGETHER.items():
+    for name, module in MODULES_TOGETHER.items():
         if name in kinds and world > 1:
             # Group by group, as each starts its communicator when first used.
             cases = shuffled(module.cases(level, world, local, groups))

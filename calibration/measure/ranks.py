@@ -13,14 +13,16 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from calibration.measure import agent
-from calibration.measure.agent import Job, Results
 from calibration.measure.case import Case
 from simulator.errors import InputError
+
+if TYPE_CHECKING:
+    from calibration.measure.agent import Job, Results
+
+#: Where standard error is no terminal, a line of progress at most every so many seconds.
+LINE_EVERY_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, out: str) -> None:
@@ -75,6 +77,8 @@ def _ranks(arguments: argparse.Namespace, again: Sequence[str]) -> Iterator[int]
 
 def job(arguments: argparse.Namespace, worker: str, cases: list[Case], orders: dict[str, Any], command: str) -> Job:
     """The `Job` of this process, inside `ranks`."""
+    from calibration.measure.agent import Job
+
     world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     return Job(
         worker=worker,
@@ -93,6 +97,8 @@ def job(arguments: argparse.Namespace, worker: str, cases: list[Case], orders: d
 def lead(job: Job, results: Results, skip: set[str]) -> str:
     """Rank 0: do the job together with the other ranks, leaving out the cases to ``skip``. Returns why it had to give
     up, or nothing."""
+    from calibration.measure import agent
+
     progress, store = Progress(), agent.open_store(job)
     reason = agent.lead(job, results, skip, store, progress.show)
     agent.leave(job, store)
@@ -104,6 +110,8 @@ def lead(job: Job, results: Results, skip: set[str]) -> str:
 
 def follow(job: Job) -> int:
     """Every other rank; its exit status."""
+    from calibration.measure import agent
+
     store = agent.open_store(job)
     agent.follow(job, store)
     agent.leave(job, store)
@@ -111,23 +119,29 @@ def follow(job: Job) -> int:
 
 
 class Progress:
-    """A line on a terminal; nothing elsewhere."""
+    """How far it is, on standard error: on a terminal one line that is written over, elsewhere a line now and then."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._on = sys.stderr.isatty()
+        self._began = self._told = time.monotonic()
+        self._terminal = sys.stderr.isatty()
 
     def show(self, done: int, total: int, key: str) -> None:
-        if self._on:
-            left_s = (time.monotonic() - self._began) / done * (total - done)
-            print(f"\r\033[K{done}/{total}, {left_s:.0f} s left  {key}"[:118], end="", file=sys.stderr, flush=True)
+        now = time.monotonic()
+        line = f"{done}/{total}, {(now - self._began) / done * (total - done):.0f} s left  {key}"[:114]
+        if self._terminal:
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        elif now - self._told >= LINE_EVERY_S:
+            self._told = now
+            print(line, file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        if self._on:
+        if self._terminal:
             print("\r\033[K", end="", file=sys.stderr)
 
 
 def _gpus(wanted: int | None, device: str) -> int:
+    import torch
+
     there = torch.cuda.device_count() if device == "cuda" else wanted or 1
     if not there:
         raise InputError("no GPU is visible to torch", fix="--device cpu tries the flow without one")

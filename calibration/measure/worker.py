@@ -91,12 +91,12 @@ def _measured(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Cas
         return {"bytes": work.nbytes, **collective_time(bench, work, team)}
     if case.kind == "kernels":
         of = by_key[str(case.params["of"])]
-        return {"kernels": bench.kernels(plan.ALONE[of.kind].prepare(of, bench))}
+        return {"kernels": bench.kernels(plan.MODULES_ALONE[of.kind].prepare(of, bench))}
     if case.kind == "shared":
         product, other = shared.prepare(case, bench)
         parts = (float(case.params[name]) for name in ("seconds", "share", "period_s"))
         return {"flops": product.flops, "bytes": product.nbytes, **bench.shared(product, other, *parts)}
-    work = plan.ALONE[case.kind].prepare(case, bench)
+    work = plan.MODULES_ALONE[case.kind].prepare(case, bench)
     if case.kind == "sustained":
         return {"flops": work.flops, "bytes": work.nbytes, **bench.sustained(work, float(case.params["seconds"]))}
     return {"flops": work.flops, "bytes": work.nbytes, **bench.device_time(work)}

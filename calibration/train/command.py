@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 
 from calibration.measure import ranks
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 when all were trained; 1 when some failed, were skipped, or workers could not be started."""
     named = _named(arguments.workloads)
+    import_module(WORKER)  # what training needs is there, before anything is written
     needed, refused = _checked(named)
     arguments.out.mkdir(parents=True, exist_ok=True)
     records = Records(arguments.out, named, _spoken(arguments))

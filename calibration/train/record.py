@@ -58,11 +58,13 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from calibration.commits import sha256
-from calibration.train.profile import Span
 from simulator.config.files import read_text
+
+if TYPE_CHECKING:
+    from calibration.train.profile import Span
 
 FORMAT = 1
 COLUMNS = ("rank", "stream", "class", "kind", "name", "start_s", "end_s")

@@ -184,11 +184,12 @@ def as_mapping(data: Any, path: Path) -> dict[str, Any]:
 def closest(word: object, known: Iterable[str]) -> str | None:
     """The one of ``known`` that ``word`` most likely means, or None.
 
-    >>> closest("gpt3_175b", ["gpt3-175b", "gpt3-13b"]), closest("1F1B", ["1f1b"]), closest("zebra", ["1f1b"])
+    >>> closest("gpt3_175b", ["gpt3-175b", "gpt3-13b"]), closest("1B1F", ["1f1b"]), closest("zebra", ["1f1b"])
     ('gpt3-175b', '1f1b', None)
     """
-    by_lower = {name.lower(): name for name in known}
-    matches = difflib.get_close_matches(str(word).lower(), by_lower, n=1)
+    by_lower, lower = {name.lower(): name for name in known}, str(word).lower()
+    matches = difflib.get_close_matches(lower, by_lower, n=1)
+    matches += [name for name in by_lower if sorted(name) == sorted(lower)]  # letters that changed places
     return by_lower[matches[0]] if matches else None
 
 
