@@ -52,19 +52,20 @@ def record(
     ranks = []
     for rank, like in enumerate(one.result.spans.simulated_as):
         own = frame[frame["rank"] == rank]
-        sums = (own["end_s"] - own["start_s"]).groupby([own["class"], own["kind"]]).sum()
+        lengths = (own["end_s"] - own["start_s"]).groupby([own["class"], own["kind"]]).agg(["sum", "count"])
         ranks.append(
             {
                 "rank": rank,
                 "memory": {"steady_allocated_bytes": by_rank[like] * more_memory},
                 "profile": {"exposed_s": kernels.exposed_s(one.result.spans.n_ranks) * slower},
                 "kernels": [
-                    {"class": name, "kind": kind, "op": "", "seconds": seconds, "launches": 1}
-                    for (name, kind), seconds in sums.items()
+                    {"class": name, "kind": kind, "op": "", "seconds": float(seconds), "launches": int(count)}
+                    for (name, kind), (seconds, count) in zip(lengths.index, lengths.to_numpy(), strict=True)
                 ],
             }
         )
-    save(directory, path, "ok", date, step_time_s={"median": step["step_time_s"] * slower}, ranks=ranks)
+    step_s = {"median": step["step_time_s"] * slower}
+    save(directory, path, "ok", date, n_gpus=len(ranks), step_time_s=step_s, ranks=ranks)
     frame.to_csv(directory / f"{path.stem}.timeline.csv.gz", index=False)
 
 

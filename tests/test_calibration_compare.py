@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import csv
 import datetime
+import gzip
 import json
+import math
+import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -22,12 +25,13 @@ import runs
 import yaml
 
 from calibration.__main__ import main
-from calibration.commits import commit_of, first_with
+from calibration.commits import commit_of, first_with, sha256
 from calibration.compare.comparison import Row, order
 from calibration.compare.figures import Figures, pipelines, simulated_figures
 from calibration.compare.hosts import with_host
 from calibration.compare.kernels import CLASSES, Kernels, binned, class_of, measured_kernels, simulated_kernels
-from calibration.compare.meetings import meetings
+from calibration.compare.measured import read_measured
+from calibration.compare.meetings import Meetings, meetings
 from calibration.fit.hosts import Pace, probe_of
 from simulator.api import run
 from simulator.cluster import build_cluster
@@ -100,6 +104,12 @@ def test_errors_are_what_the_runs_were_made_with(compared: dict[str, Any]) -> No
         assert (row.simulated.bubble is not None) == (row.name == "pp2")
 
 
+def probed(folder: Path, workload: Path, ranks: Sequence[dict[str, Any]]) -> None:
+    """A record of a run that tells of its hosts."""
+    told = [{"rank": rank, "kernels": [], **one} for rank, one in enumerate(ranks)]
+    runs.save(folder, workload, "ok", "2030-01-01", n_gpus=len(told), step_time_s={"median": 1.0}, ranks=told)
+
+
 @pytest.mark.parametrize("slower", [1.0, 2.0, 5.0])
 def test_a_run_is_simulated_on_hosts_as_fast_as_its_own(slower: float, made: Path, tmp_path: Path) -> None:
     """Two ranks of two steps, each between two probes: at first the second one's host is slower, then the first one's,
@@ -110,11 +120,12 @@ def test_a_run_is_simulated_on_hosts_as_fast_as_its_own(slower: float, made: Pat
     workload = load_workload(path)
     usual = probe_of(Costs.from_profile(load_profile("h100-sxm-80gb"), workload.training.implementation))
     slow = Pace(usual.forward * slower / 2, usual.backward * slower)
-    probes = [[Pace(0.0, 0.0), Pace(0.0, 0.0), slow], [slow, slow, Pace(0.0, 0.0)]]
+    fast = Pace(*(1e-6 * seconds for seconds in slow))
+    probes = [[fast, fast, slow], [slow, slow, fast]]
     probes[0][2] = Pace(2 * slow.forward, 2 * slow.backward)
 
     def speeds(ranks: list[dict[str, Any]], calibration: str) -> tuple[float, float]:
-        (tmp_path / "pp2.json").write_text(json.dumps({"name": "pp2", "ranks": [{"host": one} for one in ranks]}))
+        probed(tmp_path, path, [{"host": one} for one in ranks])
         changes = with_host(tmp_path, path, {"cluster": "dgx_h100", "calibration": calibration})
         node = load_workload(path, changes).cluster.node_at(0)
         return node.host_speed, node.host_speed * node.autograd_speed
@@ -130,11 +141,17 @@ def test_a_run_is_simulated_on_hosts_as_fast_as_its_own(slower: float, made: Pat
     assert speeds(told, str(tmp_path / "told.yaml")) == pytest.approx((6 / slower, 5 / slower), rel=1e-3)
     # Stages of a pipeline do not do the same: each is simulated on its own host.
     steady = [{"host": {"probe_s": [n * sum(usual)] * 2}, "place": {"pp": n - 1}} for n in (1, 2)]
-    (tmp_path / "pp2.json").write_text(json.dumps({"name": "pp2", "ranks": steady}))
+    probed(tmp_path, path, steady)
     apart = build_cluster(load_workload(path, with_host(tmp_path, path, {"cluster": "dgx_h100"})).cluster)
     assert [on.host_speed for on in apart.gpus[:2]] == pytest.approx([1.0, 0.5], rel=1e-3)
     said = {"cluster.node.host_speed": 1.0}
     assert with_host(tmp_path, path, said) == said
+    # Of a host whose autograd the command tells the record tells the rest.
+    said = {"cluster.node.autograd_speed": 0.01}
+    of_both = with_host(tmp_path, path, said)
+    assert of_both["cluster.node.autograd_speed"] == 0.01
+    assert of_both["cluster.node.host_speed"] == with_host(tmp_path, path, {})["cluster.node.host_speed"]
+    assert not any("autograd_speed" in one for one in of_both["cluster.overrides"])
     assert with_host(tmp_path, made / "alone.yaml", {}) == {}
 
 
@@ -217,7 +234,7 @@ class TestPredictedBefore:
         self, made: Path, folder: Path, *more: str, changes: Sequence[str] = ()
     ) -> tuple[dict[str, Any], dict[str, str]]:
         files = [str(folder / name) for name in ("predictions.json", *more)]
-        compare(made, folder / "out", ONLY_TABLES, *changes, "--predictions", *files)
+        compare(made, folder / "out", ONLY_TABLES, *changes, *(f"--predictions={file}" for file in files))
         comparison = json.loads((folder / "out" / "comparison.json").read_text())
         return comparison, {row["name"]: row["not_before"] for row in comparison["rows"] if not row["reason"]}
 
@@ -265,8 +282,8 @@ class TestPredictedBefore:
         assert said["predictions of predictions.json committed"] == str(first)
         assert said["predictions of later.json committed"] == str(second)
         assert main(["predict", str(made / "pp2.yaml"), "--out", str(repository / "twice.json")]) == 0
-        files = ["--predictions", str(repository / "predictions.json"), str(repository / "twice.json")]
-        arguments = [str(made / "pp2.yaml"), "--measured", str(made), "--out", str(repository / "out"), *files]
+        files = [f"--predictions={repository / name}" for name in ("predictions.json", "twice.json")]
+        arguments = [*files, str(made / "pp2.yaml"), "--measured", str(made), "--out", str(repository / "out")]
         assert main(["compare", *arguments]) == 2
         assert "two files predict one run" in capsys.readouterr().err
 
@@ -328,19 +345,151 @@ def test_predictions_say_what_they_came_from(made: Path, tmp_path: Path) -> None
     assert datetime.datetime.fromisoformat(content["date"]).tzinfo is not None
 
 
+def _put(*keys: Any, to: Any) -> Callable[[dict[str, Any]], Any]:
+    """Puts a value into a record."""
+
+    def change(record: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            record = record[key]
+        record[keys[-1]] = to
+
+    return change
+
+
+def _probes(*of_ranks: tuple[list[float], list[float]]) -> Callable[[dict[str, Any]], Any]:
+    """Puts probes of all ranks, and the forward ones, into a record."""
+
+    def change(record: dict[str, Any]) -> None:
+        for rank, (whole, forward) in zip(record["ranks"], of_ranks, strict=True):
+            rank["host"] = {"probe_s": whole, "probe_forward_s": forward}
+
+    return change
+
+
+GOOD = ([0.08, 0.08], [0.03, 0.03])
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("not json", "no record of a run"),
-        ('{"format": 2}', "of another format"),
-        ('{"format": 1, "status": "ok"}', "no record of a run"),
+        (_put("format", to=2), "format: no record of a run found: 2"),
+        (_put("name", to="tp2"), "is of another run"),
+        (_put("date", to=5), "date:"),
+        (_put("environment", to=[]), "environment:"),
+        (_put("step_time_s", "median", to=math.nan), "step_time_s.median: must be a finite number"),
+        (_put("step_time_s", "median", to=math.inf), "step_time_s.median"),
+        (_put("step_time_s", "median", to="abc"), "step_time_s.median"),
+        (_put("step_time_s", "median", to=-1.0), "step_time_s.median: is out of range"),
+        (lambda record: record.pop("step_time_s"), "step_time_s: a required key"),
+        (lambda record: record["ranks"].pop(), "ranks: not one entry for each rank"),
+        (lambda record: record["ranks"].append(record["ranks"][0]), "ranks: not one entry for each rank"),
+        (_put("ranks", to={"a": 1}), "ranks"),
+        (_put("ranks", 0, "memory", "steady_allocated_bytes", to=0), "ranks[0].memory.steady_allocated_bytes"),
+        (_put("ranks", 0, "memory", to={}), "ranks.memory: not of all ranks alike"),
+        (_put("ranks", 1, "kernels", 0, "seconds", to=math.nan), "ranks[1].kernels[0].seconds"),
+        (_put("ranks", 1, "kernels", 0, "class", to="foo"), "ranks[1].kernels[0].class"),
+        (_put("ranks", 1, "kernels", 0, "seconds", to=1.0), "is not the timeline of this run"),
+        (_probes(GOOD, ([0.08] * 3, [0.03] * 3)), "host.probe_s: not of all ranks alike"),
+        (_probes(GOOD, ([0.08] * 2, [0.03])), "unlike numbers"),
+        (_probes(([0.08], [0.03]), ([0.08], [0.03])), "only one probe"),
+        (_probes(GOOD, ([0.0] * 2, [0.0] * 2)), "ranks[1].host.probe_s[0]: is out of range"),
+        (_probes(GOOD, ([0.08] * 2, [0.08] * 2)), "not less than probe_s"),
+        (_probes(GOOD, ([math.nan] * 2, [0.03] * 2)), "ranks[1].host.probe_s[0]"),
     ],
 )
-def test_a_file_that_is_no_record_is_refused(made: Path, tmp_path: Path, change: str, words: str, capsys: Any) -> None:
-    (tmp_path / "alone.json").write_text(change)
-    arguments = ["compare", str(made / "alone.yaml"), "--measured", str(tmp_path), "--out", str(tmp_path / "out")]
-    assert main(arguments) == 2
-    assert words in capsys.readouterr().err
+def test_a_record_that_cannot_be_used_has_its_reason(
+    made: Path, tmp_path: Path, change: Callable[[dict[str, Any]], Any], words: str
+) -> None:
+    measured = tmp_path / "measured"
+    shutil.copytree(made / "measured", measured)
+    record = json.loads((measured / "ddp2.json").read_text())
+    change(record)
+    (measured / "ddp2.json").write_text(json.dumps(record))
+    assert words in reason_of(made, measured)
+
+
+def reason_of(made: Path, measured: Path) -> str:
+    return read_measured(measured, "ddp2", 2, sha256((made / "ddp2.yaml").read_text()), Meetings({}, {})).reason
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_put("step_time_s", "median", to=math.nan), "step_time_s.median: must be a finite number"),
+        (_probes(([1e9] * 2, [5e8] * 2), ([1e9] * 2, [5e8] * 2)), "its probes give no speed of a host"),
+    ],
+)
+def test_one_bad_record_leaves_the_others(
+    made: Path, tmp_path: Path, change: Callable[[dict[str, Any]], Any], words: str
+) -> None:
+    measured = tmp_path / "measured"
+    shutil.copytree(made / "measured", measured)
+    record = json.loads((measured / "ddp2.json").read_text())
+    change(record)
+    (measured / "ddp2.json").write_text(json.dumps(record))
+    found = reasons_of(made, tmp_path)
+    assert words in found["ddp2"]
+    assert found["alone"] == ""
+
+
+def reasons_of(made: Path, folder: Path) -> dict[str, str]:
+    """Of two runs in ``folder``."""
+    files = [str(made / f"{name}.yaml") for name in ("alone", "ddp2")]
+    out = folder / "out"
+    assert main(["compare", *files, "--measured", str(folder / "measured"), "--out", str(out), ONLY_TABLES]) == 0
+    return {row["name"]: row["reason"] for row in json.loads((out / "comparison.json").read_text())["rows"]}
+
+
+def _end(line: str, end: str) -> str:
+    return f"{line.rpartition(',')[0]},{end}"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text, _: text[:1], "is not the timeline of this run"),
+        (lambda text, _: text + text[1:], "is not the timeline of this run"),
+        (lambda text, _: [line for line in text if not line.startswith("1")], "is not the timeline of this run"),
+        (lambda _, other: other, "is not the timeline of this run"),
+        (lambda text, _: [*text[:40], text[40][:-30]], "line 41"),
+        (lambda text, _: [text[0], _end(text[1], ""), *text[2:]], "end_s: line 2"),
+        (lambda text, _: [text[0], _end(text[1], "nan"), *text[2:]], "end_s: line 2"),
+        (lambda text, _: [text[0], "x" + text[1][1:], *text[2:]], "rank: line 2"),
+        (lambda text, _: [text[0].replace("end_s", "stop"), *text[1:]], "lacks columns"),
+        (lambda *_: [], "is no table"),
+    ],
+)
+def test_a_timeline_that_is_not_the_runs_is_none(
+    made: Path, tmp_path: Path, change: Callable[[list[str], list[str]], list[str]], words: str
+) -> None:
+    measured = tmp_path / "measured"
+    shutil.copytree(made / "measured", measured)
+    text, other = (
+        gzip.decompress((measured / f"{name}.timeline.csv.gz").read_bytes()).decode().splitlines()
+        for name in ("ddp2", "alone")
+    )
+    content = gzip.compress("\n".join(change(text, other)).encode())
+    (measured / "ddp2.timeline.csv.gz").write_bytes(content)
+    reason = reason_of(made, measured)
+    assert words in reason
+    assert "ddp2.timeline.csv.gz" in reason
+
+
+@pytest.mark.parametrize("spoilt", [lambda packed: packed[: len(packed) // 2], lambda _: b"rank,stream", lambda _: b""])
+def test_a_file_that_cannot_be_unpacked_is_said(made: Path, tmp_path: Path, spoilt: Callable[[bytes], bytes]) -> None:
+    measured = tmp_path / "measured"
+    shutil.copytree(made / "measured", measured)
+    path = measured / "ddp2.timeline.csv.gz"
+    path.write_bytes(spoilt(path.read_bytes()))
+    assert "ddp2.timeline.csv.gz: " in reason_of(made, measured)
+
+
+@pytest.mark.parametrize("text", ["", "not json", "[]", "null", '{"format": 1, "status": "ok"}'])
+def test_a_file_that_is_no_record_is_said(made: Path, tmp_path: Path, text: str) -> None:
+    measured = tmp_path / "measured"
+    shutil.copytree(made / "measured", measured)
+    (measured / "ddp2.json").write_text(text)
+    assert "ddp2.json: " in reason_of(made, measured)
 
 
 def test_an_unusable_call_is_refused(made: Path, tmp_path: Path, capsys: Any) -> None:

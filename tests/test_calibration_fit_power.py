@@ -185,3 +185,12 @@ def test_copies_draw_what_they_leave_products_in_turns(watts: float) -> None:
     beside = Measured("shared", "mm", SIZES | {"beside": "copy", "period_s": 0.02}, (0,), row)
     part = power.fit(Cases((*whole.rows, beside), whole.environments), PROFILE)
     assert part.figures["power"]["loads"]["memory"]["watts"] == pytest.approx(watts, rel=0.02)
+
+
+def test_what_is_assumed_of_others_is_what_the_h200_was_measured_to_do() -> None:
+    model = PROFILE.power
+    assert model is not None
+    product = model.loads["matmul"]
+    assert (product.power_exponent, product.speed_exponent) == (power.EXPONENT, power.SPEED_EXPONENT)
+    assert model.averaged_s == power.AVERAGED_S
+    assert product.highest_clock_hz / model.highest_clock_hz == pytest.approx(power.HIGHEST, abs=1e-3)

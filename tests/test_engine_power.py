@@ -6,12 +6,14 @@ import math
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 import simulator
 from simulator.config.power import Load, Power
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.costs.power import Drawn, Loads, PowerBudget, load_class
+from simulator.errors import InputError
 from simulator.program import Attention, Block, Fixed, Matmul, Memory
 from simulator.program.ops import kernels_of
 from tests.jobs import job
@@ -224,3 +226,35 @@ def test_without_a_power_section_nothing_is_played_twice() -> None:
     result = simulator.run(job())
     assert result.costs.power is None
     assert result.spans.clocks_hz == {}
+
+
+@pytest.mark.parametrize("fold", [False, True])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_clocks_do_not_turn_on_how_a_step_is_played(schedule: str, fold: bool) -> None:
+    """Passes cut at their collectives, or played in one event each, draw the same over the same time."""
+    parallel = {"pp": 2, "tp": 2, "dp": 2, "zero": 2 if schedule == "1f1b" else 0, "schedule": schedule}
+    large = job(model__hidden=4096, model__heads=32, training__seq=2048, training__global_batch=16)
+    placed = large | {"parallelism": parallel, "cluster": {"name": "dgx_h100"}, "calibration": "h100-sxm-80gb"}
+    plain, quick = (
+        simulator.run(placed, set={"simulation.coalesce": coalesce, "simulation.fold": fold}).spans
+        for coalesce in (False, True)
+    )
+    assert set(plain.clocks_hz.values()) != {None}
+    assert plain.clocks_hz == quick.clocks_hz
+    assert plain.length_s == pytest.approx(quick.length_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("matmul", "highest_clock_hz", 2.5e9),
+        ("matmul", "clock_hz", 2.1e9),
+        ("communication", "watts", 50.0),
+        ("memory", "power_exponent", 1e6),
+    ],
+)
+def test_figures_that_no_gpu_has_are_refused(kind: Any, key: str, value: float) -> None:
+    model = budget().model.model_dump()
+    model["loads"][kind][key] = value
+    with pytest.raises((InputError, ValidationError), match=key):
+        Power.model_validate(model)

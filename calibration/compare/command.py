@@ -1,19 +1,20 @@
 """Compare simulated with measured runs: a table, and pictures.
 
 DIR of --measured holds what `python -m calibration train` recorded. Every workload has a row; one whose run failed,
-was skipped or never made has its reason there. Written to --out: comparison.json, table.csv, table.txt, pictures of
-step times, of all figures and of classes of kernels, and for each run the two timelines one above the other.
+was skipped or never made, or whose record cannot be used, has its reason there. Written to --out: comparison.json,
+table.csv, table.txt, pictures of step times, of all figures and of classes of kernels, and for each run the two
+timelines one above the other.
 Where a record says how fast its host was (`calibration.train.record`), the simulated host is as fast, against the
 profile's; --set cluster.node.host_speed=1 takes the profile's.
 With --predictions the errors of what was predicted before the runs are reported too, where the commits say that it was;
-several files, each with its commit, may hold those of different runs.
+given again, several files, each with its commit, may hold those of different runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from calibration.compare.comparison import PREDICTED, STEP_TIME, Row, not_before
 from calibration.compare.figures import pipelines, simulated_figures
 from calibration.compare.hosts import with_host
 from calibration.compare.kernels import simulated_kernels
-from calibration.compare.measured import Measured, measured_figures, read_measured
+from calibration.compare.measured import Measured, measured_figures, read_measured, unusable
 from calibration.compare.meetings import meetings
+from calibration.compare.record import Run
 from calibration.compare.table import as_csv, as_text
 from calibration.predict.command import add_set
 from calibration.predict.predictions import Predictions, Simulated, read_predictions, simulate_all
@@ -49,7 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measured", type=Path, required=True, metavar="DIR", help="records of their runs")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the results go")
     parser.add_argument(
-        "--predictions", type=Path, nargs="+", default=[], metavar="FILE", help="what `predict` wrote before the runs"
+        "--predictions",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="what `predict` wrote before the runs; may be given again",
     )
     add_set(parser)
     parser.add_argument("--no-pictures", dest="pictures", action="store_false", help="write tables only")
@@ -77,8 +84,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("is the folder of the measured runs", file="--out", found=str(out), fix="another folder")
     predicted = [Committed(path, read_predictions(path), first_with(path)) for path in arguments.predictions]
     changes = parse_changes(arguments.changes)
-    simulated = simulate_all((path, with_host(arguments.measured, path, changes)) for path in arguments.workloads)
-    measured = [read_measured(arguments.measured, one.name, one.sha256, meetings(one.result)) for one in simulated]
+    hosted = [_hosted(arguments.measured, path, changes) for path in arguments.workloads]
+    simulated = simulate_all((path, of_run) for path, (of_run, _) in zip(arguments.workloads, hosted, strict=True))
+    measured = []
+    for one, (_, problem) in zip(simulated, hosted, strict=True):
+        known = meetings(one.result)
+        run_of = read_measured(arguments.measured, one.name, one.workload.n_ranks, one.sha256, known)
+        measured.append(replace(run_of, reason=run_of.reason or problem))
     comparison = compare(arguments, simulated, measured, predicted)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "comparison.json", comparison)
@@ -91,6 +103,14 @@ def run(arguments: argparse.Namespace) -> int:
         _draw(out, comparison, simulated, measured)
     print(text, end="")
     return 1 if any(suite["passed"] is False for suite in comparison["suites"]) else 0
+
+
+def _hosted(directory: Path, workload: Path, changes: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """``changes`` with the speed of the run's host, or as they are and why it cannot be told."""
+    try:
+        return with_host(directory, workload, changes), ""
+    except InputError as problem:
+        return changes, unusable(problem)
 
 
 def compare(
@@ -118,10 +138,10 @@ def compare(
             rows.append(base)
             continue
         ours, theirs = simulated_figures(one.result), None
-        if not real.reason:
+        if isinstance(real.record, Run) and not real.reason:
             report = one.result.to_dict()
             flops, peak = report["model_flops_per_step"], report["peak_flops_per_s_per_gpu"]
-            theirs = measured_figures(real, flops, peak, pipelines(one.result))
+            theirs = measured_figures(real.record, real.kernels, flops, peak, pipelines(one.result))
         late, committed = "not among the predictions" if predicted else "", None
         if one.name in by_name:
             file = by_name[one.name]
@@ -141,7 +161,9 @@ def compare(
         _warnings(simulated, predicted),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         measured_dates=sorted({f"{real.date:%Y-%m-%d}" for real in measured if real.date is not None}),
-        measured_by=list(dict.fromkeys(real.record["command"] for real in measured if real.record.get("command"))),
+        measured_by=list(
+            dict.fromkeys(r.record.command for r in measured if r.record is not None and r.record.command)
+        ),
         hardware=list(dict.fromkeys(real.hardware for real in measured if real.hardware)),
         profiles=[
             {"name": name, "sha256": sha256}

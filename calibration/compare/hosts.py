@@ -3,16 +3,15 @@ before, between and after the steps of each run, against what the calibrated one
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from calibration.compare.record import Host, Run, read_record
 from calibration.fit.hosts import Pace, probe_of
 from simulator.config import Workload, load_workload
-from simulator.config.files import read_text
 from simulator.config.profile import Profile, load_profile
 from simulator.costs import Costs
 from simulator.errors import InputError
@@ -21,29 +20,26 @@ KEY, BACKWARD_KEY, GPUS = "cluster.node.host_speed", "cluster.node.autograd_spee
 
 
 def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``changes``, and where they do not say it the speeds of the hosts that ran the workload, where known, forward and
-    backward: means over the steps, of each that of the host of a pipeline stage that was slowest around it.
+    """``changes``, and unless they say how fast the host is the speeds of the hosts that ran the workload, where known,
+    forward and, unless they say that, backward: means over the steps, of each that of the host of a pipeline stage that
+    was slowest around it.
 
     Ranks that do the same meet in every step, which the slowest makes as long as it is; stages have different work.
-    Raises `InputError` on a record that cannot be read.
+    Raises `InputError` on a record that cannot be used.
     """
-    if KEY in changes or BACKWARD_KEY in changes:
+    if KEY in changes:
         return changes
     known = load_workload(workload, changes)
-    record = directory / f"{known.name}.json"
-    if not record.exists():
+    run = read_record(directory, known.name)
+    if not isinstance(run, Run):
         return changes
     profile = load_profile(next(iter(known.calibrations.values())))
     usual = _usual(profile, known)
-    try:
-        ranks = json.loads(read_text(record)).get("ranks", [])
-        stages: dict[int, list[list[Pace]]] = {}
-        for rank in ranks:
-            if rank.get("host", {}).get("probe_s"):
-                stages.setdefault(rank.get("place", {}).get("pp", 0), []).append(_around(rank["host"], usual))
-        paces = {stage: _slowest(of_ranks) for stage, of_ranks in stages.items()}
-    except (ValueError, TypeError, AttributeError) as problem:
-        raise InputError(f"no record of a run: {problem!r}", file=record) from None
+    stages: dict[int, list[list[Pace]]] = {}
+    for rank in run.ranks:
+        if rank.host.probe_s:
+            stages.setdefault(rank.place.pp, []).append(_around(rank.host, usual))
+    paces = {stage: _slowest(of_ranks) for stage, of_ranks in stages.items()}
     if not paces:
         return changes
     slowest = max(paces.values(), key=sum)
@@ -51,11 +47,19 @@ def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Ma
     if len(paces) > 1 and not known.cluster.overrides:
         count = known.cluster.node_at(0).gpus.count
         found[GPUS] = [
-            {"gpu": f"node{number // count}.gpu{number % count}", "host_speed": host, "autograd_speed": autograd}
-            for number, rank in enumerate(ranks)
-            for host, autograd in (_speeds(slowest, paces[rank["place"]["pp"]]),)
+            {"gpu": f"node{number // count}.gpu{number % count}", "host_speed": host}
+            | ({} if BACKWARD_KEY in changes else {"autograd_speed": autograd})
+            for number, rank in enumerate(run.ranks)
+            for host, autograd in (_speeds(slowest, paces[rank.place.pp]),)
         ]
-    return {**changes, **found}  # after the cluster that they are of
+    merged = {**changes, **{key: value for key, value in found.items() if key not in changes}}
+    try:
+        load_workload(workload, merged)
+    except InputError as problem:
+        where = directory / f"{known.name}.json"
+        said = f"its probes give no speed of a host: {problem}"
+        raise InputError(said, file=where, key="ranks.host", fix=f"--set {KEY}=1 for the profile's host") from None
+    return merged  # the speeds after the cluster that they are of
 
 
 def _speeds(of: Pace, pace: Pace) -> tuple[float, float]:
@@ -77,10 +81,10 @@ def _usual(profile: Profile, workload: Workload) -> Pace:
     return probe_of(Costs.from_profile(profile, workload.training.implementation))
 
 
-def _around(host: Mapping[str, Any], usual: Pace) -> list[Pace]:
+def _around(host: Host, usual: Pace) -> list[Pace]:
     """From one of a rank's probes to the next, the means of both; of records that do not tell forward from backward
     both are as slow."""
-    share, whole = usual.forward / sum(usual), host["probe_s"]
-    forward = host.get("probe_forward_s", [share * seconds for seconds in whole])
+    share, whole = usual.forward / sum(usual), host.probe_s
+    forward = host.probe_forward_s or [share * seconds for seconds in whole]
     told = [Pace(part, seconds - part) for part, seconds in zip(forward, whole, strict=True)]
     return [Pace(*map(fmean, zip(*two, strict=True))) for two in pairwise(told)]

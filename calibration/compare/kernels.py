@@ -7,6 +7,7 @@ others are there. That waiting, and the transfer that follows it, are told apart
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from calibration.compare.meetings import Meetings, moving_s
+from calibration.text import read_packed
 from simulator.api import Result
+from simulator.config.files import brief
 from simulator.errors import InputError
 from simulator.program.ops import comms_of
 from simulator.timeline import CATEGORIES, Floats, Ints, covered_s
@@ -148,12 +151,28 @@ def measured_kernels(path: Path, known: Meetings) -> Kernels:
     """From a ``timeline.csv.gz`` that `python -m calibration train` wrote, of ranks that meet as ``known`` says. Raises
     `InputError`."""
     try:
-        frame = pd.read_csv(path, keep_default_na=False)
-    except (OSError, ValueError, EOFError) as problem:
-        raise InputError(f"cannot be read: {problem}", file=path) from None
+        frame = pd.read_csv(io.StringIO(read_packed(path)), keep_default_na=False)
+    except ValueError as problem:
+        raise InputError(f"is no table: {problem}", file=path) from None
     missing = [name for name in _COLUMNS if name not in frame]
     if missing:
         raise InputError("lacks columns", file=path, found=", ".join(frame.columns), allowed=", ".join(_COLUMNS))
+    numbers = {name: pd.to_numeric(frame[name], errors="coerce") for name in ("rank", "start_s", "end_s")}
+    known_class = [name for name in CLASSES if name != "hand-over"]
+    rank, start, end = numbers.values()
+    wrong = {
+        "rank": ~((rank >= 0) & (rank % 1 == 0)),
+        "class": ~frame["class"].isin(known_class),
+        "start_s": ~(np.isfinite(start) & (start >= 0)),
+        "end_s": ~(np.isfinite(end) & (end >= start)),
+    }
+    allowed = {"rank": "0, 1, ..", "class": ", ".join(known_class), "start_s": ">= 0", "end_s": ">= start_s"}
+    for column, bad in wrong.items():
+        if bad.any():
+            line = int(bad.to_numpy().argmax())
+            found = brief(str(frame[column].iloc[line]))
+            raise InputError(f"line {line + 2}", file=path, key=column, found=found, allowed=allowed[column])
+    frame = frame.assign(rank=rank.astype(np.int64), start_s=start, end_s=end)
     kind, name = frame["kind"].to_numpy(object), frame["class"].to_numpy(object)
     moves, done = moving_s(frame, known)
     return Kernels(
@@ -171,8 +190,6 @@ def measured_class(name: str, kind: str) -> str:
     """The class of what a run's record calls ``name``; communication of a pipeline is ``hand-over``."""
     if name == "communication" and kind == "pp":
         return "hand-over"
-    if name not in CLASSES:
-        raise InputError("unknown class of kernel", key="class", found=name, allowed=", ".join(CLASSES))
     return name
 
 

@@ -1,97 +1,124 @@
-"""What `python -m calibration train` recorded of a run (its keys: `calibration.train.record`), to be compared."""
+"""What `python -m calibration train` recorded of a run, to be compared."""
 
 from __future__ import annotations
 
 import datetime
-import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from calibration.compare.figures import Figures
 from calibration.compare.kernels import CLASSES, PARTS, Kernels, measured_class, measured_kernels
 from calibration.compare.meetings import Meetings
-from simulator.config.files import read_text
+from calibration.compare.record import Record, Run, read_record
 from simulator.errors import InputError
 
-FORMAT = 1
+#: Times of a timeline have so many seconds of rounding at each end, seconds of a record so large a share.
+_ROUNDED_S, _ROUNDED = 1e-7, 1e-4
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A run: what was recorded of it and its kernels, or the ``reason`` why there is nothing to compare.
+    """A run: what was recorded of it and its kernels, or the ``reason`` why there is nothing to compare; no ``record``
+    where it was never made, or cannot be read."""
 
-    ``date``: when it was made, None where it never was; ``workload_sha256``: of the workload file that it ran.
-    """
-
-    record: Mapping[str, Any]
-    path: Path
-    date: datetime.datetime | None
-    workload_sha256: str
+    record: Record | None
     reason: str
-    kernels: Kernels | None
+    kernels: Kernels | None = None
+
+    @property
+    def date(self) -> datetime.datetime | None:
+        return None if self.record is None else self.record.date
 
     @property
     def hardware(self) -> str:
         """What it ran on, in a line."""
-        found = self.record.get("environment", {})
+        found = {} if self.record is None else self.record.environment
         parts = [found.get("gpu")] + [f"{k} {found[k]}" for k in ("torch", "cuda", "nccl") if found.get(k)]
         driver = found.get("driver")
         return ", ".join(str(part) for part in [*parts, driver and f"driver {driver}"] if part)
 
 
-def read_measured(directory: Path, name: str, workload_sha256: str, known: Meetings) -> Measured:
-    """The run ``name``; one that failed, was skipped, never made or made of another workload file has a reason.
-    ``known``: which ranks meet in it.
-
-    Raises `InputError` where a file is not a record of a run.
-    """
-    path = directory / f"{name}.json"
-    if not path.exists():
-        return Measured({}, path, None, "", "not run", None)
+def read_measured(directory: Path, name: str, n_ranks: int, workload_sha256: str, known: Meetings) -> Measured:
+    """The run ``name``; one that failed, was skipped, never made, made of another workload file, or whose files are not
+    those of such a run has a reason. ``known``: which ranks meet in it."""
+    record = None
     try:
-        record = json.loads(read_text(path))
-        if record["format"] != FORMAT:
-            raise InputError("of another format", file=path, key="format", found=record["format"], allowed=FORMAT)
-        date = datetime.datetime.fromisoformat(record["date"])
-        date = date if date.tzinfo else date.replace(tzinfo=datetime.UTC)
-        ran = record["workload"]["sha256"]
-        reason = "" if record["status"] == "ok" else f"{record['status']}: {' '.join(record['reason'].split())}"
-    except (ValueError, TypeError, KeyError) as problem:
-        fix = "python -m calibration train writes one"
-        raise InputError(f"no record of a run: {problem!r}", file=path, fix=fix) from None
-    if not reason and ran != workload_sha256:
-        reason = "the workload file has changed since it was run"
-    timeline = directory / f"{name}.timeline.csv.gz"
-    kernels = measured_kernels(timeline, known) if not reason and timeline.exists() else None
-    return Measured(record, path, date, ran, reason, kernels)
+        record = read_record(directory, name)
+        if record is None:
+            return Measured(None, "not run")
+        if not isinstance(record, Run):
+            said = " ".join(record.reason.split())
+            return Measured(record, f"{record.status}: {said}" if said else record.status)
+        if record.workload.sha256 != workload_sha256:
+            return Measured(record, "the workload file has changed since it was run")
+        if record.n_gpus != n_ranks:
+            return Measured(record, f"run on {record.n_gpus} GPUs, not {n_ranks}")
+        timeline = directory / f"{name}.timeline.csv.gz"
+        return Measured(record, "", _kernels(timeline, record, known) if timeline.exists() else None)
+    except InputError as problem:
+        return Measured(record, unusable(problem))
+
+
+def unusable(problem: InputError) -> str:
+    """The reason of a run whose files cannot be used, in a line."""
+    return f"its files cannot be used: {' '.join(str(problem).split())}"
+
+
+def _kernels(path: Path, run: Run, known: Meetings) -> Kernels:
+    """Those of the timeline. Raises `InputError` where they are not the ones that the record counts."""
+    kernels = measured_kernels(path, known)
+    launches: Counter[tuple[int, int, str]] = Counter()
+    seconds: defaultdict[tuple[int, int, str], float] = defaultdict(float)
+    for rank in run.ranks:
+        for kernel in rank.kernels:
+            key = rank.rank, CLASSES.index(measured_class(kernel.name, kernel.kind)), kernel.kind
+            launches[key] += kernel.launches
+            seconds[key] += kernel.seconds
+    keys = list(zip(kernels.rank.tolist(), kernels.code.tolist(), kernels.kind.tolist(), strict=True))
+    found = Counter(keys)
+    lengths: defaultdict[tuple[int, int, str], float] = defaultdict(float)
+    for key, length in zip(keys, (kernels.end_s - kernels.start_s).tolist(), strict=True):
+        lengths[key] += length
+    for key in sorted(launches | found):
+        same = np.isclose(lengths[key], seconds[key], rtol=_ROUNDED, atol=_ROUNDED_S * launches[key])
+        if found[key] != launches[key] or not same:
+            what = f"{CLASSES[key[1]]} {key[2]}".strip()
+            raise InputError(
+                f"is not the timeline of this run: {what} kernels of rank {key[0]}",
+                file=path,
+                found=f"{found[key]} of {lengths[key]:.6g} s",
+                allowed=f"{launches[key]} of {seconds[key]:.6g} s, as the record says",
+                fix="both files of one run",
+            )
+    return kernels
 
 
 def measured_figures(
-    run: Measured, flops_per_step: float, peak_flops_per_s: float, pipelines: Sequence[Sequence[int]]
+    run: Run,
+    kernels: Kernels | None,
+    flops_per_step: float,
+    peak_flops_per_s: float,
+    pipelines: Sequence[Sequence[int]],
 ) -> Figures:
     """``flops_per_step``: of the model, all ranks; ``peak_flops_per_s``: of one GPU. Memory is, as time, of the timed
-    steps: in the second one of all DDP makes its buckets anew, and may have both sets of them for once. Raises
-    `InputError`."""
-    record, ranks = run.record, run.record.get("ranks", [])
-    try:
-        step_s = float(record["step_time_s"]["median"])
-        class_s = dict.fromkeys(CLASSES, 0.0)
-        for kernel in (kernel for rank in ranks for kernel in rank["kernels"]):
-            class_s[measured_class(kernel["class"], kernel["kind"])] += kernel["seconds"] / len(ranks)
-        parts: dict[str, float | None] = dict.fromkeys(chain(*PARTS.values()))
-        exposed = [rank["profile"]["exposed_s"] for rank in ranks if rank["profile"]]
-        peaks = tuple(float(rank["memory"]["steady_allocated_bytes"]) for rank in ranks if rank["memory"])
-        return Figures(
-            step_time_s=step_s,
-            mfu=flops_per_step / (step_s * len(ranks) * peak_flops_per_s),
-            peak_allocated_bytes=peaks,
-            class_s={**class_s, **(run.kernels.parts(len(ranks)) if run.kernels is not None else parts)},
-            exposed_s=statistics.fmean(exposed) if exposed else None,
-            bubble=run.kernels.bubble(pipelines) if run.kernels is not None else None,
-        )
-    except (TypeError, KeyError, ZeroDivisionError) as problem:
-        raise InputError(f"an incomplete record of a run: {problem!r}", file=run.path) from None
+    steps: in the second one of all DDP makes its buckets anew, and may have both sets of them for once."""
+    ranks, step_s = run.ranks, run.step_time_s.median
+    class_s = dict.fromkeys(CLASSES, 0.0)
+    for kernel in (kernel for rank in ranks for kernel in rank.kernels):
+        class_s[measured_class(kernel.name, kernel.kind)] += kernel.seconds / len(ranks)
+    parts: dict[str, float | None] = dict.fromkeys(chain(*PARTS.values()))
+    exposed = [rank.profile.exposed_s for rank in ranks if rank.profile is not None]
+    return Figures(
+        step_time_s=step_s,
+        mfu=flops_per_step / (step_s * len(ranks) * peak_flops_per_s),
+        peak_allocated_bytes=tuple(rank.memory.steady_allocated_bytes for rank in ranks if rank.memory is not None),
+        class_s={**class_s, **(parts if kernels is None else kernels.parts(len(ranks)))},
+        exposed_s=statistics.fmean(exposed) if exposed else None,
+        bubble=None if kernels is None else kernels.bubble(pipelines),
+    )

@@ -24,8 +24,10 @@ from simulator.costs.power import Drawn, Loads, PowerBudget, load_class
 from simulator.program import Kernel
 
 #: Of products on an H200 (its calibration), assumed of GPUs whose products were not measured sharing the time.
-EXPONENT, SPEED_EXPONENT, AVERAGED_S = 1.95, 0.834, 0.055
-ASSUMED = "how power and speed follow the clock, and how long the limit averages, are assumed: as on an H200"
+EXPONENT, SPEED_EXPONENT, HIGHEST, AVERAGED_S = 1.71, 0.709, 0.945, 0.043
+ASSUMED = (
+    "how power and speed follow the clock and up to which, and how long the limit averages, are assumed: as on an H200"
+)
 SETTLING_S = 0.1  # clocks follow the power within tens of milliseconds
 MEMORY_OPS = ("copy", "residual_add", "bias_grad")
 ARITHMETIC_OPS = ("layer_norm", "gelu", "cast_bf16_fp32", "swiglu_split")
@@ -105,7 +107,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
         return Part({})
     highest_hz = max(float(mhz) for case in lasting for mhz in case.row["sm_mhz"]) * 1e6
     alone = [_Run.of(case) for case in products]
-    law = _fastest(products, _Law(highest_hz, SPEED_EXPONENT, EXPONENT))
+    law = _Law(HIGHEST * highest_hz, SPEED_EXPONENT, EXPONENT)
     if waiting:
         on_end = [case for case in products if _cube(case) == side]
         law = _law([_Run.of(case) for case in (*waiting, *on_end)], min(idle), highest_hz)
@@ -239,7 +241,7 @@ def _drawing(turns: Sequence[Measured], power: Power, profile: Profile) -> dict[
     how it follows clocks that differ enough. Weights are shares of the time."""
     products, budget = power.loads["matmul"], PowerBudget(power)
     highest_hz = power.loads[OTHERS[str(turns[0].params["beside"])]].highest_clock_hz
-    points = []
+    points: dict[str, list[tuple[float, float, float]]] = {}
     for case in turns:
         run, clock_hz = _Run.of(case), _clock_hz(case, power, profile)
         if clock_hz >= (1 - REACHED) * products.highest_clock_hz:
@@ -247,13 +249,16 @@ def _drawing(turns: Sequence[Measured], power: Power, profile: Profile) -> dict[
         left_w = run.watts - power.idle_w - run.share * budget.drawn_w("matmul", clock_hz)
         if left_w > 0:
             clock = math.log(min(clock_hz, highest_hz) / highest_hz)
-            points.append((clock, math.log(left_w / (1 - run.share)), 1 - run.share))
+            point = clock, math.log(left_w / (1 - run.share)), 1 - run.share
+            points.setdefault(str(case.params["beside"]), []).append(point)
     if not points:
         return {}
-    clock, drawn, weight = np.array(points).T
-    exponent = products.power_exponent
-    if np.ptp(clock) > DIFFERENT:
-        exponent = max(float(np.polyfit(clock, drawn, 1, w=np.sqrt(weight))[0]), 0.0)
+    clock, drawn, weight = np.array([point for of in points.values() for point in of]).T
+    centred = [np.array(of) - np.average(of, axis=0, weights=[w for *_, w in of]) for of in points.values()]
+    off, above, _ = np.concatenate(centred).T
+    slope = np.average(off * above, weights=weight) / max(float(np.average(off**2, weights=weight)), 1e-12)
+    # Where clocks hardly differ, or power would fall as they rise, it is taken to go as that of products.
+    exponent = float(slope) if np.ptp(clock) > DIFFERENT and slope > 0 else products.power_exponent
     watts = power.idle_w + math.exp(np.average(drawn - exponent * clock, weights=weight))
     return {"watts": rounded(watts), "power_exponent": rounded(exponent, 3)}
 

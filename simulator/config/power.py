@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from simulator.config.cited import Cited, NotNegative, Positive, need_all
 from simulator.config.section import Section
@@ -12,6 +12,8 @@ from simulator.errors import InputError
 
 #: What differs in what it draws and in how far the clock matters to it.
 LoadClass = Literal["matmul", "attention", "arithmetic", "norm", "memory", "communication"]
+#: Dynamic power goes with the clock and the square of a voltage that follows it at most; with more it is a slip.
+Exponent = Annotated[float, Field(ge=0, le=5)]
 
 
 class Load(Section):
@@ -22,12 +24,12 @@ class Load(Section):
     clock_hz: Positive
     """where the power limit then leaves the clock, or the highest one"""
     priced_at_hz: Positive
-    """clock that the class's times hold at"""
+    """clock that the class's times hold at; above the highest where they are shorter than any that was seen in use"""
     highest_clock_hz: Positive
     """above which the class is no faster and draws no more, whatever clock the GPU reports"""
-    speed_exponent: NotNegative
+    speed_exponent: Exponent
     """speed goes with this power of the clock: caches and memory have clocks of their own"""
-    power_exponent: NotNegative
+    power_exponent: Exponent
     """what is drawn above an idle GPU goes with this power of the clock"""
 
 
@@ -49,4 +51,19 @@ class Power(Cited):
         need_all("power.loads", self.loads, get_args(LoadClass))
         if self.idle_w >= self.limit_w:
             raise InputError("is not below the limit", key="power.idle_w", found=self.idle_w, allowed=self.limit_w)
+        for kind, load in self.loads.items():
+            key = f"power.loads.{kind}"
+            if load.watts < self.idle_w:
+                raise InputError("is below an idle GPU's", key=f"{key}.watts", found=load.watts, allowed=self.idle_w)
+            highest_hz = load.highest_clock_hz
+            if highest_hz > self.highest_clock_hz:
+                allowed = f"up to {self.highest_clock_hz:.4g}"
+                raise InputError("is above the GPU's", key=f"{key}.highest_clock_hz", found=highest_hz, allowed=allowed)
+            if load.clock_hz > highest_hz:
+                raise InputError(
+                    "is above the highest that does anything for the class",
+                    key=f"{key}.clock_hz",
+                    found=load.clock_hz,
+                    allowed=f"up to {highest_hz:.4g}",
+                )
         return self

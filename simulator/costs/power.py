@@ -33,8 +33,8 @@ CLOCKS = 64
 #: A step is cut into pieces of half the time over which the limit averages, as clocks that change in turns of 30 ms do
 #: not follow (an H200's `shared` products); or into so many.
 PER_AVERAGE, MOST_PIECES = 2, 512
-#: Time constants after which nothing is left of how a running mean began, and passes after which it repeats.
-FORGOTTEN, MOST_PASSES = 8, 1000
+#: Time constants after which nothing is left of how a running mean began.
+FORGOTTEN = 8
 
 Floats = NDArray[np.float64]
 
@@ -104,7 +104,9 @@ class PowerBudget:
         load = self.model.loads[kind]
         own_hz = load.priced_at_hz
         if load.power_exponent:
-            own_hz = min(own_hz * intensity ** (-1 / load.power_exponent), load.highest_clock_hz)
+            # What draws less than at the highest clock is not held down.
+            least = min((own_hz / load.highest_clock_hz) ** load.power_exponent, 1.0)
+            own_hz *= max(intensity, least) ** (-1 / load.power_exponent)
         return float((own_hz / min(clock_hz, load.highest_clock_hz)) ** load.speed_exponent)
 
     def drawn_w(self, kind: LoadClass, clock_hz: float) -> float:
@@ -128,10 +130,10 @@ class PowerBudget:
         if not np.any(joules[:, -1] > room_w * lengths_s[:, -1]):
             return self.highest_hz
         left = np.exp(-lengths_s / self.model.averaged_s)
-        added_w = joules / lengths_s * (1 - left)
+        added_w = joules / lengths_s * -np.expm1(-lengths_s / self.model.averaged_s)
         places, mean_w = np.empty(len(lengths_s)), room_w
         again = FORGOTTEN * self.model.averaged_s / float(lengths_s[:, -1].sum())
-        for _ in range(min(math.ceil(again) + 1, MOST_PASSES)):
+        for _ in range(math.ceil(again) + 1):
             began_w = mean_w
             for piece in range(len(lengths_s)):
                 reached_w = mean_w * left[piece] + added_w[piece]
@@ -141,8 +143,11 @@ class PowerBudget:
                 break
         below = np.minimum(places.astype(int), CLOCKS - 2)
         rows, beyond = np.arange(len(places)), places - below
-        step_s = float((lengths_s[rows, below] * (1 - beyond) + lengths_s[rows, below + 1] * beyond).sum())
-        found = float(np.interp(-step_s, -lengths_s.sum(axis=0), clocks))
+        lasted_s = lengths_s[rows, below] * (1 - beyond) + lengths_s[rows, below + 1] * beyond
+        steps_s = lengths_s.sum(axis=0)
+        found = float(np.interp(-lasted_s.sum(), -steps_s, clocks))
+        if math.isclose(lasted_s.sum(), steps_s[-1], rel_tol=1e-9):  # the clock makes no difference
+            found = float(np.average(np.interp(places, np.arange(CLOCKS), clocks), weights=lasted_s))
         return math.floor(found / 1e6 + 0.5) * 1e6
 
     def trace(self, spans: Sequence[Drawn], length_s: float, ranks: int = 1) -> Trace:

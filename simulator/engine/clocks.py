@@ -53,13 +53,20 @@ def next_clocks(
         return clocks
     kinds = placed.kinds(cluster)
     of_template = [store.loads(template) for template in range(len(store.templates))]
-    spans: dict[tuple[int, str], list[Drawn]] = {kind: [] for kind in clocks}
-    for rank, template, start, end in recorder.times():
+    # Of whole steps: into how many spans one is cut is a matter of how it is played.
+    steps: dict[tuple[int, str, int], Drawn] = {}
+    for step, template, start, end in recorder.times():
         loads = of_template[template]
         if loads.seconds.keys() == {"communication"}:
             loads = Loads({"communication": end - start}, {"communication": end - start})
-        if loads.seconds and end > start:
-            spans[kinds[rank]].append(Drawn(start, end, loads, cast.like[rank]))
+        if step not in steps:
+            steps[step] = Drawn(start, end, Loads(), cast.like[step[0]])
+        known = steps[step]
+        known.loads.add_all(loads)
+        steps[step] = known._replace(start_s=min(known.start_s, start), end_s=max(known.end_s, end))
+    spans: dict[tuple[int, str], list[Drawn]] = {kind: [] for kind in clocks}
+    for (rank, _, _), drawn in steps.items():
+        spans[kinds[rank]].append(drawn)
     found = dict(clocks)
     for kind, count in Counter(kinds).items():
         power, clock_hz = placed.costs.of(kind[1]).power, clocks[kind]

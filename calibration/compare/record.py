@@ -1,0 +1,144 @@
+"""The record of a run as it is read to be compared: what `calibration.train.record` documents, checked key by key."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from calibration.train.record import FORMAT
+from simulator.config.files import read_json
+from simulator.config.section import AsTuple, Section, Text, validated
+from simulator.errors import InputError
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+def _date(value: object) -> datetime.datetime:
+    if not isinstance(value, str):
+        raise ValueError("must be a date, ISO 8601")
+    date = datetime.datetime.fromisoformat(value)
+    return date if date.tzinfo else date.replace(tzinfo=datetime.UTC)
+
+
+#: Sections that are empty where nothing was measured.
+_Empty = BeforeValidator(lambda value: value or None)
+
+
+class Told(Section):
+    """A section of which more is recorded than is read."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class StepTime(Told):
+    median: Positive
+
+
+class Ran(Told):
+    sha256: str
+
+
+class Place(Told):
+    pp: Annotated[int, Field(ge=0)] = 0
+
+
+class Host(Told):
+    probe_s: Annotated[tuple[Positive, ...], AsTuple] = ()
+    probe_forward_s: Annotated[tuple[Positive, ...], AsTuple] | None = None
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        """Between two probes is a step; the forward passes are a part of all."""
+        forward = self.probe_forward_s
+        if len(self.probe_s) == 1:
+            raise InputError("only one probe", key="ranks.host.probe_s", found=1, allowed="two at least, or none")
+        if forward is not None and len(forward) != len(self.probe_s):
+            found = f"{len(forward)} and {len(self.probe_s)}"
+            raise InputError("unlike numbers of probe_forward_s and probe_s", key="ranks.host", found=found)
+        for part, whole in zip(forward or (), self.probe_s, strict=False):
+            if part >= whole:
+                raise InputError("not less than probe_s", key="ranks.host.probe_forward_s", found=part, allowed=whole)
+        return self
+
+
+class Memory(Told):
+    steady_allocated_bytes: Positive
+
+
+class Profiled(Told):
+    exposed_s: Annotated[float, Field(ge=0)]
+
+
+class Kernel(Told):
+    name: Literal["matmul", "attention", "memory", "optimizer", "communication", "copy"] = Field(alias="class")
+    kind: str
+    seconds: Annotated[float, Field(ge=0)]
+    launches: Annotated[int, Field(ge=1)]
+
+
+class Rank(Told):
+    rank: int
+    kernels: Annotated[tuple[Kernel, ...], AsTuple]
+    place: Place = Place()
+    host: Host = Host()
+    memory: Annotated[Memory | None, _Empty] = None
+    profile: Annotated[Profiled | None, _Empty] = None
+
+
+class Record(Told):
+    """What is read of any run; of one that went well see `Run`."""
+
+    format: Literal[1]
+    name: Text
+    status: Literal["ok", "failed", "skipped"]
+    date: Annotated[datetime.datetime, BeforeValidator(_date)]
+    workload: Ran
+    reason: str = ""
+    command: str = ""
+    environment: dict[str, Any] = Field(default_factory=dict)
+
+
+class Run(Record):
+    n_gpus: Annotated[int, Field(ge=1)]
+    step_time_s: StepTime
+    ranks: Annotated[tuple[Rank, ...], AsTuple]
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        """Every rank once, and of all of them as much."""
+        numbers = [rank.rank for rank in self.ranks]
+        if numbers != list(range(self.n_gpus)):
+            raise InputError(
+                "not one entry for each rank", key="ranks", found=numbers, allowed=f"0 to {self.n_gpus - 1}"
+            )
+        told: Mapping[str, set[object]] = {
+            "host.probe_s": {len(rank.host.probe_s) for rank in self.ranks},
+            "memory": {rank.memory is None for rank in self.ranks},
+            "profile": {rank.profile is None for rank in self.ranks},
+        }
+        for key, found in told.items():
+            if len(found) > 1:
+                raise InputError("not of all ranks alike", key=f"ranks.{key}", fix="train the workload again")
+        return self
+
+
+def read_record(directory: Path, name: str) -> Record | None:
+    """The record of run ``name``, a `Run` where it went well; None: there is none. Raises `InputError` where the file
+    is not the record of this run, or lacks something."""
+    path = directory / f"{name}.json"
+    if not path.exists():
+        return None
+    data = read_json(path)
+    if data.get("format") != FORMAT:
+        fix = "python -m calibration train writes one"
+        raise InputError(
+            "no record of a run", file=path, key="format", found=data.get("format"), allowed=FORMAT, fix=fix
+        )
+    record = validated(Run if data.get("status") == "ok" else Record, data, path)
+    if record.name != name:
+        raise InputError("is of another run", file=path, key="name", found=record.name, allowed=name)
+    return record
