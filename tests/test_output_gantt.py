@@ -50,6 +50,10 @@ def test_every_box_has_its_micro_batch_where_numbers_fit() -> None:
     ]
 
 
+def test_one_micro_batch_alone_is_not_numbered() -> None:
+    assert texts(gantt(pipeline("1f1b", 4, 1))) == []
+
+
 def test_long_steps_get_their_beginning_and_end_enlarged() -> None:
     play = pipeline("1f1b", 12, 96)
     figure = gantt(play)

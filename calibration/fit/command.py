@@ -20,6 +20,7 @@ from calibration.fit.cases import MEASURED, Cases, read
 from calibration.fit.part import Point, residuals
 from calibration.fit.writer import written
 from simulator.cli.outputs import check_outputs
+from simulator.config import catalog
 from simulator.config.files import with_changes
 from simulator.config.profile import Profile, load_profile
 from simulator.config.section import validated
@@ -56,7 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("is a file, not a folder", file="--plots", found=str(arguments.plots))
     cases = replace(read(arguments.measured), hold_out=frozenset(arguments.hold_out))
     _held_out(cases)
-    profile, points = fit(cases, load_profile(arguments.base or arguments.out.stem), arguments.out.stem)
+    base, shipped = arguments.base or arguments.out.stem, catalog.names("profile")
+    if arguments.base is None and base not in shipped:
+        said = f"no profile called {base} is shipped that what was not measured could be taken from"
+        raise InputError(said, key="--base", allowed=", ".join(shipped), fix="give --base, a profile of a GPU like it")
+    profile, points = fit(cases, load_profile(base), arguments.out.stem)
     arguments.out.write_text(written(profile), encoding="utf-8")
     if arguments.plots is not None:
         picture.draw(points, arguments.plots)
