@@ -1,5 +1,9 @@
 """A discrete-event simulator of LLM training on GPU clusters: how fast, how full, and why, before anything is rented.
 
+`run` simulates a training step of a workload, `share` several jobs on one cluster, `schedule` a pipeline schedule
+without a model, and `simulate` is the engine beneath: a program on a cluster. What cannot be used raises
+`errors.InputError`.
+
 >>> import simulator
 >>> simulator.schedule("1f1b", stages=4, microbatches=8).to_dict()["bubble_ratio"]
 0.375
@@ -14,10 +18,16 @@ if TYPE_CHECKING:
     from simulator.engine import simulate
     from simulator.sharing import Shared, share
 
+__version__ = "0.1.0"
 __all__ = ["Result", "ScheduleResult", "Shared", "run", "schedule", "share", "simulate"]
 
 #: Loaded when first asked for: reading a workload file on a bare GPU machine must import neither SimPy nor matplotlib.
 _HOME = {"simulate": "simulator.engine", "share": "simulator.sharing", "Shared": "simulator.sharing"}
+
+
+def __dir__() -> list[str]:
+    """So that ``help(simulator)`` and completion show what is loaded when first asked for."""
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

@@ -33,7 +33,7 @@ from simulator.errors import InputError
 from simulator.program import Program
 from simulator.schedules import SCHEDULES, Schedule, Times, to_csv
 from simulator.timeline import Timeline
-from simulator.units import format_time
+from simulator.units import counted, format_time
 from simulator.validation.accuracy import accuracy
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _until_steady(
         steps *= 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """One simulated training step.
 
@@ -146,6 +146,12 @@ class Result:
         """What the user should know before trusting the figures."""
         unsteady = [] if self.steady is None or self.steady.stable else [UNSTEADY]
         return [*warnings(self.workload), *unsteady, *second_step_warning(self.memories)]
+
+    def __repr__(self) -> str:
+        """The first lines of the summary."""
+        from simulator.output.summary import opening
+
+        return opening(self._report)
 
     def to_dict(self) -> dict[str, Any]:
         """The results under the names of the JSON output, SI units."""
@@ -277,7 +283,7 @@ def _job(result: Result) -> Job:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScheduleResult:
     """A pipeline schedule played with unit costs: ``spans`` is a step, or of schedules whose claim is of steps that
     follow one another a period between them; ``steady`` is what that was cut out of."""
@@ -301,6 +307,14 @@ class ScheduleResult:
     def timeline(self) -> pd.DataFrame:
         """One row per pass and transfer of every rank (see `Timeline.frame`)."""
         return self.spans.frame()
+
+    def __repr__(self) -> str:
+        known = self.to_dict()
+        return (
+            f"{self.name}: {counted(self.stages, 'stage')} of {counted(self.chunks, 'chunk')}, "
+            f"{self.microbatches} micro-batch{'es' if self.microbatches > 1 else ''}: "
+            f"makespan {known['makespan']:g}, bubble ratio {known['bubble_ratio']:.3f}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """order (text actions per rank), makespan, bubble_ratio, bubble_fraction, peak_activations (micro-batch chunks

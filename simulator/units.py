@@ -14,14 +14,22 @@ DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 def format_time(seconds: float) -> str:
     """A duration with the unit that leaves one to three digits before the point.
 
-    >>> format_time(20.83), format_time(0.0042), format_time(3.1e-6)
-    ('20.83 s', '4.20 ms', '3.10 us')
+    >>> format_time(20.83), format_time(0.0042), format_time(3.1e-6), format_time(1e-12)
+    ('20.83 s', '4.20 ms', '3.10 us', '0.00 s')
     """
-    if seconds == 0 or abs(seconds) >= 1:
+    if abs(seconds) < 0.005 * us or abs(seconds) >= 1:
         return f"{seconds:.2f} s"
     if abs(seconds) >= ms:
         return f"{seconds / ms:.2f} ms"
     return f"{seconds / us:.2f} us"
+
+
+def counted(number: int, noun: str) -> str:
+    """
+    >>> counted(1, "node"), counted(2048, "node")
+    ('1 node', '2,048 nodes')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def format_bytes(nbytes: float) -> str:
@@ -43,3 +51,14 @@ def format_gib(nbytes: float) -> str:
     '80.0 GiB'
     """
     return f"{nbytes / GiB:.1f} GiB"
+
+
+def format_count(number: float) -> str:
+    """A large number to three figures, in millions (M), billions (B) or trillions (T).
+
+    >>> format_count(124e6), format_count(8.03e9), format_count(999.9e9), format_count(1.008e12)
+    ('124 M', '8.03 B', '1.00 T', '1.01 T')
+    """
+    unit, size = ("T", 1e12) if number >= 999.5e9 else ("B", 1e9) if number >= 999.5e6 else ("M", 1e6)
+    scaled = number / size
+    return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f} {unit}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pydoc
 from collections import Counter
 from pathlib import Path
 
@@ -75,3 +76,19 @@ def test_a_job_of_one_gpu_crosses_no_link() -> None:
     result = simulator.run(job(training__global_batch=4))
     assert result.spans.n_ranks == 1
     assert not any(link["bytes"] for link in result.to_dict()["links"])
+
+
+def test_a_result_shows_itself_in_a_few_lines() -> None:
+    result = simulator.run(job(parallelism__pp=2))
+    lines = repr(result).splitlines()
+    assert len(lines) < 20
+    assert lines[0] == f"{result.workload.name} on 2 GPUs of {result.workload.cluster.name}"
+    assert any(line.startswith("step time") for line in lines)
+    assert repr(simulator.schedule("1f1b", 4, 8)).startswith("1f1b: 4 stages of 1 chunk, 8 micro-batches: ")
+
+
+def test_help_shows_what_the_package_hands_out() -> None:
+    text = pydoc.plain(pydoc.render_doc(simulator))
+    for name in ("run", "schedule", "share", "simulate"):
+        assert f"\n    {name}(" in text
+    assert set(simulator.__all__) <= set(dir(simulator))

@@ -247,3 +247,123 @@ def test_the_gap_between_kernels_is_what_a_profiler_does_not_see() -> None:
     found = kernels._gap(Cases(tuple(rows), (ENVIRONMENT,)))
     assert found["kernels.gap_s"]["value"] == pytest.approx(1e-6)
     assert kernels._gap(Cases(tuple(rows[::2]), (ENVIRONMENT,))) == {}
+
+
+MEMORY = {
+    "kind": "memory",
+    "op": "copy",
+    "params": {"rows": 8, "width": 1024},
+    "ranks": [0],
+    "bytes": 8e6,
+    "time_s": 1e-5,
+}
+REDUCED = {
+    "kind": "collective",
+    "op": "all_reduce",
+    "params": {"bytes": 8},
+    "ranks": [0, 1],
+    "bytes": 8,
+    "time_s": 1e-5,
+}
+LAYERS = {"kind": "layers", "op": "passes", "params": {}, "ranks": [0], "time_s": 1.0, "block_s": [[1.0, 1.0]]}
+PROBED = {"probe_s": [[0.2, 0.2, 0.2]], "probe_forward_s": [[0.1, 0.1, 0.1]]}
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (MEMORY | {"time_s": 0}, "time_s: is out of range"),
+        (MEMORY | {"time_s": -1e-5}, "time_s: is out of range"),
+        (MEMORY | {"time_s": math.inf}, "time_s: must be a finite number"),
+        (MEMORY | {"time_s": "x"}, "time_s: must be a number"),
+        ({k: v for k, v in MEMORY.items() if k != "time_s"}, "time_s: a required key is missing"),
+        (MEMORY | {"params": []}, "params"),
+        (MEMORY | {"ranks": []}, "ranks"),
+        (REDUCED | {"ranks": [0]}, "ranks"),
+        ({k: v for k, v in REDUCED.items() if k != "bytes"}, "bytes: a required key is missing"),
+        (LAYERS | PROBED | {"probe_s": [[0.2, 0.2]]}, "block_s: unlike lengths"),
+        (LAYERS | PROBED | {"block_s": [[1.0]]}, "block_s: unlike lengths"),
+        (LAYERS | {"probe_forward_s": [[0.1]]}, "block_s: unlike lengths"),
+        (LAYERS | PROBED | {"probe_forward_s": [[0.2, 0.2, 0.2]]}, "probe_forward_s: not less than probe_s"),
+        ({k: v for k, v in ENVIRONMENT.items() if k != "gpu"}, "gpu: measured without a GPU"),
+        ({k: v for k, v in ENVIRONMENT.items() if k != "date"}, "date: a required key is missing"),
+        ({"kind": 3}, "is not of a measurement"),
+        ([], "is not of a measurement"),
+    ],
+)
+def test_a_bad_row_is_said_with_its_line_and_key(row: object, words: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (MEMORY, row)))
+    with pytest.raises(InputError) as caught:
+        read(tmp_path)
+    assert f"a.jsonl, line 2: {words}" in str(caught.value)
+
+
+def test_good_rows_are_read_and_equal_lines_count_once(tmp_path: Path) -> None:
+    """Another time of the same case is another measurement."""
+    rows = [ENVIRONMENT, MEMORY, MEMORY, MEMORY | {"time_s": 2e-5}, REDUCED, LAYERS, LAYERS | PROBED]
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    cases = read(tmp_path)
+    assert [case.seconds for case in cases.of("memory")] == [1e-5, 2e-5]
+    assert len(cases.rows) == 5
+    assert len(cases.environments) == 1
+
+
+PACKED = gzip.compress(json.dumps(MEMORY).encode() * 50)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl.gz", PACKED[:-20], "a.jsonl.gz: cannot be read"),
+        ("a.jsonl.gz", PACKED[:20] + bytes(10) + PACKED[30:], "a.jsonl.gz: cannot be read"),
+        ("a.jsonl.gz", b"{}", "a.jsonl.gz: cannot be read"),
+        ("a.jsonl", b"\xff\xfe", "a.jsonl: is not text"),
+        ("a.jsonl", b"", "holds no measurements"),
+        ("a.jsonl", json.dumps(ENVIRONMENT).encode(), "holds no measurements"),
+        ("a.jsonl", json.dumps(MEMORY | {"kind": "zzz"}).encode(), "holds no measurements"),
+        ("a.csv", b"m,n,k,latency\n1,2,x,3\n", "a.csv, line 2: k: is no measured figure"),
+        ("a.csv", b"m,n,k,latency\n1,2\n", "a.csv, line 2: k: is no measured figure"),
+        ("a.csv", b"m,n,k,latency\n1,2,3,0\n", "a.csv, line 2: latency: is no measured figure"),
+    ],
+)
+def test_a_file_that_is_not_of_measurements_is_said(name: str, content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        read(tmp_path)
+    assert words in str(caught.value)
+
+
+def test_measurements_of_two_gpus_are_not_mixed(tmp_path: Path) -> None:
+    for name, gpu in (("a", "NVIDIA H100 80GB HBM3"), ("b", "NVIDIA H200")):
+        lines = [json.dumps(ENVIRONMENT | {"gpu": gpu}), json.dumps(MEMORY)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    with pytest.raises(InputError, match="several GPUs"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--hold-out", "0"], "not measured on so many GPUs"),
+        (["--hold-out", "-1"], "not measured on so many GPUs"),
+        (["--hold-out", "16"], "not measured on so many GPUs"),
+        (["--hold-out", "2"], "leaves no collective to fit"),
+        (["--out", "none/mine.yaml"], "its directory does not exist"),
+        (["--out", "."], "--out"),
+        (["--plots", "a.jsonl"], "is a file, not a folder"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_the_fit(
+    options: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (ENVIRONMENT, MEMORY, REDUCED)))
+    assert main(["fit", "a.jsonl", "--base", "h100-sxm-80gb", "--out", "mine.yaml", *options]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_too_few_cases_of_attention_are_said() -> None:
+    case = _measured("attention", "fwd", 1e-4, backend="cudnn", head_dim=128, length=1024)
+    with pytest.raises(InputError, match="too few cases of cudnn attention"):
+        attention.fit(Cases((case,), (ENVIRONMENT,)), load_profile("h100-sxm-80gb"))

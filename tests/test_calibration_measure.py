@@ -327,3 +327,16 @@ def test_progress_is_told_where_there_is_no_terminal(
         progress.show(done, 10, f"case {done}")
     progress.end()
     assert capsys.readouterr().err.splitlines() == ["3/10, 28 s left  case 3", "6/10, 16 s left  case 6"]
+
+
+def test_fit_asks_for_a_base_where_none_is_called_like_its_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from calibration.__main__ import main
+
+    measured = "calibration/measurements/h200-sxm-141gb"
+    assert main(["fit", measured, "--out", str(tmp_path / "h200.yaml")]) == 2
+    said = capsys.readouterr().err
+    assert "--base" in said
+    assert "h200-sxm-141gb" in said
+    assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,9 @@ pytest.importorskip("torch")
 
 from calibration.__main__ import main
 from calibration.train.limits import refusal
+from calibration.train.record import Records
 from simulator.config import load_workload
+from simulator.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
@@ -183,3 +185,43 @@ def test_runs_of_one_and_two_ranks_leave_records_and_are_not_repeated(
     written = {path: path.stat().st_mtime_ns for path in out.glob("*.gz")}
     assert main(command) == 1
     assert {path: path.stat().st_mtime_ns for path in out.glob("*.gz")} == written
+
+
+def _records(folder: Path, *, gpu: bool, warm_up: int) -> Records:
+    return Records(folder, {"w": folder / "w.yaml"}, "train", gpu=gpu, warm_up=warm_up)
+
+
+@pytest.mark.parametrize(
+    ("on", "steps", "gpu", "warm_up", "stands"),
+    [
+        ({"gpu": "NVIDIA H200"}, 3, True, 3, True),
+        ({"gpu": "NVIDIA H200"}, 3, True, 1, True),
+        ({"gpu": "NVIDIA H200"}, 1, True, 3, False),
+        ({"gpu": "NVIDIA H200"}, 3, False, 1, True),
+        ({}, 3, True, 3, False),
+        ({}, 1, False, 1, True),
+    ],
+)
+def test_what_was_tried_does_not_stand_for_a_run(
+    on: dict[str, Any], steps: int, gpu: bool, warm_up: int, stands: bool, tmp_path: Path
+) -> None:
+    """A run on GPUs stands for an attempt, an attempt without them or of two steps not for a run."""
+    (tmp_path / "w.yaml").write_text("model: {}")
+    made = _records(tmp_path, gpu=gpu, warm_up=warm_up)
+    made.start(on)
+    made.add({"name": "w", "steps": {"warm_up": steps}})
+    assert _records(tmp_path, gpu=gpu, warm_up=warm_up).stands("w", failed_too=True) == stands
+
+
+@pytest.mark.parametrize("text", ['{"format": 1, "na', "[]", "{}", '{"name": "w", "status": "ok"}'])
+def test_a_record_that_was_cut_off_is_said(text: str, tmp_path: Path) -> None:
+    (tmp_path / "w.yaml").write_text("model: {}")
+    (tmp_path / "w.json").write_text(text)
+    with pytest.raises(InputError, match=r"w\.json"):
+        _records(tmp_path, gpu=True, warm_up=3).stands("w", failed_too=True)
+
+
+@pytest.mark.parametrize("option", ["--seconds=nan", "--seconds=-1", "--limit=inf", "--limit=0"])
+def test_seconds_are_finite(option: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", str(tmp_path / "w.yaml"), "--out", str(tmp_path), option])

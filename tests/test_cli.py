@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from simulator.cli.streams import signals_raise
 from simulator.cli.terminal import console, table
 from simulator.errors import InputError
 from simulator.output.files import writing
+from simulator.validation import read_rows
 
 LEGAL: dict[str, Any] = {
     "model": {"layers": 4, "hidden": 512, "heads": 8, "vocab": 1000},
@@ -79,7 +81,10 @@ def test_schemas_are_printed(kind: str, capsys: pytest.CaptureFixture[str]) -> N
     assert command("check", "w.yaml", "--schema", kind) == 2
 
 
-@pytest.mark.parametrize("kind", ["models", "topologies", "gpus", "schedules", "profiles", "collectives", "workloads"])
+KINDS = ["models", "topologies", "gpus", "schedules", "profiles", "stacks", "collectives", "workloads"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_list_shows_what_is_shipped(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("list", kind, "--json", "-") == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
@@ -87,6 +92,29 @@ def test_list_shows_what_is_shipped(kind: str, capsys: pytest.CaptureFixture[str
     assert command("list", kind) == 0
     out = capsys.readouterr().out
     assert all(str(next(iter(row.values()))) in out for row in rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_list_that_is_too_wide_leaves_out_columns_and_cuts_no_name_or_number(
+    kind: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command("list", kind, "--json", "-") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert command("list", kind) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= width
+    names = list(rows[0])
+    left_out = re.search(r"No room for (.*?):", " ".join(out.split()))
+    shown = names[: -len(left_out[1].split(", "))] if left_out else names
+    assert len(shown) >= 2
+    for row in rows:
+        cells = [f"{row[name]:,}" if isinstance(row[name], int) else str(row[name]) for name in shown]
+        assert all(cell in out for cell in cells if " " not in cell)
+    monkeypatch.delenv("COLUMNS")
+    assert command("list", kind) == 0
+    assert "No room" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -128,6 +156,7 @@ def test_list_shows_what_is_shipped(kind: str, capsys: pytest.CaptureFixture[str
         (["run", "gpt175b_3d", "--report", "x.html"], "--report"),
         (["runn"], "run"),
         (["list", "modelz"], "fix:     models"),
+        (["check", "gpt175b_3d", "--set", "parallelism.schedule=1b1f"], "fix:     schedule: 1f1b"),
         (["check", "--schema", "cluste"], "allowed: workload, cluster"),
         ([], "Commands"),
     ],
@@ -336,3 +365,17 @@ def test_a_listing_of_workloads_has_every_axis_and_says_what_does_not_fit(capsys
     assert "ep 8" in rows["mixtral_8x7b"]["layout"]
     assert "cp 16" in rows["llama3_405b_131k"]["layout"]
     assert [name for name, row in rows.items() if "does not fit" in row["note"]] == ["deepseek_v3_dualpipe"]
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--version") == 0
+    assert capsys.readouterr().out == f"llmsim {simulator.__version__}\n"
+
+
+def test_a_table_without_the_columns_names_one_that_has_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.csv").write_text("id\na\n")
+    assert command("validate", "--rows", tmp_path / "rows.csv") == 2
+    (template,) = re.findall(r"the columns of (\S+)", capsys.readouterr().err)
+    assert len(read_rows(Path(template))) > 1

@@ -50,6 +50,17 @@ def test_every_box_has_its_micro_batch_where_numbers_fit() -> None:
     ]
 
 
+def test_one_micro_batch_alone_is_not_numbered() -> None:
+    assert texts(gantt(pipeline("1f1b", 4, 1))) == []
+
+
+@pytest.mark.parametrize("microbatches", range(30, 97, 6))
+def test_what_is_enlarged_is_less_than_the_whole(microbatches: int) -> None:
+    whole, *zooms = gantt(pipeline("1f1b", 4, microbatches)).axes
+    shown = sum(high - low for low, high in (zoom.get_xlim() for zoom in zooms))
+    assert shown <= 0.8 * whole.get_xlim()[1] * (1 + 1e-9)
+
+
 def test_long_steps_get_their_beginning_and_end_enlarged() -> None:
     play = pipeline("1f1b", 12, 96)
     figure = gantt(play)

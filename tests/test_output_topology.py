@@ -82,7 +82,7 @@ def test_the_legend_names_the_narrowest_cut_where_one_is_marked() -> None:
 def test_what_a_tier_carries_is_written_beside_it() -> None:
     """60 nodes x 8 x 25 GB/s are 12 TB/s; 40-port leaves at 3:1 have 10 uplinks, 16 of them 4 TB/s."""
     drawn = texts(cluster(nodes=60, fabric={"oversubscription": 3}))
-    assert "12 TB/s from the NICs" in drawn
+    assert "12 TB/s\nfrom all NICs" in drawn
     assert "4 TB/s upwards\n3:1" in drawn
 
 

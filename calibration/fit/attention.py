@@ -12,6 +12,7 @@ from calibration.fit.part import Constants, Part, Point, every_second, rounded, 
 from simulator.config.kernels import AroundCurve, AttentionModel
 from simulator.config.profile import Profile
 from simulator.costs.attention import AttentionCost, around_bytes
+from simulator.errors import InputError
 from simulator.program import Attention
 
 #: What training uses on each kind of GPU: PyTorch prefers cuDNN's kernels from Hopper on.
@@ -38,6 +39,14 @@ def fit(cases: Cases, profile: Profile) -> Part:
         mine = [case for case in measured if case.op == op and case.params["backend"] == backend]
         curves: dict[int, dict[str, Any]] = {}
         by_dim = {dim: [case for case in mine if _dim(case) == dim] for dim in {_dim(case) for case in mine}}
+        if max(map(len, by_dim.values()), default=0) <= FEW:
+            raise InputError(
+                f"too few cases of {backend} attention, {direction}, to fit it",
+                key=f"attention/{op}",
+                found=len(mine),
+                allowed=f"more than {FEW} lengths of one head dimension",
+                fix="measure --full",
+            )
         tail: float | None = None
         for dim in sorted(by_dim, key=lambda dim: (-len(by_dim[dim]), dim)):
             fitted, held_out = every_second(by_dim[dim], lambda case: float(case.params["length"]))

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import csv
-import gzip
+import io
 import json
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Annotated, Any, Self
 
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from calibration.text import read_packed
+from simulator.config.section import AsTuple, Section, validated
 from simulator.errors import InputError
 
 #: The source that figures cite which were measured by us.
@@ -64,57 +69,175 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 
 
 def read(measured: Path) -> Cases:
-    """Read a file of measurements, or all of a directory, by their suffixes. Raises `InputError` where there are none,
-    or one that is not of measurements."""
+    """Read a file of measurements, or all of a directory, by their suffixes; lines that are equal in everything are one
+    measurement. Raises `InputError` where there are none, one that is not of measurements, or several GPUs' in one."""
     rows: list[Measured] = []
     environments: list[Mapping[str, Any]] = []
     inside = sorted(measured.glob("*")) if measured.is_dir() else [measured]
     files = [path for path in inside if path.name.endswith(SUFFIXES) and path.is_file()]
-    if not files:
-        raise InputError("holds no measurements", key="DIR", found=measured, allowed=f"files of {', '.join(SUFFIXES)}")
+    lines: set[str] = set()
     for path in files:
-        with _open(path) as stream:
-            if ".jsonl" not in path.name:
-                rows += _published(path, stream)
+        text = read_packed(path)
+        if ".jsonl" not in path.name:
+            rows += _published(path, text)
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            if line in lines:
                 continue
-            for number, line in enumerate(stream, 1):
-                try:
-                    row = json.loads(line)
-                    if row["kind"] == "environment":
-                        environments.append(row)
-                    elif "error" not in row:
-                        rows.append(Measured(row["kind"], row["op"], row["params"], tuple(row["ranks"]), row))
-                except (ValueError, KeyError, TypeError):
-                    raise InputError(f"line {number} is not of a measurement", file=path) from None
+            lines.add(line)
+            row = _row(line, f"{path}, line {number}")
+            if isinstance(row, Environment):
+                environments.append(row.model_dump(exclude_none=True))
+            elif row is not None:
+                rows.append(row)
+    if not any(case.kind in KINDS for case in rows):
+        allowed = f"rows of {', '.join(KINDS)} in files of {', '.join(SUFFIXES)}"
+        raise InputError("holds no measurements", key="DIR", found=str(measured), allowed=allowed)
+    if len(gpus := sorted({str(environment["gpu"]) for environment in environments})) > 1:
+        raise InputError("measurements of several GPUs", key="DIR", found=", ".join(gpus), fix="a folder for each")
     return Cases(tuple(rows), tuple(environments))
 
 
-def _open(path: Path) -> TextIO:
-    if path.suffix == ".gz":
-        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8"))
-    return path.open(encoding="utf-8")
+Positive = Annotated[float, Field(gt=0)]
 
 
-def _published(path: Path, stream: TextIO) -> Iterator[Measured]:
+def _lists(value: object) -> object:
+    """YAML and JSON have lists only."""
+    return tuple(tuple(one) if isinstance(one, list) else one for one in value) if isinstance(value, list) else value
+
+
+Lists = BeforeValidator(_lists)
+
+
+class Told(Section):
+    """A line of which more may be told; what is read of it is checked."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Environment(Told):
+    gpu: str
+    date: str
+    command: str = ""
+
+
+class Row(Told):
+    """A line as all kinds have it; figures that a kind has beside are those of calibration/measurements/README.md."""
+
+    kind: str
+    op: str
+    params: dict[str, Any]
+    ranks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], AsTuple, Field(min_length=1)]
+    bytes: Annotated[float, Field(ge=0)] | None = None
+    host_s: Positive | None = None
+    each_s: Annotated[tuple[Positive, ...], AsTuple] | None = None
+    series_s: Annotated[tuple[Positive, ...], AsTuple] | None = None
+
+
+class Timed(Row):
+    time_s: Positive
+
+
+class Collective(Timed):
+    bytes: Annotated[float, Field(ge=0)]
+    ranks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], AsTuple, Field(min_length=2)]
+
+
+class Raced(Row):
+    kernel_s: Positive
+    kernel_beside_s: Positive
+    collective_s: Positive | None = None
+
+
+class Profiled(Row):
+    kernels: Annotated[tuple[Any, ...], AsTuple]
+
+
+class Layers(Timed):
+    block_s: Annotated[tuple[tuple[Positive, ...], ...], Lists] | None = None
+    probe_s: Annotated[tuple[tuple[Positive, ...], ...], Lists] | None = None
+    probe_forward_s: Annotated[tuple[tuple[Positive, ...], ...], Lists] | None = None
+
+    @model_validator(mode="after")
+    def _probes_around_blocks(self) -> Self:
+        """Where the host was probed: of every member one probe more than blocks, its forward passes a part of it."""
+        if self.probe_forward_s is None:
+            return self
+        lengths = {
+            "block_s": [len(member) + 1 for member in self.block_s or ()],
+            "probe_s": [len(member) for member in self.probe_s or ()],
+            "probe_forward_s": [len(member) for member in self.probe_forward_s],
+        }
+        if len({tuple(found) for found in lengths.values()}) > 1:
+            said = {name: found if name != "block_s" else [n - 1 for n in found] for name, found in lengths.items()}
+            allowed = "as many members in each, of a member a probe more than blocks"
+            raise InputError("unlike lengths", key="block_s", found=said, allowed=allowed)
+        for whole, part in zip(self.probe_s or (), self.probe_forward_s, strict=True):
+            if any(p >= w for p, w in zip(part, whole, strict=True)):
+                raise InputError("not less than probe_s", key="probe_forward_s", found=part, allowed=whole)
+        return self
+
+
+#: Kind of row -> what it must tell.
+KINDS: Mapping[str, type[Row]] = {
+    **dict.fromkeys(("matmul", "attention", "memory", "copy", "launch", "sustained", "shared"), Timed),
+    "collective": Collective,
+    "interference": Raced,
+    "kernels": Profiled,
+    "layers": Layers,
+}
+
+
+def _row(line: str, place: str) -> Measured | Environment | None:
+    """A line of `measure`, at ``place``; None where the case failed. Raises `InputError`."""
+    try:
+        data = json.loads(line)
+    except ValueError:
+        raise InputError("is not of a measurement", file=place, fix="remove the line") from None
+    if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
+        raise InputError("is not of a measurement", file=place, fix="remove the line")
+    if data["kind"] == "environment":
+        if data.get("device") == "cpu" or "gpu" not in data:
+            fix = "measure on a GPU: --device cpu only tries the flow"
+            raise InputError("measured without a GPU", file=place, key="gpu", fix=fix)
+        return validated(Environment, data, place)
+    if "error" in data:
+        return None
+    row = validated(KINDS.get(data["kind"], Row), data, place)
+    return Measured(row.kind, row.op, row.params, row.ranks, data)
+
+
+def _published(path: Path, text: str) -> Iterator[Measured]:
     """The tables of github.com/ai-dynamo/aiconfigurator: ``latency`` is in ms, ``message_size`` in elements.
 
     Products are bf16, the second operand transposed as in a forward pass; collectives half precision, the median where
-    a point was measured more than once.
+    a point was measured more than once. Raises `InputError`.
     """
-    table = csv.DictReader(stream)
+    table = csv.DictReader(io.StringIO(text))
     columns = set(table.fieldnames or ())
+
+    def number(row: Mapping[str, str | None], name: str) -> float:
+        try:
+            value = float(row[name] or "")
+        except ValueError:
+            value = math.nan
+        if not 0 < value < math.inf:
+            where = f"{path}, line {table.line_num}"
+            raise InputError("is no measured figure", file=where, key=name, found=row[name], allowed="a number > 0")
+        return value
+
     if columns >= {"m", "n", "k", "latency"}:
         for row in table:
-            params = {name: int(float(row[name])) for name in ("m", "n", "k")}
-            row_of = {"time_s": float(row["latency"]) * 1e-3}
+            params = {name: int(number(row, name)) for name in ("m", "n", "k")}
+            row_of = {"time_s": number(row, "latency") * 1e-3}
             yield Measured("matmul", "mm", {**params, "role": "fwd", "dtype": "bf16"}, (0,), row_of)
     elif columns >= {"op_name", "nccl_dtype", "num_gpus", "message_size", "latency"}:
         seen: dict[tuple[str, int, int], list[float]] = {}
         for row in table:
             if row["nccl_dtype"] == "half":
                 op = {"alltoall": "all_to_all"}.get(row["op_name"], row["op_name"])
-                key = op, int(row["num_gpus"]), 2 * int(float(row["message_size"]))
-                seen.setdefault(key, []).append(float(row["latency"]) * 1e-3)
+                key = op, int(number(row, "num_gpus")), 2 * int(number(row, "message_size"))
+                seen.setdefault(key, []).append(number(row, "latency") * 1e-3)
         for (op, gpus, nbytes), times in sorted(seen.items()):
             row_of = {"time_s": statistics.median(times), "bytes": nbytes}
             yield Measured("collective", op, {"bytes": nbytes}, tuple(range(gpus)), row_of)

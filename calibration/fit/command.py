@@ -19,6 +19,8 @@ from calibration.fit import collectives, hosts, interference, kernels, launch, p
 from calibration.fit.cases import MEASURED, Cases, read
 from calibration.fit.part import Point, residuals
 from calibration.fit.writer import written
+from simulator.cli.outputs import check_outputs
+from simulator.config import catalog
 from simulator.config.files import with_changes
 from simulator.config.profile import Profile, load_profile
 from simulator.config.section import validated
@@ -50,8 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 when the profile was written. Raises `InputError`."""
+    check_outputs({"--out": arguments.out})
+    if arguments.plots is not None and arguments.plots.exists() and not arguments.plots.is_dir():
+        raise InputError("is a file, not a folder", file="--plots", found=str(arguments.plots))
     cases = replace(read(arguments.measured), hold_out=frozenset(arguments.hold_out))
-    profile, points = fit(cases, load_profile(arguments.base or arguments.out.stem), arguments.out.stem)
+    _held_out(cases)
+    base, shipped = arguments.base or arguments.out.stem, catalog.names("profile")
+    if arguments.base is None and base not in shipped:
+        said = f"no profile called {base} is shipped that what was not measured could be taken from"
+        raise InputError(said, key="--base", allowed=", ".join(shipped), fix="give --base, a profile of a GPU like it")
+    profile, points = fit(cases, load_profile(base), arguments.out.stem)
     arguments.out.write_text(written(profile), encoding="utf-8")
     if arguments.plots is not None:
         picture.draw(points, arguments.plots)
@@ -78,6 +88,19 @@ def fit(cases: Cases, base: Profile, name: str) -> tuple[Profile, list[Point]]:
     named = {figure.source for figure in cited} | {word for figure in cited for word in re.findall(r"\w+", figure.note)}
     data["sources"] = {key: text for key, text in data["sources"].items() if key in named}
     return _checked(data), points
+
+
+def _held_out(cases: Cases) -> None:
+    """Raise `InputError` where of what is to be held out nothing was measured, or nothing else."""
+    for kind in ("collective", "interference"):
+        there = {len(case.ranks) for case in cases.of(kind)}
+        if there and there <= cases.hold_out:
+            found = ", ".join(map(str, sorted(there)))
+            raise InputError(f"leaves no {kind} to fit", key="--hold-out", found=found, allowed="some of these")
+    there = {len(case.ranks) for case in (*cases.of("collective"), *cases.of("interference"))}
+    if unknown := sorted(cases.hold_out - there):
+        allowed = ", ".join(map(str, sorted(there))) or "none: no collectives or interference were measured"
+        raise InputError("not measured on so many GPUs", key="--hold-out", found=unknown[0], allowed=allowed)
 
 
 def table(profile: Profile) -> str:

@@ -32,8 +32,10 @@ EXAMPLE = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workloads", nargs="+", type=Path, metavar="WORKLOAD", help="workload files")
     ranks.add_arguments(parser, out="where the results go")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help=f"seconds for one run [{LIMIT_S:g}]")
-    parser.add_argument("--seconds", type=float, default=4.0, metavar="S", help="about how long to time steps [4]")
+    parser.add_argument(
+        "--limit", type=_seconds, default=LIMIT_S, metavar="S", help=f"seconds for one run [{LIMIT_S:g}]"
+    )
+    parser.add_argument("--seconds", type=_seconds, default=4.0, metavar="S", help="about how long to time steps [4]")
     parser.add_argument(
         "--probe-hosts",
         action="store_true",
@@ -42,13 +44,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--smoke", action="store_true", help="two steps of each, to see that they run")
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("a number of seconds above zero")
+    return value
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 when all were trained; 1 when some failed, were skipped, or workers could not be started."""
     named = _named(arguments.workloads)
     import_module(WORKER)  # what training needs is there, before anything is written
     needed, refused = _checked(named)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    records = Records(arguments.out, named, _spoken(arguments))
+    gpu, warm_up = arguments.device == "cuda", int(_length(arguments)["warm_up"])
+    records = Records(arguments.out, named, _spoken(arguments), gpu=gpu, warm_up=warm_up)
     done = {name for name in needed if records.stands(name, failed_too=not arguments.retry)}
     reason = ""
     if "RANK" in os.environ or len(done) < len(needed):  # every rank must see the same cases, whatever has been done

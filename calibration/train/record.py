@@ -61,7 +61,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibration.commits import sha256
-from simulator.config.files import read_text
+from simulator.config.files import read_json, read_text
+from simulator.errors import InputError
 
 if TYPE_CHECKING:
     from calibration.train.profile import Span
@@ -71,10 +72,13 @@ COLUMNS = ("rank", "stream", "class", "kind", "name", "start_s", "end_s")
 
 
 class Records:
-    """The results in ``directory`` of workload files by name."""
+    """The results in ``directory`` of workload files by name. ``gpu``: they are of GPUs; ``warm_up``: so many steps of
+    each at least. Its functions raise `InputError` where a file there is no record."""
 
-    def __init__(self, directory: Path, paths: Mapping[str, Path], command: str) -> None:
-        self.directory, self.paths, self.command = directory, paths, command
+    def __init__(
+        self, directory: Path, paths: Mapping[str, Path], command: str, *, gpu: bool = True, warm_up: int = 0
+    ) -> None:
+        self.directory, self.paths, self.command, self.gpu, self.warm_up = directory, paths, command, gpu, warm_up
         self.environment: dict[str, Any] = {}
 
     def start(self, environment: dict[str, Any]) -> None:
@@ -94,7 +98,7 @@ class Records:
 
     def tell(self) -> int:
         """Say how all went; 1 where not all went well."""
-        found = [json.loads(self._path(name).read_text()) for name in self.paths if self._path(name).exists()]
+        found = [self._read(name) for name in self.paths if self._path(name).exists()]
         bad = [record for record in found if record["status"] != "ok"]
         for record in bad:
             print(f"{record['status']} {record['name']}: {record['reason']}", file=sys.stderr)
@@ -104,13 +108,25 @@ class Records:
     def _path(self, name: str) -> Path:
         return self.directory / f"{name}.json"
 
+    def _read(self, name: str) -> dict[str, Any]:
+        record = read_json(self._path(name))
+        for key, kind in {"name": str, "status": str, "reason": str, "workload": dict, "environment": dict}.items():
+            if not isinstance(record.get(key), kind):
+                raise InputError("no record of a run", file=self._path(name), key=key, fix="remove the file")
+        return record
+
     def stands(self, name: str, *, failed_too: bool) -> bool:
-        """Whether there is a result of the same workload text, or if ``failed_too`` a failure."""
+        """Whether there is a result of the same workload text, or if ``failed_too`` a failure. What was tried without
+        GPUs does not stand for a run on them, nor two steps to see that it runs for a measurement."""
         if not self._path(name).exists():
             return False
-        record = json.loads(self._path(name).read_text())
+        record = self._read(name)
         same = record["workload"].get("sha256") == sha256(read_text(self.paths[name]))
-        return same and (record["status"] == "ok" or (failed_too and record["status"] == "failed"))
+        if not same or (self.gpu and "gpu" not in record["environment"]):
+            return False
+        if record["status"] == "ok":
+            return bool(record.get("steps", {}).get("warm_up", 0) >= self.warm_up)
+        return failed_too and record["status"] == "failed"
 
     def _write(self, name: str, status: str, reason: str, row: dict[str, Any]) -> None:
         text = read_text(self.paths[name])

@@ -16,6 +16,7 @@ from simulator.cli.options import Json, Quiet
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.errors import InputError
 from simulator.output.files import writing
+from simulator.units import counted
 
 if TYPE_CHECKING:
     from simulator.config.foreign import Imported
@@ -140,7 +141,7 @@ def _show_switches(imported: Imported) -> None:
             }
         )
         first = last
-    out.print(f"{imported.format}: {len(imported.hosts):,} nodes, {len(rows):,} switches")
+    out.print(f"{imported.format}: {counted(len(imported.hosts), 'node')}, {len(rows):,} switches")
     out.print(table(rows, "Switches"))
 
 

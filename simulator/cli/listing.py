@@ -10,9 +10,10 @@ import typer
 from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
-from simulator.cli.terminal import console, table
+from simulator.cli.terminal import console, wide_table
 from simulator.config.files import closest
 from simulator.errors import InputError
+from simulator.units import format_count
 
 if TYPE_CHECKING:
     from simulator.config.node import Node
@@ -45,7 +46,12 @@ def command(
     rows = _ROWS[kind]()
     write_json(json, envelope("list", kind=kind, rows=rows))
     if json != STDOUT:
-        console().print(table([{key.replace("_", " "): value for key, value in row.items()} for row in _grouped(rows)]))
+        out = console()
+        named = [{key.replace("_", " "): value for key, value in row.items()} for row in _grouped(rows)]
+        table, left_out = wide_table(named, out.width)
+        out.print(table)
+        if left_out:
+            out.print(f"No room for {', '.join(left_out)}: a wider terminal shows them, and --json.")
 
 
 def _grouped(rows: Rows) -> Rows:
@@ -73,8 +79,8 @@ def _models() -> Rows:
         rows.append(
             {
                 "name": name,
-                "parameters": f"{parameters(job) / 1e9:.1f}e9",
-                "active": f"{active_parameters(job) / 1e9:.1f}e9",
+                "parameters": format_count(parameters(job)),
+                "active": format_count(active_parameters(job)),
                 "layers": model.layers,
                 "hidden": model.hidden,
                 "heads": model.heads,

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-#: Characters per line where the output is no terminal: wide enough that no cell of a table is cut.
-PIPE_WIDTH = 200
+#: Characters per line where the output is no terminal and COLUMNS is not set: wide enough that no cell is cut.
+PIPE_WIDTH = 1000
+#: Cells longer than this and of several words may be folded.
+_PROSE = 20
 
 
 def console() -> Console:
     """Standard output. Text is printed as it is: names of the user may hold brackets."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal() else PIPE_WIDTH
     return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
@@ -36,6 +39,32 @@ def table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> Table:
     for row in rows:
         result.add_row(*(f"{v:,.{decimals[name]}f}" if isinstance(v, float) else _plain(v) for name, v in row.items()))
     return result
+
+
+def wide_table(rows: Sequence[Mapping[str, Any]], width: int) -> tuple[Table, list[str]]:
+    """A table in which only prose is folded, never a name or number, and the last columns, left out because they do not
+    fit into ``width`` characters."""
+    from rich import box
+    from rich.table import Table
+
+    cells = {name: [_plain(row[name]) for row in rows] for name in rows[0]}
+    prose = {name: any(len(cell) > _PROSE and " " in cell for cell in texts) for name, texts in cells.items()}
+    heads = {name: name if prose[name] else name.replace(" ", "\n") for name in cells}
+    least = {
+        name: _PROSE if prose[name] else max(map(len, [*texts, *heads[name].split("\n")]))
+        for name, texts in cells.items()
+    }
+    shown = list(cells)
+    while len(shown) > 1 and sum(least[name] + 2 for name in shown) > width:
+        shown.pop()
+    result = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in shown:
+        numeric = all(cell[:1].isdecimal() or cell in ("", "-") for cell in cells[name]) and not prose[name]
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        result.add_column(heads[name], justify=justify, no_wrap=not prose[name], min_width=least[name])
+    for row in zip(*(cells[name] for name in shown), strict=True):
+        result.add_row(*row)
+    return result, list(cells)[len(shown) :]
 
 
 def _plain(value: object) -> str:

@@ -234,12 +234,12 @@ def verdict(result: Mapping[str, Any]) -> str:
     if result["mean_abs"] is None:
         return f"no row could be simulated ({result['n_skipped']} skipped)"
     bounds = [f"{what.replace('_', ' ')} {bound:.0%}" for what, bound in result["bounds"].items() if bound is not None]
-    verdict = {None: "", True: " - kept", False: " - FAILED"}[result["passed"]]
+    verdict = {None: "", True: ": met", False: ": NOT MET"}[result["passed"]]
     return (
         f"{_rows(result['n_rows'] - result['n_skipped'])}, {result['n_skipped']} skipped; "
         f"absolute error{_scope(result)}: "
         f"mean {result['mean_abs']:.1%}, median {result['median_abs']:.1%}, max {result['max_abs']:.1%}; "
-        f"bias {result['bias']:+.1%}" + _means(result) + (f"; bounds: {', '.join(bounds)}{verdict}" if bounds else "")
+        f"bias {result['bias']:+.1%}" + _means(result) + (f"; limits: {', '.join(bounds)}{verdict}" if bounds else "")
     )
 
 

@@ -20,6 +20,7 @@ from simulator.config.overrides import Override, missing_parts, override_problem
 from simulator.config.section import AsTuple, Integral, Section, Text, raise_all, validated
 from simulator.errors import InputError
 from simulator.fabrics import FABRICS, KEYS, ports_down
+from simulator.units import counted
 
 if TYPE_CHECKING:
     FabricKind = str
@@ -254,7 +255,7 @@ def describe_nodes(spec: ClusterSpec) -> str:
     counts = [(group.count, group.node) for group in spec.groups]
     if spec.node is not None:
         counts = [(spec.nodes, spec.node)]
-    return " + ".join(f"{count} nodes x {node.gpus.count} {node.gpus.type}" for count, node in counts)
+    return " + ".join(f"{counted(count, 'node')} x {node.gpus.count} {node.gpus.type}" for count, node in counts)
 
 
 def describe_fabric(fabric: Fabric) -> str:

@@ -41,6 +41,8 @@ _SHARE_NAME = {
 }  # fmt: skip
 _WIDTH_IN, _DPI = 16.0, 120
 _LEGEND_COLUMNS = 7  # of entries that fit side by side
+#: Of a step, what its enlarged beginning and end may show.
+_MOST_ZOOMED = 0.8
 
 
 def gantt(
@@ -148,15 +150,18 @@ def check_format(path: str | Path) -> None:
 
 
 def _zoom_windows(picture: Picture) -> list[tuple[str, tuple[float, float]]]:
-    """The beginning and the end of the step, so long that numbers fit; none where they fit in the whole."""
+    """The beginning and the end of the step, so long that numbers fit; none where they fit in the whole, where all are
+    of one micro-batch, and where the two would show nearly all of the step again."""
     boxes = picture.boxes
-    if not (boxes.microbatch >= 0).any():
+    if len(np.unique(boxes.microbatch[boxes.microbatch >= 0])) < 2:
         return []
     room = number_points(picture)
     usual = usual_box_s(boxes)
     if usual / picture.length_s * PANEL_POINTS >= room:
         return []
     window = usual * (PANEL_POINTS / 2) / room
+    if 2 * window > _MOST_ZOOMED * picture.length_s:
+        return []
     last = float(boxes.end_s[boxes.microbatch >= 0].max())
     begin = max(min(picture.length_s - window, last - 0.7 * window), 0.0)
     return [("the beginning", (0.0, window)), ("the end", (begin, picture.length_s))]

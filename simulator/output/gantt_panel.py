@@ -132,6 +132,8 @@ def _numbers(
     start, end = np.maximum(boxes.start_s[seen], window[0]), np.minimum(boxes.end_s[seen], window[1])
     microbatch = boxes.microbatch[seen]
     points = (end - start) / (window[1] - window[0]) * width_points
+    if len(np.unique(boxes.microbatch[boxes.microbatch >= 0])) < 2:
+        return  # of one micro-batch alone the number tells nothing apart
     fits = np.flatnonzero((microbatch >= 0) & (points >= number_points(picture) * 0.98))
     if len(fits) < 0.2 * len(microbatch):
         return  # a number here and there says less than none

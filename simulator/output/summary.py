@@ -20,7 +20,7 @@ from simulator.output.tables import (
     percent,
     table_of,
 )
-from simulator.units import TFLOP, format_gib, format_time
+from simulator.units import TFLOP, counted, format_gib, format_time
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -48,6 +48,16 @@ def summary(result: Result) -> Group:
     return Group(*parts)
 
 
+def opening(result: Result) -> str:
+    """The first lines of `summary`, as text: what was run, and the key figures."""
+    from rich.console import Console
+
+    console = Console(width=WIDTH, color_system=None, highlight=False)
+    with console.capture() as captured:
+        console.print(_headline(result), _key_figures(result), sep="\n")
+    return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
+
+
 def compare(first: Result, second: Result) -> Table:
     """Two ``run`` results side by side, and the second as a multiple of the first."""
     table = table_of(
@@ -57,7 +67,8 @@ def compare(first: Result, second: Result) -> Table:
     )  # fmt: skip
     for label, value, shown in _COMPARED:
         a, b = value(first), value(second)
-        table.add_row(label, shown(a), shown(b), f"{b / a:.3f}" if min(a, b) > 0 and label in _RATIOS else "")
+        nothing = shown(0.0) in (shown(a), shown(b))
+        table.add_row(label, shown(a), shown(b), "" if nothing else f"{b / a:.3f}")
     table.add_row("layout", describe_layout(first["parallelism"]), describe_layout(second["parallelism"]), "")
     table.add_row("memory", _fits(first["memory"]), _fits(second["memory"]), "")
     return table
@@ -70,7 +81,7 @@ def shared(result: Result) -> Group:
 
     runs = result["runs"]
     table = table_of(
-        f"On {result['share_fabric']['nodes']:,} nodes of {result['share_fabric']['cluster']} at once",
+        f"On {counted(result['share_fabric']['nodes'], 'node')} of {result['share_fabric']['cluster']} at once",
         ("job", "left"), ("GPUs", "right"), ("nodes", "left"), ("step alone", "right"), ("step shared", "right"),
         ("lost", "right"), ("slowdown", "right"), ("tokens/s", "right"), ("MFU", "right"),
     )  # fmt: skip
@@ -137,12 +148,6 @@ _COMPARED: tuple[tuple[str, Callable[[Result], float], Callable[[float], str]], 
     ("peak memory", lambda r: r["memory"]["peak_bytes"], format_gib),
 )
 
-#: Rows of which the second is told as a multiple of the first: of small shares and waits it would say nothing.
-_RATIOS = (
-    *("GPUs", "step time", "tokens/s", "tokens/s per GPU", "model FLOP/s per GPU", "MFU", "HFU"),
-    *("compute", "peak memory"),
-)
-
 
 def describe_layout(parallelism: Mapping[str, Any]) -> str:
     """Degrees above one, first those whose product the ranks are; the schedule of a pipeline, and whatever else is not
@@ -194,8 +199,9 @@ def _trust(result: Result) -> list[str]:
         lines.append(f"Prices of kernels: {shares}; {percent(outside)} outside the sizes that were measured.")
     accuracy = result.get("accuracy")
     if accuracy:
+        close = "Steps measured most like this one" if accuracy["close"] else "No measured steps are close; the nearest"
         lines.append(
-            f"Steps measured most like this one ({accuracy['nearest_suite']}, {accuracy['rows']} rows): mean error "
+            f"{close} ({accuracy['nearest_suite']}, {accuracy['rows']} rows): mean error "
             f"{percent(accuracy['mean_error'])}, largest {percent(accuracy['max_error'])}."
         )
         if accuracy["extrapolation"]:
@@ -233,7 +239,8 @@ def _key_figures(result: Result) -> Table:
     )
     grid.add_row(
         "HFU",
-        f"{percent(result['hfu'])}, {_tflops(result['hfu'] * peak)} per GPU: what the kernels compute",
+        f"{percent(result['hfu'])}, {_tflops(result['hfu'] * peak)} per GPU: what the kernels compute"
+        + ("; of attention they skip half" if result["hfu"] < result["mfu"] else ""),
     )
     if result["parallelism"]["pp"] > 1:
         grid.add_row(

@@ -12,7 +12,7 @@ from simulator.cluster import Cluster
 from simulator.output.topology_fabric import draw_fabric
 from simulator.output.topology_node import draw_node
 from simulator.output.topology_style import KINDS, MOST_KINDS, RED, bandwidth, line_width
-from simulator.units import GB
+from simulator.units import GB, counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ def _title(cluster: Cluster) -> str:
     if cluster.n_nodes == 1:
         return f"{cluster.name}: {len(cluster.gpus)} {cluster.layouts[0].gpu}"
     nodes = Counter((len(layout.gpus), layout.gpu) for layout in cluster.layouts)
-    kinds = " + ".join(f"{count:,} nodes x {gpus} {gpu}" for (gpus, gpu), count in nodes.items())
+    kinds = " + ".join(f"{counted(count, 'node')} x {gpus} {gpu}" for (gpus, gpu), count in nodes.items())
     return f"{cluster.name}: {kinds} = {len(cluster.gpus):,} GPUs"
 
 

@@ -90,7 +90,7 @@ def _draw_tiers(axes: Axes, drawing: Drawing, at: Places) -> None:
         if not wan:
             total[lower.level] = total.get(lower.level, 0.0) + total_Bps
     for level, up_Bps in total.items():
-        text = bandwidth(up_Bps) + (" from the NICs" if level == 0 else " upwards")
+        text = bandwidth(up_Bps) + ("\nfrom all NICs" if level == 0 else " upwards")
         narrower = level and total.get(level - 1, up_Bps) > 1.001 * up_Bps
         if narrower:
             text += f"\n{total[level - 1] / up_Bps:.3g}:1"

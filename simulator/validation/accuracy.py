@@ -41,23 +41,29 @@ _KINDS: dict[str, Callable[[Workload], str]] = {
         "none" if set(workload.parallelism.offload.model_dump().values()) == {"none"} else "to the host"
     ),
 }
+#: Of `_KINDS`, those that decide which kernels and collectives there are.
+_WEIGHTY = {"training.precision", "model.attention", "parallelism.zero", "parallelism.data_parallel"}
+#: A suite that never saw more of `_KINDS` says little about a workload.
+MOST_UNSEEN = 3
 
 
 def accuracy(workload: Workload) -> dict[str, Any]:
     """Of the suite that comes nearest to ``workload``: rows, mean and largest absolute error of the step time, and
     where the workload lies outside what the suite covers.
 
-    Nearest is the suite with the fewest kinds of thing (GPU, precision, attention ...) that it never saw, then the one
-    with a row closest in size.
+    Nearest is the suite that never saw the fewest of `_WEIGHTY`, then of all kinds of thing, then the one with a row
+    closest in size. It is ``close`` where it never saw at most `MOST_UNSEEN`.
     """
-    suite = min(SUITES, key=lambda name: (len(_unseen(workload, name)), _distance(workload, name)))
+    suite = min(SUITES, key=lambda name: _remoteness(workload, name))
+    unseen = _unseen(workload, suite)
     errors = [abs(error) for error in recorded()[suite].values()]
     return {
         "nearest_suite": suite,
         "rows": len(errors),
         "mean_error": statistics.fmean(errors),
         "max_error": max(errors),
-        "extrapolation": [*_unseen(workload, suite), *_outside(workload, suite)],
+        "close": len(unseen) <= MOST_UNSEEN,
+        "extrapolation": [*unseen.values(), *_outside(workload, suite)],
     }
 
 
@@ -74,12 +80,18 @@ def _workloads(suite: str) -> tuple[Workload, ...]:
     return tuple(load_workload(workload_of(row, chosen.settings_of(row))) for row in read_rows(chosen.table))
 
 
-def _unseen(workload: Workload, suite: str) -> list[str]:
-    notes = []
+def _remoteness(workload: Workload, suite: str) -> tuple[int, int, float]:
+    unseen = _unseen(workload, suite)
+    return len(unseen.keys() & _WEIGHTY), len(unseen), _distance(workload, suite)
+
+
+def _unseen(workload: Workload, suite: str) -> dict[str, str]:
+    """Key of `_KINDS` -> what the workload has of it and the suite never saw."""
+    notes = {}
     for key, kind in _KINDS.items():
         seen = dict.fromkeys(kind(other) for other in _workloads(suite))
         if kind(workload) not in seen:
-            notes.append(f"{key} {kind(workload)}: measured with {', '.join(seen)} only")
+            notes[key] = f"{key} {kind(workload)}: measured with {', '.join(seen)} only"
     return notes
 
 
