@@ -287,7 +287,7 @@ def test_a_mixed_cluster_in_the_commands(capsys: pytest.CaptureFixture[str], tmp
         with pytest.raises(SystemExit) as caught:
             main(command)
         assert caught.value.code == 0
-        assert f"1 nodes x 8 {H100} + 1 nodes x 8 {A100} = 15 GPUs" in capsys.readouterr().out
+        assert f"1 node x 8 {H100} + 1 node x 8 {A100} = 15 GPUs" in capsys.readouterr().out
     with pytest.raises(SystemExit) as caught:
         main(["collective", "--cluster", str(path), "--op", "all_reduce", "--sizes", "1M", "--json", "-"])
     assert caught.value.code == 0
