@@ -400,12 +400,17 @@ GOOD = ([0.08, 0.08], [0.03, 0.03])
 def test_a_record_that_cannot_be_used_has_its_reason(
     made: Path, tmp_path: Path, change: Callable[[dict[str, Any]], Any], words: str
 ) -> None:
-    measured = tmp_path / "measured"
+    assert words in reason_of(made, with_changed(made, tmp_path, change))
+
+
+def with_changed(made: Path, folder: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+    """The records and timelines of the real runs once more, in ``folder``, the record of ``ddp2`` changed."""
+    measured = folder / "measured"
     shutil.copytree(made / "measured", measured)
     record = json.loads((measured / "ddp2.json").read_text())
     change(record)
     (measured / "ddp2.json").write_text(json.dumps(record))
-    assert words in reason_of(made, measured)
+    return measured
 
 
 def reason_of(made: Path, measured: Path) -> str:
@@ -422,11 +427,7 @@ def reason_of(made: Path, measured: Path) -> str:
 def test_one_bad_record_leaves_the_others(
     made: Path, tmp_path: Path, change: Callable[[dict[str, Any]], Any], words: str
 ) -> None:
-    measured = tmp_path / "measured"
-    shutil.copytree(made / "measured", measured)
-    record = json.loads((measured / "ddp2.json").read_text())
-    change(record)
-    (measured / "ddp2.json").write_text(json.dumps(record))
+    with_changed(made, tmp_path, change)
     found = reasons_of(made, tmp_path)
     assert words in found["ddp2"]
     assert found["alone"] == ""
