@@ -287,6 +287,16 @@ class TestPredictedBefore:
         assert main(["compare", *arguments]) == 2
         assert "two files predict one run" in capsys.readouterr().err
 
+    def test_what_all_were_predicted_with_is_told(self, made: Path, repository: Path) -> None:
+        """A host measured before the runs makes other predictions than the profile's."""
+        path, host = repository / "predictions.json", "cluster.node.host_speed"
+        assert main(["predict", str(made / "alone.yaml"), "--set", f"{host}=0.01", "--out", str(path)]) == 0
+        self.commit(repository)
+        comparison, _ = self.rows(made, repository)
+        assert comparison["commits"]["predictions made with"] == f"--set {host}=0.01"
+        (row,) = (row for row in comparison["rows"] if row["name"] == "alone")
+        assert row["committed"]["step_time_s"] > 2 * row["simulated"]["step_time_s"]
+
     def test_predicted_for_another_gpu(self, made: Path, repository: Path) -> None:
         self.commit(repository)
         _, why = self.rows(made, repository, changes=["--set", "cluster=hgx_h200_4gpu"])

@@ -152,6 +152,9 @@ def compare(
     commits = {"simulator": _said(head()), "measured runs": _said(commit_of(arguments.measured))}
     for file in predicted:
         of = f" of {file.path.name}" if len(predicted) > 1 else ""
+        if file.predictions.changes:
+            changed = " ".join(f"--set {key}={value}" for key, value in file.predictions.changes.items())
+            commits[f"predictions{of} made with"] = changed
         commits |= {
             f"predictions{of} made at": file.predictions.commit[:12] or None,
             f"predictions{of} committed": _said(file.commit),
