@@ -221,10 +221,10 @@ def with_changes(data: Mapping[str, Any], changes: Mapping[str, Any], shorthands
     {'cluster': {'name': 'dgx_h100', 'nodes': 4}}
     """
     for path, key in shorthands.items():
-        inner = f"{path}.{key}"
-        if inner in changes and isinstance(changes.get(path), str) and changes[inner] != changes[path]:
-            found = f"{brief(changes[path])} and {brief(changes[inner])}"
-            raise InputError(f"{path} and {inner} are one thing", file="--set", found=found, fix="only one of them")
+        part = f"{path}.{key}"
+        if part in changes and isinstance(changes.get(path), str) and changes[part] != changes[path]:
+            found = f"{brief(changes[path])} and {brief(changes[part])}"
+            raise InputError(f"{path} and {part} are one thing", file="--set", found=found, fix="only one of them")
     result = dict(data)
     for path, value in sorted(changes.items(), key=lambda change: change[0].count(".")):
         parts = path.split(".")
