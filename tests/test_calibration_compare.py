@@ -11,6 +11,7 @@ import datetime
 import gzip
 import json
 import math
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -219,10 +220,11 @@ class TestPredictedBefore:
         assert main(["predict", *workloads, "--out", str(tmp_path / "predictions.json")]) == 0
         return tmp_path
 
-    def git(self, folder: Path, *arguments: str) -> None:
+    def git(self, folder: Path, *arguments: str, date: str | None = None) -> None:
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        dated = os.environ | ({"GIT_COMMITTER_DATE": date} if date else {})
         try:
-            subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True)
+            subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True, env=dated)
         except FileNotFoundError:
             pytest.skip("git is not installed")
 
@@ -281,11 +283,25 @@ class TestPredictedBefore:
         said = comparison["commits"]
         assert said["predictions of predictions.json committed"] == str(first)
         assert said["predictions of later.json committed"] == str(second)
-        assert main(["predict", str(made / "pp2.yaml"), "--out", str(repository / "twice.json")]) == 0
-        files = [f"--predictions={repository / name}" for name in ("predictions.json", "twice.json")]
-        arguments = [*files, str(made / "pp2.yaml"), "--measured", str(made), "--out", str(repository / "out")]
-        assert main(["compare", *arguments]) == 2
-        assert "two files predict one run" in capsys.readouterr().err
+
+    def test_the_last_prediction_before_a_run_counts(self, made: Path, repository: Path, tmp_path: Path) -> None:
+        """Committed at noon, at one and at two; of the runs, dated by hand, one is of half past one, one of today."""
+        for hour, factor in ((12, 2), (13, 3), (14, 4)):
+            path = repository / f"{hour}.json"
+            content = json.loads((repository / "predictions.json").read_text())
+            for row in content["predictions"]:
+                row["figures"]["step_time_s"] *= factor
+            path.write_text(json.dumps(content))
+            self.git(repository, "add", path.name)
+            self.git(repository, "commit", "-q", "-m", path.stem, date=f"2030-01-01T{hour}:00:00+00:00")
+        measured = tmp_path / "measured"
+        shutil.copytree(made / "measured", measured)
+        runs.record(measured, made / "alone.yaml", 1.0, date="2030-01-01T13:30:00+00:00")
+        files = [f"--predictions={repository / f'{hour}.json'}" for hour in (14, 12, 13)]
+        arguments = ["--measured", str(measured), "--out", str(tmp_path / "out"), ONLY_TABLES, *files]
+        main(["compare", str(made / "alone.yaml"), *arguments])
+        (row,) = json.loads((tmp_path / "out" / "comparison.json").read_text())["rows"]
+        assert row["committed"]["step_time_s"] == pytest.approx(3 * row["simulated"]["step_time_s"])
 
     def test_what_all_were_predicted_with_is_told(self, made: Path, repository: Path) -> None:
         """A host measured before the runs makes other predictions than the profile's."""
