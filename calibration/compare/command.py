@@ -5,8 +5,8 @@ was skipped or never made, or whose record cannot be used, has its reason there.
 table.csv, table.txt, pictures of step times, of all figures and of classes of kernels, and for each run the two
 timelines one above the other.
 Where a record says how fast its host was (`calibration.train.record`), the simulated host is as fast, against the
-profile's; --set cluster.node.host_speed=1 takes the profile's. Of which PyTorch it was decides on which streams pipelines
-send and receive (`calibration.compare.software`).
+profile's; --set cluster.node.host_speed=1 takes the profile's. Which PyTorch it was decides on which streams its
+pipelines send and receive (`calibration.compare.software`).
 With --predictions the errors of what was predicted before the runs are reported too, where the commits say that it was;
 given again, several files, each with its commit, may hold those of different runs.
 """
