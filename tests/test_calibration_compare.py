@@ -33,6 +33,7 @@ from calibration.compare.hosts import with_host
 from calibration.compare.kernels import CLASSES, Kernels, binned, class_of, measured_kernels, simulated_kernels
 from calibration.compare.measured import read_measured
 from calibration.compare.meetings import Meetings, meetings
+from calibration.compare.software import with_torch
 from calibration.fit.hosts import Pace, probe_of
 from simulator.api import run
 from simulator.cluster import build_cluster
@@ -154,6 +155,22 @@ def test_a_run_is_simulated_on_hosts_as_fast_as_its_own(slower: float, made: Pat
     assert of_both["cluster.node.host_speed"] == with_host(tmp_path, path, {})["cluster.node.host_speed"]
     assert not any("autograd_speed" in one for one in of_both["cluster.overrides"])
     assert with_host(tmp_path, made / "alone.yaml", {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("version", "batched"),
+    [("2.11.0+cu130", True), ("2.9.1", True), ("2.12.0", False), ("2.13.0a0", False), ("", False)],
+)
+def test_pipelines_send_as_the_pytorch_of_the_run_does(version: str, batched: bool, tmp_path: Path) -> None:
+    """In batches up to 2.11, unless the command says otherwise; GPipe waits for what it posts either way."""
+    changes = {"calibration": "h100-sxm-80gb"}
+    for schedule in ("interleaved", "gpipe"):
+        path = runs.workload(tmp_path, schedule, {"pp": 2, "vpp": 1 + (schedule != "gpipe"), "schedule": schedule})
+        runs.save(tmp_path, path, "failed", "2030-01-01", environment={"torch": version} if version else {})
+        found = with_torch(tmp_path, path, changes)
+        assert found == {**changes, **({"parallelism.batch_p2p": True} if batched and schedule != "gpipe" else {})}
+        said = {"parallelism.batch_p2p": False}
+        assert with_torch(tmp_path, path, said) == said
 
 
 def test_no_run_is_left_out_and_no_mean_stands_alone(compared: dict[str, Any], made: Path) -> None:

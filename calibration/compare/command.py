@@ -5,7 +5,8 @@ was skipped or never made, or whose record cannot be used, has its reason there.
 table.csv, table.txt, pictures of step times, of all figures and of classes of kernels, and for each run the two
 timelines one above the other.
 Where a record says how fast its host was (`calibration.train.record`), the simulated host is as fast, against the
-profile's; --set cluster.node.host_speed=1 takes the profile's.
+profile's; --set cluster.node.host_speed=1 takes the profile's. Which PyTorch it was decides on which streams its
+pipelines send and receive (`calibration.compare.software`).
 With --predictions the errors of what was predicted before the runs are reported too, where the commits say that it was;
 given again, of several files, each with its commit, the last before a run counts.
 """
@@ -29,6 +30,7 @@ from calibration.compare.kernels import simulated_kernels
 from calibration.compare.measured import Measured, measured_figures, read_measured, unusable
 from calibration.compare.meetings import meetings
 from calibration.compare.record import Run
+from calibration.compare.software import with_torch
 from calibration.compare.table import as_csv, as_text
 from calibration.predict.command import add_set
 from calibration.predict.predictions import Predictions, Simulated, read_predictions, simulate_all
@@ -107,9 +109,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _hosted(directory: Path, workload: Path, changes: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """``changes`` with the speed of the run's host, or as they are and why it cannot be told."""
+    """``changes`` with the speed of the run's host and what its PyTorch does, or as they are and why that cannot be
+    told."""
     try:
-        return with_host(directory, workload, changes), ""
+        return with_torch(directory, workload, with_host(directory, workload, changes)), ""
     except InputError as problem:
         return changes, unusable(problem)
 
