@@ -149,6 +149,10 @@ class Raced(Row):
     collective_s: Positive | None = None
 
 
+class Moving(Timed):
+    beside_s: Positive
+
+
 class Profiled(Row):
     kernels: Annotated[tuple[Any, ...], AsTuple]
 
@@ -183,6 +187,7 @@ KINDS: Mapping[str, type[Row]] = {
     **dict.fromkeys(("matmul", "attention", "memory", "copy", "launch", "sustained", "shared"), Timed),
     "collective": Collective,
     "interference": Raced,
+    "moving": Moving,
     "kernels": Profiled,
     "layers": Layers,
 }

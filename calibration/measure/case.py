@@ -13,7 +13,7 @@ Level = Literal["smoke", "quick", "full"]
 LEVELS: tuple[Level, ...] = ("smoke", "quick", "full")
 #: Kinds that one GPU suffices for, in the order of measuring: host costs first, before a profiler has run.
 ALONE = ("launch", "copy", "matmul", "attention", "memory", "sustained", "shared")
-TOGETHER = ("collective", "interference")
+TOGETHER = ("collective", "interference", "moving")
 #: Of `Case`. Modules of these kinds need torch; what names the kinds does not.
 KINDS = (*ALONE, "layers", *TOGETHER, "kernels")
 

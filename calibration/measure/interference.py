@@ -70,20 +70,10 @@ def cases(level: Level, world: int, local: int, only: collectives.Sizes = ()) ->
 def measure(case: Case, bench: Bench, team: Team) -> Row:
     """Seconds of the kernel and of the collective, each alone and beside the other, at the slowest member."""
 
-    def prepare() -> Pair:
-        own = KERNELS.get(str(case.params["kernel"]), SMOKE)
-        op = "send" if case.op == LATE else case.op
-        return Pair(
-            MODULES[own.kind].prepare(own, bench),
-            collectives.prepare(Case("collective", op, case.params, case.ranks), bench, team.data),
-        )
-
-    if not bench.cuda:
-        raise UnavailableError("a CPU has no streams to run side by side")
-    pair = team.together(prepare)
+    pair = prepared(KERNELS.get(str(case.params["kernel"]), SMOKE), case, bench, team)
     if case.op == LATE:
         return {**_late(team, pair, case.ranks.index(dist.get_rank()) == 0), **bench.telemetry.read()}
-    rough = {work: max(team.all(_loop(work, 5))) for work in (pair.kernel, pair.collective)}
+    rough = {work: max(team.all(loop(work, 5))) for work in (pair.kernel, pair.collective)}
     row: Row = {}
     for name, lead, other in (("kernel", pair.kernel, pair.collective), ("collective", pair.collective, pair.kernel)):
         alone, beside = _beside(team, lead, rough[lead], other, rough[other])
@@ -98,11 +88,26 @@ class Pair:
     collective: Work
 
 
+def prepared(own: Case, case: Case, bench: Bench, team: Team) -> Pair:
+    """The kernel ``own`` and the collective of ``case``. Raises `UnavailableError`."""
+
+    def prepare() -> Pair:
+        op = "send" if case.op == LATE else case.op
+        return Pair(
+            MODULES[own.kind].prepare(own, bench),
+            collectives.prepare(Case("collective", op, case.params, case.ranks), bench, team.data),
+        )
+
+    if not bench.cuda:
+        raise UnavailableError("a CPU has no streams to run side by side")
+    return team.together(prepare)
+
+
 def _count(each_s: float) -> int:
     return max(4, min(400, math.ceil(WINDOW_S / each_s)))
 
 
-def _loop(work: Work, n: int) -> float:
+def loop(work: Work, n: int) -> float:
     work.run(0)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
@@ -127,9 +132,9 @@ def _beside(team: Team, lead: Work, lead_s: float, other: Work, other_s: float) 
         hold_s, races = 0.0, []
         for _ in range(RACES + 1):  # the first tells how long to hold
             team.barrier()
-            alone = _race(lead, n, other, 0, side, hold_s)
+            alone = race(lead, n, other, 0, side, hold_s)
             team.barrier()
-            beside = _race(lead, n, other, m, side, hold_s)
+            beside = race(lead, n, other, m, side, hold_s)
             hold_s = 1.5 * beside.host_s
             races.append((alone.lead_s, beside.lead_s, beside.margin_s >= 0))
         said = team.all(races[1:])
@@ -142,8 +147,8 @@ def _beside(team: Team, lead: Work, lead_s: float, other: Work, other_s: float) 
 
 def _late(team: Team, pair: Pair, sends: bool) -> Row:
     """Seconds of the receiver's kernel alone, and while its receive waits: the sender sends when all have ended."""
-    each_s = max(team.all(_loop(pair.kernel, 5)))
-    _loop(pair.collective, 1)  # connections are made
+    each_s = max(team.all(loop(pair.kernel, 5)))
+    loop(pair.collective, 1)  # connections are made
     torch.cuda.synchronize()
     n, side = min(_count(each_s), QUEUE), torch.cuda.Stream()
     races = []
@@ -175,7 +180,7 @@ def _waiting(kernel: Work, n: int, receive: Callable[[], object], side: torch.cu
     with torch.cuda.stream(side):
         receive()
     torch.cuda._sleep(int(HEAD_START_S * SLEEP_HZ))
-    return _loop(kernel, n)
+    return loop(kernel, n)
 
 
 @dataclass(frozen=True)
@@ -187,7 +192,7 @@ class Race:
     host_s: float
 
 
-def _race(lead: Work, n: int, other: Work, m: int, side: torch.cuda.Stream, hold_s: float) -> Race:
+def race(lead: Work, n: int, other: Work, m: int, side: torch.cuda.Stream, hold_s: float) -> Race:
     """Both streams are held for ``hold_s`` while the host issues everything; ``other``, if it runs, starts first."""
     first, start, end, last = (torch.cuda.Event(enable_timing=True) for _ in range(4))
     main = torch.cuda.current_stream()

@@ -14,18 +14,19 @@ from calibration.measure import (
     layers,
     matmul,
     memory,
+    moving,
     shared,
     sustained,
 )
 from calibration.measure.case import ALONE, TOGETHER, Case, Level, shuffled
 
 MODULES_ALONE = dict(zip(ALONE, (launch, copies, matmul, attention, memory, sustained, shared), strict=True))
-MODULES_TOGETHER = dict(zip(TOGETHER, (collectives, interference), strict=True))
+MODULES_TOGETHER = dict(zip(TOGETHER, (collectives, interference, moving), strict=True))
 
 
 def plan(level: Level, kinds: Collection[str], world: int, local: int, groups: collectives.Sizes = ()) -> list[Case]:
-    """The cases of ``kinds`` for ``world`` ranks, ``local`` of them on each node; of collectives and interference those
-    in ``groups`` of so many ranks, see `collectives.groups`."""
+    """The cases of ``kinds`` for ``world`` ranks, ``local`` of them on each node; of collectives and what they do
+    beside kernels those in ``groups`` of so many ranks, see `collectives.groups`."""
     alone = [
         case for name, module in MODULES_ALONE.items() if name in kinds for case in shuffled(module.cases(level, world))
     ]

@@ -13,7 +13,7 @@ import traceback
 import torch
 import torch.distributed as dist
 
-from calibration.measure import collectives, interference, launch, layers, plan, shared
+from calibration.measure import collectives, interference, launch, layers, moving, plan, shared
 from calibration.measure.bench import Bench, Row
 from calibration.measure.case import Case, UnavailableError, Work
 from calibration.measure.gpu import environment
@@ -87,6 +87,8 @@ def _measured(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Cas
     if team is not None:
         if case.kind == "interference":
             return interference.measure(case, bench, team)
+        if case.kind == "moving":
+            return moving.measure(case, bench, team)
         work = team.together(lambda: _tried(collectives.prepare(case, bench, team.data), bench))
         return {"bytes": work.nbytes, **collective_time(bench, work, team)}
     if case.kind == "kernels":
