@@ -37,7 +37,6 @@ class Meeting:
     motion: Motion | None = None
 
 
-
 class Rank:
     """One simulated rank: its position on every axis, what has ended, what is under way."""
 
