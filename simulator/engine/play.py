@@ -228,14 +228,11 @@ class Play:
     def _share_memory(self, rank: Rank) -> None:
         """What moves beside its kernel has together what that leaves of the memory's time. A collective is as fast as
         its slowest member."""
-        moving = [meeting for meeting in rank.resident if meeting.motion is not None]
-        takes = sum(meeting.takes.get(rank, 0.0) for meeting in moving)
-        speed = min(1.0, rank.leaves / takes) if takes else 1.0
-        for meeting in moving:
-            if meeting.speeds.get(rank, 1.0) == speed:
+        speed = rank.leaves / rank.takes if rank.leaves < rank.takes else 1.0
+        for meeting in rank.resident:
+            if meeting.motion is None or meeting.speeds.get(rank, 1.0) == speed:
                 continue
             meeting.speeds[rank] = speed
-            assert meeting.motion is not None
             if (slowest := min(meeting.speeds.values())) != meeting.motion.speed:
                 self.network.pace(meeting.motion, slowest)
 
@@ -244,10 +241,11 @@ class Play:
         if rank.costs.beside is None:
             return
         waiting = [meeting.comm.purpose for meeting in rank.resident if meeting.motion is None]
-        moving = [meeting.comm.purpose for meeting in rank.resident if meeting.motion is not None]
-        load = rank.costs.beside.load(waiting, moving)
-        if load != rank.load:
-            rank.load = load
+        moving = [meeting for meeting in rank.resident if meeting.motion is not None]
+        load = rank.costs.beside.load(waiting, [meeting.comm.purpose for meeting in moving])
+        takes = sum(meeting.takes[rank] for meeting in moving)
+        if load != rank.load or takes != rank.takes:
+            rank.load, rank.takes = load, takes
             if rank.under_way is not None:
                 rank.under_way.disturb()
 
@@ -347,6 +345,7 @@ class Play:
     def _run_disturbed(self, rank: Rank, lane: str, index: int, step: Step, run: Run, outer: Ends) -> Wait:
         """As `_run`, on a GPU whose speed changes when communication beside it starts or ends."""
         template, leaves = self.store.templates[run.template], self.store.leaves(run.template)
+        least = float(leaves.min())
         begin = now = self.env.now
         launched = rank.host_s + template.launch_s
         rank.host_s += run.launch_s
@@ -363,7 +362,9 @@ class Play:
             until = first if rank.queued else len(ends) - 1  # communication waits for the kernel under way
             ended = False
             while not ended and not under_way.disturbed.triggered:
-                rank.leaves, changes_s = left_from(leaves, starts, ends, now) if rank.resident else (math.inf, math.inf)
+                rank.leaves, changes_s = math.inf, math.inf
+                if rank.takes > least:
+                    rank.leaves, changes_s = left_from(leaves, starts, ends, now)
                 self._share_memory(rank)
                 timer = self.env.timeout(min(ends[until], changes_s) - now)
                 yield timer | under_way.disturbed

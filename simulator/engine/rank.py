@@ -61,7 +61,7 @@ class Rank:
         self.issued_s: dict[str, float] = {}
         self.resident: list[Meeting] = []
         self.load: Hashable = None
-        self.leaves = math.inf
+        self.takes, self.leaves = 0.0, math.inf  # of its memory's time: what moves, what the kernel under way
         self.under_way: UnderWay | None = None
         self.queued: list[simpy.Event] = []
         self.next_step: dict[str, int] = {}
