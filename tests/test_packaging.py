@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from simulator.config import catalog
+from simulator.validation import read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,6 +35,10 @@ def test_the_wheel_holds_topologies_workloads_presets_and_profiles(wheel: Path) 
         assert {f"{folder}/{name}.yaml" for name in catalog.names(kind)} <= held
     assert {"simulator/config/presets.yaml", "simulator/cli/app.py"} <= held
     assert not [name for name in held if name.startswith(("tests/", "notebooks/"))]
+    suites = ROOT / "simulator" / "validation" / "data"
+    assert {path.relative_to(ROOT).as_posix() for path in suites.iterdir()} <= held
+    for row in read_rows(suites / "own-h200.csv"):
+        assert Path(row["workload"]).resolve().relative_to(ROOT).as_posix() in held
 
 
 def test_a_command_of_the_wheel_finds_its_files(wheel: Path, tmp_path: Path) -> None:

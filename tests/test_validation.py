@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 import simulator
-from simulator.config import load_workload
+from calibration.compare.suite import shipped
+from simulator.config import Workload, load_workload
 from simulator.errors import InputError
 from simulator.validation import SUITES, Bounds, Outcome, Suite, evaluate, read_rows, summarise
-from simulator.validation.accuracy import accuracy, recorded
-from simulator.validation.record import errors_of, step_time_s
-from simulator.validation.rows import Row, UnsupportedError, measured_step_s, workload_of
+from simulator.validation.accuracy import accuracy, covered, recorded
+from simulator.validation.record import coverage_in, errors_of, step_time_s
+from simulator.validation.rows import Row, UnsupportedError, loaded, measured_step_s, workload_of
+
+RUNS = Path(__file__).resolve().parent.parent / "calibration" / "runs"
 
 ROW = {
     "id": "one",
@@ -118,8 +121,7 @@ def test_without_bounds_nothing_passes_or_fails() -> None:
 
 
 def test_a_row_that_fails_stays_with_its_reason() -> None:
-    def predict(row: Row, workload: dict[str, Any]) -> float:
-        load_workload(workload)
+    def predict(row: Row, workload: Workload) -> float:
         return 1.0
 
     good, bad, missing = evaluate([ROW, {**ROW, "heads": "7"}, {**ROW, "gpu": ""}], lambda _: {}, predict)
@@ -164,11 +166,17 @@ def predicted_errors(name: str, ids: list[str] | None = None) -> dict[str, float
     [
         ("megatron-2022", ["korthikanti-t5-001", "korthikanti-t5-002", "korthikanti-t5-003", "korthikanti-t5-004"]),
         ("megatron-2021", ["megatron-sc21-t2-009"]),
+        ("own-h200", ["dense_h2048_l24_s2k", "tp2_h3072_l12"]),
     ],
 )
 def test_what_is_recorded_is_what_comes_out(name: str, ids: list[str]) -> None:
     errors = predicted_errors(name, ids)
     assert errors == pytest.approx({row: recorded()[name][row] for row in ids}, abs=2e-6)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_what_is_recorded_as_covered_is_what_the_rows_are(name: str) -> None:
+    assert covered()[name] == coverage_in(name)
 
 
 @pytest.mark.slow
@@ -198,11 +206,65 @@ def test_accuracy_names_the_nearest_suite_and_what_it_never_saw() -> None:
     assert inside["nearest_suite"] == "megatron-2022"
     assert inside["rows"] == 6
     assert inside["close"]
+    assert inside["note"] == ""
     llama = accuracy(load_workload("llama3_8b_dgx_h100"))
+    assert llama["nearest_suite"] == "own-h200"
     assert not llama["close"]
     outside = llama["extrapolation"]
-    assert any("h100-sxm-80gb: measured with a100-sxm-80gb only" in note for note in outside)
-    assert any(note.startswith("model.hidden 4,096") for note in outside)
+    assert any("h100-sxm-80gb: measured with h200-sxm-141gb only" in note for note in outside)
+    assert any("fused: measured with eager only" in note for note in outside)
+    assert any(note.startswith("model.layers 32") for note in outside)
+
+
+def test_plain_pytorch_on_h200s_is_told_the_errors_of_our_own_runs() -> None:
+    """A job of a kind that we ran lies inside; eight GPUs and 40 layers are more than we had. What is said of it says
+    too that the hosts of those runs were known."""
+    eager = RUNS / "fit" / "fsdp2_h3072_l12.yaml"
+    inside = accuracy(load_workload(eager, {"cluster": "hgx_h200_8gpu", "model.layers": 10}))
+    errors = [abs(error) for error in recorded()["own-h200"].values()]
+    assert (inside["nearest_suite"], inside["rows"], inside["close"]) == ("own-h200", len(errors), True)
+    assert inside["mean_error"] == pytest.approx(sum(errors) / len(errors))
+    assert inside["max_error"] == max(errors)
+    assert inside["extrapolation"] == []
+    assert "host speed that was probed" in inside["note"]
+    larger = {"cluster": "hgx_h200_8gpu", "model.layers": 40, "parallelism.dp": 8, "training.global_batch": 64}
+    outside = accuracy(load_workload(eager, larger))
+    assert outside["nearest_suite"] == "own-h200"
+    assert [note.split(":")[0] for note in outside["extrapolation"]] == ["model.layers 40", "GPUs 8"]
+
+
+def test_our_own_suite_is_what_the_records_say() -> None:
+    """Stale where it fails: `python -m calibration.compare.suite`, then
+    `python -m simulator.validation.record own-h200 own-h200-memory`."""
+    assert SUITES["own-h200"].table.read_text(encoding="utf-8") == shipped()
+
+
+def test_a_row_may_name_a_workload_file_beside_its_table(tmp_path: Path) -> None:
+    """With dotted keys as columns, empty cells leaving the file's; one that cannot be used says why."""
+    (tmp_path / "mine.yaml").write_bytes((RUNS / "fit" / "tp2_h3072_l12.yaml").read_bytes())
+    table = tmp_path / "table.csv"
+    table.write_text(
+        "id,workload,measured_step_s,model.layers,cluster.overrides\n"
+        'as it is,mine.yaml,1,,\nchanged,mine.yaml,1,6,"[{""gpu"": ""node0.gpu1"", ""host_speed"": 0.5}]"\n'
+        "absent,yours.yaml,1,,\nodd,mine.yaml,1,-1,\nshipped,gpt22b_tp8,1,,\n"
+    )
+    seen: list[Workload] = []
+
+    def predict(row: Row, workload: Workload) -> float:
+        seen.append(workload)
+        return 1.0
+
+    outcomes = evaluate(read_rows(table), lambda _: {}, predict)
+    assert [workload.model.layers for workload in seen] == [12, 6, 48]
+    assert seen[1].cluster.overrides[0].host_speed == 0.5
+    skipped = {outcome.id: outcome.skipped for outcome in outcomes if outcome.skipped}
+    assert list(skipped) == ["absent", "odd"]
+    assert "yours.yaml" in skipped["absent"]
+    assert "model.layers" in skipped["odd"]
+
+
+def test_columns_named_by_dotted_keys_win_over_the_settings() -> None:
+    assert loaded({**ROW, "model.dropout": "0.2"}, {"model.dropout": 0.1}).model.dropout == 0.2
 
 
 def test_a_table_from_a_spreadsheet_begins_with_a_mark(tmp_path: Path) -> None:

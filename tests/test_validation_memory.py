@@ -14,24 +14,28 @@ from simulator.validation.evaluate import MAX_SKIPPED
 from simulator.validation.record import outcomes_of_memory
 from simulator.validation.rows import UnsupportedError, preset_of, split_layers, workload_of
 
-ROWS = {row["id"]: row for row in memory_suite.memory_rows()}
+SUITES = memory_suite.MEMORY_SUITES
+PUBLISHED = SUITES["memory"]
+ROWS = {row["id"]: row for row in PUBLISHED.rows}
 
 
 def workload(row_id: str) -> dict[str, object]:
     return workload_of(ROWS[row_id], memory_suite.settings_of(ROWS[row_id]), of_memory=True)
 
 
-def test_recorded_errors_keep_the_bound_and_few_rows_are_skipped() -> None:
-    errors = recorded()[memory_suite.NAME]
-    assert set(errors) <= set(ROWS)
-    assert len(ROWS) - len(errors) <= MAX_SKIPPED * len(ROWS)
-    assert memory_suite.BOUNDS.mean is not None
-    assert statistics.fmean(map(abs, errors.values())) <= memory_suite.BOUNDS.mean
+@pytest.mark.parametrize("name", SUITES)
+def test_recorded_errors_keep_the_bound_and_few_rows_are_skipped(name: str) -> None:
+    errors, suite = recorded()[name], SUITES[name]
+    rows = {row["id"] for row in suite.rows}
+    assert set(errors) <= rows
+    assert len(rows) - len(errors) <= MAX_SKIPPED * len(rows)
+    assert suite.bounds.mean is not None
+    assert statistics.fmean(map(abs, errors.values())) <= suite.bounds.mean
 
 
 def test_every_row_that_is_skipped_says_why() -> None:
     """Those without a recorded error cannot become a workload, each with its reason; all others can."""
-    errors = recorded()[memory_suite.NAME]
+    errors = recorded()["memory"]
     for row_id in ROWS:
         if row_id in errors:
             load_workload(workload(row_id))
@@ -43,14 +47,15 @@ def test_every_row_that_is_skipped_says_why() -> None:
 @pytest.mark.parametrize("row_id", ["simumax-b200-025", "zerobubble-t4-001", "tr3m-1b3-012", "bridge-moonlight-001"])
 def test_what_is_recorded_is_what_comes_out(row_id: str) -> None:
     (outcome,) = outcomes_of_memory([ROWS[row_id]])
-    assert outcome.error == pytest.approx(recorded()[memory_suite.NAME][row_id], abs=2e-6)
+    assert outcome.error == pytest.approx(recorded()["memory"][row_id], abs=2e-6)
 
 
 @pytest.mark.slow
-def test_all_that_is_recorded_is_what_comes_out() -> None:
-    found = {outcome.id: outcome.error for outcome in outcomes_of_memory(list(ROWS.values()))}
+@pytest.mark.parametrize("name", SUITES)
+def test_all_that_is_recorded_is_what_comes_out(name: str) -> None:
+    found = {outcome.id: outcome.error for outcome in outcomes_of_memory(SUITES[name].rows)}
     assert {row: error for row, error in found.items() if error is not None} == pytest.approx(
-        recorded()[memory_suite.NAME], abs=2e-6
+        recorded()[name], abs=2e-6
     )
 
 

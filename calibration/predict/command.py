@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit status 0, or 1 where a workload could not be simulated. Raises `InputError`."""
     check_outputs({"--out": arguments.out}, inputs=arguments.workloads)
     changes = parse_changes(arguments.changes)
-    content = predictions(simulate_all((path, changes) for path in arguments.workloads))
+    content = predictions(simulate_all((path, changes) for path in arguments.workloads), changes)
     write_json(arguments.out, content)
     failed = [row for row in content["predictions"] if row["reason"]]
     for row in failed:

@@ -81,24 +81,26 @@ def simulate_all(jobs: Iterable[tuple[Path, Mapping[str, Any]]]) -> list[Simulat
 class Predictions:
     """A file of predictions. ``profiles``: name -> hash; ``figures``: run -> what was predicted; ``workloads``: run ->
     hash of its file; ``on``: run -> name of the profile. ``commit``: that the simulator was at, empty where it was not
-    known."""
+    known; ``changes``: of every workload, as with --set."""
 
     date: str
     commit: str
+    changes: Mapping[str, Any]
     profiles: Mapping[str, str]
     workloads: Mapping[str, str]
     on: Mapping[str, str]
     figures: Mapping[str, Figures]
 
 
-def predictions(simulated: Sequence[Simulated]) -> dict[str, Any]:
-    """The content of the file."""
+def predictions(simulated: Sequence[Simulated], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of the file. ``changes``: with which all were simulated."""
     commit = head()
     return {
         "format": FORMAT,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": "" if commit is None else commit.id,
         "uncommitted_changes": commit is not None and commit.changed,
+        "changes": dict(changes),
         "profiles": {one.profile: one.profile_sha256 for one in simulated},
         "predictions": [one.to_dict() for one in simulated],
     }
@@ -114,6 +116,7 @@ def read_predictions(path: Path) -> Predictions:
         return Predictions(
             date=data["date"],
             commit=data["commit"],
+            changes=data["changes"],
             profiles=data["profiles"],
             workloads={row["name"]: row["workload_sha256"] for row in rows},
             on={row["name"]: row["profile"] for row in rows},

@@ -84,18 +84,16 @@ def _jobs(suites: list[str], rows: Path | None) -> list[_Job]:
     """What was asked for. Raises `InputError` on an unknown suite, and on suites beside a user's rows, which are steps
     unless ``collectives`` says what they are."""
     from simulator.config.files import closest
-    from simulator.validation import SUITES, collectives, memory_suite
+    from simulator.validation import collectives
+    from simulator.validation.record import ALL
 
-    known = [*SUITES, memory_suite.NAME, collectives.NAME]
     for name in suites:
-        if name not in known:
-            raise InputError(
-                "unknown suite", key="SUITE", found=name, allowed=", ".join(known), fix=closest(name, known)
-            )
+        if name not in ALL:
+            raise InputError("unknown suite", key="SUITE", found=name, allowed=", ".join(ALL), fix=closest(name, ALL))
     if rows is not None and suites not in ([], [collectives.NAME]):
         allowed = f"no suite, or {collectives.NAME} where the rows are of collectives"
         raise InputError("is not combined with shipped suites", file="--rows", found=" ".join(suites), allowed=allowed)
-    names = list(dict.fromkeys(suites or known)) if rows is None else []
+    names = list(dict.fromkeys(suites or ALL)) if rows is None else []
     jobs = [_suite(name) for name in names]
     if rows is not None:
         jobs.append(_own_collectives(rows) if suites else _own_steps(rows))
@@ -103,28 +101,23 @@ def _jobs(suites: list[str], rows: Path | None) -> list[_Job]:
 
 
 def _suite(name: str) -> _Job:
-    from simulator.validation import SUITES, Bounds, collectives, evaluate, memory_suite, read_rows, summarise
+    from simulator.validation import SUITES, Bounds, collectives, memory_suite, read_rows, summarise
     from simulator.validation.collective_scores import score
-    from simulator.validation.record import memory_gib, outcomes_of_collectives, step_time_s
+    from simulator.validation.record import outcomes_of_collectives, outcomes_of_memory, outcomes_of_steps
 
     if name == collectives.NAME:
         return _Job(
             name, collectives.measurements(), Bounds(), lambda rows, to: score(outcomes_of_collectives(rows), to)
         )
-    if name == memory_suite.NAME:
-        settings, quantity = memory_suite.settings_of, memory_suite.MEMORY
-        return _Job(
-            name,
-            memory_suite.memory_rows(),
-            memory_suite.BOUNDS,
-            lambda rows, to: summarise(name, evaluate(rows, settings, memory_gib, quantity), to),
-        )
+    if name in memory_suite.MEMORY_SUITES:
+        chosen = memory_suite.MEMORY_SUITES[name]
+        return _Job(name, chosen.rows, chosen.bounds, lambda rows, to: summarise(name, outcomes_of_memory(rows), to))
     suite = SUITES[name]
     return _Job(
         name,
         read_rows(suite.table),
         suite.bounds,
-        lambda rows, to: summarise(name, evaluate(rows, suite.settings_of, step_time_s), to),
+        lambda rows, to: summarise(name, outcomes_of_steps(rows, suite), to) | {"note": suite.note},
     )
 
 
@@ -176,7 +169,8 @@ def _print(results: list[dict[str, Any]]) -> None:
         ]
         what = result["rows"][0]["quantity"].replace("_", " ")
         console().print(table(lines, title=f"{result['suite']}: {what}, simulated against measured"))
-        for line in (*_sets(result), verdict(result), ""):
+        note = [result["note"]] if result.get("note") else []
+        for line in (*_sets(result), verdict(result), *note, ""):
             console().print(line)
 
 

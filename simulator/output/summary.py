@@ -204,6 +204,8 @@ def _trust(result: Result) -> list[str]:
             f"{close} ({accuracy['nearest_suite']}, {accuracy['rows']} rows): mean error "
             f"{percent(accuracy['mean_error'])}, largest {percent(accuracy['max_error'])}."
         )
+        if accuracy["note"]:
+            lines.append(accuracy["note"])
         if accuracy["extrapolation"]:
             lines.append("This job lies outside what they cover, so expect larger errors:")
             lines += [f"  {note}" for note in accuracy["extrapolation"]]

@@ -1,20 +1,19 @@
-"""How far predictions like this one have been from measurement: the errors of the nearest suite, as last recorded by
-`simulator.validation.record`."""
+"""How far predictions like this one have been from measurement: the errors of the nearest suite, and what that covers,
+as last recorded by `simulator.validation.record`."""
 
 from __future__ import annotations
 
 import json
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from simulator.config import Workload, load_workload
-from simulator.validation.rows import read_rows, workload_of
+from simulator.config import Workload
 from simulator.validation.suites import DATA, SUITES
 
-RECORD = DATA / "errors.json"
+RECORD, COVERED = DATA / "errors.json", DATA / "covered.json"
 
 _SIZES: dict[str, Callable[[Workload], float]] = {
     "model.hidden": lambda workload: workload.model.hidden,
@@ -42,17 +41,23 @@ _KINDS: dict[str, Callable[[Workload], str]] = {
     ),
 }
 #: Of `_KINDS`, those that decide which kernels and collectives there are.
-_WEIGHTY = {"training.precision", "model.attention", "parallelism.zero", "parallelism.data_parallel"}
-#: A suite that never saw more of `_KINDS` says little about a workload.
-MOST_UNSEEN = 3
+_WEIGHTY = {
+    "training.precision",
+    "training.implementation",
+    "model.attention",
+    "parallelism.zero",
+    "parallelism.data_parallel",
+}
+#: A suite that never saw more of `_KINDS`, or of `_WEIGHTY`, says little about a workload.
+MOST_UNSEEN, MOST_UNSEEN_WEIGHTY = 3, 1
 
 
 def accuracy(workload: Workload) -> dict[str, Any]:
-    """Of the suite that comes nearest to ``workload``: rows, mean and largest absolute error of the step time, and
-    where the workload lies outside what the suite covers.
+    """Of the suite that comes nearest to ``workload``: rows, mean and largest absolute error of the step time, its
+    note, and where the workload lies outside what the suite covers.
 
     Nearest is the suite that never saw the fewest of `_WEIGHTY`, then of all kinds of thing, then the one with a row
-    closest in size. It is ``close`` where it never saw at most `MOST_UNSEEN`.
+    closest in size. It is ``close`` where it never saw at most `MOST_UNSEEN` and `MOST_UNSEEN_WEIGHTY`.
     """
     suite = min(SUITES, key=lambda name: _remoteness(workload, name))
     unseen = _unseen(workload, suite)
@@ -62,8 +67,18 @@ def accuracy(workload: Workload) -> dict[str, Any]:
         "rows": len(errors),
         "mean_error": statistics.fmean(errors),
         "max_error": max(errors),
-        "close": len(unseen) <= MOST_UNSEEN,
+        "note": SUITES[suite].note,
+        "close": len(unseen) <= MOST_UNSEEN and len(unseen.keys() & _WEIGHTY) <= MOST_UNSEEN_WEIGHTY,
         "extrapolation": [*unseen.values(), *_outside(workload, suite)],
+    }
+
+
+def coverage(workloads: Sequence[Workload]) -> dict[str, Any]:
+    """What measured steps cover: of every kind of thing those that occur, and the sizes that steps have."""
+    sizes = dict.fromkeys(tuple(size(workload) for size in _SIZES.values()) for workload in workloads)
+    return {
+        "kinds": {key: list(dict.fromkeys(map(kind, workloads))) for key, kind in _KINDS.items()},
+        "sizes": [dict(zip(_SIZES, each, strict=True)) for each in sizes],
     }
 
 
@@ -75,9 +90,10 @@ def recorded() -> dict[str, dict[str, float]]:
 
 
 @lru_cache
-def _workloads(suite: str) -> tuple[Workload, ...]:
-    chosen = SUITES[suite]
-    return tuple(load_workload(workload_of(row, chosen.settings_of(row))) for row in read_rows(chosen.table))
+def covered() -> dict[str, dict[str, Any]]:
+    """suite -> its `coverage`, as last recorded."""
+    found: dict[str, dict[str, Any]] = json.loads(COVERED.read_text(encoding="utf-8"))
+    return found
 
 
 def _remoteness(workload: Workload, suite: str) -> tuple[int, int, float]:
@@ -87,18 +103,18 @@ def _remoteness(workload: Workload, suite: str) -> tuple[int, int, float]:
 
 def _unseen(workload: Workload, suite: str) -> dict[str, str]:
     """Key of `_KINDS` -> what the workload has of it and the suite never saw."""
-    notes = {}
-    for key, kind in _KINDS.items():
-        seen = dict.fromkeys(kind(other) for other in _workloads(suite))
-        if kind(workload) not in seen:
-            notes[key] = f"{key} {kind(workload)}: measured with {', '.join(seen)} only"
-    return notes
+    seen: Mapping[str, list[str]] = covered()[suite]["kinds"]
+    return {
+        key: f"{key} {kind(workload)}: measured with {', '.join(seen[key])} only"
+        for key, kind in _KINDS.items()
+        if kind(workload) not in seen[key]
+    }
 
 
 def _outside(workload: Workload, suite: str) -> list[str]:
     notes = []
     for key, size in _SIZES.items():
-        sizes = [size(other) for other in _workloads(suite)]
+        sizes = [step[key] for step in covered()[suite]["sizes"]]
         if not min(sizes) <= size(workload) <= max(sizes):
             notes.append(f"{key} {size(workload):,}: measured from {min(sizes):,} to {max(sizes):,}")
     return notes
@@ -107,5 +123,6 @@ def _outside(workload: Workload, suite: str) -> list[str]:
 def _distance(workload: Workload, suite: str) -> float:
     """Of the closest row: the sum over sizes of the logarithm of their ratio."""
     return min(
-        sum(abs(math.log(size(workload) / size(other))) for size in _SIZES.values()) for other in _workloads(suite)
+        sum(abs(math.log(size(workload) / step[key])) for key, size in _SIZES.items())
+        for step in covered()[suite]["sizes"]
     )

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from simulator.config import Workload
 from simulator.errors import InputError
-from simulator.validation.rows import Row, UnsupportedError, measured_step_s, workload_of
+from simulator.validation.rows import Row, UnsupportedError, loaded, measured_step_s
 from simulator.validation.suites import Bounds
 
 #: A suite that skips more than this share of its rows has not been validated.
@@ -66,17 +67,17 @@ class Outcome:
 def evaluate(
     rows: Sequence[Row],
     settings_of: Callable[[Row], Mapping[str, Any]],
-    predict: Callable[[Row, dict[str, Any]], float],
+    predict: Callable[[Row, Workload], float],
     quantity: Quantity = STEP_TIME,
 ) -> list[Outcome]:
     """Simulate every row. ``settings_of``: dotted workload keys for what the row leaves open (see `Suite`);
-    ``predict`` turns a row and its workload mapping into the ``quantity``."""
+    ``predict`` turns a row and its workload into the ``quantity``."""
     outcomes = []
     for row in rows:
         measured = None
         try:
             measured = quantity.measured(row)
-            workload = workload_of(row, settings_of(row), of_memory=quantity.of_memory)
+            workload = loaded(row, settings_of(row), of_memory=quantity.of_memory)
             outcome = Outcome(row["id"], quantity.name, quantity.unit, measured, predict(row, workload))
         except (UnsupportedError, InputError) as reason:
             skipped = " ".join(str(reason).split())

@@ -1,8 +1,8 @@
-"""The suite of published memory: what each source measured, and what its software kept that the rows do not say."""
+"""The suites of memory: what each source measured, and what its software kept that the rows do not say."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -27,6 +27,11 @@ class MemorySource:
     unit: float
     evidence: str
     context: float | None = None
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """Those that have a memory."""
+        return [row for row in read_rows(self.suite.table) if row.get("mem_gb")]
 
 
 #: What a GPU has for its processes, bytes, by the name that rows give it: what its driver reports.
@@ -180,22 +185,41 @@ SOURCES: tuple[MemorySource, ...] = (
 )
 
 
-NAME, ABOUT = "memory", "published memory of GPUs in training, of six sources (see `SOURCES`)"
-BOUNDS = Bounds(mean=0.10)
+_OWN = MemorySource(
+    SUITES["own-h200"],
+    figure="allocated",
+    unit=1e9,
+    evidence="steady_allocated_bytes of `calibration.train.record`: torch.cuda.max_memory_allocated of the timed steps",
+)
 
 
-def memory_rows() -> list[dict[str, str]]:
-    """The rows of all sources that have a memory."""
-    return [row for source in SOURCES for row in read_rows(source.suite.table) if row.get("mem_gb")]
+@dataclass(frozen=True)
+class MemorySuite:
+    """Rows of several sources under one name, and what they must keep to."""
+
+    sources: tuple[MemorySource, ...]
+    bounds: Bounds
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """Of all sources."""
+        return [row for source in self.sources for row in source.rows]
+
+
+#: By name: published memory of GPUs in training, and that of our own runs.
+MEMORY_SUITES: Mapping[str, MemorySuite] = {
+    "memory": MemorySuite(SOURCES, Bounds(mean=0.10)),
+    "own-h200-memory": MemorySuite((_OWN,), Bounds(mean=0.02)),
+}
 
 
 @lru_cache
 def _sources() -> dict[str, MemorySource]:
-    return {row["id"]: source for source in SOURCES for row in read_rows(source.suite.table)}
+    return {row["id"]: source for suite in MEMORY_SUITES.values() for source in suite.sources for row in source.rows}
 
 
 def source_of(row_id: str) -> MemorySource:
-    """Where a row of the suite comes from."""
+    """Where a row of the suites comes from."""
     return _sources()[row_id]
 
 

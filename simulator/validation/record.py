@@ -1,44 +1,51 @@
 """``python -m simulator.validation.record [SUITE..]``: simulate every row of every suite, or of some, and record the
-errors anew."""
+errors anew, and what the suites of steps cover."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from simulator.analysis.advice import few_rounds
 from simulator.api import run
 from simulator.cluster import Cluster, build_cluster
-from simulator.config import load_workload
+from simulator.config import Workload
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.network import hosts
 from simulator.network.collectives import OPERATIONS, bus_factor, fastest, idle_seconds, patterns
 from simulator.network.pattern import Pattern
 from simulator.validation import collectives, memory_suite
-from simulator.validation.accuracy import RECORD
+from simulator.validation.accuracy import COVERED, RECORD, coverage
 from simulator.validation.collective_scores import Compared, Prediction, compare
 from simulator.validation.collectives import Case
 from simulator.validation.evaluate import Outcome, evaluate
-from simulator.validation.rows import Row, read_rows
+from simulator.validation.memory_suite import MEMORY_SUITES
+from simulator.validation.rows import Row, loaded, read_rows
 from simulator.validation.suites import SUITES, Suite
 
 #: Suites in the order of the file.
-ALL = [*SUITES, memory_suite.NAME, collectives.NAME]
+ALL = [*SUITES, *MEMORY_SUITES, collectives.NAME]
 
 
-def step_time_s(row: Row, workload: dict[str, Any]) -> float:
+def step_time_s(row: Row, workload: Workload) -> float:
     """Seconds of a step of ``workload``."""
     return run(workload).spans.step_time_s
 
 
-def memory_gib(row: Row, workload: dict[str, Any]) -> float:
+def memory_gib(row: Row, workload: Workload) -> float:
     """The memory that the row's source prints, GiB. A few rounds of micro-batches hold what many do."""
-    result = run(few_rounds(load_workload(workload)))
+    result = run(few_rounds(workload))
     return memory_suite.predicted_gib(row, result.memories_within(memory_suite.capacity_of(row)))
+
+
+def outcomes_of_steps(rows: Sequence[Row], suite: Suite) -> list[Outcome]:
+    """Predicted beside measured step times, of rows of ``suite``."""
+    return evaluate(rows, suite.settings_of, step_time_s)
 
 
 def outcomes_of_memory(rows: Sequence[Row]) -> list[Outcome]:
@@ -80,7 +87,7 @@ def outcomes_of_collectives(rows: Sequence[Row]) -> list[Compared]:
 
 def errors_of(suite: Suite) -> dict[str, float]:
     """row -> (predicted - measured) / measured, of the rows that can be simulated."""
-    return _errors(evaluate(read_rows(suite.table), suite.settings_of, step_time_s))
+    return _errors(outcomes_of_steps(read_rows(suite.table), suite))
 
 
 def _errors(outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -89,22 +96,33 @@ def _errors(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 def errors_in(name: str) -> dict[str, float]:
     """The errors of a suite, simulated anew."""
-    match name:
-        case memory_suite.NAME:
-            return _errors(outcomes_of_memory(memory_suite.memory_rows()))
-        case collectives.NAME:
-            return _errors([row.outcome for row in outcomes_of_collectives(collectives.measurements())])
-        case _:
-            return errors_of(SUITES[name])
+    if name in MEMORY_SUITES:
+        return _errors(outcomes_of_memory(MEMORY_SUITES[name].rows))
+    if name == collectives.NAME:
+        return _errors([row.outcome for row in outcomes_of_collectives(collectives.measurements())])
+    return errors_of(SUITES[name])
+
+
+def coverage_in(name: str) -> dict[str, Any]:
+    """What the measured steps of a suite cover; rows that were not measured cover nothing."""
+    suite = SUITES[name]
+    rows = [row for row in read_rows(suite.table) if row.get("measured_step_s") or row.get("derived_step_s")]
+    return coverage([loaded(row, suite.settings_of(row)) for row in rows])
 
 
 def record(names: Sequence[str]) -> None:
-    """Write the errors of the suites ``names`` to `RECORD`, each as it is done, and none of suites that are no more."""
+    """Write the errors of the suites ``names`` to `RECORD` and what they cover to `COVERED`, each as it is done, and
+    nothing of suites that are no more."""
     for name in names:
-        errors = errors_in(name)
-        known = {**json.loads(RECORD.read_text(encoding="utf-8")), name: errors}
-        kept = {suite: known[suite] for suite in ALL if suite in known}
-        RECORD.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+        _write(RECORD, name, errors_in(name))
+        if name in SUITES:
+            _write(COVERED, name, coverage_in(name))
+
+
+def _write(path: Path, name: str, content: Mapping[str, Any]) -> None:
+    known = {**json.loads(path.read_text(encoding="utf-8")), name: content}
+    kept = {suite: known[suite] for suite in ALL if suite in known}
+    path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """A row of a table of measured steps as a workload, or the reason why it cannot be simulated.
 
 Columns are those of the shipped tables in ``data/``; a user's table has the same. Free-text names go through `ALIASES`.
+A row may name a workload file instead (column ``workload``). A column named by a dotted key of workload files sets that
+key, as ``--set`` does.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from simulator.config import Workload, load_workload, parse_changes
+from simulator.config.files import as_path
 from simulator.config.presets import presets
 from simulator.errors import InputError, SimulatorError
 from simulator.validation.suites import DATA
@@ -85,13 +89,19 @@ class UnsupportedError(SimulatorError):
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a table of steps. Raises `InputError` on an unreadable file, or one without the columns it needs."""
-    needed = [name for name in ("id", *_NEEDED) if name not in _OF_A_PRESET]
-    return read_table(path, needed, like=str(DATA / "megatron-2022.csv"))
+    """The rows of a table of steps, workload files found beside it. Raises `InputError` on an unreadable file, or one
+    without the columns it needs."""
+    needed = [name for name in _NEEDED if name not in _OF_A_PRESET]
+    rows = read_table(path, needed, like=str(DATA / "megatron-2022.csv"), instead="workload")
+    for row in rows:
+        if row.get("workload"):
+            row["workload"] = str(as_path(row["workload"], base=path.parent, file=path, key=f"workload of {row['id']}"))
+    return rows
 
 
-def read_table(path: Path, needed: Sequence[str], *, like: str) -> list[dict[str, str]]:
-    """The rows of a CSV table that has the columns ``needed``, as the reference table ``like`` does; each has an id.
+def read_table(path: Path, needed: Sequence[str], *, like: str, instead: str | None = None) -> list[dict[str, str]]:
+    """The rows of a CSV table that has a column ``id`` and the columns ``needed``, as the reference table ``like``
+    does, or the one that may stand ``instead`` of them; each row has an id.
 
     Raises `InputError`.
     """
@@ -104,6 +114,7 @@ def read_table(path: Path, needed: Sequence[str], *, like: str) -> list[dict[str
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"is no CSV table: {error}", file=path) from None
+    needed = ["id", *(needed if instead not in columns else ())]
     absent = [name for name in needed if name not in columns]
     if absent:
         raise InputError(f"lacks columns: {', '.join(absent)}", file=path, allowed=f"the columns of {like}")
@@ -149,6 +160,15 @@ def preset_of(row: Row) -> str | None:
     words = row.get("model", "").lower().replace("llama3.1", "llama3").split()
     named = re.sub(r"[^a-z0-9]", "", words[0]) if words else ""
     return next((name for name in presets() if re.sub(r"[^a-z0-9]", "", name) == named), None)
+
+
+def loaded(row: Row, settings: Mapping[str, Any], *, of_memory: bool = False) -> Workload:
+    """The workload of ``row``: the file that it names, or what its columns say (see `workload_of`), with the dotted
+    keys that are columns. Raises `UnsupportedError` and `InputError`."""
+    changes = parse_changes(f"{key}={value}" for key, value in row.items() if "." in key and value)
+    if row.get("workload"):
+        return load_workload(row["workload"], changes)
+    return load_workload(workload_of(row, settings, of_memory=of_memory), changes)
 
 
 def workload_of(row: Row, settings: Mapping[str, Any], *, of_memory: bool = False) -> dict[str, Any]:

@@ -21,7 +21,8 @@ class Bounds:
 @dataclass(frozen=True)
 class Suite:
     """A table of measured steps. ``settings``: dotted workload keys for what its columns leave open; ``special``: more
-    of them for the rows whose columns say what is given, as (columns, settings)."""
+    of them for the rows whose columns say what is given, as (columns, settings). ``note``: a sentence on what its
+    rows were told that nobody knows of a machine before it is rented."""
 
     name: str
     about: str
@@ -29,6 +30,7 @@ class Suite:
     settings: Mapping[str, Any]
     bounds: Bounds
     special: tuple[tuple[Mapping[str, str], Mapping[str, Any]], ...] = ()
+    note: str = ""
 
     def settings_of(self, row: Mapping[str, str]) -> dict[str, Any]:
         """The settings that go with a row of the table."""
@@ -97,6 +99,14 @@ SUITES: dict[str, Suite] = {
                 # Table 7 has the optimizer that waits for all stages.
                 *(({"id": f"zerobubble-t7-00{n}"}, {"parallelism.optimizer_sync": True}) for n in range(1, 5)),
             ),
+        ),
+        Suite(
+            name="own-h200",
+            about="our own runs of calibration/runs with plain PyTorch on 1, 2 and 4 H200s, of every layout",
+            table=DATA / "own-h200.csv",  # made by `python -m calibration.compare.suite`
+            settings={},
+            bounds=Bounds(mean=0.04),
+            note="Each is simulated at the host speed that was probed beside it; hosts of one kind differ twofold.",
         ),
     )
 }

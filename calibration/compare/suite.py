@@ -1,0 +1,78 @@
+"""``python -m calibration.compare.suite``: write the suites ``own-h200`` and ``own-h200-memory`` anew from the records
+in calibration/results/runs; `python -m simulator.validation.record own-h200 own-h200-memory` then has their errors."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from calibration.commits import sha256
+from calibration.compare.hosts import with_host
+from calibration.compare.measured import Measured
+from calibration.compare.record import Run, read_record
+from simulator.config.files import read_text
+from simulator.errors import InputError
+from simulator.validation.suites import SUITES
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS, RECORDS = ROOT / "runs", ROOT / "results" / "runs"
+#: What the runs were made on: a node whose NVSwitches serve every GPU at full speed, of which they took the first.
+CLUSTER = {"cluster.name": "hgx_h200_8gpu"}
+GPU = "H200"
+#: A workload's keys that a row sets: its cluster, and the speed of its hosts.
+KEYS = ("cluster.name", "cluster.node.host_speed", "cluster.node.autograd_speed", "cluster.overrides")
+COLUMNS = ("id", "source", "gpu", "workload", "measured_step_s", "mem_gb", *KEYS, "notes")
+
+
+def rows_of(workloads: Sequence[Path], records: Path, folder: Path) -> list[dict[str, str]]:
+    """A row of ``validate --rows`` for each of the workload files that has a record; ``folder``: of the table, from
+    which files are named. Raises `InputError` on a record that cannot be used, or of another workload file."""
+    rows = []
+    for path in workloads:
+        record = read_record(records, path.stem)
+        if record is None:
+            continue
+        if record.workload.sha256 != sha256(read_text(path)):
+            where = records / f"{path.stem}.json"
+            raise InputError("the workload file has changed since it was run", file=where, key="workload.sha256")
+        changes: Mapping[str, Any] = with_host(records, path, CLUSTER)
+        row = {
+            "id": path.stem,
+            "source": f"python -m calibration train, {record.date:%Y-%m-%d}, {Measured(record, '').hardware}",
+            "gpu": GPU,
+            "workload": Path(os.path.relpath(path, folder)).as_posix(),
+            "notes": " ".join(record.reason.split()),
+        }
+        if isinstance(record, Run):
+            peaks = [rank.memory.steady_allocated_bytes for rank in record.ranks if rank.memory is not None]
+            row["measured_step_s"] = f"{record.step_time_s.median:.6g}"
+            row["mem_gb"] = f"{max(peaks) / 1e9:.6g}" if peaks else ""
+        rows.append(row | {key: _cell(changes[key]) for key in KEYS if key in changes})
+    return rows
+
+
+def as_csv(rows: Sequence[Mapping[str, str]]) -> str:
+    """The table's text."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def shipped() -> str:
+    """The text of the suite's table, of the runs in calibration/results/runs."""
+    return as_csv(rows_of(sorted(RUNS.glob("*/*.yaml")), RECORDS, SUITES["own-h200"].table.parent))
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+if __name__ == "__main__":
+    SUITES["own-h200"].table.write_text(shipped(), encoding="utf-8")
