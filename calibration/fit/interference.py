@@ -1,5 +1,5 @@
 """What NCCL's communication takes from kernels beside it: the SMs that it holds, and, once it moves bytes, memory
-bandwidth."""
+bandwidth; and what of that they leave it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from calibration.fit.cases import MEASURED, Cases, Measured
 from calibration.fit.part import Part, Point, rounded
 from simulator.config.profile import Interference, Profile
 from simulator.costs import Costs
-from simulator.program import Attention, Kernel, Matmul, Memory
+from simulator.costs.interference import memory_bytes
+from simulator.network.collectives import bus_factor
+from simulator.program import Attention, Comm, Kernel, Matmul, Memory
 
 #: Kernels of `calibration.measure.interference` as the simulator prices them: those that SMs bound, and memory.
 RACED: dict[str, Kernel] = {
@@ -19,6 +21,13 @@ RACED: dict[str, Kernel] = {
     "matmul_small": Matmul(2048, 4096, 4096),
     "attention": Attention(2, 32, 32, 4096, 4096, 128),
     "attention_bwd": Attention(2, 32, 32, 4096, 4096, 128, backward=True),
+}
+#: Collectives beside them are timed too (`calibration.measure.moving`); of a class of the profile's ``leaves`` each.
+LEAVING = {
+    "matmul": ("matmul", "matmul_small"),
+    "attention": ("attention",),
+    "norm": ("layer_norm",),
+    "other": ("residual_add",),
 }
 STREAMS: dict[str, Kernel] = {"layer_norm": Memory("norm", 1.0, 1.0), "residual_add": Memory("residual", 2.0, 1.0)}
 #: A receive whose sender is late: the only case in which nothing moves.
@@ -45,7 +54,7 @@ def race(kernel_s: float, collective_s: float, speed: float, kernels: int = RACE
 def fit(cases: Cases, profile: Profile) -> Part:
     """Fit ``interference``. Held out: all of some numbers of GPUs (`Cases.held_out`). What was not measured stays as it
     was."""
-    rows = cases.of("interference")
+    rows, beside = cases.of("interference"), cases.of("moving")
     apart = cases.held_out(rows)
     fitted = [case for case in rows if len(case.ranks) not in apart]
     if not fitted:
@@ -60,6 +69,9 @@ def fit(cases: Cases, profile: Profile) -> Part:
         norms, others = _of(some, "layer_norm"), _of(some, "residual_add")
         if norms and others:
             figures[name] = {"norm": _speed(norms), "other": _speed(others)} | ORIGIN
+    shares = {name: _share(_of(beside, *kernels), profile) for name, kernels in LEAVING.items()}
+    if all(shares.values()):
+        figures["leaves"] = {**shares, **ORIGIN}
     speed = speeds(profile.model_copy(update={"interference": Interference.model_validate(figures)}))
     points = [
         Point(
@@ -71,7 +83,38 @@ def fit(cases: Cases, profile: Profile) -> Part:
         )
         for case in rows
     ]
+    leaves = {kernel: figures["leaves"][name] for name, kernels in LEAVING.items() for kernel in kernels}
+    points += [
+        Point(
+            f"moving.{kernel}.{len(case.ranks)}",
+            float(case.params["bytes"]),
+            float(case.row["beside_s"]),
+            moving_s(case, leaves[kernel], profile),
+            held_out=False,
+        )
+        for case in beside
+        if (kernel := str(case.params["kernel"])) in leaves
+    ]
     return Part({"interference": figures}, points)
+
+
+def moving_s(case: Measured, leaves: float, profile: Profile) -> float:
+    """Seconds in which bytes of a measured collective move beside a kernel that leaves it this share of the memory's
+    time."""
+    shared = Costs.from_profile(profile, "eager").beside
+    assert shared is not None
+    n, nbytes = len(case.ranks), float(case.params["bytes"])
+    moved = memory_bytes(Comm("", case.op, nbytes, "", ""), n, nbytes * bus_factor(case.op, n))
+    return case.seconds * max(1.0, shared.takes(moved / case.seconds) / leaves)
+
+
+def _share(cases: Sequence[Measured], profile: Profile) -> float:
+    """What kernels leave of the memory's time, by the collectives beside them; 0: not measured."""
+
+    def off(share: float) -> float:
+        return sum(abs(moving_s(case, share, profile) / float(case.row["beside_s"]) - 1) for case in cases)
+
+    return min((rounded(0.01 * step) for step in range(5, 61)), key=off) if cases else 0.0
 
 
 #: Of a kernel that was raced, beside what waits for its peers or not.

@@ -10,7 +10,7 @@ from typing import Protocol
 from simulator.config.profile import GpuSpec, Interference
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import KernelCost
-from simulator.program import Comm, Kernel, Memory
+from simulator.program import Attention, Comm, GroupedMatmul, Kernel, Matmul, Memory
 
 #: What reaches less than this share of the memory's bandwidth on the whole GPU is bound by the loads that SMs issue:
 #: beside receives that wait, on 16 of an H200's 132 SMs, halves of rows and rotations (0.33 to 0.42 alone) take 1.12 to
@@ -49,10 +49,10 @@ class SharedSms:
     `SM_BOUND` of the bandwidth by their ``memory`` prices lose their part of the SMs too (``left``: the share that they
     keep). A collective gets its SMs when a kernel ends: until then all are taken.
 
-    Memory serves one or the other: what a stream or a norm loses of its speed is the share of the memory's time that
-    communication has, which is slowed where it would take more. A GPU's memory moves ``plain_Bps`` then, what a plain
-    sum of two tensors reaches. (Of 256 MiB, beside sums of two tensors, sums take 0.12 to 0.19 and collectives have
-    0.11 to 0.18 of an H100's or H200's memory, beside norms 0.19 to 0.37 and 0.18 to 0.34: calibration/measurements.)
+    Communication moves bytes of its GPU's memory (`memory_bytes`), and has of the memory's time what the kernel beside
+    it leaves: where at full speed it would take more, it is slowed. Memory is busy all the time at ``plain_Bps``, what
+    a plain sum of two tensors reaches. Streams that SMs bound leave it enough. (Beside sums on two H200s collectives of
+    any kind have 0.16 to 0.19, and sums lose 0.16 to 0.19 of their speed: calibration/measurements.)
     """
 
     model: Interference
@@ -78,9 +78,12 @@ class SharedSms:
         return memory_Bps / self.plain_Bps
 
     def leaves(self, kernel: Kernel) -> float:
-        if not isinstance(kernel, Memory) or self._sms_bound(kernel):
-            return math.inf
-        return 1 - (self.model.memory_speed.norm if kernel.normalizes else self.model.memory_speed.other)
+        leaves = self.model.leaves
+        if isinstance(kernel, Memory):
+            return math.inf if self._sms_bound(kernel) else leaves.norm if kernel.normalizes else leaves.other
+        if isinstance(kernel, Matmul | GroupedMatmul):
+            return leaves.matmul
+        return leaves.attention if isinstance(kernel, Attention) else math.inf
 
     def _sms_bound(self, kernel: Memory) -> bool:
         return not kernel.normalizes and self.memory.share(kernel) < SM_BOUND
