@@ -4,7 +4,7 @@ bandwidth; and what of that they leave it."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from calibration.fit.cases import MEASURED, Cases, Measured
@@ -22,14 +22,14 @@ RACED: dict[str, Kernel] = {
     "attention": Attention(2, 32, 32, 4096, 4096, 128),
     "attention_bwd": Attention(2, 32, 32, 4096, 4096, 128, backward=True),
 }
-#: Collectives beside them are timed too (`calibration.measure.moving`); of a class of the profile's ``leaves`` each.
+STREAMS: dict[str, Kernel] = {"layer_norm": Memory("norm", 1.0, 1.0), "residual_add": Memory("residual", 2.0, 1.0)}
+#: By class of a profile's ``leaves``, the kernels that it is fitted to.
 LEAVING = {
     "matmul": ("matmul", "matmul_small"),
     "attention": ("attention",),
     "norm": ("layer_norm",),
     "other": ("residual_add",),
 }
-STREAMS: dict[str, Kernel] = {"layer_norm": Memory("norm", 1.0, 1.0), "residual_add": Memory("residual", 2.0, 1.0)}
 #: A receive whose sender is late: the only case in which nothing moves.
 LATE = "late_send"
 #: Numbers of SMs that are tried: NCCL has up to 32 channels.
@@ -54,7 +54,7 @@ def race(kernel_s: float, collective_s: float, speed: float, kernels: int = RACE
 def fit(cases: Cases, profile: Profile) -> Part:
     """Fit ``interference``. Held out: all of some numbers of GPUs (`Cases.held_out`). What was not measured stays as it
     was."""
-    rows, beside = cases.of("interference"), cases.of("moving")
+    rows = cases.of("interference")
     apart = cases.held_out(rows)
     fitted = [case for case in rows if len(case.ranks) not in apart]
     if not fitted:
@@ -69,7 +69,10 @@ def fit(cases: Cases, profile: Profile) -> Part:
         norms, others = _of(some, "layer_norm"), _of(some, "residual_add")
         if norms and others:
             figures[name] = {"norm": _speed(norms), "other": _speed(others)} | ORIGIN
-    shares = {name: _share(_of(beside, *kernels), profile) for name, kernels in LEAVING.items()}
+    shown = {name: beside_kernels(cases, kernels) for name, kernels in LEAVING.items()}
+    shares = {
+        name: _share([case for case in some if len(case.ranks) not in apart], profile) for name, some in shown.items()
+    }
     if all(shares.values()):
         figures["leaves"] = {**shares, **ORIGIN}
     speed = speeds(profile.model_copy(update={"interference": Interference.model_validate(figures)}))
@@ -83,36 +86,50 @@ def fit(cases: Cases, profile: Profile) -> Part:
         )
         for case in rows
     ]
-    leaves = {kernel: figures["leaves"][name] for name, kernels in LEAVING.items() for kernel in kernels}
     points += [
         Point(
-            f"moving.{kernel}.{len(case.ranks)}",
+            f"moving.{name}.{len(case.ranks)}",
             float(case.params["bytes"]),
-            float(case.row["beside_s"]),
-            moving_s(case, leaves[kernel], profile),
-            held_out=False,
+            slowed_s(case),
+            collective_s(case, figures["leaves"][name], profile),
+            len(case.ranks) in apart,
         )
-        for case in beside
-        if (kernel := str(case.params["kernel"])) in leaves
+        for name, some in shown.items()
+        for case in some
     ]
     return Part({"interference": figures}, points)
 
 
-def moving_s(case: Measured, leaves: float, profile: Profile) -> float:
-    """Seconds in which bytes of a measured collective move beside a kernel that leaves it this share of the memory's
-    time."""
+def collective_s(case: Measured, leaves: float, profile: Profile) -> float:
+    """Seconds of a measured collective beside a kernel that leaves it this share of the memory's time. Where both came
+    in a row it waits until the last of n has ended its kernel, n / (n + 1) of one as they end at any time."""
     shared = Costs.from_profile(profile, "eager").beside
     assert shared is not None
-    n, nbytes = len(case.ranks), float(case.params["bytes"])
+    n, nbytes, in_row = len(case.ranks), float(case.params["bytes"]), case.kind == "interference"
+    alone_s = float(case.row["collective_s"]) if in_row else case.seconds
+    waits_s = n / (n + 1) * float(case.row["kernel_beside_s"]) if in_row else 0.0
     moved = memory_bytes(Comm("", case.op, nbytes, "", ""), n, nbytes * bus_factor(case.op, n))
-    return case.seconds * max(1.0, shared.takes(moved / case.seconds) / leaves)
+    return waits_s + alone_s * max(1.0, shared.takes(moved / alone_s) / leaves)
+
+
+def slowed_s(case: Measured) -> float:
+    """What was measured of that."""
+    return float(case.row["collective_beside_s" if case.kind == "interference" else "beside_s"])
+
+
+def beside_kernels(cases: Cases, kernels: Collection[str]) -> list[Measured]:
+    """Collectives beside some kernels, by the profiler where it was asked, else those in a row that do not mostly wait;
+    sends, which have less, apart."""
+    in_row = [case for case in cases.of("interference") if case.op != LATE]
+    long = [case for case in in_row if float(case.row["kernel_beside_s"]) < float(case.row["collective_s"])]
+    return [case for case in _of(cases.of("moving") or long, *kernels) if case.op != "send_recv"]
 
 
 def _share(cases: Sequence[Measured], profile: Profile) -> float:
     """What kernels leave of the memory's time, by the collectives beside them; 0: not measured."""
 
     def off(share: float) -> float:
-        return sum(abs(moving_s(case, share, profile) / float(case.row["beside_s"]) - 1) for case in cases)
+        return sum(abs(collective_s(case, share, profile) / slowed_s(case) - 1) for case in cases)
 
     return min((rounded(0.01 * step) for step in range(5, 61)), key=off) if cases else 0.0
 
