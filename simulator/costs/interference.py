@@ -11,6 +11,7 @@ from simulator.config.profile import GpuSpec, Interference
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import KernelCost
 from simulator.program import Attention, Comm, GroupedMatmul, Kernel, Matmul, Memory
+from simulator.program.ops import POINT_TO_POINT
 
 #: What reaches less than this share of the memory's bandwidth on the whole GPU is bound by the loads that SMs issue:
 #: beside receives that wait, on 16 of an H200's 132 SMs, halves of rows and rotations (0.33 to 0.42 alone) take 1.12 to
@@ -26,8 +27,8 @@ class Beside(Protocol):
     def queues(self) -> bool: ...
 
     def load(self, waiting: Sequence[str], moving: Sequence[str]) -> Hashable:
-        """What counts of the communication that holds SMs (`Comm.holds_sms`), by the purposes of what waits for its
-        peers and of what moves bytes: equal loads slow kernels alike; None: none slows any."""
+        """What counts of the communication that holds SMs (`Comm.holds_sms`), by the ops of what waits for its peers
+        and of what moves bytes: equal loads slow kernels alike; None: none slows any."""
 
     def speed(self, kernel: Kernel, load: Hashable) -> float:
         """Speed of a kernel under a load, relative to having the GPU for itself."""
@@ -44,10 +45,11 @@ class Beside(Protocol):
 class SharedSms:
     """NCCL's thread blocks hold SMs from when their kernel is on the GPU to its end; without their peers they spin.
 
-    ``whole`` and ``fewer``: type of kernel -> its price on the whole GPU and on the SMs that are left. Kernels that
-    memory bounds have a measured speed each, another one while nothing moves; of these, streams that reach less than
-    `SM_BOUND` of the bandwidth by their ``memory`` prices lose their part of the SMs too (``left``: the share that they
-    keep). A collective gets its SMs when a kernel ends: until then all are taken.
+    ``whole``: type of kernel -> its price on all of the GPU's ``sms``; ``fewer``: on those that a ``"collective"``
+    leaves, or ``"p2p"``, sends and receives alone, which hold fewer. Kernels that memory bounds have a measured speed
+    each, another one while nothing moves; of these, streams that reach less than `SM_BOUND` of the bandwidth by their
+    ``memory`` prices lose their part of the SMs too. A collective gets its SMs when a kernel ends: until then all are
+    taken.
 
     Communication moves bytes of its GPU's memory (`memory_bytes`), and has of the memory's time what the kernel beside
     it leaves: where at full speed it would take more, it is slowed. Memory is busy all the time at ``plain_Bps``, what
@@ -57,21 +59,25 @@ class SharedSms:
 
     model: Interference
     whole: Mapping[type, KernelCost]
-    fewer: Mapping[type, KernelCost]
+    fewer: Mapping[str, Mapping[type, KernelCost]]
     memory: MemoryCost
     plain_Bps: float
-    left: float
+    sms: int
     queues: bool = True
-    _speeds: dict[tuple[Kernel, Hashable], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _speeds: dict[tuple[Kernel, tuple[bool, str]], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def load(self, waiting: Sequence[str], moving: Sequence[str]) -> Hashable:
-        return "moving" if moving else "waiting" if waiting else None
+    def load(self, waiting: Sequence[str], moving: Sequence[str]) -> tuple[bool, str] | None:
+        """Whether bytes move, and what holds SMs, a key of ``fewer``."""
+        if not waiting and not moving:
+            return None
+        p2p = all(op in POINT_TO_POINT for op in (*waiting, *moving))
+        return bool(moving), "p2p" if p2p else "collective"
 
-    def speed(self, kernel: Kernel, load: Hashable) -> float:
+    def speed(self, kernel: Kernel, load: tuple[bool, str] | None) -> float:
         if load is None:
             return 1.0
         if (kernel, load) not in self._speeds:
-            self._speeds[kernel, load] = self._speed(kernel, load)
+            self._speeds[kernel, load] = self._speed(kernel, *load)
         return self._speeds[kernel, load]
 
     def takes(self, memory_Bps: float) -> float:
@@ -88,15 +94,16 @@ class SharedSms:
     def _sms_bound(self, kernel: Memory) -> bool:
         return not kernel.normalizes and self.memory.share(kernel) < SM_BOUND
 
-    def _speed(self, kernel: Kernel, load: Hashable) -> float:
+    def _speed(self, kernel: Kernel, moves: bool, held_by: str) -> float:
         if isinstance(kernel, Memory):
-            speeds = self.model.waiting_speed if load == "waiting" else self.model.memory_speed
+            speeds = self.model.memory_speed if moves else self.model.waiting_speed
             if kernel.normalizes:
                 return speeds.norm
-            return speeds.other * (self.left if self._sms_bound(kernel) else 1.0)
-        if type(kernel) not in self.fewer:
+            held = getattr(self.model.sms, held_by)
+            return speeds.other * (1 - held / self.sms if self._sms_bound(kernel) else 1.0)
+        if type(kernel) not in self.whole:
             return 1.0
-        return min(1.0, self.whole[type(kernel)].seconds(kernel) / self.fewer[type(kernel)].seconds(kernel))
+        return min(1.0, self.whole[type(kernel)].seconds(kernel) / self.fewer[held_by][type(kernel)].seconds(kernel))
 
 
 def memory_bytes(comm: Comm, members: int, received: float) -> float:
