@@ -238,8 +238,10 @@ def test_communication_takes_sms_from_products_and_attention_and_bandwidth_from_
     beside = COSTS["h100-sxm-80gb"].beside
     assert beside is not None
     assert beside.load([], []) is None
-    load = beside.load([], ["dp"])
-    assert load == beside.load(["dp"], ["tp", "pp"])
+    load, p2p = beside.load([], ["all_reduce"]), beside.load(["recv"], ["send"])
+    assert load == beside.load(["all_gather"], ["all_to_all", "send"]) == beside.load(["all_gather"], ["send"])
+    attention = Attention(2, 32, 32, 4096, 4096, 128)
+    assert beside.speed(attention, load) < beside.speed(attention, p2p) < 1  # sends and receives hold fewer SMs
     for kernel in (Matmul(8192, 8192, 8192), Attention(2, 32, 32, 4096, 4096, 128), Memory("norm", 1e8, 1e8)):
         assert 0.5 < beside.speed(kernel, load) < 0.9
         assert beside.speed(kernel, None) == 1
@@ -253,12 +255,14 @@ def test_streams_that_sms_bound_lose_their_part_of_the_sms(gpu: str) -> None:
     plain PyTorch reach 0.3 to 0.55 of the bandwidth with all SMs: with N - n of them (N - n) / N of that, and less of
     it where bytes move; sums, activations and GELU have enough with those, as have the rotations of fused kernels."""
     profile = load_profile(gpu)
-    left = 1 - profile.interference.sms / profile.gpu_spec.sms
-    assert left < 0.9
-    for load, speeds in (
-        ("waiting", profile.interference.waiting_speed),
-        ("moving", profile.interference.memory_speed),
+    held = profile.interference.sms
+    for load, sms, speeds in (
+        ((False, "p2p"), held.p2p, profile.interference.waiting_speed),
+        ((True, "p2p"), held.p2p, profile.interference.memory_speed),
+        ((True, "collective"), held.collective, profile.interference.memory_speed),
     ):
+        left = 1 - sms / profile.gpu_spec.sms
+        assert left < 0.9
         eager, fused = (Costs.from_profile(profile, of).beside for of in ("eager", "fused"))
         assert eager is not None
         assert fused is not None

@@ -64,7 +64,9 @@ class SharedSms:
     plain_Bps: float
     sms: int
     queues: bool = True
-    _speeds: dict[tuple[Kernel, tuple[bool, str]], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _speeds: dict[tuple[Kernel, tuple[bool, str]], float] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def load(self, waiting: Sequence[str], moving: Sequence[str]) -> tuple[bool, str] | None:
         """Whether bytes move, and what holds SMs, a key of ``fewer``."""
