@@ -15,10 +15,11 @@ from simulator.config.profile import Profile, load_profile
 from simulator.config.section import validated
 from simulator.costs import Costs
 from simulator.costs.attention import around_bytes
+from simulator.costs.interference import Load
 from simulator.costs.matmul import MatmulCost, Products
 from simulator.costs.memory import slices
 from simulator.errors import InputError
-from simulator.program import Attention, Fixed, Matmul, Memory
+from simulator.program import Attention, Comm, Fixed, Matmul, Memory
 
 PROFILES = catalog.names("profile")
 SIZES = st.integers(1, 20_000)
@@ -238,8 +239,9 @@ def test_communication_takes_sms_from_products_and_attention_and_bandwidth_from_
     beside = COSTS["h100-sxm-80gb"].beside
     assert beside is not None
     assert beside.load([], []) is None
-    load, p2p = beside.load([], ["all_reduce"]), beside.load(["recv"], ["send"])
-    assert load == beside.load(["all_gather"], ["all_to_all", "send"]) == beside.load(["all_gather"], ["send"])
+    reduce, gather, send, recv = (Comm("", op, 1.0, "", "") for op in ("all_reduce", "all_gather", "send", "recv"))
+    load, p2p = beside.load([], [reduce]), beside.load([recv], [send])
+    assert load == beside.load([gather], [reduce, send]) == beside.load([gather], [send])
     attention = Attention(2, 32, 32, 4096, 4096, 128)
     assert beside.speed(attention, load) < beside.speed(attention, p2p) < 1  # sends and receives hold fewer SMs
     for kernel in (Matmul(8192, 8192, 8192), Attention(2, 32, 32, 4096, 4096, 128), Memory("norm", 1e8, 1e8)):
@@ -257,9 +259,9 @@ def test_streams_that_sms_bound_lose_their_part_of_the_sms(gpu: str) -> None:
     profile = load_profile(gpu)
     held = profile.interference.sms
     for load, sms, speeds in (
-        ((False, "p2p"), held.p2p, profile.interference.waiting_speed),
-        ((True, "p2p"), held.p2p, profile.interference.memory_speed),
-        ((True, "collective"), held.collective, profile.interference.memory_speed),
+        (Load(False, "p2p"), held.p2p, profile.interference.waiting_speed),
+        (Load(True, "p2p"), held.p2p, profile.interference.memory_speed),
+        (Load(True, "collective"), held.collective, profile.interference.memory_speed),
     ):
         left = 1 - sms / profile.gpu_spec.sms
         assert left < 0.9

@@ -153,8 +153,8 @@ def speeds(profile: Profile) -> Speed:
     assert shared is not None
 
     def of(name: str, op: str) -> float:
-        kernel, comm = (RACED | STREAMS)[name], "recv" if op in P2P else op
-        return shared.speed(kernel, shared.load([comm], []) if op == LATE else shared.load([], [comm]))
+        comm = [Comm("", "recv" if op in P2P else op, 0.0, "", "")]
+        return shared.speed((RACED | STREAMS)[name], shared.load(comm, []) if op == LATE else shared.load([], comm))
 
     return of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from simulator.config.profile import GpuSpec, Interference
 from simulator.costs.memory import MemoryCost
@@ -26,9 +26,9 @@ class Beside(Protocol):
     @property
     def queues(self) -> bool: ...
 
-    def load(self, waiting: Sequence[str], moving: Sequence[str]) -> Hashable:
-        """What counts of the communication that holds SMs (`Comm.holds_sms`), by the ops of what waits for its peers
-        and of what moves bytes: equal loads slow kernels alike; None: none slows any."""
+    def load(self, waiting: Sequence[Comm], moving: Sequence[Comm]) -> Hashable:
+        """What counts of the communication that holds SMs (`Comm.holds_sms`), what waits for its peers and what
+        moves bytes: equal loads slow kernels alike; None: none slows any."""
 
     def speed(self, kernel: Kernel, load: Hashable) -> float:
         """Speed of a kernel under a load, relative to having the GPU for itself."""
@@ -39,6 +39,13 @@ class Beside(Protocol):
     def leaves(self, kernel: Kernel) -> float:
         """The share of the memory's time that a kernel leaves to what moves bytes beside it; inf: all that it may
         take."""
+
+
+class Load(NamedTuple):
+    """Whether bytes move, and ``by`` what SMs are held: a key of `SharedSms.fewer`."""
+
+    moves: bool
+    by: str
 
 
 @dataclass(frozen=True)
@@ -64,22 +71,19 @@ class SharedSms:
     plain_Bps: float
     sms: int
     queues: bool = True
-    _speeds: dict[tuple[Kernel, tuple[bool, str]], float] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _speeds: dict[tuple[Kernel, Load], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def load(self, waiting: Sequence[str], moving: Sequence[str]) -> tuple[bool, str] | None:
-        """Whether bytes move, and what holds SMs, a key of ``fewer``."""
+    def load(self, waiting: Sequence[Comm], moving: Sequence[Comm]) -> Load | None:
         if not waiting and not moving:
             return None
-        p2p = all(op in POINT_TO_POINT for op in (*waiting, *moving))
-        return bool(moving), "p2p" if p2p else "collective"
+        p2p = all(comm.op in POINT_TO_POINT for comm in (*waiting, *moving))
+        return Load(bool(moving), "p2p" if p2p else "collective")
 
-    def speed(self, kernel: Kernel, load: tuple[bool, str] | None) -> float:
-        if load is None:
+    def speed(self, kernel: Kernel, load: Hashable) -> float:
+        if not isinstance(load, Load):
             return 1.0
         if (kernel, load) not in self._speeds:
-            self._speeds[kernel, load] = self._speed(kernel, *load)
+            self._speeds[kernel, load] = self._speed(kernel, load)
         return self._speeds[kernel, load]
 
     def takes(self, memory_Bps: float) -> float:
@@ -96,16 +100,16 @@ class SharedSms:
     def _sms_bound(self, kernel: Memory) -> bool:
         return not kernel.normalizes and self.memory.share(kernel) < SM_BOUND
 
-    def _speed(self, kernel: Kernel, moves: bool, held_by: str) -> float:
+    def _speed(self, kernel: Kernel, load: Load) -> float:
         if isinstance(kernel, Memory):
-            speeds = self.model.memory_speed if moves else self.model.waiting_speed
+            speeds = self.model.memory_speed if load.moves else self.model.waiting_speed
             if kernel.normalizes:
                 return speeds.norm
-            held = getattr(self.model.sms, held_by)
+            held = getattr(self.model.sms, load.by)
             return speeds.other * (1 - held / self.sms if self._sms_bound(kernel) else 1.0)
         if type(kernel) not in self.whole:
             return 1.0
-        return min(1.0, self.whole[type(kernel)].seconds(kernel) / self.fewer[held_by][type(kernel)].seconds(kernel))
+        return min(1.0, self.whole[type(kernel)].seconds(kernel) / self.fewer[load.by][type(kernel)].seconds(kernel))
 
 
 def memory_bytes(comm: Comm, members: int, received: float) -> float:
