@@ -223,7 +223,7 @@ def with_changes(data: Mapping[str, Any], changes: Mapping[str, Any], shorthands
     for path, key in shorthands.items():
         part = f"{path}.{key}"
         if part in changes and isinstance(changes.get(path), str) and changes[part] != changes[path]:
-            found = f"{brief(changes[path])} and {brief(changes[part])}"
+            found = brief([changes[path], changes[part]])
             raise InputError(f"{path} and {part} are one thing", file="--set", found=found, fix="only one of them")
     result = dict(data)
     for path, value in sorted(changes.items(), key=lambda change: change[0].count(".")):
