@@ -7,6 +7,8 @@ when it runs.
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -27,10 +29,18 @@ INSTALL = "pip install '.[calibration]' in a checkout; README.md, Calibration pr
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status: 0 done, 1 something could not be measured, 2 bad input."""
+    """Run one command; its exit status: 0 done, 1 something could not be measured, 2 bad input, 130 interrupted."""
+    try:
+        return _run(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") == "0":  # of several ranks one says so
+            print("interrupted; what measure and train have finished is kept, and they go on there", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _run(given: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m calibration", description="Measure GPUs for the simulator.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    given = sys.argv[1:] if arguments is None else arguments
     for name, help_text in COMMANDS.items():
         if name not in given[:1]:
             commands.add_parser(name, help=help_text)

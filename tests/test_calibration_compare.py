@@ -11,6 +11,7 @@ import datetime
 import gzip
 import json
 import math
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ from calibration.compare.hosts import with_host
 from calibration.compare.kernels import CLASSES, Kernels, binned, class_of, measured_kernels, simulated_kernels
 from calibration.compare.measured import read_measured
 from calibration.compare.meetings import Meetings, meetings
+from calibration.compare.software import with_torch
 from calibration.fit.hosts import Pace, probe_of
 from simulator.api import run
 from simulator.cluster import build_cluster
@@ -155,6 +157,22 @@ def test_a_run_is_simulated_on_hosts_as_fast_as_its_own(slower: float, made: Pat
     assert with_host(tmp_path, made / "alone.yaml", {}) == {}
 
 
+@pytest.mark.parametrize(
+    ("version", "batched"),
+    [("2.11.0+cu130", True), ("2.9.1", True), ("2.12.0", False), ("2.13.0a0", False), ("", False)],
+)
+def test_pipelines_send_as_the_pytorch_of_the_run_does(version: str, batched: bool, tmp_path: Path) -> None:
+    """In batches up to 2.11, unless the command says otherwise; GPipe waits for what it posts either way."""
+    changes = {"calibration": "h100-sxm-80gb"}
+    for schedule in ("interleaved", "gpipe"):
+        path = runs.workload(tmp_path, schedule, {"pp": 2, "vpp": 1 + (schedule != "gpipe"), "schedule": schedule})
+        runs.save(tmp_path, path, "failed", "2030-01-01", environment={"torch": version} if version else {})
+        found = with_torch(tmp_path, path, changes)
+        assert found == {**changes, **({"parallelism.batch_p2p": True} if batched and schedule != "gpipe" else {})}
+        said = {"parallelism.batch_p2p": False}
+        assert with_torch(tmp_path, path, said) == said
+
+
 def test_no_run_is_left_out_and_no_mean_stands_alone(compared: dict[str, Any], made: Path) -> None:
     found = suite(compared, "step time")
     reasons = {row["id"]: row["skipped"] for row in found["rows"]}
@@ -219,10 +237,11 @@ class TestPredictedBefore:
         assert main(["predict", *workloads, "--out", str(tmp_path / "predictions.json")]) == 0
         return tmp_path
 
-    def git(self, folder: Path, *arguments: str) -> None:
+    def git(self, folder: Path, *arguments: str, date: str | None = None) -> None:
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        dated = os.environ | ({"GIT_COMMITTER_DATE": date} if date else {})
         try:
-            subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True)
+            subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True, env=dated)
         except FileNotFoundError:
             pytest.skip("git is not installed")
 
@@ -281,11 +300,25 @@ class TestPredictedBefore:
         said = comparison["commits"]
         assert said["predictions of predictions.json committed"] == str(first)
         assert said["predictions of later.json committed"] == str(second)
-        assert main(["predict", str(made / "pp2.yaml"), "--out", str(repository / "twice.json")]) == 0
-        files = [f"--predictions={repository / name}" for name in ("predictions.json", "twice.json")]
-        arguments = [*files, str(made / "pp2.yaml"), "--measured", str(made), "--out", str(repository / "out")]
-        assert main(["compare", *arguments]) == 2
-        assert "two files predict one run" in capsys.readouterr().err
+
+    def test_the_last_prediction_before_a_run_counts(self, made: Path, repository: Path, tmp_path: Path) -> None:
+        """Committed at noon, at one and at two; of the runs, dated by hand, one is of half past one, one of today."""
+        for hour, factor in ((12, 2), (13, 3), (14, 4)):
+            path = repository / f"{hour}.json"
+            content = json.loads((repository / "predictions.json").read_text())
+            for row in content["predictions"]:
+                row["figures"]["step_time_s"] *= factor
+            path.write_text(json.dumps(content))
+            self.git(repository, "add", path.name)
+            self.git(repository, "commit", "-q", "-m", path.stem, date=f"2030-01-01T{hour}:00:00+00:00")
+        measured = tmp_path / "measured"
+        shutil.copytree(made / "measured", measured)
+        runs.record(measured, made / "alone.yaml", 1.0, date="2030-01-01T13:30:00+00:00")
+        files = [f"--predictions={repository / f'{hour}.json'}" for hour in (14, 12, 13)]
+        arguments = ["--measured", str(measured), "--out", str(tmp_path / "out"), ONLY_TABLES, *files]
+        main(["compare", str(made / "alone.yaml"), *arguments])
+        (row,) = json.loads((tmp_path / "out" / "comparison.json").read_text())["rows"]
+        assert row["committed"]["step_time_s"] == pytest.approx(3 * row["simulated"]["step_time_s"])
 
     def test_what_all_were_predicted_with_is_told(self, made: Path, repository: Path) -> None:
         """A host measured before the runs makes other predictions than the profile's."""

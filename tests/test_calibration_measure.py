@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -111,6 +112,98 @@ def test_a_case_that_dies_and_one_that_hangs_do_not_stop_the_rest(
     reasons = {failed["params"]["m"]: failed["error"] for failed in rows.failures()}
     assert "a broken kernel" in reasons[1]
     assert "took longer than" in reasons[3]
+
+
+#: Reports a row and is killed, unless it has nothing more to do; ``{}``: how.
+KILLED_BETWEEN_CASES = """
+import json, os, signal, sys, time
+orders = json.load(sys.stdin)
+report = os.fdopen(int(orders["report_fd"]), "w", buffering=1)
+say = lambda **message: print(json.dumps(message), file=report, flush=True)
+say(environment={"gpu": "A", "command": "", "date": ""})
+first = orders["pending"][0]
+say(start=f"matmul/mm m={first}", limit_s=5)
+say(row={"kind": "matmul", "op": "mm", "params": {"m": first}, "ranks": [0], "time_s": 1.0})
+if len(orders["pending"]) == 1:
+    say(done=True)
+    sys.exit()
+print("alive at", first, flush=True)
+KILL
+"""
+
+
+def test_workers_that_are_killed_between_cases_lose_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    import torch.distributed as dist
+
+    from calibration.measure import agent
+
+    monkeypatch.setattr(agent, "PYTHON", (sys.executable, "-c"))
+    cases = [Case("matmul", "mm", {"m": m}) for m in range(3)]
+    dying = KILLED_BETWEEN_CASES.replace("KILL", "os.kill(os.getpid(), signal.SIGKILL)")
+    rows = Rows(tmp_path)
+    assert agent.lead(agent.Job(dying, cases, {}, "cpu", tmp_path, ""), rows, set(), dist.HashStore(), print) == ""
+    assert rows.done(failed_too=False) == {case.key for case in cases}
+    rows, before_any = Rows(tmp_path / "other"), "import os; print('alive', flush=True); os.kill(os.getpid(), 9)"
+    (tmp_path / "other").mkdir()
+    job = agent.Job(before_any, cases, {}, "cpu", tmp_path / "other", "")
+    reason = agent.lead(job, rows, set(), dist.HashStore(), print)
+    assert reason == "rank 0 was ended by signal SIGKILL: alive"
+    assert len(rows) == 0
+    (tmp_path / "other" / "log-0.txt").write_text("ValueError: of an earlier run\n")
+    assert agent.lead(job, rows, set(), dist.HashStore(), print) == reason
+
+
+def test_an_interrupt_is_one_line_and_what_was_finished_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C, here sent by a worker that then sleeps: the agent says so, ends it, and keeps its first row."""
+    pytest.importorskip("torch")
+    from calibration.__main__ import main
+    from calibration.measure import agent
+
+    interrupting = KILLED_BETWEEN_CASES.replace("KILL", "os.kill(os.getppid(), signal.SIGINT); time.sleep(60)")
+    monkeypatch.setattr(agent, "PYTHON", (sys.executable, "-c", interrupting))
+    began = time.monotonic()
+    arguments = ["measure", "--device", "cpu", "--smoke", "--only", "matmul", "--gpus", "1", "--out", str(tmp_path)]
+    assert main(arguments) == 130
+    assert time.monotonic() - began < 30
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1].startswith("interrupted; what measure and train have finished is kept")
+    assert "Traceback" not in said
+    assert "RANK" not in os.environ
+    monkeypatch.setenv("RANK", "1")  # other ranks, which are interrupted too, leave the word to the first
+    monkeypatch.setattr("calibration.__main__._run", lambda given: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main(arguments) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_worker_ends_with_its_agent() -> None:
+    pytest.importorskip("torch")
+    worker = (
+        "import os, time; from calibration.measure.start import device_of; device_of({'device': 'cpu'}); "
+        "print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    agent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}])"
+    running = subprocess.Popen([sys.executable, "-c", agent], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    assert running.stdout.readline().strip().isdigit()
+    began = time.monotonic()
+    running.kill()
+    said, _ = running.communicate(timeout=60)  # at its end when nobody can write to it any more
+    assert said == ""
+    assert time.monotonic() - began < 30
+
+
+def test_a_rank_that_comes_when_the_first_has_gone_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from calibration.measure import agent
+
+    monkeypatch.setattr(agent, "STARTUP_S", 1.0)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(ranks._free_port()))
+    with pytest.raises(InputError, match="rank 1 does not reach rank 0"):
+        agent.open_store(agent.Job("", [], {}, "cpu", tmp_path, "", rank=1, world=2))
 
 
 def test_a_worker_that_cannot_start_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

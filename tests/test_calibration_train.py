@@ -187,6 +187,21 @@ def test_runs_of_one_and_two_ranks_leave_records_and_are_not_repeated(
     assert {path: path.stat().st_mtime_ns for path in out.glob("*.gz")} == written
 
 
+def test_runs_that_were_not_reached_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every workload has its record, also where the worker is killed before its first; the next command tries them."""
+    from calibration.measure import agent
+
+    monkeypatch.setattr(agent, "PYTHON", (sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"))
+    path, out = tmp_path / "one.yaml", tmp_path / "out"
+    path.write_text(yaml.safe_dump(workload("llama one")))
+    assert main(["train", "--device", "cpu", "--smoke", "--out", str(out), "--gpus", "1", str(path)]) == 1
+    record = json.loads((out / "one.json").read_text())
+    assert record["status"] == "skipped"
+    assert "SIGKILL" in record["reason"]
+    records = Records(out, {"one": path}, "train", gpu=False)
+    assert not records.stands("one", failed_too=True)
+
+
 def _records(folder: Path, *, gpu: bool, warm_up: int) -> Records:
     return Records(folder, {"w": folder / "w.yaml"}, "train", gpu=gpu, warm_up=warm_up)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 
@@ -151,7 +152,24 @@ def test_changes_are_parsed_as_yaml_and_refused_without_a_value() -> None:
 
 def test_changes_leave_the_original_alone_and_do_not_reach_into_values() -> None:
     data = {"a": {"b": 1}, "c": [1]}
+    assert with_changes(data, {"a.b": 2, "a": {"x": {"y": 3}}}, {}) == {"a": {"b": 2, "x": {"y": 3}}, "c": [1]}
     assert with_changes(data, {"a.b": 2, "a.x.y": 3}, {}) == {"a": {"b": 2, "x": {"y": 3}}, "c": [1]}
     assert data == {"a": {"b": 1}, "c": [1]}
     with pytest.raises(InputError, match="c has no keys inside"):
         with_changes(data, {"c.0": 2}, {})
+
+
+def test_a_section_and_a_key_inside_it_may_be_changed_in_either_order() -> None:
+    """The key inside counts; a plain text in place of a section and the key that it stands for cannot both."""
+    changes: dict[str, object] = {"cluster.node.host_speed": 0.8, "training.recompute.layers": 2}
+    changes |= {"cluster": "hgx_h200_8gpu", "training.recompute": "full", "cluster.nodes": 2}
+    short = {"cluster": "name", "training.recompute": "granularity"}
+    expected = {
+        "cluster": {"name": "hgx_h200_8gpu", "node": {"host_speed": 0.8}, "nodes": 2},
+        "training": {"recompute": {"granularity": "full", "layers": 2}},
+    }
+    for order in itertools.permutations(changes):
+        assert with_changes({"cluster": "dgx_a100"}, {key: changes[key] for key in order}, short) == expected
+    with pytest.raises(InputError, match=r"cluster and cluster\.name are one thing"):
+        with_changes({}, {"cluster.name": "dgx_a100", "cluster": "dgx_h100"}, short)
+    assert with_changes({}, {"cluster.name": "one", "cluster": "one"}, short) == {"cluster": {"name": "one"}}

@@ -453,3 +453,11 @@ def test_a_job_without_a_pipeline_is_not_warned_of_one(implementation: str) -> N
     given = {"training": {"seq": 128, "global_batch": 8, "implementation": implementation}, "parallelism": {"dp": 8}}
     job = {"model": {"layers": 2, "hidden": 64, "heads": 4, "vocab": 512}, "cluster": "dgx_h100", **given}
     assert not [text for text in warnings(load_workload(job)) if "pipeline" in text]
+
+
+def test_set_takes_a_cluster_and_keys_inside_it_in_either_order() -> None:
+    keys = {"cluster.node.host_speed": 0.8, "cluster": "hgx_h200_8gpu"}
+    one, other = (load_workload("gpt22b_tp8", dict(order)) for order in (keys.items(), reversed(keys.items())))
+    assert one == other
+    assert one.cluster.node_at(0).host_speed == 0.8
+    assert one.gpu_types == ("h200-sxm-141gb",)

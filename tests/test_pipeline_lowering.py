@@ -3,7 +3,10 @@
 import pytest
 
 from simulator.build.pipeline import Lanes, lower
-from simulator.program import Block, Step
+from simulator.cluster.ideal import ideal_cluster
+from simulator.costs import Costs
+from simulator.engine import simulate
+from simulator.program import Block, Compute, Fixed, Program, Role, Step
 from simulator.program.ops import comms_of
 from simulator.schedules import SCHEDULES, Action
 
@@ -14,9 +17,9 @@ def step(action: Action) -> Step:
     return Step(str(action), WORK, phase=action.kind, microbatch=action.microbatch, stage=action.stage)
 
 
-def lanes_of(name: str, p: int, m: int, v: int, *, overlap: bool) -> list[Lanes]:
+def lanes_of(name: str, p: int, m: int, v: int, *, overlap: bool, batched: bool = False) -> list[Lanes]:
     schedule = SCHEDULES[name]
-    return lower(schedule.order(p, m, v), schedule, p * v, 1.0, step, overlap=overlap)
+    return lower(schedule.order(p, m, v), schedule, p * v, 1.0, step, overlap=overlap, batched=batched)
 
 
 def text(lanes: Lanes) -> dict[str, str]:
@@ -72,6 +75,37 @@ def test_overlapped_interleaved_posts_ahead_on_a_stream_per_neighbour() -> None:
         "pp_1": "0SEND_F0(0F0) 2RECV_F0(0F0) 0SEND_F1(0F1) 2RECV_F1(0F1) 2SEND_F0(2F0) 2SEND_F1(2F1) 2RECV_B0(2F1) "
         "2SEND_B0(2B0) 2RECV_B1(2B0) 2SEND_B1(2B1) 0RECV_B0(2B1) 0RECV_B1(0B0)",
     }
+
+
+def test_batched_transfers_wait_behind_the_receives_before_them_whatever_the_neighbour() -> None:
+    """p 3, m 3, v 2, rank 1. What it receives from both neighbours is one lane, in the order of posting; a send goes to
+    its neighbour behind its computation and the receive posted last, and no receive waits for a send."""
+    middle = text(lanes_of("interleaved", 3, 3, 2, overlap=True, batched=True)[1])
+    assert set(middle) == {"compute", "pp_0", "pp_2", "pp_recv"}
+    assert middle["pp_recv"].startswith("1RECV_F0 1RECV_F1(1F0) 1RECV_F2(1F1) 4RECV_F0(1F2)")
+    assert middle["pp_2"].startswith("1SEND_F0(1F0,1RECV_F0) 1SEND_F1(1F1,1RECV_F1) 1SEND_F2(1F2,1RECV_F2)")
+
+
+@pytest.mark.parametrize("name", ["interleaved", "interleaved_zb", "zb_v", "dualpipe_v"])
+def test_a_receive_that_waits_holds_up_those_of_other_neighbours(name: str) -> None:
+    """Transfers take no time here. Two ranks take what they took, as each has one neighbour; among four a step takes
+    longer, as middle ranks wait behind what the other side has not made yet."""
+    schedule = SCHEDULES[name]
+    work = {kind: Block(kind, (Compute(kind, Fixed(2.0 if kind == "B" else 1.0), kind),)) for kind in "FBIW"}
+
+    def unit(action: Action) -> Step:
+        return Step(str(action), work[action.kind], phase=action.kind)
+
+    for p, m in ((2, 8), (4, 8), (4, 16)):
+        lengths = []
+        for batched in (False, True):
+            order = schedule.order(p, m, 2)
+            lanes = lower(order, schedule, 2 * p, 0.0, unit, overlap=True, batched=batched)
+            roles = tuple(Role(str(n), {lane: tuple(s) for lane, s in one.items()}) for n, one in enumerate(lanes))
+            program = Program(roles, tuple(range(p)), {"pp": (tuple(range(p)),)})
+            lengths.append(simulate(program, ideal_cluster(p), Costs.ideal()).length_s)
+        alone, batched_s = lengths
+        assert batched_s == pytest.approx(alone) if p == 2 else batched_s > 1.03 * alone
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -9,7 +9,7 @@ import pytest
 
 from simulator.build.pipeline import lower
 from simulator.program import Block, Step
-from simulator.schedules import SCHEDULES, from_csv, to_csv
+from simulator.schedules import SCHEDULES, Action, from_csv, to_csv
 
 torch_schedules = pytest.importorskip(
     "torch.distributed.pipelining.schedules", reason="compares with PyTorch's schedules; needs torch"
@@ -133,15 +133,21 @@ def test_pytorch_and_we_read_each_others_files(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CLASSES if SCHEDULES[name].posts_ahead])
 def test_transfers_beside_computation_are_posted_where_pytorchs_runtime_posts_them(name: str) -> None:
-    """What `lower` makes of the order alone is what it makes of PyTorch's plan with the sends and receives written."""
+    """What `lower` makes of the order alone is what it makes of PyTorch's plan with the sends and receives written, be
+    there a stream per neighbour or one."""
     schedule = SCHEDULES[name]
+
+    def empty(action: Action) -> Step:
+        return Step(str(action), Block("work", ()))
+
     for p, m in ((2, 4), (4, 8), (3, 9)):
         v = schedule.chunks or 2
         written = from_csv(lowered_by_torch(name, p, m, v), "torch")
         ours, theirs = (
-            lower(
-                one.order(p, m, v), one, p * v, 1.0, lambda action: Step(str(action), Block("work", ())), overlap=True
-            )
+            [
+                lower(one.order(p, m, v), one, p * v, 1.0, empty, overlap=True, batched=batched)
+                for batched in (False, True)
+            ]
             for one in (schedule, written)
         )
         assert ours == theirs

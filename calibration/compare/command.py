@@ -5,9 +5,10 @@ was skipped or never made, or whose record cannot be used, has its reason there.
 table.csv, table.txt, pictures of step times, of all figures and of classes of kernels, and for each run the two
 timelines one above the other.
 Where a record says how fast its host was (`calibration.train.record`), the simulated host is as fast, against the
-profile's; --set cluster.node.host_speed=1 takes the profile's.
+profile's; --set cluster.node.host_speed=1 takes the profile's. Which PyTorch it was decides on which streams its
+pipelines send and receive (`calibration.compare.software`).
 With --predictions the errors of what was predicted before the runs are reported too, where the commits say that it was;
-given again, several files, each with its commit, may hold those of different runs.
+given again, of several files, each with its commit, the last before a run counts.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ import argparse
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from calibration.commits import Commit, commit_of, first_with, head
 from calibration.compare import pictures, timelines
 from calibration.compare.comparison import PREDICTED, STEP_TIME, Row, not_before, order, suites, work_of
-from calibration.compare.figures import pipelines, simulated_figures
+from calibration.compare.figures import Figures, pipelines, simulated_figures
 from calibration.compare.hosts import with_host
 from calibration.compare.kernels import simulated_kernels
 from calibration.compare.measured import Measured, measured_figures, read_measured, unusable
 from calibration.compare.meetings import meetings
 from calibration.compare.record import Run
+from calibration.compare.software import with_torch
 from calibration.compare.table import as_csv, as_text
 from calibration.predict.command import add_set
 from calibration.predict.predictions import Predictions, Simulated, read_predictions, simulate_all
@@ -106,9 +109,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _hosted(directory: Path, workload: Path, changes: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """``changes`` with the speed of the run's host, or as they are and why it cannot be told."""
+    """``changes`` with the speed of the run's host and what its PyTorch does, or as they are and why that cannot be
+    told."""
     try:
-        return with_host(directory, workload, changes), ""
+        return with_torch(directory, workload, with_host(directory, workload, changes)), ""
     except InputError as problem:
         return changes, unusable(problem)
 
@@ -120,11 +124,6 @@ def compare(
     predicted: Sequence[Committed],
 ) -> dict[str, Any]:
     """The content of comparison.json."""
-    by_name: dict[str, Committed] = {}
-    for file in predicted:
-        if twice := sorted(by_name.keys() & file.predictions.figures.keys()):
-            raise InputError("two files predict one run", key="--predictions", found=twice[0], fix="only one of them")
-        by_name |= dict.fromkeys(file.predictions.figures, file)
     rows = []
     for one, real in zip(simulated, measured, strict=True):
         base = Row(
@@ -142,11 +141,7 @@ def compare(
             report = one.result.to_dict()
             flops, peak = report["model_flops_per_step"], report["peak_flops_per_s_per_gpu"]
             theirs = measured_figures(real.record, real.kernels, flops, peak, pipelines(one.result))
-        late, committed = "not among the predictions" if predicted else "", None
-        if one.name in by_name:
-            file = by_name[one.name]
-            late = not_before(file.predictions, file.commit, real, one)
-            committed = None if late else file.predictions.figures[one.name]
+        late, committed = _predicted(one, real, predicted)
         rows.append(replace(base, simulated=ours, measured=theirs, committed=committed, not_before=late))
     bounds = Bounds(arguments.max_mean, arguments.max_row)
     commits = {"simulator": _said(head()), "measured runs": _said(commit_of(arguments.measured))}
@@ -177,6 +172,17 @@ def compare(
         order=order(rows),
         rows=[row.to_dict() for row in rows],
     )
+
+
+def _predicted(one: Simulated, real: Measured, files: Sequence[Committed]) -> tuple[str, Figures | None]:
+    """Why nothing was predicted of a run before it was made, or what was, in the file last committed before it."""
+    reasons, before = ["not among the predictions"] if files else [""], []
+    for file in files:
+        if one.name in file.predictions.figures:
+            reasons.append(not_before(file.predictions, file.commit, real, one))
+            if file.commit is not None and not reasons[-1]:
+                before.append((file.commit.date, file.predictions.figures[one.name]))
+    return ("", max(before, key=itemgetter(0))[1]) if before else (reasons[-1], None)
 
 
 def _draw(out: Path, comparison: dict[str, Any], simulated: Sequence[Simulated], measured: Sequence[Measured]) -> None:

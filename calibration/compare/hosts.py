@@ -61,7 +61,7 @@ def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Ma
         where = directory / f"{known.name}.json"
         said = f"its probes give no speed of a host: {problem}"
         raise InputError(said, file=where, key="ranks.host", fix=f"--set {KEY}=1 for the profile's host") from None
-    return merged  # the speeds after the cluster that they are of
+    return merged
 
 
 def _speeds(of: Pace, pace: Pace) -> tuple[float, float]:

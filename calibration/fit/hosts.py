@@ -140,9 +140,9 @@ def _issued(case: Measured, n_members: int) -> list[tuple[str, Counter[str]]]:
             counts.update({kind: n * DEPTH for kind, n in backward.items()} | {"autograd": 1})
         return [("launch.modules", counts)]
     workload = narrow(params)
-    if case.op == "split":
+    if case.op in ("split", "input"):
         part = layer(workload)
-        ops = (*part.forward, *part.input_grad, *part.weight_grad)
+        ops = (*part.forward, *part.input_grad, *(part.weight_grad if case.op == "split" else ()))
         counts = Counter(launch.issued(op) for one in ops for op in launch.single(one))
         counts["split"] = counts["backward_matmul"]
         whole = Counter({kind: n * int(params["layers"]) for kind, n in counts.items()})

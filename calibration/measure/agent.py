@@ -9,9 +9,11 @@ reason.
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -25,6 +27,7 @@ import torch.distributed as dist
 
 from calibration.measure.case import Case
 from calibration.measure.team import FOREVER
+from simulator.errors import InputError
 
 PYTHON = (sys.executable, "-m")
 GRACE_S = 30.0  # over a case's own limit: the first case of a group starts its communicator
@@ -73,12 +76,14 @@ class _Current:
 
 
 def lead(job: Job, rows: Results, skip: set[str], store: dist.Store, show: Callable[[int, int, str], None]) -> str:
-    """Rank 0: hands out what is pending until nothing is. Returns why it had to give up, or nothing."""
+    """Rank 0: hands out what is pending until nothing is, or workers end before they do anything. Returns why it had to
+    give up, or nothing."""
     generation, finished = 0, set(skip)
     pending = [index for index, case in enumerate(job.cases) if case.key not in finished]
     total = len(pending)
     while pending:
         store.set(f"todo/{generation}", json.dumps(pending))
+        before = len(finished)
 
         def take(row: dict[str, Any], key: str) -> None:
             rows.add(row)
@@ -92,12 +97,13 @@ def lead(job: Job, rows: Results, skip: set[str], store: dist.Store, show: Calla
             store.set(f"todo/{generation + 1}", "[]")
             raise
         if outcome.reason:
-            if outcome.case is None:
+            if outcome.case is not None:
+                case = outcome.case
+                error = {"kind": case.kind, "op": case.op, "params": case.params, "ranks": list(case.ranks)}
+                take({**error, "error": outcome.reason}, case.key)
+            if len(finished) == before:
                 store.set(f"todo/{generation + 1}", "[]")
                 return outcome.reason
-            case = outcome.case
-            error = {"kind": case.kind, "op": case.op, "params": case.params, "ranks": list(case.ranks)}
-            take({**error, "error": outcome.reason}, case.key)
         generation += 1
         pending = [index for index in pending if job.cases[index].key not in finished]
     store.set(f"todo/{generation}", "[]")
@@ -122,6 +128,7 @@ def _watch(
 ) -> Outcome:
     """Run this rank's worker to its end, or until it has to be stopped."""
     log = job.out / f"log-{job.rank}.txt"
+    said_before = log.stat().st_size if log.exists() else 0
     read_fd, write_fd = os.pipe()
     with log.open("ab") as sink:
         worker = subprocess.Popen(
@@ -130,6 +137,7 @@ def _watch(
             stdout=sink,
             stderr=sink,
             pass_fds=(write_fd,),
+            process_group=0,  # what a terminal interrupts are the agents, which end their workers
             env={**os.environ, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"},
         )
     os.close(write_fd)
@@ -152,7 +160,7 @@ def _watch(
                 return Outcome()
             reason = ""
             if ended:
-                reason = f"rank {job.rank} ended with status {worker.returncode}: {_last_line(log)}"
+                reason = f"rank {job.rank} {_ending(worker.returncode)}: {_last_line(log, said_before)}"
             elif job.rank == 0 and time.monotonic() > current.deadline:
                 limit = current.case.limit_s if current.case else STARTUP_S
                 reason = f"took longer than {limit:.0f} s"
@@ -217,20 +225,32 @@ def _listen(stream: IO[str], messages: queue.Queue[dict[str, Any]]) -> None:
                 return
 
 
-def _last_line(log: Path) -> str:
-    """The worker's last word, which is the message of its exception where it had one."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()[-40:] if line.strip()]
+def _ending(status: int) -> str:
+    return f"ended with status {status}" if status >= 0 else f"was ended by signal {signal.Signals(-status).name}"
+
+
+def _last_line(log: Path, begin: int) -> str:
+    """The worker's last word, from byte ``begin`` of the log on: the message of its exception where it had one."""
+    said = log.read_bytes()[begin:].decode(errors="replace")
+    lines = [line.strip() for line in said.splitlines()[-40:] if line.strip()]
     errors = [line for line in lines if "Error" in line and not line.startswith("File")]
     return (errors or lines or ["no message"])[-1][:300]
 
 
 def open_store(job: Job) -> dist.Store:
-    """The agents' store: torchrun's where there is one, else rank 0 is host to it."""
+    """The agents' store: torchrun's where there is one, else rank 0 is host to it. Raises `InputError` where its host
+    has gone."""
     if job.world == 1:
         return dist.HashStore()
     port = int(os.environ["MASTER_PORT"])
     host_it = job.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], port, is_master=host_it, timeout=FOREVER, wait_for_workers=False)
+    limit, at = datetime.timedelta(seconds=STARTUP_S), os.environ["MASTER_ADDR"]
+    try:
+        store = dist.TCPStore(at, port, is_master=host_it, timeout=limit, wait_for_workers=False)
+    except RuntimeError as error:
+        said = str(error).splitlines()[0]
+        raise InputError(f"rank {job.rank} does not reach rank 0: {said}", key="MASTER_ADDR", found=at) from None
+    store.set_timeout(FOREVER)
     return dist.PrefixStore("calibration", store)
 
 

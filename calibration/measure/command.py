@@ -64,7 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
         SHOWN
     ):
         print(f"failed {count} x {reason_of_many}", file=sys.stderr)
-    print(f"{len(rows) - len(failures)} measured, {len(failures)} failed: {rows.path}", file=sys.stderr)
+    missing = len({case.key for case in cases} - rows.done(failed_too=True))
+    left = f", {missing} not reached" if missing else ""
+    print(f"{len(rows) - len(failures)} measured, {len(failures)} failed{left}: {rows.path}", file=sys.stderr)
     return 1 if reason else 0
 
 

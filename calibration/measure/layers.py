@@ -3,7 +3,8 @@ FSDP, collectives, pipelines. The layers are narrow (`calibration.narrow`), no o
 clock is read before the GPU has been waited for.
 
 ``part``: a row of modules of one kind. ``model``: a whole model, its loss and all; ``split``: the gradients of inputs
-and of weights of its layers one after the other, as zero-bubble schedules compute them.
+and of weights of its layers one after the other, as zero-bubble schedules compute them; ``input``: those of inputs
+alone.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def cases(level: Level, gpus: int) -> Iterator[Case]:
         yield Case("layers", "passes", {"model": model, "layers": depths[-1], "batches": 4})
         yield Case("layers", "passes", {"model": model, "layers": depths[-1], "recompute": "full"})
         for layers in depths:
-            yield Case("layers", "split", {"model": model, "layers": layers})
+            for op in ("split", "input"):
+                yield Case("layers", op, {"model": model, "layers": layers})
     if gpus < 2:
         return
     for layout, models in SHARED.items():
@@ -125,7 +127,7 @@ def _prepared(case: Case, bench: Bench, waiting: _Waiting) -> Iterator[Callable[
     if "part" in case.params:
         yield _row(case, bench)
         return
-    if case.op == "split":
+    if case.op in ("split", "input"):
         yield _split(case, bench)
         return
     groups = Groups.of(narrow(case.params).parallelism, dist.get_rank() if len(case.ranks) > 1 else 0)
@@ -192,7 +194,8 @@ def _modules(part: str, builder: Builder) -> list[Callable[[Tensor], Tensor]]:
 
 
 def _split(case: Case, bench: Bench) -> Callable[[], object]:
-    """Forward, gradients of the input, gradients of the weights: `torch.distributed.pipelining`'s own functions."""
+    """Forward, gradients of the input, and where asked for of the weights: `torch.distributed.pipelining`'s own
+    functions."""
     builder = Builder(narrow(case.params), Place(bench.device))
     with torch.device(bench.device):
         layers = nn.Sequential(*(Layer(builder, number) for number in range(int(case.params["layers"]))))
@@ -204,6 +207,7 @@ def _split(case: Case, bench: Bench) -> Callable[[], object]:
         given = x.detach().requires_grad_()
         out = layers(given)
         _, groups = stage_backward_input([out], [gradient], [given], iter(layers.parameters()))
-        stage_backward_weight(iter(layers.parameters()), groups)
+        if case.op == "split":
+            stage_backward_weight(iter(layers.parameters()), groups)
 
     return run

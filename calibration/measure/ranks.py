@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Where standard error is no terminal, a line of progress at most every so many seconds.
 LINE_EVERY_S = 10.0
+#: How long another rank may take to end once there is nothing more to do.
+LEAVE_S = 20.0
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, out: str) -> None:
@@ -66,11 +68,13 @@ def _ranks(arguments: argparse.Namespace, again: Sequence[str]) -> Iterator[int]
         yield gpus
     finally:
         for process in spawned:
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-                process.wait()
+            for end in (process.terminate, process.kill):  # one that waits in torch heeds the second only
+                try:
+                    process.wait(timeout=LEAVE_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    end()
+            process.wait()
         for name in given:
             os.environ.pop(name)
 
@@ -100,9 +104,11 @@ def lead(job: Job, results: Results, skip: set[str]) -> str:
     from calibration.measure import agent
 
     progress, store = Progress(), agent.open_store(job)
-    reason = agent.lead(job, results, skip, store, progress.show)
-    agent.leave(job, store)
-    progress.end()
+    try:
+        reason = agent.lead(job, results, skip, store, progress.show)
+        agent.leave(job, store)
+    finally:
+        progress.end()
     if reason:
         print(f"gave up: {reason}; see {job.out / 'log-0.txt'}", file=sys.stderr)
     return reason

@@ -52,7 +52,8 @@ def _seconds(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status 0 when all were trained; 1 when some failed, were skipped, or workers could not be started."""
+    """Exit status 0 when all were trained; 1 when some failed, were skipped, or workers could not be started, which
+    skips what is left."""
     named = _named(arguments.workloads)
     import_module(WORKER)  # what training needs is there, before anything is written
     needed, refused = _checked(named)
@@ -76,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
             if job.rank:
                 return ranks.follow(job)
             reason = ranks.lead(job, records, {case.key for name, case in cases.items() if name in done})
+            refused |= {name: reason for name in cases if reason and not records.stands(name, failed_too=True)}
         for name in needed.keys() - cases.keys():
             few = InputError("more GPUs than there are", key="--gpus", found=world, allowed=needed[name])
             refused[name] = str(few)

@@ -20,7 +20,7 @@ from calibration.train.trainer import Groups, Trainer
 from simulator.config.workload import Workload
 
 #: Probes of the host before and after a run and once between its steps; between all steps, where that is asked for.
-PROBES, PROBES_EACH = 5, 2
+PROBES, PROBES_EACH = 5, 4
 
 
 @dataclass

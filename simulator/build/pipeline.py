@@ -115,24 +115,26 @@ def lower(
     step_of: Callable[[Action], Step],
     *,
     overlap: bool,
+    batched: bool = False,
 ) -> list[Lanes]:
     """Lanes of every pipeline rank: its computation, and the transfers of ``nbytes`` each that it takes.
 
     ``step_of(action)``: the compute step, labelled ``str(action)``. With ``overlap`` transfers run on lanes of their
     own and computation waits only for what it needs; without, it waits for every batch posted before it, sends too.
-    When a receive is posted matters: its kernel holds SMs from then on.
+    When a receive is posted matters: its kernel holds SMs from then on. So does on which stream, where what comes from
+    one neighbour is behind what another has not sent yet: that of its neighbour, or with ``batched`` one for all.
     """
     hops = transfers(order, schedule, n_stages)
     hops = _joined(order, hops) if schedule.joined else hops
     step_of = _after_late(order, n_stages, step_of)
     if schedule.rows is not None:
-        return _as_written(schedule.rows, hops, nbytes, step_of, overlap=overlap)
+        return _as_written(schedule.rows, hops, nbytes, step_of, overlap=overlap, batched=batched)
     if overlap and not schedule.posts_ahead:
         return _as_it_comes(order, hops, nbytes, step_of)
     batching = schedule.batching(len(order), len({action.microbatch for action in flat(order[0])}))
     if overlap or batching == "single":
         units: Order = order if schedule.joined else [[(action,) for action in flat(slots)] for slots in order]
-        return _one_by_one(units, hops, n_stages, nbytes, step_of, overlap=overlap)
+        return _one_by_one(units, hops, n_stages, nbytes, step_of, overlap=overlap, batched=batched)
     return _blocking(order, hops, batching, nbytes, step_of)
 
 
@@ -176,10 +178,16 @@ def _as_it_comes(order: Order, hops: list[Hop], nbytes: float, step_of: Callable
 
 
 def _as_written(
-    rows: Sequence[Sequence[Cell]], hops: list[Hop], nbytes: float, step_of: Callable[[Action], Step], *, overlap: bool
+    rows: Sequence[Sequence[Cell]],
+    hops: list[Hop],
+    nbytes: float,
+    step_of: Callable[[Action], Step],
+    *,
+    overlap: bool,
+    batched: bool,
 ) -> list[Lanes]:
-    """Sends and receives where the schedule's author has put them, each after the computation written before it, as on
-    a stream of their own; with ``overlap`` a stream per neighbour, as torch runs ``isend`` and ``irecv``."""
+    """Sends and receives where the schedule's author has put them, each after the computation written before it; see
+    `_post_one`."""
     several = _several_peers(hops)
     ends = {hop.label(op): (hop, op) for hop in hops for op in ("send", "recv")}
     needs: dict[Action, list[str]] = {}
@@ -191,7 +199,7 @@ def _as_written(
         for cell in row:
             if isinstance(cell, Post):
                 hop, op = ends[str(cell)]
-                _post_one(lanes, hop, op, nbytes, several, overlap=overlap)
+                _post_one(lanes, hop, op, nbytes, several, overlap=overlap, batched=batched)
                 continue
             for action in cell:
                 waits = dict.fromkeys([step.label for step in lanes.get("pp", ())[-1:]] + needs.get(action, []))
@@ -201,14 +209,22 @@ def _as_written(
 
 
 def _post_one(
-    lanes: Lanes, hop: Hop, op: str, nbytes: float, several: set[tuple[int, str, str]], *, overlap: bool
+    lanes: Lanes, hop: Hop, op: str, nbytes: float, several: set[tuple[int, str, str]], *, overlap: bool, batched: bool
 ) -> None:
-    """Post one end of ``hop`` after what its rank has computed; with ``overlap`` on the stream of its neighbour."""
+    """Post one end of ``hop`` after what its rank has computed. With ``overlap`` on the stream of its neighbour, as
+    torch runs ``isend`` and ``irecv``, a communicator each; ``batched``, as it runs ``batch_isend_irecv``, on that of
+    the communicator of all. There a send waits for the receives before it and holds none up: NCCL's buffers take it
+    (on four H200s sends last 0.07 to 0.2 ms, whose receives begin up to 22 ms later, calibration/results/runs)."""
     after = tuple(step.label for step in lanes[COMPUTE_LANE][-1:])
-    if overlap:
-        lanes.setdefault(f"pp_{hop.peer(op)}", []).append(_alone(hop, op, nbytes, after, several))
-    else:
+    if not overlap:
         lanes.setdefault("pp", []).append(_post([(hop, op)], nbytes, after))
+        return
+    lane = f"pp_{hop.peer(op)}"
+    if batched and op == "send":
+        after += tuple(step.label for step in lanes.get("pp_recv", ())[-1:])
+    elif batched:
+        lane = "pp_recv"
+    lanes.setdefault(lane, []).append(_alone(hop, op, nbytes, after, several))
 
 
 def _alone(hop: Hop, op: str, nbytes: float, after: tuple[str, ...], several: set[tuple[int, str, str]]) -> Step:
@@ -227,10 +243,17 @@ def _several_peers(hops: list[Hop]) -> set[tuple[int, str, str]]:
 
 
 def _one_by_one(
-    order: Order, hops: list[Hop], n_stages: int, nbytes: float, step_of: Callable[[Action], Step], *, overlap: bool
+    order: Order,
+    hops: list[Hop],
+    n_stages: int,
+    nbytes: float,
+    step_of: Callable[[Action], Step],
+    *,
+    overlap: bool,
+    batched: bool,
 ) -> list[Lanes]:
     """Each transfer alone, at both ends when the sender has made it, after what was computed before (torch's
-    ``_add_send_recv``). With ``overlap`` on a stream per neighbour, and computation waits for what it needs
+    ``_add_send_recv``), see `_post_one`. With ``overlap`` computation waits for what it needs
     (``_PipelineScheduleRuntime``); without, for all posted before it.
 
     Ranks take turns to run the slots that are ready, so that there is one order of all events that every rank's own
@@ -254,7 +277,7 @@ def _one_by_one(
         done.add(action)
         for hop in sends.get(action, ()):
             for op in ("send", "recv"):
-                _post_one(lanes[hop.rank(op)], hop, op, nbytes, several, overlap=overlap)
+                _post_one(lanes[hop.rank(op)], hop, op, nbytes, several, overlap=overlap, batched=batched)
 
     moving = True
     while moving:

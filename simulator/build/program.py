@@ -33,8 +33,15 @@ def build_program(workload: Workload, *, times: Times | None = None, steps: int 
     for place in placed.places:
         if place.seat not in lowered:
             stages = Stages(workload, place.seat, turns)
-            overlap = parallelism.overlap.p2p
-            lanes = lower(order, schedule, parallelism.n_stages, passed_bytes(workload), stages.step, overlap=overlap)
+            lanes = lower(
+                order,
+                schedule,
+                parallelism.n_stages,
+                passed_bytes(workload),
+                stages.step,
+                overlap=parallelism.overlap.p2p,
+                batched=parallelism.batch_p2p,
+            )
             lowered[place.seat] = stages, lanes
         stages, lanes = lowered[place.seat]
         add_tail = partial(tail, workload, stages, place.pipeline_rank)

@@ -211,16 +211,22 @@ def brief(value: object) -> object:
 
 
 def with_changes(data: Mapping[str, Any], changes: Mapping[str, Any], shorthands: Mapping[str, str]) -> dict[str, Any]:
-    """``data`` with the value of each dotted path in ``changes`` put in, sections made where they are missing.
+    """``data`` with the value of each dotted path in ``changes`` put in, sections made where they are missing; whole
+    sections first, so that a key inside one counts whatever the order. Raises `InputError`.
 
     ``shorthands``: dotted path of a section -> the key of it that a plain value in its place means, so that
     ``cluster.nodes`` can be set where the file says ``cluster: dgx_a100``.
 
-    >>> with_changes({"cluster": "dgx_a100"}, {"cluster.nodes": 4}, {"cluster": "name"})
-    {'cluster': {'name': 'dgx_a100', 'nodes': 4}}
+    >>> with_changes({"cluster": "dgx_a100"}, {"cluster.nodes": 4, "cluster": "dgx_h100"}, {"cluster": "name"})
+    {'cluster': {'name': 'dgx_h100', 'nodes': 4}}
     """
+    for path, key in shorthands.items():
+        part = f"{path}.{key}"
+        if part in changes and isinstance(changes.get(path), str) and changes[part] != changes[path]:
+            found = f"{brief(changes[path])} and {brief(changes[part])}"
+            raise InputError(f"{path} and {part} are one thing", file="--set", found=found, fix="only one of them")
     result = dict(data)
-    for path, value in changes.items():
+    for path, value in sorted(changes.items(), key=lambda change: change[0].count(".")):
         parts = path.split(".")
         section = result
         for depth, part in enumerate(parts[:-1], start=1):
