@@ -210,4 +210,6 @@ def test_another_power_limit_is_all_that_a_file_need_say_of_power() -> None:
     assert costs.power is not None
     drawn_w = costs.power.drawn_w("matmul", clock_hz) + base.idle_w
     assert drawn_w == pytest.approx(500)
-    assert costs.power.slowness(kernel, clock_hz) == pytest.approx((load.priced_at_hz / clock_hz) ** load.speed_exponent)
+    assert costs.power.slowness(kernel, clock_hz) == pytest.approx(
+        (load.priced_at_hz / clock_hz) ** load.speed_exponent
+    )
