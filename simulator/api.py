@@ -167,10 +167,15 @@ class Result:
         """A picture of the pipeline; into ``ax`` where given."""
         from simulator.output.gantt import gantt
 
+        return gantt(self.spans, ax, title=self.title)
+
+    @property
+    def title(self) -> str:
+        """What stands over a picture of the pipeline."""
         title = f"{self.workload.name}: {format_time(self.spans.step_time_s)} a step"
         if self.workload.parallelism.pp > 1:
             title += f", bubble {self._report['bubble_fraction']:.1%} of the pipeline's window"
-        return gantt(self.spans, ax, title=title)
+        return title
 
     def memory(self, ax: Axes | None = None) -> Figure:
         """A picture of the fullest GPU's memory over the step; into ``ax`` where given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,6 +36,12 @@ class ByPurpose:
 
     def speed(self, kernel: object, load: Hashable) -> float:
         return load if isinstance(load, float) else 1.0
+
+    def takes(self, memory_Bps: float) -> float:
+        return 0.0
+
+    def leaves(self, kernel: object) -> float:
+        return math.inf
 
 
 def load(description: Mapping[str, Any]) -> Workload:

@@ -28,7 +28,13 @@ def workload(directory: Path, name: str, parallelism: dict[str, object]) -> Path
 
 
 def record(
-    directory: Path, path: Path, slower: float, *, more_memory: float = 1.0, date: str = "2030-01-01T00:00:00+00:00"
+    directory: Path,
+    path: Path,
+    slower: float,
+    *,
+    more_memory: float = 1.0,
+    spread: float = 0.0,
+    date: str = "2030-01-01T00:00:00+00:00",
 ) -> None:
     """A run of ``path`` that was the simulated one in every respect, but its kernels took ``slower`` times as long."""
     one = simulate(path)
@@ -64,7 +70,7 @@ def record(
                 ],
             }
         )
-    step_s = {"median": step["step_time_s"] * slower}
+    step_s = {"median": step["step_time_s"] * slower, "spread": spread}
     save(directory, path, "ok", date, n_gpus=len(ranks), step_time_s=step_s, ranks=ranks)
     frame.to_csv(directory / f"{path.stem}.timeline.csv.gz", index=False)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from calibration.__main__ import main
 from calibration.fit import attention, kernels, matmul, memory
-from calibration.fit.cases import Cases, Measured, read
+from calibration.fit.cases import Cases, Measured, Row, read
 from calibration.fit.command import fit
 from calibration.fit.part import Point, every_second, residuals, search
 from calibration.fit.writer import written
@@ -264,9 +266,27 @@ REDUCED = {
     "ranks": [0, 1],
     "bytes": 8,
     "time_s": 1e-5,
+    "host_s": 1e-6,
+}
+PRODUCT = {"m": 8, "n": 8, "k": 8, "role": "fwd", "dtype": "bf16"}
+SHARED = {
+    "kind": "shared",
+    "op": "mm",
+    "params": PRODUCT | {"beside": "wait", "share": 0.5, "period_s": 0.02},
+    "ranks": [0],
+    "time_s": 1e-3,
+    "share": 0.5,
+    "other_s": 1e-3,
+    "series_s": [1e-3, 1e-3],
+    "sm_mhz": [1500, 1500],
+    "power_w": [600, 600],
 }
 LAYERS = {"kind": "layers", "op": "passes", "params": {}, "ranks": [0], "time_s": 1.0, "block_s": [[1.0, 1.0]]}
 PROBED = {"probe_s": [[0.2, 0.2, 0.2]], "probe_forward_s": [[0.1, 0.1, 0.1]]}
+
+
+def without(row: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != key}
 
 
 @pytest.mark.parametrize(
@@ -285,6 +305,27 @@ PROBED = {"probe_s": [[0.2, 0.2, 0.2]], "probe_forward_s": [[0.1, 0.1, 0.1]]}
         (LAYERS | PROBED | {"block_s": [[1.0]]}, "block_s: unlike lengths"),
         (LAYERS | {"probe_forward_s": [[0.1]]}, "block_s: unlike lengths"),
         (LAYERS | PROBED | {"probe_forward_s": [[0.2, 0.2, 0.2]]}, "probe_forward_s: not less than probe_s"),
+        ({k: v for k, v in REDUCED.items() if k != "host_s"}, "host_s: a required key is missing"),
+        (MEMORY | {"params": {"rows": -8, "width": 1024}}, "params.rows: is no size of a case"),
+        (MEMORY | {"params": {"rows": "many", "width": 1024}}, "params.rows: is no size of a case"),
+        (without(SHARED, "series_s"), "series_s: a required key is missing"),
+        (SHARED | {"series_s": []}, "series_s"),
+        (SHARED | {"series_s": [1e-3, "x"]}, "series_s"),
+        (SHARED | {"sm_mhz": [1500, None]}, "sm_mhz"),
+        (SHARED | {"sm_mhz": [1500, 0]}, "sm_mhz"),
+        (SHARED | {"power_w": [600]}, "sm_mhz: unlike numbers of sm_mhz and power_w"),
+        (without(SHARED, "power_w"), "sm_mhz: unlike numbers of sm_mhz and power_w"),
+        (without(SHARED, "other_s"), "other_s: a required key is missing"),
+        (SHARED | {"share": 1.5}, "share: is out of range"),
+        *(
+            (SHARED | {"params": without(SHARED["params"], name)}, f"params.{name}: a required")
+            for name in SHARED["params"]
+        ),
+        (
+            SHARED | {"kind": "sustained", "params": without(PRODUCT, "dtype")},
+            "params.dtype: a required key is missing",
+        ),
+        (SHARED | {"kind": "sustained", "op": "attention_fwd"}, "params.batch: a required key is missing"),
         ({k: v for k, v in ENVIRONMENT.items() if k != "gpu"}, "gpu: measured without a GPU"),
         ({k: v for k, v in ENVIRONMENT.items() if k != "date"}, "date: a required key is missing"),
         ({"kind": 3}, "is not of a measurement"),
@@ -296,6 +337,18 @@ def test_a_bad_row_is_said_with_its_line_and_key(row: object, words: str, tmp_pa
     with pytest.raises(InputError) as caught:
         read(tmp_path)
     assert f"a.jsonl, line 2: {words}" in str(caught.value)
+
+
+def test_what_is_measured_can_be_read() -> None:
+    """The parameters of every case that `measure` has, on one GPU and on several."""
+    pytest.importorskip("torch")
+    from calibration.measure.case import KINDS
+    from calibration.measure.plan import plan
+
+    for gpus in (1, 4):
+        for case in plan("full", KINDS, gpus, gpus, ()):
+            data = {"kind": case.kind, "op": case.op, "params": dict(case.params), "ranks": list(case.ranks)}
+            assert Row.model_validate(data).params == case.params
 
 
 def test_good_rows_are_read_and_equal_lines_count_once(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_product_of_two_waves_is_slowed_most() -> None:
 
 @pytest.mark.parametrize(("kernel", "points"), [("attention", 0.03), ("attention_bwd", 0.05), ("residual_add", 0.03)])
 def test_other_kernels_are_slowed_as_measured_on_average(kernel: str, points: float) -> None:
-    off = [abs(point.error) for point in fitted().points if point.group.split(".")[1] == kernel]
+    off = [abs(point.error) for point in fitted().points if point.group.startswith(f"interference.{kernel}.")]
     assert len(off) > 20
     assert statistics.fmean(off) < points
 
@@ -100,6 +100,30 @@ def test_the_shipped_profile_has_what_the_fit_gives(gpu: str) -> None:
     assert (shipped.sms, shipped.matmul_sms) == (found["sms"], found["matmul_sms"])
     assert shipped.memory_speed.model_dump() == found["memory_speed"]
     assert shipped.waiting_speed.model_dump() == found["waiting_speed"]
+    assert shipped.leaves.model_dump() == found["leaves"]
+
+
+@pytest.mark.parametrize(("gpu", "mean", "most"), [(H100, 0.1, 0.2), (H200, 0.06, 0.1)])
+@pytest.mark.parametrize("name", list(interference.LEAVING))
+def test_collectives_beside_kernels_take_as_long_as_measured(name: str, gpu: str, mean: float, most: float) -> None:
+    """256 MiB on two H200s: seconds in which bytes move, from the profiler. On 2, 3 and 4 H100s, 3 held out,
+    collectives in a row beside kernels in a row, which wait until the last of n has ended its kernel."""
+    profile = load_profile(gpu)
+    some = interference.beside_kernels(cases(gpu), interference.LEAVING[name])
+    large = [case for case in some if case.params["bytes"] == 2**28]
+    assert {len(case.ranks) for case in large} == ({2, 3, 4} if gpu == H100 else {2})
+    share = getattr(profile.interference.leaves, name)
+    off = [interference.collective_s(case, share, profile) / interference.slowed_s(case) - 1 for case in large]
+    assert statistics.fmean(map(abs, off)) < mean
+    assert max(map(abs, off)) < most
+
+
+def test_kernels_that_saturate_memory_lose_what_they_leave() -> None:
+    """Sums of two tensors beside collectives, and collectives beside them, measured apart: what one loses of its speed
+    the others have of the memory's time, on both GPUs."""
+    for gpu in (H100, H200):
+        figures = load_profile(gpu).interference
+        assert figures.leaves.other == pytest.approx(1 - figures.memory_speed.other, abs=0.02)
 
 
 def test_what_was_not_measured_is_not_called_so() -> None:

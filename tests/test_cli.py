@@ -379,3 +379,24 @@ def test_a_table_without_the_columns_names_one_that_has_them(
     assert command("validate", "--rows", tmp_path / "rows.csv") == 2
     (template,) = re.findall(r"the columns of (\S+)", capsys.readouterr().err)
     assert len(read_rows(Path(template))) > 1
+
+
+@pytest.mark.parametrize("together", [[], ["--share-fabric"]])
+def test_pictures_of_two_workloads_stand_below_each_other(
+    workload: str, together: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One panel per job, numbered, though both have one name; the pipelines on one axis of time."""
+    from matplotlib.figure import Figure
+
+    from simulator.output import gantt
+
+    drawn: dict[str, Figure] = {}
+    monkeypatch.setattr(gantt, "save_gantt", lambda figure, path: drawn.update({Path(path).stem: figure}))
+    pictures = ["--gantt", str(tmp_path / "gantt.png"), "--memory", str(tmp_path / "memory.svg")]
+    assert command("run", workload, workload, *together, *pictures, "--quiet") == 0
+    for figure in drawn.values():
+        titles = [axes.get_title(loc="left") for axes in figure.axes]
+        assert [title[:3] for title in titles] == ["1. ", "2. "]
+    first, second = drawn["gantt"].axes
+    assert first.get_xlim() == second.get_xlim()
+    assert set(drawn) == {"gantt", "memory"}

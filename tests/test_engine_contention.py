@@ -399,6 +399,12 @@ class WaitingIsOther:
     def speed(self, kernel: object, load: Hashable) -> float:
         return load if isinstance(load, float) else 1.0
 
+    def takes(self, memory_Bps: float) -> float:
+        return 0.0
+
+    def leaves(self, kernel: object) -> float:
+        return math.inf
+
 
 @pytest.mark.parametrize(("fold", "coalesce"), SHORTCUTS)
 @pytest.mark.parametrize("late", [0.5, 3.0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -12,7 +13,7 @@ import simulator
 from simulator.config.power import Load, Power
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
-from simulator.costs.power import Drawn, Loads, PowerBudget, load_class
+from simulator.costs.power import Drawn, Loads, PowerBudget, load_class, longer
 from simulator.errors import InputError
 from simulator.program import Attention, Block, Fixed, Matmul, Memory
 from simulator.program.ops import kernels_of
@@ -258,3 +259,22 @@ def test_figures_that_no_gpu_has_are_refused(kind: Any, key: str, value: float) 
     model["loads"][kind][key] = value
     with pytest.raises((InputError, ValidationError), match=key):
         Power.model_validate(model)
+
+
+def test_above_its_highest_clock_a_class_is_as_at_it() -> None:
+    """One rule for prices, watts and the pieces of a step: above it kernels take and draw what they do at the
+    class's highest; below, time goes with clock ^ -speed_exponent."""
+    model = load_profile("h200-sxm-141gb").power
+    assert model is not None
+    of_h200, product = PowerBudget(model), Matmul(8192, 8192, 8192)
+    load = model.loads["matmul"]
+    own_hz, low_hz = load.highest_clock_hz, 0.5 * load.highest_clock_hz
+    for above_hz in np.linspace(own_hz, model.highest_clock_hz, 5)[1:]:
+        assert of_h200.slowness(product, above_hz) == of_h200.slowness(product, own_hz)
+        assert of_h200.drawn_w("matmul", above_hz) == of_h200.drawn_w("matmul", own_hz)
+        assert longer(load, low_hz, above_hz) == pytest.approx(2**load.speed_exponent)
+        assert longer(load, above_hz, low_hz) == pytest.approx(2**-load.speed_exponent)
+    clocks = np.array([low_hz, own_hz, model.highest_clock_hz])
+    assert of_h200.drawn_w("matmul", clocks) == pytest.approx([of_h200.drawn_w("matmul", float(hz)) for hz in clocks])
+    ratio = of_h200.slowness(product, low_hz) / of_h200.slowness(product, own_hz)
+    assert ratio == pytest.approx(longer(load, low_hz, own_hz))

@@ -136,13 +136,14 @@ def compare(
         if one.result is None:
             rows.append(base)
             continue
-        ours, theirs = simulated_figures(one.result), None
+        ours, theirs, spread = simulated_figures(one.result), None, None
         if isinstance(real.record, Run) and not real.reason:
             report = one.result.to_dict()
             flops, peak = report["model_flops_per_step"], report["peak_flops_per_s_per_gpu"]
             theirs = measured_figures(real.record, real.kernels, flops, peak, pipelines(one.result))
+            spread = real.record.step_time_s.spread
         late, committed = _predicted(one, real, predicted)
-        rows.append(replace(base, simulated=ours, measured=theirs, committed=committed, not_before=late))
+        rows.append(replace(base, simulated=ours, measured=theirs, committed=committed, not_before=late, spread=spread))
     bounds = Bounds(arguments.max_mean, arguments.max_row)
     commits = {"simulator": _said(head()), "measured runs": _said(commit_of(arguments.measured))}
     for file in predicted:

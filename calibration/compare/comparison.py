@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -18,6 +18,9 @@ from simulator.validation.evaluate import Outcome, summarise
 from simulator.validation.suites import Bounds
 
 STEP_TIME, PREDICTED, MEMORY = "step time", "step time, predicted before the run", "peak allocated memory"
+#: Runs are steady whose steps spread (p90 - p10, over the median) less: hosts that share a machine stop for tenths of
+#: seconds, and the median of a few such steps is not what the next run takes. Their own suite; all are in the others.
+STEADY_SPREAD, STEADY = 0.25, "step time, steady runs"
 #: Seconds of kernels that are compared, of communication those in which bytes move, and those that are shown: how long
 #: kernels wait for other ranks is what ranks drift apart, and the other stage's doing.
 JUDGED = ("matmul", "attention", "memory", "optimizer", "transfer", "hand-over transfer")
@@ -30,7 +33,8 @@ SAME_SPEED = 0.03
 class Row:
     """One workload. ``reason``: why there is no comparison, else empty. ``committed``: the figures predicted before,
     where they were; ``not_before``: else why not. ``work``: equal for runs of the same model on the same sequences.
-    ``host_speed``: of the machine, as a multiple of the profile's."""
+    ``host_speed``: of the machine, as a multiple of the profile's; ``spread``: of the measured steps, p90 - p10 over
+    the median."""
 
     name: str
     n_gpus: int
@@ -41,6 +45,7 @@ class Row:
     committed: Figures | None = None
     not_before: str = ""
     host_speed: float = 1.0
+    spread: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         sides = {"simulated": self.simulated, "measured": self.measured, "committed": self.committed}
@@ -53,6 +58,7 @@ class Row:
             "predicted_before": self.committed is not None,
             "not_before": self.not_before,
             "host_speed": self.host_speed,
+            "spread": self.spread,
         }
 
     @classmethod
@@ -93,7 +99,11 @@ def suites(rows: Sequence[Row], bounds: Bounds, *, predicted: bool) -> list[dict
     ``bounds`` are of the step times; ``predicted``: the committed predictions are a suite too.
     """
     step = [_outcome(row, STEP_TIME, "s", _step(row.measured), _step(row.simulated)) for row in rows]
+    unsteady = {row.name for row in rows if row.spread is not None and row.spread >= STEADY_SPREAD}
     found = [summarise(STEP_TIME, step, bounds)]
+    if unsteady:
+        steady = [replace(outcome, quantity=STEADY) for outcome in step if outcome.id not in unsteady]
+        found.append(summarise(STEADY, steady, bounds))
     if predicted:
         before = [row for row in rows if row.committed is not None]
         made = [_outcome(row, PREDICTED, "s", _step(row.measured), _step(row.committed)) for row in before]

@@ -36,6 +36,7 @@ class Told(Section):
 
 class StepTime(Told):
     median: Positive
+    spread: Annotated[float, Field(ge=0)]
 
 
 class Ran(Told):

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from calibration.compare.comparison import JUDGED, SHOWN, Row, error, worst_rank
+from calibration.compare.comparison import JUDGED, SHOWN, STEADY_SPREAD, Row, error, worst_rank
 from calibration.compare.figures import Figures
 from calibration.compare.kernels import CLASSES, PARTS
 from simulator.cli.terminal import PIPE_WIDTH, table
@@ -35,7 +35,7 @@ def as_csv(rows: Sequence[Row]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     sides = ("measured", "simulated", "error")
     writer.writerow(
-        ["run", "gpus", "host_speed", "reason", "step_time_s_predicted_before", "not_before"]
+        ["run", "gpus", "host_speed", "spread", "reason", "step_time_s_predicted_before", "not_before"]
         + [f"{name}_{side}" for name in COLUMNS for side in sides]
     )
     for row in rows:
@@ -44,7 +44,8 @@ def as_csv(rows: Sequence[Row]) -> str:
             measured, simulated = (_of(side, name) for side in (row.measured, row.simulated))
             cells += [_exact(value) for value in (measured, simulated, error(simulated, measured))]
         before = _exact(_of(row.committed, "step_time_s"))
-        writer.writerow([row.name, row.n_gpus, _exact(row.host_speed), row.reason, before, row.not_before, *cells])
+        told = [row.name, row.n_gpus, _exact(row.host_speed), _exact(row.spread), row.reason, before, row.not_before]
+        writer.writerow([*told, *cells])
     return text.getvalue()
 
 
@@ -64,6 +65,7 @@ def as_tables(comparison: Mapping[str, Any]) -> list[RenderableType]:
     rows = [Row.from_dict(row) for row in comparison["rows"]]
     lines = [
         "Errors are (simulated - measured) / measured. host: its speed, measured beside the run, of the profile's. "
+        f"spread: of the measured steps, p90 - p10 over the median; steady runs are below {STEADY_SPREAD:.0%}. "
         "GiB: allocated at most in the timed steps; first ones may take more (DDP's second step, its buckets twice).\n"
         "transfer: kernels of collectives from when all their ranks are there; waiting: until then. "
         "hand-over: the same of sends and receives of pipelines. ?: not told. The record says neither for which "
@@ -90,6 +92,7 @@ def _line(row: Row) -> dict[str, str]:
         "GPUs": str(row.n_gpus),
         "host": _percent(row.host_speed),
         "step ms": _ms(step),
+        "spread": "" if row.spread is None else f"{row.spread:.0%}",
         "sim": _ms(_of(ours, "step_time_s")),
         "error": _signed(error(_of(ours, "step_time_s"), step)),
         "before": _signed(error(before, step)),

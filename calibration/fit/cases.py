@@ -133,13 +133,68 @@ class Row(Told):
     each_s: Annotated[tuple[Positive, ...], AsTuple] | None = None
     series_s: Annotated[tuple[Positive, ...], AsTuple] | None = None
 
+    @model_validator(mode="after")
+    def _sizes(self) -> Self:
+        """What the kind's cases are told by, and numbers that are sizes."""
+        for name in _told_by(self.kind, self.op):
+            if name not in self.params:
+                raise InputError("a required key is missing", key=f"params.{name}")
+        for name, value in self.params.items():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (isinstance(value, bool | str) if name in WORDS else number and 0 < value < math.inf):
+                allowed = "a text, true or false" if name in WORDS else "a number > 0"
+                raise InputError("is no size of a case", key=f"params.{name}", found=value, allowed=allowed)
+        return self
+
+
+#: Parameters of cases that are no numbers.
+WORDS = frozenset(
+    ("dtype", "role", "skew", "backend", "causal", "kernel", "of", "beside", "model", "part", "layout", "recompute")
+)
+#: Kind of row -> the parameters that tell each of its cases.
+TOLD_BY: Mapping[str, tuple[str, ...]] = {
+    "matmul": ("m", "n", "k", "role", "dtype"),
+    "attention": ("batch", "heads", "kv_heads", "length", "head_dim", "causal", "backend"),
+    "shared": ("beside", "share", "period_s"),
+    **dict.fromkeys(("interference", "moving"), ("kernel", "bytes")),
+    "kernels": ("of",),
+}
+
+
+def _told_by(kind: str, op: str) -> tuple[str, ...]:
+    if kind not in ("sustained", "shared"):
+        return TOLD_BY.get(kind, ())
+    of = "matmul" if op == "mm" else "attention" if op.startswith("attention") else ""
+    return (*TOLD_BY.get(kind, ()), *TOLD_BY.get(of, ()))
+
 
 class Timed(Row):
     time_s: Positive
 
 
+class Sustained(Timed):
+    """Seconds on end: of each batch, and what the GPU said between them."""
+
+    series_s: Annotated[tuple[Positive, ...], AsTuple, Field(min_length=1)]
+    sm_mhz: Annotated[tuple[Positive, ...], AsTuple] = ()
+    power_w: Annotated[tuple[Positive, ...], AsTuple] = ()
+
+    @model_validator(mode="after")
+    def _alike(self) -> Self:
+        if len(self.sm_mhz) != len(self.power_w):
+            found = f"{len(self.sm_mhz)} and {len(self.power_w)}"
+            raise InputError("unlike numbers of sm_mhz and power_w", key="sm_mhz", found=found, allowed="as many")
+        return self
+
+
+class Shared(Sustained):
+    share: Annotated[float, Field(gt=0, le=1)]
+    other_s: Positive
+
+
 class Collective(Timed):
     bytes: Annotated[float, Field(ge=0)]
+    host_s: Positive
     ranks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], AsTuple, Field(min_length=2)]
 
 
@@ -184,7 +239,9 @@ class Layers(Timed):
 
 #: Kind of row -> what it must tell.
 KINDS: Mapping[str, type[Row]] = {
-    **dict.fromkeys(("matmul", "attention", "memory", "copy", "launch", "sustained", "shared"), Timed),
+    **dict.fromkeys(("matmul", "attention", "memory", "copy", "launch"), Timed),
+    "sustained": Sustained,
+    "shared": Shared,
     "collective": Collective,
     "interference": Raced,
     "moving": Moving,

@@ -1,17 +1,19 @@
 """What NCCL's communication takes from kernels beside it: the SMs that it holds, and, once it moves bytes, memory
-bandwidth."""
+bandwidth; and what of that they leave it."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from calibration.fit.cases import MEASURED, Cases, Measured
 from calibration.fit.part import Part, Point, rounded
 from simulator.config.profile import Interference, Profile
 from simulator.costs import Costs
-from simulator.program import Attention, Kernel, Matmul, Memory
+from simulator.costs.interference import memory_bytes
+from simulator.network.collectives import bus_factor
+from simulator.program import Attention, Comm, Kernel, Matmul, Memory
 
 #: Kernels of `calibration.measure.interference` as the simulator prices them: those that SMs bound, and memory.
 RACED: dict[str, Kernel] = {
@@ -21,6 +23,13 @@ RACED: dict[str, Kernel] = {
     "attention_bwd": Attention(2, 32, 32, 4096, 4096, 128, backward=True),
 }
 STREAMS: dict[str, Kernel] = {"layer_norm": Memory("norm", 1.0, 1.0), "residual_add": Memory("residual", 2.0, 1.0)}
+#: By class of a profile's ``leaves``, the kernels that it is fitted to.
+LEAVING = {
+    "matmul": ("matmul", "matmul_small"),
+    "attention": ("attention",),
+    "norm": ("layer_norm",),
+    "other": ("residual_add",),
+}
 #: A receive whose sender is late: the only case in which nothing moves.
 LATE = "late_send"
 #: Numbers of SMs that are tried: NCCL has up to 32 channels.
@@ -60,6 +69,12 @@ def fit(cases: Cases, profile: Profile) -> Part:
         norms, others = _of(some, "layer_norm"), _of(some, "residual_add")
         if norms and others:
             figures[name] = {"norm": _speed(norms), "other": _speed(others)} | ORIGIN
+    shown = {name: beside_kernels(cases, kernels) for name, kernels in LEAVING.items()}
+    shares = {
+        name: _share([case for case in some if len(case.ranks) not in apart], profile) for name, some in shown.items()
+    }
+    if all(shares.values()):
+        figures["leaves"] = {**shares, **ORIGIN}
     speed = speeds(profile.model_copy(update={"interference": Interference.model_validate(figures)}))
     points = [
         Point(
@@ -71,7 +86,52 @@ def fit(cases: Cases, profile: Profile) -> Part:
         )
         for case in rows
     ]
+    points += [
+        Point(
+            f"moving.{name}.{len(case.ranks)}",
+            float(case.params["bytes"]),
+            slowed_s(case),
+            collective_s(case, figures["leaves"][name], profile),
+            len(case.ranks) in apart,
+        )
+        for name, some in shown.items()
+        for case in some
+    ]
     return Part({"interference": figures}, points)
+
+
+def collective_s(case: Measured, leaves: float, profile: Profile) -> float:
+    """Seconds of a measured collective beside a kernel that leaves it this share of the memory's time. Where both came
+    in a row it waits until the last of n has ended its kernel, n / (n + 1) of one as they end at any time."""
+    shared = Costs.from_profile(profile, "eager").beside
+    assert shared is not None
+    n, nbytes, in_row = len(case.ranks), float(case.params["bytes"]), case.kind == "interference"
+    alone_s = float(case.row["collective_s"]) if in_row else case.seconds
+    waits_s = n / (n + 1) * float(case.row["kernel_beside_s"]) if in_row else 0.0
+    moved = memory_bytes(Comm("", case.op, nbytes, "", ""), n, nbytes * bus_factor(case.op, n))
+    return waits_s + alone_s * max(1.0, shared.takes(moved / alone_s) / leaves)
+
+
+def slowed_s(case: Measured) -> float:
+    """What was measured of that."""
+    return float(case.row["collective_beside_s" if case.kind == "interference" else "beside_s"])
+
+
+def beside_kernels(cases: Cases, kernels: Collection[str]) -> list[Measured]:
+    """Collectives beside some kernels, by the profiler where it was asked, else those in a row that do not mostly wait;
+    sends, which have less, apart."""
+    in_row = [case for case in cases.of("interference") if case.op != LATE]
+    long = [case for case in in_row if float(case.row["kernel_beside_s"]) < float(case.row["collective_s"])]
+    return [case for case in _of(cases.of("moving") or long, *kernels) if case.op != "send_recv"]
+
+
+def _share(cases: Sequence[Measured], profile: Profile) -> float:
+    """What kernels leave of the memory's time, by the collectives beside them; 0: not measured."""
+
+    def off(share: float) -> float:
+        return sum(abs(collective_s(case, share, profile) / slowed_s(case) - 1) for case in cases)
+
+    return min((rounded(0.01 * step) for step in range(5, 61)), key=off) if cases else 0.0
 
 
 #: Of a kernel that was raced, beside what waits for its peers or not.

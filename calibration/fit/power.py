@@ -20,7 +20,7 @@ from calibration.fit.part import Constants, Part, Point, rounded, search
 from simulator.config.power import LoadClass, Power
 from simulator.config.profile import Profile
 from simulator.costs import Costs
-from simulator.costs.power import Drawn, Loads, PowerBudget, load_class
+from simulator.costs.power import Drawn, Loads, PowerBudget, load_class, longer, useful_hz
 from simulator.program import Kernel
 
 #: Of products on an H200 (its calibration), assumed of GPUs whose products were not measured sharing the time.
@@ -115,7 +115,8 @@ def fit(cases: Cases, profile: Profile) -> Part:
 
     def streaming(runs: Sequence[_Run], law: _Law) -> dict[str, float]:
         drawn = [
-            (run.watts - min(idle)) * (law.highest_hz / min(run.clock_hz, law.highest_hz)) ** law.power for run in runs
+            (run.watts - min(idle)) * (law.highest_hz / useful_hz(run.clock_hz, law.highest_hz)) ** law.power
+            for run in runs
         ]
         return {"watts": rounded(min(idle) + statistics.fmean(drawn))} | _at_highest(law) | law.figures()
 
@@ -190,7 +191,7 @@ def _law(runs: Sequence[_Run], idle_w: float, highest_hz: float) -> _Law:
     seconds = np.log([run.seconds for run in runs])
     tried = []
     for ceiling_hz in highest_hz * CEILINGS[::-1]:
-        clock = np.log([min(run.clock_hz, ceiling_hz) for run in runs])
+        clock = np.log([useful_hz(run.clock_hz, ceiling_hz) for run in runs])
         lines = [np.polyfit(clock, values, 1) for values in (watts, seconds)]
         off = sum(
             float(np.sum((np.polyval(line, clock) - values) ** 2))
@@ -248,7 +249,7 @@ def _drawing(turns: Sequence[Measured], power: Power, profile: Profile) -> dict[
             clock_hz = run.clock_hz  # no slower products tell it
         left_w = run.watts - power.idle_w - run.share * budget.drawn_w("matmul", clock_hz)
         if left_w > 0:
-            clock = math.log(min(clock_hz, highest_hz) / highest_hz)
+            clock = math.log(useful_hz(clock_hz, highest_hz) / highest_hz)
             point = clock, math.log(left_w / (1 - run.share)), 1 - run.share
             points.setdefault(str(case.params["beside"]), []).append(point)
     if not points:
@@ -300,7 +301,7 @@ def kernel_of(case: Measured) -> Kernel:
 def _load(cases: Sequence[Measured], profile: Profile, law: _Law) -> dict[str, float]:
     """Watts and clock, means over the cases, and the clock at which their prices are what they took."""
     runs, costs = [_Run.of(case) for case in cases], Costs.from_profile(profile, "eager")
-    clock_hz = statistics.geometric_mean(min(run.clock_hz, law.highest_hz) for run in runs)
+    clock_hz = statistics.geometric_mean(useful_hz(run.clock_hz, law.highest_hz) for run in runs)
     slower = statistics.geometric_mean(
         run.seconds / costs.kernel_s(kernel_of(case), profile.gpu) for case, run in zip(cases, runs, strict=True)
     )
@@ -323,8 +324,7 @@ def _point(case: Measured, power: Power, profile: Profile, *, held_out: bool) ->
     kernel_s = costs.kernel_s(kernel, profile.gpu, budget.highest_hz)
     if other is not None:
         load = power.loads[other]
-        here, there = (min(hz, load.highest_clock_hz) for hz in (_clock_hz(case, power, profile), budget.highest_hz))
-        other_s *= (here / there) ** load.speed_exponent
+        other_s *= longer(load, budget.highest_hz, _clock_hz(case, power, profile))
     busy_s, whole_s = times * kernel_s, times * (kernel_s + other_s)
     spans = [Drawn(0.0, busy_s, Loads({kind: busy_s}, {kind: busy_s * costs.intensity(kernel)}))]
     if other is not None:

@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -147,8 +147,7 @@ class Bench:
         self.synchronize()
         samples = [a.elapsed_time(b) * 1e-3 / n for a, b in itertools.pairwise(marks)]
         late = samples[len(samples) // 2 :]
-        series = {name: [state.get(name) for state in states] for name in (states[0] if states else ())}
-        return {**summary(late), "series_s": [float(f"{s:.5g}") for s in samples], **series}
+        return {**summary(late), "series_s": [float(f"{s:.5g}") for s in samples], **_series(states)}
 
     def shared(self, work: Work, other: Work, seconds: float, share: float, period_s: float) -> Row:
         """As `sustained`, of ``work`` that has about ``share`` of the time of every period, and ``other`` the rest.
@@ -180,13 +179,12 @@ class Bench:
         busy, rest = ([a[n].elapsed_time(a[n + 1]) * 1e-3 for a in marks] for n in (0, 1))
         late = len(marks) // 2
         whole = marks[late][0].elapsed_time(marks[-1][2]) * 1e-3
-        series = {name: [state.get(name) for state in states] for name in (states[0] if states else ())}
         return {
             **summary([s / counts[0] for s in busy[late:]]),
             "share": float(f"{sum(busy[late:]) / whole:.4g}"),
             "other_s": float(f"{statistics.median(rest[late:]) / counts[1]:.4g}"),
             "series_s": [float(f"{s / counts[0]:.5g}") for s in busy],
-            **series,
+            **_series(states),
         }
 
     def kernels(self, work: Work) -> list[list[Scalar]]:
@@ -243,6 +241,12 @@ class Bench:
             samples.append((time.perf_counter() - began) / n)
         self.synchronize()
         return samples
+
+
+def _series(states: Sequence[Mapping[str, object]]) -> Row:
+    """What the GPU said, as a list of each figure; times at which it said nothing are left out."""
+    told = [state for state in states if state]
+    return {name: [state.get(name) for state in told] for name in dict.fromkeys(itertools.chain(*told))}
 
 
 def summary(samples: Sequence[float]) -> Row:

@@ -88,8 +88,8 @@ def cases(level: Level, gpus: int) -> Iterator[Case]:
 
 
 def measure(case: Case, bench: Bench, probe: Probe | None, team: Team | None) -> Row:
-    """What the host takes, see `calibration.measure.hosts`; ``waited_s``: of every member, seconds of a run in which it
-    waited for the GPU and the other hosts to be told how many tokens it gets, which are not counted."""
+    """What the host takes, see `calibration.measure.hosts`. What it waits for the GPU and the other hosts, to be told
+    how many tokens it gets, does not count."""
     waiting = _Waiting(bench)
     with _prepared(case, bench, waiting) as issue:
 
@@ -98,18 +98,14 @@ def measure(case: Case, bench: Bench, probe: Probe | None, team: Team | None) ->
             issue()
             return time.perf_counter() - began - (waiting.seconds - before)
 
-        row = beside_probes(run, bench, probe, team)
-    if not waiting.times:
-        return row
-    each_run = waiting.seconds / waiting.times
-    return {**row, "waited_s": [float(f"{one:.5g}") for one in (team.all(each_run) if team else [each_run])]}
+        return beside_probes(run, bench, probe, team)
 
 
 class _Waiting:
     """Tells what the host waits for its GPU from what reading numbers takes it."""
 
     def __init__(self, bench: Bench) -> None:
-        self.seconds, self.times = 0.0, 0
+        self.seconds = 0.0
         self._bench = bench
 
     def read(self, numbers: Tensor) -> list[Any]:
@@ -117,7 +113,6 @@ class _Waiting:
         began = time.perf_counter()
         self._bench.synchronize()
         self.seconds += time.perf_counter() - began
-        self.times += 1
         found: list[Any] = numbers.tolist()
         return found
 

@@ -47,8 +47,8 @@ class Probe:
 
 
 def probe(device: torch.device, samples: int) -> list[tuple[float, float]]:
-    """Forward and backward seconds of some probes, the means of each, by themselves; nothing without a GPU. Hosts change
-    from one probe to the next by a tenth, and a step is as long as they take in the mean."""
+    """Forward and backward seconds of some probes, the means of each, by themselves; nothing without a GPU. Hosts
+    change from one probe to the next by a tenth, and a step is as long as they take in the mean."""
     if device.type != "cuda":
         return []
     probe = Probe(device)

@@ -52,9 +52,9 @@ def command(
 ) -> None:
     """Simulate one training step and say how long it takes, and why.
 
-    With two workloads, their results stand side by side; --set changes both. With --share-fabric two or more run at
-    once on one cluster, repeat their steps and slow each other where transfers meet; placement=interleaved mixes
-    their nodes.
+    With two workloads, their results stand side by side and their pictures below each other; --set changes both.
+    With --share-fabric two or more run at once on one cluster, repeat their steps and slow each other where transfers
+    meet; placement=interleaved mixes their nodes.
 
     \b
     Examples:
@@ -78,9 +78,8 @@ def command(
         raise InputError("needs jobs that share", file="--share-fabric", found="1 workload", fix="another WORKLOAD2")
     outputs = {"--json": json, "--trace": trace, "--gantt": gantt, "--memory": memory}
     check_outputs(outputs, {"--gantt": PICTURES, "--memory": PICTURES})
-    for option, path in (("--trace", trace), ("--gantt", gantt), ("--memory", memory)):
-        if path is not None and len(jobs) > 1:
-            raise InputError("shows one workload", file=option, fix="run the two one after the other")
+    if trace is not None and len(jobs) > 1:
+        raise InputError("shows one workload", file="--trace", found=f"{len(jobs)} workloads", fix="a run for each")
     if trace_ranks is not None and trace is None:
         raise InputError("chooses the ranks of a trace, and none is written", file="--trace-ranks", fix="--trace FILE")
     ranks = None if trace_ranks is None else parse_ranks(trace_ranks, jobs[0].n_ranks, "--trace-ranks")
@@ -92,6 +91,7 @@ def command(
         with progress(f"simulating {len(jobs)} jobs at once"):
             shared = simulator.share(jobs)
         write_json(json, shared.to_dict())
+        _draw(shared.results, gantt, memory)
         if not quiet and json != STDOUT:
             console().print(shared.summary())
         _judge(shared.to_dict()["runs"], shared.warnings, strict)
@@ -106,16 +106,29 @@ def command(
     if trace is not None:
         with progress("writing the trace"):
             results[0].save_trace(trace, ranks)
-    pictures = ((gantt, results[0].gantt), (memory, results[0].memory))
-    for path, draw in pictures:
-        if path is not None:
-            from simulator.output.gantt import save_gantt
-
-            with progress("drawing"):
-                save_gantt(draw(), path)
+    _draw(results, gantt, memory)
     if not quiet and json != STDOUT:
         console().print(results[0].summary() if len(jobs) == 1 else compare(*reports))
     _judge(reports, warnings, strict)
+
+
+def _draw(results: Sequence[Result], gantt: Path | None, memory: Path | None) -> None:
+    """Write the pictures that are asked for; of several jobs they stand below each other, numbered in their order."""
+    if gantt is None and memory is None:
+        return
+    from simulator.output.gantt import compare_gantt, save_gantt
+    from simulator.output.memory_plot import compare_memory
+
+    with progress("drawing"):
+        if gantt is not None and len(results) == 1:
+            save_gantt(results[0].gantt(), gantt)
+        elif gantt is not None:
+            save_gantt(compare_gantt({f"{n}. {one.title}": one.spans for n, one in enumerate(results, 1)}), gantt)
+        if memory is not None and len(results) == 1:
+            save_gantt(results[0].memory(), memory)
+        elif memory is not None:
+            jobs = {f"{n}. {one.workload.name}": (one.played, one.memories) for n, one in enumerate(results, 1)}
+            save_gantt(compare_memory(jobs), memory)
 
 
 def _judge(reports: Sequence[Mapping[str, Any]], warnings: Sequence[str], strict: bool) -> None:

@@ -51,6 +51,15 @@ class MemorySpeeds(Cited):
     other: Fraction
 
 
+class MemoryShares(Cited):
+    """Of the time of a GPU's memory, beside kernels of some types."""
+
+    matmul: Fraction
+    attention: Fraction
+    norm: Fraction
+    other: Fraction
+
+
 class Interference(Cited):
     """What NCCL's kernels take from others on their GPU, waiting for their peers or moving bytes."""
 
@@ -62,6 +71,8 @@ class Interference(Cited):
     """while bytes move"""
     waiting_speed: MemorySpeeds
     """while peers are waited for"""
+    leaves: MemoryShares
+    """what kernels leave to communication, which is slowed where it would take more; 1: all"""
 
 
 class Provenance(Section):

@@ -234,7 +234,8 @@ def _beside(profile: Profile, memory: MemoryCost) -> SharedSms | None:
         return None
     fewer = without(spec, model.sms)
     left = fewer.sms / spec.sms
-    return SharedSms(model, _on_sms(profile), _on_sms(profile, model.matmul_sms, fewer), memory, left)
+    plain_Bps = memory.share(Memory("residual", 0.0, 0.0)) * spec.memory_bandwidth_Bps.value
+    return SharedSms(model, _on_sms(profile), _on_sms(profile, model.matmul_sms, fewer), memory, plain_Bps, left)
 
 
 def _on_sms(profile: Profile, taken: int = 0, left: GpuSpec | None = None) -> dict[type, KernelCost]:

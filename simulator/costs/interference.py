@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -9,7 +10,7 @@ from typing import Protocol
 from simulator.config.profile import GpuSpec, Interference
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import KernelCost
-from simulator.program import Kernel, Memory
+from simulator.program import Attention, Comm, GroupedMatmul, Kernel, Matmul, Memory
 
 #: What reaches less than this share of the memory's bandwidth on the whole GPU is bound by the loads that SMs issue:
 #: beside receives that wait, on 16 of an H200's 132 SMs, halves of rows and rotations (0.33 to 0.42 alone) take 1.12 to
@@ -31,6 +32,13 @@ class Beside(Protocol):
     def speed(self, kernel: Kernel, load: Hashable) -> float:
         """Speed of a kernel under a load, relative to having the GPU for itself."""
 
+    def takes(self, memory_Bps: float) -> float:
+        """The share of the memory's time that so many bytes/s take."""
+
+    def leaves(self, kernel: Kernel) -> float:
+        """The share of the memory's time that a kernel leaves to what moves bytes beside it; inf: all that it may
+        take."""
+
 
 @dataclass(frozen=True)
 class SharedSms:
@@ -40,12 +48,18 @@ class SharedSms:
     memory bounds have a measured speed each, another one while nothing moves; of these, streams that reach less than
     `SM_BOUND` of the bandwidth by their ``memory`` prices lose their part of the SMs too (``left``: the share that they
     keep). A collective gets its SMs when a kernel ends: until then all are taken.
+
+    Communication moves bytes of its GPU's memory (`memory_bytes`), and has of the memory's time what the kernel beside
+    it leaves: where at full speed it would take more, it is slowed. Memory is busy all the time at ``plain_Bps``, what
+    a plain sum of two tensors reaches. Streams that SMs bound leave it enough. (Beside sums on two H200s collectives of
+    any kind have 0.16 to 0.19, and sums lose 0.16 to 0.19 of their speed: calibration/measurements.)
     """
 
     model: Interference
     whole: Mapping[type, KernelCost]
     fewer: Mapping[type, KernelCost]
     memory: MemoryCost
+    plain_Bps: float
     left: float
     queues: bool = True
     _speeds: dict[tuple[Kernel, Hashable], float] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -60,15 +74,42 @@ class SharedSms:
             self._speeds[kernel, load] = self._speed(kernel, load)
         return self._speeds[kernel, load]
 
+    def takes(self, memory_Bps: float) -> float:
+        return memory_Bps / self.plain_Bps
+
+    def leaves(self, kernel: Kernel) -> float:
+        leaves = self.model.leaves
+        if isinstance(kernel, Memory):
+            return math.inf if self._sms_bound(kernel) else leaves.norm if kernel.normalizes else leaves.other
+        if isinstance(kernel, Matmul | GroupedMatmul):
+            return leaves.matmul
+        return leaves.attention if isinstance(kernel, Attention) else math.inf
+
+    def _sms_bound(self, kernel: Memory) -> bool:
+        return not kernel.normalizes and self.memory.share(kernel) < SM_BOUND
+
     def _speed(self, kernel: Kernel, load: Hashable) -> float:
         if isinstance(kernel, Memory):
             speeds = self.model.waiting_speed if load == "waiting" else self.model.memory_speed
             if kernel.normalizes:
                 return speeds.norm
-            return speeds.other * (self.left if self.memory.share(kernel) < SM_BOUND else 1.0)
+            return speeds.other * (self.left if self._sms_bound(kernel) else 1.0)
         if type(kernel) not in self.fewer:
             return 1.0
         return min(1.0, self.whole[type(kernel)].seconds(kernel) / self.fewer[type(kernel)].seconds(kernel))
+
+
+def memory_bytes(comm: Comm, members: int, received: float) -> float:
+    """Bytes of its own memory that a GPU reads and writes in a collective of so many members, or in its end of a
+    transfer, of which it receives ``received``.
+
+    Its input is read once, its output written once, what it receives is written into a buffer by its sender, and read
+    there by its own kernel (NCCL's primitives, src/device/prims_simple.h: of a sender only the input).
+    """
+    if comm.op == "send":
+        return comm.nbytes
+    own = {"recv": 1.0, "all_gather": 1 + 1 / members, "reduce_scatter": 1 + 1 / members}.get(comm.op, 2.0)
+    return own * comm.nbytes + 2 * received
 
 
 def without(spec: GpuSpec, sms: int) -> GpuSpec:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.config.power import LoadClass, Power
+from simulator.config.power import Load, LoadClass, Power
 from simulator.program import Attention, GroupedMatmul, Kernel, Matmul, Memory
 
 #: Streams that arithmetic or the issue of instructions bounds too, so that their speed follows the clock.
@@ -37,6 +37,8 @@ PER_AVERAGE, MOST_PIECES = 2, 512
 FORGOTTEN = 8
 
 Floats = NDArray[np.float64]
+#: Clocks of SMs in Hz, one or several.
+Clock = TypeVar("Clock", float, Floats)
 
 
 def load_class(kernel: Kernel) -> LoadClass | None:
@@ -44,6 +46,19 @@ def load_class(kernel: Kernel) -> LoadClass | None:
     if isinstance(kernel, Memory):
         return STREAMS.get(kernel.op, "memory")
     return _CLASSES.get(type(kernel))
+
+
+def useful_hz(clock_hz: Clock, highest_hz: float) -> Clock:
+    """What a clock is to kernels of a class, in Hz: above ``highest_hz`` (`Load.highest_clock_hz`) they are no faster
+    and draw no more."""
+    return np.minimum(clock_hz, highest_hz) if isinstance(clock_hz, np.ndarray) else min(clock_hz, highest_hz)
+
+
+def longer(load: Load, clock_hz: Clock, than_hz: float) -> Clock:
+    """How many times as long as at the clock ``than_hz`` kernels of a class take at ``clock_hz``."""
+    then_hz = useful_hz(than_hz, load.highest_clock_hz)
+    ratio: Clock = (then_hz / useful_hz(clock_hz, load.highest_clock_hz)) ** load.speed_exponent
+    return ratio
 
 
 @dataclass
@@ -105,15 +120,16 @@ class PowerBudget:
         own_hz = load.priced_at_hz
         if load.power_exponent:
             # What draws less than at the highest clock is not held down.
-            least = min((own_hz / load.highest_clock_hz) ** load.power_exponent, 1.0)
+            least = (useful_hz(own_hz, load.highest_clock_hz) / load.highest_clock_hz) ** load.power_exponent
             own_hz *= max(intensity, least) ** (-1 / load.power_exponent)
-        return float((own_hz / min(clock_hz, load.highest_clock_hz)) ** load.speed_exponent)
+        return float((own_hz / useful_hz(clock_hz, load.highest_clock_hz)) ** load.speed_exponent)
 
-    def drawn_w(self, kind: LoadClass, clock_hz: float) -> float:
+    def drawn_w(self, kind: LoadClass, clock_hz: Clock) -> Clock:
         """Watts above those of an idle GPU while kernels of a class run."""
         load = self.model.loads[kind]
-        clock_hz = min(clock_hz, load.highest_clock_hz)
-        return (load.watts - self.model.idle_w) * float((clock_hz / load.clock_hz) ** load.power_exponent)
+        relative: Clock = useful_hz(clock_hz, load.highest_clock_hz) / load.clock_hz
+        watts: Clock = (load.watts - self.model.idle_w) * relative**load.power_exponent
+        return watts
 
     def clock_hz(self, trace: Trace, at_hz: float) -> float:
         """The one clock at which a step takes as long as with the clocks that the limit leaves its pieces.
@@ -180,11 +196,9 @@ class PowerBudget:
         joules = np.zeros_like(lengths_s)
         for kind, seconds in trace.seconds.items():
             load = self.model.loads[kind]
-            at, then = min(at_hz, load.highest_clock_hz), np.minimum(clocks, load.highest_clock_hz)
-            longer = (at / then) ** load.speed_exponent
-            drawn_w = np.array([self.drawn_w(kind, float(clock)) for clock in clocks])
-            lengths_s += seconds[:, None] * (longer - 1)
-            joules += trace.drawing_s[kind][:, None] * (longer * drawn_w)
+            times = longer(load, clocks, at_hz)
+            lengths_s += seconds[:, None] * (times - 1)
+            joules += trace.drawing_s[kind][:, None] * (times * self.drawn_w(kind, clocks))
         return lengths_s, joules
 
 

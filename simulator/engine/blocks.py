@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -88,6 +89,7 @@ class TemplateStore:
         self._kernels: list[tuple[Kernel | None, ...]] = []
         self._beside: list[Interference | None] = []
         self._speeds: dict[tuple[int, Hashable], NDArray[np.float64]] = {}
+        self._leaves: dict[int, NDArray[np.float64]] = {}
         self._pieces: dict[tuple[object, ...], tuple[Piece, ...]] = {}
 
     def loads(self, template: int) -> Loads:
@@ -121,6 +123,15 @@ class TemplateStore:
             beside, kernels = self._beside[template], self._kernels[template]
             found = np.array([beside.speed(x, load) if beside and x is not None else 1.0 for x in kernels])
             self._speeds[template, load] = found
+        return found
+
+    def leaves(self, template: int) -> NDArray[np.float64]:
+        """What each op of a template leaves of its memory's time to communication beside it."""
+        found = self._leaves.get(template)
+        if found is None:
+            beside, kernels = self._beside[template], self._kernels[template]
+            found = np.array([beside.leaves(x) if beside and x is not None else math.inf for x in kernels])
+            self._leaves[template] = found
         return found
 
     def pieces(self, block: Block, at: Running, lengths: dict[CommOp, CommTime], coalesce: bool) -> tuple[Piece, ...]:

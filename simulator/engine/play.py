@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ import numpy as np
 import simpy
 
 from simulator.cluster import Cluster, Gpu
+from simulator.costs.interference import memory_bytes
 from simulator.engine.blocks import CommOp, CommTime, Meet, MeetBeside, Piece, Run, Running, TemplateStore
 from simulator.engine.deadlock import report
 from simulator.engine.host import Errand, HostSpeeds, agenda, host_speeds
 from simulator.engine.placed import Placed
-from simulator.engine.rank import INSTANT_s, Meeting, Rank, UnderWay
+from simulator.engine.rank import INSTANT_s, Meeting, Rank, UnderWay, left_from
 from simulator.engine.recorder import BESIDE, WHOLE, Called, Clocks, Ends, Recorder
 from simulator.engine.world import Cast, Transfer
 from simulator.errors import DeadlockError
@@ -62,6 +64,7 @@ class Play:
         self._meetings: dict[tuple[object, ...], list[Meeting]] = {}
         self._prepared: dict[tuple[int, int, float], _Prepared] = {}
         self._lanes_of_axis = [_lanes_of_axis(role) for role in placed.program.roles]
+        self._taken: dict[tuple[int, str, str], float] = {}
         self._agendas: dict[tuple[int, str, HostSpeeds], tuple[Errand, ...]] = {}
         self.ranks = [self._rank(number, cluster.gpus[placed.gpus[number]]) for number in cast.like]
 
@@ -179,6 +182,8 @@ class Play:
         else:
             _check_match(rank, comm, meeting)
         meeting.arrived.append(rank)
+        if rank.costs.beside is not None and comm.holds_sms:
+            meeting.takes[rank] = self._takes(rank, comm, meeting.transfer)
         if comm.spins:
             rank.resident.append(meeting)
             self._reconsider_speed(rank)
@@ -190,31 +195,57 @@ class Play:
         return meeting
 
     def _depart(self, meeting: Meeting) -> None:
-        began, meeting.moves = self.env.now, True
+        began = self.env.now
         self.done[id(meeting.transfer), meeting.comm.purpose] += 1
         beside = meeting.arrived if meeting.comm.holds_sms else []
         for rank in beside:
             if meeting not in rank.resident:
                 rank.resident.append(meeting)
-            self._reconsider_speed(rank)
 
         def land() -> None:
             for rank in beside:
                 rank.resident.remove(meeting)
                 self._reconsider_speed(rank)
+                self._share_memory(rank)
             meeting.done.succeed((began, self.env.now))
 
-        self.network.transfer(meeting.transfer.plan, land)
+        meeting.motion = self.network.transfer(meeting.transfer.plan, land)
+        for rank in beside:
+            self._reconsider_speed(rank)
+            self._share_memory(rank)
+
+    def _takes(self, rank: Rank, comm: Comm, transfer: Transfer) -> float:
+        """The share of the time of its memory that ``comm`` takes while its bytes move at full speed."""
+        key = id(transfer), comm.op, rank.runs.gpu
+        if key not in self._taken:
+            assert rank.costs.beside is not None
+            members = len(self.program.groups[comm.axis][self.program.group_index(comm.axis, rank.number)])
+            seconds = transfer.plan.moving_s
+            nbytes = memory_bytes(comm, members, transfer.wire_bytes)
+            self._taken[key] = rank.costs.beside.takes(nbytes / seconds) if seconds else 0.0
+        return self._taken[key]
+
+    def _share_memory(self, rank: Rank) -> None:
+        """What moves beside its kernel has together what that leaves of the memory's time. A collective is as fast as
+        its slowest member."""
+        speed = rank.leaves / rank.takes if rank.leaves < rank.takes else 1.0
+        for meeting in rank.resident:
+            if meeting.motion is None or meeting.speeds.get(rank, 1.0) == speed:
+                continue
+            meeting.speeds[rank] = speed
+            if (slowest := min(meeting.speeds.values())) != meeting.motion.speed:
+                self.network.pace(meeting.motion, slowest)
 
     def _reconsider_speed(self, rank: Rank) -> None:
         """What is on the GPU beside its computation has changed: wake that if it changes its speed."""
         if rank.costs.beside is None:
             return
-        waiting = [meeting.comm.purpose for meeting in rank.resident if not meeting.moves]
-        moving = [meeting.comm.purpose for meeting in rank.resident if meeting.moves]
-        load = rank.costs.beside.load(waiting, moving)
-        if load != rank.load:
-            rank.load = load
+        waiting = [meeting.comm.purpose for meeting in rank.resident if meeting.motion is None]
+        moving = [meeting for meeting in rank.resident if meeting.motion is not None]
+        load = rank.costs.beside.load(waiting, [meeting.comm.purpose for meeting in moving])
+        takes = sum(meeting.takes[rank] for meeting in moving)
+        if load != rank.load or takes != rank.takes:
+            rank.load, rank.takes = load, takes
             if rank.under_way is not None:
                 rank.under_way.disturb()
 
@@ -313,7 +344,8 @@ class Play:
 
     def _run_disturbed(self, rank: Rank, lane: str, index: int, step: Step, run: Run, outer: Ends) -> Wait:
         """As `_run`, on a GPU whose speed changes when communication beside it starts or ends."""
-        template = self.store.templates[run.template]
+        template, leaves = self.store.templates[run.template], self.store.leaves(run.template)
+        least = float(leaves.min())
         begin = now = self.env.now
         launched = rank.host_s + template.launch_s
         rank.host_s += run.launch_s
@@ -328,14 +360,22 @@ class Play:
                 starts[first] = began
             rank.under_way = under_way = UnderWay(starts, ends, self.store.computes[run.template], self.env.event())
             until = first if rank.queued else len(ends) - 1  # communication waits for the kernel under way
-            timer = self.env.timeout(ends[until] - now)
-            yield timer | under_way.disturbed
-            now = self.env.now
-            if timer.processed or now >= ends[until]:
+            ended = False
+            while not ended and not under_way.disturbed.triggered:
+                rank.leaves, changes_s = math.inf, math.inf
+                if rank.takes > least:
+                    rank.leaves, changes_s = left_from(leaves, starts, ends, now)
+                self._share_memory(rank)
+                timer = self.env.timeout(min(ends[until], changes_s) - now)
+                yield timer | under_way.disturbed
+                now = self.env.now
+                ended = now >= ends[until] or (timer.processed and changes_s >= ends[until])
+            if ended:
                 while rank.queued:
                     rank.queued.pop().succeed()
                 if until == len(ends) - 1:
-                    rank.under_way = None
+                    rank.under_way, rank.leaves = None, math.inf
+                    self._share_memory(rank)
                     break
                 first, resumed = until + 1, False
                 continue

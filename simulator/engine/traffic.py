@@ -70,7 +70,7 @@ def _met(
 ) -> dict[tuple[int, str, str], tuple[float, float, float]]:
     """Job, axis and operation of everybody on a link, with the most there at once, the seconds that they were there in
     these ``states``, and what each of them lost."""
-    streams = [world.streams[id(phase)] for full in states for phase in full.phases]
+    streams = [world.streams[id(phase.unslowed or phase)] for full in states for phase in full.phases]
     numbers: dict[tuple[int, str, str], int] = {}
     who = np.array([numbers.setdefault((stream.job, stream.axis, stream.op), len(numbers)) for stream in streams])
     count = np.array([stream.at_once[link] for stream in streams])

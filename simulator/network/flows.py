@@ -149,6 +149,16 @@ class _Solved:
 
 
 @dataclass(slots=True, eq=False)
+class Motion:
+    """A plan under way, at ``speed`` of what its phases can drive; ``flow``: that of its phase, where bytes move."""
+
+    plan: Plan
+    then: Callable[[], None]
+    speed: float = 1.0
+    flow: _Flow | None = None
+
+
+@dataclass(slots=True, eq=False)
 class _Flow:
     """A phase under way: ``left`` bytes at time ``since``, moving at ``rate``; ``then`` is called at its end.
 
@@ -182,12 +192,35 @@ class Network:
         self._changed: dict[int, None] = {}
         self._solving = False
         self._solved: dict[tuple[int, ...], _Solved] = {}
+        self._slowed: dict[tuple[int, float], Phase] = {}
         self._full: dict[int, tuple[Full, float]] = {}  # link -> its state, and since when
         self.full_s: dict[Full, float] = {}
 
-    def transfer(self, plan: Plan, then: Callable[[], None]) -> None:
+    def transfer(self, plan: Plan, then: Callable[[], None]) -> Motion:
         """Start ``plan`` now; ``then`` is called when its last byte has arrived."""
-        self._start(plan.phases, 0, then)
+        motion = Motion(plan, then)
+        self._start(motion, 0)
+        return motion
+
+    def pace(self, motion: Motion, speed: float) -> None:
+        """From now on its ends let ``motion`` have this share of what its phases can drive; latencies stay."""
+        motion.speed = speed
+        flow = motion.flow
+        if flow is None:
+            return
+        self._no_longer_alone(flow)
+        flow.phase = self._paced(flow.phase.unslowed or flow.phase, speed)
+        if flow in self._on_link[flow.phase.loads[0][0]]:
+            self._touch(flow.phase)
+
+    def _paced(self, phase: Phase, speed: float) -> Phase:
+        """Each slowed phase once, so that rates solved for it are found again."""
+        if speed == 1:
+            return phase
+        key = id(phase), speed
+        if key not in self._slowed:
+            self._slowed[key] = phase.slowed(speed)
+        return self._slowed[key]
 
     def occupy(self, phase: Phase) -> None:
         """Let background traffic cross the links of ``phase`` from now on and for ever, as fast as its cap and its fair
@@ -214,18 +247,19 @@ class Network:
         for link in list(self._full):
             self._leave(link, at_s)
 
-    def _start(self, phases: Sequence[Phase], index: int, then: Callable[[], None]) -> None:
+    def _start(self, motion: Motion, index: int) -> None:
         """Start phase ``index``; the next ones follow it, then ``then``."""
+        phases, motion.flow = motion.plan.phases, None
         if index == len(phases):
-            then()
+            motion.then()
             return
-        phase = phases[index]
-        go_on = then if index + 1 == len(phases) else partial(self._start, phases, index + 1, then)
+        phase = self._paced(phases[index], motion.speed)
+        go_on = partial(self._start, motion, index + 1)
         if phase.nbytes <= 0 or not phase.loads:
             seconds = phase.latency_s + (phase.nbytes / phase.cap_Bps if phase.nbytes > 0 else 0.0)
             self._env.timeout(seconds).callbacks.append(lambda _: go_on())
             return
-        flow = _Flow(phase, go_on, phase.nbytes, self._env.now + phase.latency_s)
+        flow = motion.flow = _Flow(phase, go_on, phase.nbytes, self._env.now + phase.latency_s)
         met = dict.fromkeys(other for link, _ in phase.loads for other in self._on_link[link])
         if met:
             for other in met:

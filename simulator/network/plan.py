@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,13 +20,19 @@ class Phase:
     ``latency_s + nbytes / min(cap_Bps, min over links of capacity / load)``.
 
     ``nbytes``: bytes of the reference flow. ``loads``: (link index, load) pairs, link indices unique.
-    ``cap_Bps``: what the protocol can drive on an idle network (inf: as fast as the links).
+    ``cap_Bps``: what the protocol can drive on an idle network (inf: as fast as the links). ``unslowed``: of a phase
+    that is held up at its ends, the phase that it is otherwise.
     """
 
     nbytes: float
     loads: tuple[tuple[int, float], ...]
     latency_s: float
     cap_Bps: float = math.inf
+    unslowed: Phase | None = None
+
+    def slowed(self, speed: float) -> Phase:
+        """The same phase where something at its ends lets it have but this share of its cap."""
+        return replace(self, cap_Bps=self.cap_Bps * speed, unslowed=self)
 
     @cached_property
     def columns(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -61,6 +67,11 @@ class Plan:
     protocol: str = ""
     sent_bytes: float = 0.0
     channels: int = 1
+
+    @property
+    def moving_s(self) -> float:
+        """Seconds in which bytes move, where each phase reaches its cap."""
+        return sum(phase.nbytes / phase.cap_Bps for phase in self.phases if phase.loads)
 
     @property
     def latency_s(self) -> float:

@@ -5,6 +5,7 @@ Drawn without pyplot, as in `simulator.output.gantt`, whose `save_gantt` writes 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +32,17 @@ _LIMIT = "#c00000"
 #: Layers below this share of the peak are left out, and out of the legend.
 _VISIBLE = 1e-6
 _SIZE_IN = (11.0, 4.5)
+
+
+def compare_memory(jobs: Mapping[str, tuple[Timeline, tuple[RankMemory, ...]]]) -> Figure:
+    """The memory of several jobs, below each other under their titles (see `memory_plot`)."""
+    from matplotlib.figure import Figure
+
+    width_in, height_in = _SIZE_IN
+    figure = Figure(figsize=(width_in, height_in * len(jobs)), layout="constrained", dpi=120)
+    for axes, (title, job) in zip(figure.subplots(len(jobs), squeeze=False)[:, 0], jobs.items(), strict=True):
+        memory_plot(*job, axes, title=title)
+    return figure
 
 
 def memory_plot(timeline: Timeline, memories: tuple[RankMemory, ...], ax: Axes | None = None, *, title: str) -> Figure:

@@ -1,0 +1,156 @@
+"""Communication beside kernels has of the memory's time what they leave it, and goes on at full speed behind them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import pytest
+
+from simulator.costs import Costs
+from simulator.costs.interference import memory_bytes
+from simulator.program import Comm, Fixed
+from simulator.program.text import from_text
+from tests.test_engine_contention import IDEAL, SHORTCUTS, HOP_s, NIC_Bps, ends, play
+
+#: What a memory moves that an all-reduce on two nodes takes half of the time of: it moves 4 bytes for one on the NIC.
+MEMORY_Bps = 8 * NIC_Bps
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Kernels of so many seconds leave a share of the memory's time; nothing slows a kernel."""
+
+    shares: Mapping[float, float]
+    queues: bool = False
+
+    def load(self, waiting: Sequence[str], moving: Sequence[str]) -> None:
+        return None
+
+    def speed(self, kernel: object, load: Hashable) -> float:
+        return 1.0
+
+    def takes(self, memory_Bps: float) -> float:
+        return memory_Bps / MEMORY_Bps
+
+    def leaves(self, kernel: object) -> float:
+        assert isinstance(kernel, Fixed)
+        return self.shares.get(kernel.seconds, math.inf)
+
+
+def leaving(shares: Mapping[float, float]) -> Costs:
+    return replace(IDEAL, beside=Leaving(shares))
+
+
+PAIR = """
+program name=pair
+block 0 name=first
+{first}
+block 1 name=second
+{second}
+role a ranks=0
+  lane compute
+    step layers block=0 phase=F
+  lane dp
+    step reduce
+      comm grads all_reduce nbytes=1e9 axis=dp purpose=dp algorithm=ring
+role b ranks=1
+  lane compute
+    step layers block=1 phase=F
+  lane dp
+    step reduce
+      comm grads all_reduce nbytes=1e9 axis=dp purpose=dp algorithm=ring
+group dp 0,1
+"""
+
+
+def rows(kernels: Sequence[float]) -> str:
+    return "\n".join(f"  compute k{i} F fixed seconds={seconds}" for i, seconds in enumerate(kernels))
+
+
+@pytest.mark.parametrize(("fold", "coalesce"), SHORTCUTS)
+@pytest.mark.parametrize("share", [0.25, 0.4, 0.6])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((4.0,), (4.0,)),
+        ((0.25,), (0.25,)),
+        ((0.125, 0.25, 0.125, 0.5), (0.125, 0.25, 0.125, 0.5)),
+        ((0.25,) * 4, (0.125, 0.25, 0.125)),
+        ((0.125,) * 3, (0.0625, 0.25, 0.0625)),
+    ],
+)
+def test_a_collective_is_as_fast_as_the_memory_that_kernels_leave_it(
+    first: tuple[float, ...], second: tuple[float, ...], share: float, fold: bool, coalesce: bool
+) -> None:
+    """S bytes all-reduced by two ranks take 2 hops and S / C. Meanwhile each reads and writes 4 S of its memory (input
+    and output once, what it receives twice), half of what that moves in the time. Kernels of 1/4, 1/2 and 4 s leave
+    ``share`` of it: 2 share of full speed at most, on both ranks while they run on either. Others leave all. Where no
+    kernel runs that leaves less than half, it moves at full speed."""
+    slow = dict.fromkeys((0.25, 0.5, 4.0), share)
+    timeline = play(
+        from_text(PAIR.format(first=rows(first), second=rows(second))), leaving(slow), fold=fold, coalesce=coalesce
+    )
+    slowed: list[tuple[float, float]] = []
+    for kernels in (first, second):
+        until = [0.0, *accumulate(kernels)]
+        slowed += [(begin, end) for begin, end, k in zip(until, until[1:], kernels, strict=False) if k in slow]
+    edges = sorted({2 * HOP_s, *(edge for span in slowed for edge in span if edge > 2 * HOP_s)})
+    left, now = 1e9 / NIC_Bps, 2 * HOP_s
+    for edge in [*edges[1:], math.inf]:
+        speed = min(1.0, 2 * share) if any(begin <= now < end for begin, end in slowed) else 1.0
+        if left / speed <= edge - now:
+            break
+        left, now = left - speed * (edge - now), edge
+    for rank in (0, 1):
+        assert ends(timeline, rank)["reduce"] == pytest.approx(now + left / speed, rel=1e-9)
+        assert ends(timeline, rank)["layers"] == pytest.approx(sum((first, second)[rank]), rel=1e-9)
+
+
+TOGETHER = """
+program name=together
+block 0 name=long
+  compute long F fixed seconds=100.0
+role a ranks=0-1
+  lane compute
+    step long block=0 phase=F
+  lane dp
+    step reduce
+      comm grads all_reduce nbytes=1e9 axis=dp purpose=dp algorithm=ring
+  lane cp
+    step ring
+      comm kv all_reduce nbytes=1e9 axis=cp purpose=cp algorithm=ring
+group dp 0,1
+group cp 0,1
+"""
+
+
+@pytest.mark.parametrize(("fold", "coalesce"), SHORTCUTS)
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.9])
+def test_what_moves_at_once_shares_what_is_left(share: float, fold: bool, coalesce: bool) -> None:
+    """Two all-reduces of S bytes at once could take all of the memory's time, each has half of the NIC. Where
+    ``share`` is less than one half, so much of the memory is left to both as moves ``share`` C on the NIC for each;
+    else the NIC decides, at C / 2."""
+    timeline = play(from_text(TOGETHER), leaving({100.0: share}), fold=fold, coalesce=coalesce)
+    expected = 2 * HOP_s + 1e9 / (min(share, 0.5) * NIC_Bps)
+    assert ends(timeline)["reduce"] == ends(timeline)["ring"] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_bytes_of_memory_are_input_output_and_twice_what_is_received(n: int) -> None:
+    """Of S bytes as nccl-tests counts them: an all-reduce reads S and writes S, and receives 2 (n-1)/n S; an all-gather
+    reads S/n and writes S, a reduce-scatter the other way round, an all-to-all S and S, each receives (n-1)/n S. The
+    sender of a transfer reads its bytes, the receiver has them in its buffer, reads and writes them."""
+    size = 1e9
+
+    def moved(op: str, received: float) -> float:
+        return memory_bytes(Comm("", op, size, "dp", "dp"), n, received * size) / size
+
+    part = (n - 1) / n
+    assert moved("all_reduce", 2 * part) == pytest.approx(2 + 4 * part)
+    assert moved("all_gather", part) == moved("reduce_scatter", part) == pytest.approx(1 + 1 / n + 2 * part)
+    assert moved("all_to_all", part) == pytest.approx(2 + 2 * part)
+    assert moved("send", 1.0) == 1
+    assert moved("recv", 1.0) == 3
