@@ -18,7 +18,7 @@ from simulator.costs.attention import around_bytes
 from simulator.costs.matmul import MatmulCost, Products
 from simulator.costs.memory import slices
 from simulator.errors import InputError
-from simulator.program import Attention, Compute, Fixed, Matmul, Memory
+from simulator.program import Attention, Fixed, Matmul, Memory
 
 PROFILES = catalog.names("profile")
 SIZES = st.integers(1, 20_000)
@@ -241,7 +241,7 @@ def test_lasting_products_reproduce_the_published_speeds():
 def test_ideal_costs_are_what_kernels_say_on_perfect_links():
     costs = Costs.ideal()
     assert costs.kernel_s(Fixed(3.0), "any") == 3.0
-    assert costs.launch_s(Compute("x", Fixed(1.0), "F")) == 0
+    assert costs.launched_s({"forward_other": 1}) == 0
     assert costs.link_efficiency("nvlink") == 1
     assert costs.beside is None
     assert costs.origin(Fixed(1.0)).kind == "exact"

@@ -14,6 +14,7 @@ import pytest
 from simulator.cli.app import main
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.relations import device_names, relations
+from simulator.config import load_workload, warnings
 from simulator.config.cluster import load_cluster
 from simulator.config.foreign import Imported, read_topology
 from simulator.errors import InputError
@@ -330,6 +331,33 @@ def test_a_topology_stands_for_a_cluster_in_commands(tmp_path: Path, capsys: pyt
         main(["topology", str(source), "--json", "-"])
     result = json.loads(capsys.readouterr().out)
     assert [text.split(":")[0] for text in result["warnings"]] == ["assumed"] * 6
+
+
+def test_runs_say_what_is_assumed_of_their_cluster(tmp_path: Path) -> None:
+    """A matrix tells neither PCIe's generation nor the speed of NICs: every run on it does, but for what the user says,
+    whether as a key inside or as the whole section."""
+    source = tmp_path / "node.txt"
+    source.write_text(MATRIX)
+
+    def assumed(**more: Any) -> set[str]:
+        node = {"gpus": {"type": "a100-sxm-80gb"}, **more}
+        workload = load_workload("gpt22b_tp8", {"parallelism.tp": 2, "cluster": {"name": str(source), "node": node}})
+        found = [text.removeprefix("assumed: ") for text in warnings(workload) if text.startswith("assumed: ")]
+        return {text.split(":")[0] for text in found}
+
+    given = {text.split(":")[0] for text in read_topology(source).assumed} - {"node.gpus.type"}
+    assert {"node.pcie.generation", "node.nics.bandwidth_bps", "node.nics.latency_s"} < given
+    assert assumed() == given
+    assert assumed(pcie={"generation": 5}) == given - {"node.pcie.generation"}
+    nics = {"bandwidth_bps": 400e9, "latency_s": 2e-6}
+    assert assumed(nics=nics) == given - {"node.nics.bandwidth_bps", "node.nics.latency_s"}
+    assert warnings(load_workload("gpt22b_tp8")) == []
+    with pytest.raises(SystemExit):  # and on the file that is made of it
+        main(["import", str(source), "--out", str(tmp_path / "made.yaml"), "--set", "node.pcie.generation=5"])
+    lines = (tmp_path / "made.yaml").read_text().split("assumed:\n")[1].splitlines()
+    assert len(lines) == len(given)
+    source = tmp_path / "made.yaml"
+    assert assumed(nics=nics) == given - {"node.nics.bandwidth_bps", "node.nics.latency_s", "node.pcie.generation"}
 
 
 @pytest.mark.parametrize(

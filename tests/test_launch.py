@@ -22,7 +22,7 @@ from simulator.cluster.ideal import ideal_cluster
 from simulator.config.cluster import cluster_data, load_cluster
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
-from simulator.costs.launch import issued, launch_seconds, seconds
+from simulator.costs.launch import issued, launch_seconds
 from simulator.engine import simulate
 from simulator.engine.host import HostSpeeds, agenda, issue_order, issued_by
 from simulator.engine.invariants import check
@@ -31,7 +31,7 @@ from simulator.timeline import Timeline
 from tests.quick import ISSUED
 
 MEASURED = Path(__file__).parent.parent / "calibration" / "measurements" / "h100-sxm-80gb"
-LAYERS = MEASURED.parent / "h200-sxm-141gb" / "two-gpus.jsonl.gz"
+LAYERS = MEASURED.parent / "h200-sxm-141gb"
 PRODUCT, NORM = Matmul(8, 8, 8), Memory("norm", 1.0, 1.0)
 
 
@@ -46,7 +46,7 @@ PRODUCT, NORM = Matmul(8, 8, 8), Memory("norm", 1.0, 1.0)
         (Compute("core", Attention(1, 1, 1, 8, 8, 8), "F"), "forward_attention"),
         (Compute("gelu", Memory("activation", 1.0, 1.0), "B"), "backward_other"),
         (Compute("adam", Memory("optimizer", 1.0, 1.0), "O"), "optimizer"),
-        (Compute("core", Attention(1, 1, 1, 8, 8, 8), "R"), "recompute_attention"),
+        (Compute("core", Attention(1, 1, 1, 8, 8, 8), "R"), "forward_attention"),
         (Compute("experts", GroupedMatmul((8,), 8, 8), "F"), "forward_grouped"),
         (Comm("x", "all_gather", 8.0, "tp", "tp"), "collective"),
         (Comm("x", "all_reduce", 8.0, "tp", "tp"), "tp_all_reduce"),
@@ -55,8 +55,18 @@ PRODUCT, NORM = Matmul(8, 8, 8), Memory("norm", 1.0, 1.0)
     ],
 )
 def test_an_op_is_issued_as_its_kind(op: Compute | Comm, kind: str) -> None:
-    assert issued(op) == kind
+    assert issued(op)[0] == kind
     assert kind in ISSUED
+
+
+def test_what_goes_with_an_op_is_issued_with_it() -> None:
+    """The checkpoint with the attention that is run again; a call of autograd's engine with the gradients of each
+    module's weights, where these are computed apart."""
+    assert issued(Compute("core", Attention(1, 1, 1, 8, 8, 8), "R"), "B") == ("forward_attention", "checkpoint")
+    for kernel, kind in ((PRODUCT, "backward_matmul"), (Memory("rms_norm_bwd", 1.0, 1.0), "backward_norm")):
+        assert issued(Compute("x", kernel, "W"), "W") == (kind, "weights")
+        assert issued(Compute("x", kernel, "W"), "B") == (kind,)
+    assert issued(Compute("bias", Memory("bias_grad", 1.0, 1.0), "W"), "W") == ("backward_other",)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +75,9 @@ def test_an_op_is_issued_as_its_kind(op: Compute | Comm, kind: str) -> None:
 def test_data_parallel_hooks_are_free_unless_measured(op: str, kind: str) -> None:
     """A profile without ``around_s`` charges nothing for them, one with it what it says."""
     comm, costs = Comm("x", op, 8.0, "dp", "dp"), load_profile("h200-sxm-141gb").host.launch_s
-    assert issued(comm) == kind
-    assert seconds(launch_seconds(costs["fused"]), comm) == 0
-    assert seconds(launch_seconds(costs["eager"]), comm) > 100e-6
+    assert issued(comm) == (kind,)
+    assert launch_seconds(costs["fused"]).get(kind, 0) == 0
+    assert launch_seconds(costs["eager"])[kind] > 100e-6
 
 
 @pytest.mark.parametrize("coalesce", [True, False])
@@ -128,8 +138,8 @@ def test_communication_of_its_own_lane_costs_the_host_time(buckets: int, coalesc
 
 @pytest.mark.parametrize("products", [1, 5])
 def test_a_split_pass_takes_the_host_longer(products: int) -> None:
-    """Input then weight gradients of so many products, each launched in 2 us and cut out of the graph in 7 us, behind
-    one start of autograd of 3 us; kernels take nothing."""
+    """Input then weight gradients of so many products: autograd starts once, the graph is cut at each product of the
+    first pass, and each of the second is a call of its own."""
     blocks = [
         Block(phase, tuple(Compute(f"{phase}{n}", PRODUCT, kernel) for n in range(products)))
         for phase, kernel in (("I", "B"), ("W", "W"))
@@ -137,16 +147,16 @@ def test_a_split_pass_takes_the_host_longer(products: int) -> None:
     steps = tuple(Step(block.name, block, phase=block.name, microbatch=0) for block in blocks)
     role = Role("r", {"compute": steps})
     counts = Counter[str]()
-    for kind, n in issued_by(role):
+    for _, kind, n in issued_by(role):
         counts[kind] += n
-    assert counts == {"autograd": 1, "split": 2 * products, "backward_matmul": 2 * products}
+    assert counts == {"autograd": 1, "split": products, "backward_matmul": 2 * products, "weights": products}
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 6])
 def test_a_pass_that_is_cut_starts_once(pieces: int) -> None:
     block = Block("b", (Compute("b", PRODUCT, "B"),))
     steps = tuple(Step(f"{mb}B.{n}", block, phase="B", microbatch=mb) for mb in range(3) for n in range(pieces))
-    kinds = Counter(kind for kind, _ in issued_by(Role("r", {"compute": steps})))
+    kinds = Counter(kind for _, kind, _ in issued_by(Role("r", {"compute": steps})))
     assert kinds == {"autograd": 3, "backward_matmul": 3 * pieces}
 
 
@@ -194,7 +204,7 @@ def test_costs_are_those_of_a_host_of_one_speed(forward: float, backward: float)
     kinds, equations = ("forward_other", "backward_other"), []
     for counts, measured in cases.items():
         ((seconds, pace),) = hosts.members(measured, usual)
-        slower = {kind: n * pace.of(kind, forward_alone=False) for kind, n in zip(kinds, counts, strict=True)}
+        slower = {kind: n * pace_of for kind, n, pace_of in zip(kinds, counts, pace, strict=True)}
         equations.append(hosts.Equation("x", seconds, slower))
     assert hosts.least_squares(equations, kinds) == pytest.approx([20e-6, 30e-6], rel=1e-6)
     plain = Measured("layers", "passes", {}, (0, 1), {"time_s": 9.0, "each_s": [8.0, 9.0]})
@@ -246,14 +256,19 @@ def test_two_threads_issue_at_their_own_speeds(main: float, autograd: float, sho
 
 @pytest.mark.parametrize(("main", "autograd"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.25)])
 def test_the_main_thread_cuts_graphs_and_posts_transfers(main: float, autograd: float) -> None:
-    """A split backward pass of two products, 2 us each, behind the start of autograd, 3 us, and the cut of their graph,
-    7 us for each; a send of 5 us that waits for it. The first two are autograd's, the others the main thread's."""
+    """The first half of a split backward pass of two products, 2 us each, behind the start of autograd, 3 us, and the
+    cut of their graph, 7 us for each; a send of 5 us that waits for it. The first two are autograd's, the others the
+    main thread's. Of the second half each product is autograd's, and its call, 11 us, the main one's."""
     block = Block("i", (Compute("i0", PRODUCT, "B"), Compute("i1", PRODUCT, "B")))
     send = Step("s", Comm("send", "send", 8.0, "pp", "pp", peer=1), after=("i",))
     role = Role("r", {"compute": (Step("i", block, phase="I"),), "out": (send,)})
-    table = {"backward_matmul": 2e-6, "autograd": 3e-6, "split": 7e-6, "p2p": 5e-6}
-    speeds = HostSpeeds(main, main * autograd)
-    first, last = agenda(role, replace(Costs.ideal(), launch=table), speeds)
+    table = {"backward_matmul": 2e-6, "autograd": 3e-6, "split": 7e-6, "p2p": 5e-6, "weights": 11e-6}
+    speeds, costs = HostSpeeds(main, main * autograd), replace(Costs.ideal(), launch=table)
+    assert speeds.issue_s(costs, Compute("w", PRODUCT, "W"), "W") == pytest.approx(
+        2e-6 / speeds.autograd + 11e-6 / main
+    )
+    assert speeds.issue_s(costs, Compute("w", PRODUCT, "W"), "B") == pytest.approx(2e-6 / speeds.autograd)
+    first, last = agenda(role, costs, speeds)
     assert first.start_s == pytest.approx(3e-6 / speeds.autograd + 14e-6 / main)
     assert last.issues == (("s", pytest.approx(5e-6 / main)),)
 
@@ -304,6 +319,6 @@ def test_a_narrow_model_is_issued_in_the_time_that_its_ops_take_the_host(layout:
 
 def _issued(role: Role) -> Counter[str]:
     counts = Counter[str]()
-    for kind, n in issued_by(role):
+    for _, kind, n in issued_by(role):
         counts[kind] += n
     return counts

@@ -25,12 +25,11 @@ from calibration.commits import Commit, commit_of, first_with, head
 from calibration.compare import pictures, timelines
 from calibration.compare.comparison import PREDICTED, STEP_TIME, Row, not_before, order, suites, work_of
 from calibration.compare.figures import Figures, pipelines, simulated_figures
-from calibration.compare.hosts import with_host
 from calibration.compare.kernels import simulated_kernels
 from calibration.compare.measured import Measured, measured_figures, read_measured, unusable
 from calibration.compare.meetings import meetings
 from calibration.compare.record import Run
-from calibration.compare.software import with_torch
+from calibration.compare.software import as_it_ran
 from calibration.compare.table import as_csv, as_text
 from calibration.predict.command import add_set
 from calibration.predict.predictions import Predictions, Simulated, read_predictions, simulate_all
@@ -112,7 +111,7 @@ def _hosted(directory: Path, workload: Path, changes: Mapping[str, Any]) -> tupl
     """``changes`` with the speed of the run's host and what its PyTorch does, or as they are and why that cannot be
     told."""
     try:
-        return with_torch(directory, workload, with_host(directory, workload, changes)), ""
+        return as_it_ran(directory, workload, changes), ""
     except InputError as problem:
         return changes, unusable(problem)
 

@@ -1,4 +1,4 @@
-"""What the PyTorch of a real run did that its workload does not say."""
+"""What the hosts and the PyTorch of a real run did that its workload does not say."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from calibration.compare.hosts import with_host
 from calibration.compare.record import read_record
 from simulator.config import load_workload
 
@@ -14,6 +15,12 @@ KEY = "parallelism.batch_p2p"
 #: From here on `torch.distributed.pipelining` sends and receives one by one (pull request 175712 of pytorch/pytorch);
 #: 2.11 makes a batch of each, and all of them run on one stream of a GPU.
 ONE_BY_ONE = (2, 12)
+
+
+def as_it_ran(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``changes``, and unless they say so the speeds of the run's hosts and what its PyTorch does. Raises `InputError`
+    on a record that cannot be used."""
+    return with_torch(directory, workload, with_host(directory, workload, changes))
 
 
 def with_torch(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Mapping[str, Any]:

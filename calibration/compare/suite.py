@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from calibration.commits import sha256
-from calibration.compare.hosts import with_host
 from calibration.compare.measured import Measured
 from calibration.compare.record import Run, read_record
+from calibration.compare.software import KEY, as_it_ran
 from simulator.config.files import read_text
 from simulator.errors import InputError
 from simulator.validation.suites import SUITES
@@ -24,8 +24,8 @@ RUNS, RECORDS = ROOT / "runs", ROOT / "results" / "runs"
 #: What the runs were made on: a node whose NVSwitches serve every GPU at full speed, of which they took the first.
 CLUSTER = {"cluster.name": "hgx_h200_8gpu"}
 GPU = "H200"
-#: A workload's keys that a row sets: its cluster, and the speed of its hosts.
-KEYS = ("cluster.name", "cluster.node.host_speed", "cluster.node.autograd_speed", "cluster.overrides")
+#: A workload's keys that a row sets: its cluster, the speed of its hosts, what its PyTorch does.
+KEYS = ("cluster.name", "cluster.node.host_speed", "cluster.node.autograd_speed", "cluster.overrides", KEY)
 COLUMNS = ("id", "source", "gpu", "workload", "measured_step_s", "mem_gb", *KEYS, "notes")
 
 
@@ -40,7 +40,7 @@ def rows_of(workloads: Sequence[Path], records: Path, folder: Path) -> list[dict
         if record.workload.sha256 != sha256(read_text(path)):
             where = records / f"{path.stem}.json"
             raise InputError("the workload file has changed since it was run", file=where, key="workload.sha256")
-        changes: Mapping[str, Any] = with_host(records, path, CLUSTER)
+        changes: Mapping[str, Any] = as_it_ran(records, path, CLUSTER)
         row = {
             "id": path.stem,
             "source": f"python -m calibration train, {record.date:%Y-%m-%d}, {Measured(record, '').hardware}",

@@ -161,6 +161,8 @@ def _with_around(profile: Profile, around: AroundCurve | None) -> Profile:
 
 def _point(cost: AttentionCost, case: Measured, held_out: bool, older: bool = False) -> Point:
     kernel = kernel_of(case)
-    backend = "default." if case.params["backend"] == "default" else "flash2." if older else ""
-    group = f"attention.{backend}{_dim(case)}.{case.op}"
-    return Point(group, kernel.flops, case.seconds, cost.seconds(kernel), held_out)
+    backend = "default." if case.params["backend"] == "default" else ""
+    section = "attention_flash2" if older else "attention"
+    return Point(
+        f"{section}.{backend}{_dim(case)}.{case.op}", kernel.flops, case.seconds, cost.seconds(kernel), held_out
+    )

@@ -25,15 +25,13 @@ from simulator.config.host import AroundOps, LaunchClass
 from simulator.costs import Costs, launch
 from simulator.engine.host import issued_by
 from simulator.model import layer
-from simulator.program import Role
+from simulator.program import Block, Role, Step
 from simulator.program.ops import COMPUTE_LANE
 
 Counts = Mapping[str, float]
 #: Of modules beside whole models: those of one kind in a row, all in the CPU's caches, take half of what they take
 #: among others, so that they decide only what models leave open.
 OF_MODULES = 0.1
-#: What autograd's thread does beside the kinds that are named so.
-BACKWARD = ("autograd", "checkpoint", "bucket", "reduce")
 #: What a module of a row launches forward and backward.
 MODULES: dict[str, tuple[Counts, Counts]] = {
     "linear": ({"forward_matmul": 1}, {"backward_matmul": 2, "backward_other": 1}),
@@ -65,11 +63,9 @@ class Pace(NamedTuple):
     forward: float
     backward: float
 
-    def of(self, kind: str, *, forward_alone: bool) -> float:
-        """For what ``kind`` is; what belongs to both passes takes the mean, unless there is no backward pass."""
-        if kind.startswith("forward") or kind in launch.BY_MAIN_THREAD or forward_alone:
-            return self.forward
-        return self.backward if kind.startswith("backward") or kind in BACKWARD else fmean(self)
+
+#: How often the host did what is called so, and whether autograd's thread did it.
+Issued = Counter[tuple[str, bool]]
 
 
 def usual_pace(cases: Cases) -> Pace | None:
@@ -119,34 +115,32 @@ def fitted(cases: Cases) -> tuple[dict[str, object], list[Point]]:
 
 
 def _equations(case: Measured, of_members: Sequence[tuple[float, Pace]]) -> list[Equation]:
-    return [
-        Equation(
-            group,
-            seconds,
-            {kind: n * pace.of(kind, forward_alone=case.op == "forward") for kind, n in counts.items()},
-            OF_MODULES if "part" in case.params else 1.0,
-        )
-        for (group, counts), (seconds, pace) in zip(_issued(case, len(of_members)), of_members, strict=True)
-    ]
+    equations = []
+    for (group, counts), (seconds, pace) in zip(_issued(case, len(of_members)), of_members, strict=True):
+        at_pace: dict[str, float] = {}
+        for (kind, by_autograd), n in counts.items():
+            at_pace[kind] = at_pace.get(kind, 0.0) + n * (pace.backward if by_autograd else pace.forward)
+        equations.append(Equation(group, seconds, at_pace, OF_MODULES if "part" in case.params else 1.0))
+    return equations
 
 
-def _issued(case: Measured, n_members: int) -> list[tuple[str, Counter[str]]]:
+def _issued(case: Measured, n_members: int) -> list[tuple[str, Issued]]:
     """By which name, and what, every member issued."""
-    params = case.params
+    params, found = case.params, Issued()
     if "part" in params:
         forward, backward = MODULES[params["part"]]
-        counts = Counter({kind: n * DEPTH for kind, n in forward.items()})
+        found.update({(kind, False): n * DEPTH for kind, n in forward.items()})
         if case.op == "passes":
-            counts.update({kind: n * DEPTH for kind, n in backward.items()} | {"autograd": 1})
-        return [("launch.modules", counts)]
+            found.update({(kind, True): n * DEPTH for kind, n in backward.items()} | {("autograd", True): 1})
+        return [("launch.modules", found)]
     workload = narrow(params)
     if case.op in ("split", "input"):
         part = layer(workload)
-        ops = (*part.forward, *part.input_grad, *(part.weight_grad if case.op == "split" else ()))
-        counts = Counter(launch.issued(op) for one in ops for op in launch.single(one))
-        counts["split"] = counts["backward_matmul"]
-        whole = Counter({kind: n * int(params["layers"]) for kind, n in counts.items()})
-        return [("launch.split", whole + Counter(autograd=1))]
+        passes = {"F": part.forward, "I": part.input_grad} | ({"W": part.weight_grad} if case.op == "split" else {})
+        steps = tuple(Step(phase, Block(phase, ops), phase=phase) for phase, ops in passes.items())
+        for (kind, by_autograd), n in counted(Role("layers", {COMPUTE_LANE: steps}), case.op).items():
+            found[kind, by_autograd] = n * (1 if kind == "autograd" else int(params["layers"]))
+        return [("launch.split", found)]
     program = build_program(workload)
     name = f"launch.{params.get('layout', 'one')}"
     return [(name, counted(program.roles[role], case.op)) for role in program.role_of[:n_members]]
@@ -154,14 +148,13 @@ def _issued(case: Measured, n_members: int) -> list[tuple[str, Counter[str]]]:
 
 def probe_of(costs: Costs) -> Pace:
     """Seconds that the calibrated host takes for `calibration.narrow.PROBE`, by its costs."""
-    forward: Counter[str] = Counter()
-    backward: Counter[str] = Counter()
-    for kind, n in counted(build_program(narrow(PROBE)).roles[0], "passes").items():
-        (forward if kind.startswith("forward") else backward)[kind] += n
-    return Pace(costs.launched_s(forward), costs.launched_s(backward))
+    counts = counted(build_program(narrow(PROBE)).roles[0], "passes").items()
+    return Pace(
+        *(costs.launched_s({kind: n for (kind, by), n in counts if by is autograd}) for autograd in (False, True))
+    )
 
 
-def counted(role: Role, op: str) -> Counter[str]:
+def counted(role: Role, op: str) -> Issued:
     """What is issued until the optimizer, or in the first forward pass alone."""
     lanes = {lane: tuple(step for step in steps if step.phase != "O") for lane, steps in role.lanes.items()}
     if op == "forward":
@@ -172,16 +165,10 @@ def counted(role: Role, op: str) -> Counter[str]:
             lane: tuple(step for step in steps if step.label in needed and not backward & {*step.after})
             for lane, steps in lanes.items()
         } | {COMPUTE_LANE: compute}
-    counts: Counter[str] = Counter()
-    for kind, n in issued_by(Role(role.name, lanes)):
-        counts[_plain(kind)] += n
-        if kind == "recompute_attention":
-            counts["checkpoint"] += n
+    counts = Issued()
+    for phase, kind, n in issued_by(Role(role.name, lanes)):
+        counts[kind, launch.by_autograd(phase, kind)] += n
     return counts
-
-
-def _plain(kind: str) -> str:
-    return "forward_attention" if kind == "recompute_attention" else kind
 
 
 def least_squares(equations: Sequence[Equation], kinds: Sequence[str]) -> list[float]:

@@ -86,7 +86,6 @@ def command(
     """
     from simulator.cluster import build_cluster
     from simulator.config.cluster import load_cluster
-    from simulator.config.foreign import assumptions
     from simulator.network.collectives import BARRIER_BYTES, algorithms, bus_factor, idle_seconds, plan
 
     algorithms(op)
@@ -94,7 +93,6 @@ def command(
         raise InputError("a barrier has no size", file="--sizes", found=sizes, fix="leave --sizes out")
     messages = [int(BARRIER_BYTES)] if op == "barrier" else parse_sizes(DEFAULT_SIZES if sizes is None else sizes)
     built = build_cluster(load_cluster(cluster, nodes=nodes))
-    assumed = [f"assumed: {text}" for text in assumptions(cluster)]
     members = parse_ranks(ranks, len(built.gpus), "--ranks")
     if len(members) < 2:
         raise InputError(
@@ -122,7 +120,7 @@ def command(
         json,
         envelope(
             "collective",
-            assumed,
+            built.spec.warnings,
             op=op,
             cluster=built.name,
             nodes=built.spec.nodes,
@@ -132,7 +130,7 @@ def command(
             rows=rows,
         ),
     )
-    warn(assumed)
+    warn(built.spec.warnings)
     if quiet or json == STDOUT:
         return
 

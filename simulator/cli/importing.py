@@ -56,12 +56,13 @@ def command(
     changes = parse_changes(set_ or ())
     imported = read_topology(as_path(file))
     cluster = with_changes(_with_node(imported, node, file), changes, {})
+    if assumed := [text for text in imported.assumed if text.split(":")[0] not in changes]:
+        cluster["assumed"] = assumed
     spec = load_cluster({**cluster, "name": str(cluster["name"])})
-    assumed = [text for text in imported.assumed if text.split(":")[0] not in changes]
     check_outputs({"--out": out, "--json": json}, {"--out": (".yaml", ".yml")})
     if out is not None:
         with writing(out) as target:
-            target.write(cluster_file(cluster, file, imported.format, assumed).encode())
+            target.write(cluster_file(cluster, file, imported.format).encode())
     write_json(
         json,
         envelope(
@@ -85,12 +86,21 @@ def command(
         print(f"written: {out}")
 
 
-def cluster_file(cluster: Mapping[str, Any], source: Path, format: str, assumed: list[str]) -> str:
-    """The text of a cluster file, with what was assumed in comments."""
-    lines = [f"Read by llmsim import from {source.name} ({format})."]
-    lines += ["Not said there, and assumed:", *(f"- {text}" for text in assumed)] if assumed else []
-    comment = "".join(textwrap.fill(line, 118, initial_indent="# ", subsequent_indent="#   ") + "\n" for line in lines)
-    return comment + yaml.dump(dict(cluster), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=118)
+def cluster_file(cluster: Mapping[str, Any], source: Path, format: str) -> str:
+    """The text of a cluster file."""
+    line = f"Read by llmsim import from {source.name} ({format})."
+    if "assumed" in cluster:
+        line += " What it does not say stands under assumed; runs warn of it until a line is deleted."
+    comment = textwrap.fill(line, 118, initial_indent="# ", subsequent_indent="# ") + "\n"
+    parts: list[tuple[Mapping[str, Any], bool | None, int]] = [
+        ({key: value for key, value in cluster.items() if key != "assumed"}, None, 118),
+        ({"assumed": list(cluster.get("assumed", ()))}, False, 1000),  # a line each
+    ]
+    return comment + "".join(
+        yaml.dump(part, Dumper=_Dumper, sort_keys=False, default_flow_style=flow, width=width)
+        for part, flow, width in parts
+        if any(part.values())
+    )
 
 
 class _Dumper(yaml.SafeDumper):

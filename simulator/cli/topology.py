@@ -42,10 +42,8 @@ def command(
     from simulator.cluster import build_cluster
     from simulator.cluster.relations import LEGEND, device_names
     from simulator.config.cluster import describe_fabric, describe_nodes, load_cluster
-    from simulator.config.foreign import assumptions
 
     spec = load_cluster(cluster, nodes=nodes)
-    assumed = [f"assumed: {text}" for text in assumptions(cluster)]
     check_outputs({"--json": json, "--plot": plot}, {"--plot": PICTURES})
     built = build_cluster(spec)
     bisection = built.bisection_Bps()
@@ -64,7 +62,7 @@ def command(
         json,
         envelope(
             "topology",
-            assumed,
+            spec.warnings,
             cluster=built.name,
             nodes=built.spec.nodes,
             fabric=describe_fabric(spec.fabric),
@@ -86,7 +84,7 @@ def command(
             routes=routes,
         ),
     )
-    warn(assumed)
+    warn(spec.warnings)
     if plot:
         from simulator.output.gantt import save_gantt
         from simulator.output.topology import draw_topology

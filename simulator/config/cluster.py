@@ -103,6 +103,13 @@ class ClusterSpec(Section):
     """single links, GPUs and network cards that differ; of several that mean one link, all count"""
     background: Annotated[tuple[Background, ...], AsTuple] = ()
     """traffic of others, there all the time"""
+    assumed: Annotated[tuple[Text, ...], AsTuple] = ()
+    """figures that nobody has told, each as "key: figure and why", of which runs warn"""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is to be known before figures of this cluster are trusted."""
+        return [f"assumed: {text}" for text in self.assumed]
 
     @property
     def kinds(self) -> tuple[Node, ...]:
@@ -321,12 +328,24 @@ def cluster_data(
     if not isinstance(reference, str | Path):
         raise InputError("must be a name, a path or a mapping", file=file, key=key, found=brief(reference))
     path = catalog.find("cluster", str(reference), base=base, file=file, key=key)
-    data = read_topology(path).cluster if is_foreign(path) else read_yaml(path)
+    if is_foreign(path):
+        imported = read_topology(path)
+        data = {**imported.cluster, "assumed": list(imported.assumed)}
+    else:
+        data = read_yaml(path)
+    if isinstance(assumed := data.get("assumed"), list):  # but what is laid over it has been said
+        data["assumed"] = [text for text in assumed if not _says(over, str(text).split(":")[0])]
     data = merged(_without_replaced({"name": path.stem, **data}, over), over)
     if is_foreign(path) and not {"node", "groups"} & set(data):
         fix = f"llmsim import {path} --node dgx_h100 --out mine.yaml, or another cluster that its nodes are of"
         raise InputError("says nothing of the nodes themselves", file=path, key="node", fix=fix)
     return _with_nodes(data, path.parent, path, None), path, over
+
+
+def _says(data: object, key: str) -> bool:
+    """Whether a mapping has the dotted ``key``."""
+    first, _, rest = key.partition(".")
+    return isinstance(data, Mapping) and first in data and (not rest or _says(data[first], rest))
 
 
 def _without_replaced(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ LaunchClass = Literal["matmul", "attention", "norm", "other"]
 AroundOps = Literal[
     "autograd",
     "split",
+    "weights",
     "checkpoint",
     "forward_grouped",
     "backward_grouped",
@@ -39,11 +40,11 @@ class LaunchCosts(Cited):
     p2p_s: Positive
     """a send or a receive, with what a pipeline's runtime does for it"""
     around_s: dict[AroundOps, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
-    """the start of a backward pass; per product of a backward pass that is split in two; per recomputed layer; a
-    grouped product of experts, with the sorting of tokens around it; an all-reduce of tensor parallelism, with the two
-    linear layers written by hand that it stands for; a collective of experts, for which the host cuts and joins
-    tensors; a bucket of DDP; a unit of FSDP that is gathered, one whose gradients are reduced. Not listed: nothing, or
-    what other products and collectives take"""
+    """the start of a backward pass; per product of one that is split in two, to find where to cut it; per module whose
+    weights' gradients are computed apart; per recomputed layer; a grouped product of experts, with the sorting of
+    tokens around it; an all-reduce of tensor parallelism, with the two linear layers written by hand that it stands
+    for; a collective of experts, for which the host cuts and joins tensors; a bucket of DDP; a unit of FSDP that is
+    gathered, one whose gradients are reduced. Not listed: nothing, or what other products and collectives take"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

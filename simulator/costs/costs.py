@@ -22,7 +22,7 @@ from simulator.costs.origin import KernelCost, Origin
 from simulator.costs.power import PowerBudget
 from simulator.costs.slowest import slowest
 from simulator.errors import InputError
-from simulator.program import Attention, Comm, Compute, Fixed, GroupedMatmul, Kernel, Matmul, Memory
+from simulator.program import Attention, Fixed, GroupedMatmul, Kernel, Matmul, Memory
 
 #: Sizes of a product that fills a GPU.
 LARGE = 8192
@@ -161,12 +161,9 @@ class Costs:
         large = Matmul(LARGE, LARGE, LARGE, dtype=kernel.dtype)
         return self.kernel_s(large, self.gpu) / large.flops * kernel.flops / seconds
 
-    def launch_s(self, op: Compute | Comm) -> float:
-        """Seconds that the host takes to issue an op."""
-        return launch.seconds(self.launch, op)
-
     def launched_s(self, kinds: Mapping[str, int]) -> float:
-        """Seconds that the host takes for so many of each kind (`simulator.costs.launch`)."""
+        """Seconds that the host takes for so many of each kind (`simulator.costs.launch`), those that are not listed
+        nothing."""
         return sum(n * self.launch.get(kind, 0.0) for kind, n in kinds.items())
 
     def transport(self, kind: str) -> Transport:

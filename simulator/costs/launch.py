@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from simulator.config.host import LaunchCosts
-from simulator.program import Attention, Beside, Block, Comm, Compute, GroupedMatmul, Matmul, Memory, Step
+from simulator.program import Attention, Beside, Block, Comm, Compute, GroupedMatmul, Kernel, Matmul, Memory, Step
 from simulator.program.ops import HOST_LANES, POINT_TO_POINT, comm_of, kernels_of
 
-#: Phases that the main thread issues; what follows from them is issued by autograd's, which holds it up meanwhile.
-FORWARD = ("F", "R")
-#: What the main thread does of a backward pass: cut its graph in two (torch/distributed/pipelining/_backward.py, in
-#: Python), and post what a pipeline sends and receives.
-BY_MAIN_THREAD = ("split", "p2p")
+#: Passes that autograd's thread issues, what is run again for them included (torch/csrc/autograd/engine.cpp: a thread
+#: per device), which holds up the main one meanwhile ...
+BACKWARD = ("B", "I", "W")
+#: ... but for what is done in Python (torch/distributed/pipelining): to find where a graph can be cut in two before its
+#: first half is issued, to call autograd's engine for the weights of each module, to post sends and receives.
+BY_MAIN_THREAD = ("split", "weights", "p2p")
+#: What computes gradients of weights, each called for by itself where they are computed apart (`stage_backward_weight`
+#: of _backward.py there).
+WEIGHTS = ("backward_matmul", "backward_grouped", "backward_norm")
 #: Of data parallelism: a bucket of DDP's, a unit of FSDP's with the hooks and copies around it.
 DATA_PARALLEL = {"all_reduce": "bucket", "all_gather": "gather", "reduce_scatter": "reduce"}
 
@@ -23,30 +27,41 @@ def launch_seconds(costs: LaunchCosts) -> dict[str, float]:
     table |= {f"backward_{name}": seconds for name, seconds in costs.backward_s.items()}
     table |= {"optimizer": costs.optimizer_s, "collective": costs.collective_s, "p2p": costs.p2p_s}
     table |= dict.fromkeys(("exchange", "tp_all_reduce"), costs.collective_s)
-    table |= {f"{way}_grouped": table[f"{way}_matmul"] for way in ("forward", "backward")} | costs.around_s
-    return table | {"recompute_attention": table["forward_attention"] + costs.around_s.get("checkpoint", 0.0)}
+    return table | {f"{way}_grouped": table[f"{way}_matmul"] for way in ("forward", "backward")} | costs.around_s
 
 
-def issued(op: Compute | Comm) -> str:
-    """What the host has to do for an op: ``forward_matmul``, ``backward_norm``, ``optimizer``, ``collective`` ...
+def by_autograd(phase: str, kind: str) -> bool:
+    """Whether autograd's thread, not the main one, does what is called ``kind`` of a step of this phase."""
+    return phase in BACKWARD and kind not in BY_MAIN_THREAD
+
+
+def issued(op: Compute | Comm, phase: str = "") -> tuple[str, ...]:
+    """What the host has to do for an op of a step of this phase: ``forward_matmul``, ``backward_norm``, ``optimizer``,
+    ``collective`` ...
 
     A checkpoint, around a layer or around its core, has one attention to run again, with which it is counted.
     """
     if isinstance(op, Comm):
-        return _of_comm(op)
+        return (_of_comm(op),)
     if op.phase == "O":
-        return "optimizer"
-    direction = "forward" if op.phase in FORWARD else "backward"
-    match op.kernel:
+        return ("optimizer",)
+    kind = ("forward_" if op.phase in ("F", "R") else "backward_") + _class(op.kernel)
+    if op.phase == "R" and kind == "forward_attention":
+        return kind, "checkpoint"
+    return (kind, "weights") if phase == "W" and kind in WEIGHTS else (kind,)
+
+
+def _class(kernel: Kernel) -> str:
+    match kernel:
         case Matmul():
-            return f"{direction}_matmul"
+            return "matmul"
         case GroupedMatmul():
-            return f"{direction}_grouped"
+            return "grouped"
         case Attention():
-            return "recompute_attention" if op.phase == "R" else f"{direction}_attention"
+            return "attention"
         case Memory(normalizes=True):
-            return f"{direction}_norm"
-    return f"{direction}_other"
+            return "norm"
+    return "other"
 
 
 def _of_comm(op: Comm) -> str:
@@ -62,13 +77,14 @@ def _of_comm(op: Comm) -> str:
 
 
 def issued_with(step: Step, *, begins: bool) -> dict[str, int]:
-    """What the host does for a step beside its ops, and how often. Start autograd's engine, where it ``begins`` a
-    backward pass; in a split one, cut the graph in two, which takes as long as there are products in it."""
+    """What the host does for a step before its ops, and how often. Start autograd's engine, where it ``begins`` a
+    backward pass; of one of inputs alone, look for where to cut the graph, which takes as long as there are products
+    in it."""
     found: dict[str, int] = {}
     if begins and step.phase in ("B", "I"):
         found["autograd"] = 1
-    if step.phase in ("I", "W"):
-        found["split"] = sum(issued(op) == "backward_matmul" for op in ops_of(step))
+    if step.phase == "I":
+        found["split"] = sum("backward_matmul" in issued(op) for op in ops_of(step))
     return found
 
 
@@ -84,8 +100,3 @@ def single(op: Compute | Comm | Beside) -> Iterator[Compute | Comm]:
     if not isinstance(op, Compute):
         yield comm_of(op)
     yield from kernels_of(op)
-
-
-def seconds(table: Mapping[str, float], op: Compute | Comm) -> float:
-    """Of one op; nothing where the table does not list it."""
-    return table.get(issued(op), 0.0)

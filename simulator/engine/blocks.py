@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from simulator.costs import Costs
 from simulator.costs.interference import Beside as Interference
 from simulator.costs.power import Loads, load_class
+from simulator.engine.host import HostSpeeds
 from simulator.program import Beside, Block, Comm, Compute, Kernel
 from simulator.program.ops import COMPUTE_LANE, HOST_LANES
 from simulator.timeline import CATEGORIES, Template
@@ -68,12 +69,13 @@ class CommTime:
 
 class Running(NamedTuple):
     """A GPU of a type, at ``speed`` times what its profile says, its SMs at a clock (None: each kernel at its
-    price's), and its host at ``host_speed`` times that."""
+    price's), its ``host``, and the phase of the step that it runs."""
 
     gpu: str
     speed: float
     clock_hz: float | None
-    host_speed: float
+    host: HostSpeeds
+    phase: str = ""
 
 
 class TemplateStore:
@@ -158,7 +160,7 @@ class TemplateStore:
                 rows.append(_kernel_row(op, at, costs))
             elif isinstance(op, Beside):
                 seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
-                launch_s = costs.launch_s(op.comm) / at.host_speed
+                launch_s = at.host.issue_s(costs, op.comm, at.phase)
                 kernels = [_kernel_row(kernel, at, costs) for kernel in op.kernels]
                 if seconds is not None:
                     rows += [_Row.of_comm(op.comm, seconds, wire_bytes, launch_s, len(kernels)), *kernels]
@@ -176,7 +178,7 @@ class TemplateStore:
                     rows = []
                     yield Meet(self.comm_row(op, wire_bytes), op)
                     continue
-                rows.append(_Row.of_comm(op, seconds, wire_bytes, costs.launch_s(op) / at.host_speed))
+                rows.append(_Row.of_comm(op, seconds, wire_bytes, at.host.issue_s(costs, op, at.phase)))
             if not coalesce:
                 yield from self._run(rows, costs.beside)
                 rows = []
@@ -215,7 +217,7 @@ class TemplateStore:
 
 def _kernel_row(op: Compute, at: Running, costs: Costs) -> _Row:
     seconds = costs.kernel_s(op.kernel, at.gpu, at.clock_hz) / at.speed
-    return _Row.of_kernel(op, seconds, costs.launch_s(op) / at.host_speed, costs.intensity(op.kernel))
+    return _Row.of_kernel(op, seconds, at.host.issue_s(costs, op, at.phase), costs.intensity(op.kernel))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,15 @@ is issued in between."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, cast
 
 from simulator.cluster import Gpu
 from simulator.costs import Costs, launch
-from simulator.program import Comm, Role, Step
+from simulator.program import Comm, Compute, Role, Step
 from simulator.program.ops import COMPUTE_LANE
-
-#: Passes that autograd's thread issues.
-BACKWARD = ("B", "I", "W")
 
 
 @dataclass(frozen=True)
@@ -27,16 +24,21 @@ class Errand:
 
 
 class HostSpeeds(NamedTuple):
-    """How fast a host issues ops, over the calibrated one: its main thread, and autograd's, which issues what belongs
-    to backward passes (torch/csrc/autograd/engine.cpp: a thread per device)."""
+    """How fast a host issues ops, over the calibrated one: its main thread, and autograd's."""
 
     main: float
     autograd: float
 
-    def of(self, phase: str, kind: str = "") -> float:
-        """In a pass of this phase, for what ``kind`` is (`simulator.costs.launch`); what is run again belongs to the
-        backward pass that needs it."""
-        return self.autograd if phase in BACKWARD and kind not in launch.BY_MAIN_THREAD else self.main
+    def seconds(self, costs: Costs, phase: str, kinds: Mapping[str, int]) -> float:
+        """That the host takes for so many of each kind (`simulator.costs.launch`) of a step of this phase."""
+        return sum(
+            costs.launched_s({kind: n}) / (self.autograd if launch.by_autograd(phase, kind) else self.main)
+            for kind, n in kinds.items()
+        )
+
+    def issue_s(self, costs: Costs, op: Compute | Comm, phase: str) -> float:
+        """That it takes to issue an op of a step of this phase."""
+        return self.seconds(costs, phase, dict.fromkeys(launch.issued(op, phase), 1))
 
 
 def host_speeds(gpu: Gpu) -> HostSpeeds:
@@ -45,17 +47,12 @@ def host_speeds(gpu: Gpu) -> HostSpeeds:
 
 def agenda(role: Role, costs: Costs, speeds: HostSpeeds) -> tuple[Errand, ...]:
     """The errands before each step of the compute lane and after the last."""
-    compute, place = role.lanes.get(COMPUTE_LANE, ()), _places(role)
-    starts = [
-        sum(costs.launched_s({kind: n}) / speeds.of(step.phase, kind) for kind, n in kinds.items())
-        for step, kinds in _started(role)
-    ]
+    place = _places(role)
+    starts = [speeds.seconds(costs, step.phase, kinds) for step, kinds in _started(role)]
 
     def issue(step: Step, before: int) -> tuple[str, float]:
-        comm, behind = cast(Comm, step.op), _follows(step, place)
-        at = before if behind is None else behind
-        phase = compute[at].phase if at < len(compute) else ""  # hooks run where the pass does
-        return step.label if behind is not None else "", costs.launch_s(comm) / speeds.of(phase, launch.issued(comm))
+        issue_s = speeds.issue_s(costs, cast(Comm, step.op), _phase(role, place, step, before))
+        return step.label if _follows(step, place) is not None else "", issue_s
 
     return tuple(
         Errand(tuple(issue(step, number) for step in steps), start_s)
@@ -107,12 +104,24 @@ def _pass(step: Step) -> tuple[str, int, int]:
     return step.phase, step.stage, step.microbatch
 
 
-def issued_by(role: Role) -> Iterator[tuple[str, int]]:
-    """All that the host issues for a rank, kind by kind (`simulator.costs.launch`), and how often."""
+def issued_by(role: Role) -> Iterator[tuple[str, str, int]]:
+    """All that the host issues for a rank: phase of the step, kind (`simulator.costs.launch`), how often."""
     for step, kinds in _started(role):
-        yield from kinds.items()
+        for kind, n in kinds.items():
+            yield step.phase, kind, n
         for op in launch.ops_of(step):
-            yield launch.issued(op), 1
-    for steps in issue_order(role):
+            for kind in launch.issued(op, step.phase):
+                yield step.phase, kind, 1
+    place = _places(role)
+    for before, steps in enumerate(issue_order(role)):
         for step in steps:
-            yield launch.issued(cast(Comm, step.op)), 1
+            for kind in launch.issued(cast(Comm, step.op)):
+                yield _phase(role, place, step, before), kind, 1
+
+
+def _phase(role: Role, place: dict[str, int], step: Step, before: int) -> str:
+    """Of the pass in which the host issues communication: the one that it follows, as hooks run there, else the one
+    that the host is about to issue."""
+    compute, behind = role.lanes.get(COMPUTE_LANE, ()), _follows(step, place)
+    at = before if behind is None else behind
+    return compute[at].phase if at < len(compute) else ""

@@ -62,7 +62,7 @@ class Play:
         self.recorder = Recorder()
         self.done: Counter[tuple[int, str]] = Counter()
         self._meetings: dict[tuple[object, ...], list[Meeting]] = {}
-        self._prepared: dict[tuple[int, int, float], _Prepared] = {}
+        self._prepared: dict[tuple[int, int, str], _Prepared] = {}
         self._lanes_of_axis = [_lanes_of_axis(role) for role in placed.program.roles]
         self._taken: dict[tuple[int, str, str], float] = {}
         self._agendas: dict[tuple[int, str, HostSpeeds], tuple[Errand, ...]] = {}
@@ -76,7 +76,7 @@ class Play:
         }
         role, costs = self.program.role_of[number], self.costs.of(gpu.type)
         host = host_speeds(gpu)
-        runs = Running(gpu.type, gpu.speed_scale, self.clocks[role, gpu.type], host.main)
+        runs = Running(gpu.type, gpu.speed_scale, self.clocks[role, gpu.type], host)
         key = role, gpu.type, host
         if key not in self._agendas:
             self._agendas[key] = agenda(self.program.roles[role], costs, host)
@@ -266,7 +266,7 @@ class Play:
 
     def _block(self, rank: Rank, lane: str, index: int, step: Step) -> Wait:
         assert isinstance(step.op, Block)
-        pieces = self._prepare(rank, step.op, rank.host.of(step.phase))
+        pieces = self._prepare(rank, step.op, step.phase)
         for number, piece in enumerate(pieces):
             ends = Ends(number == 0, number == len(pieces) - 1)
             if isinstance(piece, Run):
@@ -298,19 +298,19 @@ class Play:
 
     def _launch(self, rank: Rank, step: Step, comm: Comm) -> Wait:
         """Wait until the host has launched one op of a step of the compute lane."""
-        rank.host_s += rank.costs.launch_s(comm) / rank.host.of(step.phase)
+        rank.host_s += rank.host.issue_s(rank.costs, comm, step.phase)
         if rank.host_s > self.env.now:
             yield self.env.timeout(rank.host_s - self.env.now)
 
-    def _prepare(self, rank: Rank, block: Block, host_speed: float) -> tuple[Piece, ...]:
-        key = (rank.number, id(block), host_speed)
+    def _prepare(self, rank: Rank, block: Block, phase: str) -> tuple[Piece, ...]:
+        key = (rank.number, id(block), phase)
         prepared = self._prepared.get(key)
         if prepared is None:
-            prepared = self._prepared[key] = self._price(rank, block, host_speed)
+            prepared = self._prepared[key] = self._price(rank, block, phase)
         prepared.runs += 1
         return prepared.pieces
 
-    def _price(self, rank: Rank, block: Block, host_speed: float) -> _Prepared:
+    def _price(self, rank: Rank, block: Block, phase: str) -> _Prepared:
         lanes = self._lanes_of_axis[self.program.role_of[rank.number]]
         lengths: dict[CommOp, CommTime] = {}
         fixed: list[tuple[Transfer, str]] = []
@@ -326,7 +326,7 @@ class Play:
             if free:
                 fixed.append((transfer, comm.purpose))
             lengths[op] = CommTime(self.network.alone_s(transfer.plan) if free else None, transfer.wire_bytes)
-        runs = rank.runs._replace(host_speed=host_speed)
+        runs = rank.runs._replace(phase=phase)
         return _Prepared(self.store.pieces(block, runs, lengths, self.coalesce), fixed)
 
     def _run(self, rank: Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:

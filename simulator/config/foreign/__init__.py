@@ -14,7 +14,7 @@ from simulator.config.foreign import nccl_xml, slurm_conf, smi_matrix
 from simulator.config.foreign.imported import Device, Imported
 from simulator.errors import InputError
 
-__all__ = ["SUFFIXES", "Device", "Imported", "assumptions", "is_foreign", "read_topology"]
+__all__ = ["SUFFIXES", "Device", "Imported", "is_foreign", "read_topology"]
 
 _FOREIGN = (".xml", ".txt", ".conf")
 #: By which a name is told to be that of a file.
@@ -24,12 +24,6 @@ SUFFIXES = (".yaml", ".yml", *_FOREIGN)
 def is_foreign(path: Path) -> bool:
     """Whether a file that stands for a cluster is another tool's, by its name."""
     return path.suffix.lower() in _FOREIGN
-
-
-def assumptions(reference: str) -> tuple[str, ...]:
-    """What is assumed of a cluster whose reference is the path of another tool's file; nothing of any other."""
-    path = Path(reference)
-    return read_topology(path).assumed if is_foreign(path) and path.is_file() else ()
 
 
 def read_topology(path: Path) -> Imported:

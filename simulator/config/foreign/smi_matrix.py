@@ -83,7 +83,9 @@ def read(text: str, path: Path) -> Imported:
     if nics:
         node["nics"] = {"count": nics, "bandwidth_bps": _NIC_bps, "latency_s": imported.NIC_LATENCY_s["infiniband"]}
         cluster["fabric"] = {"kind": "rail_fat_tree", "transport": "infiniband"}
-        assumed.append(f"node.nics: {_NIC_bps / 1e9:g} Gb/s and {imported.NIC_LATENCY_s['infiniband']:g} s each")
+        assumed.append(f"node.nics.bandwidth_bps: {_NIC_bps / 1e9:g} Gb/s each, as the matrix gives no speed")
+        latency_s = imported.NIC_LATENCY_s["infiniband"]
+        assumed.append(f"node.nics.latency_s: {latency_s:g} s, usual of InfiniBand under one switch")
         assumed.append("fabric: a rail-optimised fat tree of InfiniBand, as the matrix is of one node")
     devices = [
         Device(name[i], matrix.names[i], socket_of[i], matrix.cpus.get(i, "") or _cpus_of(matrix, socket_of, i))

@@ -57,7 +57,7 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
 
 def warnings(workload: Workload) -> list[str]:
     """What runs, and is probably not meant."""
-    return [note for notes in _WARNINGS for note in notes(workload)]
+    return [*workload.cluster.warnings, *(note for notes in _WARNINGS for note in notes(workload))]
 
 
 __all__ = ["check_scale", "even_split", "layout_problems", "problems", "replicas", "warnings"]
