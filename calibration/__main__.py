@@ -24,17 +24,22 @@ COMMANDS = {
     "compare": "simulated beside measured: table and pictures",
 }
 
+#: Those that go on where they stopped.
+RESUME = ("measure", "train")
+
 #: The extra of pyproject.toml that brings torch.
 INSTALL = "pip install '.[calibration]' in a checkout; README.md, Calibration profiles, has the line for CPUs"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit status: 0 done, 1 something could not be measured, 2 bad input, 130 interrupted."""
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        return _run(sys.argv[1:] if arguments is None else arguments)
+        return _run(given)
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":  # of several ranks one says so
-            print("interrupted; what measure and train have finished is kept, and they go on there", file=sys.stderr)
+            kept = "; what is finished is kept, and the same command goes on there" if given[0] in RESUME else ""
+            print(f"interrupted{kept}", file=sys.stderr)
         return 128 + signal.SIGINT
 
 

@@ -169,13 +169,16 @@ def test_an_interrupt_is_one_line_and_what_was_finished_stays(
     assert main(arguments) == 130
     assert time.monotonic() - began < 30
     said = capsys.readouterr().err
-    assert said.splitlines()[-1].startswith("interrupted; what measure and train have finished is kept")
+    assert said.splitlines()[-1].startswith("interrupted; what is finished is kept")
     assert "Traceback" not in said
     assert "RANK" not in os.environ
     monkeypatch.setenv("RANK", "1")  # other ranks, which are interrupted too, leave the word to the first
     monkeypatch.setattr("calibration.__main__._run", lambda given: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(arguments) == 130
     assert capsys.readouterr().err == ""
+    monkeypatch.delenv("RANK")
+    assert main(["compare"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_worker_ends_with_its_agent() -> None:

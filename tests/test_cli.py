@@ -400,3 +400,21 @@ def test_pictures_of_two_workloads_stand_below_each_other(
     first, second = drawn["gantt"].axes
     assert first.get_xlim() == second.get_xlim()
     assert set(drawn) == {"gantt", "memory"}
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_narrow_terminal_breaks_no_figure(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sizes of collectives stand whole in their lines, however narrow; a matrix of 16 devices (8 characters each) is
+    shown where it fits, and said to be there where it does not."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert command("collective", "--cluster", "dgx_a100", "--op", "all_reduce", "--sizes", "1M:1G") == 0
+    shown = capsys.readouterr().out
+    for power in range(20, 31):
+        assert f" {2**power:,} " in shown
+    assert max(map(len, shown.splitlines())) <= columns
+    assert command("topology", "dgx_h100") == 0
+    shown = capsys.readouterr().out
+    assert ("No room for how 16 devices are joined" in shown) is (columns < 120)
+    assert ("gpu7   NV" in shown) is (columns == 120)

@@ -86,6 +86,21 @@ def test_batched_transfers_wait_behind_the_receives_before_them_whatever_the_nei
     assert middle["pp_2"].startswith("1SEND_F0(1F0,1RECV_F0) 1SEND_F1(1F1,1RECV_F1) 1SEND_F2(1F2,1RECV_F2)")
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_an_overlapped_pair_waits_as_one_or_one_after_the_other_and_sends_together(apart: bool) -> None:
+    """DualPipeV, p 2, rank 0 runs 3F2 and 0B0 as one slot. As one pass both wait for what either needs; apart each for
+    its own. The activation of another pair, 0F4 and 3B2, is sent behind its backward either way."""
+    schedule = SCHEDULES["dualpipe_v"]
+    order = schedule.order(2, 6, 2)
+    assert (Action(3, "F", 2), Action(0, "B", 0)) in order[0]
+    assert (Action(0, "F", 4), Action(3, "B", 2)) in order[0]
+    lanes = lower(order, schedule, 4, 1.0, step, overlap=True, apart=apart)[0]
+    after = {s.label: set(s.after) for steps in lanes.values() for s in steps}
+    needed = [after["3F2"], after["0B0"]]
+    assert needed == ([{"3RECV_F2"}, {"0RECV_B0"}] if apart else [{"3RECV_F2", "0RECV_B0"}, set()])
+    assert after["0SEND_F4"] == {"3B2"}
+
+
 @pytest.mark.parametrize("name", ["interleaved", "interleaved_zb", "zb_v", "dualpipe_v"])
 def test_a_receive_that_waits_holds_up_those_of_other_neighbours(name: str) -> None:
     """Transfers take no time here. Two ranks take what they took, as each has one neighbour; among four a step takes

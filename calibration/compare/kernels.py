@@ -120,9 +120,11 @@ def simulated_kernels(result: Result) -> Kernels:
     code = np.array([codes[pair] for pair in pairs], dtype=np.int64)
     moves = np.isin(code, _COMMUNICATION)
     start, rank = rows["start_s"].astype(np.float64), rows["rank"].astype(np.int64)
-    # On the GPU since its stream came to it and its host had launched it; of what runs in line with kernels its start.
+    # On the GPU since its stream came to it and its host had launched it; of what runs in line with kernels its start,
+    # of sends too, whose kernels do not wait for the other rank (`Comm.spins`).
     launched = spans.launched_s[rows["span"].astype(np.int64)]
     resident = np.maximum(rows["posted_s"].astype(np.float64), np.minimum(launched, start))
+    resident = np.where(rows["kind"] == "send", start, resident)
     end, gap = rows["end_s"].astype(np.float64), np.array([_gap_s(gpu, result) for gpu in result.gpus])[rank]
     return Kernels(
         rank=rank,

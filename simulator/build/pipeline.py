@@ -116,6 +116,7 @@ def lower(
     *,
     overlap: bool,
     batched: bool = False,
+    apart: bool = False,
 ) -> list[Lanes]:
     """Lanes of every pipeline rank: its computation, and the transfers of ``nbytes`` each that it takes.
 
@@ -123,9 +124,11 @@ def lower(
     own and computation waits only for what it needs; without, it waits for every batch posted before it, sends too.
     When a receive is posted matters: its kernel holds SMs from then on. So does on which stream, where what comes from
     one neighbour is behind what another has not sent yet: that of its neighbour, or with ``batched`` one for all.
+    ``apart``: of a forward and a backward that are one slot each waits for what it needs itself, as torch runs them one
+    after the other (``_step_microbatches``, OVERLAP_F_B); both are sent after the last either way.
     """
     hops = transfers(order, schedule, n_stages)
-    hops = _joined(order, hops) if schedule.joined else hops
+    hops = _joined(order, hops, apart) if schedule.joined else hops
     step_of = _after_late(order, n_stages, step_of)
     if schedule.rows is not None:
         return _as_written(schedule.rows, hops, nbytes, step_of, overlap=overlap, batched=batched)
@@ -138,10 +141,13 @@ def lower(
     return _blocking(order, hops, batching, nbytes, step_of)
 
 
-def _joined(order: Order, hops: list[Hop]) -> list[Hop]:
-    """Of slots that are one pass each: all that they need is awaited by the first action, and sent after the last."""
+def _joined(order: Order, hops: list[Hop], apart: bool) -> list[Hop]:
+    """Of slots that are one pass each: all that they need is awaited by the first action, unless ``apart``, and sent
+    after the last."""
     first, last = ({action: slot[end] for slots in order for slot in slots for action in slot} for end in (0, -1))
-    return [replace(hop, awaited_by=first[hop.target], sent_after=last[hop.source]) for hop in hops]
+    return [
+        replace(hop, awaited_by=hop.target if apart else first[hop.target], sent_after=last[hop.source]) for hop in hops
+    ]
 
 
 def _after_late(order: Order, n_stages: int, step_of: Callable[[Action], Step]) -> Callable[[Action], Step]:

@@ -41,6 +41,7 @@ def build_program(workload: Workload, *, times: Times | None = None, steps: int 
                 stages.step,
                 overlap=parallelism.overlap.p2p,
                 batched=parallelism.batch_p2p,
+                apart=workload.pipelined_by_torch,
             )
             lowered[place.seat] = stages, lanes
         stages, lanes = lowered[place.seat]

@@ -162,9 +162,9 @@ def _show_gaps(imported: Imported, assumed: list[str]) -> None:
 
 
 def _show_devices(imported: Imported, node: Node) -> None:
-    from simulator.cli.joined import MOST_COLUMNS, joined_table
+    from simulator.cli.joined import show_joined
     from simulator.cli.terminal import console, table
-    from simulator.cluster.relations import LEGEND, device_names, relations
+    from simulator.cluster.relations import device_names, relations
 
     out = console()
     joined, names = relations(node), device_names(node)
@@ -182,9 +182,7 @@ def _show_devices(imported: Imported, node: Node) -> None:
         for device in imported.devices
     ]
     out.print(table(rows, "Devices"))
-    if len(names) <= MOST_COLUMNS:
-        out.print(joined_table(node, "Joined by"))
-        out.print(LEGEND)
+    show_joined(out, node, "Joined by")
 
 
 def _nearest(device: str, others: list[str], joined: Mapping[tuple[str, str], str]) -> str:

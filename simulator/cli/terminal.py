@@ -27,14 +27,18 @@ def console() -> Console:
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> Table:
-    """A table of ``rows``, whose keys are the columns; numbers stand on the right, decimal points below each other."""
+    """A table of ``rows``, whose keys are the columns; numbers stand on the right, decimal points below each other, and
+    are never folded."""
     from rich import box
     from rich.table import Table
 
     result = Table(title=title, box=box.SIMPLE, title_justify="left", pad_edge=False)
     for name in rows[0] if rows else ():
         numeric = all(isinstance(row[name], int | float) for row in rows)
-        result.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        if numeric:
+            result.add_column(name.replace(" (", "\n("), justify="right", no_wrap=True)
+        else:
+            result.add_column(name, overflow="fold")
     decimals = {name: max(_decimals(row[name]) for row in rows) for name in (rows[0] if rows else ())}
     for row in rows:
         result.add_row(*(f"{v:,.{decimals[name]}f}" if isinstance(v, float) else _plain(v) for name, v in row.items()))

@@ -38,9 +38,8 @@ def command(
     Example:
       llmsim topology dgx_h100 --nodes 64
     """
-    from simulator.cli.joined import MOST_COLUMNS, joined_table
+    from simulator.cli.joined import show_joined
     from simulator.cluster import build_cluster
-    from simulator.cluster.relations import LEGEND, device_names
     from simulator.config.cluster import describe_fabric, describe_nodes, load_cluster
 
     spec = load_cluster(cluster, nodes=nodes)
@@ -101,9 +100,7 @@ def command(
     out.print(table(_link_rows(built), "Links, each with both directions"))
     out.print(table([_route_row(route) for route in routes], "Routes"))
     for node in spec.kinds:
-        if len(device_names(node)) <= MOST_COLUMNS:
-            out.print(joined_table(node, f"Inside a node of {node.gpus.count} {node.gpus.type}, joined by"))
-            out.print(LEGEND)
+        show_joined(out, node, f"Inside a node of {node.gpus.count} {node.gpus.type}, joined by")
 
 
 def _examples(cluster: Cluster) -> Iterator[tuple[int, int, Spread]]:

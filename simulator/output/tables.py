@@ -109,13 +109,17 @@ def bars(title: str, rows: Sequence[tuple[str, float]], whole: float) -> Table:
 
 
 def table_of(title: str, *columns: tuple[str, str], wrap: bool = False) -> Table:
+    """An empty table of columns (name, justify). On a narrow terminal texts are continued on a further line; figures,
+    which stand to the right, and columns without a name are not, unless ``wrap``."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, justify in columns:
-        table.add_column(Text(name), justify=justify, no_wrap=not wrap)  # type: ignore[arg-type]
+        whole = not wrap and (justify == "right" or not name)
+        overflow = "ellipsis" if whole else "fold"
+        table.add_column(Text(name), justify=justify, no_wrap=whole, overflow=overflow)  # type: ignore[arg-type]
     return table
 
 
