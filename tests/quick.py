@@ -15,6 +15,7 @@ from simulator.config.cluster import cluster_data
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.engine import simulate
+from simulator.program import Comm
 
 PROFILE = load_profile("a100-sxm-80gb")
 #: All that a host issues, as `simulator.costs.launch.issued` calls it.
@@ -30,8 +31,8 @@ class ByPurpose:
     speeds: Mapping[str, float]
     queues: bool = False
 
-    def load(self, waiting: Sequence[str], moving: Sequence[str]) -> float | None:
-        slowest = min((self.speeds.get(purpose, 1.0) for purpose in (*waiting, *moving)), default=1.0)
+    def load(self, waiting: Sequence[Comm], moving: Sequence[Comm]) -> float | None:
+        slowest = min((self.speeds.get(comm.purpose, 1.0) for comm in (*waiting, *moving)), default=1.0)
         return slowest if slowest < 1 else None
 
     def speed(self, kernel: object, load: Hashable) -> float:

@@ -15,7 +15,7 @@ from simulator.cluster import build_cluster
 from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.engine.invariants import check
-from simulator.program import Program
+from simulator.program import Comm, Program
 from simulator.program.text import from_text
 from simulator.timeline import Timeline
 from tests.clusters import HOP_s, NIC_Bps, nic_cluster
@@ -393,7 +393,7 @@ class WaitingIsOther:
     moving: float
     queues: bool = False
 
-    def load(self, waiting: Sequence[str], moving: Sequence[str]) -> float | None:
+    def load(self, waiting: Sequence[Comm], moving: Sequence[Comm]) -> float | None:
         return self.moving if moving else self.waiting if waiting else None
 
     def speed(self, kernel: object, load: Hashable) -> float:

@@ -26,7 +26,7 @@ class Leaving:
     shares: Mapping[float, float]
     queues: bool = False
 
-    def load(self, waiting: Sequence[str], moving: Sequence[str]) -> None:
+    def load(self, waiting: Sequence[Comm], moving: Sequence[Comm]) -> None:
         return None
 
     def speed(self, kernel: object, load: Hashable) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from calibration.fit.cases import MEASURED, Cases, Measured
 from calibration.fit.part import Part, Point, rounded
-from simulator.config.profile import Interference, Profile
+from simulator.config.profile import Held, Interference, Profile
 from simulator.costs import Costs
 from simulator.costs.interference import memory_bytes
 from simulator.network.collectives import bus_factor
@@ -32,6 +32,8 @@ LEAVING = {
 }
 #: A receive whose sender is late: the only case in which nothing moves.
 LATE = "late_send"
+#: Between two GPUs; the rest are collectives.
+P2P = (LATE, "send_recv")
 #: Numbers of SMs that are tried: NCCL has up to 32 channels.
 SMS = range(4, 33, 2)
 ORIGIN = {"kind": "measured", "source": MEASURED, "note": ""}
@@ -64,7 +66,14 @@ def fit(cases: Cases, profile: Profile) -> Part:
     figures: dict[str, Any] = model.model_dump()
     attention, products = _of(fitted, "attention", "attention_bwd"), _of(fitted, "matmul", "matmul_small")
     if attention and products:
-        figures |= {"sms": _sms(attention, profile), "matmul_sms": _sms(products, profile, pairs=True)} | ORIGIN
+        figures |= {
+            "sms": {
+                "collective": _sms([case for case in attention if case.op not in P2P], profile),
+                "p2p": _sms([case for case in attention if case.op in P2P], profile),
+            },
+            "matmul_sms": _sms(products, profile, pairs=True),
+            **ORIGIN,
+        }
     for name, some in (("memory_speed", moving), ("waiting_speed", late)):
         norms, others = _of(some, "layer_norm"), _of(some, "residual_add")
         if norms and others:
@@ -134,8 +143,8 @@ def _share(cases: Sequence[Measured], profile: Profile) -> float:
     return min((rounded(0.01 * step) for step in range(5, 61)), key=off) if cases else 0.0
 
 
-#: Of a kernel that was raced, beside what waits for its peers or not.
-Speed = Callable[[str, bool], float]
+#: Of a kernel that was raced, beside what it was raced with.
+Speed = Callable[[str, str], float]
 
 
 def speeds(profile: Profile) -> Speed:
@@ -143,18 +152,19 @@ def speeds(profile: Profile) -> Speed:
     shared = Costs.from_profile(profile, "eager").beside
     assert shared is not None
 
-    def of(name: str, waits: bool) -> float:
-        return shared.speed((RACED | STREAMS)[name], shared.load(["pp"], []) if waits else shared.load([], ["pp"]))
+    def of(name: str, op: str) -> float:
+        comm = [Comm("", "recv" if op in P2P else op, 0.0, "", "")]
+        return shared.speed((RACED | STREAMS)[name], shared.load(comm, []) if op == LATE else shared.load([], comm))
 
     return of
 
 
 def slow_down(case: Measured, speed: Speed) -> float:
     """That of a measured kernel: by the race of the two, or beside what waits all the time."""
-    kernel, waits = str(case.params["kernel"]), case.op == LATE
-    if waits:
-        return 1 / speed(kernel, True)
-    return race(float(case.row["kernel_s"]), float(case.row["collective_s"]), speed(kernel, False))
+    beside = speed(str(case.params["kernel"]), case.op)
+    if case.op == LATE:
+        return 1 / beside
+    return race(float(case.row["kernel_s"]), float(case.row["collective_s"]), beside)
 
 
 def _of(cases: Iterable[Measured], *kernels: str) -> list[Measured]:
@@ -172,7 +182,8 @@ def _sms(cases: Sequence[Measured], profile: Profile, *, pairs: bool = False) ->
     """How many SMs less explain the cases best, two for each that NCCL holds with ``pairs``."""
 
     def off(sms: int) -> float:
-        model = profile.interference.model_copy(update={"sms": sms, "matmul_sms": sms})
+        held = Held(collective=sms, p2p=sms)
+        model = profile.interference.model_copy(update={"sms": held, "matmul_sms": sms})
         return _off(cases, speeds(profile.model_copy(update={"interference": model})))
 
     return min((2 * sms for sms in SMS) if pairs else SMS, key=off)

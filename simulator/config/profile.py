@@ -60,11 +60,20 @@ class MemoryShares(Cited):
     other: Fraction
 
 
+class Held(Section):
+    """Of a GPU's streaming multiprocessors."""
+
+    collective: Annotated[Whole, Field(ge=0)]
+    """0: none"""
+    p2p: Annotated[Whole, Field(ge=0)]
+    """by sends and receives"""
+
+
 class Interference(Cited):
     """What NCCL's kernels take from others on their GPU, waiting for their peers or moving bytes."""
 
-    sms: Annotated[Whole, Field(ge=0)]
-    """streaming multiprocessors that it holds; 0: none"""
+    sms: Held
+    """streaming multiprocessors that it holds, a thread block each for NCCL's channels"""
     matmul_sms: Annotated[Whole, Field(ge=0)]
     """those that matrix products lose: their thread blocks run in clusters of two, which need two free neighbours"""
     memory_speed: MemorySpeeds

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from simulator.config.host import Implementation
-from simulator.config.profile import GpuSpec, Profile
+from simulator.config.profile import Profile
 from simulator.config.stack import Stack
 from simulator.config.transport import Transport, TransportKind
 from simulator.costs import launch, stack
@@ -227,16 +227,17 @@ def _beside(profile: Profile, memory: MemoryCost) -> SharedSms | None:
     """What communication takes from kernels on a calibrated GPU, those that memory bounds at ``memory`` prices; None:
     nothing."""
     spec, model = profile.gpu_spec, profile.interference
-    if not model.sms:
+    if not model.sms.collective:
         return None
-    fewer = without(spec, model.sms)
-    left = fewer.sms / spec.sms
     plain_Bps = memory.share(Memory("residual", 0.0, 0.0)) * spec.memory_bandwidth_Bps.value
-    return SharedSms(model, _on_sms(profile), _on_sms(profile, model.matmul_sms, fewer), memory, plain_Bps, left)
+    held = {"collective": model.sms.collective, "p2p": model.sms.p2p}
+    fewer = {by: _on_sms(profile, sms, model.matmul_sms) for by, sms in held.items()}
+    return SharedSms(model, _on_sms(profile), fewer, memory, plain_Bps, spec.sms)
 
 
-def _on_sms(profile: Profile, taken: int = 0, left: GpuSpec | None = None) -> dict[type, KernelCost]:
-    """The prices of kernels that SMs bound: of products where so many are taken, of attention on what is left."""
-    matmul = MatmulCost(profile.gpu_spec, profile.kernels.matmul, taken)
-    attention = AttentionCost(left or profile.gpu_spec, profile.kernels.attention)
+def _on_sms(profile: Profile, sms: int = 0, matmul_sms: int = 0) -> dict[type, KernelCost]:
+    """The prices of kernels that SMs bound, where attention has so many less and products so many."""
+    spec = profile.gpu_spec
+    matmul = MatmulCost(spec, profile.kernels.matmul, matmul_sms)
+    attention = AttentionCost(without(spec, sms) if sms else spec, profile.kernels.attention)
     return {Matmul: matmul, GroupedMatmul: matmul, Attention: attention}

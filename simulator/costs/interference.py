@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from simulator.config.profile import GpuSpec, Interference
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import KernelCost
 from simulator.program import Attention, Comm, GroupedMatmul, Kernel, Matmul, Memory
+from simulator.program.ops import POINT_TO_POINT
 
 #: What reaches less than this share of the memory's bandwidth on the whole GPU is bound by the loads that SMs issue:
 #: beside receives that wait, on 16 of an H200's 132 SMs, halves of rows and rotations (0.33 to 0.42 alone) take 1.12 to
@@ -25,9 +26,9 @@ class Beside(Protocol):
     @property
     def queues(self) -> bool: ...
 
-    def load(self, waiting: Sequence[str], moving: Sequence[str]) -> Hashable:
-        """What counts of the communication that holds SMs (`Comm.holds_sms`), by the purposes of what waits for its
-        peers and of what moves bytes: equal loads slow kernels alike; None: none slows any."""
+    def load(self, waiting: Sequence[Comm], moving: Sequence[Comm]) -> Hashable:
+        """What counts of the communication that holds SMs (`Comm.holds_sms`), what waits for its peers and what
+        moves bytes: equal loads slow kernels alike; None: none slows any."""
 
     def speed(self, kernel: Kernel, load: Hashable) -> float:
         """Speed of a kernel under a load, relative to having the GPU for itself."""
@@ -40,14 +41,22 @@ class Beside(Protocol):
         take."""
 
 
+class Load(NamedTuple):
+    """Whether bytes move, and ``by`` what SMs are held: a key of `SharedSms.fewer`."""
+
+    moves: bool
+    by: str
+
+
 @dataclass(frozen=True)
 class SharedSms:
     """NCCL's thread blocks hold SMs from when their kernel is on the GPU to its end; without their peers they spin.
 
-    ``whole`` and ``fewer``: type of kernel -> its price on the whole GPU and on the SMs that are left. Kernels that
-    memory bounds have a measured speed each, another one while nothing moves; of these, streams that reach less than
-    `SM_BOUND` of the bandwidth by their ``memory`` prices lose their part of the SMs too (``left``: the share that they
-    keep). A collective gets its SMs when a kernel ends: until then all are taken.
+    ``whole``: type of kernel -> its price on all of the GPU's ``sms``; ``fewer``: on those that a ``"collective"``
+    leaves, or ``"p2p"``, sends and receives alone, which hold fewer. Kernels that memory bounds have a measured speed
+    each, another one while nothing moves; of these, streams that reach less than `SM_BOUND` of the bandwidth by their
+    ``memory`` prices lose their part of the SMs too. A collective gets its SMs when a kernel ends: until then all are
+    taken.
 
     Communication moves bytes of its GPU's memory (`memory_bytes`), and has of the memory's time what the kernel beside
     it leaves: where at full speed it would take more, it is slowed. Memory is busy all the time at ``plain_Bps``, what
@@ -57,18 +66,21 @@ class SharedSms:
 
     model: Interference
     whole: Mapping[type, KernelCost]
-    fewer: Mapping[type, KernelCost]
+    fewer: Mapping[str, Mapping[type, KernelCost]]
     memory: MemoryCost
     plain_Bps: float
-    left: float
+    sms: int
     queues: bool = True
-    _speeds: dict[tuple[Kernel, Hashable], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _speeds: dict[tuple[Kernel, Load], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def load(self, waiting: Sequence[str], moving: Sequence[str]) -> Hashable:
-        return "moving" if moving else "waiting" if waiting else None
+    def load(self, waiting: Sequence[Comm], moving: Sequence[Comm]) -> Load | None:
+        if not waiting and not moving:
+            return None
+        p2p = all(comm.op in POINT_TO_POINT for comm in (*waiting, *moving))
+        return Load(bool(moving), "p2p" if p2p else "collective")
 
     def speed(self, kernel: Kernel, load: Hashable) -> float:
-        if load is None:
+        if not isinstance(load, Load):
             return 1.0
         if (kernel, load) not in self._speeds:
             self._speeds[kernel, load] = self._speed(kernel, load)
@@ -88,15 +100,16 @@ class SharedSms:
     def _sms_bound(self, kernel: Memory) -> bool:
         return not kernel.normalizes and self.memory.share(kernel) < SM_BOUND
 
-    def _speed(self, kernel: Kernel, load: Hashable) -> float:
+    def _speed(self, kernel: Kernel, load: Load) -> float:
         if isinstance(kernel, Memory):
-            speeds = self.model.waiting_speed if load == "waiting" else self.model.memory_speed
+            speeds = self.model.memory_speed if load.moves else self.model.waiting_speed
             if kernel.normalizes:
                 return speeds.norm
-            return speeds.other * (self.left if self._sms_bound(kernel) else 1.0)
-        if type(kernel) not in self.fewer:
+            held = getattr(self.model.sms, load.by)
+            return speeds.other * (1 - held / self.sms if self._sms_bound(kernel) else 1.0)
+        if type(kernel) not in self.whole:
             return 1.0
-        return min(1.0, self.whole[type(kernel)].seconds(kernel) / self.fewer[type(kernel)].seconds(kernel))
+        return min(1.0, self.whole[type(kernel)].seconds(kernel) / self.fewer[load.by][type(kernel)].seconds(kernel))
 
 
 def memory_bytes(comm: Comm, members: int, received: float) -> float:

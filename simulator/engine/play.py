@@ -240,9 +240,9 @@ class Play:
         """What is on the GPU beside its computation has changed: wake that if it changes its speed."""
         if rank.costs.beside is None:
             return
-        waiting = [meeting.comm.purpose for meeting in rank.resident if meeting.motion is None]
+        waiting = [meeting.comm for meeting in rank.resident if meeting.motion is None]
         moving = [meeting for meeting in rank.resident if meeting.motion is not None]
-        load = rank.costs.beside.load(waiting, [meeting.comm.purpose for meeting in moving])
+        load = rank.costs.beside.load(waiting, [meeting.comm for meeting in moving])
         takes = sum(meeting.takes[rank] for meeting in moving)
         if load != rank.load or takes != rank.takes:
             rank.load, rank.takes = load, takes
