@@ -24,7 +24,7 @@ from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.ideal import ideal_cluster
 from simulator.config import Workload, load_workload, warnings
 from simulator.config.pipelines import find_schedule, is_file
-from simulator.config.profile import Profile, load_profile
+from simulator.config.profile import Profile, load_profiles
 from simulator.config.stack import load_stack
 from simulator.costs import Costs
 from simulator.costs.provenance import priced_by
@@ -209,7 +209,7 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     ``set`` changes dotted keys first, such as ``{"parallelism.pp": 4}``. Raises `InputError` on what cannot be used.
     """
     job = workload if isinstance(workload, Workload) and not set else load_workload(workload, set or {})
-    profiles = {gpu: load_profile(name) for gpu, name in job.calibrations.items()}
+    profiles = load_profiles(job.calibrations, job.training.attention_kernel)
     cluster = build_cluster(job.cluster)
     network = load_stack(job.stack) if job.stack else None
     costs = Costs.from_profiles(profiles, job.training.implementation, network)

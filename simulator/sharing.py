@@ -17,7 +17,7 @@ from simulator.build import build_program
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import Workload, load_workload
 from simulator.config.cluster import ClusterSpec
-from simulator.config.profile import Profile, check_one_vendor, load_profile
+from simulator.config.profile import Profile, check_one_vendor, load_profiles
 from simulator.config.rules import scale
 from simulator.costs import Costs
 from simulator.engine import Placed, simulate_together
@@ -110,7 +110,7 @@ class _Job:
 
     @classmethod
     def ready(cls, workload: Workload, cluster: Cluster) -> _Job:
-        profiles = {gpu: load_profile(name) for gpu, name in workload.calibrations.items()}
+        profiles = load_profiles(workload.calibrations, workload.training.attention_kernel)
         check_one_vendor({gpu: profiles[gpu] for gpu in workload.gpu_types}, key="placement")
         costs = Costs.from_profiles(profiles, workload.training.implementation)
         searches = workload.parallelism.plan.search is not None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simulator.config import catalog
 from simulator.config.files import read_yaml
-from simulator.config.profile import Profile, load_profile
+from simulator.config.profile import Profile, load_profile, load_profiles
 from simulator.config.section import validated
 from simulator.costs import Costs
 from simulator.costs.attention import around_bytes
@@ -178,6 +178,20 @@ def test_around_the_backward_kernel_go_those_that_memory_bounds(kv_heads):
     assert COSTS[profile.name].kernel_s(forward, profile.gpu) == alone.kernel_s(forward, profile.gpu)
 
 
+@pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "h200-sxm-141gb", "h100-sxm-96gb-500w"])
+@pytest.mark.parametrize("length", [2048, 8192, 32768])
+def test_flash_attention_2_is_slower_than_newer_kernels_on_hopper(gpu: str, length: int) -> None:
+    """cuDNN's are 1.7 to 2.3 times faster "for training shapes" there (huggingface/transformers, pull 48163)."""
+    newest, older = (Costs.from_profiles(load_profiles({gpu: gpu}, kernel), "eager") for kernel in ("newest", "flash2"))
+    for backward in (False, True):
+        kernel = Attention(32768 // length, 16, 16, length, length, 128, backward=backward)
+        ratio = older.kernel_s(kernel, gpu) / newest.kernel_s(kernel, gpu)
+        assert 1.45 < ratio < 2.3
+    # An A100's is FlashAttention 2's anyway.
+    (profile,) = load_profiles({"a100-sxm-80gb": "a100-sxm-80gb"}, "flash2").values()
+    assert profile == load_profile("a100-sxm-80gb")
+
+
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_causal_mask_halves_long_attention(name):
     """Half the pairs, and at great length the same share of the peak."""
@@ -191,12 +205,13 @@ def test_a_causal_mask_halves_long_attention(name):
 @pytest.mark.parametrize("name", PROFILES)
 @pytest.mark.parametrize("backward", [False, True])
 def test_few_heads_leave_sms_idle(name, backward):
-    """As long as there are fewer blocks than SMs more heads cost nothing; many heads cost what they compute."""
+    """As long as there are fewer blocks than SMs more heads cost little, what memory bounds of the kernels around
+    backward ones; many heads cost what they compute."""
     costs = COSTS[name]
     few, double = (
         costs.kernel_s(Attention(1, h, h, 1024, 1024, 128, dtype=DTYPE[name], backward=backward), name) for h in (4, 8)
     )
-    assert double == pytest.approx(few, rel=0.05)
+    assert double == pytest.approx(few, rel=0.07)
     many, twice = (
         costs.kernel_s(Attention(1, h, h, 4096, 4096, 128, dtype=DTYPE[name], backward=backward), name)
         for h in (128, 256)

@@ -26,6 +26,7 @@ LINKS = {
     "b200-sxm-180gb": (900e9, "nvswitch"),
     "gb200-186gb": (900e9, "nvswitch"),
     "h100-sxm-80gb": (450e9, "nvswitch"),
+    "h100-sxm-96gb-500w": (450e9, "nvswitch"),
     "h20-sxm-96gb": (450e9, "nvswitch"),
     "h200-sxm-141gb": (450e9, "nvswitch"),
     "h800-sxm-80gb": (200e9, "nvswitch"),
@@ -192,3 +193,23 @@ def test_a_wrong_short_profile_is_refused_with_its_key(tmp_path: Path, own: dict
         twice(tmp_path, **own)
     assert key in str(caught.value)
     assert "twice.yaml" in str(caught.value)
+
+
+def test_another_power_limit_is_all_that_a_file_need_say_of_power() -> None:
+    """What kernels draw at a clock is taken over; a file that gives nothing of power has no limit on its clock."""
+    base, capped = load_profile("h100-sxm-80gb").power, load_profile("h100-sxm-96gb-500w").power
+    assert base is not None
+    assert capped is not None
+    assert (capped.limit_w, capped.loads) == (500, base.loads)
+    assert load_profile("h800-sxm-80gb").power is None
+    # Products alone keep to a limit P at the clock where idle + (W - idle) (f / f_W)^e is P.
+    kernel = Matmul(8192, 8192, 8192, dtype="bf16", role="fwd")
+    costs = Costs.from_profile(load_profile("h100-sxm-96gb-500w"))
+    load = base.loads["matmul"]
+    clock_hz = load.clock_hz * ((500 - base.idle_w) / (load.watts - base.idle_w)) ** (1 / load.power_exponent)
+    assert costs.power is not None
+    drawn_w = costs.power.drawn_w("matmul", clock_hz) + base.idle_w
+    assert drawn_w == pytest.approx(500)
+    assert costs.power.slowness(kernel, clock_hz) == pytest.approx(
+        (load.priced_at_hz / clock_hz) ** load.speed_exponent
+    )

@@ -29,6 +29,8 @@ NVIDIA: dict[str, tuple[int, int, float, int, float, float]] = {
     "aws_p5en": (8, 8, 450e9, 16, 1 / 2, 50e9),
     "azure_nd_a100_v4": (8, 8, 300e9, 8, 1, 25e9),
     "azure_nd_h100_v5": (8, 8, 450e9, 8, 1, 50e9),
+    "grand_teton_h100": (8, 8, 450e9, 8, 1, 50e9),
+    "oci_a100_40gb": (8, 8, 300e9, 8, 1, 25e9),
     "gcp_a3_mega": (8, 8, 450e9, 8, 1, 25e9),
     "gcp_a3_ultra": (8, 8, 450e9, 8, 1, 50e9),
     "gcp_a4": (8, 8, 900e9, 8, 1, 50e9),

@@ -166,6 +166,9 @@ def predicted_errors(name: str, ids: list[str] | None = None) -> dict[str, float
     [
         ("megatron-2022", ["korthikanti-t5-001", "korthikanti-t5-002", "korthikanti-t5-003", "korthikanti-t5-004"]),
         ("megatron-2021", ["megatron-sc21-t2-009"]),
+        ("torch-fsdp", ["torchtitan-001", "torchtitan-002", "fms-fsdp-101"]),
+        ("llm-foundry", ["mpt-033", "mpt-147"]),
+        ("llm-foundry-long", ["mpt-130"]),
         ("own-h200", ["dense_h2048_l24_s2k", "tp2_h3072_l12"]),
     ],
 )
@@ -201,19 +204,22 @@ def test_the_main_job_and_why_more_replicas_are_less_efficient() -> None:
 
 
 def test_accuracy_names_the_nearest_suite_and_what_it_never_saw() -> None:
-    """A GPT on A100s as in 2022 lies inside its suite; Llama on H100s does not, and is told where."""
+    """A GPT on A100s as in 2022 lies inside its suite, a Llama with FSDP on H100s in that of torchtitan and others; one
+    with fused kernels and ZeRO-1 does not, and is told where."""
     inside = accuracy(load_workload("gpt22b_tp8"))
     assert inside["nearest_suite"] == "megatron-2022"
     assert inside["rows"] == 6
     assert inside["close"]
     assert inside["note"] == ""
     llama = accuracy(load_workload("llama3_8b_dgx_h100"))
-    assert llama["nearest_suite"] == "own-h200"
+    assert llama["nearest_suite"] == "torch-fsdp"
     assert not llama["close"]
     outside = llama["extrapolation"]
-    assert any("h100-sxm-80gb: measured with h200-sxm-141gb only" in note for note in outside)
-    assert any("fused: measured with eager only" in note for note in outside)
-    assert any(note.startswith("model.layers 32") for note in outside)
+    assert any("fused: measured with eager, compiled only" in note for note in outside)
+    assert any("parallelism.zero 1: measured with 3 only" in note for note in outside)
+    compiled = {"training.implementation": "compiled", "parallelism.zero": 3, "training.recompute": "full"}
+    sharded = accuracy(load_workload("llama3_8b_dgx_h100", compiled))
+    assert (sharded["nearest_suite"], sharded["close"], sharded["extrapolation"]) == ("torch-fsdp", True, [])
 
 
 def test_plain_pytorch_on_h200s_is_told_the_errors_of_our_own_runs() -> None:

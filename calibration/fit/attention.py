@@ -15,7 +15,8 @@ from simulator.costs.attention import AttentionCost, around_bytes
 from simulator.errors import InputError
 from simulator.program import Attention
 
-#: What training uses on each kind of GPU: PyTorch prefers cuDNN's kernels from Hopper on.
+#: What training uses on each kind of GPU: PyTorch prefers cuDNN's kernels from Hopper on. FlashAttention 2's, which it
+#: took there before, stand beside them where both were measured.
 DEFAULT_BACKENDS = ("cudnn", "flash")
 DIRECTIONS = {"forward": "fwd", "backward": "bwd"}
 FEW = 4  # cases of a head dimension that tell no half length of their own
@@ -24,12 +25,24 @@ LIMITS = {"limit": (0.01, 1.0), "half_length": (1.0, 1e4), "tail": (1e-3, 3.0)}
 
 
 def fit(cases: Cases, profile: Profile) -> Part:
-    """The section ``kernels.attention``; nothing where no attention was measured."""
+    """The sections ``kernels.attention`` and, of a GPU that has newer kernels, ``kernels.attention_flash2``; nothing
+    where no attention was measured."""
     measured = cases.of("attention")
     backends = {str(case.params["backend"]) for case in measured}
     backend = next((name for name in DEFAULT_BACKENDS if name in backends), None)
     if backend is None:
         return Part({})
+    figures, points = _of_backend(cases, profile, backend)
+    if backend == "flash" or "flash" not in backends:
+        return Part({"kernels.attention": figures}, points)
+    older, points_of_older = _of_backend(cases, profile, "flash")
+    return Part({"kernels.attention": figures, "kernels.attention_flash2": older}, points + points_of_older)
+
+
+def _of_backend(cases: Cases, profile: Profile, backend: str) -> tuple[dict[str, Any], list[Point]]:
+    """The curves of one backend, and what they say beside what was measured of it; of what PyTorch chooses by itself
+    too, where it is the one that training uses."""
+    measured = cases.of("attention")
     around = _around(cases, profile, backend)
     profile = _with_around(profile, around)
     figures: dict[str, Any] = {"start_s": profile.kernels.attention.start_s.model_dump(), "tail": {}}
@@ -70,9 +83,10 @@ def fit(cases: Cases, profile: Profile) -> Part:
     figures = {name: figures[name] for name in AttentionModel.model_fields if figures[name] is not None}
     model = AttentionModel.model_validate(figures)
     cost = AttentionCost(profile.gpu_spec, model)
+    if older := backend == "flash" and any(case.params["backend"] == "cudnn" for case in measured):
+        return figures, [_point(cost, case, held_out, older) for held_out, some in halves.items() for case in some]
     halves[True] += [case for case in measured if case.params["backend"] == "default"]
-    points = [_point(cost, case, held_out) for held_out, some in halves.items() for case in some]
-    return Part({"kernels.attention": figures}, points)
+    return figures, [_point(cost, case, held_out) for held_out, some in halves.items() for case in some]
 
 
 def kernel_of(case: Measured) -> Attention:
@@ -145,8 +159,10 @@ def _with_around(profile: Profile, around: AroundCurve | None) -> Profile:
     return profile.model_copy(update={"kernels": profile.kernels.model_copy(update={"attention": attention})})
 
 
-def _point(cost: AttentionCost, case: Measured, held_out: bool) -> Point:
+def _point(cost: AttentionCost, case: Measured, held_out: bool, older: bool = False) -> Point:
     kernel = kernel_of(case)
     backend = "default." if case.params["backend"] == "default" else ""
-    group = f"attention.{backend}{_dim(case)}.{case.op}"
-    return Point(group, kernel.flops, case.seconds, cost.seconds(kernel), held_out)
+    section = "attention_flash2" if older else "attention"
+    return Point(
+        f"{section}.{backend}{_dim(case)}.{case.op}", kernel.flops, case.seconds, cost.seconds(kernel), held_out
+    )

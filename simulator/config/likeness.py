@@ -12,8 +12,9 @@ from typing import Any
 
 from simulator.errors import InputError
 
-#: What a file may leave out.
+#: What a file may leave out, and the section that it has only where it gives a figure of it, such as another limit.
 SECTIONS = ("kernels", "host", "interference", "transports")
+_WHERE_GIVEN = "power"
 _ORIGIN = frozenset(("kind", "source", "note"))
 
 Data = Mapping[str, Any]
@@ -46,7 +47,8 @@ def completed(data: Data, like: Data, file: object = None) -> dict[str, Any]:
     name, spec, other = str(like["name"]), data["gpu_spec"], like["gpu_spec"]
     ratios = {rate: peak(spec) / peak(other) for rate, peak in _RATES.items()}
     result = dict(data)
-    for section in SECTIONS:
+    given = [_WHERE_GIVEN] if data.get(_WHERE_GIVEN) and like.get(_WHERE_GIVEN) else []
+    for section in (*SECTIONS, *given):
         taken = _assumed(like[section], name, ratios)
         if section == "kernels":
             _keep_types(taken["matmul"], spec["peak_flops_per_s"], other["peak_flops_per_s"])

@@ -223,6 +223,22 @@ def _like(data: Mapping[str, Any], path: Path) -> Profile:
     return _parsed(text, found)
 
 
+def load_profiles(names: Mapping[str, str], attention_kernel: str) -> dict[str, Profile]:
+    """Type of GPU -> the profile of that name or path, whose attention is that of ``attention_kernel`` (newest, flash2)
+    where it has both. Raises `InputError`."""
+    profiles = {gpu: load_profile(name) for gpu, name in names.items()}
+    if attention_kernel == "newest":
+        return profiles
+    return {gpu: _with_older_attention(profile) for gpu, profile in profiles.items()}
+
+
+def _with_older_attention(profile: Profile) -> Profile:
+    older = profile.kernels.attention_flash2
+    if older is None:
+        return profile
+    return profile.model_copy(update={"kernels": profile.kernels.model_copy(update={"attention": older})})
+
+
 def check_gpu(profile: Profile, gpu: str, *, file: object = None, key: str | None = None) -> None:
     """Raise `InputError` where ``profile`` is not one of the cluster's ``gpu``; ``file`` and ``key`` chose it."""
     catalog.check_gpu(

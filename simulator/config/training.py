@@ -96,6 +96,12 @@ class Training(Section):
     compile_loss: bool = Field(default_factory=lambda known: known["implementation"] == "compiled")
     """the loss is compiled too, and never writes logits in fp32; false: as eager [true where implementation is
     compiled]"""
+    attention_kernel: Literal["newest", "flash2"] = "newest"
+    """of attention: flash: the newest that the profile has (cuDNN's on Hopper), or FlashAttention 2's, which PyTorch's
+    scaled_dot_product_attention took there too before it preferred cuDNN's [newest]"""
+    fused_rms_norm: bool = True
+    """RMSNorm is a kernel each way (PyTorch from 2.9 on, Triton's, Apex's); false: operation by operation, as PyTorch's
+    before and the modules of Meta's and Hugging Face's Llama, in eager code [true]"""
     keep_gradients: bool = False
     """gradients of a micro-batch, once added to the buffer, stay in the working precision until the next backward pass,
     as in DeepSpeed's BF16_Optimizer (``update_hp_grads(clear_lp_grads=False)``) [false]"""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from simulator.model.nodes import EAGER_ROPE, Node, Ops, Tensor, add_gradient, comm, linear, memory, norm
+from simulator.model.nodes import EAGER_ROPE, Node, Ops, Tensor, add_gradient, comm, linear, memory
+from simulator.model.norms import norm
 from simulator.model.shapes import Shapes
 from simulator.program import Compute, Matmul
 

@@ -13,7 +13,8 @@ from simulator.model.by_op import recomputed_by_op
 from simulator.model.context import core_attention
 from simulator.model.experts import Experts, experts, mixture
 from simulator.model.latent import Latent, latent, latent_projections, up_inputs
-from simulator.model.nodes import Node, Tensor, activation, fuse, linear, norm, residual, rope
+from simulator.model.nodes import Node, Tensor, activation, fuse, linear, residual, rope
+from simulator.model.norms import norm
 from simulator.model.parts import Checkpoint, Part, part_of
 from simulator.model.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn, shapes
 from simulator.program import Beside
@@ -66,14 +67,14 @@ def _layer(z: Shapes, recompute: tuple[str, ...], a: Latent | None, x: Experts |
     mixed = mixture(z, x) if x else None
     mlp = mixed.nodes if mixed else _mlp(z)
     nodes = (attn_norm, *down, *up, *core, projection, add, mlp_norm, *mlp, residual(z, "mlp"))
-    normed = Tensor("mlp.normed", z.row_bytes)
+    start, normed = Tensor("input", z.row_bytes), Tensor("mlp.normed", z.row_bytes)
     # Megatron-LM's --recompute-modules; those that drop their output are its CheckpointWithoutOutput.
     checkpoints = {
-        "layer": Checkpoint(nodes, attn_norm.saved),
+        "layer": Checkpoint(nodes, (start,)),
         "ops": Checkpoint(nodes, ()),
         "core_attn": Checkpoint(core, attention_inputs(z)),
         "layernorm": Checkpoint(
-            (attn_norm, mlp_norm), (*attn_norm.saved, *mlp_norm.saved), ("attn.normed", "mlp.normed")
+            (attn_norm, mlp_norm), (start, Tensor("attn.output", z.row_bytes)), ("attn.normed", "mlp.normed")
         ),
         "mla_up_proj": Checkpoint(up, up_inputs(up), ("attn.q", "attn.k", "attn.v")),
     }

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simulator.model.layer import layer
-from simulator.model.nodes import Node, Ops, comm, linear, memory, norm
+from simulator.model.nodes import Node, Ops, comm, linear, memory
+from simulator.model.norms import norm
 from simulator.model.parts import Part, part_of
 from simulator.model.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn, shapes
 from simulator.model.vocabulary import embedding, head

@@ -232,35 +232,6 @@ def _sum_around(z: Shapes, block: str, nbytes: float, chunk: Compute) -> Ops:
     return (chunk, *around * (z.tp - 1))
 
 
-def norm(z: Shapes, name: str, *, saved: str, residual: bool) -> Node:
-    """LayerNorm or RMSNorm over this rank's rows: one kernel forward; backward one for the input's gradient and one for
-    the parameters'. The statistics it keeps (8 bytes per row) are neglected, as in arXiv 2205.05198.
-
-    ``residual``: its input also goes round the block, so that autograd adds the two gradients.
-    """
-    params = z.hidden * (2 if z.norm == "layernorm" else 1)
-    small = z.element * params
-    op = "norm" if z.norm == "layernorm" else "rms_norm"
-    backward = memory("B", f"{name} bwd", f"{op}_bwd", 2 * z.row_bytes, z.row_bytes, z.dtype, z.hidden)
-    input_grad: Ops = (backward,)
-    if residual:
-        add = memory("B", f"{name} residual grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
-        input_grad = (fuse("B", backward, add, z.row_bytes, keep=False),) if z.compiled else (backward, add)
-    return Node(
-        forward=(memory("F", name, op, z.row_bytes, z.row_bytes, z.dtype, z.hidden),),
-        input_grad=input_grad,
-        weight_grad=(
-            memory("W", f"{name} wgrad", f"{op}_bwd", 2 * z.row_bytes, small, z.dtype, z.hidden),
-            *add_gradient(z, name, params),
-        ),
-        saved=(Tensor(saved, z.row_bytes),),
-        grad_bytes=2 * z.row_bytes,
-        output_grad_bytes=z.row_bytes,
-        params=params,
-        tp_reduced_params=params if z.sequence_parallel else 0,
-    )
-
-
 def dropout(z: Shapes, name: str, elements: int, *, mask: str, fused_with: Compute | None = None) -> Node:
     """Dropout that keeps a mask of one byte per element; ``fused_with``: the kernel that does it on the way."""
     nbytes = z.element * elements

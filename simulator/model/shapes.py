@@ -95,6 +95,7 @@ class Shapes:
     accumulates_in_product: bool
     keeps_gradients: bool
     compiles_loss: bool
+    norm_by_ops: bool
 
     @property
     def element(self) -> int:
@@ -187,6 +188,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN) -> 
         accumulates_in_product=training.gradient_accumulation_fusion,
         keeps_gradients=training.keep_gradients,
         compiles_loss=training.compile_loss and training.implementation == "compiled",
+        norm_by_ops=not training.fused_rms_norm and model.norm == "rmsnorm",
     )
 
 

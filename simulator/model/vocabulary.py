@@ -17,8 +17,8 @@ from simulator.model.nodes import (
     linear,
     memory,
     new_gradient_bytes,
-    norm,
 )
+from simulator.model.norms import norm
 from simulator.model.parts import Part, part_of
 from simulator.model.shapes import ANY_TURN, Shapes, Turn, shapes
 from simulator.program import Compute

@@ -53,6 +53,31 @@ _MEGATRON: dict[str, Any] = {
 #: The zero-bubble authors' own runtime: sends and receives go on beside the passes.
 _BESIDE = {"grad_reduce": False, "p2p": True}
 
+_NORM_BY_OPS: dict[str, Any] = {"training.fused_rms_norm": False}
+#: What all Llamas are beside their sizes.
+_LLAMA: dict[str, Any] = {
+    "model.activation": "swiglu",
+    "model.norm": "rmsnorm",
+    "model.position": "rope",
+    "model.bias": False,
+    "model.tied_embeddings": False,
+}
+
+#: PyTorch 1.13 to 2.1 without torch.compile; Composer clips gradients. MPT's vocabulary is padded already.
+_LLM_FOUNDRY: dict[str, Any] = {
+    "training.implementation": "eager",
+    "training.grad_clip": 1.0,
+    "training.grad_dtype": "fp32",
+    "model.vocab_multiple": 1,
+    # The nearest to ``attn_impl: triton``, FlashAttention 1; some rows of 128 GPUs or more have FlashAttention 2.
+    "training.attention_kernel": "flash2",
+}
+#: Composer's mixed precision: PURE reduces gradients in bf16, DEFAULT (from 0.16 on) in fp32.
+_COMPOSER = (
+    ({"mp_mode": "PURE"}, {"training.grad_dtype": "bf16"}),
+    ({"sharding": "SHARD_GRAD_OP"}, {"parallelism.reshard_after_forward": False}),
+)
+
 SUITES: dict[str, Suite] = {
     suite.name: suite
     for suite in (
@@ -99,6 +124,51 @@ SUITES: dict[str, Suite] = {
                 # Table 7 has the optimizer that waits for all stages.
                 *(({"id": f"zerobubble-t7-00{n}"}, {"parallelism.optimizer_sync": True}) for n in range(1, 5)),
             ),
+        ),
+        Suite(
+            name="torch-fsdp",
+            about="torchtitan and IBM's fms-fsdp, bf16: Llama of 7B to 70B with FSDP on 8 to 256 H100s and A100s",
+            table=DATA / "torch-fsdp.csv",
+            # Both clip gradients and compile the transformer blocks, not the loss (torchtitan of 2024 and mid-2025).
+            settings={
+                "training.grad_clip": 1.0,
+                "training.compile_loss": False,
+                "training.grad_dtype": "fp32",
+                # What PyTorch took on an H100 too (meta-pytorch/tritonbench, issue 41, of November 2024).
+                "training.attention_kernel": "flash2",
+            },
+            bounds=Bounds(mean=0.12),
+            special=(
+                # fms_fsdp/policies/mixed_precision.py: bfSixteen reduces in bf16; torchtitan's default is fp32.
+                ({"software": "fms-fsdp"}, {"training.grad_dtype": "bf16"}),
+                ({"model": "Llama2-34B"}, _LLAMA),
+                # FMS's norm and torch.nn.RMSNorm of 2024 are no kernels; torchtitan of April 2024 had one of Triton
+                # (pull request 181), which is assumed for its A100s.
+                *(
+                    ({"gpu": gpu, "software": software, "training.implementation": "eager"}, _NORM_BY_OPS)
+                    for software, gpu in (
+                        ("torchtitan", "H100-96G-HBM2e-500W"),
+                        ("fms-fsdp", "A100-80G"),
+                        ("fms-fsdp", "H100-80G"),
+                    )
+                ),
+            ),
+        ),
+        Suite(
+            name="llm-foundry",
+            about="llm-foundry, bf16: MPT of 125M to 70B with FSDP on 8 to 512 A100s and H100s, to 2,048 tokens",
+            table=DATA / "llm-foundry.csv",
+            settings=_LLM_FOUNDRY,
+            bounds=Bounds(mean=0.18),
+            special=_COMPOSER,
+        ),
+        Suite(
+            name="llm-foundry-long",
+            about="the same from 4,096 to 65,536 tokens: FlashAttention 1 in Triton, which is not modelled",
+            table=DATA / "llm-foundry-long.csv",
+            settings=_LLM_FOUNDRY,
+            bounds=Bounds(mean=0.33),
+            special=_COMPOSER,
         ),
         Suite(
             name="own-h200",

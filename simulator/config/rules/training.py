@@ -37,6 +37,13 @@ def problems(workload: Workload) -> Iterator[InputError]:
             found=brief(True),
             allowed="false, or implementation: compiled",
         )
+    if not training.fused_rms_norm and (training.implementation != "eager" or workload.model.norm != "rmsnorm"):
+        yield InputError(
+            f"{workload.model.norm} of implementation {training.implementation} is one kernel",
+            key="training.fused_rms_norm",
+            found=brief(False),
+            allowed="true, or implementation: eager and norm: rmsnorm",
+        )
     if recompute.layers is not None and recompute.granularity != "full":
         yield InputError(
             f"has no meaning with granularity {recompute.granularity}",
