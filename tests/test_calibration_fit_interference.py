@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from calibration.fit import interference
-from calibration.fit.cases import Cases, read
+from calibration.fit.cases import Cases, Measured, read
 from calibration.fit.part import Part
 from simulator.config.profile import load_profile
 
@@ -124,6 +124,49 @@ def test_kernels_that_saturate_memory_lose_what_they_leave() -> None:
     for gpu in (H100, H200):
         figures = load_profile(gpu).interference
         assert figures.leaves.other == pytest.approx(1 - figures.memory_speed.other, abs=0.02)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.22, 0.4])
+@pytest.mark.parametrize("kind", ["moving", "interference"])
+def test_a_share_is_told_where_it_slows_and_not_where_it_does_not(kind: str, share: float) -> None:
+    """All-gathers of 256 MiB on two GPUs in 1 ms alone read and write 2.5 bytes for each, and take T of the memory's
+    time: beside kernels that leave them ``share`` they take T / share as long, in a row 2/3 of a kernel, 0.1 ms, more.
+    Where none takes longer than alone, nothing says how much less would have been enough."""
+    profile, size, alone_s = load_profile(H200), 2**28, 1e-3
+    waits_s = 2 / 3 * 1e-4 if kind == "interference" else 0.0
+
+    def case(slower: float) -> Measured:
+        beside_s, of = alone_s * slower + waits_s, {"kernel": "attention", "bytes": size}
+        row = {"time_s": alone_s, "beside_s": beside_s, "collective_s": alone_s, "collective_beside_s": beside_s}
+        return Measured(kind, "all_gather", of, (0, 1), row | {"kernel_s": 9e-5, "kernel_beside_s": 1e-4})
+
+    takes = interference.takes(case(1.0), profile)
+    plain_Bps = profile.kernels.memory.eager["residual"].share * profile.gpu_spec.memory_bandwidth_Bps.value
+    assert takes == pytest.approx(2.5 * size / alone_s / plain_Bps, rel=0.01)
+    assert interference._share([case(max(1.0, takes / share))], profile) == (share if share < takes else 1.0)
+    assert interference._share([], profile) == 0
+
+
+def test_what_slowed_nothing_is_noted() -> None:
+    """Collectives beside attention are best explained as fast as alone on the H100: all is left to them, and the note
+    says so. On the H200 every class slows them."""
+    for gpu, attention, note in (
+        (H100, 1.0, "1: no smaller share explains collectives beside attention better"),
+        (H200, 0.24, ""),
+    ):
+        leaves = load_profile(gpu).interference.leaves
+        assert (leaves.attention, leaves.note) == (attention, note)
+        assert max(leaves.matmul, leaves.norm, leaves.other) < 0.5
+
+
+def test_points_say_what_kind_of_case_they_are_of() -> None:
+    """The H100 was measured with collectives in a row alone, the H200 with the profiler."""
+    for gpu, kind, others in ((H100, "interference.collective.", "moving."), (H200, "moving.", "interference.coll")):
+        groups = {point.group for point in fitted(gpu).points}
+        assert {name.removeprefix(kind).split(".")[0] for name in groups if name.startswith(kind)} == set(
+            interference.LEAVING
+        )
+        assert not any(name.startswith(others) for name in groups)
 
 
 def test_what_was_not_measured_is_not_called_so() -> None:

@@ -184,7 +184,7 @@ def test_an_interrupt_is_one_line_and_what_was_finished_stays(
 def test_a_worker_ends_with_its_agent() -> None:
     pytest.importorskip("torch")
     worker = (
-        "import os, time; from calibration.measure.start import device_of; device_of({'device': 'cpu'}); "
+        "import os, time; from calibration.measure.start import end_with_parent; end_with_parent(); "
         "print(os.getpid(), flush=True); time.sleep(60)"
     )
     agent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}])"

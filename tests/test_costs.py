@@ -15,7 +15,7 @@ from simulator.config.profile import Profile, load_profile, load_profiles
 from simulator.config.section import validated
 from simulator.costs import Costs
 from simulator.costs.attention import around_bytes
-from simulator.costs.interference import Load
+from simulator.costs.interference import SmLoad
 from simulator.costs.matmul import MatmulCost, Products
 from simulator.costs.memory import slices
 from simulator.errors import InputError
@@ -274,9 +274,9 @@ def test_streams_that_sms_bound_lose_their_part_of_the_sms(gpu: str) -> None:
     profile = load_profile(gpu)
     held = profile.interference.sms
     for load, sms, speeds in (
-        (Load(False, "p2p"), held.p2p, profile.interference.waiting_speed),
-        (Load(True, "p2p"), held.p2p, profile.interference.memory_speed),
-        (Load(True, "collective"), held.collective, profile.interference.memory_speed),
+        (SmLoad(False, "p2p"), held.p2p, profile.interference.waiting_speed),
+        (SmLoad(True, "p2p"), held.p2p, profile.interference.memory_speed),
+        (SmLoad(True, "collective"), held.collective, profile.interference.memory_speed),
     ):
         left = 1 - sms / profile.gpu_spec.sms
         assert left < 0.9
@@ -289,6 +289,22 @@ def test_streams_that_sms_bound_lose_their_part_of_the_sms(gpu: str) -> None:
             assert eager.speed(Memory(op, 1e8, 1e8), load) == speeds.other
         assert fused.speed(Memory("rope", 1e8, 1e8), load) == speeds.other
         assert eager.speed(Memory("norm", 1e8, 1e8, width=4096), load) == speeds.norm
+
+
+@pytest.mark.parametrize(("collective", "p2p"), [(0, 0), (0, 1), (0, 14), (24, 0), (24, 14), (14, 24)])
+def test_sends_alone_cannot_hold_sms(collective: int, p2p: int) -> None:
+    """Collectives that hold none are not known, and nothing is taken from kernels: sends that held some would count for
+    nothing."""
+    data = load_profile("h200-sxm-141gb").model_dump(exclude_none=True)
+    data["interference"]["sms"] = {"collective": collective, "p2p": p2p}
+    if collective == 0 < p2p:
+        with pytest.raises(InputError, match="where collectives hold none") as caught:
+            validated(Profile, data, "mine.yaml")
+        error = caught.value
+        assert (error.file, error.key, error.found) == ("mine.yaml", "interference.sms.p2p", p2p)
+        return
+    beside = Costs.from_profile(validated(Profile, data, "mine.yaml")).beside
+    assert (beside is None) == (collective == 0)
 
 
 def test_costs_of_one_gpu_are_refused_on_another():

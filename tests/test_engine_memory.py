@@ -12,6 +12,7 @@ import pytest
 from simulator.costs import Costs
 from simulator.costs.interference import memory_bytes
 from simulator.program import Comm, Fixed
+from simulator.program.ops import COLLECTIVES
 from simulator.program.text import from_text
 from tests.test_engine_contention import IDEAL, SHORTCUTS, HOP_s, NIC_Bps, ends, play
 
@@ -154,3 +155,25 @@ def test_bytes_of_memory_are_input_output_and_twice_what_is_received(n: int) -> 
     assert moved("all_to_all", part) == pytest.approx(2 + 2 * part)
     assert moved("send", 1.0) == 1
     assert moved("recv", 1.0) == 3
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_of_every_collective_input_and_output_are_counted(n: int) -> None:
+    """(Input, output) of each member as shares of the size, member 0 the root, as NCCL has them in place: a broadcast
+    is only read by the root and only written by the others, a reduce read by all and written by the root, a gather read
+    a part each and written by the root, a scatter the other way round. With nothing received their mean is counted."""
+    root, rest, part = 1.0, n - 1, 1 / n
+    of = {
+        **dict.fromkeys(("all_reduce", "all_to_all", "send_recv", "barrier"), [(1.0, 1.0)] * n),
+        "all_gather": [(part, 1.0)] * n,
+        "reduce_scatter": [(1.0, part)] * n,
+        "broadcast": [(root, 0.0), *[(0.0, 1.0)] * rest],
+        "reduce": [(1.0, root), *[(1.0, 0.0)] * rest],
+        "gather": [(part, root), *[(part, 0.0)] * rest],
+        "scatter": [(root, part), *[(0.0, part)] * rest],
+    }
+    assert set(of) == set(COLLECTIVES)
+    for op, members in of.items():
+        comm = Comm("", op, 1e6, "dp", "dp")
+        assert memory_bytes(comm, n, 0.0) == pytest.approx(1e6 * sum(map(sum, members)) / n), op
+        assert memory_bytes(comm, n, 5e6) - memory_bytes(comm, n, 0.0) == pytest.approx(1e7), op

@@ -173,7 +173,7 @@ class Timed(Row):
 
 
 class Sustained(Timed):
-    """Seconds on end: of each batch, and what the GPU said between them."""
+    """A case that ran for seconds without a pause: the time of each batch, and what the GPU said between them."""
 
     series_s: Annotated[tuple[Positive, ...], AsTuple, Field(min_length=1)]
     sm_mhz: Annotated[tuple[Positive, ...], AsTuple] = ()

@@ -36,6 +36,8 @@ LATE = "late_send"
 P2P = (LATE, "send_recv")
 #: Numbers of SMs that are tried: NCCL has up to 32 channels.
 SMS = range(4, 33, 2)
+#: Of the memory's time: whatever moves beside such kernels is as fast as alone.
+ALL = 1.0
 ORIGIN = {"kind": "measured", "source": MEASURED, "note": ""}
 #: Kernels in a row of a race, enough that it does not matter where it ends.
 RACE = 200
@@ -83,7 +85,11 @@ def fit(cases: Cases, profile: Profile) -> Part:
         name: _share([case for case in some if len(case.ranks) not in apart], profile) for name, some in shown.items()
     }
     if all(shares.values()):
-        figures["leaves"] = {**shares, **ORIGIN}
+        figures["leaves"] = {
+            **shares,
+            **ORIGIN,
+            "note": _unslowed(name for name, share in shares.items() if share == ALL),
+        }
     speed = speeds(profile.model_copy(update={"interference": Interference.model_validate(figures)}))
     points = [
         Point(
@@ -97,7 +103,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     ]
     points += [
         Point(
-            f"moving.{name}.{len(case.ranks)}",
+            f"{'moving' if case.kind == 'moving' else 'interference.collective'}.{name}.{len(case.ranks)}",
             float(case.params["bytes"]),
             slowed_s(case),
             collective_s(case, figures["leaves"][name], profile),
@@ -112,17 +118,26 @@ def fit(cases: Cases, profile: Profile) -> Part:
 def collective_s(case: Measured, leaves: float, profile: Profile) -> float:
     """Seconds of a measured collective beside a kernel that leaves it this share of the memory's time. Where both came
     in a row it waits until the last of n has ended its kernel, n / (n + 1) of one as they end at any time."""
+    n = len(case.ranks)
+    waits_s = n / (n + 1) * float(case.row["kernel_beside_s"]) if case.kind == "interference" else 0.0
+    return waits_s + _alone_s(case) * max(1.0, takes(case, profile) / leaves)
+
+
+def takes(case: Measured, profile: Profile) -> float:
+    """The share of the memory's time that a measured collective takes at full speed."""
     shared = Costs.from_profile(profile, "eager").beside
     assert shared is not None
-    n, nbytes, in_row = len(case.ranks), float(case.params["bytes"]), case.kind == "interference"
-    alone_s = float(case.row["collective_s"]) if in_row else case.seconds
-    waits_s = n / (n + 1) * float(case.row["kernel_beside_s"]) if in_row else 0.0
+    n, nbytes = len(case.ranks), float(case.params["bytes"])
     moved = memory_bytes(Comm("", case.op, nbytes, "", ""), n, nbytes * bus_factor(case.op, n))
-    return waits_s + alone_s * max(1.0, shared.takes(moved / alone_s) / leaves)
+    return shared.takes(moved / _alone_s(case))
+
+
+def _alone_s(case: Measured) -> float:
+    return float(case.row["collective_s"]) if case.kind == "interference" else case.seconds
 
 
 def slowed_s(case: Measured) -> float:
-    """What was measured of that."""
+    """Seconds of a collective as measured beside its kernel: in a row, or from when its bytes move."""
     return float(case.row["collective_beside_s" if case.kind == "interference" else "beside_s"])
 
 
@@ -135,12 +150,21 @@ def beside_kernels(cases: Cases, kernels: Collection[str]) -> list[Measured]:
 
 
 def _share(cases: Sequence[Measured], profile: Profile) -> float:
-    """What kernels leave of the memory's time, by the collectives beside them; 0: not measured."""
+    """What kernels leave of the memory's time, by the collectives beside them; `ALL` where the best share slows none:
+    every larger one explains them as well; 0: not measured."""
+    if not cases:
+        return 0.0
 
     def off(share: float) -> float:
         return sum(abs(collective_s(case, share, profile) / slowed_s(case) - 1) for case in cases)
 
-    return min((rounded(0.01 * step) for step in range(5, 61)), key=off) if cases else 0.0
+    best = min((rounded(0.01 * step) for step in range(5, 61)), key=off)
+    return best if best < max(takes(case, profile) for case in cases) else ALL
+
+
+def _unslowed(names: Iterable[str]) -> str:
+    told = ", ".join(names)
+    return f"1: no smaller share explains collectives beside {told} better" if told else ""
 
 
 #: Of a kernel that was raced, beside what it was raced with.

@@ -17,16 +17,18 @@ from calibration.measure.team import FOREVER
 
 Report = Callable[[dict[str, object]], None]
 
-
 #: Linux's prctl(2): the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
 
 
-def device_of(orders: Mapping[str, Any]) -> torch.device:
-    """The rank's GPU, which is made the current one; or the CPU, of which it takes one core. From here on the worker
-    ends with its agent, also where that is killed while it waits for others."""
+def end_with_parent() -> None:
+    """From here on a worker ends with its agent, also where that is killed while the worker waits for others."""
     if hasattr(libc := ctypes.CDLL(None), "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def device_of(orders: Mapping[str, Any]) -> torch.device:
+    """The rank's GPU, which is made the current one; or the CPU, of which it takes one core."""
     if orders["device"] == "cuda":
         device = torch.device("cuda", int(orders["local_rank"]))
         torch.cuda.set_device(device)

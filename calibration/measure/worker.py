@@ -18,7 +18,7 @@ from calibration.measure.bench import Bench, Row
 from calibration.measure.case import Case, UnavailableError, Work
 from calibration.measure.gpu import environment
 from calibration.measure.hosts import beside_probes
-from calibration.measure.start import Report, device_of, join, reporting
+from calibration.measure.start import Report, device_of, end_with_parent, join, reporting
 from calibration.measure.team import Team, collective_time
 from calibration.train.host import Probe
 
@@ -29,6 +29,7 @@ HEAT_S = {"smoke": 0.1, "quick": 3.0, "full": 15.0}
 
 def main() -> None:
     """Reads its orders (JSON) from standard input; writes reports to the file descriptor that they name."""
+    end_with_parent()
     orders = json.load(sys.stdin)
     rank, world, device = int(orders["rank"]), int(orders["world"]), device_of(orders)
     torch.manual_seed(rank)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from calibration.measure.gpu import environment
-from calibration.measure.start import device_of, join, reporting
+from calibration.measure.start import device_of, end_with_parent, join, reporting
 from calibration.measure.team import FOREVER
 from calibration.train.length import PROFILED, Length
 from calibration.train.record import write_timeline
@@ -24,6 +24,7 @@ from simulator.config.workload import load_workload
 
 def main() -> None:
     """Reads its orders (JSON) from standard input; writes reports to the file descriptor that they name."""
+    end_with_parent()
     orders = json.load(sys.stdin)
     rank, device = int(orders["rank"]), device_of(orders)
     warnings.simplefilter("ignore")

@@ -52,7 +52,7 @@ class MemorySpeeds(Cited):
 
 
 class MemoryShares(Cited):
-    """Of the time of a GPU's memory, beside kernels of some types."""
+    """Share of its memory's time that kernels of each class leave to communication."""
 
     matmul: Fraction
     attention: Fraction
@@ -61,12 +61,24 @@ class MemoryShares(Cited):
 
 
 class Held(Section):
-    """Of a GPU's streaming multiprocessors."""
+    """SMs that NCCL's kernels hold."""
 
     collective: Annotated[Whole, Field(ge=0)]
-    """0: none"""
+    """0: not known, and communication takes nothing from kernels"""
     p2p: Annotated[Whole, Field(ge=0)]
-    """by sends and receives"""
+    """by sends and receives alone"""
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        if self.p2p and not self.collective:
+            raise InputError(
+                "sends and receives hold SMs where collectives hold none",
+                key="interference.sms.p2p",
+                found=self.p2p,
+                allowed="0, as interference.sms.collective is",
+                fix="collective: 24, what they hold of an H100, or p2p: 0: communication takes nothing from kernels",
+            )
+        return self
 
 
 class Interference(Cited):

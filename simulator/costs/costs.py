@@ -15,7 +15,7 @@ from simulator.costs import launch, stack
 from simulator.costs.attention import AttentionCost
 from simulator.costs.fixed import FixedCost
 from simulator.costs.hosts import HOST_TRANSPORTS, plain
-from simulator.costs.interference import Beside, SharedSms, without
+from simulator.costs.interference import Beside, HeldBy, SharedSms, without
 from simulator.costs.matmul import MatmulCost
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import KernelCost, Origin
@@ -230,7 +230,7 @@ def _beside(profile: Profile, memory: MemoryCost) -> SharedSms | None:
     if not model.sms.collective:
         return None
     plain_Bps = memory.share(Memory("residual", 0.0, 0.0)) * spec.memory_bandwidth_Bps.value
-    held = {"collective": model.sms.collective, "p2p": model.sms.p2p}
+    held: dict[HeldBy, int] = {"collective": model.sms.collective, "p2p": model.sms.p2p}
     fewer = {by: _on_sms(profile, sms, model.matmul_sms) for by, sms in held.items()}
     return SharedSms(model, _on_sms(profile), fewer, memory, plain_Bps, spec.sms)
 

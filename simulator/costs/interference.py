@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from simulator.config.profile import GpuSpec, Interference
 from simulator.costs.memory import MemoryCost
@@ -41,22 +41,26 @@ class Beside(Protocol):
         take."""
 
 
-class Load(NamedTuple):
-    """Whether bytes move, and ``by`` what SMs are held: a key of `SharedSms.fewer`."""
+#: What holds SMs: collectives, or sends and receives alone, which hold fewer.
+HeldBy = Literal["collective", "p2p"]
+
+
+class SmLoad(NamedTuple):
+    """Whether bytes move, and ``by`` what SMs are held."""
 
     moves: bool
-    by: str
+    by: HeldBy
 
 
 @dataclass(frozen=True)
 class SharedSms:
     """NCCL's thread blocks hold SMs from when their kernel is on the GPU to its end; without their peers they spin.
 
-    ``whole``: type of kernel -> its price on all of the GPU's ``sms``; ``fewer``: on those that a ``"collective"``
-    leaves, or ``"p2p"``, sends and receives alone, which hold fewer. Kernels that memory bounds have a measured speed
-    each, another one while nothing moves; of these, streams that reach less than `SM_BOUND` of the bandwidth by their
-    ``memory`` prices lose their part of the SMs too. A collective gets its SMs when a kernel ends: until then all are
-    taken.
+    ``whole``: type of kernel -> its price on all of the GPU's ``sms``; ``fewer``: on those that collectives, or sends
+    and receives alone, leave it: attention all but the 24 and 14 that they hold of an H100 or H200, products all but 48
+    beside either (`Interference.matmul_sms`). Kernels that memory bounds have a measured speed each, another one while
+    nothing moves; of these, streams that reach less than `SM_BOUND` of the bandwidth by their ``memory`` prices lose
+    the part of the SMs that is held too. A collective gets its SMs when a kernel ends: until then all are taken.
 
     Communication moves bytes of its GPU's memory (`memory_bytes`), and has of the memory's time what the kernel beside
     it leaves: where at full speed it would take more, it is slowed. Memory is busy all the time at ``plain_Bps``, what
@@ -66,21 +70,21 @@ class SharedSms:
 
     model: Interference
     whole: Mapping[type, KernelCost]
-    fewer: Mapping[str, Mapping[type, KernelCost]]
+    fewer: Mapping[HeldBy, Mapping[type, KernelCost]]
     memory: MemoryCost
     plain_Bps: float
     sms: int
     queues: bool = True
-    _speeds: dict[tuple[Kernel, Load], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _speeds: dict[tuple[Kernel, SmLoad], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def load(self, waiting: Sequence[Comm], moving: Sequence[Comm]) -> Load | None:
+    def load(self, waiting: Sequence[Comm], moving: Sequence[Comm]) -> SmLoad | None:
         if not waiting and not moving:
             return None
         p2p = all(comm.op in POINT_TO_POINT for comm in (*waiting, *moving))
-        return Load(bool(moving), "p2p" if p2p else "collective")
+        return SmLoad(bool(moving), "p2p" if p2p else "collective")
 
     def speed(self, kernel: Kernel, load: Hashable) -> float:
-        if not isinstance(load, Load):
+        if not isinstance(load, SmLoad):
             return 1.0
         if (kernel, load) not in self._speeds:
             self._speeds[kernel, load] = self._speed(kernel, load)
@@ -100,29 +104,41 @@ class SharedSms:
     def _sms_bound(self, kernel: Memory) -> bool:
         return not kernel.normalizes and self.memory.share(kernel) < SM_BOUND
 
-    def _speed(self, kernel: Kernel, load: Load) -> float:
+    def _speed(self, kernel: Kernel, load: SmLoad) -> float:
         if isinstance(kernel, Memory):
             speeds = self.model.memory_speed if load.moves else self.model.waiting_speed
             if kernel.normalizes:
                 return speeds.norm
-            held = getattr(self.model.sms, load.by)
+            held = self.model.sms.p2p if load.by == "p2p" else self.model.sms.collective
             return speeds.other * (1 - held / self.sms if self._sms_bound(kernel) else 1.0)
         if type(kernel) not in self.whole:
             return 1.0
         return min(1.0, self.whole[type(kernel)].seconds(kernel) / self.fewer[load.by][type(kernel)].seconds(kernel))
 
 
+def _own(op: str, members: int) -> float:
+    """Of an operation of so many members, its ``nbytes``, `Comm`: how often a GPU reads and writes them as input and
+    output, mean over the members."""
+    match op:
+        case "all_reduce" | "all_to_all" | "send_recv" | "barrier":
+            return 2.0
+        case "all_gather" | "reduce_scatter" | "reduce":  # all and a part; of a reduce all read, the root writes
+            return 1 + 1 / members
+        case "broadcast" | "send" | "recv":  # who has it reads it, the others write it
+            return 1.0
+        case "gather" | "scatter":  # each a part, the root all
+            return 2 / members
+    raise ValueError(f"not of NCCL's kernels: {op}")
+
+
 def memory_bytes(comm: Comm, members: int, received: float) -> float:
     """Bytes of its own memory that a GPU reads and writes in a collective of so many members, or in its end of a
-    transfer, of which it receives ``received``.
+    transfer, of which it receives ``received``; both are means over the members, those of a root may be more.
 
     Its input is read once, its output written once, what it receives is written into a buffer by its sender, and read
     there by its own kernel (NCCL's primitives, src/device/prims_simple.h: of a sender only the input).
     """
-    if comm.op == "send":
-        return comm.nbytes
-    own = {"recv": 1.0, "all_gather": 1 + 1 / members, "reduce_scatter": 1 + 1 / members}.get(comm.op, 2.0)
-    return own * comm.nbytes + 2 * received
+    return _own(comm.op, members) * comm.nbytes + (0.0 if comm.op == "send" else 2 * received)
 
 
 def without(spec: GpuSpec, sms: int) -> GpuSpec:

@@ -49,8 +49,8 @@ def load_class(kernel: Kernel) -> LoadClass | None:
 
 
 def useful_hz(clock_hz: Clock, highest_hz: float) -> Clock:
-    """What a clock is to kernels of a class, in Hz: above ``highest_hz`` (`Load.highest_clock_hz`) they are no faster
-    and draw no more."""
+    """The part of a clock, in Hz, that kernels of a class make use of: above ``highest_hz`` (`Load.highest_clock_hz`)
+    they are no faster and draw no more."""
     return np.minimum(clock_hz, highest_hz) if isinstance(clock_hz, np.ndarray) else min(clock_hz, highest_hz)
 
 
