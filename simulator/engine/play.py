@@ -12,10 +12,10 @@ import numpy as np
 import simpy
 
 from simulator.cluster import Cluster, Gpu
-from simulator.costs.interference import memory_bytes
 from simulator.engine.blocks import CommOp, CommTime, Meet, MeetBeside, Piece, Run, Running, TemplateStore
 from simulator.engine.deadlock import report
 from simulator.engine.host import Errand, HostSpeeds, agenda, host_speeds
+from simulator.engine.memory import SharedMemory
 from simulator.engine.placed import Placed
 from simulator.engine.rank import INSTANT_s, Meeting, Rank, UnderWay, left_from
 from simulator.engine.recorder import BESIDE, WHOLE, Called, Clocks, Ends, Recorder
@@ -58,13 +58,13 @@ class Play:
         self.clocks = clocks
         self.env = env
         self.network = network
+        self.memory = SharedMemory(placed.program, network)
         self.store = TemplateStore(placed.costs)
         self.recorder = Recorder()
         self.done: Counter[tuple[int, str]] = Counter()
         self._meetings: dict[tuple[object, ...], list[Meeting]] = {}
         self._prepared: dict[tuple[int, int, str], _Prepared] = {}
         self._lanes_of_axis = [_lanes_of_axis(role) for role in placed.program.roles]
-        self._taken: dict[tuple[int, str, str], float] = {}
         self._agendas: dict[tuple[int, str, HostSpeeds], tuple[Errand, ...]] = {}
         self.ranks = [self._rank(number, cluster.gpus[placed.gpus[number]]) for number in cast.like]
 
@@ -183,7 +183,7 @@ class Play:
             _check_match(rank, comm, meeting)
         meeting.arrived.append(rank)
         if rank.costs.beside is not None and comm.holds_sms:
-            meeting.takes[rank] = self._takes(rank, comm, meeting.transfer)
+            meeting.takes[rank] = self.memory.takes(rank, comm, meeting.transfer)
         if comm.spins:
             rank.resident.append(meeting)
             self._reconsider_speed(rank)
@@ -206,35 +206,13 @@ class Play:
             for rank in beside:
                 rank.resident.remove(meeting)
                 self._reconsider_speed(rank)
-                self._share_memory(rank)
+                self.memory.share(rank)
             meeting.done.succeed((began, self.env.now))
 
         meeting.motion = self.network.transfer(meeting.transfer.plan, land)
         for rank in beside:
             self._reconsider_speed(rank)
-            self._share_memory(rank)
-
-    def _takes(self, rank: Rank, comm: Comm, transfer: Transfer) -> float:
-        """The share of the time of its memory that ``comm`` takes while its bytes move at full speed."""
-        key = id(transfer), comm.op, rank.runs.gpu
-        if key not in self._taken:
-            assert rank.costs.beside is not None
-            members = len(self.program.groups[comm.axis][self.program.group_index(comm.axis, rank.number)])
-            seconds = transfer.plan.moving_s
-            nbytes = memory_bytes(comm, members, transfer.wire_bytes)
-            self._taken[key] = rank.costs.beside.takes(nbytes / seconds) if seconds else 0.0
-        return self._taken[key]
-
-    def _share_memory(self, rank: Rank) -> None:
-        """What moves beside its kernel has together what that leaves of the memory's time. A collective is as fast as
-        its slowest member."""
-        speed = rank.leaves / rank.takes if rank.leaves < rank.takes else 1.0
-        for meeting in rank.resident:
-            if meeting.motion is None or meeting.speeds.get(rank, 1.0) == speed:
-                continue
-            meeting.speeds[rank] = speed
-            if (slowest := min(meeting.speeds.values())) != meeting.motion.speed:
-                self.network.pace(meeting.motion, slowest)
+            self.memory.share(rank)
 
     def _reconsider_speed(self, rank: Rank) -> None:
         """What is on the GPU beside its computation has changed: wake that if it changes its speed."""
@@ -365,7 +343,7 @@ class Play:
                 rank.leaves, changes_s = math.inf, math.inf
                 if rank.takes > least:
                     rank.leaves, changes_s = left_from(leaves, starts, ends, now)
-                self._share_memory(rank)
+                self.memory.share(rank)
                 timer = self.env.timeout(min(ends[until], changes_s) - now)
                 yield timer | under_way.disturbed
                 now = self.env.now
@@ -375,7 +353,7 @@ class Play:
                     rank.queued.pop().succeed()
                 if until == len(ends) - 1:
                     rank.under_way, rank.leaves = None, math.inf
-                    self._share_memory(rank)
+                    self.memory.share(rank)
                     break
                 first, resumed = until + 1, False
                 continue
