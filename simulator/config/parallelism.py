@@ -137,8 +137,9 @@ class Parallelism(Section):
     """gradients are copied into a bucket to be reduced, as in DeepSpeed; false: they lie in one buffer, reduced in
     place as in Megatron-LM [false]"""
     batch_p2p: bool = False
-    """sends and receives beside compute are batches of one on one stream, so that one waits behind another neighbour's,
-    as in torch's pipelines up to 2.11 (``batch_isend_irecv``); false: a stream per neighbour, as since [false]"""
+    """sends and receives beside compute are batches of one, on the stream of one communicator: a receive waits behind
+    another neighbour's, a send behind the receives before it, as in torch's pipelines up to 2.11
+    (``batch_isend_irecv``); false: a stream per neighbour, as since [false]"""
     scatter_gather_p2p: bool = False
     """without sequence parallelism, each tp rank sends 1/tp of the activation to the next stage, which all-gathers it
     (arXiv 2104.04473, section 4.1) [false]"""

@@ -54,7 +54,7 @@ _MEGATRON: dict[str, Any] = {
 _BESIDE = {"grad_reduce": False, "p2p": True}
 
 _NORM_BY_OPS: dict[str, Any] = {"training.fused_rms_norm": False}
-#: What all Llamas are beside their sizes.
+#: What Llamas of 7B and more are beside their sizes.
 _LLAMA: dict[str, Any] = {
     "model.activation": "swiglu",
     "model.norm": "rmsnorm",
