@@ -418,3 +418,10 @@ def test_a_narrow_terminal_breaks_no_figure(
     shown = capsys.readouterr().out
     assert ("No room for how 16 devices are joined" in shown) is (columns < 120)
     assert ("gpu7   NV" in shown) is (columns == 120)
+    assert command("topology", "dgx2_v100") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    said = "No room for how 24 devices are joined: a wide terminal shows it of up to 24."
+    assert said in shown
+    monkeypatch.setenv("COLUMNS", "900")
+    assert command("topology", "gb200_nvl72") == 0
+    assert "No room for how 144 devices" in capsys.readouterr().out

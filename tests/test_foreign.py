@@ -360,6 +360,34 @@ def test_runs_say_what_is_assumed_of_their_cluster(tmp_path: Path) -> None:
     assert assumed(nics=nics) == given - {"node.nics.bandwidth_bps", "node.nics.latency_s", "node.pcie.generation"}
 
 
+@pytest.mark.parametrize("section", [True, False])
+def test_what_is_said_of_a_section_or_inside_it_is_no_longer_assumed(section: bool, tmp_path: Path) -> None:
+    """By import as by a workload: a whole section answers for its keys, a key inside for what is assumed of all."""
+    source, made = tmp_path / "node.txt", tmp_path / "made.yaml"
+    source.write_text(MATRIX)
+    given = {text.split(":")[0] for text in read_topology(source).assumed}
+    nics = {"bandwidth_bps": 400e9, "latency_s": 2e-6}
+    count = read_topology(source).cluster["node"]["nics"]["count"]
+    if section:
+        changes = ["node.nics=" + json.dumps({"count": count, **nics}), "fabric={kind: fat_tree}"]
+    else:
+        changes = [*(f"node.nics.{key}={value}" for key, value in nics.items()), "fabric.kind=fat_tree"]
+    with pytest.raises(SystemExit):
+        main(["import", str(source), "--out", str(made), *(word for one in changes for word in ("--set", one))])
+    left = given - {"node.nics.bandwidth_bps", "node.nics.latency_s", "fabric"}
+    assert {text.split(":")[0] for text in load_cluster(str(made)).assumed} == left < given
+    over = {"name": str(source), "node": {"nics": nics}, "fabric": {"kind": "fat_tree"}}
+    assert {text.split(":")[0] for text in load_cluster(over).assumed} == left
+
+
+def test_groups_take_a_node_away_with_what_was_assumed_of_it(tmp_path: Path) -> None:
+    source = tmp_path / "node.txt"
+    source.write_text(MATRIX)
+    groups = [{"count": 2, "node": "dgx_a100"}]
+    left = [text.split(":")[0] for text in load_cluster({"name": str(source), "groups": groups}).assumed]
+    assert left == ["fabric"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -183,6 +183,25 @@ def test_a_switch_that_is_off_asks_for_nothing() -> None:
     assert warnings(on) == ["parallelism.overlap.tp has no effect: tp is 1"]
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("model.attention", "unfused", "model.attention is unfused"),
+        ("cluster.node.gpus.type", "a100-sxm-80gb", "the profile has no FlashAttention 2 beside a newer kernel"),
+        ("cluster.node.gpus.type", "l40s-48gb", "the profile has no FlashAttention 2 beside a newer kernel"),
+        ("cluster.node.gpus.type", "h100-sxm-80gb", ""),
+        ("cluster.node.gpus.type", "b200-sxm-180gb", ""),
+    ],
+)
+def test_flash_attention_2_changes_nothing_where_there_is_no_choice(key: str, value: str, why: str) -> None:
+    """Attention that is not fused has none of its kernels, and an A100's are FlashAttention 2 anyway (the L40S's are as
+    there); an H100 has both (the B200's are as there)."""
+    work = with_key(JOBS["replicas"], key, value)
+    asked = with_key(work, "training.attention_kernel", "flash2")
+    assert warnings(load_workload(asked)) == ([f"training.attention_kernel has no effect: {why}"] if why else [])
+    assert (answer(asked) == answer(work)) is bool(why)
+
+
 def test_modules_named_twice_are_computed_again_once_and_said_to_be() -> None:
     once, twice = (job({}, recompute={"granularity": "selective", "modules": ["mlp"] * n}) for n in (1, 2))
     assert answer(once) == answer(twice)

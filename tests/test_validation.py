@@ -269,6 +269,72 @@ def test_a_row_may_name_a_workload_file_beside_its_table(tmp_path: Path) -> None
     assert "model.layers" in skipped["odd"]
 
 
+OWN = {"id": "mine", "workload": "gpt22b_tp8", "measured_step_s": "1"}
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        *("layers", "tp", "pp", "dp", "vpp", "cp", "ep", "n_gpus", "seq", "micro_batch", "global_batch"),
+        *("precision", "recompute", "schedule", "zero_stage", "model"),
+    ],
+)
+def test_columns_that_a_workload_file_answers_are_refused_beside_it(column: str) -> None:
+    """Neither read nor ignored; settings of a suite neither. An empty cell says nothing, and labels mean nothing."""
+    with pytest.raises(UnsupportedError, match=f"a workload file says {column} itself"):
+        loaded({**OWN, column: "8"}, {})
+    with pytest.raises(UnsupportedError, match=r"a workload file says model\.dropout itself"):
+        loaded(OWN, {"model.dropout": 0.1})
+    labels = {column: "", "source": "a", "notes": "b", "mfu": "0.4", "note v1.0": "c", "model.dropout": "0.3"}
+    assert loaded({**OWN, **labels}, {}).model.dropout == 0.3
+
+
+@pytest.mark.parametrize("row", [ROW, OWN])
+@pytest.mark.parametrize("column", ["cluster", "training", "calibration", "seed"])
+def test_a_section_is_no_dotted_key(row: dict[str, str], column: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"columns set dotted keys, such as cluster.name, not {column}"):
+        loaded({**row, column: "dgx_h100"}, {})
+
+
+def test_the_gpu_of_a_row_is_that_of_its_workload_file() -> None:
+    """Where its name is known; else it is a label."""
+    for label in ("A100-80G-SXM", "a100-80g", "our cards"):
+        assert loaded({**OWN, "gpu": label}, {}).cluster.gpu_types == ("a100-sxm-80gb",)
+    with pytest.raises(UnsupportedError, match="gpu 'H100' is not the a100-sxm-80gb of its workload file"):
+        loaded({**OWN, "gpu": "H100"}, {})
+    loaded({**OWN, "gpu": "H100", "cluster.name": "dgx_h100"}, {})
+
+
+@pytest.mark.parametrize("row", [ROW, OWN])
+@pytest.mark.parametrize(
+    ("column", "cell"),
+    [
+        ("training.seq", "[1"),
+        ("training.seq", "-1"),
+        ("training.seq.x", "1"),
+        ("training.sq", "1"),
+        ("trainin.seq", "1"),
+        ("notes.", "a"),
+        ("cluster.name", "dgx_z100"),
+        ("cluster.node.nics.count", "-1"),
+    ],
+)
+def test_an_error_of_a_dotted_column_names_row_and_column(row: dict[str, str], column: str, cell: str) -> None:
+    with pytest.raises(InputError) as caught:
+        loaded({**row, column: cell}, {})
+    assert str(caught.value).startswith(f"row {row['id']}")
+    assert column.partition(".")[0] in str(caught.value)
+    assert "--set" not in str(caught.value)
+
+
+def test_blanks_around_the_name_of_a_column_do_not_count(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("id, workload, measured_step_s, model.dropout, parallelism.tp \nmine, gpt22b_tp8, 1, 0.3, 4\n")
+    (row,) = read_rows(table)
+    workload = loaded(row, {})
+    assert (workload.model.dropout, workload.parallelism.tp) == (0.3, 4)
+
+
 def test_columns_named_by_dotted_keys_win_over_the_settings() -> None:
     assert loaded({**ROW, "model.dropout": "0.2"}, {"model.dropout": 0.1}).model.dropout == 0.2
 

@@ -32,16 +32,16 @@ def fit(cases: Cases, profile: Profile) -> Part:
     backend = next((name for name in DEFAULT_BACKENDS if name in backends), None)
     if backend is None:
         return Part({})
-    figures, points = _of_backend(cases, profile, backend)
+    figures, points = _of_backend(cases, profile, backend, "attention")
     if backend == "flash" or "flash" not in backends:
         return Part({"kernels.attention": figures}, points)
-    older, points_of_older = _of_backend(cases, profile, "flash")
+    older, points_of_older = _of_backend(cases, profile, "flash", "attention_flash2")
     return Part({"kernels.attention": figures, "kernels.attention_flash2": older}, points + points_of_older)
 
 
-def _of_backend(cases: Cases, profile: Profile, backend: str) -> tuple[dict[str, Any], list[Point]]:
-    """The curves of one backend, and what they say beside what was measured of it; of what PyTorch chooses by itself
-    too, where it is the one that training uses."""
+def _of_backend(cases: Cases, profile: Profile, backend: str, section: str) -> tuple[dict[str, Any], list[Point]]:
+    """The curves of one backend, for a ``section`` of the kernels, and what they say beside what was measured of it; of
+    what PyTorch chooses by itself too, where the section is the one that training uses."""
     measured = cases.of("attention")
     around = _around(cases, profile, backend)
     profile = _with_around(profile, around)
@@ -83,10 +83,9 @@ def _of_backend(cases: Cases, profile: Profile, backend: str) -> tuple[dict[str,
     figures = {name: figures[name] for name in AttentionModel.model_fields if figures[name] is not None}
     model = AttentionModel.model_validate(figures)
     cost = AttentionCost(profile.gpu_spec, model)
-    if older := backend == "flash" and any(case.params["backend"] == "cudnn" for case in measured):
-        return figures, [_point(cost, case, held_out, older) for held_out, some in halves.items() for case in some]
-    halves[True] += [case for case in measured if case.params["backend"] == "default"]
-    return figures, [_point(cost, case, held_out) for held_out, some in halves.items() for case in some]
+    if section == "attention":
+        halves[True] += [case for case in measured if case.params["backend"] == "default"]
+    return figures, [_point(cost, case, held_out, section) for held_out, some in halves.items() for case in some]
 
 
 def kernel_of(case: Measured) -> Attention:
@@ -159,10 +158,9 @@ def _with_around(profile: Profile, around: AroundCurve | None) -> Profile:
     return profile.model_copy(update={"kernels": profile.kernels.model_copy(update={"attention": attention})})
 
 
-def _point(cost: AttentionCost, case: Measured, held_out: bool, older: bool = False) -> Point:
+def _point(cost: AttentionCost, case: Measured, held_out: bool, section: str) -> Point:
     kernel = kernel_of(case)
     backend = "default." if case.params["backend"] == "default" else ""
-    section = "attention_flash2" if older else "attention"
     return Point(
         f"{section}.{backend}{_dim(case)}.{case.op}", kernel.flops, case.seconds, cost.seconds(kernel), held_out
     )

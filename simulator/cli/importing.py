@@ -51,12 +51,12 @@ def command(
     """
     from simulator.config.cluster import load_cluster
     from simulator.config.files import as_path, parse_changes, with_changes
-    from simulator.config.foreign import read_topology
+    from simulator.config.foreign import read_topology, unanswered
 
     changes = parse_changes(set_ or ())
     imported = read_topology(as_path(file))
     cluster = with_changes(_with_node(imported, node, file), changes, {})
-    if assumed := [text for text in imported.assumed if text.split(":")[0] not in changes]:
+    if assumed := unanswered(imported.assumed, changes):
         cluster["assumed"] = assumed
     spec = load_cluster({**cluster, "name": str(cluster["name"])})
     check_outputs({"--out": out, "--json": json}, {"--out": (".yaml", ".yml")})

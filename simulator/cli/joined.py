@@ -17,15 +17,16 @@ MOST_COLUMNS = 24
 
 
 def show_joined(out: Console, node: Node, title: str) -> None:
-    """Print the matrix of ``nvidia-smi topo -m``, or where the terminal is too narrow that it is."""
+    """Print the matrix of ``nvidia-smi topo -m``, or that there is no room for it."""
     from rich.measure import Measurement
 
-    joined, names = relations(node), device_names(node)
-    if len(names) > MOST_COLUMNS:
-        return
-    matrix = table([{"": a, **{b: joined.get((a, b), "X") for b in names}} for a in names], title)
-    if Measurement.get(out, out.options.update(width=1000), matrix).maximum > out.width:
-        out.print(f"No room for how {len(names)} devices are joined: a wider terminal shows it.")
-        return
-    out.print(matrix)
-    out.print(LEGEND)
+    names = device_names(node)
+    if len(names) <= MOST_COLUMNS:
+        joined = relations(node)
+        matrix = table([{"": a, **{b: joined.get((a, b), "X") for b in names}} for a in names], title)
+        if Measurement.get(out, out.options.update(width=1000), matrix).maximum <= out.width:
+            out.print(matrix)
+            out.print(LEGEND)
+            return
+    most = f"a wide terminal shows it of up to {MOST_COLUMNS}"
+    out.print(f"No room for how {len(names)} devices are joined: {most}.")

@@ -14,7 +14,7 @@ from pydantic import Field, ModelWrapValidatorHandler, model_validator
 from simulator.config import catalog
 from simulator.config.background import Background
 from simulator.config.files import brief, read_yaml
-from simulator.config.foreign import SUFFIXES, is_foreign, read_topology
+from simulator.config.foreign import SUFFIXES, is_foreign, read_topology, unanswered
 from simulator.config.node import MAX_GPUS, Bandwidth, Count, Node, node_problems
 from simulator.config.overrides import Override, missing_parts, override_problems
 from simulator.config.section import AsTuple, Integral, Section, Text, raise_all, validated
@@ -333,19 +333,25 @@ def cluster_data(
         data = {**imported.cluster, "assumed": list(imported.assumed)}
     else:
         data = read_yaml(path)
-    if isinstance(assumed := data.get("assumed"), list):  # but what is laid over it has been said
-        data["assumed"] = [text for text in assumed if not _says(over, str(text).split(":")[0])]
-    data = merged(_without_replaced({"name": path.stem, **data}, over), over)
+    kept = _without_replaced({"name": path.stem, **data}, over)
+    assumed = data.get("assumed")
+    if isinstance(assumed, list) and all(isinstance(text, str) for text in assumed):
+        kept["assumed"] = unanswered(assumed, [*_figures(over), *(data.keys() - kept.keys())])
+    data = merged(kept, over)
     if is_foreign(path) and not {"node", "groups"} & set(data):
         fix = f"llmsim import {path} --node dgx_h100 --out mine.yaml, or another cluster that its nodes are of"
         raise InputError("says nothing of the nodes themselves", file=path, key="node", fix=fix)
     return _with_nodes(data, path.parent, path, None), path, over
 
 
-def _says(data: object, key: str) -> bool:
-    """Whether a mapping has the dotted ``key``."""
-    first, _, rest = key.partition(".")
-    return isinstance(data, Mapping) and first in data and (not rest or _says(data[first], rest))
+def _figures(data: Mapping[str, Any], section: str = "") -> Iterator[str]:
+    """The dotted keys of a mapping's values, which are no mappings themselves."""
+    for name, value in data.items():
+        key = f"{section}{name}"
+        if isinstance(value, Mapping):
+            yield from _figures(value, f"{key}.")
+        else:
+            yield key
 
 
 def _without_replaced(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -210,12 +210,14 @@ def brief(value: object) -> object:
     return _Brief(_SHORT.repr(value))
 
 
-def with_changes(data: Mapping[str, Any], changes: Mapping[str, Any], shorthands: Mapping[str, str]) -> dict[str, Any]:
+def with_changes(
+    data: Mapping[str, Any], changes: Mapping[str, Any], shorthands: Mapping[str, str], by: str = "--set"
+) -> dict[str, Any]:
     """``data`` with the value of each dotted path in ``changes`` put in, sections made where they are missing; whole
     sections first, so that a key inside one counts whatever the order. Raises `InputError`.
 
     ``shorthands``: dotted path of a section -> the key of it that a plain value in its place means, so that
-    ``cluster.nodes`` can be set where the file says ``cluster: dgx_a100``.
+    ``cluster.nodes`` can be set where the file says ``cluster: dgx_a100``. ``by``: where changes stand, for errors.
 
     >>> with_changes({"cluster": "dgx_a100"}, {"cluster.nodes": 4, "cluster": "dgx_h100"}, {"cluster": "name"})
     {'cluster': {'name': 'dgx_h100', 'nodes': 4}}
@@ -224,7 +226,7 @@ def with_changes(data: Mapping[str, Any], changes: Mapping[str, Any], shorthands
         part = f"{path}.{key}"
         if part in changes and isinstance(changes.get(path), str) and changes[part] != changes[path]:
             found = brief([changes[path], changes[part]])
-            raise InputError(f"{path} and {part} are one thing", file="--set", found=found, fix="only one of them")
+            raise InputError(f"{path} and {part} are one thing", file=by, found=found, fix="only one of them")
     result = dict(data)
     for path, value in sorted(changes.items(), key=lambda change: change[0].count(".")):
         parts = path.split(".")
@@ -236,7 +238,7 @@ def with_changes(data: Mapping[str, Any], changes: Mapping[str, Any], shorthands
                 inner = {shorthands[here]: inner}
             if inner is not None and not isinstance(inner, Mapping):
                 raise InputError(
-                    f"{here} has no keys inside; set it as a whole", file=f"--set {path}", found=brief(inner)
+                    f"{here} has no keys inside; set it as a whole", file=f"{by} {path}", found=brief(inner)
                 )
             section[part] = dict(inner or {})
             section = section[part]

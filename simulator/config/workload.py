@@ -217,10 +217,12 @@ def _calibrations(given: str | dict[str, str], types: tuple[str, ...]) -> str | 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def load_workload(source: str | Path | Mapping[str, Any] | Workload, set: Mapping[str, Any] = _NOTHING) -> Workload:
+def load_workload(
+    source: str | Path | Mapping[str, Any] | Workload, set: Mapping[str, Any] = _NOTHING, *, by: str = "--set"
+) -> Workload:
     """A workload by shipped name, by path, or from a mapping such as the file holds; ``set`` changes dotted keys first.
 
-    A `Workload` is returned as it is.
+    ``by``: where ``set`` stands, for errors. A `Workload` is returned as it is.
     Raises `InputError` that lists what is wrong: the file, the dotted key, what was found, what is allowed.
     """
     if isinstance(source, Workload):
@@ -233,15 +235,15 @@ def load_workload(source: str | Path | Mapping[str, Any] | Workload, set: Mappin
         file = catalog.find("workload", str(source))
         data, base = read_yaml(file), file.parent
     written = data
-    data = {key: value for key, value in with_changes(data, set, SHORTHANDS).items() if value is not None}
+    data = {key: value for key, value in with_changes(data, set, SHORTHANDS, by).items() if value is not None}
 
     def origin(key: str) -> tuple[object, str]:
-        return ("--set" if _under(key, set) or _only_in(key, set, written) else file), key
+        return (by if _under(key, set) or _only_in(key, set, written) else file), key
 
     if isinstance(data.get("model"), Mapping):
         data["model"] = expand_model(data["model"], base=base, origin=origin)
     if "cluster" in data:
-        data["cluster"] = _cluster(data["cluster"], base, file, set)
+        data["cluster"] = _cluster(data["cluster"], base, file, set, by)
     if isinstance(data.get("parallelism"), Mapping):
         data["parallelism"] = _with_schedule_file(data["parallelism"], base, origin("parallelism.schedule"))
     data.setdefault("name", file.stem if file else "workload")
@@ -303,11 +305,11 @@ def _with_schedule_file(section: Mapping[str, Any], base: Path | None, place: tu
     return {**section, "schedule": found}
 
 
-def _cluster(reference: object, base: Path | None, file: object, changes: Mapping[str, Any]) -> ClusterSpec:
+def _cluster(reference: object, base: Path | None, file: object, changes: Mapping[str, Any], by: str) -> ClusterSpec:
     """The cluster that the workload names; its own file's number of nodes does not count, only the workload's."""
     if isinstance(reference, ClusterSpec):
         return reference
-    written_in = "--set" if "cluster" in changes or "cluster.name" in changes else file
+    written_in = by if "cluster" in changes or "cluster.name" in changes else file
     data, cluster_file, over = cluster_data(reference, base=base, file=written_in, key="cluster")
     if cluster_file is not None and "nodes" not in over:
         data.pop("nodes", None)
@@ -315,7 +317,7 @@ def _cluster(reference: object, base: Path | None, file: object, changes: Mappin
     def origin(key: str) -> tuple[object, str]:
         here = f"cluster.{key}"
         if _under(here, changes):
-            return "--set", here
+            return by, here
         inside: Any = over
         for part in key.replace("[", ".").split("."):
             inside = inside.get(part) if isinstance(inside, Mapping) else None

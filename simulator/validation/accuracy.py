@@ -57,7 +57,8 @@ def accuracy(workload: Workload) -> dict[str, Any]:
     note, and where the workload lies outside what the suite covers.
 
     Nearest is the suite that never saw the fewest of `_WEIGHTY`, then of all kinds of thing, then the one with a row
-    closest in size. It is ``close`` where it never saw at most `MOST_UNSEEN` and `MOST_UNSEEN_WEIGHTY`.
+    closest in size. It is ``close`` where it never saw at most `MOST_UNSEEN_WEIGHTY` of the
+    former, and at most `MOST_UNSEEN` of all.
     """
     suite = min(SUITES, key=lambda name: _remoteness(workload, name))
     unseen = _unseen(workload, suite)

@@ -1,8 +1,8 @@
 """A row of a table of measured steps as a workload, or the reason why it cannot be simulated.
 
 Columns are those of the shipped tables in ``data/``; a user's table has the same. Free-text names go through `ALIASES`.
-A row may name a workload file instead (column ``workload``). A column named by a dotted key of workload files sets that
-key, as ``--set`` does.
+A row may name a workload file instead (column ``workload``), beside which none of those may be filled. A column named
+by a dotted key of workload files sets that key, as ``--set`` does. Columns with other names are labels.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from simulator.config import Workload, load_workload, parse_changes
-from simulator.config.files import as_path
+from simulator.config import Workload, load_workload
+from simulator.config.cluster import load_cluster
+from simulator.config.files import as_path, parse_yaml
 from simulator.config.presets import presets
 from simulator.errors import InputError, SimulatorError
 from simulator.validation.suites import DATA
@@ -85,6 +86,11 @@ _SHORTEST_STEP_s = 1e-6
 _NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "n_gpus", "tp", "pp", "micro_batch", "global_batch")
 #: What a shipped model that is named in column ``model`` has.
 _OF_A_PRESET = ("layers", "hidden", "heads", "vocab")
+#: What else `workload_of` reads.
+_OPTIONAL = (
+    *("model", "params_b", "kv_heads", "ffn_hidden", "n_experts", "flash_attention", "precision", "recompute"),
+    *("dp", "cp", "ep", "vpp", "schedule", "zero_stage", "seq_parallel", "gpus_per_node"),
+)
 
 
 class UnsupportedError(SimulatorError):
@@ -111,8 +117,8 @@ def read_table(path: Path, needed: Sequence[str], *, like: str, instead: str | N
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
+            reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or []]
             found = list(reader)
-            columns = reader.fieldnames or []
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -167,11 +173,29 @@ def preset_of(row: Row) -> str | None:
 
 def loaded(row: Row, settings: Mapping[str, Any], *, of_memory: bool = False) -> Workload:
     """The workload of ``row``: the file that it names, or what its columns say (see `workload_of`), with the dotted
-    keys that are columns. Raises `UnsupportedError` and `InputError`."""
-    changes = parse_changes(f"{key}={value}" for key, value in row.items() if "." in key and value)
-    if row.get("workload"):
-        return load_workload(row["workload"], changes)
-    return load_workload(workload_of(row, settings, of_memory=of_memory), changes)
+    keys that are columns. Such a file leaves nothing open for ``settings`` or ``of_memory`` to say.
+
+    Raises `UnsupportedError` and `InputError`.
+    """
+    place = f"row {row['id']}"
+    changes = {key: parse_yaml(value, f"{place} {key}") for key, value in row.items() if value and _is_key(key)}
+    if whole := [key for key in Workload.model_fields if key not in ("name", "note", "model") and row.get(key)]:
+        raise UnsupportedError(f"columns set dotted keys, such as cluster.name, not {', '.join(whole)}")
+    if not row.get("workload"):
+        return load_workload(workload_of(row, settings, of_memory=of_memory), changes, by=place)
+    if beside := [*(key for key in (*_NEEDED, *_OPTIONAL) if key != "gpu" and row.get(key)), *settings]:
+        raise UnsupportedError(f"a workload file says {', '.join(beside)} itself; columns of dotted keys change it")
+    workload = load_workload(row["workload"], changes, by=place)
+    named = ALIASES["gpu"].get(row.get("gpu", "").lower())  # else a label that means nothing here
+    if named is not None and load_cluster(named).gpu_types != workload.cluster.gpu_types:
+        types = " and ".join(workload.cluster.gpu_types)
+        raise UnsupportedError(f"gpu {row['gpu']!r} is not the {types} of its workload file")
+    return workload
+
+
+def _is_key(column: str) -> bool:
+    """Whether a column sets a dotted key: ``note v1.0`` is a label, as are columns without a dot."""
+    return "." in column and not re.search(r"\s", column.partition(".")[0])
 
 
 def workload_of(row: Row, settings: Mapping[str, Any], *, of_memory: bool = False) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from simulator.config.files import read_text
 from simulator.config.foreign import nccl_xml, slurm_conf, smi_matrix
-from simulator.config.foreign.imported import Device, Imported
+from simulator.config.foreign.imported import Device, Imported, unanswered
 from simulator.errors import InputError
 
-__all__ = ["SUFFIXES", "Device", "Imported", "is_foreign", "read_topology"]
+__all__ = ["SUFFIXES", "Device", "Imported", "is_foreign", "read_topology", "unanswered"]
 
 _FOREIGN = (".xml", ".txt", ".conf")
 #: By which a name is told to be that of a file.

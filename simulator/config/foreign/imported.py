@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,22 @@ class Imported:
     assumed: tuple[str, ...]
     left_out: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+
+
+def unanswered(assumed: Sequence[str], said: Collection[str]) -> list[str]:
+    """Those of ``assumed``, each as "key: figure and why", of whose keys the dotted keys ``said`` give neither the key,
+    nor a section that it is in, nor anything inside it.
+
+    >>> unanswered(["node.nics.bandwidth_bps: 200 Gb/s", "fabric: a fat tree"], ["node.nics"])
+    ['fabric: a fat tree']
+    >>> unanswered(["node.nics.bandwidth_bps: 200 Gb/s", "fabric: a fat tree"], ["fabric.kind", "node.nics.count"])
+    ['node.nics.bandwidth_bps: 200 Gb/s']
+    """
+
+    def answers(one: str, key: str) -> bool:
+        return f"{one}.".startswith(f"{key}.") or f"{key}.".startswith(f"{one}.")
+
+    return [text for text in assumed if not any(answers(one, text.split(":")[0]) for one in said)]
 
 
 def numbers(values: Iterable[int]) -> str:

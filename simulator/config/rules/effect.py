@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from simulator.config.profile import load_profile
+
 if TYPE_CHECKING:
     from simulator.config.node import Node
     from simulator.config.workload import Workload
@@ -51,10 +53,18 @@ def _every(workload: Workload, holds: Callable[[Node], bool]) -> bool:
     return all(holds(node) for node in workload.cluster.kinds)
 
 
+def _one_attention(workload: Workload) -> bool:
+    """Whether no profile of its GPUs has kernels of attention of two ages."""
+    profiles = (load_profile(workload.calibrations[gpu]) for gpu in workload.gpu_types)
+    return all(profile.kernels.attention_flash2 is None for profile in profiles)
+
+
 #: Dotted key, when it changes nothing, and why. Of several rows of a key the first that holds is told.
 TABLE: tuple[tuple[str, Condition, str], ...] = (
     ("seed", lambda w: not _skewed(w), "nothing is random without model.moe.token_distribution: {skew: ...}"),
     ("model.sliding_window", lambda w: not w.model.window(w.training.seq), "no sequence is longer than the window"),
+    ("training.attention_kernel", lambda w: w.model.attention == "unfused", "model.attention is unfused"),
+    ("training.attention_kernel", _one_attention, "the profile has no FlashAttention 2 beside a newer kernel"),
     (
         "model.moe.node_limit",
         lambda w: w.parallelism.ep * w.parallelism.etp <= w.cluster.gpus_per_node,
