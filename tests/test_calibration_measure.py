@@ -184,7 +184,7 @@ def test_an_interrupt_is_one_line_and_what_was_finished_stays(
 def test_a_worker_ends_with_its_agent() -> None:
     pytest.importorskip("torch")
     worker = (
-        "import os, time; from calibration.measure.start import end_with_parent; end_with_parent(); "
+        "import os, time; from calibration.measure.start import end_with_parent; end_with_parent(os.getppid()); "
         "print(os.getpid(), flush=True); time.sleep(60)"
     )
     agent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}])"
@@ -196,6 +196,16 @@ def test_a_worker_ends_with_its_agent() -> None:
     said, _ = running.communicate(timeout=60)  # at its end when nobody can write to it any more
     assert said == ""
     assert time.monotonic() - began < 30
+
+
+def test_a_worker_whose_agent_has_gone_before_ends_at_once() -> None:
+    """Its parent is another process than the one that has started it."""
+    pytest.importorskip("torch")
+    worker = (
+        f"from calibration.measure.start import end_with_parent; end_with_parent({os.getppid()}); print('lives on')"
+    )
+    done = subprocess.run([sys.executable, "-c", worker], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
 
 
 def test_a_rank_that_comes_when_the_first_has_gone_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

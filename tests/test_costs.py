@@ -291,6 +291,19 @@ def test_streams_that_sms_bound_lose_their_part_of_the_sms(gpu: str) -> None:
         assert eager.speed(Memory("norm", 1e8, 1e8, width=4096), load) == speeds.norm
 
 
+@pytest.mark.parametrize("key", ["sms.collective", "sms.p2p", "matmul_sms"])
+@pytest.mark.parametrize("more", [0, 5000])
+def test_communication_leaves_kernels_an_sm(key: str, more: int) -> None:
+    """Of an H100's 132; one less is a profile."""
+    data = PROFILE["h100-sxm-80gb"].model_dump()
+    sms = data["gpu_spec"]["sms"]
+    validated(Profile, changed(data, f"interference.{key}", sms - 1), "mine.yaml")
+    with pytest.raises(InputError, match="as many SMs") as caught:
+        validated(Profile, changed(data, f"interference.{key}", sms + more), "mine.yaml")
+    assert caught.value.key == f"interference.{key}"
+    assert caught.value.found == sms + more
+
+
 @pytest.mark.parametrize(("collective", "p2p"), [(0, 0), (0, 1), (0, 14), (24, 0), (24, 14), (14, 24)])
 def test_sends_alone_cannot_hold_sms(collective: int, p2p: int) -> None:
     """Collectives that hold none are not known, and nothing is taken from kernels: sends that held some would count for

@@ -210,6 +210,7 @@ def _orders(job: Job, pending: list[int], generation: int, report_fd: int) -> di
         "pending": pending,
         "generation": generation,
         "report_fd": report_fd,
+        "agent": os.getpid(),
         "command": job.command,
         "host": os.environ.get("MASTER_ADDR", ""),
         "port": os.environ.get("MASTER_PORT", "0"),

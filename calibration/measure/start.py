@@ -21,10 +21,13 @@ Report = Callable[[dict[str, object]], None]
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with_parent() -> None:
-    """From here on a worker ends with its agent, also where that is killed while the worker waits for others."""
+def end_with_parent(agent: int) -> None:
+    """From here on a worker ends with its agent, the process of this number, also where that is killed while the worker
+    waits for others, or was while it imported torch."""
     if hasattr(libc := ctypes.CDLL(None), "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != agent:
+        os._exit(1)
 
 
 def device_of(orders: Mapping[str, Any]) -> torch.device:

@@ -29,8 +29,8 @@ HEAT_S = {"smoke": 0.1, "quick": 3.0, "full": 15.0}
 
 def main() -> None:
     """Reads its orders (JSON) from standard input; writes reports to the file descriptor that they name."""
-    end_with_parent()
     orders = json.load(sys.stdin)
+    end_with_parent(int(orders["agent"]))
     rank, world, device = int(orders["rank"]), int(orders["world"]), device_of(orders)
     torch.manual_seed(rank)
     gc.disable()  # collected after each case instead of within one

@@ -24,8 +24,8 @@ from simulator.config.workload import load_workload
 
 def main() -> None:
     """Reads its orders (JSON) from standard input; writes reports to the file descriptor that they name."""
-    end_with_parent()
     orders = json.load(sys.stdin)
+    end_with_parent(int(orders["agent"]))
     rank, device = int(orders["rank"]), device_of(orders)
     warnings.simplefilter("ignore")
     gc.disable()  # collected between runs instead of within a step

@@ -179,6 +179,20 @@ class Profile(Section):
         yield from _cited("", self)
 
     @model_validator(mode="after")
+    def _leaves_sms(self) -> Self:
+        """Whatever communication holds, kernels have an SM left."""
+        sms, held = self.gpu_spec.sms, self.interference.sms
+        for key, number in (
+            ("sms.collective", held.collective),
+            ("sms.p2p", held.p2p),
+            ("matmul_sms", self.interference.matmul_sms),
+        ):
+            if number and number >= sms:
+                allowed = f"less than gpu_spec.sms, {sms}"
+                raise InputError("as many SMs as there are", key=f"interference.{key}", found=number, allowed=allowed)
+        return self
+
+    @model_validator(mode="after")
     def _consistent(self) -> Self:
         for key, figure in self.cited():
             if figure.source not in self.sources:
