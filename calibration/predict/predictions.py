@@ -124,4 +124,4 @@ def read_predictions(path: Path) -> Predictions:
         )
     except (ValueError, TypeError, KeyError) as problem:
         fix = "python -m calibration predict writes one"
-        raise InputError(f"no file of predictions: {problem!r}", file=path, fix=fix) from None
+        raise InputError("no file of predictions", file=path, fix=fix) from problem
