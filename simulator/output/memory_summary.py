@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulator.output.tables import table_of
-from simulator.units import format_gib, format_time
+from simulator.units import GiB, format_gib, format_time
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -22,17 +22,17 @@ def memory_of(memory: Mapping[str, Any]) -> Any:
     from rich.text import Text
 
     capacity = memory["capacity_bytes"]
-    table = table_of(
-        "Memory of the fullest GPU of each stage (GiB)",
-        ("stage", "right"), *((part, "right") for part in _PARTS), ("peak", "right"), ("", "left"),
-    )  # fmt: skip
     stages = memory["per_stage"]
     shown = _fullest(stages)
+    too_full = any(row["peak"] > row["capacity"] for row in shown)
+    heads = ["stage", *_PARTS, "peak", *["over"] * too_full]
+    table = table_of("Memory of the fullest GPU of each stage (GiB)", *((head, "right") for head in heads))
     for row in shown:
-        over = row["peak"] > row["capacity"]
-        style = "red" if over else ""
-        verdict = f"{_gib(row['peak'] - row['capacity'])} GiB too much" if over else ""
-        table.add_row(str(row["stage"]), *(_gib(row[part]) for part in _PARTS), _gib(row["peak"]), verdict, style=style)
+        cells = [str(row["stage"]), *(_gib(row[part]) for part in _PARTS), _gib(row["peak"])]
+        over = (row["peak"] - row["capacity"]) / GiB
+        if over > 0:
+            cells.append(f"{over:.1f}" if over < 100 else f"{over:.0f}")  # all of the table in 80 columns
+        table.add_row(*cells, style="red" if over > 0 else "")
     lines: list[Any] = [table]
     if host := memory.get("host"):
         lines.append(_host(host))
