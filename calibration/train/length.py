@@ -16,6 +16,6 @@ class Length:
 
     warm_up: int = 3
     least: int = 5
-    most: int = 20
+    most: int = 60
     seconds: float = 4.0
     probe_all: bool = False
