@@ -79,15 +79,14 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
     for number in range(length.most):
+        if _agreed(number >= length.least and time.perf_counter() - began > length.seconds, groups, device):
+            break
         seconds, wall, loss = _timed(trainer.step, lambda: run.telemetry.append(telemetry.read()), cuda=cuda)
         losses.append(loss)
         run.events.append(seconds)
         run.wall.append(wall)
         if length.probe_all or number + 1 == length.least // 2:
             run.probe += probe(device, PROBES_EACH if length.probe_all else PROBES)
-            _agreed(True, groups, device)  # ranks that have probed meet before the next step
-        if number + 1 >= length.least and _agreed(time.perf_counter() - began > length.seconds, groups, device):
-            break
     if cuda:
         steady = torch.cuda.max_memory_allocated()
         run.memory["steady_allocated_bytes"] = steady
@@ -133,10 +132,11 @@ def _timed(
 
 
 def _agreed(mine: bool, groups: Groups, device: torch.device) -> bool:
-    """Whether rank 0 says so: all ranks do the same number of steps."""
+    """Whether any rank says so. Ranks meet here, so that they begin and end the same steps at once: none goes on before
+    all have come, as the root of a broadcast would."""
     said = torch.tensor([float(mine)], device=device)
     if groups.everyone is not None:
-        dist.broadcast(said, 0, group=groups.everyone)
+        dist.all_reduce(said, group=groups.everyone)
     return bool(said.item())
 
 
