@@ -7,8 +7,10 @@ import gzip
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from simulator.config import load_workload
 from simulator.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
+LATE_S = 1.0
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
 
 
@@ -185,6 +188,41 @@ def test_runs_of_one_and_two_ranks_leave_records_and_are_not_repeated(
     written = {path: path.stat().st_mtime_ns for path in out.glob("*.gz")}
     assert main(command) == 1
     assert {path: path.stat().st_mtime_ns for path in out.glob("*.gz")} == written
+
+
+def meeting(rank: int, port: int, path: str) -> None:
+    """Rank 1 comes late; rank 0 writes how long it waited, and what the two agreed."""
+    import torch
+    import torch.distributed as dist
+
+    from calibration.train.run import _agreed
+    from calibration.train.trainer import Groups
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    groups, device = Groups.of(load_workload(workload("llama ddp")).parallelism, rank), torch.device("cpu")
+    assert groups is not None
+    assert not _agreed(False, groups, device)
+    time.sleep(LATE_S * rank)
+    began = time.monotonic()
+    agreed = _agreed(rank == 1, groups, device)
+    if rank == 0:
+        Path(path).write_text(json.dumps([time.monotonic() - began, agreed]))
+    dist.barrier()
+    os._exit(0)
+
+
+def test_no_rank_begins_a_step_before_all_are_there(tmp_path: Path) -> None:
+    """Else the first one's step would count what the others still do before it, as probes of their hosts."""
+    import torch.multiprocessing as mp
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.start_processes(meeting, (port, str(tmp_path / "waited.json")), 2, start_method="spawn")
+    waited_s, agreed = json.loads((tmp_path / "waited.json").read_text())
+    assert waited_s > LATE_S / 2
+    assert agreed
 
 
 def test_runs_that_were_not_reached_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

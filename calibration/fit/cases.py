@@ -246,7 +246,7 @@ KINDS: Mapping[str, type[Row]] = {
     "interference": Raced,
     "moving": Moving,
     "kernels": Profiled,
-    "layers": Layers,
+    **dict.fromkeys(("layers", "crowded"), Layers),
 }
 
 
