@@ -29,7 +29,7 @@ def with_torch(directory: Path, workload: Path, changes: Mapping[str, Any]) -> M
     if KEY in changes:
         return changes
     known = load_workload(workload, changes)
-    if not (known.pipelined_by_torch and known.parallelism.overlap.p2p and known.parallelism.plan.posts_ahead):
+    if not (known.pipelined_by_torch and known.parallelism.posts_ahead):
         return changes
     record = read_record(directory, known.name)
     release = re.match(r"(\d+)\.(\d+)", str(record.environment.get("torch", ""))) if record else None
