@@ -34,6 +34,8 @@ class SharedMemory:
     def share(self, rank: Rank) -> None:
         """What moves beside its kernel has together what that leaves of the memory's time, by max-min fairness: who
         takes less than an equal part has it all. A collective is as fast as its slowest member."""
+        if rank.costs.beside is None:
+            return
         moving = [(meeting, meeting.motion) for meeting in rank.resident if meeting.motion is not None]
         part = _equal_part([meeting.takes[rank] for meeting, _ in moving], rank.leaves)
         for meeting, motion in moving:
@@ -47,8 +49,8 @@ class SharedMemory:
 
 
 def _equal_part(takes: Sequence[float], leaves: float) -> float:
-    """What none may have more of, so that all who would take these shares have ``leaves`` together; inf: there is enough
-    for all."""
+    """What none may have more of, so that all who would take these shares have ``leaves`` together; inf: there is
+    enough for all."""
     left = leaves
     for nth, share in enumerate(sorted(takes)):
         part = left / (len(takes) - nth)
