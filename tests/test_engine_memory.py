@@ -139,6 +139,39 @@ def test_what_moves_at_once_shares_what_is_left(share: float, fold: bool, coales
     assert ends(timeline)["reduce"] == ends(timeline)["ring"] == pytest.approx(expected, rel=1e-9)
 
 
+MIXED = TOGETHER.replace("comm kv all_reduce", "comm kv all_gather")
+
+
+def filled(wanted: Sequence[float], whole: float) -> list[float]:
+    """Max-min shares of ``whole``, by bisection: the largest part of which all may have, and that fits."""
+    low, high = 0.0, max(wanted)
+    for _ in range(200 if sum(wanted) > whole else 0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(min(one, middle) for one in wanted) <= whole else (low, middle)
+    return [min(one, high) for one in wanted]
+
+
+@pytest.mark.parametrize(("fold", "coalesce"), SHORTCUTS)
+@pytest.mark.parametrize("share", [0.15, 0.3, 0.55, 0.6, 0.9, 1.2])
+def test_who_takes_less_than_an_equal_part_of_the_memory_has_it(share: float, fold: bool, coalesce: bool) -> None:
+    """Of S bytes an all-reduce of two takes S on the NIC behind 2 hops, and 4 S of the memory: half of its time; an
+    all-gather S / 2 behind one, and 5 S / 2: five eighths. What each may have of the memory counts from its start;
+    of the NIC they have equal parts, where the memory lets them."""
+    timeline = play(from_text(MIXED), leaving({100.0: share}), fold=fold, coalesce=coalesce)
+    takes, left = (0.5, 0.625), [1e9 / NIC_Bps, 0.5e9 / NIC_Bps]
+    by_memory = [had / one for had, one in zip(filled(takes, share), takes, strict=True)]
+    both = filled(by_memory, 1.0)
+    alone = [min(1.0, share / one) for one in takes]
+    left[1] -= HOP_s * by_memory[1]  # the other's second hop, with the NIC for itself
+    until = min(one / speed for one, speed in zip(left, both, strict=True))
+    ended = [
+        2 * HOP_s + until + max(0.0, one - until * speed) / by_itself
+        for one, speed, by_itself in zip(left, both, alone, strict=True)
+    ]
+    assert ends(timeline)["reduce"] == pytest.approx(ended[0], rel=1e-9)
+    assert ends(timeline)["ring"] == pytest.approx(ended[1], rel=1e-9)
+
+
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 def test_bytes_of_memory_are_input_output_and_twice_what_is_received(n: int) -> None:
     """Of S bytes as nccl-tests counts them: an all-reduce reads S and writes S, and receives 2 (n-1)/n S; an all-gather

@@ -33,7 +33,7 @@ LEAVING = {
 #: A receive whose sender is late: the only case in which nothing moves.
 LATE = "late_send"
 #: Between two GPUs; the rest are collectives.
-P2P = (LATE, "send_recv")
+P2P = (LATE, "send", "send_recv")
 #: Numbers of SMs that are tried: NCCL has up to 32 channels.
 SMS = range(4, 33, 2)
 #: Of the memory's time: whatever moves beside such kernels is as fast as alone.
@@ -146,7 +146,7 @@ def beside_kernels(cases: Cases, kernels: Collection[str]) -> list[Measured]:
     sends, which have less, apart."""
     in_row = [case for case in cases.of("interference") if case.op != LATE]
     long = [case for case in in_row if float(case.row["kernel_beside_s"]) < float(case.row["collective_s"])]
-    return [case for case in _of(cases.of("moving") or long, *kernels) if case.op != "send_recv"]
+    return [case for case in _of(cases.of("moving") or long, *kernels) if case.op not in P2P]
 
 
 def _share(cases: Sequence[Measured], profile: Profile) -> float:
