@@ -156,9 +156,9 @@ def _watch(
     reader = threading.Thread(target=_listen, args=(os.fdopen(read_fd), messages), daemon=True)
     reader.start()
     assert worker.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # of a worker that has ended before it read them, as is seen below
-        worker.stdin.write(json.dumps(_orders(job, pending, generation, write_fd)).encode())
-        worker.stdin.close()
+    # The pipe of a worker that has ended before it read all is broken; its end is seen below.
+    with contextlib.suppress(BrokenPipeError), worker.stdin as orders:
+        orders.write(json.dumps(_orders(job, pending, generation, write_fd)).encode())
     current, next_look = _Current(), 0.0
     by_key = {job.cases[index].key: job.cases[index] for index in pending}
     try:

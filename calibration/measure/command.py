@@ -20,8 +20,10 @@ from simulator.errors import InputError
 SHOWN = 20  # reasons of failures that are printed; all are in the file
 EXAMPLE = """examples:
   python -m calibration measure --gpus 4 --out h100 --full
-  python -m calibration measure --gpus 8 --out h100 --full --only collective,interference --groups 4,8
-  torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint HOST:29500 --rdzv-backend c10d \\
+  python -m calibration measure --gpus 8 --out h100 --full \\
+      --only collective,interference --groups 4,8
+  torchrun --nnodes 2 --nproc-per-node 8 \\
+      --rdzv-endpoint HOST:29500 --rdzv-backend c10d \\
       -m calibration measure --out h100 --only collective,interference"""
 
 

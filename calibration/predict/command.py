@@ -17,8 +17,10 @@ from simulator.cli.outputs import check_outputs, write_json
 from simulator.config import parse_changes
 
 EXAMPLE = """examples:
-  python -m calibration predict calibration/runs/predicted/*.yaml --out calibration/results/predictions.json
-  python -m calibration predict calibration/runs/predicted/*.yaml --like runs --out predictions.json"""
+  python -m calibration predict calibration/runs/predicted/*.yaml \\
+      --out calibration/results/predictions.json
+  python -m calibration predict calibration/runs/predicted/*.yaml \\
+      --like runs --out predictions.json"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -36,7 +36,10 @@ def command(
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Simulate measured steps and collectives and print the error of every row.
+    """Print predicted beside measured, row by row.
+
+    Simulates measured steps and collectives. Columns of --rows that are not read are labels, and are named; one that is
+    nearly the name of a column that is read is refused.
 
     Exit status 1 where a suite is past its bounds (its own, or --max-mean and --max-row) or skips more than a tenth of
     its rows. --rows without bounds always ends in 0.
