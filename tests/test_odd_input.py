@@ -109,15 +109,8 @@ def test_a_range_is_said_with_both_ends_and_the_nearest_of_whole_numbers(
 ) -> None:
     with pytest.raises(InputError) as caught:
         load_workload(job(), {key: value})
-    assert (caught.value.key, caught.value.allowed, caught.value.fix) == (
-        key + "[1]" * (value == [2, -2]),
-        allowed,
-        fix,
-    )
-    if fix is not None:
-        name, nearest = fix.split(": ")
-        assert key.endswith(name.removesuffix("[1]"))
-        assert nearest in ("0", "1", "3")
+    assert (caught.value.allowed, caught.value.fix) == (allowed, fix)
+    assert str(caught.value.key).endswith((fix or key).split(":")[0])
 
 
 def test_small_bounds_are_printed_as_they_are() -> None:
