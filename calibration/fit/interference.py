@@ -33,7 +33,7 @@ LEAVING = {
 #: A receive whose sender is late: the only case in which nothing moves.
 LATE = "late_send"
 #: Between two GPUs; the rest are collectives.
-P2P = (LATE, "send", "send_recv")
+P2P = (LATE, "send_recv")
 #: Numbers of SMs that are tried: NCCL has up to 32 channels.
 SMS = range(4, 33, 2)
 #: Of the memory's time: whatever moves beside such kernels is as fast as alone.

@@ -34,10 +34,6 @@ PYTHON = (sys.executable, "-m")
 GRACE_S = 30.0  # over a case's own limit: the first case of a group starts its communicator
 STARTUP_S = 240.0  # importing torch and starting CUDA and NCCL, at worst
 POLL_S, STORE_POLL_S = 0.02, 0.3
-#: Of workers. A profiler that has ended gives up CUPTI, else each that has run slows whatever the host issues after it:
-#: on an H200 autograd's thread took 37 ms for the same passes before, 46 behind one and 57 behind two (torch 2.11;
-#: github.com/pytorch/pytorch/pull/146604).
-ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TEARDOWN_CUPTI": "1"}
 
 
 @dataclass(frozen=True)
@@ -149,7 +145,7 @@ def _watch(
             stderr=sink,
             pass_fds=(write_fd,),
             process_group=0,  # what a terminal interrupts are the agents, which end their workers
-            env={**os.environ, **ENVIRONMENT},
+            env={**os.environ, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"},
         )
     os.close(write_fd)
     messages: queue.Queue[dict[str, Any]] = queue.Queue()

@@ -28,13 +28,7 @@ KERNELS: dict[str, Case] = {
 }
 #: Nothing gets SMs before the last of several of these has ended.
 WITHOUT = ("attention_bwd",)
-SIZES = {
-    "all_reduce": (2**26, 2**28),
-    "all_gather": (2**28,),
-    "reduce_scatter": (2**28,),
-    "send_recv": (2**28,),
-    "send": (2**24, 2**28),  # one way, as pipelines hand over
-}
+SIZES = {"all_reduce": (2**26, 2**28), "all_gather": (2**28,), "reduce_scatter": (2**28,), "send_recv": (2**28,)}
 #: Collectives on their own, right after so many seconds of the kernel, and as hot.
 AFTER, AFTER_S = 4, 4e-3
 #: Both streams are held for so long while the host issues the first of both.
@@ -49,7 +43,7 @@ def cases(level: Level, world: int, local: int, only: collectives.Sizes = ()) ->
         kernels, ops = ["matmul", "residual_add"], {"all_reduce": (2**28,)}
     for ranks in collectives.groups(level, world, local, only):
         for kernel, (op, sizes) in itertools.product(kernels, ops.items()):
-            for nbytes in sizes if op != "send" or len(ranks) == 2 else ():
+            for nbytes in sizes:
                 params: dict[str, Scalar] = {"kernel": kernel, "bytes": nbytes, "dtype": "bf16"}
                 yield Case("moving", op, params, ranks, limit_s=60.0)
 

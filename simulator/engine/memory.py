@@ -32,12 +32,13 @@ class SharedMemory:
         return self._taken[key]
 
     def share(self, rank: Rank) -> None:
-        """What moves beside its kernel has together what that leaves of the memory's time, by max-min fairness: who
-        takes less than an equal part has it all. A collective is as fast as its slowest member."""
+        """What moves beside its kernel has together what that leaves of the memory's time: who would take less than an
+        equal part has it all, max-min. A collective is as fast as its slowest member; what it does not use where others
+        or links hold it back is not handed on."""
         if rank.costs.beside is None:
             return
         moving = [(meeting, meeting.motion) for meeting in rank.resident if meeting.motion is not None]
-        part = _equal_part([meeting.takes[rank] for meeting, _ in moving], rank.leaves)
+        part = equal_part([meeting.takes[rank] for meeting, _ in moving], rank.leaves)
         for meeting, motion in moving:
             takes = meeting.takes[rank]
             speed = part / takes if part < takes else 1.0
@@ -48,7 +49,7 @@ class SharedMemory:
                 self.network.pace(motion, slowest)
 
 
-def _equal_part(takes: Sequence[float], leaves: float) -> float:
+def equal_part(takes: Sequence[float], leaves: float) -> float:
     """What none may have more of, so that all who would take these shares have ``leaves`` together; inf: there is
     enough for all."""
     left = leaves
