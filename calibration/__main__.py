@@ -10,6 +10,7 @@ import argparse
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -29,6 +30,18 @@ RESUME = ("measure", "train")
 
 #: The extra of pyproject.toml that brings torch.
 INSTALL = "pip install '.[calibration]' in a checkout; README.md, Calibration profiles, has the line for CPUs"
+
+
+class Help(argparse.HelpFormatter):
+    """Paragraphs as wide as the terminal, but for those with indented lines, which stay as they are; no option is cut
+    in two."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip().split("\n\n")
+        return "\n\n".join(one if "\n " in one else "\n".join(self._split_lines(one, width)) for one in paragraphs)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,7 +69,7 @@ def _run(given: Sequence[str]) -> int:
             help=help_text,
             description=command.__doc__,
             epilog=command.EXAMPLE,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=Help,
         )
         command.add_arguments(sub)
         sub.set_defaults(run=command.run, command=name)

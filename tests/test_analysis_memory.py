@@ -177,6 +177,10 @@ def test_sixteen_bit_gradients_are_copied_for_the_optimizer() -> None:
     assert memory.during == "the optimizer"
     assert memory.workspace == 4 * params
     assert memory.activations == 0
+    row = memory_report([memory])["per_stage"][0]
+    assert (row["activations"], row["contents"]["optimizer workspace"]) == (0, 4 * params)
+    assert "workspace" not in row["contents"]
+    assert row["buffers"] == memory.buffers + 4 * params
     changes = {key.replace("__", "."): value for key, value in small.items()}
     sharded = simulator.run(JOB, set=changes | {"parallelism.zero": 1})
     steps = [step for role in sharded.program.roles for _, _, step in role.steps() if step.label == "optimizer"]

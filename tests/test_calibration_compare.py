@@ -106,12 +106,11 @@ def test_errors_are_what_the_runs_were_made_with(compared: dict[str, Any]) -> No
         assert (row.simulated.bubble is not None) == (row.name == "pp2")
 
 
-def probed(folder: Path, workload: Path, ranks: Sequence[dict[str, Any]]) -> None:
+def probed(folder: Path, workload: Path, ranks: Sequence[dict[str, Any]], **more: object) -> None:
     """A record of a run that tells of its hosts."""
     told = [{"rank": rank, "kernels": [], **one} for rank, one in enumerate(ranks)]
-    runs.save(
-        folder, workload, "ok", "2030-01-01", n_gpus=len(told), step_time_s={"median": 1.0, "spread": 0.0}, ranks=told
-    )
+    more |= {"n_gpus": len(told), "step_time_s": {"median": 1.0, "spread": 0.0}, "ranks": told}
+    runs.save(folder, workload, "ok", "2030-01-01", **more)
 
 
 @pytest.mark.parametrize("slower", [1.0, 2.0, 5.0])
@@ -157,6 +156,44 @@ def test_a_run_is_simulated_on_hosts_as_fast_as_its_own(slower: float, made: Pat
     assert of_both["cluster.node.host_speed"] == with_host(tmp_path, path, {})["cluster.node.host_speed"]
     assert not any("autograd_speed" in one for one in of_both["cluster.overrides"])
     assert with_host(tmp_path, made / "alone.yaml", {}) == {}
+
+
+@pytest.mark.parametrize(("version", "batched"), [("2.11.0", True), ("2.12.1", False)])
+def test_predictions_are_for_a_machine_like_that_of_runs_made_before(
+    version: str, batched: bool, made: Path, tmp_path: Path
+) -> None:
+    """Hosts of three runs that take 2, 3 and 10 times as long forward as the profile's, and twice that backward: the
+    middle one counts, of a pipeline its slower stage. A failed run tells nothing of hosts."""
+    path = made / "alone.yaml"
+    workload = load_workload(path)
+    usual = probe_of(Costs.from_profile(load_profile("h100-sxm-80gb"), workload.training.implementation))
+
+    def host(slower: float) -> dict[str, Any]:
+        pace = Pace(slower * usual.forward, 2 * slower * usual.backward)
+        return {"host": {"probe_s": [sum(pace)] * 2, "probe_forward_s": [pace.forward] * 2}}
+
+    stages = {2.0: [host(2.0)], 3.0: [host(1.0) | {"place": {"pp": 0}}, host(3.0) | {"place": {"pp": 1}}]}
+    for slower, ranks in {**stages, 10.0: [host(10.0)]}.items():
+        named = tmp_path / f"run{slower:.0f}.yaml"
+        named.write_text(path.read_text())
+        probed(tmp_path, named, ranks, environment={"torch": version})
+    runs.save(tmp_path, path, "failed", "2030-01-01", environment={"torch": version})
+    command = ["predict", str(path), "--out", str(tmp_path / "out.txt"), "--like", str(tmp_path)]
+    assert main([*command, "--set", "calibration=h100-sxm-80gb"]) == 0
+    changes = json.loads((tmp_path / "out.txt").read_text())["changes"]
+    assert changes.pop("parallelism.batch_p2p", False) == batched
+    assert changes.pop("calibration") == "h100-sxm-80gb"
+    assert changes == pytest.approx({"cluster.node.host_speed": 1 / 3, "cluster.node.autograd_speed": 0.5}, rel=1e-3)
+    assert main([*command, "--set", "cluster.node.host_speed=0.8"]) == 0
+    assert json.loads((tmp_path / "out.txt").read_text())["changes"]["cluster.node.host_speed"] == 0.8
+
+
+def test_predictions_like_runs_that_were_not_probed_are_refused(made: Path, tmp_path: Path, capsys: Any) -> None:
+    runs.save(tmp_path, made / "alone.yaml", "failed", "2030-01-01")
+    command = ["predict", str(made / "alone.yaml"), "--out", str(tmp_path / "out.txt"), "--like", str(tmp_path)]
+    assert main(command) == 2
+    assert "no run there was probed" in capsys.readouterr().err
+    assert not (tmp_path / "out.txt").exists()
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,44 @@ def test_a_worker_that_cannot_start_ends_the_run(tmp_path: Path, monkeypatch: py
     assert "no such driver" in agent.lead(job, Rows(tmp_path), set(), dist.HashStore(), lambda *_: None)
 
 
+@pytest.mark.parametrize("measured", [0, 1])
+def test_an_agent_that_is_killed_is_noticed_at_once(
+    measured: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0's worker waits for the one of rank 1, whose agent is killed with it, before the first case or in one."""
+    pytest.importorskip("torch")
+    import torch.distributed as dist
+
+    from calibration.measure import agent
+
+    waits = KILLED_BETWEEN_CASES.replace("KILL", f"say(start='matmul/mm m={measured}', limit_s=100); time.sleep(60)")
+    monkeypatch.setattr(agent, "PYTHON", (sys.executable, "-c", waits if measured else "import time; time.sleep(60)"))
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1); import os; os.kill(os.getpid(), 9)"])
+    cases = [Case("matmul", "mm", {"m": m}) for m in range(3)]
+    job = agent.Job("", cases, {}, "cpu", tmp_path, "", world=2, others=(other,))
+    began, rows, store = time.monotonic(), Rows(tmp_path), dist.HashStore()
+    reason = agent.lead(job, rows, set(), store, lambda *_: None)
+    assert reason == "the agent of rank 1 was ended by signal SIGKILL"
+    agent.leave(job, store)
+    assert time.monotonic() - began < 10
+    assert rows.done(failed_too=False) == {case.key for case in cases[:measured]}
+
+
+def test_a_worker_that_ends_before_it_reads_its_orders_is_one_that_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More orders than a pipe holds."""
+    pytest.importorskip("torch")
+    import torch.distributed as dist
+
+    from calibration.measure import agent
+
+    monkeypatch.setattr(agent, "PYTHON", (sys.executable, "-c"))
+    job = agent.Job("import os; os._exit(3)", [Case("matmul", "mm", {"m": 1})], {"x": "y" * 10**6}, "cpu", tmp_path, "")
+    reason = agent.lead(job, Rows(tmp_path), set(), dist.HashStore(), lambda *_: None)
+    assert reason == "rank 0 ended with status 3: no message"
+
+
 def test_rows_of_another_gpu_end_the_run_for_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     import torch.distributed as dist

@@ -7,10 +7,10 @@ import gzip
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -190,39 +190,41 @@ def test_runs_of_one_and_two_ranks_leave_records_and_are_not_repeated(
     assert {path: path.stat().st_mtime_ns for path in out.glob("*.gz")} == written
 
 
-def meeting(rank: int, port: int, path: str) -> None:
-    """Rank 1 comes late; rank 0 writes how long it waited, and what the two agreed."""
+def meeting(rank: int, folder: str) -> None:
+    """Two ranks, of which the second's host is probed for long between steps; the first writes how long steps took."""
     import torch
     import torch.distributed as dist
 
-    from calibration.train.run import _agreed
+    from calibration.train import run
+    from calibration.train.length import Length
     from calibration.train.trainer import Groups
 
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    groups, device = Groups.of(load_workload(workload("llama ddp")).parallelism, rank), torch.device("cpu")
+    def probe(device: torch.device, samples: int) -> list[tuple[float, float]]:
+        time.sleep(LATE_S * rank)
+        return []
+
+    run.probe = probe
+    torch.set_num_threads(1)
+    store, limit = dist.FileStore(f"{folder}/store", 2), timedelta(seconds=60)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=limit)
+    known = load_workload(workload("llama ddp"))
+    groups = Groups.of(known.parallelism, rank)
     assert groups is not None
-    assert not _agreed(False, groups, device)
-    time.sleep(LATE_S * rank)
-    began = time.monotonic()
-    agreed = _agreed(rank == 1, groups, device)
+    found = run._train(known, groups, torch.device("cpu"), Length(1, least=2, most=4, seconds=0.0, probe_all=True))
     if rank == 0:
-        Path(path).write_text(json.dumps([time.monotonic() - began, agreed]))
+        Path(folder, "steps.json").write_text(json.dumps(found.events))
     dist.barrier()
-    os._exit(0)
+    os._exit(0)  # as workers end: not in the destructors of groups
 
 
 def test_no_rank_begins_a_step_before_all_are_there(tmp_path: Path) -> None:
     """Else the first one's step would count what the others still do before it, as probes of their hosts."""
     import torch.multiprocessing as mp
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.start_processes(meeting, (port, str(tmp_path / "waited.json")), 2, start_method="spawn")
-    waited_s, agreed = json.loads((tmp_path / "waited.json").read_text())
-    assert waited_s > LATE_S / 2
-    assert agreed
+    mp.start_processes(meeting, (str(tmp_path),), 2, start_method="spawn")
+    steps = json.loads((tmp_path / "steps.json").read_text())
+    assert len(steps) == 2
+    assert max(steps) < LATE_S / 2
 
 
 def test_runs_that_were_not_reached_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

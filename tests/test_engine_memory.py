@@ -11,6 +11,7 @@ import pytest
 
 from simulator.costs import Costs
 from simulator.costs.interference import memory_bytes
+from simulator.engine.memory import equal_part
 from simulator.program import Comm, Fixed
 from simulator.program.ops import COLLECTIVES
 from simulator.program.text import from_text
@@ -137,6 +138,56 @@ def test_what_moves_at_once_shares_what_is_left(share: float, fold: bool, coales
     timeline = play(from_text(TOGETHER), leaving({100.0: share}), fold=fold, coalesce=coalesce)
     expected = 2 * HOP_s + 1e9 / (min(share, 0.5) * NIC_Bps)
     assert ends(timeline)["reduce"] == ends(timeline)["ring"] == pytest.approx(expected, rel=1e-9)
+
+
+MIXED = TOGETHER.replace("comm kv all_reduce", "comm kv broadcast")
+
+
+def filled(wanted: Sequence[float], whole: float) -> list[float]:
+    """Max-min shares of ``whole``, by bisection: the largest part of which all may have, and that fits."""
+    low, high = 0.0, max(wanted)
+    for _ in range(200 if sum(wanted) > whole else 0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(min(one, middle) for one in wanted) <= whole else (low, middle)
+    return [min(one, high) for one in wanted]
+
+
+@pytest.mark.parametrize(("fold", "coalesce"), SHORTCUTS)
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.45, 0.49, 0.6, 0.7, 0.9])
+def test_who_takes_less_than_an_equal_part_of_the_memory_has_it(share: float, fold: bool, coalesce: bool) -> None:
+    """Of S bytes an all-reduce of two takes S on the NIC behind 2 hops, and 4 S of the memory: half of its time; a
+    broadcast S behind one, and on the mean of the two 2 S: a quarter. What each may have of the memory counts from its
+    start; of the NIC they have equal parts, where the memory lets them."""
+    timeline = play(from_text(MIXED), leaving({100.0: share}), fold=fold, coalesce=coalesce)
+    takes, left = (0.5, 0.25), [1e9 / NIC_Bps, 1e9 / NIC_Bps]
+    by_memory = [had / one for had, one in zip(filled(takes, share), takes, strict=True)]
+    both = filled(by_memory, 1.0)
+    alone = [min(1.0, share / one) for one in takes]
+    left[1] -= HOP_s * by_memory[1]  # the other's second hop, with the NIC for itself
+    until = min(one / speed for one, speed in zip(left, both, strict=True))
+    ended = [
+        2 * HOP_s + until + max(0.0, one - until * speed) / by_itself
+        for one, speed, by_itself in zip(left, both, alone, strict=True)
+    ]
+    assert ends(timeline)["reduce"] == pytest.approx(ended[0], rel=1e-9)
+    assert ends(timeline)["ring"] == pytest.approx(ended[1], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("takes", "leaves", "part"),
+    [
+        ((0.1, 0.6), 0.5, 0.4),  # 0.1 and what is left
+        ((0.6, 0.1), 0.5, 0.4),
+        ((0.3, 0.6), 0.5, 0.25),
+        ((0.05, 0.2, 0.3, 0.9), 0.8, 0.275),  # 0.05 + 0.2, and half of the rest each
+        ((0.2, 0.3), 0.5, math.inf),
+        ((0.2,), 0.1, 0.1),
+        ((), 0.1, math.inf),
+        ((0.2, 0.9), math.inf, math.inf),
+    ],
+)
+def test_equal_parts_of_what_is_left(takes: tuple[float, ...], leaves: float, part: float) -> None:
+    assert equal_part(takes, leaves) == pytest.approx(part)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8])

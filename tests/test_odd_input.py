@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
 
 import simulator
 from simulator.cli.collective import command as collective
 from simulator.cli.collective import parse_sizes
 from simulator.cluster import build_cluster
+from simulator.config import Workload, load_workload
 from simulator.config.catalog import Kind, find
 from simulator.config.cluster import load_cluster
 from simulator.errors import InputError
@@ -54,6 +57,60 @@ def test_the_only_node_with_gpus_is_halved_itself(left: int) -> None:
 def test_a_part_has_one_name(name: str) -> None:
     with pytest.raises(InputError, match="is no name of a GPU"):
         _cluster(overrides=_missing(name))
+
+
+def _keys(section: type[BaseModel], path: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield f"{path}{name}"
+        for inner in sections(field.annotation):
+            yield from _keys(inner, f"{path}{name}.")
+
+
+def sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from sections(part)
+
+
+@pytest.mark.parametrize("value", [-7, 1e300, "zzz", [1], {"q": 1}])
+def test_what_is_allowed_is_said_of_every_key(value: object) -> None:
+    """Each key of a workload and its cluster with a value that hardly any can have: who is refused is told what would
+    do, or what the key that is missing means."""
+    work = job(model__moe={"experts": 8, "top_k": 2, "ffn_hidden": 512}, parallelism__dp=8) | {
+        "cluster": {"node": NODE, "nodes": 2, "fabric": {"kind": "fat_tree"}}
+    }
+    load_workload(work)
+    refused = 0
+    for key in dict.fromkeys(_keys(Workload)):
+        try:
+            load_workload(work, {key: value})
+        except InputError as error:
+            refused += 1
+            for one in getattr(error, "errors", [error]):
+                told = one.allowed or one.fix or "is missing (" in one.message or "must be a name" in one.message
+                assert told, str(one)
+    assert refused > 100
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed", "fix"),
+    [
+        ("parallelism.zero", 5, ">= 0, <= 3", "zero: 3"),
+        ("parallelism.zero", -1, ">= 0, <= 3", "zero: 0"),
+        ("parallelism.hsdp", 0, ">= 1, <= 1,000,000", "hsdp: 1"),
+        ("parallelism.layers_per_stage", [2, -2], ">= 0", "layers_per_stage[1]: 0"),
+        ("parallelism.zb_memory_limit", 0, "> 0, <= 1,000,000", None),
+        ("model.dropout", 1.5, ">= 0, < 1", None),
+    ],
+)
+def test_a_range_is_said_with_both_ends_and_the_nearest_of_whole_numbers(
+    key: str, value: object, allowed: str, fix: str | None
+) -> None:
+    with pytest.raises(InputError) as caught:
+        load_workload(job(), {key: value})
+    assert (caught.value.allowed, caught.value.fix) == (allowed, fix)
+    assert str(caught.value.key).endswith((fix or key).split(":")[0])
 
 
 def test_small_bounds_are_printed_as_they_are() -> None:

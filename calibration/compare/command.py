@@ -41,8 +41,9 @@ from simulator.output.files import writing
 from simulator.validation.suites import Bounds
 
 EXAMPLE = """example:
-  python -m calibration compare calibration/runs/*/*.yaml --measured runs --out comparison \\
-      --predictions calibration/results/predictions.json --max-mean 4 --max-row 10
+  python -m calibration compare calibration/runs/*/*.yaml --measured runs \\
+      --predictions calibration/results/predictions.json \\
+      --out comparison --max-mean 4 --max-row 10
 
 exit status: 1 where step times, or those predicted before, are past --max-mean or --max-row, or more than a tenth of
 the runs could not be compared; 2 on bad input; else 0."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from calibration.commits import sha256
@@ -37,11 +37,7 @@ def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Ma
         return changes
     profile = load_profile(next(iter(known.calibrations.values())))
     usual = _usual(profile, known)
-    stages: dict[int, list[list[Pace]]] = {}
-    for rank in run.ranks:
-        if rank.host.probe_s:
-            stages.setdefault(rank.place.pp, []).append(_around(rank.host, usual))
-    paces = {stage: _slowest(of_ranks) for stage, of_ranks in stages.items()}
+    paces = _by_stage(run, usual)
     if not paces:
         return changes
     slowest = max(paces.values(), key=sum)
@@ -62,6 +58,32 @@ def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Ma
         said = f"its probes give no speed of a host: {problem}"
         raise InputError(said, file=where, key="ranks.host", fix=f"--set {KEY}=1 for the profile's host") from None
     return merged
+
+
+def of_runs(directory: Path, workload: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Speeds of hosts in the middle of those of all runs recorded in ``directory``, of each run its slowest stage's:
+    against the profile that ``workload`` has with ``changes``.
+
+    Raises `InputError` where none was probed, and on what is no record of a run.
+    """
+    known = load_workload(workload, changes)
+    usual = _usual(load_profile(next(iter(known.calibrations.values()))), known)
+    runs = (read_record(directory, path.stem) for path in sorted(directory.glob("*.json")))
+    paces = [_by_stage(run, usual).values() for run in runs if isinstance(run, Run)]
+    speeds = [_speeds(usual, max(stages, key=sum)) for stages in paces if stages]
+    if not speeds:
+        fix = "python -m calibration train, on GPUs, probes hosts beside every run"
+        raise InputError("no run there was probed", key="--like", found=str(directory), fix=fix)
+    return dict(zip((KEY, BACKWARD_KEY), map(median, zip(*speeds, strict=True)), strict=True))
+
+
+def _by_stage(run: Run, usual: Pace) -> dict[int, Pace]:
+    """Of each pipeline stage, the slowest of its hosts; of a run that was not probed, none."""
+    stages: dict[int, list[list[Pace]]] = {}
+    for rank in run.ranks:
+        if rank.host.probe_s:
+            stages.setdefault(rank.place.pp, []).append(_around(rank.host, usual))
+    return {stage: _slowest(of_ranks) for stage, of_ranks in stages.items()}
 
 
 def _speeds(of: Pace, pace: Pace) -> tuple[float, float]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from calibration.compare.hosts import with_host
-from calibration.compare.record import read_record
+from calibration.compare.hosts import of_runs, with_host
+from calibration.compare.record import Record, read_record
 from simulator.config import load_workload
 
 KEY = "parallelism.batch_p2p"
@@ -29,10 +29,21 @@ def with_torch(directory: Path, workload: Path, changes: Mapping[str, Any]) -> M
     if KEY in changes:
         return changes
     known = load_workload(workload, changes)
-    if not (known.pipelined_by_torch and known.parallelism.overlap.p2p and known.parallelism.plan.posts_ahead):
+    if not (known.pipelined_by_torch and known.parallelism.posts_ahead):
         return changes
     record = read_record(directory, known.name)
-    release = re.match(r"(\d+)\.(\d+)", str(record.environment.get("torch", ""))) if record else None
-    if release is None or (int(release[1]), int(release[2])) >= ONE_BY_ONE:
-        return changes
-    return {**changes, KEY: True}
+    return {**changes, KEY: True} if record is not None and _in_batches(record) else changes
+
+
+def like(directory: Path, workload: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What predictions for the machine and the PyTorch of the runs recorded in ``directory`` need beside ``changes``;
+    see `calibration.compare.hosts.of_runs`."""
+    found = of_runs(directory, workload, changes)
+    records = (read_record(directory, path.stem) for path in directory.glob("*.json"))
+    return {**found, KEY: True} if any(record is not None and _in_batches(record) for record in records) else found
+
+
+def _in_batches(record: Record) -> bool:
+    """Whether the run's PyTorch makes a batch of every send and receive."""
+    release = re.match(r"(\d+)\.(\d+)", str(record.environment.get("torch", "")))
+    return release is not None and (int(release[1]), int(release[2])) < ONE_BY_ONE

@@ -246,7 +246,7 @@ KINDS: Mapping[str, type[Row]] = {
     "interference": Raced,
     "moving": Moving,
     "kernels": Profiled,
-    **dict.fromkeys(("layers", "crowded"), Layers),
+    "layers": Layers,
 }
 
 

@@ -142,17 +142,24 @@ def changed(model: Transport, constants: Mapping[str, float]) -> Transport:
 
 
 def by_gpus(points: Iterable[Point]) -> list[str]:
-    """A line for each number of GPUs: how far its collectives are off, as a geometric mean, fitted and held out."""
-    errors: dict[tuple[int, bool], list[float]] = {}
+    """A line for each number of GPUs: how far its collectives are off, as a geometric mean, fitted and held out, of
+    all sizes and from `LARGE_BYTES` on."""
+    of: dict[tuple[int, bool], list[Point]] = {}
     for point in points:
         if point.kind == "collectives":
-            key = int(point.group.rpartition(".")[2]), point.held_out
-            errors.setdefault(key, []).append(abs(math.log(point.fitted_s / point.measured_s)))
-    return [
-        f"collectives of {n} GPUs, {'held out' if held_out else 'fitted'}: {len(found)} rows, "
-        f"geometric mean {math.expm1(statistics.fmean(found)):.1%}"
-        for (n, held_out), found in sorted(errors.items())
-    ]
+            of.setdefault((int(point.group.rpartition(".")[2]), point.held_out), []).append(point)
+    lines = []
+    for (n, held_out), found in sorted(of.items()):
+        line = f"collectives of {n} GPUs, {'held out' if held_out else 'fitted'}: {_off(found)}"
+        if large := [point for point in found if point.size >= LARGE_BYTES]:
+            line += f"; from {LARGE_BYTES >> 20} MiB on {_off(large)}"
+        lines.append(line)
+    return lines
+
+
+def _off(points: Sequence[Point]) -> str:
+    errors = [abs(math.log(point.fitted_s / point.measured_s)) for point in points]
+    return f"{len(points)} rows, geometric mean {math.expm1(statistics.fmean(errors)):.1%}"
 
 
 def weight(case: Measured) -> float:

@@ -27,9 +27,12 @@ from simulator.config.section import validated
 from simulator.errors import InputError
 
 EXAMPLE = """examples:
-  python -m calibration fit calibration/measurements/h100-sxm-80gb --out h100-sxm-80gb.yaml --plots plots
-  python -m calibration fit h100 --base h100-sxm-80gb --hold-out 8 --out from_2_and_4.yaml
-  python -m calibration fit aiconfigurator/a100 --base a100-sxm-80gb --out a100-sxm-80gb.yaml"""
+  python -m calibration fit calibration/measurements/h100-sxm-80gb \\
+      --out h100-sxm-80gb.yaml --plots plots
+  python -m calibration fit h100 --base h100-sxm-80gb --hold-out 8 \\
+      --out from_2_and_4.yaml
+  python -m calibration fit aiconfigurator/a100 --base a100-sxm-80gb \\
+      --out a100-sxm-80gb.yaml"""
 PARTS = (kernels.fit, launch.fit, collectives.fit, interference.fit, power.fit)
 
 

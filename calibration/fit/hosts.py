@@ -3,14 +3,13 @@
 The simulator's own program of each narrow model says what the host had to issue, kind by kind; the seconds of the kinds
 are those, none negative, that give the measured times with the least squares of relative errors. They are of a host
 that is always as fast as in the middle of the measurement; how fast it was at each time, forward and backward, probes
-beside each case tell. Of what the probe does not do itself, a share may take as long on slower hosts, which cases tell
-beside which CPUs were kept busy (`calibration.measure.crowded`).
+beside each case tell.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -22,7 +21,7 @@ from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Point, rounded
 from calibration.narrow import DEPTH, PROBE, narrow
 from simulator.build import build_program
-from simulator.config.host import AroundOps, LaunchClass, Steady
+from simulator.config.host import AroundOps, LaunchClass
 from simulator.costs import Costs, launch
 from simulator.engine.host import issued_by
 from simulator.model import layer
@@ -67,13 +66,11 @@ class Pace(NamedTuple):
 
 #: How often the host did what is called so, and whether autograd's thread did it.
 Issued = Counter[tuple[str, bool]]
-#: Cases in which the host issues layers, and those of them at its usual pace.
-KINDS, USUAL = ("layers", "crowded"), "layers"
 
 
 def usual_pace(cases: Cases) -> Pace | None:
     """In the middle of the measurement: the medians of all probes; None: it was not probed."""
-    probes = [pace for case in cases.of(USUAL) for member in _probes(case) for pace in member]
+    probes = [pace for case in cases.rows for member in _probes(case) for pace in member]
     return Pace(*map(median, zip(*probes, strict=True))) if probes else None
 
 
@@ -99,50 +96,30 @@ def members(case: Measured, usual: Pace | None) -> list[tuple[float, Pace]]:
 
 
 def fitted(cases: Cases) -> tuple[dict[str, object], list[Point]]:
-    """``forward_s``, ``backward_s``, ``collective_s``, ``p2p_s``, ``around_s`` and ``steady``, and the times behind
-    them."""
+    """``forward_s``, ``backward_s``, ``collective_s``, ``p2p_s`` and ``around_s``, and the times behind them."""
     usual = usual_pace(cases)
-    measured = [case for kind in KINDS for case in cases.of(kind)]
-    steady = _beside_probe() if any(case.kind != USUAL for case in measured) else frozenset()
-    equations = [equation for case in measured for equation in _equations(case, members(case, usual), steady)]
+    equations = [equation for case in cases.of("layers") for equation in _equations(case, members(case, usual))]
     kinds = sorted({kind for equation in equations for kind in equation.counts})
-    parts = dict(zip(kinds, least_squares(equations, kinds), strict=True))
-    seconds = {kind: parts[kind] + parts.get(_steady(kind), 0.0) for kind in kinds}
+    seconds = dict(zip(kinds, least_squares(equations, kinds), strict=True))
     found: dict[str, object] = {
         f"{way}_s": {name: rounded(seconds[f"{way}_{name}"]) for name in get_args(LaunchClass)}
         for way in ("forward", "backward")
     }
     found |= {f"{name}_s": rounded(seconds[name]) for name in ("collective", "p2p") if name in seconds}
     found["around_s"] = {name: rounded(seconds[name]) for name in get_args(AroundOps) if name in seconds}
-    if steady:
-        shares = {name: parts[_steady(name)] / seconds[name] for name in steady if seconds.get(name)}
-        found["steady"] = {name: rounded(share) for name, share in shares.items() if share > 0}
     points = [
-        Point(equation.group, equation.seconds, equation.seconds, _sum(equation.counts, parts), False)
+        Point(equation.group, equation.seconds, equation.seconds, _sum(equation.counts, seconds), False)
         for equation in equations
     ]
     return found, points
 
 
-def _beside_probe() -> frozenset[str]:
-    """Kinds that the probe, which says how slow the host is, does not have."""
-    return frozenset(get_args(Steady)) - {kind for kind, _ in _issued_by_probe()}
-
-
-def _steady(kind: str) -> str:
-    """The part of what is called so that takes as long on slower hosts, as a kind of its own."""
-    return f"steady {kind}"
-
-
-def _equations(case: Measured, of_members: Sequence[tuple[float, Pace]], steady: Collection[str]) -> list[Equation]:
-    """One for each member. ``steady``: kinds of which a part may be."""
+def _equations(case: Measured, of_members: Sequence[tuple[float, Pace]]) -> list[Equation]:
     equations = []
     for (group, counts), (seconds, pace) in zip(_issued(case, len(of_members)), of_members, strict=True):
         at_pace: dict[str, float] = {}
         for (kind, by_autograd), n in counts.items():
             at_pace[kind] = at_pace.get(kind, 0.0) + n * (pace.backward if by_autograd else pace.forward)
-            if kind in steady:
-                at_pace[_steady(kind)] = at_pace.get(_steady(kind), 0.0) + n
         equations.append(Equation(group, seconds, at_pace, OF_MODULES if "part" in case.params else 1.0))
     return equations
 
@@ -171,14 +148,10 @@ def _issued(case: Measured, n_members: int) -> list[tuple[str, Issued]]:
 
 def probe_of(costs: Costs) -> Pace:
     """Seconds that the calibrated host takes for `calibration.narrow.PROBE`, by its costs."""
-    counts = _issued_by_probe().items()
+    counts = counted(build_program(narrow(PROBE)).roles[0], "passes").items()
     return Pace(
         *(costs.launched_s({kind: n for (kind, by), n in counts if by is autograd}) for autograd in (False, True))
     )
-
-
-def _issued_by_probe() -> Issued:
-    return counted(build_program(narrow(PROBE)).roles[0], "passes")
 
 
 def counted(role: Role, op: str) -> Issued:

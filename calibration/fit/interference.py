@@ -146,7 +146,7 @@ def beside_kernels(cases: Cases, kernels: Collection[str]) -> list[Measured]:
     sends, which have less, apart."""
     in_row = [case for case in cases.of("interference") if case.op != LATE]
     long = [case for case in in_row if float(case.row["kernel_beside_s"]) < float(case.row["collective_s"])]
-    return [case for case in _of(cases.of("moving") or long, *kernels) if case.op != "send_recv"]
+    return [case for case in _of(cases.of("moving") or long, *kernels) if case.op not in P2P]
 
 
 def _share(cases: Sequence[Measured], profile: Profile) -> float:

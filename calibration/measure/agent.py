@@ -9,6 +9,7 @@ reason.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -38,7 +39,7 @@ POLL_S, STORE_POLL_S = 0.02, 0.3
 @dataclass(frozen=True)
 class Job:
     """What is to be measured, by which ``worker`` (a module), and this process's place in it. ``orders`` are what the
-    worker must know beside its place."""
+    worker must know beside its place; ``others`` the agents of ranks from 1 on, where this process has started them."""
 
     worker: str
     cases: list[Case]
@@ -50,6 +51,12 @@ class Job:
     world: int = 1
     local_rank: int = 0
     local_world: int = 1
+    others: tuple[subprocess.Popen[bytes], ...] = ()
+
+    def lost(self) -> str:
+        """Which of the ``others`` has come to an end that was none, as one that was killed; nothing while none has."""
+        ends = {rank: agent.poll() for rank, agent in enumerate(self.others, 1)}
+        return next((f"the agent of rank {rank} {_ending(end)}" for rank, end in ends.items() if end), "")
 
 
 class Results(Protocol):
@@ -76,8 +83,8 @@ class _Current:
 
 
 def lead(job: Job, rows: Results, skip: set[str], store: dist.Store, show: Callable[[int, int, str], None]) -> str:
-    """Rank 0: hands out what is pending until nothing is, or workers end before they do anything. Returns why it had to
-    give up, or nothing."""
+    """Rank 0: hands out what is pending until nothing is, workers end before they do anything, or an agent has gone.
+    Returns why it had to give up, or nothing."""
     generation, finished = 0, set(skip)
     pending = [index for index, case in enumerate(job.cases) if case.key not in finished]
     total = len(pending)
@@ -101,7 +108,7 @@ def lead(job: Job, rows: Results, skip: set[str], store: dist.Store, show: Calla
                 case = outcome.case
                 error = {"kind": case.kind, "op": case.op, "params": case.params, "ranks": list(case.ranks)}
                 take({**error, "error": outcome.reason}, case.key)
-            if len(finished) == before:
+            if len(finished) == before or job.lost():
                 store.set(f"todo/{generation + 1}", "[]")
                 return outcome.reason
         generation += 1
@@ -145,8 +152,9 @@ def _watch(
     reader = threading.Thread(target=_listen, args=(os.fdopen(read_fd), messages), daemon=True)
     reader.start()
     assert worker.stdin is not None
-    worker.stdin.write(json.dumps(_orders(job, pending, generation, write_fd)).encode())
-    worker.stdin.close()
+    # The pipe of a worker that has ended before it read all is broken; its end is seen below.
+    with contextlib.suppress(BrokenPipeError), worker.stdin as orders:
+        orders.write(json.dumps(_orders(job, pending, generation, write_fd)).encode())
     current, next_look = _Current(), 0.0
     by_key = {job.cases[index].key: job.cases[index] for index in pending}
     try:
@@ -164,6 +172,8 @@ def _watch(
             elif job.rank == 0 and time.monotonic() > current.deadline:
                 limit = current.case.limit_s if current.case else STARTUP_S
                 reason = f"took longer than {limit:.0f} s"
+            else:
+                reason = job.lost()
             if reason:
                 store.set(f"abort/{generation}", reason)
             elif time.monotonic() > next_look:
@@ -259,5 +269,5 @@ def leave(job: Job, store: dist.Store) -> None:
     """End together: the store dies with rank 0, and the others may still have to read from it."""
     if store.add("left", 1) < job.world and job.rank == 0:
         deadline = time.monotonic() + 15
-        while store.add("left", 0) < job.world and time.monotonic() < deadline:
+        while store.add("left", 0) < job.world and not job.lost() and time.monotonic() < deadline:
             time.sleep(0.05)

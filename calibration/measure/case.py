@@ -15,7 +15,7 @@ LEVELS: tuple[Level, ...] = ("smoke", "quick", "full")
 ALONE = ("launch", "copy", "matmul", "attention", "memory", "sustained", "shared")
 TOGETHER = ("collective", "interference", "moving")
 #: Of `Case`. Modules of these kinds need torch; what names the kinds does not.
-KINDS = (*ALONE, "layers", "crowded", *TOGETHER, "kernels")
+KINDS = (*ALONE, "layers", *TOGETHER, "kernels")
 
 
 @dataclass(frozen=True)

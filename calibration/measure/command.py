@@ -20,8 +20,10 @@ from simulator.errors import InputError
 SHOWN = 20  # reasons of failures that are printed; all are in the file
 EXAMPLE = """examples:
   python -m calibration measure --gpus 4 --out h100 --full
-  python -m calibration measure --gpus 8 --out h100 --full --only collective,interference --groups 4,8
-  torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint HOST:29500 --rdzv-backend c10d \\
+  python -m calibration measure --gpus 8 --out h100 --full \\
+      --only collective,interference --groups 4,8
+  torchrun --nnodes 2 --nproc-per-node 8 \\
+      --rdzv-endpoint HOST:29500 --rdzv-backend c10d \\
       -m calibration measure --out h100 --only collective,interference"""
 
 
@@ -46,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     kinds, asked = _kinds(arguments.only), _asked(arguments.groups)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    with ranks.ranks(arguments, _again(arguments)) as world:
+    with ranks.ranks(arguments, _again(arguments)) as started:
+        world = started.world
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
         there = {len(group) for group in collectives.groups("full", world, local)}
         if unknown := [size for size in asked if size not in there]:
@@ -54,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise InputError("no groups of so many GPUs", key="--groups", found=unknown[0], allowed=allowed)
         cases = plan(arguments.level, kinds, world, local, asked)
         orders = {"level": arguments.level, "kinds": kinds, "groups": asked}
-        job = ranks.job(arguments, "calibration.measure.worker", cases, orders, _spoken(arguments, world))
+        job = ranks.job(arguments, started, "calibration.measure.worker", cases, orders, _spoken(arguments, world))
         if job.rank:
             return ranks.follow(job)
         rows = Rows(job.out)

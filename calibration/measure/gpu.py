@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+#: Beginnings of the environment variables that figures may depend on.
+TOLD = ("NCCL_", "TEARDOWN_CUPTI")
 #: Bits of nvmlClocksThrottleReasons that say why a GPU runs below its highest clock.
 REASONS = {
     0x4: "power_cap",
@@ -68,7 +70,7 @@ def environment(device: torch.device, world: int, command: str) -> dict[str, obj
         "torch": torch.__version__,
         "cpu": _cpu(),
         "cpu_cores": os.cpu_count(),
-        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")},
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(TOLD)},
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

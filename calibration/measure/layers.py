@@ -72,7 +72,7 @@ def cases(level: Level, gpus: int) -> Iterator[Case]:
     if gpus < 2:
         return
     for layout, models in SHARED.items():
-        piped = is_pipeline(layout)
+        piped = "pp" in LAYOUTS[layout]
         for model in models:
             for layers in depths if piped else depths[-1:]:
                 # Where parameters stay whole, a forward pass after another has nothing to gather.
@@ -85,10 +85,6 @@ def cases(level: Level, gpus: int) -> Iterator[Case]:
                             "batches": batches,
                         }
                         yield Case("layers", op, params, tuple(range(gpus)), limit_s=60.0)
-
-
-def is_pipeline(layout: str) -> bool:
-    return "pp" in LAYOUTS[layout]
 
 
 def measure(case: Case, bench: Bench, probe: Probe | None, team: Team | None) -> Row:

@@ -8,7 +8,6 @@ from calibration.measure import (
     attention,
     collectives,
     copies,
-    crowded,
     interference,
     kernels,
     launch,
@@ -31,10 +30,8 @@ def plan(level: Level, kinds: Collection[str], world: int, local: int, groups: c
     alone = [
         case for name, module in MODULES_ALONE.items() if name in kinds for case in shuffled(module.cases(level, world))
     ]
-    for name, of_hosts in (("layers", layers), ("crowded", crowded)):
-        if name in kinds:
-            found = shuffled(of_hosts.cases(level, world))
-            alone += sorted(found, key=lambda case: (case.params.get("busy", 0.0), len(case.ranks)))
+    if "layers" in kinds:
+        alone += sorted(shuffled(layers.cases(level, world)), key=lambda case: len(case.ranks))
     together: list[Case] = []
     for name, module in MODULES_TOGETHER.items():
         if name in kinds and world > 1:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,14 @@ LINE_EVERY_S = 10.0
 LEAVE_S = 20.0
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """How many there are, and the processes of all but the first where they were ``started`` here."""
+
+    world: int
+    started: tuple[subprocess.Popen[bytes], ...] = ()
+
+
 def add_arguments(parser: argparse.ArgumentParser, *, out: str) -> None:
     """Options of every command that uses GPUs; ``out`` says what --out is."""
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=out)
@@ -36,9 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, out: str) -> None:
 
 
 @contextlib.contextmanager
-def ranks(arguments: argparse.Namespace, again: Sequence[str]) -> Iterator[int]:
-    """How many ranks there are, of which this process is one: torchrun's, or else ``--gpus`` of them, for which the
-    command line ``again`` is started for all but the first. A termination signal ends all of them."""
+def ranks(arguments: argparse.Namespace, again: Sequence[str]) -> Iterator[Ranks]:
+    """The ranks, of which this process is one: torchrun's, or else ``--gpus`` of them, for which the command line
+    ``again`` is started for all but the first. A termination signal ends all of them."""
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         yield from _ranks(arguments, again)
@@ -46,26 +55,28 @@ def ranks(arguments: argparse.Namespace, again: Sequence[str]) -> Iterator[int]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _ranks(arguments: argparse.Namespace, again: Sequence[str]) -> Iterator[int]:
+def _ranks(arguments: argparse.Namespace, again: Sequence[str]) -> Iterator[Ranks]:
     if "RANK" in os.environ:
         world = int(os.environ["WORLD_SIZE"])
         if arguments.gpus not in (None, world):
             raise InputError("the ranks are given by torchrun", key="--gpus", found=arguments.gpus, allowed=world)
-        yield world
+        yield Ranks(world)
         return
     gpus = _gpus(arguments.gpus, arguments.device)
     given = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(gpus), "LOCAL_WORLD_SIZE": str(gpus)}
     given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     os.environ |= given
-    spawned = [
-        subprocess.Popen(
-            [sys.executable, "-m", "calibration", *again, "--out", str(arguments.out)],
-            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(1, gpus)
-    ]
+    spawned = tuple(
+        [
+            subprocess.Popen(
+                [sys.executable, "-m", "calibration", *again, "--out", str(arguments.out)],
+                env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(1, gpus)
+        ]
+    )
     try:
-        yield gpus
+        yield Ranks(gpus, spawned)
     finally:
         for process in spawned:
             for end in (process.terminate, process.kill):  # one that waits in torch heeds the second only
@@ -79,11 +90,18 @@ def _ranks(arguments: argparse.Namespace, again: Sequence[str]) -> Iterator[int]
             os.environ.pop(name)
 
 
-def job(arguments: argparse.Namespace, worker: str, cases: list[Case], orders: dict[str, Any], command: str) -> Job:
-    """The `Job` of this process, inside `ranks`."""
+def job(
+    arguments: argparse.Namespace,
+    there: Ranks,
+    worker: str,
+    cases: list[Case],
+    orders: dict[str, Any],
+    command: str,
+) -> Job:
+    """The `Job` of this process, one of the ranks that are ``there``."""
     from calibration.measure.agent import Job
 
-    world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+    world, rank = there.world, int(os.environ["RANK"])
     return Job(
         worker=worker,
         cases=cases,
@@ -95,6 +113,7 @@ def job(arguments: argparse.Namespace, worker: str, cases: list[Case], orders: d
         world=world,
         local_rank=int(os.environ.get("LOCAL_RANK", rank)),
         local_world=int(os.environ.get("LOCAL_WORLD_SIZE", world)),
+        others=there.started,
     )
 
 

@@ -5,9 +5,7 @@ It may die at any case: what it has reported is kept, and its agent starts anoth
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import itertools
 import json
 import sys
 import traceback
@@ -15,7 +13,7 @@ import traceback
 import torch
 import torch.distributed as dist
 
-from calibration.measure import collectives, crowded, interference, launch, layers, moving, plan, shared
+from calibration.measure import collectives, interference, launch, layers, moving, plan, shared
 from calibration.measure.bench import Bench, Row
 from calibration.measure.case import Case, UnavailableError, Work
 from calibration.measure.gpu import environment
@@ -25,7 +23,7 @@ from calibration.measure.team import Team, collective_time
 from calibration.train.host import Probe
 
 #: Kinds of cases that are of the host, and measured beside probes of it.
-OF_HOSTS = ("launch", "layers", "crowded")
+OF_HOSTS = ("launch", "layers")
 HEAT_S = {"smoke": 0.1, "quick": 3.0, "full": 15.0}
 
 
@@ -51,12 +49,9 @@ def main() -> None:
         probe = Probe(device) if bench.cuda and any(case.kind in OF_HOSTS for case in pending) else None
         if any(case.kind in ("matmul", "attention", "memory", "shared") for case in pending) and rank == 0:
             bench.heat(HEAT_S[orders["level"]])
-        for busy, together in itertools.groupby(pending, lambda case: float(case.params.get("busy", 0.0))):
-            # One crowd for all ranks of a node.
-            with crowded.crowd(busy) if int(orders["local_rank"]) == 0 else contextlib.nullcontext():
-                for case in together:
-                    if rank in case.ranks:
-                        _one(case, bench, teams.get(case.ranks), by_key, probe, report)
+        for case in pending:
+            if rank in case.ranks:
+                _one(case, bench, teams.get(case.ranks), by_key, probe, report)
         if teams:
             dist.barrier(Team.of(tuple(range(world))).control)
 
@@ -86,7 +81,7 @@ def _one(
 
 
 def _measured(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Case], probe: Probe | None) -> Row:
-    if case.kind in ("layers", "crowded"):
+    if case.kind == "layers":
         return layers.measure(case, bench, probe, team)
     if case.kind == "launch":
         return beside_probes(bench.issuing(launch.prepare(case, bench)), bench, probe, team)

@@ -11,17 +11,28 @@ import argparse
 import sys
 from pathlib import Path
 
+from calibration.compare.software import like
 from calibration.predict.predictions import predictions, simulate_all
 from simulator.cli.outputs import check_outputs, write_json
 from simulator.config import parse_changes
 
-EXAMPLE = """example:
-  python -m calibration predict calibration/runs/predicted/*.yaml --out calibration/results/predictions.json"""
+EXAMPLE = """examples:
+  python -m calibration predict calibration/runs/predicted/*.yaml \\
+      --out calibration/results/predictions.json
+  python -m calibration predict calibration/runs/predicted/*.yaml \\
+      --like runs --out predictions.json"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workloads", type=Path, nargs="+", metavar="WORKLOAD", help="workload files")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write, JSON")
+    parser.add_argument(
+        "--like",
+        type=Path,
+        metavar="DIR",
+        help="records of runs that were just made on the machine: hosts as fast as theirs in the median, and sends and "
+        "receives as their PyTorch makes them",
+    )
     add_set(parser)
 
 
@@ -41,6 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit status 0, or 1 where a workload could not be simulated. Raises `InputError`."""
     check_outputs({"--out": arguments.out}, inputs=arguments.workloads)
     changes = parse_changes(arguments.changes)
+    if arguments.like is not None:
+        changes = {**like(arguments.like, arguments.workloads[0], changes), **changes}
     content = predictions(simulate_all((path, changes) for path in arguments.workloads), changes)
     write_json(arguments.out, content)
     failed = [row for row in content["predictions"] if row["reason"]]

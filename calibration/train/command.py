@@ -63,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     done = {name for name in needed if records.stands(name, failed_too=not arguments.retry)}
     reason = ""
     if "RANK" in os.environ or len(done) < len(needed):  # every rank must see the same cases, whatever has been done
-        with ranks.ranks(arguments, _again(arguments)) as world:
+        with ranks.ranks(arguments, _again(arguments)) as started:
+            world = started.world
             cases = {name: Case("train", name, {}, tuple(range(n)), arguments.limit) for name, n in needed.items()}
             cases = {name: case for name, case in cases.items() if needed[name] <= world}
             orders = {
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "length": _length(arguments),
                 "out": str(arguments.out.resolve()),
             }
-            job = ranks.job(arguments, WORKER, list(cases.values()), orders, records.command)
+            job = ranks.job(arguments, started, WORKER, list(cases.values()), orders, records.command)
             if job.rank:
                 return ranks.follow(job)
             reason = ranks.lead(job, records, {case.key for name, case in cases.items() if name in done})

@@ -79,7 +79,7 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
     for number in range(length.most):
-        if _agreed(number >= length.least and time.perf_counter() - began > length.seconds, groups, device):
+        if _any_says(number >= length.least and time.perf_counter() - began > length.seconds, groups, device):
             break
         seconds, wall, loss = _timed(trainer.step, lambda: run.telemetry.append(telemetry.read()), cuda=cuda)
         losses.append(loss)
@@ -100,7 +100,7 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
         losses.append(loss)
 
     kinds = {"send_recv": "pp", "": "dp" if workload.parallelism.dp > 1 else "tp"}
-    run.spans = profiled(step, lambda: _agreed(True, groups, device), kinds, cuda=cuda)
+    run.spans = profiled(step, lambda: _any_says(True, groups, device), kinds, cuda=cuda)
     run.profiled_s = walls[-1]
     run.loss = [float(loss) for loss in losses]
     trainer.close()
@@ -131,9 +131,9 @@ def _timed(
     return start.elapsed_time(end) * 1e-3, time.perf_counter() - began, loss
 
 
-def _agreed(mine: bool, groups: Groups, device: torch.device) -> bool:
-    """Whether any rank says so. Ranks meet here, so that they begin and end the same steps at once: none goes on before
-    all have come, as the root of a broadcast would."""
+def _any_says(mine: bool, groups: Groups, device: torch.device) -> bool:
+    """Whether any rank says so. Ranks meet here, and make the same steps, each at once: none goes on before all have
+    come, as the root of a broadcast would."""
     said = torch.tensor([float(mine)], device=device)
     if groups.everyone is not None:
         dist.all_reduce(said, group=groups.everyone)

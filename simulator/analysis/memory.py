@@ -26,9 +26,10 @@ class RankMemory:
     """One rank at its fullest, bytes.
 
     ``held``: activations that its steps have taken by then, by kind of tensor; ``made``: gradients that they have made;
-    ``gathered``: what else they have taken, such as parameters of other ranks. ``workspace``: what the step ``during``
-    then needs for itself. ``capacity``: what its GPU has. ``cached``: what the allocator has reserved at most beyond
-    what it has given out at most. ``in_flight``: (micro-batch, stage) activations held at most.
+    ``gathered``: what else they have taken, such as parameters of other ranks. ``workspace``: what the pass under way
+    then needs for itself, or the optimizer where it is ``updating``. ``capacity``: what its GPU has. ``cached``: what
+    the allocator has reserved at most beyond what it has given out at most. ``in_flight``: (micro-batch, stage)
+    activations held at most.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class RankMemory:
     peak_at_s: float
     during: str
     in_flight: int
+    updating: bool = False
 
     @property
     def activations(self) -> float:
@@ -90,7 +92,7 @@ class RankMemory:
             "gradients": self.gradients,
             "optimizer": state.optimizer,
             **{f"activations: {kind}": nbytes for kind, nbytes in self.held.items()},
-            "workspace": self.workspace,
+            "optimizer workspace" if self.updating else "workspace": self.workspace,
             "gathered": self.gathered,
             "gradient placeholders": self.holdings.placeholders,
             "gradient bucket": self.holdings.bucket,
@@ -181,6 +183,7 @@ def memory_of_ranks(
                 peak_at_s=float(curve.times[at]) if at >= 0 else 0.0,
                 during=_running(timeline, curve, at),
                 in_flight=in_flight[rank],
+                updating=_updating(timeline, curve, at),
             )
         )
     return tuple(memories)
@@ -279,6 +282,12 @@ def _running(timeline: Timeline, curve: Curve, at: int) -> str:
     return f"{_PASSES[phase]} of micro-batch {timeline.microbatch[index]}, stage {timeline.stage[index]}"
 
 
+def _updating(timeline: Timeline, curve: Curve, at: int) -> bool:
+    """Whether an optimizer's step is under way after event ``at`` of a curve."""
+    of_updates = timeline.phase[curve.span[: at + 1]] == "O"
+    return bool((2 * curve.begins[: at + 1] - 1)[of_updates].sum() > 0)
+
+
 def worst_per_stage(memories: Sequence[RankMemory]) -> tuple[RankMemory, ...]:
     """The fullest rank of each pipeline rank, in order."""
     worst: dict[int, RankMemory] = {}
@@ -312,7 +321,8 @@ def second_step_warning(memories: Sequence[RankMemory]) -> list[str]:
 
 def memory_report(memories: Sequence[RankMemory]) -> dict[str, Any]:
     """The contract's ``memory``: bytes, and the fullest rank of each stage. ``contents`` adds up to ``peak``, that of
-    all steps but the first ones; ``second_step_bytes``: what torch's DDP may take in the second.
+    all steps but the first ones; ``second_step_bytes``: what torch's DDP may take in the second. What a pass needs for
+    itself counts among activations, what the optimizer needs among buffers.
     ``capacity_bytes``: of the GPU with the least room left."""
     return {
         "capacity_bytes": float(fullest(memories).capacity),
@@ -327,8 +337,8 @@ def memory_report(memories: Sequence[RankMemory]) -> dict[str, Any]:
                 "weights": memory.holdings.state.weights,
                 "gradients": memory.gradients,
                 "optimizer": memory.holdings.state.optimizer,
-                "activations": memory.activations + memory.workspace,
-                "buffers": memory.buffers,
+                "activations": memory.activations + (0.0 if memory.updating else memory.workspace),
+                "buffers": memory.buffers + (memory.workspace if memory.updating else 0.0),
                 "peak": memory.total,
                 "capacity": memory.capacity,
                 "peak_at_s": memory.peak_at_s,

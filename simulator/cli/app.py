@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from simulator import __version__
 from simulator.cli import check, collective, importing, listing, run, schedule, topology, validate
@@ -55,8 +56,11 @@ def _options(
 
 #: Commands with an option that takes several values, the further ones of which arrive as extra arguments.
 _SEVERAL = {"schedule"}
+#: Commands whose help says more than their docstring.
+_CLASSES = {"collective": collective.Command}
 for _name, _command in COMMANDS.items():
-    app.command(_name, context_settings={"allow_extra_args": _name in _SEVERAL})(_command)
+    settings = {"allow_extra_args": _name in _SEVERAL}
+    app.command(_name, cls=_CLASSES.get(_name, TyperCommand), context_settings=settings)(_command)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet, parse_ranks
@@ -21,6 +22,26 @@ DEFAULT_SIZES = "8:128M"
 #: Bytes of the largest message: what a 64-bit count holds.
 LARGEST = 2**63 - 1
 _SUFFIX = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+#: What else there is to say of an operation's algorithm.
+_MEANING = {
+    "send_recv": ": every rank sends to the next one of a ring",
+    "send": ": the first of two ranks to the other",
+}
+
+
+class Command(TyperCommand):
+    """Its help ends with the algorithms of every operation, in as many columns as there are."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # of click's classes, which typer keeps to itself
+        from simulator.network.collectives import OPERATIONS
+
+        lines = []
+        for op, entry in OPERATIONS.items():
+            others = [name for name in entry.algorithms if name not in entry.nccl]
+            lines.append((op, " ".join([*entry.nccl, *(["|", *others] if others else [])]) + _MEANING.get(op, "")))
+        with formatter.section("Algorithms: NCCL's, of which auto takes one, and after the bar others"):
+            formatter.write_dl(lines)
 
 
 def command(
@@ -58,31 +79,19 @@ def command(
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Print the table of nccl-tests for a collective that has the cluster to itself.
+    """Print the table of nccl-tests for a collective on its own.
+
+    The collective has the cluster to itself.
 
     Sizes, algbw and busbw mean what they mean there; times are on the GPU's stream, without the host's launch.
 
-    The table says which algorithm, protocol and number of channels were chosen. auto chooses among those before the
-    bar, which are NCCL's; the others run when they are named.
-
-    \b
-    Operations and their algorithms:
-      all_reduce      ring tree nvls nvls_tree collnet | binary_tree halving_doubling rs_ag direct hierarchical
-      all_gather      ring nvls pat | direct bruck
-      reduce_scatter  ring nvls pat | direct
-      all_to_all      pairwise | rail bruck
-      broadcast       ring | linear binomial
-      reduce          ring | linear binomial
-      scatter         linear | binomial
-      gather          linear | binomial
-      send_recv       direct: every rank sends to the next one of a ring
-      send            direct: of two ranks, the first sends to the second
-      barrier         ring tree nvls nvls_tree collnet | binary_tree halving_doubling rs_ag direct hierarchical
+    The table says which algorithm and protocol were chosen, and how many channels (rings, trees, heads of NVLink SHARP)
+    take unlike ways: NCCL runs several on each, and inside a node behind a switch all of its rings are alike.
 
     \b
     Examples:
-      llmsim collective --cluster dgx_a100 --nodes 2 --op all_reduce --sizes 8:16G
-      llmsim collective --cluster dgx_h100 --nodes 2 --op all_to_all --algorithm rail --sizes 1M:1G
+      llmsim collective --cluster dgx_a100 --nodes 2 --op all_reduce
+      llmsim collective --cluster dgx_h100 --op all_to_all --sizes 1M:1G
     """
     from simulator.cluster import build_cluster
     from simulator.config.cluster import load_cluster
@@ -142,7 +151,7 @@ def command(
             "busbw (GB/s)": round(row["busbw_Bps"] / 1e9, 2),
             "algorithm": row["algorithm"],
             "protocol": row["protocol"],
-            "channels": row["channels"],
+            "channels (unlike)": row["channels"],
         }
         for row in rows
     ]

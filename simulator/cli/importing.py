@@ -41,7 +41,9 @@ def command(
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Read a topology of another tool: its GPUs, NICs, links and affinity, and what it does not say.
+    """Read a topology of another tool as a cluster file.
+
+    Prints its GPUs, NICs, links and affinity.
 
     What the file does not say is assumed, and named; --set, or the written file, is the place to say it.
 

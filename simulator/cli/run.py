@@ -27,7 +27,7 @@ def command(
     ] = None,
     share_fabric: Annotated[
         bool,
-        typer.Option("--share-fabric", help="All workloads on one cluster at once: what each loses to the others."),
+        typer.Option("--share-fabric", help="Run all workloads at once on one cluster, and say what each loses by it."),
     ] = False,
     set_: Set = None,
     json: Json = None,

@@ -51,7 +51,9 @@ def command(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Play a pipeline schedule: the order of its actions, its bubble and how many activations it holds.
+    """Play a pipeline schedule without a model.
+
+    Prints the order of its actions, its bubble and how many activations it holds.
 
     zb_h2, zb_auto, zb_v and async_1f1b, whose claim lies across the step boundary, are played for several steps: their
     makespan, bubble and picture are of the steady period between steps.
@@ -59,9 +61,9 @@ def command(
     \b
     Examples:
       llmsim schedule 1f1b --stages 4 --microbatches 8 --gantt 1f1b.png
-      llmsim schedule interleaved --stages 4 --microbatches 8 --chunks 2 --cost F=1,B=2,comm=0.1
+      llmsim schedule interleaved --stages 4 --microbatches 8 --chunks 2
       llmsim schedule gpipe --stages 4 --microbatches 8 --compare 1f1b zb_h1
-      llmsim schedule zb_auto --stages 4 --microbatches 12 --cost F=1,B=2,W=0.8,comm=0.05 --zb-memory-limit 2
+      llmsim schedule zb_auto --stages 4 --microbatches 12 --cost W=0.8,comm=0.05
       llmsim schedule zb_v --stages 4 --microbatches 8 --csv mine.csv
       llmsim schedule mine.csv
     """

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+T = TypeVar("T")
 #: Characters per line where the output is no terminal and COLUMNS is not set: wide enough that no cell is cut.
 PIPE_WIDTH = 1000
 #: Cells longer than this and of several words may be folded.
@@ -86,13 +87,20 @@ def warn(warnings: Iterable[str]) -> None:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[None]:
-    """A spinner on standard error while the block runs, on a terminal only."""
+def progress(what: str) -> Iterator[Callable[[str], None]]:
+    """A spinner on standard error while the block runs, on a terminal only; the block may say how far it is."""
     if not sys.stderr.isatty():
-        yield
+        yield lambda far: None
         return
     from rich.console import Console
     from rich.text import Text
 
-    with Console(stderr=True).status(Text(what)):
-        yield
+    with Console(stderr=True).status(Text(what)) as status:
+        yield lambda far: status.update(Text(f"{what}: {far}"))
+
+
+def one_by_one(rows: Sequence[T], far: Callable[[str], None]) -> Iterator[T]:
+    """``rows`` one by one; ``far``, of `progress`, is told which of them is under way."""
+    for number, row in enumerate(rows, 1):
+        far(f"row {number:,} of {len(rows):,}")
+        yield row

@@ -32,7 +32,9 @@ def command(
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Show a cluster: its GPUs, links by kind, bisection bandwidth, what some routes cross, and how devices are joined.
+    """Show a cluster: its GPUs, links, bisection and routes.
+
+    Links are told by kind; of some routes what they cross, of the devices of a node how they are joined.
 
     \b
     Example:

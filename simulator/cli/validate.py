@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,7 @@ import typer
 from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
-from simulator.cli.terminal import console, progress, table
+from simulator.cli.terminal import console, one_by_one, progress, table, warn
 from simulator.errors import InputError
 from simulator.units import format_time
 
@@ -36,7 +36,10 @@ def command(
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Simulate measured steps and collectives and print the error of every row.
+    """Print predicted beside measured, row by row.
+
+    Simulates measured steps and collectives. Columns of --rows that are not read are labels, and are named; one that is
+    nearly the name of a column that is read is refused.
 
     Exit status 1 where a suite is past its bounds (its own, or --max-mean and --max-row) or skips more than a tenth of
     its rows. --rows without bounds always ends in 0.
@@ -61,23 +64,26 @@ def command(
             continue
         own = job.bounds
         bounds = Bounds(own.mean if max_mean is None else max_mean / 100, own.row if max_row is None else max_row / 100)
-        with progress(f"simulating {job.name}"):
-            results.append(job.result(wanted, bounds))
-    write_json(json, envelope("validate", suites=results))
-    if not quiet and json != STDOUT:
-        _print(results)
+        with progress(f"simulating {job.name}") as far:
+            results.append(job.result(one_by_one(wanted, far), bounds))
+        if not quiet and json != STDOUT:
+            _print(results[-1])
+    notes = [note for job in jobs for note in job.notes]
+    write_json(json, envelope("validate", notes, suites=results))
+    warn(notes)
     if any(result["passed"] is False for result in results):
         raise typer.Exit(1)
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A table of measurements, and what makes its JSON of rows and bounds."""
+    """A table of measurements, and what makes its JSON of rows and bounds; ``notes``: what to tell of its columns."""
 
     name: str
     rows: list[dict[str, str]]
     bounds: Bounds
-    result: Callable[[list[dict[str, str]], Bounds], dict[str, Any]]
+    result: Callable[[Iterable[dict[str, str]], Bounds], dict[str, Any]]
+    notes: tuple[str, ...] = ()
 
 
 def _jobs(suites: list[str], rows: Path | None) -> list[_Job]:
@@ -124,12 +130,16 @@ def _suite(name: str) -> _Job:
 def _own_steps(rows: Path) -> _Job:
     from simulator.validation import Bounds, evaluate, read_rows, summarise
     from simulator.validation.record import step_time_s
+    from simulator.validation.rows import labels
+    from simulator.validation.tables import told_of
 
+    own = read_rows(rows)
     return _Job(
         rows.stem,
-        read_rows(rows),
+        own,
         Bounds(),
         lambda some, to: summarise(rows.stem, evaluate(some, lambda _: {}, step_time_s), to),
+        told_of(labels(own)),
     )
 
 
@@ -137,12 +147,15 @@ def _own_collectives(rows: Path) -> _Job:
     from simulator.validation import Bounds, collectives
     from simulator.validation.collective_scores import score
     from simulator.validation.record import outcomes_of_collectives
+    from simulator.validation.tables import told_of
 
+    own = collectives.measurements(rows)
     return _Job(
         rows.stem,
-        collectives.measurements(rows),
+        own,
         Bounds(),
         lambda some, to: score(outcomes_of_collectives(some), to, name=rows.stem),
+        told_of(collectives.labels(own)),
     )
 
 
@@ -154,24 +167,24 @@ def _check_ids(wanted: list[str] | None, known: list[str]) -> None:
             raise InputError("no such row", file="--row", found=name, fix=closest(name, known))
 
 
-def _print(results: list[dict[str, Any]]) -> None:
-    for result in results:
-        lines = [
-            {
-                "row": entry["id"],
-                **_what(entry),
-                "measured": _figure(entry["measured"], entry["unit"]),
-                "predicted": _figure(entry["predicted"], entry["unit"]),
-                "error": "" if entry["error"] is None else f"{entry['error']:+.1%}",
-                "": f"skipped: {entry['skipped']}" if entry["skipped"] else "",
-            }
-            for entry in result["rows"]
-        ]
-        what = result["rows"][0]["quantity"].replace("_", " ")
-        console().print(table(lines, title=f"{result['suite']}: {what}, simulated against measured"))
-        note = [result["note"]] if result.get("note") else []
-        for line in (*_sets(result), verdict(result), *note, ""):
-            console().print(line)
+def _print(result: Mapping[str, Any]) -> None:
+    lines = [
+        {
+            "row": entry["id"],
+            **_what(entry),
+            "measured": _figure(entry["measured"], entry["unit"]),
+            "predicted": _figure(entry["predicted"], entry["unit"]),
+            "error": "" if entry["error"] is None else f"{entry['error']:+.1%}",
+            "": f"skipped: {entry['skipped']}" if entry["skipped"] else "",
+        }
+        for entry in result["rows"]
+    ]
+    what = result["rows"][0]["quantity"].replace("_", " ")
+    out = console()
+    out.print(table(lines, title=f"{result['suite']}: {what}, simulated against measured"))
+    note = [result["note"]] if result.get("note") else []
+    for line in (*_sets(result), verdict(result), *note, ""):
+        out.print(line)
 
 
 def _what(entry: Mapping[str, Any]) -> dict[str, str]:

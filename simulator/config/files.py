@@ -181,14 +181,14 @@ def as_mapping(data: Any, path: Path) -> dict[str, Any]:
     return data
 
 
-def closest(word: object, known: Iterable[str]) -> str | None:
-    """The one of ``known`` that ``word`` most likely means, or None.
+def closest(word: object, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """The one of ``known`` that ``word`` most likely means, or None; ``likeness``: difflib's ratio, at least.
 
     >>> closest("gpt3_175b", ["gpt3-175b", "gpt3-13b"]), closest("1B1F", ["1f1b"]), closest("zebra", ["1f1b"])
     ('gpt3-175b', '1f1b', None)
     """
     by_lower, lower = {name.lower(): name for name in known}, str(word).lower()
-    matches = difflib.get_close_matches(lower, by_lower, n=1)
+    matches = difflib.get_close_matches(lower, by_lower, n=1, cutoff=likeness)
     matches += [name for name in by_lower if sorted(name) == sorted(lower)]  # letters that changed places
     return by_lower[matches[0]] if matches else None
 
@@ -249,6 +249,8 @@ def with_changes(
 def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
     """``KEY=VALUE`` texts of the command line as dotted path -> value, read as YAML; of equal keys the last counts.
 
+    ``null`` in so many words is a key's default; nothing at all, as of a shell variable that is not set, is an error.
+
     >>> parse_changes(["parallelism.pp=4", "training.total_tokens=300e9", "parallelism.layers_per_stage=[3, 4]"])
     {'parallelism.pp': 4, 'training.total_tokens': 300000000000.0, 'parallelism.layers_per_stage': [3, 4]}
     """
@@ -259,4 +261,7 @@ def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
         if not equals or not key or not all(key.split(".")):
             raise InputError("is not KEY=VALUE", file="--set", found=text, allowed="such as parallelism.pp=4")
         changes[key] = parse_yaml(value, f"--set {key}")
+        if changes[key] is None and value.strip().lower() not in ("null", "~"):
+            fix = f"--set {key}=null for the default, or leave it out"
+            raise InputError("has no value", file=f"--set {key}", found=text, allowed=f"{key}=VALUE", fix=fix)
     return changes

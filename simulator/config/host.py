@@ -26,8 +26,6 @@ AroundOps = Literal[
     "gather",
     "reduce",
 ]
-#: What a slow host may do hardly slower.
-Steady = Literal[AroundOps, "collective", "p2p"]
 
 
 class LaunchCosts(Cited):
@@ -47,8 +45,6 @@ class LaunchCosts(Cited):
     tokens around it; an all-reduce of tensor parallelism, with the two linear layers written by hand that it stands
     for; a collective of experts, for which the host cuts and joins tensors; a bucket of DDP; a unit of FSDP that is
     gathered, one whose gradients are reduced. Not listed: nothing, or what other products and collectives take"""
-    steady: dict[Steady, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
-    """the share of it that takes as long on every host, however slow the host issues ops; not listed: 0"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -192,6 +192,12 @@ class Parallelism(Section):
         return 0 if self.data_parallel == "allreduce" else self.servers
 
     @property
+    def posts_ahead(self) -> bool:
+        """Whether receives are posted before anything waits for them, so that what stands behind them on a stream does:
+        where ``batch_p2p`` matters."""
+        return self.pp > 1 and self.overlap.p2p and self.plan.posts_ahead
+
+    @property
     def n_stages(self) -> int:
         """Stages of the model."""
         return self.pp * self.vpp

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from simulator.config.files import brief, closest
@@ -121,6 +122,7 @@ _WANTED = {
     "string_unicode": "printable text, on one line",
     "tuple_type": "a list",
     "model_type": "a mapping of keys",
+    "dict_type": "a mapping of keys",
     "finite_number": "a finite number",
 }
 _BOUNDS = {
@@ -129,6 +131,7 @@ _BOUNDS = {
     "less_than": ("lt", "<"),
     "less_than_equal": ("le", "<="),
 }
+_LENGTHS = {"too_short": ("at least", "min_length"), "too_long": ("at most", "max_length")}
 
 
 def _bound(sign: str, value: float) -> str:
@@ -142,10 +145,11 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
     name = str(detail["loc"][-1]) if detail["loc"] else ""
     if kind == "extra_forbidden":
         return _unknown_key(model, owner, key, name)
+    field = _field(owner, detail["loc"])
     if kind == "missing":
         meaning = _meaning(owner, name)
         message = "a required key is missing" + (f" ({meaning})" if meaning else "")
-        return InputError(message, key=key, allowed=", ".join(_bounds(owner, name)) or None)
+        return InputError(message, key=key, allowed=_allowed(field) or _keys(field))
     if kind == "literal_error":
         options = re.findall(r"'([^']*)'|(\d+)", context["expected"])
         known = [text or number for text, number in options]
@@ -153,15 +157,19 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
         fix = f"{name}: {near}" if near else None
         return InputError("is none of the known values", key=key, found=brief(found), allowed=", ".join(known), fix=fix)
     if kind in _BOUNDS:
-        bound, sign = _BOUNDS[kind]
-        return InputError("is out of range", key=key, found=brief(found), allowed=_bound(sign, context[bound]))
+        nearest = context[_BOUNDS[kind][0]]
+        fix = f"{key.rpartition('.')[2]}: {nearest}" if kind.endswith("_equal") and isinstance(nearest, int) else None
+        return InputError("is out of range", key=key, found=brief(found), allowed=", ".join(_bounds(field)), fix=fix)
+    if kind in _LENGTHS:
+        word, limit = _LENGTHS[kind]
+        return InputError("has not as many items", key=key, found=brief(found), allowed=f"{word} {context[limit]}")
     if kind in _WANTED:
         fix = None
         if kind in ("float_type", "int_type") and isinstance(found, str) and re.fullmatch(r"[-+.\deE]+", found.strip()):
             fix = f"{name}: {found.strip()}, without quotes"
-        allowed = ", ".join([_WANTED[kind], *_bounds(owner, name)])
+        allowed = ", ".join([_WANTED[kind], *(_bounds(field) if "number" in _WANTED[kind] else [])])
         return InputError(f"must be {_WANTED[kind]}", key=key, found=brief(found), allowed=allowed, fix=fix)
-    return InputError(detail["msg"], key=key, found=brief(found))
+    return InputError(detail["msg"], key=key, found=brief(found), allowed=_allowed(field))
 
 
 def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, name: str) -> InputError:
@@ -178,7 +186,7 @@ def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, name:
 #: Tags of union members that are no sections.
 _FORMS = ("text", "list")
 #: What pydantic calls members of a union without tags.
-_UNTAGGED = re.compile(r"(literal|tuple|function-\w+)\[")
+_UNTAGGED = re.compile(r"(literal|tuple|dict|function-\w+)\[")
 
 
 def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, type[BaseModel]]:
@@ -213,15 +221,48 @@ def _paths(model: type[BaseModel]) -> Iterator[str]:
             yield from (f"{name}.{path}" for path in _paths(section))
 
 
-def _bounds(owner: type[BaseModel], name: str) -> list[str]:
-    """The range of a number, such as ``[">= 1", "<= 10,000"]``."""
-    field = owner.model_fields.get(name)
+def _field(owner: type[BaseModel], loc: tuple[int | str, ...]) -> FieldInfo | None:
+    """The field that holds what ``loc`` points to, be it in a list."""
+    return next((owner.model_fields[part] for part in reversed(loc) if part in owner.model_fields), None)
+
+
+def _allowed(field: FieldInfo | None) -> str | None:
+    """The range of a field's number, or the values that it lists."""
+    listed = [] if field is None else [*_bounds(field), *_values(field.annotation)]
+    return ", ".join(dict.fromkeys(listed)) or None
+
+
+def _bounds(field: FieldInfo | None) -> list[str]:
+    """The range of a field's number, such as ``[">= 1", "<= 10,000"]``, be it in a list or beside null."""
+    bounds = [] if field is None else [*field.metadata, *_metadata(field.annotation)]
     return [
         _bound(sign, getattr(bound, kind))
-        for bound in (field.metadata if field else ())
+        for bound in bounds
         for kind, sign in _BOUNDS.values()
         if getattr(bound, kind, None) is not None
     ]
+
+
+def _keys(field: FieldInfo | None) -> str | None:
+    """Those of the sections that a field can hold."""
+    sections = {} if field is None else _sections(field.annotation)
+    return ", ".join(dict.fromkeys(key for section in sections.values() for key in section.model_fields)) or None
+
+
+def _metadata(annotation: Any) -> Iterator[Any]:
+    """What stands beside the types inside an annotation."""
+    for note in getattr(annotation, "__metadata__", ()):
+        yield from note.metadata if isinstance(note, FieldInfo) else [note]
+    for part in get_args(annotation):
+        yield from _metadata(part)
+
+
+def _values(annotation: Any) -> Iterator[str]:
+    """Those that an annotation lists."""
+    if get_origin(annotation) is Literal:
+        yield from map(str, get_args(annotation))
+    for part in get_args(annotation):
+        yield from _values(part)
 
 
 def _meaning(owner: type[BaseModel], name: str) -> str | None:

@@ -36,8 +36,7 @@ class Costs:
     `ideal`.
 
     ``gpu``: the type of GPU that the kernel prices hold for; empty: any. ``kernels``: type of kernel -> its price.
-    ``launch``: what the host issues (`simulator.costs.launch.issued`) -> seconds, 0 where not listed; ``steady``: the
-    share of these that takes as long on slower hosts, 0 where not listed.
+    ``launch``: what the host issues (`simulator.costs.launch.issued`) -> seconds, 0 where not listed.
     ``transports``: kind of link -> how it carries bytes.
     ``beside``: what communication takes from kernels; None: nothing.
     ``power``: what the power limit does to clocks; None: nothing that prices do not have already.
@@ -53,7 +52,6 @@ class Costs:
     power: PowerBudget | None
     sources: Mapping[str, str]
     by_type: Mapping[str, Costs] = field(default_factory=dict)
-    steady: Mapping[str, float] = field(default_factory=dict)
     _seconds: dict[Kernel, float] = field(default_factory=dict, init=False, repr=False, compare=False)
     _among: dict[tuple[str, ...], Costs] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -73,7 +71,6 @@ class Costs:
             beside=_beside(profile, memory),
             power=None if profile.power is None else PowerBudget(profile.power),
             sources=dict(profile.sources),
-            steady=launch.steady_shares(profile.host.launch_s[implementation]),
         )
 
     @classmethod
@@ -170,15 +167,10 @@ class Costs:
         large = Matmul(LARGE, LARGE, LARGE, dtype=kernel.dtype)
         return self.kernel_s(large, self.gpu) / large.flops * kernel.flops / seconds
 
-    def launched_s(self, kinds: Mapping[str, int], speed: float = 1.0) -> float:
-        """Seconds that a host takes for so many of each kind (`simulator.costs.launch`), those that are not listed
-        nothing. ``speed``: how fast it issues ops, over the calibrated one."""
-        return sum(n * self.launch.get(kind, 0.0) * self._times(kind, speed) for kind, n in kinds.items())
-
-    def _times(self, kind: str, speed: float) -> float:
-        """How many times longer than the calibrated host one takes for it."""
-        steady = self.steady.get(kind, 0.0)
-        return steady + (1.0 - steady) / speed
+    def launched_s(self, kinds: Mapping[str, int]) -> float:
+        """Seconds that the host takes for so many of each kind (`simulator.costs.launch`), those that are not listed
+        nothing."""
+        return sum(n * self.launch.get(kind, 0.0) for kind, n in kinds.items())
 
     def transport(self, kind: str) -> Transport:
         """How links of a kind carry bytes. Raises `InputError` for a kind that the profile lacks."""

@@ -30,11 +30,6 @@ def launch_seconds(costs: LaunchCosts) -> dict[str, float]:
     return table | {f"{way}_grouped": table[f"{way}_matmul"] for way in ("forward", "backward")} | costs.around_s
 
 
-def steady_shares(costs: LaunchCosts) -> dict[str, float]:
-    """By the same names, the share that takes as long on slower hosts, where there is one."""
-    return {str(kind): share for kind, share in costs.steady.items()}
-
-
 def by_autograd(phase: str, kind: str) -> bool:
     """Whether autograd's thread, not the main one, does what is called ``kind`` of a step of this phase."""
     return phase in BACKWARD and kind not in BY_MAIN_THREAD

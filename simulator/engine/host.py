@@ -32,7 +32,7 @@ class HostSpeeds(NamedTuple):
     def seconds(self, costs: Costs, phase: str, kinds: Mapping[str, int]) -> float:
         """That the host takes for so many of each kind (`simulator.costs.launch`) of a step of this phase."""
         return sum(
-            costs.launched_s({kind: n}, self.autograd if launch.by_autograd(phase, kind) else self.main)
+            costs.launched_s({kind: n}) / (self.autograd if launch.by_autograd(phase, kind) else self.main)
             for kind, n in kinds.items()
         )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from simulator.costs.interference import memory_bytes
 from simulator.engine.rank import Rank
 from simulator.engine.world import Transfer
@@ -29,12 +32,30 @@ class SharedMemory:
         return self._taken[key]
 
     def share(self, rank: Rank) -> None:
-        """What moves beside its kernel has together what that leaves of the memory's time. A collective is as fast as
-        its slowest member."""
-        speed = rank.leaves / rank.takes if rank.leaves < rank.takes else 1.0
-        for meeting in rank.resident:
-            if meeting.motion is None or meeting.speeds.get(rank, 1.0) == speed:
+        """What moves beside its kernel has together what that leaves of the memory's time: who would take less than an
+        equal part has it all, max-min. A collective is as fast as its slowest member; what it does not use where others
+        or links hold it back is not handed on."""
+        if rank.costs.beside is None:
+            return
+        moving = [(meeting, meeting.motion) for meeting in rank.resident if meeting.motion is not None]
+        part = equal_part([meeting.takes[rank] for meeting, _ in moving], rank.leaves)
+        for meeting, motion in moving:
+            takes = meeting.takes[rank]
+            speed = part / takes if part < takes else 1.0
+            if meeting.speeds.get(rank, 1.0) == speed:
                 continue
             meeting.speeds[rank] = speed
-            if (slowest := min(meeting.speeds.values())) != meeting.motion.speed:
-                self.network.pace(meeting.motion, slowest)
+            if (slowest := min(meeting.speeds.values())) != motion.speed:
+                self.network.pace(motion, slowest)
+
+
+def equal_part(takes: Sequence[float], leaves: float) -> float:
+    """What none may have more of, so that all who would take these shares have ``leaves`` together; inf: there is
+    enough for all."""
+    left = leaves
+    for nth, share in enumerate(sorted(takes)):
+        part = left / (len(takes) - nth)
+        if part < share:
+            return part
+        left -= share
+    return math.inf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simulator.model.nodes import Node, Ops, Tensor, add_gradient, fuse, memory
 from simulator.model.shapes import Shapes
+from simulator.program import Compute
 
 #: (label, class, tensors read in fp32 and in the working precision, tensors written in both) of the kernels of
 #: ``(x.float() * rsqrt(x.float().pow(2).mean(-1) + eps)).type_as(x) * weight``: PyTorch's RMSNorm up to 2.8 (PyTorch,
@@ -47,7 +48,7 @@ def norm(z: Shapes, name: str, *, saved: str, residual: bool) -> Node:
     backward = memory("B", f"{name} bwd", f"{op}_bwd", 2 * z.row_bytes, z.row_bytes, z.dtype, z.hidden)
     input_grad: Ops = (backward,)
     if residual:
-        add = memory("B", f"{name} residual grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
+        add = _added(z, name)
         input_grad = (fuse("B", backward, add, z.row_bytes, keep=False),) if z.compiled else (backward, add)
     return Node(
         forward=(memory("F", name, op, z.row_bytes, z.row_bytes, z.dtype, z.hidden),),
@@ -64,6 +65,11 @@ def norm(z: Shapes, name: str, *, saved: str, residual: bool) -> Node:
     )
 
 
+def _added(z: Shapes, name: str) -> Compute:
+    """Autograd's sum of the gradient through the norm and the one that goes round the block."""
+    return memory("B", f"{name} residual grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
+
+
 def _by_ops(z: Shapes, name: str, *, residual: bool) -> Node:
     """RMSNorm as `FORWARD` and `BACKWARD`; kept are its input in fp32, for the square and the division, and what the
     weight multiplies."""
@@ -76,7 +82,7 @@ def _by_ops(z: Shapes, name: str, *, residual: bool) -> Node:
 
     input_grad = tuple(op for each in BACKWARD for op in kernel("B", *each))
     if residual:
-        input_grad += (memory("B", f"{name} residual grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype),)
+        input_grad += (_added(z, name),)
     return Node(
         forward=tuple(op for each in FORWARD for op in kernel("F", *each)),
         input_grad=input_grad,

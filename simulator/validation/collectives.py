@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,8 +20,9 @@ from simulator.config.node import MAX_GPUS
 from simulator.config.section import Section, validated
 from simulator.config.stack import Stack, load_stack
 from simulator.units import GiB
-from simulator.validation.rows import Row, UnsupportedError, read_table
+from simulator.validation.rows import Row, UnsupportedError
 from simulator.validation.suites import DATA
+from simulator.validation.tables import read_table, unknown
 
 NAME = "collectives"
 ABOUT = "Published curves of nccl-tests, rccl-tests and DeepEP: V100 to GB300 and MI355X, 2 to 1440 GPUs"
@@ -30,6 +31,7 @@ HARDWARE = DATA / "collectives-hardware.yaml"
 #: What is scored apart, in the order of the tables; the score of the suite is that of the first.
 PARTS = ("collectives", "expert exchange", "point to point", "copies")
 _NEEDED = ("id", "op", "size", "n_gpus", "nodes", "algbw", "busbw", "latency_us", "hardware")
+_KNOWN = (*_NEEDED, "algo", "notes", "cluster", "stack")
 #: Operation as measured -> as the simulator calls it, and the part that it belongs to.
 OPS = {
     "all_reduce": ("all_reduce", PARTS[0]),
@@ -121,7 +123,12 @@ class Case:
 
 def measurements(path: Path = TABLE) -> list[dict[str, str]]:
     """The rows of a table of collectives. Raises `InputError`."""
-    return read_table(path, _NEEDED, like="published_comm.csv")
+    return read_table(path, _NEEDED, _KNOWN, like=str(TABLE))
+
+
+def labels(rows: Sequence[Row]) -> list[str]:
+    """Columns of a table of collectives that nothing reads, beside the labels of the shipped tables."""
+    return unknown(rows[0], _KNOWN)
 
 
 def measured_s(row: Row) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ class Outcome:
 
 
 def evaluate(
-    rows: Sequence[Row],
+    rows: Iterable[Row],
     settings_of: Callable[[Row], Mapping[str, Any]],
     predict: Callable[[Row, Workload], float],
     quantity: Quantity = STEP_TIME,

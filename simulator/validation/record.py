@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,12 @@ def memory_gib(row: Row, workload: Workload) -> float:
     return memory_suite.predicted_gib(row, result.memories_within(memory_suite.capacity_of(row)))
 
 
-def outcomes_of_steps(rows: Sequence[Row], suite: Suite) -> list[Outcome]:
+def outcomes_of_steps(rows: Iterable[Row], suite: Suite) -> list[Outcome]:
     """Predicted beside measured step times, of rows of ``suite``."""
     return evaluate(rows, suite.settings_of, step_time_s)
 
 
-def outcomes_of_memory(rows: Sequence[Row]) -> list[Outcome]:
+def outcomes_of_memory(rows: Iterable[Row]) -> list[Outcome]:
     """Predicted beside measured memory."""
     return evaluate(rows, memory_suite.settings_of, memory_gib, memory_suite.MEMORY)
 
@@ -80,7 +80,7 @@ def _built(hardware: str, nodes: int) -> Cluster:
     return build_cluster(collectives.cluster_of(hardware), nodes)
 
 
-def outcomes_of_collectives(rows: Sequence[Row]) -> list[Compared]:
+def outcomes_of_collectives(rows: Iterable[Row]) -> list[Compared]:
     """Predicted beside measured collectives."""
     return compare(rows, predict_collective)
 

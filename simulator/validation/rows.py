@@ -2,12 +2,12 @@
 
 Columns are those of the shipped tables in ``data/``; a user's table has the same. Free-text names go through `ALIASES`.
 A row may name a workload file instead (column ``workload``), beside which none of those may be filled. A column named
-by a dotted key of workload files sets that key, as ``--set`` does. Columns with other names are labels.
+by a dotted key of workload files sets that key, as ``--set`` does. Columns with other names are labels, as long as none
+is nearly one of these (see `tables`).
 """
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,9 @@ from simulator.config import Workload, load_workload
 from simulator.config.cluster import load_cluster
 from simulator.config.files import as_path, parse_yaml
 from simulator.config.presets import presets
-from simulator.errors import InputError, SimulatorError
+from simulator.errors import SimulatorError
 from simulator.validation.suites import DATA
+from simulator.validation.tables import is_key, read_table, unknown
 
 Row = Mapping[str, str]
 
@@ -91,6 +92,11 @@ _OPTIONAL = (
     *("model", "params_b", "kv_heads", "ffn_hidden", "n_experts", "flash_attention", "precision", "recompute"),
     *("dp", "cp", "ep", "vpp", "schedule", "zero_stage", "seq_parallel", "gpus_per_node"),
 )
+_TIMES = ("measured_step_s", "derived_step_s")
+#: Sections of workload files, of which a column sets one key.
+_SECTIONS = tuple(key for key in Workload.model_fields if key not in ("name", "note", "model"))
+#: All columns that are read or refused, beside dotted keys.
+_KNOWN = ("id", "workload", *_NEEDED, *_OPTIONAL, *_TIMES, *_SECTIONS)
 
 
 class UnsupportedError(SimulatorError):
@@ -99,56 +105,23 @@ class UnsupportedError(SimulatorError):
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a table of steps, workload files found beside it. Raises `InputError` on an unreadable file, or one
-    without the columns it needs."""
+    without the columns it needs or with a misspelt one."""
     needed = [name for name in _NEEDED if name not in _OF_A_PRESET]
-    rows = read_table(path, needed, like=str(DATA / "megatron-2022.csv"), instead="workload")
+    rows = read_table(path, needed, _KNOWN, like=str(DATA / "megatron-2022.csv"), instead="workload")
     for row in rows:
         if row.get("workload"):
             row["workload"] = str(as_path(row["workload"], base=path.parent, file=path, key=f"workload of {row['id']}"))
     return rows
 
 
-def read_table(path: Path, needed: Sequence[str], *, like: str, instead: str | None = None) -> list[dict[str, str]]:
-    """The rows of a CSV table that has a column ``id`` and the columns ``needed``, as the reference table ``like``
-    does, or the one that may stand ``instead`` of them; each row has an id.
-
-    Raises `InputError`.
-    """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or []]
-            found = list(reader)
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"is no CSV table: {error}", file=path) from None
-    needed = ["id", *(needed if instead not in columns else ())]
-    absent = [name for name in needed if name not in columns]
-    if absent:
-        raise InputError(f"lacks columns: {', '.join(absent)}", file=path, allowed=f"the columns of {like}")
-    doubled = next((name for name in columns if name and list(columns).count(name) > 1), None)
-    if doubled is not None:
-        raise InputError("two columns have this name", file=path, found=doubled)
-    if not found:
-        raise InputError("has no rows", file=path)
-    for number, row in enumerate(found, start=1):
-        if None in row:  # DictReader's key of cells past the last column
-            fix = "quotes around cells that hold a comma"
-            raise InputError(f"row {number} has more cells than there are columns", file=path, found=row["id"], fix=fix)
-    rows = [{key: (value or "").strip() for key, value in row.items() if key} for row in found]
-    ids = [row["id"] for row in rows]
-    if "" in ids:
-        raise InputError(f"row {ids.index('') + 1} has none", file=path, key="id")
-    twice = next((name for name in ids if ids.count(name) > 1), None)
-    if twice is not None:
-        raise InputError("stands twice", file=path, key="id", found=twice)
-    return rows
+def labels(rows: Sequence[Row]) -> list[str]:
+    """Columns of a table of steps that nothing reads, beside the labels of the shipped tables."""
+    return [name for name in unknown(rows[0], _KNOWN) if not is_key(name)]
 
 
 def measured_step_s(row: Row) -> float:
     """The printed step time, or the one derived from the printed throughput. Raises `UnsupportedError`."""
-    for column in ("measured_step_s", "derived_step_s"):
+    for column in _TIMES:
         if row.get(column):
             seconds = _number(row, column)
             if seconds < _SHORTEST_STEP_s:
@@ -178,8 +151,8 @@ def loaded(row: Row, settings: Mapping[str, Any], *, of_memory: bool = False) ->
     Raises `UnsupportedError` and `InputError`.
     """
     place = f"row {row['id']}"
-    changes = {key: parse_yaml(value, f"{place} {key}") for key, value in row.items() if value and _is_key(key)}
-    if whole := [key for key in Workload.model_fields if key not in ("name", "note", "model") and row.get(key)]:
+    changes = {key: parse_yaml(value, f"{place} {key}") for key, value in row.items() if value and is_key(key)}
+    if whole := [key for key in _SECTIONS if row.get(key)]:
         raise UnsupportedError(f"columns set dotted keys, such as cluster.name, not {', '.join(whole)}")
     if not row.get("workload"):
         return load_workload(workload_of(row, settings, of_memory=of_memory), changes, by=place)
@@ -191,11 +164,6 @@ def loaded(row: Row, settings: Mapping[str, Any], *, of_memory: bool = False) ->
         types = " and ".join(workload.cluster.gpu_types)
         raise UnsupportedError(f"gpu {row['gpu']!r} is not the {types} of its workload file")
     return workload
-
-
-def _is_key(column: str) -> bool:
-    """Whether a column sets a dotted key: ``note v1.0`` is a label, as are columns without a dot."""
-    return "." in column and not re.search(r"\s", column.partition(".")[0])
 
 
 def workload_of(row: Row, settings: Mapping[str, Any], *, of_memory: bool = False) -> dict[str, Any]:

@@ -86,16 +86,10 @@ TABLE: tuple[tuple[str, Condition, str], ...] = (
     ("parallelism.overlap.tp", lambda w: w.parallelism.tp == 1, "tp is 1"),
     ("parallelism.overlap.ep", lambda w: w.parallelism.ep == 1, "ep is 1"),
     ("parallelism.overlap.p2p", lambda w: w.parallelism.pp == 1, "pp is 1"),
-    ("parallelism.batch_p2p", lambda w: w.parallelism.pp == 1, "pp is 1"),
     (
         "parallelism.batch_p2p",
-        lambda w: not w.parallelism.overlap.p2p,
-        "with overlap.p2p false transfers are batches on one stream anyway",
-    ),
-    (
-        "parallelism.batch_p2p",
-        lambda w: not w.parallelism.plan.posts_ahead,
-        "the schedule waits for a receive as soon as it is posted, so that none is behind another",
+        lambda w: not w.parallelism.posts_ahead,
+        "no transfer stands behind another: that takes pp > 1, overlap.p2p, and a schedule that posts receives ahead",
     ),
     ("parallelism.deallocate_pipeline_outputs", lambda w: w.parallelism.pp == 1, "pp is 1"),
     ("parallelism.scatter_gather_p2p", lambda w: w.parallelism.pp == 1, "pp is 1"),

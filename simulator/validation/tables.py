@@ -1,0 +1,84 @@
+"""Tables of measurements: CSV files whose columns mean something here, or are labels of whoever wrote them."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from simulator.config.files import closest
+from simulator.errors import InputError
+
+#: Columns of the shipped tables that say something to people alone, or to the settings of a suite.
+LABELS = (
+    *("source", "notes", "software", "sharding", "mp_mode", "overlap_flags", "topk", "intra_bw", "inter_bw"),
+    *("mem_gb", "tflops_per_gpu", "tokens_per_s_per_gpu", "mfu", "hfu", "bubble_rate", "derived_fields"),
+    "flops_formula",
+)
+#: A column as near as this to one that is read is that one, misspelt.
+_MISSPELT = 0.75
+
+
+def read_table(
+    path: Path, needed: Sequence[str], known: Collection[str], *, like: str, instead: str | None = None
+) -> list[dict[str, str]]:
+    """The rows of a CSV table that has a column ``id`` and the columns ``needed``, as the reference table ``like``
+    does, or the one that may stand ``instead`` of them; each row has an id.
+
+    Raises `InputError`, also where a column is nearly, but not quite, one of those ``known``, which are read.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or []]
+            found = list(reader)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"is no CSV table: {error}", file=path) from None
+    _check_columns(path, columns, known)
+    needed = ["id", *(needed if instead not in columns else ())]
+    absent = [name for name in needed if name not in columns]
+    if absent:
+        raise InputError(f"lacks columns: {', '.join(absent)}", file=path, allowed=f"the columns of {like}")
+    if not found:
+        raise InputError("has no rows", file=path)
+    for number, row in enumerate(found, start=1):
+        if None in row:  # DictReader's key of cells past the last column
+            fix = "quotes around cells that hold a comma"
+            raise InputError(f"row {number} has more cells than there are columns", file=path, found=row["id"], fix=fix)
+    rows = [{key: (value or "").strip() for key, value in row.items() if key} for row in found]
+    ids = [row["id"] for row in rows]
+    if "" in ids:
+        raise InputError(f"row {ids.index('') + 1} has none", file=path, key="id")
+    twice = next((name for name in ids if ids.count(name) > 1), None)
+    if twice is not None:
+        raise InputError("stands twice", file=path, key="id", found=twice)
+    return rows
+
+
+def _check_columns(path: Path, columns: Sequence[str], known: Collection[str]) -> None:
+    doubled = next((name for name in columns if name and list(columns).count(name) > 1), None)
+    if doubled is not None:
+        raise InputError("two columns have this name", file=path, found=doubled)
+    for name in unknown(columns, known):
+        near = closest(name, known, _MISSPELT)
+        if near is not None and not is_key(name):
+            fix = f"{near}; or, of a label, a name less like it"
+            raise InputError("unknown column", file=path, found=name, allowed=", ".join(known), fix=fix)
+
+
+def unknown(columns: Iterable[str], known: Collection[str]) -> list[str]:
+    """Columns that are not ``known``, nor labels of the shipped tables: a user's own labels."""
+    return [name for name in columns if name and name not in known and name not in LABELS]
+
+
+def is_key(column: str) -> bool:
+    """Whether a column is a dotted key: ``note v1.0`` is a label, as are columns without a dot."""
+    return "." in column and not re.search(r"\s", column.partition(".")[0])
+
+
+def told_of(labels: Sequence[str]) -> tuple[str, ...]:
+    """What to tell of a user's ``labels``."""
+    return (f"columns taken as labels, which change nothing: {', '.join(labels)}",) if labels else ()
