@@ -56,6 +56,27 @@ def test_layers_of_a_stage_cost_no_events(layers: int) -> None:
     assert events(layers) <= 1.01 * events(4)
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+def test_replicas_in_a_node_cost_layers_events_only_while_they_reduce(zero: int) -> None:
+    """Gradients cross the NVLinks of the tensor-parallel group, but not before the last backward pass, parameters only
+    at first: in every micro-batch between them each of both passes is one event more or less, however many layers."""
+
+    def cost(m: int, layers: int) -> int:
+        overlap = {"grad_reduce": True, "param_gather": True}
+        description = job(
+            parallelism__tp=4,
+            parallelism__dp=2,
+            parallelism__zero=zero,
+            parallelism__overlap=overlap,
+            training__global_batch=2 * m,
+        )
+        description["model"]["layers"] = layers
+        return play(load(description)).spans.events
+
+    for layers in (4, 16):
+        assert cost(24, layers) - cost(8, layers) <= 16 * 2 * 2
+
+
 @pytest.mark.parametrize("p2p", [True, False])
 def test_events_grow_with_microbatches_alone(p2p: bool) -> None:
     """A constant for the end of the step, and so many per micro-batch: on 4 ranks 8 passes and both ends of 6

@@ -245,6 +245,30 @@ def test_clocks_do_not_turn_on_how_a_step_is_played(schedule: str, fold: bool) -
     assert plain.length_s == pytest.approx(quick.length_s, rel=1e-9)
 
 
+def test_what_a_pass_draws_is_spread_alike_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Communication inside a pass belongs to it, as one event or as many: what is averaged, before clocks are rounded
+    to 1 MHz, is the same to a rounding."""
+    traces: list[list[Any]] = []
+    plain = PowerBudget.clock_hz
+
+    def noted(self: PowerBudget, trace: Any, at_hz: float) -> float:
+        traces[-1].append(trace)
+        return plain(self, trace, at_hz)
+
+    monkeypatch.setattr(PowerBudget, "clock_hz", noted)
+    large = job(model__hidden=4096, model__heads=32, training__seq=2048)
+    placed = large | {"parallelism": {"tp": 4, "dp": 2, "zero": 1}, "cluster": {"name": "dgx_h100"}}
+    for coalesce in (False, True):
+        traces.append([])
+        simulator.run(placed, set={"simulation.coalesce": coalesce})
+    assert len(traces[0]) == len(traces[1]) > 1
+    for cut, whole in zip(*traces, strict=True):
+        assert cut.pieces_s == pytest.approx(whole.pieces_s, rel=1e-9)
+        assert set(cut.seconds) == set(whole.seconds)
+        for kind, seconds in whole.seconds.items():
+            assert cut.seconds[kind] == pytest.approx(seconds, rel=1e-9, abs=1e-9 * float(whole.pieces_s.sum()))
+
+
 @pytest.mark.parametrize(
     ("kind", "key", "value"),
     [

@@ -53,8 +53,8 @@ def next_clocks(
         return clocks
     kinds = placed.kinds(cluster)
     of_template = [store.loads(template) for template in range(len(store.templates))]
-    # Of whole steps: into how many spans one is cut is a matter of how it is played.
-    steps: dict[tuple[int, str, int], Drawn] = {}
+    # Of whole steps, in-line communication and all: into how many spans one is cut is a matter of how it is played.
+    steps: dict[tuple[int, str], Drawn] = {}
     for step, template, start, end in recorder.times():
         loads = of_template[template]
         if loads.seconds.keys() == {"communication"}:
@@ -65,7 +65,7 @@ def next_clocks(
         known.loads.add_all(loads)
         steps[step] = known._replace(start_s=min(known.start_s, start), end_s=max(known.end_s, end))
     spans: dict[tuple[int, str], list[Drawn]] = {kind: [] for kind in clocks}
-    for (rank, _, _), drawn in steps.items():
+    for (rank, _), drawn in steps.items():
         spans[kinds[rank]].append(drawn)
     found = dict(clocks)
     for kind, count in Counter(kinds).items():

@@ -63,8 +63,12 @@ class Play:
         self.recorder = Recorder()
         self.done: Counter[tuple[int, str]] = Counter()
         self._meetings: dict[tuple[object, ...], list[Meeting]] = {}
-        self._prepared: dict[tuple[int, int, str], _Prepared] = {}
+        self._prepared: dict[tuple[int, int, str, frozenset[str]], _Prepared] = {}
+        self._sharing: dict[tuple[int, int], tuple[str, ...]] = {}
         self._lanes_of_axis = [_lanes_of_axis(role) for role in placed.program.roles]
+        self._labels = [
+            {lane: {s.label for s in steps} for lane, steps in role.lanes.items()} for role in self.program.roles
+        ]
         self._agendas: dict[tuple[int, str, HostSpeeds], tuple[Errand, ...]] = {}
         self.ranks = [self._rank(number, cluster.gpus[placed.gpus[number]]) for number in cast.like]
 
@@ -244,7 +248,7 @@ class Play:
 
     def _block(self, rank: Rank, lane: str, index: int, step: Step) -> Wait:
         assert isinstance(step.op, Block)
-        pieces = self._prepare(rank, step.op, step.phase)
+        pieces = self._prepare(rank, lane, step.op, step.phase)
         for number, piece in enumerate(pieces):
             ends = Ends(number == 0, number == len(pieces) - 1)
             if isinstance(piece, Run):
@@ -280,16 +284,38 @@ class Play:
         if rank.host_s > self.env.now:
             yield self.env.timeout(rank.host_s - self.env.now)
 
-    def _prepare(self, rank: Rank, block: Block, phase: str) -> tuple[Piece, ...]:
-        key = (rank.number, id(block), phase)
+    def _prepare(self, rank: Rank, lane: str, block: Block, phase: str) -> tuple[Piece, ...]:
+        at = rank.number, id(block)
+        if at not in self._sharing:
+            # When its lane came to a block is told by its first kernel, which then has to stand at its beginning.
+            varies = self.coalesce and isinstance(block.ops[0], Compute)
+            comms = [comm_of(op) for op in block.ops if varies and not isinstance(op, Compute)]
+            self._sharing[at] = tuple(sorted(set().union(*(self._callers(rank, comm) for comm in comms)) - {lane}))
+        idle = frozenset([other for other in self._sharing[at] if self._idle(rank, other, lane)])
+        key = (*at, phase, idle)
         prepared = self._prepared.get(key)
         if prepared is None:
-            prepared = self._prepared[key] = self._price(rank, block, phase)
+            prepared = self._prepared[key] = self._price(rank, block, phase, idle)
         prepared.runs += 1
         return prepared.pieces
 
-    def _price(self, rank: Rank, block: Block, phase: str) -> _Prepared:
+    def _idle(self, rank: Rank, other: str, lane: str) -> bool:
+        """Whether a lane does nothing until a step of ``lane`` has ended that has not: as long as the one under way
+        lasts nothing that it calls is in flight."""
+        if other not in rank.next_step:  # it begins at this instant
+            return False
+        waits_for = rank.waits_for.get(other)
+        labels = self._labels[self.program.role_of[rank.number]][lane]
+        return waits_for is None or (waits_for in labels and waits_for not in rank.ended)
+
+    def _callers(self, rank: Rank, comm: Comm) -> set[str]:
+        """The lanes whose communication may meet ``comm``, where all of that is this rank's; else none."""
         lanes = self._lanes_of_axis[self.program.role_of[rank.number]]
+        transfer = self.cast.transfer(comm, rank.number, rank.positions[comm.axis])
+        return set().union(*(lanes[axis] for axis in transfer.met_on))
+
+    def _price(self, rank: Rank, block: Block, phase: str, idle: frozenset[str]) -> _Prepared:
+        """``idle``: other lanes on which nothing is in flight meanwhile."""
         lengths: dict[CommOp, CommTime] = {}
         fixed: list[tuple[Transfer, str]] = []
         for op in block.ops:
@@ -297,10 +323,9 @@ class Play:
                 continue
             comm = comm_of(op)
             transfer = self.cast.transfer(comm, rank.number, rank.positions[comm.axis])
-            callers = set().union(*(lanes[axis] for axis in transfer.met_on))
             # What goes on beside kernels may slow them, which is played as it happens.
             ahead = self.coalesce and not comm.host_waits and not (rank.costs.beside and isinstance(op, Beside))
-            free = ahead and len(callers) == 1
+            free = ahead and len(self._callers(rank, comm) - idle) == 1
             if free:
                 fixed.append((transfer, comm.purpose))
             lengths[op] = CommTime(self.network.alone_s(transfer.plan) if free else None, transfer.wire_bytes)

@@ -65,10 +65,10 @@ class Recorder:
         """When the last span ends."""
         return max((end for *_, end in self._spans), default=0.0)
 
-    def times(self) -> Iterator[tuple[tuple[int, str, int], int, float, float]]:
-        """((rank, lane, index of the step in it), template, start, end) of every span."""
-        for rank, lane, index, _, _, template, _, start, end in self._spans:
-            yield (rank, lane, index), template, start, end
+    def times(self) -> Iterator[tuple[tuple[int, str], int, float, float]]:
+        """((rank, label of its step), template, start, end) of every span."""
+        for rank, _, _, step, _, template, _, start, end in self._spans:
+            yield (rank, step.label), template, start, end
 
     def stretch(self, span: int, starts: Floats, ends: Floats) -> None:
         """Give the exact row times of a span that did not run straight through at full speed."""
