@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from simulator.analysis.advice import advice, changes
+from simulator import api
+from simulator.analysis.advice import advice, changes, few_rounds
 from simulator.analysis.memory import RankMemory
 from simulator.api import run
 from simulator.config import Workload, load_workload, parse_changes
+from simulator.schedules import SCHEDULES
 from simulator.units import GiB
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -75,6 +77,59 @@ def test_what_a_change_is_said_to_need_is_what_the_changed_job_needs(name: str) 
     for change in found:
         assert change.needed == pytest.approx(peak(change.workload), rel=0.01), change.setting
         assert change.needed < now
+
+
+def alone(workload: Workload) -> float:
+    """What it takes where kernels take what they take alone."""
+    return max(memory.total for memory in api._run(workload, disturbed=False).memories)
+
+
+#: Schedules that hold all micro-batches of a step, or what is known only once they are tuned.
+HOLD_ALL = ("gpipe", "looped_bfs", "zb_auto")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_few_rounds_hold_what_all_micro_batches_do(schedule: str) -> None:
+    """Where a schedule holds every micro-batch of a step (GPipe), all are needed; of others, those in flight at once,
+    twice over for the allocator to settle, and some to drain."""
+    layout = {"parallelism.pp": 2, "parallelism.schedule": schedule, "parallelism.vpp": SCHEDULES[schedule].chunks or 2}
+    workload = job(layout | {"training.global_batch": 80, "model.dropout": 0.0, "parallelism.zero": 0})
+    few = few_rounds(workload)
+    assert (few is workload) == (schedule in HOLD_ALL)
+    if few is not workload:
+        assert few.microbatches < workload.microbatches
+        assert alone(few) == pytest.approx(alone(workload), rel=1e-9)
+
+
+@pytest.mark.parametrize("layout", [{"dp": 4}, {"pp": 2, "dp": 2}, {"tp": 2, "pp": 2}])
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_what_slows_kernels_hardly_changes_who_holds_what(layout: dict[str, int], zero: int) -> None:
+    """Passes come in the order of the schedule, however long their kernels take; only what transfers of ZeRO-3 hold
+    beside passes depends on when they end. H100s: communication takes SMs, and power limits clocks."""
+    keys = {f"parallelism.{axis}": size for axis, size in layout.items()}
+    workload = job(keys | {"parallelism.zero": zero, "cluster": "dgx_h100", "model.dropout": 0.0})
+    assert alone(workload) == pytest.approx(peak(workload), rel=1e-9 if zero < 3 else api.NEAR)
+
+
+def test_changes_are_tried_with_few_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events do not depend on the machine. Communication that slows kernels costs some whenever it starts and ends, and
+    a power limit is settled by two or three plays at least: neither is needed for memory."""
+    tried: list[tuple[Workload, int]] = []
+    plain = api._run
+
+    def counted(workload: Workload, *, disturbed: bool = True) -> api.Result:
+        result = plain(workload, disturbed=disturbed)
+        if not disturbed:
+            tried.append((workload, result.played.events))
+        return result
+
+    monkeypatch.setattr(api, "_run", counted)
+    result = run("llama3_8b_dgx_h100", set={"training.micro_batch": 4, "training.global_batch": 288})
+    advised = result.to_dict()["memory"]["advice"]
+    assert len(tried) >= len(advised) - 1 >= 5
+    assert all(job.microbatches < result.workload.microbatches for job, _ in tried if job.training.micro_batch == 4)
+    whole = [run(job).played.events for job, _ in tried]
+    assert sum(events for _, events in tried) <= sum(whole) / 3
 
 
 def settings(name: str) -> list[dict[str, Any]]:

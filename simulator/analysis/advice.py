@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from simulator.analysis.memory import RankMemory, fullest
+from simulator.analysis.reserved import enough
 from simulator.config import Workload, altered
 from simulator.config.files import brief
 from simulator.errors import InputError
@@ -17,8 +18,6 @@ from simulator.units import format_gib
 #: Dotted keys and their values, as a user would set them.
 Setting = dict[str, Any]
 
-#: Micro-batches that a changed job is tried with, as a multiple of its pipeline stages.
-ROUNDS = 4
 #: Pairs of changes that are tried, each a simulation of the changed job.
 PAIRS = 8
 
@@ -150,12 +149,22 @@ def _changed(
 
 
 def few_rounds(workload: Workload) -> Workload:
-    """As ``workload`` with fewer micro-batches, as long as they still fill its pipeline: it holds as much."""
-    parallelism, training = workload.parallelism, workload.training
-    enough = parallelism.pp * ROUNDS * parallelism.vpp
-    if workload.microbatches <= enough:
+    """As ``workload`` with the fewest micro-batches of which it holds as much: as many in flight on every rank, by what
+    its schedule claims, and enough for a replay of the allocator, in each copy of the model. Itself where that is not
+    known, and where every micro-batch has memory of its own."""
+    layout, training, most = workload.parallelism, workload.training, workload.microbatches
+
+    def in_flight(microbatches: int) -> list[int | None]:
+        return [layout.plan.peak(layout.pp, microbatches, layout.vpp, rank) for rank in range(layout.pp)]
+
+    held = [peak for peak in in_flight(most) if peak is not None]
+    if len(held) < layout.pp or workload.pipelined_by_torch:
         return workload
-    return altered(workload, {"training.global_batch": enough * training.micro_batch * parallelism.dp})
+    copies = layout.plan.copies
+    for fewer in range(copies * enough(max(held), copies * layout.vpp), most):
+        if layout.plan.check(layout.pp, fewer, layout.vpp) is None and in_flight(fewer) == held:
+            return altered(workload, {"training.global_batch": fewer * training.micro_batch * layout.dp})
+    return workload
 
 
 def advice(memories: Sequence[RankMemory], workload: Workload, needed_bytes: Callable[[Workload], float]) -> list[str]:

@@ -33,10 +33,11 @@ def turns(timeline: Timeline, spans: Iterable[int], holdings: Holdings) -> dict[
     """(span, whether it starts) -> what that does, of one rank's ``spans`` of stages whose parts are known; a pass may
     be cut into several, of which each has parts of its own where activations come and go by part."""
     passes: dict[tuple[str, int, int], list[int]] = {}
-    for span in dict.fromkeys(spans):
-        phase, stage = str(timeline.phase[span]), int(timeline.stage[span])
+    own = list(dict.fromkeys(spans))
+    columns = (timeline.phase[own].tolist(), timeline.stage[own].tolist(), timeline.microbatch[own].tolist())
+    for span, phase, stage, microbatch in zip(own, *columns, strict=True):
         if phase in _TURNS and stage in holdings.parts:
-            passes.setdefault((phase, stage, int(timeline.microbatch[span])), []).append(span)
+            passes.setdefault((phase, stage, microbatch), []).append(span)
     chosen: dict[tuple[int, int], Turning] = {}
     for (phase, stage, _), of_pass in passes.items():
         ordered = sorted(of_pass, key=lambda span: (timeline.start_s[span], timeline.end_s[span], span))

@@ -15,6 +15,19 @@ from simulator.timeline import Ints, Timeline
 
 #: Micro-batches whose tensors are replayed when a step has more, as a multiple of those in flight: others repeat them.
 ROUNDS = 2
+#: And the last ones.
+LAST = 2
+
+
+def first_replayed(in_flight: int, chunks: int) -> int:
+    """Of the first micro-batches so many are replayed: of ``in_flight`` (micro-batch, stage) activations held at most,
+    of so many stages."""
+    return ROUNDS * math.ceil(in_flight / chunks) + 2
+
+
+def enough(in_flight: int, chunks: int) -> int:
+    """Micro-batches of a step that is replayed as one with more: the first ones are gone before the last ones come."""
+    return first_replayed(in_flight, chunks) + math.ceil(in_flight / chunks) + LAST
 
 
 def cached_bytes(
@@ -25,10 +38,9 @@ def cached_bytes(
     ``in_flight``: (micro-batch, stage) activations held at most. ``limit``: what CUDA has for the allocator.
     """
     microbatch = timeline.microbatch[spans]
-    rounds = ROUNDS * math.ceil(in_flight / max(len(holdings.parts), 1)) + 2
-    known = np.unique(microbatch[microbatch >= 0])
-    replayed = {*known[:rounds].tolist(), *known[rounds:][-2:].tolist()}
-    step, turn_of = _Step(CachingAllocator(limit), holdings, replayed), turns(timeline, spans.tolist(), holdings)
+    known, first = np.unique(microbatch[microbatch >= 0]), first_replayed(in_flight, max(len(holdings.parts), 1))
+    chosen = {*known[:first].tolist(), *known[first:][-LAST:].tolist()}
+    step, turn_of = _Step(CachingAllocator(limit), holdings, chosen), turns(timeline, spans.tolist(), holdings)
     for index, start in zip(spans.tolist(), begins.tolist(), strict=True):
         moved = float(timeline.alloc_bytes[index] if start else timeline.free_bytes[index])
         turn = turn_of.get((index, start))

@@ -117,6 +117,12 @@ class Costs:
             )
         return self
 
+    def undisturbed(self) -> Costs:
+        """The same where every kernel takes what it takes alone: communication beside it takes nothing from it, and no
+        power limit changes clocks."""
+        alone = {gpu: own.undisturbed() for gpu, own in self.by_type.items()}
+        return replace(self, beside=None, power=None, by_type=alone)
+
     def among(self, gpus: Sequence[str]) -> Costs:
         """What holds between GPUs of these types."""
         if not self.by_type or len(gpus) == len(self.by_type):
