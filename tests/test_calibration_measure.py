@@ -198,6 +198,24 @@ def test_a_worker_ends_with_its_agent() -> None:
     assert time.monotonic() - began < 30
 
 
+def test_ranks_end_with_the_one_that_has_started_them(tmp_path: Path) -> None:
+    """Rank 0 is killed while rank 1 imports torch, before they have met."""
+    pytest.importorskip("torch")
+    arguments = ["measure", "--device", "cpu", "--smoke", "--only", "collective", "--gpus", "2", "--out", str(tmp_path)]
+    first = subprocess.Popen([sys.executable, "-m", "calibration", *arguments], cwd=ROOT, stderr=subprocess.PIPE)
+    children = Path(f"/proc/{first.pid}/task/{first.pid}/children")
+    began = time.monotonic()
+    while time.monotonic() - began < 60 and not children.read_text().strip():
+        time.sleep(0.05)
+    (other,) = children.read_text().split()
+    first.kill()
+    assert first.stderr is not None
+    first.stderr.read()  # at its end when no rank can write to it any more
+    assert not Path(f"/proc/{other}").exists() or "State:\tZ" in Path(f"/proc/{other}/status").read_text()
+    assert time.monotonic() - began < 60
+    first.communicate()
+
+
 def test_a_worker_whose_agent_has_gone_before_ends_at_once() -> None:
     """Its parent is another process than the one that has started it."""
     pytest.importorskip("torch")

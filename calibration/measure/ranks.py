@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Where standard error is no terminal, a line of progress at most every so many seconds.
 LINE_EVERY_S = 10.0
+#: The number of the process that has started another rank, which ends with it.
+STARTED_BY = "CALIBRATION_STARTED_BY"
 #: How long another rank may take to end once there is nothing more to do.
 LEAVE_S = 20.0
 
@@ -60,6 +62,10 @@ def _ranks(arguments: argparse.Namespace, again: Sequence[str]) -> Iterator[Rank
         world = int(os.environ["WORLD_SIZE"])
         if arguments.gpus not in (None, world):
             raise InputError("the ranks are given by torchrun", key="--gpus", found=arguments.gpus, allowed=world)
+        if STARTED_BY in os.environ:
+            from calibration.measure.start import end_with_parent
+
+            end_with_parent(int(os.environ[STARTED_BY]))
         yield Ranks(world)
         return
     gpus = _gpus(arguments.gpus, arguments.device)
@@ -70,7 +76,7 @@ def _ranks(arguments: argparse.Namespace, again: Sequence[str]) -> Iterator[Rank
         [
             subprocess.Popen(
                 [sys.executable, "-m", "calibration", *again, "--out", str(arguments.out)],
-                env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), STARTED_BY: str(os.getpid())},
             )
             for rank in range(1, gpus)
         ]

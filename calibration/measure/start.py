@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 
 def end_with_parent(agent: int) -> None:
     """From here on a worker ends with its agent, the process of this number, also where that is killed while the worker
-    waits for others, or was while it imported torch."""
+    waits for others, or was while it imported torch; and an agent with the one that has started it."""
     if hasattr(libc := ctypes.CDLL(None), "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != agent:

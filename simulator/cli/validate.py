@@ -12,7 +12,7 @@ import typer
 from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
-from simulator.cli.terminal import console, one_by_one, progress, table, warn
+from simulator.cli.terminal import console, one_by_one, progress, warn, wide_table
 from simulator.errors import InputError
 from simulator.units import format_time
 
@@ -168,37 +168,38 @@ def _check_ids(wanted: list[str] | None, known: list[str]) -> None:
 
 
 def _print(result: Mapping[str, Any]) -> None:
+    what, how = zip(*map(_what, result["rows"]), strict=True)
     lines = [
         {
             "row": entry["id"],
-            **_what(entry),
+            **of,
             "measured": _figure(entry["measured"], entry["unit"]),
             "predicted": _figure(entry["predicted"], entry["unit"]),
             "error": "" if entry["error"] is None else f"{entry['error']:+.1%}",
-            "": f"skipped: {entry['skipped']}" if entry["skipped"] else "",
+            **by,
         }
-        for entry in result["rows"]
+        for entry, of, by in zip(result["rows"], what, how, strict=True)
     ]
-    what = result["rows"][0]["quantity"].replace("_", " ")
     out = console()
-    out.print(table(lines, title=f"{result['suite']}: {what}, simulated against measured"))
+    shown, left_out = wide_table(lines, out.width)
+    out.print(f"{result['suite']}: {result['rows'][0]['quantity'].replace('_', ' ')}, simulated against measured")
+    out.print(shown)
+    if left_out:
+        out.print(f"No room for {', '.join(left_out)}: a wider terminal shows it, and --json.")
+    skipped = [f"{entry['id']} skipped: {entry['skipped']}" for entry in result["rows"] if entry["skipped"]]
     note = [result["note"]] if result.get("note") else []
-    for line in (*_sets(result), verdict(result), *note, ""):
+    for line in (*skipped, *_sets(result), verdict(result), *note, ""):
         out.print(line)
 
 
-def _what(entry: Mapping[str, Any]) -> dict[str, str]:
+def _what(entry: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
     """Of a row of collectives: what was done, and how."""
     if "part" not in entry:
-        return {}
+        return {}, {}
     if "op" not in entry:
-        return {"operation": "", "GPUs": "", "size": "", "by": ""}
-    return {
-        "operation": entry["op"],
-        "GPUs": str(entry["n_gpus"]),
-        "size": f"{entry['size_bytes']:,.0f}",
-        "by": f"{entry['algorithm']} {entry['protocol']}",
-    }
+        return {"operation": "", "GPUs": "", "size": ""}, {"by": ""}
+    of = {"operation": entry["op"], "GPUs": str(entry["n_gpus"]), "size": f"{entry['size_bytes']:,.0f}"}
+    return of, {"by": f"{entry['algorithm']} {entry['protocol']}"}
 
 
 def _sets(result: Mapping[str, Any]) -> list[str]:
