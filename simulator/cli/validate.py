@@ -242,6 +242,9 @@ def verdict(result: Mapping[str, Any]) -> str:
     if result["mean_abs"] is None:
         return f"no row could be simulated ({result['n_skipped']} skipped)"
     bounds = [f"{what.replace('_', ' ')} {bound:.0%}" for what, bound in result["bounds"].items() if bound is not None]
+    from simulator.validation.evaluate import MAX_SKIPPED
+
+    bounds += [f"skipped {MAX_SKIPPED:.0%}"] if bounds and result["n_skipped"] else []
     verdict = {None: "", True: ": met", False: ": NOT MET"}[result["passed"]]
     return (
         f"{_rows(result['n_rows'] - result['n_skipped'])}, {result['n_skipped']} skipped; "

@@ -222,6 +222,9 @@ def with_changes(
     >>> with_changes({"cluster": "dgx_a100"}, {"cluster.nodes": 4, "cluster": "dgx_h100"}, {"cluster": "name"})
     {'cluster': {'name': 'dgx_h100', 'nodes': 4}}
     """
+    if not isinstance(changes, Mapping):
+        allowed = "a mapping of dotted keys, such as {'parallelism.tp': 4}"
+        raise InputError("must be a mapping", key="set", found=brief(changes), allowed=allowed)
     for path, key in shorthands.items():
         part = f"{path}.{key}"
         if part in changes and isinstance(changes.get(path), str) and changes[part] != changes[path]:

@@ -98,6 +98,9 @@ def validated(model: type[M], data: Any, file: object, *, origin: Origin | None 
         return model.model_validate(data)
     except ValidationError as failure:
         details = [detail for detail in failure.errors(include_url=False) if detail["type"] != _FOLLOWS]
+        # Of a key that may also be a list, text that is none of its words is not told to be one.
+        words = {_locate(model, detail["loc"])[0] for detail in details if detail["type"] == "literal_error"}
+        details = [one for one in details if one["type"] != "tuple_type" or _locate(model, one["loc"])[0] not in words]
         errors = [_explained(model, detail) for detail in details[:MAX_ERRORS]]
         more = len(details) - len(errors)
     except CombinedInputError as failure:  # raised by the checks of the model itself, which do not know the file
@@ -142,7 +145,7 @@ def _bound(sign: str, value: float) -> str:
 def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
     kind, found, context = detail["type"], detail["input"], detail.get("ctx", {})
     key, owner = _locate(model, detail["loc"])
-    name = str(detail["loc"][-1]) if detail["loc"] else ""
+    name = key.rpartition(".")[2] if kind == "literal_error" else str(detail["loc"][-1]) if detail["loc"] else ""
     if kind == "extra_forbidden":
         return _unknown_key(model, owner, key, name)
     field = _field(owner, detail["loc"])
