@@ -21,6 +21,7 @@ from simulator.config.cluster import load_cluster
 from simulator.errors import InputError
 from simulator.validation.collective_scores import compare
 from simulator.validation.collectives import measurements
+from simulator.validation.rows import read_rows
 from tests.jobs import job
 
 NODE = {
@@ -286,3 +287,27 @@ def test_a_limit_on_skipped_rows_is_named_where_rows_were(skipped: int, said: st
     figures = dict.fromkeys(("mean_abs", "median_abs", "max_abs", "bias"), 0.025)
     counts = {"n_rows": 1 + skipped, "n_skipped": skipped, "passed": not skipped}
     assert verdict({**figures, **counts, "bounds": {"mean": 0.1, "row": None}}).endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("column", "fix"),
+    [
+        ("training.sq", "training.seq"),
+        ("trainin.seq", "training.seq"),
+        ("paralelism.tp", "parallelism.tp"),
+        ("a.b", None),
+    ],
+)
+def test_a_dotted_column_that_is_no_key_is_refused(column: str, fix: str | None, tmp_path: Path) -> None:
+    table = tmp_path / "mine.csv"
+    table.write_text(f"id,workload,measured_step_s,{column}\nrow,llama3_8b_dgx_h100,1.0,1\n")
+    with pytest.raises(InputError, match="no such key of a workload") as error:
+        read_rows(table)
+    assert fix is None or f"{fix} instead" in str(error.value)
+
+
+@pytest.mark.parametrize("column", ["training.seq", "cluster.node.gpus.count", "model.moe.experts", "note v1.0"])
+def test_dotted_columns_that_are_keys_or_labels_are_taken(column: str, tmp_path: Path) -> None:
+    table = tmp_path / "mine.csv"
+    table.write_text(f"id,workload,measured_step_s,{column}\nrow,llama3_8b_dgx_h100,1.0,1\n")
+    assert read_rows(table)[0][column] == "1"

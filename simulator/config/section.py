@@ -180,7 +180,7 @@ def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, name:
     near = closest(name, allowed)
     fix = f"{near} instead of {name}" if near else None
     if near is None and owner is model:  # a key inside a section is meant for that section
-        elsewhere = [path for path in _paths(model) if path.rsplit(".", 1)[-1] == name]
+        elsewhere = [path for path in paths(model) if path.rsplit(".", 1)[-1] == name]
         if elsewhere:
             fix = elsewhere[0]
     return InputError("unknown key", key=key, allowed=", ".join(allowed), fix=fix)
@@ -217,11 +217,12 @@ def _sections(annotation: Any) -> dict[str, type[BaseModel]]:
     return {name: section for part in get_args(annotation) for name, section in _sections(part).items()}
 
 
-def _paths(model: type[BaseModel]) -> Iterator[str]:
+def paths(model: type[BaseModel]) -> Iterator[str]:
+    """The dotted keys of a model and of the sections in it."""
     for name, field in model.model_fields.items():
         yield name
         for section in _sections(field.annotation).values():
-            yield from (f"{name}.{path}" for path in _paths(section))
+            yield from (f"{name}.{path}" for path in paths(section))
 
 
 def _field(owner: type[BaseModel], loc: tuple[int | str, ...]) -> FieldInfo | None:

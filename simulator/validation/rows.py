@@ -16,9 +16,10 @@ from typing import Any
 
 from simulator.config import Workload, load_workload
 from simulator.config.cluster import load_cluster
-from simulator.config.files import as_path, parse_yaml
+from simulator.config.files import as_path, closest, parse_yaml
 from simulator.config.presets import presets
-from simulator.errors import SimulatorError
+from simulator.config.section import paths
+from simulator.errors import InputError, SimulatorError
 from simulator.validation.suites import DATA
 from simulator.validation.tables import is_key, read_table, unknown
 
@@ -108,10 +109,20 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     without the columns it needs or with a misspelt one."""
     needed = [name for name in _NEEDED if name not in _OF_A_PRESET]
     rows = read_table(path, needed, _KNOWN, like=str(DATA / "megatron-2022.csv"), instead="workload")
+    keys = list(paths(Workload))
+    for name in filter(is_key, rows[0]):
+        # Below a key that holds no section, a mapping of anything may be.
+        if not any(key == name or (name.startswith(f"{key}.") and not _has_keys(key, keys)) for key in keys):
+            near = closest(name, keys)
+            raise InputError("no such key of a workload", file=path, key=name, fix=f"{near} instead" if near else None)
     for row in rows:
         if row.get("workload"):
             row["workload"] = str(as_path(row["workload"], base=path.parent, file=path, key=f"workload of {row['id']}"))
     return rows
+
+
+def _has_keys(section: str, keys: Sequence[str]) -> bool:
+    return any(key.startswith(f"{section}.") for key in keys)
 
 
 def labels(rows: Sequence[Row]) -> list[str]:
