@@ -3,7 +3,7 @@ before, between and after the steps of each run, against what the calibrated one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -60,21 +60,14 @@ def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Ma
     return merged
 
 
-def of_runs(directory: Path, workload: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Speeds of hosts in the middle of those of all runs recorded in ``directory``, of each run its slowest stage's:
-    against the profile that ``workload`` has with ``changes``.
-
-    Raises `InputError` where none was probed, and on what is no record of a run.
-    """
+def of_runs(runs: Iterable[Run], workload: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Speeds of hosts in the middle of those of ``runs``, of each run its slowest stage's: against the profile that
+    ``workload`` has with ``changes``; nothing where none was probed. Raises `InputError` on a bad workload."""
     known = load_workload(workload, changes)
     usual = _usual(load_profile(next(iter(known.calibrations.values()))), known)
-    runs = (read_record(directory, path.stem) for path in sorted(directory.glob("*.json")))
-    paces = [_by_stage(run, usual).values() for run in runs if isinstance(run, Run)]
+    paces = [_by_stage(run, usual).values() for run in runs]
     speeds = [_speeds(usual, max(stages, key=sum)) for stages in paces if stages]
-    if not speeds:
-        fix = "python -m calibration train, on GPUs, probes hosts beside every run"
-        raise InputError("no run there was probed", key="--like", found=str(directory), fix=fix)
-    return dict(zip((KEY, BACKWARD_KEY), map(median, zip(*speeds, strict=True)), strict=True))
+    return dict(zip((KEY, BACKWARD_KEY), map(median, zip(*speeds, strict=True)), strict=True)) if speeds else {}
 
 
 def _by_stage(run: Run, usual: Pace) -> dict[int, Pace]:

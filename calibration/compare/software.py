@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from calibration.compare.hosts import of_runs, with_host
-from calibration.compare.record import Record, read_record
+from calibration.compare.record import Record, Run, read_record
 from simulator.config import load_workload
+from simulator.errors import InputError
 
 KEY = "parallelism.batch_p2p"
 #: From here on `torch.distributed.pipelining` sends and receives one by one (pull request 175712 of pytorch/pytorch);
@@ -37,9 +38,12 @@ def with_torch(directory: Path, workload: Path, changes: Mapping[str, Any]) -> M
 
 def like(directory: Path, workload: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     """What predictions for the machine and the PyTorch of the runs recorded in ``directory`` need beside ``changes``;
-    see `calibration.compare.hosts.of_runs`."""
-    found = of_runs(directory, workload, changes)
-    records = (read_record(directory, path.stem) for path in directory.glob("*.json"))
+    see `calibration.compare.hosts.of_runs`. Raises `InputError` where none was probed, and on what is no record."""
+    records = [read_record(directory, path.stem) for path in sorted(directory.glob("*.json"))]
+    found = of_runs((record for record in records if isinstance(record, Run)), workload, changes)
+    if not found:
+        fix = "python -m calibration train, on GPUs, probes hosts beside every run"
+        raise InputError("no run there was probed", key="--like", found=str(directory), fix=fix)
     return {**found, KEY: True} if any(record is not None and _in_batches(record) for record in records) else found
 
 

@@ -73,13 +73,11 @@ def _ranks(arguments: argparse.Namespace, again: Sequence[str]) -> Iterator[Rank
     given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     os.environ |= given
     spawned = tuple(
-        [
-            subprocess.Popen(
-                [sys.executable, "-m", "calibration", *again, "--out", str(arguments.out)],
-                env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), STARTED_BY: str(os.getpid())},
-            )
-            for rank in range(1, gpus)
-        ]
+        subprocess.Popen(
+            [sys.executable, "-m", "calibration", *again, "--out", str(arguments.out)],
+            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), STARTED_BY: str(os.getpid())},
+        )
+        for rank in range(1, gpus)
     )
     try:
         yield Ranks(gpus, spawned)
