@@ -299,7 +299,7 @@ def _job(result: Result) -> Job:
         ),
         pipelines=[tuple(timeline.simulated_as[rank] for rank in pipeline) for pipeline in pipelines],
         memories=result.memories,
-        advice=advice(result.memories, workload.model_copy(update={"placement": "packed"}), _needed_bytes),
+        advice=advice(result.memories, workload, _needed_bytes),
         pipeline_rank=layout(workload).pipeline_rank,
     )
 

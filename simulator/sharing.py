@@ -19,6 +19,7 @@ from simulator.config import Workload, load_workload
 from simulator.config.cluster import ClusterSpec
 from simulator.config.profile import Profile, check_one_vendor, load_profiles
 from simulator.config.rules import scale
+from simulator.config.stack import load_stack
 from simulator.costs import Costs
 from simulator.engine import Placed, simulate_together
 from simulator.errors import InputError
@@ -112,7 +113,8 @@ class _Job:
     def ready(cls, workload: Workload, cluster: Cluster) -> _Job:
         profiles = load_profiles(workload.calibrations, workload.training.attention_kernel)
         check_one_vendor({gpu: profiles[gpu] for gpu in workload.gpu_types}, key="placement")
-        costs = Costs.from_profiles(profiles, workload.training.implementation)
+        network = load_stack(workload.stack) if workload.stack else None
+        costs = Costs.from_profiles(profiles, workload.training.implementation, network)
         searches = workload.parallelism.plan.search is not None
         times = rehearsed(workload, cluster, costs) if searches else None
         return cls(workload, profiles, costs, cluster, times)
@@ -229,6 +231,13 @@ def _placed(jobs: Sequence[Workload]) -> tuple[Cluster, list[Workload]]:
                 key="calibration",
                 found=" and ".join(names),
                 fix="one calibration for both",
+            )
+        if job.stack != first.stack:
+            raise InputError(
+                f"{first.name} and {job.name} share links, which one stack uses",
+                key="stack",
+                found=f"{first.stack or 'none'} and {job.stack or 'none'}",
+                fix="one stack for both, or none",
             )
     nodes = _deal(jobs, first.cluster)
     most = max(max(job.cluster.nodes for job in jobs), 1 + max(node for own in nodes for node in own))

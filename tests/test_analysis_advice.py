@@ -232,3 +232,24 @@ def test_every_advice_that_is_called_enough_fits_when_it_is_applied(name: str) -
         done = run(base, set=parse_changes([f"{key}={value}" for key, value in applied.items()])).to_dict()["memory"]
         assert done["fits"], words
         assert done["peak_bytes"] <= done["capacity_bytes"]
+
+
+def test_advice_for_a_placed_job_is_simulated_where_it_runs() -> None:
+    """On the nodes of its own, whatever the cluster's others are."""
+
+    def said(other: str) -> list[str]:
+        groups = [{"count": 1, "node": other}, {"count": 1, "node": "dgx_a100"}]
+        base = {
+            "model": SEVEN | {"layers": 16},
+            "training": {"seq": 16384, "global_batch": 8},
+            "parallelism": {"dp": 8, "zero": 0},
+            "cluster": {
+                "name": "mixed",
+                "groups": groups,
+                "fabric": {"kind": "rail_fat_tree", "tiers": 3, "radix": 40},
+            },
+            "placement": [1],
+        }
+        return list(run(base).to_dict()["memory"]["advice"])
+
+    assert said("dgx_h200") == said("dgx_a100") != []

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from simulator.config import catalog, load_cluster
 from simulator.errors import InputError
@@ -109,3 +110,13 @@ def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
         load_cluster("dgx-a100")
     with pytest.raises(InputError, match="dgx_h100"):
         load_cluster({"name": "dgx_h10", "nodes": 2})
+
+
+def test_another_kind_of_fabric_keeps_what_all_kinds_have(tmp_path: Path) -> None:
+    """Only keys that a kind has for itself go."""
+    fabric = {"kind": "fat_tree", "transport": "infiniband", "sharp": True, "tiers": 3}
+    file = tmp_path / "sharp.yaml"
+    file.write_text(yaml.safe_dump(cluster(nodes=4, fabric=fabric)))
+    for kind, tiers in (("fat_tree", 3), ("dragonfly", 2)):
+        spec = load_cluster({"name": str(file), "fabric": {"kind": kind}})
+        assert (spec.fabric.kind, spec.fabric.sharp, spec.fabric.tiers) == (kind, True, tiers)

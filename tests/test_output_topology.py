@@ -88,11 +88,19 @@ def test_what_a_tier_carries_is_written_beside_it() -> None:
 
 def test_what_differs_is_told() -> None:
     """A node that lacks a GPU is drawn apart; other differences stand below."""
-    changes = [{"gpu": "node1.gpu3", "missing": True}, {"link": "node0.nic2", "bandwidth_scale": 0.5}]
+    changes = [
+        {"gpu": "node1.gpu3", "missing": True},
+        {"link": "node0.nic2", "bandwidth_scale": 0.5},
+        {"gpu": "node2.gpu0", "speed_scale": 0.9, "host_speed": 0.6},
+    ]
     built = cluster(nodes=4, overrides=changes)
     assert "1 of 4 nodes, such as node 1: 7 a100-sxm-80gb" in "\n".join(texts(built))
     legend = draw_topology(built).legends[0].get_title().get_text()
-    assert legend == "node1.gpu3 is missing; node0.nic2 at 0.5 of its speed"
+    assert legend.split("; ") == [
+        "node1.gpu3 is missing",
+        "node0.nic2: bandwidth 0.5 times what it would be",
+        "node2.gpu0: speed 0.9, host's speed 0.6 times what it would be",
+    ]
 
 
 def test_a_big_node_is_cut() -> None:

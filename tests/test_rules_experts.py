@@ -154,3 +154,11 @@ def test_r41_parameters_of_published_models(preset: str, total: float, active: f
     assert active_parameters(work) == pytest.approx(active, rel=0.02)
     if preset == "mixtral-8x7b":
         assert parameters(work) == 46_702_792_704
+
+
+def test_the_ep_that_is_proposed_counts_copies_of_experts() -> None:
+    """58 experts and 6 copies on 48 ranks: 64 are held, which 3 ranks cannot share, and copies need 2 ranks."""
+    moe = {"experts": 58, "top_k": 2, "ffn_hidden": 64, "redundant_experts": 6}
+    message = refused(model__moe=moe, training__global_batch=48, parallelism={"dp": 48, "ep": 32})
+    assert "2, 4, 8, 16" in message
+    assert "1, 2" not in message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,21 @@ def test_a_workload_with_a_stack() -> None:
         load_workload(WORKLOAD, {"stack": "a100-efa"})
     with pytest.raises(InputError, match="no stack file"):
         load_workload(WORKLOAD, {"stack": "h100-effa"})
+
+
+def test_jobs_that_share_a_cluster_keep_their_stack() -> None:
+    """Where they share no link it costs each what it costs one alone; a link has one stack."""
+
+    def longer_s(play: Callable[[dict[str, Any]], float]) -> float:
+        return play({"stack": "h100-efa-old"}) - play({})
+
+    def shared_s(change: dict[str, Any]) -> float:
+        first, second = simulator.share([WORKLOAD, WORKLOAD], set=change).to_dict()["runs"]
+        assert first["step_time_s"] == pytest.approx(second["step_time_s"])
+        return float(first["step_time_s"])
+
+    alone_s = longer_s(lambda change: float(simulator.run(WORKLOAD, set=change).to_dict()["step_time_s"]))
+    assert alone_s > 1e-3
+    assert longer_s(shared_s) == pytest.approx(alone_s, rel=1e-3)
+    with pytest.raises(InputError, match="stack"):
+        simulator.share([WORKLOAD, WORKLOAD | {"stack": "h100-efa"}])

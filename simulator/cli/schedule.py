@@ -12,7 +12,7 @@ from simulator.cli.options import Json, Quiet
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import console, table, warn
 from simulator.errors import InputError
-from simulator.output.files import PICTURES
+from simulator.output.files import PICTURES, writing
 
 _COSTS = {"F": "forward", "B": "backward", "W": "weight", "comm": "comm"}
 #: Longer orders are cut on the terminal; the JSON has them whole.
@@ -92,7 +92,8 @@ def command(
         warnings.append(f"{results[0].name}: the file has one step, and is played as one alone when it is read again")
     write_json(json, envelope("schedule", warnings, cost=costs, **content))
     if csv is not None:
-        csv.write_text(results[0].to_csv(), encoding="utf-8")
+        with writing(csv) as content_of_csv:
+            content_of_csv.write(results[0].to_csv().encode())
     if gantt is not None:
         from simulator.output.gantt import compare_gantt, save_gantt
 

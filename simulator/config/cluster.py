@@ -362,8 +362,9 @@ def _without_replaced(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str
     if isinstance(fabric, Mapping) and isinstance(other, Mapping):
         gone += ("nodes",) if "shape" in other else ()
         if "kind" in other:
-            kept = ("kind", "transport", "sites", *KEYS.get(str(other["kind"]), tuple(fabric)))
-            data = {**data, "fabric": {name: value for name, value in fabric.items() if name in kept}}
+            of_kinds = {name for names in KEYS.values() for name in names}
+            gone_too = of_kinds - set(KEYS.get(str(other["kind"]), of_kinds))
+            data = {**data, "fabric": {name: value for name, value in fabric.items() if name not in gone_too}}
     return {name: value for name, value in data.items() if name not in gone}
 
 

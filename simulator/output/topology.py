@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 #: Sizes of a slide, inches.
 _WIDTH_IN, _NODE_IN, _FABRIC_IN = 14.0, 4.2, 4.4
 _MOST_NOTES = 4
+#: What a note calls a part that is faster or slower than its kind.
+_SPEEDS = {
+    "bandwidth_scale": "bandwidth",
+    "speed_scale": "speed",
+    "host_speed": "host's speed",
+    "autograd_speed": "autograd's speed",
+}
 
 
 def draw_topology(cluster: Cluster) -> Figure:
@@ -84,7 +91,9 @@ def _differences(cluster: Cluster) -> list[str]:
     for override in cluster.spec.overrides:
         data = override.model_dump(exclude_none=True)
         name = data.get("link") or data.get("gpu") or data.get("nic")
-        scale = data.get("bandwidth_scale") or data.get("speed_scale")
-        told.append(f"{name} is missing" if data.get("missing") else f"{name} at {scale:g} of its speed")
+        scales = [f"{_SPEEDS[key]} {value:g}" for key, value in data.items() if key in _SPEEDS]
+        told.append(
+            f"{name} is missing" if data.get("missing") else f"{name}: {', '.join(scales)} times what it would be"
+        )
     more = [f"{len(told) - _MOST_NOTES} more differ"] if len(told) > _MOST_NOTES else []
     return told[:_MOST_NOTES] + more

@@ -188,7 +188,9 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
         return
     ranks = layout.tp * layout.cp * layout.dp
     if ranks % (layout.ep * layout.etp):
-        fits = [ep for ep in divisors(ranks) if ranks % (ep * layout.etp) == 0 and moe.experts % ep == 0]
+        held = moe.experts + moe.redundant_experts
+        least = 2 if moe.redundant_experts else 1  # copies of experts need ranks to be spread over
+        fits = [ep for ep in divisors(ranks) if ep >= least and ranks % (ep * layout.etp) == 0 and held % ep == 0]
         yield InputError(
             f"ep {layout.ep} x etp {layout.etp} does not divide tp {layout.tp} x cp {layout.cp} x dp {layout.dp}",
             key="parallelism.ep",
