@@ -149,12 +149,16 @@ class Records:
     def _write(self, name: str, status: str, reason: str, row: dict[str, Any]) -> None:
         text = read_text(self.paths[name])
         workload = {"text": text, **row.get("workload", {}), "sha256": sha256(text)}
-        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        head = {"format": FORMAT, "name": name, "status": status, "reason": reason, "date": date}
+        head = {"format": FORMAT, "name": name, "status": status, "reason": reason, "date": now()}
         record = {**head, "command": self.command, "environment": self.environment, **row, "workload": workload}
         partial = self._path(name).with_suffix(".part")
         partial.write_text(json.dumps(record, indent=1))
         partial.replace(self._path(name))
+
+
+def now() -> str:
+    """UTC, ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def write_timeline(directory: Path, name: str, ranks: Sequence[Sequence[Span]]) -> None:
