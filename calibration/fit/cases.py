@@ -91,15 +91,19 @@ class Cases:
 SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 
 
+def files_of(measured: Path) -> list[Path]:
+    """The file of measurements, or those of a directory."""
+    inside = sorted(measured.glob("*")) if measured.is_dir() else [measured]
+    return [path for path in inside if path.name.endswith(SUFFIXES) and path.is_file()]
+
+
 def read(measured: Path) -> Cases:
     """Read a file of measurements, or all of a directory, by their suffixes; lines that are equal in everything are one
     measurement. Raises `InputError` where there are none, one that is not of measurements, or several GPUs' in one."""
     rows: list[Measured] = []
     environments: list[Mapping[str, Any]] = []
-    inside = sorted(measured.glob("*")) if measured.is_dir() else [measured]
-    files = [path for path in inside if path.name.endswith(SUFFIXES) and path.is_file()]
     lines: set[str] = set()
-    for path in files:
+    for path in files_of(measured):
         text = read_packed(path)
         if ".jsonl" not in path.name:
             rows += _published(path, text)
