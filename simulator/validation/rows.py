@@ -171,8 +171,8 @@ def loaded(row: Row, settings: Mapping[str, Any], *, of_memory: bool = False) ->
         raise UnsupportedError(f"a workload file says {', '.join(beside)} itself; columns of dotted keys change it")
     workload = load_workload(row["workload"], changes, by=place)
     named = ALIASES["gpu"].get(row.get("gpu", "").lower())  # else a label that means nothing here
-    if named is not None and load_cluster(named).gpu_types != workload.cluster.gpu_types:
-        types = " and ".join(workload.cluster.gpu_types)
+    if named is not None and load_cluster(named).gpu_types != workload.gpu_types:
+        types = " and ".join(workload.gpu_types)
         raise UnsupportedError(f"gpu {row['gpu']!r} is not the {types} of its workload file")
     return workload
 
