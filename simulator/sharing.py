@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.analysis.envelope import envelope
-from simulator.analysis.steady import Steady, own_paces, steady_until
-from simulator.api import STEPS, Result, rehearsed
+from simulator.analysis.steady import STEPS, Steady, own_paces, steady_until
+from simulator.api import Result, rehearsed
 from simulator.build import build_program
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import Workload, load_workload

@@ -84,7 +84,10 @@ ALIASES: dict[str, dict[str, Any]] = {
 }
 #: Schedule -> the memory of the automatic search, as a multiple of 1F1B's (arXiv 2401.10241, section 5).
 _ZB_MEMORY_LIMITS = {"zb-1p": 1.0, "zb-2p": 2.0}
-_SHORTEST_STEP_s = 1e-6
+#: What a step of a training run takes, s.
+_SHORTEST_STEP_s, _LONGEST_STEP_s = 1e-6, 1e6
+#: No figure of a table is larger: a cell is mistyped.
+LARGEST = 1e15
 _NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "n_gpus", "tp", "pp", "micro_batch", "global_batch")
 #: What a shipped model that is named in column ``model`` has.
 _OF_A_PRESET = ("layers", "hidden", "heads", "vocab")
@@ -135,7 +138,7 @@ def measured_step_s(row: Row) -> float:
     for column in _TIMES:
         if row.get(column):
             seconds = _number(row, column)
-            if seconds < _SHORTEST_STEP_s:
+            if not _SHORTEST_STEP_s <= seconds <= _LONGEST_STEP_s:
                 raise UnsupportedError(f"{column} {row[column]!r} is no step of a training run")
             return seconds
     raise UnsupportedError("no step time")
@@ -305,8 +308,8 @@ def _number(row: Row, column: str) -> float:
         value = float(re.sub(r"^(\d+)k\b.*", r"\g<1>000", row[column]))  # a vocabulary of "250k (approx.)"
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise UnsupportedError(f"{column} {row[column]!r} is not a number above 0")
+    if not 0 < value <= LARGEST:
+        raise UnsupportedError(f"{column} {row[column]!r} is not a number above 0, and at most {LARGEST:g}")
     return value
 
 
