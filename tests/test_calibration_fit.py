@@ -200,6 +200,28 @@ def test_measurements_that_are_none_or_of_another_gpu_are_refused(tmp_path: Path
         fit(Cases((), (ENVIRONMENT,)), load_profile("a100-sxm-80gb"), "mine")
 
 
+@pytest.mark.parametrize("name", ["rtx-4090-24gb", "mi300x-192gb", "a100-pcie-80gb"])
+def test_measurements_of_a_profile_s_gpu_are_taken(name: str) -> None:
+    said = {"rtx-4090-24gb": "NVIDIA GeForce RTX 4090", "mi300x-192gb": "AMD Instinct MI300X"}.get(name, "NVIDIA A100")
+    profile, _ = fit(Cases((), (ENVIRONMENT | {"gpu": said},)), load_profile(name), "mine")
+    assert profile.provenance is not None
+    assert profile.provenance.gpu == said
+
+
+@pytest.mark.parametrize(
+    ("machines", "nvls"),
+    [([(1, True), (2, False)], False), ([(2, False), (1, True)], False), ([(2, True)], True), ([(1, True)], None)],
+)
+def test_switches_that_sum_up_are_those_of_machines_with_several_gpus(
+    machines: list[tuple[int, bool]], nvls: bool | None
+) -> None:
+    """In whichever order their files are."""
+    environments = tuple(ENVIRONMENT | {"ranks": ranks, "nvls": told} for ranks, told in machines)
+    profile, _ = fit(Cases((), environments), load_profile("h100-sxm-80gb"), "mine")
+    assert profile.provenance is not None
+    assert profile.provenance.nvls == nvls
+
+
 def test_published_tables_become_cases(tmp_path: Path) -> None:
     """Milliseconds and elements of two bytes; of collectives that were measured twice the median."""
     (tmp_path / "g.csv").write_text("m,n,k,latency\n8,16,32,2.0\n")

@@ -150,8 +150,8 @@ def test_runs_of_one_and_two_ranks_leave_records_and_are_not_repeated(
     layouts = {"one": {}, "tp": LAYOUTS["sp"], "refused": {"cp": 2}, "large": LAYOUTS["1f1b"]}
     paths = []
     for name, layout in layouts.items():
-        paths.append(tmp_path / f"{name}.yaml")
-        paths[-1].write_text(yaml.safe_dump(workload("llama one") | {"parallelism": layout}))
+        paths.append(tmp_path / f"file-{name}.yaml")
+        paths[-1].write_text(yaml.safe_dump(workload("llama one") | {"parallelism": layout, "name": name}))
     out = tmp_path / "out"
     command = ["train", "--device", "cpu", "--smoke", "--out", str(out), "--gpus", "2", *map(str, paths)]
     assert main(command) == 1  # two were skipped
@@ -167,7 +167,7 @@ def test_runs_of_one_and_two_ranks_leave_records_and_are_not_repeated(
     for name, ranks in (("one", 1), ("tp", 2)):
         record = records[name]
         assert record["n_gpus"] == len(record["ranks"]) == ranks
-        assert record["workload"]["text"] == (tmp_path / f"{name}.yaml").read_text()
+        assert record["workload"]["text"] == (tmp_path / f"file-{name}.yaml").read_text()
         assert record["tokens_per_s"] == pytest.approx(
             record["tokens_per_step"] / record["step_time_s"]["median"], rel=1e-4
         )
@@ -266,6 +266,43 @@ def test_what_was_tried_does_not_stand_for_a_run(
     made.start(on)
     made.add({"name": "w", "steps": {"warm_up": steps}})
     assert _records(tmp_path, gpu=gpu, warm_up=warm_up).stands("w", failed_too=True) == stands
+
+
+@pytest.mark.parametrize(("probes", "stands"), [(2, False), (5, False), (6, True)])
+def test_a_run_whose_hosts_were_probed_once_does_not_stand_for_one_that_probes_them_throughout(
+    probes: int, stands: bool, tmp_path: Path
+) -> None:
+    """Before, behind each of four steps, and behind the last."""
+    (tmp_path / "w.yaml").write_text("model: {}")
+    made = _records(tmp_path, gpu=True, warm_up=3)
+    made.start({"gpu": "NVIDIA H200"})
+    ranks = [{"host": {"probe_s": [1.0] * probes}}]
+    made.add({"name": "w", "steps": {"warm_up": 3, "timed": 4}, "ranks": ranks})
+    assert made.stands("w", failed_too=True)
+    again = Records(tmp_path, made.paths, "train", warm_up=3, probe_all=True)
+    assert again.stands("w", failed_too=True) == stands
+
+
+def test_a_run_of_another_model_does_not_stand(tmp_path: Path) -> None:
+    """What the workload resolves to counts, not its text alone, as of an hf_config that it names."""
+    path = tmp_path / "w.yaml"
+    path.write_text(yaml.safe_dump(workload("llama one")))
+    known = load_workload(path)
+    made = Records(tmp_path, {"w": path}, "train", workloads={"w": known}, gpu=False)
+    made.add({"name": "w", "steps": {"warm_up": 3}, "workload": {"resolved": known.model_dump(mode="json")}})
+    assert made.stands("w", failed_too=True)
+    other = known.model_copy(update={"model": known.model.model_copy(update={"layers": 9})})
+    assert not Records(tmp_path, {"w": path}, "train", workloads={"w": other}, gpu=False).stands("w", failed_too=True)
+
+
+def test_workloads_of_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs are found by the name that the workload says, whatever its file is called."""
+    paths = [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    for path in paths:
+        path.write_text(yaml.safe_dump(workload("llama one") | {"name": "same"}))
+    assert main(["train", "--device", "cpu", "--smoke", "--out", str(tmp_path / "out"), *map(str, paths)]) == 2
+    assert "two workloads of one name, same" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("text", ['{"format": 1, "na', "[]", "{}", '{"name": "w", "status": "ok"}'])

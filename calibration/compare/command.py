@@ -90,9 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     hosted = [_hosted(arguments.measured, path, changes) for path in arguments.workloads]
     simulated = simulate_all((path, of_run) for path, (of_run, _) in zip(arguments.workloads, hosted, strict=True))
     measured = []
-    for one, (_, problem) in zip(simulated, hosted, strict=True):
-        known = meetings(one.result)
-        run_of = read_measured(arguments.measured, one.name, one.workload.n_ranks, one.sha256, known)
+    for path, one, (_, problem) in zip(arguments.workloads, simulated, hosted, strict=True):
+        run_of = read_measured(arguments.measured, path, one.workload, meetings(one.result))
         measured.append(replace(run_of, reason=run_of.reason or problem))
     comparison = compare(arguments, simulated, measured, predicted)
     out.mkdir(parents=True, exist_ok=True)

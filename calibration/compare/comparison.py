@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -112,9 +112,9 @@ def suites(rows: Sequence[Row], bounds: Bounds, *, predicted: bool) -> list[dict
     found.append(summarise(MEMORY, [_memory(row) for row in rows], Bounds()))
     for name in JUDGED:
         some = [
-            _outcome(row, f"{name} kernels", "s", _class(row.measured, name), _class(row.simulated, name))
+            _outcome(row, f"{name} kernels", "s", *class_s(row, name))
             for row in rows
-            if row.reason or _class(row.measured, name) or _class(row.simulated, name)
+            if row.reason or any(class_s(row, name))
         ]
         if some:
             found.append(summarise(f"{name} kernels", some, Bounds()))
@@ -149,17 +149,29 @@ def error(simulated: float | None, measured: float | None) -> float | None:
     return None if simulated is None or not measured else (simulated - measured) / measured
 
 
-def worst_rank(row: Row) -> tuple[float, float] | None:
-    """(measured, simulated) peak bytes of the rank whose error is largest; None where they cannot be compared."""
-    if row.measured is None or row.simulated is None:
-        return None
-    pairs = list(zip(row.measured.peak_allocated_bytes, row.simulated.peak_allocated_bytes, strict=False))
-    return max(pairs, key=lambda pair: abs(pair[1] / pair[0] - 1), default=None)
+def peak_bytes(row: Row) -> tuple[float | None, float | None]:
+    """(measured, simulated) peak bytes of the rank whose error is largest; None where a side is not known."""
+    return _worst_rank(row, lambda figures: figures.peak_allocated_bytes)
+
+
+def class_s(row: Row, name: str) -> tuple[float | None, float | None]:
+    """(measured, simulated) seconds of a class of kernels, of the rank whose error is largest; None where a side is not
+    known."""
+    return _worst_rank(row, lambda figures: figures.class_s[name])
+
+
+def _worst_rank(row: Row, of: Callable[[Figures], Sequence[float] | None]) -> tuple[float | None, float | None]:
+    """(measured, simulated) of the rank whose error is largest; where none has one, the most that each side has."""
+    measured, simulated = (() if side is None else of(side) or () for side in (row.measured, row.simulated))
+    pairs = [pair for pair in zip(measured, simulated, strict=False) if pair[0]]
+    if pairs:
+        return max(pairs, key=lambda pair: abs(pair[1] / pair[0] - 1))
+    return max(measured, default=None), max(simulated, default=None)
 
 
 def _memory(row: Row) -> Outcome:
-    pair = worst_rank(row)
-    return _outcome(row, MEMORY, "GiB", *((pair[0] / GiB, pair[1] / GiB) if pair else (None, None)))
+    measured, simulated = peak_bytes(row)
+    return _outcome(row, MEMORY, "GiB", measured and measured / GiB, simulated and simulated / GiB)
 
 
 def _outcome(row: Row, quantity: str, unit: str, measured: float | None, predicted: float | None) -> Outcome:
@@ -171,7 +183,3 @@ def _outcome(row: Row, quantity: str, unit: str, measured: float | None, predict
 
 def _step(figures: Figures | None) -> float | None:
     return None if figures is None else figures.step_time_s
-
-
-def _class(figures: Figures | None, name: str) -> float | None:
-    return None if figures is None else figures.class_s[name]

@@ -14,25 +14,28 @@ from simulator.api import Result
 @dataclass(frozen=True)
 class Figures:
     """``peak_allocated_bytes``: by rank, what ``torch.cuda.max_memory_allocated`` says of steps but the first ones.
-    ``class_s``: seconds of kernels by class, and of communication by `PARTS` of it (None: the record does not tell),
-    mean over ranks. ``exposed_s``: communication runs and no other kernel,
-    mean over ranks. ``bubble``: idle share of pipelines, None without them. None elsewhere: not measured."""
+    ``class_s``: seconds of kernels by class, and of communication by `PARTS` of it (None: the record does not tell), by
+    rank. ``exposed_s``: communication runs and no other kernel, mean over ranks. ``bubble``: idle share of pipelines,
+    None without them. None elsewhere: not measured."""
 
     step_time_s: float
     mfu: float | None
     peak_allocated_bytes: tuple[float, ...]
-    class_s: Mapping[str, float | None]
+    class_s: Mapping[str, tuple[float, ...] | None]
     exposed_s: float | None
     bubble: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"peak_allocated_bytes": list(self.peak_allocated_bytes), "class_s": dict(self.class_s)}
+        class_s = {name: seconds and list(seconds) for name, seconds in self.class_s.items()}
+        return asdict(self) | {"peak_allocated_bytes": list(self.peak_allocated_bytes), "class_s": class_s}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Figures:
-        """Of `to_dict`; figures that were written before communication had parts have none."""
-        parts: dict[str, None] = dict.fromkeys(chain(*PARTS.values()))
-        class_s = {**parts, **data["class_s"]}
+        """Of `to_dict`; figures that were written before communication had parts have none, and those from before ranks
+        were told apart have the mean in the place of all."""
+        class_s: dict[str, tuple[float, ...] | None] = dict.fromkeys(chain(*PARTS.values()))
+        for name, seconds in data["class_s"].items():
+            class_s[name] = (seconds,) if isinstance(seconds, int | float) else seconds and tuple(seconds)
         return cls(**{**data, "peak_allocated_bytes": tuple(data["peak_allocated_bytes"]), "class_s": class_s})
 
 

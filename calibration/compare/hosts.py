@@ -9,11 +9,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from calibration.commits import sha256
 from calibration.compare.record import Host, Run, read_record
 from calibration.fit.hosts import Pace, probe_of
+from calibration.workloads import is_of
 from simulator.config import Workload, load_workload
-from simulator.config.files import read_text
 from simulator.config.profile import Profile, load_profile
 from simulator.costs import Costs
 from simulator.errors import InputError
@@ -33,7 +32,7 @@ def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Ma
         return changes
     known = load_workload(workload, changes)
     run = read_record(directory, known.name)
-    if not isinstance(run, Run) or run.workload.sha256 != sha256(read_text(workload)):
+    if not isinstance(run, Run) or not is_of(run.workload.model_dump(), workload, load_workload(workload)):
         return changes
     profile = load_profile(next(iter(known.calibrations.values())))
     usual = _usual(profile, known)

@@ -53,24 +53,26 @@ class Kernels:
     done_s: Floats
     posts_late: bool = False
 
-    def seconds(self, n_ranks: int) -> dict[str, float]:
-        """By class the lengths of all its kernels, mean over ranks."""
-        sums = np.bincount(self.code, weights=self.end_s - self.start_s, minlength=len(CLASSES)) / n_ranks
-        return dict(zip(CLASSES, sums.tolist(), strict=True))
+    def seconds(self, n_ranks: int) -> dict[str, tuple[float, ...]]:
+        """By class the lengths of all its kernels together, of each rank."""
+        length = self.end_s - self.start_s
+        return {name: self._by_rank(length, self.code == code, n_ranks) for code, name in enumerate(CLASSES)}
 
-    def parts(self, n_ranks: int) -> dict[str, float | None]:
-        """Seconds of transfers and of waiting (`PARTS`), mean over ranks; None where more than `UNTOLD` of the seconds
-        of all cannot be told apart."""
-        found: dict[str, float | None] = {}
+    def parts(self, n_ranks: int) -> dict[str, tuple[float, ...] | None]:
+        """Seconds of transfers and of waiting (`PARTS`), of each rank; None where more than `UNTOLD` of the seconds of
+        all cannot be told apart."""
+        found: dict[str, tuple[float, ...] | None] = {}
         for name, (transfer, waiting) in PARTS.items():
             mine = self.code == CLASSES.index(name)
-            start, moves, done = self.start_s[mine], self.moves_s[mine], self.done_s[mine]
-            told, length = ~np.isnan(moves), self.end_s[mine] - start
-            whole = length[~told].sum() <= UNTOLD * length.sum()
-            found[transfer] = float((done - moves)[told].sum()) / n_ranks if whole else None
+            told, length = mine & ~np.isnan(self.moves_s), self.end_s - self.start_s
+            whole = length[mine & ~told].sum() <= UNTOLD * length[mine].sum()
+            found[transfer] = self._by_rank(self.done_s - self.moves_s, told, n_ranks) if whole else None
             late = self.posts_late and name == "hand-over"
-            found[waiting] = float((moves - start)[told].sum()) / n_ranks if whole and not late else None
+            found[waiting] = self._by_rank(self.moves_s - self.start_s, told, n_ranks) if whole and not late else None
         return found
+
+    def _by_rank(self, seconds: Floats, of: NDArray[np.bool_], n_ranks: int) -> tuple[float, ...]:
+        return tuple(np.bincount(self.rank[of], weights=seconds[of], minlength=n_ranks).tolist())
 
     def exposed_s(self, n_ranks: int) -> float:
         """Seconds in which communication runs and no other kernel does, mean over ranks; hand-overs and what they wait

@@ -16,6 +16,9 @@ from calibration.compare.figures import Figures
 from calibration.compare.kernels import CLASSES, PARTS, Kernels, measured_class, measured_kernels
 from calibration.compare.meetings import Meetings
 from calibration.compare.record import Record, Run, read_record
+from calibration.gpus import driver_of, is_of_type
+from calibration.workloads import is_of
+from simulator.config import Workload, load_workload
 from simulator.errors import InputError
 
 #: Times of a timeline have so many seconds of rounding at each end, seconds of a record so large a share.
@@ -40,14 +43,15 @@ class Measured:
         """What it ran on, in a line."""
         found = {} if self.record is None else self.record.environment
         parts = [found.get("gpu")] + [f"{k} {found[k]}" for k in ("torch", "cuda", "nccl") if found.get(k)]
-        driver = found.get("driver")
+        driver = driver_of(found)
         return ", ".join(str(part) for part in [*parts, driver and f"driver {driver}"] if part)
 
 
-def read_measured(directory: Path, name: str, n_ranks: int, workload_sha256: str, known: Meetings) -> Measured:
-    """The run ``name``; one that failed, was skipped, never made, made of another workload file, or whose files are not
-    those of such a run has a reason. ``known``: which ranks meet in it."""
-    record = None
+def read_measured(directory: Path, path: Path, workload: Workload, known: Meetings) -> Measured:
+    """The run of the file ``path``, simulated as ``workload``; one that failed, was skipped, never made, made of
+    another workload or on other GPUs, or whose files are not those of such a run has a reason. ``known``: which ranks
+    meet in it."""
+    record, name = None, workload.name
     try:
         record = read_record(directory, name)
         if record is None:
@@ -55,14 +59,25 @@ def read_measured(directory: Path, name: str, n_ranks: int, workload_sha256: str
         if not isinstance(record, Run):
             said = " ".join(record.reason.split())
             return Measured(record, f"{record.status}: {said}" if said else record.status)
-        if record.workload.sha256 != workload_sha256:
-            return Measured(record, "the workload file has changed since it was run")
-        if record.n_gpus != n_ranks:
-            return Measured(record, f"run on {record.n_gpus} GPUs, not {n_ranks}")
+        if reason := unlike(record, path, workload):
+            return Measured(record, reason)
+        if record.n_gpus != workload.n_ranks:
+            return Measured(record, f"run on {record.n_gpus} GPUs, not {workload.n_ranks}")
         timeline = directory / f"{name}.timeline.csv.gz"
         return Measured(record, "", _kernels(timeline, record, known) if timeline.exists() else None)
     except InputError as problem:
         return Measured(record, unusable(problem))
+
+
+def unlike(record: Record, path: Path, workload: Workload) -> str:
+    """Why a run is not of the file ``path`` as it is now, or not on the GPUs on which ``workload`` is simulated; empty
+    where it is. What was tried without GPUs is of any."""
+    if not is_of(record.workload.model_dump(), path, load_workload(path)):
+        return "the workload file, or one that it names, has changed since it was run"
+    gpu = record.environment.get("gpu")
+    if gpu is not None and not all(is_of_type(str(gpu), simulated) for simulated in workload.gpu_types):
+        return f"run on {gpu}, simulated on {', '.join(workload.gpu_types)}"
+    return ""
 
 
 def unusable(problem: InputError) -> str:
@@ -109,10 +124,12 @@ def measured_figures(
     """``flops_per_step``: of the model, all ranks; ``peak_flops_per_s``: of one GPU. Memory is, as time, of the timed
     steps: in the second one of all DDP makes its buckets anew, and may have both sets of them for once."""
     ranks, step_s = run.ranks, run.step_time_s.median
-    class_s = dict.fromkeys(CLASSES, 0.0)
-    for kernel in (kernel for rank in ranks for kernel in rank.kernels):
-        class_s[measured_class(kernel.name, kernel.kind)] += kernel.seconds / len(ranks)
-    parts: dict[str, float | None] = dict.fromkeys(chain(*PARTS.values()))
+    by_rank = [dict.fromkeys(CLASSES, 0.0) for _ in ranks]
+    for of_rank, rank in zip(by_rank, ranks, strict=True):
+        for kernel in rank.kernels:
+            of_rank[measured_class(kernel.name, kernel.kind)] += kernel.seconds
+    class_s = {name: tuple(of_rank[name] for of_rank in by_rank) for name in CLASSES}
+    parts: dict[str, tuple[float, ...] | None] = dict.fromkeys(chain(*PARTS.values()))
     exposed = [rank.profile.exposed_s for rank in ranks if rank.profile is not None]
     return Figures(
         step_time_s=step_s,

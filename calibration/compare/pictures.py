@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibration.compare.comparison import JUDGED, Row, error, worst_rank
+from calibration.compare.comparison import JUDGED, Row, class_s, error, peak_bytes
 from simulator.output.files import writing
 from simulator.units import GiB
 
@@ -102,10 +102,10 @@ def classes(rows: Sequence[Row]) -> Figure:
     """Simulated against measured seconds of each class of kernel, a panel each."""
     figure = new_figure(18.0, 3.9)
     for axes, name in zip(figure.subplots(1, len(JUDGED)), JUDGED, strict=True):
-        both = [_pair(row, lambda f: f.class_s[name]) for row in rows]  # noqa: B023 - called at once
+        both = [class_s(row, name) for row in rows]
         pairs = [(measured * 1e3, simulated * 1e3) for measured, simulated in both if measured and simulated]
         sizes = [abs(s / m - 1) for m, s in pairs]
-        _agreement(axes, pairs, "ms a step and GPU")
+        _agreement(axes, pairs, "ms a step, worst rank")
         summary = f": mean {sum(sizes) / len(sizes):.1%}, max {max(sizes):.1%}" if sizes else ": none"
         axes.set_title(name + summary, fontsize=8.5, loc="left")
     return figure
@@ -143,8 +143,8 @@ def _pair(row: Row, figure: Callable[[Any], float | None]) -> tuple[float | None
 
 
 def _peak_gib(row: Row) -> tuple[float | None, float | None]:
-    pair = worst_rank(row)
-    return (None, None) if pair is None else (pair[0] / GiB, pair[1] / GiB)
+    measured, simulated = peak_bytes(row)
+    return measured and measured / GiB, simulated and simulated / GiB
 
 
 def _label(row: Row) -> str:

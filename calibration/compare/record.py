@@ -41,6 +41,7 @@ class StepTime(Told):
 
 class Ran(Told):
     sha256: str
+    resolved: dict[str, Any] = Field(default_factory=dict)
 
 
 class Place(Told):

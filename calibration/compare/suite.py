@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from calibration.commits import sha256
-from calibration.compare.measured import Measured
+from calibration.compare.measured import Measured, unlike
 from calibration.compare.record import Run, read_record
-from calibration.compare.software import KEY, as_it_ran
-from simulator.config.files import read_text
+from calibration.compare.software import BATCHED, SHARP, as_it_ran
+from calibration.workloads import by_name
+from simulator.config import load_workload
 from simulator.errors import InputError
 from simulator.validation.suites import SUITES
 
@@ -24,25 +24,26 @@ RUNS, RECORDS = ROOT / "runs", ROOT / "results" / "runs"
 #: What the runs were made on: a node whose NVSwitches serve every GPU at full speed, of which they took the first.
 CLUSTER = {"cluster.name": "hgx_h200_8gpu"}
 GPU = "H200"
-#: A workload's keys that a row sets: its cluster, the speed of its hosts, what its PyTorch does.
-KEYS = ("cluster.name", "cluster.node.host_speed", "cluster.node.autograd_speed", "cluster.overrides", KEY)
-COLUMNS = ("id", "source", "gpu", "workload", "measured_step_s", "mem_gb", *KEYS, "notes")
+#: A workload's keys that a row sets: its cluster, the speed of its hosts, what its PyTorch and NCCL do.
+KEYS = ("cluster.name", "cluster.node.host_speed", "cluster.node.autograd_speed", "cluster.overrides", BATCHED, SHARP)
+COLUMNS = ("id", "source", "gpu", "workload", "measured_step_s", "mem_gb")
 
 
 def rows_of(workloads: Sequence[Path], records: Path, folder: Path) -> list[dict[str, str]]:
     """A row of ``validate --rows`` for each of the workload files that has a record; ``folder``: of the table, from
-    which files are named. Raises `InputError` on a record that cannot be used, or of another workload file."""
+    which files are named. Raises `InputError` on a record that cannot be used, or of another workload or GPU."""
     rows = []
-    for path in workloads:
-        record = read_record(records, path.stem)
+    for name, (path, known) in by_name(workloads).items():
+        if isinstance(known, InputError):
+            raise known
+        record = read_record(records, name)
         if record is None:
             continue
-        if record.workload.sha256 != sha256(read_text(path)):
-            where = records / f"{path.stem}.json"
-            raise InputError("the workload file has changed since it was run", file=where, key="workload.sha256")
+        if reason := unlike(record, path, load_workload(path, CLUSTER)):
+            raise InputError(reason, file=records / f"{name}.json")
         changes: Mapping[str, Any] = as_it_ran(records, path, CLUSTER)
         row = {
-            "id": path.stem,
+            "id": name,
             "source": f"python -m calibration train, {record.date:%Y-%m-%d}, {Measured(record, '').hardware}",
             "gpu": GPU,
             "workload": Path(os.path.relpath(path, folder)).as_posix(),
@@ -57,9 +58,10 @@ def rows_of(workloads: Sequence[Path], records: Path, folder: Path) -> list[dict
 
 
 def as_csv(rows: Sequence[Mapping[str, str]]) -> str:
-    """The table's text."""
+    """The table's text; a key that no row sets has no column."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    columns = (*COLUMNS, *(key for key in KEYS if any(key in row for row in rows)), "notes")
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

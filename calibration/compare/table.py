@@ -11,21 +11,25 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from calibration.compare.comparison import JUDGED, SHOWN, STEADY_SPREAD, Row, error, worst_rank
+from calibration.compare.comparison import JUDGED, SHOWN, STEADY_SPREAD, Row, class_s, error, peak_bytes
 from calibration.compare.figures import Figures
 from calibration.compare.kernels import CLASSES, PARTS
 from simulator.cli.terminal import PIPE_WIDTH, table
 from simulator.cli.validate import verdict
 from simulator.units import GiB
 
-#: Column of the CSV -> the figure.
-COLUMNS: dict[str, Callable[[Figures], float | None]] = {
+#: Of a run as a whole; column of the CSV -> the figure.
+FIGURES: dict[str, Callable[[Figures], float | None]] = {
     "step_time_s": lambda figures: figures.step_time_s,
     "mfu": lambda figures: figures.mfu,
     "peak_allocated_bytes": lambda figures: max(figures.peak_allocated_bytes, default=None),
     "exposed_communication_s": lambda figures: figures.exposed_s,
     "bubble_fraction": lambda figures: figures.bubble,
-    **{f"{name}_s": lambda figures, name=name: figures.class_s[name] for name in (*CLASSES, *chain(*PARTS.values()))},  # type: ignore[misc]
+}
+#: Columns of the CSV, (measured, simulated) of a row; of classes of kernels those of the rank that is furthest off.
+COLUMNS: dict[str, Callable[[Row], tuple[float | None, float | None]]] = {
+    **{name: lambda row, name=name: (_of(row.measured, name), _of(row.simulated, name)) for name in FIGURES},  # type: ignore[misc]
+    **{f"{name}_s": lambda row, name=name: class_s(row, name) for name in (*CLASSES, *chain(*PARTS.values()))},  # type: ignore[misc]
 }
 
 
@@ -41,7 +45,7 @@ def as_csv(rows: Sequence[Row]) -> str:
     for row in rows:
         cells: list[object] = []
         for name in COLUMNS:
-            measured, simulated = (_of(side, name) for side in (row.measured, row.simulated))
+            measured, simulated = COLUMNS[name](row)
             cells += [_exact(value) for value in (measured, simulated, error(simulated, measured))]
         before = _exact(_of(row.committed, "step_time_s"))
         told = [row.name, row.n_gpus, _exact(row.host_speed), _exact(row.spread), row.reason, before, row.not_before]
@@ -78,14 +82,18 @@ def as_tables(comparison: Mapping[str, Any]) -> list[RenderableType]:
     classes = [row for row in rows if not row.reason]
     return [
         table([_line(row) for row in rows], title="Simulated against measured"),
-        *([table([_classes(row) for row in classes], title="Kernels, ms: measured > simulated")] if classes else []),
+        *(
+            [table([_classes(row) for row in classes], title="Kernels, ms of the worst rank: measured > simulated")]
+            if classes
+            else []
+        ),
         Text("\n".join(lines)),
     ]
 
 
 def _line(row: Row) -> dict[str, str]:
     real, ours = row.measured, row.simulated
-    pair = worst_rank(row)
+    peak, simulated_peak = peak_bytes(row)
     step, before = _of(real, "step_time_s"), _of(row.committed, "step_time_s")
     return {
         "run": row.name,
@@ -98,9 +106,9 @@ def _line(row: Row) -> dict[str, str]:
         "before": _signed(error(before, step)),
         "MFU": _percent(_of(real, "mfu")),
         "sim ": _percent(_of(ours, "mfu")),
-        "GiB": f"{pair[0] / GiB:.1f}" if pair else "",
-        "sim  ": f"{pair[1] / GiB:.1f}" if pair else "",
-        "error ": _signed(error(pair[1], pair[0])) if pair else "",
+        "GiB": _gib(peak),
+        "sim  ": _gib(simulated_peak),
+        "error ": _signed(error(simulated_peak, peak)),
         "exposed ms": _ms(_of(real, "exposed_communication_s")),
         "sim   ": _ms(_of(ours, "exposed_communication_s")),
         "bubble": _percent(_of(real, "bubble_fraction")),
@@ -111,15 +119,13 @@ def _line(row: Row) -> dict[str, str]:
 
 def _classes(row: Row) -> dict[str, str]:
     cells = {"run": row.name}
-    assert row.measured is not None
-    assert row.simulated is not None
     for name in (*JUDGED[:-1], SHOWN[0], JUDGED[-1], SHOWN[1]):
-        real, ours = row.measured.class_s[name], row.simulated.class_s[name]
+        real, ours = class_s(row, name)
         off = error(ours, real)
         shown = f"{_ms(real) or '?'} > {_ms(ours) or '?'}"
         shown += "" if off is None or name not in JUDGED else f" {_signed(off)}"
         whole = next((of for of, parts in PARTS.items() if name in parts), name)
-        cells[name] = shown if row.measured.class_s[whole] or row.simulated.class_s[whole] else ""
+        cells[name] = shown if any(class_s(row, whole)) else ""
     return cells
 
 
@@ -145,7 +151,7 @@ def _provenance(comparison: Mapping[str, Any]) -> list[str]:
 
 
 def _of(figures: Figures | None, column: str) -> float | None:
-    return None if figures is None else COLUMNS[column](figures)
+    return None if figures is None else FIGURES[column](figures)
 
 
 def _exact(value: float | None) -> str:
@@ -154,6 +160,10 @@ def _exact(value: float | None) -> str:
 
 def _ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1e3:.1f}"
+
+
+def _gib(size: float | None) -> str:
+    return "" if size is None else f"{size / GiB:.1f}"
 
 
 def _percent(share: float | None) -> str:

@@ -63,8 +63,8 @@ def fit(cases: Cases, profile: Profile) -> Part:
     rows = [case for case in cases.of("collective", *OPS) if _known(case)]
     if not rows:
         return Part({})
-    nvls = any(machine.get("nvls") for machine in _machines(cases))
-    candidates = strung(rows, profile.gpu, nvls=nvls)
+    with_sharp = bool(nvls(cases))
+    candidates = strung(rows, profile.gpu, nvls=with_sharp)
     apart = cases.held_out(rows)
     inside = [case for case in rows if len(case.ranks) not in apart]
     if not inside:
@@ -98,7 +98,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
         "kind": "measured" if ours else "published",
         "source": MEASURED if ours else start.source,
         "note": f"fitted on {', '.join(str(n) for n in sorted({len(case.ranks) for case in fitted}))} GPUs"
-        + (", without NVLink SHARP" if ours and not nvls else "")
+        + (", without NVLink SHARP" if ours and not with_sharp else "")
         + kept,
     }
     return Part({"transports.nvlink": {**model.model_dump(exclude_none=True), **origin}}, points)
@@ -176,8 +176,10 @@ def _nbytes(case: Measured) -> float:
     return float(case.row["bytes"])
 
 
-def _machines(cases: Cases) -> list[Mapping[str, object]]:
-    return [machine for machine in cases.environments if int(str(machine.get("ranks", 1))) > 1]
+def nvls(cases: Cases) -> bool | None:
+    """Whether NVLink SHARP was at hand where several GPUs were measured; None: they were not, or do not tell."""
+    told = [machine.get("nvls") for machine in cases.environments if int(str(machine.get("ranks", 1))) > 1]
+    return any(told) if {*told} - {None} else None
 
 
 def _cluster_of(gpu: str) -> str:

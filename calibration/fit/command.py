@@ -19,6 +19,7 @@ from calibration.fit import collectives, hosts, interference, kernels, launch, p
 from calibration.fit.cases import MEASURED, Cases, read
 from calibration.fit.part import Point, residuals
 from calibration.fit.writer import written
+from calibration.gpus import card_of, driver_of, is_of_type
 from simulator.cli.outputs import check_outputs
 from simulator.config import catalog
 from simulator.config.files import with_changes
@@ -120,16 +121,15 @@ def table(profile: Profile) -> str:
 
 def _provenance(cases: Cases, base: Profile) -> dict[str, Any]:
     first = cases.environments[0]
-    if _plain(str(first["gpu"])) not in base.gpu.split("-"):
+    if not is_of_type(str(first["gpu"]), base.gpu):
         raise InputError("measurements are of another GPU than the base profile", found=first["gpu"], allowed=base.gpu)
-    card = str(next(iter(first.get("nvidia_smi", [""])[1:]), ""))
-    driver = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", card)
+    card = card_of(first)
     clocks = [float(case.row["sm_mhz"]) for case in cases.of("matmul") if case.row.get("sm_mhz")]
     limit = re.search(r"([\d.]+) W", card)
     highest = re.search(r"(\d+) MHz", card)
     found: dict[str, Any] = {
         "gpu": first["gpu"],
-        "driver": driver and driver[0],
+        "driver": driver_of(first),
         "cuda": first.get("cuda"),
         "nccl": first.get("nccl"),
         "torch": first.get("torch"),
@@ -137,23 +137,17 @@ def _provenance(cases: Cases, base: Profile) -> dict[str, Any]:
         "power_limit_w": limit and float(limit[1]),
         "highest_sm_mhz": highest and float(highest[1]),
         "median_sm_mhz": clocks and statistics.median(clocks),
-        "nvls": first.get("nvls"),
+        "nvls": collectives.nvls(cases),
         **_host(cases),
         "commands": list(dict.fromkeys(str(environment["command"]) for environment in cases.environments)),
     }
-    return {key: value for key, value in found.items() if value not in (None, [])}
+    return {key: value for key, value in found.items() if value not in (None, "", [])}
 
 
 def _host(cases: Cases) -> dict[str, float]:
     """How fast the host was whose costs are fitted."""
     usual = hosts.usual_pace(cases)
     return {} if usual is None else {"host_forward_s": usual.forward, "host_backward_s": usual.backward}
-
-
-def _plain(gpu: str) -> str:
-    """``h100`` of ``NVIDIA H100 80GB HBM3``."""
-    found = re.search(r"\b([A-Z]+\d+[A-Z]*)\b", gpu.removeprefix("NVIDIA "))
-    return found[1].lower() if found else gpu.lower()
 
 
 def _source(provenance: dict[str, Any]) -> str:

@@ -83,7 +83,8 @@ def environment(device: torch.device, world: int, command: str) -> dict[str, obj
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-            "nvls": os.environ.get("NCCL_NVLS_ENABLE") != "0",
+            # NVLink SHARP, whose switches came with Hopper.
+            "nvls": os.environ.get("NCCL_NVLS_ENABLE") != "0" and properties.major >= 9,
             "nvidia_smi": _smi(
                 "--query-gpu=name,driver_version,vbios_version,clocks.max.sm,clocks.max.mem,power.limit,"
                 "temperature.gpu,ecc.mode.current,persistence_mode",

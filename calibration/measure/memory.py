@@ -59,11 +59,16 @@ def cases(level: Level, gpus: int) -> Iterator[Case]:
     )
     for op, (batch, length, heads, d) in itertools.product(ROTARY, heads_of):
         yield Case("memory", op, {"batch": batch, "length": length, "heads": heads, "head_dim": d})
+    tokens_of = {"smoke": ((16, 2, 64),), "quick": ((8192, 2, 4096),)}.get(
+        level, tuple(itertools.product((2048, 8192), (2, 4, 8), (1024, 4096)))
+    )
+    for op, (tokens, top_k, width) in itertools.product(CHOICES, tokens_of):
+        yield Case("memory", op, {"tokens": tokens, "top_k": top_k, "width": width})
 
 
 def prepare(case: Case, bench: Bench) -> Work:
     p = {name: int(value) for name, value in case.params.items()}
-    for table in (ROWWISE, LOSSES, SQUARE, OPTIMIZERS, SHARDING, ROTARY, TABLES):
+    for table in (ROWWISE, LOSSES, SQUARE, OPTIMIZERS, SHARDING, ROTARY, TABLES, CHOICES):
         if case.op in table:
             return table[case.op](bench, **p)
     raise UnavailableError(f"no such kernel: {case.op}")
@@ -345,3 +350,27 @@ def _rotary(*, backward: bool) -> Callable[..., Work]:
 
 
 ROTARY: dict[str, Callable[..., Work]] = {"rope": _rotary(backward=False), "rope_bwd": _rotary(backward=True)}
+
+
+def _choices(tensors: Callable[[int], int], make: Callable[[Tensor, Tensor, Tensor], object]) -> Callable[..., Work]:
+    """An op of what experts give back for each token, ``top_k`` rows of it, and their weights; it reads or writes so
+    many tensors of one row per token, by ``top_k``."""
+
+    def prepare(bench: Bench, tokens: int, top_k: int, width: int) -> Work:
+        def one() -> Callable[[], object]:
+            out, weights = bench.random(tokens, top_k, width), bench.random(tokens, top_k, 1)
+            gradient = bench.random(tokens, 1, width)
+            return lambda: make(out, weights, gradient)
+
+        return bench.rotated(2.0 * tensors(top_k) * tokens * width, one)
+
+    return prepare
+
+
+CHOICES: dict[str, Callable[..., Work]] = {
+    "choices_weigh": _choices(lambda k: 2 * k, lambda out, weights, gradient: out * weights),
+    "choices_weigh_bwd": _choices(lambda k: 1 + k, lambda out, weights, gradient: gradient * weights),
+    "choices_weights_bwd": _choices(lambda k: 1 + 2 * k, lambda out, weights, gradient: gradient * out),
+    "choices_sum": _choices(lambda k: k + 1, lambda out, weights, gradient: out.sum(1)),
+    "choices_dot": _choices(lambda k: k, lambda out, weights, gradient: out.sum(-1)),
+}

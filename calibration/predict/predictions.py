@@ -12,6 +12,7 @@ from typing import Any
 
 from calibration.commits import head, sha256
 from calibration.compare.figures import Figures, simulated_figures
+from calibration.workloads import check_name
 from simulator.api import Result, run
 from simulator.config import Workload, load_workload
 from simulator.config.catalog import find
@@ -56,6 +57,7 @@ class Simulated:
 def simulate(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> Simulated:
     """Simulate a workload file with ``changes``. Raises `InputError` where the file itself cannot be used."""
     workload = load_workload(path, changes)
+    check_name(workload, path)
     if len(workload.calibrations) > 1:
         found = ", ".join(workload.calibrations)
         raise InputError("runs on GPUs of several types", file=path, key="cluster", found=found, allowed="one type")

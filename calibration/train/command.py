@@ -19,7 +19,8 @@ from calibration.measure.case import Case
 from calibration.train.length import Length
 from calibration.train.limits import refusal
 from calibration.train.record import Records
-from simulator.config.workload import load_workload
+from calibration.workloads import by_name
+from simulator.config.workload import Workload
 from simulator.errors import InputError
 
 WORKER = "calibration.train.worker"
@@ -54,12 +55,20 @@ def _seconds(text: str) -> float:
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 when all were trained; 1 when some failed, were skipped, or workers could not be started, which
     skips what is left."""
-    named = _named(arguments.workloads)
+    named = by_name(arguments.workloads)
     import_module(WORKER)  # what training needs is there, before anything is written
     needed, refused = _checked(named)
     arguments.out.mkdir(parents=True, exist_ok=True)
     gpu, warm_up = arguments.device == "cuda", int(_length(arguments)["warm_up"])
-    records = Records(arguments.out, named, _spoken(arguments), gpu=gpu, warm_up=warm_up)
+    records = Records(
+        arguments.out,
+        {name: path for name, (path, _) in named.items()},
+        _spoken(arguments),
+        workloads={name: known for name, (_, known) in named.items() if isinstance(known, Workload)},
+        gpu=gpu,
+        warm_up=warm_up,
+        probe_all=arguments.probe_hosts,
+    )
     done = {name for name in needed if records.stands(name, failed_too=not arguments.retry)}
     reason = ""
     if "RANK" in os.environ or len(done) < len(needed):  # every rank must see the same cases, whatever has been done
@@ -69,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
             cases = {name: case for name, case in cases.items() if needed[name] <= world}
             orders = {
                 "keys": {name: case.key for name, case in cases.items()},
-                "paths": {name: str(named[name].resolve()) for name in cases},
+                "paths": {name: str(named[name][0].resolve()) for name in cases},
                 "limit_s": arguments.limit,
                 "length": _length(arguments),
                 "out": str(arguments.out.resolve()),
@@ -87,32 +96,16 @@ def run(arguments: argparse.Namespace) -> int:
     return records.tell() or (1 if reason else 0)
 
 
-def _checked(named: Mapping[str, Path]) -> tuple[dict[str, int], dict[str, str]]:
+def _checked(named: Mapping[str, tuple[Path, Workload | InputError]]) -> tuple[dict[str, int], dict[str, str]]:
     """By name: how many ranks a workload needs, or why it cannot be trained."""
     needed, refused = {}, {}
-    for name, path in named.items():
-        try:
-            workload = load_workload(path)
-            reason = refusal(workload)
-        except InputError as error:
-            reason = error
-        if reason is None:
-            needed[name] = workload.n_ranks
-        else:
+    for name, (_, known) in named.items():
+        reason = known if isinstance(known, InputError) else refusal(known)
+        if isinstance(known, InputError) or reason is not None:
             refused[name] = str(reason)
+        else:
+            needed[name] = known.n_ranks
     return needed, refused
-
-
-def _named(paths: list[Path]) -> dict[str, Path]:
-    """Workloads by the name of their file. Raises `InputError` where two have the same."""
-    named: dict[str, Path] = {}
-    for path in paths:
-        if not path.is_file():
-            raise InputError("there is no such file", key="WORKLOAD", found=str(path))
-        if path.stem in named:
-            raise InputError("two workload files of one name", key="WORKLOAD", found=f"{named[path.stem]}, {path}")
-        named[path.stem] = path
-    return named
 
 
 def _length(arguments: argparse.Namespace) -> dict[str, float]:

@@ -58,27 +58,40 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from calibration.commits import sha256
+from calibration.workloads import is_of
 from simulator.config.files import read_json, read_text
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
     from calibration.train.profile import Span
+    from simulator.config.workload import Workload
 
 FORMAT = 1
 COLUMNS = ("rank", "stream", "class", "kind", "name", "start_s", "end_s")
 
 
 class Records:
-    """The results in ``directory`` of workload files by name. ``gpu``: they are of GPUs; ``warm_up``: so many steps of
-    each at least. Its functions raise `InputError` where a file there is no record."""
+    """The results in ``directory`` of workload files by name; ``workloads``: what they hold, where they can be read.
+    ``gpu``: they are of GPUs; ``warm_up``: so many steps of each at least; ``probe_all``: hosts were probed behind each
+    timed one. Its functions raise `InputError` where a file there is no record."""
 
     def __init__(
-        self, directory: Path, paths: Mapping[str, Path], command: str, *, gpu: bool = True, warm_up: int = 0
+        self,
+        directory: Path,
+        paths: Mapping[str, Path],
+        command: str,
+        *,
+        workloads: Mapping[str, Workload] = MappingProxyType({}),
+        gpu: bool = True,
+        warm_up: int = 0,
+        probe_all: bool = False,
     ) -> None:
-        self.directory, self.paths, self.command, self.gpu, self.warm_up = directory, paths, command, gpu, warm_up
+        self.directory, self.paths, self.workloads, self.command = directory, paths, workloads, command
+        self.gpu, self.warm_up, self.probe_all = gpu, warm_up, probe_all
         self.environment: dict[str, Any] = {}
 
     def start(self, environment: dict[str, Any]) -> None:
@@ -116,27 +129,36 @@ class Records:
         return record
 
     def stands(self, name: str, *, failed_too: bool) -> bool:
-        """Whether there is a result of the same workload text, or if ``failed_too`` a failure. What was tried without
-        GPUs does not stand for a run on them, nor two steps to see that it runs for a measurement."""
+        """Whether there is a result of the same workload, or if ``failed_too`` a failure. What was tried without GPUs
+        does not stand for a run on them, nor two steps to see that it runs for a measurement, nor a run whose hosts
+        were probed once for one that is to probe them throughout."""
         if not self._path(name).exists():
             return False
         record = self._read(name)
-        same = record["workload"].get("sha256") == sha256(read_text(self.paths[name]))
+        same = is_of(record["workload"], self.paths[name], self.workloads.get(name))
         if not same or (self.gpu and "gpu" not in record["environment"]):
             return False
         if record["status"] == "ok":
-            return bool(record.get("steps", {}).get("warm_up", 0) >= self.warm_up)
+            steps = record.get("steps", {})
+            probed = not (self.gpu and self.probe_all) or all(
+                len(rank["host"]["probe_s"]) >= steps["timed"] + 2 for rank in record["ranks"]
+            )
+            return probed and bool(steps.get("warm_up", 0) >= self.warm_up)
         return failed_too and record["status"] == "failed"
 
     def _write(self, name: str, status: str, reason: str, row: dict[str, Any]) -> None:
         text = read_text(self.paths[name])
         workload = {"text": text, **row.get("workload", {}), "sha256": sha256(text)}
-        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        head = {"format": FORMAT, "name": name, "status": status, "reason": reason, "date": date}
+        head = {"format": FORMAT, "name": name, "status": status, "reason": reason, "date": now()}
         record = {**head, "command": self.command, "environment": self.environment, **row, "workload": workload}
         partial = self._path(name).with_suffix(".part")
         partial.write_text(json.dumps(record, indent=1))
         partial.replace(self._path(name))
+
+
+def now() -> str:
+    """UTC, ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def write_timeline(directory: Path, name: str, ranks: Sequence[Sequence[Span]]) -> None:

@@ -81,7 +81,7 @@ class Trainer:
     """Trains a workload on the ranks of ``groups``; `step` is one optimizer step over the global batch."""
 
     def __init__(self, workload: Workload, groups: Groups, device: torch.device) -> None:
-        layout, training = workload.parallelism, workload.training
+        layout = workload.parallelism
         self.workload, self.groups, self.device = workload, groups, device
         sharded = bool(layout.sequence_parallel) and layout.tp > 1
         tensor = TensorGroup(groups.tensor, layout.tp, groups.place["tp"], sharded)
@@ -110,8 +110,8 @@ class Trainer:
         self.inputs, self.targets = self._data()
         self.last = layout.n_stages - 1 in numbers
         self.first = 0 in numbers
-        if training.precision == "fp32" and device.type == "cuda":
-            torch.backends.cuda.matmul.allow_tf32 = True  # what the simulator's fp32 products are
+        if device.type == "cuda":
+            torch.backends.cuda.matmul.allow_tf32 = True  # what the simulator's fp32 products are, routers' too
 
     @property
     def _sums(self) -> bool:

@@ -18,7 +18,7 @@ from calibration.measure.gpu import environment
 from calibration.measure.start import device_of, end_with_parent, join, reporting
 from calibration.measure.team import FOREVER
 from calibration.train.length import PROFILED, Length
-from calibration.train.record import write_timeline
+from calibration.train.record import now, write_timeline
 from calibration.train.run import RankRun, rank_record, spread, train
 from simulator.config.workload import load_workload
 
@@ -49,6 +49,7 @@ def _one(
 ) -> dict[str, object]:
     """Train one workload; at rank 0 what is recorded of it. An error of a rank goes up, and ends all workers."""
     workload, length = load_workload(Path(orders["paths"][name])), Length(**orders["length"])
+    began = now()
     run = train(workload, rank, device, control, length)
     runs: list[RankRun | None] | None = [None] * dist.get_world_size() if rank == 0 else None
     dist.gather_object(run, runs, 0, group=control)
@@ -60,6 +61,7 @@ def _one(
     tokens = workload.training.global_batch * workload.training.seq
     write_timeline(Path(orders["out"]), name, [one.spans for one in took_part])
     return {
+        "date": began,
         "workload": {"resolved": workload.model_dump(mode="json")},
         "n_gpus": len(took_part),
         "tokens_per_step": tokens,

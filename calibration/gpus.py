@@ -1,0 +1,36 @@
+"""What the environment of a measurement says of its GPUs: whether they are of a type, and what drives them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import takewhile
+from typing import Any
+
+#: Parts of a type's name that drivers write in other ways, or not at all: form factor and memory.
+_BUILT = re.compile(r"sxm\d*|pcie|oam|\d+gb")
+
+
+def is_of_type(name: str, gpu: str) -> bool:
+    """Whether a GPU that its driver calls ``name`` is a ``gpu``, a type: all parts of the type's name that stand before
+    form factor and memory are words of the driver's.
+
+    >>> is_of_type("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"), is_of_type("NVIDIA H200", "h100-sxm-80gb")
+    (True, False)
+    >>> is_of_type("NVIDIA GeForce RTX 4090", "rtx-4090-24gb"), is_of_type("Tesla V100-SXM2-32GB", "v100-sxm-32gb")
+    (True, True)
+    """
+    parts = takewhile(lambda part: not _BUILT.fullmatch(part), gpu.lower().split("-"))
+    return {*parts} <= {*re.findall(r"[a-z0-9]+", name.lower())}
+
+
+def card_of(environment: Mapping[str, Any]) -> str:
+    """What nvidia-smi says of the first GPU, its figures separated by commas; empty where it said nothing."""
+    lines = environment.get("nvidia_smi")
+    return str(lines[1]) if isinstance(lines, list | tuple) and len(lines) > 1 else ""
+
+
+def driver_of(environment: Mapping[str, Any]) -> str:
+    """The version of the driver; empty where nvidia-smi did not say it."""
+    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", card_of(environment))
+    return found[0] if found else ""

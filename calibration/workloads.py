@@ -1,0 +1,59 @@
+"""Workload files by the name that their runs go by, and whether a run is of what such a file says now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from calibration.commits import sha256
+from simulator.config.files import read_text
+from simulator.config.workload import Workload, load_workload
+from simulator.errors import InputError
+
+#: What a run trains, of a `Workload`: the cluster and its calibration are not the trainer's.
+TRAINED = ("model", "training", "parallelism")
+
+
+def by_name(paths: Iterable[Path]) -> dict[str, tuple[Path, Workload | InputError]]:
+    """Files by the workload's name, that of the file where it is no workload, and what it holds or what is wrong with
+    it. Raises `InputError` where there is no such file, or two have one name."""
+    found: dict[str, tuple[Path, Workload | InputError]] = {}
+    for path in paths:
+        if not path.is_file():
+            raise InputError("there is no such file", key="WORKLOAD", found=str(path))
+        known: Workload | InputError
+        try:
+            known = load_workload(path)
+            check_name(known, path)
+        except InputError as problem:
+            known = problem
+        name = path.stem if isinstance(known, InputError) else known.name
+        if name in found:
+            both = f"{found[name][0]}, {path}"
+            raise InputError(
+                f"two workloads of one name, {name}", key="WORKLOAD", found=both, fix="name: ANOTHER in one of them"
+            )
+        found[name] = path, known
+    return found
+
+
+def check_name(workload: Workload, path: Path) -> None:
+    """Raise `InputError` where the name is not one that files can have, as those of a run."""
+    if Path(workload.name).name != workload.name:
+        raise InputError("a run's files cannot be called so", file=path, key="name", found=workload.name)
+
+
+def is_of(recorded: Mapping[str, Any], path: Path, now: Workload | None) -> bool:
+    """Whether a run whose record says ``recorded`` of its workload (``sha256``, ``resolved``) is of the file ``path``:
+    of its text and, where it is known what that is ``now``, of the same model, training and layout, which other files
+    that it names have a part in. A key that came into being after the run says nothing."""
+    if recorded.get("sha256") != sha256(read_text(path)):
+        return False
+    return now is None or _alike(recorded.get("resolved") or {}, now.model_dump(mode="json", include={*TRAINED}))
+
+
+def _alike(then: object, now: object) -> bool:
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        return all(_alike(then[key], now[key]) for key in then.keys() & now.keys())
+    return then == now
