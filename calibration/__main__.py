@@ -77,13 +77,14 @@ def _run(given: Sequence[str]) -> int:
     try:
         return int(chosen.run(chosen))
     except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
+        problem = error
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise
-        print(InputError(f"{chosen.command} needs PyTorch, which is not installed", fix=INSTALL), file=sys.stderr)
-        return 2
+        problem = InputError(f"{chosen.command} needs PyTorch, which is not installed", fix=INSTALL)
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # of the ranks of a machine, which all meet it, one says so
+        print(problem, file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -64,7 +64,8 @@ def test_residuals_are_of_classes_and_groups() -> None:
 
 
 def test_kernels_that_obey_the_model_give_its_constants_back() -> None:
-    """Cases priced by a profile of other constants: what is fitted prices the same, to the search's resolution."""
+    """Cases priced by a profile of other constants: what is fitted prices the same, to the search's resolution. Our own
+    are under the power limit, also where nothing told what the GPU drew."""
     base = load_profile("h100-sxm-80gb")
     curve = base.kernels.memory.eager["dropout"].model_copy(update={"share": 0.5, "start_s": 9e-6})
     sizes = [2.0**power for power in range(20, 31)]
@@ -79,7 +80,7 @@ def test_kernels_that_obey_the_model_give_its_constants_back() -> None:
     kernels = [Matmul(m, n, k) for m in (256, 1024, 4096, 8192) for n in (512, 4096, 8192) for k in (512, 4096)]
     seconds = MatmulCost(base.gpu_spec, true).lasting_seconds(Products.of(kernels))
     rows = [
-        _measured("matmul", "mm", float(s), power_w=700, m=x.m, n=x.n, k=x.k, role="fwd", dtype="bf16")
+        _measured("matmul", "mm", float(s), m=x.m, n=x.n, k=x.k, role="fwd", dtype="bf16")
         for x, s in zip(kernels, seconds, strict=True)
     ]
     part = matmul.fit(Cases(tuple(rows), (ENVIRONMENT,)), base)
@@ -87,6 +88,22 @@ def test_kernels_that_obey_the_model_give_its_constants_back() -> None:
     for product in (Matmul(256, 512, 512), Matmul(16384, 16384, 16384)):  # all start, all power limit
         assert found.seconds(product) == pytest.approx(MatmulCost(base.gpu_spec, true).seconds(product), rel=0.1)
     assert np.mean([abs(point.error) for point in part.points]) < 0.05
+
+
+def test_types_that_a_gpu_does_not_have_are_left_out() -> None:
+    """A V100 emulates bf16: what it does so is no speed of its own."""
+    base = load_profile("v100-sxm-32gb")
+    rows = [
+        _measured("matmul", "mm", 1e-5 + 2.0 * size**3 / 90e12, m=size, n=size, k=size, role="fwd", dtype=dtype)
+        for dtype in ("bf16", "fp16")
+        for size in (512, 1024, 2048, 4096)
+    ]
+    rows.append(
+        Measured("shared", "mm", rows[0].params | {"beside": "wait", "share": 0.5, "period_s": 0.02}, (0,), SHARED)
+    )
+    profile, points = fit(Cases(tuple(rows), (ENVIRONMENT | {"gpu": "Tesla V100-SXM2-32GB"},)), base, "mine")
+    assert {point.group for point in points} == {"matmul.fp16.fwd"}
+    assert set(profile.kernels.matmul.sustained_flops_per_s) == set(base.kernels.matmul.sustained_flops_per_s)
 
 
 @pytest.fixture(scope="module")

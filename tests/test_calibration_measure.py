@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -475,6 +476,49 @@ def test_bad_requests_are_refused_without_a_traceback(
     assert "--groups: no list of numbers" in said
     assert "--groups: no groups of so many GPUs" in said
     assert "--gpus: the ranks are given by torchrun" in said
+
+
+def test_results_that_cannot_be_used_are_said_before_ranks_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    from calibration.__main__ import main
+
+    def none(*_: object) -> None:
+        raise AssertionError("a rank was started")
+
+    monkeypatch.setattr(ranks, "ranks", none)
+    (tmp_path / "measurements.jsonl").write_text("m,n,k\n1,2,3\n")
+    assert main(["measure", "--out", str(tmp_path), "--device", "cpu", "--gpus", "4"]) == 2
+    assert "line 1 is not JSON" in capsys.readouterr().err
+
+
+def test_ranks_end_at_once_where_the_first_finds_a_mistake(tmp_path: Path) -> None:
+    """And say nothing of it themselves."""
+    pytest.importorskip("torch")
+    arguments = ["measure", "--device", "cpu", "--gpus", "3", "--groups", "9", "--out", str(tmp_path)]
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "calibration", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    said = [line.split()[0] for line in done.stderr.splitlines()]
+    assert said == ["--groups:", "found:", "allowed:"]
+    assert time.monotonic() - began < ranks.LEAVE_S
+
+
+@pytest.mark.parametrize("binding", [None, types.SimpleNamespace(nvmlInit=lambda: None)])
+def test_a_machine_that_does_not_tell_clocks_and_power_is_said(
+    binding: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    from calibration.measure import agent
+
+    monkeypatch.setitem(sys.modules, "pynvml", binding)
+    for name in ("open_store", "lead", "leave"):
+        monkeypatch.setattr(agent, name, lambda *_: "")
+    ranks.lead(agent.Job("", [], {}, "cuda", tmp_path, ""), Rows(tmp_path), set())
+    assert ("pip install nvidia-ml-py" in capsys.readouterr().err) == (binding is None)
 
 
 WITHOUT_TORCH = """

@@ -112,6 +112,14 @@ REFUSED = {
     "parallelism.schedule": ({}, {"pp": 2, "schedule": "zb_h1"}, {}),
     "parallelism.overlap.grad_reduce": ({}, {"pp": 2, "dp": 2, "schedule": "zb_v"}, {}),
     "model.tied_embeddings": ({"tied_embeddings": True}, {"pp": 2}, {}),
+    "training.fused_rms_norm": ({}, {}, {"fused_rms_norm": False}),
+    "training.attention_kernel": ({}, {}, {"attention_kernel": "flash2"}),
+    "parallelism.copy_to_buckets": ({}, {"dp": 2, "copy_to_buckets": True}, {}),
+    "parallelism.collective_algorithm": ({}, {"dp": 2, "collective_algorithm": "ring"}, {}),
+    "parallelism.prefetch": ({}, {"dp": 2, "zero": 3, "prefetch": 0}, {}),
+    "parallelism.overlap.param_gather": ({}, {"dp": 2, "zero": 3, "overlap": {"param_gather": False}}, {}),
+    "parallelism.overlap.p2p": ({}, {"pp": 2, "overlap": {"p2p": False}}, {}),
+    "parallelism.deallocate_pipeline_outputs": ({}, {"pp": 2, "deallocate_pipeline_outputs": True}, {}),
 }
 
 
@@ -128,6 +136,15 @@ def test_what_is_not_written_is_refused_by_its_key(key: str) -> None:
     assert reason is not None
     assert reason.key == key
     assert reason.allowed
+
+
+def test_fsdp_without_overlap_is_refused() -> None:
+    layout = {"dp": 2, "zero": 3, "overlap": {"grad_reduce": False}}
+    reason = refusal(
+        load_workload({"model": LLAMA, "parallelism": layout, "training": TRAINING, "cluster": "dgx_h100"})
+    )
+    assert reason is not None
+    assert reason.key == "parallelism.overlap.grad_reduce"
 
 
 @pytest.mark.parametrize("job", [*JOBS, *EIGHT])

@@ -20,7 +20,7 @@ from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Constants, Part, Point, every_second, rounded, search
 from calibration.shares import ends
 from simulator.config.kernels import MatmulModel, Size
-from simulator.config.profile import Profile
+from simulator.config.profile import GpuSpec, Profile
 from simulator.costs.matmul import Floats, MatmulCost, Product, Products
 from simulator.program import GroupedMatmul, Matmul
 
@@ -52,16 +52,15 @@ FASTEST = 1.2  # speed of a layout relative to the peak: clocks above the nomina
 
 @dataclass(frozen=True)
 class _Sample:
-    """Products and their seconds, as columns. ``lasting``: under the power limit."""
+    """Products and their seconds, as columns. ``lasting``: under the power limit, as all that we have measured."""
 
     products: Products
     seconds: Floats
     lasting: bool
 
     @classmethod
-    def of(cls, cases: Sequence[Measured]) -> _Sample:
+    def of(cls, cases: Sequence[Measured], *, lasting: bool) -> _Sample:
         products = Products.of([kernel_of(case) for case in cases])
-        lasting = any("power_w" in case.row for case in cases)
         return cls(products, np.array([case.seconds for case in cases]), lasting)
 
     def predicted(self, cost: MatmulCost) -> Floats:
@@ -76,25 +75,25 @@ class _Sample:
 
 
 def fit(cases: Cases, profile: Profile) -> Part:
-    """The section ``kernels.matmul``; nothing where no products were measured."""
-    measured = [case for case in cases.of("matmul") if case.params["dtype"] in DTYPES]
+    """The section ``kernels.matmul``; nothing where no products were measured of the types that the GPU has."""
+    spec, lasting = profile.gpu_spec, bool(cases.environments)
+    measured = [case for case in cases.of("matmul") if is_of(case, spec)]
     if not measured:
         return Part({})
     fitted, held_out = _halves(measured)
-    spec, model = profile.gpu_spec, _beginning(profile.kernels.matmul, cases)
+    model = _beginning(profile.kernels.matmul, measured, cases.cited)
     by_type = Counter(_dtype(case) for case in fitted)
     main = max(by_type, key=lambda dtype: by_type[dtype])
     single = {dtype: [c for c in fitted if _dtype(c) == dtype and c.op != "grouped"] for dtype in by_type}
 
     def search_in(model: MatmulModel, start: Constants, some: Sequence[Measured], step: float) -> MatmulModel:
-        sample = _Sample.of(some)
+        sample = _Sample.of(some, lasting=lasting)
         limits = LIMITS | {name: (0.1, 1.0) for name in start if name.startswith(("tile_efficiency", "grouped.speed"))}
         limits |= {name: (0.1, FASTEST) for name in start if name.startswith("layout_speed")}
         found = search(start, lambda c: sample.loss(MatmulCost(spec, _with(model, c))), limits=limits, step=step)
         return _with(model, {name: rounded(value) for name, value in found.items()})
 
     roles = {dtype: sorted({str(case.params["role"]) for case in single[dtype]}) for dtype in by_type}
-    lasting = _Sample.of(single[main]).lasting
     start = START | {f"tile_efficiency.{tile}": value for tile, value in model.tile_efficiency.items()}
     start |= {f"layout_speed.{main}.{role}.value": 1.0 for role in roles[main][1:]}
     sustained = {d: SUSTAINED_SHARE * spec.peak_flops_per_s[d].value for d in by_type}  # type: ignore[index]
@@ -113,12 +112,20 @@ def fit(cases: Cases, profile: Profile) -> Part:
     if grouped := [case for case in fitted if case.op == "grouped"]:
         start = {f"grouped.speed.{role}": 0.9 for role in sorted({str(case.params["role"]) for case in grouped})}
         model = search_in(model, start | {"grouped.start_s": 5e-6}, grouped, 0.2)
-    points = _points(MatmulCost(spec, model), fitted, held_out=False)
-    points += _points(MatmulCost(spec, model), held_out, held_out=True)
+    points = [
+        point
+        for some, apart in ((fitted, False), (held_out, True))
+        for point in _points(MatmulCost(spec, model), some, held_out=apart, lasting=lasting)
+    ]
     ranges = {
         dtype: _range(case for case in measured if _dtype(case) == dtype and case.op != "grouped") for dtype in by_type
     }
     return Part({"kernels.matmul": model.model_dump() | {"fitted_range": ranges}}, points)
+
+
+def is_of(case: Measured, spec: GpuSpec) -> bool:
+    """Whether a case is of products in a type that the GPU has; others are emulated."""
+    return DTYPES.get(str(case.params.get("dtype"))) in spec.peak_flops_per_s
 
 
 def kernel_of(case: Measured) -> Product:
@@ -154,10 +161,10 @@ def _group(case: Measured) -> str:
     )
 
 
-def _points(cost: MatmulCost, cases: Sequence[Measured], *, held_out: bool) -> list[Point]:
+def _points(cost: MatmulCost, cases: Sequence[Measured], *, held_out: bool, lasting: bool) -> list[Point]:
     if not cases:
         return []
-    sample = _Sample.of(cases)
+    sample = _Sample.of(cases, lasting=lasting)
     return [
         Point(f"{_group(case)}.{case.params['role']}", float(flops), case.seconds, float(predicted), held_out)
         for case, flops, predicted in zip(cases, sample.products.flops, sample.predicted(cost), strict=True)
@@ -170,26 +177,26 @@ def _range(cases: Iterable[Measured]) -> dict[str, tuple[int, int]]:
     return {name: (min(of_name), max(of_name)) for name, of_name in values.items()}
 
 
-def _beginning(model: MatmulModel, cases: Cases) -> MatmulModel:
+def _beginning(model: MatmulModel, measured: Sequence[Measured], cited: dict[str, str]) -> MatmulModel:
     """The base profile's tiles with constants that do not depend on an earlier fit."""
     tiles = {}
     for tile in model.tile_efficiency:
         area = math.prod(int(side) for side in tile.split("x"))
         tiles[tile] = next(share for least, share in EFFICIENCY if area >= least)
-    changes: dict[str, Any] = {"tile_efficiency": tiles} | cases.cited
-    types = {_dtype(case) for case in cases.of("matmul") if case.params["dtype"] in DTYPES}
-    if cases.cited:
+    changes: dict[str, Any] = {"tile_efficiency": tiles} | cited
+    types = {_dtype(case) for case in measured}
+    if cited:
         speeds = {
-            role: figure.model_copy(update={"value": 1.0} | cases.cited)
+            role: figure.model_copy(update={"value": 1.0} | cited)
             for role, figure in next(iter(model.layout_speed.values())).items()
         }
         changes["layout_speed"] = {**model.layout_speed, **dict.fromkeys(types, speeds)}
         changes["sustained_flops_per_s"] = {
-            dtype: figure.model_copy(update=cases.cited) if dtype in types else figure
+            dtype: figure.model_copy(update=cited) if dtype in types else figure
             for dtype, figure in model.sustained_flops_per_s.items()
         }
-        if cases.of("matmul", "grouped"):
-            changes["grouped"] = model.grouped.model_copy(update=cases.cited)
+        if any(case.op == "grouped" for case in measured):
+            changes["grouped"] = model.grouped.model_copy(update=cited)
     return model.model_copy(update=changes)
 
 

@@ -90,7 +90,8 @@ class _Law:
 def fit(cases: Cases, profile: Profile) -> Part:
     """The section ``power``; nothing where no kernels of some class were run for seconds under the limit."""
     lasting = [case for case in cases.of("sustained") if case.row.get("sm_mhz")]
-    products = [case for case in lasting if case.op == "mm" and case.params["dtype"] == "bf16"]
+    half = "bf16" if "bf16" in profile.gpu_spec.peak_flops_per_s else "fp16"
+    products = [case for case in lasting if case.op == "mm" and case.params["dtype"] == half]
     backends = {str(case.params["backend"]) for case in lasting if "backend" in case.params}
     backend = next((name for name in attention.DEFAULT_BACKENDS if name in backends), None)
     attentions = [case for case in lasting if case.params.get("backend") == backend and backend]
@@ -100,6 +101,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     moving = [float(case.row["power_w"]) for case in cases.of("collective") if "power_w" in case.row]
     base = profile.power
     shared = [case for case in cases.of("shared") if case.row.get("sm_mhz")]
+    shared = [case for case in shared if case.op != "mm" or matmul.is_of(case, profile.gpu_spec)]
     side = max((case.params["m"] for case in shared if case.op == "mm"), default=0)
     alike = [case for case in shared if case.op == "mm" and _cube(case) == side]
     waiting = [case for case in alike if _beside(case, "wait")]

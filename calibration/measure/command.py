@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     kinds, asked = _kinds(arguments.only), _asked(arguments.groups)
     arguments.out.mkdir(parents=True, exist_ok=True)
+    rows = Rows(arguments.out) if os.environ.get("RANK", "0") == "0" else None  # may be mended: by one rank alone
     with ranks.ranks(arguments, _again(arguments)) as started:
         world = started.world
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
@@ -58,9 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         cases = plan(arguments.level, kinds, world, local, asked)
         orders = {"level": arguments.level, "kinds": kinds, "groups": asked}
         job = ranks.job(arguments, started, "calibration.measure.worker", cases, orders, _spoken(arguments, world))
-        if job.rank:
+        if rows is None:
             return ranks.follow(job)
-        rows = Rows(job.out)
         reason = ranks.lead(job, rows, rows.done(failed_too=not arguments.retry))
     failures = rows.failures()
     for reason_of_many, count in Counter(f"{row['kind']}/{row['op']}: {row['error']}" for row in failures).most_common(

@@ -24,6 +24,25 @@ REASONS = {
 }
 
 
+def _nvml() -> Any:
+    """NVML's Python binding, ready to be asked; raises what keeps it from that."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    return pynvml
+
+
+def untold() -> str:
+    """Why this machine's GPUs do not tell their clocks and power, in a line; empty where they do."""
+    try:
+        _nvml()
+    except ModuleNotFoundError:
+        return "NVML's Python binding is not installed (pip install nvidia-ml-py)"
+    except Exception as error:
+        return f"NVML: {error}"
+    return ""
+
+
 class Telemetry:
     """Clocks, power, temperature and reasons for a lowered clock, through NVML where its Python binding is there."""
 
@@ -32,13 +51,11 @@ class Telemetry:
         if index is None:
             return
         try:
-            import pynvml
-
-            pynvml.nvmlInit()
+            nvml = _nvml()
             # NVML counts all GPUs of the machine, torch those that are visible.
             uuid = str(torch.cuda.get_device_properties(index).uuid)
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
-            self._nvml = pynvml
+            self._handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+            self._nvml = nvml
         except Exception:  # no binding, no permission, a driver of another age: measure without
             self._nvml = None
 

@@ -81,17 +81,28 @@ def _ranks(arguments: argparse.Namespace, again: Sequence[str]) -> Iterator[Rank
     )
     try:
         yield Ranks(gpus, spawned)
-    finally:
+    except BaseException:  # they would wait for this rank
         for process in spawned:
-            for end in (process.terminate, process.kill):  # one that waits in torch heeds the second only
-                try:
-                    process.wait(timeout=LEAVE_S)
-                    break
-                except subprocess.TimeoutExpired:
-                    end()
-            process.wait()
+            process.kill()
+        raise
+    finally:
+        _leave(spawned)
         for name in given:
             os.environ.pop(name)
+
+
+def _leave(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait until all have ended; those that do not are ended, all at once."""
+    for end in (subprocess.Popen.terminate, subprocess.Popen.kill):  # one that waits in torch heeds the second only
+        until = time.monotonic() + LEAVE_S
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+        for process in processes:
+            if process.poll() is None:
+                end(process)
+    for process in processes:
+        process.wait()
 
 
 def job(
@@ -124,8 +135,10 @@ def job(
 def lead(job: Job, results: Results, skip: set[str]) -> str:
     """Rank 0: do the job together with the other ranks, leaving out the cases to ``skip``. Returns why it had to give
     up, or nothing."""
-    from calibration.measure import agent
+    from calibration.measure import agent, gpu
 
+    if job.device == "cuda" and (why := gpu.untold()):
+        print(f"no clocks, power and temperatures of GPUs: {why}", file=sys.stderr)
     progress, store = Progress(), agent.open_store(job)
     try:
         reason = agent.lead(job, results, skip, store, progress.show)

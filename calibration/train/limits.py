@@ -54,6 +54,10 @@ def _refusals(workload: Workload) -> Iterator[InputError]:
             yield _no("is not written", f"model.{name}", getattr(model, name), str(allowed))
     if model.attention != "flash":
         yield _no("is not what torch's attention does", "model.attention", model.attention, "flash")
+    if not training.fused_rms_norm:
+        yield _no("its RMSNorm is one kernel", "training.fused_rms_norm", False, True)
+    if training.attention_kernel != "newest":
+        yield _no("PyTorch chooses it", "training.attention_kernel", training.attention_kernel, "newest")
     if model.heads % layout.tp or model.kv_heads % layout.tp:
         yield _no("more ranks than heads of keys are not written", "parallelism.tp", layout.tp, "a divisor of kv_heads")
     yield from _layout(workload)
@@ -72,10 +76,19 @@ def _layout(workload: Workload) -> Iterator[InputError]:
         "rank_order": ("tp-cp-ep-dp-pp",),
         "scatter_gather_p2p": (False,),
         "vocab_parallel": (True,),
+        "copy_to_buckets": (False,),
     }
     for name, values in allowed.items():
         if (found := getattr(layout, name)) not in values:
             yield _no("is not written", f"parallelism.{name}", found, ", ".join(map(str, values)))
+    if layout.collective_algorithm != "auto":
+        yield _no("NCCL chooses it", "parallelism.collective_algorithm", layout.collective_algorithm, "auto")
+    if layout.zero == 3:
+        if layout.prefetch != 1:
+            yield _no("FSDP gathers one unit ahead", "parallelism.prefetch", layout.prefetch, 1)
+        for name in ("param_gather", "grad_reduce"):
+            if not getattr(layout.overlap, name):
+                yield _no("FSDP communicates beside compute", f"parallelism.overlap.{name}", False, True)
     if layout.overlap.tp or layout.overlap.ep:
         yield _no("is not written", "parallelism.overlap", "tp or ep", "false")
     if (
@@ -86,6 +99,10 @@ def _layout(workload: Workload) -> Iterator[InputError]:
         yield _no("is not written", "parallelism.offload", "given", "none")
     if layout.pp == 1:
         return
+    if not layout.overlap.p2p:
+        yield _no("torch's pipelines send beside compute", "parallelism.overlap.p2p", False, True)
+    if layout.deallocate_pipeline_outputs:
+        yield _no("torch's stages keep them", "parallelism.deallocate_pipeline_outputs", True, False)
     if layout.schedule not in SCHEDULES:
         reason = "torch.distributed.pipelining has no such schedule"
         yield _no(reason, "parallelism.schedule", layout.schedule, ", ".join(SCHEDULES))
