@@ -14,7 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simulator.api import Result, ScheduleResult, run, schedule
+    from simulator.api import Result, run
+    from simulator.bare import ScheduleResult, schedule
     from simulator.engine import simulate
     from simulator.sharing import Shared, share
 
@@ -22,7 +23,13 @@ __version__ = "0.1.0"
 __all__ = ["Result", "ScheduleResult", "Shared", "run", "schedule", "share", "simulate"]
 
 #: Loaded when first asked for: reading a workload file on a bare GPU machine must import neither SimPy nor matplotlib.
-_HOME = {"simulate": "simulator.engine", "share": "simulator.sharing", "Shared": "simulator.sharing"}
+_HOME = {
+    "simulate": "simulator.engine",
+    "schedule": "simulator.bare",
+    "ScheduleResult": "simulator.bare",
+    "share": "simulator.sharing",
+    "Shared": "simulator.sharing",
+}
 
 
 def __dir__() -> list[str]:

@@ -1,29 +1,25 @@
-"""What Python users call: `run` a workload, play a `schedule`."""
+"""What Python users call: `run` a workload."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator import model
-from simulator.analysis.activity import activity
 from simulator.analysis.advice import advice
 from simulator.analysis.holdings import holdings
 from simulator.analysis.memory import RankMemory, fullest, memory_of_ranks, second_step_warning
-from simulator.analysis.metrics import bubble, peak_activations
 from simulator.analysis.rehearsal import times_of
 from simulator.analysis.report import Job, StepFlops, report
 from simulator.analysis.staleness import staleness
-from simulator.analysis.steady import Steady, own_paces, steady
-from simulator.build import build_program, layout, schedule_program
+from simulator.analysis.steady import UNSTEADY, Steady, until_steady
+from simulator.build import build_program, layout
 from simulator.cluster import Cluster, build_cluster
-from simulator.cluster.ideal import ideal_cluster
 from simulator.config import Workload, load_workload, warnings
-from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.profile import Profile, load_profiles
 from simulator.config.stack import load_stack
 from simulator.costs import Costs
@@ -31,9 +27,9 @@ from simulator.costs.provenance import priced_by
 from simulator.engine import Placed, simulate
 from simulator.errors import InputError
 from simulator.program import Program
-from simulator.schedules import SCHEDULES, Schedule, Times, to_csv
+from simulator.schedules import Times
 from simulator.timeline import Timeline
-from simulator.units import counted, format_time
+from simulator.units import format_time
 from simulator.validation.accuracy import accuracy
 
 if TYPE_CHECKING:
@@ -44,35 +40,8 @@ if TYPE_CHECKING:
 
 #: Rows of a trace that a viewer can still open.
 MAX_TRACE_ROWS = 5_000_000
-#: Passes of a bare schedule that play in about a minute.
-MAX_PASSES = 500_000
 #: Share of a GPU's memory within which what a job needs decides whether it fits.
 NEAR = 0.01
-#: Steps played in a row until a steady state shows: the first, and the last, number tried.
-STEPS, MAX_STEPS = 4, 32
-UNSTEADY = (
-    "of the steps that were played none repeats the one before: the period is the mean of the later half, "
-    "and what it is made of is one of the last"
-)
-#: Shares of 1F1B's memory and of a forward's activations.
-MAX_SHARE = 1e6
-#: Costs of a bare schedule, in any unit: sums of them stay finite.
-MAX_COST = 1e12
-
-
-def _until_steady(
-    build: Callable[[int], Program], play: Callable[[Program], Timeline], microbatches: int, *, together: bool = True
-) -> tuple[Program, Steady]:
-    """Play more and more steps until one repeats the one before, unless ``together`` each rank its own; ``build`` makes
-    the program of so many."""
-    cut = steady if together else own_paces
-    steps = STEPS
-    while True:
-        program = build(steps)
-        found = cut(play(program), steps, microbatches)
-        if found.stable or steps >= MAX_STEPS:
-            return program, found
-        steps *= 2
 
 
 @dataclass(frozen=True, repr=False)
@@ -234,7 +203,7 @@ def _run(job: Workload, *, disturbed: bool = True) -> Result:
     if together and not schedule.steady:
         program = build(1)
         return Result(job, profiles, cluster, costs, program, play(program))
-    program, found = _until_steady(build, play, job.microbatches, together=together)
+    program, found = until_steady(build, play, job.microbatches, together=together)
     return Result(job, profiles, cluster, costs, program, found.period, found)
 
 
@@ -302,149 +271,3 @@ def _job(result: Result) -> Job:
         advice=advice(result.memories, workload, _needed_bytes),
         pipeline_rank=layout(workload).pipeline_rank,
     )
-
-
-@dataclass(frozen=True, repr=False)
-class ScheduleResult:
-    """A pipeline schedule played with unit costs: ``spans`` is a step, or of schedules whose claim is of steps that
-    follow one another a period between them; ``steady`` is what that was cut out of."""
-
-    name: str
-    stages: int
-    microbatches: int
-    chunks: int
-    order: list[list[str]]
-    spans: Timeline
-    bubble_ratio_claimed: float | None
-    plan: Schedule
-    steady: Steady | None = None
-
-    @cached_property
-    def warnings(self) -> list[str]:
-        """What the user should know before trusting the figures."""
-        return [] if self.steady is None or self.steady.stable else [UNSTEADY]
-
-    @cached_property
-    def timeline(self) -> pd.DataFrame:
-        """One row per pass and transfer of every rank (see `Timeline.frame`)."""
-        return self.spans.frame()
-
-    def __repr__(self) -> str:
-        known = self.to_dict()
-        return (
-            f"{self.name}: {counted(self.stages, 'stage')} of {counted(self.chunks, 'chunk')}, "
-            f"{self.microbatches} micro-batch{'es' if self.microbatches > 1 else ''}: "
-            f"makespan {known['makespan']:g}, bubble ratio {known['bubble_ratio']:.3f}"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """order (text actions per rank), makespan, bubble_ratio, bubble_fraction, peak_activations (micro-batch chunks
-        per rank); times in the unit of the costs. bubble_ratio_claimed: the closed form of the schedule's file
-        with free communication (its authors', or one that follows from its pattern), null where it has none.
-        steady_period: whether makespan and bubble are of the period between steps that follow one another."""
-        idle, held = (
-            bubble(activity(self.spans), [self.spans.ranks]),
-            peak_activations(self.steady.played if self.steady else self.spans),
-        )
-        return {
-            "name": self.name,
-            "stages": self.stages,
-            "microbatches": self.microbatches,
-            "chunks": self.chunks,
-            "order": self.order,
-            "makespan": self.spans.step_time_s,
-            "bubble_ratio": idle.ratio,
-            "bubble_fraction": idle.fraction,
-            "bubble_ratio_claimed": self.bubble_ratio_claimed,
-            "steady_period": self.plan.steady,
-            "peak_activations": [held[rank] for rank in self.spans.ranks],
-        }
-
-    def to_csv(self) -> str:
-        """The order in the text form of ``torch.distributed.pipelining``: a row per rank, an action per cell."""
-        rows = self.plan.rows or self.plan.order(self.stages, self.microbatches, self.chunks)
-        return to_csv(rows, joined=self.plan.joined)
-
-    def gantt(self, ax: Axes | None = None) -> Figure:
-        """A picture of the schedule; into ``ax`` where given."""
-        from simulator.output.gantt import gantt
-
-        return gantt(self.spans, ax, title=self.name, unit="units of cost")
-
-
-def schedule(
-    name: str,
-    stages: int | None = None,
-    microbatches: int | None = None,
-    chunks: int | None = None,
-    *,
-    forward: float = 1.0,
-    backward: float = 2.0,
-    weight: float | None = None,
-    comm: float = 0.0,
-    zb_memory_limit: float = 1.0,
-    kept: float = 1.0,
-) -> ScheduleResult:
-    """Play pipeline schedule ``name``, or that of a CSV file, on ``stages`` ranks without a model.
-
-    ``forward`` and ``backward`` (whole) are the costs of a chunk, ``comm`` of a transfer, in any one unit of time;
-    schedules that split the backward pass take ``weight`` (the weight gradient, half of it where not given) out of it.
-    ``zb_memory_limit`` and ``kept`` are for zb_auto: what a rank may hold as a multiple of 1f1b's peak, and the share
-    of a forward's activations that its input gradient leaves to the weight gradient (arXiv 2401.10241, table 1).
-    ``chunks`` per rank: 1, or 2 where there are several, unless given. A file has sizes of its own.
-    Raises `InputError`, and `DeadlockError` on a file whose order cannot be run.
-    """
-    if name not in SCHEDULES and not is_file(name):
-        allowed = f"{', '.join(SCHEDULES)}, or the path of a .csv file"
-        raise InputError("unknown schedule", key="schedule", found=name, allowed=allowed)
-    chosen = find_schedule(name, key="schedule")
-    if chosen.size is not None:
-        stages, microbatches = stages or chosen.size[0], microbatches or chosen.size[1]
-    if stages is None or microbatches is None:
-        missing = "stages" if stages is None else "microbatches"
-        raise InputError("is missing", key=missing, allowed="1 and more; only a file has sizes of its own")
-    for key, value, least in (("stages", stages, 1), ("microbatches", microbatches, 1)):
-        if value < least:
-            raise InputError("too small", key=key, found=value, allowed=f"{least} and more")
-    for key, cost in (("F", forward), ("B", backward), ("comm", comm)):
-        if not 0 <= cost <= MAX_COST or (cost == 0 and key != "comm"):
-            least_cost = "0" if key == "comm" else "above 0"
-            raise InputError("not a cost", key=key, found=cost, allowed=f"{least_cost}, up to {MAX_COST:g}")
-    weight = backward / 2 if weight is None else weight
-    if not 0 <= weight <= backward:
-        raise InputError(
-            "the weight gradient is part of the backward pass",
-            key="W",
-            found=weight,
-            allowed=f"0 to {backward:g} (B), I = B - W",
-        )
-    v = chunks if chunks is not None else (chosen.chunks or 2)
-    if problem := chosen.check(stages, microbatches, v):
-        raise InputError(problem, key=f"schedule {name}")
-    steps = STEPS if chosen.steady else 1
-    if steps * stages * microbatches * v > MAX_PASSES:
-        raise InputError(
-            f"{stages:,} ranks x {microbatches:,} micro-batches x {v:,} chunks are too many to play",
-            key=f"schedule {name}",
-            allowed=f"a product of at most {MAX_PASSES // steps:,}",
-        )
-    for key, share in (("zb_memory_limit", zb_memory_limit), ("kept", kept)):
-        if not 0 < share <= MAX_SHARE:
-            raise InputError("no share", key=key, found=share, allowed=f"above 0, up to {MAX_SHARE:g}")
-    times = Times.equal(stages * v, forward, backward - weight, weight, comm, zb_memory_limit, kept)
-    try:
-        tuned = chosen.tuned(times)
-        order = [[str(action) for slot in slots for action in slot] for slots in tuned.order(stages, microbatches, v)]
-    except ValueError as problem:
-        raise InputError(str(problem), key="zb_memory_limit", found=zb_memory_limit) from None
-
-    def build(steps: int) -> Program:
-        return schedule_program(tuned, stages, microbatches, v, forward, backward, weight, steps=steps)
-
-    def play(program: Program) -> Timeline:
-        return simulate(program, ideal_cluster(stages, comm), Costs.ideal())
-
-    period = _until_steady(build, play, microbatches)[1] if chosen.steady else None
-    spans = period.period if period else play(build(1))
-    claimed = chosen.bubble(stages, microbatches, v, forward, backward - weight, weight)
-    return ScheduleResult(name, stages, microbatches, v, order, spans, claimed, tuned, period)

@@ -54,5 +54,14 @@ class InputError(SimulatorError):
         return "\n".join(lines)
 
 
+def in_one_line(error: SimulatorError) -> str:
+    """What an error says, for a cell of a table.
+
+    >>> in_one_line(InputError("not a divisor", key="parallelism.tp", found=5, allowed="1, 2, 4"))
+    'parallelism.tp: not a divisor; found: 5; allowed: 1, 2, 4'
+    """
+    return "; ".join(" ".join(line.split()) for line in str(error).splitlines())
+
+
 class DeadlockError(SimulatorError):
     """No rank can go on: the message lists, per rank, the next operation and what it waits for."""

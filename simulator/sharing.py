@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.analysis.envelope import envelope
-from simulator.analysis.steady import Steady, own_paces, steady_until
-from simulator.api import STEPS, Result, rehearsed
+from simulator.analysis.steady import STEPS, Steady, own_paces, steady_until
+from simulator.api import Result, rehearsed
 from simulator.build import build_program
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import Workload, load_workload
 from simulator.config.cluster import ClusterSpec
-from simulator.config.profile import Profile, check_one_vendor, load_profiles
+from simulator.config.profile import Profile, check_one_vendor, check_precision, load_profiles
 from simulator.config.rules import scale
-from simulator.config.stack import load_stack
+from simulator.config.stack import check_stack, load_stack
 from simulator.costs import Costs
 from simulator.engine import Placed, simulate_together
 from simulator.errors import InputError
@@ -110,14 +110,22 @@ class _Job:
     times: Times | None
 
     @classmethod
-    def ready(cls, workload: Workload, cluster: Cluster) -> _Job:
-        profiles = load_profiles(workload.calibrations, workload.training.attention_kernel)
-        check_one_vendor({gpu: profiles[gpu] for gpu in workload.gpu_types}, key="placement")
-        network = load_stack(workload.stack) if workload.stack else None
+    def ready(cls, workload: Workload, cluster: Cluster, calibrations: Mapping[str, str]) -> _Job:
+        """``calibrations``: type of GPU -> profile, of all jobs, whose links are as good as all of these say."""
+        profiles = load_profiles(calibrations, workload.training.attention_kernel)
+        own = {gpu: profiles[gpu] for gpu in workload.gpu_types}
+        for profile in own.values():
+            check_precision(profile, workload.training.precision)
+        check_one_vendor(own, key="placement")
+        network = None
+        if workload.stack:
+            network = load_stack(workload.stack)
+            for gpu in own:
+                check_stack(network, gpu, key="stack")
         costs = Costs.from_profiles(profiles, workload.training.implementation, network)
         searches = workload.parallelism.plan.search is not None
         times = rehearsed(workload, cluster, costs) if searches else None
-        return cls(workload, profiles, costs, cluster, times)
+        return cls(workload, own, costs, cluster, times)
 
     def program(self, steps: int) -> Program:
         return build_program(self.workload, times=self.times, steps=steps)
@@ -142,7 +150,8 @@ def share(
     Raises `InputError`, such as for jobs of different clusters.
     """
     cluster, jobs = _placed(_named([load_workload(workload, set or {}) for workload in workloads]))
-    ready = [_Job.ready(job, cluster) for job in jobs]
+    calibrations = _calibrations(jobs)
+    ready = [_Job.ready(job, cluster, calibrations) for job in jobs]
     alone = [_alone(job) for job in ready]
     longest = max(alone)
     steps = [min(MAX_STEPS, math.ceil(STEPS * longest / own)) for own in alone]
@@ -224,14 +233,6 @@ def _placed(jobs: Sequence[Workload]) -> tuple[Cluster, list[Workload]]:
                 found=f"{first.cluster.name} and {job.cluster.name}",
                 fix="one cluster for both; only its number of nodes may differ",
             )
-        if job.calibrations != first.calibrations:
-            names = [", ".join(one.calibrations.values()) for one in (first, job)]
-            raise InputError(
-                f"{first.name} and {job.name} share links, which have one efficiency",
-                key="calibration",
-                found=" and ".join(names),
-                fix="one calibration for both",
-            )
         if job.stack != first.stack:
             raise InputError(
                 f"{first.name} and {job.name} share links, which one stack uses",
@@ -243,6 +244,23 @@ def _placed(jobs: Sequence[Workload]) -> tuple[Cluster, list[Workload]]:
     most = max(max(job.cluster.nodes for job in jobs), 1 + max(node for own in nodes for node in own))
     cluster = build_cluster(first.cluster, most)
     return cluster, [job.model_copy(update={"placement": own}) for job, own in zip(jobs, nodes, strict=True)]
+
+
+def _calibrations(jobs: Sequence[Workload]) -> dict[str, str]:
+    """Type of GPU that any job is on -> its profile. Raises `InputError` where jobs have different ones."""
+    found: dict[str, str] = {}
+    of: dict[str, str] = {}
+    for job in jobs:
+        for gpu, name in job.calibrations.items():
+            if found.setdefault(gpu, name) != name:
+                raise InputError(
+                    f"{of[gpu]} and {job.name} share links, which have one efficiency",
+                    key="calibration",
+                    found=f"{found[gpu]} and {name}",
+                    fix="one calibration for both",
+                )
+            of.setdefault(gpu, job.name)
+    return found
 
 
 def _deal(jobs: Sequence[Workload], cluster: ClusterSpec) -> tuple[tuple[int, ...], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -10,8 +11,14 @@ import pytest
 import simulator
 from simulator.analysis.holdings import Holdings, communicators
 from simulator.analysis.memory import RankMemory, memory_curve, memory_of_ranks, memory_report, worst_per_stage
+from simulator.config import load_workload
 from simulator.model import StateBytes, pass_bytes, stage_parts
+from simulator.model.experts import experts as mixed_experts
+from simulator.model.experts import mixture
+from simulator.model.latent import latent, latent_projections
+from simulator.model.shapes import shapes
 from simulator.units import DTYPE_BYTES, GiB, MiB
+from tests import experts
 from tests.timelines import Span, pipeline, template, timeline
 
 STATE = StateBytes(weights=2 * GiB, gradients=5 * GiB, optimizer=12 * GiB)
@@ -186,3 +193,21 @@ def test_sixteen_bit_gradients_are_copied_for_the_optimizer() -> None:
     steps = [step for role in sharded.program.roles for _, _, step in role.steps() if step.label == "optimizer"]
     most = max(memory.holdings.state.weights for memory in sharded.memories) / 2
     assert max(step.workspace_bytes for step in steps) == 4 * most / 2
+
+
+def test_gradients_that_stay_are_copied_whatever_the_layer() -> None:
+    """Beside gradients in bf16 that stay there is the copy of one in the buffer's fp32 while it is added, twice as much
+    as the gradient itself: of products, of latent attention's, and of experts'."""
+
+    def adding(*, stay: bool) -> list[float]:
+        changes = {"training.gradient_accumulation_fusion": False, "training.keep_gradients": stay}
+        workload = load_workload(experts.job(model__mla=experts.MLA), changes)
+        z, compressed, routed = shapes(workload), latent(workload), mixed_experts(workload)
+        assert compressed is not None
+        _router, *of_experts = mixture(z, routed).nodes  # whose gradient is in a type of its own
+        nodes = (*chain(*latent_projections(z, compressed)), *of_experts)
+        return [node.weight_grad_bytes for node in nodes if node.weight_grad]
+
+    own, copies = adding(stay=False), adding(stay=True)
+    assert len(own) >= 6
+    assert copies == [2 * nbytes for nbytes in own]

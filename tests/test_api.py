@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import simulator
-from simulator import api
+from simulator import bare
 from simulator.analysis.metrics import peak_activations
 from simulator.errors import InputError
 from simulator.output.trace import validate_trace
@@ -34,7 +34,7 @@ def test_peaks_of_a_schedule_are_worked_out_once(monkeypatch: pytest.MonkeyPatch
         calls.append(spans)
         return peak_activations(spans)
 
-    monkeypatch.setattr(api, "peak_activations", counted)
+    monkeypatch.setattr(bare, "peak_activations", counted)
     assert simulator.schedule("1f1b", 8, 16).to_dict()["peak_activations"] == [8, 7, 6, 5, 4, 3, 2, 1]
     assert len(calls) == 1
 

@@ -14,7 +14,9 @@ from simulator.cli.app import main
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import load_cluster, load_workload
 from simulator.config.profile import load_profile
+from simulator.config.transport import Protocol
 from simulator.costs import Costs
+from simulator.costs.slowest import slowest
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.network.collectives import idle_seconds, plan
@@ -221,6 +223,20 @@ def test_of_transports_the_slower_constants_hold_between_types() -> None:
             of_each = [one.protocols[name] for one in each]
             assert protocol.hop_latency_s == max(one.hop_latency_s for one in of_each)
             assert protocol.bandwidth_fraction == min(one.bandwidth_fraction for one in of_each)
+
+
+@pytest.mark.parametrize(("one", "other", "expected"), [(1e6, 4e6, 4e6), (4e6, None, None), (None, None, None)])
+def test_filling_ends_between_types_where_it_ends_last(one: float | None, other: float | None, expected: float) -> None:
+    """Filling that goes on for longer, or for ever (None), is the slower one at every size."""
+    protocols = [
+        Protocol(base_latency_s=0.0, hop_latency_s=0.0, bandwidth_fraction=1.0, half_bytes=1e6, full_bytes=full)
+        for full in (one, other)
+    ]
+    assert [slowest(pair).full_bytes for pair in (protocols, protocols[::-1])] == [expected] * 2
+
+
+def test_costs_of_a_type_without_a_profile_are_refused() -> None:
+    costs = Costs.from_profiles({gpu: load_profile(gpu) for gpu in (H100, A100)})
     with pytest.raises(InputError, match="another GPU"):
         costs.of("v100-sxm-32gb")
 
@@ -237,6 +253,27 @@ def test_a_mixed_cluster_takes_a_profile_per_type() -> None:
     ):
         with pytest.raises(InputError) as caught:
             load_workload(work | {"calibration": calibration})
+        assert f"{key}: " in str(caught.value)
+
+
+def test_a_job_is_described_by_the_gpus_that_it_is_on() -> None:
+    """On the A100s of a cluster whose other GPUs have no profile, lack its precision, and are not those of its stack:
+    all as on A100s alone. Jobs beside each other need profiles of theirs, too."""
+    unknown = {**load_cluster("dgx_a100").node.model_dump(), "gpus": {"type": "tpu", "count": 8}}  # type: ignore[union-attr]
+    cluster = mixed() | {"groups": [{"count": 1, "node": node} for node in (unknown, "dgx_a100", "dgx_h100")]}
+    work = job(parallelism__tp=8, training__global_batch=16) | {"parallelism": {"tp": 8, "dp": 1}, "stack": "a100-efa"}
+    alone, beside = run(work | {"cluster": "dgx_a100"}), run(work | {"cluster": cluster, "placement": [1]})
+    assert beside.workload.calibrations == {A100: A100}
+    assert beside.spans.step_time_s == pytest.approx(alone.spans.step_time_s, rel=1e-9)
+    for part in ("calibration", "accuracy"):
+        assert beside.to_dict()[part] == alone.to_dict()[part]
+    mine = load_workload(work | {"cluster": cluster, "placement": [1], "calibration": A100, "stack": ""})
+    assert mine.calibrations == {A100: A100}
+    other = work | {"cluster": cluster, "placement": [2], "stack": "", "name": "other"}
+    assert [set(result.gpus) for result in share([mine, other]).results] == [{A100}, {H100}]
+    for placement, key in (([0], "calibration.tpu"), ([2], "stack")):
+        with pytest.raises(InputError) as caught:
+            load_workload(work | {"cluster": cluster, "placement": placement})
         assert f"{key}: " in str(caught.value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 import simulator
+from simulator.cli.app import main
 from simulator.cli.collective import command as collective
 from simulator.cli.collective import parse_sizes
 from simulator.cli.validate import verdict
@@ -19,7 +21,7 @@ from simulator.config import Workload, load_workload
 from simulator.config.catalog import Kind, find
 from simulator.config.cluster import load_cluster
 from simulator.errors import InputError
-from simulator.validation.collective_scores import compare
+from simulator.validation.collective_scores import Prediction, compare
 from simulator.validation.collectives import measurements
 from simulator.validation.rows import read_rows
 from tests.jobs import job
@@ -239,7 +241,8 @@ def _table(tmp_path: Path, *lines: str, columns: str = COLUMNS) -> list[dict[str
         ("all_reduce,8MB,1,1,100,,,", "one GPU has nobody to send to"),
         ("p2p,8MB,1,1,100,,,", "one GPU has nobody to send to"),
         ("all_reduce,8MB,16.5,2,100,,,", "n_gpus '16.5' is not a whole number"),
-        ("all_reduce,8MB,1e300,2,100,,,", "n_gpus '1e300' is not a whole number up to 1,000,000"),
+        ("all_reduce,8MB,2e6,2,100,,,", "n_gpus '2e6' is not a whole number up to 1,000,000"),
+        ("all_reduce,8MB,1e300,2,100,,,", "n_gpus '1e300' is not a number above 0, and at most 1e+15"),
         ("all_reduce,8MB,16,0.5,100,,,", "nodes '0.5' is not a whole number"),
         ("all_reduce,8MB,16,1.5,100,,,", "nodes '1.5' is not a whole number"),
         ("all_reduce,9e300,8,1,100,,,", "size '9e300' is no number of bytes"),
@@ -311,3 +314,52 @@ def test_dotted_columns_that_are_keys_or_labels_are_taken(column: str, tmp_path:
     table = tmp_path / "mine.csv"
     table.write_text(f"id,workload,measured_step_s,{column}\nrow,llama3_8b_dgx_h100,1.0,1\n")
     assert read_rows(table)[0][column] == "1"
+
+
+def test_a_word_that_is_nearly_known_is_proposed() -> None:
+    with pytest.raises(InputError) as schedule:
+        simulator.schedule("1f1bb", 2, 2)
+    with pytest.raises(InputError) as algorithm:
+        collective(cluster="dgx_h100", op="all_reduce", sizes="1M", algorithm="rin")
+    assert (schedule.value.fix, algorithm.value.fix) == ("1f1b", "ring")
+
+
+def test_what_a_search_is_told_is_refused_without_one(tmp_path: Path) -> None:
+    """Beside a schedule that searches, others go without it."""
+    with pytest.raises(InputError, match="has no meaning with the schedule 1f1b") as caught:
+        simulator.schedule("1f1b", 2, 2, zb_memory_limit=0.5)
+    assert (caught.value.key, caught.value.fix) == ("zb_memory_limit", "schedule zb_auto")
+    out = tmp_path / "out.json"
+    arguments = ["--stages", "3", "--microbatches", "6", "--zb-memory-limit", "2", "--quiet", "--json", str(out)]
+    for names, status in ((["1f1b"], 2), (["1f1b", "--compare", "gpipe"], 2), (["1f1b", "--compare", "zb_auto"], 0)):
+        with pytest.raises(SystemExit) as done:
+            main(["schedule", *names, *arguments])
+        assert done.value.code == status
+    peaks = [max(report["peak_activations"]) for report in json.loads(out.read_text())["schedules"]]
+    assert peaks[0] == 3
+    assert 3 < peaks[1] <= 6
+
+
+@pytest.mark.parametrize("time", ["1e300", "1e9", "1e-9", "-1", "nan", "inf", "fast"])
+def test_no_step_takes_so_long_or_short(time: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Such a row is skipped in one line; that nothing has been compared is said where the table is not printed, too."""
+    table = tmp_path / "rows.csv"
+    table.write_text(f"id,workload,measured_step_s\na,gpt22b_tp8,{time}\nb,gpt22b_tp,1\n")
+    out = tmp_path / "out.json"
+    with pytest.raises(SystemExit):
+        main(["validate", "--rows", str(table), "--quiet", "--json", str(out)])
+    known = json.loads(out.read_text())
+    first, second = (row["skipped"] for row in known["suites"][0]["rows"])
+    assert f"measured_step_s '{time}' is no" in first
+    assert second.startswith("no workload file of this name; found: 'gpt22b_tp'; allowed: a path, or one of ")
+    assert "\n" not in second
+    assert f"no row of {table} could be simulated" in known["warnings"][0]
+    assert "nothing has been compared" in " ".join(capsys.readouterr().err.split())
+
+
+def test_figures_of_a_table_are_not_beyond_all_bounds(tmp_path: Path) -> None:
+    """An algbw of 1e300 would be a time of 0, and an error beyond all numbers."""
+    rows = _table(tmp_path, "a,all_reduce,8MB,8,1,1e300,,,,dgx_h100", "b,all_reduce,8MB,8,1,,,1e300,,dgx_h100")
+    reasons = [compared.outcome.skipped for compared in compare(rows, lambda _: Prediction(1.0, "ring", "ll", 1.0))]
+    assert ["algbw '1e300'" in reasons[0], "latency_us '1e300'" in reasons[1]] == [True, True]
+    assert all("is not a number above 0, and at most 1e+15" in reason for reason in reasons)

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from simulator.api import run, schedule
+from simulator import run, schedule
 from simulator.errors import InputError
 from simulator.output.gantt import compare_gantt, gantt, save_gantt
 from simulator.output.gantt_boxes import Picture, usual_box_s

@@ -133,6 +133,17 @@ def test_built_programs_come_back(section: dict[str, object]) -> None:
     assert blocks(again) == blocks(program)
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_parameter_servers_come_back(servers: int) -> None:
+    section = {"dp": 4, "data_parallel": "async", "servers": servers}
+    program = build_program(load_workload(job() | {"parallelism": section}))
+    text = to_text(program)
+    assert len(program.servers) == servers
+    assert from_text(text) == program
+    with pytest.raises(ProgramError, match="twice"):
+        from_text(text + "servers 0\n")
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_come_back(name: str) -> None:
     program = schedule_program(SCHEDULES[name], 2, 4, SCHEDULES[name].chunks or 2, 1 / 3, 2 / 3)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +69,27 @@ def test_communication_stands_where_the_author_put_it(written: Path) -> None:
     assert result.to_dict()["order"] == [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
     spans = result.spans
     assert spans.start_s[spans.labels.index("1RECV_F1")] == pytest.approx(2.25)
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_a_csv_is_written_whole_or_not_at_all(
+    raised: BaseException | type[BaseException], written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted, or without room, what stood there stays, and nothing is beside it."""
+    arguments = ["schedule", "gpipe", "--stages", "2", "--microbatches", "2", "--quiet", "--csv", str(written)]
+    assert main(arguments) == 0
+    before = written.read_text()
+
+    class Failing(io.FileIO):
+        def write(self, content: Any) -> int:
+            super().write(content[:5])
+            raise raised
+
+    monkeypatch.setattr(os, "fdopen", lambda handle, mode: Failing(handle, mode))
+    arguments[1] = "1f1b"
+    assert main(arguments) == (130 if raised is KeyboardInterrupt else 2)
+    assert written.read_text() == before
+    assert list(written.parent.iterdir()) == [written]
 
 
 @pytest.mark.parametrize("overlap", [True, False])

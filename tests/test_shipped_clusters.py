@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -86,14 +87,43 @@ def test_a_rack_of_gb200_is_one_nvlink_domain_of_18_trays() -> None:
     assert len({leaf for of_node in built.switches.leaves for leaf in of_node}) == 6
 
 
+#: Keys of what users choose or the file's first line says, and not of what a maker has built.
+CHOSEN = {"nodes", "tiers", "oversubscription", "gpus"}
+
+
+def untold(text: str) -> list[str]:
+    """Lines of a cluster file with figures of hardware that no comment explains: on the line, or on the one before or
+    after it in its section; of entries of a list or a tree, above the first of them."""
+    lines = text.splitlines()
+    depth = [len(line) - len(line.lstrip()) for line in lines]
+    found = []
+    for at, line in enumerate(lines):
+        keys = re.findall(r"^(\w+): *\d|[{,] *(\w+): *\d", line.partition("#")[0].strip())
+        if not {key for pair in keys for key in pair if key} or line.split(":")[0].strip() in CHOSEN:
+            continue
+        told = {at, *(near for near in (at - 1, at + 1) if near < len(lines) and depth[near] == depth[at])}
+        if re.match(r"\s*(- |gpu\d|nic\d)", line):
+            head = max(above for above in range(at) if depth[above] < depth[at])
+            told |= {*range(head - 1, at)}
+        if not any("#" in lines[where] for where in told):
+            found.append(line)
+    return found
+
+
 @pytest.mark.parametrize("name", catalog.names("cluster"))
 def test_every_figure_has_its_source_beside_it(name: str) -> None:
-    """Each line of a cluster file that holds a figure of hardware says where that is from, or is explained above."""
-    lines = catalog.find("cluster", name).read_text().splitlines()
-    for line in lines:
-        key = line.strip().split(":")[0]
-        if key in ("host_memory_bytes", "host_memory_bandwidth_Bps", "generation"):
-            assert "#" in line, line
+    """Each figure of hardware says where that is from, or that it is assumed."""
+    text = catalog.find("cluster", name).read_text(encoding="utf-8")
+    assert text.startswith("#")  # whose node it is, and of which GPUs
+    assert untold(text) == []
+
+
+def test_a_figure_without_a_source_is_found() -> None:
+    """With all that explains its NICs and its bandwidth taken away."""
+    text = catalog.find("cluster", "aws_p5").read_text(encoding="utf-8")
+    bare = re.sub(r"(count: 32|latency_s: 15e-6|bandwidth_Bps: 450e9|kind: nvswitch|latency_s: 0.6e-6).*", r"\1", text)
+    found = [line.split(":")[0].strip() for line in untold(bare)]
+    assert found == ["bandwidth_Bps", "count", "bandwidth_bps", "latency_s"]
 
 
 def test_a_cluster_without_a_profile_shows_its_links_and_says_what_it_lacks(

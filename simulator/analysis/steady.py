@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from simulator.analysis.activity import compute_lane_spans
+from simulator.program import Program
 from simulator.program.ops import COMPUTE_LANE
 from simulator.timeline import Floats, Timeline
 
 #: Periods of different ranks and steps are the same one if they differ by less than this share of it.
 TOLERANCE = 1e-9
+#: Steps played in a row until a steady state shows: the first, and the last, number tried.
+STEPS, MAX_STEPS = 4, 32
+UNSTEADY = (
+    "of the steps that were played none repeats the one before: the period is the mean of the later half, "
+    "and what it is made of is one of the last"
+)
 #: Mean periods of asynchronous workers are settled once they differ by less than this share.
 SETTLED = 0.01
 
@@ -107,6 +115,21 @@ def own_paces(timeline: Timeline, steps: int, microbatches: int, until_s: float 
     period = sum(like.values()) / sum(like[rank] / seconds for rank, seconds in own.items())
     found = _cut(timeline, windows, period, steps, microbatches, stable)
     return replace(found, period=replace(found.period, own_period_s=own))
+
+
+def until_steady(
+    build: Callable[[int], Program], play: Callable[[Program], Timeline], microbatches: int, *, together: bool = True
+) -> tuple[Program, Steady]:
+    """Play more and more steps until one repeats the one before, unless ``together`` each rank its own; ``build`` makes
+    the program of so many."""
+    cut = steady if together else own_paces
+    steps = STEPS
+    while True:
+        program = build(steps)
+        found = cut(play(program), steps, microbatches)
+        if found.stable or steps >= MAX_STEPS:
+            return program, found
+        steps *= 2
 
 
 def _came(timeline: Timeline, rank: int) -> Floats:

@@ -79,9 +79,10 @@ def command(
         inputs=[Path(which) for which in names if which.endswith(".csv")],
     )
     costs = _costs(cost)
+    limits = _limits(names, zb_memory_limit)
     results = [
         simulator.schedule(
-            which, stages, microbatches, _chunks(which, name, chunks), **costs, zb_memory_limit=zb_memory_limit
+            which, stages, microbatches, _chunks(which, name, chunks), **costs, zb_memory_limit=limits[which]
         )
         for which in names
     ]
@@ -108,6 +109,14 @@ def _chunks(which: str, first: str, chunks: int | None) -> int | None:
     from simulator.schedules import SCHEDULES
 
     return None if which != first and which in SCHEDULES and SCHEDULES[which].chunks is not None else chunks
+
+
+def _limits(names: list[str], limit: float) -> dict[str, float]:
+    """``--zb-memory-limit`` is of those that search; where none does, of all, which refuse it."""
+    from simulator.schedules import SCHEDULES
+
+    searching = [which for which in names if which in SCHEDULES and SCHEDULES[which].search is not None]
+    return {which: limit if which in (searching or names) else 1.0 for which in names}
 
 
 def _costs(text: str) -> dict[str, float]:

@@ -69,6 +69,8 @@ def command(
         if not quiet and json != STDOUT:
             _print(results[-1])
     notes = [note for job in jobs for note in job.notes]
+    if rows is not None and all(result["mean_abs"] is None for result in results):
+        notes.append(f"no row of {rows} could be simulated: nothing has been compared")
     write_json(json, envelope("validate", notes, suites=results))
     warn(notes)
     if any(result["passed"] is False for result in results):

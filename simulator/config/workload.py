@@ -55,8 +55,8 @@ class Workload(Section):
     """a name in topologies/, a path, or a mapping; {name: dgx_a100, nodes: 128} also fixes the size
     [nodes: the fewest that hold the ranks]"""
     calibration: str | dict[str, str] = ""
-    """a profile's name or path [the shipped profile of the cluster's GPU]; of a cluster with several types of GPU a
-    mapping, type -> profile"""
+    """a profile's name or path [the shipped profile of the GPU]; of a job on several types of GPU a mapping, type ->
+    profile"""
     stack: str = ""
     """what carries collectives: a name in calibration/stacks/ or a path [the profile's own transports]"""
     placement: Literal["packed", "interleaved"] | Annotated[tuple[Annotated[int, Field(ge=0)], ...], AsTuple] = "packed"
@@ -110,9 +110,9 @@ class Workload(Section):
 
     @property
     def calibrations(self) -> Mapping[str, str]:
-        """Type of GPU -> its profile's name or path."""
+        """Type of GPU of the ranks -> its profile's name or path."""
         given = self.calibration
-        return given if isinstance(given, dict) else dict.fromkeys(self.cluster.gpu_types, given)
+        return {gpu: given[gpu] if isinstance(given, dict) else given for gpu in self.gpu_types}
 
     @property
     def nodes(self) -> tuple[int, ...] | None:
@@ -130,6 +130,8 @@ class Workload(Section):
     @property
     def gpu_types(self) -> tuple[str, ...]:
         """The types of GPU of the ranks."""
+        if len(self.cluster.gpu_types) == 1:  # with no look at every node
+            return self.cluster.gpu_types
         workers = self.own_nodes[: len(self.own_nodes) - self.parallelism.server_count]
         return tuple(dict.fromkeys(self.cluster.node_at(node).gpus.type for node in workers))
 
@@ -186,27 +188,23 @@ def _resolved(workload: Workload) -> Workload:
     if training.precision == "fp32" and "master_weights" not in training.optimizer.model_fields_set:
         optimizer = training.optimizer.model_copy(update={"master_weights": False})
         training = training.model_copy(update={"optimizer": optimizer})
-    update = {
-        "parallelism": layout,
-        "cluster": cluster,
-        "training": training,
-        "calibration": _calibrations(workload.calibration, cluster.gpu_types),
-    }
-    return workload.model_copy(update=update)
+    workload = workload.model_copy(update={"parallelism": layout, "cluster": cluster, "training": training})
+    calibration = _calibrations(workload.calibration, workload.gpu_types, cluster.gpu_types)
+    return workload.model_copy(update={"calibration": calibration})
 
 
-def _calibrations(given: str | dict[str, str], types: tuple[str, ...]) -> str | dict[str, str]:
-    """The profile of the type of GPU, or of every one of several. Raises `InputError` where types are unknown, or one
-    profile is given for several."""
+def _calibrations(given: str | dict[str, str], own: tuple[str, ...], types: tuple[str, ...]) -> str | dict[str, str]:
+    """The profile of the cluster's type of GPU, or of every one of several ``types``, of which the ranks are on
+    ``own``. Raises `InputError` where types are unknown, or one profile is given for several."""
     if isinstance(given, str):
-        if given and len(types) > 1:
+        if given and len(own) > 1:
             raise InputError(
-                "the cluster has several types of GPU, each with a profile of its own",
+                "the ranks are on several types of GPU, each with a profile of its own",
                 key="calibration",
                 found=given,
-                allowed=f"a mapping with keys {', '.join(types)}",
+                allowed=f"a mapping with keys {', '.join(own)}",
             )
-        return given or (types[0] if len(types) == 1 else {gpu: gpu for gpu in types})
+        given = dict.fromkeys(own, given) if given else {}
     for gpu in given:
         if gpu not in types:
             allowed = ", ".join(types)
@@ -254,17 +252,22 @@ def load_workload(
 def _with_profiles(workload: Workload, base: Path | None, origin: Origin) -> Workload:
     """With the whole paths of profiles that are not shipped. Raises `InputError` where one does not exist, is of
     another GPU or lacks the precision, and where ranks are on GPUs of several vendors."""
-    several, found, profiles = isinstance(workload.calibration, dict), {}, {}
-    for gpu, name in workload.calibrations.items():
+    given, profiles = workload.calibration, {}
+    several = isinstance(given, dict)
+    found = dict(given if isinstance(given, dict) else workload.calibrations)
+    for gpu, name in found.items():
+        if gpu not in workload.gpu_types and name == gpu:
+            continue  # nobody has asked for it
         key = f"calibration.{gpu}" if several else "calibration"
         file, shipped = origin(key)[0], name in catalog.names("profile")
         profile = catalog.find("profile", name, base=base, file=file, key=key)
-        profiles[gpu] = calibration = load_profile(profile)
-        check_gpu(calibration, gpu, file=file, key=key)
-        check_precision(calibration, workload.training.precision, file=origin("training.precision")[0])
+        profiles[gpu] = load_profile(profile)
+        check_gpu(profiles[gpu], gpu, file=file, key=key)
         found[gpu] = name if shipped else str(profile)
-    file = origin("cluster")[0]
-    check_one_vendor({gpu: profiles[gpu] for gpu in workload.gpu_types}, file=file, key="cluster.groups")
+    own = {gpu: profiles[gpu] for gpu in workload.gpu_types}
+    for calibration in own.values():
+        check_precision(calibration, workload.training.precision, file=origin("training.precision")[0])
+    check_one_vendor(own, file=origin("cluster")[0], key="cluster.groups")
     return workload.model_copy(update={"calibration": found if several else found[workload.cluster.gpu_types[0]]})
 
 
@@ -275,7 +278,7 @@ def _with_stack(workload: Workload, base: Path | None, origin: Origin) -> Worklo
         return workload
     file, shipped = origin("stack")[0], workload.stack in catalog.names("stack")
     path = catalog.find("stack", workload.stack, base=base, file=file, key="stack")
-    for gpu in workload.cluster.gpu_types:
+    for gpu in workload.gpu_types:
         check_stack(load_stack(path), gpu, file=file, key="stack")
     return workload if shipped else workload.model_copy(update={"stack": str(path)})
 

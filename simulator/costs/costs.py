@@ -124,10 +124,11 @@ class Costs:
         return replace(self, beside=None, power=None, by_type=alone)
 
     def among(self, gpus: Sequence[str]) -> Costs:
-        """What holds between GPUs of these types."""
-        if not self.by_type or len(gpus) == len(self.by_type):
+        """What holds between GPUs of these types, of those that there are profiles of: a node of which only the host
+        takes part can have others."""
+        key = tuple([gpu for gpu in gpus if gpu in self.by_type])
+        if len(key) in (0, len(self.by_type)):
             return self
-        key = tuple(gpus)
         if key not in self._among:
             self._among[key] = _together({gpu: self.of(gpu) for gpu in gpus})
         return self._among[key]

@@ -6,6 +6,7 @@ import numpy as np
 
 from simulator.errors import SimulatorError
 from simulator.program import Program
+from simulator.program.ops import POINT_TO_POINT, comms_of
 from simulator.timeline import Timeline, covered_s
 
 #: Two sums of the same terms in another order differ by less than this share of the step.
@@ -28,7 +29,7 @@ def check(program: Program, timeline: Timeline) -> None:
     slack = TOLERANCE * max(timeline.step_time_s, 1e-30)
     _check_steps(program, timeline, slack)
     _check_rows(timeline, slack)
-    _check_transfers(timeline, slack)
+    _check_transfers(program, timeline, slack)
     _check_links(timeline, slack)
 
 
@@ -84,17 +85,34 @@ def _check_rows(timeline: Timeline, slack: float) -> None:
         raise InvariantError("a span was faster than its work at full speed")
 
 
-def _check_transfers(timeline: Timeline, slack: float) -> None:
-    """The two ends of a transfer are one event: each send's interval is one of its peer's receives."""
-    lanes = np.array(timeline.lane_names)[timeline.lane]
-    sends = [i for i, lane in enumerate(lanes) if "_send_" in lane]
-    receives = [i for i, lane in enumerate(lanes) if "_recv_" in lane]
-    if len(sends) != len(receives):
-        raise InvariantError(f"{len(sends)} sends, {len(receives)} receives")
-
-    for times in (timeline.start_s, timeline.end_s):
-        if sends and np.abs(np.sort(times[sends]) - np.sort(times[receives])).max() > slack:
-            raise InvariantError("the two ends of a transfer differ in time")
+def _check_transfers(program: Program, timeline: Timeline, slack: float) -> None:
+    """The two ends of a transfer are one event. Which two these are is told by the ranks at its ends and its tag; of
+    several that share them the first sent is the first received."""
+    spans: dict[tuple[int, str, int], list[tuple[float, float]]] = {}
+    columns = (timeline.rank, timeline.lane, timeline.start_s, timeline.end_s)
+    for label, rank, lane, *times in zip(timeline.labels, *(column.tolist() for column in columns), strict=True):
+        spans.setdefault((rank, label, lane), []).append((times[0], times[1]))
+    number = {name: at for at, name in enumerate(timeline.lane_names)}
+    ends: dict[str, dict[tuple[str, int, int, str], list[tuple[float, float]]]] = {op: {} for op in POINT_TO_POINT}
+    for rank in timeline.ranks:
+        for _, _, step in program.roles[program.role_of[rank]].steps():
+            for comm in comms_of(step.op):
+                if comm.op not in POINT_TO_POINT:
+                    continue
+                ran = spans.get((rank, step.label, number.get(comm.lane, -1)))
+                if not ran:
+                    raise InvariantError(f"rank {rank}: {comm.name} of step {step.label} did not run")
+                peer = timeline.simulated_as[program.groups[comm.axis][program.group_index(comm.axis, rank)][comm.peer]]
+                pair = (rank, peer) if comm.op == "send" else (peer, rank)
+                ends[comm.op].setdefault((comm.axis, *pair, comm.tag), []).append(ran.pop(0))
+    for key in dict.fromkeys((*ends["send"], *ends["recv"])):
+        _, sender, receiver, tag = key
+        sent, received = (sorted(ends[op].get(key, ())) for op in POINT_TO_POINT)
+        where = f"rank {sender} to rank {receiver}, {tag or 'no tag'}"
+        if len(sent) != len(received):
+            raise InvariantError(f"{where}: {len(sent)} sends, {len(received)} receives")
+        if np.abs(np.array(sent) - np.array(received)).max() > slack:
+            raise InvariantError(f"{where}: the two ends of a transfer differ in time")
 
 
 def _check_links(timeline: Timeline, slack: float) -> None:

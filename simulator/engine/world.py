@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
-from simulator.costs import Costs
 from simulator.engine.folding import Classes, Folding, fold
 from simulator.engine.placed import Placed
 from simulator.engine.sessions import Session, Shapes, sessions_of, shapes_of, spec_of
@@ -96,20 +95,23 @@ class World:
 
 def build_world(jobs: Sequence[Placed], cluster: Cluster, *, folded: bool = True) -> World:
     """Work out the simulated ranks, links and transfers of ``jobs`` on ``cluster``, whose links are as good as the
-    costs of the first say.
+    costs of the first say, which hold for the GPUs of all of them.
 
     With ``folded`` false every rank and every link that carries something is simulated.
     """
     sessions = sessions_of(jobs, cluster)
-    capacity = np.array(list(_capacities(cluster, jobs[0].costs)))
+    capacity = np.array(list(_capacities(jobs, cluster)))
     shapes = shapes_of(jobs, cluster, sessions)
     folding = fold(jobs, cluster, capacity, sessions, shapes, refine=folded)
     return _Collector(jobs, cluster, capacity, sessions, shapes, folding).world()
 
 
-def _capacities(cluster: Cluster, costs: Costs) -> Iterator[float]:
-    """Bytes/s that every link can carry: in a node as its type of GPU has it, between switches as all have it."""
-    of_nodes = [costs.of(layout.gpu) for layout in cluster.layouts for _ in layout.edges]
+def _capacities(jobs: Sequence[Placed], cluster: Cluster) -> Iterator[float]:
+    """Bytes/s that every link can carry: in a node as its type of GPU has it, between switches, and in nodes of types
+    that have no rank, as all have it."""
+    costs, used = jobs[0].costs, {cluster.gpus[gpu].type for placed in jobs for gpu in placed.gpus}
+    of = {gpu: costs.of(gpu) for gpu in used}
+    of_nodes = [of.get(layout.gpu, costs) for layout in cluster.layouts for _ in layout.edges]
     of_links = itertools.chain(of_nodes, itertools.repeat(costs, len(cluster.trunks)))
     for link, own in zip(cluster.links, of_links, strict=True):
         yield link.bandwidth_Bps * own.link_efficiency(link.kind)

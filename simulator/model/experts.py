@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.model import plain_experts
-from simulator.model.nodes import Node, Ops, Tensor, activation, add_gradient, comm, linear, memory
+from simulator.model.nodes import Node, Ops, Tensor, activation, add_gradient, comm, linear, memory, new_gradient_bytes
 from simulator.model.routing import routing
 from simulator.model.shapes import ANY_SEAT, Seat, Shapes
 from simulator.program import Beside, Comm, Compute, GroupedMatmul, Matmul
@@ -317,7 +317,7 @@ def _grouped(z: Shapes, x: Experts, name: str, n: int, k: int, *, saved: str) ->
     if z.bias:
         weight_grad += (memory("W", f"{name} bias grad", "reduce", y_bytes, z.element * local * n, z.dtype, n),)
         weight_grad += add_gradient(z, f"{name} bias", local * n)
-    weight_grad_bytes = 0.0 if z.accumulates_in_product else float(z.element * params)
+    weight_grad_bytes = 0.0 if z.accumulates_in_product else new_gradient_bytes(z, params)
     return Node(
         forward=(product("F", "fwd", n, k),),
         input_grad=(product("B", "dgrad", k, n),),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from simulator.model.nodes import EAGER_ROPE, Node, Ops, Tensor, add_gradient, comm, linear, memory
+from simulator.model.nodes import EAGER_ROPE, Node, Ops, Tensor, add_gradient, comm, linear, memory, new_gradient_bytes
 from simulator.model.norms import norm
 from simulator.model.shapes import Shapes
 from simulator.program import Compute, Matmul
@@ -78,7 +78,7 @@ def _down(z: Shapes, name: str, n: int) -> Node:
     weight_grad: Ops = (product("W", "wgrad", n, z.hidden, z.rows),)
     if not z.accumulates_in_product:
         weight_grad += add_gradient(z, name, params)
-    weight_grad_bytes = 0.0 if z.accumulates_in_product else float(z.element * params)
+    weight_grad_bytes = 0.0 if z.accumulates_in_product else new_gradient_bytes(z, params)
     return Node(
         forward=(product("F", "fwd", z.rows, n, z.hidden),),
         input_grad=(product("B", "dgrad", z.rows, z.hidden, n),),

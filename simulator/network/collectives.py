@@ -130,8 +130,13 @@ def patterns(
     """
     known = hosts.OPERATIONS[op] if op in hosts.OPERATIONS else algorithms(op)
     if algorithm != "auto" and algorithm not in known:
+        allowed = ["auto", *known]
         raise InputError(
-            f"{op} has no such algorithm", key="algorithm", found=algorithm, allowed=", ".join(["auto", *known])
+            f"{op} has no such algorithm",
+            key="algorithm",
+            found=algorithm,
+            allowed=", ".join(allowed),
+            fix=closest(algorithm, allowed),
         )
     members = tuple(ranks)
     if len(members) == 1:

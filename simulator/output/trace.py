@@ -38,7 +38,8 @@ def write_trace(timeline: Timeline, path: str | Path, *, ranks: Sequence[int] | 
 
     Times are microseconds with three decimals. Every kernel and collective is a complete event (``X``) on the track of
     its lane, named with its phase and micro-batch; sends point to their receives by flow events (``s``, ``f``); the
-    memory that activations take is a counter (``C``). The same Timeline gives the same bytes. ``.gz`` compresses.
+    memory of the step (activations, workspace and what else it takes and gives back) is a counter (``C``). The same
+    Timeline gives the same bytes. ``.gz`` compresses.
     Raises ValueError for a rank that is not simulated, `InputError` where the file cannot be written.
     """
     chosen = one_rank_per_stage(timeline) if ranks is None else list(ranks)
@@ -248,7 +249,7 @@ def _title(template: Template, op: int, phase: str, has_microbatch: bool, chunk:
 
 
 def _memory_counter(timeline: Timeline, rank: int) -> Iterator[str]:
-    """Activations and workspace held by a rank, in GiB, whenever they change."""
+    """What a rank's step takes and gives back, in GiB, whenever it changes; without what is always there."""
     curve = memory_curve(timeline, rank)
     total = curve.held + curve.workspace
     if not np.any(total):
@@ -259,7 +260,7 @@ def _memory_counter(timeline: Timeline, rank: int) -> Iterator[str]:
     changed = np.concatenate(([True], total[1:] != total[:-1]))
     for moment, value in zip(at[changed].tolist(), _gib(total[changed]).tolist(), strict=True):
         yield (
-            f'{{"ph":"C","name":"activations (GiB)","pid":{rank},"tid":0,'
+            f'{{"ph":"C","name":"memory of the step (GiB)","pid":{rank},"tid":0,'
             f'"ts":{moment // 1000}.{moment % 1000:03d},"args":{{"GiB":{value}}}}}'
         )
 

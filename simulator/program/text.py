@@ -11,6 +11,7 @@
       lane compute
         step 0F0 block=0 phase=F microbatch=0 stage=0
     group tp 0,1
+    servers 4,5
 
 Fields at their defaults are left out.
 """
@@ -58,6 +59,8 @@ def to_text(program: Program) -> str:
                 lines += _step(step, number)
     for axis, groups in program.groups.items():
         lines += [f"group {shlex.quote(axis)} {','.join(map(str, group))}" for group in groups]
+    if program.servers:
+        lines.append(f"servers {','.join(map(str, program.servers))}")
     return "\n".join(lines) + "\n"
 
 
@@ -135,6 +138,7 @@ class _Reader:
         self.blocks: dict[int, tuple[str, list[Compute | Comm | Beside]]] = {}
         self.roles: list[tuple[str, list[int], dict[str, list[_StepLine]]]] = []
         self.groups: dict[str, list[tuple[int, ...]]] = {}
+        self.servers: tuple[int, ...] = ()
         self._role_of: dict[int, str] = {}
         self._ops: list[Any] | None = None
         self._beside: _BesideLines | None = None
@@ -170,6 +174,10 @@ class _Reader:
                 self._add_op(_build(Comm, rest[2:], name=rest[0], op=rest[1]))
             case "group":
                 self.groups.setdefault(rest[0], []).append(tuple(map(int, rest[1].split(","))))
+            case "servers":
+                if self.servers:
+                    raise ValueError("servers stand there twice")
+                self.servers = tuple(map(int, rest[0].split(",")))
             case _:
                 raise ValueError(f"unknown word {kind!r}")
 
@@ -205,6 +213,7 @@ class _Reader:
             tuple(role_of[rank] for rank in range(len(role_of))),
             {axis: tuple(groups) for axis, groups in self.groups.items()},
             self.name,
+            self.servers,
         )
 
 

@@ -22,7 +22,7 @@ _SIZES: dict[str, Callable[[Workload], float]] = {
     "GPUs": lambda workload: workload.n_ranks,
 }
 _KINDS: dict[str, Callable[[Workload], str]] = {
-    "cluster.node.gpus.type": lambda workload: " and ".join(workload.cluster.gpu_types),
+    "cluster.node.gpus.type": lambda workload: " and ".join(workload.gpu_types),
     "training.precision": lambda workload: workload.training.precision,
     "training.implementation": lambda workload: workload.training.implementation,
     "model.attention": lambda workload: workload.model.attention,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.errors import InputError
+from simulator.errors import InputError, in_one_line
 from simulator.units import MiB
 from simulator.validation.collectives import NAME, PARTS, Case, case_of, measured_s, printed_busbw_Bps
 from simulator.validation.evaluate import MAX_SKIPPED, Outcome, summarise
@@ -77,14 +77,14 @@ def _compared(row: Row, predict: Callable[[Case], Prediction]) -> Compared:
     try:
         measured = measured_s(row)
     except UnsupportedError as reason:
-        skipped = str(reason)
+        skipped = in_one_line(reason)
     try:
         case = case_of(row)
         part = case.part
         busbw = printed_busbw_Bps(row)
         found = predict(case)
     except (UnsupportedError, InputError) as reason:
-        skipped = "; ".join([*([skipped] if skipped else []), " ".join(str(reason).split())])
+        skipped = "; ".join([*([skipped] if skipped else []), in_one_line(reason)])
     outcome = Outcome(
         row["id"],
         "time",

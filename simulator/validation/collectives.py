@@ -20,7 +20,7 @@ from simulator.config.node import MAX_GPUS
 from simulator.config.section import Section, validated
 from simulator.config.stack import Stack, load_stack
 from simulator.units import GiB
-from simulator.validation.rows import Row, UnsupportedError
+from simulator.validation.rows import LARGEST, Row, UnsupportedError
 from simulator.validation.suites import DATA
 from simulator.validation.tables import read_table, unknown
 
@@ -237,6 +237,6 @@ def _number(row: Row, column: str) -> float:
         value = float(row[column])
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise UnsupportedError(f"{column} {row[column]!r} is not a number above 0")
+    if not 0 < value <= LARGEST:
+        raise UnsupportedError(f"{column} {row[column]!r} is not a number above 0, and at most {LARGEST:g}")
     return value

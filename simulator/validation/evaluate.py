@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulator.config import Workload
-from simulator.errors import InputError
+from simulator.errors import InputError, in_one_line
 from simulator.validation.rows import Row, UnsupportedError, loaded, measured_step_s
 from simulator.validation.suites import Bounds
 
@@ -80,8 +80,7 @@ def evaluate(
             workload = loaded(row, settings_of(row), of_memory=quantity.of_memory)
             outcome = Outcome(row["id"], quantity.name, quantity.unit, measured, predict(row, workload))
         except (UnsupportedError, InputError) as reason:
-            skipped = " ".join(str(reason).split())
-            outcome = Outcome(row["id"], quantity.name, quantity.unit, measured, None, skipped=skipped)
+            outcome = Outcome(row["id"], quantity.name, quantity.unit, measured, None, skipped=in_one_line(reason))
         outcomes.append(outcome)
     return outcomes
 

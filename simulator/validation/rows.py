@@ -84,7 +84,10 @@ ALIASES: dict[str, dict[str, Any]] = {
 }
 #: Schedule -> the memory of the automatic search, as a multiple of 1F1B's (arXiv 2401.10241, section 5).
 _ZB_MEMORY_LIMITS = {"zb-1p": 1.0, "zb-2p": 2.0}
-_SHORTEST_STEP_s = 1e-6
+#: What a step of a training run takes, s.
+_SHORTEST_STEP_s, _LONGEST_STEP_s = 1e-6, 1e6
+#: No figure of a table is larger: a cell is mistyped.
+LARGEST = 1e15
 _NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "n_gpus", "tp", "pp", "micro_batch", "global_batch")
 #: What a shipped model that is named in column ``model`` has.
 _OF_A_PRESET = ("layers", "hidden", "heads", "vocab")
@@ -135,7 +138,7 @@ def measured_step_s(row: Row) -> float:
     for column in _TIMES:
         if row.get(column):
             seconds = _number(row, column)
-            if seconds < _SHORTEST_STEP_s:
+            if not _SHORTEST_STEP_s <= seconds <= _LONGEST_STEP_s:
                 raise UnsupportedError(f"{column} {row[column]!r} is no step of a training run")
             return seconds
     raise UnsupportedError("no step time")
@@ -171,8 +174,8 @@ def loaded(row: Row, settings: Mapping[str, Any], *, of_memory: bool = False) ->
         raise UnsupportedError(f"a workload file says {', '.join(beside)} itself; columns of dotted keys change it")
     workload = load_workload(row["workload"], changes, by=place)
     named = ALIASES["gpu"].get(row.get("gpu", "").lower())  # else a label that means nothing here
-    if named is not None and load_cluster(named).gpu_types != workload.cluster.gpu_types:
-        types = " and ".join(workload.cluster.gpu_types)
+    if named is not None and load_cluster(named).gpu_types != workload.gpu_types:
+        types = " and ".join(workload.gpu_types)
         raise UnsupportedError(f"gpu {row['gpu']!r} is not the {types} of its workload file")
     return workload
 
@@ -305,8 +308,8 @@ def _number(row: Row, column: str) -> float:
         value = float(re.sub(r"^(\d+)k\b.*", r"\g<1>000", row[column]))  # a vocabulary of "250k (approx.)"
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise UnsupportedError(f"{column} {row[column]!r} is not a number above 0")
+    if not 0 < value <= LARGEST:
+        raise UnsupportedError(f"{column} {row[column]!r} is not a number above 0, and at most {LARGEST:g}")
     return value
 
 
