@@ -24,9 +24,10 @@ class Timeline:
     Column arrays have one entry per span, ordered by simulated rank, lane and start. ``rank`` is the simulated rank; it
     stands for ``ranks_like[rank]`` real ranks that do the same at the same time (``simulated_as[real rank]``).
     ``lane`` indexes ``lane_names``, ``template`` indexes ``templates``, ``step`` is the position in the lane's program,
-    ``phase`` is the step's letter. ``posted_s`` is when it could have begun: its lane had come to it;
-    ``launched_s`` when the host had launched its first op; ``start_s`` when it did begin: computation as soon as it was
-    launched, a communication when all its members were there.
+    ``phase`` is the step's letter, ``parts`` its part; ``labels`` are for people, and to find a step of the program.
+    ``posted_s`` is when it could have begun: its lane had come to it; ``launched_s`` when the host had launched its
+    first op; ``start_s`` when it did begin: computation as soon as it was launched, a communication when all its
+    members were there.
     ``algorithms``: purpose of communication -> algorithm that sent the most bytes.
     ``stretched``: span index -> exact row start and end times, for spans that did not run straight through at full
     speed. Seconds.
@@ -52,6 +53,7 @@ class Timeline:
     start_s: Floats
     end_s: Floats
     labels: tuple[str, ...]
+    parts: tuple[str, ...]
     alloc_bytes: Floats
     free_bytes: Floats
     workspace_bytes: Floats
@@ -181,6 +183,7 @@ class Timeline:
             self,
             **columns,
             labels=tuple(self.labels[index] for index in span),
+            parts=tuple(self.parts[index] for index in span),
             stretched={new: self.stretched[old] for new, old in enumerate(span.tolist()) if old in self.stretched},
         )
 
