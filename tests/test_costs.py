@@ -114,7 +114,7 @@ def test_a_batch_of_products_costs_as_many_tiles_in_one_launch(name):
 
 @pytest.mark.parametrize("name", PROFILES)
 @pytest.mark.parametrize("implementation", ["eager", "fused", "compiled"])
-def test_memory_kernels_are_a_start_and_bytes_at_the_share_of_their_class(name, implementation):
+def test_memory_kernels_are_a_start_and_bytes_at_the_share_of_their_class_or_time_per_element(name, implementation):
     """Fused and compiled kernels where the profile has some, PyTorch's own elsewhere."""
     profile = PROFILE[name]
     costs = Costs.from_profile(profile, implementation)
@@ -123,7 +123,17 @@ def test_memory_kernels_are_a_start_and_bytes_at_the_share_of_their_class(name, 
         for nbytes in (0.0, 1e3, 1e6, 1e9):
             seconds = costs.kernel_s(Memory(op, 0.75 * nbytes, 0.25 * nbytes), name)
             bandwidth = curve.share * profile.gpu_spec.memory_bandwidth_Bps.value
-            assert seconds == pytest.approx(curve.start_s + nbytes / bandwidth)
+            found_s = (curve.element_s or 0.0) * 0.25 * nbytes / 2  # of bf16
+            assert seconds == pytest.approx(curve.start_s + max(nbytes / bandwidth, found_s))
+
+
+def test_products_with_a_weight_per_row_take_as_long_as_there_are_elements_to_write():
+    """On an H200 8,192 x 4 rows of 1,024: 85.6 us from as many rows, 87.5 from one per token, whose bytes are fewer
+    (calibration/measurements, `choices_weigh` and `choices_weigh_bwd`); and their sum 38.4 us."""
+    costs, row = COSTS["h200-sxm-141gb"], 8192 * 1024 * 2.0
+    for read, measured_s in ((4 * row, 85.6e-6), (row, 87.5e-6)):
+        assert costs.kernel_s(Memory("weigh", read, 4 * row), costs.gpu) == pytest.approx(measured_s, rel=0.04)
+    assert costs.kernel_s(Memory("combine", 4 * row, row), costs.gpu) == pytest.approx(38.4e-6, rel=0.05)
 
 
 @pytest.mark.parametrize(("sms", "per_sm"), [(108, 2048), (132, 2048), (142, 1536), (40, 1024)])

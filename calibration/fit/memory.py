@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Part, Point, every_second, rounded, search
@@ -15,23 +16,43 @@ from simulator.costs.memory import MemoryCost
 from simulator.model.optimizer import FOREACH_ADAMW
 from simulator.program import Memory
 
-Kernels = list[tuple[str, float]]  # class and bytes of each kernel that a case launches
 STEADY = 0.05  # spread between the tenth and the ninetieth percentile, of the median
 FEW = 2  # cases that tell no start of their own
 CACHE = 2  # lookups that fit so many times into the L2 cache were measured there
 LIMITS = {"share": (0.005, 1.0), "start_s": (0.5e-6, 1e-3)}
 
 
+class Launched(NamedTuple):
+    """A kernel: its class, the bytes that it moves, and those of them that it writes where its time depends on them."""
+
+    name: str
+    nbytes: float
+    written: float = 0.0
+
+
+Kernels = list[Launched]  # of a case, in order
+
+
 def _parts(*kernels: tuple[str, float], counted: float = 0.0) -> Callable[[Measured], Kernels]:
     """Kernels by their bytes per element. ``counted``: those that the row's bytes are of, where not of all kernels."""
     whole = counted or sum(share for _, share in kernels)
-    return lambda case: [(name, float(case.row["bytes"]) * share / whole) for name, share in kernels]
+    return lambda case: [Launched(name, float(case.row["bytes"]) * share / whole) for name, share in kernels]
 
 
 def _embedding_bwd(case: Measured) -> Kernels:
     """The table's gradient is zeroed, then rows are added into it (one read, one written per token)."""
     tokens, hidden, vocab = (int(case.params[name]) for name in ("tokens", "hidden", "vocab"))
-    return [("zero", 2.0 * vocab * hidden), ("embedding_bwd", 4.0 * tokens * hidden)]
+    return [Launched("zero", 2.0 * vocab * hidden), Launched("embedding_bwd", 4.0 * tokens * hidden)]
+
+
+def _of_tokens(name: str, *, rows: bool) -> Callable[[Measured], Kernels]:
+    """One kernel, which writes ``top_k`` rows of each token, or one."""
+
+    def kernels(case: Measured) -> Kernels:
+        tokens, top_k, width = (int(case.params[name]) for name in ("tokens", "top_k", "width"))
+        return [Launched(name, float(case.row["bytes"]), 2.0 * tokens * width * (top_k if rows else 1))]
+
+    return kernels
 
 
 #: What each measured op launches (`calibration.measure.memory`), with the bytes per element of each kernel; the
@@ -87,8 +108,14 @@ OPS: Mapping[str, Callable[[Measured], Kernels]] = {
     "bias_grad": _parts(("reduce", 2)),
     "copy": _parts(("copy", 4)),
     "concat": _parts(("copy", 8)),
+    "choices_weigh": _of_tokens("weigh", rows=True),
+    "choices_weigh_bwd": _of_tokens("weigh", rows=True),
+    "choices_weights_bwd": _of_tokens("weigh", rows=True),
+    "choices_sum": _of_tokens("combine", rows=False),
     "zero": _parts(("zero", 2)),
 }
+#: Classes whose kernels may take longer to find the operands of an element than to move them.
+PER_ELEMENT = ("weigh", "combine")
 #: Classes in the order in which they are fitted, so that those that run beside one are known before it.
 ORDER = (
     *("copy", "zero", "cast", "upcast", "activation", "activation_bwd", "gelu", "gelu_bwd", "residual", "bias"),
@@ -96,6 +123,7 @@ ORDER = (
     *("norm", "norm_bwd", "rms_norm", "rms_norm_bwd", "softmax", "softmax_bwd", "mask", "dropout", "dropout_bwd"),
     *("rope", "embedding", "embedding_bwd", "loss", "loss_bwd", "optimizer", "foreach", "foreach_bf16"),
     *("accumulate", "reduce", "foreach_copy", "split_copy", "chunk_cat", "chunk_upcast"),
+    *PER_ELEMENT,
 )
 #: Ops that work on whole rows, and the parameter that says how long those are.
 ROWS = {
@@ -122,7 +150,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     for name in ORDER:
         mine = [case for case in halves[False] if case.op not in CHECKS and _own_class(case) == name]
         if mine:
-            sizes = [int(n) for case in measured for kernel, n in _launched(case) if kernel == name and n]
+            sizes = [int(one.nbytes) for case in measured for one in _launched(case) if one.name == name and one.nbytes]
             curve = _curve(mine, name, curves, profile.gpu_spec)
             changes = {**cases.cited, "fitted_range": (min(sizes), max(sizes))}
             curves[name] = curve.model_copy(update=changes)
@@ -139,7 +167,7 @@ def _launched(case: Measured) -> Kernels:
 
 
 def _own_class(case: Measured) -> str:
-    return max((name for name, _ in _launched(case)), key=ORDER.index)
+    return max((one.name for one in _launched(case)), key=ORDER.index)
 
 
 def _nbytes(case: Measured) -> float:
@@ -165,12 +193,13 @@ def _in_cache(case: Measured, cases: Cases) -> bool:
 
 def _predicted(case: Measured, curves: Mapping[str, MemoryCurve], spec: GpuSpec) -> float:
     cost, width = MemoryCost(spec, curves), _width(case)
-    return sum(cost.seconds(Memory(name, nbytes, 0.0, width=width)) for name, nbytes in _launched(case))
+    kernels = (Memory(one.name, one.nbytes - one.written, one.written, width=width) for one in _launched(case))
+    return sum(map(cost.seconds, kernels))
 
 
 def _curve(cases: Sequence[Measured], name: str, curves: Mapping[str, MemoryCurve], spec: GpuSpec) -> MemoryCurve:
     """The class ``name`` from cases whose other kernels are known; one curve per width where it works on rows."""
-    base = curves[name].model_copy(update={"by_width": {}, "columns": None})
+    base = curves[name].model_copy(update={"by_width": {}, "columns": None, "element_s": None})
     if name == "reduce":
         return _column_sums(cases, base, curves, spec)
     whole = base.model_copy(update=_searched(cases, base, name, curves, spec))
@@ -218,6 +247,8 @@ def _searched(
         return _error(cases, {**curves, name: base.model_copy(update=dict(constants))}, spec)
 
     starts = [{"share": share, "start_s": start_s} for share in (0.3, 0.85) for start_s in (3e-6, 15e-6)]
+    if name in PER_ELEMENT:
+        starts = [start | {"element_s": 3e-12} for start in starts]
     if share_only:
         starts = [{"share": share} for share in (0.3, 0.85)]
     found = min((search(start, loss, limits=LIMITS, step=0.4) for start in starts), key=loss)

@@ -20,10 +20,11 @@ Direction = Literal["forward", "backward"]
 #: by element on one tensor and on two, ``gelu`` with the error function; ``bias`` adding one row to all, and
 #: ``strided`` work on parts of rows, which are PyTorch's kernels without vector loads; ``upcast`` to a wider type,
 #: ``cast`` to a narrower one; ``loss`` the log-softmax over the vocabulary; ``embedding_bwd`` adding rows into the
-#: table; ``accumulate`` adding a gradient to a buffer of a wider type; ``reduce`` sums over rows or all; ``optimizer``
-#: multi-tensor kernels, ``foreach`` those of PyTorch's AdamW by the type of its states, ``foreach_copy`` copies within
-#: a type; ``split_copy`` and ``chunk_cat`` out of and into the flat buffers of PyTorch's FSDP, ``chunk_upcast`` into
-#: one of a wider type; ``zero`` writing only.
+#: table; ``weigh`` products of which one factor serves many elements, ``combine`` sums over the few rows that the
+#: experts of a token give; ``accumulate`` adding a gradient to a buffer of a wider type; ``reduce`` sums over rows or
+#: all; ``optimizer`` multi-tensor kernels, ``foreach`` those of PyTorch's AdamW by the type of its states,
+#: ``foreach_copy`` copies within a type; ``split_copy`` and ``chunk_cat`` out of and into the flat buffers of PyTorch's
+#: FSDP, ``chunk_upcast`` into one of a wider type; ``zero`` writing only.
 MemoryClass = Literal[
     "norm",
     "norm_bwd",
@@ -44,6 +45,8 @@ MemoryClass = Literal[
     "rope",
     "embedding",
     "embedding_bwd",
+    "weigh",
+    "combine",
     "loss",
     "loss_bwd",
     "cast",
@@ -187,6 +190,8 @@ class MemoryCurve(RowCurve, Cited):
     """of kernels that work on whole rows, by elements of a row: linear in its logarithm between two, constant beyond"""
     columns: ColumnSums | None = None
     """of sums over columns of matrices of known width"""
+    element_s: NotNegative | None = None
+    """per element written, where finding its operands takes longer than moving them"""
     fitted_range: Range | None = None
     """fewest and most bytes that were measured"""
 

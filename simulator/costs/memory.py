@@ -33,15 +33,17 @@ class MemoryCost:
         return cls(spec, curves)
 
     def seconds(self, kernel: Memory) -> float:
-        """start + bytes / (share * peak bandwidth): half of the share is reached where the bytes take ``start_s``.
-        Sums over columns start with what threads add one after another, and slices."""
+        """start + bytes / (share * peak bandwidth), or where that is longer ``element_s`` for each element written:
+        half of the share is reached where the bytes take ``start_s``. Sums over columns start with what threads add one
+        after another, and slices."""
         curve = self.curves[kernel.op]
         _, start_s = _at_width(curve, kernel.width)
         if curve.columns and kernel.width:
             rows = kernel.read_bytes / (DTYPE_BYTES[kernel.dtype] * kernel.width)
             number, values = slices(round(rows), kernel.width, self.spec.sms * self.spec.threads_per_sm)
             start_s += values * curve.columns.value_s + number * curve.columns.slice_s
-        return start_s + self.moving_s(kernel)
+        found_s = (curve.element_s or 0.0) * kernel.write_bytes / DTYPE_BYTES[kernel.dtype]
+        return start_s + max(self.moving_s(kernel), found_s)
 
     def moving_s(self, kernel: Memory) -> float:
         """Those of its seconds in which bytes move: all but its start."""

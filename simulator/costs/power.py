@@ -23,7 +23,7 @@ from simulator.program import Attention, GroupedMatmul, Kernel, Matmul, Memory
 #: Streams that arithmetic or the issue of instructions bounds too, so that their speed follows the clock.
 STREAMS: Mapping[str, LoadClass] = {
     **dict.fromkeys(("norm", "norm_bwd", "rms_norm", "rms_norm_bwd"), "norm"),
-    **dict.fromkeys(("gelu", "gelu_bwd", "bias", "strided", "rope", "upcast"), "arithmetic"),
+    **dict.fromkeys(("gelu", "gelu_bwd", "bias", "strided", "rope", "weigh", "combine", "upcast"), "arithmetic"),
 }
 _CLASSES: dict[type, LoadClass] = {Matmul: "matmul", GroupedMatmul: "matmul", Attention: "attention"}
 #: A GPU is not throttled below this share of its highest clock.

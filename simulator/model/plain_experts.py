@@ -99,7 +99,7 @@ def permuted(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
         (memory("F", "moe.permute", "embedding", sent, sent, z.dtype),),
         (
             memory("B", "moe.permute bwd", "embedding", sent, sent, z.dtype),
-            memory("B", "moe.permute sum", "reduce", sent, own, z.dtype),
+            memory("B", "moe.permute sum", "combine", sent, own, z.dtype),
         ),
     )
 
@@ -112,12 +112,12 @@ def unpermuted(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
         (
             memory("F", "moe.unpermute", "embedding", sent, sent, z.dtype),
             memory("F", "moe.weights cast", "cast", PROBABILITY * weights, z.element * weights, z.dtype),
-            memory("F", "moe.weigh", "activation", sent, sent, z.dtype),
-            memory("F", "moe.sum", "reduce", sent, own, z.dtype),
+            memory("F", "moe.weigh", "weigh", sent, sent, z.dtype),
+            memory("F", "moe.sum", "combine", sent, own, z.dtype),
         ),
         (
-            memory("B", "moe.weigh bwd", "activation", own, sent, z.dtype),
-            memory("B", "moe.weights product", "activation", own + sent, sent, z.dtype),
+            memory("B", "moe.weigh bwd", "weigh", own, sent, z.dtype),
+            memory("B", "moe.weights product", "weigh", own + sent, sent, z.dtype),
             memory("B", "moe.weights sum", "reduce", sent, z.element * weights, z.dtype),
             memory("B", "moe.weights cast bwd", "upcast", z.element * weights, PROBABILITY * weights, z.dtype),
             memory("B", "moe.unpermute bwd", "embedding", sent, sent, z.dtype),
