@@ -35,6 +35,7 @@ from calibration.compare.measured import read_measured
 from calibration.compare.meetings import Meetings, meetings
 from calibration.compare.software import with_software
 from calibration.fit.hosts import Pace, probe_of
+from calibration.predict.predictions import read_predictions
 from simulator.api import run
 from simulator.cluster import build_cluster
 from simulator.config import load_workload
@@ -709,6 +710,53 @@ def test_kernels_are_compared_on_the_rank_that_is_furthest_off() -> None:
     assert Row.from_dict(json.loads(json.dumps(row.to_dict()))) == row
     older = figures(1.0).to_dict() | {"class_s": {"matmul": 1.5}}
     assert Figures.from_dict(older).class_s["matmul"] == (1.5,)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_put("format", to=9), "format: no file of predictions"),
+        (_put("changes", to=[]), "changes: must be a mapping"),
+        (_put("profiles", to={"a": 3}), "profiles.a: must be text"),
+        (_put("predictions", to={}), "predictions: must be a list"),
+        (_put("predictions", 0, "workload_sha256", to=1), "predictions[0].workload_sha256: must be text"),
+        (_put("predictions", 0, "figures", to=[]), "predictions[0].figures"),
+        (_put("predictions", 0, "figures", "step_time_s", to="x"), "figures.step_time_s: must be a number"),
+        (_put("predictions", 0, "figures", "class_s", "matmul", to=[-1.0]), "figures.class_s"),
+    ],
+)
+def test_bad_predictions_are_said_with_their_key(
+    change: Callable[[dict[str, Any]], Any], words: str, made: Path, tmp_path: Path, capsys: Any
+) -> None:
+    path, alone = tmp_path / "p.json", str(made / "alone.yaml")
+    assert main(["predict", alone, "--out", str(path)]) == 0
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    capsys.readouterr()
+    command = ["compare", alone, "--measured", str(made / "measured"), "--predictions", str(path)]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_shipped_predictions_are_read() -> None:
+    for path in (ROOT / "calibration" / "results").glob("predictions*.json"):
+        assert read_predictions(path).figures
+
+
+@pytest.mark.parametrize("name", ["file", "file/out"])
+def test_results_go_into_no_file(name: str, made: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "file").write_text("kept")
+    alone, out = str(made / "alone.yaml"), str(tmp_path / name)
+    assert main(["compare", alone, "--measured", str(made / "measured"), "--out", out]) == 2
+    assert main(["measure", "--device", "cpu", "--out", out]) == 2
+    assert main(["train", "--device", "cpu", alone, "--out", out]) == 2
+    measured = str(ROOT / "calibration" / "measurements" / "h100-sxm-80gb")
+    profile = ["--base", "h100-sxm-80gb", "--out", str(tmp_path / "p.yaml")]
+    assert main(["fit", measured, *profile, "--plots", out]) == 2
+    said = capsys.readouterr().err
+    assert said.count("which is a file" if "/" in name else "is a file, not a folder") == 4
+    assert (tmp_path / "file").read_text() == "kept"
 
 
 def figures(step_s: float) -> Figures:

@@ -321,6 +321,15 @@ SHARED = {
     "power_w": [600, 600],
 }
 LAYERS = {"kind": "layers", "op": "passes", "params": {}, "ranks": [0], "time_s": 1.0, "block_s": [[1.0, 1.0]]}
+RACED = {
+    "kind": "interference",
+    "op": "all_reduce",
+    "params": {"kernel": "matmul", "bytes": 1024},
+    "ranks": [0, 1],
+    "kernel_s": 1e-3,
+    "kernel_beside_s": 1.2e-3,
+}
+PROFILED = {"kind": "kernels", "op": "attention", "params": {"of": "attention/bwd length=8"}, "ranks": [0]}
 PROBED = {"probe_s": [[0.2, 0.2, 0.2]], "probe_forward_s": [[0.1, 0.1, 0.1]]}
 
 
@@ -365,6 +374,15 @@ def without(row: Mapping[str, Any], key: str) -> dict[str, Any]:
             "params.dtype: a required key is missing",
         ),
         (SHARED | {"kind": "sustained", "op": "attention_fwd"}, "params.batch: a required key is missing"),
+        ({k: v for k, v in MEMORY.items() if k != "bytes"}, "bytes: a required key is missing"),
+        (MEMORY | {"p10_s": "x"}, "p10_s: must be a number"),
+        (MEMORY | {"power_w": "x"}, "power_w: must be a number"),
+        (MEMORY | {"kind": "matmul", "params": PRODUCT | {"role": "zzz"}}, "params.role: is no size of a case"),
+        (MEMORY | {"kind": "matmul", "params": PRODUCT | {"m": 0.5}}, "params.m: is no size of a case"),
+        (LAYERS | {"params": {"model": "zzz", "layers": 2}}, "params.model: is no size of a case"),
+        (RACED | {"collective_beside_s": "x"}, "collective_beside_s: must be a number"),
+        (PROFILED | {"kernels": [["a", "x"]]}, "kernels[0][1]: must be a number"),
+        (ENVIRONMENT | {"ranks": "two"}, "ranks: must be a whole number"),
         ({k: v for k, v in ENVIRONMENT.items() if k != "gpu"}, "gpu: measured without a GPU"),
         ({k: v for k, v in ENVIRONMENT.items() if k != "date"}, "date: a required key is missing"),
         ({"kind": 3}, "is not of a measurement"),
@@ -376,6 +394,43 @@ def test_a_bad_row_is_said_with_its_line_and_key(row: object, words: str, tmp_pa
     with pytest.raises(InputError) as caught:
         read(tmp_path)
     assert f"a.jsonl, line 2: {words}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (MEMORY | {"op": "embedding_bwd"}, "params.tokens: a required key is missing"),
+        (MEMORY | {"op": "layer_norm", "params": {"rows": 8}}, "params.width: a required key is missing"),
+        (MEMORY | {"kind": "matmul", "op": "grouped", "params": PRODUCT}, "params.batch: a required key is missing"),
+        (LAYERS, "params.model: a required key is missing"),
+        (LAYERS | {"params": {"model": "gpt"}}, "params.layers: a required key is missing"),
+        (LAYERS | {"params": {"part": "zzz"}}, "params.part: is not known"),
+        (RACED, "collective_s: a required key is missing"),
+        (RACED | {"collective_s": 1e-3, "params": {"kernel": "zzz", "bytes": 8}}, "params.kernel: is not known"),
+    ],
+)
+def test_what_a_fit_needs_of_a_row_is_said_with_its_line(row: object, words: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (ENVIRONMENT, row)))
+    with pytest.raises(InputError) as caught:
+        fit(read(tmp_path), load_profile("h100-sxm-80gb"), "mine")
+    assert f"a.jsonl, line 2: {words}" in str(caught.value)
+
+
+def test_kernels_of_a_case_that_is_not_told_are_said_with_their_line(tmp_path: Path) -> None:
+    row = PROFILED | {"kernels": [["a", 1e-6], ["b", 2e-6]]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    (case,) = read(tmp_path).rows
+    with pytest.raises(InputError, match=r"a\.jsonl, line 1: params\.of: params\.batch: a required key is missing"):
+        attention._around(Cases((case,), ()), load_profile("h100-sxm-80gb"), "cudnn")
+
+
+def test_part_of_the_layers_is_not_enough() -> None:
+    """Forward passes alone say nothing of backward ones."""
+    params = {"model": "gpt", "layers": 2}
+    case = Measured("layers", "forward", params, (0,), {"time_s": 1e-3, "params": params})
+    with pytest.raises(InputError, match="layers: too few cases to tell what the host takes") as caught:
+        fit(Cases((case,), (ENVIRONMENT,)), load_profile("h100-sxm-80gb"), "mine")
+    assert "backward_matmul" in str(caught.value)
 
 
 def test_what_is_measured_can_be_read() -> None:
@@ -443,6 +498,7 @@ def test_measurements_of_two_gpus_are_not_mixed(tmp_path: Path) -> None:
         (["--hold-out", "2"], "leaves no collective to fit"),
         (["--out", "none/mine.yaml"], "its directory does not exist"),
         (["--out", "."], "--out"),
+        (["--out", "a.jsonl"], "is a file that this command reads"),
         (["--plots", "a.jsonl"], "is a file, not a folder"),
     ],
 )

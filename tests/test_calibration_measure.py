@@ -57,6 +57,24 @@ def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
         Rows(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["notes of mine", "notes of mine\n", '{"kind": "matmul", "op": "m\n', '{"a": '])
+def test_a_last_line_that_was_not_cut_off_stays(text: str, tmp_path: Path) -> None:
+    """One that is cut off has no end, and begins as all do."""
+    (tmp_path / "measurements.jsonl").write_text(text)
+    with pytest.raises(InputError, match="line 1 is not JSON"):
+        Rows(tmp_path)
+    assert (tmp_path / "measurements.jsonl").read_text() == text
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "3", "{}", '{"kind": "matmul"}', '{"kind": "a", "op": "b", "params": [], "ranks": []}']
+)
+def test_a_line_of_another_shape_is_said(line: str, tmp_path: Path) -> None:
+    (tmp_path / "measurements.jsonl").write_text(f"{line}\n")
+    with pytest.raises(InputError, match="line 1 is not of a measurement"):
+        Rows(tmp_path)
+
+
 def test_the_order_is_mixed_and_always_the_same() -> None:
     cases = [Case("matmul", "mm", {"m": m}) for m in range(50)]
     assert shuffled(cases) == shuffled(cases + cases)

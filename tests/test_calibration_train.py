@@ -322,7 +322,16 @@ def test_workloads_of_one_name_are_refused(tmp_path: Path, capsys: pytest.Captur
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("text", ['{"format": 1, "na', "[]", "{}", '{"name": "w", "status": "ok"}'])
+LEFT = {"name": "w", "status": "ok", "reason": "", "workload": {}, "environment": {}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('{"format": 1, "na', "[]", "{}", '{"name": "w", "status": "ok"}'),
+        *(json.dumps(LEFT | more) for more in ({"steps": []}, {"steps": {"warm_up": "x"}}, {"ranks": [{"host": 3}]})),
+    ],
+)
 def test_a_record_that_was_cut_off_is_said(text: str, tmp_path: Path) -> None:
     (tmp_path / "w.yaml").write_text("model: {}")
     (tmp_path / "w.json").write_text(text)

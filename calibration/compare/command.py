@@ -31,6 +31,7 @@ from calibration.compare.meetings import meetings
 from calibration.compare.record import Run
 from calibration.compare.software import as_it_ran
 from calibration.compare.table import as_csv, as_text
+from calibration.folders import folder
 from calibration.predict.command import add_set
 from calibration.predict.predictions import Predictions, Simulated, read_predictions, simulate_all
 from simulator.analysis.envelope import envelope
@@ -81,9 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out
     if not arguments.measured.is_dir():
         raise InputError("no such folder", file="--measured", found=str(arguments.measured))
-    if out.exists() and not out.is_dir():
-        raise InputError("is a file, not a folder", file="--out", found=str(out))
-    if out.resolve() == arguments.measured.resolve():
+    if folder("--out", out).resolve() == arguments.measured.resolve():
         raise InputError("is the folder of the measured runs", file="--out", found=str(out), fix="another folder")
     predicted = [Committed(path, read_predictions(path), first_with(path)) for path in arguments.predictions]
     changes = parse_changes(arguments.changes)

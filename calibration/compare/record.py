@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from calibration.train.record import FORMAT
+from calibration.train.record import FORMAT, Told
 from simulator.config.files import read_json
-from simulator.config.section import AsTuple, Section, Text, validated
+from simulator.config.section import AsTuple, Text, validated
 from simulator.errors import InputError
 
 Positive = Annotated[float, Field(gt=0)]
@@ -26,12 +26,6 @@ def _date(value: object) -> datetime.datetime:
 
 #: Sections that are empty where nothing was measured.
 _Empty = BeforeValidator(lambda value: value or None)
-
-
-class Told(Section):
-    """A section of which more is recorded than is read."""
-
-    model_config = ConfigDict(extra="ignore")
 
 
 class StepTime(Told):

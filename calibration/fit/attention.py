@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from calibration.fit.cases import Cases, Measured
+from calibration.fit.cases import Cases, Measured, profiled
 from calibration.fit.part import Constants, Part, Point, every_second, rounded, search
 from simulator.config.kernels import AroundCurve, AttentionModel
 from simulator.config.profile import Profile
@@ -132,10 +132,8 @@ def _around(cases: Cases, profile: Profile, backend: str) -> AroundCurve | None:
     """The kernels around a backward one by their bytes, as a profiler saw them: all but the longest."""
     measured: list[tuple[float, float]] = []
     for case in cases.of("kernels", "attention"):
-        op, *params = str(case.params["of"]).removeprefix("attention/").split()
-        given = dict(param.split("=") for param in params)
-        if op == "bwd" and given["backend"] == backend and len(case.row["kernels"]) > 1:
-            whole = Measured("attention", op, given | {"causal": given["causal"] == "True"}, (0,), {})
+        whole = profiled(case)
+        if whole.op == "bwd" and whole.params["backend"] == backend and len(case.row["kernels"]) > 1:
             seconds = [float(seconds) for _, seconds in case.row["kernels"]]
             measured.append((around_bytes(kernel_of(whole)), sum(seconds) - max(seconds)))
     if not measured:

@@ -15,7 +15,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from calibration.narrow import LAYOUTS, MODELS
 from calibration.text import read_packed
+from simulator.config.files import brief
 from simulator.config.section import AsTuple, Section, validated
 from simulator.errors import InputError
 
@@ -23,15 +25,36 @@ from simulator.errors import InputError
 MEASURED = "measured"
 
 
+class Line(dict[str, Any]):
+    """A part of a line that was read at ``place``; a key that is asked for and is not there is an `InputError`."""
+
+    def __init__(self, data: Mapping[str, Any], place: str, prefix: str = "") -> None:
+        super().__init__(data)
+        self.place, self.prefix = place, prefix
+
+    def __missing__(self, key: str) -> Any:
+        raise InputError("a required key is missing", file=self.place, key=f"{self.prefix}{key}")
+
+
 @dataclass(frozen=True)
 class Measured:
-    """One case that was measured: ``row`` is the line of the file (see calibration/measurements/README.md)."""
+    """One case that was measured: ``row`` is the line of the file (see calibration/measurements/README.md), ``place``
+    where it stands."""
 
     kind: str
     op: str
     params: Mapping[str, Any]
     ranks: tuple[int, ...]
     row: Mapping[str, Any]
+    place: str = ""
+
+    def word(self, name: str, known: Iterable[str]) -> str:
+        """The parameter ``name``. Raises `InputError` where it is none of the words that are ``known``."""
+        word = str(self.params[name])
+        if word not in (words := list(known)):
+            allowed = ", ".join(words)
+            raise InputError("is not known", file=self.place, key=f"params.{name}", found=word, allowed=allowed)
+        return word
 
     @property
     def seconds(self) -> float:
@@ -68,15 +91,19 @@ class Cases:
 SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 
 
+def files_of(measured: Path) -> list[Path]:
+    """The file of measurements, or those of a directory."""
+    inside = sorted(measured.glob("*")) if measured.is_dir() else [measured]
+    return [path for path in inside if path.name.endswith(SUFFIXES) and path.is_file()]
+
+
 def read(measured: Path) -> Cases:
     """Read a file of measurements, or all of a directory, by their suffixes; lines that are equal in everything are one
     measurement. Raises `InputError` where there are none, one that is not of measurements, or several GPUs' in one."""
     rows: list[Measured] = []
     environments: list[Mapping[str, Any]] = []
-    inside = sorted(measured.glob("*")) if measured.is_dir() else [measured]
-    files = [path for path in inside if path.name.endswith(SUFFIXES) and path.is_file()]
     lines: set[str] = set()
-    for path in files:
+    for path in files_of(measured):
         text = read_packed(path)
         if ".jsonl" not in path.name:
             rows += _published(path, text)
@@ -117,8 +144,15 @@ class Told(Section):
 
 class Environment(Told):
     gpu: str
-    date: str
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
     command: str = ""
+    ranks: Annotated[int, Field(ge=1)] = 1
+    nvls: bool | None = None
+    l2_bytes: Annotated[int, Field(ge=0)] | None = None
+    torch: str | None = None
+    cuda: str | None = None
+    nccl: str | None = None
+    nvidia_smi: Annotated[tuple[str, ...], AsTuple] = ()
 
 
 class Row(Told):
@@ -129,9 +163,13 @@ class Row(Told):
     params: dict[str, Any]
     ranks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], AsTuple, Field(min_length=1)]
     bytes: Annotated[float, Field(ge=0)] | None = None
+    p10_s: Positive | None = None
+    p90_s: Positive | None = None
     host_s: Positive | None = None
     each_s: Annotated[tuple[Positive, ...], AsTuple] | None = None
     series_s: Annotated[tuple[Positive, ...], AsTuple] | None = None
+    sm_mhz: Any = None
+    power_w: Any = None
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:
@@ -140,17 +178,28 @@ class Row(Told):
             if name not in self.params:
                 raise InputError("a required key is missing", key=f"params.{name}")
         for name, value in self.params.items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (isinstance(value, bool | str) if name in WORDS else number and 0 < value < math.inf):
-                allowed = "a text, true or false" if name in WORDS else "a number > 0"
-                raise InputError("is no size of a case", key=f"params.{name}", found=value, allowed=allowed)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+            known = number and (name in FRACTIONS or value == int(value))
+            if name in WORDS:
+                known = value in WORDS[name] if WORDS[name] else isinstance(value, bool | str)
+            if not known:
+                of_word = ", ".join(map(str, WORDS.get(name, ()))) or "a text, true or false"
+                allowed = of_word if name in WORDS else "a number > 0" if name in FRACTIONS else "a whole number > 0"
+                raise InputError("is no size of a case", key=f"params.{name}", found=brief(value), allowed=allowed)
         return self
 
 
-#: Parameters of cases that are no numbers.
-WORDS = frozenset(
-    ("dtype", "role", "skew", "backend", "causal", "kernel", "of", "beside", "model", "part", "layout", "recompute")
-)
+#: Parameters of cases that are no numbers, and which words are known where not any may be.
+WORDS: Mapping[str, tuple[object, ...]] = {
+    **dict.fromkeys(("dtype", "backend", "kernel", "of", "beside", "part"), ()),
+    **dict.fromkeys(("skew", "causal"), (True, False)),
+    "role": ("fwd", "dgrad", "wgrad"),
+    "model": tuple(MODELS),
+    "layout": tuple(LAYOUTS),
+    "recompute": ("selective", "full"),
+}
+#: Parameters that may lie between whole numbers.
+FRACTIONS = ("share", "period_s", "seconds")
 #: Kind of row -> the parameters that tell each of its cases.
 TOLD_BY: Mapping[str, tuple[str, ...]] = {
     "matmul": ("m", "n", "k", "role", "dtype"),
@@ -170,11 +219,18 @@ def _told_by(kind: str, op: str) -> tuple[str, ...]:
 
 class Timed(Row):
     time_s: Positive
+    sm_mhz: Positive | None = None
+    power_w: Positive | None = None
 
 
-class Sustained(Timed):
+class Streamed(Timed):
+    bytes: Annotated[float, Field(ge=0)]
+
+
+class Sustained(Row):
     """A case that ran for seconds without a pause: the time of each batch, and what the GPU said between them."""
 
+    time_s: Positive
     series_s: Annotated[tuple[Positive, ...], AsTuple, Field(min_length=1)]
     sm_mhz: Annotated[tuple[Positive, ...], AsTuple] = ()
     power_w: Annotated[tuple[Positive, ...], AsTuple] = ()
@@ -202,6 +258,7 @@ class Raced(Row):
     kernel_s: Positive
     kernel_beside_s: Positive
     collective_s: Positive | None = None
+    collective_beside_s: Positive | None = None
 
 
 class Moving(Timed):
@@ -209,7 +266,7 @@ class Moving(Timed):
 
 
 class Profiled(Row):
-    kernels: Annotated[tuple[Any, ...], AsTuple]
+    kernels: Annotated[tuple[tuple[str, Annotated[float, Field(ge=0)]], ...], Lists]
 
 
 class Layers(Timed):
@@ -239,7 +296,8 @@ class Layers(Timed):
 
 #: Kind of row -> what it must tell.
 KINDS: Mapping[str, type[Row]] = {
-    **dict.fromkeys(("matmul", "attention", "memory", "copy", "launch"), Timed),
+    **dict.fromkeys(("matmul", "attention", "copy", "launch"), Timed),
+    "memory": Streamed,
     "sustained": Sustained,
     "shared": Shared,
     "collective": Collective,
@@ -266,7 +324,26 @@ def _row(line: str, place: str) -> Measured | Environment | None:
     if "error" in data:
         return None
     row = validated(KINDS.get(data["kind"], Row), data, place)
-    return Measured(row.kind, row.op, row.params, row.ranks, data)
+    told = {key: value for key, value in data.items() if value is not None}
+    return Measured(row.kind, row.op, Line(row.params, place, "params."), row.ranks, Line(told, place), place)
+
+
+def profiled(case: Measured) -> Measured:
+    """The case that one of kind ``kernels`` looks into, as its key says (`Case.key`). Raises `InputError`."""
+    told, *params = str(case.params["of"]).split()
+    kind, _, op = told.partition("/")
+    given = dict(param.partition("=")[::2] for param in params)
+    data = {"kind": kind, "op": op, "params": {name: _value(text) for name, text in given.items()}, "ranks": [0]}
+    row = validated(Row, data, f"{case.place}: params.of" if case.place else None)
+    return Measured(kind, op, Line(row.params, case.place, "params.of: "), row.ranks, {}, case.place)
+
+
+def _value(text: str) -> object:
+    """A parameter as a key says it."""
+    try:
+        return {"True": True, "False": False}[text] if text in ("True", "False") else int(text)
+    except ValueError:
+        return text
 
 
 def _published(path: Path, text: str) -> Iterator[Measured]:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from calibration.fit import collectives, hosts, interference, kernels, launch, picture, power
-from calibration.fit.cases import MEASURED, Cases, read
+from calibration.fit.cases import MEASURED, Cases, files_of, read
 from calibration.fit.part import Point, residuals
 from calibration.fit.writer import written
+from calibration.folders import folder
 from calibration.gpus import card_of, driver_of, is_of_type
 from simulator.cli.outputs import check_outputs
 from simulator.config import catalog
@@ -56,9 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 when the profile was written. Raises `InputError`."""
-    check_outputs({"--out": arguments.out})
-    if arguments.plots is not None and arguments.plots.exists() and not arguments.plots.is_dir():
-        raise InputError("is a file, not a folder", file="--plots", found=str(arguments.plots))
+    check_outputs({"--out": arguments.out}, inputs=files_of(arguments.measured))
+    if arguments.plots is not None:
+        folder("--plots", arguments.plots)
     cases = replace(read(arguments.measured), hold_out=frozenset(arguments.hold_out))
     _held_out(cases)
     base, shipped = arguments.base or arguments.out.stem, catalog.names("profile")

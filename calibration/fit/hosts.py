@@ -24,6 +24,7 @@ from simulator.build import build_program
 from simulator.config.host import AroundOps, LaunchClass
 from simulator.costs import Costs, launch
 from simulator.engine.host import issued_by
+from simulator.errors import InputError
 from simulator.model import layer
 from simulator.program import Block, Role, Step
 from simulator.program.ops import COMPUTE_LANE
@@ -101,6 +102,14 @@ def fitted(cases: Cases) -> tuple[dict[str, object], list[Point]]:
     equations = [equation for case in cases.of("layers") for equation in _equations(case, members(case, usual))]
     kinds = sorted({kind for equation in equations for kind in equation.counts})
     seconds = dict(zip(kinds, least_squares(equations, kinds), strict=True))
+    needed = {f"{way}_{name}" for way in ("forward", "backward") for name in get_args(LaunchClass)}
+    if untold := sorted(kind for kind in needed | (seconds.keys() & {"collective", "p2p"}) if not seconds.get(kind)):
+        raise InputError(
+            "too few cases to tell what the host takes for each kind of op",
+            key="layers",
+            found=f"nothing of {', '.join(untold)}",
+            fix="all cases of measure --only layers",
+        )
     found: dict[str, object] = {
         f"{way}_s": {name: rounded(seconds[f"{way}_{name}"]) for name in get_args(LaunchClass)}
         for way in ("forward", "backward")
@@ -128,7 +137,7 @@ def _issued(case: Measured, n_members: int) -> list[tuple[str, Issued]]:
     """By which name, and what, every member issued."""
     params, found = case.params, Issued()
     if "part" in params:
-        forward, backward = MODULES[params["part"]]
+        forward, backward = MODULES[case.word("part", MODULES)]
         found.update({(kind, False): n * DEPTH for kind, n in forward.items()})
         if case.op == "passes":
             found.update({(kind, True): n * DEPTH for kind, n in backward.items()} | {("autograd", True): 1})

@@ -185,7 +185,7 @@ def speeds(profile: Profile) -> Speed:
 
 def slow_down(case: Measured, speed: Speed) -> float:
     """That of a measured kernel: by the race of the two, or beside what waits all the time."""
-    beside = speed(str(case.params["kernel"]), case.op)
+    beside = speed(case.word("kernel", RACED | STREAMS), case.op)
     if case.op == LATE:
         return 1 / beside
     return race(float(case.row["kernel_s"]), float(case.row["collective_s"]), beside)

@@ -11,6 +11,8 @@ from calibration.measure.case import Case
 from simulator.errors import InputError
 
 FILE = "measurements.jsonl"
+#: Of each of its lines.
+BEGINS = '{"kind"'
 #: What must not differ between runs whose rows stand in one file.
 SAME = ("gpu", "torch", "cuda", "nccl", "nvls", "device")
 
@@ -75,12 +77,30 @@ def key_of(row: dict[str, Any]) -> str:
 def _read(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as problem:
+        raise InputError(
+            f"cannot be read: {getattr(problem, 'strerror', None) or 'is not text (UTF-8)'}", file=path
+        ) from None
+    lines = text.splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            yield json.loads(line)
+            row = json.loads(line)
         except ValueError:
-            if number == len(lines):  # cut off while it was written: measured again
+            own = line.startswith(BEGINS) or BEGINS.startswith(line)
+            if number == len(lines) and not text.endswith("\n") and own:  # cut off as it was written: measured again
                 path.write_text("".join(f"{good}\n" for good in lines[:-1]), encoding="utf-8")
                 return
             raise InputError(f"line {number} is not JSON", file=path, fix="remove the line") from None
+        if not _is_row(row):
+            raise InputError(f"line {number} is not of a measurement", file=path, fix="remove the line")
+        yield row
+
+
+def _is_row(row: object) -> bool:
+    """Whether it has what tells a case, or is of a machine."""
+    if not isinstance(row, dict) or row.get("kind") == "environment":
+        return isinstance(row, dict)
+    kinds = {"kind": str, "op": str, "params": dict, "ranks": list}
+    return all(isinstance(row.get(key), kind) for key, kind in kinds.items())

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from calibration.commits import head, sha256
 from calibration.compare.figures import Figures, simulated_figures
+from calibration.compare.record import Positive
+from calibration.train.record import Told
 from calibration.workloads import check_name
 from simulator.api import Result, run
 from simulator.config import Workload, load_workload
 from simulator.config.catalog import find
-from simulator.config.files import read_text
+from simulator.config.files import read_json, read_text
+from simulator.config.section import AsTuple, validated
 from simulator.errors import DeadlockError, InputError
 
 FORMAT = 1
@@ -108,22 +112,46 @@ def predictions(simulated: Sequence[Simulated], changes: Mapping[str, Any]) -> d
     }
 
 
+_Seconds = Annotated[float, Field(ge=0)]
+
+
+class _Figures(Told):
+    step_time_s: Positive
+    mfu: float | None = None
+    peak_allocated_bytes: Annotated[tuple[Annotated[float, Field(ge=0)], ...], AsTuple]
+    class_s: dict[str, _Seconds | Annotated[tuple[_Seconds, ...], AsTuple] | None]
+    exposed_s: _Seconds | None = None
+    bubble: float | None = None
+
+
+class _Row(Told):
+    name: str
+    workload_sha256: str
+    profile: str
+    figures: _Figures | None = None
+
+
+class _File(Told):
+    date: str
+    commit: str
+    changes: dict[str, Any]
+    profiles: dict[str, str]
+    predictions: Annotated[tuple[_Row, ...], AsTuple]
+
+
 def read_predictions(path: Path) -> Predictions:
     """Raises `InputError` where it is no file of predictions."""
-    try:
-        data = json.loads(read_text(path))
-        rows = data["predictions"]
-        if data["format"] != FORMAT:
-            raise InputError("of another format", file=path, key="format", found=data["format"], allowed=FORMAT)
-        return Predictions(
-            date=data["date"],
-            commit=data["commit"],
-            changes=data["changes"],
-            profiles=data["profiles"],
-            workloads={row["name"]: row["workload_sha256"] for row in rows},
-            on={row["name"]: row["profile"] for row in rows},
-            figures={row["name"]: Figures.from_dict(row["figures"]) for row in rows if "figures" in row},
-        )
-    except (ValueError, TypeError, KeyError) as problem:
-        fix = "python -m calibration predict writes one"
-        raise InputError("no file of predictions", file=path, fix=fix) from problem
+    data = read_json(path)
+    if data.get("format") != FORMAT:
+        fix, found = "python -m calibration predict writes one", data.get("format")
+        raise InputError("no file of predictions", file=path, key="format", found=found, allowed=FORMAT, fix=fix)
+    file = validated(_File, data, path)
+    return Predictions(
+        date=file.date,
+        commit=file.commit,
+        changes=file.changes,
+        profiles=file.profiles,
+        workloads={row.name: row.workload_sha256 for row in file.predictions},
+        on={row.name: row.profile for row in file.predictions},
+        figures={row.name: Figures.from_dict(row.figures.model_dump()) for row in file.predictions if row.figures},
+    )

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
+from calibration.folders import folder
 from calibration.measure import ranks
 from calibration.measure.case import Case
 from calibration.train.length import Length
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     named = by_name(arguments.workloads)
     import_module(WORKER)  # what training needs is there, before anything is written
     needed, refused = _checked(named)
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    folder("--out", arguments.out).mkdir(parents=True, exist_ok=True)
     gpu, warm_up = arguments.device == "cuda", int(_length(arguments)["warm_up"])
     records = Records(
         arguments.out,

@@ -59,12 +59,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import ConfigDict
 
 from calibration.commits import sha256
 from calibration.workloads import is_of
 from simulator.config.files import read_json, read_text
-from simulator.errors import InputError
+from simulator.config.section import AsTuple, Section, validated
 
 if TYPE_CHECKING:
     from calibration.train.profile import Span
@@ -72,6 +74,37 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 COLUMNS = ("rank", "stream", "class", "kind", "name", "start_s", "end_s")
+
+
+class Told(Section):
+    """A section of which more is recorded than is read."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Steps(Told):
+    warm_up: int = 0
+    timed: int = 0
+
+
+class Host(Told):
+    probe_s: Annotated[tuple[float, ...], AsTuple] = ()
+
+
+class Rank(Told):
+    host: Host = Host()
+
+
+class Left(Told):
+    """What of a record says whether its run is to be made again."""
+
+    name: str
+    status: str
+    reason: str
+    workload: dict[str, Any]
+    environment: dict[str, Any]
+    steps: Steps = Steps()
+    ranks: Annotated[tuple[Rank, ...], AsTuple] = ()
 
 
 class Records:
@@ -112,21 +145,17 @@ class Records:
     def tell(self) -> int:
         """Say how all went; 1 where not all went well."""
         found = [self._read(name) for name in self.paths if self._path(name).exists()]
-        bad = [record for record in found if record["status"] != "ok"]
+        bad = [record for record in found if record.status != "ok"]
         for record in bad:
-            print(f"{record['status']} {record['name']}: {record['reason']}", file=sys.stderr)
+            print(f"{record.status} {record.name}: {record.reason}", file=sys.stderr)
         print(f"{len(found) - len(bad)} trained, {len(bad)} failed or skipped: {self.directory}", file=sys.stderr)
         return 1 if bad or len(found) < len(self.paths) else 0
 
     def _path(self, name: str) -> Path:
         return self.directory / f"{name}.json"
 
-    def _read(self, name: str) -> dict[str, Any]:
-        record = read_json(self._path(name))
-        for key, kind in {"name": str, "status": str, "reason": str, "workload": dict, "environment": dict}.items():
-            if not isinstance(record.get(key), kind):
-                raise InputError("no record of a run", file=self._path(name), key=key, fix="remove the file")
-        return record
+    def _read(self, name: str) -> Left:
+        return validated(Left, read_json(self._path(name)), self._path(name))
 
     def stands(self, name: str, *, failed_too: bool) -> bool:
         """Whether there is a result of the same workload, or if ``failed_too`` a failure. What was tried without GPUs
@@ -135,16 +164,13 @@ class Records:
         if not self._path(name).exists():
             return False
         record = self._read(name)
-        same = is_of(record["workload"], self.paths[name], self.workloads.get(name))
-        if not same or (self.gpu and "gpu" not in record["environment"]):
+        same = is_of(record.workload, self.paths[name], self.workloads.get(name))
+        if not same or (self.gpu and "gpu" not in record.environment):
             return False
-        if record["status"] == "ok":
-            steps = record.get("steps", {})
-            probed = not (self.gpu and self.probe_all) or all(
-                len(rank["host"]["probe_s"]) >= steps["timed"] + 2 for rank in record["ranks"]
-            )
-            return probed and bool(steps.get("warm_up", 0) >= self.warm_up)
-        return failed_too and record["status"] == "failed"
+        if record.status != "ok":
+            return failed_too and record.status == "failed"
+        probed = all(len(rank.host.probe_s) >= record.steps.timed + 2 for rank in record.ranks)
+        return record.steps.warm_up >= self.warm_up and (probed or not (self.gpu and self.probe_all))
 
     def _write(self, name: str, status: str, reason: str, row: dict[str, Any]) -> None:
         text = read_text(self.paths[name])
