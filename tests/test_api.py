@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pydoc
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -37,6 +38,24 @@ def test_peaks_of_a_schedule_are_worked_out_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(bare, "peak_activations", counted)
     assert simulator.schedule("1f1b", 8, 16).to_dict()["peak_activations"] == [8, 7, 6, 5, 4, 3, 2, 1]
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"dp": 4, "zero": 3}, {"dp": 4, "data_parallel": "async"}, {"dp": 4, "zero": 3, "offload": {"parameters": "cpu"}}],
+)
+def test_nothing_is_read_out_of_labels(layout: dict[str, object]) -> None:
+    """They name steps for people and for each other: with numbers in their place results say the same."""
+    work = job(training__implementation="eager", training__global_batch=32) | {"parallelism": layout}
+    result = simulator.run(work)
+    number = {label: str(at) for at, label in enumerate(dict.fromkeys(result.played.labels))}
+    played = replace(result.played, labels=tuple(number[label] for label in result.played.labels))
+    if result.steady is None:
+        nameless = replace(result, spans=played)
+    else:
+        nameless = replace(result, steady=replace(result.steady, played=played))
+    assert nameless.memories == result.memories
+    assert nameless.to_dict() == result.to_dict()
 
 
 def test_a_trace_of_ranks_that_others_stand_for(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_schemas_are_printed(kind: str, capsys: pytest.CaptureFixture[str]) -> N
     assert command("check", "w.yaml", "--schema", kind) == 2
 
 
-KINDS = ["models", "topologies", "gpus", "schedules", "profiles", "stacks", "collectives", "workloads"]
+KINDS = ["models", "topologies", "gpus", "schedules", "profiles", "stacks", "collectives", "workloads", "suites"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

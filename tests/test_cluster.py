@@ -17,7 +17,7 @@ from simulator.cluster import Cluster, build_cluster
 from simulator.config import catalog
 from simulator.config.cluster import Fabric, load_cluster
 from simulator.errors import InputError
-from simulator.fabrics import FABRICS, Ports, Switches
+from simulator.fabrics import FABRICS, Kind, Ports, Switches
 
 SHIPPED = catalog.names("cluster")
 
@@ -100,7 +100,7 @@ def test_a_fabric_is_a_function_and_a_line(monkeypatch: pytest.MonkeyPatch) -> N
         return Switches(tuple(("switch",) * len(nics) for nics in ports), (), 1)
 
     assert set(FABRICS) == set(get_args(Fabric.model_fields["kind"].annotation))
-    monkeypatch.setitem(FABRICS, "one_switch", one_switch)
+    monkeypatch.setitem(FABRICS, "one_switch", Kind(one_switch))
     spec = load_cluster({"name": "dgx_a100", "node": {"nvlink": {"kind": "none", "bandwidth_Bps": 0.0}}}, nodes=2)
     spec = spec.model_copy(update={"fabric": spec.fabric.model_copy(update={"kind": "one_switch"})})
     built = build_cluster(spec)

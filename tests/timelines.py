@@ -47,6 +47,7 @@ class Span:
     free: float = 0.0
     workspace: float = 0.0
     label: str = ""
+    part: str = ""
     rows: tuple[Sequence[float], Sequence[float]] | None = field(default=None)
 
 
@@ -94,6 +95,7 @@ def timeline(
         start_s=floats(s.start for s in listed),
         end_s=floats(ends),
         labels=tuple(s.label for s in listed),
+        parts=tuple(s.part for s in listed),
         alloc_bytes=floats(s.alloc for s in listed),
         free_bytes=floats(s.free for s in listed),
         workspace_bytes=floats(s.workspace for s in listed),

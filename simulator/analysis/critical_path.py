@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from simulator.program.ops import COMPUTE_LANE
-from simulator.timeline import CATEGORIES, Template, Timeline
+from simulator.timeline import CATEGORIES, FIRST_COMMUNICATION, Template, Timeline
 
-_FIRST_COMMUNICATION = CATEGORIES.index("tp")
 _OWN_CLASS = ("recompute", "optimizer")
 WAITING, LAUNCH = "waiting", "host launch"
 
@@ -36,7 +35,7 @@ def critical_path(timeline: Timeline, window: tuple[float, float] | None = None)
 def op_class(category: int, kind: str) -> str:
     """The class that an op's seconds are counted in."""
     name = CATEGORIES[category]
-    if category >= _FIRST_COMMUNICATION:
+    if category >= FIRST_COMMUNICATION:
         return f"{name} communication"
     return name if name in _OWN_CLASS else kind
 
@@ -59,7 +58,7 @@ class _Walker:
             self.by_end[rank] = (timeline.end_s[spans].tolist(), spans.tolist())
         first_category = np.array([int(t.category[0]) if len(t) else 0 for t in timeline.templates], dtype=np.int64)
         self.category = first_category[timeline.template]
-        communicates = np.flatnonzero(self.category >= _FIRST_COMMUNICATION)
+        communicates = np.flatnonzero(self.category >= FIRST_COMMUNICATION)
         self.by_start = communicates[np.argsort(timeline.start_s[communicates], kind="stable")]
         self.starts = timeline.start_s[self.by_start].tolist()
         self.shares: dict[int, dict[str, float]] = {}
@@ -118,7 +117,7 @@ class _Walker:
         """The span, or where it is one member's view of a communication, that of the last member to launch it."""
         timeline = self.timeline
         rank = int(timeline.rank[span])
-        if self.category[span] < _FIRST_COMMUNICATION or timeline.launched_s[span] >= now - self.tolerance:
+        if self.category[span] < FIRST_COMMUNICATION or timeline.launched_s[span] >= now - self.tolerance:
             return span
         index = bisect_right(self.starts, now + self.tolerance) - 1
         while index >= 0 and self.starts[index] >= now - self.tolerance:

@@ -263,7 +263,10 @@ def held_activations(timeline: Timeline, curve: Curve, holdings: Holdings) -> Fl
     return np.minimum(np.cumsum(changes), curve.held)
 
 
-_MOVES = {"gather": "the gathering of parameters", "reduce": "the reduction of gradients"}
+_MOVES = {
+    **dict.fromkeys(("dp_gather", "h2d_params", "nvme_read_params"), "the gathering of parameters"),
+    **dict.fromkeys(("dp", "dp_replica", "d2h_grads", "push"), "the reduction of gradients"),
+}
 _PASSES = {"F": "the forward pass", "B": "the backward pass", "I": "the input gradient", "W": "the weight gradient"}
 
 
@@ -277,7 +280,7 @@ def _running(timeline: Timeline, curve: Curve, at: int) -> str:
         return (
             "the optimizer"
             if phase == "O"
-            else _MOVES.get(timeline.labels[index].split()[0], "a transfer beside the passes")
+            else _MOVES.get(timeline.lane_names[timeline.lane[index]], "a transfer beside the passes")
         )
     return f"{_PASSES[phase]} of micro-batch {timeline.microbatch[index]}, stage {timeline.stage[index]}"
 

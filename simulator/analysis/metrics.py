@@ -19,10 +19,8 @@ from simulator.analysis.activity import (
     weigh,
 )
 from simulator.analysis.links import links_of_purpose
-from simulator.timeline import CATEGORIES, Floats, Ints, Timeline
+from simulator.timeline import CATEGORIES, COMMUNICATION, FIRST_COMMUNICATION, Floats, Ints, Timeline
 
-COMMUNICATION = ("tp", "cp", "ep", "pp", "dp", "offload")
-_COMMUNICATION_CODES = [CATEGORIES.index(kind) for kind in COMMUNICATION]
 #: What a pipeline's rank is busy with: the rest of its window is bubble.
 _BUSY = [CATEGORIES.index(kind) for kind in ("compute", "recompute", "tp", "cp", "ep")]
 
@@ -100,7 +98,7 @@ def time_breakdown(activity: Activity, pipelines: Sequence[Sequence[int]]) -> di
         "compute": float(spent[0]),
         "recompute": float(spent[1]),
         "optimizer": float(spent[2]),
-        "exposed": {kind: float(spent[code]) for kind, code in zip(COMMUNICATION, _COMMUNICATION_CODES, strict=True)},
+        "exposed": {kind: float(spent[code]) for code, kind in enumerate(COMMUNICATION, start=FIRST_COMMUNICATION)},
         "host": max(float(spent[HOST]), 0.0),  # a difference of sums
         "bubble": max(idle - other, 0.0),
         "other": other,
@@ -133,7 +131,7 @@ def communication(activity: Activity) -> dict[str, dict[str, Any]]:
             "algorithm": timeline.algorithms.get(kind, "none"),
             "links": links_of_purpose(timeline, kind),
         }
-        for kind, code in zip(COMMUNICATION, _COMMUNICATION_CODES, strict=True)
+        for code, kind in enumerate(COMMUNICATION, start=FIRST_COMMUNICATION)
     }
 
 

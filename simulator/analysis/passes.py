@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from simulator.analysis.holdings import Holdings
-from simulator.build.fsdp import COPIES
 from simulator.model import by_part
 from simulator.timeline import Timeline
 
@@ -47,7 +46,7 @@ def turns(timeline: Timeline, spans: Iterable[int], holdings: Holdings) -> dict[
         if holdings.by_part:
             pieces = {}
             for span in ordered:
-                pieces.setdefault(timeline.labels[span].replace(COPIES, ""), []).append(span)
+                pieces.setdefault(timeline.parts[span], []).append(span)
             groups = by_part(parts, phase)
         for piece, group in zip(pieces.values(), groups, strict=True):
             for span, starts, turn in zip((piece[0], piece[-1]), (1, 0), _TURNS[phase], strict=True):

@@ -47,6 +47,5 @@ def _by_part(played: Timeline, lane: str, values: Floats) -> dict[tuple[int, str
     found: dict[tuple[int, str], list[float]] = {}
     code = played.lane_names.index(lane) if lane in played.lane_names else -1
     for span in np.flatnonzero(played.lane == code).tolist():
-        part = played.labels[span].partition("@")[0].removesuffix(" update")
-        found.setdefault((int(played.rank[span]), part), []).append(float(values[span]))
+        found.setdefault((int(played.rank[span]), played.parts[span]), []).append(float(values[span]))
     return {key: np.array(times) for key, times in found.items()}

@@ -31,8 +31,6 @@ from simulator.program import Block, Step
 #: (stage, index of the layer among the stage's parts), or (stage, `ROOT`).
 Unit = tuple[int, int]
 ROOT = -1
-#: What the label of the copies before a piece of a pass has more than that of the piece.
-COPIES = " copies"
 
 
 def fully_sharded(
@@ -152,7 +150,7 @@ class _Sharder:
             self._split[key] = Block(f"{piece.op.name} copies", first), Block(piece.op.name, rest)
         of_copies, rest_of = self._split[key]
         return replace(
-            piece, label=f"{piece.label}{COPIES}", op=of_copies, alloc_bytes=0.0, free_bytes=0.0, workspace_bytes=0.0
+            piece, label=f"{piece.label} copies", op=of_copies, alloc_bytes=0.0, free_bytes=0.0, workspace_bytes=0.0
         ), replace(piece, op=rest_of)
 
     def _made_by_root(self, parts: Sequence[Part], left: float, *, last: bool) -> float:

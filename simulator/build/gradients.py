@@ -106,7 +106,15 @@ def pieces(step: Step, blocks: Sequence[Block]) -> list[Step]:
     """``step``, a pass, as ``blocks`` one after another; the first waits as the whole did, the last carries the label
     that others wait for."""
     cut = [
-        replace(step, label=f"{step.label}.{number}", op=block, after=(), alloc_bytes=0.0, free_bytes=0.0)
+        replace(
+            step,
+            label=f"{step.label}.{number}",
+            op=block,
+            after=(),
+            part=f"{step.part}.{number}",
+            alloc_bytes=0.0,
+            free_bytes=0.0,
+        )
         for number, block in enumerate(blocks)
     ]
     cut[0] = replace(cut[0], after=step.after, alloc_bytes=step.alloc_bytes)

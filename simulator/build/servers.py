@@ -32,7 +32,7 @@ def exchange(workload: Workload, label: str, axis: str, count: int, after: tuple
     )
     pull = Comm("ps.pull params", "pull", pulled, "rank", "dp")
     return [
-        Step(f"{label} push", push, after),
-        Step(f"{label} update", update, (f"{label} push",)),
-        Step(label, pull, (f"{label} update",)),
+        Step(f"{label} push", push, after, part=label),
+        Step(f"{label} update", update, (f"{label} push",), part=label),
+        Step(label, pull, (f"{label} update",), part=label),
     ]

@@ -26,14 +26,16 @@ def command(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="KIND", help="models, topologies, gpus, schedules, profiles, stacks, collectives or workloads."
+            metavar="KIND",
+            help="models, topologies, gpus, schedules, profiles, stacks, collectives, workloads or suites.",
         ),
     ],
     json: Json = None,
 ) -> None:
     """List what is shipped.
 
-    KIND is models, topologies, gpus, schedules, profiles, stacks, collectives or workloads.
+    KIND is models, topologies, gpus, schedules, profiles, stacks, collectives, workloads or suites (what validate
+    compares with).
 
     \b
     Example:
@@ -239,6 +241,19 @@ def _workloads() -> Rows:
     return rows
 
 
+def _suites() -> Rows:
+    from simulator.validation import SUITES, collectives, memory_suite, read_rows
+
+    steps = [(name, "step time", len(read_rows(suite.table)), suite.about) for name, suite in SUITES.items()]
+    memory = [
+        (name, "memory", len(source.rows), source.suite.about)
+        for name, suite in memory_suite.MEMORY_SUITES.items()
+        for source in suite.sources
+    ]
+    others = [(collectives.NAME, "time", len(collectives.measurements()), collectives.ABOUT)]
+    return [dict(zip(("name", "of", "rows", "measured"), row, strict=True)) for row in (*steps, *memory, *others)]
+
+
 _ROWS: dict[str, Callable[[], Rows]] = {
     "models": _models,
     "topologies": _topologies,
@@ -248,4 +263,5 @@ _ROWS: dict[str, Callable[[], Rows]] = {
     "stacks": _stacks,
     "collectives": _collectives,
     "workloads": _workloads,
+    "suites": _suites,
 }

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 def command(
     suites: Annotated[
-        list[str] | None, typer.Argument(metavar="SUITE", help="Shipped suites. [all]", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="SUITE", help="Shipped suites; see `list suites`. [all]", show_default=False),
     ] = None,
     rows: Annotated[
         Path | None,

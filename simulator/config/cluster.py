@@ -19,7 +19,7 @@ from simulator.config.node import MAX_GPUS, Bandwidth, Count, Node, node_problem
 from simulator.config.overrides import Override, missing_parts, override_problems
 from simulator.config.section import AsTuple, Integral, Section, Text, raise_all, validated
 from simulator.errors import InputError
-from simulator.fabrics import FABRICS, KEYS, ports_down
+from simulator.fabrics import FABRICS, ports_down
 from simulator.units import counted
 
 if TYPE_CHECKING:
@@ -229,32 +229,21 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[InputError]:
 
 
 def _fabric_problems(fabric: Fabric) -> Iterator[InputError]:
-    used = KEYS.get(fabric.kind, tuple(Fabric.model_fields))
-    for name in dict.fromkeys(name for names in KEYS.values() for name in names):
-        if name not in used and getattr(fabric, name) != Fabric.model_fields[name].get_default(
-            call_default_factory=True
-        ):
-            kinds = [kind for kind, keys in KEYS.items() if name in keys]
+    for name in sorted(_keys_of_kinds() - set(FABRICS[fabric.kind].keys)):
+        if getattr(fabric, name) != Fabric.model_fields[name].get_default(call_default_factory=True):
+            kinds = [kind for kind, entry in FABRICS.items() if name in entry.keys]
             yield InputError(
                 f"{fabric.kind} has none",
                 key=f"fabric.{name}",
                 found=brief(getattr(fabric, name)),
                 allowed=f"with kind {', '.join(kinds)}",
             )
-    for kind, name, such in (
-        ("torus", "shape", "[4, 4]"),
-        ("switch_tree", "switches", "{s0: {}, s1: {at: s0, nodes: 8}}"),
-    ):
-        if fabric.kind == kind and not getattr(fabric, name):
-            yield InputError(f"must be given for a {kind}", key=f"fabric.{name}", allowed=f"such as {such}")
-    if "oversubscription" in used and fabric.tiers > 1 and fabric.oversubscription > max(fabric.radix - 1, 1):
-        found, allowed = (
-            fabric.oversubscription,
-            f"<= {fabric.radix - 1}: at least one of {fabric.radix} ports leads up",
-        )
-        yield InputError("leaves no port to lead up", key="fabric.oversubscription", found=found, allowed=allowed)
-    if fabric.kind == "dragonfly" and fabric.radix < 7:
-        yield InputError("is too small for a dragonfly", key="fabric.radix", found=fabric.radix, allowed=">= 7")
+    yield from FABRICS[fabric.kind].check(fabric)
+
+
+def _keys_of_kinds() -> set[str]:
+    """What some kinds of fabric read and others do not."""
+    return {name for entry in FABRICS.values() for name in entry.keys}
 
 
 def describe_nodes(spec: ClusterSpec) -> str:
@@ -268,7 +257,7 @@ def describe_nodes(spec: ClusterSpec) -> str:
 def describe_fabric(fabric: Fabric) -> str:
     """Such as ``fat_tree, at most 3 tiers of 63 ports, 2:1`` or ``torus, 4 x 4``, of so many sites; what the ports of a
     switch make of an oversubscription that does not divide them."""
-    used, said = KEYS[fabric.kind], [fabric.kind]
+    used, said = FABRICS[fabric.kind].keys, [fabric.kind]
     if "tiers" in used:
         said.append(f"at most {fabric.tiers} tiers of {fabric.radix} ports")
     elif "radix" in used:
@@ -362,8 +351,8 @@ def _without_replaced(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str
     if isinstance(fabric, Mapping) and isinstance(other, Mapping):
         gone += ("nodes",) if "shape" in other else ()
         if "kind" in other:
-            of_kinds = {name for names in KEYS.values() for name in names}
-            gone_too = of_kinds - set(KEYS.get(str(other["kind"]), of_kinds))
+            kind = FABRICS.get(str(other["kind"]))  # an unknown one is refused later
+            gone_too = _keys_of_kinds() - set(kind.keys) if kind else set()
             data = {**data, "fabric": {name: value for name, value in fabric.items() if name not in gone_too}}
     return {name: value for name, value in data.items() if name not in gone}
 

@@ -123,6 +123,7 @@ class Recorder:
             start_s=start_s[order],
             end_s=column(end, np.float64),
             labels=tuple(steps[i].label for i in order),
+            parts=tuple(steps[i].part for i in order),
             alloc_bytes=np.where(first, column([step.alloc_bytes for step in steps], np.float64), 0.0),
             free_bytes=np.where(last, column([step.free_bytes for step in steps], np.float64), 0.0),
             workspace_bytes=np.where(in_row, column([step.workspace_bytes for step in steps], np.float64), 0.0),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 from simulator.errors import InputError
-from simulator.fabrics.switches import Ports, Switches, Trunk
+from simulator.fabrics.switches import Kind, Ports, Switches, Trunk
 
 if TYPE_CHECKING:
     from simulator.config.cluster import Fabric
@@ -75,3 +76,11 @@ def _between_groups(groups: int, cables: int, h: int) -> dict[tuple[str, str], i
             ends = _router(i, there // h), _router(j, back // h)
             found[ends] = found.get(ends, 0) + 1
     return found
+
+
+def _large_enough(fabric: Fabric) -> Iterator[InputError]:
+    if fabric.radix < 7:
+        yield InputError("is too small for a dragonfly", key="fabric.radix", found=fabric.radix, allowed=">= 7")
+
+
+KIND = Kind(dragonfly, ("radix",), _large_enough)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simulator.fabrics.switches import Ports, Switches
-from simulator.fabrics.tree import join, ports_down, too_many
+from simulator.fabrics.switches import Kind, Ports, Switches
+from simulator.fabrics.tree import KEYS, join, leaves_lead_up, ports_down, too_many
 
 if TYPE_CHECKING:
     from simulator.config.cluster import Fabric
@@ -31,3 +31,6 @@ def fat_tree(fabric: Fabric, ports: Ports) -> Switches:
     if joined is None:
         raise too_many(fabric, nodes, f"{most} NICs", per_leaf / per_node, 1)
     return Switches(leaves, *joined)
+
+
+KIND = Kind(fat_tree, KEYS, leaves_lead_up)

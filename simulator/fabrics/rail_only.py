@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simulator.fabrics.switches import Ports, Switches, Trunk
-from simulator.fabrics.tree import join, ports_down, too_many
+from simulator.fabrics.switches import Kind, Ports, Switches, Trunk
+from simulator.fabrics.tree import KEYS, join, leaves_lead_up, ports_down, too_many
 
 if TYPE_CHECKING:
     from simulator.config.cluster import Fabric
@@ -29,3 +29,6 @@ def rail_only(fabric: Fabric, ports: Ports) -> Switches:
         trunks += joined[0]
         tiers = joined[1]
     return Switches(leaves, tuple(trunks), tiers)
+
+
+KIND = Kind(rail_only, KEYS, leaves_lead_up)

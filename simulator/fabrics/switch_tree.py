@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simulator.errors import InputError
-from simulator.fabrics.switches import Ports, Switches, Trunk
+from simulator.fabrics.switches import Kind, Ports, Switches, Trunk
 
 if TYPE_CHECKING:
     from simulator.config.cluster import Fabric
@@ -65,3 +66,12 @@ def _depths(fabric: Fabric) -> dict[str, int]:
         first = depth.get(top, 1)
         depth.update((one, first + above) for above, one in enumerate(reversed(way)))
     return depth
+
+
+def _has_switches(fabric: Fabric) -> Iterator[InputError]:
+    if not fabric.switches:
+        such = "such as {s0: {}, s1: {at: s0, nodes: 8}}"
+        yield InputError("must be given for a switch_tree", key="fabric.switches", allowed=such)
+
+
+KIND = Kind(switch_tree, ("switches", "oversubscription"), _has_switches)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from simulator.errors import InputError
+
+if TYPE_CHECKING:
+    from simulator.config.cluster import Fabric
 
 #: Bytes/s of the NICs of every node.
 Ports = Sequence[tuple[float, ...]]
@@ -30,3 +36,18 @@ class Switches:
     trunks: tuple[Trunk, ...]
     tiers: int
     top: str = ""
+
+
+def nothing_wrong(fabric: Fabric) -> Iterator[InputError]:
+    """The check of a fabric whose keys go with each other whatever they are."""
+    yield from ()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fabric. ``build``: its function; ``keys``: what it reads of the section ``fabric`` that not all kinds
+    do; ``check``: what is wrong with these, before anything is built (keys with the section's name)."""
+
+    build: Callable[[Fabric, Ports], Switches]
+    keys: tuple[str, ...] = ()
+    check: Callable[[Fabric], Iterator[InputError]] = nothing_wrong

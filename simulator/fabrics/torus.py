@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import product
 from typing import TYPE_CHECKING
 
 from simulator.errors import InputError
-from simulator.fabrics.switches import Ports, Switches, Trunk
+from simulator.fabrics.switches import Kind, Ports, Switches, Trunk
 
 if TYPE_CHECKING:
     from simulator.config.cluster import Fabric
@@ -50,3 +51,11 @@ def torus(fabric: Fabric, ports: Ports) -> Switches:
             trunks.append(Trunk(f"{routers[place]}.{AXES[axis]}", routers[place], routers[beside], bandwidth_Bps))
     leaves = tuple([(routers[place],) * len(nics) for place, nics in zip(places, ports, strict=True)])
     return Switches(leaves, tuple(trunks), 0, routers[places[0]])
+
+
+def _has_shape(fabric: Fabric) -> Iterator[InputError]:
+    if not fabric.shape:
+        yield InputError("must be given for a torus", key="fabric.shape", allowed="such as [4, 4]")
+
+
+KIND = Kind(torus, ("shape",), _has_shape)

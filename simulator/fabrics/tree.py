@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from simulator.errors import InputError
@@ -11,6 +11,18 @@ from simulator.fabrics.switches import Trunk
 
 if TYPE_CHECKING:
     from simulator.config.cluster import Fabric
+
+
+#: Of the section ``fabric``, what they read.
+KEYS = ("tiers", "radix", "oversubscription")
+
+
+def leaves_lead_up(fabric: Fabric) -> Iterator[InputError]:
+    """A leaf below others keeps a port upwards."""
+    if fabric.tiers > 1 and fabric.oversubscription > max(fabric.radix - 1, 1):
+        found, most = fabric.oversubscription, fabric.radix - 1
+        allowed = f"<= {most}: at least one of {fabric.radix} ports leads up"
+        yield InputError("leaves no port to lead up", key="fabric.oversubscription", found=found, allowed=allowed)
 
 
 def ports_down(fabric: Fabric) -> int:

@@ -45,15 +45,8 @@ _LEGEND_COLUMNS = 7  # of entries that fit side by side
 _MOST_ZOOMED = 0.8
 
 
-def gantt(
-    timeline: Timeline,
-    axes: Axes | None = None,
-    *,
-    ranks: Sequence[int] | None = None,
-    title: str = "",
-    unit: str = "",
-) -> Figure:
-    """Draw ``timeline``: rows are ``ranks`` (simulated ones; default: one per pipeline stage).
+def gantt(timeline: Timeline, axes: Axes | None = None, *, title: str = "", unit: str = "") -> Figure:
+    """Draw ``timeline``: a row per pipeline stage, of one of its ranks.
 
     A box is one micro-batch's forward or backward on a stage; the heights of the colours in it are the shares of its
     time that are recompute and in-line communication. Chunks of a rank are told by shade, micro-batches by number where
@@ -62,7 +55,7 @@ def gantt(
     its beginning and its end. With ``axes`` only the whole step is drawn, there. ``unit`` names the unit of the time
     axis where it is not seconds (the unit costs of a bare schedule). Returns the figure.
     """
-    picture = Picture.of(timeline, ranks, unit)
+    picture = Picture.of(timeline, unit)
     if axes is not None:
         panel(axes, picture, (0.0, picture.length_s), title)
         handles, caption = _legend(picture)
@@ -90,7 +83,7 @@ def compare_gantt(timelines: Mapping[str, Timeline], *, unit: str = "") -> Figur
     """Several Timelines below each other on one time axis, titled by name. ``unit``: as for `gantt`."""
     longest = max(timeline.length_s for timeline in timelines.values())
     axis = Axis.of(longest, unit)
-    pictures = [replace(Picture.of(timeline, None, unit), axis=axis) for timeline in timelines.values()]
+    pictures = [replace(Picture.of(timeline, unit), axis=axis) for timeline in timelines.values()]
     figure, panels = _figure([max(len(p.ranks) * 0.4, 0.8) for p in pictures], [1] * len(pictures), _legend(*pictures))
     for axes, picture, title in zip(panels, pictures, timelines, strict=True):
         panel(axes, picture, (0.0, longest), title)

@@ -10,7 +10,7 @@ import numpy as np
 
 from simulator.analysis.activity import compute_lane_spans
 from simulator.analysis.ranks import one_rank_per_stage, pipeline_ranks
-from simulator.timeline import CATEGORIES, Floats, Ints, Timeline
+from simulator.timeline import CATEGORIES, COMMUNICATION, FIRST_COMMUNICATION, Floats, Ints, Timeline
 from simulator.units import ms, us
 
 #: Of a row: height of a communication lane, space between lanes.
@@ -60,8 +60,9 @@ class Picture:
     closes_s: Floats
 
     @classmethod
-    def of(cls, timeline: Timeline, ranks: Sequence[int] | None, unit: str) -> Picture:
-        chosen = one_rank_per_stage(timeline) if ranks is None else list(ranks)
+    def of(cls, timeline: Timeline, unit: str) -> Picture:
+        """One rank per pipeline stage; ``unit`` as for `Axis.of`."""
+        chosen = one_rank_per_stage(timeline)
         places = pipeline_ranks(timeline)
         boxes = _boxes(timeline, chosen)
         opens, closes = np.zeros(len(chosen)), np.full(len(chosen), timeline.length_s)
@@ -126,7 +127,7 @@ def _boxes(timeline: Timeline, ranks: Sequence[int]) -> Boxes:
     length = (end - start)[:, None]
     share = np.divide(share, length, out=np.zeros_like(share), where=length > 0)
     # Communication that goes on beside the box's kernels is seen where they leave room.
-    comm = CATEGORIES.index("tp")
+    comm = FIRST_COMMUNICATION
     own, room = share[:, :comm].sum(axis=1), share[:, comm:].sum(axis=1)
     visible = np.divide(np.maximum(1 - own, 0), room, out=np.ones_like(room), where=(room > 0) & (own + room > 1))
     share[:, comm:] *= visible[:, None]
@@ -142,10 +143,10 @@ def _lanes(timeline: Timeline, ranks: Sequence[int]) -> dict[str, tuple[Ints, Fl
     category = np.array([int(t.category[0]) if len(t) else 0 for t in timeline.templates], dtype=np.int64)
     beside = (row >= 0) & ~compute_lane_spans(timeline) & (timeline.phase == "C") & (timeline.end_s > timeline.start_s)
     lanes = {}
-    for code in range(CATEGORIES.index("tp"), len(CATEGORIES)):
+    for code, kind in enumerate(COMMUNICATION, start=FIRST_COMMUNICATION):
         spans = np.flatnonzero(beside & (category[timeline.template] == code))
         if len(spans):
-            lanes[CATEGORIES[code]] = (row[spans], timeline.start_s[spans], timeline.end_s[spans])
+            lanes[kind] = (row[spans], timeline.start_s[spans], timeline.end_s[spans])
     return lanes
 
 

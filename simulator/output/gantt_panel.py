@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulator.output.gantt_boxes import GAP, STRIP, Picture
-from simulator.timeline import CATEGORIES, Floats, Ints
+from simulator.timeline import CATEGORIES, COMMUNICATION, Floats, Ints
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +66,7 @@ def panel(axes: Axes, picture: Picture, window: tuple[float, float], title: str,
         for phase, chunk in zip(boxes.phase[seen].tolist(), boxes.chunk[seen].tolist(), strict=True)
     ]
     # Rows run downwards: what is drawn at the bottom of a box has the larger ordinate.
-    inside = [c for c in ("recompute", *CATEGORIES[3:]) if boxes.share[seen][:, CATEGORIES.index(c)].any()]
+    inside = [c for c in ("recompute", *COMMUNICATION) if boxes.share[seen][:, CATEGORIES.index(c)].any()]
     level = np.full(len(row), height)
     for kind in reversed(inside):
         part = boxes.share[seen][:, CATEGORIES.index(kind)] * height

@@ -24,13 +24,12 @@ from simulator.analysis.memory import memory_curve
 from simulator.analysis.ranks import one_rank_per_stage, pipeline_ranks
 from simulator.output.files import writing
 from simulator.program.ops import COMPUTE_LANE
-from simulator.timeline import CATEGORIES, Floats, Ints, Template, Timeline
+from simulator.timeline import FIRST_COMMUNICATION, Floats, Ints, Template, Timeline
 from simulator.units import GiB
 
 TRACE_VERSION = 1
 _NS = 1e9
 _MICROBATCH = "\x00"  # stands for the micro-batch's number in a format
-_FIRST_COMMUNICATION = CATEGORIES.index("tp")
 
 
 def write_trace(timeline: Timeline, path: str | Path, *, ranks: Sequence[int] | None = None, name: str = "") -> None:
@@ -241,7 +240,7 @@ def _title(template: Template, op: int, phase: str, has_microbatch: bool, chunk:
     name, kind = template.names[op], template.kinds[op]
     row_phase = _phase(template, op, phase)
     unit = "" if chunk is None else f".{chunk}"
-    if template.category[op] >= _FIRST_COMMUNICATION:
+    if template.category[op] >= FIRST_COMMUNICATION:
         operation = "".join(word.capitalize() for word in kind.split("_"))
         which = f" {'' if phase == 'C' else row_phase}{_MICROBATCH}{unit}" if has_microbatch else ""
         return f"ncclKernel_{operation}{which} {name}"

@@ -143,7 +143,8 @@ class Step:
 
     ``after`` holds labels of steps of the same rank that must have ended. ``phase`` is F, B (whole backward),
     I (input gradient), W (weight gradient), O (optimizer) or C (communication); ``stage`` is the model stage
-    (chunk * pp + pipeline rank for interleaved schedules), -1 where it has none.
+    (chunk * pp + pipeline rank for interleaved schedules), -1 where it has none. ``part`` tells apart what belongs to
+    one thing done by parts: the pieces that a pass is cut into, and parts of the parameters on parameter servers.
     Memory: ``alloc_bytes`` are held from the step's start, ``free_bytes`` are given back at its end,
     ``workspace_bytes`` are held only while it runs.
     """
@@ -155,6 +156,7 @@ class Step:
     microbatch: int = -1
     stage: int = -1
     chunk: int = 0
+    part: str = ""
     alloc_bytes: float = 0.0
     free_bytes: float = 0.0
     workspace_bytes: float = 0.0

@@ -24,7 +24,11 @@ def covered_s(start: Floats, end: Floats) -> float:
 
 
 #: What a moment of a rank's step is spent on, in the priority of the time breakdown.
-CATEGORIES = ("compute", "recompute", "optimizer", "tp", "cp", "ep", "pp", "dp", "offload")
+COMPUTATION = ("compute", "recompute", "optimizer")
+COMMUNICATION = ("tp", "cp", "ep", "pp", "dp", "offload")
+CATEGORIES = (*COMPUTATION, *COMMUNICATION)
+#: Of the indices of `CATEGORIES`, the first that is communication.
+FIRST_COMMUNICATION = len(COMPUTATION)
 
 
 @dataclass(frozen=True)

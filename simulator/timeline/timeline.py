@@ -24,9 +24,10 @@ class Timeline:
     Column arrays have one entry per span, ordered by simulated rank, lane and start. ``rank`` is the simulated rank; it
     stands for ``ranks_like[rank]`` real ranks that do the same at the same time (``simulated_as[real rank]``).
     ``lane`` indexes ``lane_names``, ``template`` indexes ``templates``, ``step`` is the position in the lane's program,
-    ``phase`` is the step's letter. ``posted_s`` is when it could have begun: its lane had come to it;
-    ``launched_s`` when the host had launched its first op; ``start_s`` when it did begin: computation as soon as it was
-    launched, a communication when all its members were there.
+    ``phase`` is the step's letter, ``parts`` its part; ``labels`` are for people, and to find a step of the program.
+    ``posted_s`` is when it could have begun: its lane had come to it; ``launched_s`` when the host had launched its
+    first op; ``start_s`` when it did begin: computation as soon as it was launched, a communication when all its
+    members were there.
     ``algorithms``: purpose of communication -> algorithm that sent the most bytes.
     ``stretched``: span index -> exact row start and end times, for spans that did not run straight through at full
     speed. Seconds.
@@ -52,6 +53,7 @@ class Timeline:
     start_s: Floats
     end_s: Floats
     labels: tuple[str, ...]
+    parts: tuple[str, ...]
     alloc_bytes: Floats
     free_bytes: Floats
     workspace_bytes: Floats
@@ -181,6 +183,7 @@ class Timeline:
             self,
             **columns,
             labels=tuple(self.labels[index] for index in span),
+            parts=tuple(self.parts[index] for index in span),
             stretched={new: self.stretched[old] for new, old in enumerate(span.tolist()) if old in self.stretched},
         )
 
@@ -201,28 +204,21 @@ class Timeline:
             columns[column] = np.concatenate(parts) if parts else np.zeros(0)
         return base, columns
 
-    def rows(self, ranks: Sequence[int] | None = None) -> dict[str, NDArray[np.generic]]:
+    def rows(self) -> dict[str, NDArray[np.generic]]:
         """Expand to one row per op, as arrays: the columns of `frame`, with ``lane`` and ``category`` as codes and
         ``span`` as the index of the span that a row belongs to, in span order.
-
-        ``ranks``: only these simulated ranks.
         """
-        spans = np.arange(len(self.rank))
-        if ranks is not None:
-            spans = spans[np.isin(self.rank, np.asarray(ranks))]
         base, flat = self._flat
-        template = self.template[spans]
-        lengths = base[template + 1] - base[template]
+        lengths = base[self.template + 1] - base[self.template]
         first = np.concatenate(([0], np.cumsum(lengths)))
-        span = np.repeat(spans, lengths)
-        op = np.arange(first[-1]) - np.repeat(first[:-1], lengths) + np.repeat(base[template], lengths)
+        span = np.repeat(np.arange(len(self.rank)), lengths)
+        op = np.arange(first[-1]) - np.repeat(first[:-1], lengths) + np.repeat(base[self.template], lengths)
         start, end = self.start_s[span] + flat["start_s"][op], self.start_s[span] + flat["end_s"][op]
         single = np.repeat(lengths == 1, lengths)  # a communication that the network timed has no work of its own
         start, end = np.where(single, self.start_s[span], start), np.where(single, self.end_s[span], end)
-        for position, index in enumerate(spans):
-            if int(index) in self.stretched:
-                rows = slice(first[position], first[position + 1])
-                start[rows], end[rows] = self.stretched[int(index)]
+        for index, times in self.stretched.items():
+            rows = slice(first[index], first[index + 1])
+            start[rows], end[rows] = times
         posted = np.where(np.arange(len(span)) == np.repeat(first[:-1], lengths), self.posted_s[span], start)
         return {
             "span": span,
@@ -242,12 +238,12 @@ class Timeline:
             "flops": flat["flops"][op],
         }
 
-    def frame(self, ranks: Sequence[int] | None = None) -> pd.DataFrame:
+    def frame(self) -> pd.DataFrame:
         """The rows as a DataFrame: rank, lane, name, kind, category, phase, stage, chunk, microbatch, posted_s,
         start_s, end_s, nbytes, flops; ordered by rank, lane, start."""
         import pandas as pd
 
-        rows = self.rows(ranks)
+        rows = self.rows()
         order = np.lexsort((rows["start_s"], rows["lane"], rows["rank"]))
         columns = {name: column[order] for name, column in rows.items() if name != "span"}
         columns["lane"] = np.array(self.lane_names, dtype=object)[columns["lane"]]
