@@ -7,12 +7,15 @@ FILE.csv) that name it and have as many GPUs as `fitted.n_gpus` says; the file i
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from calibration.fit import stacks
 from calibration.fit.writer import as_yaml
 from simulator.config import catalog
-from simulator.config.stack import load_stack
+from simulator.config.stack import Stack, load_stack
+from simulator.errors import InputError
 from simulator.network.collectives import bus_factor
 from simulator.validation import collectives
 from simulator.validation.collectives import Case
@@ -26,20 +29,40 @@ HEADER = """\
 """
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 where a stack that is asked for is not known or cannot be fitted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stacks", nargs="*", help="shipped stacks, or files [all that were fitted]")
     parser.add_argument("--rows", type=Path, default=collectives.TABLE, help="measurements [those of the suite]")
-    arguments = parser.parse_args()
-    cases = by_stack(arguments.rows)
-    for name in arguments.stacks or catalog.names("stack"):
-        stack = load_stack(name)
-        if stack.fitted is None or stack.name not in cases:
+    arguments = parser.parse_args(given)
+    try:
+        cases = by_stack(arguments.rows)
+        chosen = {name: load_stack(name) for name in arguments.stacks or catalog.names("stack")}
+        for name, stack in chosen.items():
+            if arguments.stacks and (why := unfitted(stack, cases)):
+                raise InputError(why, file=name)
+    except InputError as problem:
+        print(problem, file=sys.stderr)
+        return 2
+    for name, stack in chosen.items():
+        if unfitted(stack, cases):
             continue
         fitted = stacks.fit(stack, cases[stack.name])
         catalog.find("stack", name).write_text(HEADER + as_yaml(fitted.model_dump(exclude_unset=True)))
         found = fitted.fitted
         print(name, found and found.model_dump(exclude={"begun"}), flush=True)
+    return 0
+
+
+def unfitted(stack: Stack, cases: Mapping[str, Sequence[tuple[Case, float]]]) -> str:
+    """Why a stack cannot be fitted; empty where it can."""
+    if stack.fitted is None:
+        return "says nothing of what is to be fitted: it has no key fitted.begun"
+    gpus = sorted({len(case.ranks) for case, _ in cases.get(stack.name, ())})
+    if stack.fitted.n_gpus not in gpus:
+        there = f"those that do have {', '.join(map(str, gpus))}" if gpus else "nor of another number"
+        return f"no row of {stack.fitted.n_gpus} GPUs names it, {there}"
+    return ""
 
 
 def by_stack(table: Path) -> dict[str, list[tuple[Case, float]]]:
@@ -68,4 +91,4 @@ def by_busbw(row: Row, case: Case) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

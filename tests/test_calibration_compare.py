@@ -879,4 +879,3 @@ def test_records_are_those_of_train() -> None:
     text = (ROOT / "calibration" / "train" / "record.py").read_text()
     for key in ("step_time_s", "steady_allocated_bytes", "exposed_s", "kernels", "sha256", "status", "reason", "date"):
         assert key in text
-    assert 'COLUMNS = ("rank", "stream", "class", "kind", "name", "start_s", "end_s")' in text

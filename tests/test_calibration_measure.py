@@ -415,6 +415,29 @@ def test_hosts_are_timed_in_blocks_between_probes() -> None:
     assert row["runs"] == 3
 
 
+@pytest.mark.parametrize(
+    ("three", "expected"),
+    [
+        ([("a", 1.0), ("b", 5.0), ("a", 2.0), ("b", 4.0), ("a", 3.0), ("b", 6.0)], [["a", 2.0], ["b", 5.0]]),
+        ([("a", 1.0), ("b", 5.0), ("a", 2.0), ("b", 4.0), ("a", 3.0)], [["one", 7.0]]),
+        ([("a", 1.0), ("b", 5.0), ("c", 2.0)], [["one", 7.0]]),
+    ],
+)
+def test_kernels_are_those_of_one_run(
+    three: list[tuple[str, float]], expected: list[list[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Medians where three runs launch the same ones; else of a run by itself."""
+    torch = pytest.importorskip("torch")
+    from calibration.measure.bench import Bench
+    from calibration.measure.case import Work
+
+    bench = Bench(torch.device("cpu"))
+    bench.cuda = True
+    monkeypatch.setattr(bench, "synchronize", lambda: None)
+    monkeypatch.setattr(bench, "_profiled", lambda work, runs: three if runs == 3 else [("one", 7.0)])
+    assert bench.kernels(Work(lambda i: None)) == expected
+
+
 def test_kernels_that_a_cpu_can_run_are_timed_and_a_second_run_adds_what_is_missing(tmp_path: Path) -> None:
     measure(tmp_path, "--only", "matmul,memory,attention,copy")
     path = tmp_path / "measurements.jsonl"

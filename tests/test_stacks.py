@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import simulator
+from benchmarks import fit_stacks
 from calibration.fit import stacks
 from simulator.cli.app import main
 from simulator.cluster import build_cluster
@@ -185,3 +186,18 @@ def test_jobs_that_share_a_cluster_keep_their_stack() -> None:
     assert longer_s(shared_s) == pytest.approx(alone_s, rel=1e-3)
     with pytest.raises(InputError, match="stack"):
         simulator.share([WORKLOAD, WORKLOAD | {"stack": "h100-efa"}])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("zzz", "zzz"), ("mi300x", "it has no key fitted.begun"), ("mine.yaml", "no row of 64 GPUs names it")],
+)
+def test_a_stack_that_cannot_be_fitted_is_said(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begun = {"n_gpus": 64, "begun": {"start_s": 1e-5}, "rows": {"n": 1, "geometric_mean": 0.1}}
+    own = stack().model_dump(mode="json", exclude_unset=True) | {"name": "mine", "fitted": begun}
+    Path("mine.yaml").write_text(json.dumps(own))
+    assert fit_stacks.main([name]) == 2
+    assert words in capsys.readouterr().err

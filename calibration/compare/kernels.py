@@ -18,7 +18,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from calibration.compare.meetings import Meetings, moving_s
+from calibration.exposed import exposed_s
 from calibration.text import read_packed
+from calibration.train.record import COLUMNS
 from simulator.api import Result
 from simulator.config.files import brief
 from simulator.errors import InputError
@@ -34,7 +36,6 @@ _COMMUNICATION = [CLASSES.index("communication"), CLASSES.index("hand-over")]
 UNTOLD = 0.01
 _OPTIMIZER = CLASSES.index("optimizer")
 _PRODUCTS = ("matmul", "grouped_matmul")
-_COLUMNS = ("rank", "stream", "class", "kind", "name", "start_s", "end_s")
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,8 @@ class Kernels:
     def exposed_s(self, n_ranks: int) -> float:
         """Seconds in which communication runs and no other kernel does, mean over ranks; hand-overs and what they wait
         for included."""
-        other = ~np.isin(self.code, _COMMUNICATION)
-        total = 0.0
-        for rank in range(n_ranks):
-            mine = self.rank == rank
-            total += covered_s(self.start_s[mine], self.end_s[mine])
-            total -= covered_s(self.start_s[mine & other], self.end_s[mine & other])
-        return total / n_ranks
+        communicates, ranks = np.isin(self.code, _COMMUNICATION), [self.rank == rank for rank in range(n_ranks)]
+        return sum(exposed_s(self.start_s[mine], self.end_s[mine], communicates[mine]) for mine in ranks) / n_ranks
 
     def bubble(self, pipelines: Sequence[Sequence[int]]) -> float | None:
         """Idle share of ranks x window, None without pipelines. A pipeline's window is from the first to the last
@@ -158,9 +154,9 @@ def measured_kernels(path: Path, known: Meetings) -> Kernels:
         frame = pd.read_csv(io.StringIO(read_packed(path)), keep_default_na=False)
     except ValueError as problem:
         raise InputError(f"is no table: {problem}", file=path) from None
-    missing = [name for name in _COLUMNS if name not in frame]
+    missing = [name for name in COLUMNS if name not in frame]
     if missing:
-        raise InputError("lacks columns", file=path, found=", ".join(frame.columns), allowed=", ".join(_COLUMNS))
+        raise InputError("lacks columns", file=path, found=", ".join(frame.columns), allowed=", ".join(COLUMNS))
     numbers = {name: pd.to_numeric(frame[name], errors="coerce") for name in ("rank", "start_s", "end_s")}
     known_class = [name for name in CLASSES if name != "hand-over"]
     rank, start, end = numbers.values()

@@ -188,27 +188,28 @@ class Bench:
         }
 
     def kernels(self, work: Work) -> list[list[Scalar]]:
-        """Names and seconds (medians of 3 runs) of the kernels of a run, in order, from the profiler."""
+        """Names and seconds (medians of 3 runs) of the kernels of a run, in order, from the profiler; of one run, where
+        they do not all launch the same ones."""
         if not self.cuda:
             raise UnavailableError("a CPU launches no kernels")
         work.run(0)
         self.synchronize()
+        seen = self._profiled(work, 3)
+        names, each = [name for name, _ in seen], len(seen) // 3
+        if names != 3 * names[:each]:
+            return [[name, seconds] for name, seconds in self._profiled(work, 1)]
+        of_runs = zip(*(seen[i * each : (i + 1) * each] for i in range(3)), strict=True)
+        return [[same[0][0], statistics.median(seconds for _, seconds in same)] for same in of_runs]
+
+    def _profiled(self, work: Work, runs: int) -> list[tuple[str, float]]:
+        """Names and seconds of the kernels of so many runs, in order."""
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            for i in range(3):
+            for i in range(runs):
                 work.run(i % work.sets)
             self.synchronize()
         events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
         events.sort(key=lambda event: event.time_range.start)
-        if len(events) % 3:
-            return [[e.name[:200], e.time_range.elapsed_us() * 1e-6] for e in events]
-        third = len(events) // 3
-        return [
-            [
-                events[i].name[:200],
-                statistics.median(events[i + j * third].time_range.elapsed_us() for j in range(3)) * 1e-6,
-            ]
-            for i in range(third)
-        ]
+        return [(e.name[:200], e.time_range.elapsed_us() * 1e-6) for e in events]
 
     def _estimate(self, work: Work) -> tuple[float, float]:
         """(seconds of a run, seconds that the host takes to issue it), roughly."""

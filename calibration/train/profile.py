@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from calibration.exposed import exposed_s
 from simulator.timeline import covered_s
 
 #: Parts of kernels' names, in the order in which they decide.
@@ -169,9 +170,10 @@ def exposure(spans: Sequence[Span]) -> dict[str, object]:
     if not spans:
         return {"span_s": 0.0, "busy_s": 0.0, "exposed_s": 0.0, "exposed": {}}
     start, end = (np.array([getattr(span, name) for span in spans]) for name in ("start_s", "end_s"))
-    counted = np.array([span.kernel_class != "communication" for span in spans])
+    communicates = np.array([span.kernel_class == "communication" for span in spans])
+    counted = ~communicates
     kind = np.array([span.kind for span in spans])
-    others = busy = covered_s(start[counted], end[counted])
+    busy = covered_s(start[counted], end[counted])
     exposed = {}
     for name in sorted({span.kind for span in spans if span.kernel_class == "communication"}):
         counted |= kind == name
@@ -181,6 +183,6 @@ def exposure(spans: Sequence[Span]) -> dict[str, object]:
     return {
         "span_s": float(f"{end.max() - start[0]:.6g}"),
         "busy_s": float(f"{busy:.6g}"),
-        "exposed_s": float(f"{busy - others:.6g}"),
+        "exposed_s": float(f"{exposed_s(start, end, communicates):.6g}"),
         "exposed": exposed,
     }
