@@ -13,6 +13,7 @@ import simulator
 from simulator.cli.app import main
 from simulator.cluster import build_cluster
 from simulator.config import load_workload
+from simulator.config.catalog import find
 from simulator.config.cluster import ClusterSpec
 from simulator.costs import Costs
 from simulator.engine import Placed, simulate, simulate_together
@@ -186,6 +187,14 @@ def test_what_cannot_share_is_refused(jobs: list[dict[str, Any]], key: str, mess
     with pytest.raises(InputError, match=message) as caught:
         simulator.share(jobs)
     assert caught.value.key == key
+
+
+def test_jobs_that_share_have_one_calibration_per_type_of_gpu(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(find("profile", "a100-sxm-80gb").read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(InputError, match="a and b share links, which have one efficiency") as caught:
+        simulator.share([small(), small("b") | {"calibration": str(mine)}])
+    assert caught.value.key == "calibration"
 
 
 @pytest.mark.parametrize(

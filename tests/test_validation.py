@@ -137,6 +137,14 @@ def test_tables_that_cannot_be_read(tmp_path: Path) -> None:
     table.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="no CSV table"):
         read_rows(table)
+    table.write_text('id,layers\n"1,2\n')
+    with pytest.raises(InputError, match="no CSV table"):
+        read_rows(table)
+    table.write_text("")
+    with pytest.raises(InputError, match="lacks columns: id, "):
+        read_rows(table)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_rows(tmp_path)
     table.write_text("id,layers\n1,2\n")
     with pytest.raises(InputError, match="lacks columns"):
         read_rows(table)

@@ -6,7 +6,6 @@ name where ``hardware`` is no text of the table of aliases, ``data/collectives-h
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from simulator.config.node import MAX_GPUS
 from simulator.config.section import Section, validated
 from simulator.config.stack import Stack, load_stack
 from simulator.units import GiB
-from simulator.validation.rows import LARGEST, Row, UnsupportedError
+from simulator.validation.rows import Row, UnsupportedError, number
 from simulator.validation.suites import DATA
 from simulator.validation.tables import read_table, unknown
 
@@ -134,9 +133,9 @@ def labels(rows: Sequence[Row]) -> list[str]:
 def measured_s(row: Row) -> float:
     """The printed time, or size / algbw. Raises `UnsupportedError` where the row has neither."""
     if row.get("latency_us"):
-        return _number(row, "latency_us") * 1e-6
+        return number(row, "latency_us") * 1e-6
     if row.get("algbw"):
-        return size_bytes(row) / (_number(row, "algbw") * 1e9)
+        return size_bytes(row) / (number(row, "algbw") * 1e9)
     raise UnsupportedError("has neither a latency nor an algbw")
 
 
@@ -144,7 +143,7 @@ def printed_busbw_Bps(row: Row) -> float | None:
     """What the row prints as busbw, if anything: of a small message a rounded 0.00 says nothing. Raises
     `UnsupportedError` where that is no number."""
     said = row.get("busbw", "").strip()
-    return _number(row, "busbw") * 1e9 if said.strip("0.") else None
+    return number(row, "busbw") * 1e9 if said.strip("0.") else None
 
 
 def size_bytes(row: Row) -> float:
@@ -226,17 +225,7 @@ def _looked_up(row: Row, column: str, known: Mapping[str, Any]) -> Any:
 
 
 def _whole(row: Row, column: str) -> int:
-    value = _number(row, column)
+    value = number(row, column)
     if value != int(value) or value > MAX_GPUS:
         raise UnsupportedError(f"{column} {row[column]!r} is not a whole number up to {MAX_GPUS:,}")
     return int(value)
-
-
-def _number(row: Row, column: str) -> float:
-    try:
-        value = float(row[column])
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= LARGEST:
-        raise UnsupportedError(f"{column} {row[column]!r} is not a number above 0, and at most {LARGEST:g}")
-    return value

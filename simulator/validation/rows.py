@@ -87,7 +87,7 @@ _ZB_MEMORY_LIMITS = {"zb-1p": 1.0, "zb-2p": 2.0}
 #: What a step of a training run takes, s.
 _SHORTEST_STEP_s, _LONGEST_STEP_s = 1e-6, 1e6
 #: No figure of a table is larger: a cell is mistyped.
-LARGEST = 1e15
+_LARGEST = 1e15
 _NEEDED = ("layers", "hidden", "heads", "vocab", "seq", "gpu", "n_gpus", "tp", "pp", "micro_batch", "global_batch")
 #: What a shipped model that is named in column ``model`` has.
 _OF_A_PRESET = ("layers", "hidden", "heads", "vocab")
@@ -137,7 +137,7 @@ def measured_step_s(row: Row) -> float:
     """The printed step time, or the one derived from the printed throughput. Raises `UnsupportedError`."""
     for column in _TIMES:
         if row.get(column):
-            seconds = _number(row, column)
+            seconds = number(row, column)
             if not _SHORTEST_STEP_s <= seconds <= _LONGEST_STEP_s:
                 raise UnsupportedError(f"{column} {row[column]!r} is no step of a training run")
             return seconds
@@ -148,7 +148,7 @@ def measured_memory(row: Row) -> float:
     """The printed memory, in the unit of its source. Raises `UnsupportedError`."""
     if not row.get("mem_gb"):
         raise UnsupportedError("no memory")
-    return _number(row, "mem_gb")
+    return number(row, "mem_gb")
 
 
 def preset_of(row: Row) -> str | None:
@@ -253,7 +253,7 @@ def _with_layers(row: Row) -> Row:
     and one table of the vocabulary."""
     if "layers" in row or not {"params_b", "hidden", "vocab"} <= set(row):
         return row
-    hidden, params = _whole(row, "hidden"), 1e9 * _number(row, "params_b")
+    hidden, params = _whole(row, "hidden"), 1e9 * number(row, "params_b")
     return {**row, "layers": str(round((params - _whole(row, "vocab") * hidden) / (12 * hidden**2)))}
 
 
@@ -303,20 +303,21 @@ def _alias(row: Row, column: str) -> Any:
     return ALIASES[column][text]
 
 
-def _number(row: Row, column: str) -> float:
+def number(row: Row, column: str) -> float:
+    """The figure of a cell, above 0. Raises `UnsupportedError`."""
     try:
         value = float(re.sub(r"^(\d+)k\b.*", r"\g<1>000", row[column]))  # a vocabulary of "250k (approx.)"
     except ValueError:
         value = math.nan
-    if not 0 < value <= LARGEST:
-        raise UnsupportedError(f"{column} {row[column]!r} is not a number above 0, and at most {LARGEST:g}")
+    if not 0 < value <= _LARGEST:
+        raise UnsupportedError(f"{column} {row[column]!r} is not a number above 0, and at most {_LARGEST:g}")
     return value
 
 
 def _whole(row: Row, column: str, default: int | None = None) -> int:
     if default is not None and not row.get(column):
         return default
-    value = _number(row, column)
+    value = number(row, column)
     if value != int(value):
         raise UnsupportedError(f"{column} {row[column]!r} is not a whole number")
     return int(value)
