@@ -10,6 +10,8 @@ from simulator.config.workload import Workload, load_workload
 SEQ, WIDTH, HEADS = 64, 256, 4
 #: Modules of one kind that are measured in a row.
 DEPTH = 12
+#: Those that put the tokens of experts in another order, by the parts that they cut and join.
+JOINED = {"join_8": 8, "join_32": 32}
 LLAMA: dict[str, Any] = {
     "hidden": WIDTH,
     "heads": HEADS,
@@ -26,6 +28,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt": LLAMA | {"activation": "gelu", "norm": "layernorm", "position": "learned", "bias": True},
     "llama": LLAMA,
     "moe": LLAMA | {"moe": {"experts": 8, "top_k": 2, "ffn_hidden": WIDTH}},
+    "moe_32": LLAMA | {"moe": {"experts": 32, "top_k": 2, "ffn_hidden": WIDTH}},
 }
 #: The case that says how fast a host issues ops, measured beside every real run.
 PROBE = {"model": "gpt", "layers": DEPTH, "batches": 4}

@@ -55,18 +55,21 @@ PRODUCT, NORM = Matmul(8, 8, 8), Memory("norm", 1.0, 1.0)
     ],
 )
 def test_an_op_is_issued_as_its_kinds(op: Compute | Comm, kinds: str) -> None:
-    assert issued(op) == tuple(kinds.split())
-    assert issued(op)[0] in ISSUED
+    assert issued(op) == dict.fromkeys(kinds.split(), 1)
+    assert kinds.split()[0] in ISSUED
 
 
 def test_what_goes_with_an_op_is_issued_with_it() -> None:
     """The checkpoint with the attention that is run again; a call of autograd's engine with the gradients of each
     module's weights, where these are computed apart."""
-    assert issued(Compute("core", Attention(1, 1, 1, 8, 8, 8), "R"), "B") == ("forward_attention", "checkpoint")
+    assert issued(Compute("core", Attention(1, 1, 1, 8, 8, 8), "R"), "B") == {"forward_attention": 1, "checkpoint": 1}
     for kernel, kind in ((PRODUCT, "backward_matmul"), (Memory("rms_norm_bwd", 1.0, 1.0), "backward_norm")):
-        assert issued(Compute("x", kernel, "W"), "W") == (kind, "weights")
-        assert issued(Compute("x", kernel, "W"), "B") == (kind,)
-    assert issued(Compute("bias", Memory("bias_grad", 1.0, 1.0), "W"), "W") == ("backward_other",)
+        assert issued(Compute("x", kernel, "W"), "W") == {kind: 1, "weights": 1}
+        assert issued(Compute("x", kernel, "W"), "B") == {kind: 1}
+    for phase, way in (("F", "forward"), ("R", "forward"), ("B", "backward")):
+        joined = Compute("sort", Memory("copy", 1.0, 1.0, parts=32), phase)
+        assert issued(joined, phase) == {f"{way}_other": 1, f"{way}_part": 32}
+    assert issued(Compute("bias", Memory("bias_grad", 1.0, 1.0), "W"), "W") == {"backward_other": 1}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,7 @@ def test_what_goes_with_an_op_is_issued_with_it() -> None:
 def test_data_parallel_hooks_are_free_unless_measured(op: str, kind: str) -> None:
     """A profile without ``around_s`` charges nothing for them, one with it what it says."""
     comm, costs = Comm("x", op, 8.0, "dp", "dp"), load_profile("h200-sxm-141gb").host.launch_s
-    assert issued(comm) == (kind,)
+    assert issued(comm) == {kind: 1}
     assert launch_seconds(costs["fused"]).get(kind, 0) == 0
     assert launch_seconds(costs["eager"])[kind] > 100e-6
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Point, rounded
-from calibration.narrow import DEPTH, PROBE, narrow
+from calibration.narrow import DEPTH, JOINED, PROBE, narrow
 from simulator.build import build_program
 from simulator.config.host import AroundOps, LaunchClass
 from simulator.costs import Costs, launch
@@ -43,6 +43,10 @@ MODULES: dict[str, tuple[Counts, Counts]] = {
     "rope": ({"forward_other": 5}, {"backward_other": 5}),
     "gelu": ({"forward_other": 1}, {"backward_other": 1}),
     "residual": ({"forward_other": 1}, {}),
+    **{
+        name: ({"forward_other": 1, "forward_part": parts}, {"backward_other": 1, "backward_part": parts})
+        for name, parts in JOINED.items()
+    },
 }
 
 

@@ -23,13 +23,13 @@ from calibration.measure.bench import Bench, Row
 from calibration.measure.case import Case, Level, Scalar
 from calibration.measure.hosts import beside_probes
 from calibration.measure.team import Team
-from calibration.narrow import DEPTH, HEADS, LAYOUTS, SEQ, WIDTH, narrow
-from calibration.train.experts import Experts
+from calibration.narrow import DEPTH, HEADS, JOINED, LAYOUTS, SEQ, WIDTH, narrow
+from calibration.train.experts import Experts, regrouped
 from calibration.train.host import Probe
 from calibration.train.layers import Attention, Builder, Layer, Linear, Norm, Place
 from calibration.train.trainer import Groups, Trainer
 
-PARTS = ("linear", "linear_no_bias", "layer_norm", "rms_norm", "attention", "rope", "gelu", "residual")
+PARTS = ("linear", "linear_no_bias", "layer_norm", "rms_norm", "attention", "rope", "gelu", "residual", *JOINED)
 #: Layouts on several GPUs, and the models that are measured in them.
 SHARED = {
     "tp": ("gpt", "llama"),
@@ -38,7 +38,7 @@ SHARED = {
     "ddp_buckets": ("gpt",),
     "fsdp": ("gpt", "llama"),
     "fsdp_kept": ("gpt", "llama"),
-    "ep": ("moe",),
+    "ep": ("moe", "moe_32"),
     "gpipe": ("gpt",),
     "1f1b": ("gpt", "llama"),
     "interleaved": ("gpt",),
@@ -180,6 +180,9 @@ def _modules(part: str, builder: Builder) -> list[Callable[[Tensor], Tensor]]:
         case "residual":
             other = torch.randn(SEQ, WIDTH, device=builder.place.device, dtype=builder.dtype)
             return [lambda x: x + other] * DEPTH
+    if part in JOINED:
+        sizes = [[SEQ // JOINED[part]] * 4] * (JOINED[part] // 4)
+        return [lambda x: regrouped(x, sizes)] * DEPTH
     blocks = [Attention(builder, f"{part}{n}") for n in range(DEPTH)]
     if part == "rope":
         return [block._rotated for block in blocks]

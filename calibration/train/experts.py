@@ -122,9 +122,9 @@ class Experts(nn.Module):
         me = dist.get_rank(group)
         sent, received = [sum(to) for to in table[me]], [sum(source[me]) for source in table]
         rows = _AllToAll.apply(rows, sent, received, group)
-        rows = _regrouped(rows, [source[me] for source in table])
+        rows = regrouped(rows, [source[me] for source in table])
         out = self._mlp(rows, on_device[:, me].sum(0))
-        out = _regrouped(out, [[source[me][expert] for source in table] for expert in range(local)])
+        out = regrouped(out, [[source[me][expert] for source in table] for expert in range(local)])
         returned: Tensor = _AllToAll.apply(out, received, sent, group)
         return returned
 
@@ -132,7 +132,7 @@ class Experts(nn.Module):
         return grouped(self.activation(grouped(rows, self.fc1, loads)), self.fc2, loads)
 
 
-def _regrouped(x: Tensor, sizes: list[list[int]]) -> Tensor:
+def regrouped(x: Tensor, sizes: list[list[int]]) -> Tensor:
     """Rows that lie in groups of parts, ``sizes`` [group][part] of them, with the first part of every group first."""
     if len(sizes[0]) == 1:
         return x

@@ -22,6 +22,8 @@ AroundOps = Literal[
     "backward_grouped",
     "tp_all_reduce",
     "exchange",
+    "forward_part",
+    "backward_part",
     "bucket",
     "gather",
     "reduce",
@@ -43,8 +45,9 @@ class LaunchCosts(Cited):
     """the start of a backward pass; per product of one that is split in two, to find where to cut it; per module whose
     weights' gradients are computed apart; per recomputed layer; a grouped product of experts, with the sorting of
     tokens around it; an all-reduce of tensor parallelism, with the two linear layers written by hand that it stands
-    for; a collective of experts, for which the host cuts and joins tensors; a bucket of DDP; a unit of FSDP that is
-    gathered, one whose gradients are reduced. Not listed: nothing, or what other products and collectives take"""
+    for; a collective of experts; a part of the tokens that experts get or give, which the host cuts from the rest for a
+    kernel to join; a bucket of DDP; a unit of FSDP that is gathered, one whose gradients are reduced. Not listed:
+    nothing, or what other products and collectives take"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

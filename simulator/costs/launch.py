@@ -35,20 +35,26 @@ def by_autograd(phase: str, kind: str) -> bool:
     return phase in BACKWARD and kind not in BY_MAIN_THREAD
 
 
-def issued(op: Compute | Comm, phase: str = "") -> tuple[str, ...]:
-    """What the host has to do for an op of a step of this phase: ``forward_matmul``, ``backward_norm``, ``optimizer``,
-    ``collective`` ...
+def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
+    """What the host has to do for an op of a step of this phase, and how often: ``forward_matmul``, ``backward_norm``,
+    ``optimizer``, ``collective`` ...
 
     A checkpoint, around a layer or around its core, has one attention to run again, with which it is counted.
     """
     if isinstance(op, Comm):
-        return (_of_comm(op),)
+        return {_of_comm(op): 1}
     if op.phase == "O":
-        return ("optimizer",)
-    kind = ("forward_" if op.phase in ("F", "R") else "backward_") + _class(op.kernel)
+        return {"optimizer": 1}
+    way = "forward" if op.phase in ("F", "R") else "backward"
+    kind = f"{way}_{_class(op.kernel)}"
+    found = {kind: 1}
+    if isinstance(op.kernel, Memory) and op.kernel.parts:
+        found[f"{way}_part"] = op.kernel.parts
     if op.phase == "R" and kind == "forward_attention":
-        return kind, "checkpoint"
-    return (kind, "weights") if phase == "W" and kind in WEIGHTS else (kind,)
+        found["checkpoint"] = 1
+    if phase == "W" and kind in WEIGHTS:
+        found["weights"] = 1
+    return found
 
 
 def _class(kernel: Kernel) -> str:

@@ -38,7 +38,7 @@ class HostSpeeds(NamedTuple):
 
     def issue_s(self, costs: Costs, op: Compute | Comm, phase: str) -> float:
         """That it takes to issue an op of a step of this phase."""
-        return self.seconds(costs, phase, dict.fromkeys(launch.issued(op, phase), 1))
+        return self.seconds(costs, phase, launch.issued(op, phase))
 
 
 def host_speeds(gpu: Gpu) -> HostSpeeds:
@@ -110,13 +110,13 @@ def issued_by(role: Role) -> Iterator[tuple[str, str, int]]:
         for kind, n in kinds.items():
             yield step.phase, kind, n
         for op in launch.ops_of(step):
-            for kind in launch.issued(op, step.phase):
-                yield step.phase, kind, 1
+            for kind, n in launch.issued(op, step.phase).items():
+                yield step.phase, kind, n
     place = _places(role)
     for before, steps in enumerate(issue_order(role)):
         for step in steps:
-            for kind in launch.issued(cast(Comm, step.op)):
-                yield _phase(role, place, step, before), kind, 1
+            for kind, n in launch.issued(cast(Comm, step.op)).items():
+                yield _phase(role, place, step, before), kind, n
 
 
 def _phase(role: Role, place: dict[str, int], step: Step, before: int) -> str:

@@ -148,7 +148,8 @@ class Attention:
 @dataclass(frozen=True, slots=True)
 class Memory:
     """A kernel bound by memory traffic. ``op`` is its cost class (`simulator.config.profile.MemoryClass`); ``width``
-    the elements of a row where it works on whole rows, as norms and softmax do, and where that is known."""
+    the elements of a row where it works on whole rows, as norms and softmax do, and where that is known; ``parts`` the
+    tensors that the host cuts and lists one by one for it to join them."""
 
     op: str
     read_bytes: float
@@ -156,6 +157,7 @@ class Memory:
     flops: float = 0.0
     dtype: str = "bf16"
     width: int = 0
+    parts: int = 0
 
     @property
     def normalizes(self) -> bool:
