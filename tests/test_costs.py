@@ -19,7 +19,7 @@ from simulator.costs.interference import SmLoad
 from simulator.costs.matmul import MatmulCost, Products
 from simulator.costs.memory import slices
 from simulator.errors import InputError
-from simulator.program import Attention, Comm, Fixed, Matmul, Memory
+from simulator.program import Attention, Comm, Fixed, GroupedMatmul, Matmul, Memory
 
 PROFILES = catalog.names("profile")
 SIZES = st.integers(1, 20_000)
@@ -125,6 +125,19 @@ def test_memory_kernels_are_a_start_and_bytes_at_the_share_of_their_class_or_tim
             bandwidth = curve.share * profile.gpu_spec.memory_bandwidth_Bps.value
             found_s = (curve.element_s or 0.0) * 0.25 * nbytes / 2  # of bf16
             assert seconds == pytest.approx(curve.start_s + max(nbytes / bandwidth, found_s))
+
+
+@pytest.mark.parametrize(
+    ("groups", "rows", "n", "k", "measured_s"),
+    [(2, 1024, 1024, 2048, 30.2e-6), (4, 512, 1024, 1408, 24.6e-6), (8, 256, 1024, 1024, 21.1e-6)],
+)
+def test_small_groups_begin_at_once_and_have_the_tile_that_their_kernel_is_made_for(groups, rows, n, k, measured_s):
+    """Grouped products of an H200 (calibration/measurements, one-gpu-grouped): one wave of large tiles, though smaller
+    ones would fill the GPU; with 128 rows a group small ones are taken."""
+    costs = COSTS["h200-sxm-141gb"]
+    assert costs.kernel_s(GroupedMatmul((rows,) * groups, n, k), costs.gpu) == pytest.approx(measured_s, rel=0.1)
+    large, small = (costs.kernel_s(GroupedMatmul((rows,) * 2, 1024, 8192), costs.gpu) for rows in (129, 128))
+    assert small < 0.7 * large
 
 
 def test_products_with_a_weight_per_row_take_as_long_as_there_are_elements_to_write():

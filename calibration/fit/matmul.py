@@ -111,7 +111,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
             model = search_in(model, start, single[dtype], 0.1)
     if grouped := [case for case in fitted if case.op == "grouped"]:
         start = {f"grouped.speed.{role}": 0.9 for role in sorted({str(case.params["role"]) for case in grouped})}
-        model = search_in(model, start | {"grouped.start_s": 5e-6}, grouped, 0.2)
+        model = search_in(model, start | {"grouped.start_s": 5e-6, "grouped.group_s": 3e-7}, grouped, 0.2)
     points = [
         point
         for some, apart in ((fitted, False), (held_out, True))

@@ -186,3 +186,9 @@ def _many(*, full: bool) -> Iterator[Case]:
                     extra: dict[str, Scalar] = {"skew": True} if skew else {}
                     for case in _layer(tokens, n, k, "grouped"):
                         yield _case("grouped", batch=groups, **case.params, **extra)
+    # Whose time is in good part that of beginning.
+    small = ((2, 1024, 2048), (4, 1024, 1408), (8, 1024, 1024), (4, 2048, 2048), (8, 2048, 1408), (16, 2048, 768))
+    for (groups, h, ffn), tokens in itertools.product(small if full else (), (2048, 8192)):
+        for n, k in ((ffn, h), (h, ffn)):
+            for case in _layer(tokens, n, k, "grouped"):
+                yield _case("grouped", batch=groups, **case.params)

@@ -71,10 +71,15 @@ class GroupedModel(Cited):
 
     tiles: Annotated[tuple[str, ...], AsTuple]
     """those of ``tile_efficiency`` that such kernels are made for"""
+    narrow_up_to: Whole | None = None
+    """rows or columns of a group, on the mean, up to which the last of ``tiles`` is taken, and beyond the first
+    (PyTorch on Hopper: aten/src/ATen/native/cuda/GroupMM.cu); None: any, by what each would take"""
     speed: dict[Role, Fraction]
     """relative to single products of the type and layout"""
     start_s: NotNegative
     """before the first tile, beside ``start_s`` of all: the groups' sizes are read and turned into a schedule"""
+    group_s: NotNegative = 0.0
+    """for each group, whose operands SMs must find"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -89,6 +89,18 @@ class MatmulCost:
         rows_, columns_, efficiencies, factors, singles = np.array(tiles, dtype=float).T
         return rows_, columns_, efficiencies, factors, singles > 0
 
+    def _given(self, products: Products) -> NDArray[np.bool_]:
+        """Whether a tile is one that the library would not take for a kernel's groups, of (kernels, tiles)."""
+        grouped, (rows, columns, *_) = self.model.grouped, self._tiles
+        if grouped.narrow_up_to is None:
+            return np.zeros((len(products.kernels), len(rows)), dtype=bool)
+        areas = [math.prod(int(side) for side in name.split("x")) for name in (grouped.tiles[0], grouped.tiles[-1])]
+        groups = np.maximum(products.count.sum(axis=1), 1.0)
+        m, n = ((sizes * products.count).sum(axis=1) / groups for sizes in (products.m, products.n))
+        area = np.where(np.minimum(m, n) <= grouped.narrow_up_to, areas[1], areas[0])
+        other: NDArray[np.bool_] = rows * columns != area[:, None]
+        return other
+
     @cached_property
     def _rates(self) -> dict[tuple[str, str, bool], float]:
         """FLOP/s at the boost clock inside an ideal tile, by type, role, and whether grouped."""
@@ -158,11 +170,12 @@ class MatmulCost:
         seconds = on(sms)
         uncut = products.grouped[:, None] | (tiles >= 4 * sms)
         barred = (split > 1) & (uncut[:, :, None] | (k[:, :, None] < split * model.min_k_per_split))
-        barred |= (products.grouped[:, None] & single)[:, :, None]
+        barred |= (products.grouped[:, None] & (single | self._given(products)))[:, :, None]
         choice = np.where(barred, np.inf, seconds * factor[:, None]).reshape(len(rate), -1).argmin(axis=1)
         seconds = on(sms - self.taken) if self.taken else seconds
         chosen: Floats = seconds.reshape(len(rate), -1)[np.arange(len(rate)), choice]
-        start_s = model.start_s + np.where(products.grouped, model.grouped.start_s, 0.0)
+        groups_s = model.grouped.start_s + products.count.sum(axis=1) * model.grouped.group_s
+        start_s = model.start_s + np.where(products.grouped, groups_s, 0.0)
         return start_s + np.where(products.count.any(axis=1), chosen, 0.0)
 
     def origin(self, kernel: Product) -> Origin:
