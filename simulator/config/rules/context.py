@@ -10,7 +10,6 @@ from simulator.config.rules.tensor import other_tp, sequence_unit
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
-    from simulator.config.parallelism import Parallelism
     from simulator.config.workload import Workload
 
 
