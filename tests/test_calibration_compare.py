@@ -759,6 +759,19 @@ def test_results_go_into_no_file(name: str, made: Path, tmp_path: Path, capsys: 
     assert (tmp_path / "file").read_text() == "kept"
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="a folder in which none can be made")
+@pytest.mark.parametrize("out", ["/proc", "/proc/x"])
+def test_a_folder_that_cannot_be_made_is_said(out: str, made: Path, tmp_path: Path, capsys: Any) -> None:
+    alone = str(made / "alone.yaml")
+    assert main(["compare", alone, "--measured", str(made / "measured"), "--out", out]) == 2
+    assert main(["measure", "--device", "cpu", "--out", out]) == 2
+    assert main(["train", "--device", "cpu", alone, "--out", out]) == 2
+    measured = str(ROOT / "calibration" / "measurements" / "h100-sxm-80gb")
+    profile = ["--base", "h100-sxm-80gb", "--out", str(tmp_path / "p.yaml")]
+    assert main(["fit", measured, *profile, "--plots", out]) == 2
+    assert capsys.readouterr().err.count("cannot be written to") == 4
+
+
 def figures(step_s: float) -> Figures:
     return Figures(step_s, None, (), dict.fromkeys((*CLASSES, *chain(*PARTS.values())), (0.0,)), None, None)
 

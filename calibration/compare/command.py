@@ -82,10 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out
     if not arguments.measured.is_dir():
         raise InputError("no such folder", file="--measured", found=str(arguments.measured))
-    if folder("--out", out).resolve() == arguments.measured.resolve():
-        raise InputError("is the folder of the measured runs", file="--out", found=str(out), fix="another folder")
     predicted = [Committed(path, read_predictions(path), first_with(path)) for path in arguments.predictions]
     changes = parse_changes(arguments.changes)
+    if folder("--out", out).resolve() == arguments.measured.resolve():
+        raise InputError("is the folder of the measured runs", file="--out", found=str(out), fix="another folder")
     hosted = [_hosted(arguments.measured, path, changes) for path in arguments.workloads]
     simulated = simulate_all((path, of_run) for path, (of_run, _) in zip(arguments.workloads, hosted, strict=True))
     measured = []
@@ -93,7 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
         run_of = read_measured(arguments.measured, path, one.workload, meetings(one.result))
         measured.append(replace(run_of, reason=run_of.reason or problem))
     comparison = compare(arguments, simulated, measured, predicted)
-    out.mkdir(parents=True, exist_ok=True)
     write_json(out / "comparison.json", comparison)
     text = as_text(comparison)
     rows = [Row.from_dict(row) for row in comparison["rows"]]

@@ -17,6 +17,7 @@ from calibration.compare.kernels import CLASSES, PARTS, Kernels, measured_class,
 from calibration.compare.meetings import Meetings
 from calibration.compare.record import Record, Run, read_record
 from calibration.gpus import driver_of, is_of_type
+from calibration.train.record import timeline_of
 from calibration.workloads import is_of
 from simulator.config import Workload, load_workload
 from simulator.errors import InputError
@@ -63,7 +64,7 @@ def read_measured(directory: Path, path: Path, workload: Workload, known: Meetin
             return Measured(record, reason)
         if record.n_gpus != workload.n_ranks:
             return Measured(record, f"run on {record.n_gpus} GPUs, not {workload.n_ranks}")
-        timeline = directory / f"{name}.timeline.csv.gz"
+        timeline = timeline_of(directory, name)
         return Measured(record, "", _kernels(timeline, record, known) if timeline.exists() else None)
     except InputError as problem:
         return Measured(record, unusable(problem))
