@@ -46,8 +46,8 @@ EXAMPLE = """example:
       --predictions calibration/results/predictions.json \\
       --out comparison --max-mean 4 --max-row 10
 
-exit status: 1 where step times, or those predicted before, are past --max-mean or --max-row, or more than a tenth of
-the runs could not be compared; 2 on bad input; else 0."""
+exit status: 1 where no run could be compared, or with --max-mean or --max-row where step times, or those predicted
+before, are past it or more than a tenth of them could not be compared; 2 on bad input; else 0."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.pictures:
         _draw(out, comparison, simulated, measured)
     print(text, end="")
-    return 1 if any(suite["passed"] is False for suite in comparison["suites"]) else 0
+    none = not any(row.measured and row.simulated for row in rows)
+    return 1 if none or any(suite["passed"] is False for suite in comparison["suites"]) else 0
 
 
 def _hosted(directory: Path, workload: Path, changes: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:

@@ -72,10 +72,12 @@ def read_measured(directory: Path, path: Path, workload: Workload, known: Meetin
 
 def unlike(record: Record, path: Path, workload: Workload) -> str:
     """Why a run is not of the file ``path`` as it is now, or not on the GPUs on which ``workload`` is simulated; empty
-    where it is. What was tried without GPUs is of any."""
+    where it is. What was measured without GPUs is of none; of what failed it may not be known."""
     if not is_of(record.workload.model_dump(), path, load_workload(path)):
         return "the workload file, or one that it names, has changed since it was run"
     gpu = record.environment.get("gpu")
+    if gpu is None and isinstance(record, Run):
+        return "measured without a GPU"
     if gpu is not None and not all(is_of_type(str(gpu), simulated) for simulated in workload.gpu_types):
         return f"run on {gpu}, simulated on {', '.join(workload.gpu_types)}"
     return ""
