@@ -78,3 +78,18 @@ def test_gradients_that_steps_make_are_drawn_once() -> None:
     assert max(top.max() for top in tops.values()) == pytest.approx(fullest.total / GiB)
     assert GiB * (tops["gradients"].max() - tops["gradients"].min()) == pytest.approx(fullest.holdings.made)
     assert "gathered" not in tops
+
+
+def test_a_long_step_is_drawn_again_around_its_peak() -> None:
+    """64 micro-batches on 4 stages are too narrow for numbers, 4 are not; both panels have the peak's marker."""
+    for microbatches, panels in ((4, 1), (64, 2)):
+        play = pipeline("1f1b", 4, microbatches, activation=GiB)
+        state = StateBytes(weights=GiB, gradients=GiB, optimizer=GiB)
+        memories = memory_of_ranks(play, dict.fromkeys(range(4), Holdings(state)), dict.fromkeys(range(4), 40 * GiB))
+        figure = memory_plot(play, memories, title="tiny")
+        assert len(figure.axes) == panels
+        peak = max(memories, key=lambda memory: memory.total).peak_at_s
+        for axes in figure.axes:
+            low, high = axes.get_xlim()
+            assert low <= peak <= high
+    assert high - low < 0.4 * play.step_time_s

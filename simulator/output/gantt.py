@@ -142,20 +142,26 @@ def check_format(path: str | Path) -> None:
         raise InputError("unknown picture format", file=path, found=suffix, allowed=", ".join(PICTURES), fix=fix)
 
 
-def _zoom_windows(picture: Picture) -> list[tuple[str, tuple[float, float]]]:
-    """The beginning and the end of the step, so long that numbers fit; none where they fit in the whole, where all are
-    of one micro-batch, and where the two would show nearly all of the step again."""
+def zoom_s(picture: Picture) -> float:
+    """How long a part of the step is that half a picture's width shows with numbers in its boxes, s; 0 where they fit
+    in the whole, where all are of one micro-batch, and where two such parts would show nearly all of the step again."""
     boxes = picture.boxes
     if len(np.unique(boxes.microbatch[boxes.microbatch >= 0])) < 2:
-        return []
+        return 0.0
     room = number_points(picture)
     usual = usual_box_s(boxes)
     if usual / picture.length_s * PANEL_POINTS >= room:
-        return []
+        return 0.0
     window = usual * (PANEL_POINTS / 2) / room
-    if 2 * window > _MOST_ZOOMED * picture.length_s:
+    return 0.0 if 2 * window > _MOST_ZOOMED * picture.length_s else window
+
+
+def _zoom_windows(picture: Picture) -> list[tuple[str, tuple[float, float]]]:
+    """The beginning and the end of the step, where a part of it is enlarged."""
+    window, microbatch = zoom_s(picture), picture.boxes.microbatch
+    if not window:
         return []
-    last = float(boxes.end_s[boxes.microbatch >= 0].max())
+    last = float(picture.boxes.end_s[microbatch >= 0].max())
     begin = max(min(picture.length_s - window, last - 0.7 * window), 0.0)
     return [("the beginning", (0.0, window)), ("the end", (begin, picture.length_s))]
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.analysis.memory import RankMemory, fullest, held_activations, memory_curve
+from simulator.output.gantt import zoom_s
+from simulator.output.gantt_boxes import Picture
 from simulator.timeline import Timeline
 from simulator.units import GiB, format_gib, format_time
 
@@ -46,18 +48,37 @@ def compare_memory(jobs: Mapping[str, tuple[Timeline, tuple[RankMemory, ...]]]) 
 
 
 def memory_plot(timeline: Timeline, memories: tuple[RankMemory, ...], ax: Axes | None = None, *, title: str) -> Figure:
-    """Memory of the job's fullest rank over time, GiB; into ``ax`` where given.
+    """Memory of the job's fullest rank over time, GiB; into ``ax`` where given, else with a second panel around the
+    peak where the step is so long that `gantt` enlarges parts of it.
 
     ``buffers`` are the context, NCCL, placeholders, buckets and what the allocator has cached at most; ``gathered`` are
     parameters and gradients that are whole for a while under ZeRO-2 and 3, or come from the host.
     """
-    shown = fullest(memories)
-    capacity_bytes = shown.capacity
-    curve = memory_curve(timeline, shown.rank)
+    shown, step = fullest(memories), timeline.step_time_s
+    zooms: list[Axes] = []
+    window = 0.0
     if ax is None:
         from matplotlib.figure import Figure
 
-        ax = Figure(figsize=_SIZE_IN, layout="constrained", dpi=120).add_subplot()
+        window = min(zoom_s(Picture.of(timeline, "")), step)
+        panels = 2 if window else 1
+        figure = Figure(figsize=(_SIZE_IN[0], _SIZE_IN[1] * panels), layout="constrained", dpi=120)
+        ax, *zooms = figure.subplots(panels, squeeze=False)[:, 0]
+    _draw(timeline, shown, ax, (0.0, step), f"{title}: rank {shown.rank}, stage {shown.stage}")
+    for zoom in zooms:
+        begin = min(max(shown.peak_at_s - window / 2, 0.0), step - window)
+        _draw(timeline, shown, zoom, (begin, begin + window), "around the peak")
+        ax.axvspan(begin, begin + window, facecolor="none", edgecolor="black", lw=1.0, zorder=5)
+    whole = ax.get_figure(root=True)
+    assert whole is not None
+    return whole
+
+
+def _draw(timeline: Timeline, shown: RankMemory, ax: Axes, window: tuple[float, float], title: str) -> None:
+    """One rank's memory from one time to another, s."""
+    capacity_bytes = shown.capacity
+    curve = memory_curve(timeline, shown.rank)
+    begin, end = window
     step = timeline.step_time_s
     times = np.concatenate(([0.0], curve.times, [step]))
     own = held_activations(timeline, curve, shown.holdings)
@@ -85,23 +106,20 @@ def memory_plot(timeline: Timeline, memories: tuple[RankMemory, ...], ax: Axes |
         below = above
     ax.axhline(capacity_bytes / GiB, color=_LIMIT, linestyle="--", linewidth=1.2)
     said = f"{format_gib(capacity_bytes)} on the GPU "
-    ax.text(step, capacity_bytes / GiB, said, color=_LIMIT, ha="right", va="bottom")
+    ax.text(end, capacity_bytes / GiB, said, color=_LIMIT, ha="right", va="bottom")
     near = 0 < capacity_bytes - shown.total < 0.1 * capacity_bytes  # the line would go through the words
-    ax.plot([shown.peak_at_s], [shown.total / GiB], marker="v", color="black", markersize=7)
+    ax.plot([shown.peak_at_s], [shown.total / GiB], marker="v", color="black", markersize=7, clip_on=False)
     ax.annotate(
         f"{format_gib(shown.total)} at {format_time(shown.peak_at_s)}",
         (shown.peak_at_s, shown.total / GiB),
         textcoords="offset points",
         xytext=(8, -2) if near else (0, 8),
-        ha="left" if shown.peak_at_s < step / 2 else "right",
+        ha="left" if shown.peak_at_s < (begin + end) / 2 else "right",
     )
-    ax.set_xlim(0.0, step)
+    ax.set_xlim(begin, end)
     ax.set_ylim(0.0, 1.15 * max(capacity_bytes, shown.total) / GiB)
     ax.set_xlabel("time (s)")
     ax.set_ylabel("memory (GiB)")
-    ax.set_title(f"{title}: rank {shown.rank}, stage {shown.stage}", loc="left")
+    ax.set_title(title, loc="left")
     handles, labels = ax.get_legend_handles_labels()
     ax.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    return figure
