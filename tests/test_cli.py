@@ -583,6 +583,27 @@ def test_pictures_of_two_workloads_stand_below_each_other(
     assert set(drawn) == {"gantt", "memory"}
 
 
+@pytest.mark.parametrize("more", [[], ["--set", f"note={'x' * 100}"]])
+def test_pictures_say_what_was_set(
+    workload: Path, more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the title of the first panel; as much as there is room for."""
+    from matplotlib.figure import Figure
+
+    from simulator.output import gantt
+
+    drawn: list[Figure] = []
+    monkeypatch.setattr(gantt, "save_gantt", lambda figure, path: drawn.append(figure))
+    pictures = ["--gantt", str(tmp_path / "gantt.png"), "--memory", str(tmp_path / "memory.svg")]
+    assert command("run", workload, *pictures, "--quiet", "--set", "training.micro_batch=2", *more) == 0
+    assert len(drawn) == 2
+    for figure in drawn:
+        said = figure.axes[0].get_title(loc="right")
+        assert said.startswith("training.micro_batch=2")
+        assert said.endswith("x...") is bool(more)
+        assert len(said) < 90
+
+
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_a_narrow_terminal_breaks_no_figure(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

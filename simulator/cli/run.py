@@ -16,7 +16,12 @@ from simulator.errors import InputError
 from simulator.output.files import PICTURES
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from simulator.api import Result
+
+#: Characters of what --set was given that stand over a picture.
+_MOST_SAID = 80
 
 
 def command(
@@ -91,7 +96,7 @@ def command(
         with progress(f"simulating {len(jobs)} jobs at once"):
             shared = simulator.share(jobs)
         write_json(json, shared.to_dict())
-        _draw(shared.results, gantt, memory)
+        _draw(shared.results, gantt, memory, set_ or ())
         if not quiet and json != STDOUT:
             console().print(shared.summary())
         _judge(shared.to_dict()["runs"], shared.warnings, strict)
@@ -106,29 +111,36 @@ def command(
     if trace is not None:
         with progress("writing the trace"):
             results[0].save_trace(trace, ranks)
-    _draw(results, gantt, memory)
+    _draw(results, gantt, memory, set_ or ())
     if not quiet and json != STDOUT:
         console().print(results[0].summary() if len(jobs) == 1 else compare(*reports))
     _judge(reports, warnings, strict)
 
 
-def _draw(results: Sequence[Result], gantt: Path | None, memory: Path | None) -> None:
-    """Write the pictures that are asked for; of several jobs they stand below each other, numbered in their order."""
+def _draw(results: Sequence[Result], gantt: Path | None, memory: Path | None, changes: Sequence[str]) -> None:
+    """Write the pictures that are asked for; of several jobs they stand below each other, numbered in their order.
+    ``changes``, what --set was given, stand at the top, cut where they are long."""
     if gantt is None and memory is None:
         return
     from simulator.output.gantt import compare_gantt, save_gantt
     from simulator.output.memory_plot import compare_memory
 
+    def save(figure: Figure, path: Path) -> None:
+        said = ", ".join(changes)
+        said = said if len(said) <= _MOST_SAID else f"{said[:_MOST_SAID]}..."
+        figure.axes[0].set_title(said, loc="right", fontsize=8, parse_math=False)
+        save_gantt(figure, path)
+
     with progress("drawing"):
         if gantt is not None and len(results) == 1:
-            save_gantt(results[0].gantt(), gantt)
+            save(results[0].gantt(), gantt)
         elif gantt is not None:
-            save_gantt(compare_gantt({f"{n}. {one.title}": one.spans for n, one in enumerate(results, 1)}), gantt)
+            save(compare_gantt({f"{n}. {one.title}": one.spans for n, one in enumerate(results, 1)}), gantt)
         if memory is not None and len(results) == 1:
-            save_gantt(results[0].memory(), memory)
+            save(results[0].memory(), memory)
         elif memory is not None:
             jobs = {f"{n}. {one.workload.name}": (one.played, one.memories) for n, one in enumerate(results, 1)}
-            save_gantt(compare_memory(jobs), memory)
+            save(compare_memory(jobs), memory)
 
 
 def _judge(reports: Sequence[Mapping[str, Any]], warnings: Sequence[str], strict: bool) -> None:
