@@ -733,6 +733,9 @@ def test_kernels_are_compared_on_the_rank_that_is_furthest_off() -> None:
     )
     assert class_s(row, "matmul") == (1.0, 1.5)
     assert class_s(row, "copy") == (0.0, 0.0)
+    nothing = replace(row.simulated, class_s=row.simulated.class_s | {"waiting": (0.0, 0.0)})
+    waited = replace(row.measured, class_s=row.measured.class_s | {"waiting": (1.0, 3.0)})
+    assert class_s(replace(row, simulated=nothing, measured=waited), "waiting") == (3.0, 0.0)  # as far off, and more
     assert class_s(replace(row, measured=None), "matmul") == (None, 1.5)
     (found,) = [one for one in suites([row], Bounds(), predicted=False) if one["suite"] == "matmul kernels"]
     assert found["max_abs"] == pytest.approx(0.5)

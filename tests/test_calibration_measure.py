@@ -623,3 +623,14 @@ def test_fit_asks_for_a_base_where_none_is_called_like_its_output(
     assert "--base" in said
     assert "h200-sxm-141gb" in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_number_that_a_shell_has_hides_no_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Commands without ranks say what is wrong whatever LOCAL_RANK is; of ranks one says it for all."""
+    from calibration.__main__ import main
+
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert main(["predict", str(tmp_path / "none.yaml"), "--out", str(tmp_path / "p.json")]) == 2
+    assert "none.yaml" in capsys.readouterr().err
