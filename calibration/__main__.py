@@ -25,8 +25,8 @@ COMMANDS = {
     "compare": "simulated beside measured: table and pictures",
 }
 
-#: Those that go on where they stopped.
-RESUME = ("measure", "train")
+#: Those that have ranks, and go on where they stopped.
+RANKED = ("measure", "train")
 
 #: The extra of pyproject.toml that brings torch.
 INSTALL = "pip install '.[calibration]' in a checkout; README.md, Calibration profiles, has the line for CPUs"
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(given)
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":  # of several ranks one says so
-            kept = "; what is finished is kept, and the same command goes on there" if given[0] in RESUME else ""
+            kept = "; what is finished is kept, and the same command goes on there" if given[0] in RANKED else ""
             print(f"interrupted{kept}", file=sys.stderr)
         return 128 + signal.SIGINT
 
@@ -82,7 +82,8 @@ def _run(given: Sequence[str]) -> int:
         if (error.name or "").partition(".")[0] != "torch":
             raise
         problem = InputError(f"{chosen.command} needs PyTorch, which is not installed", fix=INSTALL)
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # of the ranks of a machine, which all meet it, one says so
+    # Of a machine's ranks, which all meet it, one says so.
+    if chosen.command not in RANKED or os.environ.get("LOCAL_RANK", "0") == "0":
         print(problem, file=sys.stderr)
     return 2
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from calibration.commits import sha256
-from simulator.config.files import read_text
+from simulator.config.files import brief, read_text
 from simulator.config.workload import Workload, load_workload
 from simulator.errors import InputError
 
 #: What a run trains, of a `Workload`: the cluster and its calibration are not the trainer's.
 TRAINED = ("model", "training", "parallelism")
+#: The longest of the endings that a run's files have behind its name, and how long file systems let a name be, bytes.
+TIMELINE, LONGEST = ".timeline.csv.gz", 255
 
 
 def by_name(paths: Iterable[Path]) -> dict[str, tuple[Path, Workload | InputError]]:
     """Files by the workload's name, that of the file where it is no workload, and what it holds or what is wrong with
-    it. Raises `InputError` where there is no such file, or two have one name."""
+    it. Raises `InputError` where there is no such file, two have one name, or no result could be called as one is."""
     found: dict[str, tuple[Path, Workload | InputError]] = {}
     for path in paths:
         if not path.is_file():
@@ -25,10 +28,11 @@ def by_name(paths: Iterable[Path]) -> dict[str, tuple[Path, Workload | InputErro
         known: Workload | InputError
         try:
             known = load_workload(path)
-            check_name(known, path)
+            check_name(known.name, path)
         except InputError as problem:
             known = problem
         name = path.stem if isinstance(known, InputError) else known.name
+        check_name(name, path)
         if name in found:
             both = f"{found[name][0]}, {path}"
             raise InputError(
@@ -38,10 +42,13 @@ def by_name(paths: Iterable[Path]) -> dict[str, tuple[Path, Workload | InputErro
     return found
 
 
-def check_name(workload: Workload, path: Path) -> None:
-    """Raise `InputError` where the name is not one that files can have, as those of a run."""
-    if Path(workload.name).name != workload.name:
-        raise InputError("a run's files cannot be called so", file=path, key="name", found=workload.name)
+def check_name(name: str, path: Path) -> None:
+    """Raise `InputError` where the ``name`` of the workload in ``path`` is not one that files can have, as those of its
+    run."""
+    most = LONGEST - len(TIMELINE)
+    if Path(name).name != name or len(os.fsencode(name)) > most:
+        allowed = f"a file's name of at most {most} bytes"
+        raise InputError("a run's files cannot be called so", file=path, key="name", found=brief(name), allowed=allowed)
 
 
 def is_of(recorded: Mapping[str, Any], path: Path, now: Workload | None) -> bool:

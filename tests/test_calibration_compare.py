@@ -283,6 +283,36 @@ def test_skipping_more_than_a_tenth_fails_a_bounded_comparison(made: Path, tmp_p
     assert compare(made, tmp_path, ONLY_TABLES, "--max-mean=100", "--max-row=100") == 1
 
 
+def test_a_comparison_of_nothing_fails(made: Path, tmp_path: Path, capsys: Any) -> None:
+    """With bounds or without; where there is one run, bounds alone say what may be missing."""
+    (tmp_path / "none").mkdir()
+    command = ["compare", *(str(made / f"{name}.yaml") for name in ("dp4", "tp4")), "--out", str(tmp_path / "out")]
+    for folder in (tmp_path / "none", made / "measured"):
+        assert main([*command, "--measured", str(folder)]) == 1
+        assert "step time: no row could be compared (2 skipped)" in capsys.readouterr().out
+    assert not list((tmp_path / "out").glob("*.png"))
+
+
+def test_a_trial_without_gpus_is_no_measurement(made: Path, tmp_path: Path) -> None:
+    """It has a row, with the reason, and a part in no mean and picture."""
+    with_changed(made, tmp_path, lambda record: record["environment"].pop("gpu"))
+    found = reasons_of(made, tmp_path, pictures=True)
+    assert found == {"alone": "", "ddp2": "measured without a GPU"}
+    comparison = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert {one["n_skipped"] for one in comparison["suites"]} == {1}
+    assert [path.name for path in (tmp_path / "out" / "timelines").iterdir()] == ["alone.png"]
+
+
+def test_a_reason_makes_no_table_wider(compared: dict[str, Any], made: Path) -> None:
+    """Reasons stand below it."""
+    text = (made / "out" / "table.txt").read_text()
+    head, *rows = text.split("\n\n")[1].splitlines()
+    assert head.startswith(" run")
+    assert len(rows) == len(compared["rows"]) + 1
+    assert "failed: CUDA" not in "\n".join(rows)
+    assert "\nnot compared:\n  dp4: not run\n" in text
+
+
 class TestPredictedBefore:
     """Predictions count as made before a run where they are in a commit that is older than the run, and unchanged."""
 
@@ -527,11 +557,10 @@ def reason_of(made: Path, measured: Path) -> str:
         ("NVIDIA H100 80GB HBM3", ""),
         ("NVIDIA H200", "run on NVIDIA H200, simulated on h100-sxm-80gb"),
         ("NVIDIA GeForce RTX 4090", "run on NVIDIA GeForce RTX 4090, simulated on h100-sxm-80gb"),
-        (None, ""),
+        (None, "measured without a GPU"),
     ],
 )
 def test_a_run_on_other_gpus_is_not_compared(gpu: str | None, reason: str, made: Path, tmp_path: Path) -> None:
-    """One that was tried without GPUs is of any."""
     environment = {"torch": "2.11"} | ({"gpu": gpu} if gpu else {})
     assert reason_of(made, with_changed(made, tmp_path, _put("environment", to=environment))) == reason
 
@@ -618,11 +647,11 @@ def test_one_bad_record_leaves_the_others(
     assert found["alone"] == ""
 
 
-def reasons_of(made: Path, folder: Path) -> dict[str, str]:
-    """Of two runs in ``folder``."""
+def reasons_of(made: Path, folder: Path, *, pictures: bool = False) -> dict[str, str]:
+    """Of two runs in ``folder``, of which one at least can be compared."""
     files = [str(made / f"{name}.yaml") for name in ("alone", "ddp2")]
-    out = folder / "out"
-    assert main(["compare", *files, "--measured", str(folder / "measured"), "--out", str(out), ONLY_TABLES]) == 0
+    out, flags = folder / "out", [] if pictures else [ONLY_TABLES]
+    assert main(["compare", *files, "--measured", str(folder / "measured"), "--out", str(out), *flags]) == 0
     return {row["name"]: row["reason"] for row in json.loads((out / "comparison.json").read_text())["rows"]}
 
 
@@ -704,6 +733,9 @@ def test_kernels_are_compared_on_the_rank_that_is_furthest_off() -> None:
     )
     assert class_s(row, "matmul") == (1.0, 1.5)
     assert class_s(row, "copy") == (0.0, 0.0)
+    nothing = replace(row.simulated, class_s=row.simulated.class_s | {"waiting": (0.0, 0.0)})
+    waited = replace(row.measured, class_s=row.measured.class_s | {"waiting": (1.0, 3.0)})
+    assert class_s(replace(row, simulated=nothing, measured=waited), "waiting") == (3.0, 0.0)  # as far off, and more
     assert class_s(replace(row, measured=None), "matmul") == (None, 1.5)
     (found,) = [one for one in suites([row], Bounds(), predicted=False) if one["suite"] == "matmul kernels"]
     assert found["max_abs"] == pytest.approx(0.5)
@@ -757,6 +789,19 @@ def test_results_go_into_no_file(name: str, made: Path, tmp_path: Path, capsys: 
     said = capsys.readouterr().err
     assert said.count("which is a file" if "/" in name else "is a file, not a folder") == 4
     assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="a folder in which none can be made")
+@pytest.mark.parametrize("out", ["/proc", "/proc/x"])
+def test_a_folder_that_cannot_be_made_is_said(out: str, made: Path, tmp_path: Path, capsys: Any) -> None:
+    alone = str(made / "alone.yaml")
+    assert main(["compare", alone, "--measured", str(made / "measured"), "--out", out]) == 2
+    assert main(["measure", "--device", "cpu", "--out", out]) == 2
+    assert main(["train", "--device", "cpu", alone, "--out", out]) == 2
+    measured = str(ROOT / "calibration" / "measurements" / "h100-sxm-80gb")
+    profile = ["--base", "h100-sxm-80gb", "--out", str(tmp_path / "p.yaml")]
+    assert main(["fit", measured, *profile, "--plots", out]) == 2
+    assert capsys.readouterr().err.count("cannot be written to") == 4
 
 
 def figures(step_s: float) -> Figures:

@@ -133,6 +133,24 @@ def test_the_shipped_profile_is_what_its_measurements_give(refitted) -> None:
             assert getattr(shipped.residuals[name], half).mean == pytest.approx(anew[name][half]["mean"], abs=0.002)
 
 
+CHOICES = Path(__file__).resolve().parent.parent / "calibration/measurements/h200-sxm-141gb/one-gpu-choices.jsonl.gz"
+
+
+def test_what_weighs_and_adds_up_experts_outputs_gives_the_shipped_constants() -> None:
+    """Of an H200; where all have one number of rows a token, bytes are not told from elements, and the base's stay."""
+    cases, shipped = read(CHOICES), load_profile("h200-sxm-141gb")
+    eager = shipped.kernels.memory.eager
+    blank = {name: curve.model_copy(update={"share": 0.5, "element_s": 1e-12}) for name, curve in eager.items()}
+    parts = {"memory": shipped.kernels.memory.model_copy(update={"eager": blank})}
+    base = shipped.model_copy(update={"kernels": shipped.kernels.model_copy(update=parts)})
+    found = memory.fit(cases, base).figures["kernels.memory.eager"]
+    for name in ("weigh", "combine"):
+        assert _numbers(found[name]) == pytest.approx(_numbers(eager[name].model_dump()), rel=0.02)
+    of_two = [case for case in cases.rows if case.params.get("top_k", 2) == 2 and case.op != "choices_weigh_bwd"]
+    kept = memory.fit(Cases(tuple(of_two), cases.environments), base).figures["kernels.memory.eager"]
+    assert kept["combine"] == blank["combine"].model_dump()
+
+
 @pytest.mark.parametrize(
     ("group", "most"),
     [("matmul", 0.05), ("matmul.bf16", 0.05), ("matmul.fp8", 0.05), ("attention", 0.06), ("memory", 0.06)],

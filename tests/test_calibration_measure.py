@@ -590,14 +590,26 @@ def test_without_torch_help_works_and_the_rest_says_what_to_install(name: str, t
 def test_progress_is_told_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A case takes 4 s: the third is the first behind 10 s, and then every third."""
-    clock = iter(range(0, 100, 4))
+    """Workers start for 80 s, then a case takes 4 s: the first is told at once, then the third behind it. Three of the
+    cases are copies, which say nothing of products."""
+    clock = iter([0, *range(80, 200, 4)])
     monkeypatch.setattr(ranks.time, "monotonic", lambda: float(next(clock)))
-    progress = ranks.Progress()
+    progress = ranks.Progress({"copy", "matmul"})
     for done in range(1, 8):
-        progress.show(done, 10, f"case {done}")
+        progress.show(done, 10, f"{'copy' if done < 5 else 'matmul'}/{done}")
     progress.end()
-    assert capsys.readouterr().err.splitlines() == ["3/10, 28 s left  case 3", "6/10, 16 s left  case 6"]
+    assert capsys.readouterr().err.splitlines() == ["1/10  copy/1", "4/10  copy/4", "7/10, 12 s left  matmul/7"]
+
+
+@pytest.mark.parametrize("gpus", [0, -1])
+def test_without_gpus_there_may_be_any_number_of_ranks(
+    gpus: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    from calibration.__main__ import main
+
+    assert main(["measure", "--device", "cpu", "--smoke", "--gpus", str(gpus), "--out", str(tmp_path)]) == 2
+    assert "allowed: 1 or more\n" in capsys.readouterr().err
 
 
 def test_fit_asks_for_a_base_where_none_is_called_like_its_output(
@@ -611,3 +623,14 @@ def test_fit_asks_for_a_base_where_none_is_called_like_its_output(
     assert "--base" in said
     assert "h200-sxm-141gb" in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_number_that_a_shell_has_hides_no_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Commands without ranks say what is wrong whatever LOCAL_RANK is; of ranks one says it for all."""
+    from calibration.__main__ import main
+
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert main(["predict", str(tmp_path / "none.yaml"), "--out", str(tmp_path / "p.json")]) == 2
+    assert "none.yaml" in capsys.readouterr().err

@@ -22,6 +22,8 @@ from tests.training import EIGHT, JOBS, LAYOUTS, LLAMA, TRAINING, workload
 pytest.importorskip("torch")
 
 from calibration.__main__ import main
+from calibration.commits import sha256
+from calibration.compare.record import read_record
 from calibration.train.limits import refusal
 from calibration.train.record import Records
 from simulator.config import load_workload
@@ -322,13 +324,13 @@ def test_workloads_of_one_name_are_refused(tmp_path: Path, capsys: pytest.Captur
     assert not (tmp_path / "out").exists()
 
 
-LEFT = {"name": "w", "status": "ok", "reason": "", "workload": {}, "environment": {}}
+LEFT = {"format": 1, "name": "w", "status": "ok", "reason": "", "workload": {}, "environment": {}}
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *('{"format": 1, "na', "[]", "{}", '{"name": "w", "status": "ok"}'),
+        *('{"format": 1, "na', "[]", "{}", '{"format": 1, "name": "w", "status": "ok"}'),
         *(json.dumps(LEFT | more) for more in ({"steps": []}, {"steps": {"warm_up": "x"}}, {"ranks": [{"host": 3}]})),
     ],
 )
@@ -337,6 +339,74 @@ def test_a_record_that_was_cut_off_is_said(text: str, tmp_path: Path) -> None:
     (tmp_path / "w.json").write_text(text)
     with pytest.raises(InputError, match=r"w\.json"):
         _records(tmp_path, gpu=True, warm_up=3).stands("w", failed_too=True)
+
+
+@pytest.mark.parametrize("wrong", [{"format": 2}, {"name": "other"}])
+def test_records_are_the_same_to_train_and_to_compare(
+    wrong: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that `compare` does not read does not stand for a run, whether that could be trained or not; the fix that
+    is named, another folder, helps."""
+    path, out = tmp_path / "w.yaml", tmp_path / "out"
+    for layout in ({}, {"cp": 2}):
+        path.write_text(yaml.safe_dump(workload("llama one") | {"parallelism": layout}))
+        out.mkdir(exist_ok=True)
+        text = json.dumps(LEFT | {"workload": {"sha256": sha256(path.read_text())}, **wrong})
+        (out / "w.json").write_text(text)
+        assert main(["train", "--device", "cpu", "--smoke", "--out", str(out), "--gpus", "1", str(path)]) == 2
+        said = capsys.readouterr().err
+        assert f"w.json: {next(iter(wrong))}: " in said
+        assert "another --out" in said
+        with pytest.raises(InputError) as refused:
+            read_record(out, "w")
+        assert str(refused.value) == said.strip()
+        assert (out / "w.json").read_text() == text
+
+
+def test_what_did_not_happen_takes_the_place_of_no_run_that_went_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run of two steps on two ranks; then a whole one that has one rank, another workload of this name that cannot be
+    trained, and one that fails. A failed run's record goes, and with it no timeline is left that is not its own."""
+    path, timeline = tmp_path / "w.yaml", tmp_path / "w.timeline.csv.gz"
+    content = workload("llama tp")
+    path.write_text(yaml.safe_dump(content))
+    made = _records(tmp_path, gpu=False, warm_up=1)
+    made.start({})
+    timeline.write_bytes(b"of the run")
+    made.add({"name": "w", "steps": {"warm_up": 1}})
+    text = (tmp_path / "w.json").read_text()
+    command = ["train", "--device", "cpu", "--out", str(tmp_path), "--gpus", "1", str(path)]
+    assert main(command) == 1
+    assert "more GPUs than there are" in capsys.readouterr().err
+    path.write_text(yaml.safe_dump(content | {"parallelism": {"cp": 2}}))
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert "parallelism.cp" in said
+    assert "0 trained, 1 failed or skipped" in said
+    made.add({"op": "w", "error": "out of memory"})
+    assert made.tell() == 1
+    assert "failed w: out of memory\n  the record there stays" in capsys.readouterr().err
+    assert ((tmp_path / "w.json").read_text(), timeline.read_bytes()) == (text, b"of the run")
+    (tmp_path / "w.json").unlink()
+    made.add({"op": "w", "error": "out of memory"})
+    assert json.loads((tmp_path / "w.json").read_text())["status"] == "failed"
+    assert not timeline.exists()
+
+
+@pytest.mark.parametrize("name", ["n" * 239, "n" * 240, "n" * 300, "\u00f6" * 120])
+def test_a_name_that_no_file_can_have_is_a_reason(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files may be called so for 255 bytes, of which the timeline's ending is 16."""
+    path, out = tmp_path / "w.yaml", tmp_path / "out"
+    path.write_text(yaml.safe_dump(workload("llama one") | {"name": name, "parallelism": {"cp": 2}}))
+    assert main(["train", "--device", "cpu", "--smoke", "--out", str(out), str(path)]) == 1
+    too_long = len(name.encode()) > 239
+    assert ("at most 239 bytes" in capsys.readouterr().err) == too_long
+    assert (out / f"{'w' if too_long else name}.json").exists()
+    renamed = path.rename(tmp_path / f"{'n' * 250}.yaml")
+    assert main(["train", "--device", "cpu", "--smoke", "--out", str(out), str(renamed)]) == (2 if too_long else 1)
 
 
 @pytest.mark.parametrize("option", ["--seconds=nan", "--seconds=-1", "--limit=inf", "--limit=0"])

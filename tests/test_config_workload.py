@@ -66,6 +66,23 @@ def test_nodes_of_a_cluster_file_are_no_limit_but_those_of_the_workload_are() ->
     assert small(parallelism__dp=8, cluster__nodes=2).cluster.n_gpus == 16
 
 
+def test_a_cluster_file_that_says_several_nodes_means_them(tmp_path: Path) -> None:
+    """However the file is named: 8 nodes of 8 GPUs are dp 16 of tp 4. A file of one node says what nodes are."""
+    mine = read_yaml(catalog.find("cluster", "dgx_a100")) | {"name": "mine"}
+    for nodes in (8, 1):
+        (tmp_path / f"of_{nodes}.yaml").write_text(yaml.safe_dump(mine | {"nodes": nodes}))
+    path = str(tmp_path / "of_8.yaml")
+    for cluster in (path, {"name": path}, {"name": path, "nodes": 8}, mine | {"nodes": 8}):
+        job = load_workload(SMALL | {"cluster": cluster, "parallelism": {"tp": 4}})
+        assert (job.cluster.nodes, job.parallelism.dp) == (8, 16)
+    held = load_workload(SMALL | {"cluster": path, "parallelism": {"tp": 4, "dp": 2}})
+    assert any("56 of the 64 GPUs of the cluster have no rank" in note for note in warnings(held))
+    assert "have 64" in refused({"parallelism.dp": 32, "parallelism.tp": 4}, SMALL | {"cluster": path})
+    for cluster in (str(tmp_path / "of_1.yaml"), {"name": path, "nodes": None}):
+        job = load_workload(SMALL | {"cluster": cluster, "parallelism": {"tp": 4, "dp": 4}})
+        assert (job.cluster.nodes, job.parallelism.dp) == (2, 4)
+
+
 def test_null_means_the_default() -> None:
     job = small(parallelism__tp=None, parallelism__overlap=None, model__preset=None, model__norm=None)
     assert job == small()

@@ -149,6 +149,22 @@ def test_products_with_a_weight_per_row_take_as_long_as_there_are_elements_to_wr
     assert costs.kernel_s(Memory("combine", 4 * row, row), costs.gpu) == pytest.approx(38.4e-6, rel=0.05)
 
 
+def test_kernels_that_look_for_their_operands_are_not_bound_by_memory():
+    """An H200's sums of two rows a token reach 0.3 of the bandwidth, of eight 0.65 as their class: beside communication
+    the first lose their part of the SMs and leave it the memory. On a GPU with fewer SMs each element takes longer."""
+    profile = PROFILE["h200-sxm-141gb"]
+    costs, row = COSTS["h200-sxm-141gb"], 8192 * 4096 * 2.0
+    memory = costs.kernels[Memory]
+    few, many = Memory("combine", 2 * row, row), Memory("combine", 8 * row, row)
+    assert memory.share(few) == pytest.approx(0.3, abs=0.02)
+    assert memory.share(many) == profile.kernels.memory.eager["combine"].share
+    assert costs.beside.leaves(few) == math.inf
+    assert costs.beside.leaves(many) == profile.interference.leaves.other
+    h20, h100 = (PROFILE[name] for name in ("h20-sxm-96gb", "h100-sxm-80gb"))
+    slower = h20.kernels.memory.eager["combine"].element_s / h100.kernels.memory.eager["combine"].element_s
+    assert slower == pytest.approx(132 / h20.gpu_spec.sms)
+
+
 @pytest.mark.parametrize(("sms", "per_sm"), [(108, 2048), (132, 2048), (142, 1536), (40, 1024)])
 @pytest.mark.parametrize("width", [128, 1024, 4096, 12288, 131072])
 def test_sums_over_columns_are_sliced_as_pytorch_does(sms, per_sm, width):

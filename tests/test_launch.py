@@ -228,6 +228,16 @@ def test_layers_give_the_shipped_figures_and_are_met_by_them() -> None:
     assert max(errors) < 0.2
 
 
+def test_parts_of_tokens_are_told_from_exchanges_by_cases_of_unlike_numbers_alone() -> None:
+    """With experts of one model only, as many go with every exchange, which then has the time of both."""
+    cases = read(LAYERS)
+    alone = [case for case in cases.rows if not str(case.params.get("part")).startswith("join_")]
+    profile = load_profile("h200-sxm-141gb")
+    around = launch_fit.fit(replace(cases, rows=tuple(alone)), profile).figures["host.launch_s.eager"]["around_s"]
+    assert not {"forward_part", "backward_part"} & around.keys()
+    assert around["exchange"] > profile.host.launch_s["eager"].around_s["exchange"]
+
+
 @pytest.mark.parametrize("shortcuts", [True, False])
 @pytest.mark.parametrize(("main", "autograd"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.5), (2.0, 0.4)])
 def test_two_threads_issue_at_their_own_speeds(main: float, autograd: float, shortcuts: bool) -> None:

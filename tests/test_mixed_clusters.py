@@ -216,6 +216,9 @@ def test_of_transports_the_slower_constants_hold_between_types() -> None:
     costs = Costs.from_profiles({gpu: load_profile(gpu) for gpu in (H100, A100)})
     ours = [costs.of(gpu) for gpu in (H100, A100)]
     assert costs.among([A100]) is ours[1]
+    # A node of which only the host takes part may have GPUs without a profile.
+    fresh = Costs.from_profiles({gpu: load_profile(gpu) for gpu in (H100, A100)})
+    assert fresh.among([A100, "h200-sxm-141gb"]).transport("nvlink") == ours[1].transport("nvlink")
     for kind in costs.transports:
         both, each = costs.transport(kind), [one.transport(kind) for one in ours]
         assert both.efficiency == min(one.efficiency for one in each)

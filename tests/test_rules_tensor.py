@@ -87,6 +87,27 @@ def test_r21_heads_that_tp_does_not_divide(heads: int, tp: int, allowed: str) ->
     assert allowed in text
 
 
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "keys", "tp"),
+    [
+        (52, None, {"tp": 8}, 4),  # 13 is nearer, divides no MLP of 14,400, and is more than a node has
+        (48, None, {"tp": 32}, 8),  # 24 and 48 are nearer, and more than a node has
+        (28, None, {"tp": 8}, 4),  # 7 divides no MLP of 14,400
+        (12, None, {"tp": 8, "seq": 1926}, 6),  # 12 is more than a node has
+        (12, None, {"tp": 8, "seq": 1924}, 4),  # 6 does not divide the sequence either
+        (12, None, {"tp": 8, "seq": 1924, "sequence_parallel": False}, 6),
+        (60, None, {"tp": 7, "seq": 1921}, 1),  # nothing does
+        (24, 12, {"tp": 8}, 6),  # 8 divides the query heads alone
+    ],
+)
+def test_r21_the_tp_that_is_proposed_runs_and_stays_in_a_node(
+    heads: int, kv_heads: int | None, keys: dict[str, Any], tp: int
+) -> None:
+    """It divides the MLP's width and, with sequence parallelism, the sequence, and splits the key and value heads."""
+    assert f"fix:     tp: {tp}" in refused(heads, kv_heads, **keys)
+    assert workload(heads, kv_heads, **keys | {"tp": tp}).parallelism.tp == tp
+
+
 @pytest.mark.parametrize(("tp", "runs", "refuses"), [(1, (1, 8, 40), (3, 16)), (2, (4, 20), (8, 16)), (8, (5,), (2,))])
 def test_r22_ulysses_gives_whole_heads_to_every_rank(tp: int, runs: tuple[int, ...], refuses: tuple[int, ...]) -> None:
     """40 query and 8 KV heads, of which tp leaves 40 / tp and 8 / tp: cp divides the first, and divides the second or

@@ -82,3 +82,17 @@ def test_waiting_for_servers_is_exposed_communication() -> None:
     updating = float((updates["end_s"] - updates["start_s"]).sum())
     assert parts["optimizer"] < 0.1 * updating
     assert parts["exposed"]["dp"] > 0.5 * updating > 0
+
+
+@pytest.mark.parametrize(("layout", "kind", "other"), [((4, 1), "tp", "pp"), ((1, 4), "pp", "tp")])
+def test_a_norm_that_is_validated_later_is_of_the_ranks_that_agree(
+    layout: tuple[int, int], kind: str, other: str
+) -> None:
+    """Without a pipeline nothing is sent between stages, be the optimizer in step or not."""
+    tp, pp = layout
+    keys = {"parallelism__dp": 1, "parallelism__tp": tp, "parallelism__pp": pp, "parallelism__optimizer_sync": False}
+    result = played(**keys, training__grad_clip=1.0)
+    assert result.timeline["name"].str.contains("grad norm").any()
+    communication = result.to_dict()["communication"]
+    assert communication[kind]["time_s"] > 0
+    assert communication[other]["time_s"] == 0

@@ -330,3 +330,12 @@ def test_experts_of_two_ranks(rank_of_two: None) -> None:
         compare(layer, *parts(work, 1), activation())
     finally:
         dist.all_gather_into_tensor = gather
+
+
+def test_rows_are_put_in_another_order_only_where_there_is_one() -> None:
+    """Two experts with parts of three ranks: the first of each rank, then the second. Rows of one expert, or of one
+    rank, lie in order already, and are not copied."""
+    rows = torch.arange(12)
+    assert experts.regrouped(rows, [[1, 3], [2, 2], [3, 1]]).tolist() == [0, 4, 5, 8, 9, 10, 1, 2, 3, 6, 7, 11]
+    assert experts.regrouped(rows, [[4, 4, 4]]) is rows
+    assert experts.regrouped(rows, [[4], [4], [4]]) is rows

@@ -230,6 +230,28 @@ def test_accuracy_names_the_nearest_suite_and_what_it_never_saw() -> None:
     assert (sharded["nearest_suite"], sharded["close"], sharded["extrapolation"]) == ("torch-fsdp", True, [])
 
 
+@pytest.mark.parametrize(
+    ("cluster", "links"),
+    [("pcie_l40s", "PCIe"), ("mi300x", "xgmi mesh"), ("pcie_a100_nvlink_pairs", "nvlink pairs"), ("gb200_nvl72", None)],
+)
+def test_steps_of_another_gpu_are_not_close(cluster: str, links: str | None) -> None:
+    """All FSDP steps that are known are of A100s and H100s (and H200s) on NVSwitches."""
+    sharded = {"training.implementation": "compiled", "parallelism": {"dp": 8, "zero": 3}, "cluster": cluster}
+    told = accuracy(load_workload("llama3_8b_dgx_h100", sharded))
+    assert (told["nearest_suite"], told["close"]) == ("torch-fsdp", False)
+    assert told["extrapolation"][0].startswith("cluster.node.gpus.type ")
+    expected = [f"links in a node {links}: measured with nvlink nvswitch only"] if links else []
+    assert [note for note in told["extrapolation"] if note.startswith("links")] == expected
+
+
+def test_a_suite_of_the_same_gpu_comes_before_one_that_is_more_alike_but_for_that() -> None:
+    """DDP without ZeRO was measured on H200s only, on A100s only with ZeRO-3."""
+    plain = {"training.implementation": "eager", "parallelism": {"dp": 8}, "cluster": "dgx_a100"}
+    told = accuracy(load_workload("llama3_8b_dgx_h100", plain))
+    assert (told["nearest_suite"], told["close"]) == ("torch-fsdp", True)
+    assert told["extrapolation"] == ["parallelism.zero 0: measured with 3 only"]
+
+
 def test_plain_pytorch_on_h200s_is_told_the_errors_of_our_own_runs() -> None:
     """A job of a kind that we ran lies inside; eight GPUs and 40 layers are more than we had. What is said of it says
     too that the hosts of those runs were known."""

@@ -46,8 +46,8 @@ EXAMPLE = """example:
       --predictions calibration/results/predictions.json \\
       --out comparison --max-mean 4 --max-row 10
 
-exit status: 1 where step times, or those predicted before, are past --max-mean or --max-row, or more than a tenth of
-the runs could not be compared; 2 on bad input; else 0."""
+exit status: 1 where no run could be compared, or with --max-mean or --max-row where step times, or those predicted
+before, are past it or more than a tenth of them could not be compared; 2 on bad input; else 0."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,10 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out
     if not arguments.measured.is_dir():
         raise InputError("no such folder", file="--measured", found=str(arguments.measured))
-    if folder("--out", out).resolve() == arguments.measured.resolve():
-        raise InputError("is the folder of the measured runs", file="--out", found=str(out), fix="another folder")
     predicted = [Committed(path, read_predictions(path), first_with(path)) for path in arguments.predictions]
     changes = parse_changes(arguments.changes)
+    if folder("--out", out).resolve() == arguments.measured.resolve():
+        raise InputError("is the folder of the measured runs", file="--out", found=str(out), fix="another folder")
     hosted = [_hosted(arguments.measured, path, changes) for path in arguments.workloads]
     simulated = simulate_all((path, of_run) for path, (of_run, _) in zip(arguments.workloads, hosted, strict=True))
     measured = []
@@ -93,7 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
         run_of = read_measured(arguments.measured, path, one.workload, meetings(one.result))
         measured.append(replace(run_of, reason=run_of.reason or problem))
     comparison = compare(arguments, simulated, measured, predicted)
-    out.mkdir(parents=True, exist_ok=True)
     write_json(out / "comparison.json", comparison)
     text = as_text(comparison)
     rows = [Row.from_dict(row) for row in comparison["rows"]]
@@ -103,7 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.pictures:
         _draw(out, comparison, simulated, measured)
     print(text, end="")
-    return 1 if any(suite["passed"] is False for suite in comparison["suites"]) else 0
+    none = not any(row.measured and row.simulated for row in rows)
+    return 1 if none or any(suite["passed"] is False for suite in comparison["suites"]) else 0
 
 
 def _hosted(directory: Path, workload: Path, changes: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:

@@ -161,11 +161,12 @@ def class_s(row: Row, name: str) -> tuple[float | None, float | None]:
 
 
 def _worst_rank(row: Row, of: Callable[[Figures], Sequence[float] | None]) -> tuple[float | None, float | None]:
-    """(measured, simulated) of the rank whose error is largest; where none has one, the most that each side has."""
+    """(measured, simulated) of the rank whose error is largest, of several the one that is off by most; where none has
+    one, the most that each side has."""
     measured, simulated = (() if side is None else of(side) or () for side in (row.measured, row.simulated))
     pairs = [pair for pair in zip(measured, simulated, strict=False) if pair[0]]
     if pairs:
-        return max(pairs, key=lambda pair: abs(pair[1] / pair[0] - 1))
+        return max(pairs, key=lambda pair: (abs(pair[1] / pair[0] - 1), abs(pair[1] - pair[0])))
     return max(measured, default=None), max(simulated, default=None)
 
 

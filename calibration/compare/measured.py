@@ -17,6 +17,7 @@ from calibration.compare.kernels import CLASSES, PARTS, Kernels, measured_class,
 from calibration.compare.meetings import Meetings
 from calibration.compare.record import Record, Run, read_record
 from calibration.gpus import driver_of, is_of_type
+from calibration.train.record import timeline_of
 from calibration.workloads import is_of
 from simulator.config import Workload, load_workload
 from simulator.errors import InputError
@@ -63,7 +64,7 @@ def read_measured(directory: Path, path: Path, workload: Workload, known: Meetin
             return Measured(record, reason)
         if record.n_gpus != workload.n_ranks:
             return Measured(record, f"run on {record.n_gpus} GPUs, not {workload.n_ranks}")
-        timeline = directory / f"{name}.timeline.csv.gz"
+        timeline = timeline_of(directory, name)
         return Measured(record, "", _kernels(timeline, record, known) if timeline.exists() else None)
     except InputError as problem:
         return Measured(record, unusable(problem))
@@ -71,10 +72,12 @@ def read_measured(directory: Path, path: Path, workload: Workload, known: Meetin
 
 def unlike(record: Record, path: Path, workload: Workload) -> str:
     """Why a run is not of the file ``path`` as it is now, or not on the GPUs on which ``workload`` is simulated; empty
-    where it is. What was tried without GPUs is of any."""
+    where it is. What was measured without GPUs is of none; of what failed it may not be known."""
     if not is_of(record.workload.model_dump(), path, load_workload(path)):
         return "the workload file, or one that it names, has changed since it was run"
     gpu = record.environment.get("gpu")
+    if gpu is None and isinstance(record, Run):
+        return "measured without a GPU"
     if gpu is not None and not all(is_of_type(str(gpu), simulated) for simulated in workload.gpu_types):
         return f"run on {gpu}, simulated on {', '.join(workload.gpu_types)}"
     return ""

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from calibration.train.record import FORMAT, Told
-from simulator.config.files import read_json
+from calibration.train.record import Told, read_data
 from simulator.config.section import AsTuple, Text, validated
 from simulator.errors import InputError
 
@@ -88,7 +87,6 @@ class Rank(Told):
 class Record(Told):
     """What is read of any run; of one that went well see `Run`."""
 
-    format: Literal[1]
     name: Text
     status: Literal["ok", "failed", "skipped"]
     date: Annotated[datetime.datetime, BeforeValidator(_date)]
@@ -128,13 +126,5 @@ def read_record(directory: Path, name: str) -> Record | None:
     path = directory / f"{name}.json"
     if not path.exists():
         return None
-    data = read_json(path)
-    if data.get("format") != FORMAT:
-        fix = "python -m calibration train writes one"
-        raise InputError(
-            "no record of a run", file=path, key="format", found=data.get("format"), allowed=FORMAT, fix=fix
-        )
-    record = validated(Run if data.get("status") == "ok" else Record, data, path)
-    if record.name != name:
-        raise InputError("is of another run", file=path, key="name", found=record.name, allowed=name)
-    return record
+    data = read_data(path, name)
+    return validated(Run if data.get("status") == "ok" else Record, data, path)

@@ -65,7 +65,8 @@ def as_text(comparison: Mapping[str, Any]) -> str:
 
 
 def as_tables(comparison: Mapping[str, Any]) -> list[RenderableType]:
-    """Two tables, a line for each quantity's errors, the order of layouts, and what it all came from."""
+    """Two tables, why runs have no figures in the first, a line for each quantity's errors, the order of layouts, and
+    what it all came from."""
     rows = [Row.from_dict(row) for row in comparison["rows"]]
     lines = [
         "Errors are (simulated - measured) / measured. host: its speed, measured beside the run, of the profile's. "
@@ -82,6 +83,8 @@ def as_tables(comparison: Mapping[str, Any]) -> list[RenderableType]:
     classes = [row for row in rows if not row.reason]
     return [
         table([_line(row) for row in rows], title="Simulated against measured"),
+        *_reasons("not compared", {row.name: row.reason for row in rows}),
+        *_reasons("not predicted before", {row.name: row.not_before for row in classes}),
         *(
             [table([_classes(row) for row in classes], title="Kernels, ms of the worst rank: measured > simulated")]
             if classes
@@ -89,6 +92,12 @@ def as_tables(comparison: Mapping[str, Any]) -> list[RenderableType]:
         ),
         Text("\n".join(lines)),
     ]
+
+
+def _reasons(what: str, found: Mapping[str, str]) -> list[RenderableType]:
+    """By run: below the table, whose width they would give."""
+    lines = [f"  {name}: {reason}" for name, reason in found.items() if reason]
+    return [Text("\n".join([f"{what}:", *lines, ""]))] if lines else []
 
 
 def _line(row: Row) -> dict[str, str]:
@@ -113,7 +122,6 @@ def _line(row: Row) -> dict[str, str]:
         "sim   ": _ms(_of(ours, "exposed_communication_s")),
         "bubble": _percent(_of(real, "bubble_fraction")),
         "sim    ": _percent(_of(ours, "bubble_fraction")),
-        "": row.reason or row.not_before,
     }
 
 

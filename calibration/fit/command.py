@@ -123,7 +123,10 @@ def table(profile: Profile) -> str:
 def _provenance(cases: Cases, base: Profile) -> dict[str, Any]:
     first = cases.environments[0]
     if not is_of_type(str(first["gpu"]), base.gpu):
-        raise InputError("measurements are of another GPU than the base profile", found=first["gpu"], allowed=base.gpu)
+        fix = f"--base with a file of its own: gpu, gpu_spec, and like: {base.name} for the rest"
+        raise InputError(
+            "measurements are of another GPU than the base profile", found=first["gpu"], allowed=base.gpu, fix=fix
+        )
     card = card_of(first)
     clocks = [float(case.row["sm_mhz"]) for case in cases.of("matmul") if case.row.get("sm_mhz")]
     limit = re.search(r"([\d.]+) W", card)

@@ -104,7 +104,7 @@ def fitted(cases: Cases) -> tuple[dict[str, object], list[Point]]:
     """``forward_s``, ``backward_s``, ``collective_s``, ``p2p_s`` and ``around_s``, and the times behind them."""
     usual = usual_pace(cases)
     equations = [equation for case in cases.of("layers") for equation in _equations(case, members(case, usual))]
-    kinds = sorted({kind for equation in equations for kind in equation.counts})
+    kinds = sorted({kind for equation in equations for kind in equation.counts} - _untold(cases))
     seconds = dict(zip(kinds, least_squares(equations, kinds), strict=True))
     needed = {f"{way}_{name}" for way in ("forward", "backward") for name in get_args(LaunchClass)}
     if untold := sorted(kind for kind in needed | (seconds.keys() & {"collective", "p2p"}) if not seconds.get(kind)):
@@ -125,6 +125,17 @@ def fitted(cases: Cases) -> tuple[dict[str, object], list[Point]]:
         for equation in equations
     ]
     return found, points
+
+
+def _untold(cases: Cases) -> set[str]:
+    """Kinds that go with others in all cases: parts of tokens, where as many go with every exchange; those then take
+    the time of both."""
+    numbers = {str(p.get("part", p.get("model"))) for p in (case.params for case in cases.of("layers")) if _joins(p)}
+    return set() if len(numbers) > 1 else {"forward_part", "backward_part"}
+
+
+def _joins(params: Mapping[str, object]) -> bool:
+    return params.get("part") in JOINED or params.get("layout") == "ep"
 
 
 def _equations(case: Measured, of_members: Sequence[tuple[float, Pace]]) -> list[Equation]:
@@ -213,4 +224,4 @@ def least_squares(equations: Sequence[Equation], kinds: Sequence[str]) -> list[f
 
 
 def _sum(counts: Counts, seconds: Mapping[str, float]) -> float:
-    return sum(n * seconds[kind] for kind, n in counts.items())
+    return sum(n * seconds.get(kind, 0.0) for kind, n in counts.items())

@@ -149,7 +149,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
             halves[True] += held_out
     for name in ORDER:
         mine = [case for case in halves[False] if case.op not in CHECKS and _own_class(case) == name]
-        if mine:
+        if mine and (name not in PER_ELEMENT or _tells_elements(mine)):
             sizes = [int(one.nbytes) for case in measured for one in _launched(case) if one.name == name and one.nbytes]
             curve = _curve(mine, name, curves, profile.gpu_spec)
             changes = {**cases.cited, "fitted_range": (min(sizes), max(sizes))}
@@ -172,6 +172,12 @@ def _own_class(case: Measured) -> str:
 
 def _nbytes(case: Measured) -> float:
     return float(case.row["bytes"])
+
+
+def _tells_elements(cases: Sequence[Measured]) -> bool:
+    """Whether bytes and elements written can be told apart: there are kernels of unlike shares of both."""
+    ratios = {one.nbytes / one.written for case in cases for one in _launched(case)}
+    return max(ratios) > 1.5 * min(ratios)
 
 
 def _width(case: Measured) -> int:
@@ -241,7 +247,8 @@ def _searched(
     spec: GpuSpec,
     share_only: bool = False,
 ) -> dict[str, float]:
-    """Share and start of least mean |log(predicted / measured)|; the start stays where there are few cases."""
+    """Share and start, and seconds per element of classes that have them, of least mean |log(predicted / measured)|;
+    the start stays where there are few cases."""
 
     def loss(constants: Mapping[str, float]) -> float:
         return _error(cases, {**curves, name: base.model_copy(update=dict(constants))}, spec)

@@ -16,7 +16,6 @@ def draw(points: Iterable[Point], directory: Path) -> list[Path]:
     classes: dict[str, dict[str, list[Point]]] = {}
     for point in points:
         classes.setdefault(point.kind, {}).setdefault(point.group, []).append(point)
-    directory.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, groups in classes.items():
         figure = Figure(figsize=(11, 5.5), layout="constrained")

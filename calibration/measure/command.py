@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     from calibration.measure.plan import plan
 
     kinds, asked = _kinds(arguments.only), _asked(arguments.groups)
-    folder("--out", arguments.out).mkdir(parents=True, exist_ok=True)
+    folder("--out", arguments.out)
     rows = Rows(arguments.out) if os.environ.get("RANK", "0") == "0" else None  # may be mended: by one rank alone
     with ranks.ranks(arguments, _again(arguments)) as started:
         world = started.world

@@ -59,7 +59,7 @@ def cases(level: Level, gpus: int) -> Iterator[Case]:
     )
     for op, (batch, length, heads, d) in itertools.product(ROTARY, heads_of):
         yield Case("memory", op, {"batch": batch, "length": length, "heads": heads, "head_dim": d})
-    tokens_of = {"smoke": ((16, 2, 64),), "quick": ((8192, 2, 4096),)}.get(
+    tokens_of = {"smoke": ((16, 2, 64),), "quick": ((8192, 2, 4096), (2048, 8, 4096))}.get(
         level, tuple(itertools.product((2048, 8192), (2, 4, 8), (1024, 4096)))
     )
     for op, (tokens, top_k, width) in itertools.product(CHOICES, tokens_of):

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -139,7 +139,8 @@ def lead(job: Job, results: Results, skip: set[str]) -> str:
 
     if job.device == "cuda" and (why := gpu.untold()):
         print(f"no clocks, power and temperatures of GPUs: {why}", file=sys.stderr)
-    progress, store = Progress(), agent.open_store(job)
+    progress = Progress({case.kind for case in job.cases if case.key not in skip})
+    store = agent.open_store(job)
     try:
         reason = agent.lead(job, results, skip, store, progress.show)
         agent.leave(job, store)
@@ -161,19 +162,28 @@ def follow(job: Job) -> int:
 
 
 class Progress:
-    """How far it is, on standard error: on a terminal one line that is written over, elsewhere a line now and then."""
+    """How far it is, on standard error: on a terminal one line that is written over, elsewhere a line now and then.
+    How long the rest takes, at the pace behind the first case (before it workers start), is said from when cases of
+    most of the ``kinds`` have been seen: those of one kind say nothing of another's."""
 
-    def __init__(self) -> None:
-        self._began = self._told = time.monotonic()
+    def __init__(self, kinds: Collection[str]) -> None:
+        self._kinds, self._seen = len(kinds), set[str]()
+        self._first_s = self._told_s = time.monotonic()
         self._terminal = sys.stderr.isatty()
 
     def show(self, done: int, total: int, key: str) -> None:
         now = time.monotonic()
-        line = f"{done}/{total}, {(now - self._began) / done * (total - done):.0f} s left  {key}"[:114]
+        self._seen.add(key.partition("/")[0])
+        left = ""
+        if done == 1:
+            self._first_s = now
+        elif 2 * len(self._seen) > self._kinds:
+            left = f", {(now - self._first_s) / (done - 1) * (total - done):.0f} s left"
+        line = f"{done}/{total}{left}  {key}"[:114]
         if self._terminal:
             print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
-        elif now - self._told >= LINE_EVERY_S:
-            self._told = now
+        elif now - self._told_s >= LINE_EVERY_S:
+            self._told_s = now
             print(line, file=sys.stderr, flush=True)
 
     def end(self) -> None:
@@ -184,12 +194,13 @@ class Progress:
 def _gpus(wanted: int | None, device: str) -> int:
     import torch
 
-    there = torch.cuda.device_count() if device == "cuda" else wanted or 1
-    if not there:
+    there = torch.cuda.device_count() if device == "cuda" else None
+    if there == 0:
         raise InputError("no GPU is visible to torch", fix="--device cpu tries the flow without one")
-    gpus = there if wanted is None else wanted
-    if not 1 <= gpus <= there:
-        raise InputError("not so many GPUs here", key="--gpus", found=gpus, allowed=f"1 to {there}")
+    gpus = there or 1 if wanted is None else wanted
+    if gpus < 1 or (there and gpus > there):
+        allowed = f"1 to {there}" if there else "1 or more"
+        raise InputError("not so many GPUs here", key="--gpus", found=gpus, allowed=allowed)
     return gpus
 
 

@@ -61,7 +61,7 @@ class Simulated:
 def simulate(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> Simulated:
     """Simulate a workload file with ``changes``. Raises `InputError` where the file itself cannot be used."""
     workload = load_workload(path, changes)
-    check_name(workload, path)
+    check_name(workload.name, path)
     if len(workload.calibrations) > 1:
         found = ", ".join(workload.calibrations)
         raise InputError("runs on GPUs of several types", file=path, key="cluster", found=found, allowed="one type")

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     named = by_name(arguments.workloads)
     import_module(WORKER)  # what training needs is there, before anything is written
     needed, refused = _checked(named)
-    folder("--out", arguments.out).mkdir(parents=True, exist_ok=True)
+    folder("--out", arguments.out)
     gpu, warm_up = arguments.device == "cuda", int(_length(arguments)["warm_up"])
     records = Records(
         arguments.out,
@@ -70,7 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         warm_up=warm_up,
         probe_all=arguments.probe_hosts,
     )
-    done = {name for name in needed if records.stands(name, failed_too=not arguments.retry)}
+    # Of all: a file there that is no record is said before anything is trained.
+    done = {name for name in named if records.stands(name, failed_too=not arguments.retry)} & needed.keys()
     reason = ""
     if "RANK" in os.environ or len(done) < len(needed):  # every rank must see the same cases, whatever has been done
         with ranks.ranks(arguments, _again(arguments)) as started:

@@ -134,7 +134,7 @@ class Experts(nn.Module):
 
 def regrouped(x: Tensor, sizes: list[list[int]]) -> Tensor:
     """Rows that lie in groups of parts, ``sizes`` [group][part] of them, with the first part of every group first."""
-    if len(sizes[0]) == 1:
+    if len(sizes) == 1 or len(sizes[0]) == 1:
         return x
     parts = x.split([size for group in sizes for size in group])
     return torch.cat([part for first in range(len(sizes[0])) for part in parts[first :: len(sizes[0])]])

@@ -64,15 +64,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import ConfigDict
 
 from calibration.commits import sha256
-from calibration.workloads import is_of
+from calibration.workloads import TIMELINE, is_of
 from simulator.config.files import read_json, read_text
 from simulator.config.section import AsTuple, Section, validated
+from simulator.errors import InputError
 
 if TYPE_CHECKING:
     from calibration.train.profile import Span
     from simulator.config.workload import Workload
 
 FORMAT = 1
+#: What helps where a file is no record.
+ANEW = "python -m calibration train with another --out writes one"
 COLUMNS = ("rank", "stream", "class", "kind", "name", "start_s", "end_s")
 
 
@@ -110,7 +113,8 @@ class Left(Told):
 class Records:
     """The results in ``directory`` of workload files by name; ``workloads``: what they hold, where they can be read.
     ``gpu``: they are of GPUs; ``warm_up``: so many steps of each at least; ``probe_all``: hosts were probed behind each
-    timed one. Its functions raise `InputError` where a file there is no record."""
+    timed one. Its functions raise `InputError` where a file there is no record of the run. What failed or was not done
+    takes the place of no run that went well."""
 
     def __init__(
         self,
@@ -126,6 +130,7 @@ class Records:
         self.directory, self.paths, self.workloads, self.command = directory, paths, workloads, command
         self.gpu, self.warm_up, self.probe_all = gpu, warm_up, probe_all
         self.environment: dict[str, Any] = {}
+        self.kept: dict[str, str] = {}  # of runs that went well before, how it went now
 
     def start(self, environment: dict[str, Any]) -> None:
         self.environment = environment
@@ -145,9 +150,9 @@ class Records:
     def tell(self) -> int:
         """Say how all went; 1 where not all went well."""
         found = [self._read(name) for name in self.paths if self._path(name).exists()]
-        bad = [record for record in found if record.status != "ok"]
-        for record in bad:
-            print(f"{record.status} {record.name}: {record.reason}", file=sys.stderr)
+        bad = {one.name: f"{one.status} {one.name}: {one.reason}" for one in found if one.status != "ok"} | self.kept
+        for said in bad.values():
+            print(said, file=sys.stderr)
         print(f"{len(found) - len(bad)} trained, {len(bad)} failed or skipped: {self.directory}", file=sys.stderr)
         return 1 if bad or len(found) < len(self.paths) else 0
 
@@ -155,7 +160,8 @@ class Records:
         return self.directory / f"{name}.json"
 
     def _read(self, name: str) -> Left:
-        return validated(Left, read_json(self._path(name)), self._path(name))
+        path = self._path(name)
+        return validated(Left, read_data(path, name), path)
 
     def stands(self, name: str, *, failed_too: bool) -> bool:
         """Whether there is a result of the same workload, or if ``failed_too`` a failure. What was tried without GPUs
@@ -173,6 +179,11 @@ class Records:
         return record.steps.warm_up >= self.warm_up and (probed or not (self.gpu and self.probe_all))
 
     def _write(self, name: str, status: str, reason: str, row: dict[str, Any]) -> None:
+        if status != "ok":
+            if self._path(name).exists() and self._read(name).status == "ok":
+                self.kept[name] = f"{status} {name}: {reason}\n  the record there stays, of a run that went well"
+                return
+            timeline_of(self.directory, name).unlink(missing_ok=True)
         text = read_text(self.paths[name])
         workload = {"text": text, **row.get("workload", {}), "sha256": sha256(text)}
         head = {"format": FORMAT, "name": name, "status": status, "reason": reason, "date": now()}
@@ -180,6 +191,21 @@ class Records:
         partial = self._path(name).with_suffix(".part")
         partial.write_text(json.dumps(record, indent=1))
         partial.replace(self._path(name))
+
+
+def read_data(path: Path, name: str) -> dict[str, Any]:
+    """The record in ``path``, of which no more than this is known yet. Raises `InputError` where the file is not the
+    record of run ``name``."""
+    data = read_json(path)
+    for key, right, problem in (("format", FORMAT, "no record of a run"), ("name", name, "is of another run")):
+        if data.get(key) != right:
+            raise InputError(problem, file=path, key=key, found=data.get(key), allowed=right, fix=ANEW)
+    return data
+
+
+def timeline_of(directory: Path, name: str) -> Path:
+    """Where the timeline of run ``name`` lies."""
+    return directory / f"{name}{TIMELINE}"
 
 
 def now() -> str:
@@ -199,4 +225,4 @@ def write_timeline(directory: Path, name: str, ranks: Sequence[Sequence[Span]]) 
             stream = f"{s.stream.split()[0]}{streams[s.stream]}"
             times = (f"{s.start_s - first:.7f}", f"{s.end_s - first:.7f}")
             rows.writerow((rank, stream, s.kernel_class, s.kind, s.name, *times))
-    (directory / f"{name}.timeline.csv.gz").write_bytes(gzip.compress(text.getvalue().encode(), 6, mtime=0))
+    timeline_of(directory, name).write_bytes(gzip.compress(text.getvalue().encode(), 6, mtime=0))

@@ -117,8 +117,9 @@ def _after_pipeline(timeline: Timeline, pipelines: tuple[Weighted, ...], finishe
 
 def communication(activity: Activity) -> dict[str, dict[str, Any]]:
     """Per kind: ``bytes_per_gpu`` (sent on the wire; of offload and parameter servers both ways), ``time_s`` in which
-    any is in flight, ``exposed_s`` of it that no computation hides; means over real ranks. ``algorithm``: the one that
-    sent the most bytes. ``links``: what it crosses (see `links_of_purpose`)."""
+    any is in flight, ``exposed_s`` of it that no computation hides; means over real ranks. A collective of one number,
+    such as a gradient norm, has time alone: it loads no link. ``algorithm``: the one that sent the most bytes.
+    ``links``: what it crosses (see `links_of_purpose`)."""
     timeline = activity.timeline
     nbytes = mean_over_ranks(timeline, _sent_bytes(timeline))
     in_flight = mean_over_ranks(timeline, activity.in_flight_s)

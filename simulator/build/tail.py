@@ -84,7 +84,8 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     else:
         beside += parameters_to_host(workload, optimized(workload, params), begin)
     after = (*ready, *(step.label for step in tied))
-    of_mp = [Step(f"validate {op.name}", replace(op, purpose="pp"), after) for op in late]
+    held_up = "pp" if parallelism.pp > 1 else ""  # what is late are other stages, where there are any
+    of_mp = [Step(f"validate {op.name}", replace(op, purpose=held_up or op.purpose), after) for op in late]
     if parallelism.zero in (1, 2):
         # Forwards of the next step that run before this one's optimizer have no use for what it gathers.
         if parallelism.overlap.param_gather and parallelism.plan.drains:

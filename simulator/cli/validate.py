@@ -243,7 +243,7 @@ def _figure(value: float | None, unit: str) -> str:
 def verdict(result: Mapping[str, Any]) -> str:
     """A suite's errors and whether it keeps its bounds, in a line."""
     if result["mean_abs"] is None:
-        return f"no row could be simulated ({result['n_skipped']} skipped)"
+        return f"no row could be compared ({result['n_skipped']} skipped)"
     bounds = [f"{what.replace('_', ' ')} {bound:.0%}" for what, bound in result["bounds"].items() if bound is not None]
     from simulator.validation.evaluate import MAX_SKIPPED
 

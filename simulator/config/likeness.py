@@ -28,14 +28,15 @@ def _memory_per_sm(spec: Data) -> float:
     return _memory(spec) / float(spec["sms"])
 
 
-#: Name of a rate, wherever it stands -> the peak that it goes with. FLOP/s that the power limit sustains go with the
-#: peak of their type.
+#: Name of a rate, wherever it stands -> the peak that it goes with, or of a time, and the inverse of one. FLOP/s that
+#: the power limit sustains go with the peak of their type.
 _RATES: dict[str, Callable[[Data], float]] = {
     "store_Bps_per_sm": _memory_per_sm,
     "load_Bps_per_sm": _memory_per_sm,
     "split_sum_Bps": _memory,
     "copy_Bps": _memory,
     "p2p_copy_Bps": _memory,
+    "element_s": lambda spec: 1 / float(spec["sms"]),
 }
 
 

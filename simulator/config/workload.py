@@ -53,7 +53,7 @@ class Workload(Section):
     parallelism: Parallelism = Parallelism()
     cluster: ClusterSpec
     """a name in topologies/, a path, or a mapping; {name: dgx_a100, nodes: 128} also fixes the size
-    [nodes: the fewest that hold the ranks]"""
+    [nodes: as many as the cluster's file says where that is more than one, else the fewest that hold the ranks]"""
     calibration: str | dict[str, str] = ""
     """a profile's name or path [the shipped profile of the GPU]; of a job on several types of GPU a mapping, type ->
     profile"""
@@ -309,13 +309,13 @@ def _with_schedule_file(section: Mapping[str, Any], base: Path | None, place: tu
 
 
 def _cluster(reference: object, base: Path | None, file: object, changes: Mapping[str, Any], by: str) -> ClusterSpec:
-    """The cluster that the workload names; its own file's number of nodes does not count, only the workload's."""
+    """The cluster that the workload names; a file of one node says what nodes are, not how many the job has."""
     if isinstance(reference, ClusterSpec):
         return reference
     written_in = by if "cluster" in changes or "cluster.name" in changes else file
     data, cluster_file, over = cluster_data(reference, base=base, file=written_in, key="cluster")
-    if cluster_file is not None and "nodes" not in over:
-        data.pop("nodes", None)
+    if cluster_file is not None and "nodes" not in over and data.get("nodes") == 1:
+        del data["nodes"]
 
     def origin(key: str) -> tuple[object, str]:
         here = f"cluster.{key}"

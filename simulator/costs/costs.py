@@ -130,7 +130,7 @@ class Costs:
         if len(key) in (0, len(self.by_type)):
             return self
         if key not in self._among:
-            self._among[key] = _together({gpu: self.of(gpu) for gpu in gpus})
+            self._among[key] = _together({gpu: self.of(gpu) for gpu in key})
         return self._among[key]
 
     def kernel_s(self, kernel: Kernel, gpu: str, clock_hz: float | None = None) -> float:

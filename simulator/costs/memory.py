@@ -1,4 +1,5 @@
-"""Seconds of a kernel that is bound by memory traffic: its bytes at the bandwidth that its class reaches.
+"""Seconds of a kernel that is bound by memory traffic: its bytes at the bandwidth that its class reaches, or what
+its SMs take to find them.
 
 The constants are fitted by `calibration.fit.memory`.
 """
@@ -42,16 +43,22 @@ class MemoryCost:
             rows = kernel.read_bytes / (DTYPE_BYTES[kernel.dtype] * kernel.width)
             number, values = slices(round(rows), kernel.width, self.spec.sms * self.spec.threads_per_sm)
             start_s += values * curve.columns.value_s + number * curve.columns.slice_s
-        found_s = (curve.element_s or 0.0) * kernel.write_bytes / DTYPE_BYTES[kernel.dtype]
-        return start_s + max(self.moving_s(kernel), found_s)
+        return start_s + max(self.moving_s(kernel), self._found_s(kernel))
 
     def moving_s(self, kernel: Memory) -> float:
-        """Those of its seconds in which bytes move: all but its start."""
-        return kernel.bytes / (self.share(kernel) * self.spec.memory_bandwidth_Bps.value)
+        """What its bytes take at the share of the bandwidth that its class has."""
+        share = _at_width(self.curves[kernel.op], kernel.width)[0]
+        return kernel.bytes / (share * self.spec.memory_bandwidth_Bps.value)
+
+    def _found_s(self, kernel: Memory) -> float:
+        return (self.curves[kernel.op].element_s or 0.0) * kernel.write_bytes / DTYPE_BYTES[kernel.dtype]
 
     def share(self, kernel: Memory) -> float:
-        """Of the peak bandwidth that it reaches meanwhile."""
-        return _at_width(self.curves[kernel.op], kernel.width)[0]
+        """Of the peak bandwidth that it reaches once it has begun: that of its class, less where finding the operands
+        takes longer than moving them."""
+        moving_s, found_s = self.moving_s(kernel), self._found_s(kernel)
+        share = _at_width(self.curves[kernel.op], kernel.width)[0]
+        return share * moving_s / found_s if found_s > moving_s else share
 
     def origin(self, kernel: Memory) -> Origin:
         curve = self.curves[kernel.op]

@@ -15,6 +15,7 @@ from simulator.validation.suites import DATA, SUITES
 
 RECORD, COVERED = DATA / "errors.json", DATA / "covered.json"
 
+_GPU, _LINKS = "cluster.node.gpus.type", "links in a node"
 _SIZES: dict[str, Callable[[Workload], float]] = {
     "model.hidden": lambda workload: workload.model.hidden,
     "model.layers": lambda workload: workload.model.layers,
@@ -22,7 +23,8 @@ _SIZES: dict[str, Callable[[Workload], float]] = {
     "GPUs": lambda workload: workload.n_ranks,
 }
 _KINDS: dict[str, Callable[[Workload], str]] = {
-    "cluster.node.gpus.type": lambda workload: " and ".join(workload.gpu_types),
+    _GPU: lambda workload: " and ".join(workload.gpu_types),
+    _LINKS: lambda workload: _links_in_nodes(workload),
     "training.precision": lambda workload: workload.training.precision,
     "training.implementation": lambda workload: workload.training.implementation,
     "model.attention": lambda workload: workload.model.attention,
@@ -42,13 +44,15 @@ _KINDS: dict[str, Callable[[Workload], str]] = {
 }
 #: Of `_KINDS`, those that decide which kernels and collectives there are.
 _WEIGHTY = {
+    _LINKS,
     "training.precision",
     "training.implementation",
     "model.attention",
     "parallelism.zero",
     "parallelism.data_parallel",
 }
-#: A suite that never saw more of `_KINDS`, or of `_WEIGHTY`, says little about a workload.
+#: A suite that never saw more of `_KINDS`, or of `_WEIGHTY`, says little about a workload, and nothing that is measured
+#: on another GPU does.
 MOST_UNSEEN, MOST_UNSEEN_WEIGHTY = 3, 1
 
 
@@ -56,9 +60,9 @@ def accuracy(workload: Workload) -> dict[str, Any]:
     """Of the suite that comes nearest to ``workload``: rows, mean and largest absolute error of the step time, its
     note, and where the workload lies outside what the suite covers.
 
-    Nearest is the suite that never saw the fewest of `_WEIGHTY`, then of all kinds of thing, then the one with a row
-    closest in size. It is ``close`` where it never saw at most `MOST_UNSEEN_WEIGHTY` of the
-    former, and at most `MOST_UNSEEN` of all.
+    Nearest is, of the suites that are close if any is, the one that never saw the fewest of `_WEIGHTY`, then of all
+    kinds of thing, then the one with a row closest in size. It is ``close`` where it saw the GPU, and never saw at most
+    `MOST_UNSEEN_WEIGHTY` of the former and at most `MOST_UNSEEN` of all.
     """
     suite = min(SUITES, key=lambda name: _remoteness(workload, name))
     unseen = _unseen(workload, suite)
@@ -69,7 +73,7 @@ def accuracy(workload: Workload) -> dict[str, Any]:
         "mean_error": statistics.fmean(errors),
         "max_error": max(errors),
         "note": SUITES[suite].note,
-        "close": len(unseen) <= MOST_UNSEEN and len(unseen.keys() & _WEIGHTY) <= MOST_UNSEEN_WEIGHTY,
+        "close": _is_close(unseen),
         "extrapolation": [*unseen.values(), *_outside(workload, suite)],
     }
 
@@ -97,9 +101,20 @@ def covered() -> dict[str, dict[str, Any]]:
     return found
 
 
-def _remoteness(workload: Workload, suite: str) -> tuple[int, int, float]:
+def _remoteness(workload: Workload, suite: str) -> tuple[bool, int, int, float]:
     unseen = _unseen(workload, suite)
-    return len(unseen.keys() & _WEIGHTY), len(unseen), _distance(workload, suite)
+    return not _is_close(unseen), len(unseen.keys() & _WEIGHTY), len(unseen), _distance(workload, suite)
+
+
+def _is_close(unseen: Mapping[str, str]) -> bool:
+    few = len(unseen) <= MOST_UNSEEN and len(unseen.keys() & _WEIGHTY) <= MOST_UNSEEN_WEIGHTY
+    return few and _GPU not in unseen
+
+
+def _links_in_nodes(workload: Workload) -> str:
+    """What joins the GPUs of the job's nodes, such as ``nvlink nvswitch`` or ``PCIe``."""
+    links = [node.nvlink for node in workload.cluster.kinds if node.gpus.type in workload.gpu_types]
+    return " and ".join(dict.fromkeys("PCIe" if one.kind == "none" else f"{one.name} {one.kind}" for one in links))
 
 
 def _unseen(workload: Workload, suite: str) -> dict[str, str]:

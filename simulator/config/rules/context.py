@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simulator.config.rules.numbers import divisors, listed, nearest, nearest_multiple
-from simulator.config.rules.tensor import head_splits
+from simulator.config.rules.tensor import other_tp, sequence_unit
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
-    from simulator.config.parallelism import Parallelism
     from simulator.config.workload import Workload
 
 
@@ -31,19 +29,16 @@ def problems(workload: Workload) -> Iterator[InputError]:
 
 
 def _sequence_does_not_split(workload: Workload) -> Iterator[InputError]:
-    """Context parallelism splits a sequence into cp parts, or 2 cp chunks for a balanced ring (Megatron-LM's
-    ``get_batch_on_this_cp_rank``); sequence parallelism each rank's part over tp."""
     layout, seq = workload.parallelism, workload.training.seq
     unit = sequence_unit(layout)
     if seq % unit == 0 or workload.model.heads % layout.tp:  # another tp will mend that
         return
     instead = f"seq: {nearest_multiple(seq, unit)}"
-    for axis, sizes in (("tp", head_splits(workload)), ("cp", divisors(seq))):
-        works = [
-            size for size in sizes if size > 1 and seq % sequence_unit(layout.model_copy(update={axis: size})) == 0
-        ]
-        if works and getattr(layout, axis) > 1:
-            instead = f"{axis}: {nearest(getattr(layout, axis), works)}"
+    works = [cp for cp in divisors(seq) if cp > 1 and seq % sequence_unit(layout.model_copy(update={"cp": cp})) == 0]
+    if layout.cp > 1 and works:
+        instead = f"cp: {nearest(layout.cp, works)}"
+    elif layout.tp > 1 and (tp := other_tp(workload)) > 1:
+        instead = f"tp: {tp}"
     split = [f"context parallelism over cp {layout.cp}"] if layout.cp > 1 else []
     split += [f"sequence parallelism over tp {layout.tp}"] if layout.sequence_parallel else []
     other = "sequence_parallel: false" if layout.cp == 1 else "a smaller cp"
@@ -54,12 +49,6 @@ def _sequence_does_not_split(workload: Workload) -> Iterator[InputError]:
         allowed=f"a multiple of {unit}, or {other}",
         fix=instead,
     )
-
-
-def sequence_unit(layout: Parallelism) -> int:
-    """What a sequence must be a multiple of."""
-    zigzag = layout.cp > 1 and layout.cp_method == "ring" and layout.cp_layout == "zigzag"
-    return layout.cp * math.lcm(2 if zigzag else 1, layout.tp if layout.sequence_parallel else 1)
 
 
 def _ring_problems(workload: Workload) -> Iterator[InputError]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from simulator.config.rules.numbers import divisors, listed, nearest, nearest_mu
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
+    from simulator.config.parallelism import Parallelism
     from simulator.config.workload import Workload
 
 
@@ -62,13 +64,12 @@ def _tp_problems(workload: Workload) -> Iterator[InputError]:
     if model.heads % tp:
         yield _heads_do_not_split(workload)
     if model.kv_heads % tp and tp % model.kv_heads:
-        allowed = head_splits(workload)
         yield InputError(
             f"neither tp {tp} nor kv_heads {model.kv_heads} divides the other",
             key="parallelism.tp",
             found=tp,
-            allowed=listed(allowed),
-            fix=f"tp: {nearest(tp, allowed)}",
+            allowed=listed(_head_splits(workload)),
+            fix=f"tp: {other_tp(workload)}",
         )
     if model.ffn_hidden % tp:
         yield InputError(
@@ -80,16 +81,36 @@ def _tp_problems(workload: Workload) -> Iterator[InputError]:
         )
 
 
-def head_splits(workload: Workload) -> list[int]:
+def _head_splits(workload: Workload) -> list[int]:
     """Sizes of tp that divide the query heads, and divide or are divided by the key and value heads."""
     kv_heads = workload.model.kv_heads
     return [tp for tp in divisors(workload.model.heads) if kv_heads % tp == 0 or tp % kv_heads == 0]
 
 
+def other_tp(workload: Workload) -> int:
+    """The size of tp nearest to the one that is given, of equally near ones the smaller, that splits heads, MLP and
+    sequence, and stays in a node; 1 where none does."""
+    layout = workload.parallelism
+    sizes = [
+        tp
+        for tp in _head_splits(workload)
+        if tp <= workload.cluster.gpus_per_node
+        and workload.model.ffn_hidden % tp == 0
+        and workload.training.seq % sequence_unit(layout.model_copy(update={"tp": tp})) == 0
+    ]
+    return min(sizes, key=lambda tp: (max(tp, layout.tp) / min(tp, layout.tp), tp), default=1)
+
+
+def sequence_unit(layout: Parallelism) -> int:
+    """What a sequence must be a multiple of: context parallelism splits it into cp parts, or 2 cp chunks for a balanced
+    ring (Megatron-LM's ``get_batch_on_this_cp_rank``), and sequence parallelism each rank's part over tp."""
+    zigzag = layout.cp > 1 and layout.cp_method == "ring" and layout.cp_layout == "zigzag"
+    return layout.cp * math.lcm(2 if zigzag else 1, layout.tp if layout.sequence_parallel else 1)
+
+
 def _heads_do_not_split(workload: Workload) -> InputError:
     model, layout = workload.model, workload.parallelism
-    allowed = head_splits(workload)
-    instead = f"tp: {nearest(layout.tp, allowed)}"
+    instead = f"tp: {other_tp(workload)}"
     if layout.pp == 1 and layout.vpp == 1 and layout.tp <= model.layers:
         instead += f"; or tp: 1 with dp: {layout.dp * layout.tp}, or with pp: {layout.tp}"
         if model.layers % layout.tp:
@@ -98,6 +119,6 @@ def _heads_do_not_split(workload: Workload) -> InputError:
         f"{model.heads} heads do not divide by tp {layout.tp}",
         key="parallelism.tp",
         found=layout.tp,
-        allowed=listed(allowed),
+        allowed=listed(_head_splits(workload)),
         fix=instead,
     )
