@@ -18,6 +18,7 @@ from rich.console import Console
 
 import simulator
 from calibration import __main__ as calibration
+from simulator import model
 from simulator.cli.app import COMMANDS, main
 from simulator.cli.options import parse_ranks
 from simulator.cli.outputs import check_outputs, write_json
@@ -59,6 +60,36 @@ def test_check_says_what_the_layout_comes_to(workload: Path, capsys: pytest.Capt
     assert "8 = tp 2 x pp 2 x dp 2" in out
     assert "2 of 2 layers" in out
     assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "traits"),
+    [
+        ({}, "13.3 M parameters, 4 layers, hidden 512, 8 heads, gelu, layernorm, learned positions, biases, tied"),
+        (
+            {"preset": "mixtral-8x7b"},
+            "46.7 B parameters (12.9 B active), 32 layers, hidden 4,096, 32 heads (8 of keys and values), "
+            "8 experts (top 2), swiglu, rmsnorm, rope",
+        ),
+    ],
+)
+def test_check_says_what_the_model_is(
+    changes: dict[str, Any], traits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Keys that nobody gave have GPT's defaults, which are to be seen; numbers of parameters are those of a run."""
+    path = tmp_path / "w.yaml"
+    path.write_text(yaml.safe_dump(LEGAL | ({"model": changes} if changes else {})))
+    assert command("check", path) == 0
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if line.startswith("  model ")]
+    assert traits in line
+    assert line.endswith("tied embeddings") is not bool(changes)
+    assert ("biases" in line) is not bool(changes)
+    assert command("check", path, "--json", "-") == 0
+    result = json.loads(capsys.readouterr().out)
+    job = load_workload(path)
+    expected = model.parameters(job), model.active_parameters(job)
+    assert (result["params_total"], result["params_active"]) == expected
 
 
 def test_json_on_standard_output_stands_alone(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:

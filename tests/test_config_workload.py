@@ -336,6 +336,31 @@ def test_errors_of_a_cluster_file_name_that_file(tmp_path: Path) -> None:
     assert f"{tmp_path}/w.yaml: cluster.price_per_gpu_hour: " in str(caught.value)
 
 
+def test_a_cluster_that_is_refused_hides_nothing_of_the_other_sections(tmp_path: Path) -> None:
+    """One answer names what is wrong in the cluster's file and in every section, and nothing that follows from it."""
+    (tmp_path / "mine.yaml").write_text(
+        "node: {gpus: {type: a100-sxm-80gb, count: 8}, nvlink: nvswitch, pcie: {generation: 4}}\n"
+    )
+    data = SMALL | {
+        "model": SMALL["model"] | {"activation": "swish"},
+        "training": {"seq": 1024},
+        "parallelism": {"schedule": "none.csv", "tpp": 2},
+        "cluster": "mine.yaml",
+    }
+    (tmp_path / "w.yaml").write_text(yaml.safe_dump(data))
+    with pytest.raises(InputError) as caught:
+        load_workload(tmp_path / "w.yaml")
+    message = str(caught.value)
+    for key in ("mine.yaml: node.nvlink", "model.activation", "training.global_batch", "parallelism.schedule"):
+        assert f"{key}: " in message
+    assert message.count("found:") == 3
+    assert "allowed: a mapping of keys: kind, bandwidth_Bps" in message
+    with pytest.raises(InputError) as caught:
+        load_workload({"cluster": "dgx_b100", "training": SMALL["training"]})
+    assert "cluster: no cluster file of this name" in str(caught.value)
+    assert str(caught.value).count("a required key is missing") == 1  # the model
+
+
 def test_30_layers_on_4_stages_propose_8_8_7_7_and_any_split_that_sums_up_runs() -> None:
     assert "[8, 8, 7, 7]" in refused({"model.layers": 30, "parallelism.pp": 4})
     assert small(model__layers=7, parallelism__pp=2, parallelism__layers_per_stage=[3, 4]).parallelism.pp == 2

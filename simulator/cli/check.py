@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +12,9 @@ from simulator.cli.options import Json, Quiet, Set
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import warn
 from simulator.errors import InputError
+
+if TYPE_CHECKING:
+    from simulator.config.model import Model
 
 
 def command(
@@ -26,7 +30,7 @@ def command(
 ) -> None:
     """Check a workload without simulating it.
 
-    Prints what its layout comes to. --json writes the whole workload with every default filled in.
+    Prints what its model and its layout come to. --json writes the whole workload with every default filled in.
 
     \b
     Examples:
@@ -44,6 +48,7 @@ def command(
     if not workload:
         raise InputError("is missing", file="WORKLOAD", allowed="a file, a name in workloads/, or --schema")
 
+    from simulator import model
     from simulator.cluster import build_cluster
     from simulator.config import load_workload, parse_changes, warnings
     from simulator.config.profile import load_profile
@@ -54,10 +59,13 @@ def command(
     check_outputs({"--json": json})
     build_cluster(job.cluster)
     notes = warnings(job)
-    write_json(json, envelope("check", notes, workload=job.model_dump(mode="json")))
+    total, active = model.parameters(job), model.active_parameters(job)
+    content = {"workload": job.model_dump(mode="json"), "params_total": total, "params_active": active}
+    write_json(json, envelope("check", notes, **content))
     if not quiet and json != STDOUT:
         layout, cluster = job.parallelism, job.cluster
         print(f"{job.name}: legal")
+        print(f"  model         {_size(total, active)}, {', '.join(_traits(job.model))}")
         context = f" x cp {layout.cp}" if layout.cp > 1 else ""
         folded = f", experts over ep {layout.ep} x etp {layout.etp}" if job.model.moe else ""
         print(f"  ranks         {job.n_ranks} = tp {layout.tp}{context} x pp {layout.pp} x dp {layout.dp}{folded}")
@@ -69,6 +77,38 @@ def command(
     warn(notes)
     if strict and notes:
         raise typer.Exit(1)
+
+
+def _size(total: int, active: int) -> str:
+    """
+    >>> _size(13_300_000, 13_300_000), _size(46_700_000_000, 12_900_000_000)
+    ('13.3 M parameters', '46.7 B parameters (12.9 B active)')
+    """
+
+    def counted(number: int) -> str:
+        return f"{number / 1e9:,.1f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
+
+    return f"{counted(total)} parameters" + (f" ({counted(active)} active)" if active != total else "")
+
+
+def _traits(model: Model) -> Iterator[str]:
+    """What the model has, defaults too: they are GPT's, and not meant by everyone who leaves a key out."""
+    yield f"{model.layers:,} layers"
+    yield f"hidden {model.hidden:,}"
+    yield f"{model.heads:,} heads" + (
+        f" ({model.kv_heads:,} of keys and values)" if model.kv_heads != model.heads else ""
+    )
+    if model.moe is not None:
+        yield f"{model.moe.experts:,} experts (top {model.moe.top_k:,})"
+    if model.mla is not None:
+        yield "latent attention"
+    yield from (model.activation, model.norm)
+    if model.position != "none":
+        yield {"learned": "learned positions"}.get(model.position, model.position)
+    if model.bias:
+        yield "biases"
+    if model.tied_embeddings:
+        yield "tied embeddings"
 
 
 def _schema(kind: str) -> dict[str, Any]:

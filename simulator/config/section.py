@@ -74,10 +74,18 @@ class CombinedInputError(InputError):
         super().__init__("\n".join([*(str(error) for error in self.errors), *rest]))
 
 
+def each(error: InputError) -> tuple[InputError, ...]:
+    """The things that an error says are wrong."""
+    return error.errors if isinstance(error, CombinedInputError) else (error,)
+
+
 def raise_all(errors: Iterable[InputError], more: int = 0) -> None:
     """Raise one `InputError` that says the first of ``errors`` and counts the rest, with the ``more`` that the caller
     has left out; nothing where there is none."""
-    found = list(errors)
+    found: list[InputError] = []
+    for error in errors:
+        found += each(error)
+        more += error.more if isinstance(error, CombinedInputError) else 0
     more += len(found[MAX_ERRORS:])
     if found:
         raise found[0] if len(found) == 1 and not more else CombinedInputError(found[:MAX_ERRORS], more)
@@ -103,10 +111,8 @@ def validated(model: type[M], data: Any, file: object, *, origin: Origin | None 
         details = [one for one in details if one["type"] != "tuple_type" or _locate(model, one["loc"])[0] not in words]
         errors = [_explained(model, detail) for detail in details[:MAX_ERRORS]]
         more = len(details) - len(errors)
-    except CombinedInputError as failure:  # raised by the checks of the model itself, which do not know the file
-        errors, more = list(failure.errors), failure.more
-    except InputError as failure:
-        errors = [failure]
+    except InputError as failure:  # raised by the checks of the model itself, which do not know the file
+        errors, more = list(each(failure)), failure.more if isinstance(failure, CombinedInputError) else 0
     for error in errors:
         if error.file is None:
             where, error.key = origin(error.key) if origin and error.key else (file, error.key)
@@ -171,6 +177,8 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
         if kind in ("float_type", "int_type") and isinstance(found, str) and re.fullmatch(r"[-+.\deE]+", found.strip()):
             fix = f"{name}: {found.strip()}, without quotes"
         allowed = ", ".join([_WANTED[kind], *(_bounds(field) if "number" in _WANTED[kind] else [])])
+        if kind == "model_type":
+            allowed = f"{allowed}: {_keys(field)}"
         return InputError(f"must be {_WANTED[kind]}", key=key, found=brief(found), allowed=allowed, fix=fix)
     return InputError(detail["msg"], key=key, found=brief(found), allowed=_allowed(field))
 

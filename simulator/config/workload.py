@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import Field, GetJsonSchemaHandler, ModelWrapValidatorHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -23,7 +23,17 @@ from simulator.config.parallelism import Parallelism
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model
 from simulator.config.profile import check_gpu, check_one_vendor, check_precision, load_profile
-from simulator.config.section import AsTuple, Integral, Origin, Section, Text, raise_all, validated
+from simulator.config.section import (
+    AsTuple,
+    CombinedInputError,
+    Integral,
+    Origin,
+    Section,
+    Text,
+    each,
+    raise_all,
+    validated,
+)
 from simulator.config.stack import check_stack, load_stack
 from simulator.config.training import Training
 from simulator.errors import InputError
@@ -238,15 +248,34 @@ def load_workload(
     def origin(key: str) -> tuple[object, str]:
         return (by if _under(key, set) or _only_in(key, set, written) else file), key
 
-    if isinstance(data.get("model"), Mapping):
-        data["model"] = expand_model(data["model"], base=base, origin=origin)
-    if "cluster" in data:
-        data["cluster"] = _cluster(data["cluster"], base, file, set, by)
-    if isinstance(data.get("parallelism"), Mapping):
-        data["parallelism"] = _with_schedule_file(data["parallelism"], base, origin("parallelism.schedule"))
     data.setdefault("name", file.stem if file else "workload")
+    refused: dict[str, InputError] = {}
+    for name, expanded in (
+        ("model", lambda section: expand_model(section, base=base, origin=origin)),
+        ("parallelism", lambda section: _with_schedule_file(section, base, origin("parallelism.schedule"))),
+        ("cluster", lambda reference: _cluster(reference, base, file, set, by)),
+    ):
+        if name in data and (name == "cluster" or isinstance(data[name], Mapping)):
+            try:
+                data[name] = expanded(data[name])
+            except InputError as error:
+                refused[name] = error
+    if refused:
+        _refuse(data, refused, file, origin)
     workload = validated(Workload, data, file, origin=origin)
     return _with_stack(_with_profiles(workload, base, origin), base, origin)
+
+
+def _refuse(data: Mapping[str, Any], refused: Mapping[str, InputError], file: object, origin: Origin) -> NoReturn:
+    """Raise `InputError` of the sections that are ``refused`` and of what is wrong in each of the others; without a
+    cluster nothing is said of one against another."""
+    left = {key: value for key, value in data.items() if key not in refused and key != "cluster"}
+    try:
+        validated(Workload, left, file, origin=origin)
+    except InputError as error:
+        others = [one for one in each(error) if one.key not in data.keys() - left.keys()]
+        raise_all([*refused.values(), *others], error.more if isinstance(error, CombinedInputError) else 0)
+    raise AssertionError("a workload without a cluster")
 
 
 def _with_profiles(workload: Workload, base: Path | None, origin: Origin) -> Workload:
