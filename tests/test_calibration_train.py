@@ -24,7 +24,7 @@ pytest.importorskip("torch")
 from calibration.__main__ import main
 from calibration.commits import sha256
 from calibration.compare.record import read_record
-from calibration.train.limits import refusal
+from calibration.train.limits import refusal, refusals
 from calibration.train.record import Records
 from simulator.config import load_workload
 from simulator.errors import InputError
@@ -134,29 +134,65 @@ def test_what_is_not_written_is_refused_by_its_key(key: str) -> None:
         "training": {**TRAINING, **training},
         "cluster": "dgx_h100",
     }
-    reason = refusal(load_workload(made))
-    assert reason is not None
+    (reason,) = refusals(load_workload(made))
     assert reason.key == key
     assert reason.allowed
 
 
+def test_all_that_is_in_the_way_is_said_at_once() -> None:
+    """A line for each key, those of the layout too; what follows from another has none: with the default,
+    ``implementation: fused``, weight gradients are added up by the product and pipelines deallocate outputs, which
+    nobody has asked for, and FSDP would reduce in the type of parameters that are not its masters."""
+    made = workload("llama one") | {"parallelism": {"pp": 2, "dp": 2, "zero": 3, "prefetch": 0}}
+    made["model"] = LLAMA | {"sliding_window": 4}
+    made["training"] = {"seq": 16, "global_batch": 8, "attention_kernel": "flash2"}
+    said = refusal(load_workload(made))
+    assert said.splitlines()[:2] == [
+        "cannot be trained here:",
+        "  training.implementation: is not plain PyTorch; found: 'fused'; allowed: eager",
+    ]
+    assert [line.split(":")[0].strip() for line in said.splitlines()[1:]] == [
+        "training.implementation",
+        "model.sliding_window",
+        "training.attention_kernel",
+        "parallelism.prefetch",
+        "parallelism.zero",
+    ]
+
+
+def test_the_workload_to_begin_with_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the README; without any of the keys that it explains it is not."""
+    text = (ROOT / "calibration" / "README.md").read_text().split("```yaml\n")[1].split("```")[0]
+    keys = [line.split(":")[0].strip() for line in text.splitlines() if "#" in line]
+    assert keys == ["implementation", "grad_dtype", "state_dtype"]
+    for key in keys:
+        without = [line for line in text.splitlines() if line.split(":")[0].strip() != key]
+        path = tmp_path / f"{key}.yaml"
+        path.write_text("\n".join(without))
+        assert f"training.{'optimizer.' * (key == 'state_dtype')}{key}: " in refusal(load_workload(path))
+    path = tmp_path / "my_run.yaml"
+    path.write_text(text)
+    monkeypatch.chdir(ROOT)  # the other rank and the workers are processes
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    assert main(["train", str(path), "--device", "cpu", "--smoke", "--gpus", "2", "--out", str(tmp_path / "out")]) == 0
+
+
 def test_fsdp_without_overlap_is_refused() -> None:
     layout = {"dp": 2, "zero": 3, "overlap": {"grad_reduce": False}}
-    reason = refusal(
+    (reason,) = refusals(
         load_workload({"model": LLAMA, "parallelism": layout, "training": TRAINING, "cluster": "dgx_h100"})
     )
-    assert reason is not None
     assert reason.key == "parallelism.overlap.grad_reduce"
 
 
 @pytest.mark.parametrize("job", [*JOBS, *EIGHT])
 def test_what_is_trained_here_is_not_refused(job: str) -> None:
-    assert refusal(load_workload(workload(job))) is None
+    assert not refusal(load_workload(workload(job)))
 
 
 def test_the_set_of_runs_is_not_refused() -> None:
     for path in sorted((ROOT / "calibration" / "runs").glob("*/*.yaml")):
-        assert refusal(load_workload(path)) is None, path.name
+        assert not refusal(load_workload(path)), path.name
 
 
 def test_runs_of_one_and_two_ranks_leave_records_and_are_not_repeated(

@@ -17,6 +17,7 @@ from simulator.cli.app import main
 from simulator.cluster import Cluster, build_cluster
 from simulator.config.cluster import load_cluster
 from simulator.config.profile import load_profile
+from simulator.config.stack import load_stack
 from simulator.costs import Costs
 from simulator.errors import InputError
 from simulator.network import ring, tree
@@ -498,6 +499,34 @@ def test_the_table_of_nccl_tests(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "1,073,741,824" in shown
     assert "all_gather of 4 GPUs on 1 x dgx_a100" in shown
+
+
+def origins(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, list[dict[str, str | None]]]:
+    """What ``collective`` says of an all-reduce's constants: under its table, and in its JSON."""
+    words = ["collective", "--op", "all_reduce", "--sizes", "1G", *arguments]
+    assert command(*words) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert command(*words, "--json", "-") == 0
+    return shown[-1], json.loads(capsys.readouterr().out)["links"]
+
+
+def test_the_table_says_what_the_constants_of_its_links_rest_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the links that are crossed and no others: those of a GPU that was measured, of one that is completed from
+    another's profile, and of a stack, whose source is its own."""
+    line, links = origins(capsys, "--cluster", "dgx_h100")
+    assert line == "Constants of links on h100-sxm-80gb: nvlink measured."
+    assert [(link["link"], link["kind"], link["like"]) for link in links] == [("nvlink", "measured", None)]
+    line, links = origins(capsys, "--cluster", "gb200_nvl72", "--nodes", "2")
+    assert line == (
+        "Constants of links on gb200-186gb: nvlink published, pcie assumed, infiniband assumed; "
+        "what its profile lacks is as on h100-sxm-80gb."
+    )
+    assert {(link["gpu"], link["like"]) for link in links} == {("gb200-186gb", "h100-sxm-80gb")}
+    assert "Azure" in str(links[0]["source"])
+    assert str(links[1]["source"]).startswith("profile h100-sxm-80gb of")
+    line, (link,) = origins(capsys, "--cluster", "gb200_nvl72", "--stack", "gb200-coreweave")
+    assert line == "Constants of links on gb200-186gb: nvlink published."
+    assert (link["like"], link["source"]) == (None, load_stack("gb200-coreweave").source)
 
 
 @pytest.mark.parametrize(

@@ -228,6 +228,13 @@ def test_of_transports_the_slower_constants_hold_between_types() -> None:
             assert protocol.bandwidth_fraction == min(one.bandwidth_fraction for one in of_each)
 
 
+def test_filling_of_each_head_is_the_longer_one_between_types() -> None:
+    """Of an H100's and a GB200's in the switch, whichever comes first."""
+    of_each = [load_profile(gpu).transports["nvlink"].ways("in_switch")["simple"] for gpu in (H100, "gb200-186gb")]
+    assert of_each[0].head_bytes == 0
+    assert slowest(of_each).head_bytes == slowest(of_each[::-1]).head_bytes == of_each[1].head_bytes > 0
+
+
 @pytest.mark.parametrize(("one", "other", "expected"), [(1e6, 4e6, 4e6), (4e6, None, None), (None, None, None)])
 def test_filling_ends_between_types_where_it_ends_last(one: float | None, other: float | None, expected: float) -> None:
     """Filling that goes on for longer, or for ever (None), is the slower one at every size."""
@@ -328,11 +335,16 @@ def test_a_mixed_cluster_in_the_commands(capsys: pytest.CaptureFixture[str], tmp
             main(command)
         assert caught.value.code == 0
         assert f"1 node x 8 {H100} + 1 node x 8 {A100} = 15 GPUs" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as caught:
-        main(["collective", "--cluster", str(path), "--op", "all_reduce", "--sizes", "1M", "--json", "-"])
-    assert caught.value.code == 0
-    answer = json.loads(capsys.readouterr().out)
+    for output in ([], ["--json", "-"]):
+        with pytest.raises(SystemExit) as caught:
+            main(["collective", "--cluster", str(path), "--op", "all_reduce", "--sizes", "1M", *output])
+        assert caught.value.code == 0
+    table, _, answer = capsys.readouterr().out.partition("{")
+    answer = json.loads("{" + answer)
     assert (answer["n_ranks"], answer["calibration"]) == (15, f"{H100}, {A100}")
+    told = [line.partition(":")[0] for line in table.splitlines() if line.startswith("Constants")]
+    assert told == [f"Constants of links on {gpu}" for gpu in (H100, A100)]
+    assert list(dict.fromkeys(link["gpu"] for link in answer["links"])) == [H100, A100]
 
 
 def test_nodes_of_one_layout_share_it() -> None:

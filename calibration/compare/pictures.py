@@ -99,15 +99,19 @@ def figures(rows: Sequence[Row]) -> Figure:
 
 
 def classes(rows: Sequence[Row]) -> Figure:
-    """Simulated against measured seconds of each class of kernel, a panel each."""
-    figure = new_figure(18.0, 3.9)
-    for axes, name in zip(figure.subplots(1, len(JUDGED)), JUDGED, strict=True):
-        both = [class_s(row, name) for row in rows]
-        pairs = [(measured * 1e3, simulated * 1e3) for measured, simulated in both if measured and simulated]
-        sizes = [abs(s / m - 1) for m, s in pairs]
-        _agreement(axes, pairs, "ms a step, worst rank")
-        summary = f": mean {sum(sizes) / len(sizes):.1%}, max {max(sizes):.1%}" if sizes else ": none"
-        axes.set_title(name + summary, fontsize=8.5, loc="left")
+    """Simulated against measured seconds of each class of kernel, a panel each that some run has."""
+    both = {name: [class_s(row, name) for row in rows] for name in JUDGED}
+    pairs = {name: [(1e3 * real, 1e3 * ours) for real, ours in some if real and ours] for name, some in both.items()}
+    drawn = {name: some for name, some in pairs.items() if some}
+    columns = min(3, len(drawn)) or 1
+    lines = -(-len(drawn) // columns)
+    figure = new_figure(3.6 * columns, 3.9 * max(1, lines))
+    for place, (name, some) in enumerate(drawn.items(), 1):
+        axes = figure.add_subplot(lines, columns, place)
+        sizes = [abs(ours / real - 1) for real, ours in some]
+        _agreement(axes, some, "ms a step, worst rank")
+        summary = f"{len(some)} runs, mean error {sum(sizes) / len(sizes):.1%}, largest {max(sizes):.1%}"
+        axes.set_title(f"{name}\n{summary}", fontsize=8.5, loc="left")
     return figure
 
 

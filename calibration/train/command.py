@@ -102,9 +102,10 @@ def _checked(named: Mapping[str, tuple[Path, Workload | InputError]]) -> tuple[d
     """By name: how many ranks a workload needs, or why it cannot be trained."""
     needed, refused = {}, {}
     for name, (_, known) in named.items():
-        reason = known if isinstance(known, InputError) else refusal(known)
-        if isinstance(known, InputError) or reason is not None:
-            refused[name] = str(reason)
+        if isinstance(known, InputError):
+            refused[name] = str(known)
+        elif reason := refusal(known):
+            refused[name] = reason
         else:
             needed[name] = known.n_ranks
     return needed, refused

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simulator.config.workload import Workload
-from simulator.errors import InputError
+from simulator.errors import InputError, in_one_line
 
 #: Schedule -> its class in ``torch.distributed.pipelining.schedules``. By name: what refuses need not wait for torch.
 SCHEDULES = {
@@ -19,16 +19,19 @@ SCHEDULES = {
 }
 
 
-def refusal(workload: Workload) -> InputError | None:
-    """Why a workload cannot be trained here, if so; the first of the reasons."""
-    return next(_refusals(workload), None)
+def refusal(workload: Workload) -> str:
+    """Why a workload cannot be trained here, a line for each of its keys that is in the way; empty where none is."""
+    lines = [f"\n  {in_one_line(problem)}" for problem in refusals(workload)]
+    return f"cannot be trained here:{''.join(lines)}" if lines else ""
 
 
-def _refusals(workload: Workload) -> Iterator[InputError]:
+def refusals(workload: Workload) -> Iterator[InputError]:
+    """What of a workload cannot be trained here, all of it. What follows from another key is not said beside that."""
+    if (found := workload.training.implementation) != "eager":
+        yield _no("is not plain PyTorch", "training.implementation", found, "eager")
+        training = workload.training.model_copy(update={"implementation": "eager"})
+        workload = workload.model_copy(update={"training": training})
     model, training, layout = workload.model, workload.training, workload.parallelism
-    only = "plain PyTorch"
-    if training.implementation != "eager":
-        yield _no(f"is not {only}", "training.implementation", training.implementation, "eager")
     if training.precision not in ("bf16", "fp32"):
         yield _no("needs loss scaling, which is not written", "training.precision", training.precision, "bf16, fp32")
     kept = "fp32" if workload.shards_are_masters else training.precision
@@ -45,10 +48,9 @@ def _refusals(workload: Workload) -> Iterator[InputError]:
         yield _no("is not written", "training.recompute", "ops", "none, selective, full")
     if training.recompute.granularity == "selective" and training.recompute.modules != ("core_attn",):
         yield _no("is not written", "training.recompute.modules", list(training.recompute.modules), "[core_attn]")
-    if training.keep_gradients or training.gradient_accumulation_fusion or training.compile_loss:
-        yield _no(
-            f"is not {only}", "training.keep_gradients, gradient_accumulation_fusion or compile_loss", True, "false"
-        )
+    for name in ("keep_gradients", "gradient_accumulation_fusion", "compile_loss"):
+        if getattr(training, name) and name in training.model_fields_set:
+            yield _no("is not plain PyTorch", f"training.{name}", True, "false")
     for name, allowed in (("mla", None), ("sliding_window", None), ("mtp_layers", 0)):
         if getattr(model, name) != allowed:
             yield _no("is not written", f"model.{name}", getattr(model, name), str(allowed))
@@ -101,15 +103,16 @@ def _layout(workload: Workload) -> Iterator[InputError]:
         return
     if not layout.overlap.p2p:
         yield _no("torch's pipelines send beside compute", "parallelism.overlap.p2p", False, True)
-    if layout.deallocate_pipeline_outputs:
+    if layout.deallocate_pipeline_outputs and "deallocate_pipeline_outputs" in layout.model_fields_set:
         yield _no("torch's stages keep them", "parallelism.deallocate_pipeline_outputs", True, False)
-    if layout.schedule not in SCHEDULES:
-        reason = "torch.distributed.pipelining has no such schedule"
-        yield _no(reason, "parallelism.schedule", layout.schedule, ", ".join(SCHEDULES))
     if model.tied_embeddings:
         yield _no("two ranks with one table are not written", "model.tied_embeddings", True, "false")
     if layout.zero == 3:
         yield _no("FSDP in a pipeline is not written", "parallelism.zero", 3, "0")
+    if layout.schedule not in SCHEDULES:
+        reason = "torch.distributed.pipelining has no such schedule"
+        yield _no(reason, "parallelism.schedule", layout.schedule, ", ".join(SCHEDULES))
+        return
     if layout.tp > 1 and layout.plan.splits:
         reason = "layers split by hand do not split their backward pass"
         yield _no(reason, "parallelism.schedule", layout.schedule, "schedules with whole backward passes")
@@ -145,4 +148,4 @@ def _experts(workload: Workload) -> Iterator[InputError]:
 
 
 def _no(reason: str, key: str, found: object, allowed: object) -> InputError:
-    return InputError(f"calibration train: {reason}", key=key, found=found, allowed=allowed)
+    return InputError(reason, key=key, found=found, allowed=allowed)

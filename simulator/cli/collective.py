@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -88,6 +90,9 @@ def command(
     The table says which algorithm and protocol were chosen, and how many channels (rings, trees, heads of NVLink SHARP)
     take unlike ways: NCCL runs several on each, and inside a node behind a switch all of its rings are alike.
 
+    Under it stands where the constants of the links that were crossed are from: measured on this GPU, published, or
+    assumed, as on another one.
+
     \b
     Examples:
       llmsim collective --cluster dgx_a100 --nodes 2 --op all_reduce
@@ -109,11 +114,13 @@ def command(
         )
     types = built.gpu_types(members)
     check_outputs({"--json": json})
-    costs, figures = _costs(types, calibration, stack)
+    costs, figures, like = _costs(types, calibration, stack)
     rows: list[dict[str, Any]] = []
+    crossed: set[int] = set()
     for nbytes in messages:
         chosen = plan(op, nbytes, members, built, costs, algorithm)
         seconds = idle_seconds(chosen, built, costs)
+        crossed.update(link for phase in chosen.phases for link, _ in phase.loads)
         rows.append(
             {
                 "size_bytes": nbytes,
@@ -125,6 +132,7 @@ def command(
                 "busbw_Bps": nbytes / seconds * bus_factor(op, len(members)),
             }
         )
+    links = _origins(costs, like, {built.links[link].kind for link in crossed})
     write_json(
         json,
         envelope(
@@ -136,6 +144,7 @@ def command(
             n_ranks=len(members),
             calibration=figures["calibration"],
             stack=figures["stack"],
+            links=links,
             rows=rows,
         ),
     )
@@ -158,10 +167,34 @@ def command(
     by = ", ".join(f"{kind} {name}" for kind, name in figures.items() if name)
     title = f"{op} of {len(members)} GPUs on {built.spec.nodes} x {built.name}, {by}"
     console().print(table(shown, title))
+    for line in _trust(links):
+        console().print(line)
 
 
-def _costs(types: Sequence[str], calibration: str | None, stack: str | None) -> tuple[Costs, dict[str, str | None]]:
-    """What carries bytes between GPUs of these types, and the names of the calibration or the stack that says so.
+def _origins(costs: Costs, like: Mapping[str, str | None], kinds: Set[str]) -> list[dict[str, Any]]:
+    """Where the constants of these kinds of link are from, by type of GPU."""
+    rows = []
+    for gpu, own in (costs.by_type or {costs.gpu: costs}).items():
+        for kind in sorted(kinds, key=list(own.transports).index):
+            found = own.transport(kind)
+            origin = {"kind": found.kind, "source": own.sources.get(found.source, found.source), "note": found.note}
+            rows.append({"gpu": gpu, "like": like[gpu], "link": kind, **origin})
+    return rows
+
+
+def _trust(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What the times rest on, a line per type of GPU."""
+    for (gpu, like), rows in groupby(links, itemgetter("gpu", "like")):
+        kinds = ", ".join(f"{row['link']} {row['kind']}" for row in rows)
+        rest = f"; what its profile lacks is as on {like}" if like else ""
+        yield f"Constants of links on {gpu}: {kinds}{rest}."
+
+
+def _costs(
+    types: Sequence[str], calibration: str | None, stack: str | None
+) -> tuple[Costs, dict[str, str | None], dict[str, str | None]]:
+    """What carries bytes between GPUs of these types, the names of the calibration or the stack that says so, and by
+    type the profile that its own is completed from.
 
     Raises `InputError`.
     """
@@ -177,7 +210,7 @@ def _costs(types: Sequence[str], calibration: str | None, stack: str | None) -> 
         network = load_stack(stack, file="--stack")
         for gpu in types:
             check_stack(network, gpu, file="--stack")
-        return Costs.of_stack(network), {"calibration": None, "stack": network.name}
+        return Costs.of_stack(network), {"calibration": None, "stack": network.name}, {network.gpu: None}
     if calibration is not None and len(types) > 1:
         allowed = f"ranks on one of {', '.join(types)}; each has its shipped profile without the option"
         raise InputError("is of one type of GPU", file="--calibration", found=calibration, allowed=allowed)
@@ -190,7 +223,8 @@ def _costs(types: Sequence[str], calibration: str | None, stack: str | None) -> 
         check_gpu(profile, gpu, file="--calibration", key="calibration")
     check_one_vendor(profiles, file="--cluster", key="groups")
     named = ", ".join(profile.name for profile in profiles.values())
-    return Costs.from_profiles(profiles), {"calibration": named, "stack": None}
+    like = {gpu: profile.like for gpu, profile in profiles.items()}
+    return Costs.from_profiles(profiles), {"calibration": named, "stack": None}, like
 
 
 def parse_sizes(text: str) -> list[int]:

@@ -29,6 +29,8 @@ class Protocol(Section):
     """of what simple reaches"""
     half_bytes: NotNegative = 0.0
     """h of the filling of the pipeline: a flow of x bytes takes 1 + sqrt(h / x) times its time at full bandwidth"""
+    head_bytes: NotNegative = 0.0
+    """of in_switch: what h grows by with every head of NVLink SHARP, as its kernel loops over a chunk of each"""
     full_bytes: Positive | None = None
     """flow from which on chunks have their largest size, so that filling takes no longer [none: they grow on]"""
     most_bytes: Positive | None = None
@@ -70,4 +72,7 @@ class Transport(Cited):
                 raise InputError("lacks simple", key=key, found=", ".join(protocols))
             if protocols["simple"].most_bytes is not None:
                 raise InputError("simple carries any size", key=f"{key}.simple.most_bytes", fix="remove the key")
+            for name, protocol in protocols.items():
+                if protocol.head_bytes:
+                    raise InputError("only in_switch has heads", key=f"{key}.{name}.head_bytes", fix="remove the key")
         return self

@@ -33,4 +33,4 @@ def _slowest(name: str, values: list[Any]) -> Any:
     numbers = [value for value in values if isinstance(value, float | int)]
     if not numbers:
         return first
-    return (max if name.endswith("_s") or name == "half_bytes" else min)(numbers)
+    return (max if name.endswith("_s") or name in ("half_bytes", "head_bytes") else min)(numbers)

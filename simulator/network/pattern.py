@@ -57,9 +57,14 @@ class Moves:
     goes_on: bool = False
 
     @property
+    def heads(self) -> int:
+        """The parts of the message that switches sum up one for one: a head of each; 0 where they sum up nothing."""
+        return self.channels if self.way == "in_switch" else 0
+
+    @property
     def manner(self) -> tuple[object, ...]:
         """All of it that the time of a message depends on, but the hops."""
-        return (self.own, self.efficiency, self.way, self.peers, self.counted, self.software, self.goes_on)
+        return (self.own, self.efficiency, self.way, self.peers, self.heads, self.counted, self.software, self.goes_on)
 
 
 @dataclass(frozen=True, eq=False)

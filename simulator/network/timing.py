@@ -32,6 +32,8 @@ def timed(pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float
     cut into the best number of chunks loses while the pipeline fills: n hops of k chunks of x bytes together last
     ``(n - 1 + k) (a + x / (k B))``, whose least is ``x / B + 2 sqrt((n - 1) a x / B) + (n - 1) a``. Chunks grow no more
     once they fill their buffer, at a flow of ``full_bytes``: from there on filling takes as long as for that flow.
+    NVLink SHARP's kernel hands over a chunk of every head before the next of any, and NCCL takes the size of chunks
+    from what a head has (src/enqueue.cc, calcCollChunking): ``half_bytes`` is then ``head_bytes`` more for each head.
     """
     total_s = 0.0
     phases: list[Phase] = []
@@ -95,8 +97,9 @@ def _phase(
         latency_s += count * moves.software * costs.transport(kind).ways(moves.way)[name].hop_latency_s
     per_byte_s = max([line_s / of_line[name].bandwidth_fraction for line_s, of_line in lines])
     per_byte_s /= moves.efficiency
-    if protocol.half_bytes and nbytes:
+    half_bytes = protocol.half_bytes + moves.heads * protocol.head_bytes
+    if half_bytes and nbytes:
         chunked = flow if protocol.full_bytes is None else min(flow, protocol.full_bytes)
-        per_byte_s *= 1 + math.sqrt(protocol.half_bytes / chunked) * (chunked / flow)
+        per_byte_s *= 1 + math.sqrt(half_bytes / chunked) * (chunked / flow)
     per_byte_s += moves.own / (pace.p2p_copy_Bps if moves.way == "p2p" else pace.copy_Bps)
     return latency_s + nbytes * per_byte_s, Phase(flow, stage.loads, latency_s, stage.flow_bytes / per_byte_s)
