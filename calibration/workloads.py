@@ -34,12 +34,15 @@ def by_name(paths: Iterable[Path]) -> dict[str, tuple[Path, Workload | InputErro
         name = path.stem if isinstance(known, InputError) else known.name
         check_name(name, path)
         if name in found:
-            both = f"{found[name][0]}, {path}"
-            raise InputError(
-                f"two workloads of one name, {name}", key="WORKLOAD", found=both, fix="name: ANOTHER in one of them"
-            )
+            raise of_one_name(name, found[name][0], path)
         found[name] = path, known
     return found
+
+
+def of_one_name(name: str, *paths: Path) -> InputError:
+    """That files have one name, by which runs are found."""
+    both, fix = ", ".join(map(str, paths)), "name: ANOTHER in one of them"
+    return InputError(f"two workloads of one name, {name}", key="WORKLOAD", found=both, fix=fix)
 
 
 def check_name(name: str, path: Path) -> None:

@@ -776,16 +776,21 @@ def test_shipped_predictions_are_read() -> None:
         assert read_predictions(path).figures
 
 
-@pytest.mark.parametrize("name", ["file", "file/out"])
-def test_results_go_into_no_file(name: str, made: Path, tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "file").write_text("kept")
-    alone, out = str(made / "alone.yaml"), str(tmp_path / name)
+def refused_by_all(out: str, made: Path, tmp_path: Path) -> None:
+    """A folder for results, by each of the four commands that have one."""
+    alone = str(made / "alone.yaml")
     assert main(["compare", alone, "--measured", str(made / "measured"), "--out", out]) == 2
     assert main(["measure", "--device", "cpu", "--out", out]) == 2
     assert main(["train", "--device", "cpu", alone, "--out", out]) == 2
     measured = str(ROOT / "calibration" / "measurements" / "h100-sxm-80gb")
     profile = ["--base", "h100-sxm-80gb", "--out", str(tmp_path / "p.yaml")]
     assert main(["fit", measured, *profile, "--plots", out]) == 2
+
+
+@pytest.mark.parametrize("name", ["file", "file/out"])
+def test_results_go_into_no_file(name: str, made: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "file").write_text("kept")
+    refused_by_all(str(tmp_path / name), made, tmp_path)
     said = capsys.readouterr().err
     assert said.count("which is a file" if "/" in name else "is a file, not a folder") == 4
     assert (tmp_path / "file").read_text() == "kept"
@@ -794,13 +799,7 @@ def test_results_go_into_no_file(name: str, made: Path, tmp_path: Path, capsys: 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="a folder in which none can be made")
 @pytest.mark.parametrize("out", ["/proc", "/proc/x"])
 def test_a_folder_that_cannot_be_made_is_said(out: str, made: Path, tmp_path: Path, capsys: Any) -> None:
-    alone = str(made / "alone.yaml")
-    assert main(["compare", alone, "--measured", str(made / "measured"), "--out", out]) == 2
-    assert main(["measure", "--device", "cpu", "--out", out]) == 2
-    assert main(["train", "--device", "cpu", alone, "--out", out]) == 2
-    measured = str(ROOT / "calibration" / "measurements" / "h100-sxm-80gb")
-    profile = ["--base", "h100-sxm-80gb", "--out", str(tmp_path / "p.yaml")]
-    assert main(["fit", measured, *profile, "--plots", out]) == 2
+    refused_by_all(out, made, tmp_path)
     assert capsys.readouterr().err.count("cannot be written to") == 4
 
 

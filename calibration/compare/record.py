@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from calibration.train.record import Told, read_data
+from simulator.config.cited import Positive
 from simulator.config.section import AsTuple, Text, validated
 from simulator.errors import InputError
-
-Positive = Annotated[float, Field(gt=0)]
 
 
 def _date(value: object) -> datetime.datetime:

@@ -57,9 +57,8 @@ def _sharp(records: Iterable[Record], workload: Workload) -> dict[str, Any]:
     node = workload.cluster.node
     if node is None or node.nvlink.kind != "nvswitch" or workload.n_ranks == 1:
         return {}
-    return (
-        {SHARP: told} if len(nvls) == 1 and isinstance(told := nvls.pop(), bool) and told != node.nvlink.sharp else {}
-    )
+    told = nvls.pop() if len(nvls) == 1 else None
+    return {SHARP: told} if isinstance(told, bool) and told != node.nvlink.sharp else {}
 
 
 def _in_batches(record: Record) -> bool:

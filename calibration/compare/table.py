@@ -44,8 +44,8 @@ def as_csv(rows: Sequence[Row]) -> str:
     )
     for row in rows:
         cells: list[object] = []
-        for name in COLUMNS:
-            measured, simulated = COLUMNS[name](row)
+        for of in COLUMNS.values():
+            measured, simulated = of(row)
             cells += [_exact(value) for value in (measured, simulated, error(simulated, measured))]
         before = _exact(_of(row.committed, "step_time_s"))
         told = [row.name, row.n_gpus, _exact(row.host_speed), _exact(row.spread), row.reason, before, row.not_before]

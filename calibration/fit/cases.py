@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from calibration.narrow import LAYOUTS, MODELS
 from calibration.text import read_packed
+from simulator.config.cited import Positive
 from simulator.config.files import brief
 from simulator.config.section import AsTuple, Section, validated
 from simulator.errors import InputError
@@ -123,9 +124,6 @@ def read(measured: Path) -> Cases:
     if len(gpus := sorted({str(environment["gpu"]) for environment in environments})) > 1:
         raise InputError("measurements of several GPUs", key="DIR", found=", ".join(gpus), fix="a folder for each")
     return Cases(tuple(rows), tuple(environments))
-
-
-Positive = Annotated[float, Field(gt=0)]
 
 
 def _lists(value: object) -> object:

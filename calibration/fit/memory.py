@@ -49,7 +49,7 @@ def _of_tokens(name: str, *, rows: bool) -> Callable[[Measured], Kernels]:
     """One kernel, which writes ``top_k`` rows of each token, or one."""
 
     def kernels(case: Measured) -> Kernels:
-        tokens, top_k, width = (int(case.params[name]) for name in ("tokens", "top_k", "width"))
+        tokens, top_k, width = (int(case.params[size]) for size in ("tokens", "top_k", "width"))
         return [Launched(name, float(case.row["bytes"]), 2.0 * tokens * width * (top_k if rows else 1))]
 
     return kernels

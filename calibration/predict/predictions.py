@@ -9,16 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import Field
-
 from calibration.commits import head, sha256
 from calibration.compare.figures import Figures, simulated_figures
-from calibration.compare.record import Positive
 from calibration.train.record import Told
-from calibration.workloads import check_name
+from calibration.workloads import check_name, of_one_name
 from simulator.api import Result, run
 from simulator.config import Workload, load_workload
 from simulator.config.catalog import find
+from simulator.config.cited import NotNegative, Positive
 from simulator.config.files import read_json, read_text
 from simulator.config.section import AsTuple, validated
 from simulator.errors import DeadlockError, InputError
@@ -75,12 +73,13 @@ def simulate(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> S
 
 def simulate_all(jobs: Iterable[tuple[Path, Mapping[str, Any]]]) -> list[Simulated]:
     """Every file with its changes, in order. Raises `InputError` where two have one name, by which runs are found."""
-    found = [simulate(path, changes) for path, changes in jobs]
-    names = [one.name for one in found]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InputError("two workloads of one name", key="WORKLOAD", found=", ".join(twice))
-    return found
+    found: dict[str, tuple[Path, Simulated]] = {}
+    for path, changes in jobs:
+        one = simulate(path, changes)
+        if one.name in found:
+            raise of_one_name(one.name, found[one.name][0], path)
+        found[one.name] = path, one
+    return [one for _, one in found.values()]
 
 
 @dataclass(frozen=True)
@@ -112,15 +111,12 @@ def predictions(simulated: Sequence[Simulated], changes: Mapping[str, Any]) -> d
     }
 
 
-_Seconds = Annotated[float, Field(ge=0)]
-
-
 class _Figures(Told):
     step_time_s: Positive
     mfu: float | None = None
-    peak_allocated_bytes: Annotated[tuple[Annotated[float, Field(ge=0)], ...], AsTuple]
-    class_s: dict[str, _Seconds | Annotated[tuple[_Seconds, ...], AsTuple] | None]
-    exposed_s: _Seconds | None = None
+    peak_allocated_bytes: Annotated[tuple[NotNegative, ...], AsTuple]
+    class_s: dict[str, NotNegative | Annotated[tuple[NotNegative, ...], AsTuple] | None]
+    exposed_s: NotNegative | None = None
     bubble: float | None = None
 
 

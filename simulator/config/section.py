@@ -74,9 +74,9 @@ class CombinedInputError(InputError):
         super().__init__("\n".join([*(str(error) for error in self.errors), *rest]))
 
 
-def each(error: InputError) -> tuple[InputError, ...]:
-    """The things that an error says are wrong."""
-    return error.errors if isinstance(error, CombinedInputError) else (error,)
+def each(error: InputError) -> tuple[tuple[InputError, ...], int]:
+    """The things that an error says are wrong, and how many more there are."""
+    return (error.errors, error.more) if isinstance(error, CombinedInputError) else ((error,), 0)
 
 
 def raise_all(errors: Iterable[InputError], more: int = 0) -> None:
@@ -84,8 +84,9 @@ def raise_all(errors: Iterable[InputError], more: int = 0) -> None:
     has left out; nothing where there is none."""
     found: list[InputError] = []
     for error in errors:
-        found += each(error)
-        more += error.more if isinstance(error, CombinedInputError) else 0
+        said, unsaid = each(error)
+        found += said
+        more += unsaid
     more += len(found[MAX_ERRORS:])
     if found:
         raise found[0] if len(found) == 1 and not more else CombinedInputError(found[:MAX_ERRORS], more)
@@ -112,7 +113,8 @@ def validated(model: type[M], data: Any, file: object, *, origin: Origin | None 
         errors = [_explained(model, detail) for detail in details[:MAX_ERRORS]]
         more = len(details) - len(errors)
     except InputError as failure:  # raised by the checks of the model itself, which do not know the file
-        errors, more = list(each(failure)), failure.more if isinstance(failure, CombinedInputError) else 0
+        said, more = each(failure)
+        errors = list(said)
     for error in errors:
         if error.file is None:
             where, error.key = origin(error.key) if origin and error.key else (file, error.key)

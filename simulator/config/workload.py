@@ -25,7 +25,6 @@ from simulator.config.presets import expand_model
 from simulator.config.profile import check_gpu, check_one_vendor, check_precision, load_profile
 from simulator.config.section import (
     AsTuple,
-    CombinedInputError,
     Integral,
     Origin,
     Section,
@@ -273,8 +272,8 @@ def _refuse(data: Mapping[str, Any], refused: Mapping[str, InputError], file: ob
     try:
         validated(Workload, left, file, origin=origin)
     except InputError as error:
-        others = [one for one in each(error) if one.key not in data.keys() - left.keys()]
-        raise_all([*refused.values(), *others], error.more if isinstance(error, CombinedInputError) else 0)
+        said, more = each(error)
+        raise_all([*refused.values(), *(one for one in said if one.key not in data.keys() - left.keys())], more)
     raise AssertionError("a workload without a cluster")
 
 

@@ -15,7 +15,7 @@ from simulator.model import plain_experts
 from simulator.model.nodes import Node, Ops, Tensor, activation, add_gradient, comm, linear, memory, new_gradient_bytes
 from simulator.model.routing import routing
 from simulator.model.shapes import ANY_SEAT, Seat, Shapes
-from simulator.program import Beside, Comm, Compute, GroupedMatmul, Matmul, Memory
+from simulator.program import Beside, Comm, Compute, GroupedMatmul, Matmul
 from simulator.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _sorted(z: Shapes, x: Experts, phase: str, name: str) -> Ops:
         return ()
     nbytes = z.element * x.worked_on * z.hidden
     parts = len(x.loads) * x.ep * x.etp
-    return (Compute(f"moe.{name}", Memory("copy", nbytes, nbytes, dtype=z.dtype, parts=parts), phase),)
+    return (memory(phase, f"moe.{name}", "copy", nbytes, nbytes, z.dtype, parts=parts),)
 
 
 def _rows_split(z: Shapes) -> bool:

@@ -63,9 +63,11 @@ def unique(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     return tuple({tensor.name: tensor for tensor in tensors}.values())
 
 
-def memory(phase: str, name: str, op: str, read: float, write: float, dtype: str, width: int = 0) -> Compute:
-    """A memory-bound kernel; ``read`` and ``write`` in bytes, ``width`` in elements of a row."""
-    return Compute(name, Memory(op, float(read), float(write), dtype=dtype, width=width), phase)
+def memory(
+    phase: str, name: str, op: str, read: float, write: float, dtype: str, width: int = 0, *, parts: int = 0
+) -> Compute:
+    """A memory-bound kernel; ``read`` and ``write`` in bytes, ``width`` in elements of a row, ``parts`` as `Memory`."""
+    return Compute(name, Memory(op, float(read), float(write), dtype=dtype, width=width, parts=parts), phase)
 
 
 def comm(op: str, block: str, nbytes: float) -> Comm:

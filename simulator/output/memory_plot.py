@@ -13,7 +13,7 @@ import numpy as np
 from simulator.analysis.memory import RankMemory, fullest, held_activations, memory_curve
 from simulator.output.gantt import zoom_s
 from simulator.output.gantt_boxes import Picture
-from simulator.timeline import Timeline
+from simulator.timeline import Floats, Timeline
 from simulator.units import GiB, format_gib, format_time
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def memory_plot(timeline: Timeline, memories: tuple[RankMemory, ...], ax: Axes |
     parameters and gradients that are whole for a while under ZeRO-2 and 3, or come from the host.
     """
     shown, step = fullest(memories), timeline.step_time_s
+    times, layers = _layers(timeline, shown)
     zooms: list[Axes] = []
     window = 0.0
     if ax is None:
@@ -64,23 +65,20 @@ def memory_plot(timeline: Timeline, memories: tuple[RankMemory, ...], ax: Axes |
         panels = 2 if window else 1
         figure = Figure(figsize=(_SIZE_IN[0], _SIZE_IN[1] * panels), layout="constrained", dpi=120)
         ax, *zooms = figure.subplots(panels, squeeze=False)[:, 0]
-    _draw(timeline, shown, ax, (0.0, step), f"{title}: rank {shown.rank}, stage {shown.stage}")
+    _draw(shown, times, layers, ax, (0.0, step), f"{title}: rank {shown.rank}, stage {shown.stage}")
     for zoom in zooms:
         begin = min(max(shown.peak_at_s - window / 2, 0.0), step - window)
-        _draw(timeline, shown, zoom, (begin, begin + window), "around the peak")
+        _draw(shown, times, layers, zoom, (begin, begin + window), "around the peak")
         ax.axvspan(begin, begin + window, facecolor="none", edgecolor="black", lw=1.0, zorder=5)
     whole = ax.get_figure(root=True)
     assert whole is not None
     return whole
 
 
-def _draw(timeline: Timeline, shown: RankMemory, ax: Axes, window: tuple[float, float], title: str) -> None:
-    """One rank's memory from one time to another, s."""
-    capacity_bytes = shown.capacity
+def _layers(timeline: Timeline, shown: RankMemory) -> tuple[Floats, dict[str, Floats]]:
+    """Times in s, and the bytes of each of `_COLOURS` that the rank holds from each of them on."""
     curve = memory_curve(timeline, shown.rank)
-    begin, end = window
-    step = timeline.step_time_s
-    times = np.concatenate(([0.0], curve.times, [step]))
+    times = np.concatenate(([0.0], curve.times, [timeline.step_time_s]))
     own = held_activations(timeline, curve, shown.holdings)
     made = np.minimum(curve.held - own, shown.holdings.made)
     made, gathered, held, workspace = (
@@ -96,7 +94,19 @@ def _draw(timeline: Timeline, shown: RankMemory, ax: Axes, window: tuple[float, 
     }
     layers = {name: np.full(len(times), nbytes) for name, nbytes in constant.items()}
     layers["gradients"] += made
-    layers |= {"gathered": gathered, "activations": held, "workspace": workspace}
+    return times, layers | {"gathered": gathered, "activations": held, "workspace": workspace}
+
+
+def _draw(
+    shown: RankMemory,
+    times: Floats,
+    layers: Mapping[str, Floats],
+    ax: Axes,
+    window: tuple[float, float],
+    title: str,
+) -> None:
+    """One rank's memory from one time to another, s."""
+    capacity_bytes, (begin, end) = shown.capacity, window
     below = np.zeros(len(times))
     for name, colour in _COLOURS.items():
         if layers[name].max() < _VISIBLE * shown.total:
