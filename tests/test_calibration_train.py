@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ pytest.importorskip("torch")
 from calibration.__main__ import main
 from calibration.commits import sha256
 from calibration.compare.record import read_record
+from calibration.train.length import Length
 from calibration.train.limits import refusal, refusals
 from calibration.train.record import Records
 from simulator.config import load_workload
@@ -251,7 +253,6 @@ def meeting(rank: int, folder: str) -> None:
     import torch.distributed as dist
 
     from calibration.train import run
-    from calibration.train.length import Length
     from calibration.train.trainer import Groups
 
     def probe(device: torch.device, samples: int) -> list[tuple[float, float]]:
@@ -265,7 +266,7 @@ def meeting(rank: int, folder: str) -> None:
     known = load_workload(workload("llama ddp"))
     groups = Groups.of(known.parallelism, rank)
     assert groups is not None
-    found = run._train(known, groups, torch.device("cpu"), Length(1, least=2, most=4, seconds=0.0, probe_all=True))
+    found = run._train(known, groups, torch.device("cpu"), Length(1, settle=0.0, row=0.0, least=2, most=4, seconds=0.0))
     if rank == 0:
         Path(folder, "steps.json").write_text(json.dumps(found.events))
     dist.barrier()
@@ -323,19 +324,61 @@ def test_what_was_tried_does_not_stand_for_a_run(
     assert _records(tmp_path, gpu=gpu, warm_up=warm_up).stands("w", failed_too=True) == stands
 
 
-@pytest.mark.parametrize(("probes", "stands"), [(2, False), (5, False), (6, True)])
-def test_a_run_whose_hosts_were_probed_once_does_not_stand_for_one_that_probes_them_throughout(
-    probes: int, stands: bool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("length", "order"),
+    [
+        (Length(1, settle=0.1, row=0.2, least=2, seconds=0.4), "w" + "sstttt" + "p" + "sstttt"),
+        (Length(1, settle=0.1, row=0.0, least=3, seconds=0.0), "w" + "sst" + "psst" + "psst"),
+        (Length(2, settle=0.0, row=0.2, least=1, most=3, seconds=9.0), "ww" + "ttt"),
+        (Length(2, settle=0.0, row=0.0, least=1, most=1, seconds=0.0), "wwt"),
+    ],
+)
+def test_steps_are_timed_in_rows_behind_steps_that_are_not(
+    length: Length, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, behind each of four steps, and behind the last."""
-    (tmp_path / "w.yaml").write_text("model: {}")
-    made = _records(tmp_path, gpu=True, warm_up=3)
-    made.start({"gpu": "NVIDIA H200"})
-    ranks = [{"host": {"probe_s": [1.0] * probes}}]
-    made.add({"name": "w", "steps": {"warm_up": 3, "timed": 4}, "ranks": ranks})
-    assert made.stands("w", failed_too=True)
-    again = Records(tmp_path, made.paths, "train", warm_up=3, probe_all=True)
-    assert again.stands("w", failed_too=True) == stands
+    """A GPU that has rested while its host was probed is faster: no step is timed right behind a probe (p), but when
+    others (s) have gone before for long enough. Steps take 0.06 s here."""
+    import torch
+
+    from calibration.train import run
+    from calibration.train.trainer import Groups
+
+    done, clock = [], [0.0]
+
+    class Still:
+        def __init__(self, *_: object) -> None:
+            self.made = 0
+
+        def step(self) -> Any:
+            self.made += 1
+            clock[0] += 0.06
+            done.append("w" if self.made <= length.warm_up else "s")
+            return torch.zeros(())
+
+        def close(self) -> None: ...
+
+    def timed(step: Callable[[], Any], *_: object, **__: object) -> tuple[float, float, Any]:
+        loss = step()
+        done[-1] = "t"
+        return 0.06, 0.06, loss
+
+    def probe(*_: object) -> list[tuple[float, float]]:
+        done.append("p")
+        return [(1.0, 2.0)]
+
+    monkeypatch.setattr(run, "Trainer", Still)
+    monkeypatch.setattr(run, "_timed", timed)
+    monkeypatch.setattr(run, "probe", probe)
+    monkeypatch.setattr(run, "profiled", lambda step, *_, **__: (step(), [])[1])
+    monkeypatch.setattr(run.time, "perf_counter", lambda: clock[0])
+    known = load_workload(workload("llama one"))
+    groups = Groups.of(known.parallelism, 0)
+    assert groups is not None
+    found = run._train(known, groups, torch.device("cpu"), length)
+    assert "".join(done) == order + "t"  # the one under the profiler
+    assert len(found.events) == order.count("t")
+    assert found.settling == order.count("s")
+    assert len(found.probe) == order.count("p")
 
 
 def test_a_run_of_another_model_does_not_stand(tmp_path: Path) -> None:
@@ -367,7 +410,7 @@ LEFT = {"format": 1, "name": "w", "status": "ok", "reason": "", "workload": {}, 
     "text",
     [
         *('{"format": 1, "na', "[]", "{}", '{"format": 1, "name": "w", "status": "ok"}'),
-        *(json.dumps(LEFT | more) for more in ({"steps": []}, {"steps": {"warm_up": "x"}}, {"ranks": [{"host": 3}]})),
+        *(json.dumps(LEFT | more) for more in ({"steps": []}, {"steps": {"warm_up": "x"}})),
     ],
 )
 def test_a_record_that_was_cut_off_is_said(text: str, tmp_path: Path) -> None:

@@ -37,11 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=_seconds, default=LIMIT_S, metavar="S", help=f"seconds for one run [{LIMIT_S:g}]"
     )
-    parser.add_argument("--seconds", type=_seconds, default=4.0, metavar="S", help="about how long to time steps [4]")
     parser.add_argument(
-        "--probe-hosts",
-        action="store_true",
-        help="probe every rank's host between all timed steps, not once: for runs that hosts bound, as GPUs cool",
+        "--seconds", type=_seconds, default=4.0, metavar="S", help="seconds of steps to time, in rows of about 2 [4]"
     )
     parser.add_argument("--smoke", action="store_true", help="two steps of each, to see that they run")
 
@@ -68,7 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
         workloads={name: known for name, (_, known) in named.items() if isinstance(known, Workload)},
         gpu=gpu,
         warm_up=warm_up,
-        probe_all=arguments.probe_hosts,
     )
     # Of all: a file there that is no record is said before anything is trained.
     done = {name for name in named if records.stands(name, failed_too=not arguments.retry)} & needed.keys()
@@ -113,14 +109,14 @@ def _checked(named: Mapping[str, tuple[Path, Workload | InputError]]) -> tuple[d
 
 def _length(arguments: argparse.Namespace) -> dict[str, float]:
     if arguments.smoke:
-        return vars(Length(warm_up=1, least=1, most=1, seconds=0.0, probe_all=arguments.probe_hosts))
-    return vars(Length(seconds=arguments.seconds, probe_all=arguments.probe_hosts))
+        return vars(Length(warm_up=1, settle=0.0, row=0.0, least=1, most=1, seconds=0.0))
+    return vars(Length(seconds=arguments.seconds))
 
 
 def _again(arguments: argparse.Namespace) -> list[str]:
     """The command line of another rank."""
     flags = ["--device", arguments.device, "--limit", str(arguments.limit), "--seconds", str(arguments.seconds)]
-    flags += ["--probe-hosts"] * arguments.probe_hosts + ["--smoke"] * arguments.smoke
+    flags += ["--smoke"] * arguments.smoke
     return ["train", *flags, *map(str, arguments.workloads)]
 
 
@@ -128,5 +124,4 @@ def _spoken(arguments: argparse.Namespace) -> str:
     """The command as provenance gives it, without paths of this machine."""
     names = " ".join(path.name for path in arguments.workloads) if len(arguments.workloads) < 5 else "WORKLOAD.."
     gpus = f" --gpus {arguments.gpus}" if arguments.gpus else ""
-    flags = " --probe-hosts" * arguments.probe_hosts + " --smoke" * arguments.smoke
-    return f"python -m calibration train {names} --device {arguments.device}{gpus}{flags}"
+    return f"python -m calibration train {names} --device {arguments.device}{gpus}{' --smoke' * arguments.smoke}"

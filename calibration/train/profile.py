@@ -59,22 +59,25 @@ class Span:
 
 
 def profiled(
-    step: Callable[[], object], meet: Callable[[], object], kinds_by_op: Mapping[str, str], *, cuda: bool
+    step: Callable[[], object], meet: Callable[[], object], before: int, kinds_by_op: Mapping[str, str], *, cuda: bool
 ) -> list[Span]:
     """The spans of one ``step``, in order of start.
 
-    Another step goes before it under the profiler, and the ranks ``meet`` between the two, else they would wait in
+    Steps go ``before`` it under the profiler, one at least, and the ranks ``meet`` behind each, else they would wait in
     their collectives for whoever's profiler started last. ``kinds_by_op``: the kind of communication whose group torch
     does not say, by op; that of "" where an op is not listed.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if cuda:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as profiler:
-        step()
-        if cuda:
-            torch.cuda.synchronize()
-        meet()
+    only_last = torch.profiler.schedule(wait=0, warmup=before, active=1)
+    with torch.profiler.profile(activities=activities, schedule=only_last) as profiler:
+        for _ in range(before):
+            step()
+            if cuda:
+                torch.cuda.synchronize()
+            profiler.step()
+            meet()
         with torch.profiler.record_function(KEPT):
             step()
             if cuda:

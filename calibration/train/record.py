@@ -13,7 +13,8 @@ workload          {text: the file as it was, resolved: the whole `Workload` as p
 environment       see `calibration.measure.gpu.environment`: gpu, cuda, nccl, nvls, torch, nvidia_smi (driver), ...
 n_gpus            ranks
 tokens_per_step   of the whole job
-steps             {warm_up, timed, profiled}: how many of each were done, in this order
+steps             {warm_up, settling, timed, profiled}: how many of each were done; in every row of timed steps those
+                  that settle come first; records made before rows were timed do not have them
 step_time_s       {median, p10, p90, min, max, spread, each: [..]} over the timed steps, of each the slowest rank's
                   (between events on its stream); spread = (p90 - p10) / median
 wall_time_s       the same by the host's clock
@@ -28,9 +29,9 @@ ranks             a list, one per rank in order:
   clocks          {sm_mhz: {median, min, max}, power_w: {..}, temp_c: {..}, throttle: [reasons seen]} of the timed
                   steps, read in each when the host has issued it; power is the driver's mean over a second; empty
                   without NVML
-  host            {probe_s: [before the run, between its timed steps, after it], probe_forward_s: [..]}: seconds of
-                  passes of a small model (`calibration.narrow.PROBE`) that the host issues, and of the forward ones;
-                  between the steps once, or with --probe-hosts behind each; empty without GPUs
+  host            {probe_s: [before the run, between its rows of timed steps, after it], probe_forward_s: [..]}:
+                  seconds of passes of a small model (`calibration.narrow.PROBE`) that the host issues, and of the
+                  forward ones; empty without GPUs
   profile         of the one profiled step kept, the last: {span_s (first start to last end on the GPU), busy_s (some
                   kernel runs), exposed_s (communication runs and no other kernel), exposed: {kind: s}, step_s (wall,
                   under the profiler)}
@@ -59,14 +60,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict
 
 from calibration.commits import sha256
 from calibration.workloads import TIMELINE, is_of
 from simulator.config.files import read_json, read_text
-from simulator.config.section import AsTuple, Section, validated
+from simulator.config.section import Section, validated
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
@@ -87,15 +88,6 @@ class Told(Section):
 
 class Steps(Told):
     warm_up: int = 0
-    timed: int = 0
-
-
-class Host(Told):
-    probe_s: Annotated[tuple[float, ...], AsTuple] = ()
-
-
-class Rank(Told):
-    host: Host = Host()
 
 
 class Left(Told):
@@ -107,14 +99,12 @@ class Left(Told):
     workload: dict[str, Any]
     environment: dict[str, Any]
     steps: Steps = Steps()
-    ranks: Annotated[tuple[Rank, ...], AsTuple] = ()
 
 
 class Records:
     """The results in ``directory`` of workload files by name; ``workloads``: what they hold, where they can be read.
-    ``gpu``: they are of GPUs; ``warm_up``: so many steps of each at least; ``probe_all``: hosts were probed behind each
-    timed one. Its functions raise `InputError` where a file there is no record of the run. What failed or was not done
-    takes the place of no run that went well."""
+    ``gpu``: they are of GPUs; ``warm_up``: so many steps of each at least. Its functions raise `InputError` where a
+    file there is no record of the run. What failed or was not done takes the place of no run that went well."""
 
     def __init__(
         self,
@@ -125,10 +115,9 @@ class Records:
         workloads: Mapping[str, Workload] = MappingProxyType({}),
         gpu: bool = True,
         warm_up: int = 0,
-        probe_all: bool = False,
     ) -> None:
         self.directory, self.paths, self.workloads, self.command = directory, paths, workloads, command
-        self.gpu, self.warm_up, self.probe_all = gpu, warm_up, probe_all
+        self.gpu, self.warm_up = gpu, warm_up
         self.environment: dict[str, Any] = {}
         self.kept: dict[str, str] = {}  # of runs that went well before, how it went now
 
@@ -165,8 +154,7 @@ class Records:
 
     def stands(self, name: str, *, failed_too: bool) -> bool:
         """Whether there is a result of the same workload, or if ``failed_too`` a failure. What was tried without GPUs
-        does not stand for a run on them, nor two steps to see that it runs for a measurement, nor a run whose hosts
-        were probed once for one that is to probe them throughout."""
+        does not stand for a run on them, nor two steps to see that it runs for a measurement."""
         if not self._path(name).exists():
             return False
         record = self._read(name)
@@ -175,8 +163,7 @@ class Records:
             return False
         if record.status != "ok":
             return failed_too and record.status == "failed"
-        probed = all(len(rank.host.probe_s) >= record.steps.timed + 2 for rank in record.ranks)
-        return record.steps.warm_up >= self.warm_up and (probed or not (self.gpu and self.probe_all))
+        return record.steps.warm_up >= self.warm_up
 
     def _write(self, name: str, status: str, reason: str, row: dict[str, Any]) -> None:
         if status != "ok":

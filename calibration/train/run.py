@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +15,13 @@ import torch.distributed as dist
 
 from calibration.measure.gpu import Telemetry
 from calibration.train.host import probe
-from calibration.train.length import Length
+from calibration.train.length import PROFILED, Length
 from calibration.train.profile import Span, exposure, profiled, table
 from calibration.train.trainer import Groups, Trainer
 from simulator.config.workload import Workload
 
-#: Probes of the host before and after a run and once between its steps; between all steps, where that is asked for.
-PROBES, PROBES_EACH = 5, 4
+#: Passes that a probe of the host is the mean of.
+PROBES = 6
 
 
 @dataclass
@@ -31,6 +32,7 @@ class RankRun:
     loss: list[float] = field(default_factory=list)
     events: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
+    settling: int = 0
     memory: dict[str, int] = field(default_factory=dict)
     telemetry: list[dict[str, Any]] = field(default_factory=list)
     probe: list[tuple[float, float]] = field(default_factory=list)
@@ -77,16 +79,21 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
     highest = torch.cuda.max_memory_allocated() if cuda else 0
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    began = time.perf_counter()
-    for number in range(length.most):
-        if _any_says(number >= length.least and time.perf_counter() - began > length.seconds, groups, device):
+    while True:
+        for _ in _in_a_row(length.settle, groups, device):
+            losses.append(trainer.step())
+            run.settling += 1
+        for _ in _in_a_row(length.row, groups, device, least=1):
+            seconds, wall, loss = _timed(trainer.step, lambda: run.telemetry.append(telemetry.read()), cuda=cuda)
+            losses.append(loss)
+            run.events.append(seconds)
+            run.wall.append(wall)
+            if len(run.events) == length.most:
+                break
+        done, enough = len(run.events), sum(run.wall) >= length.seconds
+        if done == length.most or _any_says(done >= length.least and enough, groups, device):
             break
-        seconds, wall, loss = _timed(trainer.step, lambda: run.telemetry.append(telemetry.read()), cuda=cuda)
-        losses.append(loss)
-        run.events.append(seconds)
-        run.wall.append(wall)
-        if length.probe_all or number + 1 == length.least // 2:
-            run.probe += probe(device, PROBES_EACH if length.probe_all else PROBES)
+        run.probe += probe(device, PROBES)
     if cuda:
         steady = torch.cuda.max_memory_allocated()
         run.memory["steady_allocated_bytes"] = steady
@@ -100,7 +107,7 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
         losses.append(loss)
 
     kinds = {"send_recv": "pp", "": "dp" if workload.parallelism.dp > 1 else "tp"}
-    run.spans = profiled(step, lambda: _any_says(True, groups, device), kinds, cuda=cuda)
+    run.spans = profiled(step, lambda: _any_says(True, groups, device), PROFILED - 1, kinds, cuda=cuda)
     run.profiled_s = walls[-1]
     run.loss = [float(loss) for loss in losses]
     trainer.close()
@@ -129,6 +136,16 @@ def _timed(
     issued()
     torch.cuda.synchronize()
     return start.elapsed_time(end) * 1e-3, time.perf_counter() - began, loss
+
+
+def _in_a_row(seconds: float, groups: Groups, device: torch.device, *, least: int = 0) -> Iterator[int]:
+    """A turn for each of the steps that all ranks make in a row, ``least`` of them and until any rank has spent so
+    long."""
+    began = time.perf_counter()
+    for number in itertools.count():
+        if _any_says(number >= least and time.perf_counter() - began >= seconds, groups, device):
+            return
+        yield number
 
 
 def _any_says(mine: bool, groups: Groups, device: torch.device) -> bool:

@@ -65,7 +65,12 @@ def _one(
         "workload": {"resolved": workload.model_dump(mode="json")},
         "n_gpus": len(took_part),
         "tokens_per_step": tokens,
-        "steps": {"warm_up": length.warm_up, "timed": len(slowest), "profiled": PROFILED},
+        "steps": {
+            "warm_up": length.warm_up,
+            "settling": took_part[0].settling,
+            "timed": len(slowest),
+            "profiled": PROFILED,
+        },
         "step_time_s": spread(slowest),
         "wall_time_s": spread(wall),
         "tokens_per_s": float(f"{tokens / statistics.median(slowest):.6g}"),
