@@ -133,6 +133,13 @@ def test_the_shipped_profile_is_what_its_measurements_give(refitted) -> None:
             assert getattr(shipped.residuals[name], half).mean == pytest.approx(anew[name][half]["mean"], abs=0.002)
 
 
+@pytest.mark.parametrize("name", ["h100-sxm-80gb", "h200-sxm-141gb"])
+def test_shipped_profiles_are_written_as_fit_writes_them(name: str) -> None:
+    """Else a fit anew would differ from them in more than what is new."""
+    path = Path(__file__).resolve().parent.parent / "calibration/profiles" / f"{name}.yaml"
+    assert written(load_profile(name)) == path.read_text()
+
+
 CHOICES = Path(__file__).resolve().parent.parent / "calibration/measurements/h200-sxm-141gb/one-gpu-choices.jsonl.gz"
 
 

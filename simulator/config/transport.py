@@ -29,8 +29,8 @@ class Protocol(Section):
     """of what simple reaches"""
     half_bytes: NotNegative = 0.0
     """h of the filling of the pipeline: a flow of x bytes takes 1 + sqrt(h / x) times its time at full bandwidth"""
-    head_bytes: NotNegative = 0.0
-    """of in_switch: what h grows by with every head of NVLink SHARP, as its kernel loops over a chunk of each"""
+    head_bytes: Positive | None = None
+    """of in_switch: what h grows by with every head of NVLink SHARP, as its kernel loops over a chunk of each [none]"""
     full_bytes: Positive | None = None
     """flow from which on chunks have their largest size, so that filling takes no longer [none: they grow on]"""
     most_bytes: Positive | None = None

@@ -97,7 +97,7 @@ def _phase(
         latency_s += count * moves.software * costs.transport(kind).ways(moves.way)[name].hop_latency_s
     per_byte_s = max([line_s / of_line[name].bandwidth_fraction for line_s, of_line in lines])
     per_byte_s /= moves.efficiency
-    half_bytes = protocol.half_bytes + moves.heads * protocol.head_bytes
+    half_bytes = protocol.half_bytes + moves.heads * (protocol.head_bytes or 0.0)
     if half_bytes and nbytes:
         chunked = flow if protocol.full_bytes is None else min(flow, protocol.full_bytes)
         per_byte_s *= 1 + math.sqrt(half_bytes / chunked) * (chunked / flow)
