@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from simulator.costs import Costs
 from simulator.costs.interference import Beside as Interference
 from simulator.costs.power import Loads, load_class
+from simulator.engine.course import Pace
 from simulator.engine.host import HostSpeeds
 from simulator.program import Beside, Block, Comm, Compute, Kernel
 from simulator.program.ops import COMPUTE_LANE, HOST_LANES
@@ -90,7 +91,7 @@ class TemplateStore:
         self._intensities: list[tuple[float, ...]] = []
         self._kernels: list[tuple[Kernel | None, ...]] = []
         self._beside: list[Interference | None] = []
-        self._speeds: dict[tuple[int, Hashable], NDArray[np.float64]] = {}
+        self._paces: dict[tuple[int, Hashable], Pace] = {}
         self._leaves: dict[int, NDArray[np.float64]] = {}
         self._pieces: dict[tuple[object, ...], tuple[Piece, ...]] = {}
 
@@ -118,13 +119,13 @@ class TemplateStore:
             self._comm_templates[key] = self._add([_Row.of_comm(comm, 0.0, wire_bytes)], None)
         return self._comm_templates[key]
 
-    def speeds(self, template: int, load: Hashable) -> NDArray[np.float64]:
-        """Speed of each op of a template beside communication of this load; that of communication is 1."""
-        found = self._speeds.get((template, load))
+    def pace(self, template: int, load: Hashable) -> Pace:
+        """Ops of a template beside communication of this load; the speed of communication is 1."""
+        found = self._paces.get((template, load))
         if found is None:
             beside, kernels = self._beside[template], self._kernels[template]
-            found = np.array([beside.speed(x, load) if beside and x is not None else 1.0 for x in kernels])
-            self._speeds[template, load] = found
+            speed = np.array([beside.speed(x, load) if beside and x is not None else 1.0 for x in kernels])
+            found = self._paces[template, load] = Pace.of(self.templates[template], speed)
         return found
 
     def leaves(self, template: int) -> NDArray[np.float64]:

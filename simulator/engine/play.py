@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
-import numpy as np
 import simpy
 
 from simulator.cluster import Cluster, Gpu
 from simulator.engine.blocks import CommOp, CommTime, Meet, MeetBeside, Piece, Run, Running, TemplateStore
+from simulator.engine.course import times_of
 from simulator.engine.deadlock import report
 from simulator.engine.host import Errand, HostSpeeds, agenda, host_speeds
 from simulator.engine.memory import SharedMemory
@@ -24,7 +25,6 @@ from simulator.errors import DeadlockError
 from simulator.network.flows import Network
 from simulator.program import Batch, Beside, Block, Comm, Compute, ProgramError, Role, Step
 from simulator.program.ops import COMPUTE_LANE, POINT_TO_POINT, comm_of, comms_of
-from simulator.timeline import play
 
 Wait = Generator[simpy.Event, None, None]
 
@@ -219,17 +219,14 @@ class Play:
             self.memory.share(rank)
 
     def _reconsider_speed(self, rank: Rank) -> None:
-        """What is on the GPU beside its computation has changed: wake that if it changes its speed."""
-        if rank.costs.beside is None:
+        """What is on the GPU beside its computation has changed: wake that if it changes its speed. What is not under
+        way yet asks when it begins."""
+        if rank.under_way is None or rank.costs.beside is None:
             return
-        waiting = [meeting.comm for meeting in rank.resident if meeting.motion is None]
-        moving = [meeting for meeting in rank.resident if meeting.motion is not None]
-        load = rank.costs.beside.load(waiting, [meeting.comm for meeting in moving])
-        takes = sum(meeting.takes[rank] for meeting in moving)
-        if load != rank.load or takes != rank.takes:
-            rank.load, rank.takes = load, takes
-            if rank.under_way is not None:
-                rank.under_way.disturb()
+        before = rank.load, rank.takes
+        rank.load, rank.takes = _beside(rank)
+        if (rank.load, rank.takes) != before:
+            rank.under_way.disturb()
 
     def _find_room(self, rank: Rank) -> Generator[simpy.Event, None, bool]:
         """Wait until the kernel under way has ended: until then it holds the SMs that communication needs. So does one
@@ -343,56 +340,58 @@ class Play:
             rank.number, lane, index, step, ends, run.template, Called(posted, start), start, self.env.now
         )
         if end > start + run.seconds * (1 + 1e-12):
-            self.recorder.stretch(span, *template.play(host + template.launch_s, start))
+            self.recorder.stretch(span, partial(template.play, host + template.launch_s, start))
 
     def _run_disturbed(self, rank: Rank, lane: str, index: int, step: Step, run: Run, outer: Ends) -> Wait:
         """As `_run`, on a GPU whose speed changes when communication beside it starts or ends."""
-        template, leaves = self.store.templates[run.template], self.store.leaves(run.template)
-        least = float(leaves.min())
+        leaves, kernels = self.store.leaves(run.template), self.store.computes[run.template]
         begin = now = self.env.now
-        launched = rank.host_s + template.launch_s
-        rank.host_s += run.launch_s
-        left = template.work_s.copy()
-        starts, ends = np.empty(len(left)), np.empty(len(left))
-        first, resumed = 0, False
+        host_s, rank.host_s = rank.host_s, rank.host_s + run.launch_s
+        rank.load, rank.takes = _beside(rank)
+        load, pace = rank.load, self.store.pace(run.template, rank.load)
+        course = pace.course(host_s, 0, None, now)
+        courses, start, last = [course], course.at_s + course.start[0], len(kernels) - 1
         while True:
-            pace = self.store.speeds(run.template, rank.load)[first:]
-            began = starts[first]
-            starts[first:], ends[first:] = play(left[first:] / pace, launched[first:], now)
-            if resumed:
-                starts[first] = began
-            rank.under_way = under_way = UnderWay(starts, ends, self.store.computes[run.template], self.env.event())
-            until = first if rank.queued else len(ends) - 1  # communication waits for the kernel under way
-            ended = False
-            while not ended and not under_way.disturbed.triggered:
-                rank.leaves, changes_s = math.inf, math.inf
-                if rank.takes > least:
-                    rank.leaves, changes_s = left_from(leaves, starts, ends, now)
-                self.memory.share(rank)
-                timer = self.env.timeout(min(ends[until], changes_s) - now)
-                yield timer | under_way.disturbed
-                now = self.env.now
-                ended = now >= ends[until] or (timer.processed and changes_s >= ends[until])
-            if ended:
+            until = min(course.under_way(now), last) if rank.queued else last  # communication waits for a kernel's end
+            end = max(course.at_s + course.end[until], now)
+            rank.leaves, changes_s = math.inf, math.inf
+            if rank.takes and rank.takes > leaves.min():
+                rank.leaves, changes_s = left_from(leaves, course, now)
+            self.memory.share(rank)
+            timer = self.env.timeout(min(end, changes_s) - now)
+            rank.under_way = under_way = UnderWay(course, kernels, timer)
+            yield timer
+            now = self.env.now
+            if now >= end or (changes_s >= end and not under_way.disturbed):
                 while rank.queued:
                     rank.queued.pop().succeed()
-                if until == len(ends) - 1:
-                    rank.under_way, rank.leaves = None, math.inf
-                    self.memory.share(rank)
+                if until == last:
                     break
-                first, resumed = until + 1, False
+            if rank.load == load:
                 continue
             # Ops that have ended stay; the one under way keeps what is left of its work.
-            current = first + int(np.searchsorted(ends[first:], now, side="right"))
-            resumed = bool(starts[current] < now)
-            if resumed:
-                left[current] = (ends[current] - now) * pace[current - first]
-            first = current
-        span = self.recorder.span(
-            rank.number, lane, index, step, outer, run.template, Called(begin, starts[0]), starts[0], now
-        )
-        if now - starts[0] > run.seconds * (1 + 1e-12):
-            self.recorder.stretch(span, starts, ends)
+            first = min(course.under_way(now), last)
+            begun = course.begun(first, now)
+            left_s = (course.at_s + course.end[first] - now) * pace.speed[first] if begun else None
+            load, pace = rank.load, self.store.pace(run.template, rank.load)
+            course = pace.course(host_s, first, left_s, now)
+            courses.append(course)
+            if first == 0 and not begun:
+                start = course.at_s + course.start[0]
+        rank.under_way, rank.leaves = None, math.inf
+        self.memory.share(rank)
+        span = self.recorder.span(rank.number, lane, index, step, outer, run.template, Called(begin, start), start, now)
+        if now - start > run.seconds * (1 + 1e-12):
+            self.recorder.stretch(span, partial(times_of, courses))
+
+
+def _beside(rank: Rank) -> tuple[Hashable, float]:
+    """The load of what is on the GPU beside its computation, and the share of its memory's time that it takes."""
+    assert rank.costs.beside is not None
+    waiting = [meeting.comm for meeting in rank.resident if meeting.motion is None]
+    moving = [meeting for meeting in rank.resident if meeting.motion is not None]
+    load = rank.costs.beside.load(waiting, [meeting.comm for meeting in moving])
+    return load, sum(meeting.takes[rank] for meeting in moving)
 
 
 def _check_match(rank: Rank, comm: Comm, meeting: Meeting) -> None:

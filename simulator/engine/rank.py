@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from simulator.costs import Costs
 from simulator.engine.blocks import Running
+from simulator.engine.course import Course
 from simulator.engine.host import Errand, HostSpeeds
 from simulator.engine.world import Transfer
 from simulator.network.flows import Motion
@@ -76,36 +77,41 @@ class Rank:
         self.host_s += errand.start_s
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
 class UnderWay:
-    """A run that is being played: when its ops start and end as far as is known, and which are kernels.
-    ``disturbed`` fires when that has to be worked out anew."""
+    """A run that is being played: the ``course`` of its ops as far as is known, and which are ``kernels``. ``timer`` is
+    what its lane waits for; ``disturbed``: all that has to be worked out anew."""
 
-    starts: Floats
-    ends: Floats
+    course: Course
     kernels: NDArray[np.bool_]
-    disturbed: simpy.Event
+    timer: simpy.Event
+    disturbed: bool = False
 
     def disturb(self) -> None:
-        if not self.disturbed.triggered:
-            self.disturbed.succeed()
+        """Who waits for the timer goes on at this instant."""
+        if not self.disturbed:
+            self.disturbed = True
+            now = self.timer.env.event()
+            now.callbacks, self.timer.callbacks = self.timer.callbacks, []
+            now.succeed()
 
     def computes(self, now: float) -> bool:
         """Whether a kernel that has begun ends after ``now``."""
-        op = int(np.searchsorted(self.ends, now + INSTANT_s, side="right"))
-        return op < len(self.ends) and bool(self.kernels[op]) and bool(self.starts[op] <= now)
+        op = self.course.under_way(now + INSTANT_s)
+        return op < len(self.kernels) and bool(self.kernels[op]) and self.course.begun(op, now + INSTANT_s)
 
 
-def left_from(leaves: Floats, starts: Floats, ends: Floats, now: float) -> tuple[float, float]:
+def left_from(leaves: Floats, course: Course, now: float) -> tuple[float, float]:
     """What the op under way ``leaves`` of the memory's time (inf between two), and when that changes (inf: not any
     more)."""
-    op = int(np.searchsorted(ends, now + INSTANT_s, side="right"))
+    starts, ends, at = course.starts, course.ends, now + INSTANT_s - course.at_s
+    op = course.under_way(now + INSTANT_s)
     if op == len(ends):
         return math.inf, math.inf
-    if math.isinf(leaves[op]) or starts[op] > now + INSTANT_s:
-        demanding = np.flatnonzero((leaves[op:] < math.inf) & (starts[op:] > now + INSTANT_s))
-        return math.inf, float(starts[op + demanding[0]]) if len(demanding) else math.inf
+    if math.isinf(leaves[op]) or starts[op] > at:
+        demanding = np.flatnonzero((leaves[op:] < math.inf) & (starts[op:] > at))
+        return math.inf, course.at_s + float(starts[op + demanding[0]]) if len(demanding) else math.inf
     # Until one that leaves another share, or until the host is late.
     other = (leaves[op + 1 :] != leaves[op]) | (starts[op + 1 :] > ends[op:-1] + INSTANT_s)
     last = op + int(other.argmax()) if other.any() else len(ends) - 1
-    return float(leaves[op]), float(ends[last])
+    return float(leaves[op]), course.at_s + float(ends[last])

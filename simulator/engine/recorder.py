@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._spans: list[tuple[int, str, int, Step, Ends, int, Called, float, float]] = []
-        self._stretched: dict[int, tuple[Floats, Floats]] = {}
+        self._stretched: dict[int, Callable[[], tuple[Floats, Floats]]] = {}
 
     def span(
         self,
@@ -70,9 +70,10 @@ class Recorder:
         for rank, _, _, step, _, template, _, start, end in self._spans:
             yield (rank, step.label), template, start, end
 
-    def stretch(self, span: int, starts: Floats, ends: Floats) -> None:
-        """Give the exact row times of a span that did not run straight through at full speed."""
-        self._stretched[span] = (starts, ends)
+    def stretch(self, span: int, times: Callable[[], tuple[Floats, Floats]]) -> None:
+        """Say where the exact start and end of each row come from, of a span that did not run straight through at full
+        speed; a play that is played again needs none."""
+        self._stretched[span] = times
 
     def timeline(
         self,
@@ -127,7 +128,7 @@ class Recorder:
             alloc_bytes=np.where(first, column([step.alloc_bytes for step in steps], np.float64), 0.0),
             free_bytes=np.where(last, column([step.free_bytes for step in steps], np.float64), 0.0),
             workspace_bytes=np.where(in_row, column([step.workspace_bytes for step in steps], np.float64), 0.0),
-            stretched={position[span]: times for span, times in self._stretched.items()},
+            stretched={position[span]: times() for span, times in self._stretched.items()},
             links=links,
             contention=contention,
             simulated_as=cast.simulated_as,
