@@ -35,7 +35,7 @@ class SharedMemory:
         """What moves beside its kernel has together what that leaves of the memory's time: who would take less than an
         equal part has it all, max-min. A collective is as fast as its slowest member; what it does not use where others
         or links hold it back is not handed on."""
-        if rank.costs.beside is None:
+        if rank.costs.beside is None or not rank.resident:
             return
         moving = [(meeting, meeting.motion) for meeting in rank.resident if meeting.motion is not None]
         part = equal_part([meeting.takes[rank] for meeting, _ in moving], rank.leaves)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Generator, Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import simpy
 
@@ -38,6 +38,14 @@ class _Prepared:
     runs: int = 0
 
 
+class _Call(NamedTuple):
+    """A call of one rank on one lane: ``key`` is the same for all who meet, ``takes`` as in `Meeting`."""
+
+    key: tuple[object, ...]
+    transfer: Transfer
+    takes: float
+
+
 class Play:
     """One program being played. ``done``: how often each transfer (by id) was made for each purpose."""
 
@@ -64,6 +72,7 @@ class Play:
         self.done: Counter[tuple[int, str]] = Counter()
         self._meetings: dict[tuple[object, ...], list[Meeting]] = {}
         self._prepared: dict[tuple[int, int, str, frozenset[str]], _Prepared] = {}
+        self._calls: dict[tuple[int, str, int], _Call] = {}
         self._sharing: dict[tuple[int, int], tuple[str, ...]] = {}
         self._lanes_of_axis = [_lanes_of_axis(role) for role in placed.program.roles]
         self._labels = [
@@ -168,6 +177,31 @@ class Play:
         The stream of a send, which holds nothing while it waits (`Comm.spins`), waits on here, for the receive that its
         next transfer with that neighbour would wait for as well.
         """
+        key, transfer, takes = self._call(rank, lane, comm)
+        waiting = self._meetings.setdefault(key, [])
+        meeting = next((other for other in waiting if rank not in other.arrived), None)
+        if meeting is None:
+            meeting = Meeting(comm, transfer, self.env.event())
+            waiting.append(meeting)
+        else:
+            _check_match(rank, comm, meeting)
+        meeting.arrived.append(rank)
+        meeting.takes[rank] = takes
+        if comm.spins:
+            rank.resident.append(meeting)
+            self._reconsider_speed(rank)
+        if len(meeting.arrived) == len(transfer.members):
+            waiting.remove(meeting)
+            if not waiting:
+                del self._meetings[key]
+            self._depart(meeting)
+        return meeting
+
+    def _call(self, rank: Rank, lane: str, comm: Comm) -> _Call:
+        """What does not change from call to call."""
+        known = rank.number, lane, id(comm)
+        if known in self._calls:
+            return self._calls[known]
         position = rank.positions[comm.axis]
         group = self.cast.group_key[comm.axis][rank.number]
         # Transfers meet by their ends and tag, collectives by the order of calls on a communicator, as in NCCL.
@@ -178,25 +212,10 @@ class Play:
             key = (comm.axis, group, comm.peer, position, comm.tag)
         else:
             key = (comm.axis, group, lane)
-        waiting = self._meetings.setdefault(key, [])
-        meeting = next((other for other in waiting if rank not in other.arrived), None)
-        if meeting is None:
-            meeting = Meeting(comm, self.cast.transfer(comm, rank.number, position), self.env.event())
-            waiting.append(meeting)
-        else:
-            _check_match(rank, comm, meeting)
-        meeting.arrived.append(rank)
-        if rank.costs.beside is not None and comm.holds_sms:
-            meeting.takes[rank] = self.memory.takes(rank, comm, meeting.transfer)
-        if comm.spins:
-            rank.resident.append(meeting)
-            self._reconsider_speed(rank)
-        if len(meeting.arrived) == len(meeting.transfer.members):
-            waiting.remove(meeting)
-            if not waiting:
-                del self._meetings[key]
-            self._depart(meeting)
-        return meeting
+        transfer = self.cast.transfer(comm, rank.number, position)
+        takes = self.memory.takes(rank, comm, transfer) if rank.costs.beside is not None and comm.holds_sms else 0.0
+        self._calls[known] = _Call(key, transfer, takes)
+        return self._calls[known]
 
     def _depart(self, meeting: Meeting) -> None:
         began = self.env.now
