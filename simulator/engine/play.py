@@ -230,6 +230,7 @@ class Play:
                 rank.resident.remove(meeting)
                 self._reconsider_speed(rank)
                 self.memory.share(rank)
+            meeting.motion = None
             meeting.done.succeed((began, self.env.now))
 
         meeting.motion = self.network.transfer(meeting.transfer.plan, land)
