@@ -11,7 +11,7 @@ from calibration.fit.cases import Cases, Measured
 from simulator.config.power import Power
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
-from simulator.costs.power import Drawn, Loads, PowerBudget
+from simulator.costs.power import Drawn, PowerBudget
 from simulator.program import Attention, Kernel, Matmul
 
 PROFILE = load_profile("h200-sxm-141gb")
@@ -96,7 +96,7 @@ def test_the_budget_of_a_shipped_profile_leaves_products_alone_their_clock() -> 
         model = load_profile(name).power
         assert model is not None
         budget = PowerBudget(model)
-        products = budget.trace([Drawn(0.0, 1.0, Loads({"matmul": 1.0}, {"matmul": 1.0}))], 1.0)
+        products = budget.trace([Drawn(0.0, 1.0, {"matmul": 1.0}, {"matmul": 1.0})], 1.0)
         clock_hz = budget.clock_hz(products, model.highest_clock_hz)
         assert clock_hz == pytest.approx(model.loads["matmul"].clock_hz, rel=3e-3)
 
@@ -160,7 +160,7 @@ def test_turns_that_are_long_say_how_long_the_limit_averages(averaged_s: float) 
     cases = []
     for share, period_s in ((0.5, 0.2), (0.8, 0.2), (0.5, 0.5), (0.8, 0.5)):
         busy_s = share * period_s
-        spans = [Drawn(0.0, busy_s, Loads({"matmul": busy_s}, {"matmul": busy_s}))]
+        spans = [Drawn(0.0, busy_s, {"matmul": busy_s}, {"matmul": busy_s})]
         clock_hz = budget.clock_hz(budget.trace(spans, period_s), 1.6e9)
         seconds = costs.kernel_s(PRODUCT, PROFILE.gpu, clock_hz)
         longer_s = seconds / costs.kernel_s(PRODUCT, PROFILE.gpu, 1.6e9) * busy_s

@@ -13,7 +13,7 @@ import simulator
 from simulator.config.power import Load, Power
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
-from simulator.costs.power import Drawn, Loads, PowerBudget, load_class, longer
+from simulator.costs.power import Drawn, PowerBudget, load_class, longer
 from simulator.errors import InputError
 from simulator.program import Attention, Block, Fixed, Matmul, Memory
 from simulator.program.ops import kernels_of
@@ -51,12 +51,12 @@ def budget(
 def clock_hz(found: PowerBudget, at_hz: float, length_s: float, **seconds: float) -> float:
     """Of a step whose kernels of each class last so long, evenly spread, and draw all of what their class does."""
     given: dict[Any, float] = dict(seconds)
-    return found.clock_hz(found.trace([Drawn(0.0, length_s, Loads(given, dict(given)))], length_s), at_hz)
+    return found.clock_hz(found.trace([Drawn(0.0, length_s, given, given)], length_s), at_hz)
 
 
 def in_turns(found: PowerBudget, busy_s: float, rest_s: float, at_hz: float = HIGHEST) -> float:
     """Of a step that is products on end, ``busy_s`` at ``at_hz``, and then nothing."""
-    products = Drawn(0.0, busy_s, Loads({"matmul": busy_s}, {"matmul": busy_s}))
+    products = Drawn(0.0, busy_s, {"matmul": busy_s}, {"matmul": busy_s})
     return found.clock_hz(found.trace([products], busy_s + rest_s), at_hz)
 
 
@@ -108,7 +108,7 @@ def test_where_the_pause_is_does_not_matter() -> None:
 
     def of(*starts: float) -> float:
         each = 0.4 / len(starts)
-        spans = [Drawn(at, at + each, Loads({"matmul": each}, {"matmul": each})) for at in starts]
+        spans = [Drawn(at, at + each, {"matmul": each}, {"matmul": each}) for at in starts]
         return found.clock_hz(found.trace(spans, 1.0), 1.5e9)
 
     assert of(0.0) == pytest.approx(of(0.6), rel=2e-3)

@@ -20,7 +20,7 @@ from calibration.fit.part import Constants, Part, Point, rounded, search
 from simulator.config.power import LoadClass, Power
 from simulator.config.profile import Profile
 from simulator.costs import Costs
-from simulator.costs.power import Drawn, Loads, PowerBudget, load_class, longer, useful_hz
+from simulator.costs.power import Drawn, PowerBudget, load_class, longer, useful_hz
 from simulator.program import Kernel
 
 #: Of products on an H200 (its calibration), assumed of GPUs whose products were not measured sharing the time.
@@ -328,9 +328,9 @@ def _point(case: Measured, power: Power, profile: Profile, *, held_out: bool) ->
         load = power.loads[other]
         other_s *= longer(load, budget.highest_hz, _clock_hz(case, power, profile))
     busy_s, whole_s = times * kernel_s, times * (kernel_s + other_s)
-    spans = [Drawn(0.0, busy_s, Loads({kind: busy_s}, {kind: busy_s * costs.intensity(kernel)}))]
+    spans = [Drawn(0.0, busy_s, {kind: busy_s}, {kind: busy_s * costs.intensity(kernel)})]
     if other is not None:
-        spans.append(Drawn(busy_s, whole_s, Loads({other: whole_s - busy_s}, {other: whole_s - busy_s})))
+        spans.append(Drawn(busy_s, whole_s, {other: whole_s - busy_s}, {other: whole_s - busy_s}))
     clock_hz = budget.clock_hz(budget.trace(spans, whole_s), budget.highest_hz)
     fitted_s = costs.kernel_s(kernel, profile.gpu, clock_hz)
     group = f"power.{case.params['beside']}" if case.op == "mm" else f"power.{case.op}_alone"

@@ -10,7 +10,7 @@ A step that repeats thus has a clock for each of its pieces; a rank plays at the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -79,12 +79,24 @@ class Loads:
 
 
 class Drawn(NamedTuple):
-    """Kernels that run from ``start_s`` to ``end_s``, spread evenly, on each of ``ranks`` ranks that are alike."""
+    """Kernels that run from ``start_s`` to ``end_s``, spread evenly, on each of ``ranks`` ranks that are alike, and
+    what they add up to, as `Loads`. Of one such span or of several, an array each."""
 
-    start_s: float
-    end_s: float
-    loads: Loads
-    ranks: int = 1
+    start_s: float | Floats
+    end_s: float | Floats
+    seconds: Mapping[LoadClass, float | Floats]
+    drawing_s: Mapping[LoadClass, float | Floats]
+    ranks: float | NDArray[np.int64] = 1
+
+    def only(self, some: NDArray[np.bool_]) -> Drawn:
+        """Those of several spans."""
+        return Drawn(
+            np.asarray(self.start_s)[some],
+            np.asarray(self.end_s)[some],
+            {kind: np.asarray(seconds)[some] for kind, seconds in self.seconds.items()},
+            {kind: np.asarray(seconds)[some] for kind, seconds in self.drawing_s.items()},
+            np.asarray(self.ranks)[some],
+        )
 
 
 @dataclass(frozen=True)
@@ -170,24 +182,30 @@ class PowerBudget:
         """The mean over ``ranks`` ranks of a step of ``length_s``, in pieces as long as the controller takes to act."""
         pieces = math.ceil(PER_AVERAGE * length_s / self.model.averaged_s)
         edges = np.linspace(0.0, length_s, min(max(pieces, 1), MOST_PIECES) + 1)
-        spans = [span for span in spans if span.end_s > span.start_s]
-        start, end = (np.array([span[column] for span in spans], dtype=float) for column in range(2))
-        weight = np.array([span.ranks for span in spans]) / ranks / (end - start)
+
+        def column(values: Iterable[float | Floats | NDArray[np.int64]]) -> Floats:
+            each = [np.broadcast_to(value, np.shape(of.start_s)) for value, of in zip(values, spans, strict=True)]
+            return np.concatenate([np.ravel(value) for value in each], dtype=float) if each else np.zeros(0)
+
+        start, end = column(span.start_s for span in spans), column(span.end_s for span in spans)
+        lasts = end > start
+        start, end = start[lasts], end[lasts]
+        weight = column(span.ranks for span in spans)[lasts] / ranks / (end - start)
         times = np.concatenate([start, end])
         order = np.argsort(times, kind="stable")
         passed_s = np.diff(times[order], prepend=0.0)
 
-        def between(seconds: Sequence[float]) -> Floats:
-            rate = weight * np.array(seconds)
+        def between(kind: LoadClass, of_spans: Iterable[Mapping[LoadClass, float | Floats]]) -> Floats:
+            rate = weight * column(of.get(kind, 0.0) for of in of_spans)[lasts]
             changes = np.concatenate([rate, -rate])[order]
             before = np.cumsum(changes) - changes
             return np.diff(np.interp(edges, times[order], np.cumsum(before * passed_s)))
 
-        kinds: dict[LoadClass, None] = {kind: None for span in spans for kind in span.loads.seconds}
+        kinds: dict[LoadClass, None] = {kind: None for span in spans for kind in span.seconds}
         return Trace(
             np.diff(edges),
-            {kind: between([span.loads.seconds.get(kind, 0.0) for span in spans]) for kind in kinds},
-            {kind: between([span.loads.drawing_s.get(kind, 0.0) for span in spans]) for kind in kinds},
+            {kind: between(kind, (span.seconds for span in spans)) for kind in kinds},
+            {kind: between(kind, (span.drawing_s for span in spans)) for kind in kinds},
         )
 
     def _at(self, clocks: Floats, trace: Trace, at_hz: float) -> tuple[Floats, Floats]:

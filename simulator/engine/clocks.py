@@ -7,6 +7,9 @@ type, share one, from the mean over all of them, whichever of them are played: w
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
 
 from simulator.cluster import Cluster
 from simulator.costs import Costs
@@ -17,6 +20,7 @@ from simulator.engine.recorder import Clocks, Recorder
 from simulator.engine.world import Cast
 from simulator.program import Block
 from simulator.program.ops import kernels_of
+from simulator.timeline import Floats, Ints
 
 #: Clocks that change by less have settled: a product then takes a quarter of a percent more or less.
 SETTLED = 0.005
@@ -41,7 +45,8 @@ def first_clocks(placed: Placed, cluster: Cluster) -> Clocks:
                     loads_of[key] = _loads(step.op, costs, power.highest_hz)
                 loads.add_all(loads_of[key])
         length_s = sum(loads.seconds.values())
-        clocks[role, gpu] = power.clock_hz(power.trace([Drawn(0.0, length_s, loads)], length_s), power.highest_hz)
+        drawn = Drawn(0.0, length_s, loads.seconds, loads.drawing_s)
+        clocks[role, gpu] = power.clock_hz(power.trace([drawn], length_s), power.highest_hz)
     return clocks
 
 
@@ -51,28 +56,43 @@ def next_clocks(
     """Those at which what was played at ``clocks`` draws what the limit allows, waiting as long as it did."""
     if not any(clocks.values()):
         return clocks
-    kinds = placed.kinds(cluster)
-    of_template = [store.loads(template) for template in range(len(store.templates))]
-    # Of whole steps, in-line communication and all: into how many spans one is cut is a matter of how it is played.
-    steps: dict[tuple[int, str], Drawn] = {}
-    for step, template, start, end in recorder.times():
-        loads = of_template[template]
-        if loads.seconds.keys() == {"communication"}:
-            loads = Loads({"communication": end - start}, {"communication": end - start})
-        if step not in steps:
-            steps[step] = Drawn(start, end, Loads(), cast.like[step[0]])
-        known = steps[step]
-        known.loads.add_all(loads)
-        steps[step] = known._replace(start_s=min(known.start_s, start), end_s=max(known.end_s, end))
-    spans: dict[tuple[int, str], list[Drawn]] = {kind: [] for kind in clocks}
-    for (rank, _), drawn in steps.items():
-        spans[kinds[rank]].append(drawn)
+    kinds, length_s = placed.kinds(cluster), recorder.length_s
+    rank, drawn = _drawn(cast, recorder, store)
     found = dict(clocks)
     for kind, count in Counter(kinds).items():
         power, clock_hz = placed.costs.of(kind[1]).power, clocks[kind]
         if power is not None and clock_hz is not None:
-            found[kind] = power.clock_hz(power.trace(spans[kind], recorder.length_s, count), clock_hz)
+            own = np.isin(rank, [number for number in cast.like if kinds[number] == kind])
+            found[kind] = power.clock_hz(power.trace([drawn.only(own)], length_s, count), clock_hz)
     return found
+
+
+def _drawn(cast: Cast, recorder: Recorder, store: TemplateStore) -> tuple[Ints, Drawn]:
+    """The rank of every step, and what it drew: of whole steps, in-line communication and all, as into how many spans
+    one is cut is a matter of how it is played."""
+    spans = recorder.times()
+    n = len(spans.rank)
+    start_s, end_s = np.full(n, np.inf), np.full(n, -np.inf)
+    np.minimum.at(start_s, spans.step, spans.start_s)
+    np.maximum.at(end_s, spans.step, spans.end_s)
+    of_template = [store.loads(template) for template in range(len(store.templates))]
+    # Communication that met others lasted as long as it did.
+    met = np.array([loads.seconds.keys() == {"communication"} for loads in of_template])[spans.template]
+    lasted_s = spans.end_s - spans.start_s
+
+    def added_up(kind: str, seconds: Sequence[float]) -> Floats:
+        of_span = np.array(seconds)[spans.template]
+        of_span = np.where(met, lasted_s, of_span) if kind == "communication" else of_span
+        return np.bincount(spans.step, of_span, n).astype(float, copy=False)
+
+    kinds = dict.fromkeys(kind for loads in of_template for kind in loads.seconds)
+    return spans.rank, Drawn(
+        start_s,
+        end_s,
+        {kind: added_up(kind, [loads.seconds.get(kind, 0.0) for loads in of_template]) for kind in kinds},
+        {kind: added_up(kind, [loads.drawing_s.get(kind, 0.0) for loads in of_template]) for kind in kinds},
+        np.array([cast.like[rank] for rank in spans.rank.tolist()]),
+    )
 
 
 def settled(before: Clocks, after: Clocks) -> bool:

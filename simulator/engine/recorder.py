@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from simulator.engine.world import Cast
 from simulator.program import Program, Step
-from simulator.timeline import Contention, Floats, LinkUse, Template, Timeline
+from simulator.timeline import Contention, Floats, Ints, LinkUse, Template, Timeline
 
 #: A clock per role and type of GPU in Hz; None: kernels take what they take alone.
 Clocks = Mapping[tuple[int, str], float | None]
@@ -31,6 +31,16 @@ class Called(NamedTuple):
 
     posted_s: float
     launched_s: float
+
+
+class Spans(NamedTuple):
+    """Columns: of every step that was played its ``rank``, and of every span the number of its ``step``."""
+
+    rank: Ints
+    step: Ints
+    template: Ints
+    start_s: Floats
+    end_s: Floats
 
 
 WHOLE = Ends(True, True)
@@ -65,10 +75,14 @@ class Recorder:
         """When the last span ends."""
         return max((end for *_, end in self._spans), default=0.0)
 
-    def times(self) -> Iterator[tuple[tuple[int, str], int, float, float]]:
-        """((rank, label of its step), template, start, end) of every span."""
-        for rank, _, _, step, _, template, _, start, end in self._spans:
-            yield (rank, step.label), template, start, end
+    def times(self) -> Spans:
+        """When everything began and ended."""
+        steps: dict[tuple[int, str], int] = {}
+        number = [steps.setdefault((rank, step.label), len(steps)) for rank, _, _, step, *_ in self._spans]
+        template = np.array([span[5] for span in self._spans], dtype=np.int64)
+        start, end = (np.array([span[column] for span in self._spans], dtype=np.float64) for column in (7, 8))
+        ranks = np.array([rank for rank, _ in steps], dtype=np.int64)
+        return Spans(ranks, np.array(number, dtype=np.int64), template, start, end)
 
     def stretch(self, span: int, times: Callable[[], tuple[Floats, Floats]]) -> None:
         """Say where the exact start and end of each row come from, of a span that did not run straight through at full
