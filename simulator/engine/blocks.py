@@ -40,18 +40,18 @@ class Run:
 
 @dataclass(frozen=True)
 class Meet:
-    """An in-line collective that needs a rendezvous. ``template`` is its one row."""
+    """An in-line collective that needs a rendezvous. ``launch_s``: what the host takes to issue it."""
 
-    template: int
     comm: Comm
+    launch_s: float
 
 
 @dataclass(frozen=True)
 class MeetBeside:
-    """A collective that needs a rendezvous and goes on beside ``runs``. ``template`` is its one row."""
+    """A collective that needs a rendezvous and goes on beside ``runs``. ``launch_s`` as in `Meet`."""
 
-    template: int
     comm: Comm
+    launch_s: float
     runs: tuple[Run, ...]
 
 
@@ -170,16 +170,17 @@ class TemplateStore:
                 rows = []
                 together = [kernels] if coalesce else [[row] for row in kernels]
                 runs = tuple(run for rows_of_run in together for run in self._run(rows_of_run, costs.beside))
-                yield MeetBeside(self.comm_row(op.comm, wire_bytes), op.comm, runs)
+                yield MeetBeside(op.comm, launch_s, runs)
                 continue
             else:
                 seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
+                launch_s = at.host.issue_s(costs, op, at.phase)
                 if seconds is None:
                     yield from self._run(rows, costs.beside)
                     rows = []
-                    yield Meet(self.comm_row(op, wire_bytes), op)
+                    yield Meet(op, launch_s)
                     continue
-                rows.append(_Row.of_comm(op, seconds, wire_bytes, at.host.issue_s(costs, op, at.phase)))
+                rows.append(_Row.of_comm(op, seconds, wire_bytes, launch_s))
             if not coalesce:
                 yield from self._run(rows, costs.beside)
                 rows = []

@@ -129,7 +129,7 @@ class Play:
                 case Comm():
                     posted = self.env.now
                     if lane == COMPUTE_LANE:
-                        yield from self._launch(rank, step, step.op)
+                        yield from self._launch(rank, rank.host.issue_s(rank.costs, step.op, step.phase))
                     elif rank.issued_s.get(step.label, 0.0) > posted:
                         yield self.env.timeout(rank.issued_s[step.label] - posted)
                     yield from self._communicate(rank, lane, index, step, (step.op,), posted)
@@ -272,7 +272,7 @@ class Play:
                 yield from self._compute(rank, lane, index, step, piece, ends)
                 continue
             posted = self.env.now
-            yield from self._launch(rank, step, piece.comm)
+            yield from self._launch(rank, piece.launch_s)
             if isinstance(piece, Meet):
                 yield from self._communicate(rank, lane, index, step, (piece.comm,), posted, ends)
                 if piece.comm.host_waits:
@@ -295,9 +295,9 @@ class Play:
     def _compute(self, rank: Rank, lane: str, index: int, step: Step, run: Run, ends: Ends) -> Wait:
         return (self._run_disturbed if rank.costs.beside else self._run)(rank, lane, index, step, run, ends)
 
-    def _launch(self, rank: Rank, step: Step, comm: Comm) -> Wait:
-        """Wait until the host has launched one op of a step of the compute lane."""
-        rank.host_s += rank.host.issue_s(rank.costs, comm, step.phase)
+    def _launch(self, rank: Rank, seconds: float) -> Wait:
+        """Wait until the host has launched one op of a step of the compute lane, which takes it so long."""
+        rank.host_s += seconds
         if rank.host_s > self.env.now:
             yield self.env.timeout(rank.host_s - self.env.now)
 
