@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
 
 from simulator.cluster.node import HOST_ENDS, MEMORY, NodeLayout, Route
 from simulator.config.cluster import ClusterSpec
@@ -258,6 +260,17 @@ class Cluster:
                         reached.append(link.src)
             self._hops[goal] = left
         return self._hops[goal]
+
+    @cached_property
+    def bandwidths_Bps(self) -> NDArray[np.float64]:
+        """Of every link."""
+        return np.array([link.bandwidth_Bps for link in self.links])
+
+    @cached_property
+    def kinds(self) -> NDArray[np.int64]:
+        """Of every link, which of `TransportKind` it is."""
+        number = {kind: place for place, kind in enumerate(get_args(TransportKind))}
+        return np.array([number[link.kind] for link in self.links], dtype=np.int64)
 
     @cached_property
     def _types(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
+from simulator.cluster.cluster import Spread
 from simulator.costs import Costs
 from simulator.engine.placed import Placed
 from simulator.network import hosts
@@ -74,18 +75,20 @@ def sessions_of(jobs: Sequence[Placed], cluster: Cluster) -> list[Session]:
 
 def _of_job(job: int, placed: Placed, cluster: Cluster) -> list[Session]:
     program, gpus = placed.program, placed.gpus
-    comms_of_role: list[dict[Comm, None]] = []
+    comms_of_role: list[dict[Comm, tuple[object, ...]]] = []  # and what a collective's calls have in common
     for role in program.roles:
         ops = {id(step.op): step.op for _, _, step in role.steps()}
-        comms_of_role.append(dict.fromkeys(_anonymous(comm) for op in ops.values() for comm in comms_of(op)))
+        comms = dict.fromkeys(_anonymous(comm) for op in ops.values() for comm in comms_of(op))
+        comms_of_role.append({comm: spec_of(comm, -1) for comm in comms})
     sessions: dict[tuple[str, int, tuple[object, ...]], Session] = {}
     for rank, role_index in enumerate(program.role_of):
-        for comm in comms_of_role[role_index]:
+        for comm, spec in comms_of_role[role_index].items():
             group = program.group_index(comm.axis, rank)
             members = program.groups[comm.axis][group]
             paired = comm.op in POINT_TO_POINT
-            position = members.index(rank) if paired else -1
-            spec = spec_of(comm, position)
+            if paired:
+                position = members.index(rank)
+                spec = spec_of(comm, position)
             if (comm.axis, group, spec) not in sessions:
                 ranks: tuple[int, ...] = members
                 if paired:
@@ -120,23 +123,20 @@ class Shapes:
 def shapes_of(jobs: Sequence[Placed], cluster: Cluster, sessions: Sequence[Session]) -> Shapes:
     """A transfer between two ranks follows from its route, so that its links' colours say all."""
     labels: list[object] = []
-    at_session: list[int] = []
-    at_phase: list[int] = []
-    at_link: list[int] = []
-    loads: list[float] = []
+    at: list[tuple[int, int]] = []  # session and phase of each of the following
+    links, loads = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
     chosen: dict[object, int] = {}
 
-    def add(label: object, *phases: Sequence[tuple[int, float]]) -> None:
-        for phase, on in enumerate(phases):
-            at_session.extend([len(labels)] * len(on))
-            at_phase.extend([phase] * len(on))
-            at_link.extend([link for link, _ in on])
-            loads.extend([load for _, load in on])
+    def add(label: object, *phases: _Loads) -> None:
+        for phase, (on, load) in enumerate(phases):
+            at.append((len(labels), phase))
+            links.append(on)
+            loads.append(load)
         labels.append(label)
 
     for item in sessions:
         if item.op == "send":
-            add((item.job, item.axis, item.spec), cluster.spread(*item.ends))
+            add((item.job, item.axis, item.spec), _columns(cluster.spread(*item.ends)))
             continue
         candidates = item.patterns(cluster)
         timings = tuple(pattern.timing for pattern in candidates)
@@ -148,8 +148,16 @@ def shapes_of(jobs: Sequence[Placed], cluster: Cluster, sessions: Sequence[Sessi
         number = chosen[key]
         label = (item.job, item.axis, item.spec, timings[number] if candidates else ())
         stages = candidates[number].stages if candidates and not item.is_signal else ()
-        add(label, *[stage.loads for stage in stages])
+        add(label, *[(stage.links, stage.load) for stage in stages])
     for flow in cluster.background:
-        add(("background", flow.rate_Bps), flow.loads)
-    session, phase, link = (np.array(of, dtype=np.int64) for of in (at_session, at_phase, at_link))
-    return Shapes(labels, session, phase, link, np.array(loads))
+        add(("background", flow.rate_Bps), _columns(flow.loads))
+    entries = np.repeat(np.array(at, dtype=np.int64).reshape(-1, 2), [len(on) for on in links[1:]], axis=0)
+    return Shapes(labels, entries[:, 0], entries[:, 1], np.concatenate(links), np.concatenate(loads))
+
+
+#: Links, and the load on each.
+_Loads = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+def _columns(loads: Spread) -> _Loads:
+    return np.array([link for link, _ in loads], dtype=np.int64), np.array([load for _, load in loads], dtype=float)

@@ -10,14 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.node import NodeLayout, Route
 from simulator.config.transport import TransportKind, Way
 
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 #: From the least to the most limiting: a hop is of the last kind that it crosses.
-KINDS: tuple[TransportKind, ...] = ("nvlink", "pcie", "infiniband", "roce", "tcp", "nvme", "memory")
+KINDS: tuple[TransportKind, ...] = get_args(TransportKind)
 #: The end point that stands for switches, which sum up and multicast: without a NIC the NVSwitch of the node that the
 #: other end is in, with one those of the fabric, which add up what all NICs of that number send, and send back the sum.
 SWITCH = -1
@@ -86,24 +92,36 @@ class Shape:
     link_latency_s: float
     sent: float
 
+    @cached_property
+    def columns(self) -> tuple[Ints, Ints, Floats]:
+        """``inside`` as an array for each of the three."""
+        nodes, positions, loads = zip(*self.inside, strict=True) if self.inside else ((), (), ())
+        return np.array(nodes, dtype=np.int64), np.array(positions, dtype=np.int64), np.array(loads, dtype=float)
+
 
 @dataclass(frozen=True, eq=False)
 class Stage:
     """Moves on a group of ranks of a cluster.
 
-    Phases have as reference flow the one on the tightest link: ``loads`` are relative to it, and it carries
-    ``flow_bytes`` per byte of message. ``line_s`` holds, per kind of link, the seconds per byte of message that its
-    busiest link needs at line rate. ``kind`` is the transport that sets the pace, the last in `KINDS` that is crossed.
-    ``hops`` and ``link_latency_s`` (of all links) are as in `Shape`.
+    Phases have as reference flow the one on the tightest link: it carries ``flow_bytes`` per byte of message, and
+    ``links[i]`` carries ``load[i]`` of that. ``line_s`` holds, per kind of link, the seconds per byte of message that
+    its busiest link needs at line rate. ``kind`` is the transport that sets the pace, the last in `KINDS` that is
+    crossed. ``hops`` and ``link_latency_s`` (of all links) are as in `Shape`.
     """
 
     moves: Moves
     kind: TransportKind
-    loads: tuple[tuple[int, float], ...]
+    links: Ints
+    load: Floats
     flow_bytes: float
     line_s: tuple[tuple[TransportKind, float], ...]
     hops: tuple[tuple[TransportKind, float], ...]
     link_latency_s: float
+
+    @cached_property
+    def loads(self) -> tuple[tuple[int, float], ...]:
+        """Links, and the load on each."""
+        return tuple(zip(self.links.tolist(), self.load.tolist(), strict=True))
 
     @property
     def timing(self) -> tuple[object, ...]:
@@ -217,12 +235,11 @@ def placed(algorithm: str, shapes: Sequence[Shape], cluster: Cluster, nodes: Seq
 
 def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Stage:
     links = cluster.links
-    first = [cluster.first_link[node] for node in nodes]
-    loads = {first[node] + position: load for node, position, load in shape.inside}
+    trunks: dict[int, float] = {}
     link_latency_s = shape.link_latency_s
     for a, nic_a, b, nic_b, load, weight in shape.across:
         for index, share in cluster.trunks_between(nodes[a], nic_a, nodes[b], nic_b):
-            loads[index] = loads.get(index, 0.0) + share * load
+            trunks[index] = trunks.get(index, 0.0) + share * load
             link_latency_s += share * weight * links[index].latency_s
     for slots, nic, load, weight in shape.summed:
         # The leaf of the first node is the root of the tree; what several leaves send is one sum from where they meet.
@@ -234,24 +251,24 @@ def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Stage:
             for index, share in way:
                 shares[index] = max(shares.get(index, 0.0), share)
         for index, share in shares.items():
-            loads[index] = loads.get(index, 0.0) + share * load
+            trunks[index] = trunks.get(index, 0.0) + share * load
         farthest_s = max([sum([share * links[index].latency_s for index, share in way]) for way in up])
         link_latency_s += 2 * weight * farthest_s
-    line_s: dict[TransportKind, float] = {}
-    tightest_s, flow_bytes = 0.0, 1.0
-    for index, load in loads.items():
-        link = links[index]
-        busy_s = load / link.bandwidth_Bps
-        if busy_s > line_s.get(link.kind, 0.0):
-            line_s[link.kind] = busy_s
-            if busy_s > tightest_s:
-                tightest_s, flow_bytes = busy_s, load
+    node_of, positions, inside = shape.columns
+    at = np.array([cluster.first_link[node] for node in nodes], dtype=np.int64)[node_of] + positions
+    crossed = np.concatenate((at, np.array(list(trunks), dtype=np.int64)))
+    loads = np.concatenate((inside, np.array(list(trunks.values()))))
+    busy_s, longest_s = loads / cluster.bandwidths_Bps[crossed], np.zeros(len(KINDS))
+    np.maximum.at(longest_s, cluster.kinds[crossed], busy_s)
+    kinds = np.flatnonzero(longest_s).tolist()
+    flow_bytes = float(loads[np.argmax(busy_s)])
     return Stage(
         moves=shape.moves,
-        kind=next(kind for kind in reversed(KINDS) if kind in line_s),
-        loads=tuple([(index, load / flow_bytes) for index, load in loads.items()]),
+        kind=KINDS[kinds[-1]],
+        links=crossed,
+        load=loads / flow_bytes,
         flow_bytes=flow_bytes,
-        line_s=tuple(line_s.items()),
+        line_s=tuple([(KINDS[kind], float(longest_s[kind])) for kind in kinds]),
         hops=shape.hops,
         link_latency_s=link_latency_s,
     )
