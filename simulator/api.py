@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,10 +182,11 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
     return _run(workload if isinstance(workload, Workload) and not set else load_workload(workload, set or {}))
 
 
-def _run(job: Workload, *, disturbed: bool = True) -> Result:
-    """Simulate one training step. Unless ``disturbed`` every kernel takes what it takes alone."""
+def _run(job: Workload, *, disturbed: bool = True, known: Cluster | None = None) -> Result:
+    """Simulate one training step. Unless ``disturbed`` every kernel takes what it takes alone. ``known``: a cluster
+    that is built already, with what was worked out about it, should it be the job's."""
     profiles = load_profiles(job.calibrations, job.training.attention_kernel)
-    cluster = build_cluster(job.cluster)
+    cluster = known if known is not None and known.spec == job.cluster else build_cluster(job.cluster)
     network = load_stack(job.stack) if job.stack else None
     costs = Costs.from_profiles(profiles, job.training.implementation, network)
     schedule, shortcuts = job.parallelism.plan, job.simulation.model_dump()
@@ -228,17 +229,17 @@ def rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
     return times
 
 
-def _needed_bytes(workload: Workload) -> float:
-    """Device memory of the fullest rank, from a step of its own.
+def _needed_bytes(known: Cluster, workload: Workload) -> float:
+    """Device memory of the fullest rank, from a step of its own. ``known`` as in `_run`.
 
     Who holds what beside what is a matter of the order of passes, and hardly of what slows their kernels: a step
     without that, played once and in fewer events, has as much, but for what transfers of ZeRO-3 hold beside passes (of
     95 jobs at most 0.2 %). What comes within `NEAR` of what the GPU has is played as it is.
     """
-    worst = fullest(_run(workload, disturbed=False).memories)
+    worst = fullest(_run(workload, disturbed=False, known=known).memories)
     if abs(worst.total - worst.capacity) > NEAR * worst.capacity:
         return worst.total
-    return fullest(run(workload).memories).total
+    return fullest(_run(workload, known=known).memories).total
 
 
 def _job(result: Result) -> Job:
@@ -268,6 +269,6 @@ def _job(result: Result) -> Job:
         ),
         pipelines=[tuple(timeline.simulated_as[rank] for rank in pipeline) for pipeline in pipelines],
         memories=result.memories,
-        advice=advice(result.memories, workload, _needed_bytes),
+        advice=advice(result.memories, workload, partial(_needed_bytes, result.cluster)),
         pipeline_rank=layout(workload).pipeline_rank,
     )

@@ -12,6 +12,7 @@ from simulator import api
 from simulator.analysis.advice import advice, changes, few_rounds
 from simulator.analysis.memory import RankMemory
 from simulator.api import run
+from simulator.cluster import Cluster
 from simulator.config import Workload, load_workload, parse_changes
 from simulator.schedules import SCHEDULES
 from simulator.units import GiB
@@ -117,8 +118,8 @@ def test_changes_are_tried_with_few_events(monkeypatch: pytest.MonkeyPatch) -> N
     tried: list[tuple[Workload, int]] = []
     plain = api._run
 
-    def counted(workload: Workload, *, disturbed: bool = True) -> api.Result:
-        result = plain(workload, disturbed=disturbed)
+    def counted(workload: Workload, *, disturbed: bool = True, known: Cluster | None = None) -> api.Result:
+        result = plain(workload, disturbed=disturbed, known=known)
         if not disturbed:
             tried.append((workload, result.played.events))
         return result
