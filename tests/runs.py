@@ -63,7 +63,10 @@ def record(
             {
                 "rank": rank,
                 "memory": {"steady_allocated_bytes": by_rank[like] * more_memory},
-                "profile": {"exposed_s": kernels.exposed_s(one.result.spans.n_ranks) * slower},
+                "profile": {
+                    "exposed_s": kernels.exposed_s(one.result.spans.n_ranks) * slower,
+                    "step_s": 1.03 * step["step_time_s"] * slower,
+                },
                 "kernels": [
                     {"class": name, "kind": kind, "op": "", "seconds": float(seconds), "launches": int(count)}
                     for (name, kind), (seconds, count) in zip(lengths.index, lengths.to_numpy(), strict=True)

@@ -27,7 +27,7 @@ import yaml
 
 from calibration.__main__ import main
 from calibration.commits import commit_of, first_with, sha256
-from calibration.compare.comparison import Row, class_s, order, suites
+from calibration.compare.comparison import Row, class_s, order, shares, suites
 from calibration.compare.figures import Figures, pipelines, simulated_figures
 from calibration.compare.hosts import with_host
 from calibration.compare.kernels import CLASSES, PARTS, Kernels, binned, class_of, measured_kernels, simulated_kernels
@@ -102,6 +102,7 @@ def test_errors_are_what_the_runs_were_made_with(compared: dict[str, Any]) -> No
         if row.measured is None or row.simulated is None:
             continue
         f = SLOWER[row.name]
+        assert row.profiled == pytest.approx(1.03)
         assert row.measured.exposed_s == pytest.approx(row.simulated.exposed_s * f)
         assert row.measured.mfu == pytest.approx(row.simulated.mfu / f)
         assert row.measured.bubble == (None if row.simulated.bubble is None else pytest.approx(row.simulated.bubble))
@@ -234,7 +235,7 @@ def test_no_run_is_left_out_and_no_mean_stands_alone(compared: dict[str, Any], m
         assert (reason or "") in text
     with (made / "out" / "table.csv").open() as stream:
         table = list(csv.DictReader(stream))
-    assert [row["run"] for row in table] == sorted(reasons)
+    assert [row["run"] for row in table] == sorted(reasons, key=lambda name: (bool(reasons[name]), name))
     by_name = {row["run"]: row for row in table}
     assert float(by_name["tp2"]["step_time_s_error"]) == pytest.approx(1 / 1.6 - 1, rel=1e-4)
     assert by_name["tp4"]["reason"] == reasons["tp4"]
@@ -805,6 +806,37 @@ def test_a_folder_that_cannot_be_made_is_said(out: str, made: Path, tmp_path: Pa
 
 def figures(step_s: float) -> Figures:
     return Figures(step_s, None, (), dict.fromkeys((*CLASSES, *chain(*PARTS.values())), (0.0,)), None, None)
+
+
+def test_shares_of_a_step_are_judged_where_its_profile_took_as_long() -> None:
+    """Differences in points of the step: of every run, and of those whose profiled step was no slower than timed ones.
+    A run without a pipeline has no bubble, one without a measurement no row."""
+
+    def side(step_s: float, exposed_s: float | None, bubble: float | None) -> Figures:
+        return replace(figures(step_s), exposed_s=exposed_s, bubble=bubble)
+
+    def row(name: str, measured: Figures | None, simulated: Figures, profiled: float | None) -> Row:
+        return Row(name, 2, "w", measured=measured, simulated=simulated, profiled=profiled)
+
+    exposed, bubble = shares(
+        [
+            row("a", side(2.0, 0.5, 0.2), side(1.0, 0.2, 0.15), 1.02),
+            row("b", side(1.0, 0.4, None), side(1.0, 0.1, None), 1.5),
+            row("c", side(1.0, 0.1, 0.1), side(1.0, 0.2, 0.3), None),
+            row("d", None, side(1.0, 0.1, 0.3), None),
+            row("e", side(1.0, 0.0, None), side(1.0, 0.0, None), 1.0),
+        ]
+    )
+    assert [line["id"] for line in exposed["rows"]] == ["a", "b", "c"]
+    assert exposed["all"] == {"n": 3} | {
+        name: pytest.approx(value) for name, value in {"mean_abs": 0.15, "max_abs": 0.3, "bias": -0.25 / 3}.items()
+    }
+    assert exposed["as_timed"]["n"] == bubble["as_timed"]["n"] == 1
+    for found in (exposed, bubble):
+        assert found["as_timed"]["bias"] == pytest.approx(-0.05)
+    assert [line["id"] for line in bubble["rows"]] == ["a", "c"]
+    assert bubble["all"]["bias"] == pytest.approx(0.075)
+    assert [found["all"] for found in shares([])] == [{"n": 0}, {"n": 0}]
 
 
 def test_order_of_layouts() -> None:

@@ -23,10 +23,10 @@ from typing import Any
 
 from calibration.commits import Commit, commit_of, first_with, head
 from calibration.compare import pictures, timelines
-from calibration.compare.comparison import PREDICTED, STEP_TIME, Row, not_before, order, suites, work_of
+from calibration.compare.comparison import PREDICTED, STEP_TIME, Row, not_before, order, shares, suites, work_of
 from calibration.compare.figures import Figures, pipelines, simulated_figures
 from calibration.compare.kernels import simulated_kernels
-from calibration.compare.measured import Measured, measured_figures, read_measured, unusable
+from calibration.compare.measured import Measured, measured_figures, profiled, read_measured, unusable
 from calibration.compare.meetings import meetings
 from calibration.compare.record import Run
 from calibration.compare.software import as_it_ran
@@ -134,14 +134,16 @@ def compare(
         if one.result is None:
             rows.append(base)
             continue
-        ours, theirs, spread = simulated_figures(one.result), None, None
+        ours, theirs, spread, longer = simulated_figures(one.result), None, None, None
         if isinstance(real.record, Run) and not real.reason:
             report = one.result.to_dict()
             flops, peak = report["model_flops_per_step"], report["peak_flops_per_s_per_gpu"]
             theirs = measured_figures(real.record, real.kernels, flops, peak, pipelines(one.result))
-            spread = real.record.step_time_s.spread
+            spread, longer = real.record.step_time_s.spread, profiled(real.record)
         late, committed = _predicted(one, real, predicted)
-        rows.append(replace(base, simulated=ours, measured=theirs, committed=committed, not_before=late, spread=spread))
+        base = replace(base, spread=spread, profiled=longer)
+        rows.append(replace(base, simulated=ours, measured=theirs, committed=committed, not_before=late))
+    rows.sort(key=lambda row: bool(row.reason))  # those without figures behind all others
     bounds = Bounds(arguments.max_mean, arguments.max_row)
     commits = {"simulator": _said(head()), "measured runs": _said(commit_of(arguments.measured))}
     for file in predicted:
@@ -168,6 +170,7 @@ def compare(
         ],
         commits=commits,
         suites=suites(rows, bounds, predicted=bool(predicted)),
+        shares=shares(rows),
         order=order(rows),
         rows=[row.to_dict() for row in rows],
     )

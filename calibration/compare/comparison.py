@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from statistics import fmean
 from typing import Any
 
 from calibration.commits import Commit
@@ -26,6 +27,10 @@ STEADY_SPREAD, STEADY = 0.25, "step time, steady runs"
 #: kernels wait for other ranks is what ranks drift apart, and the other stage's doing.
 JUDGED = ("matmul", "attention", "memory", "optimizer", "transfer", "hand-over transfer")
 SHOWN = ("waiting", "hand-over waiting")
+#: Communication that nothing hides and bubbles are measured in the profiled step, in which hosts are slower, so that
+#: ranks wait longer for them and for one another. Where it takes at most so many times as long as the timed ones, it
+#: tells of these too.
+AS_TIMED = 1.05
 #: Layouts whose measured step times are closer than this have no order.
 SAME_SPEED = 0.03
 
@@ -35,7 +40,7 @@ class Row:
     """One workload. ``reason``: why there is no comparison, else empty. ``committed``: the figures predicted before,
     where they were; ``not_before``: else why not. ``work``: equal for runs of the same model on the same sequences.
     ``host_speed``: of the machine, as a multiple of the profile's; ``spread``: of the measured steps, p90 - p10 over
-    the median."""
+    the median; ``profiled``: seconds of the profiled step over that median."""
 
     name: str
     n_gpus: int
@@ -47,6 +52,7 @@ class Row:
     not_before: str = ""
     host_speed: float = 1.0
     spread: float | None = None
+    profiled: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         sides = {"simulated": self.simulated, "measured": self.measured, "committed": self.committed}
@@ -60,6 +66,7 @@ class Row:
             "not_before": self.not_before,
             "host_speed": self.host_speed,
             "spread": self.spread,
+            "profiled": self.profiled,
         }
 
     @classmethod
@@ -69,6 +76,13 @@ class Row:
         for side in ("simulated", "measured", "committed"):
             fields[side] = fields[side] and Figures.from_dict(fields[side])
         return cls(**fields)
+
+
+#: What is compared as a share of the step.
+SHARES: dict[str, Callable[[Figures], float | None]] = {
+    "exposed communication": lambda figures: figures.exposed_s and figures.exposed_s / figures.step_time_s,
+    "bubble": lambda figures: figures.bubble,
+}
 
 
 def work_of(workload: Workload) -> str:
@@ -119,6 +133,31 @@ def suites(rows: Sequence[Row], bounds: Bounds, *, predicted: bool) -> list[dict
         if some:
             found.append(summarise(f"{name} kernels", some, Bounds()))
     return found
+
+
+def shares(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Of communication that nothing hides and of bubbles, as shares of the step, how far simulated ones are from
+    measured ones in each run, and the mean, largest and signed mean difference of all, and of the runs whose profiled
+    step is ``as_timed`` (`AS_TIMED`)."""
+    found = []
+    for quantity, of in SHARES.items():
+        lines = []
+        for row in rows:
+            real, ours = (None if figures is None else of(figures) for figures in (row.measured, row.simulated))
+            if real is not None and ours is not None and (real or ours):
+                as_timed = row.profiled is not None and row.profiled <= AS_TIMED
+                lines.append({"id": row.name, "measured": real, "simulated": ours, "as_timed": as_timed})
+        timed = [line for line in lines if line["as_timed"]]
+        found.append({"quantity": quantity, "rows": lines, "all": _differences(lines), "as_timed": _differences(timed)})
+    return found
+
+
+def _differences(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    off = [line["simulated"] - line["measured"] for line in lines]
+    if not off:
+        return {"n": 0}
+    sizes = [abs(one) for one in off]
+    return {"n": len(off), "mean_abs": fmean(sizes), "max_abs": max(sizes), "bias": fmean(off)}
 
 
 def order(rows: Iterable[Row]) -> dict[str, Any]:

@@ -117,6 +117,13 @@ def _kernels(path: Path, run: Run, known: Meetings) -> Kernels:
     return kernels
 
 
+def profiled(run: Run) -> float | None:
+    """How many times as long as the timed steps the profiled one took, on the rank that took longest; None: not
+    recorded."""
+    found = [rank.profile.step_s for rank in run.ranks if rank.profile is not None and rank.profile.step_s is not None]
+    return max(found) / run.step_time_s.median if found else None
+
+
 def measured_figures(
     run: Run,
     kernels: Kernels | None,

@@ -65,6 +65,7 @@ class Memory(Told):
 
 class Profiled(Told):
     exposed_s: Annotated[float, Field(ge=0)]
+    step_s: Positive | None = None
 
 
 class Kernel(Told):

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from calibration.compare.comparison import JUDGED, SHOWN, STEADY_SPREAD, Row, class_s, error, peak_bytes
+from calibration.compare.comparison import AS_TIMED, JUDGED, SHOWN, STEADY_SPREAD, Row, class_s, error, peak_bytes
 from calibration.compare.figures import Figures
 from calibration.compare.kernels import CLASSES, PARTS
 from simulator.cli.terminal import PIPE_WIDTH, table
@@ -33,13 +33,17 @@ COLUMNS: dict[str, Callable[[Row], tuple[float | None, float | None]]] = {
 }
 
 
+#: Differences in points, and how they are printed.
+_POINTS = {"mean_abs": ".1f", "max_abs": ".1f", "bias": "+.1f"}
+
+
 def as_csv(rows: Sequence[Row]) -> str:
     """A line per run, those that failed too; of each figure measured, simulated and error."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     sides = ("measured", "simulated", "error")
     writer.writerow(
-        ["run", "gpus", "host_speed", "spread", "reason", "step_time_s_predicted_before", "not_before"]
+        ["run", "gpus", "host_speed", "spread", "profiled", "reason", "step_time_s_predicted_before", "not_before"]
         + [f"{name}_{side}" for name in COLUMNS for side in sides]
     )
     for row in rows:
@@ -48,8 +52,8 @@ def as_csv(rows: Sequence[Row]) -> str:
             measured, simulated = of(row)
             cells += [_exact(value) for value in (measured, simulated, error(simulated, measured))]
         before = _exact(_of(row.committed, "step_time_s"))
-        told = [row.name, row.n_gpus, _exact(row.host_speed), _exact(row.spread), row.reason, before, row.not_before]
-        writer.writerow([*told, *cells])
+        speeds = [_exact(value) for value in (row.host_speed, row.spread, row.profiled)]
+        writer.writerow([row.name, row.n_gpus, *speeds, row.reason, before, row.not_before, *cells])
     return text.getvalue()
 
 
@@ -71,7 +75,9 @@ def as_tables(comparison: Mapping[str, Any]) -> list[RenderableType]:
     lines = [
         "Errors are (simulated - measured) / measured. host: its speed, measured beside the run, of the profile's. "
         f"spread: of the measured steps, p90 - p10 over the median; steady runs are below {STEADY_SPREAD:.0%}. "
-        "GiB: allocated at most in the timed steps; first ones may take more (DDP's second step, its buckets twice).\n"
+        "GiB: allocated at most in the timed steps; first ones may take more (DDP's second step, its buckets twice). "
+        "profiled: how much longer the profiled step took, in which hosts are slower; exposed communication and bubble "
+        "are that step's.\n"
         "transfer: kernels of collectives from when all their ranks are there; waiting: until then. "
         "hand-over: the same of sends and receives of pipelines. ?: not told. The record says neither for which "
         "neighbour a stage in the middle sends and receives, nor what of a kernel is a send and what a receive, where "
@@ -79,6 +85,7 @@ def as_tables(comparison: Mapping[str, Any]) -> list[RenderableType]:
         "that they do not wait."
     ]
     lines += [f"{suite['suite']}: {verdict(suite)}" for suite in comparison["suites"]]
+    lines += [_share(found) for found in comparison["shares"] if found["all"]["n"]]
     lines += [_order(comparison["order"]), "", *_provenance(comparison)]
     classes = [row for row in rows if not row.reason]
     return [
@@ -118,6 +125,7 @@ def _line(row: Row) -> dict[str, str]:
         "GiB": _gib(peak),
         "sim  ": _gib(simulated_peak),
         "error ": _signed(error(simulated_peak, peak)),
+        "profiled": "" if row.profiled is None else f"{row.profiled - 1:+.0%}",
         "exposed ms": _ms(_of(real, "exposed_communication_s")),
         "sim   ": _ms(_of(ours, "exposed_communication_s")),
         "bubble": _percent(_of(real, "bubble_fraction")),
@@ -135,6 +143,18 @@ def _classes(row: Row) -> dict[str, str]:
         whole = next((of for of, parts in PARTS.items() if name in parts), name)
         cells[name] = shown if any(class_s(row, whole)) else ""
     return cells
+
+
+def _share(found: Mapping[str, Any]) -> str:
+    def said(of: Mapping[str, Any]) -> str:
+        mean, largest, bias = (f"{100 * of[name]:{form}}" for name, form in _POINTS.items())
+        return f"mean {mean}, max {largest}; bias {bias}"
+
+    every, timed = found["all"], found["as_timed"]
+    line = f"{found['quantity']}, points of the step: {every['n']} rows; absolute difference: {said(every)}"
+    if timed["n"]:
+        line += f"; of {timed['n']} whose profiled step took up to {AS_TIMED - 1:.0%} longer: {said(timed)}"
+    return line
 
 
 def _order(found: Mapping[str, Any]) -> str:
