@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 MEASURED, SIMULATED, PREDICTED = "#4D4D4D", "#0072B2", "#D55E00"
 _BAND = "#E8F1F6"
 _DPI = 130
+#: So many runs at most stand one below another.
+_IN_A_COLUMN = 40
 
 
 def draw(comparison: Mapping[str, Any]) -> dict[str, Figure]:
@@ -34,33 +36,40 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def step_times(rows: Sequence[Row]) -> Figure:
-    """Simulated over measured step time, and the error of every run, from the most negative to the most positive."""
-    figure = new_figure(13.0, max(4.2, 1.6 + 0.19 * len(rows)))
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
+    """Simulated over measured step time, and the error of every run, the largest too much first."""
+    columns = -(-len(rows) // _IN_A_COLUMN)
+    lines = -(-len(rows) // columns)
+    figure = new_figure(6.0 + 5.5 * columns, max(4.2, 1.4 + 0.18 * lines))
+    left, *beside = figure.subplots(1, 1 + columns, width_ratios=(1.1, *([1.0] * columns)))
     times = [(row.measured.step_time_s, row.simulated.step_time_s) for row in rows if row.measured and row.simulated]
     _agreement(left, [(m * 1e3, s * 1e3) for m, s in times], "step time, ms")
-    ordered = sorted(rows, key=_step_error)
-    for place, row in enumerate(ordered):
-        off, before = 100 * _step_error(row), row.committed is not None
-        right.plot([0, off], [place, place], color=PREDICTED if before else SIMULATED, lw=1.2)
-        right.plot(off, place, "o", ms=4.5, color=PREDICTED if before else SIMULATED)
-    right.axvspan(-4, 4, color=_BAND, zorder=0)
-    right.axvline(0, color=MEASURED, lw=0.8)
-    reach = max(8.0, *(110 * abs(_step_error(row)) for row in rows))
-    right.set(xlim=(-reach, reach), ylim=(-0.8, len(rows) - 0.2), xlabel="error of the step time, %  (band: 4 %)")
-    right.set_yticks(range(len(ordered)), [_label(row) for row in ordered], fontsize=7)
-    _bare(right)
+    ordered = sorted(rows, key=_step_error, reverse=True)
+    sizes = [abs(_step_error(row)) for row in rows]
+    for number, axes in enumerate(beside):
+        _errors(axes, ordered[number * lines : (number + 1) * lines], max(8.0, 110 * max(sizes)), lines)
     handles = [_dot(SIMULATED, "simulated")]
     if any(row.committed for row in rows):
         handles.append(_dot(PREDICTED, "simulated, and predicted before the run"))
-    right.legend(handles=handles, fontsize=8, frameon=False, loc="lower right")
-    sizes = [abs(_step_error(row)) for row in rows]
+    figure.legend(handles=handles, loc="outside lower left", ncols=2, fontsize=9, frameon=False)
     mean, largest = sum(sizes) / len(sizes), max(sizes)
     figure.suptitle(
         f"Step time, simulated against measured: {len(rows)} runs, mean error {mean:.1%}, largest {largest:.1%}",
         x=0.01, ha="left", fontsize=12,
     )  # fmt: skip
     return figure
+
+
+def _errors(axes: Axes, rows: Sequence[Row], reach: float, lines: int) -> None:
+    """Errors of the step time from -``reach`` to ``reach`` %, from above, with room for so many ``lines``."""
+    for place, row in enumerate(rows):
+        off, colour = 100 * _step_error(row), PREDICTED if row.committed else SIMULATED
+        axes.plot([0, off], [place, place], color=colour, lw=1.2)
+        axes.plot(off, place, "o", ms=4.5, color=colour)
+    axes.axvspan(-4, 4, color=_BAND, zorder=0)
+    axes.axvline(0, color=MEASURED, lw=0.8)
+    axes.set(xlim=(-reach, reach), ylim=(lines - 0.2, -0.8), xlabel="error of the step time, %  (band: 4 %)")
+    axes.set_yticks(range(len(rows)), [_label(row) for row in rows], fontsize=7)
+    _bare(axes)
 
 
 def figures(rows: Sequence[Row]) -> Figure:
