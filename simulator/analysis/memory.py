@@ -13,7 +13,7 @@ import numpy as np
 
 from simulator.analysis.holdings import CUDA_CONTEXT_BYTES, NCCL_COMMUNICATOR_BYTES, Holdings
 from simulator.analysis.metrics import peak_activations
-from simulator.analysis.passes import turns
+from simulator.analysis.passes import among, turns
 from simulator.analysis.ranks import pipeline_ranks
 from simulator.analysis.reserved import cached_bytes
 from simulator.model import Tensor
@@ -212,7 +212,7 @@ def _negative(nbytes: Mapping[str, float]) -> dict[str, float]:
 def activation_changes(timeline: Timeline, curve: Curve, holdings: Holdings) -> Iterator[tuple[int, dict[str, float]]]:
     """Events of a curve that change the activations held, in order: index, and bytes by kind of tensor."""
     turning: dict[tuple[int, int], float] = {}  # taken by input gradients that still run
-    turn_of = turns(timeline, curve.span.tolist(), holdings)
+    turn_of = turns(timeline, curve.span, holdings)
 
     @cache
     def saved(stage: int, of: tuple[int, ...]) -> dict[str, float]:
@@ -222,7 +222,9 @@ def activation_changes(timeline: Timeline, curve: Curve, holdings: Holdings) -> 
     def held(stage: int, of: tuple[int, ...]) -> dict[str, float]:
         return _by_kind(tensor for index in of for tensor in holdings.parts[stage][index].held_for_weights)
 
-    for event, (index, begins) in enumerate(zip(curve.span.tolist(), curve.begins.tolist(), strict=True)):
+    made = (timeline.phase[curve.span] == "I") & (timeline.alloc_bytes[curve.span] != 0)
+    for event in np.flatnonzero(made | among(turn_of, curve.span, curve.begins)).tolist():
+        index, begins = int(curve.span[event]), int(curve.begins[event])
         stage, phase = int(timeline.stage[index]), str(timeline.phase[index])
         key = stage, int(timeline.microbatch[index])
         if phase == "I" and stage in holdings.parts and begins:

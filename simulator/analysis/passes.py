@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from simulator.analysis.holdings import Holdings
 from simulator.model import by_part
-from simulator.timeline import Timeline
+from simulator.timeline import Ints, Timeline
 
 #: What a pass does to its micro-batch's activations: it takes them (F), begins to turn them and has turned them into
 #: inputs and output gradients (I), or gives them back (B, W).
@@ -28,18 +31,18 @@ class Turning(NamedTuple):
     parts: tuple[int, ...]
 
 
-def turns(timeline: Timeline, spans: Iterable[int], holdings: Holdings) -> dict[tuple[int, int], Turning]:
+def turns(timeline: Timeline, spans: Ints, holdings: Holdings) -> dict[tuple[int, int], Turning]:
     """(span, whether it starts) -> what that does, of one rank's ``spans`` of stages whose parts are known; a pass may
     be cut into several, of which each has parts of its own where activations come and go by part."""
+    own = np.unique(spans)
+    own = own[np.isin(timeline.phase[own], list(_TURNS)) & np.isin(timeline.stage[own], list(holdings.parts))]
+    own = own[np.lexsort((own, timeline.end_s[own], timeline.start_s[own]))]
     passes: dict[tuple[str, int, int], list[int]] = {}
-    own = list(dict.fromkeys(spans))
     columns = (timeline.phase[own].tolist(), timeline.stage[own].tolist(), timeline.microbatch[own].tolist())
-    for span, phase, stage, microbatch in zip(own, *columns, strict=True):
-        if phase in _TURNS and stage in holdings.parts:
-            passes.setdefault((phase, stage, microbatch), []).append(span)
+    for span, phase, stage, microbatch in zip(own.tolist(), *columns, strict=True):
+        passes.setdefault((phase, stage, microbatch), []).append(span)
     chosen: dict[tuple[int, int], Turning] = {}
-    for (phase, stage, _), of_pass in passes.items():
-        ordered = sorted(of_pass, key=lambda span: (timeline.start_s[span], timeline.end_s[span], span))
+    for (phase, stage, _), ordered in passes.items():
         parts = holdings.parts[stage]
         pieces = {"": ordered}
         groups = [tuple(range(len(parts)))]
@@ -53,3 +56,8 @@ def turns(timeline: Timeline, spans: Iterable[int], holdings: Holdings) -> dict[
                 if turn is not None:
                     chosen[span, starts] = Turning(turn, group)
     return chosen
+
+
+def among(turning: Iterable[tuple[int, int]], spans: Ints, begins: Ints) -> NDArray[np.bool_]:
+    """Which starts (``begins``) and ends of ``spans`` are among those that turn something."""
+    return np.isin(2 * spans + begins, [2 * span + starts for span, starts in turning])

@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.analysis.allocator import Block, CachingAllocator
 from simulator.analysis.holdings import BLAS_THREADS, Holdings
-from simulator.analysis.passes import Turning, turns
+from simulator.analysis.passes import Turning, among, turns
 from simulator.model import Part, swapped_bytes
 from simulator.timeline import Ints, Timeline
 
@@ -40,16 +40,19 @@ def cached_bytes(
     microbatch = timeline.microbatch[spans]
     known, first = np.unique(microbatch[microbatch >= 0]), first_replayed(in_flight, max(len(holdings.parts), 1))
     chosen = {*known[:first].tolist(), *known[first:][-LAST:].tolist()}
-    step, turn_of = _Step(CachingAllocator(limit), holdings, chosen), turns(timeline, spans.tolist(), holdings)
-    for index, start in zip(spans.tolist(), begins.tolist(), strict=True):
-        moved = float(timeline.alloc_bytes[index] if start else timeline.free_bytes[index])
+    step, turn_of = _Step(CachingAllocator(limit), holdings, chosen), turns(timeline, spans, holdings)
+    moves = np.where(begins, timeline.alloc_bytes[spans], timeline.free_bytes[spans])
+    stage, workspace = timeline.stage[spans], timeline.workspace_bytes[spans]
+    touches = np.where(begins & ~np.isin(stage, list(holdings.parts)), workspace, 0.0)
+    some = (moves != 0) | (touches != 0) | among(turn_of, spans, begins)
+    columns = [column[some].tolist() for column in (spans, begins, stage, microbatch, moves, touches)]
+    for index, start, of_stage, of_microbatch, moved, touched in zip(*columns, strict=True):
         turn = turn_of.get((index, start))
         if turn is not None:
-            step.turn(turn, int(timeline.stage[index]), int(timeline.microbatch[index]), moved)
+            step.turn(turn, of_stage, of_microbatch, moved)
         elif start:
             step.take(moved)
-            if int(timeline.stage[index]) not in holdings.parts:
-                step.touch((float(timeline.workspace_bytes[index]),))
+            step.touch((touched,))
         else:
             step.give(moved)
     return float(step.allocator.most_reserved - step.allocator.most_allocated)
