@@ -75,21 +75,25 @@ def sessions_of(jobs: Sequence[Placed], cluster: Cluster) -> list[Session]:
 
 def _of_job(job: int, placed: Placed, cluster: Cluster) -> list[Session]:
     program, gpus = placed.program, placed.gpus
-    comms_of_role: list[dict[Comm, tuple[object, ...]]] = []  # and what a collective's calls have in common
+    numbers: dict[tuple[object, ...], int] = {}
+    # With what a collective's calls have in common, and its number.
+    comms_of_role: list[list[tuple[Comm, tuple[object, ...], int]]] = []
     for role in program.roles:
         ops = {id(step.op): step.op for _, _, step in role.steps()}
         comms = dict.fromkeys(_anonymous(comm) for op in ops.values() for comm in comms_of(op))
-        comms_of_role.append({comm: spec_of(comm, -1) for comm in comms})
-    sessions: dict[tuple[str, int, tuple[object, ...]], Session] = {}
+        specs = {comm: spec_of(comm, -1) for comm in comms}
+        comms_of_role.append([(comm, spec, numbers.setdefault(spec, len(numbers))) for comm, spec in specs.items()])
+    sessions: dict[tuple[str, int, int], Session] = {}
     for rank, role_index in enumerate(program.role_of):
-        for comm, spec in comms_of_role[role_index].items():
+        for comm, spec, number in comms_of_role[role_index]:
             group = program.group_index(comm.axis, rank)
             members = program.groups[comm.axis][group]
             paired = comm.op in POINT_TO_POINT
             if paired:
                 position = members.index(rank)
                 spec = spec_of(comm, position)
-            if (comm.axis, group, spec) not in sessions:
+                number = numbers.setdefault(spec, len(numbers))
+            if (comm.axis, group, number) not in sessions:
                 ranks: tuple[int, ...] = members
                 if paired:
                     pair = (position, comm.peer) if comm.op == "send" else (comm.peer, position)
@@ -98,7 +102,7 @@ def _of_job(job: int, placed: Placed, cluster: Cluster) -> list[Session]:
                     ends = hosts.ends(comm.op, cluster, gpus[ranks[0]], placed.servers)
                 else:
                     ends = tuple([gpus[member] for member in ranks])
-                sessions[comm.axis, group, spec] = Session(job, comm.axis, group, spec, comm, ranks, ends)
+                sessions[comm.axis, group, number] = Session(job, comm.axis, group, spec, comm, ranks, ends)
     return list(sessions.values())
 
 

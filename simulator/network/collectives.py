@@ -153,7 +153,7 @@ def patterns(
             try:
                 found.append(_pattern(name, known[name], cluster, members))
             except InputError as error:  # the hardware cannot
-                refused.append(error)
+                refused.append(error.with_traceback(None))  # which would hold this frame, and so itself
         if not found:
             raise refused[0]
         possible = cluster.memo[key] = tuple(found)
@@ -214,15 +214,27 @@ def _pattern(name: str, algorithm: Algorithm, cluster: Cluster, ranks: tuple[int
     key = (name, algorithm, ranks)
     pattern: Pattern | None = cluster.memo.get(key)
     if pattern is None:
+        seats, nodes = _seated(cluster, ranks)
+        shapes = cluster.memo.get((algorithm, seats))
+        if shapes is None:
+            number = {node: place for place, node in enumerate(nodes)}
+            shapes = [shape_of(cluster, moves, number) for moves in algorithm(cluster, ranks)]
+            cluster.memo[algorithm, seats] = shapes
+        pattern = cluster.memo[key] = placed(name, shapes, cluster, nodes)
+    return pattern
+
+
+def _seated(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """How a group's members sit in their nodes, as a number that alike groups share, and the nodes."""
+    found: tuple[int, tuple[int, ...]] | None = cluster.memo.get(("seated", ranks))
+    if found is None:
         nodes: dict[int, int] = {}
         places = [cluster.locate(rank) for rank in ranks]
         seats = tuple([(nodes.setdefault(node, len(nodes)), slot) for node, slot in places])
-        alike = (algorithm, seats, tuple([cluster.layout_of(node) for node in nodes]))
-        shapes = cluster.memo.get(alike)
-        if shapes is None:
-            shapes = cluster.memo[alike] = [shape_of(cluster, moves, nodes) for moves in algorithm(cluster, ranks)]
-        pattern = cluster.memo[key] = placed(name, shapes, cluster, tuple(nodes))
-    return pattern
+        alike = cluster.memo.setdefault("seats", {})
+        number = alike.setdefault((seats, tuple([cluster.layout_of(node) for node in nodes])), len(alike))
+        found = cluster.memo["seated", ranks] = number, tuple(nodes)
+    return found
 
 
 def idle_seconds(operation: Plan, cluster: Cluster, costs: TransportCosts) -> float:
