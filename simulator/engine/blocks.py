@@ -94,6 +94,8 @@ class TemplateStore:
         self._paces: dict[tuple[int, Hashable], Pace] = {}
         self._leaves: dict[int, NDArray[np.float64]] = {}
         self._pieces: dict[tuple[object, ...], tuple[Piece, ...]] = {}
+        self._rows: dict[tuple[object, ...], _Row] = {}
+        self._runs: dict[tuple[int, ...], Run] = {}
 
     def loads(self, template: int) -> Loads:
         """What its ops draw at full speed; of what the network times 0 seconds."""
@@ -158,13 +160,13 @@ class TemplateStore:
         rows: list[_Row] = []
         for op in block.ops:
             if isinstance(op, Compute):
-                rows.append(_kernel_row(op, at, costs))
+                rows.append(self._kernel_row(op, at, costs))
             elif isinstance(op, Beside):
                 seconds, wire_bytes = lengths[op].seconds, lengths[op].wire_bytes
                 launch_s = at.host.issue_s(costs, op.comm, at.phase)
-                kernels = [_kernel_row(kernel, at, costs) for kernel in op.kernels]
+                kernels = [self._kernel_row(kernel, at, costs) for kernel in op.kernels]
                 if seconds is not None:
-                    rows += [_Row.of_comm(op.comm, seconds, wire_bytes, launch_s, len(kernels)), *kernels]
+                    rows += [self._comm_row(op.comm, seconds, wire_bytes, launch_s, len(kernels)), *kernels]
                     continue
                 yield from self._run(rows, costs.beside)
                 rows = []
@@ -180,20 +182,38 @@ class TemplateStore:
                     rows = []
                     yield Meet(op, launch_s)
                     continue
-                rows.append(_Row.of_comm(op, seconds, wire_bytes, launch_s))
+                rows.append(self._comm_row(op, seconds, wire_bytes, launch_s))
             if not coalesce:
                 yield from self._run(rows, costs.beside)
                 rows = []
         yield from self._run(rows, costs.beside)
 
+    # Blocks share their ops, and ranks that run alike whole runs of them.
+
+    def _kernel_row(self, op: Compute, at: Running, costs: Costs) -> _Row:
+        key = id(op), at
+        if key not in self._rows:
+            seconds = costs.kernel_s(op.kernel, at.gpu, at.clock_hz) / at.speed
+            issue_s = at.host.issue_s(costs, op, at.phase)
+            self._rows[key] = _Row.of_kernel(op, seconds, issue_s, costs.intensity(op.kernel))
+        return self._rows[key]
+
+    def _comm_row(self, comm: Comm, seconds: float, wire_bytes: float, launch_s: float, beside: int = 0) -> _Row:
+        key = id(comm), seconds, wire_bytes, launch_s, beside
+        if key not in self._rows:
+            self._rows[key] = _Row.of_comm(comm, seconds, wire_bytes, launch_s, beside)
+        return self._rows[key]
+
     def _run(self, rows: list[_Row], beside: Interference | None) -> Iterable[Run]:
         if not rows:
             return
-        index = self._add(rows, beside)
-        template = self.templates[index]
-        yield Run(
-            index, template.length_s, float(template.launch_s[-1]), float((template.launch_s + template.rest_s).max())
-        )
+        key = (id(beside), *map(id, rows))
+        if key not in self._runs:
+            index = self._add(rows, beside)
+            template = self.templates[index]
+            launch_s, longest_s = float(template.launch_s[-1]), float((template.launch_s + template.rest_s).max())
+            self._runs[key] = Run(index, template.length_s, launch_s, longest_s)
+        yield self._runs[key]
 
     def _add(self, rows: list[_Row], beside: Interference | None) -> int:
         self._beside.append(beside)
@@ -215,11 +235,6 @@ class TemplateStore:
             )
         )
         return len(self.templates) - 1
-
-
-def _kernel_row(op: Compute, at: Running, costs: Costs) -> _Row:
-    seconds = costs.kernel_s(op.kernel, at.gpu, at.clock_hz) / at.speed
-    return _Row.of_kernel(op, seconds, at.host.issue_s(costs, op, at.phase), costs.intensity(op.kernel))
 
 
 @dataclass(frozen=True, slots=True)
