@@ -12,8 +12,9 @@ from simulator import api
 from simulator.analysis.advice import advice, changes, few_rounds
 from simulator.analysis.memory import RankMemory
 from simulator.api import run
-from simulator.cluster import Cluster
+from simulator.cluster import Cluster, build_cluster
 from simulator.config import Workload, load_workload, parse_changes
+from simulator.config.cluster import ClusterSpec
 from simulator.schedules import SCHEDULES
 from simulator.units import GiB
 
@@ -116,6 +117,7 @@ def test_changes_are_tried_with_few_events(monkeypatch: pytest.MonkeyPatch) -> N
     """Events do not depend on the machine. Communication that slows kernels costs some whenever it starts and ends, and
     a power limit is settled by two or three plays at least: neither is needed for memory."""
     tried: list[tuple[Workload, int]] = []
+    built: list[ClusterSpec] = []
     plain = api._run
 
     def counted(workload: Workload, *, disturbed: bool = True, known: Cluster | None = None) -> api.Result:
@@ -124,10 +126,16 @@ def test_changes_are_tried_with_few_events(monkeypatch: pytest.MonkeyPatch) -> N
             tried.append((workload, result.played.events))
         return result
 
+    def counted_cluster(spec: ClusterSpec) -> Cluster:
+        built.append(spec)
+        return build_cluster(spec)
+
     monkeypatch.setattr(api, "_run", counted)
+    monkeypatch.setattr(api, "build_cluster", counted_cluster)
     result = run("llama3_8b_dgx_h100", set={"training.micro_batch": 4, "training.global_batch": 288})
     advised = result.to_dict()["memory"]["advice"]
     assert len(tried) >= len(advised) - 1 >= 5
+    assert len(built) == 1  # none needs more nodes
     assert all(job.microbatches < result.workload.microbatches for job, _ in tried if job.training.micro_batch == 4)
     whole = [run(job).played.events for job, _ in tried]
     assert sum(events for _, events in tried) <= sum(whole) / 3

@@ -100,3 +100,25 @@ def test_the_benchmark_runs(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for word in ("events", "ops", "ranks simulated", "build program", "simulate", "write trace", "draw", "without"):
         assert word in printed
+
+
+def test_passes_cost_one_event_where_communication_could_slow_them() -> None:
+    """On H100s, where the power limit is settled by the second play: a micro-batch more on each of 8 replicas is two
+    passes more, with nothing beside them."""
+
+    def cost(m: int) -> int:
+        small = {"model.layers": 4, "training.recompute": "none", "parallelism.zero": 0}
+        return run("llama3_8b_dgx_h100", set=small | {"training.global_batch": 8 * m}).spans.events
+
+    assert cost(3) - cost(2) == cost(2) - cost(1) == 2 * 2
+
+
+def test_layers_share_their_templates() -> None:
+    """A stage's pass stops at every collective of its layers, between which the same ops run."""
+
+    def templates(layers: int) -> int:
+        description = job(cluster="dgx_h100", parallelism__tp=2, parallelism__pp=2)
+        description["model"]["layers"] = layers
+        return len(run(load(description)).spans.templates)
+
+    assert templates(16) == templates(8)

@@ -6,8 +6,13 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+import simpy
 
+from simulator.engine.rank import Meeting
 from simulator.garbage import THRESHOLDS, rarely_searched
+from simulator.network.flows import Motion
+from tests.jobs import job
+from tests.quick import load, play
 
 
 @pytest.fixture(autouse=True)
@@ -32,3 +37,17 @@ def test_a_program_that_has_it_rarer_or_off_keeps_that(own: int) -> None:
     gc.set_threshold(own, 10, 10)
     with rarely_searched():
         assert gc.get_threshold() == (own, 10, 10)
+
+
+def test_what_was_played_is_freed_without_a_search() -> None:
+    """Meetings, flows and their timers do not hold each other once they are over."""
+    gc.set_threshold(0)
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        play(load(job(parallelism__pp=2, parallelism__dp=2)))
+        gc.collect()
+        assert not [left for left in gc.garbage if isinstance(left, Meeting | Motion | simpy.Event)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
