@@ -219,17 +219,30 @@ def test_what_is_no_topology_is_refused(tmp_path: Path, text: str, words: str) -
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_matrix(tmp_path: Path, wide: bool) -> None:
     """Tabs as nvidia-smi prints them, or blanks as pages show them, with the escapes of a terminal in the header. GPUs
-    0 and 1 are with NIC 0 at one switch, which is with GPU 2 below another; the other socket has the rest."""
+    0 and 1 are with NIC 0 at one switch, which is with GPU 2's below another; the other socket has the rest."""
     text = MATRIX.replace("\t", "    ") if wide else MATRIX.replace("GPU0\tGPU1", "\x1b[4mGPU0\tGPU1", 1)
     imported, cluster = read(tmp_path, text, "topo.txt")
     assert places(imported) == {
-        "pcie0": "cpu0", "pcie1": "pcie0", "gpu0": "pcie1", "gpu1": "pcie1", "nic0": "pcie1", "gpu2": "pcie0",
-        "gpu3": "cpu1", "nic1": "cpu1",
+        "pcie0": "cpu0", "pcie1": "pcie0", "gpu0": "pcie1", "gpu1": "pcie1", "nic0": "pcie1", "pcie2": "pcie0",
+        "gpu2": "pcie2", "gpu3": "cpu1", "nic1": "cpu1",
     }  # fmt: skip
     assert imported.cluster["node"]["nvlink"]["links"] == [{"gpus": [0, 1], "count": 12}]
     assert [device.label for device in imported.devices][4:] == ["mlx5_0", "mlx5_bond_0"]
     assert [device.cpus for device in imported.devices] == ["0-31"] * 3 + ["32-63", "0-31", "32-63"]
     assert list(cluster.layout_of(0).own_nics.values()) == [(0,), (0,), (0,), (1,)]
+
+
+def test_devices_that_are_pxb_alone_have_a_switch_each(tmp_path: Path) -> None:
+    """A quarter of a DGX A100: no two devices share a switch, all four are below one; and our own matrix of it."""
+    names = ["GPU0", "GPU1", "NIC0", "NIC1"]
+    cells = {(a, b): "X" if a == b else "NV12" if a[0] == b[0] == "G" else "PXB" for a in names for b in names}
+    rows = ["\t".join([a, *(cells[a, b] for b in names), *["48-63\t3"] * (a[0] == "G")]) for a in names]
+    header = "\t" + "\t".join([*names, "CPU Affinity", "NUMA Affinity"])
+    imported, cluster = read(tmp_path, "\n".join([header, *rows]), "topo.txt")
+    tree = places(imported)
+    assert {tree[tree[name.lower()]] for name in names} == {"pcie0"}
+    joined = relations(cluster.spec.kinds[0])
+    assert all(joined[a.lower(), b.lower()] == cell for (a, b), cell in cells.items() if cell != "X")
 
 
 def test_a_virtual_machine_of_one_numa_node(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ nodes. NODE and PHB are alike here: by way of one socket.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,27 +203,26 @@ def _sockets(matrix: _Matrix, together: dict[int, int]) -> tuple[list[int], int]
 
 
 def _tree(matrix: _Matrix, socket_of: list[int]) -> dict[int | str, str]:
-    """Where each device and switch is plugged in: a switch for those that are PIX, one above those that are PXB."""
+    """Where each device and switch is plugged in: a switch for those that are PIX, one above those that are PXB, each
+    of which then has a switch of its own, be it alone there."""
     tree: dict[int | str, str] = {}
-    switches = 0
+    switches = itertools.count()
 
-    def plug(members: list[int], relations: list[list[int]], above: str) -> None:
-        nonlocal switches
-        for group in dict.fromkeys(relations[0][i] for i in members):
-            inside = [i for i in members if relations[0][i] == group]
-            at = above
-            if len(inside) > 1 and (len(relations) == 1 or len({relations[1][i] for i in inside}) > 1):
-                at = f"pcie{switches}"
-                switches += 1
-                tree[at] = above
-            if len(relations) > 1:
-                plug(inside, relations[1:], at)
-            else:
-                tree.update(dict.fromkeys(inside, at))
+    def switch(above: str) -> str:
+        name = f"pcie{next(switches)}"
+        tree[name] = above
+        return name
 
-    by_level = [_groups(matrix, _PXB, {}), _groups(matrix, _PIX, {})]
-    for socket in range(max(socket_of) + 1):
-        plug([i for i, at in enumerate(socket_of) if at == socket], by_level, f"cpu{socket}")
+    far, near = _groups(matrix, _PXB, {}), _groups(matrix, _PIX, {})
+    devices = range(len(matrix.names))
+    for group in sorted(set(far), key=lambda group: (socket_of[group], group)):
+        inside = [[i for i in devices if near[i] == pix] for pix in dict.fromkeys(near) if far[pix] == group]
+        root = f"cpu{socket_of[group]}"
+        if len(inside) > 1:
+            root = switch(root)
+        for members in inside:
+            at = switch(root) if len(inside) > 1 or len(members) > 1 else root
+            tree.update(dict.fromkeys(members, at))
     return tree
 
 
