@@ -615,7 +615,7 @@ def test_pictures_say_what_was_set(
 def test_a_narrow_terminal_breaks_no_figure(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Sizes of collectives stand whole in their lines, however narrow; a matrix of 16 devices (8 characters each) is
+    """Sizes of collectives stand whole in their lines, however narrow; a matrix of 16 devices (6 characters each) is
     shown where it fits, and said to be there where it does not."""
     monkeypatch.setenv("COLUMNS", str(columns))
     assert command("collective", "--cluster", "dgx_a100", "--op", "all_reduce", "--sizes", "1M:1G") == 0
@@ -626,7 +626,7 @@ def test_a_narrow_terminal_breaks_no_figure(
     assert command("topology", "dgx_h100") == 0
     shown = capsys.readouterr().out
     assert ("No room for how 16 devices are joined" in shown) is (columns < 120)
-    assert ("gpu7   NV" in shown) is (columns == 120)
+    assert ("gpu7  NV" in shown) is (columns == 120)
     assert command("topology", "dgx2_v100") == 0
     shown = " ".join(capsys.readouterr().out.split())
     said = "No room for how 24 devices are joined: a wide terminal shows it of up to 24."

@@ -338,7 +338,7 @@ def test_a_topology_stands_for_a_cluster_in_commands(tmp_path: Path, capsys: pyt
     assert caught.value.code == 0
     out, err = capsys.readouterr()
     assert "3 h100-pcie-80gb" in out
-    assert "gpu2   SYS    SYS    X      SYS    SYS    PHB" in out
+    assert "gpu2  SYS   SYS   X     SYS   SYS   PHB" in out
     assert "warning: assumed: node.sockets.latency_s" in err
     with pytest.raises(SystemExit):
         main(["topology", str(source), "--json", "-"])

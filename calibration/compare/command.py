@@ -30,12 +30,13 @@ from calibration.compare.measured import Measured, measured_figures, profiled, r
 from calibration.compare.meetings import meetings
 from calibration.compare.record import Run
 from calibration.compare.software import as_it_ran
-from calibration.compare.table import as_csv, as_text
+from calibration.compare.table import as_csv, as_tables, as_text
 from calibration.folders import folder
 from calibration.predict.command import add_set
 from calibration.predict.predictions import Predictions, Simulated, read_predictions, simulate_all
 from simulator.analysis.envelope import envelope
 from simulator.cli.outputs import write_json
+from simulator.cli.terminal import show
 from simulator.config import parse_changes
 from simulator.errors import InputError
 from simulator.output.files import writing
@@ -101,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
             file.write(content.encode())
     if arguments.pictures:
         _draw(out, comparison, simulated, measured)
-    print(text, end="")
+    show(*as_tables(comparison))
     none = not any(row.measured and row.simulated for row in rows)
     return 1 if none or any(suite["passed"] is False for suite in comparison["suites"]) else 0
 

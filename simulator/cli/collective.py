@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet, parse_ranks
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
-from simulator.cli.terminal import console, table, warn
+from simulator.cli.terminal import show, table, warn
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
@@ -166,9 +166,7 @@ def command(
     ]
     by = ", ".join(f"{kind} {name}" for kind, name in figures.items() if name)
     title = f"{op} of {len(members)} GPUs on {built.spec.nodes} x {built.name}, {by}"
-    console().print(table(shown, title))
-    for line in _trust(links):
-        console().print(line)
+    show(table(shown, title), *_trust(links))
 
 
 def _origins(costs: Costs, like: Mapping[str, str | None], kinds: Set[str]) -> list[dict[str, Any]]:

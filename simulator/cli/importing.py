@@ -138,9 +138,9 @@ def _with_node(imported: Imported, node: str | None, file: Path) -> dict[str, An
 
 
 def _show_switches(imported: Imported) -> None:
-    from simulator.cli.terminal import console, table
+    from simulator.cli.terminal import show, table
 
-    out, first, rows = console(), 0, []
+    first, rows = 0, []
     for name, switch in imported.cluster["fabric"]["switches"].items():
         last = first + switch.get("nodes", 0)
         of = imported.hosts[first:last]
@@ -153,8 +153,7 @@ def _show_switches(imported: Imported) -> None:
             }
         )
         first = last
-    out.print(f"{imported.format}: {counted(len(imported.hosts), 'node')}, {len(rows):,} switches")
-    out.print(table(rows, "Switches"))
+    show(f"{imported.format}: {counted(len(imported.hosts), 'node')}, {len(rows):,} switches", table(rows, "Switches"))
 
 
 def _show_gaps(imported: Imported, assumed: list[str]) -> None:
@@ -165,13 +164,11 @@ def _show_gaps(imported: Imported, assumed: list[str]) -> None:
 
 def _show_devices(imported: Imported, node: Node) -> None:
     from simulator.cli.joined import show_joined
-    from simulator.cli.terminal import console, table
+    from simulator.cli.terminal import show, table
     from simulator.cluster.relations import device_names, relations
 
-    out = console()
     joined, names = relations(node), device_names(node)
     gpus, nics = names[: node.gpus.count], names[node.gpus.count :]
-    out.print(f"{imported.format}: GPUs {len(gpus)}, NICs {len(nics)}, sockets {node.sockets.count}")
     rows = [
         {
             "device": device.name,
@@ -183,8 +180,8 @@ def _show_devices(imported: Imported, node: Node) -> None:
         }
         for device in imported.devices
     ]
-    out.print(table(rows, "Devices"))
-    show_joined(out, node, "Joined by")
+    show(f"{imported.format}: GPUs {len(gpus)}, NICs {len(nics)}, sockets {node.sockets.count}", table(rows, "Devices"))
+    show_joined(node, "Joined by")
 
 
 def _nearest(device: str, others: list[str], joined: Mapping[tuple[str, str], str]) -> str:

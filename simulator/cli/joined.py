@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simulator.cli.terminal import table
+from simulator.cli.terminal import console, show, table
 from simulator.cluster.relations import LEGEND, device_names, relations
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from simulator.config.node import Node
 
 #: A matrix of more devices is wider than a page.
 MOST_COLUMNS = 24
 
 
-def show_joined(out: Console, node: Node, title: str) -> None:
+def show_joined(node: Node, title: str) -> None:
     """Print the matrix of ``nvidia-smi topo -m``, or that there is no room for it."""
-    from rich.measure import Measurement
-
     names = device_names(node)
     if len(names) <= MOST_COLUMNS:
         joined = relations(node)
         matrix = table([{"": a, **{b: joined.get((a, b), "X") for b in names}} for a in names], title)
-        if Measurement.get(out, out.options.update(width=1000), matrix).maximum <= out.width:
-            out.print(matrix)
-            out.print(LEGEND)
+        if matrix.full_width <= console().width:
+            show(matrix, LEGEND)
             return
     most = f"a wide terminal shows it of up to {MOST_COLUMNS}"
-    out.print(f"No room for how {len(names)} devices are joined: {most}.")
+    show(f"No room for how {len(names)} devices are joined: {most}.")

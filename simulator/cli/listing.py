@@ -10,7 +10,7 @@ import typer
 from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
-from simulator.cli.terminal import console, wide_table
+from simulator.cli.terminal import show, table
 from simulator.config.files import closest
 from simulator.errors import InputError
 from simulator.units import format_count
@@ -48,12 +48,7 @@ def command(
     rows = _ROWS[kind]()
     write_json(json, envelope("list", kind=kind, rows=rows))
     if json != STDOUT:
-        out = console()
-        named = [{key.replace("_", " "): value for key, value in row.items()} for row in _grouped(rows)]
-        table, left_out = wide_table(named, out.width)
-        out.print(table)
-        if left_out:
-            out.print(f"No room for {', '.join(left_out)}: a wider terminal shows them, and --json.")
+        show(table([{key.replace("_", " "): value for key, value in row.items()} for row in _grouped(rows)]))
 
 
 def _grouped(rows: Rows) -> Rows:

@@ -11,7 +11,7 @@ import typer
 from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet, Set, Strict, parse_ranks
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
-from simulator.cli.terminal import console, progress, warn
+from simulator.cli.terminal import progress, show, warn
 from simulator.errors import InputError
 from simulator.output.files import PICTURES
 
@@ -98,7 +98,7 @@ def command(
         write_json(json, shared.to_dict())
         _draw(shared.results, gantt, memory, set_ or ())
         if not quiet and json != STDOUT:
-            console().print(shared.summary())
+            show(shared.summary())
         _judge(shared.to_dict()["runs"], shared.warnings, strict)
         return
     results = []
@@ -113,7 +113,7 @@ def command(
             results[0].save_trace(trace, ranks)
     _draw(results, gantt, memory, set_ or ())
     if not quiet and json != STDOUT:
-        console().print(results[0].summary() if len(jobs) == 1 else compare(*reports))
+        show(results[0].summary() if len(jobs) == 1 else compare(*reports))
     _judge(reports, warnings, strict)
 
 

@@ -10,7 +10,7 @@ import typer
 from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
-from simulator.cli.terminal import console, table, warn
+from simulator.cli.terminal import show, table, warn
 from simulator.errors import InputError
 from simulator.output.files import PICTURES, writing
 
@@ -137,16 +137,15 @@ def _costs(text: str) -> dict[str, float]:
 
 
 def _print(reports: list[dict[str, Any]]) -> None:
-    out = console()
     for report in reports:
         title = f"{report['name']}: {report['stages']} ranks, {report['microbatches']} micro-batches"
         if report["chunks"] > 1:
             title += f", {report['chunks']} chunks per rank"
         rows = [
-            {"rank": str(rank), "held": held, "order": _short(actions)}
+            {"rank": rank, "held": held, "order": _short(actions)}
             for rank, (actions, held) in enumerate(zip(report["order"], report["peak_activations"], strict=True))
         ]
-        out.print(table(rows, title=title))
+        show(table(rows, title=title))
     rows = [
         {
             "schedule": report["name"],
@@ -160,9 +159,9 @@ def _print(reports: list[dict[str, Any]]) -> None:
         }
         for report in reports
     ]
-    out.print(table(rows))
+    show(table(rows))
     if len({report["chunks"] for report in reports}) > 1:
-        out.print("Costs are of one chunk: a rank with more chunks does more work. Compare ratios, not makespans.")
+        show("Costs are of one chunk: a rank with more chunks does more work. Compare ratios, not makespans.")
 
 
 def _short(actions: list[str]) -> str:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.console import Console, RenderableType
+
+    from simulator.output.fitted import Fitted
 
 T = TypeVar("T")
 #: Characters per line where the output is no terminal and COLUMNS is not set: wide enough that no cell is cut.
 PIPE_WIDTH = 1000
-#: Cells longer than this and of several words may be folded.
-_PROSE = 20
+#: A number with at most a unit.
+_FIGURE = re.compile(r"[-+]?\d[\d,.]*(e[-+]?\d+)?( ?[^\d\s]+)?")
 
 
 def console() -> Console:
@@ -27,57 +29,43 @@ def console() -> Console:
     return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
-def table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> Table:
-    """A table of ``rows``, whose keys are the columns; numbers stand on the right, decimal points below each other, and
-    are never folded."""
-    from rich import box
-    from rich.table import Table
+def show(*parts: RenderableType) -> None:
+    """Print ``parts`` on standard output, without the blanks with which rich fills up lines."""
+    out = console()
+    with out.capture() as captured:
+        for part in parts:
+            out.print(part)
+    print("\n".join(line.rstrip(" ") for line in captured.get().split("\n")), end="")
 
-    result = Table(title=title, box=box.SIMPLE, title_justify="left", pad_edge=False)
-    for name in rows[0] if rows else ():
-        numeric = all(isinstance(row[name], int | float) for row in rows)
-        if numeric:
-            result.add_column(name.replace(" (", "\n("), justify="right", no_wrap=True)
-        else:
-            result.add_column(name, overflow="fold")
-    decimals = {name: max(_decimals(row[name]) for row in rows) for name in (rows[0] if rows else ())}
-    for row in rows:
-        result.add_row(*(f"{v:,.{decimals[name]}f}" if isinstance(v, float) else _plain(v) for name, v in row.items()))
+
+def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Fitted:
+    """A table of ``rows``, whose keys are the columns; figures stand on the right, decimal points below each other."""
+    from simulator.output.fitted import Fitted, Justify
+
+    names = list(rows[0]) if rows else []
+    columns = {name: _written([row[name] for row in rows]) for name in names}
+    sides: dict[bool, Justify] = {True: "right", False: "left"}
+    result = Fitted(title, *((name, sides[_are_figures(cells)]) for name, cells in columns.items()))
+    for cells in zip(*columns.values(), strict=True):
+        result.add_row(*cells)
     return result
 
 
-def wide_table(rows: Sequence[Mapping[str, Any]], width: int) -> tuple[Table, list[str]]:
-    """A table in which only prose is folded, never a name or number, and the last columns, left out because they do not
-    fit into ``width`` characters."""
-    from rich import box
-    from rich.table import Table
-
-    cells = {name: [_plain(row[name]) for row in rows] for name in rows[0]}
-    prose = {name: any(len(cell) > _PROSE and " " in cell for cell in texts) for name, texts in cells.items()}
-    heads = {name: name if prose[name] else name.replace(" ", "\n") for name in cells}
-    least = {
-        name: _PROSE if prose[name] else max(map(len, [*texts, *heads[name].split("\n")]))
-        for name, texts in cells.items()
-    }
-    shown = list(cells)
-    while len(shown) > 1 and sum(least[name] + 2 for name in shown) > width:
-        shown.pop()
-    result = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in shown:
-        numeric = all(cell[:1].isdecimal() or cell in ("", "-") for cell in cells[name]) and not prose[name]
-        justify: Literal["left", "right"] = "right" if numeric else "left"
-        result.add_column(heads[name], justify=justify, no_wrap=not prose[name], min_width=least[name])
-    for row in zip(*(cells[name] for name in shown), strict=True):
-        result.add_row(*row)
-    return result, list(cells)[len(shown) :]
+def _written(values: Sequence[object]) -> list[str]:
+    decimals = max(len(str(value).partition(".")[2]) if isinstance(value, float) else 0 for value in values)
+    return [
+        f"{value:,.{decimals}f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+        for value in values
+    ]
 
 
-def _plain(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _decimals(value: object) -> int:
-    return len(str(value).partition(".")[2]) if isinstance(value, float) else 0
+def _are_figures(cells: Sequence[str]) -> bool:
+    """
+    >>> _are_figures(["1.5 GB/s", "-"]), _are_figures(["+3.4%", ""]), _are_figures(["0-31"]), _are_figures(["-"])
+    (True, True, False, False)
+    """
+    told = [cell for cell in cells if cell not in ("", "-")]
+    return bool(told) and all(_FIGURE.fullmatch(cell) for cell in told)
 
 
 def warn(warnings: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ import typer
 from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
-from simulator.cli.terminal import console, table, warn
+from simulator.cli.terminal import show, table, warn
 from simulator.output.files import PICTURES
 from simulator.units import GB, Gbit, us
 
@@ -94,15 +94,14 @@ def command(
     if quiet or json == STDOUT:
         return
 
-    out = console()
-    out.print(f"{built.name}: {describe_nodes(spec)} = {len(built.gpus)} GPUs")
+    show(f"{built.name}: {describe_nodes(spec)} = {len(built.gpus)} GPUs")
     tiers = f", {built.switches.tiers} in use" if built.switches.tiers else ""
-    out.print(f"fabric: {describe_fabric(spec.fabric)}{tiers}; {spec.fabric.transport}")
-    out.print(f"bisection: {bisection / GB:,.0f} GB/s in each direction")
-    out.print(table(_link_rows(built), "Links, each with both directions"))
-    out.print(table([_route_row(route) for route in routes], "Routes"))
+    show(f"fabric: {describe_fabric(spec.fabric)}{tiers}; {spec.fabric.transport}")
+    show(f"bisection: {bisection / GB:,.0f} GB/s in each direction")
+    show(table(_link_rows(built), "Links, each with both directions"))
+    show(table([_route_row(route) for route in routes], "Routes"))
     for node in spec.kinds:
-        show_joined(out, node, f"Inside a node of {node.gpus.count} {node.gpus.type}, joined by")
+        show_joined(node, f"Inside a node of {node.gpus.count} {node.gpus.type}, joined by")
 
 
 def _examples(cluster: Cluster) -> Iterator[tuple[int, int, Spread]]:

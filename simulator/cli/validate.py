@@ -12,7 +12,7 @@ import typer
 from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
-from simulator.cli.terminal import console, one_by_one, progress, warn, wide_table
+from simulator.cli.terminal import one_by_one, progress, show, table, warn
 from simulator.errors import InputError
 from simulator.units import format_time
 
@@ -183,16 +183,11 @@ def _print(result: Mapping[str, Any]) -> None:
         }
         for entry, of, by in zip(result["rows"], what, how, strict=True)
     ]
-    out = console()
-    shown, left_out = wide_table(lines, out.width)
-    out.print(f"{result['suite']}: {result['rows'][0]['quantity'].replace('_', ' ')}, simulated against measured")
-    out.print(shown)
-    if left_out:
-        out.print(f"No room for {', '.join(left_out)}: a wider terminal shows it, and --json.")
+    quantity = result["rows"][0]["quantity"].replace("_", " ")
     skipped = [f"{entry['id']} skipped: {entry['skipped']}" for entry in result["rows"] if entry["skipped"]]
     note = [result["note"]] if result.get("note") else []
-    for line in (*skipped, *_sets(result), verdict(result), *note, ""):
-        out.print(line)
+    show(f"{result['suite']}: {quantity}, simulated against measured", table(lines))
+    show(*skipped, *_sets(result), verdict(result), *note, "")
 
 
 def _what(entry: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:

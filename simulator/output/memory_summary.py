@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simulator.output.tables import table_of
+from simulator.output.fitted import Fitted, Justify
 from simulator.units import GiB, format_gib, format_time
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ def memory_of(memory: Mapping[str, Any]) -> Any:
     shown = _fullest(stages)
     too_full = any(row["peak"] > row["capacity"] for row in shown)
     heads = ["stage", *_PARTS, "peak", *["over"] * too_full]
-    table = table_of("Memory of the fullest GPU of each stage (GiB)", *((head, "right") for head in heads))
+    right: Justify = "right"
+    table = Fitted("Memory of the fullest GPU of each stage (GiB)", *((head, right) for head in heads))
     for row in shown:
         cells = [str(row["stage"]), *(_gib(row[part]) for part in _PARTS), _gib(row["peak"])]
         over = (row["peak"] - row["capacity"]) / GiB

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from simulator.output.fitted import Fitted
 from simulator.output.memory_summary import memory_of
 from simulator.output.tables import (
     WAITING,
@@ -18,7 +19,6 @@ from simulator.output.tables import (
     contention,
     critical_path,
     percent,
-    table_of,
 )
 from simulator.units import TFLOP, counted, format_gib, format_time
 
@@ -58,12 +58,11 @@ def opening(result: Result) -> str:
     return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
 
 
-def compare(first: Result, second: Result) -> Table:
+def compare(first: Result, second: Result) -> Fitted:
     """Two ``run`` results side by side, and the second as a multiple of the first."""
-    table = table_of(
+    table = Fitted(
         "",
         ("", "left"), (first["name"], "right"), (_other_name(first, second), "right"), ("ratio", "right"),
-        wrap=True,
     )  # fmt: skip
     for label, value, shown in _COMPARED:
         a, b = value(first), value(second)
@@ -77,10 +76,9 @@ def compare(first: Result, second: Result) -> Table:
 def shared(result: Result) -> Group:
     """Several jobs that share a cluster: what each takes beside the others and alone, and where they met."""
     from rich.console import Group
-    from rich.text import Text
 
     runs = result["runs"]
-    table = table_of(
+    table = Fitted(
         f"On {counted(result['share_fabric']['nodes'], 'node')} of {result['share_fabric']['cluster']} at once",
         ("job", "left"), ("GPUs", "right"), ("nodes", "left"), ("step alone", "right"), ("step shared", "right"),
         ("lost", "right"), ("slowdown", "right"), ("tokens/s", "right"), ("MFU", "right"),
@@ -91,13 +89,16 @@ def shared(result: Result) -> Group:
             format_time(s) for s in (sharing["alone_step_time_s"], run["step_time_s"], max(sharing["lost_s"], 0.0))
         )
         table.add_row(
-            Text(run["name"]), f"{run['n_gpus']:,}", _ranges(sharing["nodes"]), *times, f"{sharing['slowdown']:.3f}",
+            run["name"], f"{run['n_gpus']:,}", _ranges(sharing["nodes"]), *times, f"{sharing['slowdown']:.3f}",
             f"{run['tokens_per_s']:,.0f}", percent(run["mfu"]),
         )  # fmt: skip
     parts: list[Any] = [table]
+    told: list[Any] = []
     for run in runs:
-        if run["contention"]:
-            parts.append(contention(run, f"Where transfers met, in a step of {run['name']}"))
+        if run["contention"] and run["contention"] not in told:  # alike jobs met at the same places
+            told.append(run["contention"])
+            names = ", ".join(one["name"] for one in runs if one["contention"] == run["contention"])
+            parts.append(contention(run, f"Where transfers met, in a step of {names}"))
     return Group(*parts)
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from simulator.output.fitted import Fitted
 from simulator.units import format_bytes, format_time, ms, us
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _BAR = 30
 #: What `time_breakdown_s` calls bubble, told apart from that of the pipeline.
@@ -20,7 +18,7 @@ _LINKS_OF_KIND = 2
 Result = Mapping[str, Any]
 
 
-def breakdown(result: Result) -> Table:
+def breakdown(result: Result) -> Fitted:
     """Rows with a bar; parts that take no time are left out."""
     times = result["time_breakdown_s"]
     rows = [
@@ -36,7 +34,7 @@ def breakdown(result: Result) -> Table:
     return bars(title, [row for row in rows if row[1] >= 5e-4 * result["step_time_s"]], result["step_time_s"])
 
 
-def critical_path(path: Sequence[Mapping[str, Any]]) -> Table:
+def critical_path(path: Sequence[Mapping[str, Any]]) -> Fitted:
     step = sum(row["seconds"] for row in path)
     rows = [(row["class"], row["seconds"]) for row in path[:_PATH_ROWS]]
     rest = sum(row["seconds"] for row in path[_PATH_ROWS:])
@@ -45,45 +43,37 @@ def critical_path(path: Sequence[Mapping[str, Any]]) -> Table:
     return bars("What the step's length is made of (critical path)", rows, step)
 
 
-def communication(result: Result) -> Table:
-    table = table_of(
+def communication(result: Result) -> Fitted:
+    table = Fitted(
         "Communication (per GPU)",
         ("kind", "left"), ("sent", "right"), ("in flight", "right"), ("exposed", "right"), ("algorithm", "left"),
         ("on links, the slowest first", "left"),
     )  # fmt: skip
-    from rich.text import Text
-
     step = result["step_time_s"]
     for kind, row in result["communication"].items():
         if row["time_s"] or row["bytes_per_gpu"]:
             times = (time_beside(row[key], step) for key in ("time_s", "exposed_s"))
             links = ", ".join(link["links"] for link in row["links"][:_LINKS_OF_KIND])
-            table.add_row(kind, format_bytes(row["bytes_per_gpu"]), *times, Text(str(row["algorithm"])), Text(links))
+            table.add_row(kind, format_bytes(row["bytes_per_gpu"]), *times, str(row["algorithm"]), links)
     return table
 
 
-def busiest(links: Sequence[Mapping[str, Any]]) -> Table:
-    table = table_of(
+def busiest(links: Sequence[Mapping[str, Any]]) -> Fitted:
+    table = Fitted(
         "Busiest links", ("link", "left"), ("alike", "right"), ("carried by each", "right"), ("in use", "right")
     )
-    from rich.text import Text
-
     for row in links[:5]:
-        table.add_row(
-            Text(row["name"]), f"{row.get('count', 1):,}", format_bytes(row["bytes"]), percent(row["utilisation"])
-        )
+        table.add_row(row["name"], f"{row.get('count', 1):,}", format_bytes(row["bytes"]), percent(row["utilisation"]))
     return table
 
 
-def contention(result: Result, title: str) -> Table:
+def contention(result: Result, title: str) -> Fitted:
     """Where transfers held each other up, and what each lost against an idle network; who lost nothing was there."""
-    table = table_of(
+    table = Fitted(
         title,
         ("link", "left"), ("alike", "right"), ("transfers", "left"), ("at once", "right"), ("together", "right"),
         ("lost", "right"),
     )  # fmt: skip
-    from rich.text import Text
-
     several = len({flow["job"] for row in result["contention"] for flow in row["flows"] if flow["job"]}) > 1
     for row in result["contention"][:5]:
         name, alike = row["link"], f"{row['count']:,}"
@@ -91,35 +81,18 @@ def contention(result: Result, title: str) -> Table:
             whose = f"{flow['job']}: " if several and flow["job"] else ""
             what = f"{whose}{flow['axis']} {flow['op'].replace('_', ' ')}"
             times = (format_time(flow[key]) for key in ("seconds_together", "lost_s"))
-            table.add_row(Text(name), alike, Text(what), f"{flow['at_once']:,}", *times)
+            table.add_row(name, alike, what, f"{flow['at_once']:,}", *times)
             name = alike = ""
     return table
 
 
-def bars(title: str, rows: Sequence[tuple[str, float]], whole: float) -> Table:
-    from rich.text import Text
-
-    table = table_of(title, ("", "left"), ("time", "right"), ("share", "right"), ("", "left"))
+def bars(title: str, rows: Sequence[tuple[str, float]], whole: float) -> Fitted:
+    table = Fitted(title, ("", "left"), ("time", "right"), ("share", "right"), ("", "left", "cyan"))
     longest = max((seconds for _, seconds in rows), default=0.0)
     for name, seconds in rows:
         bar = "█" * max(round(_BAR * seconds / longest), 0) if longest else ""
         share = percent(seconds / whole) if whole else ""
-        table.add_row(Text(name), time_beside(seconds, whole), share, Text(bar, style="cyan"))
-    return table
-
-
-def table_of(title: str, *columns: tuple[str, str], wrap: bool = False) -> Table:
-    """An empty table of columns (name, justify). On a narrow terminal texts are continued on a further line; figures,
-    which stand to the right, and columns without a name are not, unless ``wrap``."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, justify in columns:
-        whole = not wrap and (justify == "right" or not name)
-        overflow = "ellipsis" if whole else "fold"
-        table.add_column(Text(name), justify=justify, no_wrap=whole, overflow=overflow)  # type: ignore[arg-type]
+        table.add_row(name, time_beside(seconds, whole), share, bar)
     return table
 
 
