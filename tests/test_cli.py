@@ -65,10 +65,13 @@ def test_check_says_what_the_layout_comes_to(workload: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("changes", "traits"),
     [
-        ({}, "13.3 M parameters, 4 layers, hidden 512, 8 heads, gelu, layernorm, learned positions, biases, tied"),
+        (
+            {},
+            "13.3 million parameters, 4 layers, hidden 512, 8 heads, gelu, layernorm, learned positions, biases, tied",
+        ),
         (
             {"preset": "mixtral-8x7b"},
-            "46.7 B parameters (12.9 B active), 32 layers, hidden 4,096, 32 heads (8 of keys and values), "
+            "46.7 billion parameters (12.9 billion active), 32 layers, hidden 4,096, 32 heads (8 of keys and values), "
             "8 experts (top 2), swiglu, rmsnorm, rope",
         ),
     ],
@@ -266,6 +269,44 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+@pytest.mark.parametrize("columns", [60, 90])
+def test_messages_are_broken_between_words(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Errors, warnings and what `check` prints; what goes on stands under the first word behind the label. A pipe has
+    each on one line, as it was."""
+    wrong = ["check", "gpt175b_3d", "--set", "parallelism.tpp=2"]
+    legal = ["check", "gpt22b_tp8", "--set", "training.recompute=selective", "--set", "model.attention=flash"]
+    said: dict[int, list[str]] = {}
+    for width in (columns, 0):
+        monkeypatch.setenv("COLUMNS", str(width) if width else "")
+        assert (command(*wrong), command(*legal)) == (2, 0)
+        captured = capsys.readouterr()
+        said[width] = captured.out.splitlines() + captured.err.splitlines()
+    assert max(map(len, said[columns])) <= columns < max(map(len, said[0]))
+    for label in ("  allowed: ", "  model         ", "warning: "):
+        (start,) = [number for number, line in enumerate(said[columns]) if line.startswith(label)][:1]
+        goes_on = said[columns][start + 1]
+        assert len(goes_on) - len(goes_on.lstrip()) == (2 if label == "warning: " else len(label)), goes_on
+    assert " ".join(" ".join(said[columns]).split()) == " ".join(" ".join(said[0]).split())
+
+
+def test_what_is_printed_has_no_blanks_at_the_ends_of_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (
+        ["run", "gpt22b_tp8"],
+        ["run", "gpt22b_tp8", "gpt22b_tp8"],
+        ["list", "gpus"],
+        ["topology", "dgx_h100"],
+        ["schedule", "1f1b", "--stages", "2", "--microbatches", "4"],
+        ["collective", "--cluster", "dgx_a100", "--op", "all_reduce", "--sizes", "1M:4M"],
+        ["validate", "megatron-2022", "--row", "korthikanti-t5-001"],
+    ):
+        assert command(*arguments) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines
+        assert not [line for line in lines if line != line.rstrip()]
 
 
 def test_validate_tells_which_row_it_is_at_on_a_terminal_only(

@@ -304,7 +304,8 @@ def test_shipped_files_and_short_forms_satisfy_the_exported_schema() -> None:
             "parallelism.zb_memory_limit",
             "at least 0.5",
         ),
-        ({"parallelism.dp": 5}, "training.global_batch", "dp: 4"),
+        ({"parallelism.dp": 5}, "training.global_batch", "global_batch: 30, or dp: 8"),
+        ({"parallelism.dp": 8, "training.micro_batch": 3}, "training.global_batch", "24, or micro_batch: 1"),
         ({"training.micro_batch": 3}, "training.global_batch", "a multiple of 3"),
         ({"parallelism.dp": 16, "cluster.nodes": 1}, "cluster.nodes", ">= 2"),
         ({"parallelism.tp": 16, "cluster.nodes": 1}, "cluster.nodes", ">= 2"),
@@ -390,6 +391,12 @@ def test_32_heads_on_5_gpus_are_offered_dp_5_or_an_uneven_pipeline() -> None:
     assert "pp: 5 and layers_per_stage: [7, 7, 6, 6, 6]" in message
     job = small(model__heads=32, model__layers=32, parallelism__pp=5, parallelism__layers_per_stage=[7, 7, 6, 6, 6])
     assert job.n_ranks == 5
+
+
+def test_a_batch_that_does_not_divide_is_not_offered_a_dp_that_leaves_gpus_without_a_rank() -> None:
+    """250 sequences on 32 GPUs: no other dp uses all of them."""
+    message = refused({"training.global_batch": 250, "cluster.nodes": 4})
+    assert message.endswith("fix:     global_batch: 256")
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 8, 16])

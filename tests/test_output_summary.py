@@ -119,9 +119,37 @@ def test_compare_puts_two_results_side_by_side() -> None:
 def test_the_two_bubbles_have_two_names() -> None:
     """The pipeline's holds exposed pp and dp communication; the breakdown shows these by themselves."""
     text = " ".join(printed(summary(report(job(), play()))).split())
-    assert "of its work, exposed pp and dp communication in it" in text
+    assert "pipelines idle " in text
+    assert "; exposed pp and dp included" in text
     assert "waiting for other ranks" in text
     assert text.count("bubble") == 1
+
+
+def test_weights_that_are_the_optimizers_shards_are_said_to_be() -> None:
+    """As of torch's FSDP with master weights. Parameters on the host are no shards here."""
+    result = json.loads(json.dumps(report(job(), play())))
+    assert "Weights are" not in printed(summary(result))
+    for stage in result["memory"]["per_stage"]:
+        stage["weights"] = 0.0
+    assert "Weights are the fp32 shards that the optimizer updates" in printed(summary(result))
+    result["parallelism"]["offload"]["parameters"] = "cpu"
+    assert "Weights are on the host" in printed(summary(result))
+
+
+def test_a_schedule_from_a_file_is_named_without_its_folder() -> None:
+    result = json.loads(json.dumps(report(job(), play())))
+    result["parallelism"]["schedule"] = "/home/me/runs/mine.csv"
+    assert "pp 2 x dp 4, mine.csv," in printed(summary(result))
+
+
+def test_a_stage_that_fits_beside_one_that_does_not() -> None:
+    """Its cell under "over" is empty, and all other cells stand where they belong."""
+    result = json.loads(json.dumps(report(job(optimizer=32 * GiB), play())))
+    first, second = result["memory"]["per_stage"]
+    second["capacity"] = 10 * first["capacity"]
+    text = printed(summary(result)).split("Memory of the fullest GPU")[1]
+    rows = [line.split() for line in text.splitlines() if line.split()[:1] in (["0"], ["1"])]
+    assert [len(row) for row in rows] == [8, 7]
 
 
 def test_ratios_are_told_of_all_that_does_not_read_as_zero() -> None:

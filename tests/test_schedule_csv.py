@@ -178,7 +178,7 @@ def test_a_file_that_means_nothing_says_where(text: str, words: str, written: Pa
 
 def test_a_file_of_other_sizes_is_refused(written: Path) -> None:
     written.write_text(PLAIN)
-    with pytest.raises(InputError, match="is of 2 pipeline ranks, 2 micro-batches and 1 chunks per rank, not 2, 8, 1"):
+    with pytest.raises(InputError, match=r"is of 2 pipeline ranks of 1 chunk and 2 micro-batches, not of 2 .* 8 micro"):
         simulator.schedule(str(written), microbatches=8)
     with pytest.raises(InputError, match="global_batch: 2"):
         load_workload(job(parallelism__pp=2, parallelism__schedule=str(written), training__global_batch=8))

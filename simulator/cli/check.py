@@ -10,8 +10,9 @@ import typer
 from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet, Set
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
-from simulator.cli.terminal import warn
+from simulator.cli.terminal import say, warn
 from simulator.errors import InputError
+from simulator.units import format_parameters
 
 if TYPE_CHECKING:
     from simulator.config.model import Model
@@ -64,31 +65,19 @@ def command(
     write_json(json, envelope("check", notes, **content))
     if not quiet and json != STDOUT:
         layout, cluster = job.parallelism, job.cluster
-        print(f"{job.name}: legal")
-        print(f"  model         {_size(total, active)}, {', '.join(_traits(job.model))}")
+        say(f"{job.name}: legal")
+        say(f"  model         {format_parameters(total, active)}, {', '.join(_traits(job.model))}")
         context = f" x cp {layout.cp}" if layout.cp > 1 else ""
         folded = f", experts over ep {layout.ep} x etp {layout.etp}" if job.model.moe else ""
-        print(f"  ranks         {job.n_ranks} = tp {layout.tp}{context} x pp {layout.pp} x dp {layout.dp}{folded}")
+        say(f"  ranks         {job.n_ranks} = tp {layout.tp}{context} x pp {layout.pp} x dp {layout.dp}{folded}")
         types = ", ".join(cluster.gpu_types)
-        print(f"  cluster       {cluster.nodes} x {cluster.name}: {cluster.n_gpus} GPUs, {types}")
-        print(f"  calibration   {', '.join(job.calibrations.values())}" + (f", stack {job.stack}" if job.stack else ""))
-        print(f"  micro-batches {job.microbatches} of {job.training.micro_batch} x {job.training.seq} tokens")
-        print(f"  stages        {_runs(layout.layers_per_stage)} layers")
+        say(f"  cluster       {cluster.nodes} x {cluster.name}: {cluster.n_gpus} GPUs, {types}")
+        say(f"  calibration   {', '.join(job.calibrations.values())}" + (f", stack {job.stack}" if job.stack else ""))
+        say(f"  micro-batches {job.microbatches} of {job.training.micro_batch} x {job.training.seq} tokens")
+        say(f"  stages        {_runs(layout.layers_per_stage)} layers")
     warn(notes)
     if strict and notes:
         raise typer.Exit(1)
-
-
-def _size(total: int, active: int) -> str:
-    """
-    >>> _size(13_300_000, 13_300_000), _size(46_700_000_000, 12_900_000_000)
-    ('13.3 M parameters', '46.7 B parameters (12.9 B active)')
-    """
-
-    def counted(number: int) -> str:
-        return f"{number / 1e9:,.1f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
-
-    return f"{counted(total)} parameters" + (f" ({counted(active)} active)" if active != total else "")
 
 
 def _traits(model: Model) -> Iterator[str]:

@@ -37,9 +37,7 @@ def command(
     compare: Annotated[list[str] | None, typer.Option(metavar="NAME ...", help="Other schedules beside it.")] = None,
     zb_memory_limit: Annotated[
         float,
-        typer.Option(
-            metavar="X", help="zb_auto: activations that a rank may hold, as a multiple of 1f1b's peak. [1.0]"
-        ),
+        typer.Option(metavar="X", help="zb_auto: activations that a rank may hold, as a multiple of 1f1b's peak."),
     ] = 1.0,
     json: Json = None,
     gantt: Annotated[

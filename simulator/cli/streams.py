@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
+from simulator.cli.terminal import say
+
 
 class _Closed(io.TextIOBase):
     """What stands in for a standard output that was closed before the start."""
@@ -35,7 +37,7 @@ def complain(message: str) -> None:
     """``error: message`` on standard error, where control characters are shown instead of sent."""
     shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
     with suppress(OSError):
-        print(f"error: {shown}", file=sys.stderr)
+        say(f"error: {shown}", sys.stderr)
 
 
 def flushed() -> int:

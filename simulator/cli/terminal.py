@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: Characters per line where the output is no terminal and COLUMNS is not set: wide enough that no cell is cut.
 PIPE_WIDTH = 1000
+#: What an indented line begins with, under which it does not go on.
+_LABEL = re.compile(r"  [\w-]+:? +")
 #: A number with at most a unit.
 _FIGURE = re.compile(r"[-+]?\d[\d,.]*(e[-+]?\d+)?( ?[^\d\s]+)?")
 
@@ -68,10 +71,38 @@ def _are_figures(cells: Sequence[str]) -> bool:
     return bool(told) and all(_FIGURE.fullmatch(cell) for cell in told)
 
 
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print lines on standard output, or ``stream``, broken between words where a terminal is narrower."""
+    stream = stream or sys.stdout
+    width = _columns(stream)
+    print(text if width is None else "\n".join(_broken(line, width) for line in text.split("\n")), file=stream)
+
+
+def _columns(stream: TextIO) -> int | None:
+    """Characters per line of ``stream``; None where it is no terminal and COLUMNS is not set."""
+    if (given := os.environ.get("COLUMNS", "")).isdecimal():
+        return int(given) or None
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None if stream.isatty() else None
+    except (OSError, ValueError):  # it says that it is one, and has no file
+        return None
+
+
+def _broken(line: str, width: int) -> str:
+    """
+    >>> print(_broken("  allowed: gpipe, 1f1b, zb_h1", 24))
+      allowed: gpipe, 1f1b,
+               zb_h1
+    """
+    label = _LABEL.match(line)
+    indent = " " * (label.end() if label else 2)
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def warn(warnings: Iterable[str]) -> None:
-    """Each warning as a line on standard error."""
+    """Each warning on standard error."""
     for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}", sys.stderr)
 
 
 @contextmanager

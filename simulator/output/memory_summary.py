@@ -17,7 +17,7 @@ _ROWS = 16
 _REST = 0.05
 
 
-def memory_of(memory: Mapping[str, Any]) -> Any:
+def memory_of(memory: Mapping[str, Any], offload: Mapping[str, str]) -> Any:
     from rich.console import Group
     from rich.text import Text
 
@@ -31,10 +31,13 @@ def memory_of(memory: Mapping[str, Any]) -> Any:
     for row in shown:
         cells = [str(row["stage"]), *(_gib(row[part]) for part in _PARTS), _gib(row["peak"])]
         over = (row["peak"] - row["capacity"]) / GiB
-        if over > 0:
-            cells.append(f"{over:.1f}" if over < 100 else f"{over:.0f}")  # all of the table in 80 columns
+        if too_full:
+            cells.append("" if over <= 0 else f"{over:.1f}" if over < 100 else f"{over:.0f}")  # all in 80 columns
         table.add_row(*cells, style="red" if over > 0 else "")
     lines: list[Any] = [table]
+    if not any(row["weights"] for row in shown):
+        away = "on the host" if offload["parameters"] != "none" else "the fp32 shards that the optimizer updates"
+        lines.append(Text(f"Weights are {away}; what is gathered of them is among buffers.", style="dim"))
     if host := memory.get("host"):
         lines.append(_host(host))
     if len(shown) < len(stages):

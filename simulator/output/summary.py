@@ -6,11 +6,13 @@ Whatever comes from the user is a `rich.text.Text`, so that brackets in a name a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from simulator.output.fitted import Fitted
 from simulator.output.memory_summary import memory_of
 from simulator.output.tables import (
+    HOST,
     WAITING,
     Result,
     breakdown,
@@ -20,7 +22,7 @@ from simulator.output.tables import (
     critical_path,
     percent,
 )
-from simulator.units import TFLOP, counted, format_gib, format_time
+from simulator.units import TFLOP, counted, format_gib, format_parameters, format_time
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -36,7 +38,7 @@ def summary(result: Result) -> Group:
     from rich.text import Text
 
     parts: list[Any] = [_headline(result), _key_figures(result), "", breakdown(result)]
-    parts += [memory_of(result["memory"]), ""]
+    parts += [memory_of(result["memory"], result["parallelism"]["offload"]), ""]
     if any(kind["time_s"] for kind in result["communication"].values()):
         parts.append(communication(result))
     if result["links"]:
@@ -145,7 +147,7 @@ _COMPARED: tuple[tuple[str, Callable[[Result], float], Callable[[float], str]], 
     ("optimizer", lambda r: r["time_breakdown_s"]["optimizer"], format_time),
     ("exposed communication", _exposed, format_time),
     (WAITING, lambda r: r["time_breakdown_s"]["bubble"], format_time),
-    ("waiting for the host", lambda r: r["time_breakdown_s"]["host"], format_time),
+    (HOST, lambda r: r["time_breakdown_s"]["host"], format_time),
     ("peak memory", lambda r: r["memory"]["peak_bytes"], format_gib),
 )
 
@@ -155,7 +157,7 @@ def describe_layout(parallelism: Mapping[str, Any]) -> str:
     as it mostly is: ``tp 8 x pp 12 x dp 16, 1f1b``."""
     degrees = [f"{axis} {parallelism[axis]}" for axis in ("tp", "cp", "pp", "dp") if parallelism[axis] > 1]
     extras = [f"{axis} {parallelism[axis]}" for axis in ("ep", "etp") if parallelism[axis] > 1]
-    extras += [str(parallelism["schedule"])] if parallelism["pp"] > 1 else []
+    extras += [PurePath(parallelism["schedule"]).name] if parallelism["pp"] > 1 else []
     if parallelism["vpp"] > 1:
         extras.append(f"{parallelism['vpp']} chunks")
     if parallelism["zero"]:
@@ -184,8 +186,8 @@ def _headline(result: Result) -> Text:
     return Text.assemble(
         (str(result["name"]), "bold"),
         f" on {result['n_gpus']:,} GPUs of {result['cluster']}\n"
-        f"{_parameters(result)} parameters, {describe_layout(result['parallelism'])}, "
-        f"{result['n_microbatches']:,} micro-batch{'es' if result['n_microbatches'] > 1 else ''}\n"
+        f"{format_parameters(result['params_total'], result['params_active'])}, "
+        f"{describe_layout(result['parallelism'])}, {counted(result['n_microbatches'], 'micro-batch', 'es')}\n"
         f"calibration {calibration['name']}: {calibration['kind']} figures{dated}{stack}",
     )
 
@@ -211,12 +213,6 @@ def _trust(result: Result) -> list[str]:
             lines.append("This job lies outside what they cover, so expect larger errors:")
             lines += [f"  {note}" for note in accuracy["extrapolation"]]
     return lines
-
-
-def _parameters(result: Result) -> str:
-    total, active = result["params_total"], result["params_active"]
-    shown = f"{total / 1e9:,.1f} billion"
-    return shown if active == total else f"{shown} ({active / 1e9:,.1f} billion active)"
 
 
 def _key_figures(result: Result) -> Table:
@@ -248,8 +244,8 @@ def _key_figures(result: Result) -> Table:
     if result["parallelism"]["pp"] > 1:
         grid.add_row(
             "bubble",
-            f"{percent(result['bubble_fraction'])} of the pipeline's window, {result['bubble_ratio']:.3f} "
-            f"of its work, exposed pp and dp communication in it",
+            f"pipelines idle {percent(result['bubble_fraction'])} of the time, "
+            f"idle / busy {result['bubble_ratio']:.3f}; exposed pp and dp included",
         )
         stages = result["stages"]
         better = stages["layers_per_stage"]

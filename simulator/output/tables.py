@@ -11,6 +11,7 @@ from simulator.units import format_bytes, format_time, ms, us
 _BAR = 30
 #: What `time_breakdown_s` calls bubble, told apart from that of the pipeline.
 WAITING = "waiting for other ranks"
+HOST = "waiting for the host"
 _PATH_ROWS = 8
 #: Of a kind of communication, the links that are named.
 _LINKS_OF_KIND = 2
@@ -26,9 +27,9 @@ def breakdown(result: Result) -> Fitted:
         ("recompute", times["recompute"]),
         ("optimizer", times["optimizer"]),
         *((f"exposed {kind} communication", seconds) for kind, seconds in times["exposed"].items()),
-        ("waiting for kernel launches", times["host"]),
+        (HOST, times["host"]),
         (WAITING, times["bubble"]),
-        ("other", times["other"]),
+        ("waiting for the step's end", times["other"]),
     ]
     title = "Where a GPU's time goes (mean over GPUs)"
     return bars(title, [row for row in rows if row[1] >= 5e-4 * result["step_time_s"]], result["step_time_s"])

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from simulator.schedules.actions import Action, Cell, Order, Post, Schedule, Slot, requires
+from simulator.units import counted
 
 _OVERLAP = re.compile(r"\((.*)\)OVERLAP_F_B")
 _POST = re.compile(r"(\d+)(SEND|RECV)_([FB])(\d+)")
@@ -32,6 +33,10 @@ def _cells(row: Iterable[Cell], joined: bool) -> Iterable[str]:
             yield f"({';'.join(map(str, cell))})OVERLAP_F_B"
         else:
             yield from map(str, cell)
+
+
+def _said(p: int, m: int, v: int) -> str:
+    return f"{counted(p, 'pipeline rank')} of {counted(v, 'chunk')} and {counted(m, 'micro-batch', 'es')}"
 
 
 def from_csv(text: str, name: str) -> Schedule:
@@ -56,9 +61,7 @@ def from_csv(text: str, name: str) -> Schedule:
     def check(p: int, m: int, v: int) -> str | None:
         if (p, m, v) == size:
             return None
-        return (
-            f"is of {size[0]} pipeline ranks, {size[1]} micro-batches and {size[2]} chunks per rank, not {p}, {m}, {v}"
-        )
+        return f"is of {_said(*size)}, not of {_said(p, m, v)}"
 
     return Schedule(
         name=name,

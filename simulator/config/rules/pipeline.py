@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import gcd
 from typing import TYPE_CHECKING
 
 from simulator.config.files import brief
-from simulator.config.rules.numbers import around, divisors, listed, nearest, nearest_multiple, shown, split
+from simulator.config.rules.numbers import around, divisors, listed, nearest_multiple, shown, split
+from simulator.config.rules.scale import gpus_of_workers
 from simulator.errors import InputError
 from simulator.schedules import SCHEDULES
+from simulator.units import counted
 
 if TYPE_CHECKING:
     from simulator.config.parallelism import Parallelism
@@ -155,9 +158,10 @@ def _batch_problems(workload: Workload) -> Iterator[InputError]:
     training, layout = workload.training, workload.parallelism
     batch, once = training.global_batch, training.micro_batch * layout.dp
     if batch % once:
-        # A smaller dp, for which there are GPUs.
-        dps = [dp for dp in divisors(batch) if batch % (training.micro_batch * dp) == 0 and dp < layout.dp]
-        other = f", or dp: {nearest(layout.dp, dps)}" if dps else ""
+        other = f", or micro_batch: {gcd(batch // layout.dp, training.micro_batch)}" if batch % layout.dp == 0 else ""
+        dp, idle = divmod(gpus_of_workers(layout, workload.cluster, workload.nodes), layout.model_parallel)
+        if not other and not idle and batch % (training.micro_batch * max(dp, 1)) == 0:  # every GPU has a rank
+            other = f", or dp: {dp}"
         yield InputError(
             f"does not divide by micro_batch {training.micro_batch} x dp {layout.dp} = {once}",
             key="training.global_batch",
@@ -169,7 +173,7 @@ def _batch_problems(workload: Workload) -> Iterator[InputError]:
     microbatches = workload.microbatches
     if microbatches * layout.pp * layout.vpp > MAX_ACTIONS:
         yield InputError(
-            f"makes {microbatches:,} micro-batches over {layout.pp * layout.vpp} stages",
+            f"makes {counted(microbatches, 'micro-batch', 'es')} over {layout.pp * layout.vpp} stages",
             key="training.global_batch",
             found=batch,
             allowed=f"micro-batches * pp * vpp at most {MAX_ACTIONS:,}",
@@ -190,7 +194,7 @@ def _batch_problems(workload: Workload) -> Iterator[InputError]:
             yield InputError(reason, key="parallelism.schedule", found=layout.schedule, fix="schedule: 1f1b")
             return
         yield InputError(
-            f"makes {microbatches} micro-batches; {layout.schedule} {reason}",
+            f"makes {counted(microbatches, 'micro-batch', 'es')}; {layout.schedule} {reason}",
             key="training.global_batch",
             found=batch,
             allowed=", ".join(str(m * once) for m in sorted(works[:2])),
