@@ -181,6 +181,21 @@ def test_bubbles_raise_clocks(pp: int) -> None:
     assert min(staged.values()) > alone[0]
 
 
+@pytest.mark.parametrize("speed", [0.25, 0.5, 2.0, 10.0])
+def test_a_gpu_of_another_speed_leaves_the_clocks_of_others(speed: float) -> None:
+    """Two replicas meet once a step. The step is as long as that of two slow GPUs, or of two usual ones where one is
+    faster, to what clocks may be off: that one waits saves it energy, and the other none."""
+    large = job(model__hidden=8192, model__heads=64, training__seq=2048, training__global_batch=8)
+    large |= {"parallelism": {"dp": 2, "zero": 0}, "calibration": "h100-sxm-80gb"}
+
+    def step_s(*speeds: float) -> float:
+        scales = [{"gpu": f"node0.gpu{gpu}", "speed_scale": one} for gpu, one in enumerate(speeds)]
+        return simulator.run(large | {"cluster": {"name": "dgx_h100", "overrides": scales}}).spans.length_s
+
+    slowest = min(speed, 1.0)
+    assert step_s(1.0, speed) == pytest.approx(step_s(slowest, slowest), rel=0.005)
+
+
 @pytest.mark.parametrize("size", [256, 1024, 4096])
 def test_what_leaves_units_idle_draws_less(size: int) -> None:
     """Energy goes with FLOPs: intensity times seconds is FLOPs over the rate of a large product, whatever the size."""

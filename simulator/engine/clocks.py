@@ -1,7 +1,7 @@
 """The clock that a power limit leaves each rank: played, added up, and played again at the clocks that follow.
 
-A rank's clock depends on how long it waits for others, and that on everybody's clocks. Ranks of a role, on GPUs of a
-type, share one, from the mean over all of them, whichever of them are played: what a rank runs is its role's.
+A rank's clock depends on how long it waits for others, and that on everybody's clocks. Ranks of a kind share one, from
+the mean over all of them, whichever of them are played; a GPU that is slower or faster than others has its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from simulator.cluster import Cluster
 from simulator.costs import Costs
 from simulator.costs.power import Drawn, Loads, load_class
 from simulator.engine.blocks import TemplateStore
-from simulator.engine.placed import Placed
+from simulator.engine.placed import Kind, Placed
 from simulator.engine.recorder import Clocks, Recorder
 from simulator.engine.world import Cast
 from simulator.program import Block
@@ -30,23 +30,23 @@ MOST_PLAYS = 8
 def first_clocks(placed: Placed, cluster: Cluster) -> Clocks:
     """Those of a step without communication and waiting, where costs know of a power limit."""
     loads_of: dict[tuple[int, str], Loads] = {}
-    clocks: dict[tuple[int, str], float | None] = {}
-    for role, gpu in dict.fromkeys(placed.kinds(cluster)):
-        costs = placed.costs.of(gpu)
+    clocks: dict[Kind, float | None] = {}
+    for kind in dict.fromkeys(placed.kinds(cluster)):
+        costs = placed.costs.of(kind.gpu)
         power = costs.power
         if power is None:
-            clocks[role, gpu] = None
+            clocks[kind] = None
             continue
         loads = Loads()
-        for _, _, step in placed.program.roles[role].steps():
+        for _, _, step in placed.program.roles[kind.role].steps():
             if isinstance(step.op, Block):
-                key = id(step.op), gpu
+                key = id(step.op), kind.gpu
                 if key not in loads_of:
                     loads_of[key] = _loads(step.op, costs, power.highest_hz)
                 loads.add_all(loads_of[key])
         length_s = sum(loads.seconds.values())
         drawn = Drawn(0.0, length_s, loads.seconds, loads.drawing_s)
-        clocks[role, gpu] = power.clock_hz(power.trace([drawn], length_s), power.highest_hz)
+        clocks[kind] = power.clock_hz(power.trace([drawn], length_s), power.highest_hz)
     return clocks
 
 
@@ -60,7 +60,7 @@ def next_clocks(
     rank, drawn = _drawn(cast, recorder, store)
     found = dict(clocks)
     for kind, count in Counter(kinds).items():
-        power, clock_hz = placed.costs.of(kind[1]).power, clocks[kind]
+        power, clock_hz = placed.costs.of(kind.gpu).power, clocks[kind]
         if power is not None and clock_hz is not None:
             own = np.isin(rank, [number for number in cast.like if kinds[number] == kind])
             found[kind] = power.clock_hz(power.trace([drawn.only(own)], length_s, count), clock_hz)

@@ -110,11 +110,7 @@ def _refine(
     position = np.where(named[group_of], position, np.uint64(0))
 
     gpu_names = {gpu.name for gpu in cluster.gpus}
-    rank = _label(
-        (job, role, on.type, on.speed_scale, on.host_speed, on.autograd_speed)
-        for job, placed in enumerate(jobs)
-        for role, on in zip(placed.program.role_of, (cluster.gpus[gpu] for gpu in placed.gpus), strict=True)
-    )
+    rank = _label((job, kind) for job, placed in enumerate(jobs) for kind in placed.kinds(cluster))
     group = _label(
         [
             *[

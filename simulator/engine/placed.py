@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from simulator.cluster import Cluster
+from simulator.cluster.cluster import Gpu
 from simulator.costs import Costs
 from simulator.program import Program
+
+
+class Kind(NamedTuple):
+    """What ranks have in common that do the same on GPUs and hosts of one pace: ``role``, type of GPU, and the speeds
+    of `simulator.cluster.cluster.Gpu`."""
+
+    role: int
+    gpu: str
+    speed_scale: float
+    host_speed: float
+    autograd_speed: float
+
+    @classmethod
+    def of(cls, role: int, gpu: Gpu) -> Kind:
+        return cls(role, gpu.type, gpu.speed_scale, gpu.host_speed, gpu.autograd_speed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +50,7 @@ class Placed:
         gpus = [gpu for node in nodes for gpu in of_node[node]]
         return cls(program, costs, tuple(gpus[: program.n_ranks]), tuple([nodes[at] for at in program.servers]))
 
-    def kinds(self, cluster: Cluster) -> list[tuple[int, str]]:
-        """Role and type of GPU of every rank."""
-        types = [cluster.gpus[gpu].type for gpu in self.gpus]
-        return list(zip(self.program.role_of, types, strict=True))
+    def kinds(self, cluster: Cluster) -> list[Kind]:
+        """Of every rank."""
+        on = [cluster.gpus[gpu] for gpu in self.gpus]
+        return [Kind.of(role, gpu) for role, gpu in zip(self.program.role_of, on, strict=True)]

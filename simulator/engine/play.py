@@ -17,7 +17,7 @@ from simulator.engine.course import times_of
 from simulator.engine.deadlock import report
 from simulator.engine.host import Errand, HostSpeeds, agenda, host_speeds
 from simulator.engine.memory import SharedMemory
-from simulator.engine.placed import Placed
+from simulator.engine.placed import Kind, Placed
 from simulator.engine.rank import INSTANT_s, Meeting, Rank, UnderWay, left_from
 from simulator.engine.recorder import BESIDE, WHOLE, Called, Clocks, Ends, Recorder
 from simulator.engine.world import Cast, Transfer
@@ -89,7 +89,7 @@ class Play:
         }
         role, costs = self.program.role_of[number], self.costs.of(gpu.type)
         host = host_speeds(gpu)
-        runs = Running(gpu.type, gpu.speed_scale, self.clocks[role, gpu.type], host)
+        runs = Running(gpu.type, gpu.speed_scale, self.clocks[Kind.of(role, gpu)], host)
         key = role, gpu.type, host
         if key not in self._agendas:
             self._agendas[key] = agenda(self.program.roles[role], costs, host)

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.engine.placed import Kind
 from simulator.engine.world import Cast
 from simulator.program import Program, Step
 from simulator.timeline import Contention, Floats, Ints, LinkUse, Template, Timeline
 
-#: A clock per role and type of GPU in Hz; None: kernels take what they take alone.
-Clocks = Mapping[tuple[int, str], float | None]
+#: Clocks of ranks in Hz; None: kernels take what they take alone.
+Clocks = Mapping[Kind, float | None]
 
 
 class Ends(NamedTuple):
