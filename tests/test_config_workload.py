@@ -450,6 +450,7 @@ def test_warnings() -> None:
         "7 of the 8 GPUs of the cluster have no rank",
         "parallelism.zero saves nothing: with dp * cp 1 there is no replica to share the optimizer state with",
     ]
+    assert "allow_tf32" in warnings(small(parallelism__dp=8, training__precision="fp32"))[0]
     assert "flash attention keeps no scores" in warnings(small(parallelism__dp=8, training__recompute="selective"))[0]
     assert warnings(small(parallelism__dp=8, training__recompute="selective", model__attention="unfused")) == []
 

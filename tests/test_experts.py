@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import simulator
 from simulator.build.layout import layout
 from simulator.cluster import build_cluster
 from simulator.config import load_cluster, load_workload
@@ -14,7 +15,7 @@ from simulator.config.model import Moe
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.model import layer, params_on, rank_parts, stage_parts
-from simulator.model.routing import popularity, routing
+from simulator.model.routing import dropped_share, popularity, routing
 from simulator.network.collectives import patterns
 from simulator.network.direct import Traffic
 from simulator.program import Comm, Compute, GroupedMatmul, Matmul
@@ -24,6 +25,7 @@ from tests.clusters import carried
 from tests.experts import MLA, job, play
 from tests.test_engine_exact import assert_same
 
+COUNTED = "MFU counts them as worked on"
 SKEW: dict[str, Any] = {"token_distribution": {"skew": 1.0}}
 
 
@@ -44,6 +46,27 @@ def test_a_skew_is_zipfs_law_cut_where_every_token_goes(skew: float, k: int) -> 
         assert shares[i] / shares[free[0]] == pytest.approx(((free[0] + 1) / (i + 1)) ** skew)
     assert sorted(popularity(moe, 1), reverse=True) == shares
     assert skew == 0 or popularity(moe, 1) != popularity(moe, 0)
+
+
+@pytest.mark.parametrize("pad", [True, False])
+@pytest.mark.parametrize(
+    ("moe", "share"),
+    [
+        ({}, 0.0),
+        ({"capacity_factor": 2.0}, 0.0),
+        ({"capacity_factor": 0.5}, 0.5),
+        # One expert of eight is meant to get 4/11 and takes 1/8, the others 1/11 each.
+        ({"capacity_factor": 1.0, "token_distribution": [4, 1, 1, 1, 1, 1, 1, 1], "top_k": 1}, 4 / 11 - 1 / 8),
+    ],
+)
+def test_tokens_beyond_the_capacity_are_dropped_and_said(moe: dict[str, Any], share: float, pad: bool) -> None:
+    padded = {"pad_to_capacity": pad} if "capacity_factor" in moe else {}
+    work = job(moe=moe | padded, parallelism={"dp": 16, "ep": 2})
+    assert dropped_share(load_workload(work)) == pytest.approx(share, abs=1e-12)
+    told = [text for text in simulator.run(work).warnings if "drop" in text]
+    assert told == (
+        [f"model.moe.capacity_factor: experts drop {share:.1%} of their tokens; {COUNTED}"] if share else []
+    )
 
 
 @pytest.mark.parametrize("ep", [1, 2, 4, 8])

@@ -70,6 +70,17 @@ def routing(workload: Workload) -> Routing:
     return _routing(moe, workload.rank_tokens // layout.tp, layout.ep, layout.etp, workload.seed)
 
 
+def dropped_share(workload: Workload) -> float:
+    """Of all copies of tokens, those that no expert works on, as it has reached its capacity."""
+    moe = workload.model.moe
+    if moe is None or moe.capacity_factor is None:
+        return 0.0
+    unpadded = moe.model_copy(update={"pad_to_capacity": False})
+    layout, tokens = workload.parallelism, workload.rank_tokens // workload.parallelism.tp
+    kept = _routing(unpadded, tokens, layout.ep, layout.etp, workload.seed).sent
+    return max(0.0, 1 - kept / (tokens * moe.top_k))
+
+
 @lru_cache(maxsize=64)
 def _routing(moe: Moe, tokens: int, ep: int, etp: int, seed: int) -> Routing:
     copies = [share * tokens * moe.top_k for share in popularity(moe, seed)]
