@@ -18,10 +18,12 @@ from simulator.analysis.report import Job, StepFlops, report
 from simulator.analysis.staleness import staleness
 from simulator.analysis.steady import UNSTEADY, Steady, until_steady
 from simulator.build import build_program, layout
-from simulator.cluster import Cluster, build_cluster
+from simulator.cluster import Cluster, cluster_of
 from simulator.config import Workload, load_workload, warnings
 from simulator.config.profile import Profile, load_profiles
+from simulator.config.section import located
 from simulator.config.stack import load_stack
+from simulator.config.workload import written_in
 from simulator.costs import Costs
 from simulator.costs.provenance import priced_by
 from simulator.engine import Placed, simulate
@@ -179,14 +181,16 @@ def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str
 
     ``set`` changes dotted keys first, such as ``{"parallelism.pp": 4}``. Raises `InputError` on what cannot be used.
     """
-    return _run(workload if isinstance(workload, Workload) and not set else load_workload(workload, set or {}))
+    job = workload if isinstance(workload, Workload) and not set else load_workload(workload, set or {})
+    with located(written_in(workload if isinstance(workload, str | Path) else None, set or {}, "set")):
+        return _run(job)
 
 
 def _run(job: Workload, *, disturbed: bool = True, known: Cluster | None = None) -> Result:
     """Simulate one training step. Unless ``disturbed`` every kernel takes what it takes alone. ``known``: a cluster
     that is built already, with what was worked out about it, should it be the job's."""
     profiles = load_profiles(job.calibrations, job.training.attention_kernel)
-    cluster = known if known is not None and known.spec == job.cluster else build_cluster(job.cluster)
+    cluster = known if known is not None and known.spec == job.cluster else cluster_of(job)
     network = load_stack(job.stack) if job.stack else None
     costs = Costs.from_profiles(profiles, job.training.implementation, network)
     schedule, shortcuts = job.parallelism.plan, job.simulation.model_dump()

@@ -14,7 +14,7 @@ from simulator.analysis.envelope import envelope
 from simulator.analysis.steady import STEPS, Steady, own_paces, steady_until
 from simulator.api import Result, rehearsed
 from simulator.build import build_program
-from simulator.cluster import Cluster, build_cluster
+from simulator.cluster import Cluster, cluster_of
 from simulator.config import Workload, load_workload
 from simulator.config.cluster import ClusterSpec
 from simulator.config.profile import Profile, check_one_vendor, check_precision, load_profiles
@@ -242,7 +242,7 @@ def _placed(jobs: Sequence[Workload]) -> tuple[Cluster, list[Workload]]:
             )
     nodes = _deal(jobs, first.cluster)
     most = max(max(job.cluster.nodes for job in jobs), 1 + max(node for own in nodes for node in own))
-    cluster = build_cluster(first.cluster, most)
+    cluster = cluster_of(first, most)
     return cluster, [job.model_copy(update={"placement": own}) for job, own in zip(jobs, nodes, strict=True)]
 
 

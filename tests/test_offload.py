@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from simulator.analysis.memory import memory_curve
 from simulator.api import Result, run
-from simulator.config import load_workload
+from simulator.config import load_cluster, load_workload
 from simulator.costs.hosts import HOST_TRANSPORTS
 from simulator.engine.invariants import check
 from simulator.errors import InputError
@@ -262,3 +263,14 @@ def test_what_cannot_be_offloaded(node: dict[str, Any], section: dict[str, Any],
     with pytest.raises(InputError) as refusal:
         load_workload(workload)
     assert all(word in str(refusal.value) for word in words)
+
+
+@pytest.mark.parametrize(("cluster", "host"), [("hgx_h100_8gpu", "dgx_h100"), ("mi300x", "dgx1_v100")])
+def test_a_host_that_nothing_is_known_of_is_offered_a_known_one_with_such_gpus_or_any(cluster: str, host: str) -> None:
+    """And with what is offered the job is legal."""
+    changes: dict[str, Any] = {"cluster": cluster, "parallelism.offload.optimizer": "cpu"}
+    with pytest.raises(InputError, match=f"if hosts are those of {host}$") as refusal:
+        load_workload("gpt22b_tp8", changes)
+    (offered,) = re.findall(r"host_memory_bandwidth_Bps: (\S+),", str(refusal.value))
+    job = load_workload("gpt22b_tp8", changes | {"cluster.node.host_memory_bandwidth_Bps": float(offered)})
+    assert job.cluster.kinds[0].host_memory_bandwidth_Bps == load_cluster(host).kinds[0].host_memory_bandwidth_Bps

@@ -3,12 +3,13 @@ would work, or counted exactly."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from simulator import model
-from simulator.config import Workload, load_workload, rules
+from simulator.config import Workload, load_workload, rules, warnings
 from simulator.errors import InputError
 
 
@@ -198,3 +199,28 @@ def test_r26_selective_recompute_saves_the_square_and_flash_has_none() -> None:
     (unfused, _), (selective, notes) = saved("unfused", "none"), saved("unfused", "selective")
     assert unfused - selective == 2 * 32 * 2048**2
     assert not any("selective" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ({"hidden": 4096, "heads": 32, "activation": "swiglu"}, "16,384, GPT's, and swiglu .* 256: 11,008$"),
+        ({"hidden": 5120, "heads": 40, "activation": "geglu"}, "20,480, GPT's, and geglu .* 256: 13,824$"),
+        ({"hidden": 4096, "heads": 32, "activation": "swiglu", "ffn_hidden": 16_384}, ""),
+        ({"hidden": 4096, "heads": 32, "activation": "gelu"}, ""),
+        (
+            {"hidden": 512, "heads": 8, "activation": "swiglu", "moe": {"experts": 8, "top_k": 2, "ffn_hidden": 512}},
+            "",
+        ),
+        ({"preset": "llama2-7b"}, ""),
+    ],
+)
+def test_a_gated_mlp_of_gpts_width_is_told_with_llamas(model: dict[str, Any], told: str) -> None:
+    """Llama 2's: 11,008 of 4,096 and 13,824 of 5,120. Whoever gives the width means it, and experts have their own."""
+    sizes = {} if "preset" in model else {"layers": 4, "vocab": 32_000}
+    job = load_workload(
+        {"model": {**sizes, **model}, "training": {"seq": 512, "global_batch": 8}, "cluster": "dgx_a100"}
+    )
+    found = [note for note in warnings(job) if "ffn_hidden" in note]
+    assert len(found) == bool(told)
+    assert not told or re.search(told, found[0])

@@ -50,15 +50,19 @@ def command(
         raise InputError("is missing", file="WORKLOAD", allowed="a file, a name in workloads/, or --schema")
 
     from simulator import model
-    from simulator.cluster import build_cluster
+    from simulator.cluster import cluster_of
     from simulator.config import load_workload, parse_changes, warnings
     from simulator.config.profile import load_profile
+    from simulator.config.section import located
+    from simulator.config.workload import written_in
 
-    job = load_workload(workload, parse_changes(set_ or ()))
+    changes = parse_changes(set_ or ())
+    job = load_workload(workload, changes)
     for profile in job.calibrations.values():
         load_profile(profile)
     check_outputs({"--json": json})
-    build_cluster(job.cluster)
+    with located(written_in(workload, changes)):
+        cluster_of(job)
     notes = warnings(job)
     total, active = model.parameters(job), model.active_parameters(job)
     content = {"workload": job.model_dump(mode="json"), "params_total": total, "params_active": active}

@@ -100,13 +100,16 @@ def command(
     """
     from simulator.cluster import build_cluster
     from simulator.config.cluster import load_cluster
+    from simulator.config.section import located
     from simulator.network.collectives import BARRIER_BYTES, algorithms, bus_factor, idle_seconds, plan
 
     algorithms(op)
     if op == "barrier" and sizes is not None:
         raise InputError("a barrier has no size", file="--sizes", found=sizes, fix="leave --sizes out")
     messages = [int(BARRIER_BYTES)] if op == "barrier" else parse_sizes(DEFAULT_SIZES if sizes is None else sizes)
-    built = build_cluster(load_cluster(cluster, nodes=nodes))
+    spec = load_cluster(cluster, nodes=nodes)
+    with located(lambda key: (cluster, key)):
+        built = build_cluster(spec)
     members = parse_ranks(ranks, len(built.gpus), "--ranks")
     if len(members) < 2:
         raise InputError(

@@ -69,6 +69,8 @@ def command(
       llmsim run gpt22b_tp8 gpt22b_tp8 --share-fabric --set placement=interleaved
     """
     from simulator.config import load_workload, parse_changes
+    from simulator.config.section import located
+    from simulator.config.workload import written_in
 
     changes = parse_changes(set_ or ())
     jobs = [load_workload(name, changes) for name in (workload, *(others or ()))]
@@ -93,7 +95,8 @@ def command(
     from simulator.output.summary import compare
 
     if share_fabric:
-        with progress(f"simulating {len(jobs)} jobs at once"):
+        # Of all jobs' one cluster the first says what it is.
+        with progress(f"simulating {len(jobs)} jobs at once"), located(written_in(workload, changes)):
             shared = simulator.share(jobs)
         write_json(json, shared.to_dict())
         _draw(shared.results, gantt, memory, set_ or ())
@@ -102,8 +105,8 @@ def command(
         _judge(shared.to_dict()["runs"], shared.warnings, strict)
         return
     results = []
-    for job in jobs:
-        with progress(f"simulating {job.name}"):
+    for name, job in zip((workload, *(others or ())), jobs, strict=True):
+        with progress(f"simulating {job.name}"), located(written_in(name, changes)):
             results.append(simulator.run(job))
     reports = [result.to_dict() for result in results]
     warnings = _warnings(results)

@@ -43,10 +43,12 @@ def command(
     from simulator.cli.joined import show_joined
     from simulator.cluster import build_cluster
     from simulator.config.cluster import describe_fabric, describe_nodes, load_cluster
+    from simulator.config.section import located
 
     spec = load_cluster(cluster, nodes=nodes)
     check_outputs({"--json": json, "--plot": plot}, {"--plot": PICTURES})
-    built = build_cluster(spec)
+    with located(lambda key: (cluster, key)):
+        built = build_cluster(spec)
     bisection = built.bisection_Bps()
     routes = [
         {

@@ -12,8 +12,9 @@ from simulator.cluster.node import NodeLayout, lay_out
 from simulator.config.cluster import ClusterSpec, cluster_problems
 from simulator.config.node import Node
 from simulator.config.overrides import GpuOverride, LinkOverride, NicOverride, missing_parts, named
-from simulator.config.section import raise_all
+from simulator.config.section import located, raise_all
 from simulator.config.transport import TransportKind
+from simulator.config.workload import Workload
 from simulator.errors import InputError
 from simulator.fabrics import Switches, switches
 
@@ -21,6 +22,12 @@ from simulator.fabrics import Switches, switches
 #: leaf (arXiv 2505.09343, table 5: InfiniBand 2.8 and 3.7 us, RoCE 3.6 and 5.6 us). TCP crosses the same Ethernet
 #: switches as RoCE.
 SWITCH_LATENCY_s: dict[TransportKind, float] = {"infiniband": 0.45e-6, "roce": 1.0e-6, "tcp": 1.0e-6}
+
+
+def cluster_of(workload: Workload, nodes: int | None = None) -> Cluster:
+    """The cluster of a workload, under whose key `InputError`s are."""
+    with located(lambda key: (None, f"cluster.{key}" if key else "cluster")):
+        return build_cluster(workload.cluster, nodes)
 
 
 def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:

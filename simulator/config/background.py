@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from simulator.config.section import Section, Text
+from simulator.config.section import Section, Text, likeliest
 
 
 class Flow(Section):
@@ -33,9 +32,7 @@ class LinkLoad(Section):
     """what it would take of the link's bandwidth; less where its fair share is less"""
 
 
-def _class_of(value: object) -> str:
-    has_link = "link" in value if isinstance(value, Mapping) else isinstance(value, LinkLoad)
-    return "LinkLoad" if has_link else "Flow"
-
-
-Background = Annotated[Annotated[Flow, Tag("Flow")] | Annotated[LinkLoad, Tag("LinkLoad")], Discriminator(_class_of)]
+Background = Annotated[
+    Annotated[Flow, Tag("Flow")] | Annotated[LinkLoad, Tag("LinkLoad")],
+    Discriminator(lambda value: likeliest(value, Flow, LinkLoad)),
+]

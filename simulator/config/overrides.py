@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from simulator.config.section import Section, Text
+from simulator.config.section import Section, Text, likeliest
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
@@ -60,18 +60,11 @@ class NicOverride(Section):
     """true; a slow one is a link with a bandwidth_scale"""
 
 
-def _override_class(value: object) -> str:
-    for key, kind in (("gpu", GpuOverride), ("nic", NicOverride)):
-        if key in value if isinstance(value, Mapping) else isinstance(value, kind):
-            return kind.__name__
-    return LinkOverride.__name__
-
-
 Override = Annotated[
     Annotated[LinkOverride, Tag("LinkOverride")]
     | Annotated[GpuOverride, Tag("GpuOverride")]
     | Annotated[NicOverride, Tag("NicOverride")],
-    Discriminator(_override_class),
+    Discriminator(lambda value: likeliest(value, LinkOverride, GpuOverride, NicOverride)),
 ]
 
 

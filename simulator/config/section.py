@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from simulator.config import synonyms
 from simulator.config.files import brief, closest
 from simulator.errors import InputError
 
@@ -115,12 +117,25 @@ def validated(model: type[M], data: Any, file: object, *, origin: Origin | None 
     except InputError as failure:  # raised by the checks of the model itself, which do not know the file
         said, more = each(failure)
         errors = list(said)
+    with located(lambda key: origin(key) if origin and key else (file, key)):
+        raise_all(errors, more)
+    raise AssertionError("a validation error without details")
+
+
+@contextmanager
+def located(origin: Origin) -> Iterator[None]:
+    """What the block raises names the file and the key that ``origin`` says, unless it names a file."""
+    try:
+        yield
+    except InputError as failure:
+        errors, more = each(failure)
+    else:
+        return
     for error in errors:
         if error.file is None:
-            where, error.key = origin(error.key) if origin and error.key else (file, error.key)
-            error.file = None if where is None else str(where)
+            where, key = origin(error.key or "")
+            error.key, error.file = key or None, None if where is None else str(where)
     raise_all(errors, more)
-    raise AssertionError("a validation error without details")
 
 
 #: The kind of an error that follows from another, which is listed.
@@ -186,14 +201,33 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
 
 
 def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, name: str) -> InputError:
-    allowed = list(owner.model_fields)
-    near = closest(name, allowed)
-    fix = f"{near} instead of {name}" if near else None
+    allowed = list(_fields(owner))
+    section, meant = synonyms.here(name) or ("", "")
+    near = meant if meant.split(":")[0] in allowed else closest(name, allowed)
+    fix = f"{near} instead of {name}" if near else f"{section}.{meant}" if meant else None
     if near is None and owner is model:  # a key inside a section is meant for that section
         elsewhere = [path for path in paths(model) if path.rsplit(".", 1)[-1] == name]
         if elsewhere:
             fix = elsewhere[0]
     return InputError("unknown key", key=key, allowed=", ".join(allowed), fix=fix)
+
+
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """By the key that stands in a file."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def likeliest(value: object, *sections: type[BaseModel]) -> str:
+    """The name of the one of ``sections`` that ``value`` is of or, where it is a mapping, is meant as: the one whose
+    first key it has, or else most keys, nearly right ones after right ones; the first of equals."""
+    if not isinstance(value, Mapping):
+        return next((one.__name__ for one in sections if isinstance(value, one)), sections[0].__name__)
+
+    def likeness(section: type[BaseModel]) -> tuple[bool, int, int]:
+        keys = list(_fields(section))
+        return keys[0] in value, sum(key in keys for key in value), sum(closest(key, keys) is not None for key in value)
+
+    return max(sections, key=likeness).__name__
 
 
 #: Tags of union members that are no sections.
@@ -210,13 +244,13 @@ def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, ty
             key += f"[{part}]"
         elif part in inside and inside[part] is not model:  # the tag of a union's member, no key
             owner = inside[part]
-        elif (part in _FORMS or _UNTAGGED.match(part)) and part not in owner.model_fields:
+        elif (part in _FORMS or _UNTAGGED.match(part)) and part not in _fields(owner):
             continue
         else:
             if len(inside) == 1:
                 owner = next(iter(inside.values()))
             key += f".{part}" if key else part
-            inside = _sections(owner.model_fields[part].annotation) if part in owner.model_fields else {}
+            inside = _sections(_fields(owner)[part].annotation) if part in _fields(owner) else {}
     return key, owner
 
 
@@ -229,7 +263,7 @@ def _sections(annotation: Any) -> dict[str, type[BaseModel]]:
 
 def paths(model: type[BaseModel]) -> Iterator[str]:
     """The dotted keys of a model and of the sections in it."""
-    for name, field in model.model_fields.items():
+    for name, field in _fields(model).items():
         yield name
         for section in _sections(field.annotation).values():
             yield from (f"{name}.{path}" for path in paths(section))
@@ -237,7 +271,8 @@ def paths(model: type[BaseModel]) -> Iterator[str]:
 
 def _field(owner: type[BaseModel], loc: tuple[int | str, ...]) -> FieldInfo | None:
     """The field that holds what ``loc`` points to, be it in a list."""
-    return next((owner.model_fields[part] for part in reversed(loc) if part in owner.model_fields), None)
+    fields = _fields(owner)
+    return next((fields[part] for part in reversed(loc) if part in fields), None)
 
 
 def _allowed(field: FieldInfo | None) -> str | None:
@@ -260,7 +295,7 @@ def _bounds(field: FieldInfo | None) -> list[str]:
 def _keys(field: FieldInfo | None) -> str | None:
     """Those of the sections that a field can hold."""
     sections = {} if field is None else _sections(field.annotation)
-    return ", ".join(dict.fromkeys(key for section in sections.values() for key in section.model_fields)) or None
+    return ", ".join(dict.fromkeys(key for section in sections.values() for key in _fields(section))) or None
 
 
 def _metadata(annotation: Any) -> Iterator[Any]:
@@ -280,5 +315,5 @@ def _values(annotation: Any) -> Iterator[str]:
 
 
 def _meaning(owner: type[BaseModel], name: str) -> str | None:
-    field = owner.model_fields.get(name)
+    field = _fields(owner).get(name)
     return field.description.split("\n\n")[0].replace("\n", " ") if field and field.description else None

@@ -370,5 +370,10 @@ def _only_in(key: str, changes: Mapping[str, Any], written: Any) -> bool:
     return False
 
 
+def written_in(source: object, changes: Mapping[str, Any], by: str = "--set") -> Origin:
+    """Where the keys of a loaded workload were written: in its ``source``, or in ``changes``."""
+    return lambda key: (by if _under(key, changes) else source, key)
+
+
 def _under(key: str, changes: Mapping[str, Any]) -> bool:
     return any(key == changed or key.startswith((f"{changed}.", f"{changed}[")) for changed in changes)

@@ -40,7 +40,7 @@ _LAYOUT_PROBLEMS = (
 )
 _WARNINGS = (
     *(scale.warnings, data.warnings, servers.warnings, experts.warnings, pipeline.warnings),
-    training.warnings,
+    *(tensor.warnings, training.warnings),
     effect.warnings,
 )
 

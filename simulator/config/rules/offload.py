@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from simulator.config import catalog
+from simulator.config.cluster import load_cluster
+from simulator.config.files import brief
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,13 +20,18 @@ def problems(workload: Workload) -> Iterator[InputError]:
     places = layout.offload.model_dump()
     used = {what: place for what, place in places.items() if place != "none"}
     what_for = "parameter servers" if layout.server_count else "what is offloaded"
-    if (used or layout.server_count) and any(node.host_memory_bandwidth_Bps is None for node in kinds):
-        yield InputError(
-            f"{what_for} moves through the host's memory, whose bandwidth must be known",
-            key="cluster.node.host_memory_bandwidth_Bps",
-            found="null",
-            allowed="bytes/s of all channels together",
-        )
+    cluster = workload.cluster
+    where = [f"cluster.groups[{i}].node" for i in range(len(cluster.groups))] or ["cluster.node"]
+    for key, node in zip(where, [group.node for group in cluster.groups] or kinds, strict=True):
+        if (used or layout.server_count) and node.host_memory_bandwidth_Bps is None:
+            name, known_Bps = _known_host(node.gpus.type)
+            yield InputError(
+                f"{what_for} moves through the host's memory, whose bandwidth must be known",
+                key=f"{key}.host_memory_bandwidth_Bps",
+                found=brief(None),
+                allowed="bytes/s of all channels together",
+                fix=f"host_memory_bandwidth_Bps: {known_Bps / 1e9:g}e9, if hosts are those of {name}",
+            )
     for what, place in used.items():
         if place == "nvme" and not all(node.nvme.count for node in kinds):
             yield InputError(
@@ -50,3 +58,11 @@ def problems(workload: Workload) -> Iterator[InputError]:
             allowed="none, or another schedule",
             fix="schedule: 1f1b",
         )
+
+
+def _known_host(gpu: str) -> tuple[str, float]:
+    """The first shipped cluster, with such GPUs if there is one, that says how fast its hosts' memory is, bytes/s."""
+    shipped = [(node, name) for name in catalog.names("cluster") for node in load_cluster(name).kinds]
+    known = [(node.gpus.type != gpu, name, node.host_memory_bandwidth_Bps) for node, name in shipped]
+    _, name, known_Bps = min((other, name, rate) for other, name, rate in known if rate is not None)
+    return name, known_Bps

@@ -122,3 +122,16 @@ def _heads_do_not_split(workload: Workload) -> InputError:
         allowed=listed(_head_splits(workload)),
         fix=instead,
     )
+
+
+def warnings(workload: Workload) -> Iterator[str]:
+    """A gated MLP as wide as one without a gate, which has a matrix less."""
+    model = workload.model
+    dense = model.moe is None or not all(map(model.moe.here, range(model.layers)))
+    if dense and model.activation in ("swiglu", "geglu") and "ffn_hidden" not in model.model_fields_set:
+        # Llama's `multiple_of` is 256 (github.com/meta-llama/llama, model.py); Megatron-LM cuts down to 64s instead.
+        narrow = 256 * math.ceil(8 * model.hidden / 3 / 256)
+        yield (
+            f"model.ffn_hidden is 4 * hidden = {model.ffn_hidden:,}, GPT's, and {model.activation} has a third matrix "
+            f"of that size; Llama takes 8/3 * hidden, up to a multiple of 256: {narrow:,}"
+        )

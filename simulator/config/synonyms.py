@@ -1,0 +1,58 @@
+"""What other frameworks call the keys of a workload file.
+
+From the options of Megatron-LM (megatron/training/arguments.py), DeepSpeed's and torchtitan's configurations, and the
+``config.json`` of Hugging Face. Used for the fix that goes with an unknown key, never to accept one.
+"""
+
+from __future__ import annotations
+
+#: Dotted key here, or key and value -> names elsewhere, in lower case with underscores.
+_ELSEWHERE = {
+    "training.seq": "sequence_length seq_length seq_len max_seq_len context_length max_position_embeddings",
+    "training.micro_batch": "micro_batch_size mbs local_batch_size train_micro_batch_size_per_gpu "
+    "per_device_train_batch_size",
+    "training.global_batch": "batch_size global_batch_size gbs train_batch_size",
+    "training.global_batch: micro_batch x dp x those steps": "gradient_accumulation_steps grad_accum_steps",
+    "training.grad_clip": "clip_grad gradient_clipping max_norm max_grad_norm",
+    "training.precision": "dtype torch_dtype mixed_precision",
+    "training.recompute": "activation_checkpoint activation_checkpointing gradient_checkpointing "
+    "recompute_granularity recompute_activations",
+    "parallelism.tp": "tensor_parallel tensor_parallel_size tensor_model_parallel_size tensor_parallel_degree",
+    "parallelism.pp": "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pipeline_parallel_degree",
+    "parallelism.dp": "data_parallel_size data_parallel_degree",
+    "parallelism.cp": "context_parallel context_parallel_size context_parallel_degree",
+    "parallelism.ep": "expert_parallel expert_parallel_size expert_model_parallel_size expert_parallel_degree",
+    "parallelism.etp": "expert_tensor_parallel_size expert_tensor_parallel_degree",
+    "parallelism.vpp": "virtual_pipeline_model_parallel_size num_model_chunks",
+    "parallelism.zero": "zero_stage zero_optimization",
+    "parallelism.zero: 1": "use_distributed_optimizer distributed_optimizer",
+    "parallelism.zero: 3": "fsdp fsdp2 fully_shard data_parallel_shard_degree",
+    "parallelism.schedule": "pipeline_parallel_schedule pipeline_schedule",
+    "model.layers": "num_layers num_hidden_layers n_layers n_layer",
+    "model.hidden": "hidden_size d_model dim n_embd",
+    "model.heads": "num_attention_heads n_heads n_head",
+    "model.kv_heads": "num_key_value_heads num_query_groups n_kv_heads",
+    "model.head_dim": "kv_channels",
+    "model.ffn_hidden": "ffn_hidden_size intermediate_size",
+    "model.vocab": "vocab_size padded_vocab_size",
+    "model.tied_embeddings": "tie_word_embeddings",
+    "cluster.nodes": "num_nodes n_nodes nnodes",
+    "cluster.node.gpus.count": "gpus_per_node nproc_per_node",
+    "cluster.background.from": "source src",
+    "cluster.background.to": "destination dst target",
+}
+#: Name elsewhere -> what it is here.
+SYNONYMS = {name: here for here, names in _ELSEWHERE.items() for name in names.split()}
+
+
+def here(name: str) -> tuple[str, str] | None:
+    """The section, and the key in it (and perhaps its value), that a ``name`` of another framework means.
+
+    >>> here("fsdp"), here("--tensor-model-parallel-size"), here("colour")
+    (('parallelism', 'zero: 3'), ('parallelism', 'tp'), None)
+    """
+    meant = SYNONYMS.get(name.lower().lstrip("-").replace("-", "_"))
+    if meant is None:
+        return None
+    section, _, key = meant.rpartition(".")
+    return section, key
