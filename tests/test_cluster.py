@@ -123,12 +123,12 @@ def test_a_route_back_crosses_the_other_directions(name: str) -> None:
 
 
 def test_the_number_of_links_follows_from_the_parts() -> None:
-    """A DGX A100 has 8 NVLink ports, 4 + 8 + 8 PCIe links (switches, GPUs, NICs), 8 NIC ports and its drives, 37 in
-    all, each with two directions, and the host's memory, which is one link. Under one leaf per rail there is nothing
-    else; with two pods of 20 nodes 16 leaves have uplinks."""
-    assert len(cluster(nodes=1).links) == 2 * 37 + 1
-    assert len(cluster(nodes=20).links) == 20 * 75
-    assert len(cluster(nodes=40).links) == 40 * 75 + 2 * 16
+    """A DGX A100 has 8 NVLink ports, 4 + 8 + 8 PCIe links (switches, GPUs, NICs), 8 NIC ports, drives and what joins its
+    sockets, 38 in all, each with two directions, and the memory of the host and of each socket, which are one link.
+    Under one leaf per rail there is nothing else; with two pods of 20 nodes 16 leaves have uplinks."""
+    assert len(cluster(nodes=1).links) == 2 * 38 + 3
+    assert len(cluster(nodes=20).links) == 20 * 79
+    assert len(cluster(nodes=40).links) == 40 * 79 + 2 * 16
 
 
 def test_a_rail_of_a_node_is_its_own() -> None:
@@ -255,7 +255,8 @@ def test_an_override_of_nothing_names_the_nearest_link() -> None:
 
 def test_the_graph_has_every_link_once_each_way() -> None:
     built = cluster(nodes=3)
-    assert built.graph.number_of_edges() == len(built.links) + 3  # the memory of 3 hosts is read and written over one
+    # The memory of 3 hosts and of their 6 sockets is read and written over one link.
+    assert built.graph.number_of_edges() == len(built.links) + 3 + 6
     assert nx.is_strongly_connected(built.graph)
     assert all(built.graph.has_edge(link.dst, link.src) for link in built.links)
 

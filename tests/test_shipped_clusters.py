@@ -12,6 +12,7 @@ import pytest
 
 from simulator.cli.app import main
 from simulator.cluster import build_cluster
+from simulator.cluster.relations import relations
 from simulator.config import catalog, load_cluster
 
 #: Name -> GPUs, NVLinks (ports into switches or bundles between GPUs), bytes/s of NVLink that leave a GPU, NICs, GPUs
@@ -151,11 +152,23 @@ def test_topologies_are_listed_by_gpu(capsys: pytest.CaptureFixture[str]) -> Non
     assert gpus == sorted(gpus)
 
 
+@pytest.mark.parametrize("name", ["dgx1_v100", "dgx2_v100", "dgx_a100", "dgx_h100", "dgx_h200", "dgx_b200"])
+def test_the_halves_of_a_dgx_are_at_cpus_of_their_own(name: str) -> None:
+    """As `nvidia-smi topo -m` shows it: a GPU is SYS from the cards of the other half, PHB from others of its own."""
+    node = load_cluster(name).kinds[0]
+    joined, gpus, nics = relations(node), node.gpus.count, node.nics.count
+    ways = {(g * 2 // gpus, k * 2 // nics): set[str]() for g in range(gpus) for k in range(nics)}
+    for g in range(gpus):
+        for k in range(nics):
+            ways[g * 2 // gpus, k * 2 // nics].add(joined[f"gpu{g}", f"nic{k}"])
+    assert ways == {(0, 0): {"PIX", "PHB"}, (1, 1): {"PIX", "PHB"}, (0, 1): {"SYS"}, (1, 0): {"SYS"}}
+
+
 def test_eight_thousand_gpus_take_little() -> None:
-    """A link is one small object: 1,024 DGX H100s are 1,024 x 75 links, and those of 256 leaves and 8 spine groups (a
+    """A link is one small object: 1,024 DGX H100s are 1,024 x 79 links, and those of 256 leaves and 8 spine groups (a
     rail has 32 leaves of 32 nodes). Memory is measured on a quarter of them; 4 GiB would hold 50,000 bytes a link."""
     built = build_cluster(load_cluster("dgx_h100", nodes=1024))
-    assert (len(built.gpus), len(built.links)) == (8192, 1024 * 75 + 2 * (256 + 8))
+    assert (len(built.gpus), len(built.links)) == (8192, 1024 * 79 + 2 * (256 + 8))
     assert len({id(layout) for layout in built.layouts}) == 1
     ends = [built.links[link].dst for link in built.route(0, 8191)]
     assert [end for end in ends if end.startswith(("spine", "core"))] == ["spine7"]

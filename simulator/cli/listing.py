@@ -49,6 +49,10 @@ def command(
     write_json(json, envelope("list", kind=kind, rows=rows))
     if json != STDOUT:
         show(table([{key.replace("_", " "): value for key, value in row.items()} for row in _grouped(rows)]))
+        if kind == "gpus":
+            show(
+                "-: the GPU has no such matrix units, or its profile nothing to price them by (FP8 of L40S, RTX 4090)."
+            )
 
 
 def _grouped(rows: Rows) -> Rows:

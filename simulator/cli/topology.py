@@ -124,7 +124,8 @@ def _link_rows(cluster: Cluster) -> list[dict[str, Any]]:
     for link in cluster.links:
         if not link.name.endswith(":rx"):
             name = re.sub(r"\d+", "*", link.name.removesuffix(":tx"))
-            key = name, link.kind, link.bandwidth_Bps, link.latency_s
+            kind = name.rpartition(".")[2] if link.kind == "nvlink" else link.kind  # a node's own word, such as xgmi
+            key = name, kind, link.bandwidth_Bps, link.latency_s
             counts[key] = counts.get(key, 0) + 1
     return [
         {

@@ -288,10 +288,10 @@ def check_one_vendor(profiles: Mapping[str, Profile], *, file: object = None, ke
 
 
 def check_precision(profile: Profile, precision: str, *, file: object = None) -> None:
-    """Raise `InputError` where the GPU multiplies no matrices of a workload's ``precision``; ``file`` chose it."""
+    """Raise `InputError` where the profile prices no products of a workload's ``precision``; ``file`` chose it."""
     if precision not in (known := list(profile.gpu_spec.peak_flops_per_s)):
         raise InputError(
-            f"{profile.gpu} has no matrix units for it",
+            f"{profile.gpu} has no matrix units for it, or its profile nothing to price them by",
             file=file,
             key="training.precision",
             found=precision,
