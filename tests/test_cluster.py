@@ -123,8 +123,8 @@ def test_a_route_back_crosses_the_other_directions(name: str) -> None:
 
 
 def test_the_number_of_links_follows_from_the_parts() -> None:
-    """A DGX A100 has 8 NVLink ports, 4 + 8 + 8 PCIe links (switches, GPUs, NICs), 8 NIC ports, drives and what joins its
-    sockets, 38 in all, each with two directions, and the memory of the host and of each socket, which are one link.
+    """A DGX A100 has 8 NVLink ports, 4 + 8 + 8 PCIe links (switches, GPUs, NICs), 8 NIC ports, drives and what joins
+    its sockets, 38 in all, each with two directions, and the memory of host and of each socket, which are one link.
     Under one leaf per rail there is nothing else; with two pods of 20 nodes 16 leaves have uplinks."""
     assert len(cluster(nodes=1).links) == 2 * 38 + 3
     assert len(cluster(nodes=20).links) == 20 * 79
