@@ -77,6 +77,24 @@ def test_report_figures_follow_from_step_time() -> None:
     assert report(job(price=None), play())["run"]["cost"] is None
 
 
+def test_where_no_suite_is_close_the_text_says_how_the_job_differs_before_the_error() -> None:
+    """A small error of steps that are not like the job must not read as the job's."""
+    told = {
+        "nearest_suite": "other",
+        "rows": 3,
+        "mean_error": 0.02,
+        "max_error": 0.05,
+        "note": "A note.",
+        "close": False,
+    }
+    told["extrapolation"] = ["cluster.node.gpus.type x: measured with y only", "GPUs 64: measured from 1 to 4"]
+    text = printed(summary(report(job(), play(), accuracy=told)))
+    order = ["No measured steps are close", *told["extrapolation"], "2.0 %", "do not hold for it", "A note."]
+    assert sorted(order, key=text.index) == order
+    near = printed(summary(report(job(), play(), accuracy=told | {"close": True})))
+    assert near.index("Steps measured most like this one (other, 3 rows): mean error 2.0 %") < near.index("GPUs 64")
+
+
 def test_report_is_plain_json_in_a_fixed_order() -> None:
     first, second = (json.dumps(report(job(), play()), allow_nan=False) for _ in range(2))
     assert first == second

@@ -202,16 +202,16 @@ def _trust(result: Result) -> list[str]:
         lines.append(f"Prices of kernels: {shares}; {percent(outside)} outside the sizes that were measured.")
     accuracy = result.get("accuracy")
     if accuracy:
-        close = "Steps measured most like this one" if accuracy["close"] else "No measured steps are close; the nearest"
-        lines.append(
-            f"{close} ({accuracy['nearest_suite']}, {accuracy['rows']} rows): mean error "
-            f"{percent(accuracy['mean_error'])}, largest {percent(accuracy['max_error'])}."
-        )
-        if accuracy["note"]:
-            lines.append(accuracy["note"])
-        if accuracy["extrapolation"]:
-            lines.append("This job lies outside what they cover, so expect larger errors:")
-            lines += [f"  {note}" for note in accuracy["extrapolation"]]
+        suite = f"{accuracy['nearest_suite']}, {accuracy['rows']} rows"
+        errors = f"mean error {percent(accuracy['mean_error'])}, largest {percent(accuracy['max_error'])}"
+        outside = [f"  {note}" for note in accuracy["extrapolation"]]
+        note = [accuracy["note"]] if accuracy["note"] else []
+        if accuracy["close"]:
+            lines += [f"Steps measured most like this one ({suite}): {errors}.", *note]
+            lines += ["This job lies outside what they cover, so expect larger errors:", *outside] if outside else []
+        else:
+            lines += [f"No measured steps are close to this job. The nearest ({suite}) differ from it:", *outside]
+            lines += [f"Their errors ({errors}) do not hold for it: expect larger ones.", *note]
     return lines
 
 

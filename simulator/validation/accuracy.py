@@ -15,12 +15,12 @@ from simulator.validation.suites import DATA, SUITES
 
 RECORD, COVERED = DATA / "errors.json", DATA / "covered.json"
 
-_GPU, _LINKS = "cluster.node.gpus.type", "links in a node"
+_GPU, _LINKS, _SCALE = "cluster.node.gpus.type", "links in a node", "GPUs"
 _SIZES: dict[str, Callable[[Workload], float]] = {
     "model.hidden": lambda workload: workload.model.hidden,
     "model.layers": lambda workload: workload.model.layers,
     "training.seq": lambda workload: workload.training.seq,
-    "GPUs": lambda workload: workload.n_ranks,
+    _SCALE: lambda workload: workload.n_ranks,
 }
 _KINDS: dict[str, Callable[[Workload], str]] = {
     _GPU: lambda workload: " and ".join(workload.gpu_types),
@@ -42,17 +42,21 @@ _KINDS: dict[str, Callable[[Workload], str]] = {
         "none" if set(workload.parallelism.offload.model_dump().values()) == {"none"} else "to the host"
     ),
 }
-#: Of `_KINDS`, those that decide which kernels and collectives there are.
+#: Those that decide which kernels and collectives there are, and what they take.
 _WEIGHTY = {
+    _GPU,
+    "training.implementation",
+    _SCALE,
     _LINKS,
     "training.precision",
-    "training.implementation",
     "model.attention",
     "parallelism.zero",
     "parallelism.data_parallel",
 }
-#: A suite that never saw more of `_KINDS`, or of `_WEIGHTY`, says little about a workload, and nothing that is measured
-#: on another GPU does.
+#: A size so many times what a suite saw at most, or at least, is unseen like another kind of thing.
+FAR = 10
+#: A suite that never saw more things, or more of `_WEIGHTY`, says little about a workload, and nothing that is measured
+#: on another GPU, or on far more or fewer GPUs, does.
 MOST_UNSEEN, MOST_UNSEEN_WEIGHTY = 3, 1
 
 
@@ -60,9 +64,12 @@ def accuracy(workload: Workload) -> dict[str, Any]:
     """Of the suite that comes nearest to ``workload``: rows, mean and largest absolute error of the step time, its
     note, and where the workload lies outside what the suite covers.
 
-    Nearest is, of the suites that are close if any is, the one that never saw the fewest of `_WEIGHTY`, then of all
-    kinds of thing, then the one with a row closest in size. It is ``close`` where it saw the GPU, and never saw at most
-    `MOST_UNSEEN_WEIGHTY` of the former and at most `MOST_UNSEEN` of all.
+    What a suite never saw is what it has no row of: a kind of thing, or a size within a factor `FAR` of the workload's.
+    A suite is ``close`` where it saw the GPU and such numbers of GPUs, and never saw at most `MOST_UNSEEN_WEIGHTY` of
+    `_WEIGHTY` and at most `MOST_UNSEEN` in all. Nearest is, of the suites that are close if any is, the one that never
+    saw the fewest of `_WEIGHTY`, then the fewest in all, then the one with the fewest notes of ``extrapolation``, which
+    has sizes a little outside too and begins with what weighs most. Of equals that are close it is the one with a row
+    closest in size, of others the one with the largest mean error, as nothing says that a smaller one holds.
     """
     suite = min(SUITES, key=lambda name: _remoteness(workload, name))
     unseen = _unseen(workload, suite)
@@ -70,11 +77,11 @@ def accuracy(workload: Workload) -> dict[str, Any]:
     return {
         "nearest_suite": suite,
         "rows": len(errors),
-        "mean_error": statistics.fmean(errors),
+        "mean_error": _mean_error(suite),
         "max_error": max(errors),
         "note": SUITES[suite].note,
         "close": _is_close(unseen),
-        "extrapolation": [*unseen.values(), *_outside(workload, suite)],
+        "extrapolation": list(_differences(workload, suite).values()),
     }
 
 
@@ -101,14 +108,21 @@ def covered() -> dict[str, dict[str, Any]]:
     return found
 
 
-def _remoteness(workload: Workload, suite: str) -> tuple[bool, int, int, float]:
+def _remoteness(workload: Workload, suite: str) -> tuple[bool, int, int, int, float]:
+    """What puts the nearest suite first, by the rule of `accuracy`."""
     unseen = _unseen(workload, suite)
-    return not _is_close(unseen), len(unseen.keys() & _WEIGHTY), len(unseen), _distance(workload, suite)
+    close = _is_close(unseen)
+    last = _distance(workload, suite) if close else -_mean_error(suite)
+    return not close, len(unseen.keys() & _WEIGHTY), len(unseen), len(_differences(workload, suite)), last
 
 
 def _is_close(unseen: Mapping[str, str]) -> bool:
     few = len(unseen) <= MOST_UNSEEN and len(unseen.keys() & _WEIGHTY) <= MOST_UNSEEN_WEIGHTY
-    return few and _GPU not in unseen
+    return few and not unseen.keys() & {_GPU, _SCALE}
+
+
+def _mean_error(suite: str) -> float:
+    return statistics.fmean(map(abs, recorded()[suite].values()))
 
 
 def _links_in_nodes(workload: Workload) -> str:
@@ -118,21 +132,29 @@ def _links_in_nodes(workload: Workload) -> str:
 
 
 def _unseen(workload: Workload, suite: str) -> dict[str, str]:
-    """Key of `_KINDS` -> what the workload has of it and the suite never saw."""
+    """Key -> what the workload has of it and the suite never saw, those of `_WEIGHTY` first."""
     seen: Mapping[str, list[str]] = covered()[suite]["kinds"]
-    return {
+    notes = {
         key: f"{key} {kind(workload)}: measured with {', '.join(seen[key])} only"
         for key, kind in _KINDS.items()
         if kind(workload) not in seen[key]
-    }
+    } | _outside(workload, suite, FAR)
+    return {key: notes[key] for key in sorted(notes, key=lambda key: key not in _WEIGHTY)}
 
 
-def _outside(workload: Workload, suite: str) -> list[str]:
-    notes = []
+def _differences(workload: Workload, suite: str) -> dict[str, str]:
+    """`_unseen`, and sizes outside those of the suite by less than that."""
+    return _unseen(workload, suite) | _outside(workload, suite, 1)
+
+
+def _outside(workload: Workload, suite: str, times: float) -> dict[str, str]:
+    """Key of `_SIZES` -> that of the workload, where it is more than ``times`` the suite's largest, or less than its
+    smallest / ``times``."""
+    notes = {}
     for key, size in _SIZES.items():
         sizes = [step[key] for step in covered()[suite]["sizes"]]
-        if not min(sizes) <= size(workload) <= max(sizes):
-            notes.append(f"{key} {size(workload):,}: measured from {min(sizes):,} to {max(sizes):,}")
+        if not min(sizes) / times <= size(workload) <= max(sizes) * times:
+            notes[key] = f"{key} {size(workload):,}: measured from {min(sizes):,} to {max(sizes):,}"
     return notes
 
 
