@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from simulator import model
 from simulator.analysis.advice import advice
 from simulator.analysis.holdings import holdings
+from simulator.analysis.hosts import host_memory
 from simulator.analysis.memory import RankMemory, fullest, memory_of_ranks, second_step_warning
 from simulator.analysis.rehearsal import times_of
 from simulator.analysis.report import Job, StepFlops, report
@@ -241,13 +243,18 @@ def _dropping(workload: Workload) -> list[str]:
 
 
 def _needed_bytes(known: Cluster, workload: Workload) -> float:
-    """Device memory of the fullest rank, from a step of its own. ``known`` as in `_run`.
+    """Device memory of the fullest rank, from a step of its own; without end where hosts have no room for what leaves
+    it. ``known`` as in `_run`.
 
     Who holds what beside what is a matter of the order of passes, and hardly of what slows their kernels: a step
     without that, played once and in fewer events, has as much, but for what transfers of ZeRO-3 hold beside passes (of
     95 jobs at most 0.2 %). What comes within `NEAR` of what the GPU has is played as it is.
     """
-    worst = fullest(_run(workload, disturbed=False, known=known).memories)
+    result = _run(workload, disturbed=False, known=known)
+    host = host_memory(workload, layout(workload).pipeline_rank, result.played)
+    if host is not None and not host["fits"]:
+        return math.inf
+    worst = fullest(result.memories)
     if abs(worst.total - worst.capacity) > NEAR * worst.capacity:
         return worst.total
     return fullest(_run(workload, known=known).memories).total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -18,8 +18,15 @@ from simulator.units import format_gib
 #: Dotted keys and their values, as a user would set them.
 Setting = dict[str, Any]
 
-#: Pairs of changes that are tried, each a simulation of the changed job.
-PAIRS = 8
+#: Each trial is a simulation of the changed job: dearer changes are not tried once so many make the job fit, nor more
+#: pairs of changes than these.
+ENOUGH, PAIRS = 3, 4
+
+#: Times that a change is taken at most: three doublings are eight times as many GPUs.
+STEPS = 3
+
+#: A change is worth a line where it frees this share of the GPU's memory, or makes the job fit.
+WORTH = 0.01
 
 
 def _flash(workload: Workload) -> Setting:
@@ -27,18 +34,24 @@ def _flash(workload: Workload) -> Setting:
 
 
 def _sequence_parallel(workload: Workload) -> Setting:
+    if workload.parallelism.tp == 1:
+        return {}
     instead = {"parallelism.scatter_gather_p2p": False} if workload.parallelism.scatter_gather_p2p else {}
     return {"parallelism.sequence_parallel": True} | instead
 
 
 def _zero(workload: Workload) -> Setting:
-    return {"parallelism.zero": max(1, workload.parallelism.zero)}
+    """With a pipeline the first stage only: the next ones gather and scatter for every micro-batch."""
+    layout = workload.parallelism
+    return {"parallelism.zero": min(layout.zero + 1, 2 if layout.pp == 1 else 1)} if layout.zero < 2 else {}
 
 
 def _schedule(workload: Workload) -> Setting:
     """The schedule that claims to hold least, of those that leave backward passes whole and weights as they would be,
     and claim no larger bubble."""
     layout = workload.parallelism
+    if layout.pp == 1:
+        return {}
     shape = (layout.pp, workload.microbatches, layout.vpp)
     idle = layout.plan.bubble(*shape, 1, 1, 1)
     peaks: dict[str, int] = {}
@@ -52,7 +65,7 @@ def _schedule(workload: Workload) -> Setting:
 
 
 def _selective(workload: Workload) -> Setting:
-    return {"training.recompute": "selective"}
+    return {"training.recompute": "selective"} if workload.training.recompute.granularity == "none" else {}
 
 
 def _micro_batch(workload: Workload) -> Setting:
@@ -61,6 +74,19 @@ def _micro_batch(workload: Workload) -> Setting:
 
 def _full(workload: Workload) -> Setting:
     return {"training.recompute": "full"}
+
+
+def _fully_sharded(workload: Workload) -> Setting:
+    """Of jobs without a pipeline, which would gather and scatter for every micro-batch."""
+    return {"parallelism.zero": 3} if workload.parallelism.pp == 1 else {}
+
+
+def _reshard(workload: Workload) -> Setting:
+    return {"parallelism.reshard_after_forward": True} if workload.parallelism.zero == 3 else {}
+
+
+def _expert_parallel(workload: Workload) -> Setting:
+    return {"parallelism.ep": 2 * workload.parallelism.ep} if workload.model.moe else {}
 
 
 def _tensor_parallel(workload: Workload) -> Setting:
@@ -75,29 +101,57 @@ def _pipeline(workload: Workload) -> Setting:
     return {"parallelism.pp": 2 * workload.parallelism.pp} | _place_for_twice_the_model_parallel(workload)
 
 
-def _fully_sharded(workload: Workload) -> Setting:
-    """Of jobs without a pipeline, which would gather and scatter for every micro-batch."""
-    return {"parallelism.zero": 3} if workload.parallelism.pp == 1 else {}
-
-
 def _context_parallel(workload: Workload) -> Setting:
     return {"parallelism.cp": 2 * workload.parallelism.cp} | _place_for_twice_the_model_parallel(workload)
+
+
+def _replicas(workload: Workload) -> Setting:
+    """Twice as many to share a state, with as large a batch where it can be split so, else with one twice as large."""
+    layout, half = workload.parallelism, workload.microbatches // 2
+    if not layout.zero:
+        return {}
+    split = 2 * half == workload.microbatches and layout.plan.check(layout.pp, half, layout.vpp) is None
+    larger = {} if split else {"training.global_batch": 2 * workload.training.global_batch}
+    return {"parallelism.dp": 2 * layout.dp} | larger | _twice_the_gpus(workload)
+
+
+def _offload_activations(workload: Workload) -> Setting:
+    return {"parallelism.offload.activations": "cpu"}
 
 
 def _offload_optimizer(workload: Workload) -> Setting:
     return {"parallelism.offload.optimizer": "cpu"}
 
 
+def _offload_parameters(workload: Workload) -> Setting:
+    return {"parallelism.offload.parameters": "cpu"}
+
+
+def _states(workload: Workload) -> Setting:
+    return {"training.optimizer.state_dtype": "bf16"}
+
+
+def _no_masters(workload: Workload) -> Setting:
+    return {"training.optimizer.master_weights": False}
+
+
+def _gradients(workload: Workload) -> Setting:
+    return {"training.grad_dtype": "bf16"}
+
+
 def _place_for_twice_the_model_parallel(workload: Workload) -> Setting:
     """Half the replicas on the same GPUs, or else twice the GPUs."""
-    dp, cluster = workload.parallelism.dp, workload.cluster
-    if dp % 2 == 0:
-        return {"parallelism.dp": dp // 2}
-    nodes = cluster.nodes_for(2 * workload.n_ranks)
-    return {"cluster.nodes": nodes} if nodes > cluster.nodes else {}
+    dp = workload.parallelism.dp
+    return {"parallelism.dp": dp // 2} if dp % 2 == 0 else _twice_the_gpus(workload)
 
 
-#: What could be set otherwise to need less memory, cheapest for speed first; not all of it is legal or helps.
+def _twice_the_gpus(workload: Workload) -> Setting:
+    nodes = workload.cluster.nodes_for(2 * workload.n_ranks)
+    return {"cluster.nodes": nodes} if nodes > workload.cluster.nodes else {}
+
+
+#: What could be set otherwise to need less memory, cheapest for speed first and what changes the numerics last; not all
+#: of it is legal or helps. Each is one step, which may be taken again.
 CANDIDATES: tuple[Callable[[Workload], Setting], ...] = (
     _flash,
     _sequence_parallel,
@@ -107,11 +161,30 @@ CANDIDATES: tuple[Callable[[Workload], Setting], ...] = (
     _micro_batch,
     _full,
     _fully_sharded,
+    _reshard,
+    _expert_parallel,
     _tensor_parallel,
     _pipeline,
     _context_parallel,
+    _replicas,
+    _offload_activations,
     _offload_optimizer,
+    _offload_parameters,
+    _states,
+    _no_masters,
+    _gradients,
 )
+
+#: Dotted key -> what to know before it is set: it costs much speed, or the model learns otherwise.
+CAVEATS = {
+    "training.global_batch": "a larger batch",
+    "parallelism.offload.activations": "slower: they cross PCIe in every pass",
+    "parallelism.offload.optimizer": "slower: CPUs update the weights",
+    "parallelism.offload.parameters": "slower: they cross PCIe in every pass",
+    "training.optimizer.state_dtype": "changes the numerics",
+    "training.optimizer.master_weights": "changes the numerics",
+    "training.grad_dtype": "changes the numerics",
+}
 
 
 @dataclass(frozen=True)
@@ -125,27 +198,89 @@ class Change:
     candidate: Callable[[Workload], Setting]
 
 
-def changes(workload: Workload, needed: float, needed_bytes: Callable[[Workload], float]) -> Iterator[Change]:
-    """Each of `CANDIDATES` that is legal and lowers what a job needs from ``needed`` bytes."""
-    for candidate in CANDIDATES:
-        found = _changed(workload, candidate, needed, needed_bytes)
-        if found is not None:
-            yield found
+@dataclass(frozen=True)
+class Trials:
+    """Where changed jobs are tried: ``needed_bytes`` simulates one and says what its fullest rank takes, of the
+    ``capacity_bytes`` that a GPU has."""
 
+    needed_bytes: Callable[[Workload], float]
+    capacity_bytes: float
 
-def _changed(
-    workload: Workload,
-    candidate: Callable[[Workload], Setting],
-    needed: float,
-    needed_bytes: Callable[[Workload], float],
-) -> Change | None:
-    setting = candidate(workload)
-    try:
-        other = altered(workload, setting)
-    except InputError:
-        return None
-    then = needed_bytes(few_rounds(other)) if other != workload else needed
-    return Change(setting, other, then, candidate) if then < needed else None
+    def fits(self, change: Change) -> bool:
+        return change.needed <= self.capacity_bytes
+
+    def steps(
+        self, workload: Workload, needed: float, candidate: Callable[[Workload], Setting], most: int = STEPS
+    ) -> Iterator[Change]:
+        """``candidate`` taken once, twice and so on, until the job fits, at ``most`` so often and for as long as each
+        time frees `WORTH`; ``needed``: bytes as it is."""
+        setting: Setting = {}
+        for _ in range(most):
+            if needed <= self.capacity_bytes:
+                return
+            step = candidate(workload)
+            try:
+                other = altered(workload, step)
+            except InputError:
+                return
+            if other == workload:
+                return
+            setting = setting | step
+            change = Change(setting, other, self.needed_bytes(few_rounds(other)), candidate)
+            if not self.fits(change) and needed - change.needed < WORTH * self.capacity_bytes:
+                return
+            yield change
+            workload, needed = other, change.needed
+
+    def change(
+        self, workload: Workload, needed: float, candidate: Callable[[Workload], Setting], most: int = STEPS
+    ) -> Change | None:
+        """``candidate`` taken as often as makes the job fit, or else once; None where it does not help.
+
+        Each time shares among twice as many what the time before left, so that all further ones together free about as
+        much as the last one: where that is not enough they are not tried.
+        """
+        first = None
+        for change in self.steps(workload, needed, candidate, most):
+            first = first or change
+            if self.fits(change):
+                return change
+            if 2 * change.needed - needed > self.capacity_bytes:
+                break
+            needed = change.needed
+        return first
+
+    def alone(self, workload: Workload, needed: float) -> list[Change]:
+        """Those of `CANDIDATES` that are legal and help a job that needs ``needed`` bytes, up to the one that is the
+        last of `ENOUGH` with which it fits; taken once only where a cheaper one is enough."""
+        found: list[Change] = []
+        for candidate in CANDIDATES:
+            fitting = sum(map(self.fits, found))
+            if fitting == ENOUGH:
+                break
+            most = 1 if fitting else STEPS
+            if change := self.change(workload, needed, candidate, most):
+                found.append(change)
+        return found
+
+    def pair(self, alone: Sequence[Change], needed: float) -> Setting:
+        """The first two changes with which the job fits, of those that would if each freed as much as it does alone;
+        empty where `PAIRS` of them do not."""
+        excess = needed - self.capacity_bytes
+        likely = [(a, b) for a, b in combinations(alone, 2) if 2 * needed - a.needed - b.needed >= excess]
+        for first, second in likely[:PAIRS]:
+            both = self.change(first.workload, first.needed, second.candidate)
+            if both is not None and self.fits(both):
+                return first.setting | both.setting
+        return {}
+
+    def together(self, start: Change) -> Change:
+        """The first candidates from ``start`` on, one laid over the other and each as often as it helps, with which the
+        job fits; all of them where it does not."""
+        for candidate in CANDIDATES[CANDIDATES.index(start.candidate) :]:
+            if steps := list(self.steps(start.workload, start.needed, candidate)):
+                start = replace(steps[-1], setting=start.setting | steps[-1].setting)
+        return start
 
 
 def few_rounds(workload: Workload) -> Workload:
@@ -168,43 +303,39 @@ def few_rounds(workload: Workload) -> Workload:
 
 
 def advice(memories: Sequence[RankMemory], workload: Workload, needed_bytes: Callable[[Workload], float]) -> list[str]:
-    """Plain words on what would make the fullest rank fit: which stage lacks how much and what it is full of, and what
-    each of `CANDIDATES` gives; where none suffices alone, two that do together, or else more. Empty where everything
-    fits. ``needed_bytes`` simulates a job and says what its fullest rank takes: every change is tried."""
+    """Plain words on what would make the fullest rank fit: which stage lacks how much, and what each of `CANDIDATES`
+    gives; where none suffices alone, two that do together, or else more. Empty where everything fits.
+    ``needed_bytes`` simulates a job and says what its fullest rank takes: every change is tried."""
     worst = fullest(memories)
-    capacity_bytes = worst.capacity
-    excess = worst.total - capacity_bytes
-    if excess <= 0:
+    needed, capacity_bytes = worst.total, worst.capacity
+    if needed <= capacity_bytes:
         return []
     lines = [
-        f"stage {worst.stage} needs {format_gib(worst.total)}, {format_gib(excess)} more than the "
+        f"stage {worst.stage} needs {format_gib(needed)}, {format_gib(needed - capacity_bytes)} more than the "
         f"{format_gib(capacity_bytes)} of its GPU"
     ]
-    alone = list(changes(workload, worst.total, needed_bytes))
+    trials = Trials(needed_bytes, capacity_bytes)
+    alone = trials.alone(workload, needed)
     for change in alone:
-        verdict = "enough" if change.needed <= capacity_bytes else "not enough alone"
-        lines.append(f"{_words(change.setting)} would free {format_gib(worst.total - change.needed)}: {verdict}")
-    lines += _no_shards(workload)
-    if alone and all(change.needed > capacity_bytes for change in alone):
-        pair = _pair(alone, worst.total, capacity_bytes, needed_bytes)
-        lines.append(
-            f"together: {_words(pair)}" if pair else _together(workload, worst.total, capacity_bytes, needed_bytes)
-        )
+        verdict = "enough" if trials.fits(change) else "not enough alone"
+        freed = format_gib(needed - change.needed)
+        lines.append(f"{_words(change.setting)} would free {freed}: {verdict}{_caveats(change.setting)}")
+    lines += [*_no_shards(workload), *_not_tried(workload)]
+    if not alone:
+        lines.append(f"no other setting that was tried frees {WORTH:.0%} of that")
+    elif not any(map(trials.fits, alone)):
+        lines.append(_combined(trials, alone, needed))
     return lines
 
 
-def _pair(
-    alone: Sequence[Change], needed: float, capacity_bytes: float, needed_bytes: Callable[[Workload], float]
-) -> Setting:
-    """The first two changes with which the job fits, of those that would if each freed as much as it does alone; empty
-    where `PAIRS` of them do not."""
-    excess = needed - capacity_bytes
-    likely = [(a, b) for a, b in combinations(alone, 2) if 2 * needed - a.needed - b.needed >= excess]
-    for first, second in likely[:PAIRS]:
-        both = _changed(first.workload, second.candidate, first.needed, needed_bytes)
-        if both is not None and both.needed <= capacity_bytes:
-            return first.setting | both.setting
-    return {}
+def _combined(trials: Trials, alone: Sequence[Change], needed: float) -> str:
+    setting = trials.pair(alone, needed)
+    if not setting:
+        everything = trials.together(alone[0])
+        if not trials.fits(everything):
+            return f"all of these together are not enough: {format_gib(everything.needed)} would be needed"
+        setting = everything.setting
+    return f"together: {_words(setting)}{_caveats(setting)}"
 
 
 def _no_shards(workload: Workload) -> list[str]:
@@ -214,20 +345,23 @@ def _no_shards(workload: Workload) -> list[str]:
     return []
 
 
-def _together(
-    workload: Workload, needed: float, capacity_bytes: float, needed_bytes: Callable[[Workload], float]
-) -> str:
-    """The first candidates, one laid over the other, with which the job fits; or what it needs with all of them."""
-    chosen: Setting = {}
+def _not_tried(workload: Workload) -> list[str]:
+    """What cannot be simulated as a figure of the cluster is not known, by the figure."""
+    waiting: dict[str, list[str]] = {}
     for candidate in CANDIDATES:
-        if (step := _changed(workload, candidate, needed, needed_bytes)) is None:
-            continue
-        workload, needed = step.workload, step.needed
-        chosen |= step.setting
-        if needed <= capacity_bytes:
-            return f"together: {_words(chosen)}"
-    return f"all of these together are not enough: {format_gib(needed)} would be needed"
+        setting = candidate(workload)
+        try:
+            altered(workload, setting)
+        except InputError as problem:
+            if problem.key and problem.key.startswith("cluster.") and problem.found == "null":
+                waiting.setdefault(problem.key, []).append(_words(setting))
+    return [f"not tried for want of {key}: {'; '.join(settings)}" for key, settings in waiting.items()]
 
 
 def _words(setting: Setting) -> str:
     return ", ".join(f"{key}: {value if isinstance(value, str) else brief(value)}" for key, value in setting.items())
+
+
+def _caveats(setting: Setting) -> str:
+    found = dict.fromkeys(CAVEATS[key] for key in setting if key in CAVEATS)
+    return f" ({'; '.join(found)})" if found else ""
