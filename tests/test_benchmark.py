@@ -117,8 +117,7 @@ def test_layers_share_their_templates() -> None:
     """A stage's pass stops at every collective of its layers, between which the same ops run."""
 
     def templates(layers: int) -> int:
-        description = job(cluster="dgx_h100", parallelism__tp=2, parallelism__pp=2)
-        description["model"]["layers"] = layers
-        return len(run(load(description)).spans.templates)
+        description = job(model__layers=layers, parallelism__tp=2, parallelism__pp=2)
+        return len(run(description | {"cluster": "dgx_h100"}).spans.templates)
 
     assert templates(16) == templates(8)

@@ -266,7 +266,9 @@ def meeting(rank: int, folder: str) -> None:
     known = load_workload(workload("llama ddp"))
     groups = Groups.of(known.parallelism, rank)
     assert groups is not None
-    found = run._train(known, groups, torch.device("cpu"), Length(1, settle=0.0, row=0.0, least=2, most=4, seconds=0.0))
+    found = run._train(
+        known, groups, torch.device("cpu"), Length(1, settle_s=0.0, row_s=0.0, least=2, most=4, seconds=0.0)
+    )
     if rank == 0:
         Path(folder, "steps.json").write_text(json.dumps(found.events))
     dist.barrier()
@@ -327,10 +329,10 @@ def test_what_was_tried_does_not_stand_for_a_run(
 @pytest.mark.parametrize(
     ("length", "order"),
     [
-        (Length(1, settle=0.1, row=0.2, least=2, seconds=0.4), "w" + "sstttt" + "p" + "sstttt"),
-        (Length(1, settle=0.1, row=0.0, least=3, seconds=0.0), "w" + "sst" + "psst" + "psst"),
-        (Length(2, settle=0.0, row=0.2, least=1, most=3, seconds=9.0), "ww" + "ttt"),
-        (Length(2, settle=0.0, row=0.0, least=1, most=1, seconds=0.0), "wwt"),
+        (Length(1, settle_s=0.1, row_s=0.2, least=2, seconds=0.4), "w" + "sstttt" + "p" + "sstttt"),
+        (Length(1, settle_s=0.1, row_s=0.0, least=3, seconds=0.0), "w" + "sst" + "psst" + "psst"),
+        (Length(2, settle_s=0.0, row_s=0.2, least=1, most=3, seconds=9.0), "ww" + "ttt"),
+        (Length(2, settle_s=0.0, row_s=0.0, least=1, most=1, seconds=0.0), "wwt"),
     ],
 )
 def test_steps_are_timed_in_rows_behind_steps_that_are_not(

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 import simpy
 
-from simulator.engine.rank import Meeting
+import simulator
+from simulator.config import load_workload
+from simulator.engine.course import Pace
+from simulator.engine.rank import Meeting, UnderWay
 from simulator.garbage import THRESHOLDS, rarely_searched
 from simulator.network.flows import Motion
 from tests.jobs import job
-from tests.quick import load, play
+
+LEFT = (Meeting, Motion, UnderWay, Pace, simpy.Event, FrameType)
 
 
 @pytest.fixture(autouse=True)
@@ -39,15 +44,18 @@ def test_a_program_that_has_it_rarer_or_off_keeps_that(own: int) -> None:
         assert gc.get_threshold() == (own, 10, 10)
 
 
-def test_what_was_played_is_freed_without_a_search() -> None:
-    """Meetings, flows and their timers do not hold each other once they are over."""
+@pytest.mark.parametrize("cluster", ["dgx_a100", "dgx_h100"])
+def test_what_was_played_is_freed_without_a_search(cluster: str) -> None:
+    """Meetings, flows and their timers do not hold each other once they are over, nor what runs beside them on GPUs
+    where communication slows kernels."""
+    placed = load_workload(job(parallelism__pp=2, parallelism__dp=2) | {"cluster": cluster})
     gc.set_threshold(0)
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        play(load(job(parallelism__pp=2, parallelism__dp=2)))
+        simulator.run(placed)
         gc.collect()
-        assert not [left for left in gc.garbage if isinstance(left, Meeting | Motion | simpy.Event)]
+        assert not [left for left in gc.garbage if isinstance(left, LEFT)]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

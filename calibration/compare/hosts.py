@@ -85,7 +85,7 @@ def _speeds(of: Pace, pace: Pace) -> tuple[float, float]:
 
 
 def _slowest(ranks: Sequence[Sequence[Pace]]) -> Pace:
-    """The mean over the steps of the slowest of ``ranks`` in each."""
+    """The mean over what lies between two probes of the slowest of ``ranks`` there."""
     return Pace(*map(fmean, zip(*(max(at_once, key=sum) for at_once in zip(*ranks, strict=True)), strict=True)))
 
 

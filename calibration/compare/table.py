@@ -33,10 +33,6 @@ COLUMNS: dict[str, Callable[[Row], tuple[float | None, float | None]]] = {
 }
 
 
-#: Differences in points, and how they are printed.
-_POINTS = {"mean_abs": ".1f", "max_abs": ".1f", "bias": "+.1f"}
-
-
 def as_csv(rows: Sequence[Row]) -> str:
     """A line per run, those that failed too; of each figure measured, simulated and error."""
     text = io.StringIO()
@@ -147,8 +143,8 @@ def _classes(row: Row) -> dict[str, str]:
 
 def _share(found: Mapping[str, Any]) -> str:
     def said(of: Mapping[str, Any]) -> str:
-        mean, largest, bias = (f"{100 * of[name]:{form}}" for name, form in _POINTS.items())
-        return f"mean {mean}, max {largest}; bias {bias}"
+        mean, largest, bias = (100 * of[name] for name in ("mean_abs", "max_abs", "bias"))
+        return f"mean {mean:.1f}, max {largest:.1f}; bias {bias:+.1f}"
 
     every, timed = found["all"], found["as_timed"]
     line = f"{found['quantity']}, points of the step: {every['n']} rows; absolute difference: {said(every)}"

@@ -109,7 +109,7 @@ def _checked(named: Mapping[str, tuple[Path, Workload | InputError]]) -> tuple[d
 
 def _length(arguments: argparse.Namespace) -> dict[str, float]:
     if arguments.smoke:
-        return vars(Length(warm_up=1, settle=0.0, row=0.0, least=1, most=1, seconds=0.0))
+        return vars(Length(warm_up=1, settle_s=0.0, row_s=0.0, least=1, most=1, seconds=0.0))
     return vars(Length(seconds=arguments.seconds))
 
 

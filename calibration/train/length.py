@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Steps under the profiler; the last is kept.
+#: Steps under the profiler; the last is kept, as clocks swing for three or four behind the rest while it starts.
 PROFILED = 5
 
 
@@ -13,15 +13,16 @@ class Length:
     """How long a run goes on: ``warm_up`` steps, then rows of timed ones with a probe of the hosts between two of them,
     then `PROFILED` steps under the profiler, the last of which is kept.
 
-    A row is ``settle`` seconds of steps that are not timed and ``row`` seconds of steps that are, one at least: a GPU
-    that has rested, as it does while hosts are probed, is faster than in training that goes on. At its power limit an
-    H200 is 3 % faster in the first step after a rest of 0.1 s or more, then slower by as much, and swings for a second.
+    A row is ``settle_s`` of steps that are not timed and ``row_s`` of steps that are, one at least: a GPU that has
+    rested, as it does while hosts are probed, is faster than in training that goes on. At its power limit an H200 is
+    3 % faster in the first step after a rest of 0.1 s or more, then slower by as much, and swings for a second
+    (calibration/results/README.md).
     There are ``least`` timed steps at least, ``most`` at most, and rows until all took ``seconds``.
     """
 
     warm_up: int = 3
-    settle: float = 1.0
-    row: float = 2.0
+    settle_s: float = 1.0
+    row_s: float = 2.0
     least: int = 5
     most: int = 200
     seconds: float = 4.0

@@ -80,10 +80,10 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     while True:
-        for _ in _in_a_row(length.settle, groups, device):
+        for _ in _in_a_row(length.settle_s, groups, device):
             losses.append(trainer.step())
             run.settling += 1
-        for _ in _in_a_row(length.row, groups, device, least=1):
+        for _ in _in_a_row(length.row_s, groups, device, least=1):
             seconds, wall, loss = _timed(trainer.step, lambda: run.telemetry.append(telemetry.read()), cuda=cuda)
             losses.append(loss)
             run.events.append(seconds)

@@ -114,7 +114,7 @@ class TemplateStore:
                 loads.add("communication", seconds, seconds)
         return loads
 
-    def comm_row(self, comm: Comm, wire_bytes: float) -> int:
+    def comm_template(self, comm: Comm, wire_bytes: float) -> int:
         """The one-row template of a communication that is timed by the network."""
         key = (comm.name, comm.op, comm.purpose, wire_bytes)
         if key not in self._comm_templates:

@@ -15,7 +15,7 @@ from simulator.cluster import Cluster
 from simulator.costs import Costs
 from simulator.costs.power import Drawn, Loads, load_class
 from simulator.engine.blocks import TemplateStore
-from simulator.engine.placed import Kind, Placed
+from simulator.engine.placed import Placed
 from simulator.engine.recorder import Clocks, Recorder
 from simulator.engine.world import Cast
 from simulator.program import Block
@@ -30,24 +30,26 @@ MOST_PLAYS = 8
 def first_clocks(placed: Placed, cluster: Cluster) -> Clocks:
     """Those of a step without communication and waiting, where costs know of a power limit."""
     loads_of: dict[tuple[int, str], Loads] = {}
-    clocks: dict[Kind, float | None] = {}
-    for kind in dict.fromkeys(placed.kinds(cluster)):
-        costs = placed.costs.of(kind.gpu)
+
+    def clock_hz(role: int, gpu: str) -> float | None:
+        costs = placed.costs.of(gpu)
         power = costs.power
         if power is None:
-            clocks[kind] = None
-            continue
+            return None
         loads = Loads()
-        for _, _, step in placed.program.roles[kind.role].steps():
+        for _, _, step in placed.program.roles[role].steps():
             if isinstance(step.op, Block):
-                key = id(step.op), kind.gpu
+                key = id(step.op), gpu
                 if key not in loads_of:
                     loads_of[key] = _loads(step.op, costs, power.highest_hz)
                 loads.add_all(loads_of[key])
         length_s = sum(loads.seconds.values())
         drawn = Drawn(0.0, length_s, loads.seconds, loads.drawing_s)
-        clocks[kind] = power.clock_hz(power.trace([drawn], length_s), power.highest_hz)
-    return clocks
+        return power.clock_hz(power.trace([drawn], length_s), power.highest_hz)
+
+    kinds = dict.fromkeys(placed.kinds(cluster))
+    found = {key: clock_hz(*key) for key in {(kind.role, kind.gpu): None for kind in kinds}}
+    return {kind: found[kind.role, kind.gpu] for kind in kinds}
 
 
 def next_clocks(

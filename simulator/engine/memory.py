@@ -18,18 +18,14 @@ class SharedMemory:
     def __init__(self, program: Program, network: Network) -> None:
         self.program = program
         self.network = network
-        self._taken: dict[tuple[int, str, str], float] = {}
 
     def takes(self, rank: Rank, comm: Comm, transfer: Transfer) -> float:
         """The share of the time of its memory that ``comm`` takes while its bytes move at full speed."""
-        key = id(transfer), comm.op, rank.runs.gpu
-        if key not in self._taken:
-            assert rank.costs.beside is not None
-            members = len(self.program.groups[comm.axis][self.program.group_index(comm.axis, rank.number)])
-            seconds = transfer.plan.moving_s
-            nbytes = memory_bytes(comm, members, transfer.wire_bytes)
-            self._taken[key] = rank.costs.beside.takes(nbytes / seconds) if seconds else 0.0
-        return self._taken[key]
+        assert rank.costs.beside is not None
+        members = len(self.program.groups[comm.axis][self.program.group_index(comm.axis, rank.number)])
+        seconds = transfer.plan.moving_s
+        nbytes = memory_bytes(comm, members, transfer.wire_bytes)
+        return rank.costs.beside.takes(nbytes / seconds) if seconds else 0.0
 
     def share(self, rank: Rank) -> None:
         """What moves beside its kernel has together what that leaves of the memory's time: who would take less than an

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Generator, Hashable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, cast
 
 import simpy
@@ -167,7 +166,7 @@ class Play:
         if not meeting.done.processed:
             rank.waits_for[lane] = meeting
             yield meeting.done
-        template = self.store.comm_row(comm, meeting.transfer.wire_bytes)
+        template = self.store.comm_template(comm, meeting.transfer.wire_bytes)
         began, ended = cast(tuple[float, float], meeting.done.value)
         self.recorder.span(rank.number, comm.lane, index, step, ends, template, called, began, ended)
 
@@ -220,21 +219,21 @@ class Play:
     def _depart(self, meeting: Meeting) -> None:
         began = self.env.now
         self.done[id(meeting.transfer), meeting.comm.purpose] += 1
-        beside = meeting.arrived if meeting.comm.holds_sms else []
-        for rank in beside:
+        holders = meeting.arrived if meeting.comm.holds_sms else []
+        for rank in holders:
             if meeting not in rank.resident:
                 rank.resident.append(meeting)
 
         def land() -> None:
-            for rank in beside:
+            for rank in holders:
                 rank.resident.remove(meeting)
                 self._reconsider_speed(rank)
                 self.memory.share(rank)
-            meeting.motion = None
+            meeting.motion = None  # else each holds the other until garbage is searched for
             meeting.done.succeed((began, self.env.now))
 
         meeting.motion = self.network.transfer(meeting.transfer.plan, land)
-        for rank in beside:
+        for rank in holders:
             self._reconsider_speed(rank)
             self.memory.share(rank)
 
@@ -244,7 +243,7 @@ class Play:
         if rank.under_way is None or rank.costs.beside is None:
             return
         before = rank.load, rank.takes
-        rank.load, rank.takes = _beside(rank)
+        rank.load, rank.takes = _load_on(rank)
         if (rank.load, rank.takes) != before:
             rank.under_way.disturb()
 
@@ -360,14 +359,14 @@ class Play:
             rank.number, lane, index, step, ends, run.template, Called(posted, start), start, self.env.now
         )
         if end > start + run.seconds * (1 + 1e-12):
-            self.recorder.stretch(span, partial(template.play, host + template.launch_s, start))
+            self.recorder.stretch(span, *template.play(host + template.launch_s, start))
 
     def _run_disturbed(self, rank: Rank, lane: str, index: int, step: Step, run: Run, outer: Ends) -> Wait:
         """As `_run`, on a GPU whose speed changes when communication beside it starts or ends."""
         leaves, kernels = self.store.leaves(run.template), self.store.computes[run.template]
         begin = now = self.env.now
         host_s, rank.host_s = rank.host_s, rank.host_s + run.launch_s
-        rank.load, rank.takes = _beside(rank)
+        rank.load, rank.takes = _load_on(rank)
         load, pace = rank.load, self.store.pace(run.template, rank.load)
         course = pace.course(host_s, 0, None, now)
         courses, start, last = [course], course.at_s + course.start[0], len(kernels) - 1
@@ -396,16 +395,14 @@ class Play:
             load, pace = rank.load, self.store.pace(run.template, rank.load)
             course = pace.course(host_s, first, left_s, now)
             courses.append(course)
-            if first == 0 and not begun:
-                start = course.at_s + course.start[0]
         rank.under_way, rank.leaves = None, math.inf
         self.memory.share(rank)
         span = self.recorder.span(rank.number, lane, index, step, outer, run.template, Called(begin, start), start, now)
         if now - start > run.seconds * (1 + 1e-12):
-            self.recorder.stretch(span, partial(times_of, courses))
+            self.recorder.stretch(span, *times_of(courses))
 
 
-def _beside(rank: Rank) -> tuple[Hashable, float]:
+def _load_on(rank: Rank) -> tuple[Hashable, float]:
     """The load of what is on the GPU beside its computation, and the share of its memory's time that it takes."""
     assert rank.costs.beside is not None
     waiting = [meeting.comm for meeting in rank.resident if meeting.motion is None]

@@ -88,7 +88,8 @@ class UnderWay:
     disturbed: bool = False
 
     def disturb(self) -> None:
-        """Who waits for the timer goes on at this instant."""
+        """Who waits for the timer goes on at this instant. What it would call is moved to another event, so that a run
+        waits for one, and not for two that race."""
         if not self.disturbed:
             self.disturbed = True
             now = self.timer.env.event()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,7 +53,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._spans: list[tuple[int, str, int, Step, Ends, int, Called, float, float]] = []
-        self._stretched: dict[int, Callable[[], tuple[Floats, Floats]]] = {}
+        self._stretched: dict[int, tuple[Floats, Floats]] = {}
 
     def span(
         self,
@@ -85,10 +85,9 @@ class Recorder:
         ranks = np.array([rank for rank, _ in steps], dtype=np.int64)
         return Spans(ranks, np.array(number, dtype=np.int64), template, start, end)
 
-    def stretch(self, span: int, times: Callable[[], tuple[Floats, Floats]]) -> None:
-        """Say where the exact start and end of each row come from, of a span that did not run straight through at full
-        speed; a play that is played again needs none."""
-        self._stretched[span] = times
+    def stretch(self, span: int, starts_s: Floats, ends_s: Floats) -> None:
+        """Say when each row of a span that did not run straight through at full speed starts and ends."""
+        self._stretched[span] = starts_s, ends_s
 
     def timeline(
         self,
@@ -143,7 +142,7 @@ class Recorder:
             alloc_bytes=np.where(first, column([step.alloc_bytes for step in steps], np.float64), 0.0),
             free_bytes=np.where(last, column([step.free_bytes for step in steps], np.float64), 0.0),
             workspace_bytes=np.where(in_row, column([step.workspace_bytes for step in steps], np.float64), 0.0),
-            stretched={position[span]: times() for span, times in self._stretched.items()},
+            stretched={position[span]: times for span, times in self._stretched.items()},
             links=links,
             contention=contention,
             simulated_as=cast.simulated_as,

@@ -308,7 +308,7 @@ class Network:
         flow = cast(_Flow, timer.value)
         if flow.timer is not timer:  # the rate has changed since: another timer counts
             return
-        flow.timer = None
+        flow.timer = None  # else each holds the other until garbage is searched for
         shared = False
         for link, _ in flow.phase.loads:
             flows = self._on_link[link]
