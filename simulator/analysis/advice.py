@@ -20,7 +20,7 @@ Setting = dict[str, Any]
 
 #: Each trial is a simulation of the changed job: dearer changes are not tried once so many make the job fit, nor more
 #: pairs of changes than these.
-ENOUGH, PAIRS = 3, 4
+ENOUGH, PAIRS = 2, 4
 
 #: Times that a change is taken at most: three doublings are eight times as many GPUs.
 STEPS = 3
