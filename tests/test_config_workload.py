@@ -306,6 +306,18 @@ def test_shipped_files_and_short_forms_satisfy_the_exported_schema() -> None:
         ),
         ({"parallelism.dp": 5}, "training.global_batch", "global_batch: 30, or dp: 8"),
         ({"parallelism.dp": 8, "training.micro_batch": 3}, "training.global_batch", "24, or micro_batch: 1"),
+        # 24 GPUs: dp 24 would do as well as a smaller micro-batch, which leaves the layout as it was
+        (
+            {"parallelism.dp": 16, "cluster.nodes": 3, "training.micro_batch": 2, "training.global_batch": 48},
+            "training.global_batch",
+            "global_batch: 64, or micro_batch: 1\n",
+        ),
+        # the only node is the server's, and no GPU is left for a worker
+        (
+            {"parallelism": {"dp": 5, "data_parallel": "parameter_server"}, "cluster.nodes": 1},
+            "training.global_batch",
+            "fix:     global_batch: 30\n",
+        ),
         ({"training.micro_batch": 3}, "training.global_batch", "a multiple of 3"),
         ({"parallelism.dp": 16, "cluster.nodes": 1}, "cluster.nodes", ">= 2"),
         ({"parallelism.tp": 16, "cluster.nodes": 1}, "cluster.nodes", ">= 2"),
@@ -319,7 +331,7 @@ def test_shipped_files_and_short_forms_satisfy_the_exported_schema() -> None:
 def test_an_illegal_workload_names_key_value_and_remedy(changes: dict[str, Any], key: str, words: str) -> None:
     message = refused(changes)
     assert f"{key}: " in message
-    assert words in message
+    assert words in f"{message}\n"
 
 
 def test_what_came_from_set_is_said_to() -> None:

@@ -160,7 +160,7 @@ def _batch_problems(workload: Workload) -> Iterator[InputError]:
     if batch % once:
         other = f", or micro_batch: {gcd(batch // layout.dp, training.micro_batch)}" if batch % layout.dp == 0 else ""
         dp, idle = divmod(gpus_of_workers(layout, workload.cluster, workload.nodes), layout.model_parallel)
-        if not other and not idle and batch % (training.micro_batch * max(dp, 1)) == 0:  # every GPU has a rank
+        if dp and not other and not idle and batch % (training.micro_batch * dp) == 0:  # every GPU has a rank
             other = f", or dp: {dp}"
         yield InputError(
             f"does not divide by micro_batch {training.micro_batch} x dp {layout.dp} = {once}",
