@@ -57,6 +57,15 @@ def test_what_another_framework_calls_a_key_is_answered_with_ours(key: str, fix:
     assert f"fix:     {fix}" in refused({key: 2})
 
 
+@pytest.mark.parametrize("section", ["training", "parallelism", "model", "cluster"])
+def test_a_synonym_of_another_sections_key_is_answered_with_that_and_not_with_what_it_looks_like(section: str) -> None:
+    """``parallelism.batch_size`` is no misspelt ``batch_p2p``."""
+    for name, meant in SYNONYMS.items():
+        known, _, key = meant.rpartition(".")
+        fix = f"{key} instead of {name}" if known == section else meant
+        assert f"fix:     {fix}\n" in refused({f"{section}.{name}": 2}) + "\n", name
+
+
 @pytest.mark.parametrize(
     ("entry", "phrases"),
     [

@@ -201,15 +201,20 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
 
 
 def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, name: str) -> InputError:
-    allowed = list(_fields(owner))
-    section, meant = synonyms.here(name) or ("", "")
-    near = meant if meant.split(":")[0] in allowed else closest(name, allowed)
-    fix = f"{near} instead of {name}" if near else f"{section}.{meant}" if meant else None
-    if near is None and owner is model:  # a key inside a section is meant for that section
-        elsewhere = [path for path in paths(model) if path.rsplit(".", 1)[-1] == name]
-        if elsewhere:
-            fix = elsewhere[0]
-    return InputError("unknown key", key=key, allowed=", ".join(allowed), fix=fix)
+    return InputError("unknown key", key=key, allowed=", ".join(_fields(owner)), fix=_meant(model, owner, name))
+
+
+def _meant(model: type[BaseModel], owner: type[BaseModel], name: str) -> str | None:
+    """What to write instead of ``name``: what is known of it comes before what it looks like."""
+    allowed = _fields(owner)
+    if known := synonyms.here(name):
+        section, key = known
+        return f"{key} instead of {name}" if key.split(":")[0] in allowed else f"{section}.{key}"
+    if near := closest(name, allowed):
+        return f"{near} instead of {name}"
+    if owner is model:  # a key inside a section is meant for that section
+        return next((path for path in paths(model) if path.rsplit(".", 1)[-1] == name), None)
+    return None
 
 
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
