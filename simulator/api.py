@@ -21,7 +21,7 @@ from simulator.analysis.staleness import staleness
 from simulator.analysis.steady import UNSTEADY, Steady, until_steady
 from simulator.build import build_program, layout
 from simulator.cluster import Cluster, cluster_of
-from simulator.config import Workload, load_workload, warnings
+from simulator.config import Workload, load_workload
 from simulator.config.profile import Profile, load_profiles
 from simulator.config.section import located
 from simulator.config.stack import load_stack
@@ -120,7 +120,7 @@ class Result:
     def warnings(self) -> list[str]:
         """What the user should know before trusting the figures."""
         unsteady = [] if self.steady is None or self.steady.stable else [UNSTEADY]
-        return [*warnings(self.workload), *_dropping(self.workload), *unsteady, *second_step_warning(self.memories)]
+        return [*model.warnings(self.workload), *unsteady, *second_step_warning(self.memories)]
 
     def __repr__(self) -> str:
         """The first lines of the summary."""
@@ -233,13 +233,6 @@ def rehearsed(job: Workload, cluster: Cluster, costs: Costs) -> Times:
     except ValueError as problem:
         raise InputError(str(problem), key="parallelism.zb_memory_limit", found=layout.zb_memory_limit) from None
     return times
-
-
-def _dropping(workload: Workload) -> list[str]:
-    dropped = model.dropped_share(workload)
-    if dropped < 0.0005:  # 0.0 % as it is printed
-        return []
-    return [f"model.moe.capacity_factor: experts drop {dropped:.1%} of their tokens; MFU counts them as worked on"]
 
 
 def _needed_bytes(known: Cluster, workload: Workload) -> float:

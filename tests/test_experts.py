@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import simulator
 from simulator.build.layout import layout
+from simulator.cli.app import main
 from simulator.cluster import build_cluster
 from simulator.config import load_cluster, load_workload
 from simulator.config.model import Moe
@@ -67,6 +70,16 @@ def test_tokens_beyond_the_capacity_are_dropped_and_said(moe: dict[str, Any], sh
     assert told == (
         [f"model.moe.capacity_factor: experts drop {share:.1%} of their tokens; {COUNTED}"] if share else []
     )
+
+
+def test_check_is_strict_about_dropped_tokens_as_run_is(tmp_path: Path) -> None:
+    path = tmp_path / "drops.yaml"
+    path.write_text(yaml.safe_dump(job(moe={"capacity_factor": 0.5}, parallelism={"dp": 16, "ep": 2})))
+    for command in ("check", "run"):
+        for strict, status in (([], 0), (["--strict"], 1)):
+            with pytest.raises(SystemExit) as caught:
+                main([command, str(path), *strict])
+            assert caught.value.code == status, command
 
 
 @pytest.mark.parametrize("ep", [1, 2, 4, 8])

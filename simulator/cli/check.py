@@ -51,7 +51,7 @@ def command(
 
     from simulator import model
     from simulator.cluster import cluster_of
-    from simulator.config import load_workload, parse_changes, warnings
+    from simulator.config import load_workload, parse_changes
     from simulator.config.profile import load_profile
     from simulator.config.section import located
     from simulator.config.workload import written_in
@@ -63,7 +63,7 @@ def command(
     check_outputs({"--json": json})
     with located(written_in(workload, changes)):
         cluster_of(job)
-    notes = warnings(job)
+    notes = model.warnings(job)
     total, active = model.parameters(job), model.active_parameters(job)
     content = {"workload": job.model_dump(mode="json"), "params_total": total, "params_active": active}
     write_json(json, envelope("check", notes, **content))

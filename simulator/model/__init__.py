@@ -21,10 +21,11 @@ from simulator.model.optimizer import (
     state_bytes,
 )
 from simulator.model.parts import Part, PassBytes, by_part, params_on, pass_bytes, swapped_bytes
-from simulator.model.routing import dropped_share, routing
+from simulator.model.routing import routing
 from simulator.model.shapes import Seat, Turn, activation_bytes, passed_bytes, telling_seat
 from simulator.model.stage import made_gradient_bytes, stage_parts
 from simulator.model.vocabulary import embedding, head
+from simulator.model.warned import warnings
 
 __all__ = [
     "Op",
@@ -37,7 +38,6 @@ __all__ = [
     "activation_bytes",
     "active_parameters",
     "by_part",
-    "dropped_share",
     "embedding",
     "hardware_flops_per_step",
     "head",
@@ -62,4 +62,5 @@ __all__ = [
     "swapped_bytes",
     "telling_seat",
     "unique",
+    "warnings",
 ]

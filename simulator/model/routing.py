@@ -65,9 +65,8 @@ class Routing:
 
 def routing(workload: Workload) -> Routing:
     """The `Routing` of a workload that has experts. Every rank and every layer has the same distribution."""
-    layout, moe = workload.parallelism, workload.model.moe
-    assert moe is not None
-    return _routing(moe, workload.rank_tokens // layout.tp, layout.ep, layout.etp, workload.seed)
+    assert workload.model.moe is not None
+    return _with_experts(workload, workload.model.moe)
 
 
 def dropped_share(workload: Workload) -> float:
@@ -75,10 +74,13 @@ def dropped_share(workload: Workload) -> float:
     moe = workload.model.moe
     if moe is None or moe.capacity_factor is None:
         return 0.0
-    unpadded = moe.model_copy(update={"pad_to_capacity": False})
-    layout, tokens = workload.parallelism, workload.rank_tokens // workload.parallelism.tp
-    kept = _routing(unpadded, tokens, layout.ep, layout.etp, workload.seed).sent
-    return max(0.0, 1 - kept / (tokens * moe.top_k))
+    kept = _with_experts(workload, moe.model_copy(update={"pad_to_capacity": False}))
+    return max(0.0, 1 - kept.sent / (kept.tokens * moe.top_k))
+
+
+def _with_experts(workload: Workload, moe: Moe) -> Routing:
+    layout = workload.parallelism
+    return _routing(moe, workload.rank_tokens // layout.tp, layout.ep, layout.etp, workload.seed)
 
 
 @lru_cache(maxsize=64)
