@@ -309,12 +309,14 @@ def test_what_is_printed_has_no_blanks_at_the_ends_of_lines(capsys: pytest.Captu
         assert not [line for line in lines if line != line.rstrip()]
 
 
-def test_links_between_gpus_have_their_own_name(capsys: pytest.CaptureFixture[str]) -> None:
-    for cluster, name, other in (("mi300x", "xgmi", "nvlink"), ("dgx_h100", "nvlink", "xgmi")):
+def test_links_between_gpus_have_their_own_name_in_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    for cluster, name in (("mi300x", "xgmi"), ("dgx_h100", "nvlink")):
         assert command("topology", cluster) == 0
-        kinds = {line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith(" node*.gpu")}
-        assert name in kinds
-        assert other not in kinds
+        shown = {line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith(" node*.gpu")}
+        assert command("topology", cluster, "--json", "-") == 0
+        links = json.loads(capsys.readouterr().out)["links"]
+        listed = {link["kind"] for link in links if link["name"].startswith("node0.gpu")}
+        assert shown == listed == {name, "pcie"}
 
 
 def test_validate_tells_which_row_it_is_at_on_a_terminal_only(

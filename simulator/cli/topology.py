@@ -77,7 +77,7 @@ def command(
             links=[
                 {
                     "name": link.name,
-                    "kind": link.kind,
+                    "kind": built.kind_of(link),
                     "bandwidth_Bps": link.bandwidth_Bps,
                     "latency_s": link.latency_s,
                 }
@@ -124,8 +124,7 @@ def _link_rows(cluster: Cluster) -> list[dict[str, Any]]:
     for link in cluster.links:
         if not link.name.endswith(":rx"):
             name = re.sub(r"\d+", "*", link.name.removesuffix(":tx"))
-            kind = name.rpartition(".")[2] if link.kind == "nvlink" else link.kind  # a node's own word, such as xgmi
-            key = name, kind, link.bandwidth_Bps, link.latency_s
+            key = name, cluster.kind_of(link), link.bandwidth_Bps, link.latency_s
             counts[key] = counts.get(key, 0) + 1
     return [
         {

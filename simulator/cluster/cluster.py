@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -94,6 +95,13 @@ class Cluster:
     def layout_of(self, node: int) -> NodeLayout:
         """What a node is inside."""
         return self.layouts[node]
+
+    def kind_of(self, link: Link) -> str:
+        """What a link is called by its kind: links between GPUs have their node's own word (nvlink, xgmi), others the
+        name of their transport."""
+        if link.kind != "nvlink":
+            return link.kind
+        return self.spec.node_at(bisect_right(self.first_link, link.index) - 1).nvlink.name
 
     def node_of(self, gpu: int) -> int:
         return self.gpus[gpu].node
