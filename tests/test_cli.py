@@ -153,7 +153,11 @@ def test_a_list_that_is_too_wide_leaves_out_columns_and_cuts_no_name_or_number(
         assert all(cell in out for cell in cells if " " not in cell)
     monkeypatch.delenv("COLUMNS")
     assert command("list", kind) == 0
-    assert "No room" not in capsys.readouterr().out
+    whole = capsys.readouterr().out
+    assert "No room" not in whole
+    monkeypatch.setenv("COLUMNS", "0")
+    assert command("list", kind) == 0
+    assert capsys.readouterr().out == whole
 
 
 @pytest.mark.parametrize(

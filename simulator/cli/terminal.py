@@ -28,12 +28,12 @@ def console() -> Console:
     """Standard output. Text is printed as it is: names of the user may hold brackets."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal() else PIPE_WIDTH
-    return Console(width=width, highlight=False, markup=False, emoji=False)
+    return Console(width=_columns(sys.stdout) or PIPE_WIDTH, highlight=False, markup=False, emoji=False)
 
 
 def show(*parts: RenderableType) -> None:
-    """Print ``parts`` on standard output, without the blanks with which rich fills up lines."""
+    """Print ``parts`` on standard output, and into pipes and files without the blanks with which rich fills up
+    lines; on a terminal colours may end behind some."""
     out = console()
     with out.capture() as captured:
         for part in parts:
@@ -79,9 +79,9 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def _columns(stream: TextIO) -> int | None:
-    """Characters per line of ``stream``; None where it is no terminal and COLUMNS is not set."""
-    if (given := os.environ.get("COLUMNS", "")).isdecimal():
-        return int(given) or None
+    """Characters per line of ``stream``: COLUMNS, unless it is 0 or no number; None where there is no terminal."""
+    if (given := os.environ.get("COLUMNS", "")).isdecimal() and int(given):
+        return int(given)
     try:
         return os.get_terminal_size(stream.fileno()).columns or None if stream.isatty() else None
     except (OSError, ValueError):  # it says that it is one, and has no file
