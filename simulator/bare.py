@@ -63,7 +63,7 @@ class ScheduleResult:
         known = self.to_dict()
         return (
             f"{self.name}: {counted(self.stages, 'stage')} of {counted(self.chunks, 'chunk')}, "
-            f"{self.microbatches} micro-batch{'es' if self.microbatches > 1 else ''}: "
+            f"{counted(self.microbatches, 'micro-batch', 'es')}: "
             f"makespan {known['makespan']:g}, bubble ratio {known['bubble_ratio']:.3f}"
         )
 

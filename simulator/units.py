@@ -24,12 +24,13 @@ def format_time(seconds: float) -> str:
     return f"{seconds / us:.2f} us"
 
 
-def counted(number: int, noun: str, plural: str = "s") -> str:
-    """
+def counted(number: int, noun: str, ending: str = "s") -> str:
+    """So many of a noun, whose plural has ``ending``.
+
     >>> counted(1, "node"), counted(2048, "node"), counted(4, "micro-batch", "es")
     ('1 node', '2,048 nodes', '4 micro-batches')
     """
-    return f"{number:,} {noun}{'' if number == 1 else plural}"
+    return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 
 def format_bytes(nbytes: float) -> str:
@@ -56,13 +57,9 @@ def format_gib(nbytes: float) -> str:
 def format_parameters(total: float, active: float) -> str:
     """
     >>> format_parameters(124_439_808, 124_439_808), format_parameters(46.7e9, 12.9e9)
-    ('124.4 million parameters', '46.7 billion parameters (12.9 billion active)')
+    ('124 M parameters', '46.7 B parameters (12.9 B active)')
     """
-
-    def said(number: float) -> str:
-        return f"{number / 1e9:,.1f} billion" if number >= 999.95e6 else f"{number / 1e6:,.1f} million"
-
-    return f"{said(total)} parameters" + (f" ({said(active)} active)" if active != total else "")
+    return f"{format_count(total)} parameters" + (f" ({format_count(active)} active)" if active != total else "")
 
 
 def format_count(number: float) -> str:

@@ -67,11 +67,11 @@ def test_check_says_what_the_layout_comes_to(workload: Path, capsys: pytest.Capt
     [
         (
             {},
-            "13.3 million parameters, 4 layers, hidden 512, 8 heads, gelu, layernorm, learned positions, biases, tied",
+            "13.3 M parameters, 4 layers, hidden 512, 8 heads, gelu, layernorm, learned positions, biases, tied",
         ),
         (
             {"preset": "mixtral-8x7b"},
-            "46.7 billion parameters (12.9 billion active), 32 layers, hidden 4,096, 32 heads (8 of keys and values), "
+            "46.7 B parameters (12.9 B active), 32 layers, hidden 4,096, 32 heads (8 of keys and values), "
             "8 experts (top 2), swiglu, rmsnorm, rope",
         ),
     ],
