@@ -56,7 +56,9 @@ def test_figures_and_names_stand_whole_or_their_column_is_named(width: int) -> N
     text = printed(table, width)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
-    said = re.search(r"No room for (.*?): a wider terminal or a file shows (it|them)\.", " ".join(text.split()))
+    said = re.search(
+        r"No room for (.*?): a wider terminal, or output into a file, shows (it|them)\.", " ".join(text.split())
+    )
     left_out = said[1].split(", ") if said else []
     assert left_out == list(columns)[len(columns) - len(left_out) :]
     assert bool(left_out) is (width < 80)

@@ -53,8 +53,8 @@ def job(*, optimizer: float = 12 * GiB, tokens: float | None = 1e6, price: float
     )
 
 
-def printed(renderable: object) -> str:
-    console = Console(width=100, file=io.StringIO())
+def printed(renderable: object, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO())
     console.print(renderable)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -144,14 +144,22 @@ def test_the_two_bubbles_have_two_names() -> None:
 
 
 def test_weights_that_are_the_optimizers_shards_are_said_to_be() -> None:
-    """As of torch's FSDP with master weights. Parameters on the host are no shards here."""
+    """As of torch's FSDP with master weights. Parameters on the host or its drives are no shards here."""
     result = json.loads(json.dumps(report(job(), play())))
     assert "Weights are" not in printed(summary(result))
     for stage in result["memory"]["per_stage"]:
         stage["weights"] = 0.0
     assert "Weights are the fp32 shards that the optimizer updates" in printed(summary(result))
-    result["parallelism"]["offload"]["parameters"] = "cpu"
-    assert "Weights are on the host" in printed(summary(result))
+    for place, words in (("cpu", "on the host;"), ("nvme", "on the host's drives;")):
+        result["parallelism"]["offload"]["parameters"] = place
+        assert f"Weights are {words}" in printed(summary(result))
+
+
+def test_a_narrow_terminal_still_shows_how_full_each_stage_is() -> None:
+    text = printed(summary(report(job(optimizer=32 * GiB), play())), width=40)
+    (heads,) = (line.split() for line in text.splitlines() if "weights" in line and "stage" in line)
+    assert heads[:2] == ["stage", "peak"]
+    assert "buffers" not in heads
 
 
 def test_a_schedule_from_a_file_is_named_without_its_folder() -> None:

@@ -54,7 +54,7 @@ class Fitted:
         yield table
         if left_out := [name for name, *_ in self._columns[len(widths) :] if name]:
             them = "it" if len(left_out) == 1 else "them"
-            yield Text(f"No room for {', '.join(left_out)}: a wider terminal or a file shows {them}.\n")
+            yield Text(f"No room for {', '.join(left_out)}: a wider terminal, or output into a file, shows {them}.\n")
 
     def _widths(self, most: int) -> list[int]:
         """Of the first columns, as many as ``most`` characters hold."""

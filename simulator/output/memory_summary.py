@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulator.output.fitted import Fitted, Justify
-from simulator.units import GiB, format_gib, format_time
+from simulator.units import GiB, counted, format_gib, format_time
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 _PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
+#: ``offload.parameters`` -> where weights are that no GPU holds, or what they are.
+_WEIGHTS = {"none": "the fp32 shards that the optimizer updates", "cpu": "on the host", "nvme": "on the host's drives"}
 _ROWS = 16
 #: What is left of a GPU's memory after its largest parts have been named.
 _REST = 0.05
@@ -25,18 +27,18 @@ def memory_of(memory: Mapping[str, Any], offload: Mapping[str, str]) -> Any:
     stages = memory["per_stage"]
     shown = _fullest(stages)
     too_full = any(row["peak"] > row["capacity"] for row in shown)
-    heads = ["stage", *_PARTS, "peak", *["over"] * too_full]
+    heads = ["stage", "peak", *_PARTS, *["over"] * too_full]
     right: Justify = "right"
     table = Fitted("Memory of the fullest GPU of each stage (GiB)", *((head, right) for head in heads))
     for row in shown:
-        cells = [str(row["stage"]), *(_gib(row[part]) for part in _PARTS), _gib(row["peak"])]
+        cells = [str(row["stage"]), _gib(row["peak"]), *(_gib(row[part]) for part in _PARTS)]
         over = (row["peak"] - row["capacity"]) / GiB
         if too_full:
             cells.append("" if over <= 0 else f"{over:.1f}" if over < 100 else f"{over:.0f}")  # all in 80 columns
         table.add_row(*cells, style="red" if over > 0 else "")
     lines: list[Any] = [table]
     if not any(row["weights"] for row in shown):
-        away = "on the host" if offload["parameters"] != "none" else "the fp32 shards that the optimizer updates"
+        away = _WEIGHTS[offload["parameters"]]
         lines.append(Text(f"Weights are {away}; what is gathered of them is among buffers.", style="dim"))
     if host := memory.get("host"):
         lines.append(_host(host))
@@ -69,8 +71,7 @@ def _fullest_moment(row: Mapping[str, Any]) -> str:
         rest -= nbytes
     when = f"Stage {row['stage']} is fullest at {format_time(row['peak_at_s'])}"
     during = f", in {row['during']}" if row["during"] else ""
-    chunks = f"{row['in_flight']} micro-batch chunk{'s' if row['in_flight'] > 1 else ''}"
-    return f"{when}{during}: {', '.join(shown)} GiB. It holds at most {chunks}."
+    return f"{when}{during}: {', '.join(shown)} GiB. It holds at most {counted(row['in_flight'], 'micro-batch chunk')}."
 
 
 def _host(host: Mapping[str, Any]) -> Text:
