@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.training import EIGHT, JOBS, LAYOUTS, LLAMA, TRAINING, workload
+from tests.training import EIGHT, JOBS, LAYOUTS, LLAMA, MOE, TRAINING, workload
 
 pytest.importorskip("torch")
 
@@ -122,6 +122,10 @@ REFUSED = {
     "parallelism.collective_algorithm": ({}, {"dp": 2, "collective_algorithm": "ring"}, {}),
     "parallelism.prefetch": ({}, {"dp": 2, "zero": 3, "prefetch": 0}, {}),
     "parallelism.overlap.param_gather": ({}, {"dp": 2, "zero": 3, "overlap": {"param_gather": False}}, {}),
+    "parallelism.overlap.tp": ({}, {"tp": 2, "overlap": {"tp": True}}, {}),
+    "model.moe.router_dtype": (MOE | {"moe": MOE["moe"] | {"router_dtype": "fp16"}}, {}, {}),
+    "model.bias": (MOE | {"bias": True}, {}, {}),
+    "parallelism.offload.activations": ({}, {"offload": {"activations": "cpu"}}, {}),
     "parallelism.overlap.p2p": ({}, {"pp": 2, "overlap": {"p2p": False}}, {}),
     "parallelism.deallocate_pipeline_outputs": ({}, {"pp": 2, "deallocate_pipeline_outputs": True}, {}),
 }

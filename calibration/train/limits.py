@@ -91,14 +91,12 @@ def _layout(workload: Workload) -> Iterator[InputError]:
         for name in ("param_gather", "grad_reduce"):
             if not getattr(layout.overlap, name):
                 yield _no("FSDP communicates beside compute", f"parallelism.overlap.{name}", False, True)
-    if layout.overlap.tp or layout.overlap.ep:
-        yield _no("is not written", "parallelism.overlap", "tp or ep", "false")
-    if (
-        layout.offload.optimizer != "none"
-        or layout.offload.activations != "none"
-        or layout.offload.parameters != "none"
-    ):
-        yield _no("is not written", "parallelism.offload", "given", "none")
+    for name in ("tp", "ep"):
+        if getattr(layout.overlap, name):
+            yield _no("is not written", f"parallelism.overlap.{name}", True, "false")
+    for name in ("optimizer", "activations", "parameters"):
+        if (place := getattr(layout.offload, name)) != "none":
+            yield _no("is not written", f"parallelism.offload.{name}", place, "none")
     if layout.pp == 1:
         return
     if not layout.overlap.p2p:
@@ -141,8 +139,10 @@ def _experts(workload: Workload) -> Iterator[InputError]:
             yield _no("is not written", f"model.moe.{name}", found, allowed)
     if moe.token_distribution != "balanced":
         yield _no("tokens are dealt to experts in turn", "model.moe.token_distribution", "uneven", "balanced")
-    if moe.router_dtype == "fp16" or workload.model.bias:
-        yield _no("is not written for experts", "model.moe.router_dtype or model.bias", "given", "fp32, bf16; false")
+    if moe.router_dtype == "fp16":
+        yield _no("is not written for experts", "model.moe.router_dtype", "fp16", "fp32, bf16")
+    if workload.model.bias:
+        yield _no("is not written for experts", "model.bias", True, "false")
     if workload.rank_tokens * moe.top_k % moe.experts:
         yield _no("tokens do not fall evenly to the experts", "model.moe.experts", moe.experts, "a divisor of them")
 
