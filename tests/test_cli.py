@@ -584,6 +584,11 @@ def test_a_refused_write_is_bad_input(tmp_path: Path) -> None:
         check_outputs({"--json": tmp_path / "gone" / "x"})
 
 
+def test_one_micro_batch_is_counted_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("schedule", "1f1b", "--stages", 4, "--microbatches", 1) == 0
+    assert "1f1b: 4 ranks, 1 micro-batch\n" in re.sub(r" *\n", "\n", capsys.readouterr().out)
+
+
 def test_several_schedules_follow_compare(capsys: pytest.CaptureFixture[str]) -> None:
     """``--compare NAME ...``; without it a second name is one too many."""
     sizes = ("--stages", 2, "--microbatches", 4)

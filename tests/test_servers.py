@@ -170,6 +170,9 @@ def test_given_nodes_hold_workers_and_servers() -> None:
     workload["parallelism"]["servers"] = 6
     with pytest.raises(InputError, match="6 nodes for parameter servers"):
         load_workload(workload)
+    workload["parallelism"]["servers"] = workload["cluster"]["nodes"] = 1
+    with pytest.raises(InputError, match=r"1 node for parameter servers, 1 node of \S+ has "):
+        load_workload(workload)
 
 
 def test_memory_of_workers_and_servers() -> None:

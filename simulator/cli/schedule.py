@@ -13,6 +13,7 @@ from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import show, table, warn
 from simulator.errors import InputError
 from simulator.output.files import PICTURES, writing
+from simulator.units import counted
 
 _COSTS = {"F": "forward", "B": "backward", "W": "weight", "comm": "comm"}
 #: Longer orders are cut on the terminal; the JSON has them whole.
@@ -136,7 +137,8 @@ def _costs(text: str) -> dict[str, float]:
 
 def _print(reports: list[dict[str, Any]]) -> None:
     for report in reports:
-        title = f"{report['name']}: {report['stages']} ranks, {report['microbatches']} micro-batches"
+        ranks, microbatches = counted(report["stages"], "rank"), counted(report["microbatches"], "micro-batch", "es")
+        title = f"{report['name']}: {ranks}, {microbatches}"
         if report["chunks"] > 1:
             title += f", {report['chunks']} chunks per rank"
         rows = [

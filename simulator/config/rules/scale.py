@@ -10,6 +10,7 @@ from simulator.config.cluster import ClusterSpec, cluster_problems
 from simulator.config.node import MAX_GPUS
 from simulator.config.rules.numbers import divisors, listed, nearest
 from simulator.errors import InputError
+from simulator.units import counted
 
 if TYPE_CHECKING:
     from simulator.config.parallelism import Parallelism
@@ -50,9 +51,10 @@ def replicas(layout: Parallelism, cluster: ClusterSpec, own: Sequence[int] | Non
 def too_small(cluster: ClusterSpec, ranks: int, what: str, servers: int = 0) -> InputError:
     """The error of ``ranks`` (explained by ``what``), and nodes for servers, that need more than the cluster has."""
     needed = cluster.nodes_for(ranks) + servers
-    beside = f" and {servers} nodes for parameter servers" if servers else ""
+    beside = f" and {counted(servers, 'node')} for parameter servers" if servers else ""
+    there = f"{counted(cluster.nodes, 'node')} of {cluster.name} {'has' if cluster.nodes == 1 else 'have'}"
     return InputError(
-        f"{what} needs {ranks:,} GPUs{beside}, {cluster.nodes} nodes of {cluster.name} have {cluster.n_gpus:,}",
+        f"{what} needs {ranks:,} GPUs{beside}, {there} {cluster.n_gpus:,}",
         key="cluster.nodes",
         found=cluster.nodes,
         allowed=f">= {needed}",
