@@ -327,6 +327,13 @@ def test_too_many_ranks_for_groups_ask_for_larger_ones() -> None:
     assert "larger counts in cluster.groups" in str(caught.value)
 
 
+def test_a_cluster_that_lacks_every_gpu_is_not_asked_for_more_nodes() -> None:
+    gone = {"cluster": {"name": "dgx_a100", "overrides": [{"gpu": "node*.gpu*", "missing": True}]}}
+    with pytest.raises(InputError, match="leave no GPU") as caught:
+        load_workload(job(training__global_batch=8) | {"parallelism": {"dp": 8}} | gone)
+    assert "cluster.nodes" not in str(caught.value)
+
+
 def test_a_mixed_cluster_in_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     path = tmp_path / "mixed.json.yaml"
     path.write_text(json.dumps(ODD["all at once"]))

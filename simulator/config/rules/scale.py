@@ -82,7 +82,8 @@ def axes(layout: Parallelism) -> str:
 def layout_problems(workload: Workload) -> Iterator[InputError]:
     """Too few GPUs, and what is wrong with the cluster itself at its resolved size."""
     layout, cluster = workload.parallelism, workload.cluster
-    if workload.nodes is None and workload.n_ranks > gpus_of_workers(layout, cluster, None):
+    # Of a cluster without any GPU, below, no number of nodes has enough.
+    if workload.nodes is None and workload.n_ranks > gpus_of_workers(layout, cluster, None) and cluster.n_gpus:
         yield too_small(cluster, workload.n_ranks, f"{axes(layout)} x dp {layout.dp}", layout.server_count)
     for problem in cluster_problems(cluster):
         problem.key = f"cluster.{problem.key}"
