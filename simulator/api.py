@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,8 +23,9 @@ from simulator.analysis.steady import UNSTEADY, Steady, until_steady
 from simulator.build import build_program, layout
 from simulator.cluster import Cluster, cluster_of
 from simulator.config import Workload, load_workload
+from simulator.config.files import brief
 from simulator.config.profile import Profile, load_profiles
-from simulator.config.section import located
+from simulator.config.section import is_whole, located
 from simulator.config.stack import load_stack
 from simulator.config.workload import written_in
 from simulator.costs import Costs
@@ -129,8 +131,8 @@ class Result:
         return opening(self._report)
 
     def to_dict(self) -> dict[str, Any]:
-        """The results under the names of the JSON output, SI units."""
-        return self._report
+        """The results under the names of the JSON output, SI units; the caller's own."""
+        return copy.deepcopy(self._report)
 
     def summary(self) -> RenderableType:
         """The results as tables for a terminal."""
@@ -162,10 +164,12 @@ class Result:
         """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz.
 
         ``ranks``: any of the job's, played or stood for by others; one per pipeline stage by default. Raises
-        `InputError` where the trace would be too large to open.
+        `InputError` for others, and where the trace would be too large to open.
         """
         from simulator.output.trace import write_trace
 
+        if ranks is not None:
+            ranks = _existing(ranks, self.spans.n_ranks)
         spans = self.spans if ranks is None else self.spans.of_ranks(ranks)
         if spans.n_rows > MAX_TRACE_ROWS and ranks is not None:
             raise InputError(
@@ -176,6 +180,16 @@ class Result:
                 fix="fewer ranks",
             )
         write_trace(spans, path, ranks=ranks, name=self.workload.name)
+
+
+def _existing(ranks: object, n_ranks: int) -> list[int]:
+    """``ranks`` of a job that has so many. Raises `InputError` where they are not that."""
+    if isinstance(ranks, Iterable):
+        listed = list(ranks)
+        if all(is_whole(rank) and 0 <= rank < n_ranks for rank in listed):
+            return [int(rank) for rank in listed]
+    allowed = f"a list of ranks, which are 0 to {n_ranks - 1}"
+    raise InputError("no ranks of this job", key="ranks", found=brief(ranks), allowed=allowed)
 
 
 def run(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[str, Any] | None = None) -> Result:

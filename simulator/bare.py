@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.analysis.activity import activity
@@ -11,8 +13,9 @@ from simulator.analysis.metrics import bubble, peak_activations
 from simulator.analysis.steady import STEPS, UNSTEADY, Steady, until_steady
 from simulator.build import schedule_program
 from simulator.cluster.ideal import ideal_cluster
-from simulator.config.files import closest
+from simulator.config.files import brief, closest
 from simulator.config.pipelines import find_schedule, is_file
+from simulator.config.section import is_whole
 from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.errors import InputError
@@ -102,8 +105,26 @@ class ScheduleResult:
         return gantt(self.spans, ax, title=self.name, unit="units of cost")
 
 
+def _count(key: str, value: object) -> int:
+    """How many of something, from 1 on. Raises `InputError`."""
+    if not is_whole(value):
+        raise InputError("must be a whole number", key=key, found=brief(value), allowed="1 and more")
+    if value < 1:
+        raise InputError("too small", key=key, found=int(value), allowed="1 and more")
+    return int(value)
+
+
+def _number(key: str, value: Any, problem: str, most: float, allowed: str = "", *, zero: bool = False) -> float:
+    """A number above 0, or from there on with ``zero``. Raises `InputError` that says ``problem``."""
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or not 0 <= value <= most or (value == 0 and not zero):
+        allowed = allowed or f"{'0' if zero else 'above 0'}, up to {most:g}"
+        raise InputError(problem, key=key, found=brief(value), allowed=allowed)
+    return float(value)
+
+
 def schedule(
-    name: str,
+    name: str | Path,
     stages: int | None = None,
     microbatches: int | None = None,
     chunks: int | None = None,
@@ -124,32 +145,25 @@ def schedule(
     ``chunks`` per rank: 1, or 2 where there are several, unless given. A file has sizes of its own.
     Raises `InputError`, and `DeadlockError` on a file whose order cannot be run.
     """
-    if name not in SCHEDULES and not is_file(name):
+    name = str(name) if isinstance(name, Path) else name
+    if not isinstance(name, str) or (name not in SCHEDULES and not is_file(name)):
         allowed = f"{', '.join(SCHEDULES)}, or the path of a .csv file"
         fix = closest(name, SCHEDULES)
-        raise InputError("unknown schedule", key="schedule", found=name, allowed=allowed, fix=fix)
+        raise InputError("unknown schedule", key="schedule", found=brief(name), allowed=allowed, fix=fix)
     chosen = find_schedule(name, key="schedule")
     if chosen.size is not None:
-        stages, microbatches = stages or chosen.size[0], microbatches or chosen.size[1]
+        stages = chosen.size[0] if stages is None else stages
+        microbatches = chosen.size[1] if microbatches is None else microbatches
     if stages is None or microbatches is None:
         missing = "stages" if stages is None else "microbatches"
         raise InputError("is missing", key=missing, allowed="1 and more; only a file has sizes of its own")
-    for key, value in (("stages", stages), ("microbatches", microbatches)):
-        if value < 1:
-            raise InputError("too small", key=key, found=value, allowed="1 and more")
-    for key, cost in (("F", forward), ("B", backward), ("comm", comm)):
-        if not 0 <= cost <= MAX_COST or (cost == 0 and key != "comm"):
-            least = "0" if key == "comm" else "above 0"
-            raise InputError("not a cost", key=key, found=cost, allowed=f"{least}, up to {MAX_COST:g}")
-    weight = backward / 2 if weight is None else weight
-    if not 0 <= weight <= backward:
-        raise InputError(
-            "the weight gradient is part of the backward pass",
-            key="W",
-            found=weight,
-            allowed=f"0 to {backward:g} (B), I = B - W",
-        )
-    v = chunks if chunks is not None else (chosen.chunks or 2)
+    stages, microbatches = _count("stages", stages), _count("microbatches", microbatches)
+    forward, backward = _number("F", forward, "not a cost", MAX_COST), _number("B", backward, "not a cost", MAX_COST)
+    comm = _number("comm", comm, "not a cost", MAX_COST, zero=True)
+    part = "the weight gradient is part of the backward pass"
+    allowed = f"0 to {backward:g} (B), I = B - W"
+    weight = backward / 2 if weight is None else _number("W", weight, part, backward, allowed, zero=True)
+    v = (chosen.chunks or 2) if chunks is None else _count("chunks", chunks)
     if problem := chosen.check(stages, microbatches, v):
         raise InputError(problem, key=f"schedule {name}")
     steps = STEPS if chosen.steady else 1
@@ -159,9 +173,8 @@ def schedule(
             key=f"schedule {name}",
             allowed=f"a product of at most {MAX_PASSES // steps:,}",
         )
-    for key, share in (("zb_memory_limit", zb_memory_limit), ("kept", kept)):
-        if not 0 < share <= MAX_SHARE:
-            raise InputError("no share", key=key, found=share, allowed=f"above 0, up to {MAX_SHARE:g}")
+    zb_memory_limit = _number("zb_memory_limit", zb_memory_limit, "no share", MAX_SHARE)
+    kept = _number("kept", kept, "no share", MAX_SHARE)
     if zb_memory_limit != 1 and chosen.search is None:
         searched = ", ".join(which for which, schedule in SCHEDULES.items() if schedule.search)
         what, fix = f"has no meaning with the schedule {name}", f"schedule {searched}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from simulator.build import build_program
 from simulator.cluster import Cluster, cluster_of
 from simulator.config import Workload, load_workload
 from simulator.config.cluster import ClusterSpec
+from simulator.config.files import brief
 from simulator.config.profile import Profile, check_one_vendor, check_precision, load_profiles
 from simulator.config.rules import scale
 from simulator.config.stack import check_stack, load_stack
@@ -39,7 +41,7 @@ MAX_ROUNDS = 5
 _MARGIN = 1.1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Shared:
     """Jobs on one cluster at once. Of each: its ``results`` as it repeats its step beside the others, with the mean
     period as step time, its workload with a list of the nodes that it was given as placement; that period with the
@@ -81,10 +83,16 @@ class Shared:
         spec = self.cluster.spec
         return envelope("run", self.warnings, share_fabric={"cluster": spec.name, "nodes": spec.nodes}, runs=runs)
 
+    def __repr__(self) -> str:
+        """The first table of the summary."""
+        from simulator.output.summary import shared_opening
+
+        return shared_opening(self._report)
+
     def to_dict(self) -> dict[str, Any]:
         """``runs``: each job's result as `Result.to_dict` has it, and beside it ``sharing``: its nodes, the period
-        alone, what it lost (s), and how many times as long its steps are."""
-        return self._report
+        alone, what it lost (s), and how many times as long its steps are. The caller's own."""
+        return copy.deepcopy(self._report)
 
     def summary(self) -> RenderableType:
         """The results as tables for a terminal."""
@@ -149,6 +157,9 @@ def share(
 
     Raises `InputError`, such as for jobs of different clusters.
     """
+    if not isinstance(workloads, Sequence) or isinstance(workloads, str | bytes):
+        allowed = "a list of 2 and more, such as ['gpt22b_tp8', 'gpt22b_tp8']"
+        raise InputError("must be a list of workloads", key="workloads", found=brief(workloads), allowed=allowed)
     cluster, jobs = _placed(_named([load_workload(workload, set or {}) for workload in workloads]))
     calibrations = _calibrations(jobs)
     ready = [_Job.ready(job, cluster, calibrations) for job in jobs]

@@ -7,7 +7,9 @@ import pydoc
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -104,6 +106,88 @@ def test_a_result_shows_itself_in_a_few_lines() -> None:
     assert lines[0] == f"{result.workload.name} on 2 GPUs of {result.workload.cluster.name}"
     assert any(line.startswith("step time") for line in lines)
     assert repr(simulator.schedule("1f1b", 4, 8)).startswith("1f1b: 4 stages of 1 chunk, 8 micro-batches: ")
+
+
+def test_what_to_dict_hands_out_is_the_callers_own() -> None:
+    result = simulator.run(job(parallelism__pp=2))
+    both = simulator.share([job(parallelism__dp=2)] * 2)
+    for known in (result, both):
+        kept = json.dumps(known.to_dict())
+        spoilt = known.to_dict()
+        spoilt.get("runs", [spoilt])[0]["memory"]["per_stage"].clear()
+        assert json.dumps(known.to_dict()) == kept
+
+
+def test_jobs_that_share_show_themselves_in_a_few_lines() -> None:
+    lines = repr(simulator.share([job(parallelism__dp=2)] * 2)).splitlines()
+    assert len(lines) < 20
+    assert "at once" in lines[0]
+    assert all(len(line) <= 100 for line in lines)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    changes = {
+        "parallelism.pp": np.int64(2),
+        "parallelism.layers_per_stage": np.array([1, 1]),
+        "training.grad_clip": np.float32(2),
+        "cluster.nodes": np.int32(1),
+        "parallelism.dp": np.uint8(4),
+    }
+    plain = {"parallelism.pp": 2, "parallelism.layers_per_stage": [1, 1], "training.grad_clip": 2.0}
+    workload = job(training__global_batch=8, model__layers=2)
+    found = simulator.run(workload, set=changes).workload
+    assert found == simulator.run(workload, set=plain | {"cluster.nodes": 1, "parallelism.dp": 4}).workload
+    listed = {"parallelism.pp": 2, "parallelism.layers_per_stage": list(np.array([1, 1]))}
+    assert simulator.run(workload, set=listed).workload.parallelism.layers_per_stage == (1, 1)
+    for wrong in (np.bool_(True), np.float64(1.5), np.array([2])):
+        with pytest.raises(InputError, match=r"parallelism\.pp: must be a whole number"):
+            simulator.run(workload, set={"parallelism.pp": wrong})
+    sizes = {"stages": np.int64(4), "microbatches": np.int16(8), "forward": np.float32(1)}
+    assert simulator.schedule("1f1b", **sizes).to_dict() == simulator.schedule("1f1b", 4, 8).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "key"),
+    [
+        *(({"stages": value}, "stages") for value in ("4", 4.0, float("nan"), True, [4], 0)),
+        ({"microbatches": "8"}, "microbatches"),
+        ({"chunks": "a"}, "chunks"),
+        *(({"forward": value}, "F") for value in (None, "1", True, 0, float("nan"))),
+        ({"backward": None}, "B"),
+        ({"weight": "1"}, "W"),
+        ({"comm": -1}, "comm"),
+        ({"kept": None}, "kept"),
+        ({"zb_memory_limit": "1"}, "zb_memory_limit"),
+        *(({"name": value}, "schedule") for value in (None, 1, b"1f1b", ["1f1b"])),
+    ],
+)
+def test_what_is_no_size_cost_or_name_of_a_schedule_is_refused(wrong: dict[str, Any], key: str) -> None:
+    with pytest.raises(InputError) as caught:
+        simulator.schedule(**({"name": "1f1b", "stages": 4, "microbatches": 8} | wrong))
+    assert caught.value.key == key
+    assert caught.value.allowed
+
+
+def test_keys_to_set_are_text() -> None:
+    with pytest.raises(InputError, match="set: has a key that is no text"):
+        simulator.run(job(), set={1: 2})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("ranks", [[2], [-1], ["a"], [0.5], [True], "0", 3])
+def test_a_trace_has_ranks_of_the_job_only(ranks: Any, tmp_path: Path) -> None:
+    result = simulator.run(job(parallelism__pp=2))
+    with pytest.raises(InputError, match="ranks: no ranks of this job") as caught:
+        result.save_trace(tmp_path / "trace.json", ranks=ranks)
+    assert "0 to 1" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+    result.save_trace(tmp_path / "trace.json", ranks=np.arange(2))
+
+
+@pytest.mark.parametrize("wrong", ["gpt22b_tp8", job(), None, 2])
+def test_one_workload_is_no_list_of_them(wrong: Any) -> None:
+    with pytest.raises(InputError, match="must be a list of workloads") as caught:
+        simulator.share(wrong)
+    assert "['gpt22b_tp8', " in str(caught.value)
 
 
 def test_help_shows_what_the_package_hands_out() -> None:

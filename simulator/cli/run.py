@@ -98,11 +98,12 @@ def command(
         # Of all jobs' one cluster the first says what it is.
         with progress(f"simulating {len(jobs)} jobs at once"), located(written_in(workload, changes)):
             shared = simulator.share(jobs)
-        write_json(json, shared.to_dict())
+        report = shared.to_dict()
+        write_json(json, report)
         _draw(shared.results, gantt, memory, set_ or ())
         if not quiet and json != STDOUT:
             show(shared.summary())
-        _judge(shared.to_dict()["runs"], shared.warnings, strict)
+        _judge(report["runs"], shared.warnings, strict)
         return
     results = []
     for name, job in zip((workload, *(others or ())), jobs, strict=True):
@@ -159,4 +160,4 @@ def _judge(reports: Sequence[Mapping[str, Any]], warnings: Sequence[str], strict
 def _warnings(results: Sequence[Result]) -> list[str]:
     if len(results) == 1:
         return list(results[0].warnings)
-    return [f"{result.to_dict()['name']}: {warning}" for result in results for warning in result.warnings]
+    return [f"{result.workload.name}: {warning}" for result in results for warning in result.warnings]

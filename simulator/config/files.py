@@ -225,6 +225,10 @@ def with_changes(
     if not isinstance(changes, Mapping):
         allowed = "a mapping of dotted keys, such as {'parallelism.tp': 4}"
         raise InputError("must be a mapping", key="set", found=brief(changes), allowed=allowed)
+    for path in changes:
+        if not isinstance(path, str):
+            allowed = "dotted keys, such as 'parallelism.tp'"
+            raise InputError("has a key that is no text", key="set", found=brief(path), allowed=allowed)
     for path, key in shorthands.items():
         part = f"{path}.{key}"
         if part in changes and isinstance(changes.get(path), str) and changes[part] != changes[path]:

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -21,6 +22,18 @@ from simulator.errors import InputError
 
 def _integral(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number, of Python or of a library such as numpy."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _plain(value: object) -> object:
+    """A number or an array of numpy, by its ``tolist``, as Python's own; so too the members of a list."""
+    if isinstance(value, list):
+        return [one.tolist() if hasattr(one, "tolist") else one for one in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _listed(value: object) -> object:
@@ -44,7 +57,8 @@ AsTuple = BeforeValidator(_listed)
 
 
 class Section(BaseModel):
-    """Base of every section of an input file: frozen, unknown keys refused, no coercion, finite numbers."""
+    """Base of every section of an input file: frozen, unknown keys refused, no coercion but of numpy's numbers to
+    Python's, finite numbers."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -57,10 +71,11 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_the_default(cls, data: object) -> object:
+    def _plain_without_nulls(cls, data: object) -> object:
+        """null is the default."""
         if not isinstance(data, Mapping):
             return data
-        return {key: value for key, value in data.items() if value is not None or key not in cls.model_fields}
+        return {key: _plain(value) for key, value in data.items() if value is not None or key not in cls.model_fields}
 
 
 #: So many things wrong with one file are said; the others are counted.

@@ -52,11 +52,20 @@ def summary(result: Result) -> Group:
 
 def opening(result: Result) -> str:
     """The first lines of `summary`, as text: what was run, and the key figures."""
+    return _text(_headline(result), _key_figures(result))
+
+
+def shared_opening(result: Result) -> str:
+    """The first table of `shared`, as text."""
+    return _text(_shares(result))
+
+
+def _text(*parts: Any) -> str:
     from rich.console import Console
 
     console = Console(width=WIDTH, color_system=None, highlight=False)
     with console.capture() as captured:
-        console.print(_headline(result), _key_figures(result), sep="\n")
+        console.print(*parts, sep="\n")
     return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
 
 
@@ -80,12 +89,24 @@ def shared(result: Result) -> Group:
     from rich.console import Group
 
     runs = result["runs"]
+    parts: list[Any] = [_shares(result)]
+    told: list[Any] = []
+    for run in runs:
+        if run["contention"] and run["contention"] not in told:  # alike jobs met at the same places
+            told.append(run["contention"])
+            names = ", ".join(one["name"] for one in runs if one["contention"] == run["contention"])
+            parts.append(contention(run, f"Where transfers met, in a step of {names}"))
+    return Group(*parts)
+
+
+def _shares(result: Result) -> Fitted:
+    """A row per job of several that share a cluster."""
     table = Fitted(
         f"On {counted(result['share_fabric']['nodes'], 'node')} of {result['share_fabric']['cluster']} at once",
         ("job", "left"), ("GPUs", "right"), ("nodes", "left"), ("step alone", "right"), ("step shared", "right"),
         ("lost", "right"), ("slowdown", "right"), ("tokens/s", "right"), ("MFU", "right"),
     )  # fmt: skip
-    for run in runs:
+    for run in result["runs"]:
         sharing = run["sharing"]
         times = (
             format_time(s) for s in (sharing["alone_step_time_s"], run["step_time_s"], max(sharing["lost_s"], 0.0))
@@ -94,14 +115,7 @@ def shared(result: Result) -> Group:
             run["name"], f"{run['n_gpus']:,}", _ranges(sharing["nodes"]), *times, f"{sharing['slowdown']:.3f}",
             f"{run['tokens_per_s']:,.0f}", percent(run["mfu"]),
         )  # fmt: skip
-    parts: list[Any] = [table]
-    told: list[Any] = []
-    for run in runs:
-        if run["contention"] and run["contention"] not in told:  # alike jobs met at the same places
-            told.append(run["contention"])
-            names = ", ".join(one["name"] for one in runs if one["contention"] == run["contention"])
-            parts.append(contention(run, f"Where transfers met, in a step of {names}"))
-    return Group(*parts)
+    return table
 
 
 def _ranges(numbers: Sequence[int], most: int = 4) -> str:
