@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -182,12 +183,22 @@ def test_an_interrupt_is_one_line_and_what_was_finished_stays(
     pytest.importorskip("torch")
     from calibration.__main__ import main
     from calibration.measure import agent
+    from calibration.measure.plan import plan
 
-    interrupting = KILLED_BETWEEN_CASES.replace("KILL", "os.kill(os.getppid(), signal.SIGINT); time.sleep(60)")
+    case = plan("smoke", ["matmul"], 1, 1, ())[0]
+    interrupting = (
+        KILLED_BETWEEN_CASES.replace("KILL", "os.kill(os.getppid(), signal.SIGINT); time.sleep(60)")
+        .replace('f"matmul/mm m={first}"', repr(case.key))
+        .replace('"op": "mm", "params": {"m": first}', f'"op": {case.op!r}, "params": {dict(case.params)!r}')
+    )
     monkeypatch.setattr(agent, "PYTHON", (sys.executable, "-c", interrupting))
     began = time.monotonic()
     arguments = ["measure", "--device", "cpu", "--smoke", "--only", "matmul", "--gpus", "1", "--out", str(tmp_path)]
-    assert main(arguments) == 130
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
+    try:
+        assert main(arguments) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began < 30
     said = capsys.readouterr().err
     assert said.splitlines()[-1].startswith("interrupted; what is finished is kept")

@@ -12,12 +12,15 @@ from simulator.timeline import Floats, Timeline
 
 #: A split that makes the slowest stage this much faster is worth a word.
 _WORTH = 0.01
+_HOST_BOUND = 0.01
 
 
-def stage_balance(timeline: Timeline, layers: Sequence[int]) -> dict[str, Any]:
+def stage_balance(timeline: Timeline, layers: Sequence[int], host_bound_fraction: float) -> dict[str, Any]:
     """``per_stage``: layers (``layers[stage]``) and the seconds that the passes of one micro-batch take on the stage's
-    slowest rank. ``slowest_over_mean``: what the pipeline loses to its slowest stage. ``layers_per_stage``: a split
-    whose slowest stage is at least 1 % faster, if there is one.
+    slowest rank, collectives inside them and waiting for the host included. ``slowest_over_mean``: what the pipeline
+    loses to its slowest stage. ``layers_per_stage``: a split whose slowest stage is at least 1 % faster, if there is
+    one; none where GPUs wait for their hosts for 1 % of the step (``host_bound_fraction``), as a stage that waits for
+    another does not tell how long its host would hold it up.
     """
     seconds = _seconds(timeline, len(layers))
     mean = float(seconds.mean())
@@ -27,18 +30,26 @@ def stage_balance(timeline: Timeline, layers: Sequence[int]) -> dict[str, Any]:
             for stage, (count, of_stage) in enumerate(zip(layers, seconds, strict=True))
         ],
         "slowest_over_mean": float(seconds.max()) / mean if mean else 1.0,
-        "layers_per_stage": _better(layers, seconds),
+        "layers_per_stage": _better(layers, seconds) if host_bound_fraction < _HOST_BOUND else None,
     }
 
 
 def _seconds(timeline: Timeline, n_stages: int) -> Floats:
-    """Per stage; copies of a stage count as the stage."""
-    spans = np.flatnonzero(own_work(timeline) & compute_lane_spans(timeline) & (timeline.microbatch >= 0))
-    stage = timeline.stage[spans] % n_stages
+    """Per stage; copies of a stage count as the stage. A pass lasts from its first span to its last, whatever of its
+    collectives and of the host's gaps is a span of its own."""
     ranks = np.array(timeline.ranks, dtype=np.int64)
-    key = np.searchsorted(ranks, timeline.rank[spans]) * n_stages + stage
+    position = np.searchsorted(ranks, timeline.rank)
+    labels = {label: number for number, label in enumerate(dict.fromkeys(timeline.labels))}
+    step = position * len(labels) + np.array([labels[label] for label in timeline.labels], dtype=np.int64)
+    start_s, end_s = np.full(len(ranks) * len(labels), np.inf), np.full(len(ranks) * len(labels), -np.inf)
+    np.minimum.at(start_s, step, timeline.start_s)
+    np.maximum.at(end_s, step, timeline.end_s)
+    own = np.flatnonzero(own_work(timeline) & compute_lane_spans(timeline) & (timeline.microbatch >= 0))
+    passes_of, first = np.unique(step[own], return_index=True)
+    spans = own[first]  # one of each
+    key = position[spans] * n_stages + timeline.stage[spans] % n_stages
     size = len(ranks) * n_stages
-    total = np.bincount(key, weights=(timeline.end_s - timeline.start_s)[spans], minlength=size)
+    total = np.bincount(key, weights=end_s[passes_of] - start_s[passes_of], minlength=size)
     passes = np.unique(np.stack((key, timeline.microbatch[spans])), axis=1)[0]
     count = np.bincount(passes, minlength=size)
     each = np.divide(total, count, out=np.zeros(size), where=count > 0).reshape(len(ranks), n_stages)

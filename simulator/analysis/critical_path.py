@@ -22,8 +22,9 @@ def critical_path(timeline: Timeline, window: tuple[float, float] | None = None)
 
     The walk starts at the span that ends last and goes back through whatever released each span: for a communication
     that waited for a partner, the partner's rank; else the span of the same rank that ended when this one began, on the
-    same lane where there is one. Classes are kernel kinds (matmul, attention, norm ...), ``recompute``, ``optimizer``,
-    ``tp communication`` and so on, ``host launch``, and ``waiting`` where nothing that was recorded explains a gap.
+    same lane where there is one; for a communication that waited for SMs, the computation that goes on. Classes are
+    kernel kinds (matmul, attention, norm ...), ``recompute``, ``optimizer``, ``tp communication`` and so on,
+    ``host launch``, and ``waiting`` where nothing that was recorded explains a gap.
     """
     low, high = window or (0.0, timeline.length_s)
     seconds = _Walker(timeline, low, high).walk()
@@ -84,6 +85,9 @@ class _Walker:
             if released_by is None:
                 break
             gap = now - float(timeline.end_s[released_by])
+            if gap > self.tolerance and (beside := self._under_way(last, now)) is not None:
+                span = beside
+                continue
             if gap > self.tolerance:
                 self._count(WAITING, now - gap, now)
                 now -= gap
@@ -112,6 +116,17 @@ class _Walker:
             if spans[index] not in self.visited:
                 return spans[index]
         return None
+
+    def _under_way(self, span: int, now: float) -> int | None:
+        """For a communication that begins where nothing ends: the computation of its rank that goes on then, one of
+        whose kernels has ended and given it SMs."""
+        if self.category[span] < FIRST_COMMUNICATION or self.compute[span]:
+            return None
+        timeline = self.timeline
+        first, after = np.searchsorted(timeline.rank, (timeline.rank[span], timeline.rank[span] + 1))
+        own = np.flatnonzero(self.compute[first:after] & (timeline.start_s[first:after] < now - self.tolerance)) + first
+        there = own[timeline.end_s[own] > now + self.tolerance]
+        return int(there[0]) if len(there) and int(there[0]) not in self.visited else None
 
     def _last_member(self, span: int, now: float) -> int:
         """The span, or where it is one member's view of a communication, that of the last member to launch it."""

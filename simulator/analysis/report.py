@@ -96,7 +96,7 @@ def report(
         "bubble_fraction": bubbles.fraction,
         "bubble_ratio": bubbles.ratio,
         "time_breakdown_s": breakdown,
-        "stages": stage_balance(timeline, workload.parallelism.layers_per_stage),
+        "stages": stage_balance(timeline, workload.parallelism.layers_per_stage, breakdown["host"] / step),
         "communication": communication(cut),
         "links": busiest_links(timeline),
         "contention": contention(timeline),

@@ -19,6 +19,8 @@ from simulator.cluster import Cluster
 from simulator.engine.placed import Placed
 from simulator.engine.sessions import Session, Shapes
 
+_DIGITS = str.maketrans("", "", "0123456789")
+
 Colours = NDArray[np.uint64]
 
 
@@ -122,8 +124,9 @@ def _refine(
             (),
         ]
     )
+    # What is called otherwise counts as something else, so that rows of links say how many there are of a name.
     link = _label(
-        (item.kind, float(rate), item.latency_s, item.src in gpu_names)
+        (item.kind, float(rate), item.latency_s, item.src in gpu_names, item.name.partition(":")[0].translate(_DIGITS))
         for item, rate in zip(cluster.links, capacity, strict=True)
     )
     at_session, at_link = shapes.session, shapes.link
