@@ -31,6 +31,14 @@ def test_the_critical_path_is_the_same(name: str) -> None:
     assert quick == pytest.approx(plain, rel=1e-3, abs=1e-5)
 
 
+def test_the_critical_path_crosses_from_stage_to_stage() -> None:
+    """A receive is released by its sender, which looked for SMs first: nothing of the step is unexplained."""
+    for report in reports("tp and pp", "coalesce"):
+        classes = {row["class"]: row["share"] for row in report["critical_path"]}
+        assert classes.get("waiting", 0.0) < 0.01
+        assert sum(classes.values()) == pytest.approx(1)
+
+
 @pytest.mark.parametrize("key", ["coalesce", "fold"])
 def test_how_even_stages_are_is_the_same(key: str) -> None:
     """A pass lasts from its beginning to its end, also where its collectives are spans of their own."""

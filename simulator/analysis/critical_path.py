@@ -13,6 +13,8 @@ from simulator.timeline import CATEGORIES, FIRST_COMMUNICATION, Template, Timeli
 
 _OWN_CLASS = ("recompute", "optimizer")
 WAITING, LAUNCH = "waiting", "host launch"
+#: What begins behind a kernel has looked for one for two of the engine's instants (`simulator.engine.rank.INSTANT_s`).
+_AT_ONCE_s = 1e-11
 
 
 def critical_path(timeline: Timeline, window: tuple[float, float] | None = None) -> list[dict[str, Any]]:
@@ -47,7 +49,7 @@ class _Walker:
     def __init__(self, timeline: Timeline, low: float, high: float) -> None:
         self.timeline = timeline
         self.low, self.high = low, high
-        self.tolerance = 1e-12 * timeline.length_s
+        self.tolerance = 1e-12 * timeline.length_s + _AT_ONCE_s
         self.visited: set[int] = set()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.compute = np.array([name == COMPUTE_LANE for name in timeline.lane_names], dtype=bool)[timeline.lane]
