@@ -35,13 +35,12 @@ def stage_balance(timeline: Timeline, layers: Sequence[int], host_bound_fraction
 
 
 def _seconds(timeline: Timeline, n_stages: int) -> Floats:
-    """Per stage; copies of a stage count as the stage. A pass lasts from its first span to its last, whatever of its
-    collectives and of the host's gaps is a span of its own."""
+    """Per stage; copies of a stage count as the stage. A pass lasts from its first span to its last, be its collectives
+    spans of their own or not."""
     ranks = np.array(timeline.ranks, dtype=np.int64)
     position = np.searchsorted(ranks, timeline.rank)
-    labels = {label: number for number, label in enumerate(dict.fromkeys(timeline.labels))}
-    step = position * len(labels) + np.array([labels[label] for label in timeline.labels], dtype=np.int64)
-    start_s, end_s = np.full(len(ranks) * len(labels), np.inf), np.full(len(ranks) * len(labels), -np.inf)
+    _, step = np.unique(position * len(timeline.labels) + timeline.label_code, return_inverse=True)
+    start_s, end_s = np.full(len(step), np.inf), np.full(len(step), -np.inf)
     np.minimum.at(start_s, step, timeline.start_s)
     np.maximum.at(end_s, step, timeline.end_s)
     own = np.flatnonzero(own_work(timeline) & compute_lane_spans(timeline) & (timeline.microbatch >= 0))

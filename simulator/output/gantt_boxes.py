@@ -105,10 +105,10 @@ def _row_of_span(timeline: Timeline, ranks: Sequence[int]) -> Ints:
 def _boxes(timeline: Timeline, ranks: Sequence[int]) -> Boxes:
     row = _row_of_span(timeline, ranks)
     spans = np.flatnonzero((row >= 0) & (timeline.phase != "C"))
-    label_code = {label: code for code, label in enumerate(dict.fromkeys(timeline.labels))}
-    labels = np.array([label_code[timeline.labels[span]] for span in spans.tolist()], dtype=np.int64)
+    labels = timeline.label_code[spans]
+    unlabelled = np.array([not timeline.labels[span] for span in spans.tolist()], dtype=bool)
     # The pieces of a micro-batch's forward or backward are one box; elsewhere, and without labels, each span is one.
-    alone = (timeline.microbatch[spans] < 0) | (labels == label_code.get("", -1))
+    alone = (timeline.microbatch[spans] < 0) | unlabelled
     piece = np.where(alone, np.arange(len(spans)), -1)
     key = np.stack((row[spans], labels, timeline.stage[spans], timeline.microbatch[spans], piece))
     _, first, group = np.unique(key, axis=1, return_index=True, return_inverse=True)

@@ -188,6 +188,12 @@ class Timeline:
         )
 
     @cached_property
+    def label_code(self) -> Ints:
+        """Per span a number that tells its label: equal ones have equal labels."""
+        codes = {label: code for code, label in enumerate(dict.fromkeys(self.labels))}
+        return np.array([codes[label] for label in self.labels], dtype=np.int64)
+
+    @cached_property
     def _flat(self) -> tuple[Ints, dict[str, NDArray[np.generic]]]:
         """Offset of each template in the concatenated per-op columns, and those columns."""
         lengths = [len(template) for template in self.templates]
