@@ -18,13 +18,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from simulator.api import Result
-from simulator.build import build_program
 from simulator.cluster import build_cluster
 from simulator.config import load_workload
-from simulator.config.files import parse_changes
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.engine import simulate
+from simulator.input_files import parse_changes
+from simulator.lowering import build_program
 from simulator.timeline import Timeline
 
 T = TypeVar("T")

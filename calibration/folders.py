@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from simulator.config.files import as_path
 from simulator.errors import InputError
+from simulator.input_files import as_path
 
 
 def folder(option: str, path: Path) -> Path:

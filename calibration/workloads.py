@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from calibration.commits import sha256
-from simulator.config.files import brief, read_text
 from simulator.config.workload import Workload, load_workload
 from simulator.errors import InputError
+from simulator.input_files import brief, read_text
 
 #: What a run trains, of a `Workload`: the cluster and its calibration are not the trainer's.
 TRAINED = ("model", "training", "parallelism")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from simulator.api import Result, run
-    from simulator.bare import ScheduleResult, schedule
     from simulator.engine import simulate
+    from simulator.schedule_alone import ScheduleResult, schedule
     from simulator.sharing import Shared, share
 
 __version__ = "0.1.0"
@@ -25,8 +25,8 @@ __all__ = ["Result", "ScheduleResult", "Shared", "run", "schedule", "share", "si
 #: Loaded when first asked for: reading a workload file on a bare GPU machine must import neither SimPy nor matplotlib.
 _HOME = {
     "simulate": "simulator.engine",
-    "schedule": "simulator.bare",
-    "ScheduleResult": "simulator.bare",
+    "schedule": "simulator.schedule_alone",
+    "ScheduleResult": "simulator.schedule_alone",
     "share": "simulator.sharing",
     "Shared": "simulator.sharing",
 }

@@ -11,19 +11,17 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator import model
+from simulator import models
 from simulator.analysis.advice import advice
-from simulator.analysis.holdings import holdings
 from simulator.analysis.hosts import host_memory
 from simulator.analysis.memory import RankMemory, fullest, memory_of_ranks, second_step_warning
 from simulator.analysis.rehearsal import times_of
 from simulator.analysis.report import Job, StepFlops, report
 from simulator.analysis.staleness import staleness
+from simulator.analysis.static_memory import holdings
 from simulator.analysis.steady import UNSTEADY, Steady, until_steady
-from simulator.build import build_program, layout
 from simulator.cluster import Cluster, cluster_of
 from simulator.config import Workload, load_workload
-from simulator.config.files import brief
 from simulator.config.profile import Profile, load_profiles
 from simulator.config.section import is_whole, located
 from simulator.config.stack import load_stack
@@ -32,6 +30,8 @@ from simulator.costs import Costs
 from simulator.costs.provenance import priced_by
 from simulator.engine import Placed, simulate
 from simulator.errors import InputError
+from simulator.input_files import brief
+from simulator.lowering import build_program, layout
 from simulator.program import Program
 from simulator.schedules import Times
 from simulator.timeline import Timeline
@@ -122,7 +122,7 @@ class Result:
     def warnings(self) -> list[str]:
         """What the user should know before trusting the figures."""
         unsteady = [] if self.steady is None or self.steady.stable else [UNSTEADY]
-        return [*model.warnings(self.workload), *unsteady, *second_step_warning(self.memories)]
+        return [*models.warnings(self.workload), *unsteady, *second_step_warning(self.memories)]
 
     def __repr__(self) -> str:
         """The first lines of the summary."""
@@ -285,12 +285,12 @@ def _job(result: Result) -> Job:
             **({"stack": workload.stack} if workload.stack else {}),
             "kernel_time_priced_by": priced_by(result.program, result.costs, result.gpus),
         },
-        parameters=model.parameters(workload),
-        active_parameters=model.active_parameters(workload),
+        parameters=models.parameters(workload),
+        active_parameters=models.active_parameters(workload),
         flops=StepFlops(
-            model.model_flops_per_step(workload),
-            model.model_flops_per_step_causal(workload),
-            model.hardware_flops_per_step(workload),
+            models.model_flops_per_step(workload),
+            models.model_flops_per_step_causal(workload),
+            models.hardware_flops_per_step(workload),
         ),
         pipelines=[tuple(timeline.simulated_as[rank] for rank in pipeline) for pipeline in pipelines],
         memories=result.memories,

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 from simulator.analysis.envelope import envelope
 from simulator.analysis.steady import STEPS, Steady, own_paces, steady_until
 from simulator.api import Result, rehearsed
-from simulator.build import build_program
 from simulator.cluster import Cluster, cluster_of
 from simulator.config import Workload, load_workload
 from simulator.config.cluster import ClusterSpec
-from simulator.config.files import brief
 from simulator.config.profile import Profile, check_one_vendor, check_precision, load_profiles
 from simulator.config.rules import scale
 from simulator.config.stack import check_stack, load_stack
 from simulator.costs import Costs
 from simulator.engine import Placed, simulate_together
 from simulator.errors import InputError
+from simulator.input_files import brief
+from simulator.lowering import build_program
 from simulator.program import Program
 from simulator.schedules import Times
 from simulator.timeline import Timeline

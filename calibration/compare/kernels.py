@@ -22,8 +22,8 @@ from calibration.exposed import exposed_s
 from calibration.text import read_packed
 from calibration.train.record import COLUMNS
 from simulator.api import Result
-from simulator.config.files import brief
 from simulator.errors import InputError
+from simulator.input_files import brief
 from simulator.program.ops import comms_of
 from simulator.timeline import CATEGORIES, Floats, Ints, covered_s
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from calibration.train.record import Told, read_data
-from simulator.config.cited import Positive
+from simulator.config.figures import Positive
 from simulator.config.section import AsTuple, Text, validated
 from simulator.errors import InputError
 

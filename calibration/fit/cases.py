@@ -17,10 +17,10 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from calibration.narrow import LAYOUTS, MODELS
 from calibration.text import read_packed
-from simulator.config.cited import Positive
-from simulator.config.files import brief
+from simulator.config.figures import Positive
 from simulator.config.section import AsTuple, Section, validated
 from simulator.errors import InputError
+from simulator.input_files import brief
 
 #: The source that figures cite which were measured by us.
 MEASURED = "measured"

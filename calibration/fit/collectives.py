@@ -13,10 +13,10 @@ from calibration.fit.part import Constants, Part, Point, every_second, rounded, 
 from simulator.cluster import build_cluster
 from simulator.config.catalog import names
 from simulator.config.cluster import load_cluster
-from simulator.config.files import with_changes
 from simulator.config.profile import Profile
 from simulator.config.transport import Transport
 from simulator.errors import InputError
+from simulator.input_files import with_changes
 from simulator.network.collectives import patterns
 from simulator.network.pattern import Pattern
 from simulator.network.timing import timed

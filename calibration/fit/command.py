@@ -23,10 +23,10 @@ from calibration.folders import folder
 from calibration.gpus import card_of, driver_of, is_of_type
 from simulator.cli.outputs import check_outputs
 from simulator.config import catalog
-from simulator.config.files import with_changes
 from simulator.config.profile import Profile, load_profile
 from simulator.config.section import validated
 from simulator.errors import InputError
+from simulator.input_files import with_changes
 
 EXAMPLE = """examples:
   python -m calibration fit calibration/measurements/h100-sxm-80gb \\

@@ -20,12 +20,12 @@ import numpy as np
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Point, rounded
 from calibration.narrow import DEPTH, JOINED, PROBE, narrow
-from simulator.build import build_program
 from simulator.config.host import AroundOps, LaunchClass
 from simulator.costs import Costs, launch
 from simulator.engine.host import issued_by
 from simulator.errors import InputError
-from simulator.model import layer
+from simulator.lowering import build_program
+from simulator.models import layer
 from simulator.program import Block, Role, Step
 from simulator.program.ops import COMPUTE_LANE
 

@@ -13,7 +13,7 @@ from calibration.fit.part import Part, Point, every_second, rounded, search
 from simulator.config.kernels import ColumnSums, MemoryCurve, RowCurve
 from simulator.config.profile import GpuSpec, Profile
 from simulator.costs.memory import MemoryCost
-from simulator.model.optimizer import FOREACH_ADAMW
+from simulator.models.optimizer import FOREACH_ADAMW
 from simulator.program import Memory
 
 STEADY = 0.05  # spread between the tenth and the ninetieth percentile, of the median

@@ -16,10 +16,10 @@ from calibration.workloads import check_name, of_one_name
 from simulator.api import Result, run
 from simulator.config import Workload, load_workload
 from simulator.config.catalog import find
-from simulator.config.cited import NotNegative, Positive
-from simulator.config.files import read_json, read_text
+from simulator.config.figures import NotNegative, Positive
 from simulator.config.section import AsTuple, validated
 from simulator.errors import DeadlockError, InputError
+from simulator.input_files import read_json, read_text
 
 FORMAT = 1
 

@@ -1,4 +1,4 @@
-"""A transformer in plain PyTorch, as one rank holds it: the pre-norm layers that `simulator.model` describes.
+"""A transformer in plain PyTorch, as one rank holds it: the pre-norm layers that `simulator.models` describes.
 
 Activations are (tokens, width), tokens of one sequence after another. Every parameter is drawn whole from a seed of its
 own and cut to the rank's share, so that all layouts start from the same model.

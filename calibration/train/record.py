@@ -66,9 +66,9 @@ from pydantic import ConfigDict
 
 from calibration.commits import sha256
 from calibration.workloads import TIMELINE, is_of
-from simulator.config.files import read_json, read_text
 from simulator.config.section import Section, validated
 from simulator.errors import InputError
+from simulator.input_files import read_json, read_text
 
 if TYPE_CHECKING:
     from calibration.train.profile import Span

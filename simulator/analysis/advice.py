@@ -8,10 +8,10 @@ from itertools import combinations
 from typing import Any
 
 from simulator.analysis.memory import RankMemory, fullest
-from simulator.analysis.reserved import enough
+from simulator.analysis.reserved_memory import enough
 from simulator.config import Workload, altered
-from simulator.config.files import brief
 from simulator.errors import InputError
+from simulator.input_files import brief
 from simulator.schedules import SCHEDULES
 from simulator.units import format_gib
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from simulator.config import Workload
-from simulator.model import host_state_bytes, optimized, params_on, rank_parts
+from simulator.models import host_state_bytes, optimized, params_on, rank_parts
 from simulator.timeline import Timeline
 from simulator.units import DTYPE_BYTES
 

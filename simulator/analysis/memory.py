@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.analysis.holdings import CUDA_CONTEXT_BYTES, NCCL_COMMUNICATOR_BYTES, Holdings
+from simulator.analysis.activation_moves import among, turns
 from simulator.analysis.metrics import peak_activations
-from simulator.analysis.passes import among, turns
 from simulator.analysis.ranks import pipeline_ranks
-from simulator.analysis.reserved import cached_bytes
-from simulator.model import Tensor
+from simulator.analysis.reserved_memory import cached_bytes
+from simulator.analysis.static_memory import CUDA_CONTEXT_BYTES, NCCL_COMMUNICATOR_BYTES, Holdings
+from simulator.models import Tensor
 from simulator.timeline import Floats, Ints, Timeline
 from simulator.units import format_gib
 

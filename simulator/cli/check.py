@@ -49,7 +49,7 @@ def command(
     if not workload:
         raise InputError("is missing", file="WORKLOAD", allowed="a file, a name in workloads/, or --schema")
 
-    from simulator import model
+    from simulator import models
     from simulator.cluster import cluster_of
     from simulator.config import load_workload, parse_changes
     from simulator.config.profile import load_profile
@@ -63,8 +63,8 @@ def command(
     check_outputs({"--json": json})
     with located(written_in(workload, changes)):
         cluster_of(job)
-    notes = model.warnings(job)
-    total, active = model.parameters(job), model.active_parameters(job)
+    notes = models.warnings(job)
+    total, active = models.parameters(job), models.active_parameters(job)
     content = {"workload": job.model_dump(mode="json"), "params_total": total, "params_active": active}
     write_json(json, envelope("check", notes, **content))
     if not quiet and json != STDOUT:

@@ -19,8 +19,8 @@ from simulator.output.files import writing
 from simulator.units import counted
 
 if TYPE_CHECKING:
-    from simulator.config.foreign import Imported
     from simulator.config.node import Node
+    from simulator.importers import Imported
 
 
 def command(
@@ -52,8 +52,8 @@ def command(
       llmsim import topo.xml --set node.gpus.type=a100-sxm-80gb --out mine.yaml
     """
     from simulator.config.cluster import load_cluster
-    from simulator.config.files import as_path, parse_changes, with_changes
-    from simulator.config.foreign import read_topology, unanswered
+    from simulator.importers import read_topology, unanswered
+    from simulator.input_files import as_path, parse_changes, with_changes
 
     changes = parse_changes(set_ or ())
     imported = read_topology(as_path(file))
@@ -163,7 +163,7 @@ def _show_gaps(imported: Imported, assumed: list[str]) -> None:
 
 
 def _show_devices(imported: Imported, node: Node) -> None:
-    from simulator.cli.joined import show_joined
+    from simulator.cli.device_table import show_joined
     from simulator.cli.terminal import show, table
     from simulator.cluster.relations import device_names, relations
 

@@ -11,8 +11,8 @@ from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import show, table
-from simulator.config.files import closest
 from simulator.errors import InputError
+from simulator.input_files import closest
 from simulator.units import format_count
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _grouped(rows: Rows) -> Rows:
 
 def _models() -> Rows:
     from simulator.config import load_cluster, load_workload, presets
-    from simulator.model import active_parameters, parameters
+    from simulator.models import active_parameters, parameters
 
     one_gpu = {
         "training": {"seq": 2048, "global_batch": 1},

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from simulator.config.files import as_path, files_read
 from simulator.errors import InputError
+from simulator.input_files import as_path, files_read
 from simulator.output.files import writing
 
 STDOUT = Path("-")

@@ -40,7 +40,7 @@ def command(
     Example:
       llmsim topology dgx_h100 --nodes 64
     """
-    from simulator.cli.joined import show_joined
+    from simulator.cli.device_table import show_joined
     from simulator.cluster import build_cluster
     from simulator.config.cluster import describe_fabric, describe_nodes, load_cluster
     from simulator.config.section import located

@@ -92,7 +92,7 @@ class _Job:
 def _jobs(suites: list[str], rows: Path | None) -> list[_Job]:
     """What was asked for. Raises `InputError` on an unknown suite, and on suites beside a user's rows, which are steps
     unless ``collectives`` says what they are."""
-    from simulator.config.files import closest
+    from simulator.input_files import closest
     from simulator.validation import collectives
     from simulator.validation.record import ALL
 
@@ -163,7 +163,7 @@ def _own_collectives(rows: Path) -> _Job:
 
 
 def _check_ids(wanted: list[str] | None, known: list[str]) -> None:
-    from simulator.config.files import closest
+    from simulator.input_files import closest
 
     for name in wanted or ():
         if name not in known:

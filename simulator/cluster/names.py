@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from simulator.cluster.cluster import Link
-from simulator.config.files import closest
 from simulator.config.overrides import pattern
 from simulator.errors import InputError
+from simulator.input_files import closest
 
 
 def of_links(links: Iterable[Link]) -> dict[str, list[int]]:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from simulator.config.files import as_path, brief, closest, read_text
 from simulator.errors import InputError
+from simulator.input_files import as_path, brief, closest, read_text
 
 Kind = Literal["workload", "cluster", "profile", "stack"]
 

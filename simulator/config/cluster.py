@@ -13,13 +13,13 @@ from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from simulator.config import catalog
 from simulator.config.background import Background
-from simulator.config.files import brief, read_yaml
-from simulator.config.foreign import SUFFIXES, is_foreign, read_topology, unanswered
 from simulator.config.node import MAX_GPUS, Bandwidth, Count, Node, node_problems
 from simulator.config.overrides import Override, missing_parts, override_problems
 from simulator.config.section import AsTuple, Integral, Section, Text, raise_all, validated
 from simulator.errors import InputError
 from simulator.fabrics import FABRICS, ports_down
+from simulator.importers import SUFFIXES, is_foreign, read_topology, unanswered
+from simulator.input_files import brief, read_yaml
 from simulator.units import counted
 
 if TYPE_CHECKING:

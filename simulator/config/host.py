@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from simulator.config.cited import Cited, Positive, need_all
+from simulator.config.figures import Cited, Positive, need_all
 from simulator.config.section import Section
 
 Implementation = Literal["eager", "fused", "compiled"]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from simulator.config.cited import Amount, Cited, Figure, Fraction, NotNegative, Positive, need_all
+from simulator.config.figures import Amount, Cited, Figure, Fraction, NotNegative, Positive, need_all
 from simulator.config.section import AsTuple, Section, Whole
 from simulator.errors import InputError
 

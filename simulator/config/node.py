@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from simulator.config.files import closest
 from simulator.config.section import AsTuple, Integral, Section, Text
 from simulator.errors import InputError
+from simulator.input_files import closest
 
 MAX_GPUS = 1_000_000
 #: Of a link, in the unit of its key; 0 where there is none.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from simulator.config.files import as_path, files_read
 from simulator.errors import InputError
+from simulator.input_files import as_path, files_read
 from simulator.schedules import SCHEDULES, Schedule, from_csv
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from simulator.config.cited import Cited, NotNegative, Positive, need_all
+from simulator.config.figures import Cited, NotNegative, Positive, need_all
 from simulator.config.section import Section
 from simulator.errors import InputError
 

@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from simulator.config.files import as_path, brief, closest, read_json, read_yaml
 from simulator.config.section import Origin
 from simulator.errors import InputError
+from simulator.input_files import as_path, brief, closest, read_json, read_yaml
 
 
 @cache

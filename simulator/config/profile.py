@@ -11,15 +11,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from simulator.config import catalog
-from simulator.config.cited import Cited, Figure, Fraction, NotNegative, Positive, need_all
-from simulator.config.files import as_mapping, parse_yaml, read_text
+from simulator.config.figures import Cited, Figure, Fraction, NotNegative, Positive, need_all
 from simulator.config.host import Host
 from simulator.config.kernels import Kernels, MatrixDtype
-from simulator.config.likeness import completed
 from simulator.config.power import Power
+from simulator.config.profile_completion import completed
 from simulator.config.section import AsTuple, Section, Whole, validated
 from simulator.config.transport import Transport
 from simulator.errors import InputError
+from simulator.input_files import as_mapping, parse_yaml, read_text
 
 
 class GpuSpec(Section):
@@ -153,7 +153,7 @@ class Profile(Section):
     """what most of it rests on"""
     like: str | None = None
     """a whole profile, by name or path, of a GPU like this one: what the file lacks is assumed to be as there, by the
-    rule of `simulator.config.likeness` [null: nothing is lacking]"""
+    rule of `simulator.config.profile_completion` [null: nothing is lacking]"""
     sources: dict[str, str]
     """key -> citation: project, file and commit; paper and figure; or card, software and date of a measurement"""
     provenance: Provenance | None = None

@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from simulator.config import synonyms
-from simulator.config.files import brief, closest
 from simulator.errors import InputError
+from simulator.input_files import brief, closest
 
 
 def _integral(value: object) -> object:

@@ -14,11 +14,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from simulator.config import catalog
-from simulator.config.cited import Fraction, NotNegative, Positive
-from simulator.config.files import as_mapping, parse_yaml
+from simulator.config.figures import Fraction, NotNegative, Positive
 from simulator.config.section import AsTuple, Section, Text, Whole, validated
 from simulator.config.transport import ProtocolName
 from simulator.errors import InputError
+from simulator.input_files import as_mapping, parse_yaml
 
 #: A stack with more would be a table of its measurements.
 MAX_PARAMETERS = 8

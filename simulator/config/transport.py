@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from simulator.config.cited import Cited, Fraction, NotNegative, Positive
+from simulator.config.figures import Cited, Fraction, NotNegative, Positive
 from simulator.config.section import Section
 from simulator.errors import InputError
 

@@ -17,7 +17,6 @@ from pydantic_core import CoreSchema
 
 from simulator.config import catalog, rules
 from simulator.config.cluster import ClusterSpec, cluster_data
-from simulator.config.files import as_path, read_yaml, with_changes
 from simulator.config.model import Model
 from simulator.config.parallelism import Parallelism
 from simulator.config.pipelines import find_schedule, is_file
@@ -36,6 +35,7 @@ from simulator.config.section import (
 from simulator.config.stack import check_stack, load_stack
 from simulator.config.training import Training
 from simulator.errors import InputError
+from simulator.input_files import as_path, read_yaml, with_changes
 
 #: Dotted path of a section -> the key of it that a plain text in its place means.
 SHORTHANDS = {"cluster": "name", "training.recompute": "granularity"}

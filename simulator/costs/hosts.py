@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.config.cited import Kind
+from simulator.config.figures import Kind
 from simulator.config.transport import Protocol, Transport
 
 #: Seconds to start a copy between a GPU and its host or a job of the CPU: an asynchronous copy of a few bytes takes

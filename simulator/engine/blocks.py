@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from simulator.costs import Costs
 from simulator.costs.interference import Beside as Interference
 from simulator.costs.power import Loads, load_class
-from simulator.engine.course import Pace
 from simulator.engine.host import HostSpeeds
+from simulator.engine.kernel_times import Pace
 from simulator.program import Beside, Block, Comm, Compute, Kernel
 from simulator.program.ops import COMPUTE_LANE, HOST_LANES
 from simulator.timeline import CATEGORIES, Template

@@ -15,9 +15,9 @@ from simulator.cluster import Cluster
 from simulator.costs import Costs
 from simulator.costs.power import Drawn, Loads, load_class
 from simulator.engine.blocks import TemplateStore
-from simulator.engine.placed import Placed
+from simulator.engine.placement import Placed
 from simulator.engine.recorder import Clocks, Recorder
-from simulator.engine.world import Cast
+from simulator.engine.representatives import Cast
 from simulator.program import Block
 from simulator.program.ops import kernels_of
 from simulator.timeline import Floats, Ints

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
-from simulator.engine.placed import Placed
-from simulator.engine.sessions import Session, Shapes
+from simulator.engine.group_transfers import Session, Shapes
+from simulator.engine.placement import Placed
 
 _DIGITS = str.maketrans("", "", "0123456789")
 

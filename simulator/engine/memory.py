@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from simulator.costs.interference import memory_bytes
 from simulator.engine.rank import Rank
-from simulator.engine.world import Transfer
+from simulator.engine.representatives import Transfer
 from simulator.network.flows import Network
 from simulator.program import Comm, Program
 

@@ -12,14 +12,14 @@ import simpy
 
 from simulator.cluster import Cluster, Gpu
 from simulator.engine.blocks import CommOp, CommTime, Meet, MeetBeside, Piece, Run, Running, TemplateStore
-from simulator.engine.course import times_of
 from simulator.engine.deadlock import report
 from simulator.engine.host import Errand, HostSpeeds, agenda, host_speeds
+from simulator.engine.kernel_times import times_of
 from simulator.engine.memory import SharedMemory
-from simulator.engine.placed import Kind, Placed
+from simulator.engine.placement import Kind, Placed
 from simulator.engine.rank import INSTANT_s, Meeting, Rank, UnderWay, left_from
 from simulator.engine.recorder import BESIDE, WHOLE, Called, Clocks, Ends, Recorder
-from simulator.engine.world import Cast, Transfer
+from simulator.engine.representatives import Cast, Transfer
 from simulator.errors import DeadlockError
 from simulator.network.flows import Network
 from simulator.program import Batch, Beside, Block, Comm, Compute, ProgramError, Role, Step

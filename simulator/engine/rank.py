@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from simulator.costs import Costs
 from simulator.engine.blocks import Running
-from simulator.engine.course import Course
 from simulator.engine.host import Errand, HostSpeeds
-from simulator.engine.world import Transfer
+from simulator.engine.kernel_times import Course
+from simulator.engine.representatives import Transfer
 from simulator.network.flows import Motion
 from simulator.program import Comm
 from simulator.timeline import Floats

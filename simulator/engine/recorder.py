@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.engine.placed import Kind
-from simulator.engine.world import Cast
+from simulator.engine.placement import Kind
+from simulator.engine.representatives import Cast
 from simulator.program import Program, Step
 from simulator.timeline import Contention, Floats, Ints, LinkUse, Template, Timeline
 

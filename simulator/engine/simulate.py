@@ -12,11 +12,11 @@ from simpy.core import EmptySchedule
 from simulator.cluster import Cluster
 from simulator.costs import Costs
 from simulator.engine.clocks import MOST_PLAYS, first_clocks, next_clocks, settled
-from simulator.engine.placed import Placed
+from simulator.engine.placement import Placed
 from simulator.engine.play import Play
 from simulator.engine.recorder import Clocks
+from simulator.engine.representatives import World, build_world
 from simulator.engine.traffic import algorithms_of, contention, links_of
-from simulator.engine.world import World, build_world
 from simulator.garbage import rarely_searched
 from simulator.network.flows import Network
 from simulator.program import Program

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from simulator.engine.world import Cast, SimulatedLink, World
+from simulator.engine.representatives import Cast, SimulatedLink, World
 from simulator.network.flows import Full
 from simulator.timeline import Contention, LinkUse, Meeting
 

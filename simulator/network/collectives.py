@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator.cluster.cluster import Cluster
-from simulator.config.files import closest
 from simulator.errors import InputError
+from simulator.input_files import closest
 from simulator.network import bruck, butterfly, collnet, direct, hierarchical, hosts, nvls, pat, ring, rooted, tree
 from simulator.network.direct import EVEN, Traffic
 from simulator.network.flows import max_min_rates

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from simulator.config.cluster import ClusterSpec, load_cluster
-from simulator.config.files import read_yaml
 from simulator.config.node import MAX_GPUS
 from simulator.config.section import Section, validated
 from simulator.config.stack import Stack, load_stack
+from simulator.input_files import read_yaml
 from simulator.units import GiB
 from simulator.validation.rows import Row, UnsupportedError, number
 from simulator.validation.suites import DATA

@@ -16,10 +16,10 @@ from typing import Any
 
 from simulator.config import Workload, load_workload
 from simulator.config.cluster import load_cluster
-from simulator.config.files import as_path, closest, parse_yaml
 from simulator.config.presets import presets
 from simulator.config.section import paths
 from simulator.errors import InputError, SimulatorError
+from simulator.input_files import as_path, closest, parse_yaml
 from simulator.validation.suites import DATA
 from simulator.validation.tables import is_key, read_table, unknown
 

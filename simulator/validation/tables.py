@@ -7,8 +7,8 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from simulator.config.files import closest
 from simulator.errors import InputError
+from simulator.input_files import closest
 
 #: Columns of the shipped tables that say something to people alone, or to the settings of a suite.
 LABELS = (

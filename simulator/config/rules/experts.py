@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from simulator.config.files import brief
 from simulator.config.model import Moe
 from simulator.config.rules.numbers import divisors, listed, nearest, nearest_multiple
 from simulator.config.rules.tensor import MAX_TENSOR
 from simulator.errors import InputError
+from simulator.input_files import brief
 
 if TYPE_CHECKING:
     from simulator.config.workload import Workload

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from simulator.config import catalog
 from simulator.config.cluster import load_cluster
-from simulator.config.files import brief
 from simulator.errors import InputError
+from simulator.input_files import brief
 
 if TYPE_CHECKING:
     from simulator.config.workload import Workload

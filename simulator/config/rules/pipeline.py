@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from math import gcd
 from typing import TYPE_CHECKING
 
-from simulator.config.files import brief
 from simulator.config.rules.numbers import around, divisors, listed, nearest_multiple, shown, split
 from simulator.config.rules.scale import gpus_of_workers
 from simulator.errors import InputError
+from simulator.input_files import brief
 from simulator.schedules import SCHEDULES
 from simulator.units import counted
 

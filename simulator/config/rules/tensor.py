@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from simulator.config.files import brief
 from simulator.config.rules.numbers import divisors, listed, nearest, nearest_multiple, shown, split
 from simulator.errors import InputError
+from simulator.input_files import brief
 
 if TYPE_CHECKING:
     from simulator.config.parallelism import Parallelism

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from simulator.config.files import brief
 from simulator.errors import InputError
+from simulator.input_files import brief
 
 if TYPE_CHECKING:
     from simulator.config.workload import Workload

@@ -1,0 +1,167 @@
+"""Every transfer of every group of some programs, and what links it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.cluster import Cluster
+from simulator.cluster.cluster import Spread
+from simulator.costs import Costs
+from simulator.engine.placement import Placed
+from simulator.network import hosts
+from simulator.network.collectives import choose, patterns
+from simulator.network.direct import Traffic
+from simulator.network.pattern import Pattern
+from simulator.program import Comm
+from simulator.program.ops import HOST_LANES, POINT_TO_POINT, comms_of
+
+#: A gradient norm, or whether one was infinite: one number of fp32.
+SIGNAL_BYTES = 4.0
+
+
+def spec_of(comm: Comm, position: int) -> tuple[object, ...]:
+    """What two calls must have in common to be one kind of transfer; ``position`` is the caller's, in its group."""
+    if comm.op == "send":
+        return ("send", position, comm.peer, comm.nbytes)
+    if comm.op == "recv":
+        return ("send", comm.peer, position, comm.nbytes)
+    return (comm.op, comm.algorithm, comm.nbytes, traffic_of(comm))
+
+
+def traffic_of(comm: Comm) -> Traffic:
+    """How the bytes of an all-to-all are spread."""
+    return Traffic(comm.send_shares, comm.receive_shares, comm.per_node)
+
+
+@dataclass(frozen=True)
+class Session:
+    """One transfer of one real group of program ``job``: the unit of colouring. ``ranks`` are those who call it: its
+    two ends, or all members of the group; ``ends`` the end points on the cluster between which bytes move."""
+
+    job: int
+    axis: str
+    group: int
+    spec: tuple[object, ...]
+    comm: Comm
+    ranks: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    @property
+    def is_signal(self) -> bool:
+        """Whether it is a collective of one number, which is all latency and takes no share of any link. NICs that a
+        tree loads differently are then still alike, and so are the ranks behind them."""
+        return self.op != "send" and self.comm.nbytes <= SIGNAL_BYTES
+
+    @property
+    def op(self) -> str:
+        return "send" if self.comm.op in POINT_TO_POINT else self.comm.op
+
+    def costs(self, jobs: Sequence[Placed], cluster: Cluster) -> Costs:
+        """What holds between the GPUs that take part."""
+        return jobs[self.job].costs.among(cluster.gpu_types(self.ends))
+
+    def patterns(self, cluster: Cluster) -> tuple[Pattern, ...]:
+        return patterns(self.op, self.ends, cluster, self.comm.algorithm, traffic_of(self.comm))
+
+
+def sessions_of(jobs: Sequence[Placed], cluster: Cluster) -> list[Session]:
+    """Every distinct transfer of every real group, in a fixed order."""
+    return [session for job, placed in enumerate(jobs) for session in _of_job(job, placed, cluster)]
+
+
+def _of_job(job: int, placed: Placed, cluster: Cluster) -> list[Session]:
+    program, gpus = placed.program, placed.gpus
+    numbers: dict[tuple[object, ...], int] = {}
+    # With what a collective's calls have in common, and its number.
+    comms_of_role: list[list[tuple[Comm, tuple[object, ...], int]]] = []
+    for role in program.roles:
+        ops = {id(step.op): step.op for _, _, step in role.steps()}
+        comms = dict.fromkeys(_anonymous(comm) for op in ops.values() for comm in comms_of(op))
+        specs = {comm: spec_of(comm, -1) for comm in comms}
+        comms_of_role.append([(comm, spec, numbers.setdefault(spec, len(numbers))) for comm, spec in specs.items()])
+    sessions: dict[tuple[str, int, int], Session] = {}
+    for rank, role_index in enumerate(program.role_of):
+        for comm, spec, number in comms_of_role[role_index]:
+            group = program.group_index(comm.axis, rank)
+            members = program.groups[comm.axis][group]
+            paired = comm.op in POINT_TO_POINT
+            if paired:
+                position = members.index(rank)
+                spec = spec_of(comm, position)
+                number = numbers.setdefault(spec, len(numbers))
+            if (comm.axis, group, number) not in sessions:
+                ranks: tuple[int, ...] = members
+                if paired:
+                    pair = (position, comm.peer) if comm.op == "send" else (comm.peer, position)
+                    ranks = tuple(members[end] for end in pair)
+                if comm.op in HOST_LANES:
+                    ends = hosts.ends(comm.op, cluster, gpus[ranks[0]], placed.servers)
+                else:
+                    ends = tuple([gpus[member] for member in ranks])
+                sessions[comm.axis, group, number] = Session(job, comm.axis, group, spec, comm, ranks, ends)
+    return list(sessions.values())
+
+
+def _anonymous(comm: Comm) -> Comm:
+    """Without name and tag, which do not matter to the network."""
+    return replace(comm, name="", purpose="", tag="")
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What tells sessions apart before refinement: a ``label`` each, and which links they load: entry i says that
+    session ``session[i]`` in its phase ``phase[i]`` puts ``load[i]`` on ``link[i]``. Entries of a phase stand together,
+    as do those of a session. Background traffic follows the sessions, numbered on."""
+
+    label: list[object]
+    session: NDArray[np.int64]
+    phase: NDArray[np.int64]
+    link: NDArray[np.int64]
+    load: NDArray[np.float64]
+
+
+def shapes_of(jobs: Sequence[Placed], cluster: Cluster, sessions: Sequence[Session]) -> Shapes:
+    """A transfer between two ranks follows from its route, so that its links' colours say all."""
+    labels: list[object] = []
+    at: list[tuple[int, int]] = []  # session and phase of each of the following
+    links, loads = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
+    chosen: dict[object, int] = {}
+
+    def add(label: object, *phases: _Loads) -> None:
+        for phase, (on, load) in enumerate(phases):
+            at.append((len(labels), phase))
+            links.append(on)
+            loads.append(load)
+        labels.append(label)
+
+    for item in sessions:
+        if item.op == "send":
+            add((item.job, item.axis, item.spec), _columns(cluster.spread(*item.ends)))
+            continue
+        candidates = item.patterns(cluster)
+        timings = tuple(pattern.timing for pattern in candidates)
+        costs = item.costs(jobs, cluster)
+        key = (item.op, item.comm.nbytes, timings, costs.gpu)
+        if key not in chosen:
+            choice = choose(item.op, candidates, item.comm.nbytes, costs) if candidates else None
+            chosen[key] = next((i for i, pattern in enumerate(candidates) if pattern is choice), -1)
+        number = chosen[key]
+        label = (item.job, item.axis, item.spec, timings[number] if candidates else ())
+        stages = candidates[number].stages if candidates and not item.is_signal else ()
+        add(label, *[(stage.links, stage.load) for stage in stages])
+    for flow in cluster.background:
+        add(("background", flow.rate_Bps), _columns(flow.loads))
+    entries = np.repeat(np.array(at, dtype=np.int64).reshape(-1, 2), [len(on) for on in links[1:]], axis=0)
+    return Shapes(labels, entries[:, 0], entries[:, 1], np.concatenate(links), np.concatenate(loads))
+
+
+#: Links, and the load on each.
+_Loads = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+def _columns(loads: Spread) -> _Loads:
+    return np.array([link for link, _ in loads], dtype=np.int64), np.array([load for _, load in loads], dtype=float)

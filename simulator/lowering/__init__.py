@@ -1,0 +1,7 @@
+"""From a workload to a program: layout, pipeline, gradients, optimizer."""
+
+from simulator.lowering.layout import Layout, layout
+from simulator.lowering.program import build_program
+from simulator.lowering.schedule_alone import schedule_program
+
+__all__ = ["Layout", "build_program", "layout", "schedule_program"]

@@ -1,0 +1,137 @@
+"""Activations that wait for their backward pass outside the GPU: passes cut by layer, and the copies between them.
+
+What a layer saves goes out once its forward pass has ended, and comes back while the entry before its backward pass
+computes; a layer's forward pass waits until all but the last layer's have gone, so that no more than two are on their
+way out (Transformer Engine's double-buffered ``cpu_offload``, torch's ``save_on_cpu``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.lowering.pipeline import Lanes
+from simulator.lowering.stages import Stages
+from simulator.models import pass_bytes
+from simulator.program import Block, Comm, Step
+from simulator.program.ops import COMPUTE_LANE
+
+
+def offload_activations(place: str, stages: Stages, lanes: Lanes) -> Lanes:
+    """``lanes`` of a rank with what its layers save on the host (``place`` cpu) or on drives (nvme) meanwhile."""
+    if place == "none":
+        return lanes
+    copier = _Copier(place, stages)
+    passes: list[Step] = []
+    for step in lanes[COMPUTE_LANE]:
+        if not isinstance(step.op, Block) or step.phase not in ("F", "B", "I"):
+            copier.compute.append(step)
+            continue
+        passes.append(step)
+        if step.label == copier.label_of(step):
+            copier.run(passes)
+            passes = []
+    whole = {**lanes, COMPUTE_LANE: copier.compute}
+    for step in copier.copies:
+        assert isinstance(step.op, Comm)
+        whole.setdefault(step.op.lane, []).append(step)
+    return whole
+
+
+class _Copier:
+    """Goes through a rank's passes in order."""
+
+    def __init__(self, place: str, stages: Stages) -> None:
+        self.compute: list[Step] = []
+        self.copies: list[Step] = []
+        self._place, self._stages = place, stages
+        self._saves: list[str] = []
+        self._saved: dict[tuple[int, int, int], str] = {}  # (stage, micro-batch, part) -> the step that saved it
+        self._cuts: dict[tuple[int, int, int], Block] = {}
+
+    @staticmethod
+    def label_of(step: Step) -> str:
+        """What the last piece of a pass is labelled."""
+        return f"{step.stage}{step.phase}{step.microbatch}"
+
+    def run(self, pieces: list[Step]) -> None:
+        """One pass, in ``pieces`` that others have cut, cut further where its layers begin and end."""
+        first = pieces[0]
+        parts = self._stages.parts[first.stage]
+        order = [(index, len(block.ops)) for index, block in self._stages.by_part(first) if block.ops]
+        # What the pass takes and gives back as a whole, each layer does by itself.
+        layers = {index: pass_bytes((parts[index],), first.phase) for index, _ in order if parts[index].is_unit}
+        whole, others = pass_bytes(parts, first.phase), [part for part in parts if not part.is_unit]
+        alloc, free = -whole.alloc, -whole.free
+        if others:
+            kept = pass_bytes(others, first.phase)
+            alloc, free = alloc + kept.alloc, free + kept.free
+        pieces[0] = replace(first, alloc_bytes=first.alloc_bytes + alloc)
+        pieces[-1] = replace(pieces[-1], free_bytes=pieces[-1].free_bytes + free)
+        left = list(pieces)
+        for index, length in order:
+            run = self._take(left, length)
+            if index in layers:
+                moved, saved = layers[index], parts[index].saved_bytes
+                run[0] = replace(run[0], alloc_bytes=run[0].alloc_bytes + moved.alloc)
+                run[-1] = replace(run[-1], free_bytes=run[-1].free_bytes + moved.free)
+                run = self._out(run, index, saved) if first.phase == "F" else self._back(run, index, saved)
+            self.compute += run
+
+    def _take(self, left: list[Step], length: int) -> list[Step]:
+        """The next ``length`` ops of the pieces ``left``."""
+        taken: list[Step] = []
+        while length:
+            piece = left.pop(0)
+            assert isinstance(piece.op, Block)
+            if len(piece.op.ops) <= length:
+                taken.append(piece)
+                length -= len(piece.op.ops)
+                continue
+            label = f"{piece.label}/{len(piece.op.ops)}"
+            head, tail = self._cut(piece.op, 0, length), self._cut(piece.op, length, len(piece.op.ops))
+            taken.append(replace(piece, label=label, op=head, free_bytes=0.0))
+            left.insert(0, replace(piece, op=tail, after=(), alloc_bytes=0.0))
+            length = 0
+        return taken
+
+    def _cut(self, block: Block, low: int, high: int) -> Block:
+        """Ops of a block as one of their own, the same for all micro-batches."""
+        key = (id(block), low, high)
+        if key not in self._cuts:
+            self._cuts[key] = Block(f"{block.name}[{low}:{high}]", block.ops[low:high])
+        return self._cuts[key]
+
+    def _out(self, run: list[Step], part: int, nbytes: float) -> list[Step]:
+        """The forward pass of a layer, whose tensors then go out."""
+        first, last = run[0], run[-1]
+        waits = tuple(self._saves[-2:-1])
+        run[0] = replace(first, after=(*first.after, *waits))
+        steps = [self._copy(f"save {last.label}", "to_host", nbytes, (last.label,), last)]
+        if self._place == "nvme":
+            steps.append(self._copy(f"write {last.label}", "to_nvme", nbytes, (steps[0].label,), last))
+        steps[0] = replace(steps[0], free_bytes=nbytes)
+        self.copies += steps
+        self._saves.append(steps[0].label)
+        self._saved[first.stage, first.microbatch, part] = steps[-1].label
+        return run
+
+    def _back(self, run: list[Step], part: int, nbytes: float) -> list[Step]:
+        """The backward pass of a layer, whose tensors come back before."""
+        first, last = run[0], run[-1]
+        after = [self._saved[first.stage, first.microbatch, part]]
+        if len(self.compute) > 1:
+            after.append(self.compute[-2].label)
+        steps = []
+        if self._place == "nvme":
+            steps.append(self._copy(f"read {last.label}", "from_nvme", nbytes, tuple(after), first))
+            after = [steps[0].label]
+        steps.append(self._copy(f"load {last.label}", "from_host", nbytes, tuple(after), first))
+        steps[-1] = replace(steps[-1], alloc_bytes=nbytes)
+        self.copies += steps
+        run[0] = replace(first, after=(*first.after, steps[-1].label))
+        return run
+
+    @staticmethod
+    def _copy(label: str, op: str, nbytes: float, after: tuple[str, ...], like: Step) -> Step:
+        comm = Comm(f"offload.activations {op.replace('_', ' ')}", op, nbytes, "rank", "offload", stream="activations")
+        return Step(label, comm, after, microbatch=like.microbatch, stage=like.stage)

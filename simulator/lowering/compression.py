@@ -1,0 +1,163 @@
+"""Gradients that are reduced from elsewhere than where they are made, in fewer bytes or the same: the kernels that pack
+and unpack them, and how packed ones are added up.
+
+- ``fp8``: NCCL adds up 8-bit floating point numbers that share a scale (FP8-LM, arXiv 2310.18313, section 2.1).
+- ``int8``: numbers of different scales cannot be added on the way: each rank gets its part of all others' gradients
+  (all-to-all), adds them up, and all gather the packed sums; a sharded sum stays where it is (ZeRO++, arXiv
+  2306.10209, section 3.3).
+- ``1bit``: as int8 with signs, of momentum and what earlier rounding has lost, on both sides (1-bit Adam, arXiv
+  2102.02888, algorithm 1 and section 5).
+
+- ``copy_to_buckets`` without compression: they are copied into a bucket, and back from an all-reduce (DeepSpeed's
+  ``allreduce_bucket``); a sharded sum is read where it is.
+
+The volume falls by the ratio of the elements' sizes: an all-to-all and an all-gather move what a ring's all-reduce
+does.
+Buckets are packed where their gradients are complete, and unpacked where the compute lane first waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from simulator.config import Workload
+from simulator.lowering.pipeline import Lanes
+from simulator.program import Block, Comm, Compute, Memory, Step
+from simulator.program.ops import COMPUTE_LANE
+from simulator.units import DTYPE_BYTES
+
+#: Bytes of a packed element.
+ELEMENT_BYTES = {"fp8": 1.0, "int8": 1.0, "1bit": 1 / 8}
+#: Bytes of an element of what rounding has lost, kept for the next step.
+ERROR_BYTES = 4.0
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """What takes a reduction's place: kernels before, transfers, kernels where its result is needed."""
+
+    pack: Step
+    transfers: tuple[Step, ...]
+    unpack: tuple[Step, ...]
+
+
+def compressed(workload: Workload, lanes: Lanes, reductions: Collection[str]) -> Lanes:
+    """``lanes`` of a rank with its gradient ``reductions`` (labels) packed as ``grad_compression`` and
+    ``copy_to_buckets`` say."""
+    if workload.parallelism.grad_compression == "none" and not workload.parallelism.copy_to_buckets:
+        return lanes
+    packed = {
+        step.label: _packed(workload, step)
+        for of_lane in lanes.values()
+        for step in of_lane
+        if step.label in reductions
+    }
+    beside = {lane: of_lane for lane, of_lane in lanes.items() if lane != COMPUTE_LANE}
+    unpacked = {label: one.unpack[-1].label for label, one in packed.items() if one.unpack}
+    whole: Lanes = {lane: [] for lane in lanes}
+    for lane, of_lane in beside.items():
+        for step in of_lane:
+            for new in _replaced(step, packed, unpacked):
+                stream = new.op.lane if step.label in packed and isinstance(new.op, Comm) else lane
+                whole.setdefault(stream, []).append(new)
+    whole[COMPUTE_LANE] = _with_kernels(lanes[COMPUTE_LANE], packed, _needs(packed, beside))
+    return whole
+
+
+def _replaced(step: Step, packed: Mapping[str, _Packed], unpacked: Mapping[str, str]) -> tuple[Step, ...]:
+    """A reduction as its transfers; what else waits for one waits until that is unpacked."""
+    if step.label in packed:
+        return packed[step.label].transfers
+    return (replace(step, after=tuple(unpacked.get(label, label) for label in step.after)),)
+
+
+def _needs(packed: Mapping[str, _Packed], beside: Lanes) -> dict[str, dict[str, None]]:
+    """Per label of a step ``beside`` compute, the reductions that have to be unpacked for it: it waits for them itself,
+    or through others, such as those before it on its lane."""
+    needs: dict[str, dict[str, None]] = {label: {label: None} for label in packed}
+    growing = True
+    while growing:
+        growing = False
+        for of_lane in beside.values():
+            previous: tuple[str, ...] = ()
+            for step in of_lane:
+                found = {label: None for before in (*previous, *step.after) for label in needs.get(before, ())}
+                if step.label not in packed:
+                    if found.keys() - needs.get(step.label, {}).keys():
+                        needs[step.label] = found
+                        growing = True
+                    previous = (step.label,)
+    return needs
+
+
+def _with_kernels(
+    compute: Sequence[Step], packed: Mapping[str, _Packed], needs: Mapping[str, Mapping[str, None]]
+) -> list[Step]:
+    """Pack after the computation that a reduction waits for, unpack before the first that waits for it."""
+    ready: dict[str, list[str]] = {}
+    labels = {step.label for step in compute}
+    for name, one in packed.items():
+        ready.setdefault(next(label for label in one.pack.after if label in labels), []).append(name)
+    waiting: dict[str, _Packed] = {}
+    whole: list[Step] = []
+    for step in compute:
+        needed = dict.fromkeys(name for label in step.after for name in needs.get(label, ()))
+        whole += _unpack([waiting.pop(name) for name in needed if name in waiting])
+        whole.append(step)
+        for name in ready.get(step.label, ()):
+            whole.append(packed[name].pack)
+            waiting[name] = packed[name]
+    return whole + _unpack(list(waiting.values()))
+
+
+def _unpack(needed: Sequence[_Packed]) -> list[Step]:
+    """The kernels of several reductions, each kind for all of them before the next."""
+    stages = max((len(one.unpack) for one in needed), default=0)
+    return [one.unpack[number] for number in range(stages) for one in needed]
+
+
+def _packed(workload: Workload, step: Step) -> _Packed:
+    comm = step.op
+    assert isinstance(comm, Comm)
+    layout = workload.parallelism
+    kind, n = layout.grad_compression, layout.replicas("edp" if comm.axis.startswith("edp") else "dp")
+    grad = DTYPE_BYTES[workload.training.grad_dtype]
+    count = comm.nbytes / grad
+    lost = ERROR_BYTES if kind == "1bit" else 0.0
+    sharded = comm.op == "reduce_scatter"
+    part = count / n
+
+    def kernel(what: str, op: str, read: float, write: float, *after: str) -> Step:
+        ops = (Compute(f"dp.{what} grads", Memory(op, read, write), "O"),)
+        moved = replace(step, label=f"{what} {step.label}", op=Block(what, ops), after=after, phase="O")
+        return replace(moved, alloc_bytes=0.0, free_bytes=0.0)  # the first transfer takes and gives back
+
+    def transfer(label: str, op: str, *after: str) -> Step:
+        moved = replace(comm, name=f"dp.{op} grads", op=op, nbytes=count * element)
+        return replace(step, label=label, op=moved, after=after)
+
+    if kind == "none":
+        copy = kernel("copy", "copy", comm.nbytes, comm.nbytes, *step.after)
+        back = kernel("copy back", "copy", comm.nbytes, comm.nbytes, step.label)
+        return _Packed(copy, (replace(step, after=(copy.label,)),), () if sharded else (back,))
+    element = ELEMENT_BYTES[kind]
+    pack = kernel("pack", "cast", count * (grad + lost), count * (element + lost), *step.after)
+    if kind == "fp8":
+        result = part if sharded else count
+        return _Packed(
+            pack,
+            (transfer(step.label, comm.op, pack.label),),
+            (kernel("unpack", "upcast", result * element, result * grad, step.label),),
+        )
+    if sharded:
+        add = kernel("add", "reduce", count * element, part * grad, step.label)
+        return _Packed(pack, (transfer(step.label, "all_to_all", pack.label),), (add,))
+    exchange = transfer(f"exchange {step.label}", "all_to_all", pack.label)
+    add = kernel("add", "reduce", count * element + part * lost, part * (element + lost), exchange.label)
+    # On a stream of its own: it waits for kernels that come after later exchanges.
+    gather = replace(transfer(step.label, "all_gather", add.label), alloc_bytes=0.0, free_bytes=0.0)
+    assert isinstance(gather.op, Comm)
+    gather = replace(gather, op=replace(gather.op, stream="packed"))
+    unpack = kernel("unpack", "upcast", count * element, count * grad, gather.label)
+    return _Packed(pack, (exchange, gather), (add, unpack))

@@ -1,0 +1,70 @@
+"""Copies between parameters and the flat buffers that torch's ``fully_shard`` gathers and reduces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from simulator.config import Workload
+from simulator.models import Op, Part
+from simulator.program import Compute, Memory
+from simulator.units import DTYPE_BYTES
+
+
+def around(workload: Workload, part: Part, kind: str) -> list[Op]:
+    """The pass ``kind`` of a part with the copies before and, of a unit of its own, after it
+    (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+
+    Before parameters are gathered a rank casts its fp32 shard and copies it to where it is gathered
+    (``all_gather_copy_in``), and the whole goes to the parameters from there (``foreach_all_gather_copy_out``); before
+    gradients are reduced they are put side by side, cut by rank, in the type that they are reduced in
+    (``foreach_reduce_scatter_copy_in``); the reduced shard is the gradient of the first micro-batch, to which those of
+    others are added (``foreach_reduce``). The first two and the last run on streams of their own in torch; here they
+    stand in the pass, where they take the memory's time all the same.
+    """
+    after = reduced(workload, [part], kind) if part.is_unit else ()
+    return [*gathered(workload, part, kind), *part.ops(kind), *after]
+
+
+def gathered(workload: Workload, part: Part, kind: str) -> list[Op]:
+    """The copies before the pass ``kind`` of a part. What is not dropped after the forward pass (the root, or all
+    without ``reshard_after_forward``) has none before the backward pass."""
+    params, share = _sharded(workload, part)
+    gathers = kind == "F" or (kind in ("B", "I") and part.is_unit and workload.parallelism.reshard_after_forward)
+    if not (workload.fully_shards and gathers and params):
+        return []
+    return list(_gathered(workload, params, share, "F" if kind == "F" else "B"))
+
+
+def reduced(workload: Workload, parts: Iterable[Part], kind: str) -> list[Op]:
+    """The copies of a unit of ``parts`` after the pass ``kind`` that has made all its gradients."""
+    making = [part for part in parts if kind in ("B", "W") and part.ops(kind) and _sharded(workload, part)[0]]
+    if not making:
+        return []
+    training = workload.training
+    params, share = (sum(_sharded(workload, part)[which] for part in making) for which in (0, 1))
+    read, written = (DTYPE_BYTES[dtype] * float(params) for dtype in (training.precision, training.grad_dtype))
+    copies = [_copy("fsdp.reduce copy in", "chunk_upcast" if written > read else "chunk_cat", read, written, "W")]
+    if workload.hands_over_gradients and not any(part.left_gradient_bytes for part in making):
+        added = DTYPE_BYTES[training.grad_dtype] * share
+        copies.append(_copy("fsdp.accumulate", "residual", 2 * added, added, "W"))
+    return copies
+
+
+def _sharded(workload: Workload, part: Part) -> tuple[int, float]:
+    """Parameters of a part that are sharded, and how many of them a rank holds."""
+    shards = {axis: workload.parallelism.shards(axis) for axis in part.params_on}
+    split = {axis: count for axis, count in part.params_on.items() if shards[axis] > 1}
+    return sum(split.values()), sum(count / shards[axis] for axis, count in split.items())
+
+
+def _gathered(workload: Workload, params: int, share: float, phase: str) -> Iterator[Op]:
+    training = workload.training
+    element = DTYPE_BYTES[training.precision]
+    if workload.shards_are_masters and training.precision != "fp32":
+        yield _copy("fsdp.cast", "optimizer", DTYPE_BYTES["fp32"] * share, element * share, phase)
+    yield _copy("fsdp.gather copy in", "foreach_copy", element * share, element * share, phase)
+    yield _copy("fsdp.gather copy out", "split_copy", element * params, element * params, phase)
+
+
+def _copy(name: str, op: str, read: float, written: float, phase: str) -> Op:
+    return Compute(name, Memory(op, read, written), phase)

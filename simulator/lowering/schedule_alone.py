@@ -1,0 +1,50 @@
+"""A pipeline schedule alone: unit costs in place of a model."""
+
+from __future__ import annotations
+
+from simulator.lowering.pipeline import lower
+from simulator.program import Block, Compute, Fixed, Program, Role, Step
+from simulator.schedules import Action, Schedule
+
+
+def schedule_program(
+    schedule: Schedule,
+    stages: int,
+    microbatches: int,
+    chunks: int,
+    forward_s: float,
+    backward_s: float,
+    weight_s: float = 0.0,
+    *,
+    steps: int = 1,
+) -> Program:
+    """The program of ``schedule`` on ``stages`` pipeline ranks with ``chunks`` chunks each.
+
+    A forward of a chunk lasts ``forward_s``, its whole backward ``backward_s``, of which the weight gradient takes
+    ``weight_s`` where they are split; transfers carry no bytes, so that they last the cluster's latency, in the
+    background. A held micro-batch chunk counts as one byte of memory. ``steps`` in a row, micro-batches numbered
+    through.
+    """
+    order = schedule.over(stages, microbatches, chunks, steps)
+    seconds = {"F": forward_s, "B": backward_s, "I": backward_s - weight_s, "W": weight_s}
+    blocks = {kind: Block(kind, (Compute(kind, Fixed(length), kind),)) for kind, length in seconds.items()}
+
+    def step(action: Action) -> Step:
+        return Step(
+            str(action),
+            blocks[action.kind],
+            phase=action.kind,
+            microbatch=action.microbatch,
+            stage=action.stage,
+            chunk=action.stage // stages,
+            alloc_bytes=float(action.kind == "F"),
+            free_bytes=float(action.kind in "BW"),
+        )
+
+    lanes = lower(order, schedule, stages * chunks, 0.0, step, overlap=True)
+    roles = tuple(
+        Role(f"stage{rank}", {lane: tuple(steps) for lane, steps in of_rank.items()})
+        for rank, of_rank in enumerate(lanes)
+    )
+    groups = {"pp": (tuple(range(stages)),)} if stages > 1 else {}
+    return Program(roles, tuple(range(stages)), groups, schedule.name)

@@ -1,0 +1,38 @@
+"""Data parallelism through parameter servers: gradients are pushed, weights pulled.
+
+Servers are processes on the hosts of nodes of their own, each with an equal part of every tensor (Li et al., OSDI
+2014). What the workers of a node send or fetch goes through the server's NIC of the same rail. Synchronous servers
+wait until all replicas have pushed the same gradients, add them up and update in one pass over memory, then weights
+are pulled. Parameters of which several ranks hold copies (a tied embedding table at both ends of a pipeline, norms
+under sequence parallelism) are summed there too, so that the ranks need not do it among themselves. Asynchronous ones
+apply what arrives at once, and the worker pulls what is there (Downpour SGD, Dean et al., NIPS 2012).
+"""
+
+from __future__ import annotations
+
+from simulator.config import Workload
+from simulator.models import host_update_bytes
+from simulator.program import Comm, Step
+from simulator.units import DTYPE_BYTES
+
+
+def exchange(workload: Workload, label: str, axis: str, count: int, after: tuple[str, ...]) -> list[Step]:
+    """Push the gradients of ``count`` parameters that an ``axis`` shares, have them applied, and pull the weights; the
+    last step bears the ``label``."""
+    training, layout = workload.training, workload.parallelism
+    together = layout.replicas(axis) if layout.data_parallel == "parameter_server" else 1
+    pushed, pulled = float(count * DTYPE_BYTES[training.grad_dtype]), float(count * DTYPE_BYTES[training.precision])
+    push = Comm("ps.push grads", "push", pushed, "rank", "dp")
+    update = Comm(
+        "ps.update",
+        "server_update",
+        count * host_update_bytes(workload, together),
+        axis if together > 1 else "rank",
+        "optimizer",
+    )
+    pull = Comm("ps.pull params", "pull", pulled, "rank", "dp")
+    return [
+        Step(f"{label} push", push, after, part=label),
+        Step(f"{label} update", update, (f"{label} push",), part=label),
+        Step(label, pull, (f"{label} update",), part=label),
+    ]

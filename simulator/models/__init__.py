@@ -1,0 +1,66 @@
+"""A transformer as kernels of its parts, with parameters, activation bytes and FLOPs."""
+
+from simulator.models.flops import (
+    active_parameters,
+    hardware_flops_per_step,
+    model_flops_per_step,
+    model_flops_per_step_causal,
+    parameters,
+)
+from simulator.models.layer import layer
+from simulator.models.model_warnings import warnings
+from simulator.models.nodes import Op, Tensor, unique
+from simulator.models.optimizer import (
+    StateBytes,
+    host_state_bytes,
+    host_update_bytes,
+    optimized,
+    optimizer_ops,
+    optimizer_workspace_bytes,
+    rank_parts,
+    replicated_gradient_ops,
+    state_bytes,
+)
+from simulator.models.parts import Part, PassBytes, by_part, params_on, pass_bytes, swapped_bytes
+from simulator.models.routing import routing
+from simulator.models.shapes import Seat, Turn, activation_bytes, passed_bytes, telling_seat
+from simulator.models.stage import made_gradient_bytes, stage_parts
+from simulator.models.vocabulary import embedding, head
+
+__all__ = [
+    "Op",
+    "Part",
+    "PassBytes",
+    "Seat",
+    "StateBytes",
+    "Tensor",
+    "Turn",
+    "activation_bytes",
+    "active_parameters",
+    "by_part",
+    "embedding",
+    "hardware_flops_per_step",
+    "head",
+    "host_state_bytes",
+    "host_update_bytes",
+    "layer",
+    "made_gradient_bytes",
+    "model_flops_per_step",
+    "model_flops_per_step_causal",
+    "optimized",
+    "optimizer_ops",
+    "optimizer_workspace_bytes",
+    "parameters",
+    "params_on",
+    "pass_bytes",
+    "passed_bytes",
+    "rank_parts",
+    "replicated_gradient_ops",
+    "routing",
+    "stage_parts",
+    "state_bytes",
+    "swapped_bytes",
+    "telling_seat",
+    "unique",
+    "warnings",
+]

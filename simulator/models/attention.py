@@ -1,0 +1,148 @@
+"""Attention over whole sequences: from queries, keys and values to the context."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.models.nodes import Node, Ops, Tensor, drop_kernel, dropout, fuse, memory
+from simulator.models.shapes import Shapes
+from simulator.program import Attention, Compute, Matmul
+
+
+def split_qkv(z: Shapes) -> Node:
+    """Queries, keys and values are views of one product's output; their gradients are joined by a copy, unless a fused
+    attention kernel writes them side by side (TransformerEngine). A compiler lets those that a rotation computes be
+    written in place, which leaves the values' to copy."""
+    if z.fused and z.attention == "flash":
+        return Node()
+    width = z.q_width + 2 * z.kv_width
+    copied = z.element * z.tokens * (z.kv_width if z.compiled and z.position == "rope" else width)
+    return Node(
+        input_grad=(memory("B", "attn.qkv join", "copy", copied, copied, z.dtype),),
+        grad_bytes=2.0 * z.element * z.tokens * width,
+    )
+
+
+def attention_inputs(z: Shapes) -> tuple[Tensor, ...]:
+    """Queries, keys and values. Where eager operations rotate queries and keys, values stay a view of the product that
+    made all three, and keep the whole of it."""
+    q, k, v = (float(z.element * z.tokens * width) for width in (z.q_width, z.kv_width, z.v_width))
+    if z.eager and z.position == "rope" and z.v_head_dim == z.head_dim:
+        v += q + k
+    return (Tensor("attn.q", q), Tensor("attn.k", k), Tensor("attn.v", v))
+
+
+def whole_attention(z: Shapes, *, context: str) -> tuple[Node, ...]:
+    """Attention of ranks that have whole sequences; ``context`` names its result."""
+    return (_flash(z, context),) if z.attention == "flash" else _unfused(z)
+
+
+def flash_saved(z: Shapes, context: str) -> tuple[Tensor, ...]:
+    """What flash attention keeps (arXiv 2205.14135): its inputs, its output and a fp32 log-sum-exp per head and
+    query."""
+    output = float(z.element * z.tokens * z.context_width)
+    return (*attention_inputs(z), Tensor(context, output), Tensor("attn.lse", 4.0 * z.tokens * z.heads))
+
+
+def flash_kernel(z: Shapes, length: int, *, window: int = 0) -> Attention:
+    """The forward kernel over ``length`` queries and keys."""
+    apart = z.v_head_dim if z.v_head_dim != z.head_dim else 0
+    sizes = (z.batch, z.heads, z.kv_heads, length, length, z.head_dim)
+    return Attention(*sizes, dtype=z.dtype, window=window, v_head_dim=apart)
+
+
+def _flash(z: Shapes, context: str) -> Node:
+    """One kernel each way."""
+    forward = flash_kernel(z, z.seq, window=z.window)
+    saved = flash_saved(z, context)
+    return Node(
+        forward=(Compute("attn.flash", forward, "F"),),
+        input_grad=(Compute("attn.flash bwd", replace(forward, backward=True), "B"),),
+        saved=saved,
+        # Gradients of the context, and of queries, keys and values.
+        grad_bytes=float(z.element * z.tokens * (z.context_width + z.q_width + z.kv_width + z.v_width)),
+    )
+
+
+def _unfused(z: Shapes) -> tuple[Node, ...]:
+    """Q K^T, scale-mask-softmax, dropout, P V; keys and values are expanded first where heads share them."""
+    batch = z.batch * z.heads
+    elements = batch * z.seq * z.seq
+    square = float(z.element * elements)
+    per_head = float(z.element * z.tokens * z.q_width)
+    of_values = float(z.element * z.tokens * z.context_width)
+    grouped = z.kv_heads < z.heads
+    repeat, keys, values = Node(), "attn.k", "attn.v"
+    if grouped:
+        narrow = float(z.element * z.tokens * z.kv_width)
+        keys, values = "attn.k expanded", "attn.v expanded"
+        repeat = Node(
+            forward=tuple(memory("F", f"attn.repeat {x}", "copy", narrow, per_head, z.dtype) for x in "kv"),
+            input_grad=tuple(memory("B", f"attn.repeat {x} bwd", "reduce", per_head, narrow, z.dtype) for x in "kv"),
+            grad_bytes=2 * (narrow + per_head),
+        )
+
+    def product(phase: str, name: str, m: int, n: int, k: int, role: str) -> Compute:
+        return Compute(f"attn.{name}", Matmul(m, n, k, batch=batch, dtype=z.dtype, role=role), phase)
+
+    s, d, v = z.seq, z.head_dim, z.v_head_dim
+    scores = Node(
+        forward=(product("F", "scores", s, s, d, "fwd"),),
+        input_grad=(product("B", "scores dgrad q", s, d, s, "dgrad"), product("B", "scores dgrad k", s, d, s, "wgrad")),
+        saved=(Tensor("attn.q", per_head), Tensor(keys, per_head)),
+        grad_bytes=square + 2 * per_head,
+    )
+    softmax, attended = _softmax(z, elements), "attn.probs"
+    drop = Node()
+    if z.dropout:
+        attended = "attn.dropped"
+        drop = dropout(z, "attn.probs dropout", elements, mask="attn.probs mask")
+        if z.compiled:
+            drop = replace(drop, forward=())
+    context = Node(
+        # The product leaves heads outermost; the copy puts a token's heads side by side again.
+        forward=(
+            product("F", "context", s, v, s, "fwd"),
+            memory("F", "attn.context transpose", "copy", of_values, of_values, z.dtype),
+        ),
+        input_grad=(
+            product("B", "context dgrad probs", s, s, v, "dgrad"),
+            product("B", "context dgrad v", s, v, s, "wgrad"),
+        ),
+        saved=(Tensor(attended, square), Tensor(values, of_values)),
+        grad_bytes=square + 2 * of_values,
+    )
+    return (repeat, scores, softmax, drop, context)
+
+
+def _softmax(z: Shapes, elements: int) -> Node:
+    """Scale, causal mask and softmax, which keeps its output.
+
+    Megatron's fused kernel (scaled_upper_triang_masked_softmax) reads the lower triangle only and writes the whole
+    square; under a sliding window, which it does not know, the general one reads all. Eager runs three kernels;
+    compiled one, which reads all and does the dropout as well.
+    """
+    square = float(z.element * elements)
+
+    def kernel(phase: str, name: str, op: str, read: float) -> Compute:
+        return memory(phase, f"attn.{name}", op, read, square, z.dtype, z.seq)
+
+    forward: Ops
+    backward: Ops
+    if z.eager:
+        forward = tuple(
+            kernel("F", name, op, square)
+            for name, op in (("scale", "activation"), ("mask", "mask"), ("softmax", "softmax"))
+        )
+        backward = (
+            kernel("B", "softmax bwd", "softmax_bwd", 2 * square),
+            kernel("B", "mask bwd", "mask", square),
+            kernel("B", "scale bwd", "activation", square),
+        )
+    else:
+        read = square / 2 if z.fused and not z.window else square
+        softmax = kernel("F", "softmax", "softmax", read)
+        if z.compiled and z.dropout:
+            softmax = fuse("F", softmax, drop_kernel(z, "attn.probs dropout", elements), square, keep=True)
+        forward, backward = (softmax,), (kernel("B", "softmax bwd", "softmax_bwd", 2 * read),)
+    return Node(forward=forward, input_grad=backward, saved=(Tensor("attn.probs", square),), grad_bytes=2 * square)

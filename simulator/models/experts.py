@@ -1,0 +1,342 @@
+"""A mixture of experts in place of a layer's MLP, as Megatron-Core's all-to-all dispatcher runs it.
+
+Each token chooses its experts (router), is copied for each of them in the order of the experts (permute), travels to
+the rank that holds them (dispatch), passes the experts' products, all of a rank's in one kernel, and travels back
+(combine), where its copies are summed (unpermute). github.com/NVIDIA/Megatron-LM, megatron/core/transformer/moe:
+router.py, token_dispatcher.py (MoEAlltoAllTokenDispatcher), experts.py (TEGroupedMLP), moe_layer.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from simulator.models import plain_experts
+from simulator.models.nodes import Node, Ops, Tensor, activation, add_gradient, comm, linear, memory, new_gradient_bytes
+from simulator.models.routing import routing
+from simulator.models.shapes import ANY_SEAT, Seat, Shapes
+from simulator.program import Beside, Comm, Compute, GroupedMatmul, Matmul
+from simulator.units import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from simulator.config import Workload
+
+#: Bytes of an entry of the maps between tokens and their sorted copies (int32), and of a probability (fp32).
+INDEX, PROBABILITY = 4, 4
+#: Bytes of a count of tokens (int64).
+COUNT = 8
+
+
+@dataclass(frozen=True)
+class Experts:
+    """One rank's share of a layer with experts.
+
+    ``tokens`` are those that it routes to ``top_k`` of ``experts`` (its rows; without sequence parallelism its part of
+    the rows that tp ranks share), ``sent`` and ``received`` the copies that leave and reach it, ``loads`` what each
+    expert that it holds works on. ``ffn`` and ``shared_ffn`` are the rank's own widths. ``received_shares`` and
+    ``per_node`` are the dispatch's (see `Comm`). ``overlaps``: the shared experts compute beside it and the combine.
+    """
+
+    tokens: int
+    experts: int
+    top_k: int
+    sent: float
+    received: float
+    loads: tuple[int, ...]
+    received_shares: tuple[float, ...]
+    per_node: float
+    ep: int
+    etp: int
+    ffn: int
+    shared_ffn: int
+    counted: bool
+    router_dtype: str
+    overlaps: bool
+
+    @property
+    def worked_on(self) -> int:
+        """Copies that pass the rank's experts."""
+        return sum(self.loads)
+
+
+def experts(workload: Workload, seat: Seat = ANY_SEAT) -> Experts:
+    """The `Experts` of a rank at ``seat`` in the layers that have some."""
+    layout, moe = workload.parallelism, workload.model.moe
+    assert moe is not None
+    routed = routing(workload)
+    # A token goes to as many nodes as it may: at least one expert on each.
+    per_node = 0.0
+    if moe.node_limit is not None and layout.ep > 1:
+        per_node = min(moe.node_limit, moe.top_k) / moe.top_k
+    return Experts(
+        tokens=routed.tokens,
+        experts=moe.experts,
+        top_k=moe.top_k,
+        sent=routed.sent,
+        received=routed.received[seat.ep],
+        loads=routed.loads[seat.ep],
+        received_shares=routed.received_shares,
+        per_node=per_node,
+        ep=layout.ep,
+        etp=layout.etp,
+        ffn=moe.ffn_hidden // layout.etp,
+        shared_ffn=moe.shared_ffn_hidden // layout.tp,
+        counted=moe.capacity_factor is None or not moe.pad_to_capacity,
+        router_dtype=moe.router_dtype,
+        overlaps=layout.overlap.ep and layout.ep > 1,
+    )
+
+
+class Mixture(NamedTuple):
+    """The operations of a mixture of experts, in order."""
+
+    before: tuple[Node, ...]
+    activation: Node
+    after: tuple[Node, ...]
+    shared: tuple[Node, ...]
+    add: tuple[Node, ...]
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (*self.before, self.activation, *self.after, *self.shared, *self.add)
+
+
+def mixture(z: Shapes, x: Experts) -> Mixture:
+    """From the normed rows (tensor ``mlp.normed``) to the MLP's output."""
+    fc1 = x.ffn * (2 if z.gated else 1)
+    elements = x.worked_on * x.ffn
+    act = activation(z, "moe", elements)
+    # Copies are weighed by their probabilities in the activation (Megatron-Core's fused weighted SwiGLU): what follows
+    # is linear, so that the experts' outputs need not be kept.
+    if not z.eager:
+        act = replace(act, saved=(*act.saved, Tensor("moe.probs", float(PROBABILITY * x.worked_on))))
+    router = plain_experts.router(z, x) if z.eager else _router(z, x)
+    add = memory("F", "shared.add", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
+    whole = Mixture(
+        before=(router, _dispatch(z, x), _grouped(z, x, "fc1", fc1, z.hidden, saved="moe.input")),
+        activation=act,
+        after=(_grouped(z, x, "fc2", z.hidden, x.ffn, saved="moe.act"), _combine(z, x)),
+        shared=_shared(z, x) if x.shared_ffn else (),
+        add=(Node(forward=(add,), grad_bytes=z.row_bytes),) if x.shared_ffn else (),
+    )
+    return _overlapped(whole) if x.overlaps and x.shared_ffn else whole
+
+
+def _overlapped(mixture: Mixture) -> Mixture:
+    """The shared experts' first product and activation run beside the dispatch, their second beside the combine, and
+    so do their gradients (Megatron-Core's ``moe_shared_expert_overlap``); their tensor-parallel communication stays in
+    line, and so do weight gradients."""
+    router, dispatch, *rest = mixture.before
+    fc2, combine = mixture.after
+    first, act, second = mixture.shared
+    dispatch = replace(
+        dispatch,
+        forward=_hidden_by(dispatch.forward, (*first.forward, *act.forward)),
+        input_grad=_hidden_by(dispatch.input_grad, first.input_grad),
+    )
+    combine = replace(
+        combine,
+        forward=_hidden_by(combine.forward, second.forward),
+        input_grad=_hidden_by(combine.input_grad, (*second.input_grad, *act.input_grad)),
+    )
+    first, act, second = (
+        replace(node, forward=_comms(node.forward), input_grad=_comms(node.input_grad)) for node in (first, act, second)
+    )
+    # What is left of the first product gathers before the dispatch, and sums after its gradient.
+    return Mixture((router, first, act, dispatch, *rest), mixture.activation, (fc2, combine), (second,), mixture.add)
+
+
+def _hidden_by(ops: Ops, shared: Ops) -> Ops:
+    """``ops`` with the kernels among the ``shared`` ones beside their all-to-all."""
+    kernels = tuple(op for op in shared if isinstance(op, Compute))
+    return tuple(Beside(op, kernels) if isinstance(op, Comm) and op.op == "all_to_all" else op for op in ops)
+
+
+def _comms(ops: Ops) -> Ops:
+    return tuple(op for op in ops if not isinstance(op, Compute))
+
+
+def _router(z: Shapes, x: Experts) -> Node:
+    """Product with the router's weight, which every rank holds, softmax (or sigmoid) and the choice of ``top_k``."""
+    element = DTYPE_BYTES[x.router_dtype]
+    full = float(z.element * x.tokens * z.hidden)
+    scores = float(element * x.tokens * x.experts)
+    probs = float(PROBABILITY * x.tokens * x.experts)
+    chosen = float((PROBABILITY + INDEX) * x.tokens * x.top_k)
+    params = x.experts * z.hidden
+
+    def product(phase: str, role: str, m: int, n: int, k: int) -> Compute:
+        name = "moe.router" if role == "fwd" else f"moe.router {role}"
+        return Compute(name, Matmul(m, n, k, dtype=x.router_dtype, role=role), phase)
+
+    def cast(phase: str, name: str, read: float, write: float) -> Ops:
+        op = "upcast" if write > read else "cast"
+        return (memory(phase, name, op, read, write, "fp32"),) if element != z.element else ()
+
+    wide = float(element * x.tokens * z.hidden)
+    paths = 2 if x.shared_ffn else 1
+    return Node(
+        forward=(
+            *cast("F", "moe.router cast", full, wide),
+            product("F", "fwd", x.tokens, x.experts, z.hidden),
+            memory("F", "moe.router softmax", "softmax", scores, probs, "fp32"),
+            memory("F", "moe.router top-k", "softmax", probs, chosen, "fp32"),
+        ),
+        input_grad=(
+            memory("B", "moe.router top-k bwd", "softmax_bwd", chosen, probs, "fp32"),
+            memory("B", "moe.router softmax bwd", "softmax_bwd", 2 * probs, scores, "fp32"),
+            product("B", "dgrad", x.tokens, z.hidden, x.experts),
+            *cast("B", "moe.router cast bwd", wide, full),
+            # The input goes to the router, to the experts and to the shared ones: their gradients are summed.
+            *(memory("B", "moe.input grad", "residual", 2 * full, full, z.dtype) for _ in range(paths)),
+        ),
+        weight_grad=(
+            *cast("W", "moe.router cast again", full, wide),
+            product("W", "wgrad", x.experts, z.hidden, x.tokens),
+            *add_gradient(z, "moe.router", params),
+        ),
+        saved=(Tensor("mlp.normed", z.row_bytes), Tensor("moe.router probs", probs)),
+        grad_bytes=wide + 2 * full + 2 * probs,
+        output_grad_bytes=scores,
+        weight_grad_bytes=wide + element * params,
+        params=params,
+        tp_reduced_params=params if z.tp > 1 else 0,
+    )
+
+
+def _across(x: Experts, name: str, nbytes: float, *, back: bool) -> Ops:
+    """Copies to the ranks that hold their experts, or ``back``."""
+    if x.ep == 1:
+        return ()
+    travel = Comm(f"ep.all_to_all {name}", "all_to_all", nbytes, axis="ep", purpose="ep", per_node=x.per_node)
+    shares = x.received_shares
+    return (replace(travel, send_shares=shares) if back else replace(travel, receive_shares=shares),)
+
+
+def _between_halves(x: Experts, op: str, nbytes: float) -> Ops:
+    """Where each expert is split over etp ranks, these gather the copies that they got, and sum what they computed."""
+    if x.etp == 1:
+        return ()
+    return (Comm(f"etp.{op} moe", op, nbytes, axis="etp", purpose="tp"),)
+
+
+def _sorted(z: Shapes, x: Experts, phase: str, name: str) -> Ops:
+    """What came from several ranks is put in the order of the experts, or back."""
+    if x.ep * x.etp == 1 or len(x.loads) == 1:
+        return ()
+    nbytes = z.element * x.worked_on * z.hidden
+    parts = len(x.loads) * x.ep * x.etp
+    return (memory(phase, f"moe.{name}", "copy", nbytes, nbytes, z.dtype, parts=parts),)
+
+
+def _rows_split(z: Shapes) -> bool:
+    """Without sequence parallelism tp ranks have the same rows, of which each routes its part (DeepSpeed-TED, arXiv
+    2303.06318, section 5.1: duplicate token dropping)."""
+    return z.tp > 1 and not z.sequence_parallel
+
+
+def _dispatch(z: Shapes, x: Experts) -> Node:
+    """Permute, count, send, and sort."""
+    own, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
+    worked_on = float(z.element * x.worked_on * z.hidden)
+    counts = float(COUNT * x.experts * x.ep)
+    counted: Ops = ()
+    if x.ep > 1 and x.counted:
+        counted = (
+            Comm("ep.all_gather token counts", "all_gather", counts, axis="ep", purpose="ep", host_waits=z.eager),
+        )
+    permute: Ops = (memory("F", "moe.permute", "copy", own, sent, z.dtype),)
+    permute_bwd: Ops = (memory("B", "moe.permute bwd", "copy", sent, own, z.dtype),)
+    if z.eager:
+        permute, permute_bwd = plain_experts.permuted(z, x)
+        counted = (*plain_experts.sort(x), *counted)
+    return Node(
+        forward=(
+            *((memory("F", "moe.split rows", "copy", own, own, z.dtype),) if _rows_split(z) else ()),
+            *counted,
+            *permute,
+            *_across(x, "dispatch", sent, back=False),
+            *_between_halves(x, "all_gather", worked_on),
+            *_sorted(z, x, "F", "sort"),
+        ),
+        input_grad=(
+            *_sorted(z, x, "B", "sort bwd"),
+            *_between_halves(x, "reduce_scatter", worked_on),
+            *_across(x, "dispatch grad", sent, back=True),
+            *permute_bwd,
+            *((comm("all_gather", "moe", own * z.tp),) if _rows_split(z) else ()),
+        ),
+        saved=() if z.eager else (Tensor("moe.row map", float(INDEX * (x.sent + x.received))),),
+        grad_bytes=worked_on + sent + own,
+    )
+
+
+def _combine(z: Shapes, x: Experts) -> Node:
+    """What `_dispatch` does, the other way round."""
+    own, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
+    worked_on = float(z.element * x.worked_on * z.hidden)
+    unpermute: Ops = (memory("F", "moe.unpermute", "copy", sent, own, z.dtype),)
+    unpermute_bwd: Ops = (memory("B", "moe.unpermute bwd", "copy", own, sent, z.dtype),)
+    if z.eager:
+        unpermute, unpermute_bwd = plain_experts.unpermuted(z, x)
+    return Node(
+        forward=(
+            *_sorted(z, x, "F", "unsort"),
+            *_between_halves(x, "reduce_scatter", worked_on),
+            *_across(x, "combine", sent, back=True),
+            *unpermute,
+            *((comm("all_gather", "moe", own * z.tp),) if _rows_split(z) else ()),
+        ),
+        input_grad=(
+            *((memory("B", "moe.split rows bwd", "copy", own, own, z.dtype),) if _rows_split(z) else ()),
+            *unpermute_bwd,
+            *_across(x, "combine grad", sent, back=False),
+            *_between_halves(x, "all_gather", worked_on),
+            *_sorted(z, x, "B", "unsort bwd"),
+        ),
+        saved=plain_experts.kept(z, x) if z.eager else (),
+        grad_bytes=worked_on + sent + own,
+    )
+
+
+def _grouped(z: Shapes, x: Experts, name: str, n: int, k: int, *, saved: str) -> Node:
+    """y = x W for every expert of the rank at once; W is n x k."""
+    z = replace(z, fills_buckets=z.fills_expert_buckets)
+    name, local = f"moe.{name}", len(x.loads)
+    x_bytes, y_bytes = (float(z.element * x.worked_on * size) for size in (k, n))
+    params = local * n * k
+
+    def product(phase: str, role: str, n: int, k: int) -> Compute:
+        accumulate = role == "wgrad" and z.accumulates_in_product
+        out_dtype = z.grad_dtype if accumulate else ""
+        kernel = GroupedMatmul(x.loads, n, k, dtype=z.dtype, role=role, out_dtype=out_dtype, accumulate=accumulate)
+        return Compute(name if role == "fwd" else f"{name} {role}", kernel, phase)
+
+    weight_grad: Ops = (product("W", "wgrad", n, k),)
+    if not z.accumulates_in_product:
+        weight_grad += add_gradient(z, name, params)
+    if z.bias:
+        weight_grad += (memory("W", f"{name} bias grad", "reduce", y_bytes, z.element * local * n, z.dtype, n),)
+        weight_grad += add_gradient(z, f"{name} bias", local * n)
+    weight_grad_bytes = 0.0 if z.accumulates_in_product else new_gradient_bytes(z, params)
+    return Node(
+        forward=(product("F", "fwd", n, k),),
+        input_grad=(product("B", "dgrad", k, n),),
+        weight_grad=weight_grad,
+        saved=(Tensor(saved, x_bytes),),
+        grad_bytes=x_bytes + y_bytes + weight_grad_bytes,
+        output_grad_bytes=y_bytes,
+        weight_grad_bytes=weight_grad_bytes,
+        expert_params=params + (local * n if z.bias else 0),
+    )
+
+
+def _shared(z: Shapes, x: Experts) -> tuple[Node, ...]:
+    """The experts that every token passes are one MLP, split over tp; its output is added to that of the others."""
+    z = replace(z, overlaps_tp=z.overlaps_tp and not x.overlaps)
+    fc1 = x.shared_ffn * (2 if z.gated else 1)
+    return (
+        linear(z, "shared", "fc1", fc1, z.hidden, split="column", saved="mlp.normed", bias=z.bias),
+        activation(z, "shared", z.tokens * x.shared_ffn),
+        linear(z, "shared", "fc2", z.hidden, x.shared_ffn, split="row", saved="shared.act", bias=z.bias),
+    )

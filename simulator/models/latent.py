@@ -1,0 +1,128 @@
+"""Multi-head latent attention: queries, keys and values from compressed forms (DeepSeek-V2, arXiv 2405.04434, 2.1).
+
+As Megatron-Core's MLASelfAttention lays it out: what compresses is held by every tensor-parallel rank and works on its
+rows, what expands is split by heads; one rotary part of the keys serves all heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from simulator.models.nodes import EAGER_ROPE, Node, Ops, Tensor, add_gradient, comm, linear, memory, new_gradient_bytes
+from simulator.models.norms import norm
+from simulator.models.shapes import Shapes
+from simulator.program import Compute, Matmul
+
+if TYPE_CHECKING:
+    from simulator.config import Workload
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Widths that queries (0: not compressed), and keys and values are compressed to, and parts of a head."""
+
+    q_lora: int
+    kv_lora: int
+    nope: int
+    rope: int
+    v: int
+
+
+def latent(workload: Workload) -> Latent | None:
+    """The `Latent` of a workload, where it has one."""
+    mla = workload.model.mla
+    if mla is None:
+        return None
+    return Latent(mla.q_lora_rank or 0, mla.kv_lora_rank, mla.qk_nope_head_dim, mla.qk_rope_head_dim, mla.v_head_dim)
+
+
+def latent_projections(z: Shapes, a: Latent) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """From the normed rows to compressed forms, and on to queries, keys and values with their positions."""
+    q = z.heads * (a.nope + a.rope)
+    down: tuple[Node, ...] = (_down(z, "kv_down", a.kv_lora + a.rope),)
+    queries: tuple[Node, ...] = (linear(z, "attn", "q", q, z.hidden, split="column", saved="attn.normed"),)
+    if a.q_lora:
+        down = (_down(z, "q_down", a.q_lora), *down)
+        queries = (
+            norm(replace(z, hidden=a.q_lora), "attn.q_norm", saved="attn.q_compressed", residual=False),
+            linear(z, "attn", "q_up", q, a.q_lora, split="column", saved="attn.q_normed"),
+        )
+    # The input goes to the queries and to the keys and values: their gradients are summed.
+    add = Node(input_grad=(memory("B", "attn.input grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype),))
+    return (add, *down), (
+        *queries,
+        norm(replace(z, hidden=a.kv_lora), "attn.kv_norm", saved="attn.kv_compressed", residual=False),
+        linear(z, "attn", "kv_up", z.heads * (a.nope + a.v), a.kv_lora, split="column", saved="attn.kv_normed"),
+        _positions(z, a),
+    )
+
+
+def up_inputs(up: tuple[Node, ...]) -> tuple[Tensor, ...]:
+    """What the second half of `latent_projections` takes from the first."""
+    given = ("attn.normed", "attn.q_compressed", "attn.kv_compressed")
+    return tuple(tensor for node in up for tensor in node.saved if tensor.name in given)
+
+
+def _down(z: Shapes, name: str, n: int) -> Node:
+    """A product over this rank's rows whose weight every tensor-parallel rank holds."""
+    x_bytes, y_bytes = z.row_bytes, float(z.element * z.rows * n)
+    name, params = f"attn.{name}", n * z.hidden
+
+    def product(phase: str, role: str, m: int, n: int, k: int) -> Compute:
+        accumulate = role == "wgrad" and z.accumulates_in_product
+        out_dtype = z.grad_dtype if accumulate else ""
+        kernel = Matmul(m, n, k, dtype=z.dtype, role=role, out_dtype=out_dtype, accumulate=accumulate)
+        return Compute(name if role == "fwd" else f"{name} {role}", kernel, phase)
+
+    weight_grad: Ops = (product("W", "wgrad", n, z.hidden, z.rows),)
+    if not z.accumulates_in_product:
+        weight_grad += add_gradient(z, name, params)
+    weight_grad_bytes = 0.0 if z.accumulates_in_product else new_gradient_bytes(z, params)
+    return Node(
+        forward=(product("F", "fwd", z.rows, n, z.hidden),),
+        input_grad=(product("B", "dgrad", z.rows, z.hidden, n),),
+        weight_grad=weight_grad,
+        saved=(Tensor("attn.normed", x_bytes),),
+        grad_bytes=x_bytes + y_bytes + weight_grad_bytes,
+        output_grad_bytes=y_bytes,
+        weight_grad_bytes=weight_grad_bytes,
+        params=params,
+        tp_reduced_params=params if z.sequence_parallel else 0,
+    )
+
+
+def _positions(z: Shapes, a: Latent) -> Node:
+    """Rotary positions on a part of each query and on the keys' shared part, which is then put beside every head's own;
+    with sequence parallelism the shared part is gathered first. One kernel for queries, in place, and one for keys and
+    values (Megatron-Core's ``fused_mla_yarn_rope_apply``); eager rotates and joins in kernels of their own."""
+    q_rope, k_rope = z.element * z.tokens * z.heads * a.rope, z.element * z.tokens * a.rope
+    q, k, v = (z.element * z.tokens * width for width in (z.q_width, z.kv_width, z.v_width))
+    expanded = z.element * z.tokens * z.heads * (a.nope + a.v)
+
+    def kernels(phase: str, suffix: str) -> Ops:
+        if not z.eager:
+            read, written = expanded + k_rope, k + v
+            if phase == "B":
+                read, written = written, read
+            return (
+                memory(phase, f"attn.rope q{suffix}", "rope", q_rope, q_rope, z.dtype),
+                memory(phase, f"attn.rope kv{suffix}", "rope", read, written, z.dtype),
+            )
+        rotations = tuple(
+            memory(phase, f"attn.rope {name}{step}{suffix}", "rope", read * nbytes, written * nbytes, z.dtype)
+            for name, nbytes in (("q", q_rope), ("k", k_rope))
+            for step, read, written in EAGER_ROPE
+        )
+        joins = (("q join", q, q), ("k join", k, k), ("v copy", v, v))
+        return (*rotations, *(memory(phase, f"attn.{name}{suffix}", "copy", x, y, z.dtype) for name, x, y in joins))
+
+    gathered = z.sequence_parallel
+    return Node(
+        forward=(*((comm("all_gather", "attn rope key", k_rope),) if gathered else ()), *kernels("F", "")),
+        input_grad=(
+            *kernels("B", " bwd"),
+            *((comm("reduce_scatter", "attn rope key", k_rope),) if gathered else ()),
+        ),
+        grad_bytes=float(q + k + v + expanded),
+    )

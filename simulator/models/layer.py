@@ -1,0 +1,126 @@
+"""Transformer layers (Megatron-LM, arXiv 1909.08053, 2104.04473, 2205.05198): pre-norm, with products split by column
+and by row, and what of it is recomputed."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from simulator.models.attention import attention_inputs, split_qkv
+from simulator.models.context import core_attention
+from simulator.models.experts import Experts, experts, mixture
+from simulator.models.latent import Latent, latent, latent_projections, up_inputs
+from simulator.models.nodes import Node, Tensor, activation, fuse, linear, residual, rope
+from simulator.models.norms import norm
+from simulator.models.parts import Checkpoint, Part, part_of
+from simulator.models.recompute_by_op import recomputed_by_op
+from simulator.models.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn, shapes
+from simulator.program import Beside
+
+if TYPE_CHECKING:
+    from simulator.config import Workload
+
+
+def layer(
+    workload: Workload,
+    *,
+    recompute: str | None = None,
+    seat: Seat = ANY_SEAT,
+    turn: Turn = ANY_TURN,
+    number: int = 0,
+) -> Part:
+    """Transformer layer ``number`` of the model, from 0 on. ``recompute`` (none, selective, full) stands in for the
+    workload's own granularity.
+
+    Saved per layer with GELU, ffn 4h, dropout and 2-byte activations, unfused attention:
+    s b h (10 + 24/t + 5 a s / h t) bytes, with sequence parallelism s b h / t (34 + 5 a s / h) (arXiv 2205.05198,
+    equations 2 and 4); selective recomputation of the core attention drops 5 a s / h, full recomputation keeps the
+    input alone.
+    """
+    moe, chosen = workload.model.moe, workload.training.recompute
+    mixed = experts(workload, seat) if moe is not None and moe.here(number) else None
+    modules = {"none": (), "selective": tuple(dict.fromkeys(chosen.modules)), "ops": ("ops",), "full": ("layer",)}[
+        recompute or chosen.granularity
+    ]
+    return _layer(shapes(workload, seat, turn), modules, latent(workload), mixed)
+
+
+#: Before which op of a layer without dropout PyTorch's checkpoint stops running it again: when the last tensor is there
+#: that the backward pass needs (torch/utils/checkpoint.py, ``_StopRecomputationError``). Autograd's products keep their
+#: operands before they compute; a split layer's is a function of its own (index 1), which keeps them when it returns.
+_NOT_AGAIN = (
+    frozenset(("mlp.fc2", "moe.weigh", "mlp.residual")),
+    frozenset(("mlp.fc2 bias", "moe.weigh", "mlp.residual")),
+)
+
+
+@lru_cache(maxsize=1024)
+def _layer(z: Shapes, recompute: tuple[str, ...], a: Latent | None, x: Experts | None) -> Part:
+    """Cached, so that equal layers are one object and their blocks can be shared."""
+    attn_norm = norm(z, "attn.norm", saved="input", residual=True)
+    down, up = latent_projections(z, a) if a else (_projections(z), ())
+    core = core_attention(z)
+    projection = linear(z, "attn", "proj", z.hidden, z.context_width, split="row", saved="attn.context", bias=z.bias)
+    add, mlp_norm = _residual_norm(z)
+    mixed = mixture(z, x) if x else None
+    mlp = mixed.nodes if mixed else _mlp(z)
+    nodes = (attn_norm, *down, *up, *core, projection, add, mlp_norm, *mlp, residual(z, "mlp"))
+    start, normed = Tensor("input", z.row_bytes), Tensor("mlp.normed", z.row_bytes)
+    # Megatron-LM's --recompute-modules; those that drop their output are its CheckpointWithoutOutput.
+    checkpoints = {
+        "layer": Checkpoint(nodes, (start,)),
+        "ops": Checkpoint(nodes, ()),
+        "core_attn": Checkpoint(core, attention_inputs(z)),
+        "layernorm": Checkpoint(
+            (attn_norm, mlp_norm), (start, Tensor("attn.output", z.row_bytes)), ("attn.normed", "mlp.normed")
+        ),
+        "mla_up_proj": Checkpoint(up, up_inputs(up), ("attn.q", "attn.k", "attn.v")),
+    }
+    if mixed:
+        act = mixed.activation
+        checkpoints["moe"] = Checkpoint(mlp, (normed,))
+        checkpoints["moe_act"] = Checkpoint((act,), act.saved, ("moe.act",))
+        checkpoints["shared_experts"] = Checkpoint(mixed.shared, (normed,) if mixed.shared else ())
+    else:
+        checkpoints["mlp"] = Checkpoint(mlp, (normed,))
+    chosen = [checkpoints[module] for module in recompute if module in checkpoints]
+    part = part_of("moe layer" if x else "layer", nodes, chosen, held_gradient_bytes=z.row_bytes, is_unit=True)
+    if "ops" in recompute:
+        return recomputed_by_op(z, x, nodes, part)
+    if "layer" in recompute and z.eager and not z.dropout:
+        needed = itertools.takewhile(
+            lambda op: isinstance(op, Beside) or op.name not in _NOT_AGAIN[z.tp > 1], part.recompute
+        )
+        return replace(part, recompute=tuple(needed))
+    return part
+
+
+def _projections(z: Shapes) -> tuple[Node, ...]:
+    """From the normed rows to queries, keys and values with their positions, in one product."""
+    qkv = z.q_width + 2 * z.kv_width
+    shared = 2 * z.kv_width if z.kv_replicas > 1 else 0
+    return (
+        linear(z, "attn", "qkv", qkv, z.hidden, split="column", saved="attn.normed", bias=z.bias, shared=shared),
+        split_qkv(z),
+        *((rope(z),) if z.position == "rope" else ()),
+    )
+
+
+def _mlp(z: Shapes) -> tuple[Node, ...]:
+    fc1 = z.ffn * (2 if z.gated else 1)
+    return (
+        linear(z, "mlp", "fc1", fc1, z.hidden, split="column", saved="mlp.normed", bias=z.bias),
+        activation(z, "mlp", z.tokens * z.ffn),
+        linear(z, "mlp", "fc2", z.hidden, z.ffn, split="row", saved="mlp.act", bias=z.bias),
+    )
+
+
+def _residual_norm(z: Shapes) -> tuple[Node, Node]:
+    """The attention block's residual and the norm after it; a compiler makes one kernel of them."""
+    add, mlp_norm = residual(z, "attn"), norm(z, "mlp.norm", saved="attn.output", residual=True)
+    if not z.compiled:
+        return add, mlp_norm
+    first, second = add.forward[-1], mlp_norm.forward[0]
+    return replace(add, forward=()), replace(mlp_norm, forward=(fuse("F", first, second, z.row_bytes, keep=True),))

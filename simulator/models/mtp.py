@@ -1,0 +1,61 @@
+"""Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): modules that predict later tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from simulator.models.layer import layer
+from simulator.models.nodes import Node, Ops, comm, linear, memory
+from simulator.models.norms import norm
+from simulator.models.parts import Part, part_of
+from simulator.models.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn, shapes
+from simulator.models.vocabulary import embedding, head
+
+if TYPE_CHECKING:
+    from simulator.config import Workload
+
+
+def predictor(workload: Workload, number: int, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN) -> tuple[Part, ...]:
+    """Module ``number`` of multi-token prediction: the embedding of later tokens joined with the last layer's output, a
+    layer of its own, and the loss (DeepSeek-V3, arXiv 2412.19437, section 2.2). Embedding table and vocabulary
+    projection are the model's; a rank that does not hold the table already has a copy of it."""
+    table = embedding(workload, turn)
+    if number or workload.model.tied_embeddings or workload.parallelism.table_in_place:
+        table = replace(table, params=0)
+    recompute = None if workload.training.recompute.layers is None else "none"
+    return (
+        replace(table, name="mtp embedding"),
+        part_of("mtp projection", _projection(shapes(workload, turn=turn)), is_unit=True),
+        layer(workload, recompute=recompute, seat=seat, turn=turn, number=workload.model.layers + number),
+        replace(head(workload, turn, projection=False), name="mtp head"),
+    )
+
+
+def _projection(z: Shapes) -> tuple[Node, ...]:
+    """The hidden state and the embedding of a later token, each normed, side by side, and projected to one width.
+
+    As in Megatron-Core (transformer/multi_token_prediction.py) the projection is split by columns, whose results are
+    gathered.
+    """
+    full = float(z.element * z.tokens * z.hidden)
+    split, rows = z.tp > 1, z.sequence_parallel
+    gather: Ops = (comm("all_gather", "mtp", full),) if split else ()
+    scatter: Ops = (memory("F", "mtp.rows", "copy", z.row_bytes, z.row_bytes, z.dtype),) if rows else ()
+    narrow: Ops = (memory("B", "mtp.columns", "copy", full / z.tp, full / z.tp, z.dtype),) if split else ()
+    return (
+        # The hidden state also goes to the model's own head.
+        Node(input_grad=(memory("B", "mtp.hidden grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype),)),
+        norm(z, "mtp.hidden norm", saved="mtp.hidden", residual=False),
+        norm(z, "mtp.embedding norm", saved="mtp.embedding", residual=False),
+        Node(
+            forward=(memory("F", "mtp.join", "copy", 2 * z.row_bytes, 2 * z.row_bytes, z.dtype),),
+            grad_bytes=4 * z.row_bytes,
+        ),
+        linear(z, "mtp", "projection", z.hidden // z.tp, 2 * z.hidden, split="column", saved="mtp.joined"),
+        Node(
+            forward=(*gather, *scatter),
+            input_grad=(*(gather if rows else ()), *narrow),
+            grad_bytes=2 * full,
+        ),
+    )

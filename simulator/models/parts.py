@@ -1,0 +1,276 @@
+"""A part of the model as its nodes make it: kernels of each pass, parameters, and bytes held between passes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from simulator.models.nodes import Node, Op, Ops, Tensor, unique
+from simulator.program import Beside, Comm, Compute
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one tensor-parallel rank does for a part of the model, per micro-batch.
+
+    Ops are in launch order. ``forward`` has phase F, ``recompute`` (run again before the backward pass) R,
+    ``input_grad`` B, ``weight_grad`` W; ``backward`` is the unsplit backward pass, B and W as autograd
+    interleaves them.
+    ``params`` are held by this rank, those of experts in ``expert_params`` apart; of ``params`` ``tp_reduced_params``
+    have gradients to be summed over the tensor-parallel ranks once a step.
+    ``saved`` is kept from forward to backward; ``forward_bytes`` is alive while the forward pass runs, and
+    ``recomputed`` exists again while the backward pass runs; ``grad_bytes`` is the largest set of gradients alive then.
+    Where the weight gradient is a pass of its own, ``held_for_weights`` is what the input gradient leaves for it: the
+    inputs of everything with weights, recomputed ones too, and the gradients of their outputs; it is all that is then
+    held. For GELU, ffn 4h and 2-byte activations these are 14 and 18 s b h bytes of the products, the 32 s b h of arXiv
+    2401.10241, table 1, and 8 of the two norms, which the paper leaves out. ``weight_grad_bytes`` is alive beside it.
+    ``forward_bytes`` is alive only while the forward runs; ``placeholders`` stay for good (see `Node`).
+    ``left_gradient_bytes``: gradients that the backward pass makes and leaves for the optimizer.
+    ``trailing``: of ``saved``, what only operations behind the last ones with weights keep. ``graph_stays``: an input
+    gradient of its own gives back only at its end what ``held_for_weights`` lacks, and leaves ``input_gradient_bytes``
+    until the step has ended.
+    ``is_unit``: it is sharded (torch's ``fully_shard``) and offloaded by itself, as layers and the projection of a
+    multi-token-prediction module are; embeddings and heads are not.
+    """
+
+    name: str
+    forward: Ops
+    recompute: Ops
+    input_grad: Ops
+    weight_grad: Ops
+    backward: Ops
+    params: int
+    tp_reduced_params: int
+    saved: tuple[Tensor, ...]
+    recomputed: tuple[Tensor, ...]
+    grad_bytes: float
+    held_for_weights: tuple[Tensor, ...]
+    weight_grad_bytes: float
+    forward_bytes: float = 0.0
+    placeholders: tuple[Tensor, ...] = ()
+    expert_params: int = 0
+    is_unit: bool = False
+    left_gradient_bytes: float = 0.0
+    trailing: tuple[Tensor, ...] = ()
+    graph_stays: bool = False
+    input_gradient_bytes: float = 0.0
+
+    def ops(self, kind: str) -> Ops:
+        """What a pass (F, B, I or W) runs."""
+        match kind:
+            case "F":
+                return self.forward
+            case "B":
+                return (*self.recompute, *self.backward)
+            case "I":
+                return (*self.recompute, *self.input_grad)
+            case _:
+                return self.weight_grad
+
+    @property
+    def params_on(self) -> dict[str, int]:
+        """Parameters by the axis of the ranks that hold the same ones: ``dp``, or ``edp`` for those of experts."""
+        return {axis: count for axis, count in (("dp", self.params), ("edp", self.expert_params)) if count}
+
+    @property
+    def saved_bytes(self) -> float:
+        """Bytes held from forward to backward, per micro-batch."""
+        return sum(tensor.nbytes for tensor in self.saved)
+
+    @property
+    def workspace_bytes(self) -> float:
+        """Extra bytes held only while this part's backward pass, with its recomputation, runs."""
+        return sum(tensor.nbytes for tensor in self.recomputed) + self.grad_bytes
+
+    @property
+    def held_bytes(self) -> float:
+        """Bytes held from the input gradient to the weight gradient, per micro-batch."""
+        return sum(tensor.nbytes for tensor in self.held_for_weights)
+
+    @property
+    def input_workspace_bytes(self) -> float:
+        """Extra bytes held only while this part's input gradient, with its recomputation, runs."""
+        kept = {tensor.name for tensor in self.held_for_weights}
+        return sum(tensor.nbytes for tensor in self.recomputed if tensor.name not in kept) + self.grad_bytes
+
+
+class PassBytes(NamedTuple):
+    """Bytes of one pass: held from its start, given back at its end, and held only while it runs."""
+
+    alloc: float
+    free: float
+    workspace: float
+
+
+def pass_bytes(parts: Sequence[Part], kind: str) -> PassBytes:
+    """What a pass (F, B, I or W) of one micro-batch through a stage holds and gives back.
+
+    A forward takes what is saved, and a whole backward gives it back. A split one goes from that to what the weight
+    gradient needs (less, or more where it was recomputed), which the weight gradient gives back. Gradients that are
+    left for the optimizer stay. Part after part takes or gives its own, so that the workspace beside all of it is what
+    the fullest moment inside the pass needs more.
+    """
+    saved, held = [part.saved_bytes for part in parts], [part.held_bytes for part in parts]
+    left = [part.left_gradient_bytes for part in parts]
+    match kind:
+        case "F":
+            return PassBytes(sum(saved), 0.0, _at_most([part.forward_bytes for part in parts[::-1]], saved[::-1]))
+        case "B":
+            return _turning(saved, left, [part.workspace_bytes for part in parts])
+        case "I" if parts and parts[0].graph_stays:
+            return _beside_the_graph(parts)
+        case "I":
+            return _turning(saved, held, [part.input_workspace_bytes for part in parts])
+        case _:
+            return _turning(held, left, [part.weight_grad_bytes for part in parts])
+
+
+def _turning(before: Sequence[float], after: Sequence[float], workspaces: Sequence[float]) -> PassBytes:
+    """A pass through parts, last part first, each of which holds ``before`` it and ``after`` it."""
+    gone = [one - other for one, other in zip(before, after, strict=True)]
+    more = max(-sum(gone), 0.0)
+    return PassBytes(more, max(sum(gone), 0.0), max(_at_most(workspaces[::-1], gone[::-1]) - more, 0.0))
+
+
+def swapped_bytes(parts: Sequence[Part]) -> tuple[float, float]:
+    """What the activations of ``parts`` take at the start of an input gradient and give back at its end: all that it
+    makes and all that it lets go where the graph stays while it runs, else the difference of both."""
+    if any(part.graph_stays for part in parts):
+        made = sum(_beyond(part.held_for_weights, part.saved) for part in parts)
+        return made, sum(_beyond(part.saved, part.held_for_weights) for part in parts)
+    more = sum(part.held_bytes - part.saved_bytes for part in parts)
+    return max(more, 0.0), max(-more, 0.0)
+
+
+def _beside_the_graph(parts: Sequence[Part]) -> PassBytes:
+    """An input gradient during which all that was saved stays: part after part adds the gradients of its outputs."""
+    made, gone = swapped_bytes(parts)
+    each = [_beyond(part.held_for_weights, part.saved) for part in parts]
+    added = _turning([0.0] * len(parts), each, [part.input_workspace_bytes for part in parts])
+    left = sum(part.input_gradient_bytes for part in parts)
+    return PassBytes(made + left, gone, max(added.workspace - left, 0.0))
+
+
+def _beyond(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """Bytes of the ``tensors`` that are not among ``others``."""
+    names = {other.name for other in others}
+    return sum(tensor.nbytes for tensor in tensors if tensor.name not in names)
+
+
+def _at_most(workspaces: Sequence[float], gone: Sequence[float]) -> float:
+    """What is needed at most beside all that a pass holds, when the parts before have given up (in a forward pass: not
+    taken yet) what is ``gone`` with them."""
+    before = itertools.accumulate(gone, initial=0.0)
+    return max(0.0, max(workspace - less for workspace, less in zip(workspaces, before, strict=False)))
+
+
+def by_part(parts: Sequence[Part], kind: str) -> list[tuple[int, ...]]:
+    """A pass cut by part: indices of the parts of each piece, in the order in which they run. A part that runs nothing
+    goes with the one before it, the first with the one after it."""
+    pieces: list[list[int]] = [[]]
+    for index in range(len(parts)) if kind == "F" else reversed(range(len(parts))):
+        if parts[index].ops(kind) and any(parts[other].ops(kind) for other in pieces[-1]):
+            pieces.append([])
+        pieces[-1].append(index)
+    return [tuple(piece) for piece in pieces]
+
+
+class Checkpoint(NamedTuple):
+    """Nodes that keep nothing but their ``inputs`` and run forward again before the backward pass. What they hand on is
+    kept by those who need it, but for what is ``dropped``, to be computed again too."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Tensor, ...]
+    dropped: tuple[str, ...] = ()
+
+
+def part_of(
+    name: str,
+    nodes: Sequence[Node],
+    checkpoints: Sequence[Checkpoint] = (),
+    *,
+    held_gradient_bytes: float = 0.0,
+    is_unit: bool = False,
+) -> Part:
+    """The part that runs ``nodes``. ``held_gradient_bytes`` is the gradient that waits beside the block."""
+    again = {id(node) for checkpoint in checkpoints for node in checkpoint.nodes}
+    checkpointed = [node for node in nodes if id(node) in again]
+    dropped = {tensor for checkpoint in checkpoints for tensor in checkpoint.dropped}
+    kept = [tensor for checkpoint in checkpoints for tensor in checkpoint.inputs]
+    kept += [tensor for node in nodes if id(node) not in again for tensor in node.saved]
+    saved = unique(tensor for tensor in kept if tensor.name not in dropped)
+    held = {tensor.name for tensor in saved}
+    recomputed = unique(tensor for node in nodes for tensor in node.saved if tensor.name not in held)
+    back = tuple(reversed(nodes))
+    return Part(
+        name=name,
+        forward=tuple(op for node in nodes for op in node.forward),
+        recompute=tuple(run_again(op) for node in checkpointed for op in node.forward),
+        input_grad=tuple(op for node in back for op in node.input_grad),
+        weight_grad=tuple(op for node in back for op in (*node.gather, *node.weight_grad)),
+        backward=tuple(op for node in back for op in node.backward),
+        params=sum(node.params for node in nodes),
+        expert_params=sum(node.expert_params for node in nodes),
+        tp_reduced_params=sum(node.tp_reduced_params for node in nodes),
+        saved=saved,
+        recomputed=recomputed,
+        grad_bytes=held_gradient_bytes + max(node.grad_bytes for node in nodes),
+        held_for_weights=_held_for_weights(nodes),
+        weight_grad_bytes=max(node.weight_grad_bytes for node in nodes),
+        forward_bytes=max(*(node.forward_bytes for node in nodes), _passing(checkpointed)),
+        placeholders=unique(tensor for node in nodes for tensor in node.placeholders),
+        is_unit=is_unit,
+        trailing=_trailing(nodes),
+    )
+
+
+def _passing(checkpointed: Sequence[Node]) -> float:
+    """What a forward pass that keeps nothing has alive at most: the inputs of an operation and its output, which is the
+    input of the next."""
+    saved = [sum(tensor.nbytes for tensor in node.saved) for node in checkpointed if node.saved]
+    return max((one + other for one, other in itertools.pairwise(saved)), default=0.0)
+
+
+_OUTPUT_GRADIENT = "output gradient "
+
+
+def output_gradients(part: Part) -> tuple[Tensor, ...]:
+    """Of what ``part`` holds for its weights, the gradients of its nodes' outputs, in their order."""
+    return tuple(tensor for tensor in part.held_for_weights if tensor.name.startswith(_OUTPUT_GRADIENT))
+
+
+def _held_for_weights(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
+    """Inputs and output gradients of the nodes that have a weight gradient."""
+    weighted = [node for node in nodes if node.weight_grad]
+    inputs = unique(tensor for node in weighted for tensor in node.saved)
+    gradients = (Tensor(f"{_OUTPUT_GRADIENT}{n}", node.output_grad_bytes) for n, node in enumerate(weighted))
+    return (*inputs, *gradients)
+
+
+def _trailing(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
+    """What only the nodes behind the last one that has a weight gradient keep."""
+    last = max((number for number, node in enumerate(nodes) if node.weight_grad), default=-1)
+    before = {tensor.name for node in nodes[: last + 1] for tensor in node.saved}
+    return unique(tensor for node in nodes[last + 1 :] for tensor in node.saved if tensor.name not in before)
+
+
+def run_again(op: Op) -> Op:
+    """``op`` of a forward pass as its recomputation runs it."""
+    match op:
+        case Compute():
+            return replace(op, phase="R")
+        case Beside():
+            return replace(op, kernels=tuple(replace(kernel, phase="R") for kernel in op.kernels))
+        case Comm():
+            return op
+
+
+def params_on(parts: Iterable[Part]) -> dict[str, int]:
+    """Parameters of all ``parts`` by axis (see `Part.params_on`)."""
+    total: dict[str, int] = {}
+    for part in parts:
+        for axis, count in part.params_on.items():
+            total[axis] = total.get(axis, 0) + count
+    return total

@@ -1,0 +1,134 @@
+"""How plain PyTorch sends tokens to experts and back: a kernel per operation, and a host that waits for the counts.
+
+Choices are sorted by expert, rows gathered in that order, and what comes from several ranks is put together expert by
+expert; on the way back outputs are gathered in the order of tokens, weighed, and summed per token, as in torchtitan
+(torchtitan/models/moe). Gradients of a permutation are gathered by its inverse. `calibration.train.experts` runs these
+very operations.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simulator.models.nodes import Node, Ops, Tensor, add_gradient, memory
+from simulator.models.shapes import Shapes
+from simulator.program import Compute, Matmul
+from simulator.units import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from simulator.models.experts import Experts
+
+#: Bytes of an index or a count (int64), and of a probability (fp32).
+INDEX, PROBABILITY = 8, 4
+#: Radix sort of 64-bit keys, 8 bits a pass; keys and values are read and written (CUB's ``DeviceRadixSort``).
+SORT_PASSES = 8
+
+
+def router(z: Shapes, x: Experts) -> Node:
+    """Product in ``router_dtype``, whose cast inputs autograd keeps, softmax, and the probabilities of the choices."""
+    wide = DTYPE_BYTES[x.router_dtype]
+    rows, params = float(x.tokens * z.hidden), float(x.experts * z.hidden)
+    probs, chosen = float(PROBABILITY * x.tokens * x.experts), float(PROBABILITY * x.tokens * x.top_k)
+    cast = wide != z.element
+
+    def product(phase: str, role: str, m: int, n: int, k: int) -> Compute:
+        name = "moe.router" if role == "fwd" else f"moe.router {role}"
+        return Compute(name, Matmul(m, n, k, dtype=x.router_dtype, role=role), phase)
+
+    def casts(phase: str, name: str, *sizes: float, back: bool = False) -> Ops:
+        read, written = (wide, z.element) if back else (z.element, wide)
+        op = "cast" if back else "upcast"
+        return tuple(memory(phase, name, op, read * one, written * one, "fp32") for one in sizes if cast)
+
+    add = memory("B", "moe.input grad", "residual", 2 * z.element * rows, z.element * rows, z.dtype)
+    scores = float(wide * x.tokens * x.experts)
+    return Node(
+        forward=(
+            *casts("F", "moe.router cast", rows, params),
+            product("F", "fwd", x.tokens, x.experts, z.hidden),
+            memory("F", "moe.router softmax", "softmax", scores, probs, "fp32"),
+            memory("F", "moe.router choice", "copy", chosen, chosen, "fp32"),
+        ),
+        input_grad=(
+            memory("B", "moe.router choice zero grad", "zero", 0, probs, "fp32"),
+            memory("B", "moe.router choice bwd", "copy", chosen, chosen, "fp32"),
+            memory("B", "moe.router softmax bwd", "softmax_bwd", 2 * probs, scores, "fp32"),
+            product("B", "dgrad", x.tokens, z.hidden, x.experts),
+            *casts("B", "moe.router cast bwd", rows, back=True),
+            *((add,) * (2 if x.shared_ffn else 1)),
+        ),
+        weight_grad=(
+            product("W", "wgrad", x.experts, z.hidden, x.tokens),
+            *casts("W", "moe.router wgrad cast", params, back=True),
+            *add_gradient(z, "moe.router", x.experts * z.hidden),
+        ),
+        saved=(
+            *((Tensor("moe.router input", wide * rows),) if cast else (Tensor("mlp.normed", z.row_bytes),)),
+            Tensor("moe.router probs", probs),
+        ),
+        grad_bytes=(wide + 2 * z.element) * rows + 2 * probs,
+        output_grad_bytes=scores,
+        weight_grad_bytes=wide * params,
+        params=x.experts * z.hidden,
+        tp_reduced_params=x.experts * z.hidden if z.tp > 1 else 0,
+    )
+
+
+def sort(x: Experts) -> Ops:
+    """From the choices to their order by expert, its inverse, the tokens that the rows are of, and counts."""
+    entries = float(INDEX * x.sent)
+
+    def kernel(name: str, op: str, read: float, written: float) -> Ops:
+        return (memory("F", f"moe.{name}", op, read, written, "fp32"),)
+
+    return (
+        *kernel("sort indices", "zero", 0, entries),
+        *kernel("sort histogram", "reduce", entries, 0),
+        *(kernel("sort", "copy", 2 * entries, 2 * entries) * SORT_PASSES),
+        *kernel("inverse order", "copy", 2 * entries, entries),
+        *kernel("counts zero", "zero", 0, INDEX * x.experts),
+        *kernel("counts", "reduce", 2 * entries, INDEX * x.experts),
+        *kernel("tokens of rows", "copy", entries, entries),
+    )
+
+
+def permuted(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
+    """The rows of tokens copied in the order of the experts; the gradient is gathered back and summed per token."""
+    own, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
+    return (
+        (memory("F", "moe.permute", "embedding", sent, sent, z.dtype),),
+        (
+            memory("B", "moe.permute bwd", "embedding", sent, sent, z.dtype),
+            memory("B", "moe.permute sum", "combine", sent, own, z.dtype),
+        ),
+    )
+
+
+def unpermuted(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
+    """Experts' outputs gathered in the order of tokens, weighed by their probabilities, and summed per token."""
+    own, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
+    weights = float(x.sent)
+    return (
+        (
+            memory("F", "moe.unpermute", "embedding", sent, sent, z.dtype),
+            memory("F", "moe.weights cast", "cast", PROBABILITY * weights, z.element * weights, z.dtype),
+            memory("F", "moe.weigh", "weigh", sent, sent, z.dtype),
+            memory("F", "moe.sum", "combine", sent, own, z.dtype),
+        ),
+        (
+            memory("B", "moe.weigh bwd", "weigh", own, sent, z.dtype),
+            memory("B", "moe.weights product", "weigh", own + sent, sent, z.dtype),
+            memory("B", "moe.weights sum", "reduce", sent, z.element * weights, z.dtype),
+            memory("B", "moe.weights cast bwd", "upcast", z.element * weights, PROBABILITY * weights, z.dtype),
+            memory("B", "moe.unpermute bwd", "embedding", sent, sent, z.dtype),
+        ),
+    )
+
+
+def kept(z: Shapes, x: Experts) -> tuple[Tensor, ...]:
+    """Experts' outputs, as operands of the weighing, and the order of rows with its inverse."""
+    return (
+        Tensor("moe.out", float(z.element * x.sent * z.hidden)),
+        Tensor("moe.order", 2.0 * INDEX * x.sent),
+        Tensor("moe.weights", float((PROBABILITY + z.element) * x.sent)),
+    )

@@ -1,0 +1,122 @@
+"""The parts of a model stage, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from simulator.models.layer import layer
+from simulator.models.mtp import predictor
+from simulator.models.nodes import Tensor, memory, unique
+from simulator.models.parts import Part, output_gradients
+from simulator.models.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn, passed_bytes, shapes
+from simulator.models.vocabulary import embedding, head
+from simulator.units import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from simulator.config import Workload
+
+
+def stage_parts(workload: Workload, stage: int, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN) -> tuple[Part, ...]:
+    """The parts of model stage ``stage`` (0 .. pp * vpp - 1) in order, for a rank at ``seat`` and a micro-batch whose
+    ``turn`` it is: the embedding opens the first stage, the head closes the last; a stage that keeps its output has it
+    with its last part. Where ``recompute.layers`` is given, the first so many layers of a stage are recomputed
+    (Megatron's block method).
+    """
+    counts = workload.parallelism.layers_per_stage
+    recompute = workload.training.recompute
+    n_layers = counts[stage]
+    n_recomputed = n_layers if recompute.layers is None else min(recompute.layers, n_layers)
+    first = sum(counts[:stage])
+    parts = tuple(
+        layer(workload, recompute=None if place < n_recomputed else "none", seat=seat, turn=turn, number=first + place)
+        for place in range(n_layers)
+    )
+    if stage == 0:
+        parts = (embedding(workload, turn), *parts)
+    if stage == len(counts) - 1:
+        parts = (*parts, head(workload, turn))
+        for number in range(workload.model.mtp_layers):
+            parts += predictor(workload, number, seat, turn)
+    elif not workload.parallelism.deallocate_pipeline_outputs:
+        parts = (*parts[:-1], _keeping(parts[-1], shapes(workload, seat).row_bytes))
+    if workload.pipelined_by_torch:
+        parts = _kept_by_torch(workload, stage, parts, seat)
+    if turn.first:
+        left = {id(part): _leaving(workload, part) for part in parts}  # equal layers stay one object
+        parts = tuple(left[id(part)] for part in parts)
+    return parts
+
+
+def _kept_by_torch(workload: Workload, stage: int, parts: tuple[Part, ...], seat: Seat) -> tuple[Part, ...]:
+    """The input of a stage lies in a buffer that stays, and the last stage keeps its output too, the logits
+    (torch/distributed/pipelining/stage.py, ``fwd_cache``)."""
+    layout, z = workload.parallelism, shapes(workload, seat)
+    if stage > 0:
+        saved, held = (
+            tuple(one for one in of if one.name != "input") for of in (parts[0].saved, parts[0].held_for_weights)
+        )
+        parts = (replace(parts[0], saved=saved, held_for_weights=held), *parts[1:])
+    logits = Tensor("stage output", float(z.element * z.tokens * z.vocab))
+    if stage == layout.n_stages - 1:
+        parts = (*parts[:-1], replace(parts[-1], saved=(*parts[-1].saved, logits)))
+    if layout.plan.splits and stage > 0:
+        parts = _graphs_of_torch(workload, stage, parts, z)
+    return parts
+
+
+def _graphs_of_torch(workload: Workload, stage: int, parts: tuple[Part, ...], z: Shapes) -> tuple[Part, ...]:
+    """What torch's split backward pass leaves between its halves.
+
+    Its input gradient runs through a graph that is retained, and the weight gradient begins at the nodes that have
+    weights; each of these holds all nodes towards the input, and so what they have saved
+    (torch/distributed/pipelining/_backward.py, ``stage_backward_input``). What lies behind the last of them is let go
+    at the end, logits and loss. The gradient of the input stays in its ``.grad`` until the next step
+    (``clear_runtime_states``); where the stage before is on the same rank, that is its buffer to receive it in. So is
+    the gradient of the output the stage's own buffer, which is not held twice.
+
+    The weight gradient begins with Python's ``sum`` of what has come to each node that has weights, which is 0 and its
+    output's gradient: one more kernel that reads and writes it (``stage_backward_weight`` of torch 2.11).
+    """
+    layout, last = workload.parallelism, parts[-1]
+    ends = stage == layout.n_stages - 1
+    gone = {one.name for one in last.trailing} | ({"stage output"} if ends else set())
+    if not (ends or last.trailing):
+        gone |= {output_gradients(last)[-1].name}
+
+    def staying(part: Part, gone: Iterable[str] = ()) -> Part:
+        held = unique((*part.saved, *part.held_for_weights))
+        kept = tuple(one for one in held if one.name not in gone)
+        summed = tuple(
+            memory("W", f"{part.name} {one.name} sum", "copy", one.nbytes, one.nbytes, z.dtype)
+            for one in output_gradients(part)
+        )
+        return replace(part, held_for_weights=kept, graph_stays=True, weight_grad=(*summed, *part.weight_grad))
+
+    graphs = {id(part): staying(part) for part in parts[:-1]}  # equal layers stay one object
+    first, *rest = (*(graphs[id(part)] for part in parts[:-1]), staying(last, gone))
+    rank_of = layout.plan.rank_of
+    apart = rank_of(stage, layout.pp) != rank_of(stage - 1, layout.pp)
+    return (replace(first, input_gradient_bytes=passed_bytes(workload) if apart else 0.0), *rest)
+
+
+def _keeping(part: Part, output: float) -> Part:
+    return replace(part, saved=(*part.saved, Tensor("stage output", output)))
+
+
+def _leaving(workload: Workload, part: Part) -> Part:
+    left = made_gradient_bytes(workload, part.params_on)
+    return replace(part, left_gradient_bytes=left) if left else part
+
+
+def made_gradient_bytes(workload: Workload, params: Mapping[str, int]) -> float:
+    """Of a GPU's gradients of ``params`` (by axis), those that steps make and the optimizer's step gives back, where
+    autograd hands them over: of what torch's FSDP shards its shards, and all that DDP has no buckets for."""
+    layout, element = workload.parallelism, DTYPE_BYTES[workload.training.grad_dtype]
+    if not workload.hands_over_gradients:
+        return 0.0
+    if workload.fully_shards:
+        return sum(element * count / layout.shards(axis) for axis, count in params.items() if layout.shards(axis) > 1)
+    bucketed = workload.wrapped_in_ddp
+    return float(sum(element * n for axis, n in params.items() if not (bucketed and layout.replicas(axis) > 1)))

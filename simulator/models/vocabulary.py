@@ -1,0 +1,175 @@
+"""What a model has at its ends, one entry per word: the embedding, and the head with its fp32 loss, each split over
+tensor-parallel ranks by vocabulary (Megatron-LM, arXiv 1909.08053)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from simulator.models.nodes import (
+    Node,
+    Op,
+    Ops,
+    Tensor,
+    add_gradient,
+    comm,
+    dropout,
+    linear,
+    memory,
+    new_gradient_bytes,
+)
+from simulator.models.norms import norm
+from simulator.models.parts import Part, part_of
+from simulator.models.shapes import ANY_TURN, Shapes, Turn, shapes
+from simulator.program import Compute
+
+if TYPE_CHECKING:
+    from simulator.config import Workload
+
+
+def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
+    """Word (and learned position) embedding, and dropout.
+
+    With the vocabulary split each rank looks up its own words and the ranks' results are summed (arXiv 1909.08053,
+    section 3). Under sequence parallelism the sum is a reduce-scatter, or, where positions have to be added to whole
+    sequences first, an all-reduce of which each rank takes its rows (Megatron's `reduce_scatter_embeddings`).
+    """
+    z = shapes(workload, turn=turn)
+    full = float(z.element * z.tokens * z.hidden)
+    table = z.vocab * z.hidden
+    summed = z.tp > 1 and z.vocab_parallel
+    learned = z.position == "learned"
+    scattered = summed and z.sequence_parallel and not learned
+    forward: list[Op] = [memory("F", "embedding.lookup", "embedding", full, full, z.dtype)]
+    masked: Ops = ()
+    if summed and z.eager:  # rows of foreign words are filled in a copy, and their gradients likewise
+        forward.append(memory("F", "embedding.mask", "mask", full, full, z.dtype))
+        masked = (memory("W", "embedding.mask bwd", "mask", full, full, z.dtype),)
+    elif summed:
+        foreign = full * (z.tp - 1) / z.tp
+        forward.append(memory("F", "embedding.mask", "embedding", 0, foreign, z.dtype))
+    if summed:
+        forward.append(comm("reduce_scatter" if scattered else "all_reduce", "embedding", full))
+    positions: Ops = ()
+    if learned:
+        forward.append(memory("F", "embedding.positions", "embedding", full, full, z.dtype))
+        forward.append(memory("F", "embedding.add", "residual", 2 * full, full, z.dtype))
+        rows = z.element * z.seq * z.hidden
+        positions = (memory("W", "embedding.positions wgrad", "reduce", full, rows, z.dtype),)
+        positions += add_gradient(z, "embedding.positions", z.seq * z.hidden)
+    if z.sequence_parallel and not scattered:
+        forward.append(memory("F", "embedding.scatter", "copy", z.row_bytes, z.row_bytes, z.dtype))
+    lookup = Node(
+        forward=tuple(forward),
+        input_grad=(comm("all_gather", "embedding", full),) if z.sequence_parallel else (),
+        weight_grad=(
+            *positions,
+            *masked,
+            # The gradient of the whole table is cleared, and the tokens' rows are added to it.
+            memory("W", "embedding.lookup zero grad", "zero", 0, z.element * table, z.dtype),
+            memory("W", "embedding.lookup wgrad", "embedding_bwd", full, full, z.dtype),
+            *add_gradient(z, "embedding.lookup", table),
+        ),
+        grad_bytes=full + new_gradient_bytes(z, table),
+        output_grad_bytes=full,
+        weight_grad_bytes=new_gradient_bytes(z, table),
+        params=table + (z.seq * z.hidden if learned else 0),
+    )
+    if not z.dropout:
+        return part_of("embedding", (lookup,))
+    drop = dropout(z, "embedding.dropout", z.rows * z.hidden, mask="embedding.dropout mask")
+    return part_of("embedding", (lookup, drop))
+
+
+def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) -> Part:
+    """Final norm, projection to the vocabulary, and fp32 cross-entropy.
+
+    The projection's weight is the embedding's where they are tied: then this part has parameters of its own only if the
+    pipeline puts it on another rank than the embedding, which holds a copy. Without ``projection`` it is elsewhere.
+    """
+    z = shapes(workload, turn=turn)
+    product = linear(
+        z,
+        "head",
+        "logits",
+        z.vocab,
+        z.hidden,
+        split="column" if z.vocab_parallel else "none",
+        saved="head.normed",
+        cached=False,
+    )
+    if not projection or (workload.model.tied_embeddings and workload.parallelism.table_in_place):
+        product = replace(product, params=0)
+    return part_of("head", (norm(z, "head.norm", saved="head.input", residual=False), product, _loss(z)))
+
+
+def _loss(z: Shapes) -> Node:
+    """Cross-entropy over this rank's share of the vocabulary: three all-reduces of one fp32 number per token (maximum,
+    the target's logit, sum of exponentials; arXiv 1909.08053, section 3) where the vocabulary is split.
+
+    What takes the same number from a whole row, or divides it by one, has no vector loads in PyTorch's own kernels.
+
+    Megatron casts logits to fp32 and works on them in place, keeping the softmax (2205.05198, section 4.3: 4 s b v / t
+    bytes). Eager keeps the log-softmax; where the vocabulary is split its kernels are Megatron's. Compiled code never
+    writes fp32 logits: it keeps those in working precision and computes the softmax again.
+    """
+    logits = float(z.tokens * z.vocab)
+    x, fp32 = z.element, 4
+    split = z.tp > 1 and z.vocab_parallel
+
+    def kernel(phase: str, name: str, op: str, read: int, write: int) -> Compute:
+        return memory(phase, f"loss.{name}", op, read * logits, write * logits, "fp32", z.vocab)
+
+    def across(what: str) -> Ops:
+        return (comm("all_reduce", f"loss {what}", fp32 * z.tokens),) if split else ()
+
+    if z.compiles_loss:
+        return Node(
+            forward=(
+                kernel("F", "max", "reduce", x, 0),
+                *across("max"),
+                *across("target"),
+                kernel("F", "sum_exp", "reduce", x, 0),
+                *across("sum"),
+            ),
+            input_grad=(kernel("B", "bwd", "loss_bwd", x, x),),
+            saved=(Tensor("loss.logits", x * logits),),
+            grad_bytes=x * logits,
+        )
+    if z.compiled or (z.eager and not split):
+        return Node(
+            forward=(
+                kernel("F", "cast", "upcast", x, fp32),
+                *across("max"),
+                *across("sum"),
+                kernel("F", "log_softmax", "loss", fp32, fp32),
+                *across("target"),
+                kernel("F", "nll", "loss", 0, 0),
+            ),
+            input_grad=(
+                kernel("B", "nll bwd", "zero", 0, fp32),
+                kernel("B", "log_softmax bwd", "loss_bwd", 2 * fp32, fp32),
+                kernel("B", "cast bwd", "cast", fp32, x),
+            ),
+            saved=(Tensor("loss.log_softmax", fp32 * logits),),
+            grad_bytes=2 * fp32 * logits,
+            forward_bytes=(x + fp32) * logits,
+        )
+    by_row = "strided" if z.eager else "residual"
+    return Node(
+        forward=(
+            kernel("F", "cast", "upcast", x, fp32),
+            kernel("F", "max", "reduce", fp32, 0),
+            *across("max"),
+            kernel("F", "subtract", by_row, fp32, fp32),
+            *across("target"),
+            kernel("F", "exp", "activation", fp32, fp32),
+            kernel("F", "sum", "reduce", fp32, 0),
+            *across("sum"),
+            kernel("F", "normalise", by_row, fp32, fp32),
+        ),
+        input_grad=(kernel("B", "bwd", by_row, fp32, fp32), kernel("B", "cast bwd", "cast", fp32, x)),
+        saved=(Tensor("loss.softmax", fp32 * logits),),
+        grad_bytes=x * logits,
+        forward_bytes=x * logits,
+    )

@@ -1,0 +1,111 @@
+"""The set of runs that are simulated and made: of every kind, in both halves, and no two alike."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from calibration.compare.comparison import work_of
+from simulator.api import run
+from simulator.config import Workload, load_workload
+
+RUNS = Path(__file__).resolve().parents[2] / "calibration" / "runs"
+FILES = sorted(RUNS.glob("*/*.yaml"))
+PREDICTED = [path for path in FILES if path.parent.name != "fit"]
+WORKLOADS = {path: load_workload(path) for path in FILES}
+
+
+def kinds(workload: Workload) -> set[str]:
+    """What a run is an example of."""
+    layout, axes = workload.parallelism, set()
+    axes |= {axis for axis in ("tp", "pp", "dp") if getattr(layout, axis) > 1}
+    found = {"dense"} if not axes else set()
+    if axes == {"dp"} and layout.ep == 1:
+        found.add("fsdp" if layout.zero == 3 else "ddp" if layout.overlap.grad_reduce else "ddp without overlap")
+    if axes == {"tp"}:
+        found.add(f"tp{layout.tp}")
+        found |= {"sp"} if layout.sequence_parallel else {"tp without sp"}
+    if axes == {"pp"}:
+        found |= {f"pp{layout.pp}", layout.schedule}
+    if len(axes) > 1:
+        found.add(" x ".join(sorted(axes)))
+    if layout.ep > 1:
+        found.add(f"ep{layout.ep}")
+    if workload.training.recompute.granularity != "none":
+        found.add("recompute")
+    if workload.name.startswith("host"):
+        found.add("host-bound")
+    return found
+
+
+EXPECTED = {
+    *("dense", "ddp", "ddp without overlap", "fsdp", "tp2", "tp4", "tp8", "sp", "tp without sp", "pp2", "pp4", "pp8"),
+    *("gpipe", "1f1b", "interleaved", "interleaved_zb", "zb_v", "dualpipe_v"),
+    *("pp x tp", "dp x pp", "dp x tp", "dp x pp x tp", "ep2", "ep4", "ep8", "recompute", "host-bound"),
+}
+
+
+def test_at_least_two_of_each_kind_one_of_them_predicted_before_it_is_run() -> None:
+    every = Counter(kind for workload in WORKLOADS.values() for kind in kinds(workload))
+    predicted = Counter(kind for path in PREDICTED for kind in kinds(WORKLOADS[path]))
+    assert set(every) == EXPECTED
+    assert min(every.values()) >= 2
+    assert set(predicted) == EXPECTED, EXPECTED - set(predicted)
+
+
+def test_there_are_enough_and_a_third_is_predicted() -> None:
+    assert len(FILES) >= 42
+    assert len(PREDICTED) >= max(14, len(FILES) / 3)
+    assert len({path.stem for path in FILES}) == len(FILES)
+
+
+def test_sizes_span_what_is_asked_for() -> None:
+    models = [workload.model for workload in WORKLOADS.values()]
+    training = [workload.training for workload in WORKLOADS.values()]
+    for sizes, low, high in (
+        ({model.hidden for model in models}, 1024, 12288),
+        ({model.layers for model in models}, 4, 24),
+        ({t.seq for t in training}, 1024, 16384),
+        ({t.micro_batch for t in training}, 1, 16),
+    ):
+        assert (min(sizes), max(sizes)) == (low, high)
+    assert {(t.implementation, t.precision) for t in training} == {("eager", "bf16")}
+    for path, workload in WORKLOADS.items():
+        assert (workload.n_ranks == 8) == (path.parent.name == "eight"), path.stem
+        assert workload.n_ranks in (1, 2, 4, 8)
+        assert workload.cluster.nodes == 1
+
+
+def test_most_layouts_of_eight_gpus_do_the_same_work() -> None:
+    """So that `compare` can say whether they come in the measured order."""
+    work = Counter(work_of(workload) for workload in WORKLOADS.values() if workload.n_ranks == 8)
+    assert max(work.values()) >= 14
+    assert len(work) >= 6
+
+
+def test_no_two_differ_in_their_batch_alone() -> None:
+    def without_batch(workload: Workload) -> str:
+        data = workload.model_dump(mode="json", exclude={"name": True, "training": {"micro_batch", "global_batch"}})
+        return json.dumps(data, sort_keys=True)
+
+    text = {path: without_batch(workload) for path, workload in WORKLOADS.items()}
+    assert not [(a.stem, b.stem) for a, b in combinations(FILES, 2) if text[a] == text[b]]
+
+
+def test_the_trainer_takes_them_all() -> None:
+    pytest.importorskip("torch")
+    from calibration.train.limits import refusal
+
+    assert not [reason for reason in map(refusal, WORKLOADS.values()) if reason]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_it_fits_with_a_tenth_to_spare_and_takes_a_sensible_time(path: Path) -> None:
+    result = run(path).to_dict()
+    assert result["memory"]["peak_bytes"] <= 0.9 * result["memory"]["capacity_bytes"]
+    assert 0.03 <= result["step_time_s"] <= 1.5

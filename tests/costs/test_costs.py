@@ -1,0 +1,454 @@
+"""Costs of kernels: closed forms, bounds of the hardware, and how a profile file is read."""
+
+import math
+import re
+import statistics
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.config import catalog
+from simulator.config.profile import Profile, load_profile, load_profiles
+from simulator.config.section import validated
+from simulator.costs import Costs
+from simulator.costs.attention import around_bytes
+from simulator.costs.interference import SmLoad
+from simulator.costs.matmul import MatmulCost, Products
+from simulator.costs.memory import slices
+from simulator.errors import InputError
+from simulator.input_files import read_yaml
+from simulator.program import Attention, Comm, Fixed, GroupedMatmul, Matmul, Memory
+
+PROFILES = catalog.names("profile")
+SIZES = st.integers(1, 20_000)
+
+
+PROFILE = {name: load_profile(name) for name in PROFILES}
+COSTS = {name: Costs.from_profile(profile) for name, profile in PROFILE.items()}
+#: What a GPU trains in: a V100 has no bf16.
+DTYPE = {name: "bf16" if "bf16" in profile.gpu_spec.peak_flops_per_s else "fp16" for name, profile in PROFILE.items()}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+@given(m=SIZES, n=SIZES, k=SIZES, batch=st.integers(1, 64), role=st.sampled_from(["fwd", "dgrad", "wgrad"]))
+@settings(max_examples=100, deadline=None)
+def test_no_product_beats_the_peak_flops_or_the_peak_bandwidth(name, m, n, k, batch, role):
+    kernel = Matmul(m, n, k, batch=batch, dtype=DTYPE[name], role=role)
+    spec = PROFILE[name].gpu_spec
+    seconds = COSTS[name].kernel_s(kernel, name)
+    assert seconds > kernel.flops / spec.peak_flops_per_s[DTYPE[name]].value
+    assert seconds > kernel.bytes / spec.memory_bandwidth_Bps.value
+
+
+@pytest.mark.parametrize("name", PROFILES)
+@given(
+    heads=st.integers(1, 96),
+    length=st.integers(1, 20_000),
+    head_dim=st.sampled_from([32, 64, 80, 96, 128, 256]),
+    causal=st.booleans(),
+    backward=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_no_attention_beats_the_peak_flops_or_the_peak_bandwidth(name, heads, length, head_dim, causal, backward):
+    kernel = Attention(1, heads, heads, length, length, head_dim, dtype=DTYPE[name], causal=causal, backward=backward)
+    spec = PROFILE[name].gpu_spec
+    seconds = COSTS[name].kernel_s(kernel, name)
+    assert seconds > kernel.flops / spec.peak_flops_per_s[DTYPE[name]].value
+    assert seconds > kernel.bytes / spec.memory_bandwidth_Bps.value
+
+
+@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("axis", ["m", "n", "k", "batch"])
+def test_a_product_of_twice_the_size_never_costs_less(name, axis):
+    """Twice a size is twice the work for each tile shape. A library's choice of tile may improve with the size, by no
+    more than what its preference for large tiles had cost before: (largest / smallest tile)^preference, 1.2 at most."""
+    model = PROFILE[name].kernels.matmul
+    areas = [math.prod(int(side) for side in tile.split("x")) for tile in model.tile_efficiency]
+    slack = (max(areas) / min(areas)) ** model.large_tile_preference
+    for size in (128, 1000, 2048, 6144):
+        base = {"m": size, "n": 1536, "k": 2048, "batch": 2, "dtype": DTYPE[name]}
+        small, large = Matmul(**base), Matmul(**(base | {axis: 2 * base[axis]}))
+        assert COSTS[name].kernel_s(large, name) > COSTS[name].kernel_s(small, name) / slack
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_large_product_meets_the_power_limit(name):
+    """For m = n = k growing, tiles fill their waves and memory vanishes: the burst rate tends to peak * efficiency, and
+    the lasting rate to (burst^-p + limit^-p)^(-1/p), below both."""
+    model, spec = PROFILE[name].kernels.matmul, PROFILE[name].gpu_spec
+    best = max(model.tile_efficiency.values())
+    burst = spec.peak_flops_per_s[DTYPE[name]].value * best * model.layout_speed[DTYPE[name]]["fwd"].value
+    limit, p = model.sustained_flops_per_s[DTYPE[name]].value, model.power_exponent
+    expected = (burst**-p + limit**-p) ** (-1 / p)
+    kernel = Matmul(65536, 65536, 65536, dtype=DTYPE[name])
+    assert kernel.flops / COSTS[name].kernel_s(kernel, name) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_one_more_tile_than_the_sms_costs_a_whole_wave(name):
+    """With one kind of tile, no slices of k and endless bandwidth: as many tiles as SMs fill one wave, one tile more
+    begins another."""
+    spec, model = PROFILE[name].gpu_spec, PROFILE[name].kernels.matmul
+    endless = spec.memory_bandwidth_Bps.model_copy(update={"value": 1e30})
+    cost = MatmulCost(
+        spec.model_copy(update={"memory_bandwidth_Bps": endless}),
+        model.model_copy(update={"tile_efficiency": {"256x128": 0.9}, "min_k_per_split": 1e9}),
+    )
+    for waves in (1, 2, 5):
+        kernels = [Matmul(256 * n, 128, 4096, dtype=DTYPE[name]) for n in (waves * spec.sms, waves * spec.sms + 1)]
+        full, more = cost.burst_seconds(Products.of(kernels))
+        assert (more - model.start_s) / (full - model.start_s) == pytest.approx((waves + 1) / waves)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_batch_of_products_costs_as_many_tiles_in_one_launch(name):
+    """b products in one kernel share waves and one start: more than one kernel, less than b of them."""
+    costs = COSTS[name]
+    single = costs.kernel_s(Matmul(2048, 2048, 128, dtype=DTYPE[name]), name)
+    for batch in (2, 12, 96, 512):
+        together = costs.kernel_s(Matmul(2048, 2048, 128, batch=batch, dtype=DTYPE[name]), name)
+        assert single < together < batch * single
+
+
+@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("implementation", ["eager", "fused", "compiled"])
+def test_memory_kernels_are_a_start_and_bytes_at_the_share_of_their_class_or_time_per_element(name, implementation):
+    """Fused and compiled kernels where the profile has some, PyTorch's own elsewhere."""
+    profile = PROFILE[name]
+    costs = Costs.from_profile(profile, implementation)
+    for op, own in profile.kernels.memory.eager.items():
+        curve = own if implementation == "eager" else profile.kernels.memory.fused.get(op, own)
+        for nbytes in (0.0, 1e3, 1e6, 1e9):
+            seconds = costs.kernel_s(Memory(op, 0.75 * nbytes, 0.25 * nbytes), name)
+            bandwidth = curve.share * profile.gpu_spec.memory_bandwidth_Bps.value
+            found_s = (curve.element_s or 0.0) * 0.25 * nbytes / 2  # of bf16
+            assert seconds == pytest.approx(curve.start_s + max(nbytes / bandwidth, found_s))
+
+
+@pytest.mark.parametrize(
+    ("groups", "rows", "n", "k", "measured_s"),
+    [(2, 1024, 1024, 2048, 30.2e-6), (4, 512, 1024, 1408, 24.6e-6), (8, 256, 1024, 1024, 21.1e-6)],
+)
+def test_small_groups_begin_at_once_and_have_the_tile_that_their_kernel_is_made_for(groups, rows, n, k, measured_s):
+    """Grouped products of an H200 (calibration/measurements, one-gpu-grouped): one wave of large tiles, though smaller
+    ones would fill the GPU; with 128 rows a group small ones are taken."""
+    costs = COSTS["h200-sxm-141gb"]
+    assert costs.kernel_s(GroupedMatmul((rows,) * groups, n, k), costs.gpu) == pytest.approx(measured_s, rel=0.1)
+    large, small = (costs.kernel_s(GroupedMatmul((rows,) * 2, 1024, 8192), costs.gpu) for rows in (129, 128))
+    assert small < 0.7 * large
+
+
+def test_products_with_a_weight_per_row_take_as_long_as_there_are_elements_to_write():
+    """On an H200 8,192 x 4 rows of 1,024: 85.6 us from as many rows, 87.5 from one per token, whose bytes are fewer
+    (calibration/measurements, `choices_weigh` and `choices_weigh_bwd`); and their sum 38.4 us."""
+    costs, row = COSTS["h200-sxm-141gb"], 8192 * 1024 * 2.0
+    for read, measured_s in ((4 * row, 85.6e-6), (row, 87.5e-6)):
+        assert costs.kernel_s(Memory("weigh", read, 4 * row), costs.gpu) == pytest.approx(measured_s, rel=0.04)
+    assert costs.kernel_s(Memory("combine", 4 * row, row), costs.gpu) == pytest.approx(38.4e-6, rel=0.05)
+
+
+def test_kernels_that_look_for_their_operands_are_not_bound_by_memory():
+    """An H200's sums of two rows a token reach 0.3 of the bandwidth, of eight 0.65 as their class: beside communication
+    the first lose their part of the SMs and leave it the memory. On a GPU with fewer SMs each element takes longer."""
+    profile = PROFILE["h200-sxm-141gb"]
+    costs, row = COSTS["h200-sxm-141gb"], 8192 * 4096 * 2.0
+    memory = costs.kernels[Memory]
+    few, many = Memory("combine", 2 * row, row), Memory("combine", 8 * row, row)
+    assert memory.share(few) == pytest.approx(0.3, abs=0.02)
+    assert memory.share(many) == profile.kernels.memory.eager["combine"].share
+    assert costs.beside.leaves(few) == math.inf
+    assert costs.beside.leaves(many) == profile.interference.leaves.other
+    h20, h100 = (PROFILE[name] for name in ("h20-sxm-96gb", "h100-sxm-80gb"))
+    slower = h20.kernels.memory.eager["combine"].element_s / h100.kernels.memory.eager["combine"].element_s
+    assert slower == pytest.approx(132 / h20.gpu_spec.sms)
+
+
+@pytest.mark.parametrize(("sms", "per_sm"), [(108, 2048), (132, 2048), (142, 1536), (40, 1024)])
+@pytest.mark.parametrize("width", [128, 1024, 4096, 12288, 131072])
+def test_sums_over_columns_are_sliced_as_pytorch_does(sms, per_sm, width):
+    """A thread is never left with more than 256 values; where rows are cut none has fewer than 16 but for the last one,
+    unless it has more than 256 otherwise; blocks (a 128th of the width each) of 128 threads fill the GPU at most about
+    once more; all rows are added. Below 1024 rows (4 threads of 256 values) nothing is cut."""
+    across, at_once = width // 128, sms * per_sm // 128
+    for rows in (64, 512, 1020, 1024, 5000, 32768, 10**6):
+        number, values = slices(rows, width, sms * per_sm)
+        assert number * values * 4 >= rows > (number * values - number) * 4 - 4
+        assert number == 1 or values >= 16
+        assert number == 1 or rows >= 1024
+        if across <= at_once and rows >= 1024:
+            assert values <= 256 or number == 1
+            assert (number - 1) * across < at_once or values > 128
+    assert slices(1020, width, sms * per_sm)[0] == 1
+    assert slices(48, width, sms * per_sm) == (1, 48)
+
+
+@pytest.mark.parametrize("name", ["h100-sxm-80gb", "h200-sxm-141gb"])
+@pytest.mark.parametrize("width", [1024, 4096])
+def test_a_sum_over_columns_adds_values_and_slices_to_its_bytes(name, width):
+    """1020 rows leave each thread 255 values of one slice, so that 1024 rows, in 16 slices of 16, take less though they
+    are more: by 239 values less 15 slices, and the bytes of 4 rows more."""
+    spec, curve = PROFILE[name].gpu_spec, PROFILE[name].kernels.memory.eager["reduce"]
+    costs = Costs.from_profile(PROFILE[name], "eager")
+    few, more = (costs.kernel_s(Memory("reduce", 2.0 * rows * width, 0, width=width), name) for rows in (1020, 1024))
+    moved = 2.0 * 4 * width / (curve.share * spec.memory_bandwidth_Bps.value)
+    assert few - more == pytest.approx(239 * curve.columns.value_s - 15 * curve.columns.slice_s - moved)
+    assert few > more
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4, 8])
+def test_around_the_backward_kernel_go_those_that_memory_bounds(kv_heads):
+    """Per row of a head, of 128: output and its gradient read, 2 x 2 bytes; an fp32 gradient of the queries cleared,
+    read, and written as bf16, 4 + 4 + 2. Where 8 heads share keys, gradients of keys and values of all of them read and
+    those of each group written, 2 x 2 bytes. Flash attention itself is longer by that, forward it is not."""
+    kernel = Attention(2, 8, kv_heads, 512, 512, 128, backward=True)
+    shared = 2 * 512 * 128 * 4 * (8 + kv_heads) if kv_heads < 8 else 0
+    assert around_bytes(kernel) == 2 * 512 * 8 * 128 * (4 + 10) + shared
+    profile = PROFILE["h200-sxm-141gb"]
+    around = profile.kernels.attention.around
+    without = profile.kernels.attention.model_copy(update={"around": None})
+    whole = profile.kernels.model_copy(update={"attention": without})
+    alone = Costs.from_profile(profile.model_copy(update={"kernels": whole}))
+    longer = COSTS[profile.name].kernel_s(kernel, profile.gpu) - alone.kernel_s(kernel, profile.gpu)
+    bandwidth = around.share * profile.gpu_spec.memory_bandwidth_Bps.value
+    assert longer == pytest.approx(around.start_s + around_bytes(kernel) / bandwidth)
+    forward = Attention(2, 8, kv_heads, 512, 512, 128)
+    assert COSTS[profile.name].kernel_s(forward, profile.gpu) == alone.kernel_s(forward, profile.gpu)
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "h200-sxm-141gb", "h100-sxm-96gb-500w"])
+@pytest.mark.parametrize("length", [2048, 8192, 32768])
+def test_flash_attention_2_is_slower_than_newer_kernels_on_hopper(gpu: str, length: int) -> None:
+    """cuDNN's are 1.7 to 2.3 times faster "for training shapes" there (huggingface/transformers, pull 48163)."""
+    newest, older = (Costs.from_profiles(load_profiles({gpu: gpu}, kernel), "eager") for kernel in ("newest", "flash2"))
+    for backward in (False, True):
+        kernel = Attention(32768 // length, 16, 16, length, length, 128, backward=backward)
+        ratio = older.kernel_s(kernel, gpu) / newest.kernel_s(kernel, gpu)
+        assert 1.45 < ratio < 2.3
+    # An A100's is FlashAttention 2's anyway.
+    (profile,) = load_profiles({"a100-sxm-80gb": "a100-sxm-80gb"}, "flash2").values()
+    assert profile == load_profile("a100-sxm-80gb")
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_causal_mask_halves_long_attention(name):
+    """Half the pairs, and at great length the same share of the peak."""
+    full, causal = (
+        COSTS[name].kernel_s(Attention(1, 32, 32, 131072, 131072, 128, dtype=DTYPE[name], causal=causal), name)
+        for causal in (False, True)
+    )
+    assert full / causal == pytest.approx(2, rel=0.02)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("backward", [False, True])
+def test_few_heads_leave_sms_idle(name, backward):
+    """As long as there are fewer blocks than SMs more heads cost little, what memory bounds of the kernels around
+    backward ones; many heads cost what they compute."""
+    costs = COSTS[name]
+    few, double = (
+        costs.kernel_s(Attention(1, h, h, 1024, 1024, 128, dtype=DTYPE[name], backward=backward), name) for h in (4, 8)
+    )
+    assert double == pytest.approx(few, rel=0.07)
+    many, twice = (
+        costs.kernel_s(Attention(1, h, h, 4096, 4096, 128, dtype=DTYPE[name], backward=backward), name)
+        for h in (128, 256)
+    )
+    assert twice == pytest.approx(2 * many, rel=0.05)
+
+
+def test_lasting_products_reproduce_the_published_speeds():
+    """A100, fp16, random data, TFLOP/s: three products of Azure's benchmarking guide, five of EleutherAI's cookbook."""
+    published = {
+        (8192, 8192, 8192): 253.7,
+        (16384, 16384, 16384): 256.5,
+        (6144, 12288, 12288): 250.8,
+        (8192, 12288, 4096): 241.6,
+        (8192, 4096, 4096): 234.9,
+        (8192, 16384, 4096): 241.1,
+        (8192, 4096, 16384): 252.8,
+        (8192, 51200, 4096): 255.4,
+    }
+    errors = []
+    for (m, n, k), tflops in published.items():
+        kernel = Matmul(m, n, k, dtype="fp16")
+        errors.append(kernel.flops / COSTS["a100-sxm-80gb"].kernel_s(kernel, "a100-sxm-80gb") / 1e12 / tflops - 1)
+    assert statistics.fmean(map(abs, errors)) < 0.03
+    assert max(abs(error) for error in errors) < 0.07
+
+
+def test_ideal_costs_are_what_kernels_say_on_perfect_links():
+    costs = Costs.ideal()
+    assert costs.kernel_s(Fixed(3.0), "any") == 3.0
+    assert costs.launched_s({"forward_other": 1}) == 0
+    assert costs.link_efficiency("nvlink") == 1
+    assert costs.beside is None
+    assert costs.origin(Fixed(1.0)).kind == "exact"
+    with pytest.raises(TypeError, match="Matmul"):
+        costs.kernel_s(Matmul(1, 1, 1), "any")
+
+
+def test_communication_takes_sms_from_products_and_attention_and_bandwidth_from_the_rest():
+    beside = COSTS["h100-sxm-80gb"].beside
+    assert beside is not None
+    assert beside.load([], []) is None
+    reduce, gather, send, recv = (Comm("", op, 1.0, "", "") for op in ("all_reduce", "all_gather", "send", "recv"))
+    load, p2p = beside.load([], [reduce]), beside.load([recv], [send])
+    assert load == beside.load([gather], [reduce, send]) == beside.load([gather], [send])
+    attention = Attention(2, 32, 32, 4096, 4096, 128)
+    assert beside.speed(attention, load) < beside.speed(attention, p2p) < 1  # sends and receives hold fewer SMs
+    for kernel in (Matmul(8192, 8192, 8192), Attention(2, 32, 32, 4096, 4096, 128), Memory("norm", 1e8, 1e8)):
+        assert 0.5 < beside.speed(kernel, load) < 0.9
+        assert beside.speed(kernel, None) == 1
+    assert beside.speed(Fixed(1.0), load) == 1
+    assert COSTS["a100-sxm-80gb"].beside is None
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "h200-sxm-141gb"])
+def test_streams_that_sms_bound_lose_their_part_of_the_sms(gpu: str) -> None:
+    """NCCL holds n of N SMs. Kernels of halves of rows and of biases, whose loads are not vectors, and rotations of
+    plain PyTorch reach 0.3 to 0.55 of the bandwidth with all SMs: with N - n of them (N - n) / N of that, and less of
+    it where bytes move; sums, activations and GELU have enough with those, as have the rotations of fused kernels."""
+    profile = load_profile(gpu)
+    held = profile.interference.sms
+    for load, sms, speeds in (
+        (SmLoad(False, "p2p"), held.p2p, profile.interference.waiting_speed),
+        (SmLoad(True, "p2p"), held.p2p, profile.interference.memory_speed),
+        (SmLoad(True, "collective"), held.collective, profile.interference.memory_speed),
+    ):
+        left = 1 - sms / profile.gpu_spec.sms
+        assert left < 0.9
+        eager, fused = (Costs.from_profile(profile, of).beside for of in ("eager", "fused"))
+        assert eager is not None
+        assert fused is not None
+        for op in ("strided", "bias", "rope"):
+            assert eager.speed(Memory(op, 1e8, 1e8), load) == pytest.approx(speeds.other * left)
+        for op in ("residual", "activation", "gelu", "copy"):
+            assert eager.speed(Memory(op, 1e8, 1e8), load) == speeds.other
+        assert fused.speed(Memory("rope", 1e8, 1e8), load) == speeds.other
+        assert eager.speed(Memory("norm", 1e8, 1e8, width=4096), load) == speeds.norm
+
+
+@pytest.mark.parametrize("key", ["sms.collective", "sms.p2p", "matmul_sms"])
+@pytest.mark.parametrize("more", [0, 5000])
+def test_communication_leaves_kernels_an_sm(key: str, more: int) -> None:
+    """Of an H100's 132; one less is a profile."""
+    data = PROFILE["h100-sxm-80gb"].model_dump()
+    sms = data["gpu_spec"]["sms"]
+    validated(Profile, changed(data, f"interference.{key}", sms - 1), "mine.yaml")
+    with pytest.raises(InputError, match="as many SMs") as caught:
+        validated(Profile, changed(data, f"interference.{key}", sms + more), "mine.yaml")
+    assert caught.value.key == f"interference.{key}"
+    assert caught.value.found == sms + more
+
+
+@pytest.mark.parametrize(("collective", "p2p"), [(0, 0), (0, 1), (0, 14), (24, 0), (24, 14), (14, 24)])
+def test_sends_alone_cannot_hold_sms(collective: int, p2p: int) -> None:
+    """Collectives that hold none are not known, and nothing is taken from kernels: sends that held some would count for
+    nothing."""
+    data = load_profile("h200-sxm-141gb").model_dump(exclude_none=True)
+    data["interference"]["sms"] = {"collective": collective, "p2p": p2p}
+    if collective == 0 < p2p:
+        with pytest.raises(InputError, match="where collectives hold none") as caught:
+            validated(Profile, data, "mine.yaml")
+        error = caught.value
+        assert (error.file, error.key, error.found) == ("mine.yaml", "interference.sms.p2p", p2p)
+        return
+    beside = Costs.from_profile(validated(Profile, data, "mine.yaml")).beside
+    assert (beside is None) == (collective == 0)
+
+
+def test_costs_of_one_gpu_are_refused_on_another():
+    with pytest.raises(InputError, match="another GPU"):
+        COSTS["a100-sxm-80gb"].kernel_s(Fixed(1.0), "h100-sxm-80gb")
+
+
+def test_a_precision_that_the_gpu_lacks_is_refused():
+    with pytest.raises(InputError, match="a100-sxm-80gb") as caught:
+        COSTS["a100-sxm-80gb"].kernel_s(Matmul(64, 64, 64, dtype="fp8"), "a100-sxm-80gb")
+    assert caught.value.found == "fp8"
+
+
+def test_origin_says_what_was_fitted_and_what_was_not():
+    costs = COSTS["a100-sxm-80gb"]
+    assert not costs.origin(Matmul(2048, 4608, 12288)).extrapolated
+    assert not costs.origin(Matmul(2048, 4608, 12288, dtype="fp16")).extrapolated
+    assert costs.origin(Matmul(2048, 4608, 12288, dtype="fp32")).extrapolated
+    assert costs.origin(Matmul(2048, 4608, 12288, dtype="fp32")).beyond == math.inf
+    assert costs.origin(Matmul(4 * 8192, 4608, 12288)).beyond == 4
+    assert costs.origin(Matmul(2048, 2048, 128, batch=12)).beyond == 12
+    assert costs.origin(Attention(1, 12, 12, 2048, 2048, 128)).beyond == 1
+    assert costs.origin(Attention(1, 12, 12, 2048, 2048, 96)).beyond == 1.5
+    assert costs.origin(Attention(1, 12, 12, 32768, 32768, 128)).beyond == 2
+    assert costs.origin(Memory("rope", 1e6, 1e6)).kind == "assumed"
+    assert "Azure" in costs.origin(Memory("copy", 1e6, 1e6)).source
+
+
+# The file
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_survives_a_round_trip(name, tmp_path):
+    profile = PROFILE[name]
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(profile.model_dump(), sort_keys=False))
+    assert load_profile(path) == profile
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_shipped_profile_is_named_by_its_gpu_and_cites_every_figure(name):
+    profile = PROFILE[name]
+    assert profile.name == profile.gpu == name
+    text = (catalog.FOLDERS["profile"] / f"{name}.yaml").read_text()
+    for source in set(profile.sources) - {profile.like}:  # defined once, and used as a source or in a note
+        assert len(re.findall(rf"\b{source}\b", text)) > 1
+    assert all(figure.note for _, figure in profile.cited() if figure.kind == "assumed")
+
+
+def changed(data: dict, key: str, value: object) -> dict:
+    *path, last = key.split(".")
+    section = data
+    for part in path:
+        section = section[part]
+    section[last] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("gpu_spec.clock", 1.4e9, "unknown key"),
+        ("kernels.matmul.wave_start_s", -1e-6, "out of range"),
+        ("kernels.matmul.start_s", "fast", "must be a number"),
+        ("kernels.matmul.memory_fraction", 1.5, "out of range"),
+        ("kernels.matmul.power_exponent", math.nan, "finite"),
+        ("kernels.matmul.tile_efficiency", {}, "at least one tile"),
+        ("kernels.matmul.tile_efficiency", {"big": 0.9}, "pattern"),
+        ("kernels.matmul.fitted_range.bf16", {"m": [1, 2]}, "lacks n, k, batch"),
+        ("kernels.attention.forward", {}, "at least one head dimension"),
+        ("kernels.memory.eager.copy.source", "hearsay", "not one of the file's sources"),
+        ("transports.nvlink.source", "hearsay", "not one of the file's sources"),
+        ("kernels.memory.eager.copy.kind", "guessed", "known values"),
+        ("host.launch_s.eager.optimizer_s", True, "must be a number"),
+        ("host.launch_s", {}, "lacks eager, fused, compiled"),
+        ("interference.memory_speed", {}, "required key"),
+        ("schema_version", 2, "known values"),
+        ("date", "today", "pattern"),
+    ],
+)
+def test_a_wrong_profile_is_refused_with_its_key(key, value, says):
+    path = catalog.FOLDERS["profile"] / "a100-sxm-80gb.yaml"
+    data = changed(read_yaml(path), key, value)
+    with pytest.raises(InputError, match=says) as caught:
+        validated(Profile, data, path)
+    assert key in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_precision_without_a_power_limit_is_refused():
+    path = catalog.FOLDERS["profile"] / "h100-sxm-80gb.yaml"
+    data = read_yaml(path)
+    del data["kernels"]["matmul"]["sustained_flops_per_s"]["fp8"]
+    with pytest.raises(InputError, match="lacks fp8"):
+        validated(Profile, data, path)

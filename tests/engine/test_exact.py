@@ -1,0 +1,113 @@
+"""Folding and coalescing are shortcuts, not approximations: the same timeline with and without them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from simulator.api import Result
+from simulator.config import load_workload
+from simulator.engine.invariants import check
+from simulator.errors import InputError
+from simulator.schedules import SCHEDULES
+from tests.support.clusters import CLUSTERS
+from tests.support.jobs import job, layouts, play
+
+
+def rows_of(result: Result) -> pd.DataFrame:
+    """Rows of the simulated ranks, in an order that does not depend on rounding."""
+    frame = result.timeline
+    return frame.sort_values(["rank", "lane", "start_s", "end_s", "name"], kind="stable", ignore_index=True)
+
+
+def assert_same(short: Result, plain: Result) -> None:
+    """Every rank of the plain run has the rows of the rank that was simulated for it."""
+    of_rank = {rank: frame.reset_index(drop=True) for rank, frame in rows_of(short).groupby("rank")}
+    plain_rows = rows_of(plain)
+    step = plain.spans.step_time_s
+    assert len(plain.spans.ranks) == plain.workload.n_ranks
+    for rank, frame in plain_rows.groupby("rank"):
+        twin = of_rank[short.spans.simulated_as[int(rank)]]
+        assert list(twin["name"]) == list(frame["name"])
+        for column in ("start_s", "end_s", "nbytes"):
+            scale = step if column != "nbytes" else max(float(frame[column].max()), 1.0)
+            assert np.abs(twin[column].to_numpy() - frame[column].to_numpy()).max() <= 1e-9 * scale, (rank, column)
+
+
+def name_of(section: dict[str, Any]) -> str:
+    return "-".join(str(value) for value in list(section.values())[:5])
+
+
+SMALL = list(layouts(8))
+
+
+@pytest.mark.parametrize("section", SMALL, ids=name_of)
+def test_fold_and_coalesce_change_nothing(section: dict[str, Any]) -> None:
+    compare(section)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", [section for section in layouts(64) if section not in SMALL], ids=name_of)
+def test_fold_and_coalesce_change_nothing_up_to_64_ranks(section: dict[str, Any]) -> None:
+    compare(section)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, schedule in SCHEDULES.items() if schedule.splits or name in ("looped_bfs", "async_1f1b")]
+)
+def test_fold_and_coalesce_change_nothing_whatever_the_schedule(name: str) -> None:
+    schedule = SCHEDULES[name]
+    for overlap, zero in ((True, 1), (False, 0)):
+        sync = {"grad_reduce": overlap, "p2p": overlap, "param_gather": overlap}
+        vpp = schedule.chunks or 2
+        compare({"tp": 2, "dp": 2, "pp": 2, "vpp": vpp, "schedule": name, "zero": zero, "overlap": sync})
+
+
+def compare(section: dict[str, Any], **changes: Any) -> None:
+    workload = job(**changes) | {"parallelism": section}
+    short, plain = play(workload, fold=True, coalesce=True), play(workload, fold=False, coalesce=False)
+    check(short.program, short.played)
+    check(plain.program, plain.played)
+    assert_same(short, plain)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [{"gpu": "node0.gpu3", "speed_scale": 0.5}],
+        [{"link": "node1.nic2", "bandwidth_scale": 0.25}],
+    ],
+)
+def test_what_breaks_a_symmetry_unfolds_only_what_it_touches(overrides: list[dict[str, Any]]) -> None:
+    """One slow GPU, or one slow NIC, of 16: some ranks still stand for others, and the timeline is exact."""
+    workload = job(parallelism__tp=2, parallelism__dp=4, parallelism__pp=2, parallelism__schedule="1f1b")
+    workload["cluster"]["overrides"] = overrides
+    even = play(job(parallelism__tp=2, parallelism__dp=4, parallelism__pp=2), fold=True, coalesce=True)
+    short, plain = play(workload, fold=True, coalesce=True), play(workload, fold=False, coalesce=False)
+    assert len(even.spans.ranks) < len(short.spans.ranks) < 16
+    assert_same(short, plain)
+    assert short.spans.step_time_s > even.spans.step_time_s
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("tp", "dp", "pp"), [(2, 2, 1), (1, 4, 2), (2, 2, 2)])
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_shared_links_fold_exactly(cluster: str, tp: int, dp: int, pp: int, overlap: bool) -> None:
+    """PCIe switches, host bridges, NVLink pairs and oversubscribed uplinks are shared by groups that fold together:
+    what one link of a class carries is the load of all of them. Layouts too large for a cluster are left out."""
+    spec = CLUSTERS[cluster]
+    node = {**spec["node"], "gpus": {**spec["node"]["gpus"], "type": "a100-sxm-80gb"}}
+    section = {"tp": tp, "dp": dp, "pp": pp, "overlap": {"grad_reduce": overlap, "p2p": overlap}}
+    workload = job() | {"parallelism": section}
+    workload["cluster"] = {key: value for key, value in spec.items() if key != "nodes"} | {"node": node}
+    try:
+        load_workload(workload)
+    except InputError:
+        pytest.skip("does not fit the cluster")
+    short, plain = play(workload, fold=True, coalesce=True), play(workload, fold=False, coalesce=False)
+    check(short.program, short.spans)
+    check(plain.program, plain.spans)
+    assert_same(short, plain)

@@ -1,0 +1,54 @@
+"""The engine's shortcuts where communication waits for SMs, and slows kernels each by its own share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simulator.api import Result
+from simulator.cluster import build_cluster
+from simulator.config.cluster import cluster_data
+from simulator.config.profile import load_profile
+from simulator.costs import Costs
+from simulator.engine import simulate
+from simulator.engine.invariants import check
+from simulator.lowering import build_program
+from tests.engine.test_exact import assert_same
+from tests.support import quick
+from tests.support.jobs import job
+
+H100 = load_profile("h100-sxm-80gb")
+NODE = {key: value for key, value in cluster_data("dgx_h100")[0].items() if key != "nodes"} | {"name": "inline"}
+ASYNC = {"grad_reduce": True, "p2p": True, "param_gather": True}
+#: Kernels long enough that they, not their launches, set the pace.
+LARGE = {"model__hidden": 2048, "model__heads": 16, "training__seq": 2048}
+SECTIONS: list[dict[str, Any]] = [
+    {"dp": 8, "overlap": ASYNC},
+    {"dp": 8, "zero": 3, "overlap": ASYNC},
+    {"tp": 2, "dp": 4, "overlap": {**ASYNC, "tp": True}},
+    {"dp": 2, "pp": 4, "schedule": "1f1b", "overlap": ASYNC},
+    {"tp": 2, "dp": 2, "pp": 2, "vpp": 2, "schedule": "interleaved", "overlap": ASYNC},
+    {"dp": 4, "pp": 2, "schedule": "zb_h1", "zero": 1, "overlap": ASYNC},
+]
+
+
+def play(section: dict[str, Any], costs: Costs, *, shortcuts: bool) -> Result:
+    workload = quick.load(job(**LARGE) | {"parallelism": section, "cluster": NODE, "calibration": H100.name})
+    cluster, program = build_cluster(workload.cluster), build_program(workload)
+    spans = simulate(program, cluster, costs, fold=shortcuts, coalesce=shortcuts)
+    return Result(workload, {H100.gpu: H100}, cluster, costs, program, spans)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "compiled"])
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: "-".join(map(str, list(section.values())[:4])))
+def test_fold_and_coalesce_change_nothing_where_communication_waits_for_sms(
+    section: dict[str, Any], implementation: Any
+) -> None:
+    costs = Costs.from_profile(H100, implementation)
+    assert costs.beside is not None
+    assert costs.beside.queues
+    short, plain = (play(section, costs, shortcuts=on) for on in (True, False))
+    check(short.program, short.spans)
+    check(plain.program, plain.spans)
+    assert_same(short, plain)

@@ -1,0 +1,86 @@
+"""NCCL runs the collectives of one communicator one after another, whatever streams they are called on."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from simulator.lowering.communicators import take_turns
+from simulator.program import Block, Comm, Compute, Fixed, Step
+from simulator.program.ops import POINT_TO_POINT
+from tests.support import quick
+from tests.support.jobs import job
+
+
+def called(label: str, op: str, *after: str, axis: str = "dp", stream: str = "") -> Step:
+    return Step(label, Comm(label, op, 1e6, axis, "dp", stream=stream), after)
+
+
+def test_who_waits_for_whom() -> None:
+    """Passes p0 to p2. r0 is issued behind p0, g2 behind p0 too, which comes after; r1 behind p1, r2 behind p2, with g2
+    before both; g0 and g1 follow on nothing. x is on another communicator, and waits for none of them."""
+    work = Block("work", (Compute("work", Fixed(1.0), "B"),))
+    lanes = {
+        "compute": [Step(f"p{i}", work, (f"g{i}",), phase="B") for i in range(3)],
+        "dp": [called(f"r{i}", "reduce_scatter", f"p{i}") for i in range(3)],
+        "dp_gather": [
+            called(f"g{i}", "all_gather", *after, stream="gather") for i, after in enumerate(([], [], ["p0"]))
+        ],
+        "other": [called("x", "all_reduce", "p0", axis="edp")],
+    }
+    waits = {step.label: step.after for steps in take_turns(lanes).values() for step in steps}
+    assert waits == {
+        **{f"p{i}": (f"g{i}",) for i in range(3)},
+        **{"g0": (), "g1": (), "r0": ("p0", "g1"), "g2": ("p0", "r0"), "r1": ("p1", "g2"), "r2": ("p2",)},
+        "x": ("p0",),
+    }
+
+
+def test_what_waits_by_way_of_another_lane_is_issued_behind_it() -> None:
+    """The optimizer on the host: the gather waits for what is copied there after the reduction, and comes after it."""
+    work = Block("work", (Compute("work", Fixed(1.0), "B"),))
+    lanes = {
+        "compute": [Step(f"p{i}", work, phase="B") for i in range(3)],
+        "dp_gather": [called("g", "all_gather", "copied", stream="gather")],
+        "h2d": [Step("copied", Comm("copied", "from_host", 1e6, "rank", "offload"), ("r",))],
+        "dp": [called("r", "reduce_scatter", "p2")],
+    }
+    waits = {step.label: step.after for steps in take_turns(lanes).values() for step in steps}
+    assert waits["r"] == ("p2",)
+    assert waits["g"] == ("copied", "r")
+
+
+@pytest.mark.parametrize("implementation", ["fused", "eager"])
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"dp": 8, "zero": 1, "overlap": {"grad_reduce": True, "param_gather": True}},
+        {"dp": 8, "zero": 3},
+        {"dp": 8, "zero": 3, "prefetch": 2},
+        {"dp": 4, "zero": 3, "hsdp": 2},
+        {"dp": 4, "pp": 2, "zero": 3, "schedule": "interleaved_zb", "vpp": 2},
+        {"dp": 4, "tp": 2, "zero": 3},
+        {"dp": 8, "zero": 3, "grad_compression": "int8"},
+    ],
+    ids=lambda section: "-".join(map(str, section.values())),
+)
+def test_what_one_communicator_does_never_overlaps(section: dict[str, Any], implementation: str) -> None:
+    result = quick.play(quick.load(job(training__implementation=implementation) | {"parallelism": section}))
+    timeline = result.spans
+    role = result.program.roles[0]
+    axis = {
+        step.label: step.op.axis
+        for lane, _, step in role.steps()
+        if lane != "compute" and isinstance(step.op, Comm) and step.op.op not in POINT_TO_POINT
+    }
+    seen: dict[str, list[tuple[float, float]]] = {}
+    for span in (timeline.rank == 0).nonzero()[0]:
+        label = timeline.labels[span]
+        if label in axis:
+            seen.setdefault(axis[label], []).append((timeline.start_s[span], timeline.end_s[span]))
+    assert sum(len(set(spans)) for spans in seen.values()) >= len(axis) > 2
+    for spans in seen.values():
+        ordered = sorted(spans)
+        assert all(a[1] <= b[0] + 1e-12 for a, b in pairwise(ordered))

@@ -1,0 +1,195 @@
+"""What is printed of a result, and the dictionary that it is read from."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from simulator.analysis.memory import memory_of_ranks
+from simulator.analysis.report import Job, StepFlops, report
+from simulator.analysis.static_memory import Holdings
+from simulator.config import load_workload
+from simulator.models import StateBytes
+from simulator.output.summary import compare, summary
+from simulator.timeline import Timeline
+from simulator.units import GiB
+from tests.support.timelines import pipeline, template
+
+
+def play() -> Timeline:
+    tail = template(("adam", "optimizer", "optimizer", 0.5), phase="O")
+    return pipeline("1f1b", 2, 4, comm=0.25, tail=tail, activation=4 * GiB)
+
+
+def job(*, optimizer: float = 12 * GiB, tokens: float | None = 1e6, price: float | None = 2.0) -> Job:
+    """8 A100s, of whose memory 40 GiB count."""
+    workload = load_workload(
+        {
+            "name": "tiny",
+            "model": {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 51_200},
+            "training": {"seq": 1024, "global_batch": 16, "total_tokens": tokens},
+            "parallelism": {"pp": 2, "dp": 4},
+            "cluster": {"name": "dgx_a100", "price_per_gpu_hour": price},
+        }
+    )
+    return Job(
+        workload=workload,
+        peak_flops_per_s=1e14,
+        calibration={"name": "test", "gpu": "gpu", "date": "2026-01-01", "source": "here", "kind": "measured"},
+        parameters=2e9,
+        active_parameters=2e9,
+        flops=StepFlops(model=8e15, causal=7e15, hardware=10e15),
+        pipelines=[(0, 1)],
+        memories=memory_of_ranks(
+            play(),
+            dict.fromkeys((0, 1), Holdings(StateBytes(2 * GiB, 4 * GiB, optimizer))),
+            dict.fromkeys((0, 1), 40.0 * GiB),
+        ),
+        advice=["parallelism.zero: 1 would free 9.0 GiB: enough"] if optimizer > 30 * GiB else [],
+        pipeline_rank=(0, 0, 0, 0, 1, 1, 1, 1),
+    )
+
+
+def printed(renderable: object, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO())
+    console.print(renderable)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_report_figures_follow_from_step_time() -> None:
+    result = report(job(), play())
+    # 16 sequences of 1,024 tokens a step; a million tokens are 61.03 steps.
+    step = result["step_time_s"]
+    assert result["tokens_per_s"] == pytest.approx(16 * 1024 / step)
+    assert result["tokens_per_s_per_gpu"] == pytest.approx(2 * 1024 / step)
+    assert result["mfu"] == pytest.approx(8e15 / (8 * 1e14 * step))
+    assert result["hfu"] / result["mfu"] == pytest.approx(10 / 8)
+    assert result["run"]["gpu_hours"] == pytest.approx(1e6 / 16384 * step * 8 / 3600)
+    assert result["run"]["cost"] == pytest.approx(2 * result["run"]["gpu_hours"])
+    assert result["run"]["days"] == pytest.approx(result["run"]["gpu_hours"] / 8 / 24)
+    assert sum(row["seconds"] for row in result["critical_path"]) == pytest.approx(step)
+    assert result["simulation"]["ops"] == play().n_rows
+    assert "run" not in report(job(tokens=None), play())
+    assert report(job(price=None), play())["run"]["cost"] is None
+
+
+def test_where_no_suite_is_close_the_text_says_how_the_job_differs_before_the_error() -> None:
+    """A small error of steps that are not like the job must not read as the job's."""
+    told = {
+        "nearest_suite": "other",
+        "rows": 3,
+        "mean_error": 0.02,
+        "max_error": 0.05,
+        "note": "A note.",
+        "close": False,
+    }
+    told["extrapolation"] = ["cluster.node.gpus.type x: measured with y only", "GPUs 64: measured from 1 to 4"]
+    text = printed(summary(report(job(), play(), accuracy=told)))
+    order = ["No measured steps are close", *told["extrapolation"], "2.0 %", "do not hold for it", "A note."]
+    assert sorted(order, key=text.index) == order
+    near = printed(summary(report(job(), play(), accuracy=told | {"close": True})))
+    assert near.index("Steps measured most like this one (other, 3 rows): mean error 2.0 %") < near.index("GPUs 64")
+
+
+def test_report_is_plain_json_in_a_fixed_order() -> None:
+    first, second = (json.dumps(report(job(), play()), allow_nan=False) for _ in range(2))
+    assert first == second
+    keys = list(json.loads(first))
+    assert keys[:6] == ["schema_version", "command", "warnings", "name", "cluster", "calibration"]
+    assert keys[-1] == "simulation"
+    expected = {"step_time_s", "mfu", "hfu", "bubble_fraction", "bubble_ratio", "time_breakdown_s", "communication",
+                "links", "memory", "host_bound_fraction", "critical_path"}  # fmt: skip
+    assert expected <= set(keys)
+
+
+def test_summary_shows_every_figure_with_its_unit_in_100_columns() -> None:
+    result = json.loads(json.dumps(report(job(), play())))
+    text = printed(summary(result))
+    assert max(len(line) for line in text.splitlines()) <= 100
+    for phrase in ("tiny on 8 GPUs of dgx_a100", "pp 2 x dp 4, 1f1b", "measured figures, 2026-01-01", "TFLOP/s", "MFU",
+                   "dense peak", "tokens/s", "GPU-hours", "bubble", "Fits: at most 26.5 GiB of 40.0 GiB", "exposed pp",
+                   "critical path", "Stage 0 is fullest at 1.00 s, in the forward pass"):  # fmt: skip
+        assert phrase in text, phrase
+
+
+def test_summary_says_what_does_not_fit_and_what_would() -> None:
+    text = printed(summary(report(job(optimizer=32 * GiB), play())))
+    assert "DOES NOT FIT: 46.5 GiB of 40.0 GiB" in text
+    (heads,) = (line.split() for line in text.splitlines() if "gradients" in line and "peak" in line)
+    (cells,) = (line.split() for line in text.splitlines() if line.split()[:1] == ["0"] and "46.5" in line)
+    assert dict(zip(heads, cells, strict=True))["over"] == "6.5"
+    assert "parallelism.zero: 1 would free 9.0 GiB: enough" in text
+
+
+def test_compare_puts_two_results_side_by_side() -> None:
+    slow = pipeline("1f1b", 2, 4, f=2.0, b=4.0, comm=0.5, activation=4 * GiB)
+    text = printed(compare(report(job(), play()), report(job(optimizer=32 * GiB), slow)))
+    assert "tiny (2)" in text
+    assert "does not fit" in text
+    ratio = slow.step_time_s / play().step_time_s
+    assert f"{ratio:.3f}" in next(line for line in text.splitlines() if "step time" in line)
+
+
+def test_the_two_bubbles_have_two_names() -> None:
+    """The pipeline's holds exposed pp and dp communication; the breakdown shows these by themselves."""
+    text = " ".join(printed(summary(report(job(), play()))).split())
+    assert "pipelines idle " in text
+    assert "; exposed pp and dp included" in text
+    assert "waiting for other ranks" in text
+    assert text.count("bubble") == 1
+
+
+def test_weights_that_are_the_optimizers_shards_are_said_to_be() -> None:
+    """As of torch's FSDP with master weights. Parameters on the host or its drives are no shards here."""
+    result = json.loads(json.dumps(report(job(), play())))
+    assert "Weights are" not in printed(summary(result))
+    for stage in result["memory"]["per_stage"]:
+        stage["weights"] = 0.0
+    assert "Weights are the fp32 shards that the optimizer updates" in printed(summary(result))
+    for place, words in (("cpu", "on the host;"), ("nvme", "on the host's drives;")):
+        result["parallelism"]["offload"]["parameters"] = place
+        assert f"Weights are {words}" in printed(summary(result))
+
+
+def test_a_narrow_terminal_still_shows_how_full_each_stage_is() -> None:
+    text = printed(summary(report(job(optimizer=32 * GiB), play())), width=40)
+    (heads,) = (line.split() for line in text.splitlines() if "weights" in line and "stage" in line)
+    assert heads[:2] == ["stage", "peak"]
+    assert "buffers" not in heads
+
+
+def test_a_schedule_from_a_file_is_named_without_its_folder() -> None:
+    result = json.loads(json.dumps(report(job(), play())))
+    result["parallelism"]["schedule"] = "/home/me/runs/mine.csv"
+    assert "pp 2 x dp 4, mine.csv," in printed(summary(result))
+
+
+def test_a_stage_that_fits_beside_one_that_does_not() -> None:
+    """Its cell under "over" is empty, and all other cells stand where they belong."""
+    result = json.loads(json.dumps(report(job(optimizer=32 * GiB), play())))
+    first, second = result["memory"]["per_stage"]
+    second["capacity"] = 10 * first["capacity"]
+    text = printed(summary(result)).split("Memory of the fullest GPU")[1]
+    rows = [line.split() for line in text.splitlines() if line.split()[:1] in (["0"], ["1"])]
+    assert [len(row) for row in rows] == [8, 7]
+
+
+def test_ratios_are_told_of_all_that_does_not_read_as_zero() -> None:
+    lines = printed(compare(report(job(), play()), report(job(), play()))).splitlines()
+    with_ratio = {line[:24].strip() for line in lines if line.rstrip().endswith("1.000")}
+    assert {"step time", "MFU", "peak memory", "bubble", "optimizer", "exposed communication"} <= with_ratio
+    assert not {"recompute", "waiting for the host"} & with_ratio  # zero in both
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_two_workloads_side_by_side_fit_the_terminal(width: int) -> None:
+    console = Console(width=width, file=io.StringIO())
+    console.print(compare(report(job(), play()), report(job(), play())))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "…" not in text

@@ -1,0 +1,178 @@
+"""The trace file: its format, its bytes, and what a reader that we did not write makes of it."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.errors import InputError
+from simulator.output.files import writing
+from simulator.output.trace import validate_trace, write_trace
+from simulator.timeline import Timeline
+from tests.support.timelines import Span, pipeline, template, timeline
+
+
+def play(schedule: str = "1f1b", p: int = 3, m: int = 4, v: int = 1) -> Timeline:
+    """A pipeline whose blocks hold kernels and in-line collectives, with lengths that no nanosecond divides."""
+    forward = template(("norm", "norm", "compute", 1e-6 / 3), ("attn.qkv", "matmul", "compute", 2e-3 / 7),
+                       ("attn", "all_reduce", "tp", 1e-4 / 3, 5e7))  # fmt: skip
+    backward = template(("again", "matmul", "recompute", 1e-3 / 7), ("attn.qkv.grad", "matmul", "compute", 1e-3 / 3),
+                        phase="B")  # fmt: skip
+    return pipeline(schedule, p, m, v, comm=1e-4 / 9, forward=forward, backward=backward)
+
+
+def events(path: Path, ph: str) -> list[dict[str, Any]]:
+    data = path.read_bytes()
+    document = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    return [event for event in document["traceEvents"] if event["ph"] == ph]
+
+
+@pytest.mark.parametrize(("schedule", "v"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
+@pytest.mark.parametrize("suffix", ["json", "json.gz"])
+def test_the_file_keeps_to_the_format_and_holds_every_row(tmp_path: Path, schedule: str, v: int, suffix: str) -> None:
+    tl = play(schedule, 3, 6, v)
+    path = tmp_path / f"trace.{suffix}"
+    write_trace(tl, path)
+    assert validate_trace(path) == []
+    slices = events(path, "X")
+    assert len(slices) == tl.n_rows
+    assert max(e["ts"] + e["dur"] for e in slices) == pytest.approx(tl.step_time_s * 1e6, abs=2e-3)
+    # Each micro-batch crosses p v - 1 edges forward and as many backward: an arrow with two ends for each.
+    assert len(events(path, "s")) == len(events(path, "f")) == 2 * 6 * (3 * v - 1)
+
+
+def test_events_say_what_runs_for_whom(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    write_trace(play(), path, name="tiny")
+    names = {e["name"] for e in events(path, "X")}
+    assert {"F3 attn.qkv", "B0 attn.qkv.grad", "ncclKernel_AllReduce F2 attn", "ncclKernel_Send 1 send"} <= names
+    qkv = next(e for e in events(path, "X") if e["name"] == "F3 attn.qkv" and e["pid"] == 1)
+    assert qkv["args"] == {"stream": 1, "phase": "F", "kind": "matmul", "stage": 1, "chunk": 0, "microbatch": 3}
+    threads = {e["args"]["name"] for e in events(path, "M") if e["name"] == "thread_name"}
+    assert threads == {"compute", "tp", "pp send fwd", "pp recv fwd", "pp send bwd", "pp recv bwd"}
+    assert {e["args"]["name"] for e in events(path, "M") if e["name"] == "process_name"} == {
+        f"rank {rank} · stage {rank}" for rank in range(3)
+    }
+    other = json.loads(path.read_bytes())["otherData"]
+    assert (other["name"], other["time_unit"], other["version"]) == ("tiny", "us", 1)
+    assert {event["name"] for event in events(path, "C")} == {"memory of the step (GiB)"}
+
+
+def test_chunks_are_named_where_there_are_several(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    write_trace(play("interleaved", 2, 2, 2), path)
+    assert "F1.1 attn.qkv" in {e["name"] for e in events(path, "X")}
+
+
+def test_the_same_timeline_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.json.gz", "b.json.gz"):
+        write_trace(play(), tmp_path / name)
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+
+
+def test_operations_that_overlap_on_a_lane_get_tracks_of_their_own(tmp_path: Path) -> None:
+    # Two reductions at once, and one that meets an in-line collective of the same lane.
+    reduce = template(("grads", "all_reduce", "dp", 4.0), phase="C")
+    block = template(("mm", "matmul", "compute", 5.0), ("norm", "all_reduce", "dp", 2.0), phase="O")
+    spans = [Span(0, "dp", reduce, start, phase="C") for start in (0.0, 3.0, 4.0)]
+    path = tmp_path / "trace.json"
+    write_trace(timeline([*spans, Span(0, "compute", block, 0.0, phase="O")]), path)
+    assert validate_trace(path) == []
+    tracks = {e["tid"]: e["args"]["name"] for e in events(path, "M") if e["name"] == "thread_name"}
+    assert list(tracks.values()) == ["compute", "dp", "dp 2", "dp 3"]
+
+
+def test_stretched_rows_are_drawn_where_they_ran(tmp_path: Path) -> None:
+    block = template(("a", "norm", "compute", 1e-6), ("b", "norm", "compute", 1e-6))
+    path = tmp_path / "trace.json"
+    rows = ((1e-6, 4e-6), (2e-6, 5e-6))
+    write_trace(timeline([Span(0, "compute", block, 0.0, end=5e-6, rows=rows, microbatch=7)]), path)
+    assert [(e["name"], e["ts"], e["dur"]) for e in events(path, "X")] == [("F7 a", 1.0, 1.0), ("F7 b", 4.0, 1.0)]
+
+
+def test_one_rank_per_stage_unless_told(tmp_path: Path) -> None:
+    # Ranks 0 and 1 are stage 0, rank 2 is stage 1; receives whose sender is not drawn have no arrow.
+    op, send, recv = (
+        template(("a", "matmul", "compute", 1.0)),
+        template(("send_fwd", "send", "pp", 1.0)),
+        template(("send_fwd", "recv", "pp", 1.0)),
+    )
+    tl = timeline(
+        [*(Span(rank, "compute", op, 0.0, stage=rank // 2, microbatch=0) for rank in range(3)),
+         Span(0, "pp_send_fwd", send, 1.0, phase="C", stage=0, microbatch=0),
+         Span(2, "pp_recv_fwd", recv, 1.0, phase="C", stage=1, microbatch=0)]
+    )  # fmt: skip
+    path = tmp_path / "trace.json"
+    write_trace(tl, path)
+    assert {e["pid"] for e in events(path, "X")} == {0, 2}
+    assert len(events(path, "s")) == 1
+    write_trace(tl, path, ranks=[1, 2])
+    assert {e["pid"] for e in events(path, "X")} == {1, 2}
+    assert events(path, "s") == []
+    with pytest.raises(ValueError, match=r"\[9\] are not simulated"):
+        write_trace(tl, path, ranks=[9])
+
+
+def test_nothing_is_left_half_written(tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    with pytest.raises(TypeError), writing(target) as file:
+        file.writelines([b"half", None])  # type: ignore[list-item]
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InputError, match=r"cannot be written"):
+        write_trace(play(), tmp_path / "missing" / "out.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"ts": "soon"}, "ts missing or of the wrong type"),
+        ({"dur": -1.0}, "negative time"),
+        ({"dur": 1e9}, "starts before"),
+        ({"ph": "Z"}, "is none of"),
+        ({"tid": 77}, "has no name"),
+    ],
+)
+def test_the_validator_finds_what_is_wrong(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
+    path = tmp_path / "trace.json"
+    write_trace(play(), path)
+    document = json.loads(path.read_bytes())
+    first = next(e for e in document["traceEvents"] if e["ph"] == "X")
+    first |= change
+    path.write_text(json.dumps(document))
+    assert any(complaint in problem for problem in validate_trace(path))
+
+
+def test_the_validator_finds_loose_flows(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    write_trace(play(), path)
+    document = json.loads(path.read_bytes())
+    flows = [e for e in document["traceEvents"] if e["ph"] == "s"]
+    document["traceEvents"].remove(flows[0])
+    flows[1]["ts"] = 1e9
+    path.write_text(json.dumps(document))
+    problems = validate_trace(path)
+    assert any("lacks an end" in problem for problem in problems)
+    assert any("ends before it starts" in problem for problem in problems)
+
+
+@pytest.mark.filterwarnings("ignore")  # of that package
+@pytest.mark.skipif(not importlib.util.find_spec("hta"), reason="HolisticTraceAnalysis is not installed")
+def test_holistic_trace_analysis_reads_the_same_step(tmp_path: Path) -> None:
+    from hta.trace_analysis import TraceAnalysis
+
+    tl = play("1f1b", 2, 4)
+    for rank in (0, 1):
+        write_trace(tl, tmp_path / f"rank{rank}.json.gz", ranks=[rank])
+    analysis = TraceAnalysis(trace_dir=str(tmp_path))
+    assert sorted(analysis.t.traces) == [0, 1]
+    # It counts whole microseconds from each rank's first event; rank 0 begins the step and ends it.
+    frame = analysis.t.traces[0]
+    assert (frame.ts + frame.dur).max() - frame.ts.min() == pytest.approx(tl.step_time_s * 1e6, abs=2)
+    breakdown = analysis.get_temporal_breakdown(visualize=False).set_index("rank")
+    assert (breakdown["compute_time(us)"] > 0).all()
+    assert (breakdown["non_compute_time(us)"] > 0).all()  # the all-reduces, known by their names

@@ -1,0 +1,189 @@
+"""The rules of a program, one by one: what breaks them is refused, with the place in the message."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from simulator.costs import Costs
+from simulator.engine import simulate
+from simulator.program import Batch, Block, Comm, Compute, Fixed, Program, ProgramError, Role, Step
+from tests.support.clusters import nic_cluster
+
+WORK = Block("work", (Compute("k", Fixed(1.0), "F"),))
+REDUCE = Comm("sum", "all_reduce", 8.0, "tp", "tp")
+SEND = Comm("out", "send", 8.0, "pp", "pp", peer=1)
+RECV = Comm("in", "recv", 8.0, "pp", "pp", peer=0)
+
+
+def role(name: str, *steps: Step, **lanes: tuple[Step, ...]) -> Role:
+    return Role(name, {"compute": steps, **lanes})
+
+
+#: Ranks 0 and 1 are a tp group of stage 0, ranks 2 and 3 of stage 1.
+GOOD = Program(
+    roles=(
+        role("stage0", Step("work", WORK), Step("sum", REDUCE), pp=(Step("out", SEND, ("work",)),)),
+        role("stage1", Step("sum", REDUCE), pp=(Step("in", RECV),)),
+    ),
+    role_of=(0, 0, 1, 1),
+    groups={"tp": ((0, 1), (2, 3)), "pp": ((0, 2), (1, 3))},
+    name="good",
+)
+
+
+def with_steps(*steps: Step, **lanes: tuple[Step, ...]) -> Program:
+    """GOOD with other steps in the compute lane of its first role."""
+    return replace(GOOD, roles=(role("stage0", *steps, **lanes), GOOD.roles[1]))
+
+
+def with_comm(**changes: Any) -> Program:
+    comm = replace(SEND if "peer" in changes or changes.get("op") in ("send", "recv") else REDUCE, **changes)
+    return with_steps(Step("x", comm))
+
+
+def test_a_good_program_is_silent_and_runs() -> None:
+    """The network names every rank of these in the cases below, so that what they refuse is the one thing changed."""
+    GOOD.validate()
+    assert simulate(GOOD, nic_cluster(4), Costs.ideal()).step_time_s > 1.0
+
+
+BROKEN: list[tuple[str, Program, str]] = [
+    ("role too large", replace(GOOD, role_of=(0, 0, 1, 2)), "good: role_of names a role that does not exist"),
+    ("role negative", replace(GOOD, role_of=(0, 0, 1, -1)), "good: role_of names a role that does not exist"),
+    (
+        "two groups of an axis",
+        replace(GOOD, groups={**GOOD.groups, "tp": ((0, 1), (1, 2, 3))}),
+        "good: a rank stands in two groups of axis 'tp'",
+    ),
+    (
+        "twice in a group",
+        replace(GOOD, groups={**GOOD.groups, "tp": ((0, 1, 0), (2, 3))}),
+        "good: a rank stands in two groups of axis 'tp'",
+    ),
+    (
+        "a rank too large",
+        replace(GOOD, groups={**GOOD.groups, "dp": ((0, 4),)}),
+        "good: axis 'dp' names a rank outside 0..3",
+    ),
+    (
+        "a rank below 0",
+        replace(GOOD, groups={**GOOD.groups, "dp": ((-1, 0),)}),
+        "good: axis 'dp' names a rank outside 0..3",
+    ),
+    (
+        "equal labels in a lane",
+        with_steps(Step("a", WORK), Step("a", WORK)),
+        "good: role 'stage0': two steps are labelled 'a'",
+    ),
+    (
+        "equal labels in two lanes",
+        with_steps(Step("a", WORK), Step("b", WORK), other=(Step("b", WORK),)),
+        "good: role 'stage0': two steps are labelled 'b'",
+    ),
+    (
+        "waits for nothing known",
+        with_steps(Step("a", WORK, ("b",))),
+        "good: role 'stage0': step 'a' waits for 'b', which does not exist",
+    ),
+    (
+        "waits for another rank's step",
+        with_steps(Step("a", WORK, ("in",))),
+        "good: role 'stage0': step 'a' waits for 'in', which does not exist",
+    ),
+    (
+        "kernels beside the compute lane",
+        with_steps(Step("a", WORK), other=(Step("b", WORK),)),
+        "good: role 'stage0': step 'b' computes on lane 'other', not 'compute'",
+    ),
+    ("unknown operation", with_comm(op="sum"), "good: role 'stage0': step 'x': unknown operation 'sum'"),
+    (
+        "unknown axis",
+        with_comm(axis="ep"),
+        "good: role 'stage0': step 'x': rank 0 has no group on axis 'ep'",
+    ),
+    (
+        "no group of its own",
+        replace(with_comm(axis="dp"), groups={**GOOD.groups, "dp": ((2, 3),)}),
+        "good: role 'stage0': step 'x': rank 0 has no group on axis 'dp'",
+    ),
+    (
+        "no peer",
+        with_comm(peer=-1),
+        "good: role 'stage0': step 'x': peer -1 of rank 0 is not another member of its pp group",
+    ),
+    (
+        "peer too large",
+        with_comm(peer=2),
+        "good: role 'stage0': step 'x': peer 2 of rank 0 is not another member of its pp group",
+    ),
+    (
+        "peer itself",
+        with_comm(peer=0),
+        "good: role 'stage0': step 'x': peer 0 of rank 0 is not another member of its pp group",
+    ),
+]
+
+
+@pytest.mark.parametrize(("program", "message"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
+def test_every_rule(program: Program, message: str) -> None:
+    with pytest.raises(ProgramError) as caught:
+        program.validate()
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(("program", "message"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
+def test_the_engine_validates_before_it_plays(program: Program, message: str) -> None:
+    with pytest.raises(ProgramError) as caught:
+        simulate(program, nic_cluster(4), Costs.ideal())
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("wrap", [lambda comm: Block("b", (comm,)), lambda comm: Batch((comm,)), lambda comm: comm])
+def test_communication_is_found_wherever_it_stands(wrap: Any) -> None:
+    """In a block, in a batch, alone."""
+    with pytest.raises(ProgramError, match="step 'x': unknown operation 'sum'"):
+        with_steps(Step("x", wrap(replace(REDUCE, op="sum")))).validate()
+    with_steps(Step("x", wrap(SEND)), Step("y", wrap(REDUCE))).validate()
+
+
+def test_a_role_that_nobody_plays_may_be_anything() -> None:
+    """It has no rank whose groups could be looked up."""
+    replace(GOOD, roles=(*GOOD.roles, role("unused", Step("x", replace(REDUCE, axis="ep"))))).validate()
+
+
+def test_steps_of_a_lane_may_wait_for_later_ones() -> None:
+    """Whether the program then goes on is for the clock to say: a deadlock is no ill-formed program."""
+    with_steps(Step("a", WORK, ("b",)), Step("b", WORK)).validate()
+
+
+UNEVEN = [
+    pytest.param(
+        replace(with_steps(Step("x", REDUCE)), groups={"tp": ((0,),), "pp": GOOD.groups["pp"]}),
+        "rank 1 has no group on axis 'tp'",
+        id="no group of the second rank",
+    ),
+    pytest.param(
+        replace(with_steps(Step("x", SEND)), groups={"tp": GOOD.groups["tp"], "pp": ((0, 2), (3, 1))}),
+        "peer 1 of rank 1 is not another member of its pp group",
+        id="another place in the group of the second rank",
+    ),
+]
+
+
+@pytest.mark.parametrize(("program", "reason"), UNEVEN)
+def test_every_rank_of_a_role_is_held_to_its_rules(program: Program, reason: str) -> None:
+    """Ranks 0 and 1 play one role; what is right for rank 0 is not for rank 1."""
+    with pytest.raises(ProgramError, match=reason):
+        program.validate()
+
+
+def test_a_changed_copy_has_groups_of_its_own() -> None:
+    """What a program remembers of its groups does not pass to a copy with other groups."""
+    GOOD.validate()
+    swapped = replace(GOOD, groups={"tp": ((2, 3), (0, 1)), "pp": GOOD.groups["pp"]})
+    assert [swapped.group_index("tp", rank) for rank in range(4)] == [1, 1, 0, 0]
+    assert [GOOD.group_index("tp", rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert GOOD.group_index("pp", 3) == 1

@@ -1,0 +1,99 @@
+"""Who imports whom: the table in DESIGN.md, held against the sources."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "simulator"
+#: What every package may import without the table saying so.
+FREE = {"units", "errors", "garbage", "input_files"}
+#: Third-party package -> the packages here that may import it.
+ONLY = {
+    "simpy": {"engine", "network"},
+    "matplotlib": {"output"},
+    "networkx": {"cluster", "network", "engine", "output"},
+    "typer": {"cli"},
+}
+
+
+def table() -> dict[str, set[str]]:
+    """Package -> what it may import, in the order of the rows."""
+    text = (ROOT / "DESIGN.md").read_text(encoding="utf-8")
+    may: dict[str, set[str]] = {}
+    for row in re.findall(r"^\| (`.*?) \|.*\| (.*?) \|$", text, flags=re.MULTILINE):
+        names = re.findall(r"`([\w.]+)`", row[0])
+        words = {word.strip(" `") for word in row[1].split(",")}
+        allowed = set(may) if words == {"everything above"} else words - {"nothing"}
+        may |= dict.fromkeys(names, allowed)
+    return may
+
+
+MAY = table()
+
+
+def package_of(module: str) -> str:
+    """The row that a module of `simulator` belongs to; the package itself hands out what `api` has."""
+    parts = module.split(".")[1:]
+    if ".".join(parts[:2]) in MAY:
+        return ".".join(parts[:2])
+    return parts[0] if parts else "api"
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules that a file imports, anywhere in it, but for annotations alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree.body = [
+        node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import"
+            for alias in node.names:
+                inside = PACKAGE.joinpath(*f"{node.module}.{alias.name}".split(".")[1:])
+                is_module = inside.is_dir() or inside.with_suffix(".py").is_file()
+                yield f"{node.module}.{alias.name}" if is_module else str(node.module)
+
+
+def sources() -> dict[Path, str]:
+    """File -> its package; the two files that only hand over (`__init__`, `__main__`) are left out."""
+    files = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE or "__" not in path.name]
+    return {path: package_of(".".join(path.relative_to(ROOT).with_suffix("").parts)) for path in files}
+
+
+def test_the_table_knows_every_package_and_nothing_else() -> None:
+    assert set(sources().values()) == set(MAY)
+
+
+def test_a_package_imports_only_what_stands_above_it() -> None:
+    rows = list(MAY)
+    for name, allowed in MAY.items():
+        assert allowed <= set(rows[: rows.index(name)]), f"{name} is above what it imports"
+
+
+@pytest.mark.parametrize("package", MAY)
+def test_packages_import_what_the_table_says(package: str) -> None:
+    found = {
+        imported: path
+        for path, owner in sources().items()
+        if owner == package
+        for module in imports(path)
+        if module.split(".")[0] == "simulator" and (imported := package_of(module)) != package
+    }
+    forbidden = {imported: str(path) for imported, path in found.items() if imported not in MAY[package] | FREE}
+    assert not forbidden
+
+
+@pytest.mark.parametrize("library", ONLY)
+def test_libraries_stay_where_they_belong(library: str) -> None:
+    users = {
+        owner for path, owner in sources().items() if any(module.split(".")[0] == library for module in imports(path))
+    }
+    assert users <= ONLY[library]

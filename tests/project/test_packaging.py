@@ -1,0 +1,55 @@
+"""The wheel carries the shipped files, and finds them by name from anywhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from simulator.config import catalog
+from simulator.validation import read_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    return next(out.glob("*.whl"))
+
+
+def test_the_wheel_holds_topologies_workloads_presets_and_profiles(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+    for kind, folder in (
+        ("workload", "simulator/shipped/workloads"),
+        ("cluster", "simulator/shipped/topologies"),
+        ("profile", "calibration/profiles"),
+        ("stack", "calibration/stacks"),
+    ):
+        assert {f"{folder}/{name}.yaml" for name in catalog.names(kind)} <= held
+    assert {"simulator/config/presets.yaml", "simulator/cli/app.py"} <= held
+    assert not [name for name in held if name.startswith(("tests/", "notebooks/"))]
+    suites = ROOT / "simulator" / "validation" / "data"
+    assert {path.relative_to(ROOT).as_posix() for path in suites.iterdir()} <= held
+    for row in read_rows(suites / "own-h200.csv"):
+        assert Path(row["workload"]).resolve().relative_to(ROOT).as_posix() in held
+
+
+def test_a_command_of_the_wheel_finds_its_files(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    # A path entry ahead of the checkout's: what is imported is the wheel.
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); import simulator; print(simulator.__file__);"
+        "from simulator.cli.app import main; main(['check', 'gpt175b_3d'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path / "site") in done.stdout
+    assert "192 x dgx_a100" in done.stdout

@@ -1,0 +1,116 @@
+"""README.md: its commands and its Python run, and print what it says they print; its picture and its links exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+#: What sets up an environment; the wheel's test covers the packaging.
+INSTALLS = {"pip install ."}
+
+
+class Shown(NamedTuple):
+    command: str
+    output: list[str]
+
+
+def blocks(*languages: str) -> list[str]:
+    pattern = rf"^```(?:{'|'.join(languages)})\n(.*?)^```$"
+    return re.findall(pattern, README, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[Shown]:
+    """Every command, with the output that stands below it."""
+    plain = [Shown(line, []) for block in blocks("bash", "sh", "shell") for line in block.splitlines() if line.strip()]
+    shown: list[Shown] = []
+    for block in blocks("console"):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                shown.append(Shown(line[2:], []))
+            elif line.strip():
+                shown[-1].output.append(line)
+    return plain + shown
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder with the workload file that the README shows, under the name it gives."""
+    path = tmp_path_factory.mktemp("readme")
+    (block,) = blocks("yaml")
+    name = re.match(r"# (\S+\.yaml):", block)
+    assert name
+    (path / name[1]).write_text(block, encoding="utf-8")
+    return path
+
+
+def run(arguments: list[str], folder: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("shown", [c for c in commands() if c.command not in INSTALLS], ids=lambda shown: shown.command)
+def test_every_command_runs_and_prints_what_is_shown(shown: Shown, folder: Path) -> None:
+    program, *arguments = shlex.split(shown.command)
+    if [program, *arguments[:2]] == ["python", "-m", "simulator"]:
+        program, arguments = "llmsim", arguments[2:]
+    assert program == "llmsim", "a command that this test cannot run"
+    printed = [" ".join(line.split()) for line in run(["-m", "simulator", *arguments], folder).splitlines()]
+    stale = [line for line in shown.output if " ".join(line.split()) not in printed]
+    assert not stale, "the README shows what is no longer printed"
+
+
+def test_the_python_runs(folder: Path) -> None:
+    for number, block in enumerate(blocks("python")):
+        (folder / f"snippet{number}.py").write_text(block, encoding="utf-8")
+        assert run([f"snippet{number}.py"], folder)
+    assert blocks("python")
+
+
+def test_the_table_of_errors_is_what_was_recorded() -> None:
+    recorded = pytest.importorskip("simulator.validation.accuracy").recorded()
+    for suite, errors in recorded.items():
+        sizes = [100 * abs(error) for error in errors.values()]
+        row = f"| `{suite}` | {len(sizes)} | {sum(sizes) / len(sizes):.1f} % | {max(sizes):.1f} % |"
+        assert row in README
+
+
+def test_the_table_of_commands_is_complete() -> None:
+    from simulator.cli.app import COMMANDS
+
+    assert set(re.findall(r"^\| `llmsim (\w+)", README, flags=re.MULTILINE)) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_into_the_project_lead_somewhere(page: str) -> None:
+    targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8"))
+    missing = [target for target in targets if "://" not in target and not (ROOT / target).exists()]
+    assert not missing
+
+
+def test_files_that_the_recipes_name_exist() -> None:
+    """CONTRIBUTING.md names the file that each recipe touches."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = [
+        name for name in re.findall(r"`((?:simulator|calibration|topologies)/[\w./]+)`", text) if name == name.lower()
+    ]
+    assert len(named) > 10
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_the_picture_is_small() -> None:
+    for picture in (ROOT / "docs").iterdir():
+        assert picture.name in README
+        assert picture.stat().st_size < 200_000

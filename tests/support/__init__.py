@@ -1,0 +1,1 @@
+"""Small jobs, clusters and timelines that tests of several packages use."""
