@@ -27,7 +27,7 @@ BLAS_THREADS = 2
 @dataclass(frozen=True)
 class Holdings:
     """What a rank holds whatever its steps do, bytes: the model's ``state`` but for the gradients that steps make
-    (``made``), ``placeholders`` that stay for good (see `models.nodes.linear`), the ``bucket`` of copied gradients,
+    (``made``), ``placeholders`` that stay for good (see `models.linear.linear`), the ``bucket`` of copied gradients,
     ``receives`` of a pipeline, the ``workspaces`` of BLAS; and how many ``communicators`` it has. ``first_bucket``:
     what DDP's second step may hold beside all that.
     ``parts``: by stage, what its passes run; without what layers save where ``layers_away``: it is offloaded, and comes

@@ -9,7 +9,6 @@ from simulator.models.flops import (
 )
 from simulator.models.layer import layer
 from simulator.models.model_warnings import warnings
-from simulator.models.nodes import Op, Tensor, unique
 from simulator.models.optimizer import (
     StateBytes,
     host_state_bytes,
@@ -23,9 +22,11 @@ from simulator.models.optimizer import (
 )
 from simulator.models.parts import Part, PassBytes, by_part, params_on, pass_bytes, swapped_bytes
 from simulator.models.routing import routing
-from simulator.models.shapes import Seat, Turn, activation_bytes, passed_bytes, telling_seat
+from simulator.models.shapes import activation_bytes, passed_bytes, telling_seat
 from simulator.models.stage import made_gradient_bytes, stage_parts
 from simulator.models.vocabulary import embedding, head
+from simulator.operations.nodes import Op, Tensor, unique
+from simulator.operations.shapes import Seat, Turn
 
 __all__ = [
     "Op",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.models.nodes import Node, Ops, Tensor, drop_kernel, dropout, fuse, memory
-from simulator.models.shapes import Shapes
+from simulator.models.pointwise import drop_kernel, dropout
+from simulator.operations.nodes import Node, Ops, Tensor, fuse, memory
+from simulator.operations.shapes import Shapes
 from simulator.program import Attention, Compute, Matmul
 
 

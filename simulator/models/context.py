@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.models.attention import flash_kernel, flash_saved, whole_attention
-from simulator.models.nodes import Node, Op, Ops, memory
-from simulator.models.shapes import Shapes
+from simulator.operations.nodes import Node, Op, Ops, memory
+from simulator.operations.shapes import Shapes
 from simulator.program import Attention, Beside, Comm, Compute
 
 

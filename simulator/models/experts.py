@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.models import plain_experts
-from simulator.models.nodes import Node, Ops, Tensor, activation, add_gradient, comm, linear, memory, new_gradient_bytes
+from simulator.models.linear import add_gradient, linear, new_gradient_bytes
+from simulator.models.pointwise import activation
 from simulator.models.routing import routing
-from simulator.models.shapes import ANY_SEAT, Seat, Shapes
+from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
+from simulator.operations.shapes import ANY_SEAT, Seat, Shapes
 from simulator.program import Beside, Comm, Compute, GroupedMatmul, Matmul
 from simulator.units import DTYPE_BYTES
 

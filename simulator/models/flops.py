@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from simulator.models.shapes import GATED, Seat, telling_seat
+from simulator.models.shapes import telling_seat
 from simulator.models.stage import stage_parts
+from simulator.operations.shapes import GATED, Seat
 from simulator.program.kernels import causal_pairs
 from simulator.program.ops import kernels_of
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from simulator.models.nodes import EAGER_ROPE, Node, Ops, Tensor, add_gradient, comm, linear, memory, new_gradient_bytes
+from simulator.models.linear import add_gradient, linear, new_gradient_bytes
 from simulator.models.norms import norm
-from simulator.models.shapes import Shapes
+from simulator.models.pointwise import EAGER_ROPE
+from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
+from simulator.operations.shapes import Shapes
 from simulator.program import Compute, Matmul
 
 if TYPE_CHECKING:

@@ -12,11 +12,14 @@ from simulator.models.attention import attention_inputs, split_qkv
 from simulator.models.context import core_attention
 from simulator.models.experts import Experts, experts, mixture
 from simulator.models.latent import Latent, latent, latent_projections, up_inputs
-from simulator.models.nodes import Node, Tensor, activation, fuse, linear, residual, rope
+from simulator.models.linear import linear
 from simulator.models.norms import norm
 from simulator.models.parts import Checkpoint, Part, part_of
+from simulator.models.pointwise import activation, residual, rope
 from simulator.models.recompute_by_op import recomputed_by_op
-from simulator.models.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn, shapes
+from simulator.models.shapes import shapes
+from simulator.operations.nodes import Node, Tensor, fuse
+from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn
 from simulator.program import Beside
 
 if TYPE_CHECKING:

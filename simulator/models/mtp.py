@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simulator.models.layer import layer
-from simulator.models.nodes import Node, Ops, comm, linear, memory
+from simulator.models.linear import linear
 from simulator.models.norms import norm
 from simulator.models.parts import Part, part_of
-from simulator.models.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn, shapes
+from simulator.models.shapes import shapes
 from simulator.models.vocabulary import embedding, head
+from simulator.operations.nodes import Node, Ops, comm, memory
+from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn
 
 if TYPE_CHECKING:
     from simulator.config import Workload

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from simulator.models.nodes import Node, Ops, Tensor, add_gradient, fuse, memory
-from simulator.models.shapes import Shapes
+from simulator.models.linear import add_gradient
+from simulator.operations.nodes import Node, Ops, Tensor, fuse, memory
+from simulator.operations.shapes import Shapes
 from simulator.program import Compute
 
 #: (label, class, tensors read in fp32 and in the working precision, tensors written in both) of the kernels of

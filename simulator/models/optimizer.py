@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simulator.models.nodes import Op
 from simulator.models.parts import Part, params_on
 from simulator.models.routing import routing
-from simulator.models.shapes import ANY_SEAT, Seat
 from simulator.models.stage import stage_parts
+from simulator.operations.nodes import Op
+from simulator.operations.shapes import ANY_SEAT, Seat
 from simulator.program import Comm, Compute, Memory
 from simulator.units import DTYPE_BYTES
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from simulator.models.nodes import Node, Op, Ops, Tensor, unique
+from simulator.operations.nodes import Node, Op, Ops, Tensor, unique
 from simulator.program import Beside, Comm, Compute
 
 

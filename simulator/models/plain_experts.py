@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simulator.models.nodes import Node, Ops, Tensor, add_gradient, memory
-from simulator.models.shapes import Shapes
+from simulator.models.linear import add_gradient
+from simulator.operations.nodes import Node, Ops, Tensor, memory
+from simulator.operations.shapes import Shapes
 from simulator.program import Compute, Matmul
 from simulator.units import DTYPE_BYTES
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from simulator.models.nodes import Node, Op, Tensor
 from simulator.models.parts import Part
-from simulator.models.shapes import Shapes
+from simulator.operations.nodes import Node, Op, Tensor
+from simulator.operations.shapes import Shapes
 from simulator.program import Attention, Beside, Comm, Compute, Matmul
 
 if TYPE_CHECKING:

@@ -1,39 +1,15 @@
-"""What one tensor-parallel rank sees of one micro-batch."""
+"""The shapes that follow from a workload."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from simulator.models.routing import routing
+from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn
 from simulator.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from simulator.config import Workload
-
-GATED = ("swiglu", "geglu")
-
-
-class Seat(NamedTuple):
-    """Where a rank sits on the axes along which the work of ranks can differ: its positions in its cp and ep groups."""
-
-    cp: int = 0
-    ep: int = 0
-
-
-#: The seat of ranks whose work does not differ.
-ANY_SEAT = Seat()
-
-
-class Turn(NamedTuple):
-    """Whether a micro-batch makes the first or the last gradients of its step."""
-
-    first: bool = False
-    last: bool = False
-
-
-#: The turn of micro-batches in the middle.
-ANY_TURN = Turn()
 
 
 def telling_seat(workload: Workload, seat: Seat) -> Seat:
@@ -42,101 +18,6 @@ def telling_seat(workload: Workload, seat: Seat) -> Seat:
     uneven = layout.cp_method == "ring" and layout.cp_layout == "contiguous"
     ep = routing(workload).telling(seat.ep) if workload.model.moe else 0
     return Seat(cp=seat.cp if uneven else 0, ep=ep)
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """Sizes of a rank's share of the tensors, and how its kernels are put together.
-
-    ``tokens`` are those of a micro-batch (b s, or b s / cp with context parallelism); ``rows`` are the tokens that a
-    rank's norms, dropouts and residuals work on: all of them, or 1/t with sequence parallelism. ``seq`` is the length
-    of whole sequences, ``window`` what of it a query sees, 0 for all; ``cp_rank`` is the rank's place on axis cp, where
-    that makes a difference. ``overlaps_tp``: tensor-parallel communication runs beside products.
-    ``heads``, ``kv_heads``, ``ffn`` and ``vocab`` are the rank's own; KV heads fewer than tp ranks are replicated, one
-    to a rank. Heads of values may have a width of their own.
-    ``dtype`` is the working precision, of which an element takes ``element`` bytes.
-    ``adds_gradients`` to those of micro-batches before; ``fills_buckets``: gradients are complete and go into buckets,
-    those of experts if ``fills_expert_buckets``.
-    """
-
-    tp: int
-    sequence_parallel: bool
-    vocab_parallel: bool
-    overlaps_tp: bool
-    cp: int
-    cp_method: str
-    cp_layout: str
-    cp_rank: int
-    batch: int
-    seq: int
-    window: int
-    tokens: int
-    rows: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    kv_replicas: int
-    head_dim: int
-    v_head_dim: int
-    ffn: int
-    vocab: int
-    activation: str
-    norm: str
-    position: str
-    bias: bool
-    attention: str
-    dropout: float
-    implementation: str
-    dtype: str
-    grad_dtype: str
-    adds_gradients: bool
-    fills_buckets: bool
-    fills_expert_buckets: bool
-    accumulates_in_product: bool
-    keeps_gradients: bool
-    compiles_loss: bool
-    norm_by_ops: bool
-
-    @property
-    def element(self) -> int:
-        return DTYPE_BYTES[self.dtype]
-
-    @property
-    def fused(self) -> bool:
-        return self.implementation == "fused"
-
-    @property
-    def eager(self) -> bool:
-        return self.implementation == "eager"
-
-    @property
-    def compiled(self) -> bool:
-        return self.implementation == "compiled"
-
-    @property
-    def gated(self) -> bool:
-        return self.activation in GATED
-
-    @property
-    def row_bytes(self) -> float:
-        """One residual-stream tensor: rows x hidden."""
-        return float(self.element * self.rows * self.hidden)
-
-    @property
-    def q_width(self) -> int:
-        return self.heads * self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        return self.kv_heads * self.head_dim
-
-    @property
-    def v_width(self) -> int:
-        return self.kv_heads * self.v_head_dim
-
-    @property
-    def context_width(self) -> int:
-        return self.heads * self.v_head_dim
 
 
 def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN) -> Shapes:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from simulator.models.layer import layer
 from simulator.models.mtp import predictor
-from simulator.models.nodes import Tensor, memory, unique
 from simulator.models.parts import Part, output_gradients
-from simulator.models.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn, passed_bytes, shapes
+from simulator.models.shapes import passed_bytes, shapes
 from simulator.models.vocabulary import embedding, head
+from simulator.operations.nodes import Tensor, memory, unique
+from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn
 from simulator.units import DTYPE_BYTES
 
 if TYPE_CHECKING:

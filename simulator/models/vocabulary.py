@@ -6,21 +6,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from simulator.models.nodes import (
-    Node,
-    Op,
-    Ops,
-    Tensor,
-    add_gradient,
-    comm,
-    dropout,
-    linear,
-    memory,
-    new_gradient_bytes,
-)
+from simulator.models.linear import add_gradient, linear, new_gradient_bytes
 from simulator.models.norms import norm
 from simulator.models.parts import Part, part_of
-from simulator.models.shapes import ANY_TURN, Shapes, Turn, shapes
+from simulator.models.pointwise import dropout
+from simulator.models.shapes import shapes
+from simulator.operations.nodes import Node, Op, Ops, Tensor, comm, memory
+from simulator.operations.shapes import ANY_TURN, Shapes, Turn
 from simulator.program import Compute
 
 if TYPE_CHECKING:

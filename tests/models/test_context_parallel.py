@@ -12,6 +12,7 @@ from simulator.config import Workload, load_workload
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.models import Seat
+from simulator.operations.shapes import ANY_SEAT
 from simulator.program import Attention, Comm
 from simulator.program.kernels import causal_pairs
 from simulator.program.ops import Beside, comm_of, kernels_of
@@ -47,7 +48,7 @@ def sent(ops: Iterable[Any], axis: str = "cp") -> float:
     return sum(comm.nbytes for comm in comms if comm.axis == axis)
 
 
-def attention_flops(workload: Workload, seat: Seat = models.shapes.ANY_SEAT) -> float:
+def attention_flops(workload: Workload, seat: Seat = ANY_SEAT) -> float:
     part = models.layer(workload, seat=seat)
     return sum(kernel.flops for kernel in kernels((*part.forward, *part.backward)))
 
