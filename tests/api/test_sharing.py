@@ -20,9 +20,9 @@ from simulator.engine import Placed, simulate, simulate_together
 from simulator.errors import InputError
 from simulator.network.collectives import idle_seconds, plan
 from simulator.program import Comm, Program, Role, Step
-from tests.engine.test_traffic import at_once, ends
 from tests.support.clusters import CLUSTERS, HOP_s, NIC_Bps, nic_cluster
 from tests.support.jobs import job
+from tests.support.transfers import at_once, ends
 
 IDEAL = Costs.ideal()
 #: Leaves of four nodes of one GPU, whose 40 GB/s meet in an uplink of 10.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from itertools import pairwise, permutations
+from itertools import permutations
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,7 +17,7 @@ from simulator.config import catalog
 from simulator.config.cluster import Fabric, load_cluster
 from simulator.errors import InputError
 from simulator.fabrics import FABRICS, Kind, Ports, Switches
-from tests.support.clusters import CLUSTERS
+from tests.support.clusters import CLUSTERS, check_route
 
 SHIPPED = catalog.names("cluster")
 
@@ -28,15 +28,6 @@ def cluster(name: str = "dgx_a100", nodes: int = 1, **changes: Any) -> Cluster:
 
 def names(built: Cluster, a: int, b: int, nic: int | None = None) -> list[str]:
     return [built.links[i].name for i in built.route(a, b, nic)]
-
-
-def check_route(built: Cluster, a: int, b: int) -> None:
-    """A route starts at the sender, ends at the receiver, and each link starts where the one before ended."""
-    crossed = [built.links[i] for i in built.route(a, b)]
-    assert crossed[0].src == built.gpus[a].name
-    assert crossed[-1].dst == built.gpus[b].name
-    assert all(first.dst == second.src for first, second in pairwise(crossed))
-    assert all(built.graph.edges[link.src, link.dst]["link"] == link.index for link in crossed)
 
 
 @pytest.mark.parametrize("name", SHIPPED)

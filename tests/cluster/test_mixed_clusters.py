@@ -20,8 +20,8 @@ from simulator.costs.slowest import slowest
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.network.collectives import idle_seconds, plan
-from tests.cluster.test_cluster import check_route
-from tests.engine.test_exact import assert_same
+from tests.support.clusters import check_route
+from tests.support.exact import assert_same
 from tests.support.jobs import job, play
 
 H100, A100 = "h100-sxm-80gb", "a100-sxm-80gb"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, product
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -17,27 +17,9 @@ from simulator.engine import simulate
 from simulator.engine.invariants import check
 from simulator.program import Comm, Program
 from simulator.program.text import from_text
-from simulator.timeline import Timeline
 from tests.support.clusters import HOP_s, NIC_Bps, nic_cluster
 from tests.support.quick import ISSUED, ByPurpose
-
-IDEAL = Costs.ideal()
-SHORTCUTS = list(product((True, False), repeat=2))
-
-
-def play(
-    program: Program, costs: Costs = IDEAL, *, gpus: int = 1, fold: bool = True, coalesce: bool = True
-) -> Timeline:
-    timeline = simulate(program, nic_cluster(program.n_ranks // gpus, gpus), costs, fold=fold, coalesce=coalesce)
-    check(program, timeline)
-    return timeline
-
-
-def ends(timeline: Timeline, rank: int = 0) -> dict[str, float]:
-    """Label of a step -> when it ended on the simulated rank of ``rank``."""
-    mine = timeline.rank == timeline.simulated_as[rank]
-    return {label: float(timeline.end_s[i]) for i, label in enumerate(timeline.labels) if mine[i]}
-
+from tests.support.transfers import IDEAL, SHORTCUTS, ends, play
 
 # Two pipelines of two stages, 0 -> 2 and 1 -> 3, each rank on a node of its own. Stage 0 reduces gradients (ranks 0 and
 # 1) while it sends; stage 1 computes when it has received. A two-rank ring all-reduce of S bytes is two hops, and each

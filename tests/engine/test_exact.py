@@ -4,37 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 
-from simulator.api import Result
 from simulator.config import load_workload
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.schedules import SCHEDULES
 from tests.support.clusters import CLUSTERS
+from tests.support.exact import assert_same, compare
 from tests.support.jobs import job, layouts, play
-
-
-def rows_of(result: Result) -> pd.DataFrame:
-    """Rows of the simulated ranks, in an order that does not depend on rounding."""
-    frame = result.timeline
-    return frame.sort_values(["rank", "lane", "start_s", "end_s", "name"], kind="stable", ignore_index=True)
-
-
-def assert_same(short: Result, plain: Result) -> None:
-    """Every rank of the plain run has the rows of the rank that was simulated for it."""
-    of_rank = {rank: frame.reset_index(drop=True) for rank, frame in rows_of(short).groupby("rank")}
-    plain_rows = rows_of(plain)
-    step = plain.spans.step_time_s
-    assert len(plain.spans.ranks) == plain.workload.n_ranks
-    for rank, frame in plain_rows.groupby("rank"):
-        twin = of_rank[short.spans.simulated_as[int(rank)]]
-        assert list(twin["name"]) == list(frame["name"])
-        for column in ("start_s", "end_s", "nbytes"):
-            scale = step if column != "nbytes" else max(float(frame[column].max()), 1.0)
-            assert np.abs(twin[column].to_numpy() - frame[column].to_numpy()).max() <= 1e-9 * scale, (rank, column)
 
 
 def name_of(section: dict[str, Any]) -> str:
@@ -64,14 +42,6 @@ def test_fold_and_coalesce_change_nothing_whatever_the_schedule(name: str) -> No
         sync = {"grad_reduce": overlap, "p2p": overlap, "param_gather": overlap}
         vpp = schedule.chunks or 2
         compare({"tp": 2, "dp": 2, "pp": 2, "vpp": vpp, "schedule": name, "zero": zero, "overlap": sync})
-
-
-def compare(section: dict[str, Any], **changes: Any) -> None:
-    workload = job(**changes) | {"parallelism": section}
-    short, plain = play(workload, fold=True, coalesce=True), play(workload, fold=False, coalesce=False)
-    check(short.program, short.played)
-    check(plain.program, plain.played)
-    assert_same(short, plain)
 
 
 @pytest.mark.parametrize(

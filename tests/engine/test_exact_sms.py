@@ -14,8 +14,8 @@ from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.engine.invariants import check
 from simulator.lowering import build_program
-from tests.engine.test_exact import assert_same
 from tests.support import quick
+from tests.support.exact import assert_same
 from tests.support.jobs import job
 
 H100 = load_profile("h100-sxm-80gb")

@@ -15,7 +15,8 @@ from simulator.engine.memory import equal_part
 from simulator.program import Comm, Fixed
 from simulator.program.ops import COLLECTIVES
 from simulator.program.text import from_text
-from tests.engine.test_contention import IDEAL, SHORTCUTS, HOP_s, NIC_Bps, ends, play
+from tests.support.clusters import HOP_s, NIC_Bps
+from tests.support.transfers import IDEAL, SHORTCUTS, ends, play
 
 #: What a memory moves that an all-reduce on two nodes takes half of the time of: it moves 4 bytes for one on the NIC.
 MEMORY_Bps = 8 * NIC_Bps

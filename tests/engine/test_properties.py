@@ -14,19 +14,14 @@ from simulator.analysis.memory import memory_curve
 from simulator.api import Result
 from simulator.engine.invariants import check
 from simulator.errors import InputError
+from tests.support.exact import leaves
 from tests.support.jobs import any_job
-from tests.support.quick import load, play
-
-SPEEDS: list[dict[str, float]] = [{}, {"dp": 0.8}, {"pp": 0.7, "dp": 0.9}, {"tp": 0.9, "pp": 0.9, "dp": 0.5, "cp": 0.7}]
+from tests.support.quick import SPEEDS, load, play
 
 
 @st.composite
 def jobs(draw: st.DrawFn) -> dict[str, Any]:
     return any_job(lambda *choices: draw(st.sampled_from(choices)))
-
-
-def leaves(node: dict[str, Any]) -> list[float]:
-    return [x for value in node.values() for x in (leaves(value) if isinstance(value, dict) else [value])]
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate, Phase.shrink])

@@ -9,9 +9,9 @@ import pytest
 
 from simulator.api import run
 from simulator.errors import InputError
-from tests.engine.test_properties import SPEEDS, leaves
+from tests.support.exact import leaves
 from tests.support.jobs import any_job, job
-from tests.support.quick import CLUSTER, load, play
+from tests.support.quick import CLUSTER, SPEEDS, load, play
 
 #: (fold, coalesce), one of them off or both.
 PLAIN = [(True, False), (False, True), (False, False)]

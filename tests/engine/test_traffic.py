@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from benchmarks import bench_shared_spine
 from simulator.analysis.links import contention, links_of_purpose
 from simulator.cluster import build_cluster
 from simulator.config.cluster import ClusterSpec
-from simulator.costs import Costs
 from simulator.engine import Placed, simulate, simulate_together
 from simulator.engine.invariants import check
 from simulator.network.flows import Network, full_links
@@ -23,27 +22,7 @@ from simulator.program import Comm, Program, Role, Step
 from simulator.timeline import Timeline
 from tests.support.clusters import CLUSTERS, HOP_s, NIC_Bps, nic_cluster
 from tests.support.jobs import job, play
-
-IDEAL = Costs.ideal()
-#: (fold, coalesce)
-SHORTCUTS = [(True, True), (True, False), (False, True), (False, False)]
-
-
-def at_once(groups: Mapping[str, Sequence[Sequence[int]]], *comms: Comm) -> Program:
-    """Every rank calls all of ``comms`` at time 0, each on a lane of its own."""
-    ranks = sorted({rank for of_axis in groups.values() for group in of_axis for rank in group})
-    role = Role("all", {f"lane{i}": (Step(f"step{i}", comm),) for i, comm in enumerate(comms)})
-    named = {axis: tuple(tuple(group) for group in of_axis) for axis, of_axis in groups.items()}
-    return Program((role,), (0,) * len(ranks), named)
-
-
-def ends(timeline: Timeline) -> dict[str, float]:
-    """Label of a step -> when it ended on rank 0."""
-    return {
-        label: float(end)
-        for label, end, rank in zip(timeline.labels, timeline.end_s, timeline.rank, strict=True)
-        if rank == 0
-    }
+from tests.support.transfers import IDEAL, SHORTCUTS, at_once, ends
 
 
 def lost(timeline: Timeline, link: str) -> dict[tuple[str, str], tuple[float, float, float]]:

@@ -17,9 +17,8 @@ from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.fabrics import FABRICS, ports_down
 from simulator.network.collectives import idle_seconds, plan
-from tests.cluster.test_cluster import check_route
-from tests.engine.test_exact import assert_same
-from tests.support.clusters import CLUSTERS
+from tests.support.clusters import CLUSTERS, check_route
+from tests.support.exact import assert_same
 from tests.support.jobs import job, play
 
 PORT_Bps = 25e9

@@ -11,7 +11,7 @@ from simulator.config import load_workload, warnings
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.lowering.compression import ELEMENT_BYTES
-from tests.engine.test_exact import assert_same
+from tests.support.exact import assert_same
 
 KINDS = ("fp8", "int8", "1bit")
 CLUSTERS = {

@@ -13,7 +13,7 @@ from simulator.api import Result
 from simulator.lowering import build_program
 from simulator.models import rank_parts
 from simulator.program import Block, Comm, Role, Step
-from tests.lowering.test_zero import load, play
+from tests.support.sharded import load, play
 
 LAYERS = 8
 BLOCKING = {"grad_reduce": False, "param_gather": False}

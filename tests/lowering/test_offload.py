@@ -16,7 +16,7 @@ from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.models import stage_parts
 from simulator.program import Comm
-from tests.engine.test_exact import assert_same
+from tests.support.exact import assert_same
 
 LAYERS = 6
 PCIE_Bps = 16 * 16e9 / 8 * 128 / 130

@@ -10,7 +10,7 @@ from simulator.api import Result, run
 from simulator.config import load_workload
 from simulator.engine.invariants import check
 from simulator.errors import InputError
-from tests.engine.test_exact import assert_same
+from tests.support.exact import assert_same
 
 NIC_Bps = 10e9
 

@@ -25,27 +25,11 @@ from simulator.models import optimizer_ops, params_on, rank_parts, state_bytes
 from simulator.program import Comm, Step
 from simulator.schedules import SCHEDULES
 from simulator.units import DTYPE_BYTES
-from tests.engine.test_exact import assert_same
 from tests.support import quick
-from tests.support.jobs import job
+from tests.support.exact import assert_same
+from tests.support.sharded import load, play
 
 RING = {"collective_algorithm": "ring"}
-_PLAYED: dict[str, Result] = {}
-
-
-def load(training: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **parallelism: Any) -> Workload:
-    workload = job()
-    workload["training"] |= {"grad_clip": None, "global_batch": 8} | (training or {})
-    workload["model"] |= model or {}
-    workload["parallelism"] |= parallelism
-    return quick.load(workload)
-
-
-def play(training: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **parallelism: Any) -> Result:
-    key = repr((training, model, parallelism))
-    if key not in _PLAYED:
-        _PLAYED[key] = quick.play(load(training, model, **parallelism))
-    return _PLAYED[key]
 
 
 def sent(result: Result) -> float:

@@ -16,8 +16,8 @@ from simulator.operations.shapes import ANY_SEAT
 from simulator.program import Attention, Comm
 from simulator.program.kernels import causal_pairs
 from simulator.program.ops import Beside, comm_of, kernels_of
-from tests.engine.test_exact import compare
 from tests.support import quick
+from tests.support.exact import compare
 from tests.support.jobs import job
 
 SEQ, HEADS, KV_HEADS, DIM = 512, 16, 4, 32

@@ -24,8 +24,8 @@ from simulator.network.direct import Traffic
 from simulator.program import Comm, Compute, GroupedMatmul, Matmul
 from simulator.program.ops import kernels_of
 from simulator.program.text import from_text, to_text
-from tests.engine.test_exact import assert_same
 from tests.support.clusters import carried
+from tests.support.exact import assert_same
 from tests.support.experts import MLA, job, play
 
 COUNTED = "MFU counts them as worked on"

@@ -20,9 +20,9 @@ from simulator.program import Comm, Compute, ProgramError
 from simulator.program.ops import Beside, comm_of, kernels_of
 from simulator.program.text import from_text, to_text
 from simulator.timeline import Timeline
-from tests.engine.test_exact import compare
 from tests.support import quick
 from tests.support.clusters import HOP_s, NIC_Bps, nic_cluster
+from tests.support.exact import compare
 from tests.support.jobs import job
 from tests.support.quick import ISSUED, ByPurpose
 

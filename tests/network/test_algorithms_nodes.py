@@ -22,9 +22,9 @@ from simulator.errors import InputError
 from simulator.network.collectives import OPERATIONS, bus_factor, idle_seconds, plan
 from simulator.network.tree import EFFICIENCY
 from simulator.units import GB, GiB
-from tests.engine.test_exact import assert_same
 from tests.support import replay, scripts
 from tests.support.clusters import HOP_s, NIC_Bps, NIC_LATENCY_s, link_bytes
+from tests.support.exact import assert_same
 from tests.support.jobs import job, play
 from tests.support.replay import Place, Wire
 

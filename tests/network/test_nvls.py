@@ -21,8 +21,8 @@ from simulator.network.pattern import Moves
 from simulator.units import GB, GiB, us
 from simulator.validation import collectives
 from simulator.validation.record import predict_collective
-from tests.engine.test_exact import assert_same
 from tests.support.clusters import link_bytes
+from tests.support.exact import assert_same
 from tests.support.jobs import job, play
 
 IDEAL = Costs.ideal()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from simulator.cluster import Cluster, build_cluster
@@ -103,3 +104,12 @@ def link_bytes(operation: Plan, cluster: Cluster) -> dict[str, float]:
             name = cluster.links[index].name
             totals[name] = totals.get(name, 0.0) + load * phase.nbytes
     return totals
+
+
+def check_route(built: Cluster, a: int, b: int) -> None:
+    """A route starts at the sender, ends at the receiver, and each link starts where the one before ended."""
+    crossed = [built.links[i] for i in built.route(a, b)]
+    assert crossed[0].src == built.gpus[a].name
+    assert crossed[-1].dst == built.gpus[b].name
+    assert all(first.dst == second.src for first, second in pairwise(crossed))
+    assert all(built.graph.edges[link.src, link.dst]["link"] == link.index for link in crossed)

@@ -23,6 +23,9 @@ ISSUED = tuple(Costs.from_profile(PROFILE).launch)
 #: dgx_a100 as a mapping, under a name that is no file's.
 CLUSTER = {key: value for key, value in cluster_data("dgx_a100")[0].items() if key != "nodes"} | {"name": "inline"}
 
+#: Shares of their speed that kernels keep beside communication, by its purpose (`ByPurpose`).
+SPEEDS: list[dict[str, float]] = [{}, {"dp": 0.8}, {"pp": 0.7, "dp": 0.9}, {"tp": 0.9, "pp": 0.9, "dp": 0.5, "cp": 0.7}]
+
 
 @dataclass(frozen=True)
 class ByPurpose:

@@ -1,0 +1,27 @@
+"""Small jobs whose state is sharded, each played once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulator.api import Result
+from simulator.config import Workload
+from tests.support import quick
+from tests.support.jobs import job
+
+_PLAYED: dict[str, Result] = {}
+
+
+def load(training: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **parallelism: Any) -> Workload:
+    workload = job()
+    workload["training"] |= {"grad_clip": None, "global_batch": 8} | (training or {})
+    workload["model"] |= model or {}
+    workload["parallelism"] |= parallelism
+    return quick.load(workload)
+
+
+def play(training: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **parallelism: Any) -> Result:
+    key = repr((training, model, parallelism))
+    if key not in _PLAYED:
+        _PLAYED[key] = quick.play(load(training, model, **parallelism))
+    return _PLAYED[key]
