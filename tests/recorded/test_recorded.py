@@ -1,0 +1,42 @@
+"""Every recorded job comes out as it was recorded."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from jobs import JOBS
+from record import differences, read, record
+
+
+@cache
+def recorded() -> dict[str, dict[str, Any]]:
+    return read()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_comes_out_as_recorded(name: str) -> None:
+    changed = differences(recorded()[name], record(JOBS[name]))
+    assert not changed, f"{len(changed)} values differ:\n" + "\n".join(changed[:40])
+
+
+def test_every_job_has_a_record() -> None:
+    assert recorded().keys() == JOBS.keys()
+
+
+def test_the_comparison_can_fail() -> None:
+    """Numbers may differ by one part in 1e9; a text, a missing entry and an entry more are told at once."""
+    before = {"step_time_s": 2.0, "lanes": {"0 compute": {"order_of_steps": "ab", "rows": 3}}, "stages": [1.0]}
+
+    def with_lane(**values: Any) -> dict[str, Any]:
+        return {**before, "lanes": {"0 compute": {**before["lanes"]["0 compute"], **values}}}
+
+    assert differences(before, {**before, "step_time_s": 2.0 * (1 + 1e-10)}) == []
+    assert differences(before, {**before, "step_time_s": 2.0 * (1 + 2e-9)}) != []
+    assert differences(before, with_lane(order_of_steps="ba")) == [".lanes.0 compute.order_of_steps: was 'ab', is 'ba'"]
+    assert differences(before, with_lane(rows=4)) == [".lanes.0 compute.rows: was 3, is 4"]
+    assert ".stages.1: is new" in differences(before, {**before, "stages": [1.0, 2.0]})
+    assert ".stages.0: is gone" in differences(before, {**before, "stages": []})
+    # How many events it took is not a result.
+    assert differences({"not_compared": {"events": 1}}, {"not_compared": {"events": 2}}) == []
