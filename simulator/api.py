@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator import models
-from simulator.analysis.advice import advice
-from simulator.analysis.hosts import host_memory
-from simulator.analysis.memory import RankMemory, fullest, memory_of_ranks, second_step_warning
-from simulator.analysis.rehearsal import times_of
-from simulator.analysis.report import Job, StepFlops, report
-from simulator.analysis.staleness import staleness
-from simulator.analysis.static_memory import holdings
-from simulator.analysis.steady import UNSTEADY, Steady, until_steady
+from simulator.analysis.training.advice import advice
+from simulator.analysis.training.host_memory import host_memory
+from simulator.analysis.training.memory import RankMemory, fullest, memory_of_ranks, second_step_warning
+from simulator.analysis.training.rehearsal import times_of
+from simulator.analysis.training.report import Job, StepFlops, report
+from simulator.analysis.training.staleness import staleness
+from simulator.analysis.training.static_memory import holdings
+from simulator.analysis.training.steady_state import UNSTEADY, Steady, until_steady
 from simulator.cluster import Cluster, cluster_of
 from simulator.config import Workload, load_workload
 from simulator.config.profile import Profile, load_profiles
@@ -32,6 +32,7 @@ from simulator.engine import Placed, simulate
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.lowering import build_program, layout
+from simulator.output.envelope import envelope
 from simulator.program import Program
 from simulator.schedules import Times
 from simulator.timeline import Timeline
@@ -96,14 +97,14 @@ class Result:
     def _report(self) -> dict[str, Any]:
         known = accuracy(self.workload)
         alone = self.steady is not None and self.workload.parallelism.data_parallel == "async"
-        return report(
+        content = report(
             _job(self),
             self.spans,
             steady=self.steady,
             staleness=staleness(self.steady.played, self.program.groups) if self.steady and alone else None,
-            warnings=self.warnings,
             accuracy=known,
         )
+        return envelope("run", self.warnings, **content)
 
     @cached_property
     def memories(self) -> tuple[RankMemory, ...]:

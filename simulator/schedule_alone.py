@@ -8,9 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator.analysis.activity import activity
-from simulator.analysis.metrics import bubble, peak_activations
-from simulator.analysis.steady import STEPS, UNSTEADY, Steady, until_steady
+from simulator.analysis.time.activity import activity
+from simulator.analysis.training.bubble import bubble
+from simulator.analysis.training.in_flight import peak_activations
+from simulator.analysis.training.steady_state import STEPS, UNSTEADY, Steady, until_steady
 from simulator.cluster.ideal import ideal_cluster
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.section import is_whole

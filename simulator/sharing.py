@@ -11,8 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator.analysis.envelope import envelope
-from simulator.analysis.steady import STEPS, Steady, own_paces, steady_until
+from simulator.analysis.training.steady_state import STEPS, Steady, own_paces, steady_until
 from simulator.api import Result, rehearsed
 from simulator.cluster import Cluster, cluster_of
 from simulator.config import Workload, load_workload
@@ -25,6 +24,7 @@ from simulator.engine import Placed, simulate_together
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.lowering import build_program
+from simulator.output.envelope import envelope
 from simulator.program import Program
 from simulator.schedules import Times
 from simulator.timeline import Timeline

@@ -34,11 +34,11 @@ from calibration.compare.table import as_csv, as_tables, as_text
 from calibration.folders import folder
 from calibration.predict.command import add_set
 from calibration.predict.predictions import Predictions, Simulated, read_predictions, simulate_all
-from simulator.analysis.envelope import envelope
 from simulator.cli.outputs import write_json
 from simulator.cli.terminal import show
 from simulator.config import parse_changes
 from simulator.errors import InputError
+from simulator.output.envelope import envelope
 from simulator.output.files import writing
 from simulator.validation.suites import Bounds
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet, Set
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import say, warn
 from simulator.errors import InputError
+from simulator.output.envelope import envelope
 from simulator.units import format_parameters
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet, parse_ranks
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import show, table, warn
 from simulator.errors import InputError
+from simulator.output.envelope import envelope
 
 if TYPE_CHECKING:
     from simulator.costs import Costs

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import show, table
 from simulator.errors import InputError
 from simulator.input_files import closest
+from simulator.output.envelope import envelope
 from simulator.units import format_count
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet, Set, Strict, parse_ranks
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import progress, show, warn
 from simulator.errors import InputError
+from simulator.output.envelope import envelope
 from simulator.output.files import PICTURES
 
 if TYPE_CHECKING:

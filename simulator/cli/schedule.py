@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import show, table, warn
 from simulator.errors import InputError
+from simulator.output.envelope import envelope
 from simulator.output.files import PICTURES, writing
 from simulator.units import counted
 

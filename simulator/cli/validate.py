@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.analysis.envelope import envelope
 from simulator.cli.options import Json, Quiet
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import one_by_one, progress, show, table, warn
 from simulator.errors import InputError
+from simulator.output.envelope import envelope
 from simulator.units import format_time
 
 if TYPE_CHECKING:

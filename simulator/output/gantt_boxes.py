@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from simulator.analysis.activity import compute_lane_spans
-from simulator.analysis.ranks import one_rank_per_stage, pipeline_ranks
+from simulator.analysis.time.activity import compute_lane_spans
+from simulator.analysis.time.pipeline_ranks import one_rank_per_stage, pipeline_ranks
 from simulator.timeline import CATEGORIES, COMMUNICATION, FIRST_COMMUNICATION, Floats, Ints, Timeline
 from simulator.units import ms, us
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.analysis.memory import RankMemory, fullest, held_activations, memory_curve
+from simulator.analysis.time.memory_curve import memory_curve
+from simulator.analysis.training.memory import RankMemory, fullest, held_activations
 from simulator.output.gantt import zoom_s
 from simulator.output.gantt_boxes import Picture
 from simulator.timeline import Floats, Timeline

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from simulator.analysis.memory import RankMemory
-from simulator.analysis.static_memory import CUDA_CONTEXT_BYTES
+from simulator.analysis.training.memory import RankMemory
+from simulator.analysis.training.static_memory import CUDA_CONTEXT_BYTES
 from simulator.units import GiB, MiB
 from simulator.validation.evaluate import Quantity
 from simulator.validation.rows import Row, measured_memory, read_rows

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from simulator.analysis.advice import few_rounds
+from simulator.analysis.training.advice import few_rounds
 from simulator.api import run
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import Workload

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from simulator import api
-from simulator.analysis.advice import CANDIDATES, Trials, advice, few_rounds
-from simulator.analysis.memory import RankMemory
+from simulator.analysis.training.advice import CANDIDATES, Trials, advice, few_rounds
+from simulator.analysis.training.memory import RankMemory
 from simulator.api import run
 from simulator.cluster import Cluster, cluster_of
 from simulator.config import Workload, altered, load_workload, parse_changes

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import simulator
-from simulator.analysis.memory import RankMemory, memory_curve, memory_of_ranks, memory_report, worst_per_stage
-from simulator.analysis.static_memory import Holdings, communicators
+from simulator.analysis.time.memory_curve import memory_curve
+from simulator.analysis.training.memory import RankMemory, memory_of_ranks, memory_report, worst_per_stage
+from simulator.analysis.training.static_memory import Holdings, communicators
 from simulator.config import load_workload
 from simulator.models import StateBytes, pass_bytes, stage_parts
 from simulator.models.experts import experts as mixed_experts

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from simulator.analysis import reserved_memory
-from simulator.analysis.rehearsal import times_of
+from simulator.analysis.training import reserved_memory
+from simulator.analysis.training.rehearsal import times_of
 from simulator.api import run
 from tests.support.jobs import job
 

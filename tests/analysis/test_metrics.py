@@ -7,9 +7,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from simulator.analysis.activity import activity, weigh
-from simulator.analysis.links import busiest_links
-from simulator.analysis.metrics import bubble, communication, peak_activations, time_breakdown
+from simulator.analysis.time.activity import activity, weigh
+from simulator.analysis.time.breakdown import communication, time_breakdown
+from simulator.analysis.time.links import busiest_links
+from simulator.analysis.training.bubble import bubble
+from simulator.analysis.training.in_flight import peak_activations
 from simulator.timeline import LinkUse, Timeline
 from tests.support.timelines import Span, pipeline, template, timeline
 

@@ -15,7 +15,7 @@ import pytest
 
 import simulator
 from simulator import schedule_alone
-from simulator.analysis.metrics import peak_activations
+from simulator.analysis.training.in_flight import peak_activations
 from simulator.errors import InputError
 from simulator.output.trace import validate_trace
 from simulator.timeline import Timeline

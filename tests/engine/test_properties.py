@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, given, reject, settings
 from hypothesis import strategies as st
 
-from simulator.analysis.memory import memory_curve
+from simulator.analysis.time.memory_curve import memory_curve
 from simulator.api import Result
 from simulator.engine.invariants import check
 from simulator.errors import InputError

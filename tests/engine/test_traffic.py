@@ -11,7 +11,7 @@ import pytest
 import simpy
 
 from benchmarks import bench_shared_spine
-from simulator.analysis.links import contention, links_of_purpose
+from simulator.analysis.time.links import contention, links_of_purpose
 from simulator.cluster import build_cluster
 from simulator.config.cluster import ClusterSpec
 from simulator.engine import Placed, simulate, simulate_together

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simulator.analysis.memory import memory_curve
+from simulator.analysis.time.memory_curve import memory_curve
 from simulator.api import Result
 from simulator.lowering import build_program
 from simulator.models import rank_parts

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.analysis.memory import memory_curve
+from simulator.analysis.time.memory_curve import memory_curve
 from simulator.api import Result, run
 from simulator.config import load_cluster, load_workload
 from simulator.costs.hosts import HOST_TRANSPORTS

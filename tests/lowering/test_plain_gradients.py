@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import simulator
-from simulator.analysis.memory import second_step_warning
+from simulator.analysis.training.memory import second_step_warning
 from simulator.config import Workload, load_workload
 from simulator.lowering import build_program
 from simulator.models import made_gradient_bytes, parameters, params_on, rank_parts, state_bytes

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.analysis.memory import memory_curve
+from simulator.analysis.time.memory_curve import memory_curve
 from simulator.api import Result
 from simulator.cluster import build_cluster
 from simulator.config import Parallelism, Workload, warnings

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.analysis.memory import held_activations, memory_curve, memory_of_ranks
-from simulator.analysis.static_memory import Holdings
+from simulator.analysis.time.memory_curve import memory_curve
+from simulator.analysis.training.memory import held_activations, memory_of_ranks
+from simulator.analysis.training.static_memory import Holdings
 from simulator.api import run
 from simulator.models import StateBytes
 from simulator.output.gantt import save_gantt

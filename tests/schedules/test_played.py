@@ -5,9 +5,10 @@ import math
 
 import pytest
 
-from simulator.analysis.activity import activity
-from simulator.analysis.metrics import bubble, peak_activations
-from simulator.analysis.steady import steady
+from simulator.analysis.time.activity import activity
+from simulator.analysis.training.bubble import bubble
+from simulator.analysis.training.in_flight import peak_activations
+from simulator.analysis.training.steady_state import steady
 from simulator.cluster.ideal import ideal_cluster
 from simulator.costs import Costs
 from simulator.engine import simulate

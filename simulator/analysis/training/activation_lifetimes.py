@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.analysis.static_memory import Holdings
+from simulator.analysis.training.static_memory import Holdings
 from simulator.models import by_part
 from simulator.timeline import Ints, Timeline
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import run, schedule
-from simulator.analysis.activity import activity
-from simulator.analysis.steady import steady
+from simulator.analysis.time.activity import activity
+from simulator.analysis.training.steady_state import steady
 from simulator.cluster.ideal import ideal_cluster
 from simulator.costs import Costs
 from simulator.engine import simulate

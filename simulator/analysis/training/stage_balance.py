@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.analysis.activity import compute_lane_spans, own_work
+from simulator.analysis.time.activity import compute_lane_spans, own_work
 from simulator.timeline import Floats, Timeline
 
 #: A split that makes the slowest stage this much faster is worth a word.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulator.analysis.activity import compute_lane_spans
+from simulator.analysis.time.activity import compute_lane_spans
 from simulator.program import Program
 from simulator.program.ops import COMPUTE_LANE
 from simulator.timeline import Floats, Timeline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulator.analysis.activity import compute_lane_spans
+from simulator.analysis.time.activity import compute_lane_spans
 from simulator.schedules import Times
 from simulator.timeline import CATEGORIES, Floats, Timeline
 

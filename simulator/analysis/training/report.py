@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.analysis.activity import activity
-from simulator.analysis.balance import stage_balance
-from simulator.analysis.critical_path import critical_path
-from simulator.analysis.envelope import envelope
-from simulator.analysis.hosts import host_memory
-from simulator.analysis.links import busiest_links, contention
-from simulator.analysis.memory import RankMemory, memory_report
-from simulator.analysis.metrics import bubble, communication, time_breakdown
-from simulator.analysis.steady import Steady
+from simulator.analysis.time.activity import activity
+from simulator.analysis.time.breakdown import communication, time_breakdown
+from simulator.analysis.time.critical_path import critical_path
+from simulator.analysis.time.links import busiest_links, contention
+from simulator.analysis.training.bubble import bubble
+from simulator.analysis.training.host_memory import host_memory
+from simulator.analysis.training.memory import RankMemory, memory_report
+from simulator.analysis.training.stage_balance import stage_balance
+from simulator.analysis.training.steady_state import Steady
 from simulator.config import Workload
 from simulator.timeline import Timeline
 
@@ -36,7 +36,7 @@ class Job:
     """What a report says of a job beside its Timeline.
 
     ``peak_flops_per_s``: a GPU's dense peak in the precision used, mean over GPUs. ``pipelines``: simulated ranks of
-    each data-parallel replica (see `simulator.analysis.activity.weigh`). ``memories``: every simulated rank at its
+    each data-parallel replica (see `simulator.analysis.time.activity.weigh`). ``memories``: every simulated rank at its
     fullest; ``advice``: what would make them fit. ``pipeline_rank``: of each rank. ``calibration``: name, gpu, date,
     source, kind.
     """
@@ -59,13 +59,12 @@ def report(
     *,
     steady: Steady | None = None,
     staleness: float | None = None,
-    warnings: Sequence[str] = (),
     accuracy: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The ``run`` result: plain numbers, strings, lists and dictionaries, SI units.
+    """Content of the ``run`` result: plain numbers, strings, lists and dictionaries, SI units.
 
     ``steady``: where ``timeline`` is one period of several steps; memory is the peak over all of them.
-    ``staleness``: of asynchronous data parallelism (see `simulator.analysis.staleness`).
+    ``staleness``: of asynchronous data parallelism (see `simulator.analysis.training.staleness`).
     """
     played = timeline if steady is None else steady.played
     workload, step = job.workload, timeline.step_time_s
@@ -76,8 +75,7 @@ def report(
     if (host := host_memory(workload, job.pipeline_rank, played)) is not None:
         memory |= {"fits": memory["fits"] and host["fits"], "host": host}
     memory["advice"] = list(job.advice)
-    result = envelope("run", warnings)
-    result |= {
+    result: dict[str, Any] = {
         "name": workload.name,
         "cluster": workload.cluster.name,
         "calibration": dict(job.calibration),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +90,12 @@ def mean_over_ranks(timeline: Timeline, values: Floats) -> Floats:
     """Mean over real ranks of one row (or entry) per simulated rank."""
     weights = np.array([timeline.weight(rank) for rank in timeline.ranks], dtype=np.float64)
     return np.asarray(weights @ values / weights.sum(), dtype=np.float64)
+
+
+def reduced_per_rank(timeline: Timeline, values: Floats, where: Any, reduce: np.ufunc, empty: float) -> Floats:
+    result = np.full(len(timeline.ranks), empty)
+    reduce.at(result, rank_positions(timeline)[where], values[where])
+    return result
 
 
 def activity(timeline: Timeline) -> Activity:

@@ -7,9 +7,9 @@ from collections.abc import Container, Iterable
 
 import numpy as np
 
-from simulator.analysis.activation_moves import Turning, among, turns
-from simulator.analysis.allocator import Block, CachingAllocator
-from simulator.analysis.static_memory import BLAS_THREADS, Holdings
+from simulator.analysis.training.activation_lifetimes import Turning, among, turns
+from simulator.analysis.training.caching_allocator import Block, CachingAllocator
+from simulator.analysis.training.static_memory import BLAS_THREADS, Holdings
 from simulator.models import Part, swapped_bytes
 from simulator.timeline import Ints, Timeline
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.analysis.allocator import CachingAllocator, rounded, segment
+from simulator.analysis.training.caching_allocator import CachingAllocator, rounded, segment
 from simulator.units import KiB, MiB
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.analysis.critical_path import critical_path
+from simulator.analysis.time.critical_path import critical_path
 from simulator.timeline import Timeline
 from tests.support.timelines import Span, pipeline, template, timeline
 

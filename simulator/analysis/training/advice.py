@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from simulator.analysis.memory import RankMemory, fullest
-from simulator.analysis.reserved_memory import enough
+from simulator.analysis.training.memory import RankMemory, fullest
+from simulator.analysis.training.reserved_memory import enough
 from simulator.config import Workload, altered
 from simulator.errors import InputError
 from simulator.input_files import brief
