@@ -376,13 +376,16 @@ class Network:
         return self._solved[key]
 
     def _concerned(self) -> tuple[list[_Flow], set[int]]:
-        """The flows connected with a changed link through shared links, in order of discovery, and all their links."""
+        """The flows connected with a changed link through shared links, in order of discovery, and all their links.
+
+        A flow that is alone keeps its rate and its own record: its first bytes may still be on the way.
+        """
         links = list(self._changed)
         seen_links = set(links)
         flows: dict[_Flow, None] = {}
         for link in links:  # grows while it is walked
             for flow in self._on_link[link]:
-                if flow in flows:
+                if flow in flows or flow.alone:
                     continue
                 flows[flow] = None
                 for other, _ in flow.phase.loads:

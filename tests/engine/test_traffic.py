@@ -34,26 +34,38 @@ def lost(timeline: Timeline, link: str) -> dict[tuple[str, str], tuple[float, fl
 # The record of the network
 
 
-def recorded(capacity: Sequence[float], *transfers: tuple[float, Phase]) -> tuple[dict[int, dict[int, float]], float]:
-    """What each transfer, started at its time, lost on each link, and when the last one ended."""
+def recorded(
+    capacity: Sequence[float], *transfers: tuple[float, *tuple[Phase, ...]]
+) -> tuple[dict[int, dict[int, float]], float]:
+    """What each phase of the transfers, started at their times, lost on each link, and when the last one ended."""
     env = simpy.Environment()
     network = Network(env, capacity)
     landed: list[float] = []
 
-    def start(phase: Phase, _: simpy.Event) -> None:
-        network.transfer(Plan("", (phase,)), lambda: landed.append(env.now))
+    def start(phases: tuple[Phase, ...], _: simpy.Event) -> None:
+        network.transfer(Plan("", phases), lambda: landed.append(env.now))
 
-    for at, phase in transfers:
-        env.timeout(at).callbacks.append(partial(start, phase))
+    for at, *phases in transfers:
+        env.timeout(at).callbacks.append(partial(start, tuple(phases)))
     env.run()
     network.finish(env.now)
-    number = {id(phase): i for i, (_, phase) in enumerate(transfers)}
+    number = {id(phase): i for i, phase in enumerate([phase for _, *phases in transfers for phase in phases])}
     result: dict[int, dict[int, float]] = {}
     for full, seconds in network.full_s.items():
         for phase, rate, held in zip(full.phases, full.rates, full.bottleneck, strict=True):
             of = result.setdefault(number[id(phase)], {})
             of[full.link] = of.get(full.link, 0.0) + (seconds * (1 - rate / phase.cap_Bps) if held else 0.0)
     return result, max(landed)
+
+
+def test_nothing_is_lost_while_the_first_byte_is_on_the_way() -> None:
+    """Links of 10 B/s. A's first phase shares link 1 with B: 5 B/s each, and its 20 bytes are there at 4. Its second
+    begins at that instant, with nobody else on link 0; its bytes move from 7 on, each of them twice over the link: 5
+    B/s where its cap is 10, so that it loses half of the 4 s until 11. B has 10 B/s from 4 on, and ends at 12."""
+    first, second = Phase(20.0, ((0, 1.0), (1, 1.0)), 0.0, 10.0), Phase(20.0, ((0, 2.0),), 3.0, 10.0)
+    lost, end = recorded([10.0, 10.0], (0.0, first, second), (0.0, Phase(100.0, ((1, 1.0),), 0.0, 10.0)))
+    assert lost == {0: {1: pytest.approx(2.0)}, 1: {0: pytest.approx(2.0)}, 2: {1: pytest.approx(2.0)}}
+    assert end == pytest.approx(12.0)
 
 
 @pytest.mark.parametrize("late", [0.0, 1.0, 4.0, 9.0, 9.999])
