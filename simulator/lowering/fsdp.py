@@ -25,7 +25,8 @@ from simulator.lowering.fsdp_copies import gathered
 from simulator.lowering.gradients import pieces
 from simulator.lowering.sharding import Reductions, gather, gathered_bytes, gradient_bytes, held_by_part
 from simulator.lowering.stages import Stages
-from simulator.models import Part, by_part, params_on, pass_bytes
+from simulator.models import Part, by_part, pass_bytes, weights_of
+from simulator.operations.weights import Weight
 from simulator.program import Block, Step
 
 #: (stage, index of the layer among the stage's parts), or (stage, `ROOT`).
@@ -64,7 +65,7 @@ class _Sharder:
         layout = workload.parallelism
         self._ahead = layout.prefetch if layout.overlap.param_gather else 0
         self._drops = layout.reshard_after_forward
-        self._by_part = held_by_part(workload, stages.params(*own))
+        self._by_part = held_by_part(workload, stages.weights(*own))
         #: Torch's root unit copies its gradients when those of all layers are reduced, and what follows waits for its
         #: own reduction (``FSDPParamGroup.post_backward``, ``finalize_backward``); pipelines say which is last.
         self._ends_alone = workload.fully_shards and layout.pp == 1
@@ -73,14 +74,14 @@ class _Sharder:
         self._uses: list[_Use] = []  # the passes of layers and, backward, heads that need parameters, in order
         self._split: dict[int, tuple[Block, Block]] = {}
         self._beside_head = False  # whether the piece before was the backward pass of a head
-        self._params: dict[Unit, dict[str, int]] = {}
+        self._weights: dict[Unit, tuple[Weight, ...]] = {}
         self._root_of = {stage: (_holder_of_the_table(workload, stage, own), ROOT) for stage in own}
         for stage in own:
             parts = stages.parts[stage]
-            self._params |= {(stage, index): part.params_on for index, part in enumerate(parts) if part.is_unit}
+            self._weights |= {(stage, index): part.weights for index, part in enumerate(parts) if part.is_unit}
         for root in self._root_of.values():
             held = [stage for stage in own if self._root_of[stage] == root]
-            self._params[root] = params_on(p for stage in held for p in stages.parts[stage] if not p.is_unit)
+            self._weights[root] = weights_of(p for stage in held for p in stages.parts[stage] if not p.is_unit)
 
     def run(self, step: Step) -> None:
         """One pass, part by part."""
@@ -91,7 +92,7 @@ class _Sharder:
         if forward and self._ends_alone:
             before = (*before, *self._reductions.waits(all_done=True))
         needs = self._gather(root, step, f"gather {step.label} root", before) if reads else []
-        left = gradient_bytes(self._workload, self._params[root]) if makes and root[0] == step.stage else 0.0
+        left = gradient_bytes(self._workload, self._weights[root]) if makes and root[0] == step.stage else 0.0
         cut = pieces(step, [block for _, block in order])
         for (index, _), group, piece in zip(order, by_part(parts, step.phase), cut, strict=True):
             label, made, taken, free = piece.label, 0.0, 0.0, 0.0
@@ -107,7 +108,7 @@ class _Sharder:
             if self._beside_head:
                 self._uses.append(_Use(label, ""))
             if makes and layer:
-                made = gradient_bytes(self._workload, self._params[layer])
+                made = gradient_bytes(self._workload, self._weights[layer])
             elif left and not layer:
                 made = self._made_by_root([parts[index] for index in group], left, last=piece is cut[-1])
                 left -= made
@@ -126,9 +127,9 @@ class _Sharder:
             self.compute.append(replace(held, after=after, alloc_bytes=alloc, free_bytes=free))
             needs = []
             if makes and layer:
-                self._reductions.add(f"reduce {label}", self._params[layer], (label,), step)
+                self._reductions.add(f"reduce {label}", self._weights[layer], (label,), step)
         if makes and root[0] == step.stage:
-            self._reductions.add(f"reduce {step.label} root", self._params[root], (step.label,), step)
+            self._reductions.add(f"reduce {step.label} root", self._weights[root], (step.label,), step)
 
     def _room(self) -> tuple[str, ...]:
         """What a layer's gather has to wait for, so that no more of them are whole or on their way: the copies of the
@@ -158,7 +159,7 @@ class _Sharder:
         table that is the projection too with the projection, which comes first."""
         if last or self._workload.model.tied_embeddings:
             return left
-        return min(gradient_bytes(self._workload, params_on(parts)), left)
+        return min(gradient_bytes(self._workload, weights_of(parts)), left)
 
     def _held(self, piece: Step, parts: Sequence[Part], made: float) -> Step:
         """``piece`` of a pass with what it takes and gives back of the activations of its ``parts``, and gradients that
@@ -181,7 +182,7 @@ class _Sharder:
             return []
         self._whole.add(unit)
         waits = dict.fromkeys((*after, *([self._last_use[unit]] if unit in self._last_use else ())))
-        gathers = gather(self._workload, label, self._params[unit], step)
+        gathers = gather(self._workload, label, self._weights[unit], step)
         self.gathers += [replace(one, after=(*waits, *one.after)) for one in gathers]
         return [one.label for one in gathers]
 
@@ -189,7 +190,7 @@ class _Sharder:
         """Let the pass of a layer take the bytes of its gather, which goes on beside the head's backward pass: what the
         host issues takes memory in the order in which it issues, and it comes to this gather after the loss, where most
         is alive (the hook on the root's output, torch's ``FSDPState._pre_backward``)."""
-        nbytes = gathered_bytes(self._workload, self._params[unit])
+        nbytes = gathered_bytes(self._workload, self._weights[unit])
         last = self.gathers[-1]
         late = min(nbytes, last.alloc_bytes)
         self.gathers[-1] = replace(last, alloc_bytes=last.alloc_bytes - late)
@@ -201,7 +202,7 @@ class _Sharder:
         if not drop:
             return 0.0
         self._whole.discard(unit)
-        return gathered_bytes(self._workload, self._params[unit])
+        return gathered_bytes(self._workload, self._weights[unit])
 
 
 def _holder_of_the_table(workload: Workload, stage: int, own: Sequence[int]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from simulator.config import Workload
 from simulator.models import Op, Part
+from simulator.operations.weights import elements_by_axis
 from simulator.program import Compute, Memory
 from simulator.units import DTYPE_BYTES
 
@@ -51,10 +52,10 @@ def reduced(workload: Workload, parts: Iterable[Part], kind: str) -> list[Op]:
 
 
 def _sharded(workload: Workload, part: Part) -> tuple[int, float]:
-    """Parameters of a part that are sharded, and how many of them a rank holds."""
-    shards = {axis: workload.parallelism.shards(axis) for axis in part.params_on}
-    split = {axis: count for axis, count in part.params_on.items() if shards[axis] > 1}
-    return sum(split.values()), sum(count / shards[axis] for axis, count in split.items())
+    """Return the elements of a part's weights that are sharded, and of the shards of one rank."""
+    shards = workload.parallelism.shards
+    split = {axis: count for axis, count in elements_by_axis(part.weights).items() if shards(axis) > 1}
+    return sum(split.values()), sum(count / shards(axis) for axis, count in split.items())
 
 
 def _gathered(workload: Workload, params: int, share: float, phase: str) -> Iterator[Op]:

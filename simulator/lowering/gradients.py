@@ -1,102 +1,103 @@
-"""When gradients are complete and when parameters are needed: passes cut where buckets fill up."""
+"""When gradients are complete and when weights are needed: passes cut where buckets fill up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
 
 from simulator.models import Op, Part
-from simulator.program import Block, GroupedMatmul, Matmul, Step
+from simulator.operations.weights import Weight, elements
+from simulator.program import Block, Step
 from simulator.program.ops import kernels_of
 
 
 class Mark(NamedTuple):
-    """After the first ``ops`` ops of a block, ``params`` more parameters of an ``axis`` are done with."""
+    """Weights whose gradients are complete, or which have been used, after the first ``ops`` ops of a block."""
 
     ops: int
-    params: int
-    axis: str = "dp"
+    weights: tuple[Weight, ...]
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """``block`` is the piece of a pass that goes with ``params`` (parameters by axis): it completes their gradients, or
-    needs their values."""
+    """Weights whose gradients are reduced together, or which are gathered together.
+
+    ``block`` is the piece of a pass that completes the gradients of ``weights``, or needs their values.
+    """
 
     block: Block
-    params: dict[str, int]
+    weights: tuple[Weight, ...]
 
 
 def gradients_complete(parts: Sequence[Part], first: int = 0, *, whole: bool = True) -> list[Mark]:
-    """Where in the backward pass of ``parts``, which begins at op ``first`` of a block, gradients are complete; unless
-    ``whole``, in the pass that computes weight gradients alone.
+    """Return where the backward pass of ``parts`` completes gradients; it begins at op ``first`` of a block.
 
-    A weight-gradient product completes its weight once all that follows it in its phase is done, such as adding it to
-    the buffer; what no product makes (norms, biases, embeddings) and what a part only shares (a tied projection) is
-    complete at the end of the part that holds it.
+    Unless ``whole``, the pass is the one that computes weight gradients alone. A product completes the gradient of its
+    weight once all that follows it in its phase is done, such as adding it to the buffer. Gradients that no product
+    makes (of norms, biases, embeddings) are complete at the end of the part that holds the weight.
     """
     marks: list[Mark] = []
     done = first
     for part in reversed(parts):
         done += len(part.recompute) if whole else 0
-        left = part.params_on
-        for run in _runs(part.backward if whole else part.weight_grad):
+        weight_of_product = {weight.gradient_product: weight for weight in part.weights if weight.gradient_product}
+        for run in _runs(part.backward if whole else part.weight_grad, weight_of_product.keys()):
             done += len(run)
-            axis = _axis_of(run)
-            made = min(sum(_made_by(op) for op in run), left.get(axis, 0)) if _in_weight_phase(run[0]) else 0
-            if made:
-                marks.append(Mark(done, made, axis))
-                left[axis] -= made
-        marks += [Mark(done, count, axis) for axis, count in left.items() if count]
-    return marks
+            names = [kernel.name for op in run for kernel in kernels_of(op)]
+            marks.append(Mark(done, _stored(weight_of_product[name] for name in names if name in weight_of_product)))
+        marks.append(Mark(done, _stored(weight for weight in part.weights if not weight.gradient_product)))
+    return [mark for mark in marks if mark.weights]
 
 
-def _axis_of(run: Sequence[Op]) -> str:
-    """The axis (see `Part.params_on`) of the weight whose gradient a run makes."""
-    grouped = any(isinstance(one.kernel, GroupedMatmul) for op in run for one in kernels_of(op))
-    return "edp" if grouped else "dp"
+def _stored(weights: Iterable[Weight]) -> tuple[Weight, ...]:
+    return tuple(weight for weight in weights if weight.is_stored)
 
 
-def _runs(ops: Sequence[Op]) -> Iterator[list[Op]]:
-    """``ops`` cut where the weight phase begins and ends, and within it before each product but the first."""
+def _runs(ops: Sequence[Op], products: Collection[str]) -> Iterator[list[Op]]:
+    """Cut ``ops`` where the weight phase begins and ends, and within it before each of the ``products`` but the
+    first."""
     run: list[Op] = []
+    has_product = False
     for op in ops:
-        weight = _in_weight_phase(op)
-        if run and (weight != _in_weight_phase(run[0]) or (weight and _made_by(op) and any(map(_made_by, run)))):
+        weight, product = _in_weight_phase(op), any(kernel.name in products for kernel in kernels_of(op))
+        if run and (weight != _in_weight_phase(run[0]) or (product and has_product)):
             yield run
-            run = []
+            run, has_product = [], False
         run.append(op)
+        has_product |= product
     if run:
         yield run
 
 
-def parameters_used(parts: Sequence[Part], first: int = 0) -> list[Mark]:
-    """Where in the forward pass of ``parts``, which begins at op ``first``, parameters have been used: part by part."""
+def weights_used(parts: Sequence[Part], first: int = 0) -> list[Mark]:
+    """Return where the forward pass of ``parts``, which begins at op ``first``, has used weights: part by part."""
     marks: list[Mark] = []
     done = first
     for part in parts:
         done += len(part.forward)
-        marks += [Mark(done, count, axis) for axis, count in part.params_on.items()]
-    return marks
+        marks.append(Mark(done, _stored(part.weights)))
+    return [mark for mark in marks if mark.weights]
 
 
-def buckets(block: Block, marks: Sequence[Mark], bytes_per_param: int, bucket_bytes: float) -> list[Bucket]:
-    """Cut ``block`` so that each piece goes with at least ``bucket_bytes``, as DDP fills its buckets in the order of
-    the real pass, each axis apart. What closes a bucket is in it whole; ops after the last mark belong to the last one,
-    which closes what is left of every axis."""
+def buckets(block: Block, marks: Sequence[Mark], bytes_per_element: int, bucket_bytes: float) -> list[Bucket]:
+    """Cut ``block`` so that each piece goes with at least ``bucket_bytes``, each axis of weights apart.
+
+    DDP fills its buckets in the order of the real pass, and so it is here. The mark that closes a bucket is in it
+    whole. Ops after the last mark belong to the last bucket, which closes what is left of every axis.
+    """
     pieces: list[Bucket] = []
     begin = 0
-    filled: dict[str, int] = {}
+    filled: dict[str, list[Weight]] = {}
     for done, marked in groupby(marks, key=lambda mark: mark.ops):
-        for mark in marked:
-            filled[mark.axis] = filled.get(mark.axis, 0) + mark.params
+        for weight in (weight for mark in marked for weight in mark.weights):
+            filled.setdefault(weight.axis, []).append(weight)
         last = done == marks[-1].ops
-        full = [axis for axis, params in filled.items() if last or params * bytes_per_param >= bucket_bytes]
+        full = [axis for axis, group in filled.items() if last or elements(group) * bytes_per_element >= bucket_bytes]
         if full:
             end = len(block.ops) if last else done
-            closed = {axis: filled.pop(axis) for axis in full}
+            closed = tuple(weight for axis in full for weight in filled.pop(axis))
             pieces.append(Bucket(Block(f"{block.name}.{len(pieces)}", block.ops[begin:end]), closed))
             begin = end
     return pieces
@@ -125,15 +126,3 @@ def pieces(step: Step, blocks: Sequence[Block]) -> list[Step]:
 def _in_weight_phase(op: Op) -> bool:
     kernels = kernels_of(op)
     return bool(kernels) and kernels[0].phase == "W"
-
-
-def _made_by(op: Op) -> int:
-    """Parameters whose gradient ``op`` computes."""
-    made = 0
-    for one in kernels_of(op):
-        match one.kernel:
-            case Matmul() as product:
-                made += product.m * product.n * product.batch
-            case GroupedMatmul() as products:
-                made += len(products.tokens) * products.n * products.k
-    return made

@@ -12,75 +12,77 @@ and their shards all-reduced across, as often as they are reduced at all, and pa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from simulator.config import Parallelism, Workload
 from simulator.lowering.offload import Share, fetch_parameters, gradients_to_host
 from simulator.lowering.servers import exchange
+from simulator.operations.weights import Weight, by_axis, elements, elements_by_axis, weight_bytes
 from simulator.program import Comm, Step
 from simulator.units import DTYPE_BYTES
 
 
-def shared(parallelism: Parallelism, params: Mapping[str, int]) -> dict[str, int]:
-    """Those of ``params`` (by axis) that several ranks hold."""
-    return {axis: count for axis, count in params.items() if parallelism.replicas(axis) > 1}
+def leaving(parallelism: Parallelism, weights: Iterable[Weight]) -> dict[str, tuple[Weight, ...]]:
+    """Return, by axis, the ``weights`` whose gradients leave the GPU: to other ranks, to servers, or to its host."""
+    everywhere = bool(parallelism.server_count) or parallelism.offload.optimizer != "none"
+    return {axis: group for axis, group in by_axis(weights).items() if everywhere or parallelism.replicas(axis) > 1}
 
 
-def leaving(parallelism: Parallelism, params: Mapping[str, int]) -> dict[str, int]:
-    """Those of ``params`` (by axis) whose gradients leave the GPU: to other ranks, to servers, or to its host."""
-    if parallelism.server_count or parallelism.offload.optimizer != "none":
-        return dict(params)
-    return shared(parallelism, params)
-
-
-def gathers_by_unit(workload: Workload, params: Mapping[str, int]) -> bool:
-    """Whether passes of a rank that holds ``params`` (by axis) are cut by part, parameters gathered for each."""
+def gathers_by_unit(workload: Workload, weights: Iterable[Weight]) -> bool:
+    """Return True where passes of a rank with ``weights`` are cut by part, and the weights of each part gathered."""
     parallelism = workload.parallelism
-    return parallelism.zero == 3 and (bool(leaving(parallelism, params)) or parallelism.offload.parameters != "none")
+    return parallelism.zero == 3 and (bool(leaving(parallelism, weights)) or parallelism.offload.parameters != "none")
 
 
-def held_by_part(workload: Workload, params: Mapping[str, int]) -> bool:
-    """Whether such a pass takes and gives back what it holds part by part. What is offloaded comes and goes by itself
-    (`activations`)."""
-    return gathers_by_unit(workload, params) and workload.parallelism.offload.activations == "none"
+def held_by_part(workload: Workload, weights: Iterable[Weight]) -> bool:
+    """Return True where such a pass takes and gives back the bytes of activations part by part.
+
+    Offloaded activations come and go by themselves (`activations`).
+    """
+    return gathers_by_unit(workload, weights) and workload.parallelism.offload.activations == "none"
 
 
-def gradient_bytes(workload: Workload, params: Mapping[str, int]) -> float:
-    """Bytes of the whole gradients of ``params`` that are alive beside the state, from a backward pass to their
-    reduction, or to their copy to the host: under ZeRO-2 and 3, whose state holds shards, those that are sharded,
-    or go to the host. A product that adds to a buffer makes them as they are reduced (Megatron-FSDP), plain autograd in
-    working precision (torch)."""
+def gradient_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
+    """Return the bytes of whole gradients of ``weights`` that are alive beside the state.
+
+    They are there from a backward pass to their reduction, or to their copy to the host. Only ZeRO-2 and 3, whose state
+    holds shards, have such: gradients that are sharded, or go to the host. A product that adds to a buffer makes them
+    in the type in which they are reduced (Megatron-FSDP), plain autograd in working precision (torch).
+    """
     training, parallelism = workload.training, workload.parallelism
     if parallelism.zero < 2:
         return 0.0
     away = parallelism.offload.optimizer != "none"
     dtype = training.grad_dtype if training.gradient_accumulation_fusion else training.precision
-    whole = sum(count for axis, count in params.items() if away or parallelism.shards(axis) > 1)
+    whole = sum(count for axis, count in elements_by_axis(weights).items() if away or parallelism.shards(axis) > 1)
     return float(DTYPE_BYTES[dtype] * whole)
 
 
-def gathered_bytes(workload: Workload, params: Mapping[str, int]) -> float:
-    """Bytes of ``params``, gathered in the working precision, that are alive beside the state: under ZeRO-3, whose
-    state holds shards, those that are sharded at all, or come from the host."""
+def gathered_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
+    """Return the bytes of ``weights`` that, gathered, are alive beside the state.
+
+    Only ZeRO-3, whose state holds shards, has such: weights that are sharded at all, or come from the host.
+    """
     parallelism = workload.parallelism
     if parallelism.zero < 3:
         return 0.0
-    element = DTYPE_BYTES[workload.training.precision]
     streamed = parallelism.offload.parameters != "none"
-    return float(element * sum(count for axis, count in params.items() if streamed or parallelism.shards(axis) > 1))
+    groups = by_axis(weights).items()
+    return sum(weight_bytes(group) for axis, group in groups if streamed or parallelism.shards(axis) > 1)
 
 
-def gather(workload: Workload, label: str, params: Mapping[str, int], like: Step | None = None) -> list[Step]:
-    """All get what each has a shard of, in the working precision: a step per axis on the lane ``dp_gather``; it carries
-    the micro-batch and the stage of the pass ``like`` that it serves. Shards that live outside the GPU are fetched
-    first."""
+def gather(workload: Workload, label: str, weights: Iterable[Weight], like: Step | None = None) -> list[Step]:
+    """Return the steps that gather ``weights`` from their shards, one per axis, on the lane ``dp_gather``.
+
+    They carry the micro-batch and the stage of the pass ``like`` that they serve. Shards that live outside the GPU are
+    fetched first.
+    """
     parallelism = workload.parallelism
-    element = DTYPE_BYTES[workload.training.precision]
     steps: list[Step] = []
-    for axis, count in params.items():
+    for axis, group in by_axis(weights).items():
         shards, named = parallelism.shards(axis), _named(label, axis)
-        nbytes, whole = float(count * element), gathered_bytes(workload, {axis: count})
+        nbytes, whole = weight_bytes(group), gathered_bytes(workload, group)
         fetched = fetch_parameters(workload, named if shards == 1 else f"{named} shard", nbytes / shards)
         if shards > 1:
             comm = Comm(
@@ -111,17 +113,17 @@ class Reductions:
         self._seen: Counter[tuple[str, str]] = Counter()
         self._done: list[tuple[str, ...]] = []  # labels of each reduction's first steps, which give the gradients back
 
-    def add(self, label: str, params: Mapping[str, int], after: Sequence[str], like: Step | None = None) -> None:
-        """Reduce the gradients of ``params`` once the steps ``after`` have ended; see `gather` for ``like``."""
+    def add(self, label: str, weights: Iterable[Weight], after: Sequence[str], like: Step | None = None) -> None:
+        """Reduce the gradients of ``weights`` once the steps ``after`` have ended; see `gather` for ``like``."""
         workload, parallelism = self._workload, self._workload.parallelism
         first: list[str] = []
-        for axis, count in leaving(parallelism, params).items():
-            named = _named(label, axis)
+        for axis, group in leaving(parallelism, weights).items():
+            named, count = _named(label, axis), elements(group)
             if parallelism.server_count:
                 self.steps += exchange(workload, named, axis, count, tuple(after))
                 continue
             done: tuple[str, ...] = tuple(after)
-            given_back = gradient_bytes(workload, {axis: count})
+            given_back = gradient_bytes(workload, group)
             if parallelism.replicas(axis) > 1:
                 given_back, done = self._reduce(named, axis, count, after, given_back, like)
                 first.append(named)

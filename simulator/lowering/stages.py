@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from simulator.config import Workload
 from simulator.lowering.fsdp_copies import around, reduced
-from simulator.lowering.gradients import Mark, gradients_complete, parameters_used
-from simulator.models import Op, Part, PassBytes, Seat, Turn, activation_bytes, params_on, pass_bytes, stage_parts
+from simulator.lowering.gradients import Mark, gradients_complete, weights_used
+from simulator.models import Op, Part, PassBytes, Seat, Turn, activation_bytes, pass_bytes, stage_parts, weights_of
+from simulator.operations.weights import Weight
 from simulator.program import Block, Comm, Compute, Fixed, Step
 from simulator.schedules import Action
 
@@ -35,9 +36,9 @@ class Stages:
         self._pass_of: dict[Variant, tuple[Block, PassBytes]] = {}
         self._pieces_of: dict[Variant, list[tuple[int, Block]]] = {}
 
-    def params(self, *stages: int) -> dict[str, int]:
-        """Parameters of stages on one rank, by axis (see `model.params_on`)."""
-        return params_on(part for stage in stages for part in self.parts[stage])
+    def weights(self, *stages: int) -> tuple[Weight, ...]:
+        """Return the weights of stages on one rank."""
+        return weights_of(part for stage in stages for part in self.parts[stage])
 
     def gradients_complete(self, step: Step) -> list[Mark]:
         """Where the backward pass ``step`` completes gradients; what stands before the parts' own ops counts."""
@@ -45,10 +46,10 @@ class Stages:
         own = sum(len(ops) for _, ops in self._ops(parts, step.phase))
         return gradients_complete(parts, self._n_ops(step) - own, whole=step.phase == "B")
 
-    def parameters_used(self, step: Step) -> list[Mark]:
-        """Where the forward pass ``step`` has used parameters."""
+    def weights_used(self, step: Step) -> list[Mark]:
+        """Return where the forward pass ``step`` has used weights."""
         parts = self.parts[step.stage]
-        return parameters_used(parts, self._n_ops(step) - sum(len(part.forward) for part in parts))
+        return weights_used(parts, self._n_ops(step) - sum(len(part.forward) for part in parts))
 
     def by_part(self, step: Step) -> list[tuple[int, Block]]:
         """The pass ``step`` cut into those of its parts, in the order they run: (index of the part in its stage,

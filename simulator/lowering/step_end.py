@@ -3,7 +3,7 @@ gathering of parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from simulator.config import Workload
@@ -23,6 +23,8 @@ from simulator.models import (
     optimizer_workspace_bytes,
     replicated_gradient_ops,
 )
+from simulator.models.weight_names import WORDS
+from simulator.operations.weights import Weight, elements
 from simulator.program import Block, Comm, Step
 from simulator.program.ops import COMPUTE_LANE
 from simulator.units import DTYPE_BYTES
@@ -40,41 +42,41 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     parallelism = workload.parallelism
     activations = parallelism.offload.activations
     own = parallelism.stages_of(rank)
-    params = stages.params(*own)
+    weights = stages.weights(*own)
     compute = list(lanes[COMPUTE_LANE])
     of_inputs = sum(stages.parts[step.stage][0].input_gradient_bytes for step in compute if step.phase == "I")
     # Blocking transfers hold up the host, and so all that follows the pipeline.
     drained = (lanes["pp"][-1].label,) if "pp" in lanes else ()
     gathers: list[Step] = []
     reductions = Reductions(workload)
-    if leaving(parallelism, params) or parallelism.offload.parameters != "none":
-        if gathers_by_unit(workload, params):
+    if leaving(parallelism, weights) or parallelism.offload.parameters != "none":
+        if gathers_by_unit(workload, weights):
             compute, gathers = fully_sharded(workload, stages, own, compute, reductions)
         elif parallelism.zero == 2 or parallelism.overlap.grad_reduce:
             compute = _reduce_in_buckets(workload, stages, compute, reductions)
         else:
-            reductions.add("reduce grads", params, (compute[-1].label, *drained))
+            reductions.add("reduce grads", weights, (compute[-1].label, *drained))
     ready = (*drained, *(step.label for step in reductions.steps))
     if parallelism.server_count:
-        compute.append(Step("optimizer", Block("optimizer", optimizer_ops(workload, params)), ready, phase="O"))
+        compute.append(Step("optimizer", Block("optimizer", optimizer_ops(workload, weights)), ready, phase="O"))
         compute[-1] = replace(compute[-1], free_bytes=compute[-1].free_bytes + of_inputs)
         return offload_activations(activations, stages, _with(lanes, compute, reductions.steps))
-    twins = _twin_gradients(workload, params, ready)
+    twins = _twin_gradients(workload, weights, ready)
     ready = (*ready, *(step.label for step in twins))
-    tied = _embedding_gradients(workload, rank, ready)
+    tied = _embedding_gradients(workload, rank, weights, ready)
     compute += [*twins, *tied]
-    replicated = replicated_gradient_ops(workload, [part for stage in own for part in stages.parts[stage]], stages.seat)
+    replicated = replicated_gradient_ops(workload, weights, stages.seat)
     beside: list[Step] = []
     if parallelism.offload.optimizer != "none" and tied:
         beside = _copied_again(workload, tied[0])
         ready = (*ready, *(step.label for step in beside))
-    ops = (*replicated, *optimizer_ops(workload, params))
+    ops = (*replicated, *optimizer_ops(workload, weights))
     late = [op for op in ops if isinstance(op, Comm) and op.axis in ("mp", "emp") and not parallelism.optimizer_sync]
     block = Block("optimizer", tuple(op for op in ops if op not in late))
     begin = (compute[-1].label, *ready)
     if block.ops:
-        needs = 0.0 if parallelism.offload.optimizer != "none" else optimizer_workspace_bytes(workload, params)
-        made = made_gradient_bytes(workload, params)
+        needs = 0.0 if parallelism.offload.optimizer != "none" else optimizer_workspace_bytes(workload, weights)
+        made = made_gradient_bytes(workload, weights)
         compute.append(Step("optimizer", block, ready, phase="O", free_bytes=made, workspace_bytes=needs))
         begin = ("optimizer",)
     compute[-1] = replace(compute[-1], free_bytes=compute[-1].free_bytes + of_inputs)
@@ -82,7 +84,7 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
         updates, begin = update_on_host(workload, list(reductions.on_host.values()), begin)
         beside += updates
     else:
-        beside += parameters_to_host(workload, optimized(workload, params), begin)
+        beside += parameters_to_host(workload, optimized(workload, weights), begin)
     after = (*ready, *(step.label for step in tied))
     held_up = "pp" if parallelism.pp > 1 else ""  # what is late are other stages, where there are any
     of_mp = [Step(f"validate {op.name}", replace(op, purpose=held_up or op.purpose), after) for op in late]
@@ -130,31 +132,35 @@ def _reduce_in_buckets(
             zip(parts_of[key], pieces(step, [part.block for part in parts_of[key]]), strict=True)
         ):
             waits = reductions.waits() if each else ()
-            held = piece.alloc_bytes + gradient_bytes(workload, part.params)
+            held = piece.alloc_bytes + gradient_bytes(workload, part.weights)
             cut.append(replace(piece, after=(*piece.after, *waits), alloc_bytes=held))
             label = f"reduce {step.label}.{number}" if each else f"reduce {step.stage}.{number}"
-            reductions.add(label, part.params, (piece.label,), step if each else None)
+            reductions.add(label, part.weights, (piece.label,), step if each else None)
     return cut
 
 
-def _twin_gradients(workload: Workload, params: Mapping[str, int], ready: tuple[str, ...]) -> list[Step]:
+def _twin_gradients(workload: Workload, weights: Sequence[Weight], ready: tuple[str, ...]) -> list[Step]:
     """Where two ranks hold the same stages, they add up what each has reduced over dp: under ZeRO its own shard."""
     if workload.parallelism.plan.copies == 1:
         return []
-    nbytes = optimized(workload, params) * DTYPE_BYTES[workload.training.grad_dtype]
+    nbytes = optimized(workload, weights) * DTYPE_BYTES[workload.training.grad_dtype]
     comm = Comm("dp.all_reduce twin grads", "all_reduce", nbytes, "twin", "dp")
     return [Step("twin grads", comm, ready)]
 
 
-def _embedding_gradients(workload: Workload, rank: int, ready: tuple[str, ...]) -> list[Step]:
-    """Tied embeddings, and multi-token prediction: where first and last stage hold copies of one table they add up its
-    gradients, of sharded ones their shards."""
+def _embedding_gradients(
+    workload: Workload, rank: int, weights: Sequence[Weight], ready: tuple[str, ...]
+) -> list[Step]:
+    """Return the sum of the embedding table's gradients where first and last stage hold a copy each.
+
+    Tied embeddings and multi-token prediction need it. Of sharded gradients the shards are summed.
+    """
     parallelism = workload.parallelism
     if not workload.model.table_at_both_ends or parallelism.table_in_place or rank not in parallelism.ends:
         return []
-    rows = workload.model.padded_vocab(parallelism.tp) // (parallelism.tp if parallelism.vocab_parallel else 1)
+    table = elements(weight for weight in weights if WORDS in (weight.name, weight.tied_to))
     shards = parallelism.shards("dp") if parallelism.zero >= 2 else 1
-    nbytes = rows * workload.model.hidden * DTYPE_BYTES[workload.training.grad_dtype] / shards
+    nbytes = table * DTYPE_BYTES[workload.training.grad_dtype] / shards
     comm = Comm("pp.all_reduce embedding grads", "all_reduce", nbytes, "embd", "pp")
     return [Step("embedding grads", comm, ready)]
 
@@ -167,7 +173,7 @@ def _copied_again(workload: Workload, tied: Step) -> list[Step]:
 
 
 def _gather_at_the_end(workload: Workload, stages: Stages, own: Sequence[int], updated: tuple[str, ...]) -> list[Step]:
-    gathers = [step for stage in own for step in gather(workload, f"gather {stage}", stages.params(stage))]
+    gathers = [step for stage in own for step in gather(workload, f"gather {stage}", stages.weights(stage))]
     return [replace(step, after=updated) for step in gathers]
 
 
@@ -183,9 +189,9 @@ def _gather_beside_the_first(workload: Workload, stages: Stages, compute: list[S
             cut.append(step)
             continue
         seen.add(step.stage)
-        parts = buckets(step.op, stages.parameters_used(step), DTYPE_BYTES[workload.training.precision], bucket_bytes)
+        parts = buckets(step.op, stages.weights_used(step), DTYPE_BYTES[workload.training.precision], bucket_bytes)
         for number, (part, piece) in enumerate(zip(parts, pieces(step, [part.block for part in parts]), strict=True)):
-            needed = gather(workload, f"gather {step.stage}.{number}", part.params)
+            needed = gather(workload, f"gather {step.stage}.{number}", part.weights)
             gathers += needed
             cut.append(replace(piece, after=(*piece.after, *(one.label for one in needed))))
     return cut, gathers

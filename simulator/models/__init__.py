@@ -5,6 +5,7 @@ from simulator.models.flops import (
     hardware_flops_per_step,
     model_flops_per_step,
     model_flops_per_step_causal,
+    model_weights,
     parameters,
 )
 from simulator.models.layer import layer
@@ -20,7 +21,7 @@ from simulator.models.optimizer import (
     replicated_gradient_ops,
     state_bytes,
 )
-from simulator.models.parts import Part, PassBytes, by_part, params_on, pass_bytes, swapped_bytes
+from simulator.models.parts import Part, PassBytes, by_part, pass_bytes, swapped_bytes, weights_of
 from simulator.models.routing import routing
 from simulator.models.shapes import activation_bytes, passed_bytes, telling_seat
 from simulator.models.stage import made_gradient_bytes, stage_parts
@@ -48,11 +49,11 @@ __all__ = [
     "made_gradient_bytes",
     "model_flops_per_step",
     "model_flops_per_step_causal",
+    "model_weights",
     "optimized",
     "optimizer_ops",
     "optimizer_workspace_bytes",
     "parameters",
-    "params_on",
     "pass_bytes",
     "passed_bytes",
     "rank_parts",
@@ -64,4 +65,5 @@ __all__ = [
     "telling_seat",
     "unique",
     "warnings",
+    "weights_of",
 ]

@@ -1,9 +1,10 @@
 """A mixture of experts in place of a layer's MLP, as Megatron-Core's all-to-all dispatcher runs it.
 
-Each token chooses its experts (router), is copied for each of them in the order of the experts (permute), travels to
-the rank that holds them (dispatch), passes the experts' products, all of a rank's in one kernel, and travels back
-(combine), where its copies are summed (unpermute). github.com/NVIDIA/Megatron-LM, megatron/core/transformer/moe:
-router.py, token_dispatcher.py (MoEAlltoAllTokenDispatcher), experts.py (TEGroupedMLP), moe_layer.py.
+Each token chooses its experts (router), and is copied for each of them in the order of the experts (permute). The
+copies travel to the ranks that hold the experts (dispatch) and pass the experts' products, all of a rank's in one
+kernel. They travel back (combine), where the copies of a token are summed (unpermute). github.com/NVIDIA/Megatron-LM,
+megatron/core/transformer/moe: router.py, token_dispatcher.py (MoEAlltoAllTokenDispatcher), experts.py (TEGroupedMLP),
+moe_layer.py.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from simulator.models import plain_experts
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes
 from simulator.models.pointwise import activation
 from simulator.models.routing import routing
+from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
 from simulator.operations.shapes import ANY_SEAT, Seat, Shapes
+from simulator.operations.weights import Weight
 from simulator.program import Beside, Comm, Compute, GroupedMatmul, Matmul
 from simulator.units import DTYPE_BYTES
 
@@ -33,10 +36,11 @@ COUNT = 8
 class Experts:
     """One rank's share of a layer with experts.
 
-    ``tokens`` are those that it routes to ``top_k`` of ``experts`` (its rows; without sequence parallelism its part of
-    the rows that tp ranks share), ``sent`` and ``received`` the copies that leave and reach it, ``loads`` what each
-    expert that it holds works on. ``ffn`` and ``shared_ffn`` are the rank's own widths. ``received_shares`` and
-    ``per_node`` are the dispatch's (see `Comm`). ``overlaps``: the shared experts compute beside it and the combine.
+    ``tokens`` are those that the rank routes to ``top_k`` of ``experts``: its rows. Without sequence parallelism tp
+    ranks share the same rows, and each routes its part. ``sent`` and ``received`` are the copies that leave and reach
+    the rank; ``loads`` are the copies that each of its experts works on. ``ffn`` and ``shared_ffn`` are the rank's
+    share of the widths. ``received_shares`` and ``per_node`` are the dispatch's (see `Comm`). ``overlaps``: the shared
+    experts compute beside the dispatch and the combine.
     """
 
     tokens: int
@@ -104,7 +108,7 @@ class Mixture(NamedTuple):
 
 
 def mixture(z: Shapes, x: Experts) -> Mixture:
-    """From the normed rows (tensor ``mlp.normed``) to the MLP's output."""
+    """Return the operations from the normed rows (tensor ``mlp.normed``) to the MLP's output."""
     fc1 = x.ffn * (2 if z.gated else 1)
     elements = x.worked_on * x.ffn
     act = activation(z, "moe", elements)
@@ -115,9 +119,9 @@ def mixture(z: Shapes, x: Experts) -> Mixture:
     router = plain_experts.router(z, x) if z.eager else _router(z, x)
     add = memory("F", "shared.add", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
     whole = Mixture(
-        before=(router, _dispatch(z, x), _grouped(z, x, "fc1", fc1, z.hidden, saved="moe.input")),
+        before=(router, _dispatch(z, x), _grouped(z, x, "fc1", fc1, z.hidden, split="column", saved="moe.input")),
         activation=act,
-        after=(_grouped(z, x, "fc2", z.hidden, x.ffn, saved="moe.act"), _combine(z, x)),
+        after=(_grouped(z, x, "fc2", z.hidden, x.ffn, split="row", saved="moe.act"), _combine(z, x)),
         shared=_shared(z, x) if x.shared_ffn else (),
         add=(Node(forward=(add,), grad_bytes=z.row_bytes),) if x.shared_ffn else (),
     )
@@ -125,9 +129,11 @@ def mixture(z: Shapes, x: Experts) -> Mixture:
 
 
 def _overlapped(mixture: Mixture) -> Mixture:
-    """The shared experts' first product and activation run beside the dispatch, their second beside the combine, and
-    so do their gradients (Megatron-Core's ``moe_shared_expert_overlap``); their tensor-parallel communication stays in
-    line, and so do weight gradients."""
+    """Run the shared experts' first product and activation beside the dispatch, and their second beside the combine.
+
+    Their gradients run so too (Megatron-Core's ``moe_shared_expert_overlap``). Their tensor-parallel communication
+    stays in line, and so do weight gradients.
+    """
     router, dispatch, *rest = mixture.before
     fc2, combine = mixture.after
     first, act, second = mixture.shared
@@ -201,8 +207,7 @@ def _router(z: Shapes, x: Experts) -> Node:
         grad_bytes=wide + 2 * full + 2 * probs,
         output_grad_bytes=scores,
         weight_grad_bytes=wide + element * params,
-        params=params,
-        tp_reduced_params=params if z.tp > 1 else 0,
+        weights=(plain_experts.router_weight(z, x),),
     )
 
 
@@ -216,14 +221,14 @@ def _across(x: Experts, name: str, nbytes: float, *, back: bool) -> Ops:
 
 
 def _between_halves(x: Experts, op: str, nbytes: float) -> Ops:
-    """Where each expert is split over etp ranks, these gather the copies that they got, and sum what they computed."""
+    """Return the communication of the etp ranks that split each expert: to gather copies, or to sum results."""
     if x.etp == 1:
         return ()
     return (Comm(f"etp.{op} moe", op, nbytes, axis="etp", purpose="tp"),)
 
 
 def _sorted(z: Shapes, x: Experts, phase: str, name: str) -> Ops:
-    """What came from several ranks is put in the order of the experts, or back."""
+    """Return the copy that puts rows of several ranks in the order of the experts, or back."""
     if x.ep * x.etp == 1 or len(x.loads) == 1:
         return ()
     nbytes = z.element * x.worked_on * z.hidden
@@ -274,7 +279,7 @@ def _dispatch(z: Shapes, x: Experts) -> Node:
 
 
 def _combine(z: Shapes, x: Experts) -> Node:
-    """What `_dispatch` does, the other way round."""
+    """Return the way back of `_dispatch`: unsort, send back, and sum."""
     own, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
     worked_on = float(z.element * x.worked_on * z.hidden)
     unpermute: Ops = (memory("F", "moe.unpermute", "copy", sent, own, z.dtype),)
@@ -301,8 +306,8 @@ def _combine(z: Shapes, x: Experts) -> Node:
     )
 
 
-def _grouped(z: Shapes, x: Experts, name: str, n: int, k: int, *, saved: str) -> Node:
-    """y = x W for every expert of the rank at once; W is n x k."""
+def _grouped(z: Shapes, x: Experts, name: str, n: int, k: int, *, split: str, saved: str) -> Node:
+    """y = x W for every expert of the rank at once; W is n x k, and etp ranks ``split`` it by column or by row."""
     z = replace(z, fills_buckets=z.fills_expert_buckets)
     name, local = f"moe.{name}", len(x.loads)
     x_bytes, y_bytes = (float(z.element * x.worked_on * size) for size in (k, n))
@@ -329,8 +334,20 @@ def _grouped(z: Shapes, x: Experts, name: str, n: int, k: int, *, saved: str) ->
         grad_bytes=x_bytes + y_bytes + weight_grad_bytes,
         output_grad_bytes=y_bytes,
         weight_grad_bytes=weight_grad_bytes,
-        expert_params=params + (local * n if z.bias else 0),
+        weights=_expert_weights(z, x, name, n, k, split=split),
     )
+
+
+def _expert_weights(z: Shapes, x: Experts, name: str, n: int, k: int, *, split: str) -> tuple[Weight, ...]:
+    """Return the weights of a product of all experts of a rank, one expert after the other; see `_grouped`."""
+    local, over = len(x.loads), ("ep", "etp")
+    wide, deep = (n, k * x.etp) if split == "row" else (n * x.etp, k)
+    shape, whole = (local, n, k), (x.experts, wide, deep)
+    weight = Weight(weight_name(name), shape, whole, z.dtype, sharded_over=over, gradient_product=f"{name} wgrad")
+    if not z.bias:
+        return (weight,)
+    bias = Weight(weight_name(name, "bias"), (local, n), (x.experts, wide), z.dtype, sharded_over=over)
+    return (weight, bias)
 
 
 def _shared(z: Shapes, x: Experts) -> tuple[Node, ...]:

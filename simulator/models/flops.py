@@ -3,101 +3,78 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from simulator.models.layer import layer
+from simulator.models.mtp import predictor
 from simulator.models.shapes import telling_seat
 from simulator.models.stage import stage_parts
-from simulator.operations.shapes import GATED, Seat
+from simulator.models.vocabulary import embedding, head
+from simulator.operations.shapes import Seat
+from simulator.operations.weights import EXPERT_AXIS, Weight, prefixed
 from simulator.program.kernels import causal_pairs
 from simulator.program.ops import kernels_of
 
 if TYPE_CHECKING:
     from simulator.config import Workload
-    from simulator.config.model import Model, Moe
 
 
-def _attention_weights(model: Model) -> int:
-    """Elements of the weights of one layer's attention."""
-    queries, context = model.heads * model.qk_head_dim, model.heads * model.v_head_dim
-    if model.mla is None:
-        keys = model.kv_heads * model.head_dim
-        return model.hidden * (queries + 2 * keys + context)
-    rank, kv = model.mla.q_lora_rank, model.mla.kv_lora_rank
-    q = (model.hidden + queries) * rank if rank else model.hidden * queries
-    down = model.hidden * (kv + model.mla.qk_rope_head_dim)
-    up = kv * model.heads * (model.mla.qk_nope_head_dim + model.v_head_dim)
-    return q + down + up + context * model.hidden
+def model_weights(workload: Workload) -> Iterator[Weight]:
+    """Yield the weights of the model itself, each once, with names that count from the whole model.
 
-
-def _mlp_weights(model: Model, width: int) -> int:
-    return model.hidden * width * (3 if model.activation in GATED else 2)
-
-
-def _mixture_weights(model: Model, moe: Moe, routed: int) -> int:
-    """Elements of the weights of one layer's router, shared experts and ``routed`` of its other experts."""
-    expert, shared = _mlp_weights(model, moe.ffn_hidden), _mlp_weights(model, moe.shared_ffn_hidden)
-    return moe.experts * model.hidden + shared + routed * expert
-
-
-def _layers(model: Model) -> tuple[int, int]:
-    """How many layers have a dense MLP and how many experts, without those of multi-token prediction."""
-    mixed = sum(model.moe.here(layer) for layer in range(model.layers)) if model.moe else 0
-    return model.layers - mixed, mixed
-
-
-def _weights(model: Model, routed: int) -> int:
-    """Elements of the linear layers' weights of all layers, with ``routed`` experts each where they have some."""
-    dense, mixed = _layers(model)
-    of_mixed = mixed * _mixture_weights(model, model.moe, routed) if model.moe else 0
-    return model.layers * _attention_weights(model) + dense * _mlp_weights(model, model.ffn_hidden) + of_mixed
+    Multi-token prediction is left out: it serves training only.
+    """
+    yield from embedding(workload).weights
+    for number in range(workload.model.layers):
+        yield from prefixed(layer(workload, number=number).weights, f"layers.{number}")
+    yield from (weight for weight in head(workload).weights if not weight.tied_to)
 
 
 def parameters(workload: Workload) -> int:
-    """Parameters of the model itself, each once, however it is laid out: vocabulary as the model has it, not padded,
-    without copies of experts, and without multi-token prediction, which serves training only."""
-    return _parameters(workload, workload.model.moe.experts if workload.model.moe else 0)
+    """Return the parameters of the model itself, however it is laid out: `model_weights` without padding or copies."""
+    return sum(weight.whole_elements for weight in model_weights(workload))
 
 
 def active_parameters(workload: Workload) -> int:
-    """Those of `parameters` that a token meets: of routed experts ``top_k``."""
-    return _parameters(workload, workload.model.moe.top_k if workload.model.moe else 0)
+    """Return those of `parameters` that a token meets: of routed experts ``top_k``."""
+    return _met_by_a_token(workload, model_weights(workload))
 
 
-def _parameters(workload: Workload, routed: int) -> int:
+def _met_by_a_token(workload: Workload, weights: Iterable[Weight]) -> int:
+    """Return the elements of ``weights`` that a token meets."""
+    top_k = workload.model.moe.top_k if workload.model.moe else 0
+    return sum(
+        weight.whole_elements // weight.whole[0] * top_k if weight.axis == EXPERT_AXIS else weight.whole_elements
+        for weight in weights
+    )
+
+
+def _multiplied(workload: Workload) -> int:
+    """Return the elements of the weights that a token is multiplied by.
+
+    The (padded) vocabulary's are met once more in every module of multi-token prediction, beside a layer and a
+    projection.
+    """
     model = workload.model
-    per_norm = 2 if model.norm == "layernorm" else 1
-    norms = model.layers * 2 * model.hidden + model.hidden
-    if model.mla:
-        norms += model.layers * ((model.mla.q_lora_rank or 0) + model.mla.kv_lora_rank)
-    biases = 0
-    if model.bias:
-        dense, mixed = _layers(model)
-        qkv = 0 if model.mla else model.head_dim * (model.heads + 2 * model.kv_heads)
-        wide = 2 if model.activation in GATED else 1
-        biases = model.layers * (qkv + model.hidden) + dense * (wide * model.ffn_hidden + model.hidden)
-        if model.moe:
-            shared = wide * model.moe.shared_ffn_hidden + model.hidden if model.moe.shared_experts else 0
-            biases += mixed * (routed * (wide * model.moe.ffn_hidden + model.hidden) + shared)
-    tables = model.vocab * model.hidden * (1 if model.tied_embeddings else 2)
-    positions = workload.training.seq * model.hidden if model.position == "learned" else 0
-    return _weights(model, routed) + per_norm * norms + biases + tables + positions
+    modules = range(model.mtp_layers)
+    parts = [layer(workload, number=number) for number in range(model.layers + model.mtp_layers)]
+    parts += [part for number in modules for part in predictor(workload, number) if part.name == "mtp projection"]
+    products = [weight for part in parts for weight in part.weights if weight.gradient_product]
+    vocabulary = model.hidden * model.padded_vocab(workload.parallelism.tp)
+    return _met_by_a_token(workload, products) + vocabulary * (1 + model.mtp_layers)
 
 
 def _forward_flops_per_step(workload: Workload, pairs: float) -> float:
-    """Forward FLOPs of a global batch: two per weight that a token meets, and two products of heads * head_dim for each
-    of the query-key ``pairs`` of a sequence and layer. A module of multi-token prediction is a layer, a projection of
-    two widths to one, and the vocabulary's once more."""
+    """Return the forward FLOPs of a global batch.
+
+    They are two per weight that a token is multiplied by. To these come two products of heads * head_dim for each of
+    the query-key ``pairs`` of a sequence and layer.
+    """
     model, seq = workload.model, workload.training.seq
-    routed = model.moe.top_k if model.moe else 0
-    vocabulary = model.hidden * model.padded_vocab(workload.parallelism.tp)
-    weights, layers = _weights(model, routed) + vocabulary, model.layers
-    for number in range(model.layers, model.layers + model.mtp_layers):
-        mixture = model.moe if model.moe and model.moe.here(number) else None
-        mlp = _mixture_weights(model, mixture, routed) if mixture else _mlp_weights(model, model.ffn_hidden)
-        weights += _attention_weights(model) + mlp + 2 * model.hidden**2 + vocabulary
-        layers += 1
+    layers = model.layers + model.mtp_layers
     attention = layers * 2.0 * pairs * model.heads * (model.qk_head_dim + model.v_head_dim)
-    return float(workload.training.global_batch * (2.0 * seq * weights + attention))
+    return float(workload.training.global_batch * (2.0 * seq * _multiplied(workload) + attention))
 
 
 def model_flops_per_step(workload: Workload) -> float:
@@ -114,10 +91,10 @@ def model_flops_per_step_causal(workload: Workload) -> float:
 
 
 def hardware_flops_per_step(workload: Workload) -> float:
-    """What the kernels of all GPUs compute in a step, recomputation and replicated work included.
+    """Return the FLOPs of the kernels of all GPUs in a step, recomputation and replicated work included.
 
-    For GELU, ffn 4h, unfused attention and full recomputation this is 96 B s l h^2 (1 + s / 6h + V / 16 l h)
-    (arXiv 2104.04473, equation 3).
+    For GELU, ffn 4h, unfused attention and full recomputation these are 96 B s l h^2 (1 + s / 6h + V / 16 l h) (arXiv
+    2104.04473, equation 3).
     """
     layout = workload.parallelism
     seats = Counter(telling_seat(workload, Seat(cp, ep)) for cp in range(layout.cp) for ep in range(layout.ep))
@@ -126,7 +103,7 @@ def hardware_flops_per_step(workload: Workload) -> float:
 
 
 def _flops_of_seat(workload: Workload, seat: Seat) -> float:
-    """What a micro-batch costs the ranks at one seat of all stages."""
+    """Return the FLOPs of a micro-batch on the ranks at one seat of all stages."""
     flops = 0.0
     for stage in range(len(workload.parallelism.layers_per_stage)):
         for part in stage_parts(workload, stage, seat):

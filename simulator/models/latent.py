@@ -1,7 +1,7 @@
 """Multi-head latent attention: queries, keys and values from compressed forms (DeepSeek-V2, arXiv 2405.04434, 2.1).
 
-As Megatron-Core's MLASelfAttention lays it out: what compresses is held by every tensor-parallel rank and works on its
-rows, what expands is split by heads; one rotary part of the keys serves all heads.
+It is laid out as in Megatron-Core's MLASelfAttention. Weights that compress are held by every tensor-parallel rank, and
+work on its rows; weights that expand are split by heads. One rotary part of the keys serves all heads.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from simulator.models.linear import add_gradient, linear, new_gradient_bytes
+from simulator.models.linear import add_gradient, linear, new_gradient_bytes, product
 from simulator.models.norms import norm
 from simulator.models.pointwise import EAGER_ROPE
+from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
 from simulator.operations.shapes import Shapes
-from simulator.program import Compute, Matmul
+from simulator.operations.weights import Weight
 
 if TYPE_CHECKING:
     from simulator.config import Workload
@@ -40,7 +41,9 @@ def latent(workload: Workload) -> Latent | None:
 
 
 def latent_projections(z: Shapes, a: Latent) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """From the normed rows to compressed forms, and on to queries, keys and values with their positions."""
+    """Return the operations from the normed rows to compressed forms, and on to queries, keys and values with
+    positions.
+    """
     q = z.heads * (a.nope + a.rope)
     down: tuple[Node, ...] = (_down(z, "kv_down", a.kv_lora + a.rope),)
     queries: tuple[Node, ...] = (linear(z, "attn", "q", q, z.hidden, split="column", saved="attn.normed"),)
@@ -61,7 +64,7 @@ def latent_projections(z: Shapes, a: Latent) -> tuple[tuple[Node, ...], tuple[No
 
 
 def up_inputs(up: tuple[Node, ...]) -> tuple[Tensor, ...]:
-    """What the second half of `latent_projections` takes from the first."""
+    """Return the tensors that the second half of `latent_projections` takes from the first."""
     given = ("attn.normed", "attn.q_compressed", "attn.kv_compressed")
     return tuple(tensor for node in up for tensor in node.saved if tensor.name in given)
 
@@ -70,34 +73,38 @@ def _down(z: Shapes, name: str, n: int) -> Node:
     """A product over this rank's rows whose weight every tensor-parallel rank holds."""
     x_bytes, y_bytes = z.row_bytes, float(z.element * z.rows * n)
     name, params = f"attn.{name}", n * z.hidden
-
-    def product(phase: str, role: str, m: int, n: int, k: int) -> Compute:
-        accumulate = role == "wgrad" and z.accumulates_in_product
-        out_dtype = z.grad_dtype if accumulate else ""
-        kernel = Matmul(m, n, k, dtype=z.dtype, role=role, out_dtype=out_dtype, accumulate=accumulate)
-        return Compute(name if role == "fwd" else f"{name} {role}", kernel, phase)
-
-    weight_grad: Ops = (product("W", "wgrad", n, z.hidden, z.rows),)
+    weight_grad: Ops = (product(z, name, "wgrad", n, z.hidden, z.rows),)
     if not z.accumulates_in_product:
         weight_grad += add_gradient(z, name, params)
     weight_grad_bytes = 0.0 if z.accumulates_in_product else new_gradient_bytes(z, params)
     return Node(
-        forward=(product("F", "fwd", z.rows, n, z.hidden),),
-        input_grad=(product("B", "dgrad", z.rows, z.hidden, n),),
+        forward=(product(z, name, "fwd", z.rows, n, z.hidden),),
+        input_grad=(product(z, name, "dgrad", z.rows, z.hidden, n),),
         weight_grad=weight_grad,
         saved=(Tensor("attn.normed", x_bytes),),
         grad_bytes=x_bytes + y_bytes + weight_grad_bytes,
         output_grad_bytes=y_bytes,
         weight_grad_bytes=weight_grad_bytes,
-        params=params,
-        tp_reduced_params=params if z.sequence_parallel else 0,
+        weights=(
+            Weight(
+                weight_name(name),
+                (n, z.hidden),
+                (n, z.hidden),
+                z.dtype,
+                partial_rows=n if z.sequence_parallel else 0,
+                gradient_product=f"{name} wgrad",
+            ),
+        ),
     )
 
 
 def _positions(z: Shapes, a: Latent) -> Node:
-    """Rotary positions on a part of each query and on the keys' shared part, which is then put beside every head's own;
-    with sequence parallelism the shared part is gathered first. One kernel for queries, in place, and one for keys and
-    values (Megatron-Core's ``fused_mla_yarn_rope_apply``); eager rotates and joins in kernels of their own."""
+    """Return rotary positions on a part of each query and on the keys' shared part, which every head then gets a copy
+    of.
+
+    With sequence parallelism the shared part is gathered first. There is one kernel for queries, in place, and one for
+    keys and values (Megatron-Core's ``fused_mla_yarn_rope_apply``). Eager rotates and joins in kernels of their own.
+    """
     q_rope, k_rope = z.element * z.tokens * z.heads * a.rope, z.element * z.tokens * a.rope
     q, k, v = (z.element * z.tokens * width for width in (z.q_width, z.kv_width, z.v_width))
     expanded = z.element * z.tokens * z.heads * (a.nope + a.v)

@@ -34,13 +34,13 @@ def layer(
     turn: Turn = ANY_TURN,
     number: int = 0,
 ) -> Part:
-    """Transformer layer ``number`` of the model, from 0 on. ``recompute`` (none, selective, full) stands in for the
-    workload's own granularity.
+    """Return transformer layer ``number`` of the model, from 0 on.
 
-    Saved per layer with GELU, ffn 4h, dropout and 2-byte activations, unfused attention:
-    s b h (10 + 24/t + 5 a s / h t) bytes, with sequence parallelism s b h / t (34 + 5 a s / h) (arXiv 2205.05198,
-    equations 2 and 4); selective recomputation of the core attention drops 5 a s / h, full recomputation keeps the
-    input alone.
+    ``recompute`` (none, selective, full) stands in for the workload's own granularity.
+
+    With GELU, ffn 4h, dropout, 2-byte activations and unfused attention a layer saves s b h (10 + 24/t + 5 a s / h t)
+    bytes. With sequence parallelism it saves s b h / t (34 + 5 a s / h) (arXiv 2205.05198, equations 2 and 4).
+    Selective recomputation of the core attention drops 5 a s / h, full recomputation keeps the input alone.
     """
     moe, chosen = workload.model.moe, workload.training.recompute
     mixed = experts(workload, seat) if moe is not None and moe.here(number) else None
@@ -101,7 +101,7 @@ def _layer(z: Shapes, recompute: tuple[str, ...], a: Latent | None, x: Experts |
 
 
 def _projections(z: Shapes) -> tuple[Node, ...]:
-    """From the normed rows to queries, keys and values with their positions, in one product."""
+    """Return the operations from the normed rows to queries, keys and values with positions, in one product."""
     qkv = z.q_width + 2 * z.kv_width
     shared = 2 * z.kv_width if z.kv_replicas > 1 else 0
     return (

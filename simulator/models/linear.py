@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
 from simulator.operations.shapes import Shapes
+from simulator.operations.weights import Weight
 from simulator.program import Beside, Comm, Compute, Matmul
 from simulator.units import DTYPE_BYTES
 
+#: Role of a product -> phase of the pass that runs it.
+PHASES = {"fwd": "F", "dgrad": "B", "wgrad": "W"}
+
 
 def add_gradient(z: Shapes, name: str, params: int) -> Ops:
-    """Adding a new gradient in working precision to the buffer of ``grad_dtype``. A complete one torch's DDP multiplies
-    by 1 / dp on its way to its bucket (reducer.cpp, ``mark_variable_ready_dense``)."""
+    """Return the addition of a new gradient in working precision to the buffer of ``grad_dtype``.
+
+    A complete gradient torch's DDP multiplies by 1 / dp on its way to its bucket (reducer.cpp,
+    ``mark_variable_ready_dense``).
+    """
     ops: Ops = ()
     buffer = float(DTYPE_BYTES[z.grad_dtype] * params)
     if z.adds_gradients:
@@ -23,8 +31,11 @@ def add_gradient(z: Shapes, name: str, params: int) -> Ops:
 
 
 def new_gradient_bytes(z: Shapes, params: int) -> float:
-    """What is alive while the new gradient of a weight is added to the buffer: that gradient or, where it stays and is
-    counted with the others, its copy in the buffer's type."""
+    """Return the bytes that are alive while the new gradient of a weight is added to the buffer.
+
+    They are that gradient's. Where it stays and is counted with the others, they are those of its copy in the buffer's
+    type.
+    """
     return float((DTYPE_BYTES[z.grad_dtype] if z.keeps_gradients else z.element) * params)
 
 
@@ -39,65 +50,26 @@ def linear(
     saved: str,
     bias: bool = False,
     shared: int = 0,
+    rows: int = 0,
     cached: bool = True,
 ) -> Node:
-    """y (tokens x n) = x (tokens x k) W, n and k as this rank has them.
+    """Return y (tokens x n) = x (tokens x k) W, n and k as this rank has them.
 
-    ``split`` says along what W is split over the tensor-parallel ranks (arXiv 1909.08053, section 3): ``column`` starts
-    from a replicated x and sums its gradient, ``row`` ends with a sum of y; with sequence parallelism x is all-gathered
-    and the sums are reduce-scatters (arXiv 2205.05198, section 4.2.2), and x is kept as the rank's own shard, to be
-    gathered once more for the weight gradient. ``none``: every rank holds W and does all of it.
-
-    Where tensor-parallel communication is overlapped and there is sequence parallelism, an all-gather with the product
-    after it, or a product with the reduce-scatter after it, becomes a ring of t products of 1/t of the rows beside
-    t - 1 exchanges (Wang et al., ASPLOS 2023, doi 10.1145/3567955.3567959; PyTorch's async TP; TransformerEngine's
-    userbuffers with ``ring_exchange``). The unsplit backward of a column-split layer hides its two collectives whole
-    instead, the gathering of x beside the input gradient's product and the sum beside the weight gradient's
-    (Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication``, TransformerEngine's ``bulk``). Without sequence
-    parallelism only that sum, an all-reduce, is hidden, as in Megatron-LM.
-    The bias is added in the product's epilogue or in the kernel after it, at no cost of its own, but for an eager one
-    that has to wait for a sum over ranks; its gradient is a sum over rows. ``shared`` of the n columns are held by more
-    than one rank.
+    ``split`` says along what W is split over the tensor-parallel ranks (see `_passes`).
+    The bias is added in the product's epilogue or in the kernel after it, at no cost of its own. An eager one that has
+    to wait for a sum over ranks is a kernel. Its gradient is a sum over rows. ``shared`` of the n columns are held by
+    more than one rank. ``rows`` are those of the model's own W, where they do not follow from n.
 
     Autograd must be handed a gradient of the weight's size even where the product has added it to the buffer already.
     TransformerEngine keeps an empty tensor per shape for that (``get_dummy_wgrad`` in pytorch/module/base.py, 2.0 and
     later); Megatron-LM's own linear layer (``cached`` false) makes a new one each time.
     """
     x_bytes, y_bytes, w_bytes = (float(z.element * size) for size in (z.tokens * k, z.tokens * n, n * k))
-    x_kept = x_bytes * z.rows / z.tokens if split == "column" else x_bytes
     y_kept = y_bytes * z.rows / z.tokens if split == "row" else y_bytes
     name = f"{block}.{name}"
-
-    def product(phase: str, role: str, m: int, n: int, k: int) -> Compute:
-        accumulate = role == "wgrad" and z.accumulates_in_product
-        out_dtype = z.grad_dtype if accumulate else ""
-        kernel = Matmul(m, n, k, dtype=z.dtype, role=role, out_dtype=out_dtype, accumulate=accumulate)
-        return Compute(name if role == "fwd" else f"{name} {role}", kernel, phase)
-
-    def gathered(nbytes: float) -> tuple[Comm, ...]:
-        return (comm("all_gather", block, nbytes),) if z.sequence_parallel else ()
-
-    def summed(nbytes: float) -> tuple[Comm, ...]:
-        op = "reduce_scatter" if z.sequence_parallel else "all_reduce"
-        return (comm(op, block, nbytes),) if z.tp > 1 else ()
-
-    dgrad, wgrad = product("B", "dgrad", z.tokens, k, n), product("W", "wgrad", n, k, z.tokens)
-    forward: Ops = (product("F", "fwd", z.tokens, n, k),)
-    input_grad: Ops = (dgrad,)
+    forward, input_grad, gather = _passes(z, block, name, n, k, split)
+    wgrad = product(z, name, "wgrad", n, k, z.tokens)
     weight_grad: Ops = (wgrad,)
-    gather: tuple[Comm, ...] = ()
-    in_ring = z.overlaps_tp and z.sequence_parallel
-    chunk, dgrad_chunk = product("F", "fwd", z.rows, n, k), product("B", "dgrad", z.rows, k, n)
-    match split:
-        case "column":
-            forward = _gather_around(z, block, x_bytes, chunk) if in_ring else (*gathered(x_bytes), *forward)
-            input_grad = _sum_around(z, block, x_bytes, dgrad_chunk) if in_ring else (dgrad, *summed(x_bytes))
-            gather = gathered(x_bytes)
-        case "row":
-            forward = _sum_around(z, block, y_bytes, chunk) if in_ring else (*forward, *summed(y_bytes))
-            input_grad = _gather_around(z, block, y_bytes, dgrad_chunk) if in_ring else (*gathered(y_bytes), dgrad)
-        case "none":
-            forward = (*gathered(x_bytes), *forward)
     if not z.accumulates_in_product:
         weight_grad += add_gradient(z, name, n * k)
     if bias:
@@ -107,27 +79,109 @@ def linear(
         weight_grad += add_gradient(z, f"{name} bias", n)
     together: Ops = ()
     if z.overlaps_tp and split == "column":
+        dgrad = product(z, name, "dgrad", z.tokens, k, n)
         first: Ops = tuple(Beside(one, (dgrad,)) for one in gather) or (dgrad,)
-        then: Ops = tuple(Beside(one, (wgrad,)) for one in summed(x_bytes))
+        then: Ops = tuple(Beside(one, (wgrad,)) for one in _summed(z, block, x_bytes))
         together = (*first, *then, *weight_grad[1:])
     placeholder = z.accumulates_in_product and cached
     weight_grad_bytes = (x_bytes if gather else 0) + (0 if placeholder else new_gradient_bytes(z, n * k))
-    # A row-split layer's bias is added to the sum, by every rank to its own rows.
-    partial_bias = n if bias and split == "row" and z.sequence_parallel else 0
     return Node(
         forward=forward,
         input_grad=input_grad,
         weight_grad=weight_grad,
         gather=gather,
         together=together,
-        saved=(Tensor(saved, x_kept),),
+        saved=(Tensor(saved, x_bytes * z.rows / z.tokens if split == "column" else x_bytes),),
         # Gradients of y and x whole; x or y once more as this rank's rows beside the gathered copy.
         grad_bytes=x_bytes + y_bytes + weight_grad_bytes,
         output_grad_bytes=y_bytes,
         weight_grad_bytes=weight_grad_bytes,
         placeholders=(Tensor(f"weight gradient {n} x {k}", w_bytes),) if placeholder else (),
-        params=n * k + (n if bias else 0),
-        tp_reduced_params=partial_bias + shared * (k + (1 if bias else 0)),
+        weights=_weights(z, name, n, k, split=split, bias=bias, shared=shared, rows=rows),
+    )
+
+
+def product(z: Shapes, name: str, role: str, m: int, n: int, k: int) -> Compute:
+    """Return the product ``name`` in its ``role``: fwd, dgrad or wgrad."""
+    accumulate = role == "wgrad" and z.accumulates_in_product
+    out_dtype = z.grad_dtype if accumulate else ""
+    kernel = Matmul(m, n, k, dtype=z.dtype, role=role, out_dtype=out_dtype, accumulate=accumulate)
+    return Compute(name if role == "fwd" else f"{name} {role}", kernel, PHASES[role])
+
+
+def _passes(z: Shapes, block: str, name: str, n: int, k: int, split: str) -> tuple[Ops, Ops, tuple[Comm, ...]]:
+    """Return the forward pass, the input gradient, and the gathering of x for the weight gradient.
+
+    ``column`` starts from a replicated x and sums its gradient, ``row`` ends with a sum of y (arXiv 1909.08053, section
+    3). With sequence parallelism x is all-gathered and the sums are reduce-scatters (arXiv 2205.05198, section 4.2.2).
+    Then x is kept as the rank's own shard, to be gathered once more for the weight gradient. ``none``: every rank holds
+    W and does all of it.
+
+    Where tensor-parallel communication is overlapped and there is sequence parallelism, each all-gather with the
+    product after it, and each product with the reduce-scatter after it, becomes a ring. It has t products of 1/t of the
+    rows beside t - 1 exchanges (Wang et al., ASPLOS 2023, doi 10.1145/3567955.3567959; PyTorch's async TP;
+    TransformerEngine's userbuffers with ``ring_exchange``). The unsplit backward of a column-split layer hides its two
+    collectives whole instead. The gathering of x goes beside the input gradient's product, and the sum beside the
+    weight gradient's (Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication``, TransformerEngine's ``bulk``).
+    Without sequence parallelism only that sum, an all-reduce, is hidden, as in Megatron-LM.
+    """
+    x_bytes, y_bytes = (float(z.element * z.tokens * width) for width in (k, n))
+    whole, dgrad = product(z, name, "fwd", z.tokens, n, k), product(z, name, "dgrad", z.tokens, k, n)
+    if split == "none":
+        return (*_gathered(z, block, x_bytes), whole), (dgrad,), ()
+    in_ring = z.overlaps_tp and z.sequence_parallel
+    chunk, dgrad_chunk = product(z, name, "fwd", z.rows, n, k), product(z, name, "dgrad", z.rows, k, n)
+    if split == "column":
+        gather = _gathered(z, block, x_bytes)
+        if in_ring:
+            return _gather_around(z, block, x_bytes, chunk), _sum_around(z, block, x_bytes, dgrad_chunk), gather
+        return (*gather, whole), (dgrad, *_summed(z, block, x_bytes)), gather
+    if in_ring:
+        return _sum_around(z, block, y_bytes, chunk), _gather_around(z, block, y_bytes, dgrad_chunk), ()
+    return (whole, *_summed(z, block, y_bytes)), (*_gathered(z, block, y_bytes), dgrad), ()
+
+
+def _gathered(z: Shapes, block: str, nbytes: float) -> tuple[Comm, ...]:
+    return (comm("all_gather", block, nbytes),) if z.sequence_parallel else ()
+
+
+def _summed(z: Shapes, block: str, nbytes: float) -> tuple[Comm, ...]:
+    op = "reduce_scatter" if z.sequence_parallel else "all_reduce"
+    return (comm(op, block, nbytes),) if z.tp > 1 else ()
+
+
+def _weights(
+    z: Shapes, name: str, n: int, k: int, *, split: str, bias: bool, shared: int, rows: int
+) -> tuple[Weight, ...]:
+    """Return W and, with ``bias``, the bias of the layer ``name``; see `linear`."""
+    over = () if split == "none" else ("tp",)
+    if split == "column":
+        rows = rows or (n - shared) * z.tp + shared * z.tp // z.kv_replicas
+    rows = rows or n
+    columns = k * z.tp if split == "row" else k
+    weight = Weight(
+        weight_name(name),
+        (n, k),
+        (rows, columns),
+        z.dtype,
+        sharded_over=over,
+        partial_rows=shared,
+        gradient_product=f"{name} wgrad",
+    )
+    if not bias:
+        return (weight,)
+    # A row-split layer's bias is added to the sum, by every rank to its own rows.
+    whole_bias = split == "row"
+    return (
+        weight,
+        Weight(
+            weight_name(name, "bias"),
+            (n,),
+            (rows,),
+            z.dtype,
+            sharded_over=() if whole_bias else over,
+            partial_rows=n if whole_bias and z.sequence_parallel else shared,
+        ),
     )
 
 
@@ -138,8 +192,10 @@ def _gather_around(z: Shapes, block: str, nbytes: float, chunk: Compute) -> Ops:
 
 
 def _sum_around(z: Shapes, block: str, nbytes: float, chunk: Compute) -> Ops:
-    """``chunk`` for the rows of every rank, own ones last, while the sum of the rows before them goes round: every rank
-    adds its part to the sum that comes in and hands it on."""
+    """Return ``chunk`` for the rows of every rank, this rank's last, while the sum of the rows before them goes round.
+
+    Every rank adds its part to the sum that comes in, and hands it on.
+    """
     part = nbytes / z.tp
     add = memory(chunk.phase, f"{chunk.name} partial sum", "residual", 2 * part, part, z.dtype)
     around = (Beside(comm("send_recv", block, part), (chunk,)), add)

@@ -13,18 +13,22 @@ from simulator.models.shapes import shapes
 from simulator.models.vocabulary import embedding, head
 from simulator.operations.nodes import Node, Ops, comm, memory
 from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn
+from simulator.operations.weights import tie
 
 if TYPE_CHECKING:
     from simulator.config import Workload
 
 
 def predictor(workload: Workload, number: int, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN) -> tuple[Part, ...]:
-    """Module ``number`` of multi-token prediction: the embedding of later tokens joined with the last layer's output, a
-    layer of its own, and the loss (DeepSeek-V3, arXiv 2412.19437, section 2.2). Embedding table and vocabulary
-    projection are the model's; a rank that does not hold the table already has a copy of it."""
+    """Return module ``number`` of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+
+    The embedding of later tokens is joined with the last layer's output, and a layer of the module's own and the loss
+    follow. Embedding table and vocabulary projection are the model's; a rank that does not hold the table already has a
+    copy of it.
+    """
     table = embedding(workload, turn)
-    if number or workload.model.tied_embeddings or workload.parallelism.table_in_place:
-        table = replace(table, params=0)
+    copied = not (number or workload.model.tied_embeddings or workload.parallelism.table_in_place)
+    table = replace(table, weights=tuple(tie(weight, weight.name, copied=copied) for weight in table.weights))
     recompute = None if workload.training.recompute.layers is None else "none"
     return (
         replace(table, name="mtp embedding"),

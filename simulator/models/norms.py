@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from simulator.models.linear import add_gradient
+from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Ops, Tensor, fuse, memory
 from simulator.operations.shapes import Shapes
+from simulator.operations.weights import Weight, elements
 from simulator.program import Compute
 
-#: (label, class, tensors read in fp32 and in the working precision, tensors written in both) of the kernels of
-#: ``(x.float() * rsqrt(x.float().pow(2).mean(-1) + eps)).type_as(x) * weight``: PyTorch's RMSNorm up to 2.8 (PyTorch,
-#: pull request 153666), Meta's and Hugging Face's in Llama. What takes the same number from a whole row or column
-#: has no vector loads. Kernels over one number per row are left out.
+#: Kernels of ``(x.float() * rsqrt(x.float().pow(2).mean(-1) + eps)).type_as(x) * weight``. That is PyTorch's RMSNorm up
+#: to 2.8 (PyTorch, pull request 153666), Meta's and Hugging Face's in Llama. A kernel has a label, a class, the tensors
+#: that it reads in fp32 and in the working precision, and those that it writes in both. Kernels that take the same
+#: number from a whole row or column have no vector loads. Kernels over one number per row are left out.
 FORWARD = (
     ("float", "upcast", 0, 1, 1, 0),
     ("square", "activation", 1, 0, 1, 0),
@@ -19,8 +21,9 @@ FORWARD = (
     ("cast", "cast", 1, 0, 0, 1),
     ("weight", "bias", 0, 1, 0, 1),
 )
-#: Autograd's, in its order: of the product with the weight, the cast, the division (of x, and of its row's number), the
-#: square (2 x times the gradient of the mean), the sum of both gradients of x.float(), and that cast.
+#: Autograd's kernels, in its order: of the product with the weight, the cast, the division (of x, and of its row's
+#: number), and the square (2 x times the gradient of the mean). The sum of both gradients of x.float() and the cast of
+#: that sum come last.
 BACKWARD = (
     ("weight", "bias", 0, 1, 0, 1),
     ("cast", "upcast", 0, 1, 1, 0),
@@ -43,7 +46,8 @@ def norm(z: Shapes, name: str, *, saved: str, residual: bool) -> Node:
     """
     if z.norm_by_ops:
         return _by_ops(z, name, residual=residual)
-    params = z.hidden * (2 if z.norm == "layernorm" else 1)
+    weights = _weights(z, name)
+    params = elements(weights)
     small = z.element * params
     op = "norm" if z.norm == "layernorm" else "rms_norm"
     backward = memory("B", f"{name} bwd", f"{op}_bwd", 2 * z.row_bytes, z.row_bytes, z.dtype, z.hidden)
@@ -61,8 +65,19 @@ def norm(z: Shapes, name: str, *, saved: str, residual: bool) -> Node:
         saved=(Tensor(saved, z.row_bytes),),
         grad_bytes=2 * z.row_bytes,
         output_grad_bytes=z.row_bytes,
-        params=params,
-        tp_reduced_params=params if z.sequence_parallel else 0,
+        weights=weights,
+    )
+
+
+def _weights(z: Shapes, name: str) -> tuple[Weight, ...]:
+    """Return a norm's weight and, of a LayerNorm, its bias.
+
+    With sequence parallelism every rank computes their gradients from its own rows.
+    """
+    partial = z.hidden if z.sequence_parallel else 0
+    tensors = ("weight", "bias") if z.norm == "layernorm" else ("weight",)
+    return tuple(
+        Weight(weight_name(name, tensor), (z.hidden,), (z.hidden,), z.dtype, partial_rows=partial) for tensor in tensors
     )
 
 
@@ -95,6 +110,5 @@ def _by_ops(z: Shapes, name: str, *, residual: bool) -> Node:
         saved=(Tensor(f"{name}.float", wide), Tensor(f"{name}.divided", z.row_bytes)),
         grad_bytes=3 * wide,
         output_grad_bytes=z.row_bytes,
-        params=z.hidden,
-        tp_reduced_params=z.hidden if z.sequence_parallel else 0,
+        weights=_weights(z, name),
     )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simulator.models.parts import Part, params_on
+from simulator.models.parts import Part, weights_of
 from simulator.models.routing import routing
 from simulator.models.stage import stage_parts
 from simulator.operations.nodes import Op
 from simulator.operations.shapes import ANY_SEAT, Seat
+from simulator.operations.weights import EXPERT_AXIS, Weight, by_axis, elements, elements_by_axis, weight_bytes
 from simulator.program import Comm, Compute, Memory
 from simulator.units import DTYPE_BYTES
 
@@ -67,9 +68,9 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     other shards; its DDP has buckets, and beside them the gradients of several micro-batches until they go there. 1-bit
     Adam keeps what its rounding lost, on the sending and on the adding side (arXiv 2102.02888, algorithm 1).
     """
-    held = params_on(rank_parts(workload, pipeline_rank))
+    weights = weights_of(rank_parts(workload, pipeline_rank))
     training, layout = workload.training, workload.parallelism
-    whole, share = sum(held.values()), optimized(workload, held)
+    held, whole, share = elements_by_axis(weights), elements(weights), optimized(workload, weights)
     versions = layout.plan.weight_versions(layout.pp, workload.microbatches, pipeline_rank)
     master = DTYPE_BYTES["fp32"] if training.optimizer.master_weights else 0
     per_param = master + ADAM_STATES * DTYPE_BYTES[training.optimizer.state_dtype]
@@ -82,9 +83,7 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     if workload.wrapped_in_ddp and workload.microbatches > 1:
         kept += DTYPE_BYTES[training.grad_dtype] * sum(held[axis] for axis in held if layout.replicas(axis) > 1)
     return StateBytes(
-        weights=0.0
-        if streamed or workload.shards_are_masters
-        else DTYPE_BYTES[training.precision] * (share if layout.zero == 3 else whole) * versions,
+        weights=0.0 if streamed or workload.shards_are_masters else _weight_bytes(workload, weights) * versions,
         gradients=0.0
         if shards and away
         else DTYPE_BYTES[training.grad_dtype] * (share if shards else float(whole)) + kept,
@@ -92,13 +91,19 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     )
 
 
-def optimized(workload: Workload, params: Mapping[str, int]) -> float:
-    """How many of ``params`` (by axis) this GPU's optimizer works on: under ZeRO its shard of each axis, else all."""
-    return sum(count / workload.parallelism.shards(axis) for axis, count in params.items())
+def _weight_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
+    """Return the bytes of one version of ``weights``, of sharded ones the shards."""
+    shards = workload.parallelism.shards if workload.parallelism.zero == 3 else lambda axis: 1
+    return sum(weight_bytes(group) / shards(axis) for axis, group in by_axis(weights).items())
 
 
-def optimizer_workspace_bytes(workload: Workload, params: Mapping[str, int]) -> float:
-    """What one optimizer step over ``params`` (by axis) needs beside the state: 16-bit gradients as fp32 ones
+def optimized(workload: Workload, weights: Iterable[Weight]) -> float:
+    """Return the elements of ``weights`` that this GPU's optimizer works on: under ZeRO its shard of each axis."""
+    return sum(count / workload.parallelism.shards(axis) for axis, count in elements_by_axis(weights).items())
+
+
+def optimizer_workspace_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
+    """What one optimizer step over ``weights`` needs beside the state: 16-bit gradients as fp32 ones
     (Megatron-LM's ``main_param.grad``, DeepSpeed's ``single_partition_of_fp32_groups.grad``), and the root of the
     second moment where Adam is not one kernel (torch/optim/adamw.py, ``exp_avg_sq_sqrt``)."""
     training = workload.training
@@ -107,38 +112,36 @@ def optimizer_workspace_bytes(workload: Workload, params: Mapping[str, int]) -> 
         per_param += DTYPE_BYTES["fp32"]
     if training.implementation == "eager":
         per_param += DTYPE_BYTES[training.optimizer.state_dtype]
-    return float(per_param * optimized(workload, params))
+    return float(per_param * optimized(workload, weights))
 
 
-def replicated_gradient_ops(workload: Workload, parts: Iterable[Part], seat: Seat = ANY_SEAT) -> tuple[Comm, ...]:
+def replicated_gradient_ops(workload: Workload, weights: Iterable[Weight], seat: Seat = ANY_SEAT) -> tuple[Comm, ...]:
     """The all-reduce over tp, once a step, of gradients that every tp rank computes from its own rows or heads: norms
     and row-split biases under sequence parallelism (Megatron's `allreduce_sequence_parallel_gradients`), KV heads that
     tp ranks share, routers; and those of redundant experts over the ranks that hold copies of them, in rounds (see
     `Routing.copy_rounds`) for a rank at ``seat``; of sharded gradients the shard. Empty where there are none."""
-    parts, layout = tuple(parts), workload.parallelism
+    weights, layout = [weight for weight in weights if weight.is_stored], workload.parallelism
     grad = DTYPE_BYTES[workload.training.grad_dtype]
 
     def held(axis: str) -> int:
         return layout.shards(axis) if layout.zero >= 2 else 1
 
     ops = []
-    if params := sum(part.tp_reduced_params for part in parts):
-        nbytes = grad * params / held("dp")
+    if partial := sum(weight.partial_elements for weight in weights):
+        nbytes = grad * partial / held("dp")
         ops.append(Comm("tp.all_reduce replicated gradients", "all_reduce", nbytes, axis="tp", purpose="tp"))
-    params = sum(part.expert_params for part in parts)
-    if workload.model.moe and params:
-        routed = routing(workload)
-        per_expert = grad * params / len(routed.loads[seat.ep]) / held("edp")
-        for one in routed.copy_rounds:
+    per_expert = sum(weight.elements // weight.shape[0] for weight in weights if weight.axis == EXPERT_AXIS)
+    if per_expert:
+        for one in routing(workload).copy_rounds:
             if experts := one.experts_at(seat.ep):
-                nbytes = per_expert * experts
+                nbytes = grad * per_expert / held("edp") * experts
                 ops.append(Comm("ep.all_reduce redundant experts", "all_reduce", nbytes, axis=one.axis, purpose="ep"))
     return tuple(ops)
 
 
-def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ...]:
-    """One optimizer step over the parameters held by this GPU (by axis, see `params_on`); under ZeRO it works on this
-    GPU's shard of them. Gradients are reduced already.
+def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ...]:
+    """One optimizer step over the ``weights`` of this GPU; under ZeRO it works on this GPU's shard of them. Gradients
+    are reduced already.
 
     In Megatron's order: gradients to fp32 where they are not; under fp16 unscaling with a check for infinities; norm
     and clipping; Adam; master weights to model weights; gradient buffers to zero (plain autograd drops its gradients
@@ -148,7 +151,7 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
     have it all, clearing the buffers.
     """
     training, layout = workload.training, workload.parallelism
-    count = float(optimized(workload, params))
+    count = float(optimized(workload, weights))
     grad, master = DTYPE_BYTES[training.grad_dtype], training.optimizer.master_weights
     ops: list[Op] = []
 
@@ -188,7 +191,7 @@ def optimizer_ops(workload: Workload, params: Mapping[str, int]) -> tuple[Op, ..
     apart = training.grad_dtype != training.precision and not workload.fully_shards
     buffered = here or layout.zero < 2
     if buffered and (training.implementation == "fused" or layout.server_count or apart):
-        held = count if layout.zero >= 2 else float(sum(params.values()))
+        held = count if layout.zero >= 2 else float(elements(weights))
         zeroed = DTYPE_BYTES[training.grad_dtype] * held
         ops.append(Compute("optimizer.zero gradients", Memory("zero", 0.0, zeroed, dtype=training.grad_dtype), "O"))
     return tuple(ops)

@@ -1,4 +1,4 @@
-"""A part of the model as its nodes make it: kernels of each pass, parameters, and bytes held between passes."""
+"""A part of the model as its nodes make it: kernels of each pass, weights, and bytes held between passes."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from simulator.operations.nodes import Node, Op, Ops, Tensor, unique
+from simulator.operations.weights import Weight
 from simulator.program import Beside, Comm, Compute
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one tensor-parallel rank does for a part of the model, per micro-batch.
+    """Operations and bytes of a part of the model on one tensor-parallel rank, per micro-batch.
 
     Ops are in launch order. ``forward`` has phase F, ``recompute`` (run again before the backward pass) R,
-    ``input_grad`` B, ``weight_grad`` W; ``backward`` is the unsplit backward pass, B and W as autograd
-    interleaves them.
-    ``params`` are held by this rank, those of experts in ``expert_params`` apart; of ``params`` ``tp_reduced_params``
-    have gradients to be summed over the tensor-parallel ranks once a step.
-    ``saved`` is kept from forward to backward; ``forward_bytes`` is alive while the forward pass runs, and
-    ``recomputed`` exists again while the backward pass runs; ``grad_bytes`` is the largest set of gradients alive then.
-    Where the weight gradient is a pass of its own, ``held_for_weights`` is what the input gradient leaves for it: the
-    inputs of everything with weights, recomputed ones too, and the gradients of their outputs; it is all that is then
-    held. For GELU, ffn 4h and 2-byte activations these are 14 and 18 s b h bytes of the products, the 32 s b h of arXiv
-    2401.10241, table 1, and 8 of the two norms, which the paper leaves out. ``weight_grad_bytes`` is alive beside it.
-    ``forward_bytes`` is alive only while the forward runs; ``placeholders`` stay for good (see `Node`).
-    ``left_gradient_bytes``: gradients that the backward pass makes and leaves for the optimizer.
-    ``trailing``: of ``saved``, what only operations behind the last ones with weights keep. ``graph_stays``: an input
-    gradient of its own gives back only at its end what ``held_for_weights`` lacks, and leaves ``input_gradient_bytes``
-    until the step has ended.
-    ``is_unit``: it is sharded (torch's ``fully_shard``) and offloaded by itself, as layers and the projection of a
-    multi-token-prediction module are; embeddings and heads are not.
+    ``input_grad`` B and ``weight_grad`` W. ``backward`` is the unsplit backward pass, B and W as autograd interleaves
+    them. ``weights`` are those that the operations read.
+
+    ``saved`` is kept from forward to backward; ``forward_bytes`` are alive only while the forward pass runs.
+    ``recomputed`` exists again while the backward pass runs; ``grad_bytes`` are the largest set of gradients alive
+    then. ``placeholders`` stay for good (see `Node`).
+
+    Where the weight gradient is a pass of its own, the input gradient leaves it ``held_for_weights``, which is all that
+    is then alive: the inputs of everything with weights, recomputed ones too, and the gradients of their outputs. For
+    GELU, ffn 4h and 2-byte activations, products need 14 and 18 s b h bytes for these, the 32 s b h of arXiv
+    2401.10241, table 1; the two norms, which the paper leaves out, need 8. ``weight_grad_bytes`` are alive beside them.
+
+    ``left_gradient_bytes``: gradients that the backward pass makes and leaves for the optimizer. ``trailing``: tensors
+    in ``saved`` that only operations behind the last ones with weights keep. ``graph_stays``: an input gradient of its
+    own gives back only at its end what ``held_for_weights`` lacks, and leaves ``input_gradient_bytes`` until the step
+    has ended. ``is_unit``: the part is sharded (torch's ``fully_shard``) and offloaded by itself, as layers and the
+    projection of a multi-token-prediction module are. Embeddings and heads are not.
     """
 
     name: str
@@ -41,8 +42,7 @@ class Part:
     input_grad: Ops
     weight_grad: Ops
     backward: Ops
-    params: int
-    tp_reduced_params: int
+    weights: tuple[Weight, ...]
     saved: tuple[Tensor, ...]
     recomputed: tuple[Tensor, ...]
     grad_bytes: float
@@ -50,7 +50,6 @@ class Part:
     weight_grad_bytes: float
     forward_bytes: float = 0.0
     placeholders: tuple[Tensor, ...] = ()
-    expert_params: int = 0
     is_unit: bool = False
     left_gradient_bytes: float = 0.0
     trailing: tuple[Tensor, ...] = ()
@@ -58,7 +57,7 @@ class Part:
     input_gradient_bytes: float = 0.0
 
     def ops(self, kind: str) -> Ops:
-        """What a pass (F, B, I or W) runs."""
+        """Return the ops of a pass (F, B, I or W)."""
         match kind:
             case "F":
                 return self.forward
@@ -68,11 +67,6 @@ class Part:
                 return (*self.recompute, *self.input_grad)
             case _:
                 return self.weight_grad
-
-    @property
-    def params_on(self) -> dict[str, int]:
-        """Parameters by the axis of the ranks that hold the same ones: ``dp``, or ``edp`` for those of experts."""
-        return {axis: count for axis, count in (("dp", self.params), ("edp", self.expert_params)) if count}
 
     @property
     def saved_bytes(self) -> float:
@@ -105,12 +99,12 @@ class PassBytes(NamedTuple):
 
 
 def pass_bytes(parts: Sequence[Part], kind: str) -> PassBytes:
-    """What a pass (F, B, I or W) of one micro-batch through a stage holds and gives back.
+    """Return the bytes that a pass (F, B, I or W) of one micro-batch through a stage holds and gives back.
 
     A forward takes what is saved, and a whole backward gives it back. A split one goes from that to what the weight
     gradient needs (less, or more where it was recomputed), which the weight gradient gives back. Gradients that are
-    left for the optimizer stay. Part after part takes or gives its own, so that the workspace beside all of it is what
-    the fullest moment inside the pass needs more.
+    left for the optimizer stay. Part after part takes or gives its own: the workspace beside all of it is what the
+    fullest moment inside the pass needs more.
     """
     saved, held = [part.saved_bytes for part in parts], [part.held_bytes for part in parts]
     left = [part.left_gradient_bytes for part in parts]
@@ -135,8 +129,11 @@ def _turning(before: Sequence[float], after: Sequence[float], workspaces: Sequen
 
 
 def swapped_bytes(parts: Sequence[Part]) -> tuple[float, float]:
-    """What the activations of ``parts`` take at the start of an input gradient and give back at its end: all that it
-    makes and all that it lets go where the graph stays while it runs, else the difference of both."""
+    """Return the bytes of activations of ``parts`` that an input gradient takes at its start and gives back at its end.
+
+    Where the graph stays while it runs these are all that it makes and all that it lets go, else the difference of
+    both.
+    """
     if any(part.graph_stays for part in parts):
         made = sum(_beyond(part.held_for_weights, part.saved) for part in parts)
         return made, sum(_beyond(part.saved, part.held_for_weights) for part in parts)
@@ -160,8 +157,10 @@ def _beyond(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> float:
 
 
 def _at_most(workspaces: Sequence[float], gone: Sequence[float]) -> float:
-    """What is needed at most beside all that a pass holds, when the parts before have given up (in a forward pass: not
-    taken yet) what is ``gone`` with them."""
+    """Return the largest of the ``workspaces`` beside all that a pass holds.
+
+    The parts before have given up the bytes ``gone`` with them by then; in a forward pass they have not taken them yet.
+    """
     before = itertools.accumulate(gone, initial=0.0)
     return max(0.0, max(workspace - less for workspace, less in zip(workspaces, before, strict=False)))
 
@@ -211,9 +210,7 @@ def part_of(
         input_grad=tuple(op for node in back for op in node.input_grad),
         weight_grad=tuple(op for node in back for op in (*node.gather, *node.weight_grad)),
         backward=tuple(op for node in back for op in node.backward),
-        params=sum(node.params for node in nodes),
-        expert_params=sum(node.expert_params for node in nodes),
-        tp_reduced_params=sum(node.tp_reduced_params for node in nodes),
+        weights=tuple(weight for node in nodes for weight in node.weights),
         saved=saved,
         recomputed=recomputed,
         grad_bytes=held_gradient_bytes + max(node.grad_bytes for node in nodes),
@@ -227,8 +224,10 @@ def part_of(
 
 
 def _passing(checkpointed: Sequence[Node]) -> float:
-    """What a forward pass that keeps nothing has alive at most: the inputs of an operation and its output, which is the
-    input of the next."""
+    """Return the bytes that a forward pass which keeps nothing has alive at most.
+
+    These are the inputs of an operation and its output, which is the input of the next.
+    """
     saved = [sum(tensor.nbytes for tensor in node.saved) for node in checkpointed if node.saved]
     return max((one + other for one, other in itertools.pairwise(saved)), default=0.0)
 
@@ -237,7 +236,7 @@ _OUTPUT_GRADIENT = "output gradient "
 
 
 def output_gradients(part: Part) -> tuple[Tensor, ...]:
-    """Of what ``part`` holds for its weights, the gradients of its nodes' outputs, in their order."""
+    """Return the gradients of the outputs of the nodes of ``part`` that it holds for its weights, in their order."""
     return tuple(tensor for tensor in part.held_for_weights if tensor.name.startswith(_OUTPUT_GRADIENT))
 
 
@@ -250,7 +249,7 @@ def _held_for_weights(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
 
 
 def _trailing(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
-    """What only the nodes behind the last one that has a weight gradient keep."""
+    """Return the tensors that only the nodes behind the last one with a weight gradient keep."""
     last = max((number for number, node in enumerate(nodes) if node.weight_grad), default=-1)
     before = {tensor.name for node in nodes[: last + 1] for tensor in node.saved}
     return unique(tensor for node in nodes[last + 1 :] for tensor in node.saved if tensor.name not in before)
@@ -267,10 +266,6 @@ def run_again(op: Op) -> Op:
             return op
 
 
-def params_on(parts: Iterable[Part]) -> dict[str, int]:
-    """Parameters of all ``parts`` by axis (see `Part.params_on`)."""
-    total: dict[str, int] = {}
-    for part in parts:
-        for axis, count in part.params_on.items():
-            total[axis] = total.get(axis, 0) + count
-    return total
+def weights_of(parts: Iterable[Part]) -> tuple[Weight, ...]:
+    """Return the weights of all ``parts``, part by part."""
+    return tuple(weight for part in parts for weight in part.weights)

@@ -11,8 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simulator.models.linear import add_gradient
+from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
+from simulator.operations.weights import Weight
 from simulator.program import Compute, Matmul
 from simulator.units import DTYPE_BYTES
 
@@ -70,9 +72,16 @@ def router(z: Shapes, x: Experts) -> Node:
         grad_bytes=(wide + 2 * z.element) * rows + 2 * probs,
         output_grad_bytes=scores,
         weight_grad_bytes=wide * params,
-        params=x.experts * z.hidden,
-        tp_reduced_params=x.experts * z.hidden if z.tp > 1 else 0,
+        weights=(router_weight(z, x),),
     )
+
+
+def router_weight(z: Shapes, x: Experts) -> Weight:
+    """Return the router's weight, which every rank holds; tensor-parallel ranks route different rows."""
+    name, shape = "moe.router", (x.experts, z.hidden)
+    partial = x.experts if z.tp > 1 else 0
+    product = f"{name} wgrad"
+    return Weight(weight_name(name), shape, shape, z.dtype, partial_rows=partial, gradient_product=product)
 
 
 def sort(x: Experts) -> Ops:

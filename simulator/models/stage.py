@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from simulator.models.shapes import passed_bytes, shapes
 from simulator.models.vocabulary import embedding, head
 from simulator.operations.nodes import Tensor, memory, unique
 from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn
+from simulator.operations.weights import Weight, elements_by_axis
 from simulator.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 
 
 def stage_parts(workload: Workload, stage: int, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN) -> tuple[Part, ...]:
-    """The parts of model stage ``stage`` (0 .. pp * vpp - 1) in order, for a rank at ``seat`` and a micro-batch whose
-    ``turn`` it is: the embedding opens the first stage, the head closes the last; a stage that keeps its output has it
-    with its last part. Where ``recompute.layers`` is given, the first so many layers of a stage are recomputed
-    (Megatron's block method).
+    """Return the parts of model stage ``stage`` (0 .. pp * vpp - 1) in order.
+
+    They are those for a rank at ``seat`` and a micro-batch whose ``turn`` it is. The embedding opens the first stage,
+    the head closes the last; a stage that keeps its output has it with its last part. Where ``recompute.layers`` is
+    given, the first so many layers of a stage are recomputed (Megatron's block method).
     """
     counts = workload.parallelism.layers_per_stage
     recompute = workload.training.recompute
@@ -68,17 +70,20 @@ def _kept_by_torch(workload: Workload, stage: int, parts: tuple[Part, ...], seat
 
 
 def _graphs_of_torch(workload: Workload, stage: int, parts: tuple[Part, ...], z: Shapes) -> tuple[Part, ...]:
-    """What torch's split backward pass leaves between its halves.
+    """Return ``parts`` with what torch's split backward pass leaves between its halves.
 
     Its input gradient runs through a graph that is retained, and the weight gradient begins at the nodes that have
-    weights; each of these holds all nodes towards the input, and so what they have saved
-    (torch/distributed/pipelining/_backward.py, ``stage_backward_input``). What lies behind the last of them is let go
-    at the end, logits and loss. The gradient of the input stays in its ``.grad`` until the next step
-    (``clear_runtime_states``); where the stage before is on the same rank, that is its buffer to receive it in. So is
-    the gradient of the output the stage's own buffer, which is not held twice.
+    weights. Each of these nodes holds all nodes towards the input, and so the tensors that those have saved
+    (torch/distributed/pipelining/_backward.py, ``stage_backward_input``). Logits and loss, which lie behind the last
+    such node, are let go at the end.
 
-    The weight gradient begins with Python's ``sum`` of what has come to each node that has weights, which is 0 and its
-    output's gradient: one more kernel that reads and writes it (``stage_backward_weight`` of torch 2.11).
+    The gradient of the input stays in its ``.grad`` until the next step (``clear_runtime_states``). Where the stage
+    before is on the same rank, that is its buffer to receive it in. So is the gradient of the output the stage's own
+    buffer, which is not held twice.
+
+    The weight gradient begins with Python's ``sum`` of the gradients that reach each node with weights. The sum is that
+    of 0 and the gradient of the node's output: one more kernel that reads and writes it (``stage_backward_weight`` of
+    torch 2.11).
     """
     layout, last = workload.parallelism, parts[-1]
     ends = stage == layout.n_stages - 1
@@ -107,17 +112,21 @@ def _keeping(part: Part, output: float) -> Part:
 
 
 def _leaving(workload: Workload, part: Part) -> Part:
-    left = made_gradient_bytes(workload, part.params_on)
+    left = made_gradient_bytes(workload, part.weights)
     return replace(part, left_gradient_bytes=left) if left else part
 
 
-def made_gradient_bytes(workload: Workload, params: Mapping[str, int]) -> float:
-    """Of a GPU's gradients of ``params`` (by axis), those that steps make and the optimizer's step gives back, where
-    autograd hands them over: of what torch's FSDP shards its shards, and all that DDP has no buckets for."""
+def made_gradient_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
+    """Return the bytes of gradients of ``weights`` that steps make and the optimizer's step gives back.
+
+    Autograd hands them over: of weights that torch's FSDP shards the shards, and all gradients that DDP has no buckets
+    for.
+    """
     layout, element = workload.parallelism, DTYPE_BYTES[workload.training.grad_dtype]
+    counts = elements_by_axis(weights).items()
     if not workload.hands_over_gradients:
         return 0.0
     if workload.fully_shards:
-        return sum(element * count / layout.shards(axis) for axis, count in params.items() if layout.shards(axis) > 1)
+        return sum(element * count / layout.shards(axis) for axis, count in counts if layout.shards(axis) > 1)
     bucketed = workload.wrapped_in_ddp
-    return float(sum(element * n for axis, n in params.items() if not (bucketed and layout.replicas(axis) > 1)))
+    return float(sum(element * n for axis, n in counts if not (bucketed and layout.replicas(axis) > 1)))

@@ -1,5 +1,7 @@
-"""What a model has at its ends, one entry per word: the embedding, and the head with its fp32 loss, each split over
-tensor-parallel ranks by vocabulary (Megatron-LM, arXiv 1909.08053)."""
+"""Ends of a model: the embedding, and the head with its fp32 loss.
+
+Both are split over tensor-parallel ranks by vocabulary (Megatron-LM, arXiv 1909.08053).
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,10 @@ from simulator.models.norms import norm
 from simulator.models.parts import Part, part_of
 from simulator.models.pointwise import dropout
 from simulator.models.shapes import shapes
+from simulator.models.weight_names import OUTPUT, POSITIONS, WORDS
 from simulator.operations.nodes import Node, Op, Ops, Tensor, comm, memory
 from simulator.operations.shapes import ANY_TURN, Shapes, Turn
+from simulator.operations.weights import Weight, tie
 from simulator.program import Compute
 
 if TYPE_CHECKING:
@@ -20,15 +24,22 @@ if TYPE_CHECKING:
 
 
 def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
-    """Word (and learned position) embedding, and dropout.
+    """Return the word (and learned position) embedding, and dropout.
 
     With the vocabulary split each rank looks up its own words and the ranks' results are summed (arXiv 1909.08053,
-    section 3). Under sequence parallelism the sum is a reduce-scatter, or, where positions have to be added to whole
-    sequences first, an all-reduce of which each rank takes its rows (Megatron's `reduce_scatter_embeddings`).
+    section 3). Under sequence parallelism the sum is a reduce-scatter (Megatron's `reduce_scatter_embeddings`). Where
+    positions have to be added to whole sequences first it is an all-reduce, of which each rank takes its rows.
     """
     z = shapes(workload, turn=turn)
     full = float(z.element * z.tokens * z.hidden)
-    table = z.vocab * z.hidden
+    words = Weight(
+        WORDS,
+        (z.vocab, z.hidden),
+        (workload.model.vocab, z.hidden),
+        z.dtype,
+        sharded_over=("tp",) if z.vocab_parallel else (),
+    )
+    table, places = words.elements, (z.seq, z.hidden)
     summed = z.tp > 1 and z.vocab_parallel
     learned = z.position == "learned"
     scattered = summed and z.sequence_parallel and not learned
@@ -65,7 +76,7 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
         grad_bytes=full + new_gradient_bytes(z, table),
         output_grad_bytes=full,
         weight_grad_bytes=new_gradient_bytes(z, table),
-        params=table + (z.seq * z.hidden if learned else 0),
+        weights=(words, *((Weight(POSITIONS, places, places, z.dtype),) if learned else ())),
     )
     if not z.dropout:
         return part_of("embedding", (lookup,))
@@ -76,8 +87,8 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
 def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) -> Part:
     """Final norm, projection to the vocabulary, and fp32 cross-entropy.
 
-    The projection's weight is the embedding's where they are tied: then this part has parameters of its own only if the
-    pipeline puts it on another rank than the embedding, which holds a copy. Without ``projection`` it is elsewhere.
+    The projection's weight is the embedding's where they are tied. The rank has a copy of it if the pipeline puts the
+    embedding on another rank. Without ``projection`` the weight is that of another part of this rank.
     """
     z = shapes(workload, turn=turn)
     product = linear(
@@ -88,18 +99,23 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
         z.hidden,
         split="column" if z.vocab_parallel else "none",
         saved="head.normed",
+        rows=workload.model.vocab,
         cached=False,
     )
-    if not projection or (workload.model.tied_embeddings and workload.parallelism.table_in_place):
-        product = replace(product, params=0)
+    if not projection:
+        product = replace(product, weights=tuple(tie(weight, OUTPUT) for weight in product.weights))
+    elif workload.model.tied_embeddings:
+        copied = not workload.parallelism.table_in_place
+        product = replace(product, weights=tuple(tie(weight, WORDS, copied=copied) for weight in product.weights))
     return part_of("head", (norm(z, "head.norm", saved="head.input", residual=False), product, _loss(z)))
 
 
 def _loss(z: Shapes) -> Node:
-    """Cross-entropy over this rank's share of the vocabulary: three all-reduces of one fp32 number per token (maximum,
-    the target's logit, sum of exponentials; arXiv 1909.08053, section 3) where the vocabulary is split.
+    """Return the cross-entropy over this rank's share of the vocabulary.
 
-    What takes the same number from a whole row, or divides it by one, has no vector loads in PyTorch's own kernels.
+    Where the vocabulary is split there are three all-reduces of one fp32 number per token: maximum, the target's logit,
+    sum of exponentials (arXiv 1909.08053, section 3). What takes the same number from a whole row, or divides it by
+    one, has no vector loads in PyTorch's own kernels.
 
     Megatron casts logits to fp32 and works on them in place, keeping the softmax (2205.05198, section 4.3: 4 s b v / t
     bytes). Eager keeps the log-softmax; where the vocabulary is split its kernels are Megatron's. Compiled code never

@@ -1,1 +1,1 @@
-"""What a model is made of below its layers: operations with their gradients, and the shapes that they work on."""
+"""Operations that models are made of, with their gradients and weights, and the shapes that they work on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from simulator.operations.weights import Weight
 from simulator.program import Beside, Comm, Compute, Memory
 
 Op = Compute | Comm | Beside
@@ -23,16 +24,17 @@ class Tensor:
 class Node:
     """One operation with its gradients.
 
-    ``gather`` fetches what only the weight gradient needs (the other ranks' shards of the saved input); the unsplit
-    backward pass issues it first, as Megatron does to overlap it, the split one with the weight gradient.
+    ``gather`` fetches what only the weight gradient needs: the other ranks' shards of the saved input. The unsplit
+    backward pass issues it first, as Megatron does to overlap it; the split one issues it with the weight gradient.
     ``together`` is the unsplit backward pass where it is not these three in a row.
-    ``saved`` is kept from forward to backward, ``forward_bytes`` is alive while the forward runs, ``grad_bytes`` while
-    the backward runs: the gradients of output and input, gathered copies, and a weight gradient that is not accumulated
-    in place. Where the weight gradient is a pass of its own it needs ``saved`` and ``output_grad_bytes`` until then,
-    and ``weight_grad_bytes`` while it runs. ``placeholders``, one per shape, are kept for good once the first backward
-    has run (see `linear`).
-    ``params`` are this rank's, those of experts apart in ``expert_params``; of ``params`` ``tp_reduced_params`` have
-    gradients of which every tensor-parallel rank computes a part.
+
+    ``saved`` is kept from forward to backward, and ``forward_bytes`` are alive while the forward runs. ``grad_bytes``
+    are alive while the backward runs: gradients of output and input, gathered copies, and a weight gradient that is not
+    accumulated in place. A weight gradient that is a pass of its own needs ``saved`` and ``output_grad_bytes`` until
+    then, and ``weight_grad_bytes`` while it runs. ``placeholders``, one per shape, are kept for good once the first
+    backward has run (see `linear`).
+
+    ``weights`` are those that the operation reads; ``weight_grad`` completes their gradients.
     """
 
     forward: Ops = ()
@@ -46,9 +48,7 @@ class Node:
     output_grad_bytes: float = 0.0
     weight_grad_bytes: float = 0.0
     placeholders: tuple[Tensor, ...] = ()
-    params: int = 0
-    expert_params: int = 0
-    tp_reduced_params: int = 0
+    weights: tuple[Weight, ...] = ()
 
     @property
     def backward(self) -> Ops:

@@ -11,7 +11,7 @@ GATED = ("swiglu", "geglu")
 
 
 class Seat(NamedTuple):
-    """Where a rank sits on the axes along which the work of ranks can differ: its positions in its cp and ep groups."""
+    """Place of a rank on the axes along which the work of ranks can differ: its positions in its cp and ep groups."""
 
     cp: int = 0
     ep: int = 0
@@ -22,7 +22,7 @@ ANY_SEAT = Seat()
 
 
 class Turn(NamedTuple):
-    """Whether a micro-batch makes the first or the last gradients of its step."""
+    """Place of a micro-batch in its step: it may make the first gradients of a stage, or the last."""
 
     first: bool = False
     last: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise, permutations
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from simulator.config import load_workload
 from simulator.lowering import build_program, layout
-from simulator.lowering.gradients import buckets, gradients_complete, parameters_used
+from simulator.lowering.gradients import Mark, buckets, gradients_complete, weights_used
 from simulator.models import Part, rank_parts
+from simulator.operations.weights import Weight, elements
 from simulator.program import Block, Comm, Compute, Fixed, Matmul, Role, Step
 from tests.support.jobs import job
 
@@ -118,7 +120,17 @@ def other(name: str, phase: str = "B") -> Compute:
     return Compute(name, Fixed(1.0), phase)
 
 
-def part(*backward: Compute, params: int, forward: int = 1, recompute: int = 0) -> Part:
+def weight(name: str, *shape: int, tied_to: str = "") -> Weight:
+    """The weight of the product ``name``, or of no product where it has one dimension."""
+    gradient_product = name if len(shape) > 1 else ""
+    return Weight(name, shape, shape, "bf16", gradient_product=gradient_product, tied_to=tied_to)
+
+
+def counts(marks: list[Mark]) -> list[tuple[int, list[str]]]:
+    return [(mark.ops, [weight.name for weight in mark.weights]) for mark in marks]
+
+
+def part(*backward: Compute, weights: Sequence[Weight], forward: int = 1, recompute: int = 0) -> Part:
     return Part(
         name="part",
         forward=tuple(other(f"f{i}", "F") for i in range(forward)),
@@ -126,8 +138,7 @@ def part(*backward: Compute, params: int, forward: int = 1, recompute: int = 0) 
         input_grad=(),
         weight_grad=(),
         backward=backward,
-        params=params,
-        tp_reduced_params=0,
+        weights=tuple(weights),
         saved=(),
         recomputed=(),
         grad_bytes=0.0,
@@ -145,43 +156,44 @@ BACKWARD = (
     *(other("x4"), product("d", 1, 2)),
     *(other("x5"), other("norm", "W")),
 )
-PARAMS = 6 + 4 + 10 + 2 + 3
-MARKS = gradients_complete([part(*BACKWARD, params=PARAMS)])
+WEIGHTS = (weight("norm", 3), weight("d", 1, 2), weight("c", 5, 2), weight("b", 2, 2), weight("a", 2, 3))
+MARKS = gradients_complete([part(*BACKWARD, weights=WEIGHTS)])
 
 
 def cut(grad_bytes: int, bucket_bytes: float) -> list[tuple[str, int]]:
     """Names of ops and number of parameters of each bucket."""
     found = buckets(Block("B", BACKWARD), MARKS, grad_bytes, bucket_bytes)
-    return [(" ".join(op.name for op in bucket.block.ops), bucket.params["dp"]) for bucket in found]
+    return [(" ".join(op.name for op in bucket.block.ops), elements(bucket.weights)) for bucket in found]
 
 
 def test_gradients_are_complete_after_what_follows_their_product() -> None:
     """a after 2 ops; b with the addition after 5; c after 7, d after 9; what no product makes at the end, 11."""
-    assert MARKS == [(2, 6, "dp"), (5, 4, "dp"), (7, 10, "dp"), (9, 2, "dp"), (11, 3, "dp")]
+    assert counts(MARKS) == [(2, ["a"]), (5, ["b"]), (7, ["c"]), (9, ["d"]), (11, ["norm"])]
 
 
 def test_parts_complete_in_the_order_of_the_backward_pass() -> None:
     """The last part first. Two ops run before its own (such as a gather of what was received); then its recomputation
     of three ops and its backward of two; then the first part's two."""
-    first = part(other("x"), product("a", 2, 3), params=6)
-    last = part(other("x"), product("b", 2, 2), params=5, recompute=3)
-    assert gradients_complete([first, last], 2) == [(2 + 5, 4, "dp"), (2 + 5, 1, "dp"), (2 + 5 + 2, 6, "dp")]
+    first = part(other("x"), product("a", 2, 3), weights=[weight("a", 2, 3)])
+    last = part(other("x"), product("b", 2, 2), weights=[weight("bias", 1), weight("b", 2, 2)], recompute=3)
+    marks = gradients_complete([first, last], 2)
+    assert counts(marks) == [(2 + 5, ["b"]), (2 + 5, ["bias"]), (2 + 5 + 2, ["a"])]
 
 
-def test_only_a_parts_own_parameters_count() -> None:
+def test_only_a_parts_own_weights_count() -> None:
     """A tied projection makes a gradient of a table that another part holds, and completes nothing; an attention's
     product of activations has a weight gradient's layout, but is no weight gradient."""
-    assert gradients_complete([part(other("x"), product("logits", 100, 10), params=0)]) == []
-    attention = part(
-        product("scores dgrad k", 100, 100, phase="B", batch=8), other("x"), product("qkv", 2, 2), params=4
-    )
-    assert gradients_complete([attention]) == [(3, 4, "dp")]
+    table = weight("logits", 100, 10, tied_to="table")
+    assert gradients_complete([part(other("x"), product("logits", 100, 10), weights=[table])]) == []
+    scores = product("scores dgrad k", 100, 100, phase="B", batch=8)
+    attention = part(scores, other("x"), product("qkv", 2, 2), weights=[weight("qkv", 2, 2)])
+    assert counts(gradients_complete([attention])) == [(3, ["qkv"])]
 
 
-def test_parameters_are_used_part_by_part() -> None:
-    """A part's parameters go with its forward pass, in the order of the parts; two ops stand before them all."""
-    parts = [part(params=7, forward=3), part(params=5, forward=4)]
-    assert parameters_used(parts, 2) == [(5, 7, "dp"), (9, 5, "dp")]
+def test_weights_are_used_part_by_part() -> None:
+    """A part's weights go with its forward pass, in the order of the parts; two ops stand before them all."""
+    parts = [part(weights=[weight("a", 7)], forward=3), part(weights=[weight("b", 5)], forward=4)]
+    assert counts(weights_used(parts, 2)) == [(5, ["a"]), (9, ["b"])]
 
 
 @pytest.mark.parametrize(
@@ -195,8 +207,8 @@ def test_parameters_are_used_part_by_part() -> None:
         (41, [("x1 a x2 b add x3 c", 20), ("x4 d x5 norm", 5)]),
         (80, [("x1 a x2 b add x3 c", 20), ("x4 d x5 norm", 5)]),
         (81, [("x1 a x2 b add x3 c x4 d", 22), ("x5 norm", 3)]),
-        (89, [("x1 a x2 b add x3 c x4 d x5 norm", PARAMS)]),
-        (1e15, [("x1 a x2 b add x3 c x4 d x5 norm", PARAMS)]),
+        (89, [("x1 a x2 b add x3 c x4 d x5 norm", elements(WEIGHTS))]),
+        (1e15, [("x1 a x2 b add x3 c x4 d x5 norm", elements(WEIGHTS))]),
     ],
 )
 def test_buckets_close_with_what_fills_them(bucket_bytes: float, expected: list[tuple[str, int]]) -> None:
@@ -242,7 +254,7 @@ def test_every_gradient_is_reduced_once(
     description["training"]["recompute"] = recompute
     loaded = load_workload(description)
     for stage, role in enumerate(build_program(loaded).roles):
-        held = sum(piece.params for piece in rank_parts(loaded, stage))
+        held = sum(elements(piece.weights) for piece in rank_parts(loaded, stage))
         found = reductions(role)
         sizes = [nbytes for _, nbytes, _ in found]
         assert sum(sizes) == 4 * held
@@ -297,7 +309,7 @@ def test_without_overlap_gradients_reduce_once_after_everything() -> None:
         ((label, nbytes, after),) = reductions(role)
         last = [step.label for step in role.lanes["compute"] if step.phase == "B"][-1]
         assert (label, after[0]) == ("reduce grads", last)
-        assert nbytes == 4 * sum(piece.params for piece in rank_parts(loaded, stage))
+        assert nbytes == 4 * sum(elements(piece.weights) for piece in rank_parts(loaded, stage))
 
 
 def test_the_optimizer_waits_for_every_reduction() -> None:
@@ -311,7 +323,7 @@ def test_zero_1_scatters_gradients_and_gathers_parameters(pp: int) -> None:
     """Reduce-scatters of the same gradients in place of all-reduces, and all-gathers of the 2-byte parameters."""
     loaded = workload(dp=4, pp=pp, zero=1, bucket_bytes=300_000)
     for stage, role in enumerate(build_program(loaded).roles):
-        held = sum(piece.params for piece in rank_parts(loaded, stage))
+        held = sum(elements(piece.weights) for piece in rank_parts(loaded, stage))
         comms = [step.op for lane in ("dp", "dp_gather") for step in role.lanes[lane]]
         assert all(isinstance(comm, Comm) for comm in comms)
         total = {op: sum(c.nbytes for c in comms if isinstance(c, Comm) and c.op == op) for op in ALL_OPS}

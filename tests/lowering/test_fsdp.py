@@ -12,6 +12,7 @@ from simulator.analysis.time.memory_curve import memory_curve
 from simulator.api import Result
 from simulator.lowering import build_program
 from simulator.models import rank_parts
+from simulator.operations.weights import elements
 from simulator.program import Block, Comm, Role, Step
 from tests.support.sharded import load, play
 
@@ -91,7 +92,9 @@ def test_memory_is_that_of_units_gradients_and_activations(prefetch: int) -> Non
     plain = play(LONG, WIDE, dp=4, zero=1)
     peaks = [memory_curve(one.spans, 0).held.max() for one in (result, plain)]
     parts = rank_parts(result.workload, 0)
-    layer, root = (sum(p.params for p in parts if (p.name == "layer") == is_layer) for is_layer in (True, False))
+    layer, root = (
+        sum(elements(p.weights) for p in parts if (p.name == "layer") == is_layer) for is_layer in (True, False)
+    )
     layer //= LAYERS
     extra = peaks[0] - peaks[1]
     assert 6 * root < extra <= 6 * root + (1 + prefetch) * 2 * layer + 2 * 4 * layer
@@ -210,7 +213,7 @@ def test_a_table_that_two_stages_of_a_rank_share_is_one_unit() -> None:
     workload = load({"global_batch": 16}, dp=2, pp=2, vpp=2, schedule="zb_v", zero=3)
     (role, other) = build_program(workload).roles
     parts = rank_parts(workload, 0)
-    root = sum(part.params for part in parts if part.name != "layer")
+    root = sum(elements(part.weights) for part in parts if part.name != "layer")
     gathers = [step for step in role.lanes["dp_gather"] if step.label.endswith("root")]
     assert {step.op.nbytes for step in gathers if isinstance(step.op, Comm)} == {2.0 * root}
     reductions = [step for step in role.lanes["dp"] if step.label.endswith("root")]
@@ -223,7 +226,7 @@ def test_eager_gradients_are_cast_for_their_reduction() -> None:
     for fusion, made, cast in ((True, 4, 0), (False, 2, 2)):
         training = {"gradient_accumulation_fusion": fusion, "global_batch": 4}
         role = build_program(load(training, dp=4, zero=3)).roles[0]
-        (layer,) = {part.params for part in rank_parts(load(dp=4), 0) if part.name == "layer"}
+        (layer,) = {elements(part.weights) for part in rank_parts(load(dp=4), 0) if part.name == "layer"}
         steps = steps_of(role)
         saved = next(part.saved_bytes for part in rank_parts(load(dp=4), 0) if part.name == "layer")
         # A layer's gradients are there when its parameters and what it saved are given back.
@@ -268,7 +271,7 @@ def test_a_large_vocabulary_is_fullest_at_the_loss(layers: int, seq: int) -> Non
     model = {"layers": layers, "vocab": 64 * 256, "hidden": 256, "heads": 4}
     result = play(training, model, dp=2, zero=3)
     parts = rank_parts(result.workload, 0)
-    root = 2.0 * sum(part.params for part in parts if not part.is_unit)
+    root = 2.0 * sum(elements(part.weights) for part in parts if not part.is_unit)
     head = parts[-1]
     (memory,) = result.memories[:1]
     saved = sum(part.saved_bytes for part in parts)
@@ -283,9 +286,9 @@ def test_layers_are_fullest_where_their_parameters_outweigh_the_loss() -> None:
     training = {"seq": 32, "global_batch": 2, "grad_dtype": "fp32", "implementation": "eager"}
     result = play(training, {**WIDE, "layers": 8}, dp=2, zero=3)
     parts = rank_parts(result.workload, 0)
-    layer = next(part.params for part in parts if part.is_unit)
+    layer = next(elements(part.weights) for part in parts if part.is_unit)
     (memory,) = result.memories[:1]
-    root = sum(part.params for part in parts if not part.is_unit)
+    root = sum(elements(part.weights) for part in parts if not part.is_unit)
     beside = memory.gathered + memory.made
     assert 4 * 2 * layer + 2 * root < beside
 
@@ -297,7 +300,7 @@ def test_shards_of_later_micro_batches_are_added(m: int) -> None:
     training = {"global_batch": 2 * m, "grad_dtype": "fp32", "implementation": "eager"}
     frame = play(training, dp=2, zero=3).timeline
     added = frame[(frame["rank"] == 0) & (frame["name"] == "fsdp.accumulate")]
-    params = sum(part.params for part in rank_parts(load(dp=2), 0))
+    params = sum(elements(part.weights) for part in rank_parts(load(dp=2), 0))
     assert added["nbytes"].sum() == pytest.approx((m - 1) * 12 * params / 2)
 
 

@@ -11,7 +11,8 @@ import simulator
 from simulator.analysis.training.memory import second_step_warning
 from simulator.config import Workload, load_workload
 from simulator.lowering import build_program
-from simulator.models import made_gradient_bytes, parameters, params_on, rank_parts, state_bytes
+from simulator.models import made_gradient_bytes, parameters, rank_parts, state_bytes, weights_of
+from simulator.operations.weights import elements
 from simulator.program import Memory
 from simulator.program.ops import kernels_of
 
@@ -77,7 +78,7 @@ def test_fsdp_copies_what_it_gathers_and_reduces(m: int, kept: bool) -> None:
     n = 4
     work = job(m, APART, dp=n, zero=3, reshard_after_forward=not kept)
     params = parameters(work)
-    layers = sum(part.params for part in rank_parts(work, 0) if part.is_unit)
+    layers = sum(elements(part.weights) for part in rank_parts(work, 0) if part.is_unit)
     gathered = m * (params + (0 if kept else layers))
     assert moved(work, "copy out") == (2.0 * gathered, 2.0 * gathered)
     assert moved(work, "gather copy in") == (2.0 * gathered / n, 2.0 * gathered / n)
@@ -104,8 +105,7 @@ def test_gradients_are_there_from_their_backward_pass_to_the_optimizer(
 ) -> None:
     """Bytes per parameter; of those in buckets there is a second set where several micro-batches are added up first."""
     work = job(m, **layout)
-    params = params_on(rank_parts(work, 0))
-    assert made_gradient_bytes(work, params) == made * parameters(work)
+    assert made_gradient_bytes(work, weights_of(rank_parts(work, 0))) == made * parameters(work)
     apart = 2.0 if m > 1 and made == 0 else 0.0
     assert state_bytes(work, 0).gradients == (max(made, 2.0 if not made else 0.0) + apart) * parameters(work)
     (memory,) = {memory.stage: memory for memory in simulator.run(work).memories}.values()
@@ -132,7 +132,7 @@ def test_the_second_step_of_ddp_may_hold_its_first_bucket(m: int, layout: dict[s
     """All gradients, 2 bytes each, lie in one bucket in the first step, and in others from the second on; both may be
     there then. A GPU that steps but the second fit into is told of with a warning, no other."""
     result = simulator.run(job(m, **layout))
-    params = sum(part.params for part in rank_parts(result.workload, 0))
+    params = sum(elements(part.weights) for part in rank_parts(result.workload, 0))
     memory = max(result.memories, key=lambda one: one.second_step)
     assert memory.holdings.first_bucket == 2 * params
     assert memory.second_step == memory.allocated + memory.holdings.overhead + 2 * params

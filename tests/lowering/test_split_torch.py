@@ -17,6 +17,7 @@ from calibration.train.layers import Builder, Place, Stage, loss_of
 from simulator.config import Workload, load_workload
 from simulator.lowering import build_program
 from simulator.models import pass_bytes, passed_bytes, stage_parts
+from simulator.operations.weights import elements
 from simulator.program import Block, Compute, Step
 
 SEQ, HIDDEN, VOCAB = 512, 128, 512
@@ -137,7 +138,7 @@ def test_gradients_of_inputs_stay_until_the_step_has_ended(schedule: str, left: 
 
 def _parameters(work: Workload, rank: int) -> int:
     stages = work.parallelism.stages_of(rank)
-    return sum(part.params for stage in stages for part in stage_parts(work, stage))
+    return sum(elements(part.weights) for stage in stages for part in stage_parts(work, stage))
 
 
 @pytest.mark.parametrize("keeps_output", [True, False])

@@ -10,6 +10,7 @@ import pytest
 
 from simulator.api import Result
 from simulator.models import rank_parts
+from simulator.operations.weights import elements
 from simulator.program import Batch, Comm
 from tests.support import quick
 from tests.support.jobs import job
@@ -143,7 +144,7 @@ def test_a_gradient_all_reduce_sends_and_lasts_as_its_closed_forms_say(dp: int, 
     result = play(
         {"layers": layers}, {"global_batch": 8}, dp=dp, overlap=NO_OVERLAP, collective_algorithm="ring", zero=0
     )
-    params = sum(part.params for part in rank_parts(result.workload, 0))
+    params = sum(elements(part.weights) for part in rank_parts(result.workload, 0))
     ((nbytes, seconds),) = rows(result, 0, "dp.all_reduce grads")
     assert nbytes == pytest.approx(2 * (dp - 1) / dp * 4 * params, rel=1e-12)
     assert seconds == pytest.approx(alpha_beta(result, "ring", dp, "all_reduce", 4 * params), rel=1e-9)
@@ -176,7 +177,7 @@ def test_zero_1_moves_as_much_with_parameters_of_two_bytes_for_four(dp: int, ove
     on = {"grad_reduce": overlap, "param_gather": overlap}
     training = {"grad_clip": None, "global_batch": 8}
     result = play(training=training, dp=dp, zero=1, overlap=on, collective_algorithm="ring")
-    params = sum(part.params for part in rank_parts(result.workload, 0))
+    params = sum(elements(part.weights) for part in rank_parts(result.workload, 0))
     assert sent(result, "dp") == pytest.approx(6 * (dp - 1) / dp * params, rel=1e-12)
     plain = play(training=training, dp=dp, zero=0, overlap=on, collective_algorithm="ring")
     assert sent(plain, "dp") == pytest.approx(8 * (dp - 1) / dp * params, rel=1e-12)

@@ -21,7 +21,8 @@ from simulator.engine import simulate
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.lowering import build_program, layout
-from simulator.models import optimizer_ops, params_on, rank_parts, state_bytes
+from simulator.models import optimizer_ops, rank_parts, state_bytes, weights_of
+from simulator.operations.weights import elements, elements_by_axis
 from simulator.program import Comm, Step
 from simulator.schedules import SCHEDULES
 from simulator.units import DTYPE_BYTES
@@ -38,7 +39,7 @@ def sent(result: Result) -> float:
 
 def parameters(workload: Workload, layers_only: bool = False) -> int:
     parts = rank_parts(workload, 0)
-    return sum(part.params for part in parts if not layers_only or part.name == "layer")
+    return sum(elements(part.weights) for part in parts if not layers_only or part.name == "layer")
 
 
 def calls(result: Result, op: str, rank: int = 0) -> list[Step]:
@@ -145,8 +146,8 @@ def test_the_optimizer_works_on_the_shard() -> None:
     for zero, zeroed in ((1, 1.0), (2, 1 / 4), (3, 1 / 4)):
         workload = load({"grad_clip": 1.0}, dp=8, zero=zero, hsdp=4)
         whole = load({"grad_clip": 1.0}, dp=8)
-        params = params_on(rank_parts(workload, 0))
-        own, all_ = optimizer_ops(workload, params), optimizer_ops(whole, params)
+        weights = weights_of(rank_parts(workload, 0))
+        own, all_ = optimizer_ops(workload, weights), optimizer_ops(whole, weights)
         (agreed,) = [op for op in own if isinstance(op, Comm)]
         assert (agreed.axis, agreed.nbytes) == ("dp_shard", 4.0)
         for op, full in zip([op for op in own if not isinstance(op, Comm)], all_, strict=True):
@@ -232,9 +233,8 @@ def test_experts_travel_on_an_axis_of_their_own(keys: dict[str, Any], zero: int)
         h = layout.shards(axis)
         r = layout.replicas(axis) // h
         parts = rank_parts(result.workload, 0)
-        whole, layers = (
-            params_on(part for part in parts if part.name.endswith("layer") or not only)[axis] for only in (False, True)
-        )
+        every, units = weights_of(parts), weights_of(part for part in parts if part.is_unit)
+        whole, layers = (elements_by_axis(weights)[axis] for weights in (every, units))
         expected += (h - 1) / h * (6 * whole + (2 * layers if zero == 3 else 0)) + 2 * (r - 1) / r * 4 * whole / h
     assert sent(result) == pytest.approx(expected, rel=1e-9)
     check(result.program, result.spans)

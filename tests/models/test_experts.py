@@ -17,10 +17,11 @@ from simulator.config.model import Moe
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.lowering.layout import layout
-from simulator.models import layer, params_on, rank_parts, stage_parts
+from simulator.models import layer, rank_parts, stage_parts, weights_of
 from simulator.models.routing import dropped_share, popularity, routing
 from simulator.network.collectives import patterns
 from simulator.network.direct import Traffic
+from simulator.operations.weights import elements, elements_by_axis
 from simulator.program import Comm, Compute, GroupedMatmul, Matmul
 from simulator.program.ops import kernels_of
 from simulator.program.text import from_text, to_text
@@ -244,7 +245,7 @@ def test_which_layers_have_experts(first: int, every: int, expected: str) -> Non
 def test_ranks_hold_the_experts_between_them() -> None:
     """Of 8 experts of 3 x 256 x 256 in 2 layers each of 4 ep ranks has a quarter; etp halves each."""
     for parallelism, share in (({"dp": 4, "ep": 4}, 4), ({"dp": 8, "ep": 4, "etp": 2}, 8), ({"dp": 4}, 1)):
-        held = params_on(rank_parts(load_workload(job(parallelism=parallelism)), 0))
+        held = elements_by_axis(weights_of(rank_parts(load_workload(job(parallelism=parallelism)), 0)))
         assert held["edp"] == 2 * 8 * 3 * 256 * 256 // share
 
 
@@ -322,7 +323,7 @@ def test_multi_token_prediction_stands_on_the_last_stage() -> None:
     names = [part.name for part in stage_parts(work, 1)]
     module = ["mtp embedding", "mtp projection", "moe layer", "mtp head"]
     assert names == ["moe layer", "head", *module, *module]
-    copies = [part.params for part in stage_parts(work, 1) if part.name == "mtp embedding"]
+    copies = [elements(part.weights) for part in stage_parts(work, 1) if part.name == "mtp embedding"]
     assert copies == [1024 * 256, 0]
     assert layout(work).groups["embd"] == ((0, 2), (1, 3))
     assert any(

@@ -11,6 +11,7 @@ import pytest
 from simulator import models
 from simulator.config import Workload, load_workload
 from simulator.models import Turn
+from simulator.operations.weights import Weight, elements
 from simulator.program import Attention, Beside, Comm, Compute, GroupedMatmul, Matmul, Memory
 
 SIZES = [(512, 1, 1024, 8), (1024, 2, 2048, 16), (2048, 1, 1536, 24)]  # s, b, h, a
@@ -39,6 +40,11 @@ def make(s: int, b: int, h: int, a: int, **settings: Any) -> Workload:
 
 
 FIELDS = {name: Workload.model_fields[name].annotation.model_fields for name in ("model", "training", "parallelism")}  # type: ignore[union-attr]
+
+
+def vector(n: int) -> tuple[Weight, ...]:
+    """One weight of ``n`` elements."""
+    return (Weight("vector", (n,), (n,), "bf16"),)
 
 
 def comms(ops: Iterable[object]) -> list[tuple[str, float]]:
@@ -243,7 +249,7 @@ def test_whole_vocabulary_on_every_rank_needs_no_sums() -> None:
     for part in (models.embedding(work), models.head(work)):
         assert comms((*part.forward, *part.backward)) == []
     split = make(s, b, h, a, tp=4, sequence_parallel=False)
-    assert models.embedding(work).params - s * h == 4 * (models.embedding(split).params - s * h)
+    assert elements(models.embedding(work).weights) - s * h == 4 * (elements(models.embedding(split).weights) - s * h)
 
 
 @pytest.mark.parametrize("model_keys", [GELU, LLAMA])
@@ -251,8 +257,8 @@ def test_one_rank_does_not_communicate(model_keys: dict[str, Any]) -> None:
     work = make(*SIZES[0], recompute="full", grad_clip=1.0, **model_keys)
     for part in models.stage_parts(work, 0):
         assert comms((*part.forward, *part.recompute, *part.backward)) == []
-    assert comms(models.optimizer_ops(work, {"dp": 1000})) == []
-    assert models.replicated_gradient_ops(work, models.stage_parts(work, 0)) == ()
+    assert comms(models.optimizer_ops(work, vector(1000))) == []
+    assert models.replicated_gradient_ops(work, models.weights_of(models.stage_parts(work, 0))) == ()
 
 
 # --- kernels ---
@@ -454,13 +460,13 @@ def test_ranks_hold_the_model_between_them(name: str, t: int) -> None:
     whole, work = preset(name, 2048, tp=1), preset(name, 2048, tp=t, pp=8)
     h = work.model.hidden
     copies = 2 * h * (2 if work.model.norm == "layernorm" else 1) + (2 * h if work.model.bias else 0)
-    layer = models.layer(work).params
-    assert t * layer == models.layer(whole).params + (t - 1) * copies
+    layer = elements(models.layer(work).weights)
+    assert t * layer == elements(models.layer(whole).weights) + (t - 1) * copies
     stages = [part for stage in range(8) for part in models.stage_parts(work, stage)]
     if t == 1:
         twice = work.model.vocab * h if work.model.tied_embeddings else 0
-        assert sum(part.params for part in stages) == models.parameters(work) + twice
-    assert sum(part.params for part in models.stage_parts(whole, 0)) == models.parameters(whole)
+        assert sum(elements(part.weights) for part in stages) == models.parameters(work) + twice
+    assert sum(elements(part.weights) for part in models.stage_parts(whole, 0)) == models.parameters(whole)
 
 
 @pytest.mark.parametrize(
@@ -484,9 +490,10 @@ def test_bytes_of_state_per_parameter(settings: dict[str, Any], per_param: float
 def test_state_of_interleaved_chunks_is_summed() -> None:
     """Pipeline rank 0 of 2 with 2 chunks holds stages 0 and 2: the embedding and two of four layers."""
     work = make(*SIZES[0], pp=2, vpp=2, schedule="interleaved")
-    held = models.embedding(work).params + 2 * models.layer(work).params
-    assert models.state_bytes(work, 0).weights == 2 * held
-    assert models.state_bytes(work, 1).weights == 2 * (2 * models.layer(work).params + models.head(work).params)
+    parts = (models.embedding(work), models.layer(work), models.head(work))
+    table, layer, head = (elements(part.weights) for part in parts)
+    assert models.state_bytes(work, 0).weights == 2 * (table + 2 * layer)
+    assert models.state_bytes(work, 1).weights == 2 * (2 * layer + head)
 
 
 # --- FLOPs ---
@@ -550,7 +557,7 @@ def test_optimizer_of_mixed_precision() -> None:
     """fp16 with fp32 gradients, per parameter: unscale 4 + 4, norm 4, clip 4 + 4, Adam 16 read and 12 written, cast 4 +
     2, clearing the gradients 4. The two decisions are one number over the model-parallel ranks."""
     n = 10**6
-    ops = models.optimizer_ops(make(*SIZES[0], tp=2, pp=2, grad_clip=1.0), {"dp": n})
+    ops = models.optimizer_ops(make(*SIZES[0], tp=2, pp=2, grad_clip=1.0), vector(n))
     moved = {op.name.removeprefix("optimizer."): op.kernel.bytes / n for op in ops if isinstance(op, Compute)}
     assert moved == {
         "unscale": 8,
@@ -568,8 +575,8 @@ def test_zero_one_divides_the_optimizer_among_replicas() -> None:
     """Each of 4 replicas updates a quarter; clearing the gradient buffer is not divided. The decisions span dp too."""
     n = 10**6
     one: dict[str, Any] = {"precision": "bf16", "grad_clip": 1.0, "tp": 2}
-    whole = models.optimizer_ops(make(*SIZES[0], dp=4, **one), {"dp": n})
-    shard = models.optimizer_ops(make(*SIZES[0], dp=4, zero=1, **one), {"dp": n})
+    whole = models.optimizer_ops(make(*SIZES[0], dp=4, **one), vector(n))
+    shard = models.optimizer_ops(make(*SIZES[0], dp=4, zero=1, **one), vector(n))
     for a, b in zip(*([op for op in ops if isinstance(op, Compute)] for ops in (whole, shard)), strict=True):
         share = 1 if a.name == "optimizer.zero gradients" else 4
         assert a.kernel.bytes == share * b.kernel.bytes
@@ -580,7 +587,7 @@ def test_eager_adam_moves_more() -> None:
     """PyTorch's foreach AdamW walks over its tensors eight times: 12 operands read and 8 written after the decay's one
     each of 4 bytes, against 4 and 3 of the fused kernel."""
     fused, eager = (
-        [op for op in models.optimizer_ops(make(*SIZES[0], implementation=i), {"dp": 1000}) if isinstance(op, Compute)]
+        [op for op in models.optimizer_ops(make(*SIZES[0], implementation=i), vector(1000)) if isinstance(op, Compute)]
         for i in ("fused", "eager")
     )
     adam = {op.name: op.kernel.bytes for op in fused}["optimizer.adam"]
@@ -597,9 +604,10 @@ def test_gradients_of_replicated_parameters() -> None:
     s, b, h, a = SIZES[1]
     for sequence_parallel, params in ((True, 4 * 6 * h + 2 * h), (False, 0)):
         work = make(s, b, h, a, tp=2, sequence_parallel=sequence_parallel)
-        assert sum(c.nbytes for c in models.replicated_gradient_ops(work, models.stage_parts(work, 0))) == 4 * params
+        weights = models.weights_of(models.stage_parts(work, 0))
+        assert sum(c.nbytes for c in models.replicated_gradient_ops(work, weights)) == 4 * params
     shared = make(s, b, h, a, tp=8, kv_heads=2, sequence_parallel=False, bias=False)
-    (op,) = models.replicated_gradient_ops(shared, [models.layer(shared)])
+    (op,) = models.replicated_gradient_ops(shared, models.layer(shared).weights)
     assert op.nbytes == 4 * 2 * (h // a) * h
 
 

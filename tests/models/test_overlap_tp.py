@@ -16,6 +16,7 @@ from simulator.engine import simulate
 from simulator.engine.invariants import check
 from simulator.errors import DeadlockError
 from simulator.network.collectives import idle_seconds, plan
+from simulator.operations.weights import elements
 from simulator.program import Comm, Compute, ProgramError
 from simulator.program.ops import Beside, comm_of, kernels_of
 from simulator.program.text import from_text, to_text
@@ -206,8 +207,8 @@ def test_overlap_moves_the_same_bytes_and_computes_the_same(tp: int, sequence_pa
             for ops in (a, b)
         ]
         assert products[0] == products[1], name
-    assert (plain.params, plain.saved_bytes, plain.workspace_bytes) == (
-        hidden.params,
+    assert (elements(plain.weights), plain.saved_bytes, plain.workspace_bytes) == (
+        elements(hidden.weights),
         hidden.saved_bytes,
         hidden.workspace_bytes,
     )

@@ -14,10 +14,11 @@ from simulator.models import (
     active_parameters,
     model_flops_per_step,
     parameters,
-    params_on,
     rank_parts,
     state_bytes,
+    weights_of,
 )
+from simulator.operations.weights import elements_by_axis
 from tests.support.experts import job, play
 
 
@@ -72,7 +73,7 @@ def test_r36_experts_that_ep_does_not_divide() -> None:
     assert "redundant_experts: 2 (258 experts)" in message
     work = load(model__moe=moe | {"redundant_experts": 2}, training__global_batch=12, parallelism=layout_of)
     # A rank holds 86 experts of 3 matrices of 256 x 64 in each of two layers; copies are no parameters of the model.
-    assert params_on(rank_parts(work, 0))["edp"] == 2 * 86 * 3 * 256 * 64
+    assert elements_by_axis(weights_of(rank_parts(work, 0)))["edp"] == 2 * 86 * 3 * 256 * 64
     assert parameters(work) == parameters(load(model__moe=moe))
 
 

@@ -11,6 +11,7 @@ import pytest
 from simulator import models
 from simulator.config import Workload, load_workload, rules, warnings
 from simulator.errors import InputError
+from simulator.operations.weights import elements
 
 
 def workload(heads: int = 32, kv_heads: int | None = None, seq: int = 1920, **parallelism: Any) -> Workload:
@@ -57,16 +58,18 @@ def test_r20_kv_heads_are_replicated_over_tp(kv_heads: int) -> None:
     split, shared = workload(32, 8, tp=8), workload(32, kv_heads, tp=8)
     whole = workload(32, kv_heads)
     for work in (split, shared):
-        assert models.layer(work).params == models.layer(split).params  # one KV head a rank either way
+        # One KV head a rank either way.
+        assert elements(models.layer(work).weights) == elements(models.layer(split).weights)
         saved = {tensor.name: tensor.nbytes for tensor in models.layer(work).saved}
         assert saved["attn.k"] == saved["attn.v"] == 2 * 1920 * 64
     column = 64 * 32 * 64  # hidden x head_dim, of keys or of values
-    excess = 8 * models.layer(shared).params - models.layer(whole).params
+    excess = 8 * elements(models.layer(shared).weights) - elements(models.layer(whole).weights)
     replicated_rows = 7 * (2 * 64 * 32 * 2 + 64 * 32 * 2)  # norms and row biases are on every rank
     kv_bias = 64
     assert excess == 2 * (8 - kv_heads) * (column + kv_bias) + replicated_rows
     # Their gradients are summed over the ranks that share them.
-    assert models.layer(shared).tp_reduced_params - models.layer(split).tp_reduced_params == 2 * (column + kv_bias)
+    partial, norms = (sum(w.partial_elements for w in models.layer(work).weights) for work in (shared, split))
+    assert partial - norms == 2 * (column + kv_bias)
 
 
 def test_r20_refused_where_neither_divides() -> None:
@@ -161,7 +164,7 @@ def test_r24_the_vocabulary_is_padded_once(vocab: int, tp: int, rows: int) -> No
         }
     )
     assert work.model.padded_vocab(tp) == rows
-    assert models.embedding(work).params == rows // tp * 768
+    assert elements(models.embedding(work).weights) == rows // tp * 768
     if tp == 6:
         assert rows // tp == 25_344
 

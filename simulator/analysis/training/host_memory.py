@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from simulator.config import Workload
-from simulator.models import host_state_bytes, optimized, params_on, rank_parts
+from simulator.models import host_state_bytes, optimized, rank_parts, weights_of
+from simulator.operations.weights import elements_by_axis
 from simulator.timeline import Timeline
 from simulator.units import DTYPE_BYTES
 
@@ -32,7 +33,7 @@ def host_memory(workload: Workload, pipeline_rank: Sequence[int], played: Timeli
     shares: dict[int, float] = {}
     for rank, (stage, at) in enumerate(zip(pipeline_rank, of_ranks, strict=False)):
         if stage not in shares:
-            shares[stage] = optimized(workload, params_on(rank_parts(workload, stage)))
+            shares[stage] = optimized(workload, weights_of(rank_parts(workload, stage)))
         cpu[at] += per_param["cpu"] * shares[stage]
         nvme[at] += per_param["nvme"] * shares[stage]
         on = nvme if layout.offload.activations == "nvme" else cpu
@@ -55,7 +56,7 @@ def _on_servers(workload: Workload) -> float:
     training, layout = workload.training, workload.parallelism
     grad, total = DTYPE_BYTES[training.grad_dtype], 0.0
     for stage in range(layout.pp):
-        for axis, count in params_on(rank_parts(workload, stage)).items():
+        for axis, count in elements_by_axis(weights_of(rank_parts(workload, stage))).items():
             together = layout.replicas(axis)
             gradients = together if layout.data_parallel == "parameter_server" else 1
             kept = host_state_bytes(workload) + gradients * grad + DTYPE_BYTES[training.precision]

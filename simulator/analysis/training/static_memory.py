@@ -11,6 +11,7 @@ from simulator.config import Workload
 from simulator.lowering.layout import Place, layout
 from simulator.lowering.sharding import held_by_part
 from simulator.models import Part, StateBytes
+from simulator.operations.weights import Weight, elements_by_axis
 from simulator.units import DTYPE_BYTES, MB, MiB
 
 #: CUDA context with the kernels that PyTorch loads. Since CUDA 11.7 modules load lazily and an idle context takes about
@@ -97,20 +98,20 @@ def _of(workload: Workload, place: Place, n_communicators: int, workspaces: floa
     placeholders = models.unique(
         tensor for of_stage in parts.values() for part in of_stage for tensor in part.placeholders
     )
-    params = models.params_on(part for of_stage in parts.values() for part in of_stage)
+    weights = models.weights_of(part for of_stage in parts.values() for part in of_stage)
     state = models.state_bytes(workload, place.pipeline_rank)
     return Holdings(
         state=state,
-        made=models.made_gradient_bytes(workload, params),
+        made=models.made_gradient_bytes(workload, weights),
         placeholders=sum(tensor.nbytes for tensor in placeholders),
         bucket=_bucket_bytes(workload, state),
         receives=_receive_bytes(workload, place),
         workspaces=workspaces,
-        first_bucket=_first_bucket_bytes(workload, params),
+        first_bucket=_first_bucket_bytes(workload, weights),
         communicators=n_communicators,
         parts=parts,
         layers_away=away,
-        by_part=held_by_part(workload, params),
+        by_part=held_by_part(workload, weights),
     )
 
 
@@ -125,8 +126,8 @@ def _receive_bytes(workload: Workload, place: Place) -> float:
     return workload.microbatches * each * sum((stage > 0) + (stage < last) for stage in stages)
 
 
-def _first_bucket_bytes(workload: Workload, params: Mapping[str, int]) -> float:
-    """Gradients of ``params`` (by axis) in the one bucket of the first step of torch's DDP
+def _first_bucket_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
+    """Gradients of ``weights`` in the one bucket of the first step of torch's DDP
     (torch/nn/parallel/distributed.py, ``_get_bucket_size_limits``). The second step makes others, in the order in which
     gradients came, while the process group may still hold on to the first: it lets go of what it reduced at its next
     collective after its watchdog, ten times a second, has seen the end
@@ -134,8 +135,8 @@ def _first_bucket_bytes(workload: Workload, params: Mapping[str, int]) -> float:
     with DDP 23 held it (calibration/results/runs)."""
     if not workload.wrapped_in_ddp:
         return 0.0
-    replicas = workload.parallelism.replicas
-    return float(DTYPE_BYTES[workload.training.grad_dtype] * sum(n for axis, n in params.items() if replicas(axis) > 1))
+    replicas, counts = workload.parallelism.replicas, elements_by_axis(weights).items()
+    return float(DTYPE_BYTES[workload.training.grad_dtype] * sum(n for axis, n in counts if replicas(axis) > 1))
 
 
 def _emptied(part: Part) -> Part:

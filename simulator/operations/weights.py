@@ -1,0 +1,104 @@
+"""Weights: what a rank holds of each tensor that training changes, and which ranks hold the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from simulator.units import DTYPE_BYTES
+
+#: The axis of the ranks that hold the same values: outside experts, and of experts.
+DENSE_AXIS, EXPERT_AXIS = "dp", "edp"
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One tensor of a model's weights, as one rank holds it.
+
+    ``name`` counts from the part of the model that has the weight: ``attention.qkv.weight`` of a layer.
+    ``shape`` is this rank's, ``whole`` the model's own: not split over ranks, not padded, without redundant experts.
+    ``sharded_over`` are the axes of ranks between which the tensor is split, however many ranks these have.
+    ``partial_rows``: so many rows (of dimension 0) all tensor-parallel ranks hold alike, and each computes only a part
+    of their gradient. Examples are norms under sequence parallelism, KV heads that ranks share, and routers.
+    ``gradient_product`` is the product that computes the gradient; norms, biases and embeddings have none.
+    ``tied_to`` is the weight whose values these are. Both are one tensor, unless ``copied``: then the rank holds these
+    values a second time, as the other tensor is on another rank.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    whole: tuple[int, ...]
+    dtype: str
+    sharded_over: tuple[str, ...] = ()
+    partial_rows: int = 0
+    gradient_product: str = ""
+    tied_to: str = ""
+    copied: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Elements of this rank's tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def whole_elements(self) -> int:
+        """Elements of the model's tensor."""
+        return math.prod(self.whole)
+
+    @property
+    def partial_elements(self) -> int:
+        """Elements of this rank's tensor whose gradients tensor-parallel ranks have to sum."""
+        return self.partial_rows * math.prod(self.shape[1:])
+
+    @property
+    def axis(self) -> str:
+        """Axis of the ranks that hold the same values: ``edp`` for experts, else ``dp``.
+
+        >>> [Weight("w", (8,), (8,), "bf16", sharded_over=axes).axis for axes in ((), ("tp",), ("ep", "etp"))]
+        ['dp', 'dp', 'edp']
+        """
+        return EXPERT_AXIS if "ep" in self.sharded_over else DENSE_AXIS
+
+    @property
+    def is_stored(self) -> bool:
+        """True unless the tensor is that of the weight it is tied to."""
+        return self.copied or not self.tied_to
+
+
+def tie(weight: Weight, other: str, *, copied: bool = False) -> Weight:
+    """Return ``weight`` tied to the one named ``other``."""
+    return replace(weight, tied_to=other, copied=copied)
+
+
+def prefixed(weights: Iterable[Weight], prefix: str) -> tuple[Weight, ...]:
+    """Return ``weights`` with names that count from the whole model; ``prefix`` is the name of their part.
+
+    >>> [weight.name for weight in prefixed([Weight("fc1.weight", (8, 2), (8, 2), "bf16")], "layers.3")]
+    ['layers.3.fc1.weight']
+    """
+    return tuple(replace(weight, name=f"{prefix}.{weight.name}") for weight in weights)
+
+
+def by_axis(weights: Iterable[Weight]) -> dict[str, tuple[Weight, ...]]:
+    """Return the ``weights`` that have tensors of their own by their axis, in order of first mention."""
+    groups: dict[str, list[Weight]] = {}
+    for weight in weights:
+        if weight.is_stored:
+            groups.setdefault(weight.axis, []).append(weight)
+    return {axis: tuple(group) for axis, group in groups.items()}
+
+
+def elements(weights: Iterable[Weight]) -> int:
+    """Return the elements of the tensors that a rank holds for ``weights``."""
+    return sum(weight.elements for weight in weights if weight.is_stored)
+
+
+def elements_by_axis(weights: Iterable[Weight]) -> dict[str, int]:
+    """Return `elements` of ``weights`` by their axis, in order of first mention."""
+    return {axis: elements(group) for axis, group in by_axis(weights).items()}
+
+
+def weight_bytes(weights: Iterable[Weight]) -> float:
+    """Return the bytes of the tensors that a rank holds for ``weights``."""
+    return float(sum(DTYPE_BYTES[weight.dtype] * weight.elements for weight in weights if weight.is_stored))
