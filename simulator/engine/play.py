@@ -113,6 +113,7 @@ class Play:
         errands = rank.errands if lane == COMPUTE_LANE else ()
         for index, step in enumerate(steps):
             rank.next_step[lane] = index
+            rank.synchronise(step.after if errands else ())
             if errands:
                 rank.go_on(errands[index])
             for label in step.after:
@@ -121,6 +122,7 @@ class Play:
                     if label not in rank.waiters:
                         rank.waiters[label] = self.env.event()
                     yield rank.waiters[label]
+            rank.synchronise(step.after if errands else ())
             rank.waits_for[lane] = step.label
             match step.op:
                 case Block():
@@ -134,8 +136,7 @@ class Play:
                     yield from self._communicate(rank, lane, index, step, (step.op,), posted)
                 case Batch():
                     yield from self._communicate(rank, lane, index, step, step.op.comms, self.env.now)
-                    # Megatron synchronises the device after batch_isend_irecv, so that the host cannot run ahead.
-                    rank.host_s = max(rank.host_s, self.env.now)
+                    rank.synchronised_s[step.label] = self.env.now
             del rank.waits_for[lane]
             rank.ended.add(step.label)
             if step.label in rank.waiters:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,6 +60,7 @@ class Rank:
         self.waiters: dict[str, simpy.Event] = {}
         self.host_s = 0.0
         self.issued_s: dict[str, float] = {}
+        self.synchronised_s: dict[str, float] = {}
         self.resident: list[Meeting] = []
         self.load: Hashable = None
         self.takes, self.leaves = 0.0, math.inf  # of its memory's time: what moves, what the kernel under way
@@ -67,6 +68,15 @@ class Rank:
         self.queued: list[simpy.Event] = []
         self.next_step: dict[str, int] = {}
         self.waits_for: dict[str, str | Meeting] = {}
+
+    def synchronise(self, labels: Iterable[str]) -> None:
+        """Let the host catch up with the batches among ``labels``, for which it is about to issue what waits.
+
+        Megatron-LM synchronises the device after ``batch_isend_irecv``, so that its host cannot run ahead. What the
+        host has issued before, it has issued, however many pieces of it are played at once.
+        """
+        ended_s = [self.synchronised_s[label] for label in labels if label in self.synchronised_s]
+        self.host_s = max([self.host_s, *ended_s])
 
     def go_on(self, errand: Errand) -> None:
         """Its host does what stands before a step of the compute lane."""
