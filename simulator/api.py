@@ -209,7 +209,7 @@ def _run(job: Workload, *, disturbed: bool = True, known: Cluster | None = None)
     profiles = load_profiles(job.calibrations, job.training.attention_kernel)
     cluster = known if known is not None and known.spec == job.cluster else cluster_of(job)
     network = load_stack(job.stack) if job.stack else None
-    costs = Costs.from_profiles(profiles, job.training.implementation, network)
+    costs = Costs.from_profiles(profiles, job.software, network)
     schedule, shortcuts = job.parallelism.plan, job.simulation.model_dump()
     times = None if schedule.search is None else rehearsed(job, cluster, costs)
     if not disturbed:

@@ -130,7 +130,7 @@ class _Job:
             network = load_stack(workload.stack)
             for gpu in own:
                 check_stack(network, gpu, key="stack")
-        costs = Costs.from_profiles(profiles, workload.training.implementation, network)
+        costs = Costs.from_profiles(profiles, workload.software, network)
         searches = workload.parallelism.plan.search is not None
         times = rehearsed(workload, cluster, costs) if searches else None
         return cls(workload, own, costs, cluster, times)

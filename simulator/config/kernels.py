@@ -207,7 +207,7 @@ class MemoryModel(Section):
     eager: dict[MemoryClass, MemoryCurve]
     """PyTorch's own kernels"""
     fused: dict[MemoryClass, MemoryCurve]
-    """what the implementations fused and compiled launch instead (Megatron-LM, TransformerEngine, Apex, Inductor),
+    """what other software launches instead (Megatron-LM, TransformerEngine, Apex, Inductor),
     where that differs"""
 
     @model_validator(mode="after")

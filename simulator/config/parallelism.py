@@ -132,20 +132,20 @@ class Parallelism(Section):
     """zero 3: layers that are gathered ahead of the one that computes [1]"""
     overlap: Overlap = Overlap()
     bucket_bytes: Annotated[int, Field(ge=1, le=10**15), Integral] = 25_000_000
-    """gradients are reduced in buckets of about this size [25e6]"""
+    """gradients are reduced in buckets of about this size [the framework's: 25e6, 5e8 gradients for deepspeed]"""
     copy_to_buckets: bool = False
     """gradients are copied into a bucket to be reduced, as in DeepSpeed; false: they lie in one buffer, reduced in
-    place as in Megatron-LM [false]"""
+    place as in Megatron-LM [the framework's: true for deepspeed]"""
     batch_p2p: bool = False
     """sends and receives beside compute are batches of one, on the stream of one communicator: a receive waits behind
     another neighbour's, a send behind the receives before it, as in torch's pipelines up to 2.11
-    (``batch_isend_irecv``); false: a stream per neighbour, as since [false]"""
+    (``batch_isend_irecv``); false: a stream per neighbour, as since [the framework's: true for pytorch before 2.12]"""
     scatter_gather_p2p: bool = False
     """without sequence parallelism, each tp rank sends 1/tp of the activation to the next stage, which all-gathers it
     (arXiv 2104.04473, section 4.1) [false]"""
     deallocate_pipeline_outputs: bool = True
     """a stage's output is freed once it is sent, as in Megatron-Core; false: it is held until its backward pass, as in
-    DeepSpeed's ``pipe_buffers`` and torch's stages [true where implementation is fused]"""
+    DeepSpeed's ``pipe_buffers`` and torch's stages [the framework's: true for megatron_core]"""
     rank_order: str = "tp-cp-ep-dp-pp"
     """axes of the rank grid, innermost first; cp and ep may be left out where they are 1 [tp-cp-ep-dp-pp]"""
     collective_algorithm: AllReduce = "auto"

@@ -9,11 +9,20 @@ import numbers
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, TypeGuard, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeGuard, TypeVar, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    ValidationError,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from simulator.config import synonyms
 from simulator.errors import InputError
@@ -76,6 +85,26 @@ class Section(BaseModel):
         if not isinstance(data, Mapping):
             return data
         return {key: _plain(value) for key, value in data.items() if value is not None or key not in cls.model_fields}
+
+
+class ShortSection(Section):
+    """A section that a plain text may stand for, which is the value of the key that ``text_means``."""
+
+    text_means: ClassVar[str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, data: object) -> object:
+        return {cls.text_means: data} if isinstance(data, str) else data
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The schema of what stands in a file."""
+        schema = handler.resolve_ref_schema(handler(core))
+        mapping = dict(schema)
+        schema.clear()
+        schema["anyOf"] = [{"enum": mapping["properties"][cls.text_means]["enum"]}, mapping]
+        return schema
 
 
 #: So many things wrong with one file are said; the others are counted.
@@ -185,7 +214,7 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
     key, owner = _locate(model, detail["loc"])
     name = key.rpartition(".")[2] if kind == "literal_error" else str(detail["loc"][-1]) if detail["loc"] else ""
     if kind == "extra_forbidden":
-        return _unknown_key(model, owner, key, name)
+        return _unknown_key(model, owner, key, found)
     field = _field(owner, detail["loc"])
     if kind == "missing":
         meaning = _meaning(owner, name)
@@ -208,6 +237,8 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
         fix = None
         if kind in ("float_type", "int_type") and isinstance(found, str) and re.fullmatch(r"[-+.\deE]+", found.strip()):
             fix = f"{name}: {found.strip()}, without quotes"
+        if kind == "string_type" and isinstance(found, int | float) and not isinstance(found, bool):
+            fix = f'{name}: "{found}", in quotes'
         allowed = ", ".join([_WANTED[kind], *(_bounds(field) if "number" in _WANTED[kind] else [])])
         if kind == "model_type":
             allowed = f"{allowed}: {_keys(field)}"
@@ -215,8 +246,10 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
     return InputError(detail["msg"], key=key, found=brief(found), allowed=_allowed(field))
 
 
-def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, name: str) -> InputError:
-    return InputError("unknown key", key=key, allowed=", ".join(_fields(owner)), fix=_meant(model, owner, name))
+def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, found: object) -> InputError:
+    name = key.rpartition(".")[2]
+    fix = synonyms.replacement(name, found) or _meant(model, owner, name)
+    return InputError("unknown key", key=key, allowed=", ".join(_fields(owner)), fix=fix)
 
 
 def _meant(model: type[BaseModel], owner: type[BaseModel], name: str) -> str | None:

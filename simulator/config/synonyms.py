@@ -44,6 +44,26 @@ _ELSEWHERE = {
 #: Name elsewhere -> what it is here.
 SYNONYMS = {name: here for here, names in _ELSEWHERE.items() for name in names.split()}
 
+#: Name of a key that was here once -> its value -> what to write now.
+_REPLACED = {
+    "implementation": {
+        "eager": "framework: pytorch",
+        "fused": "framework: megatron_core",
+        "compiled": "framework: {name: pytorch, compile: true}",
+    },
+    "compile_loss": {"True": "loss: compiled", "False": "loss: eager"},
+}
+
+
+def replacement(name: str, value: object) -> str | None:
+    """What to write instead of a key ``name`` with this ``value``, where it was a key once.
+
+    >>> replacement("implementation", "eager"), replacement("compile_loss", True), replacement("seq", 1)
+    ('framework: pytorch', 'loss: compiled', None)
+    """
+    known = _REPLACED.get(name)
+    return None if known is None else known.get(str(value), f"one of {', '.join(known.values())}")
+
 
 def here(name: str) -> tuple[str, str] | None:
     """The section, and the key in it (and perhaps its value), that a ``name`` of another framework means.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_validator
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from simulator.config.model import Size
-from simulator.config.section import AsTuple, Section
+from simulator.config.section import AsTuple, Section, ShortSection
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 
@@ -37,13 +36,18 @@ class Optimizer(Section):
     """an fp32 copy of 16-bit weights [true; false where precision is fp32]"""
     state_dtype: Dtype = "fp32"
     """of both moments [fp32]"""
+    implementation: Literal["foreach", "fused"] = "fused"
+    """foreach: a kernel per operation over all tensors, as PyTorch's AdamW by default; fused: one kernel [the
+    framework's: foreach for pytorch, else fused]"""
 
 
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
 
 
-class Recompute(Section):
+class Recompute(ShortSection):
     """Which activations are computed again in the backward pass. A plain text means `granularity`."""
+
+    text_means: ClassVar[str] = "granularity"
 
     granularity: Literal["none", "selective", "ops", "full"] = "none"
     """selective: what `modules` names; ops: all but attention, every second product and what other ranks sent, as
@@ -54,20 +58,6 @@ class Recompute(Section):
     (the experts' activation), shared_experts; Megatron-LM's --recompute-modules [core_attn]"""
     layers: Size | None = None
     """full: only the first so many layers of each stage [null: all]"""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _shorthand(cls, data: object) -> object:
-        return {"granularity": data} if isinstance(data, str) else data
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The schema of what stands in a file, where a plain text may stand for the section."""
-        schema = handler.resolve_ref_schema(handler(core))
-        mapping = dict(schema)
-        schema.clear()
-        schema["anyOf"] = [{"enum": mapping["properties"]["granularity"]["enum"]}, mapping]
-        return schema
 
 
 class Training(Section):
@@ -88,22 +78,22 @@ class Training(Section):
     """norm clipping: a small all-reduce over all model-parallel ranks [null: none]"""
     recompute: Recompute = Recompute()
     """none, selective, full, ops, or {granularity, layers, modules} [none]"""
-    implementation: Literal["eager", "fused", "compiled"] = "fused"
-    """eager: plain PyTorch ops; fused: as Megatron and TransformerEngine; compiled: torch.compile [fused]"""
-    gradient_accumulation_fusion: bool = Field(default_factory=lambda known: known["implementation"] == "fused")
+    loss: Literal["eager", "compiled"] = "eager"
+    """eager: in fp32, of logits in fp32; compiled: such logits are never written [the framework's: compiled where that
+    is compiled, else eager]"""
+    gradient_accumulation_fusion: bool = False
     """the product that makes a weight gradient adds it to the buffer, as Megatron-LM does with Apex of March 2022 and
-    later; false: one more pass over the gradients per micro-batch [true where implementation is fused]"""
-    compile_loss: bool = Field(default_factory=lambda known: known["implementation"] == "compiled")
-    """the loss is compiled too, and never writes logits in fp32; false: as eager [true where implementation is
-    compiled]"""
+    later; false: one more pass over the gradients per micro-batch [the framework's: true for megatron_core]"""
     attention_kernel: Literal["newest", "flash2"] = "newest"
     """of attention: flash: the newest that the profile has (cuDNN's on Hopper), or FlashAttention 2's, which PyTorch's
     scaled_dot_product_attention took there too before it preferred cuDNN's [newest]"""
     fused_rms_norm: bool = True
     """RMSNorm is a kernel each way (PyTorch from 2.9 on, Triton's, Apex's); false: operation by operation, as PyTorch's
-    before and the modules of Meta's and Hugging Face's Llama, in eager code [true]"""
+    before and the modules of Meta's and Hugging Face's Llama, where nothing is compiled [the framework's: true but for
+    pytorch before 2.9]"""
     keep_gradients: bool = False
     """gradients of a micro-batch, once added to the buffer, stay in the working precision until the next backward pass,
-    as in DeepSpeed's BF16_Optimizer (``update_hp_grads(clear_lp_grads=False)``) [false]"""
+    as in DeepSpeed's BF16_Optimizer (``update_hp_grads(clear_lp_grads=False)``) [the framework's: true for deepspeed in
+    bf16 with gradients in fp32, zero 0 and 1]"""
     total_tokens: float | None = Field(default=None, gt=0, le=1e18)
     """of the whole run; gives days, GPU-hours and, with a price, cost [null]"""

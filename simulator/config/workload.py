@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import Field, GetJsonSchemaHandler, ModelWrapValidatorHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -17,6 +17,7 @@ from pydantic_core import CoreSchema
 
 from simulator.config import catalog, rules
 from simulator.config.cluster import ClusterSpec, cluster_data
+from simulator.config.framework import FrameworkChoice
 from simulator.config.model import Model
 from simulator.config.parallelism import Parallelism
 from simulator.config.pipelines import find_schedule, is_file
@@ -35,10 +36,14 @@ from simulator.config.section import (
 from simulator.config.stack import check_stack, load_stack
 from simulator.config.training import Training
 from simulator.errors import InputError
+from simulator.frameworks import Framework, JobTraits, Replication, StageRuntime, find_framework
 from simulator.input_files import as_path, read_yaml, with_changes
 
 #: Dotted path of a section -> the key of it that a plain text in its place means.
-SHORTHANDS = {"cluster": "name", "training.recompute": "granularity"}
+SHORTHANDS = {"cluster": "name", "framework": "name", "training.recompute": "granularity"}
+
+
+S = TypeVar("S", bound=Section)
 
 
 class Simulation(Section):
@@ -59,6 +64,9 @@ class Workload(Section):
     """what `list workloads` says of it, such as that it does not fit [none]"""
     model: Model
     training: Training
+    framework: FrameworkChoice = FrameworkChoice()
+    """a name, or {name, version, compile}: whose kernels, gradient buffers, sends, host costs and defaults
+    [megatron_core]"""
     parallelism: Parallelism = Parallelism()
     cluster: ClusterSpec
     """a name in topologies/, a path, or a mapping; {name: dgx_a100, nodes: 128} also fixes the size
@@ -85,37 +93,36 @@ class Workload(Section):
         return self.training.global_batch // (self.training.micro_batch * self.parallelism.dp)
 
     @property
-    def fully_shards(self) -> bool:
-        """Whether parameters are sharded by torch's ``fully_shard``: zero 3 of plain PyTorch."""
-        return self.training.implementation != "fused" and self.parallelism.zero == 3
+    def software(self) -> Framework:
+        """The framework with its version: facts, and hooks that return operations."""
+        return find_framework(self.framework.name, self.framework.version, self.framework.compile)
 
     @property
-    def shards_are_masters(self) -> bool:
-        """Whether the master weights are what ``fully_shard`` shards, so that there are no other shards, and casts
-        where it gathers."""
-        return self.fully_shards and self.training.optimizer.master_weights
+    def traits(self) -> JobTraits:
+        """The facts by which a framework decides how to run the job."""
+        training, layout = self.training, self.parallelism
+        together = layout.data_parallel == "allreduce"
+        return JobTraits(
+            norm=self.model.norm,
+            precision=training.precision,
+            grad_dtype=training.grad_dtype,
+            master_weights=training.optimizer.master_weights,
+            keeps_gradients=training.keep_gradients,
+            zero=layout.zero,
+            stages=layout.n_stages,
+            reduces_beside=together and layout.overlap.grad_reduce,
+            updates_on_gpu=together and layout.offload.optimizer == "none",
+        )
 
     @property
-    def wrapped_in_ddp(self) -> bool:
-        """Whether replicas reduce gradients by torch's ``DistributedDataParallel``: plain PyTorch, without ZeRO, beside
-        the backward pass."""
-        layout = self.parallelism
-        plain = self.training.implementation != "fused" and self.training.grad_dtype == self.training.precision
-        return plain and layout.zero == 0 and layout.overlap.grad_reduce and layout.data_parallel == "allreduce"
+    def replication(self) -> Replication:
+        """How gradients are kept, and how replicas share them."""
+        return self.software.replication(self.traits)
 
     @property
-    def hands_over_gradients(self) -> bool:
-        """Whether gradients are what autograd has made, from their first backward pass to the optimizer's step, and not
-        parts of a buffer that is always there: plain PyTorch's, of the parameters' type, on the GPU."""
-        layout, training = self.parallelism, self.training
-        here = layout.offload.optimizer == "none" and layout.data_parallel == "allreduce"
-        plain = training.implementation != "fused" and not training.keep_gradients and here
-        return plain and (self.fully_shards or (layout.zero == 0 and training.grad_dtype == training.precision))
-
-    @property
-    def pipelined_by_torch(self) -> bool:
-        """Whether stages are those of ``torch.distributed.pipelining``, with a buffer to receive each micro-batch."""
-        return self.training.implementation != "fused" and self.parallelism.pp > 1
+    def stage_runtime(self) -> StageRuntime:
+        """How the stages of a pipeline run; without a pipeline there is nothing to differ."""
+        return self.software.stages if self.parallelism.pp > 1 else StageRuntime()
 
     @property
     def calibrations(self) -> Mapping[str, str]:
@@ -186,9 +193,6 @@ def _resolved(workload: Workload) -> Workload:
         layout = layout.model_copy(update={"layers_per_stage": rules.even_split(workload.model.layers, layout)})
     ranks = layout.model_parallel * layout.dp
     rules.check_scale(ranks)
-    by_torch = layout.n_stages > 1 and training.implementation != "fused"
-    if by_torch and "deallocate_pipeline_outputs" not in layout.model_fields_set:
-        layout = layout.model_copy(update={"deallocate_pipeline_outputs": False})
     if "nodes" not in cluster.model_fields_set:
         nodes = cluster.nodes_for(ranks) + layout.server_count
         if workload.nodes is not None:
@@ -198,8 +202,20 @@ def _resolved(workload: Workload) -> Workload:
         optimizer = training.optimizer.model_copy(update={"master_weights": False})
         training = training.model_copy(update={"optimizer": optimizer})
     workload = workload.model_copy(update={"parallelism": layout, "cluster": cluster, "training": training})
+    for key, value in workload.software.defaults(workload.traits).items():
+        workload = _left_open(workload, key, value)
     calibration = _calibrations(workload.calibration, workload.gpu_types, cluster.gpu_types)
     return workload.model_copy(update={"calibration": calibration})
+
+
+def _left_open(section: S, key: str, value: object) -> S:
+    """Return ``section`` with ``value`` at a dotted ``key`` that the file leaves open, and which stays so."""
+    name, _, rest = key.partition(".")
+    if rest:
+        value = _left_open(getattr(section, name), rest, value)
+    elif name in section.model_fields_set:
+        return section
+    return section.model_construct(_fields_set=set(section.model_fields_set), **{**dict(section), name: value})
 
 
 def _calibrations(given: str | dict[str, str], own: tuple[str, ...], types: tuple[str, ...]) -> str | dict[str, str]:
@@ -315,7 +331,7 @@ def altered(workload: Workload, changes: Mapping[str, Any]) -> Workload:
     """A copy of a loaded workload with dotted keys changed; defaults that follow from other keys follow again, the
     layers per stage too where their number changes. Raises `InputError` where the copy is not legal."""
     data = {name: getattr(workload, name) for name in type(workload).model_fields}
-    for name in ("model", "training", "parallelism", "cluster", "simulation"):
+    for name in ("model", "training", "framework", "parallelism", "cluster", "simulation"):
         data[name] = data[name].model_dump(exclude_unset=True)
     if "dp" not in workload.parallelism.model_fields_set:  # nor have nodes been given, from which it would follow
         data["cluster"].pop("nodes", None)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from simulator.config.host import Implementation
 from simulator.config.profile import Profile
 from simulator.config.stack import Stack
 from simulator.config.transport import Transport, TransportKind
@@ -22,6 +21,7 @@ from simulator.costs.origin import KernelCost, Origin
 from simulator.costs.power import PowerBudget
 from simulator.costs.slowest import slowest
 from simulator.errors import InputError
+from simulator.frameworks import DEFAULT, Framework
 from simulator.program import Attention, Fixed, GroupedMatmul, Kernel, Matmul, Memory
 
 #: Sizes of a product that fills a GPU.
@@ -56,17 +56,15 @@ class Costs:
     _among: dict[tuple[str, ...], Costs] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def from_profile(
-        cls, profile: Profile, implementation: Implementation = "fused", network: Stack | None = None
-    ) -> Costs:
-        """The costs of a calibrated GPU whose ops are launched by ``implementation``; ``network``: what carries its
+    def from_profile(cls, profile: Profile, software: Framework = DEFAULT, network: Stack | None = None) -> Costs:
+        """The costs of a calibrated GPU whose ops are launched by ``software``; ``network``: what carries its
         collectives, in place of the profile's own transports."""
-        memory = MemoryCost.of(profile.gpu_spec, profile.kernels.memory, implementation)
+        memory = MemoryCost.of(profile.gpu_spec, profile.kernels.memory, software.memory_sections)
         kernels: dict[type, KernelCost] = {**_on_sms(profile), Memory: memory, Fixed: FixedCost()}
         return cls(
             gpu=profile.gpu,
             kernels=kernels,
-            launch=launch.launch_seconds(profile.host.launch_s[implementation]),
+            launch=launch.launch_seconds(profile.host.launch_s[software.launch_section]),
             transports={**HOST_TRANSPORTS, **profile.transports, **(stack.transports(network) if network else {})},
             beside=_beside(profile, memory),
             power=None if profile.power is None else PowerBudget(profile.power),
@@ -88,10 +86,10 @@ class Costs:
 
     @classmethod
     def from_profiles(
-        cls, profiles: Mapping[str, Profile], implementation: Implementation = "fused", network: Stack | None = None
+        cls, profiles: Mapping[str, Profile], software: Framework = DEFAULT, network: Stack | None = None
     ) -> Costs:
         """The costs of a cluster with these types of GPU, each with its profile; ``network`` as in `from_profile`."""
-        each = {gpu: cls.from_profile(profile, implementation, network) for gpu, profile in profiles.items()}
+        each = {gpu: cls.from_profile(profile, software, network) for gpu, profile in profiles.items()}
         return _together(each)
 
     @classmethod

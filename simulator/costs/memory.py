@@ -7,10 +7,9 @@ The constants are fitted by `calibration.fit.memory`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from simulator.config.host import Implementation
 from simulator.config.kernels import MemoryCurve, MemoryModel
 from simulator.config.profile import GpuSpec
 from simulator.costs.origin import Origin, beyond
@@ -26,11 +25,11 @@ class MemoryCost:
     curves: Mapping[str, MemoryCurve]
 
     @classmethod
-    def of(cls, spec: GpuSpec, model: MemoryModel, implementation: Implementation) -> MemoryCost:
-        """Of the kernels that ``implementation`` launches."""
-        curves: dict[str, MemoryCurve] = dict(model.eager.items())
-        if implementation != "eager":
-            curves.update(model.fused.items())
+    def of(cls, spec: GpuSpec, model: MemoryModel, sections: Iterable[str]) -> MemoryCost:
+        """Of the kernels in ``sections`` of a profile; a later one replaces classes of an earlier one."""
+        curves: dict[str, MemoryCurve] = {}
+        for section in sections:
+            curves.update(getattr(model, section))
         return cls(spec, curves)
 
     def seconds(self, kernel: Memory) -> float:

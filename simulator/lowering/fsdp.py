@@ -68,7 +68,7 @@ class _Sharder:
         self._by_part = held_by_part(workload, stages.weights(*own))
         #: Torch's root unit copies its gradients when those of all layers are reduced, and what follows waits for its
         #: own reduction (``FSDPParamGroup.post_backward``, ``finalize_backward``); pipelines say which is last.
-        self._ends_alone = workload.fully_shards and layout.pp == 1
+        self._ends_alone = workload.replication.fully_sharded and layout.pp == 1
         self._whole: set[Unit] = set()
         self._last_use: dict[Unit, str] = {}
         self._uses: list[_Use] = []  # the passes of layers and, backward, heads that need parameters, in order

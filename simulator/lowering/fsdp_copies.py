@@ -31,7 +31,7 @@ def gathered(workload: Workload, part: Part, kind: str) -> list[Op]:
     without ``reshard_after_forward``) has none before the backward pass."""
     params, share = _sharded(workload, part)
     gathers = kind == "F" or (kind in ("B", "I") and part.is_unit and workload.parallelism.reshard_after_forward)
-    if not (workload.fully_shards and gathers and params):
+    if not (workload.replication.fully_sharded and gathers and params):
         return []
     return list(_gathered(workload, params, share, "F" if kind == "F" else "B"))
 
@@ -45,7 +45,7 @@ def reduced(workload: Workload, parts: Iterable[Part], kind: str) -> list[Op]:
     params, share = (sum(_sharded(workload, part)[which] for part in making) for which in (0, 1))
     read, written = (DTYPE_BYTES[dtype] * float(params) for dtype in (training.precision, training.grad_dtype))
     copies = [_copy("fsdp.reduce copy in", "chunk_upcast" if written > read else "chunk_cat", read, written, "W")]
-    if workload.hands_over_gradients and not any(part.left_gradient_bytes for part in making):
+    if workload.replication.hands_over_gradients and not any(part.left_gradient_bytes for part in making):
         added = DTYPE_BYTES[training.grad_dtype] * share
         copies.append(_copy("fsdp.accumulate", "residual", 2 * added, added, "W"))
     return copies
@@ -61,7 +61,7 @@ def _sharded(workload: Workload, part: Part) -> tuple[int, float]:
 def _gathered(workload: Workload, params: int, share: float, phase: str) -> Iterator[Op]:
     training = workload.training
     element = DTYPE_BYTES[training.precision]
-    if workload.shards_are_masters and training.precision != "fp32":
+    if workload.replication.shards_are_masters and training.precision != "fp32":
         yield _copy("fsdp.cast", "optimizer", DTYPE_BYTES["fp32"] * share, element * share, phase)
     yield _copy("fsdp.gather copy in", "foreach_copy", element * share, element * share, phase)
     yield _copy("fsdp.gather copy out", "split_copy", element * params, element * params, phase)

@@ -26,7 +26,7 @@ def build_program(workload: Workload, *, times: Times | None = None, steps: int 
     schedule = parallelism.plan if times is None else parallelism.plan.tuned(times)
     size = (parallelism.pp, workload.microbatches, parallelism.vpp)
     order = schedule.order(*size) if schedule.drains else schedule.over(*size, steps)
-    if workload.pipelined_by_torch and schedule.splits:
+    if workload.stage_runtime.first_backward_whole and schedule.splits:
         order, schedule = whole_at_first(order, schedule, parallelism.n_stages)
     lowered: dict[Seat, tuple[Stages, list[Lanes]]] = {}
     roles, turns = [], _turns(order, workload.microbatches)
@@ -41,7 +41,7 @@ def build_program(workload: Workload, *, times: Times | None = None, steps: int 
                 stages.step,
                 overlap=parallelism.overlap.p2p,
                 batched=parallelism.batch_p2p,
-                apart=workload.pipelined_by_torch,
+                apart=workload.stage_runtime.awaits_apart,
             )
             lowered[place.seat] = stages, lanes
         stages, lanes = lowered[place.seat]

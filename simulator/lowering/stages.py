@@ -135,7 +135,7 @@ class Stages:
         """What a pass of ``parts`` runs, in order: (index of a part, its ops). The copies of a root unit are the last
         of all."""
         order = range(len(parts)) if kind == "F" else reversed(range(len(parts)))
-        if not self.workload.fully_shards:
+        if not self.workload.replication.fully_sharded:
             return [(index, list(parts[index].ops(kind))) for index in order]
         pieces = [(index, around(self.workload, parts[index], kind)) for index in order]
         with_ops = [ops for _, ops in pieces if ops]

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.models.pointwise import drop_kernel, dropout
-from simulator.operations.nodes import Node, Ops, Tensor, fuse, memory
+from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.program import Attention, Compute, Matmul
 
 
 def split_qkv(z: Shapes) -> Node:
-    """Queries, keys and values are views of one product's output; their gradients are joined by a copy, unless a fused
-    attention kernel writes them side by side (TransformerEngine). A compiler lets those that a rotation computes be
-    written in place, which leaves the values' to copy."""
-    if z.fused and z.attention == "flash":
+    """Queries, keys and values are views of one product's output; their gradients are joined by a copy, as far as they
+    are not written side by side."""
+    copied = z.element * z.tokens * z.framework.joined_qkv_width(z)
+    if not copied:
         return Node()
     width = z.q_width + 2 * z.kv_width
-    copied = z.element * z.tokens * (z.kv_width if z.compiled and z.position == "rope" else width)
     return Node(
         input_grad=(memory("B", "attn.qkv join", "copy", copied, copied, z.dtype),),
         grad_bytes=2.0 * z.element * z.tokens * width,
@@ -25,10 +23,10 @@ def split_qkv(z: Shapes) -> Node:
 
 
 def attention_inputs(z: Shapes) -> tuple[Tensor, ...]:
-    """Queries, keys and values. Where eager operations rotate queries and keys, values stay a view of the product that
-    made all three, and keep the whole of it."""
+    """Queries, keys and values. Where operations rotate queries and keys, values stay a view of the product that made
+    all three, and keep the whole of it."""
     q, k, v = (float(z.element * z.tokens * width) for width in (z.q_width, z.kv_width, z.v_width))
-    if z.eager and z.position == "rope" and z.v_head_dim == z.head_dim:
+    if z.framework.rotates_by_operations and z.position == "rope" and z.v_head_dim == z.head_dim:
         v += q + k
     return (Tensor("attn.q", q), Tensor("attn.k", k), Tensor("attn.v", v))
 
@@ -93,13 +91,8 @@ def _unfused(z: Shapes) -> tuple[Node, ...]:
         saved=(Tensor("attn.q", per_head), Tensor(keys, per_head)),
         grad_bytes=square + 2 * per_head,
     )
-    softmax, attended = _softmax(z, elements), "attn.probs"
-    drop = Node()
-    if z.dropout:
-        attended = "attn.dropped"
-        drop = dropout(z, "attn.probs dropout", elements, mask="attn.probs mask")
-        if z.compiled:
-            drop = replace(drop, forward=())
+    softmax, drop = z.framework.softmax(z, elements)
+    attended = "attn.dropped" if z.dropout else "attn.probs"
     context = Node(
         # The product leaves heads outermost; the copy puts a token's heads side by side again.
         forward=(
@@ -114,36 +107,3 @@ def _unfused(z: Shapes) -> tuple[Node, ...]:
         grad_bytes=square + 2 * of_values,
     )
     return (repeat, scores, softmax, drop, context)
-
-
-def _softmax(z: Shapes, elements: int) -> Node:
-    """Scale, causal mask and softmax, which keeps its output.
-
-    Megatron's fused kernel (scaled_upper_triang_masked_softmax) reads the lower triangle only and writes the whole
-    square; under a sliding window, which it does not know, the general one reads all. Eager runs three kernels;
-    compiled one, which reads all and does the dropout as well.
-    """
-    square = float(z.element * elements)
-
-    def kernel(phase: str, name: str, op: str, read: float) -> Compute:
-        return memory(phase, f"attn.{name}", op, read, square, z.dtype, z.seq)
-
-    forward: Ops
-    backward: Ops
-    if z.eager:
-        forward = tuple(
-            kernel("F", name, op, square)
-            for name, op in (("scale", "activation"), ("mask", "mask"), ("softmax", "softmax"))
-        )
-        backward = (
-            kernel("B", "softmax bwd", "softmax_bwd", 2 * square),
-            kernel("B", "mask bwd", "mask", square),
-            kernel("B", "scale bwd", "activation", square),
-        )
-    else:
-        read = square / 2 if z.fused and not z.window else square
-        softmax = kernel("F", "softmax", "softmax", read)
-        if z.compiled and z.dropout:
-            softmax = fuse("F", softmax, drop_kernel(z, "attn.probs dropout", elements), square, keep=True)
-        forward, backward = (softmax,), (kernel("B", "softmax bwd", "softmax_bwd", 2 * read),)
-    return Node(forward=forward, input_grad=backward, saved=(Tensor("attn.probs", square),), grad_bytes=2 * square)

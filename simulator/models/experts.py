@@ -9,14 +9,14 @@ moe_layer.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from simulator.models import plain_experts
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes
 from simulator.models.pointwise import activation
 from simulator.models.routing import routing
 from simulator.models.weight_names import weight_name
+from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
 from simulator.operations.shapes import ANY_SEAT, Seat, Shapes
 from simulator.operations.weights import Weight
@@ -26,43 +26,10 @@ from simulator.units import DTYPE_BYTES
 if TYPE_CHECKING:
     from simulator.config import Workload
 
-#: Bytes of an entry of the maps between tokens and their sorted copies (int32), and of a probability (fp32).
-INDEX, PROBABILITY = 4, 4
+#: Bytes of a probability (fp32).
+PROBABILITY = 4
 #: Bytes of a count of tokens (int64).
 COUNT = 8
-
-
-@dataclass(frozen=True)
-class Experts:
-    """One rank's share of a layer with experts.
-
-    ``tokens`` are those that the rank routes to ``top_k`` of ``experts``: its rows. Without sequence parallelism tp
-    ranks share the same rows, and each routes its part. ``sent`` and ``received`` are the copies that leave and reach
-    the rank; ``loads`` are the copies that each of its experts works on. ``ffn`` and ``shared_ffn`` are the rank's
-    share of the widths. ``received_shares`` and ``per_node`` are the dispatch's (see `Comm`). ``overlaps``: the shared
-    experts compute beside the dispatch and the combine.
-    """
-
-    tokens: int
-    experts: int
-    top_k: int
-    sent: float
-    received: float
-    loads: tuple[int, ...]
-    received_shares: tuple[float, ...]
-    per_node: float
-    ep: int
-    etp: int
-    ffn: int
-    shared_ffn: int
-    counted: bool
-    router_dtype: str
-    overlaps: bool
-
-    @property
-    def worked_on(self) -> int:
-        """Copies that pass the rank's experts."""
-        return sum(self.loads)
 
 
 def experts(workload: Workload, seat: Seat = ANY_SEAT) -> Experts:
@@ -112,14 +79,11 @@ def mixture(z: Shapes, x: Experts) -> Mixture:
     fc1 = x.ffn * (2 if z.gated else 1)
     elements = x.worked_on * x.ffn
     act = activation(z, "moe", elements)
-    # Copies are weighed by their probabilities in the activation (Megatron-Core's fused weighted SwiGLU): what follows
-    # is linear, so that the experts' outputs need not be kept.
-    if not z.eager:
+    if z.framework.experts.weighs_in_activation:
         act = replace(act, saved=(*act.saved, Tensor("moe.probs", float(PROBABILITY * x.worked_on))))
-    router = plain_experts.router(z, x) if z.eager else _router(z, x)
     add = memory("F", "shared.add", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
     whole = Mixture(
-        before=(router, _dispatch(z, x), _grouped(z, x, "fc1", fc1, z.hidden, split="column", saved="moe.input")),
+        before=(_router(z, x), _dispatch(z, x), _grouped(z, x, "fc1", fc1, z.hidden, split="column", saved="moe.input")),
         activation=act,
         after=(_grouped(z, x, "fc2", z.hidden, x.ffn, split="row", saved="moe.act"), _combine(z, x)),
         shared=_shared(z, x) if x.shared_ffn else (),
@@ -165,50 +129,19 @@ def _comms(ops: Ops) -> Ops:
 
 
 def _router(z: Shapes, x: Experts) -> Node:
-    """Product with the router's weight, which every rank holds, softmax (or sigmoid) and the choice of ``top_k``."""
-    element = DTYPE_BYTES[x.router_dtype]
-    full = float(z.element * x.tokens * z.hidden)
-    scores = float(element * x.tokens * x.experts)
-    probs = float(PROBABILITY * x.tokens * x.experts)
-    chosen = float((PROBABILITY + INDEX) * x.tokens * x.top_k)
-    params = x.experts * z.hidden
-
-    def product(phase: str, role: str, m: int, n: int, k: int) -> Compute:
-        name = "moe.router" if role == "fwd" else f"moe.router {role}"
-        return Compute(name, Matmul(m, n, k, dtype=x.router_dtype, role=role), phase)
-
-    def cast(phase: str, name: str, read: float, write: float) -> Ops:
-        op = "upcast" if write > read else "cast"
-        return (memory(phase, name, op, read, write, "fp32"),) if element != z.element else ()
-
-    wide = float(element * x.tokens * z.hidden)
-    paths = 2 if x.shared_ffn else 1
-    return Node(
-        forward=(
-            *cast("F", "moe.router cast", full, wide),
-            product("F", "fwd", x.tokens, x.experts, z.hidden),
-            memory("F", "moe.router softmax", "softmax", scores, probs, "fp32"),
-            memory("F", "moe.router top-k", "softmax", probs, chosen, "fp32"),
-        ),
-        input_grad=(
-            memory("B", "moe.router top-k bwd", "softmax_bwd", chosen, probs, "fp32"),
-            memory("B", "moe.router softmax bwd", "softmax_bwd", 2 * probs, scores, "fp32"),
-            product("B", "dgrad", x.tokens, z.hidden, x.experts),
-            *cast("B", "moe.router cast bwd", wide, full),
-            # The input goes to the router, to the experts and to the shared ones: their gradients are summed.
-            *(memory("B", "moe.input grad", "residual", 2 * full, full, z.dtype) for _ in range(paths)),
-        ),
-        weight_grad=(
-            *cast("W", "moe.router cast again", full, wide),
-            product("W", "wgrad", x.experts, z.hidden, x.tokens),
-            *add_gradient(z, "moe.router", params),
-        ),
-        saved=(Tensor("mlp.normed", z.row_bytes), Tensor("moe.router probs", probs)),
-        grad_bytes=wide + 2 * full + 2 * probs,
-        output_grad_bytes=scores,
-        weight_grad_bytes=wide + element * params,
-        weights=(plain_experts.router_weight(z, x),),
+    """The framework's router; every tensor-parallel rank holds its weight, and routes its own tokens."""
+    node = z.framework.experts.router(z, x)
+    gradient = add_gradient(z, "moe.router", x.experts * z.hidden)
+    return replace(node, weight_grad=(*node.weight_grad, *gradient), weights=(_router_weight(z, x),))
     )
+
+
+def _router_weight(z: Shapes, x: Experts) -> Weight:
+    """Return the router's weight, which every rank holds; tensor-parallel ranks route different rows."""
+    name, shape = "moe.router", (x.experts, z.hidden)
+    partial = x.experts if z.tp > 1 else 0
+    product = f"{name} wgrad"
+    return Weight(weight_name(name), shape, shape, z.dtype, partial_rows=partial, gradient_product=product)
 
 
 def _across(x: Experts, name: str, nbytes: float, *, back: bool) -> Ops:
@@ -247,19 +180,15 @@ def _dispatch(z: Shapes, x: Experts) -> Node:
     own, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
     worked_on = float(z.element * x.worked_on * z.hidden)
     counts = float(COUNT * x.experts * x.ep)
-    counted: Ops = ()
+    hooks, counted = z.framework.experts, ()
     if x.ep > 1 and x.counted:
-        counted = (
-            Comm("ep.all_gather token counts", "all_gather", counts, axis="ep", purpose="ep", host_waits=z.eager),
-        )
-    permute: Ops = (memory("F", "moe.permute", "copy", own, sent, z.dtype),)
-    permute_bwd: Ops = (memory("B", "moe.permute bwd", "copy", sent, own, z.dtype),)
-    if z.eager:
-        permute, permute_bwd = plain_experts.permuted(z, x)
-        counted = (*plain_experts.sort(x), *counted)
+        waits = hooks.host_waits_for_counts
+        counted = (Comm("ep.all_gather token counts", "all_gather", counts, axis="ep", purpose="ep", host_waits=waits),)
+    permute, permute_bwd = hooks.permute(z, x)
     return Node(
         forward=(
             *((memory("F", "moe.split rows", "copy", own, own, z.dtype),) if _rows_split(z) else ()),
+            *hooks.sort(x),
             *counted,
             *permute,
             *_across(x, "dispatch", sent, back=False),
@@ -273,7 +202,7 @@ def _dispatch(z: Shapes, x: Experts) -> Node:
             *permute_bwd,
             *((comm("all_gather", "moe", own * z.tp),) if _rows_split(z) else ()),
         ),
-        saved=() if z.eager else (Tensor("moe.row map", float(INDEX * (x.sent + x.received))),),
+        saved=hooks.kept_by_dispatch(z, x),
         grad_bytes=worked_on + sent + own,
     )
 
@@ -282,10 +211,8 @@ def _combine(z: Shapes, x: Experts) -> Node:
     """Return the way back of `_dispatch`: unsort, send back, and sum."""
     own, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
     worked_on = float(z.element * x.worked_on * z.hidden)
-    unpermute: Ops = (memory("F", "moe.unpermute", "copy", sent, own, z.dtype),)
-    unpermute_bwd: Ops = (memory("B", "moe.unpermute bwd", "copy", own, sent, z.dtype),)
-    if z.eager:
-        unpermute, unpermute_bwd = plain_experts.unpermuted(z, x)
+    hooks = z.framework.experts
+    unpermute, unpermute_bwd = hooks.unpermute(z, x)
     return Node(
         forward=(
             *_sorted(z, x, "F", "unsort"),
@@ -301,7 +228,7 @@ def _combine(z: Shapes, x: Experts) -> Node:
             *_between_halves(x, "all_gather", worked_on),
             *_sorted(z, x, "B", "unsort bwd"),
         ),
-        saved=plain_experts.kept(z, x) if z.eager else (),
+        saved=hooks.kept_by_combine(z, x),
         grad_bytes=worked_on + sent + own,
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes, product
 from simulator.models.norms import norm
-from simulator.models.pointwise import EAGER_ROPE
+from simulator.models.pointwise import rotated
 from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
 from simulator.operations.shapes import Shapes
@@ -103,14 +103,14 @@ def _positions(z: Shapes, a: Latent) -> Node:
     of.
 
     With sequence parallelism the shared part is gathered first. There is one kernel for queries, in place, and one for
-    keys and values (Megatron-Core's ``fused_mla_yarn_rope_apply``). Eager rotates and joins in kernels of their own.
+    keys and values (Megatron-Core's ``fused_mla_yarn_rope_apply``). Where operations rotate, others join.
     """
     q_rope, k_rope = z.element * z.tokens * z.heads * a.rope, z.element * z.tokens * a.rope
     q, k, v = (z.element * z.tokens * width for width in (z.q_width, z.kv_width, z.v_width))
     expanded = z.element * z.tokens * z.heads * (a.nope + a.v)
 
     def kernels(phase: str, suffix: str) -> Ops:
-        if not z.eager:
+        if not z.framework.rotates_by_operations:
             read, written = expanded + k_rope, k + v
             if phase == "B":
                 read, written = written, read
@@ -118,11 +118,7 @@ def _positions(z: Shapes, a: Latent) -> Node:
                 memory(phase, f"attn.rope q{suffix}", "rope", q_rope, q_rope, z.dtype),
                 memory(phase, f"attn.rope kv{suffix}", "rope", read, written, z.dtype),
             )
-        rotations = tuple(
-            memory(phase, f"attn.rope {name}{step}{suffix}", "rope", read * nbytes, written * nbytes, z.dtype)
-            for name, nbytes in (("q", q_rope), ("k", k_rope))
-            for step, read, written in EAGER_ROPE
-        )
+        rotations = (*rotated(z, phase, "q", q_rope, suffix), *rotated(z, phase, "k", k_rope, suffix))
         joins = (("q join", q, q), ("k join", k, k), ("v copy", v, v))
         return (*rotations, *(memory(phase, f"attn.{name}{suffix}", "copy", x, y, z.dtype) for name, x, y in joins))
 

@@ -15,7 +15,7 @@ from simulator.models.latent import Latent, latent, latent_projections, up_input
 from simulator.models.linear import linear
 from simulator.models.norms import norm
 from simulator.models.parts import Checkpoint, Part, part_of
-from simulator.models.pointwise import activation, residual, rope
+from simulator.models.pointwise import activation, rope
 from simulator.models.recompute_by_op import recomputed_by_op
 from simulator.models.shapes import shapes
 from simulator.operations.nodes import Node, Tensor, fuse
@@ -50,15 +50,6 @@ def layer(
     return _layer(shapes(workload, seat, turn), modules, latent(workload), mixed)
 
 
-#: Before which op of a layer without dropout PyTorch's checkpoint stops running it again: when the last tensor is there
-#: that the backward pass needs (torch/utils/checkpoint.py, ``_StopRecomputationError``). Autograd's products keep their
-#: operands before they compute; a split layer's is a function of its own (index 1), which keeps them when it returns.
-_NOT_AGAIN = (
-    frozenset(("mlp.fc2", "moe.weigh", "mlp.residual")),
-    frozenset(("mlp.fc2 bias", "moe.weigh", "mlp.residual")),
-)
-
-
 @lru_cache(maxsize=1024)
 def _layer(z: Shapes, recompute: tuple[str, ...], a: Latent | None, x: Experts | None) -> Part:
     """Cached, so that equal layers are one object and their blocks can be shared."""
@@ -69,7 +60,7 @@ def _layer(z: Shapes, recompute: tuple[str, ...], a: Latent | None, x: Experts |
     add, mlp_norm = _residual_norm(z)
     mixed = mixture(z, x) if x else None
     mlp = mixed.nodes if mixed else _mlp(z)
-    nodes = (attn_norm, *down, *up, *core, projection, add, mlp_norm, *mlp, residual(z, "mlp"))
+    nodes = (attn_norm, *down, *up, *core, projection, add, mlp_norm, *mlp, z.framework.residual(z, "mlp"))
     start, normed = Tensor("input", z.row_bytes), Tensor("mlp.normed", z.row_bytes)
     # Megatron-LM's --recompute-modules; those that drop their output are its CheckpointWithoutOutput.
     checkpoints = {
@@ -92,10 +83,9 @@ def _layer(z: Shapes, recompute: tuple[str, ...], a: Latent | None, x: Experts |
     part = part_of("moe layer" if x else "layer", nodes, chosen, held_gradient_bytes=z.row_bytes, is_unit=True)
     if "ops" in recompute:
         return recomputed_by_op(z, x, nodes, part)
-    if "layer" in recompute and z.eager and not z.dropout:
-        needed = itertools.takewhile(
-            lambda op: isinstance(op, Beside) or op.name not in _NOT_AGAIN[z.tp > 1], part.recompute
-        )
+    ends = z.framework.recompute_ends_before[z.tp > 1]
+    if "layer" in recompute and ends and not z.dropout:
+        needed = itertools.takewhile(lambda op: isinstance(op, Beside) or op.name not in ends, part.recompute)
         return replace(part, recompute=tuple(needed))
     return part
 
@@ -121,9 +111,9 @@ def _mlp(z: Shapes) -> tuple[Node, ...]:
 
 
 def _residual_norm(z: Shapes) -> tuple[Node, Node]:
-    """The attention block's residual and the norm after it; a compiler makes one kernel of them."""
-    add, mlp_norm = residual(z, "attn"), norm(z, "mlp.norm", saved="attn.output", residual=True)
-    if not z.compiled:
+    """The attention block's residual and the norm after it, in one kernel where the framework has it."""
+    add, mlp_norm = z.framework.residual(z, "attn"), norm(z, "mlp.norm", saved="attn.output", residual=True)
+    if not z.framework.fuses_residual_and_norm:
         return add, mlp_norm
     first, second = add.forward[-1], mlp_norm.forward[0]
     return replace(add, forward=()), replace(mlp_norm, forward=(fuse("F", first, second, z.row_bytes, keep=True),))

@@ -56,9 +56,9 @@ def linear(
     """Return y (tokens x n) = x (tokens x k) W, n and k as this rank has them.
 
     ``split`` says along what W is split over the tensor-parallel ranks (see `_passes`).
-    The bias is added in the product's epilogue or in the kernel after it, at no cost of its own. An eager one that has
-    to wait for a sum over ranks is a kernel. Its gradient is a sum over rows. ``shared`` of the n columns are held by
-    more than one rank. ``rows`` are those of the model's own W, where they do not follow from n.
+    The bias is added in the product's epilogue or in the kernel after it, at no cost of its own. Where a
+    framework adds it after a sum over ranks it is a kernel. Its gradient is a sum over rows. ``shared`` of the n columns
+    are held by more than one rank. ``rows`` are those of the model's own W, where they do not follow from n.
 
     Autograd must be handed a gradient of the weight's size even where the product has added it to the buffer already.
     TransformerEngine keeps an empty tensor per shape for that (``get_dummy_wgrad`` in pytorch/module/base.py, 2.0 and
@@ -73,7 +73,7 @@ def linear(
     if not z.accumulates_in_product:
         weight_grad += add_gradient(z, name, n * k)
     if bias:
-        if z.eager and z.tp > 1 and split == "row":
+        if z.framework.adds_bias_after_sums and z.tp > 1 and split == "row":
             forward += (memory("F", f"{name} bias", "bias", y_kept, y_kept, z.dtype),)
         weight_grad += (memory("W", f"{name} bias grad", "reduce", y_kept, z.element * n, z.dtype, n),)
         weight_grad += add_gradient(z, f"{name} bias", n)

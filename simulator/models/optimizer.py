@@ -80,10 +80,12 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     if layout.grad_compression == "1bit":
         lost = sum(count * (1 + 1 / layout.replicas(axis)) for axis, count in held.items() if layout.replicas(axis) > 1)
     kept = DTYPE_BYTES[training.precision] * whole if training.keep_gradients else 0
-    if workload.wrapped_in_ddp and workload.microbatches > 1:
+    if workload.replication.in_ddp and workload.microbatches > 1:
         kept += DTYPE_BYTES[training.grad_dtype] * sum(held[axis] for axis in held if layout.replicas(axis) > 1)
     return StateBytes(
-        weights=0.0 if streamed or workload.shards_are_masters else _weight_bytes(workload, weights) * versions,
+        weights=0.0
+        if streamed or workload.replication.shards_are_masters
+        else _weight_bytes(workload, weights) * versions,
         gradients=0.0
         if shards and away
         else DTYPE_BYTES[training.grad_dtype] * (share if shards else float(whole)) + kept,
@@ -110,7 +112,7 @@ def optimizer_workspace_bytes(workload: Workload, weights: Iterable[Weight]) -> 
     per_param = 0
     if training.optimizer.master_weights and training.grad_dtype != "fp32":
         per_param += DTYPE_BYTES["fp32"]
-    if training.implementation == "eager":
+    if training.optimizer.implementation == "foreach":
         per_param += DTYPE_BYTES[training.optimizer.state_dtype]
     return float(per_param * optimized(workload, weights))
 
@@ -186,11 +188,10 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
             kernel("clip", grad, grad)
     if here:
         _update(workload, grad, kernel)
-    # Buffers of another type than the gradients', and those that servers have fetched, are cleared whatever the
-    # implementation; where whole gradients are alive for a while only, and their shards on the host, there is none.
-    apart = training.grad_dtype != training.precision and not workload.fully_shards
+    # Buffers that servers have fetched are cleared whatever the framework; where whole gradients are alive for a while
+    # only, and their shards on the host, there is none.
     buffered = here or layout.zero < 2
-    if buffered and (training.implementation == "fused" or layout.server_count or apart):
+    if buffered and (layout.server_count or workload.replication.clears_buffers):
         held = count if layout.zero >= 2 else float(elements(weights))
         zeroed = DTYPE_BYTES[training.grad_dtype] * held
         ops.append(Compute("optimizer.zero gradients", Memory("zero", 0.0, zeroed, dtype=training.grad_dtype), "O"))
@@ -204,16 +205,16 @@ def _update(workload: Workload, grad: int, kernel: Callable[..., None]) -> None:
     master, weight = training.optimizer.master_weights, DTYPE_BYTES[training.precision]
     state = DTYPE_BYTES[training.optimizer.state_dtype]
     sizes = {"w": 4 if master else weight, "g": grad, "m": state, "v": state, "t": state}
-    eager = training.implementation == "eager"
-    op = "optimizer" if not eager else "foreach" if state == 4 else "foreach_bf16"
+    foreach = training.optimizer.implementation == "foreach"
+    op = "optimizer" if not foreach else "foreach" if state == 4 else "foreach_bf16"
     frozen = "v" if workload.parallelism.grad_compression == "1bit" else ""
-    for name, read, written in FOREACH_ADAMW if eager else FUSED_ADAMW:
+    for name, read, written in FOREACH_ADAMW if foreach else FUSED_ADAMW:
         if written == frozen:
             continue
         if frozen:
             written = written.replace(frozen, "")
         kernel(name, sum(sizes[operand] for operand in read), sum(sizes[operand] for operand in written), op)
-    if master and not workload.shards_are_masters:
+    if master and not workload.replication.shards_are_masters:
         kernel("master to model weights", 4, weight, op="cast")
 
 

@@ -24,7 +24,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN) -> 
     """The `Shapes` of a workload, whose sizes divide (the configuration has checked it), for a rank at ``seat`` and a
     micro-batch whose turn it is."""
     model, training, layout = workload.model, workload.training, workload.parallelism
-    tp = layout.tp
+    replication, tp = workload.replication, layout.tp
     sequence_parallel = bool(layout.sequence_parallel) and tp > 1
     tokens = workload.rank_tokens
     vocab = model.padded_vocab(tp)
@@ -57,19 +57,16 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN) -> 
         bias=model.bias,
         attention=model.attention,
         dropout=model.dropout,
-        implementation=training.implementation,
+        framework=workload.software,
         dtype=training.precision,
         grad_dtype=training.grad_dtype,
-        # Plain autograd hands over the first gradient as it is; a buffer of another type, and Megatron's, is zeroed and
-        # added to. FSDP adds up what it has reduced.
-        adds_gradients=training.implementation == "fused"
-        or (not workload.fully_shards and (not turn.first or training.grad_dtype != training.precision)),
-        fills_buckets=turn.last and workload.wrapped_in_ddp and layout.replicas("dp") > 1,
-        fills_expert_buckets=turn.last and workload.wrapped_in_ddp and layout.replicas("edp") > 1,
+        adds_gradients=replication.adds_first_gradients if turn.first else replication.adds_later_gradients,
+        fills_buckets=turn.last and replication.in_ddp and layout.replicas("dp") > 1,
+        fills_expert_buckets=turn.last and replication.in_ddp and layout.replicas("edp") > 1,
         accumulates_in_product=training.gradient_accumulation_fusion,
         keeps_gradients=training.keep_gradients,
-        compiles_loss=training.compile_loss and training.implementation == "compiled",
-        norm_by_ops=not training.fused_rms_norm and model.norm == "rmsnorm",
+        compiles_loss=training.loss == "compiled",
+        norm_by_operations=not training.fused_rms_norm and model.norm == "rmsnorm",
     )
 
 

@@ -44,27 +44,26 @@ def stage_parts(workload: Workload, stage: int, seat: Seat = ANY_SEAT, turn: Tur
             parts += predictor(workload, number, seat, turn)
     elif not workload.parallelism.deallocate_pipeline_outputs:
         parts = (*parts[:-1], _keeping(parts[-1], shapes(workload, seat).row_bytes))
-    if workload.pipelined_by_torch:
-        parts = _kept_by_torch(workload, stage, parts, seat)
+    parts = _kept_by_stages(workload, stage, parts, seat)
     if turn.first:
         left = {id(part): _leaving(workload, part) for part in parts}  # equal layers stay one object
         parts = tuple(left[id(part)] for part in parts)
     return parts
 
 
-def _kept_by_torch(workload: Workload, stage: int, parts: tuple[Part, ...], seat: Seat) -> tuple[Part, ...]:
-    """The input of a stage lies in a buffer that stays, and the last stage keeps its output too, the logits
+def _kept_by_stages(workload: Workload, stage: int, parts: tuple[Part, ...], seat: Seat) -> tuple[Part, ...]:
+    """With what stages keep: the input lies in a buffer that stays, and the last stage keeps its output too, the logits
     (torch/distributed/pipelining/stage.py, ``fwd_cache``)."""
-    layout, z = workload.parallelism, shapes(workload, seat)
-    if stage > 0:
+    layout, z, runtime = workload.parallelism, shapes(workload, seat), workload.stage_runtime
+    if runtime.buffers_each_microbatch and stage > 0:
         saved, held = (
             tuple(one for one in of if one.name != "input") for of in (parts[0].saved, parts[0].held_for_weights)
         )
         parts = (replace(parts[0], saved=saved, held_for_weights=held), *parts[1:])
     logits = Tensor("stage output", float(z.element * z.tokens * z.vocab))
-    if stage == layout.n_stages - 1:
+    if runtime.keeps_last_outputs and stage == layout.n_stages - 1:
         parts = (*parts[:-1], replace(parts[-1], saved=(*parts[-1].saved, logits)))
-    if layout.plan.splits and stage > 0:
+    if runtime.keeps_graphs and layout.plan.splits and stage > 0:
         parts = _graphs_of_torch(workload, stage, parts, z)
     return parts
 
@@ -124,9 +123,10 @@ def made_gradient_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
     """
     layout, element = workload.parallelism, DTYPE_BYTES[workload.training.grad_dtype]
     counts = elements_by_axis(weights).items()
-    if not workload.hands_over_gradients:
+    replication = workload.replication
+    if not replication.hands_over_gradients:
         return 0.0
-    if workload.fully_shards:
+    if replication.fully_sharded:
         return sum(element * count / layout.shards(axis) for axis, count in counts if layout.shards(axis) > 1)
-    bucketed = workload.wrapped_in_ddp
+    bucketed = replication.in_ddp
     return float(sum(element * n for axis, n in counts if not (bucketed and layout.replicas(axis) > 1)))

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes
 from simulator.models.norms import norm
 from simulator.models.parts import Part, part_of
-from simulator.models.pointwise import dropout
 from simulator.models.shapes import shapes
 from simulator.models.weight_names import OUTPUT, POSITIONS, WORDS
+from simulator.operations.dropout import dropout
 from simulator.operations.nodes import Node, Op, Ops, Tensor, comm, memory
 from simulator.operations.shapes import ANY_TURN, Shapes, Turn
 from simulator.operations.weights import Weight, tie
@@ -45,13 +45,9 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
     scattered = summed and z.sequence_parallel and not learned
     forward: list[Op] = [memory("F", "embedding.lookup", "embedding", full, full, z.dtype)]
     masked: Ops = ()
-    if summed and z.eager:  # rows of foreign words are filled in a copy, and their gradients likewise
-        forward.append(memory("F", "embedding.mask", "mask", full, full, z.dtype))
-        masked = (memory("W", "embedding.mask bwd", "mask", full, full, z.dtype),)
-    elif summed:
-        foreign = full * (z.tp - 1) / z.tp
-        forward.append(memory("F", "embedding.mask", "embedding", 0, foreign, z.dtype))
     if summed:
+        hidden, masked = z.framework.embedding_mask(z, full)
+        forward += hidden
         forward.append(comm("reduce_scatter" if scattered else "all_reduce", "embedding", full))
     positions: Ops = ()
     if learned:
@@ -144,7 +140,7 @@ def _loss(z: Shapes) -> Node:
             saved=(Tensor("loss.logits", x * logits),),
             grad_bytes=x * logits,
         )
-    if z.compiled or (z.eager and not split):
+    if z.framework.keeps_split_log_softmax if split else z.framework.keeps_log_softmax:
         return Node(
             forward=(
                 kernel("F", "cast", "upcast", x, fp32),
@@ -163,7 +159,7 @@ def _loss(z: Shapes) -> Node:
             grad_bytes=2 * fp32 * logits,
             forward_bytes=(x + fp32) * logits,
         )
-    by_row = "strided" if z.eager else "residual"
+    by_row = z.framework.by_row
     return Node(
         forward=(
             kernel("F", "cast", "upcast", x, fp32),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.units import DTYPE_BYTES
+
+if TYPE_CHECKING:  # hooks of a framework take shapes, which carry their framework
+    from simulator.frameworks.framework import Framework
 
 GATED = ("swiglu", "geglu")
 
@@ -74,7 +77,7 @@ class Shapes:
     bias: bool
     attention: str
     dropout: float
-    implementation: str
+    framework: Framework
     dtype: str
     grad_dtype: str
     adds_gradients: bool
@@ -83,23 +86,11 @@ class Shapes:
     accumulates_in_product: bool
     keeps_gradients: bool
     compiles_loss: bool
-    norm_by_ops: bool
+    norm_by_operations: bool
 
     @property
     def element(self) -> int:
         return DTYPE_BYTES[self.dtype]
-
-    @property
-    def fused(self) -> bool:
-        return self.implementation == "fused"
-
-    @property
-    def eager(self) -> bool:
-        return self.implementation == "eager"
-
-    @property
-    def compiled(self) -> bool:
-        return self.implementation == "compiled"
 
     @property
     def gated(self) -> bool:

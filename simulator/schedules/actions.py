@@ -131,7 +131,7 @@ class Schedule:
     ``posts_ahead``: where transfers go on beside computation they are posted so too, each on its neighbour's stream, by
     torch's ``_PipelineScheduleRuntime`` as by Megatron-LM's ``overlap_p2p_comm``, which is for interleaved stages only;
     of others a receive is posted as its bytes come. It is the schedule's, whoever plays it; whose stages hold what, and
-    which passes the first one splits, is `Workload.pipelined_by_torch`.
+    which passes the first one splits, is `Workload.stage_runtime`.
     ``chunks``: per rank, None where the user chooses. ``splits``: input and weight gradients are actions of their own.
     ``joined``: the actions of a slot are one pass, which starts when all have what they need, and sends when all have
     ended.

@@ -26,7 +26,7 @@ _KINDS: dict[str, Callable[[Workload], str]] = {
     _GPU: lambda workload: " and ".join(workload.gpu_types),
     _LINKS: lambda workload: _links_in_nodes(workload),
     "training.precision": lambda workload: workload.training.precision,
-    "training.implementation": lambda workload: workload.training.implementation,
+    "framework": lambda workload: workload.framework.title,
     "model.attention": lambda workload: workload.model.attention,
     "model.activation": lambda workload: workload.model.activation,
     "parallelism.schedule": lambda workload: workload.parallelism.schedule,
@@ -45,7 +45,7 @@ _KINDS: dict[str, Callable[[Workload], str]] = {
 #: Those that decide which kernels and collectives there are, and what they take.
 _WEIGHTY = {
     _GPU,
-    "training.implementation",
+    "framework",
     _SCALE,
     _LINKS,
     "training.precision",

@@ -47,18 +47,12 @@ CAPACITY: dict[str, float] = {
     "GB300": 284208 * MiB,  # nvidia-smi
 }
 
-#: Megatron-DeepSpeed of 2021 and 2022: ZeRO-1 whose gradients are copied into buckets of 5e8 elements
-#: (``reduce_bucket_size``), stage outputs that wait in ``pipe_buffers`` (deepspeed/runtime/pipe/engine.py), no
-#: sequence parallelism, and Apex without the fused accumulation of gradients.
+#: Megatron-DeepSpeed of 2021 and 2022, without sequence parallelism.
 _DEEPSPEED: dict[str, Any] = {
     "model.dropout": 0.1,
-    "training.implementation": "fused",
-    "training.gradient_accumulation_fusion": False,
+    "framework.name": "deepspeed",
     "training.grad_dtype": "fp16",
     "parallelism.sequence_parallel": False,
-    "parallelism.deallocate_pipeline_outputs": False,
-    "parallelism.copy_to_buckets": True,
-    "parallelism.bucket_bytes": 1_000_000_000,
 }
 
 #: huggingface.co/moonshotai/Moonlight-16B-A3B, config.json.
@@ -100,14 +94,7 @@ SOURCES: tuple[MemorySource, ...] = (
             special=(
                 ({"hidden": "14400"}, {"model.heads": 96}),
                 # "BF16 optimizer that was just written to accumulate gradients in fp32"; those of a micro-batch stay.
-                (
-                    {"precision": "bf16"},
-                    {
-                        "training.grad_dtype": "fp32",
-                        "training.keep_gradients": True,
-                        "parallelism.bucket_bytes": 2_000_000_000,
-                    },
-                ),
+                ({"precision": "bf16"}, {"training.grad_dtype": "fp32"}),
             ),
         ),
         figure="device",
@@ -160,9 +147,9 @@ SOURCES: tuple[MemorySource, ...] = (
             table=DATA / "memory-torchtitan.csv",
             # torch.compile of each TransformerBlock, not of the loss, before April 2025; selective checkpointing is the
             # default's, by "op" (train_configs/llama3_8b.toml).
-            settings={"training.implementation": "compiled", "training.compile_loss": False},
+            settings={"framework.name": "pytorch", "framework.compile": True, "training.loss": "eager"},
             bounds=Bounds(),
-            special=(({"gpu": "H200"}, {"training.compile_loss": True}),),
+            special=(({"gpu": "H200"}, {"training.loss": "compiled"}),),
         ),
         figure="reserved",
         unit=GiB,

@@ -244,7 +244,7 @@ def workload_of(row: Row, settings: Mapping[str, Any], *, of_memory: bool = Fals
         workload["parallelism"]["layers_per_stage"] = counts
     for key, value in settings.items():
         section, _, name = key.partition(".")
-        workload[section].setdefault(name, value)
+        workload.setdefault(section, {}).setdefault(name, value)
     return workload
 
 

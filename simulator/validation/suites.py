@@ -45,7 +45,7 @@ class Suite:
 #: sends and receives that block, gradients reduced after the last backward pass.
 _MEGATRON: dict[str, Any] = {
     "model.dropout": 0.1,
-    "training.implementation": "fused",
+    "framework.name": "megatron_core",
     "training.grad_clip": 1.0,
     "parallelism.overlap": {"grad_reduce": False, "p2p": False},
 }
@@ -65,7 +65,7 @@ _LLAMA: dict[str, Any] = {
 
 #: PyTorch 1.13 to 2.1 without torch.compile; Composer clips gradients. MPT's vocabulary is padded already.
 _LLM_FOUNDRY: dict[str, Any] = {
-    "training.implementation": "eager",
+    "framework.name": "pytorch",
     "training.grad_clip": 1.0,
     "training.grad_dtype": "fp32",
     "model.vocab_multiple": 1,
@@ -132,7 +132,7 @@ SUITES: dict[str, Suite] = {
             # Both clip gradients and compile the transformer blocks, not the loss (torchtitan of 2024 and mid-2025).
             settings={
                 "training.grad_clip": 1.0,
-                "training.compile_loss": False,
+                "training.loss": "eager",
                 "training.grad_dtype": "fp32",
                 # What PyTorch took on an H100 too (meta-pytorch/tritonbench, issue 41, of November 2024).
                 "training.attention_kernel": "flash2",
@@ -145,7 +145,7 @@ SUITES: dict[str, Suite] = {
                 # FMS's norm and torch.nn.RMSNorm of 2024 are no kernels; torchtitan of April 2024 had one of Triton
                 # (pull request 181), which is assumed for its A100s.
                 *(
-                    ({"gpu": gpu, "software": software, "training.implementation": "eager"}, _NORM_BY_OPS)
+                    ({"gpu": gpu, "software": software, "framework.compile": "false"}, _NORM_BY_OPS)
                     for software, gpu in (
                         ("torchtitan", "H100-96G-HBM2e-500W"),
                         ("fms-fsdp", "A100-80G"),

@@ -293,7 +293,7 @@ def few_rounds(workload: Workload) -> Workload:
         return [layout.plan.peak(layout.pp, microbatches, layout.vpp, rank) for rank in range(layout.pp)]
 
     held = [peak for peak in in_flight(most) if peak is not None]
-    if len(held) < layout.pp or workload.pipelined_by_torch:
+    if len(held) < layout.pp or workload.stage_runtime.buffers_each_microbatch:
         return workload
     copies = layout.plan.copies
     for fewer in range(copies * enough(max(held), copies * layout.vpp), most):

@@ -118,7 +118,7 @@ def _of(workload: Workload, place: Place, n_communicators: int, workspaces: floa
 def _receive_bytes(workload: Workload, place: Place) -> float:
     """What torch's stages receive into: an activation and a gradient per micro-batch, but for the first stage's and the
     last one's (torch/distributed/pipelining/stage.py, ``_create_act_recv_info``, ``_create_grad_recv_info``)."""
-    if not workload.pipelined_by_torch:
+    if not workload.stage_runtime.buffers_each_microbatch:
         return 0.0
     last = workload.parallelism.n_stages - 1
     each = models.passed_bytes(workload)
@@ -133,7 +133,7 @@ def _first_bucket_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
     collective after its watchdog, ten times a second, has seen the end
     (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, ``stashed_for_allocator_safety_``). Of the 34 ranks of real runs
     with DDP 23 held it (calibration/results/runs)."""
-    if not workload.wrapped_in_ddp:
+    if not workload.replication.in_ddp:
         return 0.0
     replicas, counts = workload.parallelism.replicas, elements_by_axis(weights).items()
     return float(DTYPE_BYTES[workload.training.grad_dtype] * sum(n for axis, n in counts if replicas(axis) > 1))

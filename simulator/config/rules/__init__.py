@@ -15,6 +15,7 @@ from simulator.config.rules import (
     data,
     effect,
     experts,
+    framework,
     offload,
     pipeline,
     placement,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from simulator.config.workload import Workload
 
 _PROBLEMS = (
-    *(tensor.problems, training.problems, context.problems, experts.problems, pipeline.problems),
+    *(tensor.problems, training.problems, framework.problems, context.problems, experts.problems, pipeline.problems),
     *(servers.problems, offload.problems),
 )
 _LAYOUT_PROBLEMS = (
@@ -46,8 +47,9 @@ _WARNINGS = (
 
 
 def problems(workload: Workload) -> Iterator[InputError]:
-    """What is wrong whatever the cluster."""
-    return chain.from_iterable(check(workload) for check in _PROBLEMS)
+    """What is wrong whatever the cluster; of a framework that cannot be, nothing else is said."""
+    unknown = list(framework.choice_problems(workload))
+    return iter(unknown) if unknown else chain.from_iterable(check(workload) for check in _PROBLEMS)
 
 
 def layout_problems(workload: Workload) -> Iterator[InputError]:

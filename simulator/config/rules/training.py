@@ -23,27 +23,6 @@ def problems(workload: Workload) -> Iterator[InputError]:
             found=brief(True),
             allowed="false",
         )
-    if training.gradient_accumulation_fusion and training.implementation != "fused":
-        yield InputError(
-            f"the products of implementation {training.implementation} do not add to a buffer",
-            key="training.gradient_accumulation_fusion",
-            found=brief(True),
-            allowed="false, or implementation: fused",
-        )
-    if training.compile_loss and training.implementation != "compiled":
-        yield InputError(
-            f"is of implementation compiled, not {training.implementation}",
-            key="training.compile_loss",
-            found=brief(True),
-            allowed="false, or implementation: compiled",
-        )
-    if not training.fused_rms_norm and (training.implementation != "eager" or workload.model.norm != "rmsnorm"):
-        yield InputError(
-            f"{workload.model.norm} of implementation {training.implementation} is one kernel",
-            key="training.fused_rms_norm",
-            found=brief(False),
-            allowed="true, or implementation: eager and norm: rmsnorm",
-        )
     if recompute.layers is not None and recompute.granularity != "full":
         yield InputError(
             f"has no meaning with granularity {recompute.granularity}",

@@ -8,18 +8,12 @@ very operations.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from simulator.models.linear import add_gradient
-from simulator.models.weight_names import weight_name
+from simulator.frameworks.framework import ExpertHooks
+from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
-from simulator.operations.weights import Weight
 from simulator.program import Compute, Matmul
 from simulator.units import DTYPE_BYTES
-
-if TYPE_CHECKING:
-    from simulator.models.experts import Experts
 
 #: Bytes of an index or a count (int64), and of a probability (fp32).
 INDEX, PROBABILITY = 8, 4
@@ -63,7 +57,6 @@ def router(z: Shapes, x: Experts) -> Node:
         weight_grad=(
             product("W", "wgrad", x.experts, z.hidden, x.tokens),
             *casts("W", "moe.router wgrad cast", params, back=True),
-            *add_gradient(z, "moe.router", x.experts * z.hidden),
         ),
         saved=(
             *((Tensor("moe.router input", wide * rows),) if cast else (Tensor("mlp.normed", z.row_bytes),)),
@@ -72,16 +65,7 @@ def router(z: Shapes, x: Experts) -> Node:
         grad_bytes=(wide + 2 * z.element) * rows + 2 * probs,
         output_grad_bytes=scores,
         weight_grad_bytes=wide * params,
-        weights=(router_weight(z, x),),
     )
-
-
-def router_weight(z: Shapes, x: Experts) -> Weight:
-    """Return the router's weight, which every rank holds; tensor-parallel ranks route different rows."""
-    name, shape = "moe.router", (x.experts, z.hidden)
-    partial = x.experts if z.tp > 1 else 0
-    product = f"{name} wgrad"
-    return Weight(weight_name(name), shape, shape, z.dtype, partial_rows=partial, gradient_product=product)
 
 
 def sort(x: Experts) -> Ops:
@@ -142,3 +126,15 @@ def kept(z: Shapes, x: Experts) -> tuple[Tensor, ...]:
         Tensor("moe.order", 2.0 * INDEX * x.sent),
         Tensor("moe.weights", float((PROBABILITY + z.element) * x.sent)),
     )
+
+
+EXPERTS = ExpertHooks(
+    router=router,
+    sort=sort,
+    permute=permuted,
+    unpermute=unpermuted,
+    kept_by_dispatch=lambda z, x: (),
+    kept_by_combine=kept,
+    weighs_in_activation=False,
+    host_waits_for_counts=True,
+)

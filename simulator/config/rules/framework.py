@@ -1,0 +1,65 @@
+"""The framework, and what it does not do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from simulator.errors import InputError
+from simulator.frameworks import FRAMEWORKS, Framework
+from simulator.input_files import brief
+
+if TYPE_CHECKING:
+    from simulator.config.workload import Workload
+
+
+def choice_problems(workload: Workload) -> Iterator[InputError]:
+    """Keys of the framework that it does not know."""
+    choice = workload.framework
+    framework = FRAMEWORKS[choice.name]
+    if choice.version is not None and not framework.before:
+        yield InputError(
+            f"nothing that is simulated of {choice.name} depends on its version",
+            key="framework.version",
+            found=choice.version,
+            allowed=f"null, or framework: {_those(lambda one: bool(one.before))}",
+        )
+    if choice.compile and framework.compiled is None:
+        yield InputError(
+            f"{choice.name} is not simulated under torch.compile",
+            key="framework.compile",
+            found=brief(True),
+            allowed=f"false, or framework: {_those(lambda one: one.compiled is not None)}",
+        )
+
+
+def problems(workload: Workload) -> Iterator[InputError]:
+    """Keys of the training section that the framework does not know."""
+    training, software = workload.training, workload.software
+    if training.gradient_accumulation_fusion and not software.adds_in_products:
+        yield InputError(
+            f"the products of {workload.framework.title} do not add to a buffer",
+            key="training.gradient_accumulation_fusion",
+            found=brief(True),
+            allowed=f"false, or framework: {_those(lambda one: one.adds_in_products)}",
+        )
+    if training.loss not in software.losses:
+        yield InputError(
+            f"is none of the losses of {workload.framework.title}",
+            key="training.loss",
+            found=training.loss,
+            allowed=", ".join(software.losses),
+        )
+    if not training.fused_rms_norm and (software.rms_norm_by_operations is None or workload.model.norm != "rmsnorm"):
+        able = _those(lambda one: one.rms_norm_by_operations is not None)
+        yield InputError(
+            f"{workload.model.norm} of {workload.framework.title} is one kernel",
+            key="training.fused_rms_norm",
+            found=brief(False),
+            allowed=f"true, or framework: {able} and norm: rmsnorm",
+        )
+
+
+def _those(able: Callable[[Framework], bool]) -> str:
+    """Return the names of the frameworks that are ``able``."""
+    return " or ".join(name for name, one in FRAMEWORKS.items() if able(one))

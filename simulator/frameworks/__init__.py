@@ -1,0 +1,50 @@
+"""Software stacks that train models, one file each. A new one is a file with a `Framework`, and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from simulator.frameworks import deepspeed, megatron_core, pytorch
+from simulator.frameworks.framework import Framework, JobTraits, Replication, StageRuntime
+
+#: By name, the default first.
+FRAMEWORKS: Mapping[str, Framework] = {
+    framework.name: framework
+    for framework in (
+        megatron_core.FRAMEWORK,
+        pytorch.FRAMEWORK,
+        deepspeed.FRAMEWORK,
+    )
+}
+DEFAULT = next(iter(FRAMEWORKS.values()))
+
+
+@lru_cache
+def find_framework(name: str, version: str | None = None, compile: bool = False) -> Framework:
+    """Return a framework as of ``version``, such as ``"2.8"``, the newest where that is None, compiled if ``compile``.
+
+    Raises `ValueError` on a version or a compiler that the framework does not know.
+    """
+    framework = FRAMEWORKS[name]
+    if version is not None and not framework.before:
+        raise ValueError(f"nothing of {name} depends on its version")
+    if compile and framework.compiled is None:
+        raise ValueError(f"{name} is not compiled")
+    framework = framework.compiled if compile and framework.compiled else framework
+    if version is None:
+        return framework
+    number = tuple(map(int, version.split(".")))
+    earlier = [before.defaults for before in framework.before if number < before.version]
+
+    def defaults(job: JobTraits) -> Mapping[str, object]:
+        values = dict(framework.defaults(job))
+        for changes in earlier:
+            values |= changes(job)
+        return values
+
+    return replace(framework, defaults=defaults)
+
+
+__all__ = ["DEFAULT", "FRAMEWORKS", "Framework", "JobTraits", "Replication", "StageRuntime", "find_framework"]

@@ -1,0 +1,65 @@
+"""Megatron-Core with the kernels of Transformer Engine and Apex: most operations between two products are one kernel.
+
+github.com/NVIDIA/Megatron-LM, megatron/core; gradients are parts of one buffer that is always there, and products add
+to it (Apex's fused accumulation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from simulator.frameworks import fused
+from simulator.frameworks.framework import Framework, JobTraits, Replication
+from simulator.operations.dropout import dropout
+from simulator.operations.nodes import Node, Tensor, memory
+from simulator.operations.shapes import Shapes
+
+
+def joined_qkv_width(z: Shapes) -> int:
+    """0 where the fused attention kernel writes the three gradients side by side (TransformerEngine)."""
+    return 0 if z.attention == "flash" else z.q_width + 2 * z.kv_width
+
+
+def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
+    """Scale, causal mask and softmax in one kernel (scaled_upper_triang_masked_softmax), which reads the lower triangle
+    only and writes the whole square; under a sliding window, which it does not know, the general one reads all."""
+    square = float(z.element * elements)
+    read = square if z.window else square / 2
+    probs = Node(
+        forward=(memory("F", "attn.softmax", "softmax", read, square, z.dtype, z.seq),),
+        input_grad=(memory("B", "attn.softmax bwd", "softmax_bwd", 2 * read, square, z.dtype, z.seq),),
+        saved=(Tensor("attn.probs", square),),
+        grad_bytes=2 * square,
+    )
+    drop = dropout(z, "attn.probs dropout", elements, mask="attn.probs mask") if z.dropout else Node()
+    return probs, drop
+
+
+def defaults(job: JobTraits) -> Mapping[str, object]:
+    """Apex has had the fused accumulation since March 2022."""
+    return {"training.gradient_accumulation_fusion": True}
+
+
+def replication(job: JobTraits) -> Replication:
+    """Gradients of every micro-batch are added to a buffer, which replicas reduce in place."""
+    return Replication()
+
+
+FRAMEWORK = Framework(
+    name="megatron_core",
+    about="Megatron-Core, with kernels of Transformer Engine and Apex",
+    launch_section="fused",
+    memory_sections=("eager", "fused"),
+    defaults=defaults,
+    losses=("eager",),
+    adds_in_products=True,
+    activation=fused.activation,
+    rotation=fused.ROTATION,
+    joined_qkv_width=joined_qkv_width,
+    softmax=softmax,
+    residual=fused.residual,
+    embedding_mask=fused.embedding_mask,
+    experts=fused.EXPERTS,
+    replication=replication,
+    by_row="residual",
+)

@@ -1,0 +1,274 @@
+"""PyTorch alone: a kernel per operation or, under torch.compile, what Inductor makes of them.
+
+Replicas are torch's ``DistributedDataParallel`` and ``fully_shard``, stages those of ``torch.distributed.pipelining``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from simulator.frameworks import fused, pytorch_experts
+from simulator.frameworks.framework import (
+    ActivationKernels,
+    Before,
+    Framework,
+    JobTraits,
+    Replication,
+    StageRuntime,
+    Traffic,
+)
+from simulator.operations.dropout import drop_kernel, dropout
+from simulator.operations.nodes import Node, Ops, Tensor, fuse, memory
+from simulator.operations.shapes import Shapes
+
+#: Gated activations read gate and up from the first product's output; there is a kernel for the activation and one for
+#: the gate, and one that joins the two gradients for the backward product. Gate and up are halves of the rows of one
+#: tensor: what reads them, and no other, is strided.
+GATED = ActivationKernels(
+    forward=(Traffic("", "strided", 1, 1), Traffic(" gate", "strided", 2, 1)),
+    backward=(
+        Traffic(" gate", "strided", 2, 1),
+        Traffic(" up", "residual", 2, 1),
+        Traffic("", "strided", 2, 1),
+        Traffic(" join", "copy", 2, 2),
+    ),
+    keeps_gate=True,
+)
+#: x cos, -x of one half, the join of both halves, x sin, and the sum.
+ROTATION = (
+    Traffic(" cos", "rope", 1, 1),
+    Traffic(" negate", "rope", 0.5, 0.5),
+    Traffic(" join", "rope", 1, 1),
+    Traffic(" sin", "rope", 1, 1),
+    Traffic(" add", "rope", 2, 1),
+)
+#: (label, class, tensors read in fp32 and in the working precision, tensors written in both) of the kernels of
+#: ``(x.float() * rsqrt(x.float().pow(2).mean(-1) + eps)).type_as(x) * weight``: PyTorch's RMSNorm up to 2.8 (PyTorch,
+#: pull request 153666), Meta's and Hugging Face's in Llama. What takes the same number from a whole row or column
+#: has no vector loads. Kernels over one number per row are left out.
+RMS_NORM_FORWARD = (
+    ("float", "upcast", 0, 1, 1, 0),
+    ("square", "activation", 1, 0, 1, 0),
+    ("mean", "reduce", 1, 0, 0, 0),
+    ("divide", "strided", 1, 0, 1, 0),
+    ("cast", "cast", 1, 0, 0, 1),
+    ("weight", "bias", 0, 1, 0, 1),
+)
+#: Autograd's, in its order: of the product with the weight, the cast, the division (of x, and of its row's number), the
+#: square (2 x times the gradient of the mean), the sum of both gradients of x.float(), and that cast.
+RMS_NORM_BACKWARD = (
+    ("weight", "bias", 0, 1, 0, 1),
+    ("cast", "upcast", 0, 1, 1, 0),
+    ("divide", "strided", 1, 0, 1, 0),
+    ("divisor", "residual", 2, 0, 1, 0),
+    ("divisor sum", "reduce", 1, 0, 0, 0),
+    ("square", "copy", 1, 0, 1, 0),
+    ("square doubled", "activation", 1, 0, 1, 0),
+    ("mean", "strided", 1, 0, 1, 0),
+    ("sum", "residual", 2, 0, 1, 0),
+    ("float", "cast", 1, 0, 0, 1),
+)
+
+#: Of a layer without dropout torch's checkpoint stops when the last tensor is there that the backward pass needs
+#: (torch/utils/checkpoint.py, ``_StopRecomputationError``). Autograd's products keep their operands before they
+#: compute; a split layer's is a function of its own (index 1), which keeps them when it returns.
+RECOMPUTE_ENDS_BEFORE = (
+    frozenset(("mlp.fc2", "moe.weigh", "mlp.residual")),
+    frozenset(("mlp.fc2 bias", "moe.weigh", "mlp.residual")),
+)
+
+
+def activation(z: Shapes) -> ActivationKernels:
+    """A kernel each way, GELU's own, or several for a gated activation."""
+    if z.gated:
+        return GATED
+    op = "gelu" if z.activation == "gelu" else "activation"
+    return ActivationKernels((Traffic("", op, 1, 1),), (Traffic("", f"{op}_bwd", 2, 1),))
+
+
+def residual(z: Shapes, block: str) -> Node:
+    """Dropout, and the sum in a kernel of its own."""
+    add = memory("F", f"{block}.residual", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
+    if not z.dropout:
+        return Node(forward=(add,), grad_bytes=z.row_bytes)
+    drop = dropout(z, f"{block}.dropout", z.rows * z.hidden, mask=f"{block}.dropout mask")
+    return replace(drop, forward=(*drop.forward, add))
+
+
+def rms_norm_by_operations(z: Shapes, name: str) -> Node:
+    """RMSNorm as `RMS_NORM_FORWARD` and `RMS_NORM_BACKWARD`; kept are its input in fp32, for the square and the
+    division, and what the weight multiplies."""
+    wide = 4.0 * z.rows * z.hidden
+
+    def kernel(phase: str, label: str, op: str, *tensors: int) -> Ops:
+        read, written = (tensors[at] * wide + tensors[at + 1] * z.row_bytes for at in (0, 2))
+        suffix = " bwd" if phase == "B" else ""
+        return (memory(phase, f"{name}.{label}{suffix}", op, read, written, z.dtype),)
+
+    return Node(
+        forward=tuple(op for each in RMS_NORM_FORWARD for op in kernel("F", *each)),
+        input_grad=tuple(op for each in RMS_NORM_BACKWARD for op in kernel("B", *each)),
+        weight_grad=(
+            memory("W", f"{name}.weight wgrad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype),
+            memory("W", f"{name}.weight wgrad sum", "reduce", z.row_bytes, z.element * z.hidden, z.dtype, z.hidden),
+        ),
+        saved=(Tensor(f"{name}.float", wide), Tensor(f"{name}.divided", z.row_bytes)),
+        grad_bytes=3 * wide,
+        output_grad_bytes=z.row_bytes,
+    )
+
+
+def joined_qkv_width(z: Shapes) -> int:
+    """All three gradients are copied."""
+    return z.q_width + 2 * z.kv_width
+
+
+def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
+    """Scale, mask and softmax in a kernel each, and dropout."""
+    square = float(z.element * elements)
+
+    def kernel(phase: str, name: str, op: str, read: float) -> Ops:
+        return (memory(phase, f"attn.{name}", op, read, square, z.dtype, z.seq),)
+
+    probs = Node(
+        forward=(
+            *kernel("F", "scale", "activation", square),
+            *kernel("F", "mask", "mask", square),
+            *kernel("F", "softmax", "softmax", square),
+        ),
+        input_grad=(
+            *kernel("B", "softmax bwd", "softmax_bwd", 2 * square),
+            *kernel("B", "mask bwd", "mask", square),
+            *kernel("B", "scale bwd", "activation", square),
+        ),
+        saved=(Tensor("attn.probs", square),),
+        grad_bytes=2 * square,
+    )
+    drop = dropout(z, "attn.probs dropout", elements, mask="attn.probs mask") if z.dropout else Node()
+    return probs, drop
+
+
+def embedding_mask(z: Shapes, nbytes: float) -> tuple[Ops, Ops]:
+    """Rows of words of other ranks are filled in a copy, and their gradients likewise."""
+    return (
+        (memory("F", "embedding.mask", "mask", nbytes, nbytes, z.dtype),),
+        (memory("W", "embedding.mask bwd", "mask", nbytes, nbytes, z.dtype),),
+    )
+
+
+def replication(job: JobTraits) -> Replication:
+    """Autograd hands over the first gradient as it is; a buffer of another type is zeroed and added to. FSDP adds up
+    what it has reduced."""
+    fully, of_one_type = job.zero == 3, job.grad_dtype == job.precision
+    kept = fully or (job.zero == 0 and of_one_type)
+    return Replication(
+        fully_sharded=fully,
+        shards_are_masters=fully and job.master_weights,
+        in_ddp=of_one_type and job.zero == 0 and job.reduces_beside,
+        hands_over_gradients=kept and job.updates_on_gpu and not job.keeps_gradients,
+        adds_first_gradients=not fully and not of_one_type,
+        adds_later_gradients=not fully,
+        clears_buffers=not fully and not of_one_type,
+    )
+
+
+def _defaults(job: JobTraits) -> dict[str, object]:
+    """Stages keep their outputs."""
+    return {"parallelism.deallocate_pipeline_outputs": False} if job.stages > 1 else {}
+
+
+def defaults(job: JobTraits) -> Mapping[str, object]:
+    """AdamW is the multi-tensor one."""
+    return {**_defaults(job), "training.optimizer.implementation": "foreach"}
+
+
+def _batched(job: JobTraits) -> Mapping[str, object]:
+    """Pipelines up to 2.11 send by ``batch_isend_irecv``."""
+    return {"parallelism.batch_p2p": True}
+
+
+def _without_fused_norm(job: JobTraits) -> Mapping[str, object]:
+    """RMSNorm has kernels of its own since 2.9 (pull request 153666)."""
+    return {"training.fused_rms_norm": job.norm != "rmsnorm"}
+
+
+def compiled_joined_qkv_width(z: Shapes) -> int:
+    """Gradients that a rotation computes are written in place, which leaves the values' to copy."""
+    return z.kv_width if z.position == "rope" else z.q_width + 2 * z.kv_width
+
+
+def compiled_softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
+    """Scale, mask, softmax and dropout in one kernel, which reads all."""
+    square = float(z.element * elements)
+    forward = memory("F", "attn.softmax", "softmax", square, square, z.dtype, z.seq)
+    drop = Node()
+    if z.dropout:
+        forward = fuse("F", forward, drop_kernel(z, "attn.probs dropout", elements), square, keep=True)
+        drop = replace(dropout(z, "attn.probs dropout", elements, mask="attn.probs mask"), forward=())
+    probs = Node(
+        forward=(forward,),
+        input_grad=(memory("B", "attn.softmax bwd", "softmax_bwd", 2 * square, square, z.dtype, z.seq),),
+        saved=(Tensor("attn.probs", square),),
+        grad_bytes=2 * square,
+    )
+    return probs, drop
+
+
+def compiled_defaults(job: JobTraits) -> Mapping[str, object]:
+    """The loss is compiled too."""
+    return {**_defaults(job), "training.loss": "compiled"}
+
+
+FRAMEWORK = Framework(
+    name="pytorch",
+    about="PyTorch alone, or under torch.compile",
+    launch_section="eager",
+    memory_sections=("eager",),
+    defaults=defaults,
+    losses=("eager",),
+    adds_in_products=False,
+    activation=activation,
+    rotation=ROTATION,
+    joined_qkv_width=joined_qkv_width,
+    softmax=softmax,
+    residual=residual,
+    embedding_mask=embedding_mask,
+    experts=pytorch_experts.EXPERTS,
+    replication=replication,
+    by_row="strided",
+    keeps_log_softmax=True,
+    rms_norm_by_operations=rms_norm_by_operations,
+    adds_bias_after_sums=True,
+    recompute_ends_before=RECOMPUTE_ENDS_BEFORE,
+    stages=StageRuntime(
+        buffers_each_microbatch=True,
+        keeps_last_outputs=True,
+        keeps_graphs=True,
+        first_backward_whole=True,
+        awaits_apart=True,
+    ),
+    before=(Before((2, 9), _without_fused_norm), Before((2, 12), _batched)),
+)
+#: Experts are taken as the fused kernels: what Inductor makes of theirs is not known.
+COMPILED = replace(
+    FRAMEWORK,
+    launch_section="compiled",
+    memory_sections=("eager", "fused"),
+    defaults=compiled_defaults,
+    losses=("eager", "compiled"),
+    activation=fused.activation,
+    rotation=fused.ROTATION,
+    joined_qkv_width=compiled_joined_qkv_width,
+    softmax=compiled_softmax,
+    residual=fused.residual,
+    embedding_mask=fused.embedding_mask,
+    experts=fused.EXPERTS,
+    keeps_split_log_softmax=True,
+    rms_norm_by_operations=None,
+    fuses_residual_and_norm=True,
+    adds_bias_after_sums=False,
+    recompute_ends_before=(frozenset(), frozenset()),
+    before=(Before((2, 12), _batched),),
+)
+FRAMEWORK = replace(FRAMEWORK, compiled=COMPILED)

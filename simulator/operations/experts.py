@@ -1,0 +1,37 @@
+"""A rank's share of a layer with experts: sizes, and how many copies of tokens come and go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Experts:
+    """One rank's share of a layer with experts.
+
+    ``tokens`` are those that it routes to ``top_k`` of ``experts`` (its rows; without sequence parallelism its part of
+    the rows that tp ranks share), ``sent`` and ``received`` the copies that leave and reach it, ``loads`` what each
+    expert that it holds works on. ``ffn`` and ``shared_ffn`` are the rank's own widths. ``received_shares`` and
+    ``per_node`` are the dispatch's (see `Comm`). ``overlaps``: the shared experts compute beside it and the combine.
+    """
+
+    tokens: int
+    experts: int
+    top_k: int
+    sent: float
+    received: float
+    loads: tuple[int, ...]
+    received_shares: tuple[float, ...]
+    per_node: float
+    ep: int
+    etp: int
+    ffn: int
+    shared_ffn: int
+    counted: bool
+    router_dtype: str
+    overlaps: bool
+
+    @property
+    def worked_on(self) -> int:
+        """Copies that pass the rank's experts."""
+        return sum(self.loads)
