@@ -51,7 +51,7 @@ def step(stages: Stages, name: str, changes: dict[str, Any]) -> Result:
     profile = stages.time("read profile", lambda: load_profile(workload.calibration))
     cluster = stages.time("build cluster", lambda: build_cluster(workload.cluster))
     program = stages.time("build program", lambda: build_program(workload))
-    costs = Costs.from_profile(profile, workload.training.implementation)
+    costs = Costs.from_profile(profile, workload.software)
     timeline = stages.time("simulate", lambda: simulate(program, cluster, costs))
     result = Result(workload, {profile.gpu: profile}, cluster, costs, program, timeline)
     answer = stages.time("analyse", result.to_dict)

@@ -60,7 +60,6 @@ def narrow(params: Mapping[str, Any], cluster: str = "hgx_h100_4gpu") -> Workloa
         "seq": SEQ,
         "micro_batch": 1,
         "global_batch": batches * dp,
-        "implementation": "eager",
         "grad_dtype": "fp32" if fsdp else "bf16",
         "optimizer": {"master_weights": fsdp, "state_dtype": "fp32" if fsdp else "bf16"},
     }
@@ -71,6 +70,7 @@ def narrow(params: Mapping[str, Any], cluster: str = "hgx_h100_4gpu") -> Workloa
             "name": "narrow",
             "model": MODELS[str(params["model"])] | {"layers": int(params["layers"])},
             "training": training,
+            "framework": "pytorch",
             "parallelism": layout,
             "cluster": cluster,
         }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import os
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ from simulator.errors import InputError
 from simulator.input_files import brief, read_text
 
 #: What a run trains, of a `Workload`: the cluster and its calibration are not the trainer's.
-TRAINED = ("model", "training", "parallelism")
+TRAINED = ("model", "training", "framework", "parallelism")
+#: Shipped files whose keys have been renamed since they were run: the hash of their text, and what it was before.
+RENAMED = Path(__file__).resolve().parent / "runs" / "renamed.csv"
 #: The longest of the endings that a run's files have behind its name, and how long file systems let a name be, bytes.
 TIMELINE, LONGEST = ".timeline.csv.gz", 255
 
@@ -58,9 +62,22 @@ def is_of(recorded: Mapping[str, Any], path: Path, now: Workload | None) -> bool
     """Whether a run whose record says ``recorded`` of its workload (``sha256``, ``resolved``) is of the file ``path``:
     of its text and, where it is known what that is ``now``, of the same model, training and layout, which other files
     that it names have a part in. A key that came into being after the run says nothing."""
-    if recorded.get("sha256") != sha256(read_text(path)):
+    if recorded.get("sha256") not in texts_of(sha256(read_text(path))):
         return False
     return now is None or _alike(recorded.get("resolved") or {}, now.model_dump(mode="json", include={*TRAINED}))
+
+
+def texts_of(sha256: str) -> tuple[str, ...]:
+    """Hashes of the texts that a workload file has had: its own, and those of the same content before keys were
+    renamed (`RENAMED`)."""
+    return (sha256, *_before().get(sha256, ()))
+
+
+@lru_cache
+def _before() -> Mapping[str, tuple[str, ...]]:
+    """Return the hash of a file now -> those of its texts before."""
+    with RENAMED.open(encoding="utf-8", newline="") as file:
+        return {row["sha256"]: tuple(row["sha256_before"].split()) for row in csv.DictReader(file)}
 
 
 def _alike(then: object, now: object) -> bool:

@@ -13,6 +13,7 @@ from calibration.commits import Commit
 from calibration.compare.figures import Figures
 from calibration.compare.measured import Measured
 from calibration.predict.predictions import Predictions, Simulated
+from calibration.workloads import texts_of
 from simulator.config import Workload
 from simulator.units import GiB
 from simulator.validation.evaluate import Outcome, summarise
@@ -95,7 +96,7 @@ def work_of(workload: Workload) -> str:
 def not_before(predictions: Predictions, commit: Commit | None, run: Measured, now: Simulated) -> str:
     """Why the file's prediction of ``run`` was not made before it; empty where it was. ``commit``: the file's; ``now``:
     the same run as it is simulated now."""
-    if predictions.workloads[now.name] != now.sha256:
+    if predictions.workloads[now.name] not in texts_of(now.sha256):
         return "predicted for another workload file"
     if predictions.on[now.name] != now.profile:
         return f"predicted for {predictions.on[now.name]}"

@@ -94,7 +94,7 @@ def _usual(profile: Profile, workload: Workload) -> Pace:
     told = profile.provenance
     if told is not None and told.host_forward_s is not None and told.host_backward_s is not None:
         return Pace(told.host_forward_s, told.host_backward_s)
-    return probe_of(Costs.from_profile(profile, workload.training.implementation))
+    return probe_of(Costs.from_profile(profile, workload.software))
 
 
 def _around(host: Host, usual: Pace) -> list[Pace]:

@@ -32,7 +32,7 @@ def with_software(directory: Path, workload: Path, changes: Mapping[str, Any]) -
     if record is None:
         return changes
     found = _sharp([record], known)
-    if known.pipelined_by_torch and known.parallelism.posts_ahead and _in_batches(record):
+    if known.stage_runtime.buffers_each_microbatch and known.parallelism.posts_ahead and _in_batches(record):
         found[BATCHED] = True
     return {**found, **changes}
 

@@ -12,6 +12,7 @@ from calibration.fit.part import Part, Point, rounded
 from simulator.config.profile import Held, Interference, Profile
 from simulator.costs import Costs
 from simulator.costs.interference import memory_bytes
+from simulator.frameworks.pytorch import FRAMEWORK as PYTORCH
 from simulator.network.collectives import bus_factor
 from simulator.program import Attention, Comm, Kernel, Matmul, Memory
 
@@ -125,7 +126,7 @@ def collective_s(case: Measured, leaves: float, profile: Profile) -> float:
 
 def takes(case: Measured, profile: Profile) -> float:
     """The share of the memory's time that a measured collective takes at full speed."""
-    shared = Costs.from_profile(profile, "eager").beside
+    shared = Costs.from_profile(profile, PYTORCH).beside
     assert shared is not None
     n, nbytes = len(case.ranks), float(case.params["bytes"])
     moved = memory_bytes(Comm("", case.op, nbytes, "", ""), n, nbytes * bus_factor(case.op, n))
@@ -173,7 +174,7 @@ Speed = Callable[[str, str], float]
 
 def speeds(profile: Profile) -> Speed:
     """Speeds as a profile has them."""
-    shared = Costs.from_profile(profile, "eager").beside
+    shared = Costs.from_profile(profile, PYTORCH).beside
     assert shared is not None
 
     def of(name: str, op: str) -> float:

@@ -87,7 +87,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
 
 
 def _of_layers(cases: Cases, profile: Profile) -> Part:
-    """Eager PyTorch alone: what other implementations issue was not measured so."""
+    """Eager PyTorch alone: what other software issues was not measured so."""
     figures, points = hosts.fitted(cases)
     steps = [case for case in cases.of("launch", "optimizer_fused") if case.params["tensors"] == OPTIMIZER_TENSORS]
     if steps:

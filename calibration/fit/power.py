@@ -21,6 +21,7 @@ from simulator.config.power import LoadClass, Power
 from simulator.config.profile import Profile
 from simulator.costs import Costs
 from simulator.costs.power import Drawn, PowerBudget, load_class, longer, useful_hz
+from simulator.frameworks.pytorch import FRAMEWORK as PYTORCH
 from simulator.program import Kernel
 
 #: Of products on an H200 (its calibration), assumed of GPUs whose products were not measured sharing the time.
@@ -284,7 +285,7 @@ def _with(power: Power, kind: LoadClass, changes: Mapping[str, float]) -> Power:
 def _clock_hz(case: Measured, power: Power, profile: Profile) -> float:
     """The clock at which the model has the products of a case take as long as they took."""
     load = power.loads["matmul"]
-    seconds = Costs.from_profile(profile, "eager").kernel_s(kernel_of(case), profile.gpu)
+    seconds = Costs.from_profile(profile, PYTORCH).kernel_s(kernel_of(case), profile.gpu)
     return float(load.priced_at_hz * (seconds / _Run.of(case).seconds) ** (1 / load.speed_exponent))
 
 
@@ -302,7 +303,7 @@ def kernel_of(case: Measured) -> Kernel:
 
 def _load(cases: Sequence[Measured], profile: Profile, law: _Law) -> dict[str, float]:
     """Watts and clock, means over the cases, and the clock at which their prices are what they took."""
-    runs, costs = [_Run.of(case) for case in cases], Costs.from_profile(profile, "eager")
+    runs, costs = [_Run.of(case) for case in cases], Costs.from_profile(profile, PYTORCH)
     clock_hz = statistics.geometric_mean(useful_hz(run.clock_hz, law.highest_hz) for run in runs)
     slower = statistics.geometric_mean(
         run.seconds / costs.kernel_s(kernel_of(case), profile.gpu) for case, run in zip(cases, runs, strict=True)
@@ -318,7 +319,7 @@ def _point(case: Measured, power: Power, profile: Profile, *, held_out: bool) ->
     """Seconds of a kernel that has a share of the GPU's time, at the clock that the budget leaves it. Long turns with
     others are held out too."""
     run, kernel, other = _Run.of(case), kernel_of(case), OTHERS.get(str(case.params["beside"]))
-    budget, costs = PowerBudget(power), Costs.from_profile(profile.model_copy(update={"power": power}), "eager")
+    budget, costs = PowerBudget(power), Costs.from_profile(profile.model_copy(update={"power": power}), PYTORCH)
     kind = load_class(kernel)
     assert kind is not None
     other_s = run.seconds * (1 / run.share - 1)

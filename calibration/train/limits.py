@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from simulator.config.framework import FrameworkChoice
 from simulator.config.workload import Workload
 from simulator.errors import InputError, in_one_line
 
@@ -27,14 +28,18 @@ def refusal(workload: Workload) -> str:
 
 def refusals(workload: Workload) -> Iterator[InputError]:
     """What of a workload cannot be trained here, all of it. What follows from another key is not said beside that."""
-    if (found := workload.training.implementation) != "eager":
-        yield _no("is not plain PyTorch", "training.implementation", found, "eager")
-        training = workload.training.model_copy(update={"implementation": "eager"})
-        workload = workload.model_copy(update={"training": training})
+    plain = FrameworkChoice(name="pytorch")
+    if workload.framework != plain:
+        if workload.framework.name == plain.name and workload.framework.version is not None:
+            reason, found = "it is the one that is installed", workload.framework.version
+            yield _no(reason, "framework.version", found, "null")
+        if workload.framework.name != plain.name or workload.framework.compile:
+            yield _no("is not plain PyTorch", "framework", workload.framework.title, plain.title)
+        workload = workload.model_copy(update={"framework": plain})
     model, training, layout = workload.model, workload.training, workload.parallelism
     if training.precision not in ("bf16", "fp32"):
         yield _no("needs loss scaling, which is not written", "training.precision", training.precision, "bf16, fp32")
-    kept = "fp32" if workload.shards_are_masters else training.precision
+    kept = "fp32" if workload.replication.shards_are_masters else training.precision
     by_hand = layout.zero == 0 and (layout.dp == 1 or not layout.overlap.grad_reduce)
     if training.grad_dtype != kept and not (by_hand and training.grad_dtype == "fp32"):
         reason = "DDP and FSDP reduce gradients in the type of the parameters"
@@ -48,15 +53,20 @@ def refusals(workload: Workload) -> Iterator[InputError]:
         yield _no("is not written", "training.recompute", "ops", "none, selective, full")
     if training.recompute.granularity == "selective" and training.recompute.modules != ("core_attn",):
         yield _no("is not written", "training.recompute.modules", list(training.recompute.modules), "[core_attn]")
-    for name in ("keep_gradients", "gradient_accumulation_fusion", "compile_loss"):
+    for name in ("keep_gradients", "gradient_accumulation_fusion"):
         if getattr(training, name) and name in training.model_fields_set:
             yield _no("is not plain PyTorch", f"training.{name}", True, "false")
+    if training.loss != "eager" and "loss" in training.model_fields_set:
+        yield _no("is not plain PyTorch", "training.loss", training.loss, "eager")
+    optimizer = training.optimizer
+    if optimizer.implementation != "foreach" and "implementation" in optimizer.model_fields_set:
+        yield _no("is not written", "training.optimizer.implementation", optimizer.implementation, "foreach")
     for name, allowed in (("mla", None), ("sliding_window", None), ("mtp_layers", 0)):
         if getattr(model, name) != allowed:
             yield _no("is not written", f"model.{name}", getattr(model, name), str(allowed))
     if model.attention != "flash":
         yield _no("is not what torch's attention does", "model.attention", model.attention, "flash")
-    if not training.fused_rms_norm:
+    if not training.fused_rms_norm and "fused_rms_norm" in training.model_fields_set:
         yield _no("its RMSNorm is one kernel", "training.fused_rms_norm", False, True)
     if training.attention_kernel != "newest":
         yield _no("PyTorch chooses it", "training.attention_kernel", training.attention_kernel, "newest")
@@ -78,8 +88,9 @@ def _layout(workload: Workload) -> Iterator[InputError]:
         "rank_order": ("tp-cp-ep-dp-pp",),
         "scatter_gather_p2p": (False,),
         "vocab_parallel": (True,),
-        "copy_to_buckets": (False,),
     }
+    if layout.copy_to_buckets and "copy_to_buckets" in layout.model_fields_set:
+        yield _no("is not written", "parallelism.copy_to_buckets", True, False)
     for name, values in allowed.items():
         if (found := getattr(layout, name)) not in values:
             yield _no("is not written", f"parallelism.{name}", found, ", ".join(map(str, values)))

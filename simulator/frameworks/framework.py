@@ -138,8 +138,8 @@ class Framework:
     Of the loss that is not compiled: ``keeps_log_softmax`` of a whole vocabulary, ``keeps_split_log_softmax`` of one
     that is split over ranks, where it is not the softmax, worked on in place, and ``by_row``, the class of kernels that
     take the same number for a whole row.
-    ``recompute_ends_before``: operations of a layer without dropout before which running it again ends, of a whole layer
-    and of one that is split over ranks; none where all of it runs again.
+    ``recompute_ends_before``: operations of a layer without dropout before which running it again ends, of a layer that
+    is whole and of one that is split over ranks; none where all of it runs again.
     """
 
     name: str

@@ -20,8 +20,7 @@ from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
 from simulator.operations.shapes import ANY_SEAT, Seat, Shapes
 from simulator.operations.weights import Weight
-from simulator.program import Beside, Comm, Compute, GroupedMatmul, Matmul
-from simulator.units import DTYPE_BYTES
+from simulator.program import Beside, Comm, Compute, GroupedMatmul
 
 if TYPE_CHECKING:
     from simulator.config import Workload
@@ -83,7 +82,11 @@ def mixture(z: Shapes, x: Experts) -> Mixture:
         act = replace(act, saved=(*act.saved, Tensor("moe.probs", float(PROBABILITY * x.worked_on))))
     add = memory("F", "shared.add", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
     whole = Mixture(
-        before=(_router(z, x), _dispatch(z, x), _grouped(z, x, "fc1", fc1, z.hidden, split="column", saved="moe.input")),
+        before=(
+            _router(z, x),
+            _dispatch(z, x),
+            _grouped(z, x, "fc1", fc1, z.hidden, split="column", saved="moe.input"),
+        ),
         activation=act,
         after=(_grouped(z, x, "fc2", z.hidden, x.ffn, split="row", saved="moe.act"), _combine(z, x)),
         shared=_shared(z, x) if x.shared_ffn else (),
@@ -133,7 +136,6 @@ def _router(z: Shapes, x: Experts) -> Node:
     node = z.framework.experts.router(z, x)
     gradient = add_gradient(z, "moe.router", x.experts * z.hidden)
     return replace(node, weight_grad=(*node.weight_grad, *gradient), weights=(_router_weight(z, x),))
-    )
 
 
 def _router_weight(z: Shapes, x: Experts) -> Weight:

@@ -57,8 +57,8 @@ def linear(
 
     ``split`` says along what W is split over the tensor-parallel ranks (see `_passes`).
     The bias is added in the product's epilogue or in the kernel after it, at no cost of its own. Where a
-    framework adds it after a sum over ranks it is a kernel. Its gradient is a sum over rows. ``shared`` of the n columns
-    are held by more than one rank. ``rows`` are those of the model's own W, where they do not follow from n.
+    framework adds it after a sum over ranks it is a kernel. Its gradient is a sum over rows. ``shared`` of the n
+    columns are held by more than one rank. ``rows`` are those of the model's own W, where they do not follow from n.
 
     Autograd must be handed a gradient of the weight's size even where the product has added it to the buffer already.
     TransformerEngine keeps an empty tensor per shape for that (``get_dummy_wgrad`` in pytorch/module/base.py, 2.0 and

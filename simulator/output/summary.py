@@ -199,11 +199,17 @@ def _headline(result: Result) -> Text:
     stack = f"; collectives by stack {calibration['stack']}" if calibration.get("stack") else ""
     return Text.assemble(
         (str(result["name"]), "bold"),
-        f" on {result['n_gpus']:,} GPUs of {result['cluster']}\n"
+        f" on {result['n_gpus']:,} GPUs of {result['cluster']} with {_stack(result['framework'])}\n"
         f"{format_parameters(result['params_total'], result['params_active'])}, "
         f"{describe_layout(result['parallelism'])}, {counted(result['n_microbatches'], 'micro-batch', 'es')}\n"
         f"calibration {calibration['name']}: {calibration['kind']} figures{dated}{stack}",
     )
+
+
+def _stack(framework: Mapping[str, Any]) -> str:
+    """Return a framework as in ``pytorch 2.8, compiled``."""
+    version = f" {framework['version']}" if framework["version"] else ""
+    return f"{framework['name']}{version}{', compiled' if framework['compile'] else ''}"
 
 
 def _trust(result: Result) -> list[str]:

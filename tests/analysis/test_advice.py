@@ -283,7 +283,8 @@ def test_advice_for_a_placed_job_is_simulated_where_it_runs() -> None:
 #: Llama 3 70B with FSDP2 on 16 H100s: sharded states of fp32 are most of it, and fullest in the optimizer.
 FSDP = {
     "model": {"preset": "llama3-70b"},
-    "training": {"seq": 4096, "global_batch": 16, "recompute": "full", "implementation": "eager"},
+    "training": {"seq": 4096, "global_batch": 16, "recompute": "full"},
+    "framework": "pytorch",
     "parallelism": {"dp": 16, "zero": 3},
     "cluster": {"name": "dgx_h100", "nodes": 2},
 }

@@ -9,6 +9,7 @@ import pytest
 from simulator.analysis.training import reserved_memory
 from simulator.analysis.training.rehearsal import times_of
 from simulator.api import run
+from tests.support.frameworks import COMPILED, MEGATRON
 from tests.support.jobs import job
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -22,15 +23,15 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("compression", ["none", "int8", "fp8"])
-@pytest.mark.parametrize("implementation", ["fused", "compiled"])
+@pytest.mark.parametrize("framework", [MEGATRON, COMPILED], ids=["megatron", "compiled"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_step_gives_back_what_it_takes(layout: str, implementation: str, compression: str) -> None:
+def test_a_step_gives_back_what_it_takes(layout: str, framework: Any, compression: str) -> None:
     """Per rank, bytes taken over a step less bytes given back are none; 16-bit gradients reduce through an fp32 copy
     where products do not accumulate in place."""
     if layout == "hsdp" and compression != "none":
         pytest.skip("refused")
     section = {**LAYOUTS[layout], "grad_compression": compression, "bucket_bytes": 400_000}
-    workload = job(training__implementation=implementation) | {"parallelism": section}
+    workload = job(framework=framework) | {"parallelism": section}
     timeline = run(workload).spans
     for rank in timeline.ranks:
         own = timeline.rank == rank
@@ -87,7 +88,7 @@ def test_the_replay_hands_out_what_is_counted(schedule: str, zero: int, replays:
     """Logits and loss of a large vocabulary, most of what a last stage holds, are let go at the end of torch's input
     gradient, and not taken once more beside it: the replay's most is what is counted, to a few percent of the tensors
     of one layer that it takes one by one."""
-    workload = job(model__hidden=512, model__vocab=50304, training__implementation="eager", training__seq=2048)
+    workload = job(model__hidden=512, model__vocab=50304, framework="pytorch", training__seq=2048)
     vpp = 1 if schedule in ("1f1b", "zb_h1") else 2
     workload["parallelism"] = {"pp": 2, "dp": 2, "schedule": schedule, "vpp": vpp, "zero": zero}
     counted = max(memory.allocated for memory in run(workload).memories)

@@ -74,7 +74,8 @@ def test_no_split_is_proposed_where_hosts_hold_gpus_up() -> None:
     """The last of four stages waits for its host: with a layer less, the others do. So the layers stay."""
     description = {
         "model": MODEL | {"layers": 16},
-        "training": {"seq": 512, "global_batch": 16, "implementation": "eager"},
+        "training": {"seq": 512, "global_batch": 16},
+        "framework": "pytorch",
         "parallelism": {"tp": 4, "pp": 4},
         "cluster": "dgx_h100",
     }

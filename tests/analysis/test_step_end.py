@@ -12,7 +12,7 @@ from tests.support.jobs import job
 
 
 def played(**changes: Any) -> Result:
-    return run(job(**{"parallelism__dp": 4, "training__implementation": "fused"} | changes))
+    return run(job(**{"parallelism__dp": 4} | changes))
 
 
 def seconds(result: Result, name: str) -> float:
@@ -47,12 +47,12 @@ def test_buffers_are_cleared_where_there_are_any(zero: int, away: str, zeroed: b
     assert (moved(result, "optimizer.zero gradients") > 0) == zeroed
 
 
-@pytest.mark.parametrize(("implementation", "name"), [("fused", "optimizer.adam"), ("eager", "optimizer.addcmul")])
+@pytest.mark.parametrize(("implementation", "name"), [("fused", "optimizer.adam"), ("foreach", "optimizer.addcmul")])
 def test_a_frozen_second_moment_is_only_read(implementation: str, name: str) -> None:
     """Adam reads w, g, m, v and writes w, m, v, 7 times 4 bytes a parameter in one kernel; 1-bit Adam writes no v, and
     where each operation is a kernel has none that does."""
     plain, frozen = (
-        moved(played(training__implementation=implementation, parallelism__grad_compression=kind), name)
+        moved(played(training__optimizer={"implementation": implementation}, parallelism__grad_compression=kind), name)
         for kind in ("none", "1bit")
     )
     assert frozen == (pytest.approx(plain * 6 / 7) if implementation == "fused" else 0.0)

@@ -48,7 +48,7 @@ def test_peaks_of_a_schedule_are_worked_out_once(monkeypatch: pytest.MonkeyPatch
 )
 def test_nothing_is_read_out_of_labels(layout: dict[str, object]) -> None:
     """They name steps for people and for each other: with numbers in their place results say the same."""
-    work = job(training__implementation="eager", training__global_batch=32) | {"parallelism": layout}
+    work = job(framework="pytorch", training__global_batch=32) | {"parallelism": layout}
     result = simulator.run(work)
     number = {label: str(at) for at, label in enumerate(dict.fromkeys(result.played.labels))}
     played = replace(result.played, labels=tuple(number[label] for label in result.played.labels))

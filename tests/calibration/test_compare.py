@@ -124,7 +124,7 @@ def test_a_run_is_simulated_on_hosts_as_fast_as_its_own(slower: float, made: Pat
     own host took for the probe, that counts."""
     path = made / "pp2.yaml"
     workload = load_workload(path)
-    usual = probe_of(Costs.from_profile(load_profile("h100-sxm-80gb"), workload.training.implementation))
+    usual = probe_of(Costs.from_profile(load_profile("h100-sxm-80gb"), workload.software))
     slow = Pace(usual.forward * slower / 2, usual.backward * slower)
     fast = Pace(*(1e-6 * seconds for seconds in slow))
     probes = [[fast, fast, slow], [slow, slow, fast]]
@@ -169,7 +169,7 @@ def test_predictions_are_for_a_machine_like_that_of_runs_made_before(
     middle one counts, of a pipeline its slower stage. A failed run tells nothing of hosts."""
     path = made / "alone.yaml"
     workload = load_workload(path)
-    usual = probe_of(Costs.from_profile(load_profile("h100-sxm-80gb"), workload.training.implementation))
+    usual = probe_of(Costs.from_profile(load_profile("h100-sxm-80gb"), workload.software))
 
     def host(slower: float) -> dict[str, Any]:
         pace = Pace(slower * usual.forward, 2 * slower * usual.backward)

@@ -12,6 +12,7 @@ from simulator.config.power import Power
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.costs.power import Drawn, PowerBudget
+from simulator.frameworks import pytorch
 from simulator.program import Attention, Kernel, Matmul
 
 PROFILE = load_profile("h200-sxm-141gb")
@@ -156,7 +157,7 @@ def test_turns_that_are_long_say_how_long_the_limit_averages(averaged_s: float) 
     whole = machine(2.0, 0.8, (0.6, 0.7, 0.8, 0.9, 1.0))
     first = Power.model_validate(power.fit(whole, PROFILE).figures["power"])
     budget = PowerBudget(first.model_copy(update={"averaged_s": averaged_s}))
-    costs = Costs.from_profile(PROFILE.model_copy(update={"power": first}), "eager")
+    costs = Costs.from_profile(PROFILE.model_copy(update={"power": first}), pytorch.FRAMEWORK)
     cases = []
     for share, period_s in ((0.5, 0.2), (0.8, 0.2), (0.5, 0.5), (0.8, 0.5)):
         busy_s = share * period_s

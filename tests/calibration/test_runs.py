@@ -73,7 +73,8 @@ def test_sizes_span_what_is_asked_for() -> None:
         ({t.micro_batch for t in training}, 1, 16),
     ):
         assert (min(sizes), max(sizes)) == (low, high)
-    assert {(t.implementation, t.precision) for t in training} == {("eager", "bf16")}
+    assert {t.precision for t in training} == {"bf16"}
+    assert {workload.framework.title for workload in WORKLOADS.values()} == {"pytorch"}
     for path, workload in WORKLOADS.items():
         assert (workload.n_ranks == 8) == (path.parent.name == "eight"), path.stem
         assert workload.n_ranks in (1, 2, 4, 8)

@@ -105,10 +105,10 @@ def check_gradients(job: str, found: dict[str, Any]) -> None:
 
 
 REFUSED = {
-    "training.implementation": ({}, {}, {"implementation": "fused"}),
     "training.precision": ({}, {}, {"precision": "fp16", "grad_dtype": "fp16"}),
     "training.grad_dtype": ({}, {"dp": 2}, {"precision": "bf16", "grad_dtype": "fp32"}),
     "training.recompute": ({}, {}, {"recompute": "ops"}),
+    "training.optimizer.implementation": ({}, {}, {"optimizer": {"implementation": "fused"}}),
     "model.sliding_window": ({"sliding_window": 4}, {}, {}),
     "model.attention": ({"attention": "unfused"}, {}, {}),
     "parallelism.cp": ({}, {"cp": 2}, {}),
@@ -131,13 +131,22 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("key", REFUSED)
+#: Stacks that are not trained -> the key that says so.
+STACKS: dict[str, Any] = {
+    "framework": {"name": "pytorch", "compile": True},
+    "framework.version": {"name": "pytorch", "version": "2.11"},
+}
+
+
+@pytest.mark.parametrize("key", [*REFUSED, *STACKS])
 def test_what_is_not_written_is_refused_by_its_key(key: str) -> None:
-    model, layout, training = REFUSED[key]
+    model, layout, training = REFUSED.get(key, ({}, {}, {}))
+    framework = STACKS.get(key, "pytorch")
     made = {
         "model": LLAMA | model,
         "parallelism": layout,
         "training": {**TRAINING, **training},
+        "framework": framework,
         "cluster": "dgx_h100",
     }
     (reason,) = refusals(load_workload(made))
@@ -147,18 +156,18 @@ def test_what_is_not_written_is_refused_by_its_key(key: str) -> None:
 
 def test_all_that_is_in_the_way_is_said_at_once() -> None:
     """A line for each key, those of the layout too; what follows from another has none: with the default,
-    ``implementation: fused``, weight gradients are added up by the product and pipelines deallocate outputs, which
+    ``framework: megatron_core``, weight gradients are added up by the product and pipelines deallocate outputs, which
     nobody has asked for, and FSDP would reduce in the type of parameters that are not its masters."""
     made = workload("llama one") | {"parallelism": {"pp": 2, "dp": 2, "zero": 3, "prefetch": 0}}
     made["model"] = LLAMA | {"sliding_window": 4}
-    made["training"] = {"seq": 16, "global_batch": 8, "attention_kernel": "flash2"}
+    made["training"], made["framework"] = {"seq": 16, "global_batch": 8, "attention_kernel": "flash2"}, "megatron_core"
     said = refusal(load_workload(made))
     assert said.splitlines()[:2] == [
         "cannot be trained here:",
-        "  training.implementation: is not plain PyTorch; found: 'fused'; allowed: eager",
+        "  framework: is not plain PyTorch; found: 'megatron_core'; allowed: pytorch",
     ]
     assert [line.split(":")[0].strip() for line in said.splitlines()[1:]] == [
-        "training.implementation",
+        "framework",
         "model.sliding_window",
         "training.attention_kernel",
         "parallelism.prefetch",
@@ -170,7 +179,7 @@ def test_the_workload_to_begin_with_is_trained(tmp_path: Path, monkeypatch: pyte
     """That of the README; without any of the keys that it explains it is not."""
     text = (ROOT / "calibration" / "README.md").read_text().split("```yaml\n")[1].split("```")[0]
     keys = [line.split(":")[0].strip() for line in text.splitlines() if "#" in line]
-    assert keys == ["implementation", "grad_dtype", "state_dtype"]
+    assert keys == ["framework", "grad_dtype", "state_dtype"]
     for key in keys:
         without = [line for line in text.splitlines() if line.split(":")[0].strip() != key]
         path = tmp_path / f"{key}.yaml"
@@ -185,9 +194,7 @@ def test_the_workload_to_begin_with_is_trained(tmp_path: Path, monkeypatch: pyte
 
 def test_fsdp_without_overlap_is_refused() -> None:
     layout = {"dp": 2, "zero": 3, "overlap": {"grad_reduce": False}}
-    (reason,) = refusals(
-        load_workload({"model": LLAMA, "parallelism": layout, "training": TRAINING, "cluster": "dgx_h100"})
-    )
+    (reason,) = refusals(load_workload(workload("llama one") | {"parallelism": layout}))
     assert reason.key == "parallelism.overlap.grad_reduce"
 
 

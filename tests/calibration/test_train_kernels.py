@@ -59,10 +59,10 @@ def workload(name: str, recompute: str = "none", **layout: Any) -> Workload:
         "global_batch": 2 * BATCH,
         "grad_dtype": "bf16",
         "optimizer": {"master_weights": False, "state_dtype": "bf16"},
-        "implementation": "eager",
         "recompute": recompute,
     }
-    return load_workload({"model": MODELS[name], "training": training, "parallelism": layout, "cluster": "dgx_h100"})
+    sections = {"model": MODELS[name], "training": training, "parallelism": layout}
+    return load_workload({**sections, "framework": "pytorch", "cluster": "dgx_h100"})
 
 
 def nbytes(tensors: list[Any]) -> float:

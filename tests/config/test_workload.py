@@ -15,6 +15,7 @@ from simulator.config import ClusterSpec, Workload, altered, catalog, load_clust
 from simulator.config.rules.numbers import divisors, split
 from simulator.errors import InputError
 from simulator.input_files import read_yaml
+from tests.support.frameworks import COMPILED, PYTORCH
 
 SMALL: dict[str, Any] = {
     "model": {"layers": 12, "hidden": 1024, "heads": 16, "vocab": 50257},
@@ -509,10 +510,10 @@ def test_a_schedule_that_can_be_no_file_is_refused(reference: str) -> None:
         small(parallelism__schedule=reference)
 
 
-@pytest.mark.parametrize("implementation", ["eager", "compiled"])
-def test_a_job_without_a_pipeline_is_not_warned_of_one(implementation: str) -> None:
-    """What `implementation` decides, nobody gave."""
-    given = {"training": {"seq": 128, "global_batch": 8, "implementation": implementation}, "parallelism": {"dp": 8}}
+@pytest.mark.parametrize("framework", [PYTORCH, COMPILED])
+def test_a_job_without_a_pipeline_is_not_warned_of_one(framework: Any) -> None:
+    """What `framework` decides, nobody gave."""
+    given = {"training": {"seq": 128, "global_batch": 8}, "framework": framework, "parallelism": {"dp": 8}}
     job = {"model": {"layers": 2, "hidden": 64, "heads": 4, "vocab": 512}, "cluster": "dgx_h100", **given}
     assert not [text for text in warnings(load_workload(job)) if "pipeline" in text]
 

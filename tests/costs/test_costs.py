@@ -18,6 +18,7 @@ from simulator.costs.interference import SmLoad
 from simulator.costs.matmul import MatmulCost, Products
 from simulator.costs.memory import slices
 from simulator.errors import InputError
+from simulator.frameworks import DEFAULT, pytorch
 from simulator.input_files import read_yaml
 from simulator.program import Attention, Comm, Fixed, GroupedMatmul, Matmul, Memory
 
@@ -113,13 +114,15 @@ def test_a_batch_of_products_costs_as_many_tiles_in_one_launch(name):
 
 
 @pytest.mark.parametrize("name", PROFILES)
-@pytest.mark.parametrize("implementation", ["eager", "fused", "compiled"])
-def test_memory_kernels_are_a_start_and_bytes_at_the_share_of_their_class_or_time_per_element(name, implementation):
+@pytest.mark.parametrize(
+    "software", [pytorch.FRAMEWORK, DEFAULT, pytorch.COMPILED], ids=["pytorch", "megatron", "compiled"]
+)
+def test_memory_kernels_are_a_start_and_bytes_at_the_share_of_their_class_or_time_per_element(name, software):
     """Fused and compiled kernels where the profile has some, PyTorch's own elsewhere."""
     profile = PROFILE[name]
-    costs = Costs.from_profile(profile, implementation)
+    costs = Costs.from_profile(profile, software)
     for op, own in profile.kernels.memory.eager.items():
-        curve = own if implementation == "eager" else profile.kernels.memory.fused.get(op, own)
+        curve = own if software is pytorch.FRAMEWORK else profile.kernels.memory.fused.get(op, own)
         for nbytes in (0.0, 1e3, 1e6, 1e9):
             seconds = costs.kernel_s(Memory(op, 0.75 * nbytes, 0.25 * nbytes), name)
             bandwidth = curve.share * profile.gpu_spec.memory_bandwidth_Bps.value
@@ -190,7 +193,7 @@ def test_a_sum_over_columns_adds_values_and_slices_to_its_bytes(name, width):
     """1020 rows leave each thread 255 values of one slice, so that 1024 rows, in 16 slices of 16, take less though they
     are more: by 239 values less 15 slices, and the bytes of 4 rows more."""
     spec, curve = PROFILE[name].gpu_spec, PROFILE[name].kernels.memory.eager["reduce"]
-    costs = Costs.from_profile(PROFILE[name], "eager")
+    costs = Costs.from_profile(PROFILE[name], pytorch.FRAMEWORK)
     few, more = (costs.kernel_s(Memory("reduce", 2.0 * rows * width, 0, width=width), name) for rows in (1020, 1024))
     moved = 2.0 * 4 * width / (curve.share * spec.memory_bandwidth_Bps.value)
     assert few - more == pytest.approx(239 * curve.columns.value_s - 15 * curve.columns.slice_s - moved)
@@ -221,7 +224,9 @@ def test_around_the_backward_kernel_go_those_that_memory_bounds(kv_heads):
 @pytest.mark.parametrize("length", [2048, 8192, 32768])
 def test_flash_attention_2_is_slower_than_newer_kernels_on_hopper(gpu: str, length: int) -> None:
     """cuDNN's are 1.7 to 2.3 times faster "for training shapes" there (huggingface/transformers, pull 48163)."""
-    newest, older = (Costs.from_profiles(load_profiles({gpu: gpu}, kernel), "eager") for kernel in ("newest", "flash2"))
+    newest, older = (
+        Costs.from_profiles(load_profiles({gpu: gpu}, kernel), pytorch.FRAMEWORK) for kernel in ("newest", "flash2")
+    )
     for backward in (False, True):
         kernel = Attention(32768 // length, 16, 16, length, length, 128, backward=backward)
         ratio = older.kernel_s(kernel, gpu) / newest.kernel_s(kernel, gpu)
@@ -319,7 +324,7 @@ def test_streams_that_sms_bound_lose_their_part_of_the_sms(gpu: str) -> None:
     ):
         left = 1 - sms / profile.gpu_spec.sms
         assert left < 0.9
-        eager, fused = (Costs.from_profile(profile, of).beside for of in ("eager", "fused"))
+        eager, fused = (Costs.from_profile(profile, of).beside for of in (pytorch.FRAMEWORK, DEFAULT))
         assert eager is not None
         assert fused is not None
         for op in ("strided", "bias", "rope"):

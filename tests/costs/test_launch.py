@@ -25,6 +25,7 @@ from simulator.costs.launch import issued, launch_seconds
 from simulator.engine import simulate
 from simulator.engine.host import HostSpeeds, agenda, issue_order, issued_by
 from simulator.engine.invariants import check
+from simulator.frameworks import pytorch
 from simulator.lowering import build_program
 from simulator.program import Attention, Block, Comm, Compute, Fixed, GroupedMatmul, Matmul, Memory, Program, Role, Step
 from simulator.timeline import Timeline
@@ -110,8 +111,8 @@ def test_whole_layers_are_the_sum_of_their_ops() -> None:
 
 def test_the_shipped_profile_has_what_the_fit_gives() -> None:
     fitted = launch_fit.fit(read(MEASURED), load_profile("h100-sxm-80gb")).figures
-    for implementation, shipped in load_profile("h100-sxm-80gb").host.launch_s.items():
-        found = fitted[f"host.launch_s.{implementation}"]
+    for section, shipped in load_profile("h100-sxm-80gb").host.launch_s.items():
+        found = fitted[f"host.launch_s.{section}"]
         assert shipped.forward_s == pytest.approx(found["forward_s"], rel=1e-3)
         assert shipped.backward_s == pytest.approx(found["backward_s"], rel=1e-3)
         assert shipped.collective_s == pytest.approx(found["collective_s"], rel=1e-3)
@@ -313,7 +314,7 @@ def _played(layout: str, *, fold: bool, coalesce: bool) -> tuple[Program, Timeli
     """A narrow model in ``layout``, in eager PyTorch on H200s, as it was measured."""
     params = {"model": "moe" if layout == "ep" else "gpt", "layers": 4, "layout": layout, "batches": 2}
     workload = narrow(params, "hgx_h200_4gpu")
-    costs = Costs.from_profile(load_profile("h200-sxm-141gb"), "eager")
+    costs = Costs.from_profile(load_profile("h200-sxm-141gb"), pytorch.FRAMEWORK)
     program = build_program(workload)
     return program, simulate(program, build_cluster(workload.cluster), costs, fold=fold, coalesce=coalesce), costs
 

@@ -13,6 +13,7 @@ from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.engine.invariants import check
+from simulator.frameworks import Framework, pytorch
 from simulator.lowering import build_program
 from tests.support import quick
 from tests.support.exact import assert_same
@@ -40,12 +41,12 @@ def play(section: dict[str, Any], costs: Costs, *, shortcuts: bool) -> Result:
     return Result(workload, {H100.gpu: H100}, cluster, costs, program, spans)
 
 
-@pytest.mark.parametrize("implementation", ["eager", "compiled"])
+@pytest.mark.parametrize("software", [pytorch.FRAMEWORK, pytorch.COMPILED], ids=["pytorch", "compiled"])
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: "-".join(map(str, list(section.values())[:4])))
 def test_fold_and_coalesce_change_nothing_where_communication_waits_for_sms(
-    section: dict[str, Any], implementation: Any
+    section: dict[str, Any], software: Framework
 ) -> None:
-    costs = Costs.from_profile(H100, implementation)
+    costs = Costs.from_profile(H100, software)
     assert costs.beside is not None
     assert costs.beside.queues
     short, plain = (play(section, costs, shortcuts=on) for on in (True, False))

@@ -15,6 +15,7 @@ from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.costs.power import Drawn, PowerBudget, load_class, longer
 from simulator.errors import InputError
+from simulator.frameworks import pytorch
 from simulator.program import Attention, Block, Fixed, Matmul, Memory
 from simulator.program.ops import kernels_of
 from tests.support.jobs import job
@@ -209,7 +210,7 @@ def test_what_leaves_units_idle_draws_less(size: int) -> None:
 @pytest.mark.parametrize("nbytes", [1e4, 1e6, 1e8, 1e10])
 def test_streams_draw_while_their_bytes_move(nbytes: float) -> None:
     """A kernel of start + bytes / rate draws for the second part: all of its time in the limit of many bytes."""
-    costs = Costs.from_profile(load_profile("h200-sxm-141gb"), "eager")
+    costs = Costs.from_profile(load_profile("h200-sxm-141gb"), pytorch.FRAMEWORK)
     curve = load_profile("h200-sxm-141gb").kernels.memory.eager["copy"]
     kernel = Memory("copy", nbytes, nbytes)
     seconds = costs.kernel_s(kernel, costs.gpu)
@@ -222,7 +223,7 @@ def test_attention_on_few_sms_is_priced_at_a_higher_clock(direction: bool) -> No
     """Alone, what keeps half of the SMs busy draws half, so that the limit leaves it the highest clock: there it takes
     its price. What draws as much as the attention that the class was measured with takes (priced at / highest) ^
     exponent of it, and both follow the clock alike."""
-    costs = Costs.from_profile(load_profile("h200-sxm-141gb"), "eager")
+    costs = Costs.from_profile(load_profile("h200-sxm-141gb"), pytorch.FRAMEWORK)
     assert costs.power is not None
     load, highest_hz = costs.power.model.loads["attention"], costs.power.highest_hz
     few = Attention(1, 8, 8, 1024, 1024, 128, backward=direction)

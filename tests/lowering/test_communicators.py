@@ -11,6 +11,7 @@ from simulator.lowering.communicators import take_turns
 from simulator.program import Block, Comm, Compute, Fixed, Step
 from simulator.program.ops import POINT_TO_POINT
 from tests.support import quick
+from tests.support.frameworks import MEGATRON, PYTORCH
 from tests.support.jobs import job
 
 
@@ -52,7 +53,7 @@ def test_what_waits_by_way_of_another_lane_is_issued_behind_it() -> None:
     assert waits["g"] == ("copied", "r")
 
 
-@pytest.mark.parametrize("implementation", ["fused", "eager"])
+@pytest.mark.parametrize("framework", [MEGATRON, PYTORCH])
 @pytest.mark.parametrize(
     "section",
     [
@@ -66,8 +67,8 @@ def test_what_waits_by_way_of_another_lane_is_issued_behind_it() -> None:
     ],
     ids=lambda section: "-".join(map(str, section.values())),
 )
-def test_what_one_communicator_does_never_overlaps(section: dict[str, Any], implementation: str) -> None:
-    result = quick.play(quick.load(job(training__implementation=implementation) | {"parallelism": section}))
+def test_what_one_communicator_does_never_overlaps(section: dict[str, Any], framework: str) -> None:
+    result = quick.play(quick.load(job(framework=framework) | {"parallelism": section}))
     timeline = result.spans
     role = result.program.roles[0]
     axis = {

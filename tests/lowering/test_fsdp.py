@@ -132,18 +132,16 @@ def test_without_overlap_nothing_computes_while_gradients_reduce() -> None:
     assert overlapped["step_time_s"] < frame["end"].max()
 
 
-@pytest.mark.parametrize("implementation", ["eager", "fused"])
+@pytest.mark.parametrize("framework", ["pytorch", "megatron_core"])
 @pytest.mark.parametrize("m", [1, 2])
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
 @pytest.mark.parametrize("seq", [32, 512])
-def test_gathers_and_reductions_take_turns_on_one_communicator(
-    implementation: str, m: int, prefetch: int, seq: int
-) -> None:
+def test_gathers_and_reductions_take_turns_on_one_communicator(framework: str, m: int, prefetch: int, seq: int) -> None:
     """NCCL runs what is issued on one communicator one after another. A gather is issued with the pass that it goes on
     beside, `prefetch` before its own, and before that one's reduction. In the backward pass of head and layers 7 to 0
     (g: a gather, r: the reduction of a layer) that is 1 + prefetch gathers, then r7, g, r6, g ..., and what is left."""
     keys = {"dp": 4, "zero": 3, "prefetch": prefetch}
-    result = play({"seq": seq, "global_batch": 4 * m, "implementation": implementation}, WIDE, **keys)
+    result = play({"seq": seq, "global_batch": 4 * m}, WIDE, framework, **keys)
     frame = spans(result)
     called = frame[frame["lane"].isin(["dp", "dp_gather"])].sort_values("start")
     assert (called["end"].to_numpy()[:-1] <= called["start"].to_numpy()[1:] + 1e-12).all()
@@ -267,9 +265,9 @@ def test_a_large_vocabulary_is_fullest_at_the_loss(layers: int, seq: int) -> Non
 
     So it was on 2 H200s (calibration/results/runs): 15.51 GB beside the state, of which 11.45 of activations, 0.64 of
     the root and 3.36 of the head's backward pass (fsdp2_h3072_l12)."""
-    training = {"seq": seq, "global_batch": 2, "grad_dtype": "fp32", "implementation": "eager"}
+    training = {"seq": seq, "global_batch": 2, "grad_dtype": "fp32"}
     model = {"layers": layers, "vocab": 64 * 256, "hidden": 256, "heads": 4}
-    result = play(training, model, dp=2, zero=3)
+    result = play(training, model, "pytorch", dp=2, zero=3)
     parts = rank_parts(result.workload, 0)
     root = 2.0 * sum(elements(part.weights) for part in parts if not part.is_unit)
     head = parts[-1]
@@ -283,8 +281,8 @@ def test_a_large_vocabulary_is_fullest_at_the_loss(layers: int, seq: int) -> Non
 def test_layers_are_fullest_where_their_parameters_outweigh_the_loss() -> None:
     """Few tokens: most is held when layer k computes backward, k - 1 is gathered (2 bytes of each) and the gradients of
     k + 1 are reduced in fp32 (4): four units of 2 bytes, and gradients of the head that wait for their reduction."""
-    training = {"seq": 32, "global_batch": 2, "grad_dtype": "fp32", "implementation": "eager"}
-    result = play(training, {**WIDE, "layers": 8}, dp=2, zero=3)
+    training = {"seq": 32, "global_batch": 2, "grad_dtype": "fp32"}
+    result = play(training, {**WIDE, "layers": 8}, "pytorch", dp=2, zero=3)
     parts = rank_parts(result.workload, 0)
     layer = next(elements(part.weights) for part in parts if part.is_unit)
     (memory,) = result.memories[:1]
@@ -297,8 +295,8 @@ def test_layers_are_fullest_where_their_parameters_outweigh_the_loss() -> None:
 def test_shards_of_later_micro_batches_are_added(m: int) -> None:
     """The first micro-batch's reduced shard is the gradient; those of others are read with it and the sum written, 12
     bytes for each parameter of the shard (torch's ``foreach_reduce``)."""
-    training = {"global_batch": 2 * m, "grad_dtype": "fp32", "implementation": "eager"}
-    frame = play(training, dp=2, zero=3).timeline
+    training = {"global_batch": 2 * m, "grad_dtype": "fp32"}
+    frame = play(training, framework="pytorch", dp=2, zero=3).timeline
     added = frame[(frame["rank"] == 0) & (frame["name"] == "fsdp.accumulate")]
     params = sum(elements(part.weights) for part in rank_parts(load(dp=2), 0))
     assert added["nbytes"].sum() == pytest.approx((m - 1) * 12 * params / 2)
@@ -309,8 +307,8 @@ def test_copies_of_units_are_kernels_of_their_own(dtype: str, kind: str) -> None
     """Each way has its kernel, and so its speed: a cast and a copy of many tensors at once into what is gathered, a
     split out of it, a concatenation by rank into what is reduced, slower where the type grows."""
     optimizer = {"master_weights": True, "state_dtype": "fp32"}
-    training = {"global_batch": 2, "grad_dtype": dtype, "implementation": "eager", "optimizer": optimizer}
-    frame = play(training, dp=2, zero=3).timeline
+    training = {"global_batch": 2, "grad_dtype": dtype, "optimizer": optimizer}
+    frame = play(training, framework="pytorch", dp=2, zero=3).timeline
     kinds = frame[frame["name"].str.startswith("fsdp.")].groupby("name")["kind"].agg(set).to_dict()
     assert kinds == {
         "fsdp.cast": {"optimizer"},
@@ -324,7 +322,7 @@ def test_copies_of_units_are_kernels_of_their_own(dtype: str, kind: str) -> None
 def test_a_backward_pass_of_torch_ends_with_its_root(m: int) -> None:
     """Torch's ``finalize_backward``: what follows a backward pass, the gathers of the next forward pass too, waits for
     the root's reduction, and the root's gradients are copied together when all layers' are reduced."""
-    frame = spans(play({"global_batch": 2 * m, "implementation": "eager", "seq": 64}, WIDE, dp=2, zero=3))
+    frame = spans(play({"global_batch": 2 * m, "seq": 64}, WIDE, "pytorch", dp=2, zero=3))
     for number in range(m):
         layers = frame[[label.startswith(f"reduce 0B{number}.") for label in frame.index]]
         root = frame.loc[f"reduce 0B{number} root"]

@@ -21,11 +21,17 @@ ONE = {"precision": "bf16", "grad_dtype": "bf16", "optimizer": {"master_weights"
 APART = {"precision": "bf16", "grad_dtype": "fp32"}
 
 
-def job(m: int, training: dict[str, Any] = ONE, **layout: Any) -> Workload:
+def job(m: int, training: dict[str, Any] = ONE, framework: str = "pytorch", **layout: Any) -> Workload:
     """``m`` micro-batches of a model that is trained in plain PyTorch."""
-    sizes = {"seq": 128, "micro_batch": 2, "global_batch": 2 * m * layout.get("dp", 1), "implementation": "eager"}
+    sizes = {"seq": 128, "micro_batch": 2, "global_batch": 2 * m * layout.get("dp", 1)}
     return load_workload(
-        {"model": MODEL, "training": {**sizes, **training}, "parallelism": layout, "cluster": "dgx_h100"}
+        {
+            "model": MODEL,
+            "training": {**sizes, **training},
+            "framework": framework,
+            "parallelism": layout,
+            "cluster": "dgx_h100",
+        }
     )
 
 
@@ -150,7 +156,7 @@ def test_the_second_step_of_ddp_may_hold_its_first_bucket(m: int, layout: dict[s
         (ONE, {"dp": 2, "overlap": {"grad_reduce": False}}),
         (ONE, {"dp": 2, "zero": 3}),
         (APART, {"dp": 2}),  # reduced by hand
-        ({"implementation": "fused"}, {"dp": 2}),  # Megatron's buffers stay
+        ({}, {"framework": "megatron_core", "dp": 2}),  # Megatron's buffers stay
     ],
 )
 def test_other_second_steps_are_like_any(training: dict[str, Any], layout: dict[str, Any]) -> None:

@@ -54,7 +54,7 @@ def test_input_and_weight_gradients_do_what_a_whole_backward_does(recompute: str
 def test_what_the_weight_gradient_needs_of_a_layer() -> None:
     """arXiv 2401.10241, table 1: 32 s b h bytes for W, here as inputs (2 + 2 + 2 + 8) and output gradients
     (6 + 2 + 8 + 2) of the four products; our W also has the two norms' gradients, of 2 + 2 each."""
-    workload = load_workload(job(training__implementation="fused"))
+    workload = load_workload(job())
     sbh = workload.training.seq * workload.model.hidden
     assert layer(workload).held_bytes == 40 * sbh
     assert layer(workload).held_bytes == layer(workload, recompute="full").held_bytes

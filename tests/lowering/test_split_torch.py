@@ -33,10 +33,10 @@ def workload(layers: int, schedule: str = "interleaved_zb", **parallelism: Any) 
                 "seq": SEQ,
                 "micro_batch": 1,
                 "global_batch": 4,
-                "implementation": "eager",
                 "grad_dtype": "bf16",
                 "optimizer": {"master_weights": False, "state_dtype": "bf16"},
             },
+            "framework": "pytorch",
             "parallelism": {"pp": 2, "vpp": 2, "schedule": schedule, **parallelism},
             "cluster": "hgx_h100_4gpu",
         }

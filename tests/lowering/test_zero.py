@@ -336,7 +336,7 @@ def test_every_schedule_runs_with_every_stage(name: str, zero: int, overlap: boo
         bucket_bytes=40_000,
         **({"reshard_after_forward": turn % 3 != 0, "prefetch": turn % 4} if zero == 3 else {}),
     )
-    cluster, costs = build_cluster(workload.cluster), Costs.from_profile(quick.PROFILE, "fused")
+    cluster, costs = build_cluster(workload.cluster), Costs.from_profile(quick.PROFILE)
     program = build_program(workload)
     short, plain = (
         Result(

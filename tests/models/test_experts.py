@@ -28,6 +28,7 @@ from simulator.program.text import from_text, to_text
 from tests.support.clusters import carried
 from tests.support.exact import assert_same
 from tests.support.experts import MLA, job, play
+from tests.support.frameworks import MEGATRON, PYTORCH
 
 COUNTED = "MFU counts them as worked on"
 SKEW: dict[str, Any] = {"token_distribution": {"skew": 1.0}}
@@ -249,10 +250,10 @@ def test_ranks_hold_the_experts_between_them() -> None:
         assert held["edp"] == 2 * 8 * 3 * 256 * 256 // share
 
 
-@pytest.mark.parametrize("implementation", ["fused", "eager"])
+@pytest.mark.parametrize("framework", [MEGATRON, PYTORCH])
 @pytest.mark.parametrize("moe", [{}, {"shared_experts": 1}])
-def test_a_backward_pass_has_two_products_for_each_of_the_forward(moe: dict[str, Any], implementation: str) -> None:
-    work = load_workload(job(moe=moe, model__mla=MLA, training__implementation=implementation))
+def test_a_backward_pass_has_two_products_for_each_of_the_forward(moe: dict[str, Any], framework: str) -> None:
+    work = load_workload(job(moe=moe, model__mla=MLA, framework=framework))
     part = layer(work)
     products = [
         sorted(

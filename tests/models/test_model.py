@@ -13,6 +13,7 @@ from simulator.config import Workload, load_workload
 from simulator.models import Turn
 from simulator.operations.weights import Weight, elements
 from simulator.program import Attention, Beside, Comm, Compute, GroupedMatmul, Matmul, Memory
+from tests.support.frameworks import COMPILED, MEGATRON, PYTORCH, STACKS
 
 SIZES = [(512, 1, 1024, 8), (1024, 2, 2048, 16), (2048, 1, 1536, 24)]  # s, b, h, a
 GELU: dict[str, Any] = {"attention": "unfused", "dropout": 0.1}
@@ -23,7 +24,6 @@ LLAMA: dict[str, Any] = {
     "bias": False,
     "tied_embeddings": False,
 }
-IMPLEMENTATIONS = ("fused", "eager", "compiled")
 
 
 def make(s: int, b: int, h: int, a: int, **settings: Any) -> Workload:
@@ -33,10 +33,11 @@ def make(s: int, b: int, h: int, a: int, **settings: Any) -> Workload:
         "training": {"seq": s, "micro_batch": b, "global_batch": 8 * b, "precision": "fp16"},
         "parallelism": {},
     }
+    framework = settings.pop("framework", MEGATRON)
     for key, value in settings.items():
         home = next(name for name, fields in FIELDS.items() if key in fields)
         sections[home][key] = value
-    return load_workload({**sections, "cluster": "dgx_a100"})
+    return load_workload({**sections, "framework": framework, "cluster": "dgx_a100"})
 
 
 FIELDS = {name: Workload.model_fields[name].annotation.model_fields for name in ("model", "training", "parallelism")}  # type: ignore[union-attr]
@@ -113,16 +114,16 @@ def test_what_options_take_from_saved_bytes(s: int, b: int, h: int, a: int, t: i
 
 @pytest.mark.parametrize(("s", "b", "h", "a"), SIZES)
 @pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize(("t", "implementation"), [(1, "fused"), (2, "fused"), (2, "eager"), (2, "compiled")])
-def test_saved_bytes_of_llama(s: int, b: int, h: int, a: int, groups: int, t: int, implementation: str) -> None:
+@pytest.mark.parametrize(("t", "framework"), [(1, MEGATRON), (2, MEGATRON), (2, PYTORCH), (2, COMPILED)])
+def test_saved_bytes_of_llama(s: int, b: int, h: int, a: int, groups: int, t: int, framework: Any) -> None:
     """Norm inputs 4 and product inputs 4 s b h; Q and context 2 each, K and V 2 / groups each; gate and up 2 x 2 f/h
     and the down product's input 2 f/h; the log-sum-exp. Eager keeps SiLU's output too, as an operand of the gate's
     product, and with V, a view, all of the product that Q and K before their rotation are part of."""
     f = 3 * h
-    settings = {**LLAMA, "kv_heads": a // groups, "ffn_hidden": f, "implementation": implementation}
+    settings = {**LLAMA, "kv_heads": a // groups, "ffn_hidden": f, "framework": framework}
     part = models.layer(make(s, b, h, a, tp=t, **settings))
-    gate = 8 if implementation == "eager" else 6
-    whole = 2 * h + 2 * h / groups if implementation == "eager" else 0
+    gate = 8 if framework == PYTORCH else 6
+    whole = 2 * h + 2 * h / groups if framework == PYTORCH else 0
     expected = s * b * (8 * h + 4 * h + 4 * h / groups + whole + gate * f + 4 * a) / t
     assert part.saved_bytes == pytest.approx(expected, rel=1e-12)
     assert len({tensor.name for tensor in part.saved}) == len(part.saved)
@@ -139,15 +140,13 @@ def test_unfused_attention_of_grouped_heads_keeps_expanded_keys_and_values() -> 
     assert models.layer(whole, recompute="selective").saved_bytes - narrow == 2 * (2 * s * b * h) * 3 / 4
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("framework", STACKS)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 @pytest.mark.parametrize("attention", ["flash", "unfused"])
-def test_recomputed_tensors_exist_again_in_the_backward_pass(
-    implementation: str, recompute: str, attention: str
-) -> None:
+def test_recomputed_tensors_exist_again_in_the_backward_pass(framework: Any, recompute: str, attention: str) -> None:
     """What is kept, and what comes back while the layer's backward runs, is together what is kept without recomputation
     (and the inputs of the recomputed part, where these are not among it)."""
-    work = make(*SIZES[0], **{**GELU, "attention": attention, "implementation": implementation})
+    work = make(*SIZES[0], **{**GELU, "attention": attention, "framework": framework})
     none, some = models.layer(work, recompute="none"), models.layer(work, recompute=recompute)
     assert set(some.saved) | set(some.recomputed) == set(none.saved)
     assert some.workspace_bytes - none.workspace_bytes == none.saved_bytes - some.saved_bytes > 0
@@ -220,12 +219,12 @@ def test_vocabulary_parallel_communication(position: str, sequence_parallel: boo
         assert comms(head.backward) == [("all_reduce", message)]
 
 
-@pytest.mark.parametrize("implementation", ["eager", "fused"])
-def test_a_split_vocabulary_as_pytorch_launches_it(implementation: str) -> None:
+@pytest.mark.parametrize("framework", [PYTORCH, MEGATRON])
+def test_a_split_vocabulary_as_pytorch_launches_it(framework: Any) -> None:
     """Eager: rows of foreign words are filled under a mask, forward and backward, in all of the result; what takes from
     logits a number per row, divides by one, or scales all has no vector loads. Megatron zeroes the foreign rows."""
     s, b, h, a = SIZES[0]
-    work = make(s, b, h, a, tp=4, sequence_parallel=False, implementation=implementation)
+    work = make(s, b, h, a, tp=4, sequence_parallel=False, framework=framework)
     embedding, head = models.embedding(work), models.head(work)
     found = {
         op.name: op.kernel
@@ -235,7 +234,7 @@ def test_a_split_vocabulary_as_pytorch_launches_it(implementation: str) -> None:
     whole = 2.0 * b * s * h
     masks = {name: (k.op, k.read_bytes, k.write_bytes) for name, k in found.items() if "embedding.mask" in name}
     by_row = [found[f"loss.{name}"].op for name in ("subtract", "normalise", "bwd")]
-    if implementation == "eager":
+    if framework == PYTORCH:
         assert masks == dict.fromkeys(("embedding.mask", "embedding.mask bwd"), ("mask", whole, whole))
         assert by_row == ["strided"] * 3
     else:
@@ -264,20 +263,20 @@ def test_one_rank_does_not_communicate(model_keys: dict[str, Any]) -> None:
 # --- kernels ---
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("framework", STACKS)
 @pytest.mark.parametrize("t", [1, 2])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize(
     "model_keys", [GELU, {}, LLAMA, {**LLAMA, "attention": "unfused", "kv_heads": 2}, {"activation": "relu"}]
 )
 def test_unsplit_backward_is_input_and_weight_gradients(
-    implementation: str, t: int, sequence_parallel: bool, model_keys: dict[str, Any]
+    framework: Any, t: int, sequence_parallel: bool, model_keys: dict[str, Any]
 ) -> None:
     """The same kernels in another order, each with its phase; and the recomputation is the forward pass again, in plain
     PyTorch up to what the backward pass needs: not the last sum, nor the product before it unless it is split."""
     work = make(
         *SIZES[0],
-        implementation=implementation,
+        framework=framework,
         tp=t,
         sequence_parallel=sequence_parallel,
         recompute="full",
@@ -290,7 +289,7 @@ def test_unsplit_backward_is_input_and_weight_gradients(
     layer = models.layer(work)
     again, whole = ([op.name for op in ops] for ops in (layer.recompute, layer.forward))
     assert again == whole[: len(again)]
-    stops = implementation == "eager" and not work.model.dropout
+    stops = framework == PYTORCH and not work.model.dropout
     left = {name for name in whole[len(again) :] if name.startswith("mlp")}
     assert left == ({"mlp.residual"} | ({"mlp.fc2"} if t == 1 else {"mlp.fc2 bias"} & set(whole)) if stops else set())
     names = [op.name for op in layer.forward if isinstance(op, Compute)]
@@ -351,16 +350,16 @@ def test_products_of_a_rank(t: int) -> None:
     assert flash == Attention(b, a // t, kv // (h // a), s, s, h // a, dtype="fp16")
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("framework", STACKS)
 @pytest.mark.parametrize("grad_dtype", ["fp32", "fp16"])
-def test_weight_gradients_are_accumulated(implementation: str, grad_dtype: str) -> None:
+def test_weight_gradients_are_accumulated(framework: Any, grad_dtype: str) -> None:
     """Fused: the product adds to the buffer. Otherwise it writes fp16 and a kernel reads that and the buffer, writes
     the buffer: (2 + 2 g) bytes per weight."""
-    work = make(*SIZES[0], implementation=implementation, grad_dtype=grad_dtype)
+    work = make(*SIZES[0], framework=framework, grad_dtype=grad_dtype)
     layer = models.layer(work)
     products = matmuls(layer.weight_grad, "wgrad", batched=False)
     adds = [op for op in layer.weight_grad if op.name.endswith("fc1 grad add")]
-    if implementation == "fused":
+    if framework == MEGATRON:
         assert all(k.accumulate and k.out_dtype == grad_dtype for k in products)
         assert adds == []
     else:
@@ -371,15 +370,15 @@ def test_weight_gradients_are_accumulated(implementation: str, grad_dtype: str) 
 
 def test_a_single_micro_batch_needs_no_accumulation_in_autograd() -> None:
     """Autograd keeps the first gradient of a step as it is, where gradients are in working precision."""
-    work = make(*SIZES[0], implementation="eager", grad_dtype="fp16", global_batch=1)
+    work = make(*SIZES[0], framework=PYTORCH, grad_dtype="fp16", global_batch=1)
     assert not [op for op in models.layer(work, turn=Turn(first=True)).weight_grad if op.name.endswith("grad add")]
 
 
 def test_fusion_saves_traffic_and_kernels() -> None:
     """With SwiGLU, dropout and flash attention: fewer bytes and kernels from eager to fused, and again to compiled."""
     moved, launched = [], []
-    for implementation in ("eager", "fused", "compiled"):
-        layer = models.layer(make(*SIZES[1], implementation=implementation, dropout=0.1, **LLAMA))
+    for framework in (PYTORCH, MEGATRON, COMPILED):
+        layer = models.layer(make(*SIZES[1], framework=framework, dropout=0.1, **LLAMA))
         kernels = [op.kernel for op in (*layer.forward, *layer.input_grad) if isinstance(op, Compute)]
         moved.append(sum(kernel.bytes for kernel in kernels if isinstance(kernel, Memory)))
         launched.append(len(kernels))
@@ -387,26 +386,26 @@ def test_fusion_saves_traffic_and_kernels() -> None:
     assert launched == sorted(launched, reverse=True)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_traffic_of_the_memory_kernels(implementation: str) -> None:
+@pytest.mark.parametrize("framework", STACKS)
+def test_traffic_of_the_memory_kernels(framework: Any) -> None:
     """Counted by hand for one LayerNorm, GELU, dropout layer of x = 2 s b h bytes and masks of x / 2."""
     s, b, h, a = SIZES[0]
     x, square = 2 * s * b * h, 2 * a * b * s * s
-    layer = models.layer(make(s, b, h, a, implementation=implementation, **GELU))
+    layer = models.layer(make(s, b, h, a, framework=framework, **GELU))
     assert traffic(layer.forward, "attn.norm") == (x, x)
     assert traffic(layer.forward, "mlp.gelu") == (4 * x, 4 * x)
     assert traffic(layer.backward, "mlp.gelu bwd") == (8 * x, 4 * x)
     assert traffic(layer.backward, "mlp.dropout bwd") == (x + x / 2, x)
     assert traffic(layer.backward, "attn.probs dropout bwd") == (square * 1.5, square)
-    if implementation == "fused":
+    if framework == MEGATRON:
         # Branch and residual in, sum and mask out; the causal softmax reads the lower triangle.
         assert traffic(layer.forward, "mlp.residual") == (2 * x, 1.5 * x)
         assert traffic(layer.forward, "attn.softmax") == (square / 2, square)
         assert traffic(layer.backward, "mlp.norm bwd") == (2 * x, x)
-    if implementation == "eager":
+    if framework == PYTORCH:
         assert traffic(layer.forward, "mlp.dropout") == (x, 1.5 * x)
         assert traffic(layer.forward, "mlp.residual") == (2 * x, x)
-    if implementation == "compiled":
+    if framework == COMPILED:
         # The sum is written for the backward pass but not read again by the norm; its gradient takes in the residual's.
         assert traffic(layer.forward, "attn.residual + mlp.norm") == (2 * x, 2.5 * x)
         assert traffic(layer.backward, "mlp.norm bwd + mlp.norm residual grad") == (3 * x, x)
@@ -587,8 +586,12 @@ def test_eager_adam_moves_more() -> None:
     """PyTorch's foreach AdamW walks over its tensors eight times: 12 operands read and 8 written after the decay's one
     each of 4 bytes, against 4 and 3 of the fused kernel."""
     fused, eager = (
-        [op for op in models.optimizer_ops(make(*SIZES[0], implementation=i), vector(1000)) if isinstance(op, Compute)]
-        for i in ("fused", "eager")
+        [
+            op
+            for op in models.optimizer_ops(make(*SIZES[0], optimizer={"implementation": i}), vector(1000))
+            if isinstance(op, Compute)
+        ]
+        for i in ("fused", "foreach")
     )
     adam = {op.name: op.kernel.bytes for op in fused}["optimizer.adam"]
     steps = [op for op in eager if op.kernel.kind == "foreach" and op.name != "optimizer.unscale"]
@@ -638,6 +641,7 @@ def _by_op(**keys: Any) -> models.Part:
         "name": "tiny",
         "model": sizes | llama | keys.pop("model", {}),
         "training": {"seq": 512, "global_batch": 8, "recompute": "ops"} | keys.pop("training", {}),
+        "framework": keys.pop("framework", MEGATRON),
         "parallelism": keys.pop("parallelism", {}),
         "cluster": "dgx_h100",
     }
@@ -712,18 +716,15 @@ def test_recompute_by_op_of_other_attention() -> None:
         {"model": {"mla": LATENT, "moe": MIXTURE}},
         {"model": {"moe": MIXTURE}, "parallelism": {"dp": 4, "ep": 4}},
         {"parallelism": {"tp": 4, "sequence_parallel": True, "overlap": {"tp": True}}},
-        {"training": {"implementation": "eager"}},
+        {"framework": PYTORCH},
     ],
 )
 def test_recompute_by_op_makes_what_it_does_not_keep(keys: dict[str, Any]) -> None:
     """Between keeping all and recomputing all: it keeps less than the first and more than the second, and what it keeps
     and makes again covers what the backward pass reads, tensor by tensor."""
-    layer = _by_op(**{key: dict(value) for key, value in keys.items()})
+    layer = _by_op(**keys)
     training = dict(keys.get("training", {}))
-    none, full = (
-        _by_op(**{**{key: dict(value) for key, value in keys.items()}, "training": {**training, "recompute": how}})
-        for how in ("none", "full")
-    )
+    none, full = (_by_op(**{**keys, "training": {**training, "recompute": how}}) for how in ("none", "full"))
     assert full.saved_bytes < layer.saved_bytes < none.saved_bytes
     here: Counter[str] = Counter()
     for tensor in (*layer.saved, *layer.recomputed):

@@ -13,13 +13,15 @@ from simulator.models.layer import layer
 from simulator.models.norms import norm
 from simulator.models.shapes import shapes
 from simulator.program import Compute, Memory
+from tests.support.frameworks import COMPILED, MEGATRON
 
 
 def job(hidden: int = 1024, seq: int = 512, **training: Any) -> dict[str, Any]:
     sizes = {"layers": 2, "hidden": hidden, "heads": 8, "vocab": 32000, "norm": "rmsnorm", "activation": "swiglu"}
     return {
         "model": {**sizes, "position": "rope", "bias": False},
-        "training": {"seq": seq, "micro_batch": 2, "global_batch": 16, "implementation": "eager", **training},
+        "training": {"seq": seq, "micro_batch": 2, "global_batch": 16, **training},
+        "framework": "pytorch",
         "parallelism": {"zero": 3},
         "cluster": {"name": "dgx_h100", "nodes": 1},
     }
@@ -65,11 +67,12 @@ def test_it_keeps_its_input_in_fp32_and_what_the_weight_multiplies() -> None:
 
 def test_a_fused_kernel_gains_what_torchtitan_measured() -> None:
     """Torchtitan's pull request 181: "It improves MFU by +15% with FSDP2 7B, and compiled slightly by +1.2%"."""
-    sizes = {"seq": 4096, "micro_batch": 1, "global_batch": 8, "implementation": "eager"}
+    sizes = {"seq": 4096, "micro_batch": 1, "global_batch": 8}
     steps = [
         simulator.run(
             {
                 "model": {"preset": "llama2-7b"},
+                "framework": "pytorch",
                 "training": {**sizes, "recompute": "ops", "fused_rms_norm": fused},
                 "parallelism": {"zero": 3},
                 "cluster": {"name": "dgx_h100", "nodes": 1},
@@ -80,8 +83,8 @@ def test_a_fused_kernel_gains_what_torchtitan_measured() -> None:
     assert steps[0] / steps[1] == pytest.approx(1.15, abs=0.04)
 
 
-@pytest.mark.parametrize("change", [{"implementation": "fused"}, {"implementation": "compiled"}])
-def test_only_eager_code_has_it(change: dict[str, str]) -> None:
+@pytest.mark.parametrize("framework", [MEGATRON, COMPILED])
+def test_only_eager_code_has_it(framework: Any) -> None:
     with pytest.raises(InputError, match="is one kernel") as caught:
-        load_workload({**job(), "training": {**job()["training"], "fused_rms_norm": False, **change}})
+        load_workload({**job(fused_rms_norm=False), "framework": framework})
     assert caught.value.key == "training.fused_rms_norm"

@@ -68,7 +68,8 @@ def test_gradients_that_steps_make_are_drawn_once() -> None:
     there when the step begins, and at the peak the layers add up to the rank's total."""
     work = {
         "model": {"layers": 4, "hidden": 512, "heads": 8, "vocab": 1024},
-        "training": {"seq": 512, "global_batch": 2, "implementation": "eager", "grad_dtype": "bf16"},
+        "training": {"seq": 512, "global_batch": 2, "grad_dtype": "bf16"},
+        "framework": "pytorch",
         "cluster": "dgx_h100",
     }
     result = run(work)

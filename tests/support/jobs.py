@@ -9,10 +9,11 @@ from typing import Any
 from simulator.api import Result, run
 from simulator.config import load_workload
 from simulator.errors import InputError
+from tests.support.frameworks import STACKS
 
 
 def job(**changes: Any) -> dict[str, Any]:
-    """A tiny GPT on DGX A100s. ``changes``: dotted keys with __ for the dot, such as parallelism__tp=2."""
+    """A tiny GPT on DGX A100s. ``changes``: dotted keys with __ for the dot, as in parallelism__tp=2; or sections."""
     workload: dict[str, Any] = {
         "name": "tiny",
         "model": {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1024},
@@ -22,7 +23,10 @@ def job(**changes: Any) -> dict[str, Any]:
     }
     for key, value in changes.items():
         section, _, name = key.partition("__")
-        workload[section][name] = value
+        if name:
+            workload[section][name] = value
+        else:
+            workload[section] = value
     return workload
 
 
@@ -83,8 +87,8 @@ def any_job(one: Callable[..., Any]) -> dict[str, Any]:
         "grad_dtype": one("fp32", "bf16"),
         "grad_clip": one(None, 1.0),
         "recompute": one("none", "selective", "full", {"granularity": "full", "layers": 1}),
-        "implementation": one("eager", "fused", "compiled"),
     }
+    workload["framework"] = one(*STACKS)
     workload["training"]["global_batch"] = workload["training"]["micro_batch"] * dp * pp * one(1, 2, 3)
     workload["parallelism"] = {
         "tp": tp,

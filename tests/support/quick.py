@@ -59,7 +59,7 @@ def play(
 ) -> Result:
     """As `simulator.run`; ``speeds``: what communication takes from computation, in place of the profile's figures."""
     cluster = build_cluster(workload.cluster)
-    costs = Costs.from_profile(PROFILE, workload.training.implementation)
+    costs = Costs.from_profile(PROFILE, workload.software)
     if speeds is not None:
         costs = replace(costs, beside=ByPurpose(speeds) if speeds else None)
     program = build_program(workload)

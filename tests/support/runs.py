@@ -18,10 +18,12 @@ GPT = {"layers": 4, "hidden": 512, "heads": 8, "vocab": 1024, "tied_embeddings":
 def workload(directory: Path, name: str, parallelism: dict[str, object]) -> Path:
     """A small workload file."""
     path = directory / f"{name}.yaml"
-    training = {"seq": 512, "micro_batch": 1, "global_batch": 8, "implementation": "eager"}
+    training = {"seq": 512, "micro_batch": 1, "global_batch": 8}
     cluster = "hgx_h100_4gpu"
     path.write_text(
-        json.dumps({"model": GPT, "training": training, "parallelism": parallelism, "cluster": cluster}),
+        json.dumps(
+            {"model": GPT, "training": training, "framework": "pytorch", "parallelism": parallelism, "cluster": cluster}
+        ),
         encoding="utf-8",
     )
     return path

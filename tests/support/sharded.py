@@ -12,16 +12,26 @@ from tests.support.jobs import job
 _PLAYED: dict[str, Result] = {}
 
 
-def load(training: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **parallelism: Any) -> Workload:
-    workload = job()
+def load(
+    training: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    framework: str = "megatron_core",
+    **parallelism: Any,
+) -> Workload:
+    workload = job(framework=framework)
     workload["training"] |= {"grad_clip": None, "global_batch": 8} | (training or {})
     workload["model"] |= model or {}
     workload["parallelism"] |= parallelism
     return quick.load(workload)
 
 
-def play(training: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **parallelism: Any) -> Result:
-    key = repr((training, model, parallelism))
+def play(
+    training: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    framework: str = "megatron_core",
+    **parallelism: Any,
+) -> Result:
+    key = repr((training, model, framework, parallelism))
     if key not in _PLAYED:
-        _PLAYED[key] = quick.play(load(training, model, **parallelism))
+        _PLAYED[key] = quick.play(load(training, model, framework, **parallelism))
     return _PLAYED[key]

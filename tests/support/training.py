@@ -42,7 +42,6 @@ TRAINING: dict[str, Any] = {
     "micro_batch": 1,
     "global_batch": 8,
     "precision": "fp32",
-    "implementation": "eager",
 }
 NO_OVERLAP = {"grad_reduce": False}
 
@@ -150,6 +149,7 @@ def workload(job: str) -> dict[str, Any]:
         "model": model,
         "parallelism": layout,
         "training": {**TRAINING, **training},
+        "framework": "pytorch",
         "cluster": "dgx_h100",
     }
 

@@ -15,6 +15,7 @@ from simulator.validation import SUITES, Bounds, Outcome, Suite, evaluate, read_
 from simulator.validation.accuracy import accuracy, covered, recorded
 from simulator.validation.record import coverage_in, errors_of, step_time_s
 from simulator.validation.rows import Row, UnsupportedError, loaded, measured_step_s, workload_of
+from tests.support.frameworks import COMPILED
 
 RUNS = Path(__file__).resolve().parents[2] / "calibration" / "runs"
 
@@ -223,9 +224,9 @@ def test_accuracy_names_the_nearest_suite_and_what_it_never_saw() -> None:
     assert llama["nearest_suite"] == "torch-fsdp"
     assert not llama["close"]
     outside = llama["extrapolation"]
-    assert any("fused: measured with eager, compiled only" in note for note in outside)
+    assert any("framework megatron_core: measured with pytorch, pytorch, compiled only" in note for note in outside)
     assert any("parallelism.zero 1: measured with 3 only" in note for note in outside)
-    compiled = {"training.implementation": "compiled", "parallelism.zero": 3, "training.recompute": "full"}
+    compiled = {"framework": COMPILED, "parallelism.zero": 3, "training.recompute": "full"}
     sharded = accuracy(load_workload("llama3_8b_dgx_h100", compiled))
     assert (sharded["nearest_suite"], sharded["close"], sharded["extrapolation"]) == ("torch-fsdp", True, [])
 
@@ -236,7 +237,7 @@ def test_accuracy_names_the_nearest_suite_and_what_it_never_saw() -> None:
 )
 def test_steps_of_another_gpu_are_not_close(cluster: str, links: str | None) -> None:
     """All FSDP steps that are known are of A100s and H100s (and H200s) on NVSwitches."""
-    sharded = {"training.implementation": "compiled", "parallelism": {"dp": 8, "zero": 3}, "cluster": cluster}
+    sharded = {"framework": COMPILED, "parallelism": {"dp": 8, "zero": 3}, "cluster": cluster}
     told = accuracy(load_workload("llama3_8b_dgx_h100", sharded))
     assert (told["nearest_suite"], told["close"]) == ("torch-fsdp", False)
     assert told["extrapolation"][0].startswith("cluster.node.gpus.type ")
@@ -246,7 +247,7 @@ def test_steps_of_another_gpu_are_not_close(cluster: str, links: str | None) -> 
 
 def test_a_suite_of_the_same_gpu_comes_before_one_that_is_more_alike_but_for_that() -> None:
     """DDP without ZeRO was measured on H200s only, on A100s only with ZeRO-3."""
-    plain = {"training.implementation": "eager", "parallelism": {"dp": 8}, "cluster": "dgx_a100"}
+    plain = {"framework": "pytorch", "parallelism": {"dp": 8}, "cluster": "dgx_a100"}
     told = accuracy(load_workload("llama3_8b_dgx_h100", plain))
     assert (told["nearest_suite"], told["close"]) == ("torch-fsdp", True)
     assert told["extrapolation"] == ["parallelism.zero 0: measured with 3 only"]
@@ -261,7 +262,7 @@ MEGATRON = {
 }
 
 
-def test_gpu_implementation_and_scale_weigh_as_much_as_precision() -> None:
+def test_gpu_framework_and_scale_weigh_as_much_as_precision() -> None:
     """Megatron-LM's published steps are fp16 with unfused attention, two weighty differences; those of our own runs in
     bf16 are of another GPU, of plain PyTorch, and of 4 GPUs at most where the job has 64."""
     told = accuracy(load_workload(MEGATRON))

@@ -80,6 +80,7 @@ def report(
         "cluster": workload.cluster.name,
         "calibration": dict(job.calibration),
         "n_gpus": job.workload.n_ranks,
+        "framework": workload.framework.model_dump(mode="json"),
         "parallelism": workload.parallelism.model_dump(mode="json"),
         "n_microbatches": workload.microbatches,
         "params_total": job.parameters,
