@@ -119,56 +119,65 @@ class Before(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Framework:
-    """One software stack, in one of its versions, compiled or not.
-
-    ``launch_section``: of ``host.launch_s`` in a profile, what its host takes. ``memory_sections``: of
-    ``kernels.memory``, whose kernels it launches; a later one replaces classes of an earlier one.
-    ``defaults``: dotted key of a workload -> its value where the file leaves it open. ``before``: other defaults of
-    early versions. ``compiled``: the stack under torch.compile, where that is modelled.
-    ``losses``: those of ``training.loss`` that it can run. ``adds_in_products``: a product that makes a weight gradient
-    can add it to the buffer.
-
-    Facts and hooks of layers: ``activation``; ``rotation``, kernels that turn queries, or keys, by their positions;
-    ``joined_qkv_width``, elements of a token that are copied to join the gradients of queries, keys and values;
-    ``softmax``, of scores, and the dropout after it; ``residual``, dropout of a block's output and the sum with its
-    input; ``embedding_mask``, kernels of both passes that hide words of other ranks, from the bytes of all rows;
-    ``rms_norm_by_operations``, RMSNorm without a kernel of its own, where there is such; ``fuses_residual_and_norm``,
-    one kernel for a sum and the norm after it, each way; ``adds_bias_after_sums``, in a kernel of its own, where a bias
-    waits for a sum over ranks.
-    Of the loss that is not compiled: ``keeps_log_softmax`` of a whole vocabulary, ``keeps_split_log_softmax`` of one
-    that is split over ranks, where it is not the softmax, worked on in place, and ``by_row``, the class of kernels that
-    take the same number for a whole row.
-    ``recompute_ends_before``: operations of a layer without dropout before which running it again ends, of a layer that
-    is whole and of one that is split over ranks; none where all of it runs again.
-    """
+    """One software stack, in one of its versions, compiled or not."""
 
     name: str
+    """the name in workload files"""
     about: str
+    """what it is, in a line"""
+
     launch_section: str
+    """of ``host.launch_s`` in a profile: seconds that its host takes to issue work"""
     memory_sections: tuple[str, ...]
+    """of ``kernels.memory`` in a profile: its memory-bound kernels; later sections replace classes of earlier ones"""
+
     defaults: Callable[[JobTraits], Mapping[str, object]]
+    """dotted key of a workload -> its value where the file leaves it open"""
     losses: tuple[str, ...]
+    """values of ``training.loss`` that it can run"""
     adds_in_products: bool
+    """a product that makes a weight gradient can add it to the buffer"""
+
     activation: Callable[[Shapes], ActivationKernels]
+    """the function between the two products of an MLP"""
     rotation: tuple[Traffic, ...]
+    """kernels that turn queries, or keys, by their positions"""
     joined_qkv_width: Callable[[Shapes], int]
+    """elements of a token that are copied to join the gradients of queries, keys and values"""
     softmax: Callable[[Shapes, int], tuple[Node, Node]]
+    """probabilities of so many attention scores, and the dropout after them"""
     residual: Callable[[Shapes, str], Node]
+    """dropout of a block's output, and the sum with the block's input"""
     embedding_mask: Callable[[Shapes, float], tuple[Ops, Ops]]
+    """kernels of the forward and backward pass that hide words of other ranks, from the bytes of all rows"""
     experts: ExpertHooks
+    """operations around the products of experts"""
     replication: Callable[[JobTraits], Replication]
+    """how gradients are kept, and how replicas share them"""
     by_row: str
+    """class of kernels that take the same number for a whole row"""
+
     keeps_log_softmax: bool = False
+    """an eager loss keeps the logarithm of the softmax, not the softmax, which is worked on in place"""
     keeps_split_log_softmax: bool = False
+    """so does one over a vocabulary that is split over ranks"""
     rms_norm_by_operations: Callable[[Shapes, str], Node] | None = None
+    """RMSNorm without a kernel of its own, where the stack has such"""
     fuses_residual_and_norm: bool = False
+    """a sum and the norm after it are one kernel, each way"""
     adds_bias_after_sums: bool = False
+    """a bias that waits for a sum over ranks is added by a kernel of its own"""
     recompute_ends_before: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+    """operations of a layer without dropout before which running it again ends: of a whole layer, of a split one"""
     stages: StageRuntime = StageRuntime()
+    """how pipeline stages run"""
+
     before: tuple[Before, ...] = ()
+    """defaults of early versions"""
     compiled: Framework | None = None
+    """the stack under torch.compile, where that is modelled"""
 
     @property
     def rotates_by_operations(self) -> bool:
-        """Whether positions are applied by several operations, not by a kernel."""
+        """True where positions are applied by several operations, not by a kernel."""
         return len(self.rotation) > 1

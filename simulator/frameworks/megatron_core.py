@@ -1,7 +1,7 @@
 """Megatron-Core with the kernels of Transformer Engine and Apex: most operations between two products are one kernel.
 
-github.com/NVIDIA/Megatron-LM, megatron/core; gradients are parts of one buffer that is always there, and products add
-to it (Apex's fused accumulation).
+Gradients are parts of one buffer that is always there, and products add to it (Apex's fused accumulation).
+Source: github.com/NVIDIA/Megatron-LM, megatron/core.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ def joined_qkv_width(z: Shapes) -> int:
 
 
 def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
-    """Scale, causal mask and softmax in one kernel (scaled_upper_triang_masked_softmax), which reads the lower triangle
-    only and writes the whole square; under a sliding window, which it does not know, the general one reads all."""
+    """Scale, causal mask and softmax in one kernel (scaled_upper_triang_masked_softmax).
+
+    It reads the lower triangle only and writes the whole square. Under a sliding window the general kernel reads all.
+    """
     square = float(z.element * elements)
     read = square if z.window else square / 2
     probs = Node(

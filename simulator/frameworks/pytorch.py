@@ -22,9 +22,9 @@ from simulator.operations.dropout import drop_kernel, dropout
 from simulator.operations.nodes import Node, Ops, Tensor, fuse, memory
 from simulator.operations.shapes import Shapes
 
-#: Gated activations read gate and up from the first product's output; there is a kernel for the activation and one for
-#: the gate, and one that joins the two gradients for the backward product. Gate and up are halves of the rows of one
-#: tensor: what reads them, and no other, is strided.
+#: Gated activations read gate and up from the first product's output. The activation and the gate have a kernel each;
+#: one more joins the two gradients for the backward product. Gate and up are halves of the rows of one tensor: kernels
+#: that read them, and no others, are strided.
 GATED = ActivationKernels(
     forward=(Traffic("", "strided", 1, 1), Traffic(" gate", "strided", 2, 1)),
     backward=(
@@ -43,10 +43,10 @@ ROTATION = (
     Traffic(" sin", "rope", 1, 1),
     Traffic(" add", "rope", 2, 1),
 )
-#: (label, class, tensors read in fp32 and in the working precision, tensors written in both) of the kernels of
-#: ``(x.float() * rsqrt(x.float().pow(2).mean(-1) + eps)).type_as(x) * weight``: PyTorch's RMSNorm up to 2.8 (PyTorch,
-#: pull request 153666), Meta's and Hugging Face's in Llama. What takes the same number from a whole row or column
-#: has no vector loads. Kernels over one number per row are left out.
+#: Kernels of ``(x.float() * rsqrt(x.float().pow(2).mean(-1) + eps)).type_as(x) * weight``. PyTorch's RMSNorm was so up
+#: to 2.8 (PyTorch, pull request 153666), and Meta's and Hugging Face's are in Llama. Columns: label, class, tensors
+#: read in fp32 and in the working precision, tensors written in both. Kernels that take the same number from a whole
+#: row or column have no vector loads. Kernels over one number per row are left out.
 RMS_NORM_FORWARD = (
     ("float", "upcast", 0, 1, 1, 0),
     ("square", "activation", 1, 0, 1, 0),
@@ -55,8 +55,9 @@ RMS_NORM_FORWARD = (
     ("cast", "cast", 1, 0, 0, 1),
     ("weight", "bias", 0, 1, 0, 1),
 )
-#: Autograd's, in its order: of the product with the weight, the cast, the division (of x, and of its row's number), the
-#: square (2 x times the gradient of the mean), the sum of both gradients of x.float(), and that cast.
+#: Autograd's kernels in its order: of the product with the weight, of the cast, and of the division (of x, and of its
+#: row's number). Then come the square (2 x times the gradient of the mean), the sum of both gradients of x.float(), and
+#: the cast of that.
 RMS_NORM_BACKWARD = (
     ("weight", "bias", 0, 1, 0, 1),
     ("cast", "upcast", 0, 1, 1, 0),
@@ -159,7 +160,7 @@ def embedding_mask(z: Shapes, nbytes: float) -> tuple[Ops, Ops]:
 
 def replication(job: JobTraits) -> Replication:
     """Autograd hands over the first gradient as it is; a buffer of another type is zeroed and added to. FSDP adds up
-    what it has reduced."""
+    reduced gradients."""
     fully, of_one_type = job.zero == 3, job.grad_dtype == job.precision
     kept = fully or (job.zero == 0 and of_one_type)
     return Replication(

@@ -1,7 +1,7 @@
 """How plain PyTorch sends tokens to experts and back: a kernel per operation, and a host that waits for the counts.
 
-Choices are sorted by expert, rows gathered in that order, and what comes from several ranks is put together expert by
-expert; on the way back outputs are gathered in the order of tokens, weighed, and summed per token, as in torchtitan
+Choices are sorted by expert, rows gathered in that order, and rows of several ranks put together expert by expert. On
+the way back outputs are gathered in the order of tokens, weighed, and summed per token. All of it is as in torchtitan
 (torchtitan/models/moe). Gradients of a permutation are gathered by its inverse. `calibration.train.experts` runs these
 very operations.
 """
@@ -69,7 +69,7 @@ def router(z: Shapes, x: Experts) -> Node:
 
 
 def sort(x: Experts) -> Ops:
-    """From the choices to their order by expert, its inverse, the tokens that the rows are of, and counts."""
+    """Kernels that make of the choices their order by expert, its inverse, the token of each row, and counts."""
     entries = float(INDEX * x.sent)
 
     def kernel(name: str, op: str, read: float, written: float) -> Ops:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class Experts:
     """One rank's share of a layer with experts.
 
-    ``tokens`` are those that it routes to ``top_k`` of ``experts`` (its rows; without sequence parallelism its part of
-    the rows that tp ranks share), ``sent`` and ``received`` the copies that leave and reach it, ``loads`` what each
-    expert that it holds works on. ``ffn`` and ``shared_ffn`` are the rank's own widths. ``received_shares`` and
+    ``tokens`` are routed by the rank to ``top_k`` of ``experts``: its rows, or without sequence parallelism its part of
+    the rows that tp ranks share. ``sent`` and ``received`` are the copies that leave and reach it, ``loads`` the copies
+    for each expert of the rank. ``ffn`` and ``shared_ffn`` are the rank's own widths. ``received_shares`` and
     ``per_node`` are the dispatch's (see `Comm`). ``overlaps``: the shared experts compute beside it and the combine.
     """
 

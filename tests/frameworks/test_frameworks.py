@@ -126,7 +126,7 @@ def test_what_a_file_says_is_no_default() -> None:
 
 
 def test_defaults_follow_another_framework() -> None:
-    """And are no keys that somebody gave: no warning says that one has no effect."""
+    """Defaults are no keys of the file, so that no warning is of one."""
     changed = altered(load(DEEPSPEED, parallelism__dp=2), {"framework": "pytorch"})
     assert not changed.parallelism.copy_to_buckets
     assert not changed.training.keep_gradients

@@ -21,9 +21,9 @@ class RecordedJob:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
-#: The software that runs a step, as the training section says it.
-EAGER = {"implementation": "eager"}
-COMPILED = {"implementation": "compiled"}
+#: The software that runs a step.
+EAGER: dict[str, Any] = {"framework": "pytorch"}
+COMPILED: dict[str, Any] = {"framework": {"name": "pytorch", "compile": True}}
 
 GPT = {"layers": 4, "hidden": 1024, "heads": 16, "vocab": 4096}
 LLAMA = {
@@ -125,7 +125,7 @@ SCHEDULES: dict[str, RecordedJob] = {
     "schedule_gpipe": gpt({"pp": 4, "schedule": "gpipe"}),
     "schedule_1f1b": gpt({"pp": 4, "dp": 2, "zero": 1, "schedule": "1f1b"}),
     "schedule_1f1b_in_line": gpt({"pp": 4, "overlap": {"p2p": False}}),
-    "schedule_1f1b_eager_batch_p2p": gpt({"pp": 4, "batch_p2p": True}, EAGER),
+    "schedule_1f1b_eager_batch_p2p": gpt({"pp": 4, "batch_p2p": True}, **EAGER),
     "schedule_interleaved": llama({"pp": 2, "vpp": 2, "schedule": "interleaved"}),
     "schedule_looped_bfs": llama({"pp": 2, "vpp": 2, "dp": 2, "schedule": "looped_bfs", "zero": 2}),
     "schedule_zb_h1": llama({"pp": 4, "schedule": "zb_h1"}),
@@ -170,11 +170,11 @@ DATA_PARALLEL: dict[str, RecordedJob] = {
     "dp_zero3": gpt({"dp": 8, "zero": 3}),
     "dp_zero3_keeps": llama({"dp": 4, "zero": 3, "reshard_after_forward": False, "prefetch": 2}),
     "dp_zero3_no_prefetch": llama({"dp": 4, "zero": 3, "prefetch": 0}),
-    "dp_ddp_eager": llama({"dp": 4}, {**EAGER, "grad_dtype": "bf16"}),
-    "dp_fsdp_eager": llama({"dp": 4, "zero": 3}, EAGER),
-    "dp_fsdp_compiled_nodes": llama({"dp": 16, "zero": 3}, COMPILED),
+    "dp_ddp_eager": llama({"dp": 4}, {"grad_dtype": "bf16"}, **EAGER),
+    "dp_fsdp_eager": llama({"dp": 4, "zero": 3}, **EAGER),
+    "dp_fsdp_compiled_nodes": llama({"dp": 16, "zero": 3}, **COMPILED),
     "dp_hsdp_zero1": gpt({"dp": 16, "zero": 1, "hsdp": 8}),
-    "dp_hsdp_zero3": gpt({"dp": 16, "zero": 3, "hsdp": 8}, EAGER),
+    "dp_hsdp_zero3": gpt({"dp": 16, "zero": 3, "hsdp": 8}, **EAGER),
     "dp_servers": gpt({"dp": 4, "data_parallel": "parameter_server", "servers": 2}, cluster=offload_cluster(2)),
     "dp_servers_in_line": gpt(
         {"dp": 4, "data_parallel": "parameter_server", "overlap": {"grad_reduce": False}}, cluster=offload_cluster(1)
@@ -203,15 +203,15 @@ DATA_PARALLEL: dict[str, RecordedJob] = {
 TRAINING: dict[str, RecordedJob] = {
     "fused": llama({"tp": 2, "dp": 2}),
     "fused_apart": llama({"tp": 2, "dp": 2}, {"gradient_accumulation_fusion": False}),
-    "eager": llama({"tp": 2, "dp": 2}, EAGER),
-    "eager_old": llama({"dp": 2}, {**EAGER, "fused_rms_norm": False, "attention_kernel": "flash2"}),
-    "eager_keeps_gradients": llama({"dp": 2, "zero": 1}, {**EAGER, "keep_gradients": True}),
-    "compiled": llama({"tp": 2, "dp": 2}, COMPILED),
-    "compiled_eager_loss": llama({"dp": 2}, {**COMPILED, "compile_loss": False}),
+    "eager": llama({"tp": 2, "dp": 2}, **EAGER),
+    "eager_old": llama({"dp": 2}, {"fused_rms_norm": False, "attention_kernel": "flash2"}, **EAGER),
+    "eager_keeps_gradients": llama({"dp": 2, "zero": 1}, {"keep_gradients": True}, **EAGER),
+    "compiled": llama({"tp": 2, "dp": 2}, **COMPILED),
+    "compiled_eager_loss": llama({"dp": 2}, {"loss": "eager"}, **COMPILED),
     "recompute_selective": gpt({"dp": 2}, {"recompute": "selective"}, model={"attention": "unfused", "dropout": 0.1}),
     "recompute_full": gpt({"pp": 2}, {"recompute": "full"}),
     "recompute_some": gpt({"dp": 2}, {"recompute": {"granularity": "full", "layers": 2}}),
-    "recompute_ops": llama({"dp": 2}, {**EAGER, "recompute": "ops"}),
+    "recompute_ops": llama({"dp": 2}, {"recompute": "ops"}, **EAGER),
     "recompute_modules": experts(
         {"dp": 4, "ep": 2},
         {"shared_experts": 1, "first_dense_layers": 1},
@@ -243,7 +243,7 @@ TRAINING: dict[str, RecordedJob] = {
 
 EXPERTS: dict[str, RecordedJob] = {
     "moe": experts({"dp": 4, "ep": 4}),
-    "moe_eager": experts({"dp": 2, "ep": 2}, training=EAGER),
+    "moe_eager": experts({"dp": 2, "ep": 2}, **EAGER),
     "moe_skew": experts({"dp": 4, "ep": 4}, {"token_distribution": {"skew": 0.5}}, seed=3),
     "moe_list": experts({"dp": 2, "ep": 2}, {"token_distribution": [8, 4, 2, 2, 1, 1, 1, 1]}),
     "moe_redundant": experts({"dp": 4, "ep": 4}, {"token_distribution": {"skew": 0.8}, "redundant_experts": 4}),
@@ -258,7 +258,7 @@ EXPERTS: dict[str, RecordedJob] = {
     "moe_tp_etp": experts({"tp": 2, "dp": 4, "ep": 2, "etp": 2, "zero": 2}),
     "moe_folded": experts({"tp": 2, "dp": 2, "ep": 4}),
     "moe_cp": experts({"cp": 2, "dp": 2, "ep": 4}),
-    "moe_fsdp": experts({"dp": 4, "ep": 2, "zero": 3}, training=EAGER),
+    "moe_fsdp": experts({"dp": 4, "ep": 2, "zero": 3}, **EAGER),
     "moe_mla_zb": experts({"dp": 2, "ep": 2, "pp": 2, "schedule": "zb_h1"}, model=LATENT),
     "mla": llama({"tp": 2}, model=LATENT),
     "mtp": llama({"pp": 2}, model={"mtp_layers": 1}),
@@ -274,7 +274,7 @@ SPLIT: dict[str, RecordedJob] = {
     "tp_plain": gpt({"tp": 4, "sequence_parallel": False}),
     "tp_overlap": gpt({"tp": 4, "overlap": {"tp": True}}, {"seq": 2048}),
     "tp_plain_overlap": gpt({"tp": 4, "sequence_parallel": False, "overlap": {"tp": True}}, {"seq": 2048}),
-    "tp_eager": llama({"tp": 4, "sequence_parallel": False}, EAGER),
+    "tp_eager": llama({"tp": 4, "sequence_parallel": False}, **EAGER),
     "tp_whole_vocabulary": gpt({"tp": 2, "pp": 2, "vocab_parallel": False}),
     "tp_scatter_gather": gpt({"tp": 4, "pp": 2, "sequence_parallel": False, "scatter_gather_p2p": True}),
     "tp_nvls": gpt({"tp": 8, "sequence_parallel": False}, cluster="dgx_h100"),
@@ -312,7 +312,7 @@ TREE = {"top": {}, "left": {"at": "top", "nodes": 2, "bandwidth_Bps": 10e9}, "ri
 
 CLUSTERS: dict[str, RecordedJob] = {
     "slow_gpu": gpt({"dp": 16}, cluster=odd({"gpu": "node0.gpu3", "speed_scale": 0.7})),
-    "slow_host": gpt({"dp": 16}, EAGER, cluster=odd({"gpu": "node1.gpu2", "host_speed": 0.5, "autograd_speed": 0.8})),
+    "slow_host": gpt({"dp": 16}, cluster=odd({"gpu": "node1.gpu2", "host_speed": 0.5, "autograd_speed": 0.8}), **EAGER),
     "slow_nic": gpt({"dp": 16, "zero": 2}, cluster=odd({"link": "node1.nic2", "bandwidth_scale": 0.25})),
     "slow_nics_pp": gpt({"tp": 8, "pp": 2}, cluster=odd({"link": "node1.nic*", "bandwidth_scale": 0.5})),
     "missing_gpu": gpt(
@@ -337,7 +337,7 @@ CLUSTERS: dict[str, RecordedJob] = {
     "sharp": gpt({"dp": 16}, cluster={"name": "dgx_h100", "nodes": 2, "fabric": {"sharp": True}}),
     "pcie_l40s": llama({"dp": 8, "zero": 1}, cluster="pcie_l40s"),
     "pcie_pairs": gpt({"tp": 2, "pp": 2}, cluster="pcie_a100_nvlink_pairs"),
-    "workstation": llama({"dp": 3}, {**EAGER, "global_batch": 12}, cluster="workstation_3gpu"),
+    "workstation": llama({"dp": 3}, {"global_batch": 12}, cluster="workstation_3gpu", **EAGER),
     "mesh_v100": gpt({"tp": 4, "dp": 2}, {"precision": "fp16"}, cluster="dgx1_v100"),
     "mi300x": llama({"tp": 4, "dp": 2}, cluster="mi300x"),
     "gb200": llama({"tp": 4, "dp": 18}, {"global_batch": 36}, cluster="gb200_nvl72"),
