@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
 
 from simulator.config.section import ShortSection
 from simulator.frameworks import FRAMEWORKS
@@ -16,6 +18,12 @@ else:
     Name = Literal[tuple(FRAMEWORKS)]
 
 
+def _numbered(version: str | None) -> str | None:
+    if version is not None and not re.fullmatch(r"\d+(\.\d+)*", version):
+        raise PydanticCustomError("version", 'must be a name such as "2.8", of numbers and dots')
+    return version
+
+
 class FrameworkChoice(ShortSection):
     """The software stack that trains the model: whose kernels, gradient buffers, sends, host costs and defaults. A
     plain text means `name`."""
@@ -24,7 +32,7 @@ class FrameworkChoice(ShortSection):
 
     name: Name = next(iter(FRAMEWORKS))
     """[megatron_core]"""
-    version: Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")] | None = None
+    version: Annotated[str | None, AfterValidator(_numbered)] = None
     """in quotes, such as "2.8": defaults that were others then [null: the newest that is known]"""
     compile: bool = False
     """pytorch: under torch.compile [false]"""

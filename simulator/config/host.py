@@ -8,9 +8,8 @@ from pydantic import Field, model_validator
 
 from simulator.config.figures import Cited, Positive, need_all
 from simulator.config.section import Section
+from simulator.frameworks.framework import LaunchSection
 
-#: Software that issues ops: PyTorch as it is, with fused kernels, under torch.compile. A framework says which it is.
-Issuer = Literal["eager", "fused", "compiled"]
 #: What the host issues, as far as it takes differently long; other: elementwise, copies, reductions.
 LaunchClass = Literal["matmul", "attention", "norm", "other"]
 #: What the host does around several ops.
@@ -60,9 +59,9 @@ class LaunchCosts(Cited):
 class Host(Section):
     """The CPU that feeds the GPU."""
 
-    launch_s: dict[Issuer, LaunchCosts]
+    launch_s: dict[LaunchSection, LaunchCosts]
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        need_all("host.launch_s", self.launch_s, get_args(Issuer))
+        need_all("host.launch_s", self.launch_s, get_args(LaunchSection))
         return self

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, cast
 
 from pydantic import Field, GetJsonSchemaHandler, ModelWrapValidatorHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -215,7 +215,8 @@ def _left_open(section: S, key: str, value: object) -> S:
         value = _left_open(getattr(section, name), rest, value)
     elif name in section.model_fields_set:
         return section
-    return section.model_construct(_fields_set=set(section.model_fields_set), **{**dict(section), name: value})
+    values = {**dict(section), name: value}
+    return cast(S, section.model_construct(_fields_set=set(section.model_fields_set), **values))
 
 
 def _calibrations(given: str | dict[str, str], own: tuple[str, ...], types: tuple[str, ...]) -> str | dict[str, str]:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor
 from simulator.operations.shapes import Shapes
+
+#: Sections of a profile by what issues the operations: PyTorch as it is, fused kernels, torch.compile.
+LaunchSection = Literal["eager", "fused", "compiled"]
 
 
 class Traffic(NamedTuple):
@@ -126,7 +129,7 @@ class Framework:
     about: str
     """what it is, in a line"""
 
-    launch_section: str
+    launch_section: LaunchSection
     """of ``host.launch_s`` in a profile: seconds that its host takes to issue work"""
     memory_sections: tuple[str, ...]
     """of ``kernels.memory`` in a profile: its memory-bound kernels; later sections replace classes of earlier ones"""

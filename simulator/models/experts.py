@@ -182,7 +182,8 @@ def _dispatch(z: Shapes, x: Experts) -> Node:
     own, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
     worked_on = float(z.element * x.worked_on * z.hidden)
     counts = float(COUNT * x.experts * x.ep)
-    hooks, counted = z.framework.experts, ()
+    hooks = z.framework.experts
+    counted: Ops = ()
     if x.ep > 1 and x.counted:
         waits = hooks.host_waits_for_counts
         counted = (Comm("ep.all_gather token counts", "all_gather", counts, axis="ep", purpose="ep", host_waits=waits),)

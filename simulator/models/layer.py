@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from simulator.models.attention import attention_inputs, split_qkv
 from simulator.models.context import core_attention
-from simulator.models.experts import Experts, experts, mixture
+from simulator.models.experts import experts, mixture
 from simulator.models.latent import Latent, latent, latent_projections, up_inputs
 from simulator.models.linear import linear
 from simulator.models.norms import norm
@@ -18,6 +18,7 @@ from simulator.models.parts import Checkpoint, Part, part_of
 from simulator.models.pointwise import activation, rope
 from simulator.models.recompute_by_op import recomputed_by_op
 from simulator.models.shapes import shapes
+from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Tensor, fuse
 from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn
 from simulator.program import Beside

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from simulator.models.parts import Part
+from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Op, Tensor
 from simulator.operations.shapes import Shapes
 from simulator.program import Attention, Beside, Comm, Compute, Matmul
-
-if TYPE_CHECKING:
-    from simulator.models.experts import Experts
 
 #: Communication whose result is kept; all-reduced ones come again, and gathered ones for what does.
 KEPT_COMMS = frozenset(("reduce_scatter", "all_to_all"))
