@@ -1,7 +1,7 @@
 """The commands, and what becomes of their errors.
 
-A command is a typer function: its docstring is the help and ends with an example, and it imports what it needs when it
-runs, so that ``--help`` is quick. Bad input ends in exit status 2 and a message, never in a traceback.
+A command is a typer function. Its docstring is the help, and ends with an example. The function imports what it needs
+when it runs, so that ``--help`` is quick. Bad input ends in exit status 2 and a message, never in a traceback.
 """
 
 from __future__ import annotations
@@ -64,8 +64,11 @@ for _name, _command in COMMANDS.items():
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run one command and exit: 0 done; 1 a check that the user asked for failed; 2 bad input, or output that cannot be
-    written; 128 + n ended by signal n."""
+    """Run one command and exit.
+
+    Exit status: 0 done; 1 a check failed that the user asked for; 2 bad input, or output that cannot be written;
+    128 + n ended by signal n.
+    """
     open_streams()
     with signals_raise():
         status = _status(lambda: app(arguments))

@@ -31,7 +31,7 @@ def command(
 ) -> None:
     """Check a workload without simulating it.
 
-    Prints what its model and its layout come to. --json writes the whole workload with every default filled in.
+    Prints the sizes of its model and its layout. --json writes the whole workload with every default filled in.
 
     \b
     Examples:
@@ -85,7 +85,7 @@ def command(
 
 
 def _traits(model: Model) -> Iterator[str]:
-    """What the model has, defaults too: they are GPT's, and not meant by everyone who leaves a key out."""
+    """Yield the model's sizes and options. Defaults are among them: not everyone who leaves a key out means GPT's."""
     yield f"{model.layers:,} layers"
     yield f"hidden {model.hidden:,}"
     yield f"{model.heads:,} heads" + (

@@ -87,11 +87,11 @@ def command(
 
     Sizes, algbw and busbw mean what they mean there; times are on the GPU's stream, without the host's launch.
 
-    The table says which algorithm and protocol were chosen, and how many channels (rings, trees, heads of NVLink SHARP)
-    take unlike ways: NCCL runs several on each, and inside a node behind a switch all of its rings are alike.
+    The table names the algorithm and the protocol that were chosen. It counts the channels (rings, trees, heads of
+    NVLink SHARP) whose routes differ. NCCL runs several channels on each route; behind an NVSwitch all rings are alike.
 
-    Under it stands where the constants of the links that were crossed are from: measured on this GPU, published, or
-    assumed, as on another one.
+    A line below the table says where the constants of the links come from: measured on this GPU, published, or
+    assumed.
 
     \b
     Examples:
@@ -173,7 +173,7 @@ def command(
 
 
 def _origins(costs: Costs, like: Mapping[str, str | None], kinds: Set[str]) -> list[dict[str, Any]]:
-    """Where the constants of these kinds of link are from, by type of GPU."""
+    """Return the origin of the constants of these kinds of link, by type of GPU."""
     rows = []
     for gpu, own in (costs.by_type or {costs.gpu: costs}).items():
         for kind in sorted(kinds, key=list(own.transports).index):
@@ -184,7 +184,7 @@ def _origins(costs: Costs, like: Mapping[str, str | None], kinds: Set[str]) -> l
 
 
 def _trust(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What the times rest on, a line per type of GPU."""
+    """Yield a line per type of GPU: the origins of the constants that the times rest on."""
     for (gpu, like), rows in groupby(links, itemgetter("gpu", "like")):
         kinds = ", ".join(f"{row['link']} {row['kind']}" for row in rows)
         rest = f"; what its profile lacks is as on {like}" if like else ""
@@ -194,8 +194,7 @@ def _trust(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _costs(
     types: Sequence[str], calibration: str | None, stack: str | None
 ) -> tuple[Costs, dict[str, str | None], dict[str, str | None]]:
-    """What carries bytes between GPUs of these types, the names of the calibration or the stack that says so, and by
-    type the profile that its own is completed from.
+    """Return costs of GPUs of these types, the calibrations' or the stack's names, and the profiles that complete them.
 
     Raises `InputError`.
     """

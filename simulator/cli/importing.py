@@ -45,7 +45,7 @@ def command(
 
     Prints its GPUs, NICs, links and affinity.
 
-    What the file does not say is assumed, and named; --set, or the written file, is the place to say it.
+    Figures that the file lacks are assumed, and named. --set changes them, as does an edit of the written file.
 
     \b
     Example:

@@ -58,8 +58,8 @@ def command(
     """Simulate one training step and say how long it takes, and why.
 
     With two workloads, their results stand side by side and their pictures below each other; --set changes both.
-    With --share-fabric two or more run at once on one cluster, repeat their steps and slow each other where transfers
-    meet; placement=interleaved mixes their nodes.
+    With --share-fabric two or more jobs run at once on one cluster and repeat their steps. They slow each other where
+    transfers meet. placement=interleaved mixes their nodes.
 
     \b
     Examples:
@@ -95,7 +95,7 @@ def command(
     from simulator.output.summary import compare
 
     if share_fabric:
-        # Of all jobs' one cluster the first says what it is.
+        # The first job describes the cluster of all.
         with progress(f"simulating {len(jobs)} jobs at once"), located(written_in(workload, changes)):
             shared = simulator.share(jobs)
         report = shared.to_dict()

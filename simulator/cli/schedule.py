@@ -54,8 +54,8 @@ def command(
 
     Prints the order of its actions, its bubble and how many activations it holds.
 
-    zb_h2, zb_auto, zb_v and async_1f1b, whose claim lies across the step boundary, are played for several steps: their
-    makespan, bubble and picture are of the steady period between steps.
+    The claim of zb_h2, zb_auto, zb_v and async_1f1b lies across the step boundary, so that several steps are played.
+    Their makespan, bubble and picture are those of the steady period between steps.
 
     \b
     Examples:

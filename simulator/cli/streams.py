@@ -17,7 +17,7 @@ from simulator.cli.terminal import say
 
 
 class _Closed(io.TextIOBase):
-    """What stands in for a standard output that was closed before the start."""
+    """Stand-in for a standard output that was closed before the start."""
 
     def write(self, text: str, /) -> NoReturn:
         raise OSError(errno.EBADF, "it is closed")

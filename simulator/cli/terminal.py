@@ -1,4 +1,4 @@
-"""What a person sees: results on standard output, warnings and progress on standard error."""
+"""Results on standard output for a person to read, warnings and progress on standard error."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _columns(stream: TextIO) -> int | None:
         return int(given)
     try:
         return os.get_terminal_size(stream.fileno()).columns or None if stream.isatty() else None
-    except (OSError, ValueError):  # it says that it is one, and has no file
+    except (OSError, ValueError):  # isatty is true, but there is no file
         return None
 
 

@@ -42,8 +42,8 @@ def command(
     Simulates measured steps and collectives. Columns of --rows that are not read are labels, and are named; one that is
     nearly the name of a column that is read is refused.
 
-    Exit status 1 where a suite is past its bounds (its own, or --max-mean and --max-row) or skips more than a tenth of
-    its rows. --rows without bounds always ends in 0.
+    Exit status 1: a suite is past its bounds, or skips more than a tenth of its rows. --max-mean and --max-row replace
+    a suite's own bounds. --rows without bounds always ends in 0.
 
     \b
     Examples:
@@ -90,8 +90,10 @@ class _Job:
 
 
 def _jobs(suites: list[str], rows: Path | None) -> list[_Job]:
-    """What was asked for. Raises `InputError` on an unknown suite, and on suites beside a user's rows, which are steps
-    unless ``collectives`` says what they are."""
+    """Return the suites to validate, or the user's rows as one: steps, or collectives where that suite is named.
+
+    Raises `InputError` on an unknown suite, and on suites beside a user's rows.
+    """
     from simulator.input_files import closest
     from simulator.validation import collectives
     from simulator.validation.record import ALL
@@ -191,7 +193,7 @@ def _print(result: Mapping[str, Any]) -> None:
 
 
 def _what(entry: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """Of a row of collectives: what was done, and how."""
+    """Return cells of a row of collectives: the operation, and the algorithm with its protocol."""
     if "part" not in entry:
         return {}, {}
     if "op" not in entry:
@@ -201,7 +203,7 @@ def _what(entry: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _sets(result: Mapping[str, Any]) -> list[str]:
-    """Of collectives: every stack, every part, and the floor."""
+    """Return a line per stack and part of the suite of collectives, and the floor of its errors."""
     if "stacks" not in result:
         return []
     lines = []
@@ -253,7 +255,7 @@ def verdict(result: Mapping[str, Any]) -> str:
 
 
 def _scope(result: Mapping[str, Any]) -> str:
-    """Of which rows the figures are, where a suite scores its parts apart."""
+    """Return the rows that the figures are of, where a suite scores its parts apart; else an empty text."""
     return f" of {result['parts'][0]['n']} {result['parts'][0]['part']}" if result.get("parts") else ""
 
 

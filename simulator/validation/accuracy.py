@@ -42,7 +42,7 @@ _KINDS: dict[str, Callable[[Workload], str]] = {
         "none" if set(workload.parallelism.offload.model_dump().values()) == {"none"} else "to the host"
     ),
 }
-#: Those that decide which kernels and collectives there are, and what they take.
+#: Keys that decide which kernels and collectives run, and how long each takes.
 _WEIGHTY = {
     _GPU,
     "framework",
@@ -55,21 +55,22 @@ _WEIGHTY = {
 }
 #: A size so many times what a suite saw at most, or at least, is unseen like another kind of thing.
 FAR = 10
-#: A suite that never saw more things, or more of `_WEIGHTY`, says little about a workload, and nothing that is measured
-#: on another GPU, or on far more or fewer GPUs, does.
+#: A suite that lacks more things, or more of `_WEIGHTY`, says little about a workload. So does one of another GPU, or
+#: of far more or fewer GPUs.
 MOST_UNSEEN, MOST_UNSEEN_WEIGHTY = 3, 1
 
 
 def accuracy(workload: Workload) -> dict[str, Any]:
-    """Of the suite that comes nearest to ``workload``: rows, mean and largest absolute error of the step time, its
-    note, and where the workload lies outside what the suite covers.
+    """Return the figures of the suite that is nearest to ``workload``.
 
-    What a suite never saw is what it has no row of: a kind of thing, or a size within a factor `FAR` of the workload's.
-    A suite is ``close`` where it saw the GPU and such numbers of GPUs, and never saw at most `MOST_UNSEEN_WEIGHTY` of
-    `_WEIGHTY` and at most `MOST_UNSEEN` in all. Nearest is, of the suites that are close if any is, the one that never
-    saw the fewest of `_WEIGHTY`, then the fewest in all, then the one with the fewest notes of ``extrapolation``, which
-    has sizes a little outside too and begins with what weighs most. Of equals that are close it is the one with a row
-    closest in size, of others the one with the largest mean error, as nothing says that a smaller one holds.
+    They are its rows, the mean and largest absolute error of the step time, its note, and how the workload differs.
+    A suite lacks a thing where it has no row of that kind, or none within a factor `FAR` of that size.
+    A suite is ``close`` where it has rows of the GPU and of such numbers of GPUs. It then lacks at most
+    `MOST_UNSEEN_WEIGHTY` of `_WEIGHTY`, and at most `MOST_UNSEEN` things in all.
+    Close suites come before others. Among them the nearest suite lacks the fewest of `_WEIGHTY`, then the fewest
+    things, then has the fewest notes of ``extrapolation``. These notes count sizes a little outside too, the weightiest first.
+    Of equals that are close the one with a row closest in size is taken. Of other equals it is the one with the
+    largest mean error, as nothing says that a smaller error holds.
     """
     suite = min(SUITES, key=lambda name: _remoteness(workload, name))
     unseen = _unseen(workload, suite)
@@ -86,7 +87,7 @@ def accuracy(workload: Workload) -> dict[str, Any]:
 
 
 def coverage(workloads: Sequence[Workload]) -> dict[str, Any]:
-    """What measured steps cover: of every kind of thing those that occur, and the sizes that steps have."""
+    """Return the coverage of measured steps: each kind of thing that occurs in them, and their sizes."""
     sizes = dict.fromkeys(tuple(size(workload) for size in _SIZES.values()) for workload in workloads)
     return {
         "kinds": {key: list(dict.fromkeys(map(kind, workloads))) for key, kind in _KINDS.items()},
@@ -109,7 +110,7 @@ def covered() -> dict[str, dict[str, Any]]:
 
 
 def _remoteness(workload: Workload, suite: str) -> tuple[bool, int, int, int, float]:
-    """What puts the nearest suite first, by the rule of `accuracy`."""
+    """Return a key that sorts the nearest suite first, by the rule of `accuracy`."""
     unseen = _unseen(workload, suite)
     close = _is_close(unseen)
     last = _distance(workload, suite) if close else -_mean_error(suite)
@@ -126,7 +127,7 @@ def _mean_error(suite: str) -> float:
 
 
 def _links_in_nodes(workload: Workload) -> str:
-    """What joins the GPUs of the job's nodes, such as ``nvlink nvswitch`` or ``PCIe``."""
+    """Return the links between GPUs of the job's nodes, such as ``nvlink nvswitch`` or ``PCIe``."""
     links = [node.nvlink for node in workload.cluster.kinds if node.gpus.type in workload.gpu_types]
     return " and ".join(dict.fromkeys("PCIe" if one.kind == "none" else f"{one.name} {one.kind}" for one in links))
 
@@ -159,7 +160,7 @@ def _outside(workload: Workload, suite: str, times: float) -> dict[str, str]:
 
 
 def _distance(workload: Workload, suite: str) -> float:
-    """Of the closest row: the sum over sizes of the logarithm of their ratio."""
+    """Return the distance of the closest row: the sum over sizes of the logarithm of their ratio."""
     return min(
         sum(abs(math.log(size(workload) / step[key])) for key, size in _SIZES.items())
         for step in covered()[suite]["sizes"]

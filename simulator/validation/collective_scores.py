@@ -167,7 +167,7 @@ def _errors(errors: Sequence[float]) -> dict[str, float | None]:
 
 
 def _stacks(rows: Sequence[Compared]) -> list[dict[str, Any]]:
-    """Of every stack: the rows of the number of GPUs that it was fitted on, and apart from them the others."""
+    """Return the errors of every stack, apart for the number of GPUs that it was fitted on and for other numbers."""
     by_stack: dict[str, list[Compared]] = {}
     for row in rows:
         by_stack.setdefault(str(row.to_dict()["stack"]), []).append(row)

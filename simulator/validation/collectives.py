@@ -1,7 +1,7 @@
 """The suite of published collectives: rows of nccl-tests and the like as operations on a cluster with a stack.
 
-Columns are those of ``data/collectives.csv``; a user's table has the same, and may say ``cluster`` and ``stack`` by
-name where ``hardware`` is no text of the table of aliases, ``data/collectives-hardware.yaml``.
+Columns are those of ``data/collectives.csv``, and a user's table has the same. Where the table of aliases
+(``data/collectives-hardware.yaml``) lacks the text of ``hardware``, a row may name ``cluster`` and ``stack``.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
 
 
 class Alias(Section):
-    """What one kind of hardware is here. The first alias whose patterns are found in a row's text is taken."""
+    """Cluster and stack of one kind of hardware. The first alias whose patterns match a row's text is taken."""
 
     hardware: str
     """regular expression, without regard to case"""
@@ -92,7 +92,7 @@ class Alias(Section):
 
 
 class Aliases(Section):
-    """The table of aliases; ``clusters`` are mappings as of a cluster file, for machines that none is shipped of."""
+    """The table of aliases. ``clusters`` are mappings as in a cluster file, for machines that are not shipped."""
 
     clusters: dict[str, dict[str, Any]]
     aliases: list[Alias]
@@ -115,7 +115,7 @@ class Case:
 
     @property
     def fitted_on(self) -> bool:
-        """Whether the stack was fitted on rows of so many GPUs."""
+        """True where the stack was fitted on rows of so many GPUs."""
         fitted = self.stack.fitted if self.stack else None
         return fitted is not None and fitted.n_gpus == len(self.ranks)
 
@@ -140,8 +140,10 @@ def measured_s(row: Row) -> float:
 
 
 def printed_busbw_Bps(row: Row) -> float | None:
-    """What the row prints as busbw, if anything: of a small message a rounded 0.00 says nothing. Raises
-    `UnsupportedError` where that is no number."""
+    """Return the bus bandwidth that the row prints; None for a small message's rounded 0.00.
+
+    Raises `UnsupportedError` where the text is no number.
+    """
     said = row.get("busbw", "").strip()
     return number(row, "busbw") * 1e9 if said.strip("0.") else None
 
@@ -194,7 +196,10 @@ def case_of(row: Row) -> Case:
 
 
 def alias_of(row: Row) -> Alias:
-    """What the row's hardware is here. Raises `UnsupportedError`, also where that cannot be simulated."""
+    """Return the alias of the row's hardware.
+
+    Raises `UnsupportedError` where there is none, or the hardware cannot be simulated.
+    """
     if row.get("cluster"):
         return Alias(hardware="", cluster=row["cluster"], stack=row.get("stack") or None)
     for alias in aliases().aliases:
@@ -213,7 +218,10 @@ def aliases() -> Aliases:
 
 @lru_cache(maxsize=64)
 def cluster_of(name: str) -> ClusterSpec:
-    """What the table of aliases calls so, or a cluster by name or path. Raises `InputError`."""
+    """Return the cluster that the table of aliases calls ``name``, else the cluster file of that name or path.
+
+    Raises `InputError`.
+    """
     return load_cluster(aliases().clusters.get(name, name))
 
 

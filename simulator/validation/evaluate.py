@@ -18,7 +18,7 @@ MAX_SKIPPED = 0.1
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a suite compares. ``measured``: a row's figure, in ``unit``."""
+    """A figure that a suite compares. ``measured`` returns a row's figure, in ``unit``."""
 
     name: str
     unit: str

@@ -30,7 +30,7 @@ class MemorySource:
 
     @property
     def rows(self) -> list[dict[str, str]]:
-        """Those that have a memory."""
+        """Rows that state a memory."""
         return [row for row in read_rows(self.suite.table) if row.get("mem_gb")]
 
 
@@ -189,7 +189,7 @@ class MemorySuite:
 
     @property
     def rows(self) -> list[dict[str, str]]:
-        """Of all sources."""
+        """Rows of all sources."""
         return [row for source in self.sources for row in source.rows]
 
 
@@ -206,7 +206,7 @@ def _sources() -> dict[str, MemorySource]:
 
 
 def source_of(row_id: str) -> MemorySource:
-    """Where a row of the suites comes from."""
+    """Return the source of a row of the suites."""
     return _sources()[row_id]
 
 
@@ -216,7 +216,7 @@ def settings_of(row: Row) -> dict[str, Any]:
 
 
 def capacity_of(row: Row) -> float:
-    """What CUDA has for a row's process on its GPU beside a context as everywhere else, bytes."""
+    """Return the bytes of the GPU that a row's process can use, less what its context is larger than usual."""
     context = source_of(row["id"]).context
     return CAPACITY[row["gpu"]] - (0.0 if context is None else context - CUDA_CONTEXT_BYTES)
 

@@ -62,7 +62,7 @@ def predict_collective(case: Case) -> Prediction:
 
 
 def patterns_of(case: Case) -> tuple[Pattern, ...]:
-    """What the case's algorithms may do to the links."""
+    """Return the patterns of the case's algorithms on the links."""
     cluster = _built(case.hardware, case.cluster.nodes)
     ends = hosts.ends(case.op, cluster, 0, ()) if case.op in hosts.OPERATIONS else case.ranks
     return patterns(case.op, ends, cluster, case.algorithm)
@@ -104,7 +104,7 @@ def errors_in(name: str) -> dict[str, float]:
 
 
 def coverage_in(name: str) -> dict[str, Any]:
-    """What the measured steps of a suite cover; rows that were not measured cover nothing."""
+    """Return the coverage of the measured steps of a suite; rows without a measurement cover nothing."""
     suite = SUITES[name]
     rows = [row for row in read_rows(suite.table) if row.get("measured_step_s") or row.get("derived_step_s")]
     return coverage([loaded(row, suite.settings_of(row)) for row in rows])

@@ -249,8 +249,10 @@ def workload_of(row: Row, settings: Mapping[str, Any], *, of_memory: bool = Fals
 
 
 def _with_layers(row: Row) -> Row:
-    """With the layers that follow from the parameters, where only those are given and the MLP is 4 h wide: 12 h^2 each,
-    and one table of the vocabulary."""
+    """Return ``row`` with the layers that follow from its parameters, where it lacks layers.
+
+    A layer whose MLP is 4 h wide has 12 h^2 parameters; the vocabulary has one table.
+    """
     if "layers" in row or not {"params_b", "hidden", "vocab"} <= set(row):
         return row
     hidden, params = _whole(row, "hidden"), 1e9 * number(row, "params_b")
@@ -258,8 +260,11 @@ def _with_layers(row: Row) -> Row:
 
 
 def split_layers(layers: int, stages: int) -> list[int] | None:
-    """Layers per stage where they do not divide: one fewer at the ends, where the embedding and the head count as one
-    each; else as many as the largest stage needs, from the front (DeepSpeed's ``partition_balanced``)."""
+    """Return layers per stage where they do not divide; None where they do.
+
+    The ends have one layer fewer where the embedding and the head count as one each. Else stages are filled from the
+    front, each as full as the largest has to be (DeepSpeed's ``partition_balanced``).
+    """
     if layers % stages == 0:
         return None
     each = math.ceil(layers / stages)

@@ -12,7 +12,7 @@ DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a suite must keep to: shares of the measured value; None: no bound."""
+    """Bounds on a suite's errors, as shares of the measured value; None: no bound."""
 
     mean: float | None = None
     row: float | None = None
@@ -117,7 +117,7 @@ SUITES: dict[str, Suite] = {
                 "parallelism.account_for_loss": True,
             },
             # Their forward passes take 15 to 26 % longer than our kernels, 5 to 8 % of a step; I + W agrees within 2 %.
-            # What that is is not known; DESIGN.md, Known limits, says what it is not.
+            # The cause is not known; DESIGN.md, Known limits, lists causes that were ruled out.
             bounds=Bounds(mean=0.13),
             special=(
                 *(({"schedule": schedule}, {"parallelism.overlap": _BESIDE}) for schedule in ("ZB-1p", "ZB-2p")),

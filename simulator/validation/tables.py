@@ -23,8 +23,9 @@ _MISSPELT = 0.75
 def read_table(
     path: Path, needed: Sequence[str], known: Collection[str], *, like: str, instead: str | None = None
 ) -> list[dict[str, str]]:
-    """The rows of a CSV table that has a column ``id`` and the columns ``needed``, as the reference table ``like``
-    does, or the one that may stand ``instead`` of them; each row has an id.
+    """Return the rows of a CSV table with a column ``id`` and the columns ``needed``; each row has an id.
+
+    ``like`` is the reference table with these columns. The column ``instead`` may replace those needed.
 
     Raises `InputError`, also where a column is nearly, but not quite, one of those ``known``, which are read.
     """
@@ -75,10 +76,10 @@ def unknown(columns: Iterable[str], known: Collection[str]) -> list[str]:
 
 
 def is_key(column: str) -> bool:
-    """Whether a column is a dotted key: ``note v1.0`` is a label, as are columns without a dot."""
+    """True for a dotted key: ``note v1.0`` is a label, as are columns without a dot."""
     return "." in column and not re.search(r"\s", column.partition(".")[0])
 
 
 def told_of(labels: Sequence[str]) -> tuple[str, ...]:
-    """What to tell of a user's ``labels``."""
+    """Return a warning that lists a user's ``labels``."""
     return (f"columns taken as labels, which change nothing: {', '.join(labels)}",) if labels else ()
