@@ -68,7 +68,7 @@ def accuracy(workload: Workload) -> dict[str, Any]:
     A suite is ``close`` where it has rows of the GPU and of such numbers of GPUs. It then lacks at most
     `MOST_UNSEEN_WEIGHTY` of `_WEIGHTY`, and at most `MOST_UNSEEN` things in all.
     Close suites come before others. Among them the nearest suite lacks the fewest of `_WEIGHTY`, then the fewest
-    things, then has the fewest notes of ``extrapolation``. These notes count sizes a little outside too, the weightiest first.
+    things. Then it has the fewest notes of ``extrapolation``, which count sizes a little outside too, weightiest first.
     Of equals that are close the one with a row closest in size is taken. Of other equals it is the one with the
     largest mean error, as nothing says that a smaller error holds.
     """
