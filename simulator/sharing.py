@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator.analysis.training.steady_state import STEPS, Steady, own_paces, steady_until
+from simulator.analysis.training.steady_state import STEPS, Steady, begun_by, own_paces, steady_until
 from simulator.api import Result, rehearsed
 from simulator.cluster import Cluster, cluster_of
 from simulator.config import Workload, load_workload
@@ -138,11 +138,22 @@ class _Job:
     def program(self, steps: int) -> Program:
         return build_program(self.workload, times=self.times, steps=steps)
 
-    def period(self, timeline: Timeline, steps: int, until_s: float) -> Steady | None:
-        """Its period while all others were under way; None where that was not long enough."""
+    def period(self, timeline: Timeline, steps: int, begun: Mapping[int, int]) -> Steady | None:
+        """Return the period of the steps that its ranks have ``begun``; None where these are too few."""
         if self.workload.parallelism.data_parallel == "async":
-            return own_paces(timeline, steps, self.workload.microbatches, until_s)
-        return steady_until(timeline, steps, self.workload.microbatches, until_s)
+            return own_paces(timeline, steps, self.workload.microbatches, begun)
+        return steady_until(timeline, steps, self.workload.microbatches, begun)
+
+    def alone_s(self, steps: int, beside: Timeline | None = None, until_s: float = math.inf) -> float:
+        """Return its period with the cluster to itself, s: that of as many steps, and of the same, as it is said to
+        have begun by ``until_s`` ``beside`` others, so that where nobody meets nothing is lost."""
+        timeline = _together([self], [self.program(steps)])[0]
+        begun = begun_by(timeline if beside is None else beside, steps, until_s)
+        if beside is not None:
+            begun = {rank: begun[beside.simulated_as[rank]] for rank in timeline.ranks}
+        found = self.period(timeline, steps, begun)
+        assert found is not None  # four steps have three periods
+        return found.period.step_time_s
 
 
 def share(
@@ -163,16 +174,17 @@ def share(
     cluster, jobs = _placed(_named([load_workload(workload, set or {}) for workload in workloads]))
     calibrations = _calibrations(jobs)
     ready = [_Job.ready(job, cluster, calibrations) for job in jobs]
-    alone = [_alone(job) for job in ready]
-    longest = max(alone)
-    steps = [min(MAX_STEPS, math.ceil(STEPS * longest / own)) for own in alone]
+    about_s = [job.alone_s(STEPS) for job in ready]
+    longest = max(about_s)
+    steps = [min(MAX_STEPS, math.ceil(STEPS * longest / own)) for own in about_s]
     rounds = 0
     while True:
         programs = [job.program(count) for job, count in zip(ready, steps, strict=True)]
         timelines = _together(ready, programs)
         ends = [timeline.length_s for timeline in timelines]
         found = [
-            job.period(timeline, count, min(ends)) for job, timeline, count in zip(ready, timelines, steps, strict=True)
+            job.period(timeline, count, begun_by(timeline, count, min(ends)))
+            for job, timeline, count in zip(ready, timelines, steps, strict=True)
         ]
         rounds += 1
         if rounds == MAX_ROUNDS or all(period is not None and period.stable for period in found):
@@ -187,11 +199,14 @@ def share(
         if wanted == steps:
             break
         steps = wanted
-    notes = []
-    results = []
+    notes: list[str] = []
+    results: list[Result] = []
+    alone: list[float] = []
     for job, program, timeline, count, period in zip(ready, programs, timelines, steps, found, strict=True):
+        until_s = math.inf if period is None else min(ends)
+        alone.append(job.alone_s(count, timeline, until_s))
         if period is None:
-            period = job.period(timeline, count, math.inf)
+            period = job.period(timeline, count, begun_by(timeline, count, until_s))
             assert period is not None
             notes.append(
                 f"{job.workload.name}: its steps are so much longer than others' that it had parts of them to itself "
@@ -209,13 +224,6 @@ def _together(jobs: Sequence[_Job], programs: Sequence[Program]) -> tuple[Timeli
     shortcuts = [job.workload.simulation for job in jobs]
     fold, coalesce = all(one.fold for one in shortcuts), all(one.coalesce for one in shortcuts)
     return simulate_together(placed, cluster, fold=fold, coalesce=coalesce)
-
-
-def _alone(job: _Job) -> float:
-    """The period of a job with the cluster to itself, s."""
-    found = job.period(_together([job], [job.program(STEPS)])[0], STEPS, math.inf)
-    assert found is not None  # four steps have three periods
-    return found.period.step_time_s
 
 
 def _named(jobs: Sequence[Workload]) -> list[Workload]:

@@ -58,11 +58,15 @@ def simulate_together(
     for _ in range(MOST_PLAYS):
         network, plays, more = _played(jobs, world, cluster, coalesce, clocks)
         events += more
-        clocks = [
+        following = [
             next_clocks(placed, cluster, one.cast, one.recorder, one.store, one.clocks)
             for placed, one in zip(jobs, plays, strict=True)
         ]
-        if all(settled(playing.clocks, following) for playing, following in zip(plays, clocks, strict=True)):
+        # A job whose clocks have settled keeps them, as it does alone, however long others take.
+        clocks = [
+            one.clocks if settled(one.clocks, after) else after for one, after in zip(plays, following, strict=True)
+        ]
+        if all(after is one.clocks for one, after in zip(plays, clocks, strict=True)):
             break
     met = contention(world, network.full_s, [placed.program.name for placed in jobs])
     return tuple(

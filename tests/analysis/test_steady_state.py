@@ -24,6 +24,7 @@ from simulator.schedules import SCHEDULES, Action, Order, Times
 from simulator.validation import SUITES
 from simulator.validation.rows import workload_of
 from tests.support.jobs import job
+from tests.support.timelines import Span, template, timeline
 
 STEADY = [name for name, schedule in SCHEDULES.items() if schedule.steady]
 
@@ -75,6 +76,20 @@ def test_one_step_is_what_it_was(name: str) -> None:
     result = run(pipelined(name))
     assert result.steady is None
     assert result.spans.step_time_s == result.spans.length_s
+
+
+def test_a_mean_period_counts_ranks_by_how_many_each_stands_for() -> None:
+    """Six steps, each longer than the one before. Rank 0, which stands for three, begins them at 0, 1, 3, 6, 10 and 15:
+    from the middle one to the last 9 s in 2 steps, 4.5 each. Rank 1 stands for itself and begins at 0, 1, 3, 6, 10 and
+    16: 5 each. The mean of all four is (3 * 4.5 + 5) / 4."""
+    begins = {0: [0.0, 1.0, 3.0, 6.0, 10.0, 15.0], 1: [0.0, 1.0, 3.0, 6.0, 10.0, 16.0]}
+    work = template(("mlp", "matmul", "compute", 0.5))
+    spans = [
+        Span(rank, "compute", work, at, microbatch=n) for rank, times in begins.items() for n, at in enumerate(times)
+    ]
+    found = steady(timeline(spans, {0: 3, 1: 1}), 6, 1)
+    assert not found.stable
+    assert found.period.step_time_s == pytest.approx((3 * 4.5 + 5) / 4, rel=1e-12)
 
 
 def test_a_period_of_two_ranks_by_hand() -> None:

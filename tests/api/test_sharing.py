@@ -56,6 +56,30 @@ def test_jobs_under_leaves_of_their_own_lose_nothing() -> None:
         assert run["contention"] == []
 
 
+IDLE: dict[str, Any] = {
+    "name": "idle",
+    "model": {"layers": 1, "hidden": 256, "heads": 8, "vocab": 1000},
+    "training": {"seq": 128, "global_batch": 1},
+}
+SLOW_TO_SETTLE: dict[str, dict[str, Any]] = {
+    "servers": {"tp": 2, "pp": 2, "schedule": "zb_h1", "data_parallel": "parameter_server", "bucket_bytes": 1_000_000},
+    "asynchronous": {"dp": 4, "data_parallel": "async"},
+    "next step begun early": {"dp": 2, "pp": 2, "schedule": "async_1f1b"},
+    "pulls that meet": {"dp": 4, "data_parallel": "parameter_server", "servers": 2},
+}
+
+
+@pytest.mark.parametrize("name", SLOW_TO_SETTLE)
+def test_beside_an_idle_job_nothing_is_lost_however_long_a_period_takes_to_settle(name: str) -> None:
+    """The idle job has one GPU on a node of its own, and sends nothing. Alone as beside it a job is measured over the
+    same steps, at the clocks that its power limit leaves it alone."""
+    cluster = {"name": "dgx_h100", "fabric": {"kind": "rail_only"}}
+    one = job(model__layers=2, model__hidden=1024, training__global_batch=8)
+    result = shared(one | {"parallelism": SLOW_TO_SETTLE[name], "cluster": cluster}, IDLE | {"cluster": cluster})
+    for run in result["runs"]:
+        assert run["sharing"]["slowdown"] == pytest.approx(1.0, rel=1e-9)
+
+
 @pytest.mark.parametrize("shortcuts", [True, False])
 def test_equal_jobs_that_interleave_meet_in_every_step(shortcuts: bool) -> None:
     """Two jobs with every other node: each ring crosses each leaf's uplink once, at a NIC's speed alone, at half of it

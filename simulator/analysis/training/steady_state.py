@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,27 +55,36 @@ def steady(timeline: Timeline, steps: int, microbatches: int) -> Steady:
                 timeline, {rank: begins[rank][step : step + 2] for rank in came}, period, steps, microbatches, True
             )
     half = steps // 2
-    period = float(np.mean([(times[-1] - times[half]) / (steps - 1 - half) for times in begins.values()]))
+    later_s = {rank: float(times[-1] - times[half]) / (steps - 1 - half) for rank, times in begins.items()}
+    period = float(np.average(list(later_s.values()), weights=[timeline.ranks_like[rank] for rank in later_s]))
     return _cut(timeline, {rank: times[-2:] for rank, times in begins.items()}, period, steps, microbatches, False)
 
 
-def steady_until(timeline: Timeline, steps: int, microbatches: int, until_s: float) -> Steady | None:
-    """The period of equal steps beside other jobs: that of the last two steps that began by ``until_s`` and are as
-    long as each other, else the mean of the later half of those that did. None where fewer than two did.
+def begun_by(timeline: Timeline, steps: int, until_s: float) -> dict[int, int]:
+    """Return how many of ``steps`` equal steps each simulated rank has begun by ``until_s``."""
+    came = {rank: _came(timeline, rank) for rank in timeline.ranks}
+    return {
+        rank: int((times[:: len(times) // steps] <= until_s * (1 + TOLERANCE)).sum()) for rank, times in came.items()
+    }
+
+
+def steady_until(timeline: Timeline, steps: int, microbatches: int, begun: Mapping[int, int]) -> Steady | None:
+    """The period of equal steps beside other jobs: that of the last two of the steps that all ranks have ``begun`` and
+    that are as long as each other, else the mean of the later half of those. None where fewer than two are whole.
 
     Of the period the last part is shown: whatever the ranks did in as long a time before the last of those beginnings.
     A mean counts as stable once it has settled to `SETTLED`.
     """
     came = {rank: _came(timeline, rank) for rank in timeline.ranks}
-    begins = np.array([times[:: len(times) // steps] for times in came.values()])
-    begins = begins[:, (begins <= until_s * (1 + TOLERANCE)).all(axis=0)]
+    begins = np.array([times[:: len(times) // steps] for times in came.values()])[:, : min(begun.values())]
     if begins.shape[1] < 3:
         return None
     lengths = np.diff(begins, axis=1)
-    period = float(lengths[:, -1].mean())
+    mean_s = np.average(lengths, axis=0, weights=[timeline.ranks_like[rank] for rank in came])
+    period = float(mean_s[-1])
     stable = bool(np.abs(lengths[:, -2:] - period).max() <= TOLERANCE * period)
     if not stable:
-        later = lengths.mean(axis=0)[lengths.shape[1] // 2 :]
+        later = mean_s[len(mean_s) // 2 :]
         period = float(later.mean())
         stable = len(later) > 2 and abs(later[len(later) // 2 :].mean() - period) <= SETTLED * period
     ends = begins[:, -1]
@@ -84,9 +92,9 @@ def steady_until(timeline: Timeline, steps: int, microbatches: int, until_s: flo
     return _cut(timeline, windows, period, steps, microbatches, stable)
 
 
-def own_paces(timeline: Timeline, steps: int, microbatches: int, until_s: float = math.inf) -> Steady:
+def own_paces(timeline: Timeline, steps: int, microbatches: int, begun: Mapping[int, int] | None = None) -> Steady:
     """As `steady`, of workers that do not wait for each other: of each its last whole step while all are under way, and
-    not after ``until_s``.
+    of those that it has ``begun`` (None: all).
 
     The period is the time in which all workers together do as many steps as there are workers, the harmonic mean of
     their own. Workers that meet at servers now and then do not repeat themselves exactly: their own period is the mean
@@ -94,12 +102,13 @@ def own_paces(timeline: Timeline, steps: int, microbatches: int, until_s: float 
     """
     came = {rank: _came(timeline, rank) for rank in timeline.ranks}
     begins = {rank: times[:: len(times) // steps] for rank, times in came.items()}
-    horizon = min(until_s, *(float(times[-1]) for times in begins.values()))
+    horizon = min(float(times[-1]) for times in begins.values())
     windows: dict[int, Floats] = {}
     own: dict[int, float] = {}
     stable = True
     for rank, times in begins.items():
         whole = times[times <= horizon * (1 + TOLERANCE)]
+        whole = whole if begun is None else whole[: begun[rank]]
         if len(whole) < 3:
             stable = False
             whole = times[:3]
