@@ -111,7 +111,6 @@ def _refine(
         named[start : start + len(jobs[job].program.groups[axis])] = True
     position = np.where(named[group_of], position, np.uint64(0))
 
-    gpu_names = {gpu.name for gpu in cluster.gpus}
     rank = _label((job, kind) for job, placed in enumerate(jobs) for kind in placed.kinds(cluster))
     group = _label(
         [
@@ -124,11 +123,7 @@ def _refine(
             (),
         ]
     )
-    # What is called otherwise counts as something else, so that rows of links say how many there are of a name.
-    link = _label(
-        (item.kind, float(rate), item.latency_s, item.src in gpu_names, item.name.partition(":")[0].translate(_DIGITS))
-        for item, rate in zip(cluster.links, capacity, strict=True)
-    )
+    link = link_labels(cluster, capacity)
     at_session, at_link = shapes.session, shapes.link
     load = _mix(np.round(shapes.load, 12).view(np.uint64), shapes.phase.astype(np.uint64))
     session = _label(shapes.label)
@@ -144,6 +139,19 @@ def _refine(
         group = _mix(group, inside, _gather(group_of_session, len(group), session))
         rank = _mix(rank, _gather(rank_of, len(rank), _mix(group[group_of], position)))
     return rank, group[:n_groups], link, session
+
+
+def link_labels(cluster: Cluster, capacity: NDArray[np.float64]) -> Colours:
+    """Return a number per link, the same for links of one kind, capacity and latency that are called alike but for
+    numbers and directions; numbers follow the links.
+
+    What is called otherwise counts as something else, so that rows of links say how many there are of a name.
+    """
+    gpu_names = {gpu.name for gpu in cluster.gpus}
+    return _label(
+        (item.kind, float(rate), item.latency_s, item.src in gpu_names, item.name.partition(":")[0].translate(_DIGITS))
+        for item, rate in zip(cluster.links, capacity, strict=True)
+    )
 
 
 def _mix(*parts: Colours) -> Colours:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
-from simulator.engine.folding import Classes, Folding, fold
+from simulator.engine.folding import Classes, Folding, fold, link_labels
 from simulator.engine.group_transfers import Session, Shapes, sessions_of, shapes_of, spec_of
 from simulator.engine.placement import Placed
 from simulator.network.collectives import fastest
@@ -275,8 +275,10 @@ def _binding(cluster: Cluster, capacity: NDArray[np.float64], shapes: Shapes, cl
 
     It cannot where other links do so before it: where everything that crosses it has come in over (or goes on over)
     links that together carry no more than it can, such as the uplinks of a leaf switch without oversubscription. The
-    links that it is judged by must bind themselves. Links of a class have alike neighbours, so its first one decides.
+    links that it is judged by must bind themselves, and be called otherwise: of two alike that everything crosses, both
+    bind, in one class or in two. Links of a class have alike neighbours, so its first one decides.
     """
+    label = link_labels(cluster, capacity)
     # Only the transfers that cross a class's first link are looked at.
     seen = np.isin(shapes.session, np.unique(shapes.session[np.isin(shapes.link, classes.first)]))
     some = Shapes([], shapes.session[seen], shapes.phase[seen], shapes.link[seen], shapes.load[seen])
@@ -297,12 +299,10 @@ def _binding(cluster: Cluster, capacity: NDArray[np.float64], shapes: Shapes, cl
             if enough[at := int(link[low])]:
                 held.setdefault(at, []).append(other[low:high])
     binds = np.ones(len(classes.first), dtype=bool)
-    for at in sorted(held, key=lambda link: (-capacity[link], link)):
-        own = classes.of[at]
+    for at in sorted(held, key=lambda link: (-capacity[link], label[link], link)):
         for others in held[at]:
-            of_others = classes.of[others]
-            if binds[of_others].all() and not (of_others == own).any():
-                binds[own] = False
+            if binds[classes.of[others]].all() and not (label[others] == label[at]).any():
+                binds[classes.of[at]] = False
     return cast(list[bool], binds.tolist())
 
 

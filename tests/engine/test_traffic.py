@@ -58,6 +58,19 @@ def recorded(
     return result, max(landed)
 
 
+@pytest.mark.parametrize("fold", [True, False])
+def test_two_links_alike_in_a_row_both_hold_up(fold: bool) -> None:
+    """Two workers of one node push to a server on another, through the sender's NIC and the receiver's, which are alike
+    and full together, and pull the other way through both. One class or two, all four are told: two for each way."""
+    cluster = {**CLUSTERS["pcie_nodes"], "nodes": 2}
+    node = {**cluster["node"], "host_memory_bandwidth_Bps": 200e9}
+    cluster["node"] = node | {"gpus": {**node["gpus"], "type": "a100-sxm-80gb"}}
+    layout = {"dp": 2, "data_parallel": "parameter_server"}
+    rows = play(job(model__layers=2) | {"parallelism": layout, "cluster": cluster}, fold=fold).to_dict()["contention"]
+    nics = {(flow["op"], row["count"]) for row in rows if row["kind"] == "infiniband" for flow in row["flows"]}
+    assert nics == {("push", 2), ("pull", 2)}
+
+
 def test_nothing_is_lost_while_the_first_byte_is_on_the_way() -> None:
     """Links of 10 B/s. A's first phase shares link 1 with B: 5 B/s each, and its 20 bytes are there at 4. Its second
     begins at that instant, with nobody else on link 0; its bytes move from 7 on, each of them twice over the link: 5
