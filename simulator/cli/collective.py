@@ -175,10 +175,14 @@ def command(
 def _origins(costs: Costs, like: Mapping[str, str | None], kinds: Set[str]) -> list[dict[str, Any]]:
     """Return the origin of the constants of these kinds of link, by type of GPU."""
     rows = []
-    for gpu, own in (costs.by_type or {costs.gpu: costs}).items():
-        for kind in sorted(kinds, key=list(own.transports).index):
-            found = own.transport(kind)
-            origin = {"kind": found.kind, "source": own.sources.get(found.source, found.source), "note": found.note}
+    for gpu, type_costs in (costs.by_type or {costs.gpu: costs}).items():
+        for kind in sorted(kinds, key=list(type_costs.transports).index):
+            transport = type_costs.transport(kind)
+            origin = {
+                "kind": transport.kind,
+                "source": type_costs.sources.get(transport.source, transport.source),
+                "note": transport.note,
+            }
             rows.append({"gpu": gpu, "like": like[gpu], "link": kind, **origin})
     return rows
 

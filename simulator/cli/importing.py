@@ -143,13 +143,13 @@ def _show_switches(imported: Imported) -> None:
     first, rows = 0, []
     for name, switch in imported.cluster["fabric"]["switches"].items():
         last = first + switch.get("nodes", 0)
-        of = imported.hosts[first:last]
+        nodes = imported.hosts[first:last]
         rows.append(
             {
                 "switch": name,
                 "above it": switch.get("at", "-"),
-                "nodes": f"node{first} to node{last - 1}" if of else "-",
-                "in the file": f"{of[0]} to {of[-1]}" if len(of) > 1 else "".join(of) or "-",
+                "nodes": f"node{first} to node{last - 1}" if nodes else "-",
+                "in the file": f"{nodes[0]} to {nodes[-1]}" if len(nodes) > 1 else "".join(nodes) or "-",
             }
         )
         first = last
@@ -184,12 +184,12 @@ def _show_devices(imported: Imported, node: Node) -> None:
     show_joined(node, "Joined by")
 
 
-def _nearest(device: str, others: list[str], joined: Mapping[tuple[str, str], str]) -> str:
-    words = ["PIX", "PXB", "PHB", "SYS"]
-    least = min((words.index(joined[device, other]) for other in others), default=0)
-    return ", ".join(other for other in others if words.index(joined[device, other]) == least) or "-"
+def _nearest(device: str, devices: list[str], joined: Mapping[tuple[str, str], str]) -> str:
+    relations = ["PIX", "PXB", "PHB", "SYS"]
+    least = min((relations.index(joined[device, candidate]) for candidate in devices), default=0)
+    return ", ".join(candidate for candidate in devices if relations.index(joined[device, candidate]) == least) or "-"
 
 
 def _with_nvlink(device: str, gpus: list[str], joined: Mapping[tuple[str, str], str]) -> str:
-    ways = ((other, joined.get((device, other), "")) for other in gpus)
-    return ", ".join(f"{other} ({way})" for other, way in ways if way.startswith(("NV", "XG"))) or "-"
+    relations = ((gpu, joined.get((device, gpu), "")) for gpu in gpus)
+    return ", ".join(f"{gpu} ({relation})" for gpu, relation in relations if relation.startswith(("NV", "XG"))) or "-"

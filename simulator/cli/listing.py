@@ -122,8 +122,8 @@ def _nvlink(node: Node) -> str:
     link = node.nvlink
     if link.kind == "none":
         return "none"
-    of = "link" if link.kind == "links" else "GPU"
-    return f"{link.name} {link.kind}, {link.bandwidth_Bps / 1e9:.0f} GB/s per {of} and direction"
+    device = "link" if link.kind == "links" else "GPU"
+    return f"{link.name} {link.kind}, {link.bandwidth_Bps / 1e9:.0f} GB/s per {device} and direction"
 
 
 def _gpus() -> Rows:

@@ -26,7 +26,7 @@ def check_outputs(
     Nor may it be one of ``inputs``, or any file that has been read. Only --json may be standard output.
     """
     read = files_read | {path.resolve() for path in inputs if path is not None}
-    taken: dict[Path, str] = {}
+    option_of_file: dict[Path, str] = {}
     for option, path in outputs.items():
         if path is None or (path == STDOUT and option == "--json"):
             continue
@@ -48,9 +48,9 @@ def check_outputs(
             raise InputError("its directory does not exist", file=option, found=str(path), fix=f"mkdir -p {folder}")
         if not os.access(path if path.exists() else folder, os.W_OK):
             raise InputError("cannot be written: permission denied", file=option, found=str(path))
-        if target in taken:
-            raise InputError(f"is the file of {taken[target]} too", file=option, found=str(path))
-        taken[target] = option
+        if target in option_of_file:
+            raise InputError(f"is the file of {option_of_file[target]} too", file=option, found=str(path))
+        option_of_file[target] = option
 
 
 def write_json(path: Path | None, result: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from simulator.api import Result
 
 #: Characters of what --set was given that stand over a picture.
-_MOST_SAID = 80
+_TITLE_LENGTH = 80
 
 
 def command(
@@ -130,9 +130,9 @@ def _draw(results: Sequence[Result], gantt: Path | None, memory: Path | None, ch
     from simulator.output.memory_plot import compare_memory
 
     def save(figure: Figure, path: Path) -> None:
-        said = ", ".join(changes)
-        said = said if len(said) <= _MOST_SAID else f"{said[:_MOST_SAID]}..."
-        figure.axes[0].set_title(said, loc="right", fontsize=8, parse_math=False)
+        changed_keys = ", ".join(changes)
+        changed_keys = changed_keys if len(changed_keys) <= _TITLE_LENGTH else f"{changed_keys[:_TITLE_LENGTH]}..."
+        figure.axes[0].set_title(changed_keys, loc="right", fontsize=8, parse_math=False)
         save_gantt(figure, path)
 
     with progress("drawing"):

@@ -142,8 +142,8 @@ def _print(reports: list[dict[str, Any]]) -> None:
         if report["chunks"] > 1:
             title += f", {report['chunks']} chunks per rank"
         rows = [
-            {"rank": rank, "held": held, "order": _short(actions)}
-            for rank, (actions, held) in enumerate(zip(report["order"], report["peak_activations"], strict=True))
+            {"rank": rank, "held": activations, "order": _short(actions)}
+            for rank, (actions, activations) in enumerate(zip(report["order"], report["peak_activations"], strict=True))
         ]
         show(table(rows, title=title))
     rows = [

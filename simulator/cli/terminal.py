@@ -80,8 +80,8 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 def _columns(stream: TextIO) -> int | None:
     """Characters per line of ``stream``: COLUMNS, unless it is 0 or no number; None where there is no terminal."""
-    if (given := os.environ.get("COLUMNS", "")).isdecimal() and int(given):
-        return int(given)
+    if (columns := os.environ.get("COLUMNS", "")).isdecimal() and int(columns):
+        return int(columns)
     try:
         return os.get_terminal_size(stream.fileno()).columns or None if stream.isatty() else None
     except (OSError, ValueError):  # isatty is true, but there is no file

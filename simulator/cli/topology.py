@@ -112,10 +112,10 @@ def _examples(cluster: Cluster) -> Iterator[tuple[int, int, Spread]]:
     first = cluster.node_of(0)
     beyond = cluster.gpus_of(first).stop
     seen: set[int] = {0}
-    for other in (1, beyond, beyond + 1, cluster.gpus_of(cluster.node_of(last)).start, last):
-        if other <= last and other not in seen:
-            seen.add(other)
-            yield 0, other, cluster.spread(0, other)
+    for target in (1, beyond, beyond + 1, cluster.gpus_of(cluster.node_of(last)).start, last):
+        if target <= last and target not in seen:
+            seen.add(target)
+            yield 0, target, cluster.spread(0, target)
 
 
 def _link_rows(cluster: Cluster) -> list[dict[str, Any]]:

@@ -63,8 +63,8 @@ def command(
         wanted = [entry for entry in job.rows if not row or entry["id"] in row]
         if not wanted:
             continue
-        own = job.bounds
-        bounds = Bounds(own.mean if max_mean is None else max_mean / 100, own.row if max_row is None else max_row / 100)
+        mean = job.bounds.mean if max_mean is None else max_mean / 100
+        bounds = Bounds(mean, job.bounds.row if max_row is None else max_row / 100)
         with progress(f"simulating {job.name}") as far:
             results.append(job.result(one_by_one(wanted, far), bounds))
         if not quiet and json != STDOUT:
@@ -136,15 +136,15 @@ def _own_steps(rows: Path) -> _Job:
     from simulator.validation import Bounds, evaluate, read_rows, summarise
     from simulator.validation.record import step_time_s
     from simulator.validation.rows import labels
-    from simulator.validation.tables import told_of
+    from simulator.validation.tables import label_warnings
 
-    own = read_rows(rows)
+    user_rows = read_rows(rows)
     return _Job(
         rows.stem,
-        own,
+        user_rows,
         Bounds(),
         lambda some, to: summarise(rows.stem, evaluate(some, lambda _: {}, step_time_s), to),
-        told_of(labels(own)),
+        label_warnings(labels(user_rows)),
     )
 
 
@@ -152,24 +152,24 @@ def _own_collectives(rows: Path) -> _Job:
     from simulator.validation import Bounds, collectives
     from simulator.validation.collective_scores import score
     from simulator.validation.record import outcomes_of_collectives
-    from simulator.validation.tables import told_of
+    from simulator.validation.tables import label_warnings
 
-    own = collectives.measurements(rows)
+    user_rows = collectives.measurements(rows)
     return _Job(
         rows.stem,
-        own,
+        user_rows,
         Bounds(),
         lambda some, to: score(outcomes_of_collectives(some), to, name=rows.stem),
-        told_of(collectives.labels(own)),
+        label_warnings(collectives.labels(user_rows)),
     )
 
 
-def _check_ids(wanted: list[str] | None, known: list[str]) -> None:
+def _check_ids(asked_ids: list[str] | None, row_ids: list[str]) -> None:
     from simulator.input_files import closest
 
-    for name in wanted or ():
-        if name not in known:
-            raise InputError("no such row", file="--row", found=name, fix=closest(name, known))
+    for name in asked_ids or ():
+        if name not in row_ids:
+            raise InputError("no such row", file="--row", found=name, fix=closest(name, row_ids))
 
 
 def _print(result: Mapping[str, Any]) -> None:
@@ -198,8 +198,8 @@ def _what(entry: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
         return {}, {}
     if "op" not in entry:
         return {"operation": "", "GPUs": "", "size": ""}, {"by": ""}
-    of = {"operation": entry["op"], "GPUs": str(entry["n_gpus"]), "size": f"{entry['size_bytes']:,.0f}"}
-    return of, {"by": f"{entry['algorithm']} {entry['protocol']}"}
+    operation = {"operation": entry["op"], "GPUs": str(entry["n_gpus"]), "size": f"{entry['size_bytes']:,.0f}"}
+    return operation, {"by": f"{entry['algorithm']} {entry['protocol']}"}
 
 
 def _sets(result: Mapping[str, Any]) -> list[str]:

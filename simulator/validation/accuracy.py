@@ -105,8 +105,8 @@ def recorded() -> dict[str, dict[str, float]]:
 @lru_cache
 def covered() -> dict[str, dict[str, Any]]:
     """suite -> its `coverage`, as last recorded."""
-    found: dict[str, dict[str, Any]] = json.loads(COVERED.read_text(encoding="utf-8"))
-    return found
+    coverage_of_suite: dict[str, dict[str, Any]] = json.loads(COVERED.read_text(encoding="utf-8"))
+    return coverage_of_suite
 
 
 def _remoteness(workload: Workload, suite: str) -> tuple[bool, int, int, int, float]:
@@ -129,7 +129,7 @@ def _mean_error(suite: str) -> float:
 def _links_in_nodes(workload: Workload) -> str:
     """Return the links between GPUs of the job's nodes, such as ``nvlink nvswitch`` or ``PCIe``."""
     links = [node.nvlink for node in workload.cluster.kinds if node.gpus.type in workload.gpu_types]
-    return " and ".join(dict.fromkeys("PCIe" if one.kind == "none" else f"{one.name} {one.kind}" for one in links))
+    return " and ".join(dict.fromkeys("PCIe" if link.kind == "none" else f"{link.name} {link.kind}" for link in links))
 
 
 def _unseen(workload: Workload, suite: str) -> dict[str, str]:

@@ -73,7 +73,7 @@ def compare(rows: Iterable[Row], predict: Callable[[Case], Prediction]) -> list[
 
 def _compared(row: Row, predict: Callable[[Case], Prediction]) -> Compared:
     part = PARTS[0]
-    measured, case, found, busbw, skipped = None, None, None, None, ""
+    measured, case, prediction, busbw, skipped = None, None, None, None, ""
     try:
         measured = measured_s(row)
     except UnsupportedError as reason:
@@ -82,7 +82,7 @@ def _compared(row: Row, predict: Callable[[Case], Prediction]) -> Compared:
         case = case_of(row)
         part = case.part
         busbw = printed_busbw_Bps(row)
-        found = predict(case)
+        prediction = predict(case)
     except (UnsupportedError, InputError) as reason:
         skipped = "; ".join([*([skipped] if skipped else []), in_one_line(reason)])
     outcome = Outcome(
@@ -90,11 +90,11 @@ def _compared(row: Row, predict: Callable[[Case], Prediction]) -> Compared:
         "time",
         "s",
         measured,
-        found.seconds if found else None,
+        prediction.seconds if prediction else None,
         skipped=skipped,
-        fitted_on=bool(case and found and measured is not None and case.fitted_on),
+        fitted_on=bool(case and prediction and measured is not None and case.fitted_on),
     )
-    return Compared(outcome, part, case, found, busbw)
+    return Compared(outcome, part, case, prediction, busbw)
 
 
 def geometric_mean(errors: Iterable[float]) -> float | None:
@@ -116,21 +116,21 @@ def score(compared: Sequence[Compared], bounds: Bounds, *, name: str = NAME) -> 
     timed = [row for row in compared if row.outcome.measured is not None]
     scored = [row for row in timed if row.outcome.predicted is not None]
     first = [row for row in scored if row.part == PARTS[0]]
-    own = name != NAME
-    found = summarise(name, [row.outcome for row in first], bounds)
+    users_rows = name != NAME
+    summary = summarise(name, [row.outcome for row in first], bounds)
     skipped = len(timed) - len(scored)
     mean = geometric_mean(row.log_error for row in first)
     large = geometric_mean(row.log_error for row in first if row.case and row.case.nbytes > LARGE_BYTES)
-    limits = {} if own else {"geometric_mean": BOUND, "geometric_mean_large": BOUND_LARGE}
+    limits = {} if users_rows else {"geometric_mean": BOUND, "geometric_mean_large": BOUND_LARGE}
     kept = (
         mean is not None
-        and found["passed"] is not False
+        and summary["passed"] is not False
         and skipped <= MAX_SKIPPED * len(timed)
-        and (own or (mean <= BOUND and (large or 0.0) <= BOUND_LARGE))
+        and (users_rows or (mean <= BOUND and (large or 0.0) <= BOUND_LARGE))
     )
-    bounded = bool(limits) or found["passed"] is not None
+    bounded = bool(limits) or summary["passed"] is not None
     return {
-        **found,
+        **summary,
         "rows": [row.to_dict() for row in compared],
         "n_rows": len(compared),
         "n_skipped": len(compared) - len(scored),
@@ -140,7 +140,7 @@ def score(compared: Sequence[Compared], bounds: Bounds, *, name: str = NAME) -> 
         "parts": _parts(scored, compared),
         "stacks": _stacks(first),
         "floor": floor(scored),
-        "bounds": {**found["bounds"], **limits},
+        "bounds": {**summary["bounds"], **limits},
         "passed": kept if bounded else None,
     }
 
@@ -171,15 +171,15 @@ def _stacks(rows: Sequence[Compared]) -> list[dict[str, Any]]:
     by_stack: dict[str, list[Compared]] = {}
     for row in rows:
         by_stack.setdefault(str(row.to_dict()["stack"]), []).append(row)
-    found = []
-    for name, own in by_stack.items():
+    entries = []
+    for name, stack_rows in by_stack.items():
         sets = {"fitted": True, "others": False}
         entry: dict[str, Any] = {"stack": name}
         for key, fitted in sets.items():
-            errors = [row.log_error for row in own if row.outcome.fitted_on is fitted]
+            errors = [row.log_error for row in stack_rows if row.outcome.fitted_on is fitted]
             entry[key] = {"n": len(errors), "geometric_mean": geometric_mean(errors)}
-        found.append(entry)
-    return found
+        entries.append(entry)
+    return entries
 
 
 def floor(rows: Sequence[Compared]) -> dict[str, Any]:
@@ -195,12 +195,12 @@ def floor(rows: Sequence[Compared]) -> dict[str, Any]:
             groups.setdefault(key, []).append(row)
     several = {key: group for key, group in groups.items() if len(group) > 1}
     distances: list[float] = []
-    found = []
+    spreads = []
     for (op, nbytes, ranks, hardware, _), group in several.items():
         assert isinstance(ranks, tuple)
         logs = [math.log(row.outcome.measured or math.nan) for row in group]
         distances += [log - statistics.fmean(logs) for log in logs]
-        found.append(
+        spreads.append(
             {
                 "op": op,
                 "size_bytes": nbytes,
@@ -210,4 +210,4 @@ def floor(rows: Sequence[Compared]) -> dict[str, Any]:
                 "spread": math.expm1(max(logs) - min(logs)),
             }
         )
-    return {"groups": found, "geometric_mean": geometric_mean(distances)}
+    return {"groups": spreads, "geometric_mean": geometric_mean(distances)}

@@ -122,7 +122,7 @@ class Case:
 
 def measurements(path: Path = TABLE) -> list[dict[str, str]]:
     """The rows of a table of collectives. Raises `InputError`."""
-    return read_table(path, _NEEDED, _KNOWN, like=str(TABLE))
+    return read_table(path, _NEEDED, _KNOWN, reference=str(TABLE))
 
 
 def labels(rows: Sequence[Row]) -> list[str]:
@@ -144,8 +144,8 @@ def printed_busbw_Bps(row: Row) -> float | None:
 
     Raises `UnsupportedError` where the text is no number.
     """
-    said = row.get("busbw", "").strip()
-    return number(row, "busbw") * 1e9 if said.strip("0.") else None
+    text = row.get("busbw", "").strip()
+    return number(row, "busbw") * 1e9 if text.strip("0.") else None
 
 
 def size_bytes(row: Row) -> float:
@@ -225,11 +225,11 @@ def cluster_of(name: str) -> ClusterSpec:
     return load_cluster(aliases().clusters.get(name, name))
 
 
-def _looked_up(row: Row, column: str, known: Mapping[str, Any]) -> Any:
+def _looked_up(row: Row, column: str, entries: Mapping[str, Any]) -> Any:
     text = row.get(column, "").lower()
-    if text not in known:
+    if text not in entries:
         raise UnsupportedError(f"{column} {row.get(column)!r} is not simulated yet")
-    return known[text]
+    return entries[text]
 
 
 def _whole(row: Row, column: str) -> int:

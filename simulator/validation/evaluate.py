@@ -23,7 +23,7 @@ class Quantity:
     name: str
     unit: str
     measured: Callable[[Row], float]
-    of_memory: bool = False
+    memory_only: bool = False
 
 
 STEP_TIME = Quantity("step_time", "s", measured_step_s)
@@ -77,7 +77,7 @@ def evaluate(
         measured = None
         try:
             measured = quantity.measured(row)
-            workload = loaded(row, settings_of(row), of_memory=quantity.of_memory)
+            workload = loaded(row, settings_of(row), memory_only=quantity.memory_only)
             outcome = Outcome(row["id"], quantity.name, quantity.unit, measured, predict(row, workload))
         except (UnsupportedError, InputError) as reason:
             outcome = Outcome(row["id"], quantity.name, quantity.unit, measured, None, skipped=in_one_line(reason))

@@ -233,5 +233,5 @@ MEMORY = Quantity(
     name="memory",
     unit="GiB",
     measured=lambda row: measured_memory(row) * source_of(row["id"]).unit / GiB,
-    of_memory=True,
+    memory_only=True,
 )

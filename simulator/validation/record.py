@@ -120,8 +120,8 @@ def record(names: Sequence[str]) -> None:
 
 
 def _write(path: Path, name: str, content: Mapping[str, Any]) -> None:
-    known = {**json.loads(path.read_text(encoding="utf-8")), name: content}
-    kept = {suite: known[suite] for suite in ALL if suite in known}
+    recorded_content = {**json.loads(path.read_text(encoding="utf-8")), name: content}
+    kept = {suite: recorded_content[suite] for suite in ALL if suite in recorded_content}
     path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a table of steps, workload files found beside it. Raises `InputError` on an unreadable file, or one
     without the columns it needs or with a misspelt one."""
     needed = [name for name in _NEEDED if name not in _OF_A_PRESET]
-    rows = read_table(path, needed, _KNOWN, like=str(DATA / "megatron-2022.csv"), instead="workload")
+    rows = read_table(path, needed, _KNOWN, reference=str(DATA / "megatron-2022.csv"), instead="workload")
     keys = list(paths(Workload))
     for name in filter(is_key, rows[0]):
         # Below a key that holds no section, a mapping of anything may be.
@@ -158,9 +158,9 @@ def preset_of(row: Row) -> str | None:
     return next((name for name in presets() if re.sub(r"[^a-z0-9]", "", name) == named), None)
 
 
-def loaded(row: Row, settings: Mapping[str, Any], *, of_memory: bool = False) -> Workload:
+def loaded(row: Row, settings: Mapping[str, Any], *, memory_only: bool = False) -> Workload:
     """The workload of ``row``: the file that it names, or what its columns say (see `workload_of`), with the dotted
-    keys that are columns. Such a file leaves nothing open for ``settings`` or ``of_memory`` to say.
+    keys that are columns. Such a file leaves nothing open for ``settings`` or ``memory_only`` to say.
 
     Raises `UnsupportedError` and `InputError`.
     """
@@ -169,7 +169,7 @@ def loaded(row: Row, settings: Mapping[str, Any], *, of_memory: bool = False) ->
     if whole := [key for key in _SECTIONS if row.get(key)]:
         raise UnsupportedError(f"columns set dotted keys, such as cluster.name, not {', '.join(whole)}")
     if not row.get("workload"):
-        return load_workload(workload_of(row, settings, of_memory=of_memory), changes, by=place)
+        return load_workload(workload_of(row, settings, memory_only=memory_only), changes, by=place)
     if beside := [*(key for key in (*_NEEDED, *_OPTIONAL) if key != "gpu" and row.get(key)), *settings]:
         raise UnsupportedError(f"a workload file says {', '.join(beside)} itself; columns of dotted keys change it")
     workload = load_workload(row["workload"], changes, by=place)
@@ -180,39 +180,27 @@ def loaded(row: Row, settings: Mapping[str, Any], *, of_memory: bool = False) ->
     return workload
 
 
-def workload_of(row: Row, settings: Mapping[str, Any], *, of_memory: bool = False) -> dict[str, Any]:
-    """The workload mapping of ``row``; ``settings`` (dotted keys) says what the table does not.
+def workload_of(row: Row, settings: Mapping[str, Any], *, memory_only: bool = False) -> dict[str, Any]:
+    """Return the workload mapping of ``row``; ``settings`` (dotted keys) fill in what the table does not say.
 
-    ``of_memory``: its memory is wanted, not its time, so that a GPU without a profile will do.
+    ``memory_only``: the memory is wanted and not the time, so that a GPU without a profile will do.
     Raises `UnsupportedError` naming what is missing or not simulated.
     """
     preset = preset_of(row)
     row = _with_layers({key: value for key, value in row.items() if value})
-    known = {*row, *(key.partition(".")[2] for key in settings), *(presets()[preset] if preset else ())}
-    if of_memory and "micro_batch" in row:
-        known.add("global_batch")
-    absent = [column for column in _NEEDED if column not in known]
-    if absent:
-        raise UnsupportedError(f"does not say {', '.join(absent)}")
-    if _whole(row, "n_experts", 1) > 1 and "moe" not in known:
-        raise UnsupportedError("its experts are not those of a shipped model")
+    keys = {*row, *(key.partition(".")[2] for key in settings), *(presets()[preset] if preset else ())}
+    _check_columns_said(row, keys, memory_only)
     tp, pp, vpp, cp = _whole(row, "tp"), _whole(row, "pp"), _whole(row, "vpp", 1), _whole(row, "cp", 1)
-    gpus = _whole(row, "n_gpus")
-    dp = _whole(row, "dp", gpus // (tp * pp * cp))
-    if tp * pp * cp * dp != gpus:
-        degrees = f"tp {tp} x pp {pp}{f' x cp {cp}' if cp > 1 else ''} x dp {dp}"
-        raise UnsupportedError(f"{degrees} is not its {gpus} GPUs")
-    if row.get("gpus_per_node") not in (None, "", "8"):
-        raise UnsupportedError(f"nodes of {row['gpus_per_node']} GPUs are not in topologies/")
+    dp = _data_parallel(row, tp, pp, cp)
     workload: dict[str, Any] = {
         "name": row["id"],
-        "model": {"preset": preset} if preset else {},
+        "model": {**({"preset": preset} if preset else {}), **_model_keys(row)},
         "training": {
             "seq": _whole(row, "seq"),
             "micro_batch": _whole(row, "micro_batch"),
             # Memory does not ask how many micro-batches there are once they fill the pipeline.
             "global_batch": _whole(row, "global_batch", 4 * pp * vpp * dp * _whole(row, "micro_batch")),
-            "precision": _precision(row, of_memory),
+            "precision": _precision(row, memory_only),
             "recompute": _recompute(row),
         },
         "parallelism": {
@@ -221,24 +209,10 @@ def workload_of(row: Row, settings: Mapping[str, Any], *, of_memory: bool = Fals
             "dp": dp,
             "vpp": vpp,
             "schedule": _alias(row, "schedule") if vpp == 1 else "interleaved",
+            **_optional_parallelism(row),
         },
-        "cluster": {"name": _cluster(row, of_memory)},
+        "cluster": {"name": _cluster(row, memory_only)},
     }
-    if "flash_attention" in row:
-        workload["model"]["attention"] = _alias(row, "flash_attention")
-    limit = _ZB_MEMORY_LIMITS.get(row.get("schedule", "").lower())
-    if limit is not None:
-        workload["parallelism"]["zb_memory_limit"] = limit
-    for column in ("layers", "hidden", "heads", "vocab", "kv_heads", "ffn_hidden"):
-        if column in row:
-            workload["model"][column] = _whole(row, column)
-    if "zero_stage" in row:
-        workload["parallelism"]["zero"] = _alias(row, "zero_stage")
-    for column in ("cp", "ep"):
-        if _whole(row, column, 1) > 1:
-            workload["parallelism"][column] = _whole(row, column)
-    if row.get("seq_parallel"):
-        workload["parallelism"]["sequence_parallel"] = _alias(row, "seq_parallel")
     counts = split_layers(_whole(row, "layers"), pp * vpp) if "layers" in row else None
     if counts is not None and not any(key.startswith("parallelism.account_for") for key in settings):
         workload["parallelism"]["layers_per_stage"] = counts
@@ -246,6 +220,50 @@ def workload_of(row: Row, settings: Mapping[str, Any], *, of_memory: bool = Fals
         section, _, name = key.partition(".")
         workload.setdefault(section, {}).setdefault(name, value)
     return workload
+
+
+def _check_columns_said(row: Row, keys: Collection[str], memory_only: bool) -> None:
+    """Raise `UnsupportedError` where neither the row nor the ``keys`` beside it say what a workload needs."""
+    optional = {"global_batch"} if memory_only and "micro_batch" in row else set()
+    absent = [column for column in _NEEDED if column not in keys and column not in optional]
+    if absent:
+        raise UnsupportedError(f"does not say {', '.join(absent)}")
+    if _whole(row, "n_experts", 1) > 1 and "moe" not in keys:
+        raise UnsupportedError("its experts are not those of a shipped model")
+    if row.get("gpus_per_node") not in (None, "", "8"):
+        raise UnsupportedError(f"nodes of {row['gpus_per_node']} GPUs are not in topologies/")
+
+
+def _data_parallel(row: Row, tp: int, pp: int, cp: int) -> int:
+    """Return the row's replicas. Raises `UnsupportedError` where its degrees do not multiply to its GPUs."""
+    gpus = _whole(row, "n_gpus")
+    dp = _whole(row, "dp", gpus // (tp * pp * cp))
+    if tp * pp * cp * dp != gpus:
+        degrees = f"tp {tp} x pp {pp}{f' x cp {cp}' if cp > 1 else ''} x dp {dp}"
+        raise UnsupportedError(f"{degrees} is not its {gpus} GPUs")
+    return dp
+
+
+def _model_keys(row: Row) -> dict[str, Any]:
+    """Return the keys of section ``model`` that the row has columns for."""
+    sizes = ("layers", "hidden", "heads", "vocab", "kv_heads", "ffn_hidden")
+    keys: dict[str, Any] = {column: _whole(row, column) for column in sizes if column in row}
+    if "flash_attention" in row:
+        keys["attention"] = _alias(row, "flash_attention")
+    return keys
+
+
+def _optional_parallelism(row: Row) -> dict[str, Any]:
+    """Return the keys of section ``parallelism`` that rows may leave out."""
+    keys: dict[str, Any] = {axis: _whole(row, axis) for axis in ("cp", "ep") if _whole(row, axis, 1) > 1}
+    limit = _ZB_MEMORY_LIMITS.get(row.get("schedule", "").lower())
+    if limit is not None:
+        keys["zb_memory_limit"] = limit
+    if "zero_stage" in row:
+        keys["zero"] = _alias(row, "zero_stage")
+    if row.get("seq_parallel"):
+        keys["sequence_parallel"] = _alias(row, "seq_parallel")
+    return keys
 
 
 def _with_layers(row: Row) -> Row:
@@ -279,16 +297,16 @@ def split_layers(layers: int, stages: int) -> list[int] | None:
     return counts
 
 
-def _cluster(row: Row, of_memory: bool) -> str:
+def _cluster(row: Row, memory_only: bool) -> str:
     gpu = row["gpu"].lower()
-    if of_memory and gpu in ALIASES["stand-in"]:
+    if memory_only and gpu in ALIASES["stand-in"]:
         return str(ALIASES["stand-in"][gpu])
     return str(_alias(row, "gpu"))
 
 
-def _precision(row: Row, of_memory: bool) -> str:
+def _precision(row: Row, memory_only: bool) -> str:
     text = row.get("precision", "").lower()
-    if of_memory and text in ALIASES["8 bits"]:
+    if memory_only and text in ALIASES["8 bits"]:
         return str(ALIASES["8 bits"][text])
     return str(_alias(row, "precision"))
 

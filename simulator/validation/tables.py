@@ -21,11 +21,11 @@ _MISSPELT = 0.75
 
 
 def read_table(
-    path: Path, needed: Sequence[str], known: Collection[str], *, like: str, instead: str | None = None
+    path: Path, needed: Sequence[str], columns_read: Collection[str], *, reference: str, instead: str | None = None
 ) -> list[dict[str, str]]:
     """Return the rows of a CSV table with a column ``id`` and the columns ``needed``; each row has an id.
 
-    ``like`` is the reference table with these columns. The column ``instead`` may replace those needed.
+    ``reference`` is the shipped table with these columns. The column ``instead`` may replace those needed.
 
     Raises `InputError`, also where a column is nearly, but not quite, one of those ``known``, which are read.
     """
@@ -33,23 +33,23 @@ def read_table(
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
             reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or []]
-            found = list(reader)
+            records = list(reader)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"is no CSV table: {error}", file=path) from None
-    _check_columns(path, columns, known)
+    _check_columns(path, columns, columns_read)
     needed = ["id", *(needed if instead not in columns else ())]
     absent = [name for name in needed if name not in columns]
     if absent:
-        raise InputError(f"lacks columns: {', '.join(absent)}", file=path, allowed=f"the columns of {like}")
-    if not found:
+        raise InputError(f"lacks columns: {', '.join(absent)}", file=path, allowed=f"the columns of {reference}")
+    if not records:
         raise InputError("has no rows", file=path)
-    for number, row in enumerate(found, start=1):
+    for number, row in enumerate(records, start=1):
         if None in row:  # DictReader's key of cells past the last column
             fix = "quotes around cells that hold a comma"
             raise InputError(f"row {number} has more cells than there are columns", file=path, found=row["id"], fix=fix)
-    rows = [{key: (value or "").strip() for key, value in row.items() if key} for row in found]
+    rows = [{key: (value or "").strip() for key, value in row.items() if key} for row in records]
     ids = [row["id"] for row in rows]
     if "" in ids:
         raise InputError(f"row {ids.index('') + 1} has none", file=path, key="id")
@@ -59,20 +59,20 @@ def read_table(
     return rows
 
 
-def _check_columns(path: Path, columns: Sequence[str], known: Collection[str]) -> None:
+def _check_columns(path: Path, columns: Sequence[str], columns_read: Collection[str]) -> None:
     doubled = next((name for name in columns if name and list(columns).count(name) > 1), None)
     if doubled is not None:
         raise InputError("two columns have this name", file=path, found=doubled)
-    for name in unknown(columns, known):
-        near = closest(name, known, _MISSPELT)
+    for name in unknown(columns, columns_read):
+        near = closest(name, columns_read, _MISSPELT)
         if near is not None and not is_key(name):
             fix = f"{near}; or, of a label, a name less like it"
-            raise InputError("unknown column", file=path, found=name, allowed=", ".join(known), fix=fix)
+            raise InputError("unknown column", file=path, found=name, allowed=", ".join(columns_read), fix=fix)
 
 
-def unknown(columns: Iterable[str], known: Collection[str]) -> list[str]:
+def unknown(columns: Iterable[str], columns_read: Collection[str]) -> list[str]:
     """Columns that are not ``known``, nor labels of the shipped tables: a user's own labels."""
-    return [name for name in columns if name and name not in known and name not in LABELS]
+    return [name for name in columns if name and name not in columns_read and name not in LABELS]
 
 
 def is_key(column: str) -> bool:
@@ -80,6 +80,6 @@ def is_key(column: str) -> bool:
     return "." in column and not re.search(r"\s", column.partition(".")[0])
 
 
-def told_of(labels: Sequence[str]) -> tuple[str, ...]:
+def label_warnings(labels: Sequence[str]) -> tuple[str, ...]:
     """Return a warning that lists a user's ``labels``."""
     return (f"columns taken as labels, which change nothing: {', '.join(labels)}",) if labels else ()

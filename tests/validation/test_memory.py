@@ -20,7 +20,7 @@ ROWS = {row["id"]: row for row in PUBLISHED.rows}
 
 
 def workload(row_id: str) -> dict[str, object]:
-    return workload_of(ROWS[row_id], memory_suite.settings_of(ROWS[row_id]), of_memory=True)
+    return workload_of(ROWS[row_id], memory_suite.settings_of(ROWS[row_id]), memory_only=True)
 
 
 @pytest.mark.parametrize("name", SUITES)
