@@ -87,8 +87,9 @@ def test_a_host_catches_up_with_a_blocking_batch_before_what_waits_for_it() -> N
     """A batch of blocking transfers ends while a weight-gradient pass runs that does not wait for it: what the host has
     issued of that pass stays as it is, in one piece or kernel by kernel, and the pass behind it waits."""
     layout = {"tp": 4, "pp": 4, "schedule": "zb_h2", "data_parallel": "parameter_server", "overlap": {"p2p": False}}
-    training = {"seq": 256, "global_batch": 6, "implementation": "eager", "recompute": "ops"}
+    training = {"seq": 256, "global_batch": 6, "recompute": "ops"}
     model = {"layers": 4, "hidden": 512, "heads": 4, "vocab": 1250, "activation": "swiglu", "position": "rope"}
-    workload = {"name": "host", "model": model, "training": training, "parallelism": layout, "cluster": "dgx_b200"}
+    workload = {"name": "host", "model": model, "training": training, "parallelism": layout, "framework": "pytorch"}
+    workload["cluster"] = "dgx_b200"
     short, plain = (play(workload, coalesce=coalesce) for coalesce in (True, False))
     assert short.spans.step_time_s == pytest.approx(plain.spans.step_time_s, rel=1e-9)
