@@ -20,7 +20,7 @@ from simulator.cluster import build_cluster
 from simulator.config.cluster import ClusterSpec
 from simulator.costs import Costs
 from simulator.engine import Placed, simulate_together
-from simulator.program import Comm, Program, Role, Step
+from simulator.program import Axis, Collective, CollectiveKind, Program, Purpose, Role, Step
 
 MOST_S, MOST_BYTES = 10.0, 4 * 2**30
 RINGS = 16
@@ -45,7 +45,7 @@ def spec(nodes: int) -> ClusterSpec:
 
 def reductions(nodes: int, rails: int) -> Program:
     """A gigabyte reduced by all rings of the first ``rails`` rails; ranks are numbered node by node."""
-    grads = Comm("grads", "all_reduce", 1e9, "dp", "dp", algorithm="ring")
+    grads = Collective("grads", CollectiveKind.ALL_REDUCE, 1e9, Axis.DP, Purpose.DATA, algorithm="ring")
     groups = [
         tuple(range(first * rails + rail, rails * nodes, RINGS * rails))
         for rail in range(rails)

@@ -24,7 +24,7 @@ from calibration.train.record import COLUMNS
 from simulator.api import Result
 from simulator.errors import InputError
 from simulator.input_files import brief
-from simulator.program.ops import comms_of
+from simulator.program import PointToPoint, comms_of
 from simulator.timeline import CATEGORIES, Floats, Ints, covered_s
 
 #: In the order of tables and legends. Sends and receives of pipelines are a class of their own.
@@ -133,7 +133,7 @@ def simulated_kernels(result: Result) -> Kernels:
         moves_s=np.where(moves, start, np.nan),
         done_s=np.where(moves, end, np.nan),
         posts_late=any(
-            comm.as_it_comes
+            isinstance(comm, PointToPoint) and comm.as_it_comes
             for role in result.program.roles
             for _, _, step in role.steps()
             for comm in comms_of(step.op)

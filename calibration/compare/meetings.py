@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from simulator.api import Result
-from simulator.program.ops import comms_of
+from simulator.program import comms_of
 from simulator.timeline import CATEGORIES, Floats, Ints
 
 Groups = Sequence[Sequence[int]]

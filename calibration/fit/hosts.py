@@ -26,8 +26,7 @@ from simulator.engine.host import issued_by
 from simulator.errors import InputError
 from simulator.lowering import build_program
 from simulator.models import layer
-from simulator.program import Block, Role, Step
-from simulator.program.ops import COMPUTE_LANE
+from simulator.program import COMPUTE_LANE, Block, Role, Step, StepPhase
 
 Counts = Mapping[str, float]
 #: Of modules beside whole models: those of one kind in a row, all in the CPU's caches, take half of what they take
@@ -160,7 +159,9 @@ def _issued(case: Measured, n_members: int) -> list[tuple[str, Issued]]:
     workload = narrow(params)
     if case.op in ("split", "input"):
         part = layer(workload)
-        passes = {"F": part.forward, "I": part.input_grad} | ({"W": part.weight_grad} if case.op == "split" else {})
+        passes = {StepPhase.FORWARD: part.forward, StepPhase.INPUT_GRADIENT: part.input_grad}
+        if case.op == "split":
+            passes[StepPhase.WEIGHT_GRADIENT] = part.weight_grad
         steps = tuple(Step(phase, Block(phase, ops), phase=phase) for phase, ops in passes.items())
         for (kind, by_autograd), n in counted(Role("layers", {COMPUTE_LANE: steps}), case.op).items():
             found[kind, by_autograd] = n * (1 if kind == "autograd" else int(params["layers"]))

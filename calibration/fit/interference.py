@@ -14,7 +14,19 @@ from simulator.costs import Costs
 from simulator.costs.interference import memory_bytes
 from simulator.frameworks.pytorch import FRAMEWORK as PYTORCH
 from simulator.network.collectives import bus_factor
-from simulator.program import Attention, Comm, Kernel, Matmul, Memory
+from simulator.program import (
+    Attention,
+    Axis,
+    Collective,
+    CollectiveKind,
+    Comm,
+    Kernel,
+    Matmul,
+    Memory,
+    PointToPoint,
+    PointToPointKind,
+    Purpose,
+)
 
 #: Kernels of `calibration.measure.interference` as the simulator prices them: those that SMs bound, and memory.
 RACED: dict[str, Kernel] = {
@@ -129,8 +141,15 @@ def takes(case: Measured, profile: Profile) -> float:
     shared = Costs.from_profile(profile, PYTORCH).beside
     assert shared is not None
     n, nbytes = len(case.ranks), float(case.params["bytes"])
-    moved = memory_bytes(Comm("", case.op, nbytes, "", ""), n, nbytes * bus_factor(case.op, n))
+    moved = memory_bytes(_comm(case.op, nbytes), n, nbytes * bus_factor(case.op, n))
     return shared.takes(moved / _alone_s(case))
+
+
+def _comm(op: str, nbytes: float = 0.0) -> Comm:
+    """Return communication of a kind between no ranks in particular."""
+    if op in list(PointToPointKind):
+        return PointToPoint("", PointToPointKind(op), nbytes, Axis.PP, Purpose.PIPELINE, peer=0)
+    return Collective("", CollectiveKind(op), nbytes, Axis.DP, Purpose.DATA)
 
 
 def _alone_s(case: Measured) -> float:
@@ -178,7 +197,7 @@ def speeds(profile: Profile) -> Speed:
     assert shared is not None
 
     def of(name: str, op: str) -> float:
-        comm = [Comm("", "recv" if op in P2P else op, 0.0, "", "")]
+        comm = [_comm("recv" if op in P2P else op)]
         return shared.speed((RACED | STREAMS)[name], shared.load(comm, []) if op == LATE else shared.load([], comm))
 
     return of

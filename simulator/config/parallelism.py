@@ -10,6 +10,7 @@ from pydantic import Field, WithJsonSchema, WrapValidator
 from simulator.config.node import Count
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.section import AsTuple, Integral, Section
+from simulator.program import REPLICAS, Axis
 from simulator.schedules import SCHEDULES, Times
 from simulator.schedules import Schedule as Plan
 
@@ -180,11 +181,11 @@ class Parallelism(Section):
 
     def shard_axis(self, axis: str) -> str:
         """The axis of the groups that share a state, each member its shard."""
-        return axis if self.shards(axis) in (1, self.replicas(axis)) else f"{axis}_shard"
+        return axis if self.shards(axis) in (1, self.replicas(axis)) else REPLICAS[Axis(axis)].shard
 
     def replica_axis(self, axis: str) -> str:
         """The axis of the groups that hold the same shard."""
-        return axis if self.shards(axis) == 1 else f"{axis}_replica"
+        return axis if self.shards(axis) == 1 else REPLICAS[Axis(axis)].replica
 
     @property
     def server_count(self) -> int:

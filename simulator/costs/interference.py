@@ -10,8 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 from simulator.config.profile import GpuSpec, Interference
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import KernelCost
-from simulator.program import Attention, Comm, GroupedMatmul, Kernel, Matmul, Memory
-from simulator.program.ops import POINT_TO_POINT
+from simulator.program import Attention, Comm, GroupedMatmul, Kernel, Matmul, Memory, PointToPoint
 
 #: What reaches less than this share of the memory's bandwidth on the whole GPU is bound by the loads that SMs issue:
 #: beside receives that wait, on 16 of an H200's 132 SMs, halves of rows and rotations (0.33 to 0.42 alone) take 1.12 to
@@ -80,7 +79,7 @@ class SharedSms:
     def load(self, waiting: Sequence[Comm], moving: Sequence[Comm]) -> SmLoad | None:
         if not waiting and not moving:
             return None
-        p2p = all(comm.op in POINT_TO_POINT for comm in (*waiting, *moving))
+        p2p = all(isinstance(comm, PointToPoint) for comm in (*waiting, *moving))
         return SmLoad(bool(moving), "p2p" if p2p else "collective")
 
     def speed(self, kernel: Kernel, load: Hashable) -> float:

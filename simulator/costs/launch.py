@@ -5,8 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simulator.config.host import LaunchCosts
-from simulator.program import Attention, Beside, Block, Comm, Compute, GroupedMatmul, Kernel, Matmul, Memory, Step
-from simulator.program.ops import HOST_LANES, POINT_TO_POINT, comm_of, kernels_of
+from simulator.program import (
+    HOST_LANES,
+    Attention,
+    Beside,
+    Block,
+    Collective,
+    Comm,
+    Compute,
+    GroupedMatmul,
+    HostOperation,
+    Kernel,
+    Matmul,
+    Memory,
+    PointToPoint,
+    Step,
+    comm_of,
+    kernels_of,
+)
 
 #: Passes that autograd's thread issues, what is run again for them included (torch/csrc/autograd/engine.cpp: a thread
 #: per device), which holds up the main one meanwhile ...
@@ -71,9 +87,9 @@ def _class(kernel: Kernel) -> str:
 
 
 def _of_comm(op: Comm) -> str:
-    if op.op in POINT_TO_POINT:
+    if isinstance(op, PointToPoint):
         return "p2p"
-    if op.op in HOST_LANES:
+    if isinstance(op, HostOperation):
         return HOST_LANES[op.op]
     if op.purpose == "ep":
         return "exchange"
@@ -101,7 +117,7 @@ def ops_of(step: Step) -> Iterator[Compute | Comm]:
             yield from single(op)
 
 
-def single(op: Compute | Comm | Beside) -> Iterator[Compute | Comm]:
+def single(op: Compute | Collective | Beside) -> Iterator[Compute | Comm]:
     """The kernels and the collective of one op of a block."""
     if not isinstance(op, Compute):
         yield comm_of(op)

@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from simulator.costs.costs import Costs
-from simulator.program import Block, Program
-from simulator.program.ops import kernels_of
+from simulator.program import Block, Program, kernels_of
 
 
 def priced_by(program: Program, costs: Costs, gpus: Sequence[str]) -> dict[str, float]:

@@ -15,8 +15,7 @@ from simulator.costs.interference import Beside as Interference
 from simulator.costs.power import Loads, load_class
 from simulator.engine.host import HostSpeeds
 from simulator.engine.kernel_times import Pace
-from simulator.program import Beside, Block, Comm, Compute, Kernel
-from simulator.program.ops import COMPUTE_LANE, HOST_LANES
+from simulator.program import COMPUTE_LANE, HOST_LANES, Beside, Block, Collective, Comm, Compute, Kernel
 from simulator.timeline import CATEGORIES, Template
 
 _CATEGORY = {name: code for code, name in enumerate(CATEGORIES)}
@@ -42,7 +41,7 @@ class Run:
 class Meet:
     """An in-line collective that needs a rendezvous. ``launch_s``: what the host takes to issue it."""
 
-    comm: Comm
+    comm: Collective
     launch_s: float
 
 
@@ -50,14 +49,14 @@ class Meet:
 class MeetBeside:
     """A collective that needs a rendezvous and goes on beside ``runs``. ``launch_s`` as in `Meet`."""
 
-    comm: Comm
+    comm: Collective
     launch_s: float
     runs: tuple[Run, ...]
 
 
 Piece = Run | Meet | MeetBeside
 #: What of a block communicates.
-CommOp = Comm | Beside
+CommOp = Collective | Beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +222,8 @@ class TemplateStore:
         self.templates.append(
             Template(
                 names=tuple(row.name for row in rows),
-                kinds=tuple(row.kind for row in rows),
-                phases=tuple(row.phase for row in rows),
+                kinds=tuple(str(row.kind) for row in rows),
+                phases=tuple(str(row.phase) for row in rows),
                 lanes=tuple(row.lane for row in rows),
                 category=np.array([row.category for row in rows], dtype=np.int64),
                 work_s=np.array([row.seconds for row in rows]),

@@ -18,8 +18,7 @@ from simulator.engine.blocks import TemplateStore
 from simulator.engine.placement import Placed
 from simulator.engine.recorder import Clocks, Recorder
 from simulator.engine.representatives import Cast
-from simulator.program import Block
-from simulator.program.ops import kernels_of
+from simulator.program import Block, kernels_of
 from simulator.timeline import Floats, Ints
 
 #: Clocks that change by less have settled: a product then takes a quarter of a percent more or less.

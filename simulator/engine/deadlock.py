@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from simulator.program import Program
+from simulator.program import PointToPoint, Program
 
 if TYPE_CHECKING:
     from simulator.engine.rank import Meeting, Rank
@@ -31,4 +31,5 @@ def _reason(rank: Rank, lane: str) -> str:
         return f"step {what} of the same rank, which has not ended"
     absent = [member for member in what.transfer.members if member not in {other.number for other in what.arrived}]
     who = ", ".join(f"rank {member}" for member in absent)
-    return f"{who} to call the other side of {what.comm.op} {what.comm.name!r} {what.comm.tag}".rstrip()
+    tag = what.comm.tag if isinstance(what.comm, PointToPoint) else ""
+    return f"{who} to call the other side of {what.comm.op} {what.comm.name!r} {tag}".rstrip()

@@ -16,8 +16,16 @@ from simulator.network import hosts
 from simulator.network.collectives import choose, patterns
 from simulator.network.direct import Traffic
 from simulator.network.pattern import Pattern
-from simulator.program import Comm
-from simulator.program.ops import HOST_LANES, POINT_TO_POINT, comms_of
+from simulator.program import (
+    AXES,
+    AllToAll,
+    Collective,
+    Comm,
+    HostOperation,
+    PointToPoint,
+    axis_of,
+    comms_of,
+)
 
 #: A gradient norm, or whether one was infinite: one number of fp32.
 SIGNAL_BYTES = 4.0
@@ -25,16 +33,20 @@ SIGNAL_BYTES = 4.0
 
 def spec_of(comm: Comm, position: int) -> tuple[object, ...]:
     """What two calls must have in common to be one kind of transfer; ``position`` is the caller's, in its group."""
-    if comm.op == "send":
-        return ("send", position, comm.peer, comm.nbytes)
-    if comm.op == "recv":
-        return ("send", comm.peer, position, comm.nbytes)
-    return (comm.op, comm.algorithm, comm.nbytes, traffic_of(comm))
+    if isinstance(comm, PointToPoint):
+        ends = (position, comm.peer) if comm.sends else (comm.peer, position)
+        return ("send", *ends, comm.nbytes)
+    return (comm.op, algorithm_of(comm), comm.nbytes, traffic_of(comm))
+
+
+def algorithm_of(comm: Comm) -> str:
+    """Return the algorithm that is asked of a collective; all else has one only."""
+    return comm.algorithm if isinstance(comm, Collective) else "auto"
 
 
 def traffic_of(comm: Comm) -> Traffic:
     """How the bytes of an all-to-all are spread."""
-    return Traffic(comm.send_shares, comm.receive_shares, comm.per_node)
+    return Traffic(comm.send_shares, comm.receive_shares, comm.per_node) if isinstance(comm, AllToAll) else Traffic()
 
 
 @dataclass(frozen=True)
@@ -57,15 +69,20 @@ class Session:
         return self.op != "send" and self.comm.nbytes <= SIGNAL_BYTES
 
     @property
+    def updates(self) -> bool:
+        """Whether a host computes, and nothing leaves the GPU."""
+        return isinstance(self.comm, HostOperation) and self.comm.updates
+
+    @property
     def op(self) -> str:
-        return "send" if self.comm.op in POINT_TO_POINT else self.comm.op
+        return "send" if isinstance(self.comm, PointToPoint) else self.comm.op
 
     def costs(self, jobs: Sequence[Placed], cluster: Cluster) -> Costs:
         """What holds between the GPUs that take part."""
         return jobs[self.job].costs.among(cluster.gpu_types(self.ends))
 
     def patterns(self, cluster: Cluster) -> tuple[Pattern, ...]:
-        return patterns(self.op, self.ends, cluster, self.comm.algorithm, traffic_of(self.comm))
+        return patterns(self.op, self.ends, cluster, algorithm_of(self.comm), traffic_of(self.comm))
 
 
 def sessions_of(jobs: Sequence[Placed], cluster: Cluster) -> list[Session]:
@@ -88,17 +105,16 @@ def _of_job(job: int, placed: Placed, cluster: Cluster) -> list[Session]:
         for comm, spec, number in comms_of_role[role_index]:
             group = program.group_index(comm.axis, rank)
             members = program.groups[comm.axis][group]
-            paired = comm.op in POINT_TO_POINT
-            if paired:
+            if isinstance(comm, PointToPoint):
                 position = members.index(rank)
                 spec = spec_of(comm, position)
                 number = numbers.setdefault(spec, len(numbers))
             if (comm.axis, group, number) not in sessions:
                 ranks: tuple[int, ...] = members
-                if paired:
-                    pair = (position, comm.peer) if comm.op == "send" else (comm.peer, position)
+                if isinstance(comm, PointToPoint):
+                    pair = (position, comm.peer) if comm.sends else (comm.peer, position)
                     ranks = tuple(members[end] for end in pair)
-                if comm.op in HOST_LANES:
+                if isinstance(comm, HostOperation):
                     ends = hosts.ends(comm.op, cluster, gpus[ranks[0]], placed.servers)
                 else:
                     ends = tuple([gpus[member] for member in ranks])
@@ -107,8 +123,9 @@ def _of_job(job: int, placed: Placed, cluster: Cluster) -> list[Session]:
 
 
 def _anonymous(comm: Comm) -> Comm:
-    """Without name and tag, which do not matter to the network."""
-    return replace(comm, name="", purpose="", tag="")
+    """Return ``comm`` without name, purpose and tag, which do not matter to the network."""
+    anonymous = replace(comm, name="", purpose=AXES[axis_of(comm.axis)].purposes[0])
+    return replace(anonymous, tag="") if isinstance(anonymous, PointToPoint) else anonymous
 
 
 @dataclass(frozen=True)

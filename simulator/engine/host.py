@@ -10,8 +10,7 @@ from typing import NamedTuple, cast
 
 from simulator.cluster import Gpu
 from simulator.costs import Costs, launch
-from simulator.program import Comm, Compute, Role, Step
-from simulator.program.ops import COMPUTE_LANE
+from simulator.program import COMPUTE_LANE, Comm, Compute, Role, Step
 
 
 @dataclass(frozen=True)

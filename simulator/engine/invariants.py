@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulator.errors import SimulatorError
-from simulator.program import Program
-from simulator.program.ops import POINT_TO_POINT, comms_of
+from simulator.program import PointToPoint, PointToPointKind, Program, comms_of
 from simulator.timeline import Timeline, covered_s
 
 #: Two sums of the same terms in another order differ by less than this share of the step.
@@ -93,21 +92,21 @@ def _check_transfers(program: Program, timeline: Timeline, slack: float) -> None
     for label, rank, lane, *times in zip(timeline.labels, *(column.tolist() for column in columns), strict=True):
         spans.setdefault((rank, label, lane), []).append((times[0], times[1]))
     number = {name: at for at, name in enumerate(timeline.lane_names)}
-    ends: dict[str, dict[tuple[str, int, int, str], list[tuple[float, float]]]] = {op: {} for op in POINT_TO_POINT}
+    ends: dict[str, dict[tuple[str, int, int, str], list[tuple[float, float]]]] = {op: {} for op in PointToPointKind}
     for rank in timeline.ranks:
         for _, _, step in program.roles[program.role_of[rank]].steps():
             for comm in comms_of(step.op):
-                if comm.op not in POINT_TO_POINT:
+                if not isinstance(comm, PointToPoint):
                     continue
                 ran = spans.get((rank, step.label, number.get(comm.lane, -1)))
                 if not ran:
                     raise InvariantError(f"rank {rank}: {comm.name} of step {step.label} did not run")
                 peer = timeline.simulated_as[program.groups[comm.axis][program.group_index(comm.axis, rank)][comm.peer]]
-                pair = (rank, peer) if comm.op == "send" else (peer, rank)
+                pair = (rank, peer) if comm.sends else (peer, rank)
                 ends[comm.op].setdefault((comm.axis, *pair, comm.tag), []).append(ran.pop(0))
     for key in dict.fromkeys((*ends["send"], *ends["recv"])):
         _, sender, receiver, tag = key
-        sent, received = (sorted(ends[op].get(key, ())) for op in POINT_TO_POINT)
+        sent, received = (sorted(ends[op].get(key, ())) for op in PointToPointKind)
         where = f"rank {sender} to rank {receiver}, {tag or 'no tag'}"
         if len(sent) != len(received):
             raise InvariantError(f"{where}: {len(sent)} sends, {len(received)} receives")

@@ -22,8 +22,20 @@ from simulator.engine.recorder import BESIDE, WHOLE, Called, Clocks, Ends, Recor
 from simulator.engine.representatives import Cast, Transfer
 from simulator.errors import DeadlockError
 from simulator.network.flows import Network
-from simulator.program import Batch, Beside, Block, Comm, Compute, ProgramError, Role, Step
-from simulator.program.ops import COMPUTE_LANE, POINT_TO_POINT, comm_of, comms_of
+from simulator.program import (
+    COMPUTE_LANE,
+    Batch,
+    Beside,
+    Block,
+    Comm,
+    Compute,
+    PointToPoint,
+    ProgramError,
+    Role,
+    Step,
+    comm_of,
+    comms_of,
+)
 
 Wait = Generator[simpy.Event, None, None]
 
@@ -206,10 +218,9 @@ class Play:
         group = self.cast.group_key[comm.axis][rank.number]
         # Transfers meet by their ends and tag, collectives by the order of calls on a communicator, as in NCCL.
         key: tuple[object, ...]
-        if comm.op == "send":
-            key = (comm.axis, group, position, comm.peer, comm.tag)
-        elif comm.op == "recv":
-            key = (comm.axis, group, comm.peer, position, comm.tag)
+        if isinstance(comm, PointToPoint):
+            ends = (position, comm.peer) if comm.sends else (comm.peer, position)
+            key = (comm.axis, group, *ends, comm.tag)
         else:
             key = (comm.axis, group, lane)
         transfer = self.cast.transfer(comm, rank.number, position)
@@ -415,10 +426,10 @@ def _load_on(rank: Rank) -> tuple[Hashable, float]:
 def _check_match(rank: Rank, comm: Comm, meeting: Meeting) -> None:
     """Two ranks that call different things on one communicator would hang or corrupt data on a real machine."""
     other = meeting.comm
-    pair = comm.op in POINT_TO_POINT
+    pair = isinstance(comm, PointToPoint)
     if comm.nbytes != other.nbytes or (comm.op == other.op) == pair:
         raise ProgramError(
-            f"rank {rank.number} calls {comm.name!r} ({comm.op}, {comm.nbytes:.0f} bytes) on axis {comm.axis!r} where "
+            f"rank {rank.number} calls {comm.name!r} ({comm.op}, {comm.nbytes:.0f} bytes) on axis '{comm.axis}' where "
             f"rank {meeting.arrived[0].number} calls {other.name!r} ({other.op}, {other.nbytes:.0f} bytes)"
         )
 

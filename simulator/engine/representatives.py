@@ -20,7 +20,6 @@ from simulator.engine.placement import Placed
 from simulator.network.collectives import fastest
 from simulator.network.plan import Phase, Plan
 from simulator.program import Comm
-from simulator.program.ops import UPDATES
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ class _Collector:
             return _Draft(None, (self._phase(real, size, (-1, flow.name, "background"), {}),), None)
         session = self.sessions[index]
         paired = session.op == "send"
-        silent = session.op in UPDATES or session.is_signal
+        silent = session.updates or session.is_signal
         costs = session.costs(self.jobs, self.cluster)
         plan = fastest(session.op, session.patterns(self.cluster), session.comm.nbytes, costs)
         phases = tuple(

@@ -19,7 +19,7 @@ from simulator.engine.representatives import World, build_world
 from simulator.engine.traffic import algorithms_of, contention, links_of
 from simulator.garbage import rarely_searched
 from simulator.network.flows import Network
-from simulator.program import Program
+from simulator.program import Program, validate
 from simulator.timeline import Timeline
 
 
@@ -51,7 +51,7 @@ def simulate_together(
     that it leaves, until these stay. Raises as `simulate`."""
     began = time.perf_counter()
     for placed in jobs:
-        placed.program.validate()
+        validate(placed.program)
     world = build_world(jobs, cluster, folded=fold)
     events = 0
     clocks = [first_clocks(placed, cluster) for placed in jobs]

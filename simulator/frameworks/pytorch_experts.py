@@ -12,7 +12,7 @@ from simulator.frameworks.framework import ExpertHooks
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
-from simulator.program import Compute, Matmul
+from simulator.program import Compute, Matmul, StepPhase
 from simulator.units import DTYPE_BYTES
 
 #: Bytes of an index or a count (int64), and of a probability (fp32).
@@ -30,7 +30,7 @@ def router(z: Shapes, x: Experts) -> Node:
 
     def product(phase: str, role: str, m: int, n: int, k: int) -> Compute:
         name = "moe.router" if role == "fwd" else f"moe.router {role}"
-        return Compute(name, Matmul(m, n, k, dtype=x.router_dtype, role=role), phase)
+        return Compute(name, Matmul(m, n, k, dtype=x.router_dtype, role=role), StepPhase(phase))
 
     def casts(phase: str, name: str, *sizes: float, back: bool = False) -> Ops:
         read, written = (wide, z.element) if back else (z.element, wide)

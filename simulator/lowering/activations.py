@@ -12,8 +12,7 @@ from dataclasses import replace
 from simulator.lowering.pipeline import Lanes
 from simulator.lowering.stages import Stages
 from simulator.models import pass_bytes
-from simulator.program import Block, Comm, Step
-from simulator.program.ops import COMPUTE_LANE
+from simulator.program import COMPUTE_LANE, Axis, Block, Comm, HostKind, HostOperation, Purpose, Step
 
 
 def offload_activations(place: str, stages: Stages, lanes: Lanes) -> Lanes:
@@ -106,9 +105,9 @@ class _Copier:
         first, last = run[0], run[-1]
         waits = tuple(self._saves[-2:-1])
         run[0] = replace(first, after=(*first.after, *waits))
-        steps = [self._copy(f"save {last.label}", "to_host", nbytes, (last.label,), last)]
+        steps = [self._copy(f"save {last.label}", HostKind.TO_HOST, nbytes, (last.label,), last)]
         if self._place == "nvme":
-            steps.append(self._copy(f"write {last.label}", "to_nvme", nbytes, (steps[0].label,), last))
+            steps.append(self._copy(f"write {last.label}", HostKind.TO_NVME, nbytes, (steps[0].label,), last))
         steps[0] = replace(steps[0], free_bytes=nbytes)
         self.copies += steps
         self._saves.append(steps[0].label)
@@ -123,15 +122,16 @@ class _Copier:
             after.append(self.compute[-2].label)
         steps = []
         if self._place == "nvme":
-            steps.append(self._copy(f"read {last.label}", "from_nvme", nbytes, tuple(after), first))
+            steps.append(self._copy(f"read {last.label}", HostKind.FROM_NVME, nbytes, tuple(after), first))
             after = [steps[0].label]
-        steps.append(self._copy(f"load {last.label}", "from_host", nbytes, tuple(after), first))
+        steps.append(self._copy(f"load {last.label}", HostKind.FROM_HOST, nbytes, tuple(after), first))
         steps[-1] = replace(steps[-1], alloc_bytes=nbytes)
         self.copies += steps
         run[0] = replace(first, after=(*first.after, steps[-1].label))
         return run
 
     @staticmethod
-    def _copy(label: str, op: str, nbytes: float, after: tuple[str, ...], like: Step) -> Step:
-        comm = Comm(f"offload.activations {op.replace('_', ' ')}", op, nbytes, "rank", "offload", stream="activations")
+    def _copy(label: str, op: HostKind, nbytes: float, after: tuple[str, ...], like: Step) -> Step:
+        name = f"offload.activations {op.replace('_', ' ')}"
+        comm = HostOperation(name, op, nbytes, Axis.RANK, Purpose.OFFLOAD, stream="activations")
         return Step(label, comm, after, microbatch=like.microbatch, stage=like.stage)

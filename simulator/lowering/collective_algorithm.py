@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from simulator.program import Batch, Beside, Block, Comm, Compute, Role, Step
+from simulator.program import Batch, Beside, Block, Collective, CollectiveKind, Comm, Compute, Role, Step
 
 
 def with_algorithm(roles: tuple[Role, ...], algorithm: str) -> tuple[Role, ...]:
@@ -28,17 +28,17 @@ def with_algorithm(roles: tuple[Role, ...], algorithm: str) -> tuple[Role, ...]:
 
 def _changed(op: Block | Comm | Batch, algorithm: str) -> Block | Comm | Batch:
     match op:
-        case Comm(op="all_reduce"):
+        case Collective(op=CollectiveKind.ALL_REDUCE):
             return replace(op, algorithm=algorithm)
         case Block():
             return Block(op.name, tuple(_inside(one, algorithm) for one in op.ops))
     return op
 
 
-def _inside(op: Compute | Comm | Beside, algorithm: str) -> Compute | Comm | Beside:
+def _inside(op: Compute | Collective | Beside, algorithm: str) -> Compute | Collective | Beside:
     match op:
-        case Comm(op="all_reduce"):
+        case Collective(op=CollectiveKind.ALL_REDUCE):
             return replace(op, algorithm=algorithm)
-        case Beside(comm=Comm(op="all_reduce")):
+        case Beside(comm=Collective(op=CollectiveKind.ALL_REDUCE)):
             return replace(op, comm=replace(op.comm, algorithm=algorithm))
     return op

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from simulator.lowering.pipeline import Lanes
-from simulator.program import Comm, Step
-from simulator.program.ops import COMPUTE_LANE, HOST_LANES, POINT_TO_POINT
+from simulator.program import COMPUTE_LANE, Collective, CollectiveKind, Step
 
 
 def take_turns(lanes: Lanes) -> dict[str, list[Step]]:
@@ -21,7 +20,7 @@ def take_turns(lanes: Lanes) -> dict[str, list[Step]]:
     latest: dict[str, tuple[str, str]] = {}
     for _, lane, index in sorted(_issued(whole), key=lambda issued: issued[0]):
         step = whole[lane][index]
-        assert isinstance(step.op, Comm)
+        assert isinstance(step.op, Collective)
         before = latest.get(step.op.axis)
         if before is not None and before[0] != lane:
             whole[lane][index] = replace(step, after=(*step.after, before[1]))
@@ -35,9 +34,9 @@ def _issued(lanes: Lanes) -> Iterator[tuple[tuple[int, bool], str, int]]:
     for lane, steps in lanes.items():
         issued = -1, False
         for index, step in enumerate(steps):
-            if lane == COMPUTE_LANE or not isinstance(step.op, Comm) or step.op.op in (*POINT_TO_POINT, *HOST_LANES):
+            if lane == COMPUTE_LANE or not isinstance(step.op, Collective):
                 continue
-            issued = max(issued, (behind[step.label], step.op.op == "all_gather"))
+            issued = max(issued, (behind[step.label], step.op.op == CollectiveKind.ALL_GATHER))
             yield issued, lane, index
 
 

@@ -23,8 +23,19 @@ from dataclasses import dataclass, replace
 
 from simulator.config import Workload
 from simulator.lowering.pipeline import Lanes
-from simulator.program import Block, Comm, Compute, Memory, Step
-from simulator.program.ops import COMPUTE_LANE
+from simulator.program import (
+    COMPUTE_LANE,
+    AllToAll,
+    Block,
+    Collective,
+    CollectiveKind,
+    Comm,
+    Compute,
+    Memory,
+    Step,
+    StepPhase,
+    undivided,
+)
 from simulator.units import DTYPE_BYTES
 
 #: Bytes of a packed element.
@@ -119,23 +130,28 @@ def _unpack(needed: Sequence[_Packed]) -> list[Step]:
 
 def _packed(workload: Workload, step: Step) -> _Packed:
     comm = step.op
-    assert isinstance(comm, Comm)
+    assert isinstance(comm, Collective)
     layout = workload.parallelism
-    kind, n = layout.grad_compression, layout.replicas("edp" if comm.axis.startswith("edp") else "dp")
+    kind, n = layout.grad_compression, layout.replicas(undivided(comm.axis))
     grad = DTYPE_BYTES[workload.training.grad_dtype]
     count = comm.nbytes / grad
     lost = ERROR_BYTES if kind == "1bit" else 0.0
-    sharded = comm.op == "reduce_scatter"
+    sharded = comm.op == CollectiveKind.REDUCE_SCATTER
     part = count / n
 
     def kernel(what: str, op: str, read: float, write: float, *after: str) -> Step:
-        ops = (Compute(f"dp.{what} grads", Memory(op, read, write), "O"),)
-        moved = replace(step, label=f"{what} {step.label}", op=Block(what, ops), after=after, phase="O")
+        ops = (Compute(f"dp.{what} grads", Memory(op, read, write), StepPhase.OPTIMIZER),)
+        moved = replace(step, label=f"{what} {step.label}", op=Block(what, ops), after=after, phase=StepPhase.OPTIMIZER)
         return replace(moved, alloc_bytes=0.0, free_bytes=0.0)  # the first transfer takes and gives back
 
-    def transfer(label: str, op: str, *after: str) -> Step:
-        moved = replace(comm, name=f"dp.{op} grads", op=op, nbytes=count * element)
+    def transfer(label: str, op: CollectiveKind, *after: str) -> Step:
+        stream = "packed" if op == CollectiveKind.ALL_GATHER else ""
+        moved = Collective(f"dp.{op} grads", op, count * element, comm.axis, comm.purpose, stream=stream)
         return replace(step, label=label, op=moved, after=after)
+
+    def exchanged(label: str) -> Step:
+        moved = AllToAll("dp.all_to_all grads", count * element, comm.axis, comm.purpose)
+        return replace(step, label=label, op=moved, after=(pack.label,))
 
     if kind == "none":
         copy = kernel("copy", "copy", comm.nbytes, comm.nbytes, *step.after)
@@ -152,12 +168,10 @@ def _packed(workload: Workload, step: Step) -> _Packed:
         )
     if sharded:
         add = kernel("add", "reduce", count * element, part * grad, step.label)
-        return _Packed(pack, (transfer(step.label, "all_to_all", pack.label),), (add,))
-    exchange = transfer(f"exchange {step.label}", "all_to_all", pack.label)
+        return _Packed(pack, (exchanged(step.label),), (add,))
+    exchange = exchanged(f"exchange {step.label}")
     add = kernel("add", "reduce", count * element + part * lost, part * (element + lost), exchange.label)
     # On a stream of its own: it waits for kernels that come after later exchanges.
-    gather = replace(transfer(step.label, "all_gather", add.label), alloc_bytes=0.0, free_bytes=0.0)
-    assert isinstance(gather.op, Comm)
-    gather = replace(gather, op=replace(gather.op, stream="packed"))
+    gather = replace(transfer(step.label, CollectiveKind.ALL_GATHER, add.label), alloc_bytes=0.0, free_bytes=0.0)
     unpack = kernel("unpack", "upcast", count * element, count * grad, gather.label)
     return _Packed(pack, (exchange, gather), (add, unpack))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from simulator.config import Workload
 from simulator.models import Op, Part
 from simulator.operations.weights import elements_by_axis
-from simulator.program import Compute, Memory
+from simulator.program import Compute, Memory, StepPhase
 from simulator.units import DTYPE_BYTES
 
 
@@ -68,4 +68,4 @@ def _gathered(workload: Workload, params: int, share: float, phase: str) -> Iter
 
 
 def _copy(name: str, op: str, read: float, written: float, phase: str) -> Op:
-    return Compute(name, Memory(op, read, written), phase)
+    return Compute(name, Memory(op, read, written), StepPhase(phase))

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from simulator.models import Op, Part
 from simulator.operations.weights import Weight, elements
-from simulator.program import Block, Step
-from simulator.program.ops import kernels_of
+from simulator.program import Block, Step, kernels_of
 
 
 class Mark(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from simulator.config import Workload
 from simulator.models import host_state_bytes, host_update_bytes
-from simulator.program import Comm, Step
+from simulator.program import Axis, HostKind, HostOperation, Purpose, Step
 from simulator.units import DTYPE_BYTES
 
 #: Parts of the optimizer's states that are read ahead of the update from drives (DeepSpeed's ``buffer_count`` of
@@ -33,10 +33,10 @@ def gradients_to_host(
     """Copy the reduced gradients of ``share`` parameters to the host, and give back ``given_back`` bytes on the GPU;
     the CPU adds them to what is there ``earlier``, from another micro-batch."""
     nbytes = share * DTYPE_BYTES[workload.training.grad_dtype]
-    comm = Comm("offload.grads to host", "to_host", nbytes, "rank", "offload", stream="grads")
+    comm = _copy("grads to host", HostKind.TO_HOST, nbytes, "grads")
     steps = [Step(f"{label} to host", comm, after, free_bytes=given_back)]
     if earlier is not None:
-        add = Comm("offload.add grads", "host_update", 3 * nbytes, "rank", "optimizer")
+        add = HostOperation("offload.add grads", HostKind.HOST_UPDATE, 3 * nbytes, Axis.RANK, Purpose.OPTIMIZER)
         steps.append(Step(f"{label} added", add, (steps[0].label, earlier.ready)))
     return steps
 
@@ -51,9 +51,8 @@ def update_on_host(
     steps: list[Step] = []
     done: list[str] = []
 
-    def add(label: str, name: str, op: str, nbytes: float, after: tuple[str, ...], purpose: str = "offload") -> str:
-        stream = "params" if name.startswith("params") else ""
-        steps.append(Step(label, Comm(f"offload.{name}", op, nbytes, "rank", purpose, stream=stream), after))
+    def add(label: str, comm: HostOperation, after: tuple[str, ...]) -> str:
+        steps.append(Step(label, comm, after))
         return label
 
     for number, share in enumerate(shares):
@@ -61,15 +60,19 @@ def update_on_host(
         states = share.params * host_state_bytes(workload)
         if offload.optimizer == "nvme":
             full = (f"states out {number - NVME_BUFFERS}",) if number >= NVME_BUFFERS else ()
-            needs += (add(f"states in {number}", "read states", "from_nvme", states, (*begin, *full)),)
+            needs += (add(f"states in {number}", _copy("read states", HostKind.FROM_NVME, states), (*begin, *full)),)
         nbytes = share.params * host_update_bytes(workload)
-        last = add(f"update {number}", "adam", "host_update", nbytes, needs, "optimizer")
+        adam = HostOperation("offload.adam", HostKind.HOST_UPDATE, nbytes, Axis.RANK, Purpose.OPTIMIZER)
+        last = add(f"update {number}", adam, needs)
+        copied = share.params * element
         if offload.optimizer == "nvme":
-            done.append(add(f"states out {number}", "write states", "to_nvme", states, (last,)))
+            done.append(add(f"states out {number}", _copy("write states", HostKind.TO_NVME, states), (last,)))
         if offload.parameters == "none":
-            done.append(add(f"params in {number}", "params to GPU", "from_host", share.params * element, (last,)))
+            comm = _copy("params to GPU", HostKind.FROM_HOST, copied, "params")
+            done.append(add(f"params in {number}", comm, (last,)))
         elif offload.parameters == "nvme":
-            done.append(add(f"params out {number}", "params to drive", "to_nvme", share.params * element, (last,)))
+            comm = _copy("params to drive", HostKind.TO_NVME, copied, "params")
+            done.append(add(f"params out {number}", comm, (last,)))
         else:
             done.append(last)
     return steps, tuple(done)
@@ -81,9 +84,9 @@ def parameters_to_host(workload: Workload, params: float, after: tuple[str, ...]
     if place == "none":
         return []
     nbytes = params * DTYPE_BYTES[workload.training.precision]
-    steps = [Step("params out", Comm("offload.params to host", "to_host", nbytes, "rank", "offload"), after)]
+    steps = [Step("params out", _copy("params to host", HostKind.TO_HOST, nbytes), after)]
     if place == "nvme":
-        comm = Comm("offload.params to drive", "to_nvme", nbytes, "rank", "offload", stream="params")
+        comm = _copy("params to drive", HostKind.TO_NVME, nbytes, "params")
         steps.append(Step("params to drive", comm, ("params out",)))
     return steps
 
@@ -93,8 +96,12 @@ def fetch_parameters(workload: Workload, label: str, nbytes: float) -> list[Step
     place = workload.parallelism.offload.parameters
     if place == "none":
         return []
-    comm = Comm("offload.params to GPU", "from_host", nbytes, "rank", "offload", stream="params")
+    comm = _copy("params to GPU", HostKind.FROM_HOST, nbytes, "params")
     if place == "cpu":
         return [Step(label, comm, alloc_bytes=nbytes)]
-    read = Comm("offload.params from drive", "from_nvme", nbytes, "rank", "offload", stream="params")
+    read = _copy("params from drive", HostKind.FROM_NVME, nbytes, "params")
     return [Step(f"{label} read", read), Step(label, comm, (f"{label} read",), alloc_bytes=nbytes)]
+
+
+def _copy(name: str, op: HostKind, nbytes: float, stream: str = "") -> HostOperation:
+    return HostOperation(f"offload.{name}", op, nbytes, Axis.RANK, Purpose.OFFLOAD, stream=stream)

@@ -10,12 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from simulator.program import Batch, Comm, Step
-from simulator.program.ops import COMPUTE_LANE
+from simulator.program import COMPUTE_LANE, Axis, Batch, PointToPoint, PointToPointKind, Purpose, Step
 from simulator.schedules import Action, Cell, Order, Post, Schedule, Slot, requires
+
+SEND, RECV = PointToPointKind.SEND, PointToPointKind.RECV
 
 #: lane -> steps of one pipeline rank
 Lanes = dict[str, list[Step]]
+
+#: A rank, an end of its transfers, and their direction.
+End = tuple[int, PointToPointKind, str]
 
 _DIRECTION = {"F": "fwd", "B": "bwd", "I": "bwd"}
 #: Kind of the action -> what torch's text form calls its result.
@@ -35,23 +39,23 @@ class Hop:
     sent_after: Action
     awaited_by: Action
 
-    def comm(self, op: str, nbytes: float, *, name_peer: bool = False) -> Comm:
+    def comm(self, op: PointToPointKind, nbytes: float, *, name_peer: bool = False) -> PointToPoint:
         """This end of the transfer; both ends carry the source action as their tag."""
         peer = self.peer(op)
         name = f"{op}_{_DIRECTION[self.source.kind]}" + (f"_{peer}" if name_peer else "")
-        return Comm(name, op, nbytes, "pp", "pp", peer=peer, tag=str(self.source))
+        return PointToPoint(name, op, nbytes, Axis.PP, Purpose.PIPELINE, peer=peer, tag=str(self.source))
 
-    def rank(self, op: str) -> int:
+    def rank(self, op: PointToPointKind) -> int:
         """Who calls this end."""
-        return self.sender if op == "send" else self.receiver
+        return self.sender if op == SEND else self.receiver
 
-    def peer(self, op: str) -> int:
+    def peer(self, op: PointToPointKind) -> int:
         """Who calls the other end."""
-        return self.receiver if op == "send" else self.sender
+        return self.receiver if op == SEND else self.sender
 
-    def label(self, op: str) -> str:
+    def label(self, op: PointToPointKind) -> str:
         """As in ``torch.distributed.pipelining``: 0SEND_F3, 1RECV_F3."""
-        stage = self.source.stage if op == "send" else self.target.stage
+        stage = self.source.stage if op == SEND else self.target.stage
         return f"{stage}{op.upper()}_{_RESULT[self.source.kind]}{self.source.microbatch}"
 
 
@@ -168,7 +172,7 @@ def _as_it_comes(order: Order, hops: list[Hop], nbytes: float, step_of: Callable
     lanes: list[Lanes] = [{COMPUTE_LANE: []} for _ in order]
     needs: dict[Action, list[str]] = {}
     for hop in hops:
-        needs.setdefault(hop.awaited_by, []).append(hop.label("recv"))
+        needs.setdefault(hop.awaited_by, []).append(hop.label(RECV))
     for rank, slots in enumerate(order):
         for action in flat(slots):
             lanes[rank][COMPUTE_LANE].append(_wait(step_of(action), needs.get(action, [])))
@@ -176,9 +180,9 @@ def _as_it_comes(order: Order, hops: list[Hop], nbytes: float, step_of: Callable
     # never waits for what comes later, nor for another neighbour.
     several = _several_peers(hops)
     for hop in hops:
-        for op, after in (("send", (str(hop.sent_after),)), ("recv", ())):
+        for op, after in ((SEND, (str(hop.sent_after),)), (RECV, ())):
             step = _alone(hop, op, nbytes, after, several)
-            comm = replace(cast(Comm, step.op), as_it_comes=op == "recv")
+            comm = replace(cast(PointToPoint, step.op), as_it_comes=op == RECV)
             lanes[hop.rank(op)].setdefault(comm.lane, []).append(replace(step, op=comm))
     return lanes
 
@@ -195,10 +199,10 @@ def _as_written(
     """Sends and receives where the schedule's author has put them, each after the computation written before it; see
     `_post_one`."""
     several = _several_peers(hops)
-    ends = {hop.label(op): (hop, op) for hop in hops for op in ("send", "recv")}
+    ends = {hop.label(op): (hop, op) for hop in hops for op in PointToPointKind}
     needs: dict[Action, list[str]] = {}
     for hop in hops:
-        needs.setdefault(hop.awaited_by, []).append(hop.label("recv"))
+        needs.setdefault(hop.awaited_by, []).append(hop.label(RECV))
     written: list[Lanes] = []
     for row in rows:
         lanes: Lanes = {COMPUTE_LANE: []}
@@ -215,7 +219,14 @@ def _as_written(
 
 
 def _post_one(
-    lanes: Lanes, hop: Hop, op: str, nbytes: float, several: set[tuple[int, str, str]], *, overlap: bool, batched: bool
+    lanes: Lanes,
+    hop: Hop,
+    op: PointToPointKind,
+    nbytes: float,
+    several: set[End],
+    *,
+    overlap: bool,
+    batched: bool,
 ) -> None:
     """Post one end of ``hop`` after what its rank has computed. With ``overlap`` on the stream of its neighbour, as
     torch runs ``isend`` and ``irecv``, a communicator each; ``batched``, as it runs ``batch_isend_irecv``, on that of
@@ -226,24 +237,30 @@ def _post_one(
         lanes.setdefault("pp", []).append(_post([(hop, op)], nbytes, after))
         return
     lane = f"pp_{hop.peer(op)}"
-    if batched and op == "send":
+    if batched and op == SEND:
         after += tuple(step.label for step in lanes.get("pp_recv", ())[-1:])
     elif batched:
         lane = "pp_recv"
     lanes.setdefault(lane, []).append(_alone(hop, op, nbytes, after, several))
 
 
-def _alone(hop: Hop, op: str, nbytes: float, after: tuple[str, ...], several: set[tuple[int, str, str]]) -> Step:
+def _alone(
+    hop: Hop,
+    op: PointToPointKind,
+    nbytes: float,
+    after: tuple[str, ...],
+    several: set[End],
+) -> Step:
     """One end of ``hop``, named by its neighbour where the rank has several."""
     comm = hop.comm(op, nbytes, name_peer=(hop.rank(op), op, _DIRECTION[hop.source.kind]) in several)
     return Step(hop.label(op), comm, after, microbatch=hop.source.microbatch, stage=hop.source.stage)
 
 
-def _several_peers(hops: list[Hop]) -> set[tuple[int, str, str]]:
+def _several_peers(hops: list[Hop]) -> set[End]:
     """(rank, op, direction) that have more than one neighbour, as in a V: their lanes name it."""
-    peers: dict[tuple[int, str, str], set[int]] = {}
+    peers: dict[End, set[int]] = {}
     for hop in hops:
-        for op in ("send", "recv"):
+        for op in PointToPointKind:
             peers.setdefault((hop.rank(op), op, _DIRECTION[hop.source.kind]), set()).add(hop.peer(op))
     return {key for key, of_key in peers.items() if len(of_key) > 1}
 
@@ -278,11 +295,11 @@ def _one_by_one(
 
     def run(rank: int, action: Action) -> None:
         waits = [step.label for step in lanes[rank].get("pp", ())[-1:]]
-        waits += [hop.label("recv") for hop in receives.get(action, ()) if overlap or hop.source not in done]
+        waits += [hop.label(RECV) for hop in receives.get(action, ()) if overlap or hop.source not in done]
         lanes[rank][COMPUTE_LANE].append(_wait(step_of(action), waits))
         done.add(action)
         for hop in sends.get(action, ()):
-            for op in ("send", "recv"):
+            for op in PointToPointKind:
                 _post_one(lanes[hop.rank(op)], hop, op, nbytes, several, overlap=overlap, batched=batched)
 
     moving = True
@@ -313,8 +330,8 @@ def _blocking(
         posted: list[Step] = []
         previous: tuple[Action, ...] = ()
         for slot in [*slots, ()]:
-            ends = [(hop, "send") for action in previous for hop in sends.get(action, ())]
-            ends += [(hop, "recv") for action in slot for hop in receives.get(action, ())]
+            ends = [(hop, SEND) for action in previous for hop in sends.get(action, ())]
+            ends += [(hop, RECV) for action in slot for hop in receives.get(action, ())]
             after = (str(previous[-1]),) if previous else ()
             gap = [_post(batch, nbytes, after) for batch in _batches(ends, batching)]
             posted += gap
@@ -327,17 +344,17 @@ def _blocking(
     return lanes
 
 
-def _batches(ends: list[tuple[Hop, str]], batching: str) -> list[list[tuple[Hop, str]]]:
+def _batches(ends: list[tuple[Hop, PointToPointKind]], batching: str) -> list[list[tuple[Hop, PointToPointKind]]]:
     """Group what is posted between two slots: all of it, or what shares a peer, sends first."""
     if batching == "slot":
         return [ends] if ends else []
-    by_peer: dict[int, list[tuple[Hop, str]]] = {}
+    by_peer: dict[int, list[tuple[Hop, PointToPointKind]]] = {}
     for hop, op in ends:
         by_peer.setdefault(hop.peer(op), []).append((hop, op))
     return list(by_peer.values())
 
 
-def _post(ends: list[tuple[Hop, str]], nbytes: float, after: tuple[str, ...]) -> Step:
+def _post(ends: list[tuple[Hop, PointToPointKind]], nbytes: float, after: tuple[str, ...]) -> Step:
     label = "+".join(hop.label(op) for hop, op in ends)
     return Step(label, Batch(tuple(hop.comm(op, nbytes) for hop, op in ends)), after)
 

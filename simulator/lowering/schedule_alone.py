@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simulator.lowering.pipeline import lower
-from simulator.program import Block, Compute, Fixed, Program, Role, Step
+from simulator.program import Block, Compute, Fixed, Program, Role, Step, StepPhase
 from simulator.schedules import Action, Schedule
 
 
@@ -27,13 +27,13 @@ def schedule_program(
     """
     order = schedule.over(stages, microbatches, chunks, steps)
     seconds = {"F": forward_s, "B": backward_s, "I": backward_s - weight_s, "W": weight_s}
-    blocks = {kind: Block(kind, (Compute(kind, Fixed(length), kind),)) for kind, length in seconds.items()}
+    blocks = {kind: Block(kind, (Compute(kind, Fixed(length), StepPhase(kind)),)) for kind, length in seconds.items()}
 
     def step(action: Action) -> Step:
         return Step(
             str(action),
             blocks[action.kind],
-            phase=action.kind,
+            phase=StepPhase(action.kind),
             microbatch=action.microbatch,
             stage=action.stage,
             chunk=action.stage // stages,

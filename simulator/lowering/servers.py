@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from simulator.config import Workload
 from simulator.models import host_update_bytes
-from simulator.program import Comm, Step
+from simulator.program import Axis, HostKind, HostOperation, Purpose, Step
 from simulator.units import DTYPE_BYTES
 
 
@@ -22,15 +22,15 @@ def exchange(workload: Workload, label: str, axis: str, count: int, after: tuple
     training, layout = workload.training, workload.parallelism
     together = layout.replicas(axis) if layout.data_parallel == "parameter_server" else 1
     pushed, pulled = float(count * DTYPE_BYTES[training.grad_dtype]), float(count * DTYPE_BYTES[training.precision])
-    push = Comm("ps.push grads", "push", pushed, "rank", "dp")
-    update = Comm(
+    push = HostOperation("ps.push grads", HostKind.PUSH, pushed, Axis.RANK, Purpose.DATA)
+    update = HostOperation(
         "ps.update",
-        "server_update",
+        HostKind.SERVER_UPDATE,
         count * host_update_bytes(workload, together),
-        axis if together > 1 else "rank",
-        "optimizer",
+        axis if together > 1 else Axis.RANK,
+        Purpose.OPTIMIZER,
     )
-    pull = Comm("ps.pull params", "pull", pulled, "rank", "dp")
+    pull = HostOperation("ps.pull params", HostKind.PULL, pulled, Axis.RANK, Purpose.DATA)
     return [
         Step(f"{label} push", push, after, part=label),
         Step(f"{label} update", update, (f"{label} push",), part=label),

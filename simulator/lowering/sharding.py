@@ -19,7 +19,7 @@ from simulator.config import Parallelism, Workload
 from simulator.lowering.offload import Share, fetch_parameters, gradients_to_host
 from simulator.lowering.servers import exchange
 from simulator.operations.weights import Weight, by_axis, elements, elements_by_axis, weight_bytes
-from simulator.program import Comm, Step
+from simulator.program import Collective, CollectiveKind, Purpose, Step
 from simulator.units import DTYPE_BYTES
 
 
@@ -85,8 +85,9 @@ def gather(workload: Workload, label: str, weights: Iterable[Weight], like: Step
         nbytes, whole = weight_bytes(group), gathered_bytes(workload, group)
         fetched = fetch_parameters(workload, named if shards == 1 else f"{named} shard", nbytes / shards)
         if shards > 1:
-            comm = Comm(
-                "dp.all_gather params", "all_gather", nbytes, parallelism.shard_axis(axis), "dp", stream="gather"
+            over = parallelism.shard_axis(axis)
+            comm = Collective(
+                "dp.all_gather params", CollectiveKind.ALL_GATHER, nbytes, over, Purpose.DATA, stream="gather"
             )
             own = fetched[-1].alloc_bytes if fetched else 0.0
             after = tuple(step.label for step in fetched[-1:])
@@ -140,8 +141,9 @@ class Reductions:
         alone; what they take in the precision in which they are reduced, and what has to have ended then."""
         workload, parallelism = self._workload, self._workload.parallelism
         grad_bytes, shards = DTYPE_BYTES[workload.training.grad_dtype], parallelism.shards(axis)
-        op, over = ("reduce_scatter", parallelism.shard_axis(axis)) if shards > 1 else ("all_reduce", axis)
-        comm = Comm(f"dp.{op} grads", op, float(count * grad_bytes), over, "dp")
+        op = CollectiveKind.REDUCE_SCATTER if shards > 1 else CollectiveKind.ALL_REDUCE
+        over = parallelism.shard_axis(axis)
+        comm = Collective(f"dp.{op} grads", op, float(count * grad_bytes), over, Purpose.DATA)
         stays = parallelism.offload.optimizer != "none"
         cast = max(comm.nbytes - made, 0.0) if made else 0.0
         step = Step(label, comm, tuple(after), alloc_bytes=cast, free_bytes=0.0 if stays else made + cast)
@@ -150,7 +152,9 @@ class Reductions:
         if not 1 < shards < parallelism.replicas(axis):
             return made + cast, (label,)
         over, nbytes = parallelism.replica_axis(axis), count * grad_bytes / shards
-        comm = Comm("dp.all_reduce shards", "all_reduce", nbytes, over, "dp", stream="replica")
+        comm = Collective(
+            "dp.all_reduce shards", CollectiveKind.ALL_REDUCE, nbytes, over, Purpose.DATA, stream="replica"
+        )
         self.steps.append(_as_part_of(Step(f"{label} shard", comm, (label,)), like))
         return made + cast, (f"{label} shard",)
 

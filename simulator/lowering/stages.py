@@ -9,11 +9,11 @@ from simulator.lowering.fsdp_copies import around, reduced
 from simulator.lowering.gradients import Mark, gradients_complete, weights_used
 from simulator.models import Op, Part, PassBytes, Seat, Turn, activation_bytes, pass_bytes, stage_parts, weights_of
 from simulator.operations.weights import Weight
-from simulator.program import Block, Comm, Compute, Fixed, Step
+from simulator.program import Axis, Block, Collective, CollectiveKind, Compute, Fixed, Purpose, Step, StepPhase
 from simulator.schedules import Action
 
 #: What a pass runs where the stage has no kernel for it: an embedding alone has no input gradient.
-_NOTHING = Compute("nothing", Fixed(0.0), "B")
+_NOTHING = Compute("nothing", Fixed(0.0), StepPhase.BACKWARD)
 
 #: A stage, the kind of a pass through it, and a turn: passes with the same do the same.
 Variant = tuple[int, str, Turn]
@@ -108,7 +108,7 @@ class Stages:
         return Step(
             str(action),
             block,
-            phase=action.kind,
+            phase=StepPhase(action.kind),
             microbatch=action.microbatch,
             stage=action.stage,
             chunk=self._chunk[action.stage],
@@ -126,7 +126,9 @@ class Stages:
         if key not in self._blocks:
             ops = [op for _, of_part in self._ops(parts, kind) for op in of_part]
             if gathered:
-                ops.insert(0, Comm("tp.all_gather p2p", "all_gather", activation_bytes(self.workload), "tp", "tp"))
+                gather = CollectiveKind.ALL_GATHER
+                nbytes = activation_bytes(self.workload)
+                ops.insert(0, Collective("tp.all_gather p2p", gather, nbytes, Axis.TP, Purpose.TENSOR))
             ops = ops or [_NOTHING]
             self._blocks[key] = Block(f"{kind} {'+'.join(_runs(parts))}", tuple(ops))
         return self._blocks[key]

@@ -25,8 +25,7 @@ from simulator.models import (
 )
 from simulator.models.weight_names import WORDS
 from simulator.operations.weights import Weight, elements
-from simulator.program import Block, Comm, Step
-from simulator.program.ops import COMPUTE_LANE
+from simulator.program import COMPUTE_LANE, Axis, Block, Collective, CollectiveKind, Comm, Purpose, Step, StepPhase
 from simulator.units import DTYPE_BYTES
 
 MP_LANE = "mp"
@@ -58,7 +57,9 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
             reductions.add("reduce grads", weights, (compute[-1].label, *drained))
     ready = (*drained, *(step.label for step in reductions.steps))
     if parallelism.server_count:
-        compute.append(Step("optimizer", Block("optimizer", optimizer_ops(workload, weights)), ready, phase="O"))
+        compute.append(
+            Step("optimizer", Block("optimizer", optimizer_ops(workload, weights)), ready, phase=StepPhase.OPTIMIZER)
+        )
         compute[-1] = replace(compute[-1], free_bytes=compute[-1].free_bytes + of_inputs)
         return offload_activations(activations, stages, _with(lanes, compute, reductions.steps))
     twins = _twin_gradients(workload, weights, ready)
@@ -71,13 +72,17 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
         beside = _copied_again(workload, tied[0])
         ready = (*ready, *(step.label for step in beside))
     ops = (*replicated, *optimizer_ops(workload, weights))
-    late = [op for op in ops if isinstance(op, Comm) and op.axis in ("mp", "emp") and not parallelism.optimizer_sync]
+    late = [
+        op for op in ops if isinstance(op, Comm) and op.axis in (Axis.MP, Axis.EMP) and not parallelism.optimizer_sync
+    ]
     block = Block("optimizer", tuple(op for op in ops if op not in late))
     begin = (compute[-1].label, *ready)
     if block.ops:
         needs = 0.0 if parallelism.offload.optimizer != "none" else optimizer_workspace_bytes(workload, weights)
         made = made_gradient_bytes(workload, weights)
-        compute.append(Step("optimizer", block, ready, phase="O", free_bytes=made, workspace_bytes=needs))
+        compute.append(
+            Step("optimizer", block, ready, phase=StepPhase.OPTIMIZER, free_bytes=made, workspace_bytes=needs)
+        )
         begin = ("optimizer",)
     compute[-1] = replace(compute[-1], free_bytes=compute[-1].free_bytes + of_inputs)
     if parallelism.offload.optimizer != "none":
@@ -86,7 +91,7 @@ def tail(workload: Workload, stages: Stages, rank: int, lanes: Lanes) -> dict[st
     else:
         beside += parameters_to_host(workload, optimized(workload, weights), begin)
     after = (*ready, *(step.label for step in tied))
-    held_up = "pp" if parallelism.pp > 1 else ""  # what is late are other stages, where there are any
+    held_up = Purpose.PIPELINE if parallelism.pp > 1 else None  # what is late are other stages, where there are any
     of_mp = [Step(f"validate {op.name}", replace(op, purpose=held_up or op.purpose), after) for op in late]
     if parallelism.zero in (1, 2):
         # Forwards of the next step that run before this one's optimizer have no use for what it gathers.
@@ -144,7 +149,7 @@ def _twin_gradients(workload: Workload, weights: Sequence[Weight], ready: tuple[
     if workload.parallelism.plan.copies == 1:
         return []
     nbytes = optimized(workload, weights) * DTYPE_BYTES[workload.training.grad_dtype]
-    comm = Comm("dp.all_reduce twin grads", "all_reduce", nbytes, "twin", "dp")
+    comm = Collective("dp.all_reduce twin grads", CollectiveKind.ALL_REDUCE, nbytes, Axis.TWIN, Purpose.DATA)
     return [Step("twin grads", comm, ready)]
 
 
@@ -161,7 +166,9 @@ def _embedding_gradients(
     table = elements(weight for weight in weights if WORDS in (weight.name, weight.tied_to))
     shards = parallelism.shards("dp") if parallelism.zero >= 2 else 1
     nbytes = table * DTYPE_BYTES[workload.training.grad_dtype] / shards
-    comm = Comm("pp.all_reduce embedding grads", "all_reduce", nbytes, "embd", "pp")
+    comm = Collective(
+        "pp.all_reduce embedding grads", CollectiveKind.ALL_REDUCE, nbytes, Axis.EMBEDDING, Purpose.PIPELINE
+    )
     return [Step("embedding grads", comm, ready)]
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from simulator.lowering.pipeline import Lanes
-from simulator.program import Comm, Step
-from simulator.program.ops import COMPUTE_LANE, POINT_TO_POINT
+from simulator.program import COMPUTE_LANE, Collective, HostOperation, Step
 
 
 def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
@@ -25,7 +24,7 @@ def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
                 before: tuple[str, ...] = ()
                 if number and lane == COMPUTE_LANE and index == 0:
                     before = tuple(_label(label, number - 1) for label in closing)
-                elif number and not step.after and isinstance(step.op, Comm) and step.op.op not in POINT_TO_POINT:
+                elif number and not step.after and isinstance(step.op, Collective | HostOperation):
                     before = (_label(ends, number - 1),)
                 row[lane].append(replace(step, after=(*before, *step.after)) if before else step)
     return row

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
-from simulator.program import Attention, Compute, Matmul
+from simulator.program import Attention, Compute, Matmul, StepPhase
 
 
 def split_qkv(z: Shapes) -> Node:
@@ -55,8 +55,8 @@ def _flash(z: Shapes, context: str) -> Node:
     forward = flash_kernel(z, z.seq, window=z.window)
     saved = flash_saved(z, context)
     return Node(
-        forward=(Compute("attn.flash", forward, "F"),),
-        input_grad=(Compute("attn.flash bwd", replace(forward, backward=True), "B"),),
+        forward=(Compute("attn.flash", forward, StepPhase.FORWARD),),
+        input_grad=(Compute("attn.flash bwd", replace(forward, backward=True), StepPhase.BACKWARD),),
         saved=saved,
         # Gradients of the context, and of queries, keys and values.
         grad_bytes=float(z.element * z.tokens * (z.context_width + z.q_width + z.kv_width + z.v_width)),
@@ -82,7 +82,7 @@ def _unfused(z: Shapes) -> tuple[Node, ...]:
         )
 
     def product(phase: str, name: str, m: int, n: int, k: int, role: str) -> Compute:
-        return Compute(f"attn.{name}", Matmul(m, n, k, batch=batch, dtype=z.dtype, role=role), phase)
+        return Compute(f"attn.{name}", Matmul(m, n, k, batch=batch, dtype=z.dtype, role=role), StepPhase(phase))
 
     s, d, v = z.seq, z.head_dim, z.v_head_dim
     scores = Node(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from simulator.models.attention import flash_kernel, flash_saved, whole_attention
 from simulator.operations.nodes import Node, Op, Ops, memory
 from simulator.operations.shapes import Shapes
-from simulator.program import Attention, Beside, Comm, Compute
+from simulator.program import AllToAll, Attention, Axis, Beside, Collective, CollectiveKind, Compute, Purpose, StepPhase
 
 
 def core_attention(z: Shapes) -> tuple[Node, ...]:
@@ -20,8 +20,8 @@ def core_attention(z: Shapes) -> tuple[Node, ...]:
     return (_ring(z),) if z.cp_method == "ring" else _ulysses(z)
 
 
-def _exchange(what: str, op: str, nbytes: float) -> Comm:
-    return Comm(f"cp.{op} {what}", op, float(nbytes), axis="cp", purpose="cp")
+def _ring_exchange(what: str, nbytes: float) -> Collective:
+    return Collective(f"cp.send_recv {what}", CollectiveKind.SEND_RECV, float(nbytes), Axis.CP, Purpose.CONTEXT)
 
 
 def ring_kernels(z: Shapes) -> list[Attention | None]:
@@ -63,16 +63,16 @@ def _ring(z: Shapes) -> Node:
         work_back: list[Compute] = []
         received: list[Compute] = []
         if kernel is not None:
-            work.append(Compute("attn.flash", kernel, "F"))
-            work_back.append(Compute("attn.flash bwd", replace(kernel, backward=True), "B"))
+            work.append(Compute("attn.flash", kernel, StepPhase.FORWARD))
+            work_back.append(Compute("attn.flash bwd", replace(kernel, backward=True), StepPhase.BACKWARD))
             if step:
                 work.append(memory("F", "attn.ring merge", "residual", 2 * context, context, z.dtype))
                 work_back.append(memory("B", "attn.ring dq sum", "residual", 2 * q, q, z.dtype))
                 part = kv * kernel.kv_len / kernels[0].kv_len if kernels[0] else kv
                 received.append(memory("B", "attn.ring dkv sum", "residual", 2 * part, part, z.dtype))
         ends = step in (0, z.cp - 1)
-        forward += _exchange_beside(_exchange("kv", "send_recv", kv) if step < z.cp - 1 else None, work)
-        backward += _exchange_beside(_exchange("dkv" if step else "kv", "send_recv", kv if ends else 2 * kv), work_back)
+        forward += _exchange_beside(_ring_exchange("kv", kv) if step < z.cp - 1 else None, work)
+        backward += _exchange_beside(_ring_exchange("dkv" if step else "kv", kv if ends else 2 * kv), work_back)
         backward += received
     return Node(
         forward=tuple(forward),
@@ -84,7 +84,7 @@ def _ring(z: Shapes) -> Node:
     )
 
 
-def _exchange_beside(comm: Comm | None, kernels: list[Compute]) -> Ops:
+def _exchange_beside(comm: Collective | None, kernels: list[Compute]) -> Ops:
     """One step of a ring: either may have nothing to do."""
     if comm is None:
         return tuple(kernels)
@@ -129,4 +129,5 @@ def _all_to_all(z: Shapes, phase: str, what: str, nbytes: float) -> Ops:
     def copy(name: str) -> Compute:
         return memory(phase, f"attn.{name} {what}", "copy", nbytes, nbytes, z.dtype)
 
-    return (copy("pack"), _exchange(what, "all_to_all", nbytes), copy("unpack"))
+    exchange = AllToAll(f"cp.all_to_all {what}", float(nbytes), Axis.CP, Purpose.CONTEXT)
+    return (copy("pack"), exchange, copy("unpack"))

@@ -20,7 +20,17 @@ from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
 from simulator.operations.shapes import ANY_SEAT, Seat, Shapes
 from simulator.operations.weights import Weight
-from simulator.program import Beside, Comm, Compute, GroupedMatmul
+from simulator.program import (
+    AllToAll,
+    Axis,
+    Beside,
+    Collective,
+    CollectiveKind,
+    Compute,
+    GroupedMatmul,
+    Purpose,
+    StepPhase,
+)
 
 if TYPE_CHECKING:
     from simulator.config import Workload
@@ -124,7 +134,7 @@ def _overlapped(mixture: Mixture) -> Mixture:
 def _hidden_by(ops: Ops, shared: Ops) -> Ops:
     """``ops`` with the kernels among the ``shared`` ones beside their all-to-all."""
     kernels = tuple(op for op in shared if isinstance(op, Compute))
-    return tuple(Beside(op, kernels) if isinstance(op, Comm) and op.op == "all_to_all" else op for op in ops)
+    return tuple(Beside(op, kernels) if isinstance(op, AllToAll) else op for op in ops)
 
 
 def _comms(ops: Ops) -> Ops:
@@ -150,7 +160,7 @@ def _across(x: Experts, name: str, nbytes: float, *, back: bool) -> Ops:
     """Copies to the ranks that hold their experts, or ``back``."""
     if x.ep == 1:
         return ()
-    travel = Comm(f"ep.all_to_all {name}", "all_to_all", nbytes, axis="ep", purpose="ep", per_node=x.per_node)
+    travel = AllToAll(f"ep.all_to_all {name}", nbytes, Axis.EP, Purpose.EXPERT, per_node=x.per_node)
     shares = x.received_shares
     return (replace(travel, send_shares=shares) if back else replace(travel, receive_shares=shares),)
 
@@ -159,7 +169,7 @@ def _between_halves(x: Experts, op: str, nbytes: float) -> Ops:
     """Return the communication of the etp ranks that split each expert: to gather copies, or to sum results."""
     if x.etp == 1:
         return ()
-    return (Comm(f"etp.{op} moe", op, nbytes, axis="etp", purpose="tp"),)
+    return (Collective(f"etp.{op} moe", CollectiveKind(op), nbytes, Axis.ETP, Purpose.TENSOR),)
 
 
 def _sorted(z: Shapes, x: Experts, phase: str, name: str) -> Ops:
@@ -186,7 +196,8 @@ def _dispatch(z: Shapes, x: Experts) -> Node:
     counted: Ops = ()
     if x.ep > 1 and x.counted:
         waits = hooks.host_waits_for_counts
-        counted = (Comm("ep.all_gather token counts", "all_gather", counts, axis="ep", purpose="ep", host_waits=waits),)
+        name, kind = "ep.all_gather token counts", CollectiveKind.ALL_GATHER
+        counted = (Collective(name, kind, counts, Axis.EP, Purpose.EXPERT, host_waits=waits),)
     permute, permute_bwd = hooks.permute(z, x)
     return Node(
         forward=(
@@ -247,7 +258,7 @@ def _grouped(z: Shapes, x: Experts, name: str, n: int, k: int, *, split: str, sa
         accumulate = role == "wgrad" and z.accumulates_in_product
         out_dtype = z.grad_dtype if accumulate else ""
         kernel = GroupedMatmul(x.loads, n, k, dtype=z.dtype, role=role, out_dtype=out_dtype, accumulate=accumulate)
-        return Compute(name if role == "fwd" else f"{name} {role}", kernel, phase)
+        return Compute(name if role == "fwd" else f"{name} {role}", kernel, StepPhase(phase))
 
     weight_grad: Ops = (product("W", "wgrad", n, k),)
     if not z.accumulates_in_product:

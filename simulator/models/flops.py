@@ -13,8 +13,8 @@ from simulator.models.stage import stage_parts
 from simulator.models.vocabulary import embedding, head
 from simulator.operations.shapes import Seat
 from simulator.operations.weights import EXPERT_AXIS, Weight, prefixed
+from simulator.program import kernels_of
 from simulator.program.kernels import causal_pairs
-from simulator.program.ops import kernels_of
 
 if TYPE_CHECKING:
     from simulator.config import Workload

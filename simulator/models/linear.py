@@ -6,11 +6,11 @@ from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
 from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
-from simulator.program import Beside, Comm, Compute, Matmul
+from simulator.program import Beside, Collective, Compute, Matmul, StepPhase
 from simulator.units import DTYPE_BYTES
 
 #: Role of a product -> phase of the pass that runs it.
-PHASES = {"fwd": "F", "dgrad": "B", "wgrad": "W"}
+PHASES = {"fwd": StepPhase.FORWARD, "dgrad": StepPhase.BACKWARD, "wgrad": StepPhase.WEIGHT_GRADIENT}
 
 
 def add_gradient(z: Shapes, name: str, params: int) -> Ops:
@@ -109,7 +109,7 @@ def product(z: Shapes, name: str, role: str, m: int, n: int, k: int) -> Compute:
     return Compute(name if role == "fwd" else f"{name} {role}", kernel, PHASES[role])
 
 
-def _passes(z: Shapes, block: str, name: str, n: int, k: int, split: str) -> tuple[Ops, Ops, tuple[Comm, ...]]:
+def _passes(z: Shapes, block: str, name: str, n: int, k: int, split: str) -> tuple[Ops, Ops, tuple[Collective, ...]]:
     """Return the forward pass, the input gradient, and the gathering of x for the weight gradient.
 
     ``column`` starts from a replicated x and sums its gradient, ``row`` ends with a sum of y (arXiv 1909.08053, section
@@ -141,11 +141,11 @@ def _passes(z: Shapes, block: str, name: str, n: int, k: int, split: str) -> tup
     return (whole, *_summed(z, block, y_bytes)), (*_gathered(z, block, y_bytes), dgrad), ()
 
 
-def _gathered(z: Shapes, block: str, nbytes: float) -> tuple[Comm, ...]:
+def _gathered(z: Shapes, block: str, nbytes: float) -> tuple[Collective, ...]:
     return (comm("all_gather", block, nbytes),) if z.sequence_parallel else ()
 
 
-def _summed(z: Shapes, block: str, nbytes: float) -> tuple[Comm, ...]:
+def _summed(z: Shapes, block: str, nbytes: float) -> tuple[Collective, ...]:
     op = "reduce_scatter" if z.sequence_parallel else "all_reduce"
     return (comm(op, block, nbytes),) if z.tp > 1 else ()
 

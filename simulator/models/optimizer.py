@@ -12,7 +12,7 @@ from simulator.models.stage import stage_parts
 from simulator.operations.nodes import Op
 from simulator.operations.shapes import ANY_SEAT, Seat
 from simulator.operations.weights import EXPERT_AXIS, Weight, by_axis, elements, elements_by_axis, weight_bytes
-from simulator.program import Comm, Compute, Memory
+from simulator.program import REPLICAS, Axis, Collective, CollectiveKind, Compute, Memory, Purpose, StepPhase
 from simulator.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -117,7 +117,9 @@ def optimizer_workspace_bytes(workload: Workload, weights: Iterable[Weight]) -> 
     return float(per_param * optimized(workload, weights))
 
 
-def replicated_gradient_ops(workload: Workload, weights: Iterable[Weight], seat: Seat = ANY_SEAT) -> tuple[Comm, ...]:
+def replicated_gradient_ops(
+    workload: Workload, weights: Iterable[Weight], seat: Seat = ANY_SEAT
+) -> tuple[Collective, ...]:
     """The all-reduce over tp, once a step, of gradients that every tp rank computes from its own rows or heads: norms
     and row-split biases under sequence parallelism (Megatron's `allreduce_sequence_parallel_gradients`), KV heads that
     tp ranks share, routers; and those of redundant experts over the ranks that hold copies of them, in rounds (see
@@ -128,17 +130,21 @@ def replicated_gradient_ops(workload: Workload, weights: Iterable[Weight], seat:
     def held(axis: str) -> int:
         return layout.shards(axis) if layout.zero >= 2 else 1
 
-    ops = []
+    ops: list[Collective] = []
     if partial := sum(weight.partial_elements for weight in weights):
         nbytes = grad * partial / held("dp")
-        ops.append(Comm("tp.all_reduce replicated gradients", "all_reduce", nbytes, axis="tp", purpose="tp"))
+        ops.append(_summed("tp.all_reduce replicated gradients", nbytes, Axis.TP, Purpose.TENSOR))
     per_expert = sum(weight.elements // weight.shape[0] for weight in weights if weight.axis == EXPERT_AXIS)
     if per_expert:
         for one in routing(workload).copy_rounds:
             if experts := one.experts_at(seat.ep):
                 nbytes = grad * per_expert / held("edp") * experts
-                ops.append(Comm("ep.all_reduce redundant experts", "all_reduce", nbytes, axis=one.axis, purpose="ep"))
+                ops.append(_summed("ep.all_reduce redundant experts", nbytes, one.axis, Purpose.EXPERT))
     return tuple(ops)
+
+
+def _summed(name: str, nbytes: float, axis: str, purpose: Purpose) -> Collective:
+    return Collective(name, CollectiveKind.ALL_REDUCE, nbytes, axis, purpose)
 
 
 def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ...]:
@@ -158,21 +164,22 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
     ops: list[Op] = []
 
     def kernel(name: str, read: float, write: float, op: str = "optimizer") -> None:
-        ops.append(Compute(f"optimizer.{name}", Memory(op, read * count, write * count, dtype="fp32"), "O"))
+        ops.append(
+            Compute(f"optimizer.{name}", Memory(op, read * count, write * count, dtype="fp32"), StepPhase.OPTIMIZER)
+        )
 
     def agree(what: str) -> None:
-        for axis, across, split in (
-            ("dp", "mp", {"tp": layout.tp}),
-            ("edp", "emp", {"ep": layout.ep, "tp": layout.etp}),
-        ):
-            if axis == "edp" and workload.model.moe is None:
-                continue
-            purposes = [purpose for purpose, size in {**split, "pp": layout.pp}.items() if size > 1]
+        sizes: dict[Axis, dict[Purpose, int]] = {Axis.DP: {Purpose.TENSOR: layout.tp}}
+        if workload.model.moe is not None:
+            sizes[Axis.EDP] = {Purpose.EXPERT: layout.ep, Purpose.TENSOR: layout.etp}
+        for axis, split in sizes.items():
+            across = REPLICAS[axis].model
+            purposes = [purpose for purpose, size in {**split, Purpose.PIPELINE: layout.pp}.items() if size > 1]
             if purposes:
-                ops.append(Comm(f"{across}.all_reduce {what}", "all_reduce", 4.0, axis=across, purpose=purposes[0]))
+                ops.append(_summed(f"{across}.all_reduce {what}", 4.0, across, purposes[0]))
             if layout.shards(axis) > 1:
                 over = layout.shard_axis(axis)
-                ops.append(Comm(f"{axis}.all_reduce {what}", "all_reduce", 4.0, axis=over, purpose="dp"))
+                ops.append(_summed(f"{axis}.all_reduce {what}", 4.0, over, Purpose.DATA))
 
     here = layout.offload.optimizer == "none" and not layout.server_count
     if here and master and grad != 4:
@@ -194,7 +201,8 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
     if buffered and (layout.server_count or workload.replication.clears_buffers):
         held = count if layout.zero >= 2 else float(elements(weights))
         zeroed = DTYPE_BYTES[training.grad_dtype] * held
-        ops.append(Compute("optimizer.zero gradients", Memory("zero", 0.0, zeroed, dtype=training.grad_dtype), "O"))
+        zero = Memory("zero", 0.0, zeroed, dtype=training.grad_dtype)
+        ops.append(Compute("optimizer.zero gradients", zero, StepPhase.OPTIMIZER))
     return tuple(ops)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from simulator.operations.nodes import Node, Op, Ops, Tensor, unique
 from simulator.operations.weights import Weight
-from simulator.program import Beside, Comm, Compute
+from simulator.program import Beside, Comm, Compute, StepPhase
 
 
 @dataclass(frozen=True)
@@ -259,9 +259,9 @@ def run_again(op: Op) -> Op:
     """``op`` of a forward pass as its recomputation runs it."""
     match op:
         case Compute():
-            return replace(op, phase="R")
+            return replace(op, phase=StepPhase.RECOMPUTE)
         case Beside():
-            return replace(op, kernels=tuple(replace(kernel, phase="R") for kernel in op.kernels))
+            return replace(op, kernels=tuple(replace(kernel, phase=StepPhase.RECOMPUTE) for kernel in op.kernels))
         case Comm():
             return op
 

@@ -17,7 +17,7 @@ from simulator.models.parts import Part
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Op, Tensor
 from simulator.operations.shapes import Shapes
-from simulator.program import Attention, Beside, Comm, Compute, Matmul
+from simulator.program import AllToAll, Attention, Beside, Comm, Compute, Matmul, StepPhase
 
 #: Communication whose result is kept; all-reduced ones come again, and gathered ones for what does.
 KEPT_COMMS = frozenset(("reduce_scatter", "all_to_all"))
@@ -125,7 +125,7 @@ def _received(z: Shapes, x: Experts | None, comm: Comm) -> float:
     """Bytes that a rank has after ``comm``."""
     if comm.op == "reduce_scatter":
         return comm.nbytes / (x.etp if x and comm.axis == "etp" else z.tp)
-    if x and comm.axis == "ep" and comm.receive_shares:
+    if x and isinstance(comm, AllToAll) and comm.axis == "ep" and comm.receive_shares:
         return comm.nbytes * x.received / x.sent
     return comm.nbytes
 
@@ -161,6 +161,6 @@ def _product_again(op: Compute, pieces: dict[str, list[_Piece]]) -> Iterator[Com
     """``op``, a product as wide as what of it is not kept."""
     kernel = _product(op)
     if kernel is None:
-        yield replace(op, phase="R")
+        yield replace(op, phase=StepPhase.RECOMPUTE)
     elif width := sum(piece.width for piece in pieces[op.name] if not piece.kept):
-        yield replace(op, kernel=replace(kernel, n=width), phase="R")
+        yield replace(op, kernel=replace(kernel, n=width), phase=StepPhase.RECOMPUTE)

@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.config.model import Moe, Skew
+from simulator.program import Axis, numbered_axis
 
 if TYPE_CHECKING:
     from simulator.config import Workload
@@ -118,7 +119,7 @@ def _copy_rounds(expert_of: list[int], local: int) -> tuple[CopyRound, ...]:
         if groups is None:
             rounds.append(groups := [])
         groups.append(CopyGroup(positions, count))
-    return tuple(CopyRound(f"copies{number}", tuple(groups)) for number, groups in enumerate(rounds))
+    return tuple(CopyRound(numbered_axis(Axis.COPIES, number), tuple(groups)) for number, groups in enumerate(rounds))
 
 
 def popularity(moe: Moe, seed: int) -> tuple[float, ...]:

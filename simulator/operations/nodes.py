@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from simulator.operations.weights import Weight
-from simulator.program import Beside, Comm, Compute, Memory
+from simulator.program import Axis, Beside, Collective, CollectiveKind, Compute, Memory, Purpose, StepPhase
 
-Op = Compute | Comm | Beside
+Op = Compute | Collective | Beside
 Ops = tuple[Op, ...]
 
 
@@ -65,12 +65,12 @@ def memory(
     phase: str, name: str, op: str, read: float, write: float, dtype: str, width: int = 0, *, parts: int = 0
 ) -> Compute:
     """A memory-bound kernel; ``read`` and ``write`` in bytes, ``width`` in elements of a row, ``parts`` as `Memory`."""
-    return Compute(name, Memory(op, float(read), float(write), dtype=dtype, width=width, parts=parts), phase)
+    return Compute(name, Memory(op, float(read), float(write), dtype=dtype, width=width, parts=parts), StepPhase(phase))
 
 
-def comm(op: str, block: str, nbytes: float) -> Comm:
+def comm(op: str, block: str, nbytes: float) -> Collective:
     """A tensor-parallel collective that belongs to ``block``."""
-    return Comm(f"tp.{op} {block}", op, float(nbytes), axis="tp", purpose="tp")
+    return Collective(f"tp.{op} {block}", CollectiveKind(op), float(nbytes), Axis.TP, Purpose.TENSOR)
 
 
 def fuse(phase: str, first: Op, second: Op, shared_bytes: float, *, keep: bool) -> Compute:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from simulator.program import Axis
 from simulator.units import DTYPE_BYTES
 
 #: The axis of the ranks that hold the same values: outside experts, and of experts.
-DENSE_AXIS, EXPERT_AXIS = "dp", "edp"
+DENSE_AXIS, EXPERT_AXIS = Axis.DP, Axis.EDP
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Weight:
         return self.partial_rows * math.prod(self.shape[1:])
 
     @property
-    def axis(self) -> str:
+    def axis(self) -> Axis:
         """Axis of the ranks that hold the same values: ``edp`` for experts, else ``dp``.
 
-        >>> [Weight("w", (8,), (8,), "bf16", sharded_over=axes).axis for axes in ((), ("tp",), ("ep", "etp"))]
+        >>> [Weight("w", (8,), (8,), "bf16", sharded_over=axes).axis.value for axes in ((), ("tp",), ("ep", "etp"))]
         ['dp', 'dp', 'edp']
         """
         return EXPERT_AXIS if "ep" in self.sharded_over else DENSE_AXIS

@@ -23,7 +23,7 @@ from simulator.analysis.time.activity import compute_lane_spans
 from simulator.analysis.time.memory_curve import memory_curve
 from simulator.analysis.time.pipeline_ranks import one_rank_per_stage, pipeline_ranks
 from simulator.output.files import writing
-from simulator.program.ops import COMPUTE_LANE
+from simulator.program import COMPUTE_LANE
 from simulator.timeline import FIRST_COMMUNICATION, Floats, Ints, Template, Timeline
 from simulator.units import GiB
 

@@ -1,22 +1,77 @@
-"""Who does what, in what order: the input of the engine, free of models, files and plots."""
+"""Programs, the input of the engine: all work of all ranks in its order, free of models, files and plots."""
 
 from simulator.program.kernels import Attention, Fixed, GroupedMatmul, Kernel, Matmul, Memory
-from simulator.program.ops import Batch, Beside, Block, Comm, Compute, Program, ProgramError, Role, Step
+from simulator.program.ops import (
+    AllToAll,
+    Batch,
+    Beside,
+    Block,
+    Collective,
+    Comm,
+    Compute,
+    HostOperation,
+    PointToPoint,
+    comm_of,
+    comms_of,
+    kernels_of,
+)
+from simulator.program.program import Program, Role, Step
+from simulator.program.text import to_text
+from simulator.program.text_reader import from_text
+from simulator.program.validation import ProgramError, validate
+from simulator.program.vocabulary import (
+    AXES,
+    COMPUTE_LANE,
+    HOST_LANES,
+    REPLICAS,
+    Axis,
+    CollectiveKind,
+    HostKind,
+    PointToPointKind,
+    Purpose,
+    StepPhase,
+    axis_of,
+    numbered_axis,
+    undivided,
+)
 
 __all__ = [
+    "AXES",
+    "COMPUTE_LANE",
+    "HOST_LANES",
+    "REPLICAS",
+    "AllToAll",
     "Attention",
+    "Axis",
     "Batch",
     "Beside",
     "Block",
+    "Collective",
+    "CollectiveKind",
     "Comm",
     "Compute",
     "Fixed",
     "GroupedMatmul",
+    "HostKind",
+    "HostOperation",
     "Kernel",
     "Matmul",
     "Memory",
+    "PointToPoint",
+    "PointToPointKind",
     "Program",
     "ProgramError",
+    "Purpose",
     "Role",
     "Step",
+    "StepPhase",
+    "axis_of",
+    "comm_of",
+    "comms_of",
+    "from_text",
+    "kernels_of",
+    "numbered_axis",
+    "to_text",
+    "undivided",
+    "validate",
 ]

@@ -1,4 +1,4 @@
-"""What a GPU computes: kernels as plain data, whose FLOPs and bytes follow from their shape."""
+"""Kernels that a GPU computes, as plain data: FLOPs and bytes follow from their shapes."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Matmul:
 def causal_pairs(q_len: int, kv_len: int, offset: int = 0, window: int = 0) -> float:
     """Query-key pairs under a causal mask, half of the diagonal counted as in the s^2 / 2 of the literature.
 
-    Query i sees the keys up to i + ``offset``, and where there is a ``window`` no earlier one than that many back: the
-    area between two lines of slope 1, cut to q_len x kv_len.
+    Query i sees the keys up to i + ``offset``. A ``window`` leaves it only so many of the last of these.
+    Pairs are the area between two lines of slope 1, cut to q_len x kv_len, so that half of the diagonal counts:
 
     >>> causal_pairs(4, 4), causal_pairs(4, 4, window=2), causal_pairs(4, 4, window=9), causal_pairs(4, 4, offset=4)
     (8.0, 6.0, 8.0, 16.0)
@@ -101,11 +101,11 @@ class GroupedMatmul:
 class Attention:
     """One fused (flash) attention kernel over ``batch`` sequences; masked products are not computed.
 
-    ``offset``: how many positions the first query stands after the first key. Under a causal mask a query sees the keys
+    ``offset``: positions that the first query stands after the first key. Under a causal mask a query sees the keys
     that are not after it, and of those only the last ``window`` where that is not 0.
-    The backward kernel does five products where the forward does two (arXiv 2205.14135, section 3.2: it recomputes
-    the scores): three of them as wide as a head of queries and keys, two as wide as one of values, which is
-    ``v_head_dim`` (0: like ``head_dim``).
+    The forward kernel does two products, the backward kernel five, as it recomputes the scores (arXiv 2205.14135,
+    section 3.2). Of the five, three are as wide as a head of queries and keys, two as wide as a head of values.
+    A head of values is ``v_head_dim`` wide (0: like ``head_dim``).
     """
 
     batch: int
@@ -161,7 +161,7 @@ class Memory:
 
     @property
     def normalizes(self) -> bool:
-        """Whether it is of LayerNorm or RMSNorm, which are bound by arithmetic too."""
+        """True for LayerNorm and RMSNorm, which are bound by arithmetic too."""
         return "norm" in self.op
 
     @property

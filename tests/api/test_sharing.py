@@ -19,7 +19,7 @@ from simulator.costs import Costs
 from simulator.engine import Placed, simulate, simulate_together
 from simulator.errors import InputError
 from simulator.network.collectives import idle_seconds, plan
-from simulator.program import Comm, Program, Role, Step
+from simulator.program import Collective, Program, Role, Step
 from tests.support.clusters import CLUSTERS, HOP_s, NIC_Bps, nic_cluster
 from tests.support.jobs import job
 from tests.support.transfers import at_once, ends
@@ -267,7 +267,7 @@ def test_the_command_shares_two_workloads_or_more(tmp_path: Path, capsys: pytest
 def test_a_job_among_others_is_the_job_alone_where_they_do_not_meet() -> None:
     """Row by row: ranks, names and times."""
     cluster = nic_cluster(4)
-    program = at_once({"dp": [range(2)]}, Comm("s", "send_recv", 1e9, "dp", "dp"))
+    program = at_once({"dp": [range(2)]}, Collective("s", "send_recv", 1e9, "dp", "dp"))
     placed = [Placed(program, IDEAL, gpus, ()) for gpus in ((0, 1), (2, 3))]
     alone = simulate_together(placed[:1], cluster)[0].frame()
     for timeline in simulate_together(placed, cluster):
@@ -289,7 +289,7 @@ def test_background_traffic_takes_its_share_and_no_more(others: float, fold: boo
     """On a NIC of C a flow that would take s C leaves (1 - s) C, but half at least. A ring of two nodes sends S bytes
     through each NIC; where one way of one NIC is slower, all of it is. What it loses is what it takes longer; the
     others lose 1 - 1 / (2 s) of every second where s is above a half."""
-    shift = Comm("grads", "all_reduce", 1e9, "dp", "dp", algorithm="ring")
+    shift = Collective("grads", "all_reduce", 1e9, "dp", "dp", algorithm="ring")
     left = max(1 - others, 0.5)
     expected = 2 * HOP_s + 1 / left
     for flow in (
@@ -326,7 +326,7 @@ def test_the_table_of_a_collective_sees_background_traffic(others: float) -> Non
     spec = nic_cluster(2, 4).spec.model_dump(exclude_unset=True) | {"background": [flow]}
     cluster = build_cluster(ClusterSpec.model_validate(spec))
     seconds = idle_seconds(plan("all_reduce", 1e9, range(8), cluster, IDEAL, "ring"), cluster, IDEAL)
-    ring = Comm("grads", "all_reduce", 1e9, "dp", "dp", algorithm="ring")
+    ring = Collective("grads", "all_reduce", 1e9, "dp", "dp", algorithm="ring")
     timeline = simulate(at_once({"dp": [range(8)]}, ring), cluster, IDEAL)
     assert seconds == pytest.approx(timeline.step_time_s, rel=1e-9)
     # 2 x 7/8 GB over four NICs.
@@ -337,14 +337,14 @@ def test_background_flows_share_with_each_other() -> None:
     """Two that would fill a NIC, and one that would take a tenth: 0.45, 0.45 and 0.1 without us; with us a third of
     what the small one leaves, 0.3."""
     flows = [{"link": "node0.nic0:tx", "share": share} for share in (1.0, 1.0, 0.1)]
-    shift = Comm("s", "send_recv", 1e9, "dp", "dp")
+    shift = Collective("s", "send_recv", 1e9, "dp", "dp")
     timeline = simulate(at_once({"dp": [range(2)]}, shift), build_cluster(with_background(*flows)), IDEAL)
     assert ends(timeline)["step0"] == pytest.approx(HOP_s + 1 / 0.3, rel=1e-9)
 
 
 def test_background_traffic_elsewhere_changes_nothing() -> None:
     flow = {"from": "node2.nic0", "to": "node3.nic0", "bandwidth_Bps": NIC_Bps}
-    shift = Comm("s", "send_recv", 1e9, "dp", "dp")
+    shift = Collective("s", "send_recv", 1e9, "dp", "dp")
     timeline = simulate(at_once({"dp": [range(2)]}, shift), build_cluster(with_background(flow, nodes=4)), IDEAL)
     assert ends(timeline)["step0"] == pytest.approx(HOP_s + 1, rel=1e-12)
     assert all(flow.lost_s == 0 for met in timeline.contention for flow in met.flows if flow.job)
@@ -381,7 +381,7 @@ def test_background_traffic_names_what_exists(flow: dict[str, Any], key: str) ->
 def test_a_rank_without_work_needs_no_network() -> None:
     """A program of nothing but a lane that sends to nobody ends at once beside traffic that never does."""
     program = Program(
-        (Role("idle", {"dp": (Step("s", Comm("s", "send_recv", 0.0, "dp", "dp")),)}),), (0, 0), {"dp": ((0, 1),)}
+        (Role("idle", {"dp": (Step("s", Collective("s", "send_recv", 0.0, "dp", "dp")),)}),), (0, 0), {"dp": ((0, 1),)}
     )
     flow = {"link": "node0.nic0", "share": 1.0}
     assert simulate(program, build_cluster(with_background(flow)), IDEAL).step_time_s == pytest.approx(HOP_s, rel=1e-9)

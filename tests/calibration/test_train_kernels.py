@@ -27,8 +27,14 @@ from calibration.train.tensor_parallel import TensorGroup  # noqa: E402
 from simulator import models  # noqa: E402
 from simulator.config import Workload, load_workload  # noqa: E402
 from simulator.models import Part, Turn  # noqa: E402
-from simulator.program import Attention, Comm, GroupedMatmul, Matmul, Memory  # noqa: E402
-from simulator.program.ops import kernels_of  # noqa: E402
+from simulator.program import (  # noqa: E402
+    Attention,
+    Comm,
+    GroupedMatmul,
+    Matmul,
+    Memory,
+    kernels_of,
+)
 
 BATCH, SEQ, HIDDEN = 2, 128, 256
 TOKENS = BATCH * SEQ

@@ -15,8 +15,9 @@ from simulator.engine import simulate
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.network.collectives import plan
-from simulator.program import Comm, Program, Role, Step
+from simulator.program import Collective, Comm, HostOperation, Program, Role, Step
 from simulator.timeline import Timeline
+from tests.support.programs import comm_called
 
 PCIE_Bps = 16 * 16e9 / 8 * 128 / 130
 NIC_Bps = 10e9
@@ -76,7 +77,7 @@ def test_end_points_are_the_gpus_and_then_the_hosts_of_all_nodes() -> None:
 def test_two_gpus_behind_one_pcie_switch_take_twice_as_long_as_one(op: str, slots: str) -> None:
     """A copy crosses the GPU's own PCIe link, which nobody shares, and the switch's uplink, which two GPUs do. GPUs 2
     and 3 are behind another switch, those of node 1 in another machine: they change nothing."""
-    comm = Comm(op, op, 1e9, "rank", "offload")
+    comm = comm_called(op, op, 1e9, "rank", "offload")
     times = {n: play(alone(n, comm), cluster(nodes=2)).step_time_s for n in (1, 2, 4, 8)}
     assert times[1] == pytest.approx(1e9 / PCIE_Bps, rel=1e-4)
     assert times[2] == pytest.approx(2 * times[1], rel=1e-4)
@@ -86,13 +87,16 @@ def test_two_gpus_behind_one_pcie_switch_take_twice_as_long_as_one(op: str, slot
 def test_copies_share_the_uplink_with_other_traffic_and_not_with_what_goes_the_other_way() -> None:
     """PCIe is full duplex: out and in together last as long as the longer one. A ring over two switches without NVLink
     sends over the same uplinks, so that a copy beside it takes longer."""
-    out, back = Comm("out", "to_host", 1e9, "rank", "offload"), Comm("back", "from_host", 1e9, "rank", "offload")
+    out, back = (
+        HostOperation("out", "to_host", 1e9, "rank", "offload"),
+        HostOperation("back", "from_host", 1e9, "rank", "offload"),
+    )
     both = alone(1, out, back)
     together = Role("rank", {lane: (Step(s[0].label, s[0].op),) for lane, s in both.roles[0].lanes.items()})
     assert play(Program((together,), (0,), both.groups), cluster()).step_time_s == pytest.approx(
         1e9 / PCIE_Bps, rel=1e-4
     )
-    ring = Comm("ring", "all_gather", 4e9, "dp", "dp")
+    ring = Collective("ring", "all_gather", 4e9, "dp", "dp")
     role = Role("rank", {"d2h": (Step("out", out),), "dp": (Step("ring", ring),)})
     groups = {"rank": tuple((rank,) for rank in range(4)), "dp": ((0, 1, 2, 3),)}
     beside = play(Program((role,), (0,) * 4, groups), cluster())
@@ -106,7 +110,7 @@ def test_copies_share_the_uplink_with_other_traffic_and_not_with_what_goes_the_o
 def test_drives_and_the_cpu_are_shared_by_the_ranks_of_a_node(n: int) -> None:
     """Two drives write 4 GB/s together and read 10, whoever asks; an update moves bytes of the one memory."""
     for op, rate in (("to_nvme", 2 * 2e9), ("from_nvme", 2 * 5e9), ("host_update", 400e9)):
-        comm = Comm(op, op, 1e9, "rank", "offload")
+        comm = comm_called(op, op, 1e9, "rank", "offload")
         assert play(alone(n, comm), cluster(nodes=2)).step_time_s == pytest.approx(n * 1e9 / rate, rel=2e-3)
 
 
@@ -123,7 +127,10 @@ def test_push_and_pull_last_2_n_bytes_over_s_nics(n: int, servers: int) -> None:
     """n workers of one NIC each send their bytes to s servers, 1/s to each, into one NIC of each: n bytes / (s NIC)
     where that is more than what a worker's own NIC takes; then the same back."""
     nbytes = 1e9
-    push, pull = Comm("push", "push", nbytes, "rank", "dp"), Comm("pull", "pull", nbytes, "rank", "dp")
+    push, pull = (
+        HostOperation("push", "push", nbytes, "rank", "dp"),
+        HostOperation("pull", "pull", nbytes, "rank", "dp"),
+    )
     built = cluster(nodes=n + servers, gpus=1)
     program = alone(n, push, pull, servers=tuple(range(n, n + servers)))
     assert play(program, built).step_time_s == pytest.approx(2 * nbytes / NIC_Bps * max(n / servers, 1), rel=0.01)
@@ -132,7 +139,7 @@ def test_push_and_pull_last_2_n_bytes_over_s_nics(n: int, servers: int) -> None:
 def test_servers_use_the_nic_of_the_workers_rail() -> None:
     """Eight GPUs of a node with eight NICs push at the speed of eight NICs to one server with eight."""
     node = {"nics": {"count": 4, "bandwidth_bps": 8 * NIC_Bps}, "host_memory_bandwidth_Bps": 4e12}
-    push = Comm("push", "push", 1e9, "rank", "dp")
+    push = HostOperation("push", "push", 1e9, "rank", "dp")
     one, four = (play(alone(n, push, servers=(1,)), cluster(nodes=2, **node)).step_time_s for n in (1, 4))
     assert one == pytest.approx(0.1, rel=0.01)
     assert four == pytest.approx(one, rel=1e-6)
@@ -140,9 +147,9 @@ def test_servers_use_the_nic_of_the_workers_rail() -> None:
 
 def test_an_update_waits_for_all_of_its_group() -> None:
     """Two workers, one twice as far: both see the update begin when the second has pushed."""
-    push = Comm("push", "push", 1e9, "rank", "dp")
-    far = Comm("push", "push", 3e9, "rank", "dp")
-    update = Comm("update", "server_update", 4e9, "dp", "optimizer")
+    push = HostOperation("push", "push", 1e9, "rank", "dp")
+    far = HostOperation("push", "push", 3e9, "rank", "dp")
+    update = HostOperation("update", "server_update", 4e9, "dp", "optimizer")
     roles = tuple(
         Role(name, {"push": (Step("push", comm),), "server": (Step("update", update, ("push",)),)})
         for name, comm in (("near", push), ("far", far))

@@ -20,7 +20,7 @@ from simulator.costs.memory import slices
 from simulator.errors import InputError
 from simulator.frameworks import DEFAULT, pytorch
 from simulator.input_files import read_yaml
-from simulator.program import Attention, Comm, Fixed, GroupedMatmul, Matmul, Memory
+from simulator.program import Attention, Collective, Fixed, GroupedMatmul, Matmul, Memory, PointToPoint
 
 PROFILES = catalog.names("profile")
 SIZES = st.integers(1, 20_000)
@@ -298,7 +298,8 @@ def test_communication_takes_sms_from_products_and_attention_and_bandwidth_from_
     beside = COSTS["h100-sxm-80gb"].beside
     assert beside is not None
     assert beside.load([], []) is None
-    reduce, gather, send, recv = (Comm("", op, 1.0, "", "") for op in ("all_reduce", "all_gather", "send", "recv"))
+    reduce, gather = (Collective("", op, 1.0, "dp", "dp") for op in ("all_reduce", "all_gather"))
+    send, recv = (PointToPoint("", op, 1.0, "pp", "pp", peer=0) for op in ("send", "recv"))
     load, p2p = beside.load([], [reduce]), beside.load([recv], [send])
     assert load == beside.load([gather], [reduce, send]) == beside.load([gather], [send])
     attention = Attention(2, 32, 32, 4096, 4096, 128)

@@ -27,8 +27,24 @@ from simulator.engine.host import HostSpeeds, agenda, issue_order, issued_by
 from simulator.engine.invariants import check
 from simulator.frameworks import pytorch
 from simulator.lowering import build_program
-from simulator.program import Attention, Block, Comm, Compute, Fixed, GroupedMatmul, Matmul, Memory, Program, Role, Step
+from simulator.program import (
+    AllToAll,
+    Attention,
+    Block,
+    Collective,
+    Comm,
+    Compute,
+    Fixed,
+    GroupedMatmul,
+    Matmul,
+    Memory,
+    PointToPoint,
+    Program,
+    Role,
+    Step,
+)
 from simulator.timeline import Timeline
+from tests.support.programs import comm_called
 from tests.support.quick import ISSUED
 
 MEASURED = Path(__file__).parents[2] / "calibration" / "measurements" / "h100-sxm-80gb"
@@ -49,10 +65,10 @@ PRODUCT, NORM = Matmul(8, 8, 8), Memory("norm", 1.0, 1.0)
         (Compute("adam", Memory("optimizer", 1.0, 1.0), "O"), "optimizer"),
         (Compute("core", Attention(1, 1, 1, 8, 8, 8), "R"), "forward_attention checkpoint"),
         (Compute("experts", GroupedMatmul((8,), 8, 8), "F"), "forward_grouped"),
-        (Comm("x", "all_gather", 8.0, "tp", "tp"), "collective"),
-        (Comm("x", "all_reduce", 8.0, "tp", "tp"), "tp_all_reduce"),
-        (Comm("x", "all_to_all", 8.0, "ep", "ep"), "exchange"),
-        (Comm("x", "send", 8.0, "pp", "pp", peer=1), "p2p"),
+        (Collective("x", "all_gather", 8.0, "tp", "tp"), "collective"),
+        (Collective("x", "all_reduce", 8.0, "tp", "tp"), "tp_all_reduce"),
+        (AllToAll("x", 8.0, "ep", "ep"), "exchange"),
+        (PointToPoint("x", "send", 8.0, "pp", "pp", peer=1), "p2p"),
     ],
 )
 def test_an_op_is_issued_as_its_kinds(op: Compute | Comm, kinds: str) -> None:
@@ -78,7 +94,7 @@ def test_what_goes_with_an_op_is_issued_with_it() -> None:
 )
 def test_data_parallel_hooks_are_free_unless_measured(op: str, kind: str) -> None:
     """A profile without ``around_s`` charges nothing for them, one with it what it says."""
-    comm, costs = Comm("x", op, 8.0, "dp", "dp"), load_profile("h200-sxm-141gb").host.launch_s
+    comm, costs = comm_called("x", op, 8.0, "dp", "dp"), load_profile("h200-sxm-141gb").host.launch_s
     assert issued(comm) == {kind: 1}
     assert launch_seconds(costs["fused"]).get(kind, 0) == 0
     assert launch_seconds(costs["eager"])[kind] > 100e-6
@@ -128,7 +144,7 @@ def test_communication_of_its_own_lane_costs_the_host_time(buckets: int, coalesc
     next kernel's launch comes after. The last one starts when the host has issued all: n x 25 us, more than the GPU
     needs; an all-reduce of no bytes takes nothing here."""
     block = Block("b", (Compute("b", Fixed(1e-6), "B"),))
-    comm = Comm("grads", "all_reduce", 0.0, "dp", "dp")
+    comm = Collective("grads", "all_reduce", 0.0, "dp", "dp")
     compute = tuple(Step(f"b{n}", block, phase="B") for n in range(buckets))
     reduce = tuple(Step(f"r{n}", comm, (f"b{n}",)) for n in range(buckets))
     program = Program((Role("r", {"compute": compute, "dp": reduce}),), (0, 0), {"dp": PAIR})
@@ -168,9 +184,9 @@ def test_the_host_issues_transfers_where_they_belong() -> None:
     """A receive before what waits for it, a send behind what makes it, what nobody waits for first."""
     block = Block("f", (Compute("f", PRODUCT, "F"),))
     compute = (Step("f0", block), Step("f1", block, after=("r1",)))
-    receive = Step("r1", Comm("recv", "recv", 8.0, "pp", "pp", peer=1))
-    send = Step("s0", Comm("send", "send", 8.0, "pp", "pp", peer=1), after=("f0",))
-    stray = Step("x", Comm("recv", "recv", 8.0, "pp", "pp", peer=1, tag="x"))
+    receive = Step("r1", PointToPoint("recv", "recv", 8.0, "pp", "pp", peer=1))
+    send = Step("s0", PointToPoint("send", "send", 8.0, "pp", "pp", peer=1), after=("f0",))
+    stray = Step("x", PointToPoint("recv", "recv", 8.0, "pp", "pp", peer=1, tag="x"))
     role = Role("r", {"compute": compute, "in": (receive, stray), "out": (send,)})
     assert [[step.label for step in steps] for steps in issue_order(role)] == [["x"], ["r1", "s0"], []]
 
@@ -254,13 +270,13 @@ def test_two_threads_issue_at_their_own_speeds(main: float, autograd: float, sho
             (
                 Compute("again", Fixed(0.0), "R"),
                 *(Compute(f"b{n}", Fixed(0.0), "B") for n in range(3)),
-                Comm("sum", "all_reduce", 0.0, "tp", "tp"),
+                Collective("sum", "all_reduce", 0.0, "tp", "tp"),
             ),
         ),
         "O": Block("o", (Compute("o", Fixed(0.0), "O"),)),
     }
     compute = tuple(Step(phase, block, phase=phase) for phase, block in blocks.items())
-    lanes = {"compute": compute, "dp": (Step("r", Comm("grads", "all_reduce", 0.0, "dp", "dp"), ("B",)),)}
+    lanes = {"compute": compute, "dp": (Step("r", Collective("grads", "all_reduce", 0.0, "dp", "dp"), ("B",)),)}
     program = Program((Role("r", lanes),), (0, 0), {"dp": PAIR, "tp": PAIR})
     table = {"forward_other": 4e-6, "backward_other": 5e-6, "tp_all_reduce": 8e-6, "bucket": 16e-6, "optimizer": 9e-6}
     timeline = simulate(program, built, replace(Costs.ideal(), launch=table), fold=shortcuts, coalesce=shortcuts)
@@ -274,7 +290,7 @@ def test_the_main_thread_cuts_graphs_and_posts_transfers(main: float, autograd: 
     cut of their graph, 7 us for each; a send of 5 us that waits for it. The first two are autograd's, the others the
     main thread's. Of the second half each product is autograd's, and its call, 11 us, the main one's."""
     block = Block("i", (Compute("i0", PRODUCT, "B"), Compute("i1", PRODUCT, "B")))
-    send = Step("s", Comm("send", "send", 8.0, "pp", "pp", peer=1), after=("i",))
+    send = Step("s", PointToPoint("send", "send", 8.0, "pp", "pp", peer=1), after=("i",))
     role = Role("r", {"compute": (Step("i", block, phase="I"),), "out": (send,)})
     table = {"backward_matmul": 2e-6, "autograd": 3e-6, "split": 7e-6, "p2p": 5e-6, "weights": 11e-6}
     speeds, costs = HostSpeeds(main, main * autograd), replace(Costs.ideal(), launch=table)
@@ -295,8 +311,8 @@ def test_a_slower_host_issues_everything_later(speed: float, fold: bool) -> None
     built = ideal_cluster(2)
     built = replace(built, gpus=(built.gpus[0], replace(built.gpus[1], host_speed=speed)))
     kernels = tuple(Compute(f"b{n}", Fixed(0.0), "B") for n in range(3))
-    inline = Comm("sum", "all_reduce", 0.0, "tp", "tp")
-    grads = Comm("grads", "all_reduce", 0.0, "dp", "dp")
+    inline = Collective("sum", "all_reduce", 0.0, "tp", "tp")
+    grads = Collective("grads", "all_reduce", 0.0, "dp", "dp")
     lanes = {"compute": (Step("b", Block("b", (*kernels, inline)), phase="B"),), "dp": (Step("r", grads, ("b",)),)}
     program = Program((Role("r", lanes),), (0, 0), {"dp": PAIR, "tp": PAIR})
     table = {"backward_other": 4e-6, "tp_all_reduce": 8e-6, "bucket": 16e-6}

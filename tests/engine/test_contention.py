@@ -15,8 +15,7 @@ from simulator.cluster import build_cluster
 from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.engine.invariants import check
-from simulator.program import Comm, Program
-from simulator.program.text import from_text
+from simulator.program import Comm, Program, from_text
 from tests.support.clusters import HOP_s, NIC_Bps, nic_cluster
 from tests.support.quick import ISSUED, ByPurpose
 from tests.support.transfers import IDEAL, SHORTCUTS, ends, play

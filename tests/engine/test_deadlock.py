@@ -8,8 +8,7 @@ from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.errors import DeadlockError
 from simulator.lowering.pipeline import Lanes, lower
-from simulator.program import Batch, Block, Compute, Fixed, Program, ProgramError, Role, Step
-from simulator.program.text import from_text
+from simulator.program import Batch, Block, Compute, Fixed, Program, ProgramError, Role, Step, from_text
 from simulator.schedules import SCHEDULES
 from simulator.timeline import Timeline
 from tests.support.clusters import HOP_s, NIC_Bps, nic_cluster

@@ -12,10 +12,9 @@ import pytest
 from simulator.costs import Costs
 from simulator.costs.interference import memory_bytes
 from simulator.engine.memory import equal_part
-from simulator.program import Comm, Fixed
-from simulator.program.ops import COLLECTIVES
-from simulator.program.text import from_text
+from simulator.program import CollectiveKind, Comm, Fixed, from_text
 from tests.support.clusters import HOP_s, NIC_Bps
+from tests.support.programs import comm_called
 from tests.support.transfers import IDEAL, SHORTCUTS, ends, play
 
 #: What a memory moves that an all-reduce on two nodes takes half of the time of: it moves 4 bytes for one on the NIC.
@@ -199,7 +198,7 @@ def test_bytes_of_memory_are_input_output_and_twice_what_is_received(n: int) -> 
     size = 1e9
 
     def moved(op: str, received: float) -> float:
-        return memory_bytes(Comm("", op, size, "dp", "dp"), n, received * size) / size
+        return memory_bytes(comm_called("", op, size, "dp", "dp"), n, received * size) / size
 
     part = (n - 1) / n
     assert moved("all_reduce", 2 * part) == pytest.approx(2 + 4 * part)
@@ -224,8 +223,8 @@ def test_of_every_collective_input_and_output_are_counted(n: int) -> None:
         "gather": [(part, root), *[(part, 0.0)] * rest],
         "scatter": [(root, part), *[(0.0, part)] * rest],
     }
-    assert set(of) == set(COLLECTIVES)
+    assert set(of) == set(CollectiveKind)
     for op, members in of.items():
-        comm = Comm("", op, 1e6, "dp", "dp")
+        comm = comm_called("", op, 1e6, "dp", "dp")
         assert memory_bytes(comm, n, 0.0) == pytest.approx(1e6 * sum(map(sum, members)) / n), op
         assert memory_bytes(comm, n, 5e6) - memory_bytes(comm, n, 0.0) == pytest.approx(1e7), op

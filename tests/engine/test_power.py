@@ -16,8 +16,7 @@ from simulator.costs import Costs
 from simulator.costs.power import Drawn, PowerBudget, load_class, longer
 from simulator.errors import InputError
 from simulator.frameworks import pytorch
-from simulator.program import Attention, Block, Fixed, Matmul, Memory
-from simulator.program.ops import kernels_of
+from simulator.program import Attention, Block, Fixed, Matmul, Memory, kernels_of
 from tests.support.jobs import job
 
 HIGHEST = 2e9

@@ -18,10 +18,11 @@ from simulator.engine import Placed, simulate, simulate_together
 from simulator.engine.invariants import check
 from simulator.network.flows import Network, full_links
 from simulator.network.plan import Phase, Plan
-from simulator.program import Comm, Program, Role, Step
+from simulator.program import AllToAll, Collective, Program, Role, Step
 from simulator.timeline import Timeline
 from tests.support.clusters import CLUSTERS, HOP_s, NIC_Bps, nic_cluster
 from tests.support.jobs import job, play
+from tests.support.programs import comm_called
 from tests.support.transfers import IDEAL, SHORTCUTS, at_once, ends
 
 
@@ -141,8 +142,8 @@ def test_two_rings_on_one_nic(nodes: int, ratio: float, fold: bool, coalesce: bo
     groups = {"dp": [range(nodes)], "edp": [range(nodes)]}
     program = at_once(
         groups,
-        Comm("a", "all_reduce", size, "dp", "dp", algorithm="ring"),
-        Comm("b", "all_reduce", ratio * size, "edp", "dp", algorithm="ring", stream="b"),
+        Collective("a", "all_reduce", size, "dp", "dp", algorithm="ring"),
+        Collective("b", "all_reduce", ratio * size, "edp", "dp", algorithm="ring", stream="b"),
     )
     timeline = simulate(program, nic_cluster(nodes), IDEAL, fold=fold, coalesce=coalesce)
     check(program, timeline)
@@ -166,8 +167,8 @@ def test_a_gradient_ring_against_an_expert_all_to_all(nodes: int, ratio: float, 
     size = 2e9
     program = at_once(
         {"dp": [range(nodes)], "ep": [range(nodes)]},
-        Comm("grads", "all_reduce", size, "dp", "dp", algorithm="ring"),
-        Comm("tokens", "all_to_all", ratio * size, "ep", "ep"),
+        Collective("grads", "all_reduce", size, "dp", "dp", algorithm="ring"),
+        AllToAll("tokens", ratio * size, "ep", "ep"),
     )
     timeline = simulate(program, nic_cluster(nodes), IDEAL, fold=fold, coalesce=coalesce)
     check(program, timeline)
@@ -190,8 +191,8 @@ def test_operations_on_a_nic_share_it_whatever_they_move_inside_their_nodes() ->
     spec["node"]["nics"]["count"] = 1
     spec["node"]["nvlink"]["bandwidth_Bps"] = 20e9
     cluster = build_cluster(ClusterSpec.model_validate(spec))
-    tree = Comm("grads", "all_reduce", 1e9, "dp", "dp", algorithm="tree")
-    send, receive = (Comm("act", op, 1e12, "pp", "pp", peer=peer) for op, peer in (("send", 1), ("recv", 0)))
+    tree = Collective("grads", "all_reduce", 1e9, "dp", "dp", algorithm="tree")
+    send, receive = (comm_called("act", op, 1e12, "pp", "pp", peer=peer) for op, peer in (("send", 1), ("recv", 0)))
     sender, other, receiver = (
         Role(name, {"dp": (Step("tree", tree),), **({"pp": (Step("send", op),)} if op else {})})
         for name, op in (("sender", send), ("other", None), ("receiver", receive))
@@ -340,7 +341,7 @@ def test_all_rails_at_once_share_an_oversubscribed_spine(nodes: int, fold: bool)
 def test_two_programs_on_one_fabric_meet_and_know_each_other() -> None:
     """Two pairs of nodes, each with a one-way shift: under one switch they do not meet. A third program that sends from
     the first one's node shares its NIC, and both take twice as long but for the latency."""
-    shift = Comm("s", "send_recv", 1e9, "dp", "dp")
+    shift = Collective("s", "send_recv", 1e9, "dp", "dp")
     program = at_once({"dp": [range(2)]}, shift)
     cluster = nic_cluster(4, 2)
 

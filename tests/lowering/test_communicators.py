@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from simulator.lowering.communicators import take_turns
-from simulator.program import Block, Comm, Compute, Fixed, Step
-from simulator.program.ops import POINT_TO_POINT
+from simulator.program import Block, Comm, Compute, Fixed, HostOperation, PointToPoint, Step
 from tests.support import quick
 from tests.support.frameworks import MEGATRON, PYTORCH
 from tests.support.jobs import job
+from tests.support.programs import comm_called
 
 
 def called(label: str, op: str, *after: str, axis: str = "dp", stream: str = "") -> Step:
-    return Step(label, Comm(label, op, 1e6, axis, "dp", stream=stream), after)
+    return Step(label, comm_called(label, op, 1e6, axis, "dp", stream=stream), after)
 
 
 def test_who_waits_for_whom() -> None:
@@ -45,7 +45,7 @@ def test_what_waits_by_way_of_another_lane_is_issued_behind_it() -> None:
     lanes = {
         "compute": [Step(f"p{i}", work, phase="B") for i in range(3)],
         "dp_gather": [called("g", "all_gather", "copied", stream="gather")],
-        "h2d": [Step("copied", Comm("copied", "from_host", 1e6, "rank", "offload"), ("r",))],
+        "h2d": [Step("copied", HostOperation("copied", "from_host", 1e6, "rank", "offload"), ("r",))],
         "dp": [called("r", "reduce_scatter", "p2")],
     }
     waits = {step.label: step.after for steps in take_turns(lanes).values() for step in steps}
@@ -74,7 +74,7 @@ def test_what_one_communicator_does_never_overlaps(section: dict[str, Any], fram
     axis = {
         step.label: step.op.axis
         for lane, _, step in role.steps()
-        if lane != "compute" and isinstance(step.op, Comm) and step.op.op not in POINT_TO_POINT
+        if lane != "compute" and isinstance(step.op, Comm) and not isinstance(step.op, PointToPoint)
     }
     seen: dict[str, list[tuple[float, float]]] = {}
     for span in (timeline.rank == 0).nonzero()[0]:

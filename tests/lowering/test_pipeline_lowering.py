@@ -6,8 +6,7 @@ from simulator.cluster.ideal import ideal_cluster
 from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.lowering.pipeline import Lanes, lower
-from simulator.program import Block, Compute, Fixed, Program, Role, Step
-from simulator.program.ops import comms_of
+from simulator.program import Block, Compute, Fixed, Program, Role, Step, comms_of
 from simulator.schedules import SCHEDULES, Action
 
 WORK = Block("work", ())

@@ -13,8 +13,7 @@ from simulator.config import Workload, load_workload
 from simulator.lowering import build_program
 from simulator.models import made_gradient_bytes, parameters, rank_parts, state_bytes, weights_of
 from simulator.operations.weights import elements
-from simulator.program import Memory
-from simulator.program.ops import kernels_of
+from simulator.program import Memory, kernels_of
 
 MODEL = {"layers": 4, "hidden": 256, "heads": 4, "vocab": 1024, "tied_embeddings": False}
 ONE = {"precision": "bf16", "grad_dtype": "bf16", "optimizer": {"master_weights": False, "state_dtype": "bf16"}}

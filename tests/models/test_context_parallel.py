@@ -14,9 +14,8 @@ from simulator.errors import InputError
 from simulator.models import Seat
 from simulator.operations.shapes import ANY_SEAT
 from simulator.operations.weights import elements
-from simulator.program import Attention, Comm
+from simulator.program import Attention, Beside, Comm, comm_of, kernels_of
 from simulator.program.kernels import causal_pairs
-from simulator.program.ops import Beside, comm_of, kernels_of
 from tests.support import quick
 from tests.support.exact import compare
 from tests.support.jobs import job

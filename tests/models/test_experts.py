@@ -22,9 +22,7 @@ from simulator.models.routing import dropped_share, popularity, routing
 from simulator.network.collectives import patterns
 from simulator.network.direct import Traffic
 from simulator.operations.weights import elements, elements_by_axis
-from simulator.program import Comm, Compute, GroupedMatmul, Matmul
-from simulator.program.ops import kernels_of
-from simulator.program.text import from_text, to_text
+from simulator.program import Comm, Compute, GroupedMatmul, Matmul, from_text, kernels_of, to_text
 from tests.support.clusters import carried
 from tests.support.exact import assert_same
 from tests.support.experts import MLA, job, play

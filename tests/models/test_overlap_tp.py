@@ -17,9 +17,7 @@ from simulator.engine.invariants import check
 from simulator.errors import DeadlockError
 from simulator.network.collectives import idle_seconds, plan
 from simulator.operations.weights import elements
-from simulator.program import Comm, Compute, ProgramError
-from simulator.program.ops import Beside, comm_of, kernels_of
-from simulator.program.text import from_text, to_text
+from simulator.program import Beside, Comm, Compute, ProgramError, comm_of, from_text, kernels_of, to_text
 from simulator.timeline import Timeline
 from tests.support import quick
 from tests.support.clusters import HOP_s, NIC_Bps, nic_cluster
@@ -101,7 +99,11 @@ KERNEL = "    compute k0 F fixed seconds=1.0\n"
     [
         ("beside 1", "beside 4", "not complete"),
         ("beside 1", "beside 0", "beside one kernel or more"),
-        ('comm "cp.send_recv kv" send_recv', 'comm "cp.send_recv kv" send peer=1', "must be a collective"),
+        (
+            'comm "cp.send_recv kv" send_recv',
+            'comm "cp.send_recv kv" send peer=1',
+            "cannot be in a block; a collective can",
+        ),
         (COMM + KERNEL, KERNEL + COMM, "one communication, then"),
     ],
 )

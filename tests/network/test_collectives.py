@@ -31,7 +31,7 @@ from simulator.network.collectives import (
 )
 from simulator.network.plan import Plan
 from simulator.network.tree import other_parent, parent
-from simulator.program.ops import COLLECTIVES
+from simulator.program import CollectiveKind
 from simulator.units import GB, GiB, MiB, us
 from tests.support.clusters import CLUSTERS, link_bytes
 
@@ -552,4 +552,4 @@ def test_bad_options_are_refused(arguments: list[str], told: str, capsys: pytest
 
 def test_programs_know_the_same_operations() -> None:
     """A program may not import the network; its list of collectives is the registry's, less the transfer."""
-    assert set(COLLECTIVES) == set(OPERATIONS) - {"send"}
+    assert set(CollectiveKind) == set(OPERATIONS) - {"send"}

@@ -12,17 +12,19 @@ from simulator.program import (
     Attention,
     Batch,
     Block,
-    Comm,
+    Collective,
     Compute,
     Fixed,
     Matmul,
     Memory,
+    PointToPoint,
     Program,
     ProgramError,
     Role,
     Step,
+    from_text,
+    to_text,
 )
-from simulator.program.text import from_text, to_text
 from simulator.schedules import SCHEDULES
 from tests.support.jobs import job, layouts
 
@@ -67,7 +69,7 @@ def golden_program() -> Program:
         "F layer",
         (
             Compute("mlp fc1", Matmul(4, 8, 16), "F"),
-            Comm("tp.all_reduce mlp", "all_reduce", 32.0, "tp", "tp"),
+            Collective("tp.all_reduce mlp", "all_reduce", 32.0, "tp", "tp"),
         ),
     )
     backward = Block(
@@ -79,8 +81,8 @@ def golden_program() -> Program:
             Compute("wait", Fixed(0.25), "B"),
         ),
     )
-    out = Comm("send_fwd", "send", 64.0, "pp", "pp", peer=1, tag="0F0")
-    back = Comm("recv_bwd", "recv", 64.0, "pp", "pp", peer=1, tag="1B0")
+    out = PointToPoint("send_fwd", "send", 64.0, "pp", "pp", peer=1, tag="0F0")
+    back = PointToPoint("recv_bwd", "recv", 64.0, "pp", "pp", peer=1, tag="1B0")
     both = "0SEND_F0+0RECV_B0"
     first = Role(
         "stage0",
@@ -159,9 +161,9 @@ def test_numbers_come_back_to_the_last_digit(value: float) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "two words", "it's", 'a "b"', "x=y", "#1", "", "a\\b", "naïve"])
 def test_names_come_back_whatever_is_in_them(name: str) -> None:
-    comm = Comm(name, "barrier", 0.0, name, "tp")
+    comm = Collective(name, "barrier", 0.0, "tp", "tp")
     lanes = {"compute": (Step(name, Block(name, (Compute(name, Fixed(1.0), "F"), comm))),), name: ()}
-    program = Program((Role(name, lanes), Role("unused", {})), (0, 0), {name: ((0, 1),)}, name)
+    program = Program((Role(name, lanes), Role("unused", {})), (0, 0), {"tp": ((0, 1),)}, name)
     assert from_text(to_text(program)) == program
 
 

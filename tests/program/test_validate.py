@@ -9,13 +9,29 @@ import pytest
 
 from simulator.costs import Costs
 from simulator.engine import simulate
-from simulator.program import Batch, Block, Comm, Compute, Fixed, Program, ProgramError, Role, Step
+from simulator.program import (
+    AXES,
+    Batch,
+    Beside,
+    Block,
+    Collective,
+    Comm,
+    Compute,
+    Fixed,
+    PointToPoint,
+    Program,
+    ProgramError,
+    Role,
+    Step,
+    validate,
+)
 from tests.support.clusters import nic_cluster
 
+EVERY_AXIS = ", ".join(f"{axis}0" if facts.numbered else axis for axis, facts in AXES.items())
 WORK = Block("work", (Compute("k", Fixed(1.0), "F"),))
-REDUCE = Comm("sum", "all_reduce", 8.0, "tp", "tp")
-SEND = Comm("out", "send", 8.0, "pp", "pp", peer=1)
-RECV = Comm("in", "recv", 8.0, "pp", "pp", peer=0)
+REDUCE = Collective("sum", "all_reduce", 8.0, "tp", "tp")
+SEND = PointToPoint("out", "send", 8.0, "pp", "pp", peer=1)
+RECV = PointToPoint("in", "recv", 8.0, "pp", "pp", peer=0)
 
 
 def role(name: str, *steps: Step, **lanes: tuple[Step, ...]) -> Role:
@@ -46,7 +62,7 @@ def with_comm(**changes: Any) -> Program:
 
 def test_a_good_program_is_silent_and_runs() -> None:
     """The network names every rank of these in the cases below, so that what they refuse is the one thing changed."""
-    GOOD.validate()
+    validate(GOOD)
     assert simulate(GOOD, nic_cluster(4), Costs.ideal()).step_time_s > 1.0
 
 
@@ -100,13 +116,53 @@ BROKEN: list[tuple[str, Program, str]] = [
     ),
     ("unknown operation", with_comm(op="sum"), "good: role 'stage0': step 'x': unknown operation 'sum'"),
     (
-        "unknown axis",
-        with_comm(axis="ep"),
+        "an axis without groups",
+        with_comm(axis="ep", purpose="ep"),
         "good: role 'stage0': step 'x': rank 0 has no group on axis 'ep'",
     ),
     (
+        "an axis of no kind",
+        with_comm(axis="tpp"),
+        f"good: role 'stage0': step 'x': unknown axis 'tpp'; there are {EVERY_AXIS}",
+    ),
+    (
+        "one of several axes without its number",
+        replace(GOOD, groups={**GOOD.groups, "copies": ((0, 1),)}),
+        f"good: unknown axis 'copies'; there are {EVERY_AXIS}",
+    ),
+    (
+        "a purpose that the axis does not serve",
+        with_comm(purpose="dp"),
+        "good: role 'stage0': step 'x': 'sum' on axis 'tp' is for tp, not 'dp'",
+    ),
+    (
+        "a collective with another's name",
+        with_comm(op="all_to_all"),
+        "good: role 'stage0': step 'x': all_to_all is of type AllToAll, not Collective",
+    ),
+    (
+        "a transfer in a block",
+        with_steps(Step("x", Block("b", (SEND,)))),
+        "good: role 'stage0': step 'x': send 'out' cannot be in a block; a collective can",
+    ),
+    (
+        "a collective in a batch",
+        with_steps(Step("x", Batch((REDUCE,)))),
+        "good: role 'stage0': step 'x': all_reduce 'sum' cannot be in a batch; a send or recv can",
+    ),
+    (
+        "a collective beside nothing",
+        with_steps(Step("x", Block("b", (Beside(REDUCE, ()),)))),
+        "good: role 'stage0': step 'x': 'sum' must be beside one kernel or more",
+    ),
+    (
+        "a send that is posted when its bytes come",
+        with_comm(peer=1, as_it_comes=True),
+        "good: role 'stage0': step 'x': send cannot be posted as its bytes come; a recv can",
+    ),
+    (
         "no group of its own",
-        replace(with_comm(axis="dp"), groups={**GOOD.groups, "dp": ((2, 3),)}),
+        replace(with_comm(axis="dp", purpose="dp"), groups={**GOOD.groups, "dp": ((2, 3),)}),
         "good: role 'stage0': step 'x': rank 0 has no group on axis 'dp'",
     ),
     (
@@ -130,7 +186,7 @@ BROKEN: list[tuple[str, Program, str]] = [
 @pytest.mark.parametrize(("program", "message"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
 def test_every_rule(program: Program, message: str) -> None:
     with pytest.raises(ProgramError) as caught:
-        program.validate()
+        validate(program)
     assert str(caught.value) == message
 
 
@@ -141,22 +197,30 @@ def test_the_engine_validates_before_it_plays(program: Program, message: str) ->
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("wrap", [lambda comm: Block("b", (comm,)), lambda comm: Batch((comm,)), lambda comm: comm])
-def test_communication_is_found_wherever_it_stands(wrap: Any) -> None:
-    """In a block, in a batch, alone."""
+@pytest.mark.parametrize(
+    ("wrap", "comm"),
+    [
+        (lambda comm: Block("b", (comm,)), REDUCE),
+        (lambda comm: Block("b", (Beside(comm, WORK.ops),)), REDUCE),
+        (lambda comm: Batch((comm,)), SEND),
+        (lambda comm: comm, REDUCE),
+    ],
+    ids=["in a block", "beside kernels", "in a batch", "alone"],
+)
+def test_communication_is_found_wherever_it_stands(wrap: Any, comm: Comm) -> None:
+    validate(with_steps(Step("x", wrap(comm))))
     with pytest.raises(ProgramError, match="step 'x': unknown operation 'sum'"):
-        with_steps(Step("x", wrap(replace(REDUCE, op="sum")))).validate()
-    with_steps(Step("x", wrap(SEND)), Step("y", wrap(REDUCE))).validate()
+        validate(with_steps(Step("x", wrap(replace(comm, op="sum")))))
 
 
 def test_a_role_that_nobody_plays_may_be_anything() -> None:
     """It has no rank whose groups could be looked up."""
-    replace(GOOD, roles=(*GOOD.roles, role("unused", Step("x", replace(REDUCE, axis="ep"))))).validate()
+    validate(replace(GOOD, roles=(*GOOD.roles, role("unused", Step("x", replace(REDUCE, axis="ep", purpose="ep"))))))
 
 
 def test_steps_of_a_lane_may_wait_for_later_ones() -> None:
     """Whether the program then goes on is for the clock to say: a deadlock is no ill-formed program."""
-    with_steps(Step("a", WORK, ("b",)), Step("b", WORK)).validate()
+    validate(with_steps(Step("a", WORK, ("b",)), Step("b", WORK)))
 
 
 UNEVEN = [
@@ -177,12 +241,12 @@ UNEVEN = [
 def test_every_rank_of_a_role_is_held_to_its_rules(program: Program, reason: str) -> None:
     """Ranks 0 and 1 play one role; what is right for rank 0 is not for rank 1."""
     with pytest.raises(ProgramError, match=reason):
-        program.validate()
+        validate(program)
 
 
 def test_a_changed_copy_has_groups_of_its_own() -> None:
     """What a program remembers of its groups does not pass to a copy with other groups."""
-    GOOD.validate()
+    validate(GOOD)
     swapped = replace(GOOD, groups={"tp": ((2, 3), (0, 1)), "pp": GOOD.groups["pp"]})
     assert [swapped.group_index("tp", rank) for rank in range(4)] == [1, 1, 0, 0]
     assert [GOOD.group_index("tp", rank) for rank in range(4)] == [0, 0, 1, 1]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.program.ops import COMPUTE_LANE
+from simulator.program import COMPUTE_LANE
 from simulator.timeline import CATEGORIES, Floats, Ints, Template, Timeline
 
 #: Phases of a pipeline's own work: forward, whole backward, input gradient, weight gradient.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.program.ops import COMPUTE_LANE
+from simulator.program import COMPUTE_LANE
 from simulator.timeline import CATEGORIES, FIRST_COMMUNICATION, Template, Timeline
 
 _OWN_CLASS = ("recompute", "optimizer")

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from simulator.analysis.time.activity import compute_lane_spans
-from simulator.program import Program
-from simulator.program.ops import COMPUTE_LANE
+from simulator.program import COMPUTE_LANE, Program
 from simulator.timeline import Floats, Timeline
 
 #: Periods of different ranks and steps are the same one if they differ by less than this share of it.

@@ -1,0 +1,79 @@
+"""The program that the engine plays.
+
+A `Program` gives every rank a `Role`; ranks that do the same work share one. A role has lanes (CUDA streams), and a
+lane is a tuple of `Step`s. A step runs one `Block` of kernels, one `Comm`, or one `Batch` of point-to-point transfers.
+Order within a lane is program order; ``after`` edges are the only order between lanes of a rank; ranks meet only in
+communication. Groups are named by axis (``tp``, ``dp``, ``pp`` ...), so that a role need not know who its peers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from simulator.program.ops import Batch, Block, Comm
+from simulator.program.vocabulary import StepPhase
+
+
+@dataclass(frozen=True)
+class Step:
+    """One entry of a lane.
+
+    ``after`` holds labels of steps of the same rank that must have ended.
+    ``stage`` is the model stage (chunk * pp + pipeline rank for interleaved schedules), -1 where it has none.
+    ``part`` tells apart pieces of one thing: those that a pass is cut into, and parts of the parameters on servers.
+    Memory: ``alloc_bytes`` are held from the step's start, ``free_bytes`` are given back at its end.
+    ``workspace_bytes`` are held only while it runs.
+    """
+
+    label: str
+    op: Block | Comm | Batch
+    after: tuple[str, ...] = ()
+    phase: StepPhase = StepPhase.COMMUNICATION
+    microbatch: int = -1
+    stage: int = -1
+    chunk: int = 0
+    part: str = ""
+    alloc_bytes: float = 0.0
+    free_bytes: float = 0.0
+    workspace_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Role:
+    """Work of the ranks of one kind: lane name -> steps."""
+
+    name: str
+    lanes: Mapping[str, tuple[Step, ...]]
+
+    def steps(self) -> Iterator[tuple[str, int, Step]]:
+        """Yield every step as (lane, index, step), lane by lane."""
+        for lane, steps in self.lanes.items():
+            for index, step in enumerate(steps):
+                yield lane, index, step
+
+
+@dataclass(frozen=True)
+class Program:
+    """Roles, who plays them, and who talks to whom.
+
+    ``role_of[rank]`` indexes ``roles``; ``groups[axis]`` lists disjoint, ordered rank tuples.
+    ``servers`` are the nodes on whose hosts parameter servers run, each with an equal part of all parameters.
+    """
+
+    roles: tuple[Role, ...]
+    role_of: tuple[int, ...]
+    groups: Mapping[str, tuple[tuple[int, ...], ...]]
+    name: str = "program"
+    servers: tuple[int, ...] = ()
+    _group_of: dict[str, dict[int, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def n_ranks(self) -> int:
+        return len(self.role_of)
+
+    def group_index(self, axis: str, rank: int) -> int:
+        """Return the index in ``groups[axis]`` of the group that holds ``rank``; -1 where it has none."""
+        if axis not in self._group_of:
+            self._group_of[axis] = {r: i for i, group in enumerate(self.groups[axis]) for r in group}
+        return self._group_of[axis].get(rank, -1)

@@ -1,0 +1,148 @@
+"""Rules that every program keeps."""
+
+from __future__ import annotations
+
+from simulator.errors import SimulatorError
+from simulator.program.ops import (
+    AllToAll,
+    Batch,
+    Beside,
+    Block,
+    Collective,
+    Comm,
+    Compute,
+    HostOperation,
+    PointToPoint,
+    comms_of,
+)
+from simulator.program.program import Program, Role, Step
+from simulator.program.vocabulary import (
+    AXES,
+    COMPUTE_LANE,
+    Axis,
+    CollectiveKind,
+    CommKind,
+    HostKind,
+    PointToPointKind,
+    axis_of,
+)
+
+#: Kind of operation -> the type that has its fields.
+COMM_TYPES: dict[CommKind, type[Collective] | type[PointToPoint] | type[HostOperation]] = {
+    **dict.fromkeys(CollectiveKind, Collective),
+    CollectiveKind.ALL_TO_ALL: AllToAll,
+    **dict.fromkeys(PointToPointKind, PointToPoint),
+    **dict.fromkeys(HostKind, HostOperation),
+}
+
+
+class ProgramError(SimulatorError):
+    """A program that breaks its own rules: the builder's fault, or a wrong hand-written file."""
+
+
+def validate(program: Program) -> None:
+    """Raise `ProgramError` where the program cannot mean anything: unknown roles, labels, axes, operations or peers."""
+    if any(not 0 <= role < len(program.roles) for role in program.role_of):
+        raise ProgramError(f"{program.name}: role_of names a role that does not exist")
+    _validate_groups(program)
+    ranks_of: dict[int, list[int]] = {}
+    for rank, role in enumerate(program.role_of):
+        ranks_of.setdefault(role, []).append(rank)
+    for role, ranks in sorted(ranks_of.items()):
+        _validate_role(program, program.roles[role], ranks)
+
+
+def _validate_groups(program: Program) -> None:
+    for axis, groups in program.groups.items():
+        _axis(program.name, axis)
+        members = [rank for group in groups for rank in group]
+        if len(set(members)) != len(members):
+            raise ProgramError(f"{program.name}: a rank stands in two groups of axis '{axis}'")
+        if any(not 0 <= rank < program.n_ranks for rank in members):
+            raise ProgramError(f"{program.name}: axis '{axis}' names a rank outside 0..{program.n_ranks - 1}")
+
+
+def _validate_role(program: Program, role: Role, ranks: list[int]) -> None:
+    where = f"{program.name}: role {role.name!r}"
+    labels = _labels(where, role)
+    checked: set[int] = set()
+    met: set[tuple[str, int | None]] = set()
+    for lane, _, step in role.steps():
+        if isinstance(step.op, Block) and lane != COMPUTE_LANE:
+            raise ProgramError(f"{where}: step {step.label!r} computes on lane {lane!r}, not {COMPUTE_LANE!r}")
+        for label in step.after:
+            if label not in labels:
+                raise ProgramError(f"{where}: step {step.label!r} waits for {label!r}, which does not exist")
+        if id(step.op) in checked:
+            continue
+        checked.add(id(step.op))
+        at = f"{where}: step {step.label!r}"
+        _validate_op(at, step)
+        for comm in comms_of(step.op):
+            _validate_comm(at, comm)
+            ends = (comm.axis, comm.peer if isinstance(comm, PointToPoint) else None)
+            if ends not in met:
+                met.add(ends)
+                _validate_ends(at, program, comm, ranks)
+
+
+def _labels(where: str, role: Role) -> set[str]:
+    """Return the labels of a role's steps, each of which must be there once."""
+    labels = [step.label for _, _, step in role.steps()]
+    if len(set(labels)) != len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise ProgramError(f"{where}: two steps are labelled {twice!r}")
+    return set(labels)
+
+
+def _validate_op(where: str, step: Step) -> None:
+    """Raise unless blocks hold kernels and collectives, and batches transfers."""
+    match step.op:
+        case Block():
+            for op in step.op.ops:
+                comm: Compute | Comm = op.comm if isinstance(op, Beside) else op
+                if isinstance(comm, Comm) and not isinstance(comm, Collective):
+                    raise ProgramError(f"{where}: {comm.op} {comm.name!r} cannot be in a block; a collective can")
+                if isinstance(op, Beside) and not op.kernels:
+                    raise ProgramError(f"{where}: {op.comm.name!r} must be beside one kernel or more")
+        case Batch():
+            for one in step.op.comms:
+                if not isinstance(one, PointToPoint):
+                    raise ProgramError(f"{where}: {one.op} {one.name!r} cannot be in a batch; a send or recv can")
+        case Comm():
+            pass
+
+
+def _validate_comm(where: str, comm: Comm) -> None:
+    kind = COMM_TYPES.get(comm.op)
+    if kind is None:
+        raise ProgramError(f"{where}: unknown operation '{comm.op}'")
+    if type(comm) is not kind:
+        raise ProgramError(f"{where}: {comm.op} is of type {kind.__name__}, not {type(comm).__name__}")
+    if isinstance(comm, PointToPoint) and comm.as_it_comes and comm.sends:
+        raise ProgramError(f"{where}: {comm.op} cannot be posted as its bytes come; a recv can")
+    purposes = AXES[_axis(where, comm.axis)].purposes
+    if comm.purpose not in purposes:
+        allowed = " or ".join(purposes)
+        raise ProgramError(f"{where}: {comm.name!r} on axis '{comm.axis}' is for {allowed}, not '{comm.purpose}'")
+
+
+def _axis(where: str, name: str) -> Axis:
+    try:
+        return axis_of(name)
+    except KeyError:
+        names = ", ".join(f"{axis}0" if facts.numbered else axis for axis, facts in AXES.items())
+        raise ProgramError(f"{where}: unknown axis '{name}'; there are {names}") from None
+
+
+def _validate_ends(where: str, program: Program, comm: Comm, ranks: list[int]) -> None:
+    """Raise unless every rank of a role is able to make the call."""
+    for rank in ranks:
+        index = program.group_index(comm.axis, rank) if comm.axis in program.groups else -1
+        if index < 0:
+            raise ProgramError(f"{where}: rank {rank} has no group on axis '{comm.axis}'")
+        group = program.groups[comm.axis][index]
+        if isinstance(comm, PointToPoint) and (not 0 <= comm.peer < len(group) or group[comm.peer] == rank):
+            raise ProgramError(
+                f"{where}: peer {comm.peer} of rank {rank} is not another member of its {comm.axis} group"
+            )
