@@ -20,7 +20,7 @@ NVME_BUFFERS = 4
 
 
 @dataclass(frozen=True)
-class Share:
+class HostGradients:
     """``params`` parameters of which this rank's gradients are on the host once step ``ready`` has ended."""
 
     params: float
@@ -28,7 +28,12 @@ class Share:
 
 
 def gradients_to_host(
-    workload: Workload, label: str, share: float, after: tuple[str, ...], given_back: float, earlier: Share | None
+    workload: Workload,
+    label: str,
+    share: float,
+    after: tuple[str, ...],
+    given_back: float,
+    earlier: HostGradients | None,
 ) -> list[Step]:
     """Copy the reduced gradients of ``share`` parameters to the host, and give back ``given_back`` bytes on the GPU;
     the CPU adds them to what is there ``earlier``, from another micro-batch."""
@@ -42,7 +47,7 @@ def gradients_to_host(
 
 
 def update_on_host(
-    workload: Workload, shares: Sequence[Share], begin: tuple[str, ...]
+    workload: Workload, shares: Sequence[HostGradients], begin: tuple[str, ...]
 ) -> tuple[list[Step], tuple[str, ...]]:
     """The optimizer step of ``shares`` on the CPU, once the steps ``begin`` have ended (the backward pass, and whatever
     all ranks agree on), and what has to have ended before the weights may be used: shares go through in order, read

@@ -27,7 +27,7 @@ _RESULT = {"F": "F", "B": "B", "I": "B"}
 
 
 @dataclass(frozen=True)
-class Hop:
+class HandOver:
     """The result of ``source``, made on pipeline rank ``sender``, travels to ``target`` on rank ``receiver``: once
     ``sent_after`` has ended, and ``awaited_by`` does not start before (they themselves, or the pass they are part of).
     """
@@ -59,6 +59,10 @@ class Hop:
         return f"{stage}{op.upper()}_{_RESULT[self.source.kind]}{self.source.microbatch}"
 
 
+#: A hand-over, and the end of it that a rank posts.
+PostedEnd = tuple[HandOver, PointToPointKind]
+
+
 def flat(slots: list[Slot]) -> list[Action]:
     """The actions of a rank without its slots."""
     return [action for slot in slots for action in slot]
@@ -84,7 +88,7 @@ def whole_at_first(order: Order, schedule: Schedule, n_stages: int) -> tuple[Ord
     return [[slot for slot in map(run, slots) if slot] for slots in order], schedule
 
 
-def transfers(order: Order, schedule: Schedule, n_stages: int) -> list[Hop]:
+def transfers(order: Order, schedule: Schedule, n_stages: int) -> list[HandOver]:
     """Everything that has to travel between ranks, in the order in which each sender makes it."""
     p = len(order)
     targets: dict[Action, list[Action]] = {}
@@ -92,7 +96,7 @@ def transfers(order: Order, schedule: Schedule, n_stages: int) -> list[Hop]:
         for source in sources:
             targets.setdefault(source, []).append(target)
     return [
-        Hop(source, target, rank, receiver, source, target)
+        HandOver(source, target, rank, receiver, source, target)
         for rank, slots in enumerate(order)
         for slot in slots
         for source in slot
@@ -145,7 +149,7 @@ def lower(
     return _blocking(order, hops, batching, nbytes, step_of)
 
 
-def _joined(order: Order, hops: list[Hop], apart: bool) -> list[Hop]:
+def _joined(order: Order, hops: list[HandOver], apart: bool) -> list[HandOver]:
     """Of slots that are one pass each: all that they need is awaited by the first action, unless ``apart``, and sent
     after the last."""
     first, last = ({action: slot[end] for slots in order for slot in slots for action in slot} for end in (0, -1))
@@ -167,7 +171,7 @@ def _after_late(order: Order, n_stages: int, step_of: Callable[[Action], Step]) 
     return lambda action: _wait(step_of(action), late.get(action, []))
 
 
-def _as_it_comes(order: Order, hops: list[Hop], nbytes: float, step_of: Callable[[Action], Step]) -> list[Lanes]:
+def _as_it_comes(order: Order, hops: list[HandOver], nbytes: float, step_of: Callable[[Action], Step]) -> list[Lanes]:
     """Each transfer goes on beside computation when it has been made; its receive is there, and holds nothing yet."""
     lanes: list[Lanes] = [{COMPUTE_LANE: []} for _ in order]
     needs: dict[Action, list[str]] = {}
@@ -189,7 +193,7 @@ def _as_it_comes(order: Order, hops: list[Hop], nbytes: float, step_of: Callable
 
 def _as_written(
     rows: Sequence[Sequence[Cell]],
-    hops: list[Hop],
+    hops: list[HandOver],
     nbytes: float,
     step_of: Callable[[Action], Step],
     *,
@@ -220,7 +224,7 @@ def _as_written(
 
 def _post_one(
     lanes: Lanes,
-    hop: Hop,
+    hop: HandOver,
     op: PointToPointKind,
     nbytes: float,
     several: set[End],
@@ -245,7 +249,7 @@ def _post_one(
 
 
 def _alone(
-    hop: Hop,
+    hop: HandOver,
     op: PointToPointKind,
     nbytes: float,
     after: tuple[str, ...],
@@ -256,7 +260,7 @@ def _alone(
     return Step(hop.label(op), comm, after, microbatch=hop.source.microbatch, stage=hop.source.stage)
 
 
-def _several_peers(hops: list[Hop]) -> set[End]:
+def _several_peers(hops: list[HandOver]) -> set[End]:
     """(rank, op, direction) that have more than one neighbour, as in a V: their lanes name it."""
     peers: dict[End, set[int]] = {}
     for hop in hops:
@@ -267,7 +271,7 @@ def _several_peers(hops: list[Hop]) -> set[End]:
 
 def _one_by_one(
     order: Order,
-    hops: list[Hop],
+    hops: list[HandOver],
     n_stages: int,
     nbytes: float,
     step_of: Callable[[Action], Step],
@@ -282,8 +286,8 @@ def _one_by_one(
     Ranks take turns to run the slots that are ready, so that there is one order of all events that every rank's own
     agrees with, and nothing can deadlock. Of an order that cannot be run the rest is posted as it stands.
     """
-    sends: dict[Action, list[Hop]] = {}
-    receives: dict[Action, list[Hop]] = {}
+    sends: dict[Action, list[HandOver]] = {}
+    receives: dict[Action, list[HandOver]] = {}
     for hop in hops:
         sends.setdefault(hop.sent_after, []).append(hop)
         receives.setdefault(hop.awaited_by, []).append(hop)
@@ -317,10 +321,10 @@ def _one_by_one(
 
 
 def _blocking(
-    order: Order, hops: list[Hop], batching: str, nbytes: float, step_of: Callable[[Action], Step]
+    order: Order, hops: list[HandOver], batching: str, nbytes: float, step_of: Callable[[Action], Step]
 ) -> list[Lanes]:
-    sends: dict[Action, list[Hop]] = {}
-    receives: dict[Action, list[Hop]] = {}
+    sends: dict[Action, list[HandOver]] = {}
+    receives: dict[Action, list[HandOver]] = {}
     for hop in hops:
         sends.setdefault(hop.sent_after, []).append(hop)
         receives.setdefault(hop.awaited_by, []).append(hop)
@@ -344,17 +348,17 @@ def _blocking(
     return lanes
 
 
-def _batches(ends: list[tuple[Hop, PointToPointKind]], batching: str) -> list[list[tuple[Hop, PointToPointKind]]]:
+def _batches(ends: list[PostedEnd], batching: str) -> list[list[PostedEnd]]:
     """Group what is posted between two slots: all of it, or what shares a peer, sends first."""
     if batching == "slot":
         return [ends] if ends else []
-    by_peer: dict[int, list[tuple[Hop, PointToPointKind]]] = {}
+    by_peer: dict[int, list[PostedEnd]] = {}
     for hop, op in ends:
         by_peer.setdefault(hop.peer(op), []).append((hop, op))
     return list(by_peer.values())
 
 
-def _post(ends: list[tuple[Hop, PointToPointKind]], nbytes: float, after: tuple[str, ...]) -> Step:
+def _post(ends: list[PostedEnd], nbytes: float, after: tuple[str, ...]) -> Step:
     label = "+".join(hop.label(op) for hop, op in ends)
     return Step(label, Batch(tuple(hop.comm(op, nbytes) for hop, op in ends)), after)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from simulator.config import Parallelism, Workload
-from simulator.lowering.offload import Share, fetch_parameters, gradients_to_host
+from simulator.lowering.offload import HostGradients, fetch_parameters, gradients_to_host
 from simulator.lowering.servers import exchange
 from simulator.operations.weights import Weight, by_axis, elements, elements_by_axis, weight_bytes
 from simulator.program import Collective, CollectiveKind, Purpose, Step
@@ -110,7 +110,7 @@ class Reductions:
         self._workload = workload
         self.steps: list[Step] = []
         self.over_replicas: set[str] = set()
-        self.on_host: dict[object, Share] = {}
+        self.on_host: dict[object, HostGradients] = {}
         self._seen: Counter[tuple[str, str]] = Counter()
         self._done: list[tuple[str, ...]] = []  # labels of each reduction's first steps, which give the gradients back
 
@@ -170,7 +170,7 @@ class Reductions:
         earlier = self.on_host.get(key)
         steps = gradients_to_host(self._workload, label, share, tuple(after), given_back, earlier)
         self.steps += [_as_part_of(step, like) for step in steps]
-        self.on_host[key] = Share(share, steps[-1].label)
+        self.on_host[key] = HostGradients(share, steps[-1].label)
 
     def waits(self, *, all_done: bool = False) -> tuple[str, ...]:
         """What the next pass has to wait for, where ``all_done`` the youngest too."""

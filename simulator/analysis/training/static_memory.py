@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from simulator import models
 from simulator.config import Workload
-from simulator.lowering.layout import Place, layout
+from simulator.lowering.layout import PipelineSeat, layout
 from simulator.lowering.sharding import held_by_part
 from simulator.models import Part, StateBytes
 from simulator.operations.weights import Weight, elements_by_axis
@@ -76,7 +76,7 @@ def holdings(workload: Workload, blas_workspace_bytes: Mapping[int, float]) -> d
     placed = layout(workload)
     groups = {**placed.groups, "world": (tuple(range(workload.n_ranks)),) if workload.n_ranks > 1 else ()}
     members = communicators(groups)
-    found: dict[tuple[Place, int, float], Holdings] = {}
+    found: dict[tuple[PipelineSeat, int, float], Holdings] = {}
     by_rank = {}
     for rank, nbytes in blas_workspace_bytes.items():
         key = placed.places[placed.place_of[rank]], members[rank], BLAS_THREADS * nbytes
@@ -86,7 +86,7 @@ def holdings(workload: Workload, blas_workspace_bytes: Mapping[int, float]) -> d
     return by_rank
 
 
-def _of(workload: Workload, place: Place, n_communicators: int, workspaces: float) -> Holdings:
+def _of(workload: Workload, place: PipelineSeat, n_communicators: int, workspaces: float) -> Holdings:
     parallelism = workload.parallelism
     parts = {
         stage: models.stage_parts(workload, stage % parallelism.n_stages, place.seat)
@@ -115,7 +115,7 @@ def _of(workload: Workload, place: Place, n_communicators: int, workspaces: floa
     )
 
 
-def _receive_bytes(workload: Workload, place: Place) -> float:
+def _receive_bytes(workload: Workload, place: PipelineSeat) -> float:
     """What torch's stages receive into: an activation and a gradient per micro-batch, but for the first stage's and the
     last one's (torch/distributed/pipelining/stage.py, ``_create_act_recv_info``, ``_create_grad_recv_info``)."""
     if not workload.stage_runtime.buffers_each_microbatch:
