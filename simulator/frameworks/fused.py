@@ -13,7 +13,7 @@ from simulator.operations.dropout import drop_kernel, dropout
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, fuse, memory
 from simulator.operations.shapes import Shapes
-from simulator.program import Compute, Matmul
+from simulator.program import Compute, Matmul, StepPhase
 from simulator.units import DTYPE_BYTES
 
 #: Bytes of an entry of the maps between tokens and their sorted copies (int32), and of a probability (fp32).
@@ -55,7 +55,7 @@ def router(z: Shapes, x: Experts) -> Node:
 
     def product(phase: str, role: str, m: int, n: int, k: int) -> Compute:
         name = "moe.router" if role == "fwd" else f"moe.router {role}"
-        return Compute(name, Matmul(m, n, k, dtype=x.router_dtype, role=role), phase)
+        return Compute(name, Matmul(m, n, k, dtype=x.router_dtype, role=role), StepPhase(phase))
 
     def cast(phase: str, name: str, read: float, write: float) -> Ops:
         op = "upcast" if write > read else "cast"

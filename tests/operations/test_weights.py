@@ -13,7 +13,7 @@ from simulator import models
 from simulator.config import Workload, load_workload
 from simulator.models import Part
 from simulator.operations.weights import Weight, by_axis, elements, elements_by_axis, prefixed, tie, weight_bytes
-from simulator.program.ops import kernels_of
+from simulator.program import kernels_of
 from tests.support import experts, jobs
 
 GPT: dict[str, Any] = {}
