@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from calibration.commits import sha256
 from calibration.compare.comparison import work_of
+from calibration.workloads import is_of, texts_of
 from simulator.api import run
 from simulator.config import Workload, load_workload
 
 RUNS = Path(__file__).resolve().parents[2] / "calibration" / "runs"
+RESULTS = RUNS.parent / "results"
 FILES = sorted(RUNS.glob("*/*.yaml"))
 PREDICTED = [path for path in FILES if path.parent.name != "fit"]
 WORKLOADS = {path: load_workload(path) for path in FILES}
@@ -86,6 +89,23 @@ def test_most_layouts_of_eight_gpus_do_the_same_work() -> None:
     work = Counter(work_of(workload) for workload in WORKLOADS.values() if workload.n_ranks == 8)
     assert max(work.values()) >= 14
     assert len(work) >= 6
+
+
+def test_records_and_predictions_are_of_the_files_whose_keys_were_renamed() -> None:
+    """A file that says the same by another key is the workload that was run; one that was changed is not."""
+    now = {path.stem: (path, workload) for path, workload in WORKLOADS.items()}
+    records = [json.loads(path.read_text()) for path in sorted((RESULTS / "runs").glob("*.json"))]
+    assert len(records) > 70
+    assert all(is_of(record["workload"], *now[record["name"]]) for record in records)
+    rows = [
+        row
+        for path in sorted(RESULTS.glob("predictions*.json"))
+        for row in json.loads(path.read_text())["predictions"]
+        if row["name"] in now
+    ]
+    assert rows
+    assert all(row["workload_sha256"] in texts_of(sha256(now[row["name"]][0].read_text())) for row in rows)
+    assert texts_of("another") == ("another",)
 
 
 def test_no_two_differ_in_their_batch_alone() -> None:

@@ -186,6 +186,19 @@ def test_the_summary_says_whose_kernels_they_are() -> None:
     assert "with pytorch 2.8, compiled" in opening(simulator.run(work).to_dict())
 
 
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("pp", [1, 2])
+def test_deepspeed_copies_gradients_into_a_bucket_whatever_is_sharded(zero: int, pp: int) -> None:
+    """The bucket is as large as the gradients of so small a model; those in bf16 stay where they are added up by
+    BF16_Optimizer, 2 bytes beside 4 for each parameter."""
+    result = simulator.run(job(framework=DEEPSPEED, parallelism={"dp": 4, "pp": pp, "zero": zero}))
+    state = result.memories[0].holdings.state
+    assert result.memories[0].holdings.bucket == state.gradients
+    assert any(label.startswith("copy reduce") for label in result.spans.labels)
+    if zero <= 1:
+        assert state.gradients == pytest.approx(3 * state.weights)
+
+
 # --- nothing else knows their names ---
 
 
