@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from simulator.api import run
 from simulator.config import load_workload
 from tests.support import runs
 
-REAL = Path(__file__).parents[2] / "calibration" / "results" / "runs"
+RUNS = Path(__file__).parents[2] / "calibration" / "runs"
+REAL = RUNS.parent / "results" / "runs"
 
 
 def frame(*rows: tuple[int, str, str, str, float, float]) -> pd.DataFrame:
@@ -143,10 +143,8 @@ def test_what_posts_as_its_bytes_come_waits_for_nobody_knows_how_long(tmp_path: 
 def test_kernels_of_real_runs_meet(name: str) -> None:
     """All of them, and their clocks are one: but for a reduction of ``tp2_dp2``, which is of another group, those of a
     collective end within 600 us of each other, and of the smallest, which have no more to do, within 2 us."""
-    record = json.loads((REAL / f"{name}.json").read_text())
-    workload = load_workload(
-        record["workload"]["resolved"] | {"cluster": "hgx_h200_4gpu", "calibration": "h200-sxm-141gb"}
-    )
+    (path,) = RUNS.glob(f"*/{name}.yaml")
+    workload = load_workload(path, {"cluster": "hgx_h200_4gpu", "calibration": "h200-sxm-141gb"})
     known = meetings(run(workload))
     kernels = measured_kernels(REAL / f"{name}.timeline.csv.gz", known)
     parts = kernels.parts(workload.n_ranks)
