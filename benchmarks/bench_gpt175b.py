@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from simulator.api import Result
+from simulator.api import StepResult
 from simulator.cluster import build_cluster
 from simulator.config import load_workload
 from simulator.config.profile import load_profile
@@ -45,7 +45,7 @@ class Stages:
         return result
 
 
-def step(stages: Stages, name: str, changes: dict[str, Any]) -> Result:
+def step(stages: Stages, name: str, changes: dict[str, Any]) -> StepResult:
     """One simulated step, all that a ``run`` with picture and trace does, stage by stage."""
     workload = stages.time("read workload", lambda: load_workload(name, changes))
     profile = stages.time("read profile", lambda: load_profile(workload.calibration))
@@ -53,7 +53,7 @@ def step(stages: Stages, name: str, changes: dict[str, Any]) -> Result:
     program = stages.time("build program", lambda: build_program(workload))
     costs = Costs.from_profile(profile, workload.software)
     timeline = stages.time("simulate", lambda: simulate(program, cluster, costs))
-    result = Result(workload, {profile.gpu: profile}, cluster, costs, program, timeline)
+    result = StepResult(workload, {profile.gpu: profile}, cluster, costs, program, timeline)
     answer = stages.time("analyse", result.to_dict)
     with TemporaryDirectory() as folder:
         stages.time("write JSON", lambda: (Path(folder) / "out.json").write_text(json.dumps(answer)))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.timeline import Floats, covered_s
+from simulator.arrays import Floats
+from simulator.timeline import covered_s
 
 
 def exposed_s(start_s: Floats, end_s: Floats, communicates: NDArray[np.bool_]) -> float:

@@ -14,26 +14,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simulator.api import Result, run
+    from simulator.api import StepResult, run
     from simulator.engine import simulate
+    from simulator.results import Result
     from simulator.schedule_alone import ScheduleResult, schedule
-    from simulator.sharing import Shared, share
+    from simulator.sharing import SharedResult, share
 
 __version__ = "0.1.0"
-__all__ = ["Result", "ScheduleResult", "Shared", "run", "schedule", "share", "simulate"]
+__all__ = ["Result", "ScheduleResult", "SharedResult", "StepResult", "run", "schedule", "share", "simulate"]
 
-#: Loaded when first asked for: reading a workload file on a bare GPU machine must import neither SimPy nor matplotlib.
+#: Modules of names that are loaded at first use: reading a workload file on a bare GPU machine must import neither
+#: SimPy nor matplotlib.
 _HOME = {
     "simulate": "simulator.engine",
     "schedule": "simulator.schedule_alone",
     "ScheduleResult": "simulator.schedule_alone",
     "share": "simulator.sharing",
-    "Shared": "simulator.sharing",
+    "SharedResult": "simulator.sharing",
+    "Result": "simulator.results",
 }
 
 
 def __dir__() -> list[str]:
-    """So that ``help(simulator)`` and completion show what is loaded when first asked for."""
+    """List all names, so that ``help(simulator)`` and completion show those that are loaded at first use."""
     return sorted({*globals(), *__all__})
 
 

@@ -1,18 +1,17 @@
-"""Several jobs on one cluster at once: `share`."""
+"""Python entry point of several jobs on one cluster at once: `share`."""
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from simulator.analysis.training.steady_state import STEPS, Steady, begun_by, own_paces, steady_until
-from simulator.api import Result, rehearsed
+from simulator.analysis.training.steady_state import STEPS, SteadyState, steady_alone, steady_until, steps_begun
+from simulator.api import StepResult, rehearse
 from simulator.cluster import Cluster, cluster_of
 from simulator.config import Workload, load_workload
 from simulator.config.cluster import ClusterSpec
@@ -24,51 +23,61 @@ from simulator.engine import Placed, simulate_together
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.lowering import build_program
-from simulator.output.envelope import envelope
 from simulator.program import Program
+from simulator.results import Result, numbered_timelines
 from simulator.schedules import Times
 from simulator.timeline import Timeline
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-#: Steps of one job that are played at most.
+#: Most steps of one job that are played.
 MAX_STEPS = 256
-#: Times that all jobs are played together, until each has done `STEPS` while all the others were under way and has
-#: found its period.
+#: Most rounds in which all jobs are played together, each with more steps, until every job has a stable period.
 MAX_ROUNDS = 5
-#: Steps added to what an estimate says.
+#: Factor on the estimated number of steps.
 _MARGIN = 1.1
 
 
 @dataclass(frozen=True, repr=False)
-class Shared:
-    """Jobs on one cluster at once. Of each: its ``results`` as it repeats its step beside the others, with the mean
-    period as step time, its workload with a list of the nodes that it was given as placement; that period with the
-    cluster to itself, on the same nodes (``alone_s``); and the ``steps`` that were played. ``notes``: what to know
-    before trusting the figures."""
+class SharedResult(Result):
+    """Result of jobs on one cluster at once.
+
+    ``results``: each job as it repeats its step beside the others. Its step time is the mean period, its placement the
+    list of its nodes. ``alone_s``: the period with the cluster to itself, on the same nodes. ``steps``: steps played.
+    ``notes``: warnings about playing them together.
+    """
+
+    command: ClassVar[str] = "run"
 
     cluster: Cluster
-    results: tuple[Result, ...]
+    results: tuple[StepResult, ...]
     alone_s: tuple[float, ...]
     steps: tuple[int, ...]
     notes: tuple[str, ...]
 
     @cached_property
     def warnings(self) -> list[str]:
-        """Those of the jobs under their names, and those of playing them together. GPUs without work are those that no
-        job has."""
-        own = [f"{result.workload.name}: {warning}" for result in self.results for warning in _own_warnings(result)]
+        """Warnings of the jobs under their names, and those of playing them together.
+
+        GPUs without work are GPUs that no job has.
+        """
+        job_warnings = [f"{result.job_name}: {warning}" for result in self.results for warning in _job_warnings(result)]
         taken = sum(
             result.workload.n_ranks + sum(len(self.cluster.gpus_of(node)) for node in result.workload.server_nodes)
             for result in self.results
         )
         total = len(self.cluster.gpus)
         idle = [scale.without_rank(total - taken, total)] if total > taken else []
-        return [*own, *idle, *self.notes]
+        return [*job_warnings, *idle, *self.notes]
 
-    @cached_property
-    def _report(self) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
+        """Return the figures under the names of the JSON output, SI units.
+
+        ``runs``: each job's result with ``sharing``: its nodes, the period alone, lost seconds and slowdown.
+        """
         runs = []
         for result, alone_s, steps in zip(self.results, self.alone_s, self.steps, strict=True):
             shared_s = result.spans.step_time_s
@@ -79,37 +88,57 @@ class Shared:
                 "slowdown": shared_s / alone_s,
                 "steps_played": steps,
             }
-            runs.append({**result.to_dict(), "warnings": _own_warnings(result), "sharing": sharing})
+            runs.append({**result.to_dict(), "warnings": _job_warnings(result), "sharing": sharing})
         spec = self.cluster.spec
-        return envelope("run", self.warnings, share_fabric={"cluster": spec.name, "nodes": spec.nodes}, runs=runs)
+        return {"share_fabric": {"cluster": spec.name, "nodes": spec.nodes}, "runs": runs}
 
     def __repr__(self) -> str:
-        """The first table of the summary."""
+        """Return the first table of the summary."""
         from simulator.output.summary import shared_opening
 
-        return shared_opening(self._report)
-
-    def to_dict(self) -> dict[str, Any]:
-        """``runs``: each job's result as `Result.to_dict` has it, and beside it ``sharing``: its nodes, the period
-        alone, what it lost (s), and how many times as long its steps are. The caller's own."""
-        return copy.deepcopy(self._report)
+        return shared_opening(self.report)
 
     def summary(self) -> RenderableType:
-        """The results as tables for a terminal."""
+        """Return the results as tables for a terminal."""
         from simulator.output.summary import shared
 
-        return shared(self._report)
+        return shared(self.report)
+
+    @cached_property
+    def timeline(self) -> pd.DataFrame:
+        """Rows of all jobs, each from time 0 of its own period: ``job``, then the columns of `Timeline.frame`."""
+        import pandas as pd
+
+        frames = [result.timeline.assign(job=result.job_name) for result in self.results]
+        rows = pd.concat(frames, ignore_index=True)
+        return rows[["job", *rows.columns.drop("job")]]
+
+    def gantt(self) -> Figure:
+        """Draw the jobs' Timelines below each other, each from time 0 of its own period."""
+        from simulator.output.gantt import compare_gantt
+
+        return compare_gantt(numbered_timelines(self.results))
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write a Chrome/Perfetto trace per job, named ``path`` with the job's number before its suffix.
+
+        ``trace.json.gz`` becomes ``trace.1.json.gz``, ``trace.2.json.gz`` and so on.
+        """
+        path = Path(path)
+        suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+        for number, result in enumerate(self.results, 1):
+            result.save_trace(path.with_name(f"{path.name.removesuffix(suffix)}.{number}{suffix}"))
 
 
-def _own_warnings(result: Result) -> list[str]:
-    """Without those of GPUs that have no rank of this job: others' may run there."""
-    of_size = list(scale.warnings(result.workload))
-    return [warning for warning in result.warnings if warning not in of_size]
+def _job_warnings(result: StepResult) -> list[str]:
+    """Return a job's warnings without those of GPUs that it leaves to others."""
+    idle_gpus = list(scale.warnings(result.workload))
+    return [warning for warning in result.warnings if warning not in idle_gpus]
 
 
 @dataclass(frozen=True)
-class _Job:
-    """A workload made ready to be played on the nodes of the cluster that it lists."""
+class _SharedJob:
+    """A workload ready to be played on the nodes of the cluster that it lists."""
 
     workload: Workload
     profiles: Mapping[str, Profile]
@@ -118,105 +147,149 @@ class _Job:
     times: Times | None
 
     @classmethod
-    def ready(cls, workload: Workload, cluster: Cluster, calibrations: Mapping[str, str]) -> _Job:
-        """``calibrations``: type of GPU -> profile, of all jobs, whose links are as good as all of these say."""
-        profiles = load_profiles(calibrations, workload.training.attention_kernel)
-        own = {gpu: profiles[gpu] for gpu in workload.gpu_types}
-        for profile in own.values():
+    def prepare(cls, workload: Workload, cluster: Cluster, calibrations: Mapping[str, str]) -> _SharedJob:
+        """Read profiles and stack of a job, and rehearse it where its schedule is tuned.
+
+        ``calibrations``: type of GPU -> profile, for all jobs, as they share links.
+        """
+        all_profiles = load_profiles(calibrations, workload.training.attention_kernel)
+        profiles = {gpu: all_profiles[gpu] for gpu in workload.gpu_types}
+        for profile in profiles.values():
             check_precision(profile, workload.training.precision)
-        check_one_vendor(own, key="placement")
+        check_one_vendor(profiles, key="placement")
         network = None
         if workload.stack:
             network = load_stack(workload.stack)
-            for gpu in own:
+            for gpu in profiles:
                 check_stack(network, gpu, key="stack")
-        costs = Costs.from_profiles(profiles, workload.software, network)
+        costs = Costs.from_profiles(all_profiles, workload.software, network)
         searches = workload.parallelism.plan.search is not None
-        times = rehearsed(workload, cluster, costs) if searches else None
-        return cls(workload, own, costs, cluster, times)
+        times = rehearse(workload, cluster, costs) if searches else None
+        return cls(workload, profiles, costs, cluster, times)
 
     def program(self, steps: int) -> Program:
         return build_program(self.workload, times=self.times, steps=steps)
 
-    def period(self, timeline: Timeline, steps: int, begun: Mapping[int, int]) -> Steady | None:
+    def period(self, timeline: Timeline, steps: int, begun: Mapping[int, int]) -> SteadyState | None:
         """Return the period of the steps that its ranks have ``begun``; None where these are too few."""
         if self.workload.parallelism.data_parallel == "async":
-            return own_paces(timeline, steps, self.workload.microbatches, begun)
+            return steady_alone(timeline, steps, self.workload.microbatches, begun)
         return steady_until(timeline, steps, self.workload.microbatches, begun)
 
     def alone_s(self, steps: int, beside: Timeline | None = None, until_s: float = math.inf) -> float:
-        """Return its period with the cluster to itself, s: that of as many steps, and of the same, as it is said to
-        have begun by ``until_s`` ``beside`` others, so that where nobody meets nothing is lost."""
-        timeline = _together([self], [self.program(steps)])[0]
-        begun = begun_by(timeline if beside is None else beside, steps, until_s)
+        """Return the period with the cluster to itself, s.
+
+        ``beside``: the job's Timeline beside others. The period is then that of the steps begun there by ``until_s``,
+        so that a job that meets nobody loses nothing.
+        """
+        timeline = _play_together([self], [self.program(steps)])[0]
+        begun = steps_begun(timeline if beside is None else beside, steps, until_s)
         if beside is not None:
             begun = {rank: begun[beside.simulated_as[rank]] for rank in timeline.ranks}
-        found = self.period(timeline, steps, begun)
-        assert found is not None  # four steps have three periods
-        return found.period.step_time_s
+        state = self.period(timeline, steps, begun)
+        assert state is not None  # four steps have three periods
+        return state.period.step_time_s
+
+
+@dataclass(frozen=True)
+class _Round:
+    """Jobs played together once: of each the number of ``steps``, program, Timeline and period, None if not found."""
+
+    steps: tuple[int, ...]
+    programs: tuple[Program, ...]
+    timelines: tuple[Timeline, ...]
+    periods: tuple[SteadyState | None, ...]
+
+    @classmethod
+    def play(cls, jobs: Sequence[_SharedJob], steps: Sequence[int]) -> _Round:
+        programs = tuple(job.program(count) for job, count in zip(jobs, steps, strict=True))
+        timelines = _play_together(jobs, programs)
+        first_end_s = min(timeline.length_s for timeline in timelines)
+        periods = tuple(
+            job.period(timeline, count, steps_begun(timeline, count, first_end_s))
+            for job, timeline, count in zip(jobs, timelines, steps, strict=True)
+        )
+        return cls(tuple(steps), programs, timelines, periods)
+
+    @property
+    def first_end_s(self) -> float:
+        """End of the job that ends first."""
+        return min(timeline.length_s for timeline in self.timelines)
+
+    @property
+    def settled(self) -> bool:
+        """Every job has a stable period."""
+        return all(period is not None and period.stable for period in self.periods)
+
+    def longer(self) -> tuple[int, ...]:
+        """Return the steps of the next round.
+
+        Where a job has no period yet, those that end first go on until the last has ended. Otherwise all do twice as
+        many.
+        """
+        if all(period is not None for period in self.periods):
+            return tuple(min(2 * count, MAX_STEPS) for count in self.steps)
+        ends = [timeline.length_s for timeline in self.timelines]
+        more = [
+            count if end == max(ends) else math.ceil(_MARGIN * count * max(ends) / end)
+            for count, end in zip(self.steps, ends, strict=True)
+        ]
+        return tuple(min(count, MAX_STEPS) for count in more)
 
 
 def share(
     workloads: Sequence[str | Path | Mapping[str, Any] | Workload], *, set: Mapping[str, Any] | None = None
-) -> Shared:
-    """Simulate several ``workloads`` on one cluster at once, each on nodes of its own (their ``placement``). Transfers
-    meet on the links that they share. ``set`` changes dotted keys of all of them first.
+) -> SharedResult:
+    """Simulate several ``workloads`` on one cluster at once, each on nodes of its own (their ``placement``).
 
-    The cluster is the one that they all name, with as many nodes as the largest of them says, or as they need together.
-    All begin at the same moment and repeat their step, the shorter ones more often, so that no job ever has the cluster
-    to itself: step times are mean periods. Equal jobs stay in step and meet in every step, the worst case.
+    Transfers meet on the links that they share. ``set`` changes dotted keys of all workloads first. They all name the
+    same cluster. It has as many nodes as the largest workload says, or as they need together.
+
+    All jobs begin at one moment and repeat their step, the shorter ones more often, so that no job ever has the cluster
+    to itself. Step times are mean periods. Equal jobs stay in step and meet in every step, the worst case.
 
     Raises `InputError`, such as for jobs of different clusters.
     """
     if not isinstance(workloads, Sequence) or isinstance(workloads, str | bytes):
         allowed = "a list of 2 and more, such as ['gpt22b_tp8', 'gpt22b_tp8']"
         raise InputError("must be a list of workloads", key="workloads", found=brief(workloads), allowed=allowed)
-    cluster, jobs = _placed(_named([load_workload(workload, set or {}) for workload in workloads]))
-    calibrations = _calibrations(jobs)
-    ready = [_Job.ready(job, cluster, calibrations) for job in jobs]
-    about_s = [job.alone_s(STEPS) for job in ready]
-    longest = max(about_s)
-    steps = [min(MAX_STEPS, math.ceil(STEPS * longest / own)) for own in about_s]
-    rounds = 0
-    while True:
-        programs = [job.program(count) for job, count in zip(ready, steps, strict=True)]
-        timelines = _together(ready, programs)
-        ends = [timeline.length_s for timeline in timelines]
-        found = [
-            job.period(timeline, count, begun_by(timeline, count, min(ends)))
-            for job, timeline, count in zip(ready, timelines, steps, strict=True)
-        ]
-        rounds += 1
-        if rounds == MAX_ROUNDS or all(period is not None and period.stable for period in found):
-            break
-        if any(period is None for period in found):
-            # Who ends first has to go on until the others have done theirs.
-            wanted = [math.ceil(_MARGIN * count * max(ends) / end) for count, end in zip(steps, ends, strict=True)]
-            wanted = [count if end == max(ends) else more for count, more, end in zip(steps, wanted, ends, strict=True)]
-        else:
-            wanted = [2 * count for count in steps]
-        wanted = [min(count, MAX_STEPS) for count in wanted]
-        if wanted == steps:
-            break
-        steps = wanted
+    cluster, workloads_at = _assign_nodes(_with_distinct_names([load_workload(one, set or {}) for one in workloads]))
+    calibrations = _calibrations(workloads_at)
+    jobs = [_SharedJob.prepare(workload, cluster, calibrations) for workload in workloads_at]
+    estimates_s = [job.alone_s(STEPS) for job in jobs]
+    first_steps = [min(MAX_STEPS, math.ceil(STEPS * max(estimates_s) / period_s)) for period_s in estimates_s]
+    played = _play_until_settled(jobs, first_steps)
     notes: list[str] = []
-    results: list[Result] = []
-    alone: list[float] = []
-    for job, program, timeline, count, period in zip(ready, programs, timelines, steps, found, strict=True):
-        until_s = math.inf if period is None else min(ends)
-        alone.append(job.alone_s(count, timeline, until_s))
+    results: list[StepResult] = []
+    alone_s: list[float] = []
+    for number, job in enumerate(jobs):
+        timeline, count, period = played.timelines[number], played.steps[number], played.periods[number]
+        until_s = math.inf if period is None else played.first_end_s
+        alone_s.append(job.alone_s(count, timeline, until_s))
         if period is None:
-            period = job.period(timeline, count, begun_by(timeline, count, until_s))
+            period = job.period(timeline, count, steps_begun(timeline, count, until_s))
             assert period is not None
             notes.append(
                 f"{job.workload.name}: its steps are so much longer than others' that it had parts of them to itself "
                 f"({MAX_STEPS} steps of a job are played at most): it loses more than is said here"
             )
-        results.append(Result(job.workload, job.profiles, cluster, job.costs, program, period.period, period))
-    return Shared(cluster, tuple(results), tuple(alone), tuple(steps), tuple(notes))
+        program = played.programs[number]
+        results.append(StepResult(job.workload, job.profiles, cluster, job.costs, program, period.period, period))
+    return SharedResult(cluster, tuple(results), tuple(alone_s), played.steps, tuple(notes))
 
 
-def _together(jobs: Sequence[_Job], programs: Sequence[Program]) -> tuple[Timeline, ...]:
+def _play_until_settled(jobs: Sequence[_SharedJob], steps: Sequence[int]) -> _Round:
+    """Play rounds of more and more steps, until each job has a stable period or no more steps are allowed."""
+    played = _Round.play(jobs, steps)
+    for _ in range(MAX_ROUNDS - 1):
+        longer = played.longer()
+        if played.settled or longer == played.steps:
+            break
+        played = _Round.play(jobs, longer)
+    return played
+
+
+def _play_together(jobs: Sequence[_SharedJob], programs: Sequence[Program]) -> tuple[Timeline, ...]:
     cluster = jobs[0].cluster
     placed = [
         Placed.on(program, job.costs, cluster, job.workload.nodes) for job, program in zip(jobs, programs, strict=True)
@@ -226,8 +299,8 @@ def _together(jobs: Sequence[_Job], programs: Sequence[Program]) -> tuple[Timeli
     return simulate_together(placed, cluster, fold=fold, coalesce=coalesce)
 
 
-def _named(jobs: Sequence[Workload]) -> list[Workload]:
-    """With names that tell them apart."""
+def _with_distinct_names(jobs: Sequence[Workload]) -> list[Workload]:
+    """Return the jobs with a number behind each name that another had before."""
     if len(jobs) < 2:
         raise InputError(
             "shares the fabric with nobody", key="share_fabric", found=len(jobs), allowed="2 jobs and more"
@@ -241,8 +314,8 @@ def _named(jobs: Sequence[Workload]) -> list[Workload]:
     return result
 
 
-def _placed(jobs: Sequence[Workload]) -> tuple[Cluster, list[Workload]]:
-    """The one cluster of all jobs, and the jobs with the nodes that each is given."""
+def _assign_nodes(jobs: Sequence[Workload]) -> tuple[Cluster, list[Workload]]:
+    """Return the one cluster of all jobs, and the jobs with a list of their nodes as placement."""
     first = jobs[0]
     for job in jobs[1:]:
         if job.cluster.model_dump(exclude={"nodes"}) != first.cluster.model_dump(exclude={"nodes"}):
@@ -259,32 +332,36 @@ def _placed(jobs: Sequence[Workload]) -> tuple[Cluster, list[Workload]]:
                 found=f"{first.stack or 'none'} and {job.stack or 'none'}",
                 fix="one stack for both, or none",
             )
-    nodes = _deal(jobs, first.cluster)
-    most = max(max(job.cluster.nodes for job in jobs), 1 + max(node for own in nodes for node in own))
+    nodes = _nodes_of_jobs(jobs, first.cluster)
+    most = max(max(job.cluster.nodes for job in jobs), 1 + max(node for job_nodes in nodes for node in job_nodes))
     cluster = cluster_of(first, most)
-    return cluster, [job.model_copy(update={"placement": own}) for job, own in zip(jobs, nodes, strict=True)]
+    return cluster, [
+        job.model_copy(update={"placement": job_nodes}) for job, job_nodes in zip(jobs, nodes, strict=True)
+    ]
 
 
 def _calibrations(jobs: Sequence[Workload]) -> dict[str, str]:
-    """Type of GPU that any job is on -> its profile. Raises `InputError` where jobs have different ones."""
-    found: dict[str, str] = {}
-    of: dict[str, str] = {}
+    """Return the profile of each type of GPU that a job is on. Raises `InputError` where jobs name different ones."""
+    profiles: dict[str, str] = {}
+    first_job: dict[str, str] = {}
     for job in jobs:
         for gpu, name in job.calibrations.items():
-            if found.setdefault(gpu, name) != name:
+            if profiles.setdefault(gpu, name) != name:
                 raise InputError(
-                    f"{of[gpu]} and {job.name} share links, which have one efficiency",
+                    f"{first_job[gpu]} and {job.name} share links, which have one efficiency",
                     key="calibration",
-                    found=f"{found[gpu]} and {name}",
+                    found=f"{profiles[gpu]} and {name}",
                     fix="one calibration for both",
                 )
-            of.setdefault(gpu, job.name)
-    return found
+            first_job.setdefault(gpu, job.name)
+    return profiles
 
 
-def _deal(jobs: Sequence[Workload], cluster: ClusterSpec) -> tuple[tuple[int, ...], ...]:
-    """The nodes of each job: those that it lists; of the others the first free ones, job after job; of those that
-    interleave one by one in turn. Without a fixed number of nodes, as many more as are needed follow.
+def _nodes_of_jobs(jobs: Sequence[Workload], cluster: ClusterSpec) -> tuple[tuple[int, ...], ...]:
+    """Return the nodes of each job.
+
+    A job has the nodes that it lists. Packed jobs take the first free nodes, job after job. Interleaved jobs then take
+    free nodes one by one in turn. A cluster without a fixed number of nodes has as many as are needed.
 
     Raises `InputError` where two jobs list one node, and where there are too few.
     """
@@ -306,11 +383,11 @@ def _deal(jobs: Sequence[Workload], cluster: ClusterSpec) -> tuple[tuple[int, ..
 
     packed = [number for number, job in enumerate(jobs) if job.placement == "packed"]
     interleaved = [number for number, job in enumerate(jobs) if job.placement == "interleaved"]
-    for turn in (*([number] for number in packed), interleaved):
-        while waiting := [number for number in turn if lacks(number)]:
+    for group in (*([number] for number in packed), interleaved):
+        while waiting := [number for number in group if lacks(number)]:
             for number in waiting:
-                if (given := next(free, None)) is None:
-                    found = cluster.fixed_nodes
-                    raise InputError(f"has no nodes left for {jobs[number].name}", key="cluster.nodes", found=found)
-                nodes[number].append(given)
-    return tuple(tuple(own) for own in nodes)
+                if (next_node := next(free, None)) is None:
+                    problem = f"has no nodes left for {jobs[number].name}"
+                    raise InputError(problem, key="cluster.nodes", found=cluster.fixed_nodes)
+                nodes[number].append(next_node)
+    return tuple(map(tuple, nodes))

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from calibration.compare.kernels import PARTS, simulated_kernels
-from simulator.api import Result
+from simulator.api import StepResult
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Figures:
         return cls(**{**data, "peak_allocated_bytes": tuple(data["peak_allocated_bytes"]), "class_s": class_s})
 
 
-def pipelines(result: Result) -> tuple[tuple[int, ...], ...]:
+def pipelines(result: StepResult) -> tuple[tuple[int, ...], ...]:
     """Ranks of each pipeline; none where there is one stage."""
     return tuple(tuple(ranks) for ranks in result.program.groups.get("pp", ()) if len(ranks) > 1)
 
 
-def simulated_figures(result: Result) -> Figures:
+def simulated_figures(result: StepResult) -> Figures:
     """The figures of a simulated step."""
     kernels, n_ranks = simulated_kernels(result), result.spans.n_ranks
     by_rank = {memory.rank: memory.allocated for memory in result.memories}

@@ -21,11 +21,12 @@ from calibration.compare.meetings import Meetings, moving_s
 from calibration.exposed import exposed_s
 from calibration.text import read_packed
 from calibration.train.record import COLUMNS
-from simulator.api import Result
+from simulator.api import StepResult
+from simulator.arrays import Floats, Ints
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.program import PointToPoint, comms_of
-from simulator.timeline import CATEGORIES, Floats, Ints, covered_s
+from simulator.timeline import CATEGORIES, covered_s
 
 #: In the order of tables and legends. Sends and receives of pipelines are a class of their own.
 CLASSES = ("matmul", "attention", "memory", "optimizer", "communication", "hand-over", "copy")
@@ -108,9 +109,9 @@ def class_of(kind: str, category: str) -> str:
     return {"optimizer": "optimizer", "pp": "hand-over", "offload": "copy"}.get(category, "communication")
 
 
-def simulated_kernels(result: Result) -> Kernels:
+def simulated_kernels(result: StepResult) -> Kernels:
     """Of every rank of the job, those that others stand for too."""
-    spans = result.spans.of_ranks(range(result.spans.n_ranks))
+    spans = result.spans.select_ranks(range(result.spans.n_ranks))
     rows = spans.rows()
     category = np.array(CATEGORIES, dtype=object)[rows["category"].astype(np.int64)]
     pairs = list(zip(rows["kind"].tolist(), category.tolist(), strict=True))
@@ -141,7 +142,7 @@ def simulated_kernels(result: Result) -> Kernels:
     )
 
 
-def _gap_s(gpu: str, result: Result) -> float:
+def _gap_s(gpu: str, result: StepResult) -> float:
     """What a kernel's price has of the time until the next, which a profiler does not see as a kernel's."""
     gap = result.profiles[gpu].kernels.gap_s
     return gap.value if gap else 0.0

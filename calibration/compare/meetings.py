@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from simulator.api import Result
+from simulator.api import StepResult
+from simulator.arrays import Floats, Ints
 from simulator.program import comms_of
-from simulator.timeline import CATEGORIES, Floats, Ints
+from simulator.timeline import CATEGORIES
 
 Groups = Sequence[Sequence[int]]
 
@@ -30,7 +31,7 @@ class Meetings:
     hand_overs: Mapping[int, int]
 
 
-def meetings(result: Result | None) -> Meetings:
+def meetings(result: StepResult | None) -> Meetings:
     """Of a workload that could be simulated; of another, none."""
     if result is None:
         return Meetings({}, {})
@@ -45,7 +46,7 @@ def meetings(result: Result | None) -> Meetings:
         if len(partitions) == 1:
             groups[kind] = partitions.pop()
     pairs = [group for group in groups.get("pp", ()) if len(group) == 2]
-    rows = result.spans.of_ranks([rank for pair in pairs for rank in pair]).rows()
+    rows = result.spans.select_ranks([rank for pair in pairs for rank in pair]).rows()
     handed = np.bincount(rows["rank"][rows["category"] == CATEGORIES.index("pp")].astype(np.int64))
     return Meetings(groups, {rank: int(handed[rank]) for pair in pairs for rank in pair})
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from calibration.compare.kernels import CLASSES, Kernels, binned
 from calibration.compare.pictures import new_figure
-from simulator.timeline import Floats
+from simulator.arrays import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,9 +19,10 @@ import numpy as np
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Constants, Part, Point, every_second, rounded, search
 from calibration.shares import ends
+from simulator.arrays import Floats
 from simulator.config.kernels import MatmulModel, Size
 from simulator.config.profile import GpuSpec, Profile
-from simulator.costs.matmul import Floats, MatmulCost, Product, Products
+from simulator.costs.matmul import MatmulCost, Product, Products
 from simulator.program import GroupedMatmul, Matmul
 
 #: Types by the names of `calibration.measure.matmul`; its fp32 is without TF32, which no training uses.

@@ -13,7 +13,7 @@ from calibration.commits import head, sha256
 from calibration.compare.figures import Figures, simulated_figures
 from calibration.train.record import Told
 from calibration.workloads import check_name, of_one_name
-from simulator.api import Result, run
+from simulator.api import StepResult, run
 from simulator.config import Workload, load_workload
 from simulator.config.catalog import find
 from simulator.config.figures import NotNegative, Positive
@@ -31,7 +31,7 @@ class Simulated:
     workload: Workload
     sha256: str
     profile_sha256: str
-    result: Result | None
+    result: StepResult | None
     reason: str = ""
 
     @property

@@ -18,7 +18,7 @@ from simulator.output.files import PICTURES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from simulator.api import Result
+    from simulator.api import StepResult
 
 #: Characters of what --set was given that stand over a picture.
 _TITLE_LENGTH = 80
@@ -121,13 +121,14 @@ def command(
     _judge(reports, warnings, strict)
 
 
-def _draw(results: Sequence[Result], gantt: Path | None, memory: Path | None, changes: Sequence[str]) -> None:
+def _draw(results: Sequence[StepResult], gantt: Path | None, memory: Path | None, changes: Sequence[str]) -> None:
     """Write the pictures that are asked for; of several jobs they stand below each other, numbered in their order.
     ``changes``, what --set was given, stand at the top, cut where they are long."""
     if gantt is None and memory is None:
         return
     from simulator.output.gantt import compare_gantt, save_gantt
     from simulator.output.memory_plot import compare_memory
+    from simulator.results import numbered_timelines
 
     def save(figure: Figure, path: Path) -> None:
         changed_keys = ", ".join(changes)
@@ -139,7 +140,7 @@ def _draw(results: Sequence[Result], gantt: Path | None, memory: Path | None, ch
         if gantt is not None and len(results) == 1:
             save(results[0].gantt(), gantt)
         elif gantt is not None:
-            save(compare_gantt({f"{n}. {one.title}": one.spans for n, one in enumerate(results, 1)}), gantt)
+            save(compare_gantt(numbered_timelines(results)), gantt)
         if memory is not None and len(results) == 1:
             save(results[0].memory(), memory)
         elif memory is not None:
@@ -157,7 +158,7 @@ def _judge(reports: Sequence[Mapping[str, Any]], warnings: Sequence[str], strict
         raise typer.Exit(1)
 
 
-def _warnings(results: Sequence[Result]) -> list[str]:
+def _warnings(results: Sequence[StepResult]) -> list[str]:
     if len(results) == 1:
         return list(results[0].warnings)
     return [f"{result.workload.name}: {warning}" for result in results for warning in result.warnings]

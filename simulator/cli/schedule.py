@@ -90,7 +90,7 @@ def command(
     content = reports[0] if len(reports) == 1 else {"schedules": reports}
     if csv is not None and results[0].plan.steady:
         warnings.append(f"{results[0].name}: the file has one step, and is played as one alone when it is read again")
-    write_json(json, envelope("schedule", warnings, cost=costs, **content))
+    write_json(json, envelope("schedule", cost=costs) | content | {"warnings": warnings})
     if csv is not None:
         with writing(csv) as content_of_csv:
             content_of_csv.write(results[0].to_csv().encode())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from simulator.output.fitted import Fitted
+    from simulator.output.fitted_table import FittedTable
 
 T = TypeVar("T")
 #: Characters per line where the output is no terminal and COLUMNS is not set: wide enough that no cell is cut.
@@ -41,14 +41,14 @@ def show(*parts: RenderableType) -> None:
     print("\n".join(line.rstrip(" ") for line in captured.get().split("\n")), end="")
 
 
-def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Fitted:
+def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> FittedTable:
     """A table of ``rows``, whose keys are the columns; figures stand on the right, decimal points below each other."""
-    from simulator.output.fitted import Fitted, Justify
+    from simulator.output.fitted_table import FittedTable, Justify
 
     names = list(rows[0]) if rows else []
     columns = {name: _written([row[name] for row in rows]) for name in names}
     sides: dict[bool, Justify] = {True: "right", False: "left"}
-    result = Fitted(title, *((name, sides[_are_figures(cells)]) for name, cells in columns.items()))
+    result = FittedTable(title, *((name, sides[_are_figures(cells)]) for name, cells in columns.items()))
     for cells in zip(*columns.values(), strict=True):
         result.add_row(*cells)
     return result

@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import Floats
 from simulator.config.kernels import MatmulModel, Size
 from simulator.config.profile import GpuSpec
 from simulator.costs.origin import Origin, beyond
@@ -25,7 +26,6 @@ from simulator.units import DTYPE_BYTES
 #: Slices that a kernel may cut k into, so that tiles too few for many waves still fill the SMs.
 SPLITS = np.array((1, 2, 3, 4, 6, 8, 12, 16), dtype=float)
 
-Floats = NDArray[np.float64]
 Product = Matmul | GroupedMatmul
 
 

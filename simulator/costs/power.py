@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import Floats
 from simulator.config.power import Load, LoadClass, Power
 from simulator.program import Attention, GroupedMatmul, Kernel, Matmul, Memory
 
@@ -36,7 +37,6 @@ PER_AVERAGE, MOST_PIECES = 2, 512
 #: Time constants after which nothing is left of how a running mean began.
 FORGOTTEN = 8
 
-Floats = NDArray[np.float64]
 #: Clocks of SMs in Hz, one or several.
 Clock = TypeVar("Clock", float, Floats)
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.timeline import Floats, Template, play
+from simulator.arrays import Floats
+from simulator.timeline import Template, play
 
 
 class Course(NamedTuple):

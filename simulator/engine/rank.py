@@ -10,6 +10,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
+from simulator.arrays import Floats
 from simulator.costs import Costs
 from simulator.engine.blocks import Running
 from simulator.engine.host import Errand, HostSpeeds
@@ -17,7 +18,6 @@ from simulator.engine.kernel_times import Course
 from simulator.engine.representatives import Transfer
 from simulator.network.flows import Motion
 from simulator.program import Comm
-from simulator.timeline import Floats
 
 #: What happens within it happens at once, be it added up in one order or another.
 INSTANT_s = 1e-12

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import Floats, Ints
 from simulator.engine.placement import Kind
 from simulator.engine.representatives import Cast
 from simulator.program import Program, Step
-from simulator.timeline import Contention, Floats, Ints, LinkUse, Template, Timeline
+from simulator.timeline import Contention, LinkUse, Template, Timeline
 
 #: Clocks of ranks in Hz; None: kernels take what they take alone.
 Clocks = Mapping[Kind, float | None]

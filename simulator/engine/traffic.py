@@ -10,7 +10,7 @@ import numpy as np
 
 from simulator.engine.representatives import Cast, SimulatedLink, World
 from simulator.network.flows import Full
-from simulator.timeline import Contention, LinkUse, Meeting
+from simulator.timeline import Contender, Contention, LinkUse
 
 #: How often each transfer (by id) was made for each purpose.
 Done = Counter[tuple[int, str]]
@@ -57,7 +57,7 @@ def contention(world: World, full_s: Mapping[Full, float], names: Sequence[str])
             world.links[link].kind,
             world.links[link].count,
             tuple(
-                Meeting(names[job] if job >= 0 else "", axis, op, *figures)
+                Contender(names[job] if job >= 0 else "", axis, op, *figures)
                 for (job, axis, op), figures in sorted(_met(world, link, states, full_s).items())
             ),
         )

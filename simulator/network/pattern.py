@@ -14,14 +14,12 @@ from functools import cached_property
 from typing import NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import Floats, Ints
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.node import NodeLayout, Route
 from simulator.config.transport import TransportKind, Way
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 #: From the least to the most limiting: a hop is of the last kind that it crosses.
 KINDS: tuple[TransportKind, ...] = get_args(TransportKind)
 #: The end point that stands for switches, which sum up and multicast: without a NIC the NVSwitch of the node that the

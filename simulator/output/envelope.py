@@ -1,14 +1,14 @@
-"""What every JSON result begins with."""
+"""Envelope of JSON results: the keys that all begin with."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-#: Of the results; grows when a key changes its meaning.
+#: Version of the results; it grows when a key changes its meaning.
 SCHEMA_VERSION = 1
 
 
 def envelope(command: str, warnings: Sequence[str] = (), **content: Any) -> dict[str, Any]:
-    """``content`` behind the version, the command that it answers and what the user should know."""
+    """Return ``content`` behind the version, the command with this result, and warnings."""
     return {"schema_version": SCHEMA_VERSION, "command": command, "warnings": list(warnings), **content}

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and the same bytes for the same content."""
+"""Output files: written whole or not at all, equal bytes for equal content."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import BinaryIO, cast
 
 from simulator.errors import InputError
 
-#: Endings of the pictures that can be drawn, known here so that another is refused before matplotlib is imported.
+#: Suffixes of pictures; they stand here, so that another is refused before matplotlib is imported.
 PICTURES = (".png", ".svg", ".pdf")
 #: Traces are long and repetitive: level 1 is four times as fast as the default and a fifth larger.
 _GZIP_LEVEL = 1
@@ -20,7 +20,7 @@ _GZIP_LEVEL = 1
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[BinaryIO]:
-    """Open ``path`` to be written whole: it appears, or is replaced, when the block ends without an exception.
+    """Open ``path`` for writing: the file appears, or is replaced, when the block ends without an exception.
 
     A name that ends in ``.gz`` is compressed, without a time stamp. Devices and pipes are written as they are.
     Raises `InputError` where it cannot be written.

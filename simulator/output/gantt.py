@@ -1,6 +1,6 @@
-"""A Timeline as a picture: a row per pipeline stage, a box per forward and backward, thin lanes for communication.
+"""Gantt charts of Timelines: a row per pipeline stage, a box per forward and backward, thin lanes for communication.
 
-Drawn with matplotlib's objects, without pyplot, so that it needs no display and leaves no state behind.
+They are drawn with matplotlib's objects, without pyplot, which needs no display and leaves no state behind.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from simulator.errors import InputError
 from simulator.output.files import PICTURES, writing
-from simulator.output.gantt_boxes import Axis, Picture, usual_box_s
+from simulator.output.gantt_boxes import Picture, TimeAxis, usual_box_s
 from simulator.output.gantt_panel import (
     IDLE_COLOUR,
     PANEL_POINTS,
@@ -40,22 +40,23 @@ _SHARE_NAME = {
     "pp": "pp hand-over", "dp": "dp communication", "offload": "copies to and from the host",
 }  # fmt: skip
 _WIDTH_IN, _DPI = 16.0, 120
-_LEGEND_COLUMNS = 7  # of entries that fit side by side
-#: Of a step, what its enlarged beginning and end may show.
+_LEGEND_COLUMNS = 7  # entries that fit side by side
+#: Largest share of a step that its enlarged beginning and end may show.
 _MOST_ZOOMED = 0.8
 
 
 def gantt(timeline: Timeline, axes: Axes | None = None, *, title: str = "", unit: str = "") -> Figure:
     """Draw ``timeline``: a row per pipeline stage, of one of its ranks.
 
-    A box is one micro-batch's forward or backward on a stage; the heights of the colours in it are the shares of its
-    time that are recompute and in-line communication. Chunks of a rank are told by shade, micro-batches by number where
-    it fits. Of a steady state every rank's period is drawn where it lies in time. Lanes under the boxes hold hand-overs
-    and gradient reduction at their true times; idle is grey. A step of too many boxes for numbers gets two panels more,
-    its beginning and its end. With ``axes`` only the whole step is drawn, there. ``unit`` names the unit of the time
-    axis where it is not seconds (the unit costs of a bare schedule). Returns the figure.
+    A box is one micro-batch's forward or backward on a stage. Heights of colours in it are shares of its time spent on
+    recompute and in-line communication. Shades tell the chunks of a rank apart, numbers the micro-batches where they
+    fit. Lanes under the boxes hold hand-overs and gradient reduction at their true times. Idle time is grey. In a
+    steady state every rank's period is drawn where it lies in time.
+
+    A step of too many boxes for numbers gets two more panels, its beginning and its end. With ``axes`` the whole step
+    alone is drawn, into them. ``unit``: unit of the time axis where it is not seconds (costs of a bare schedule).
     """
-    picture = Picture.of(timeline, unit)
+    picture = Picture.arrange(timeline, unit)
     if axes is not None:
         panel(axes, picture, (0.0, picture.length_s), title)
         handles, caption = _legend(picture)
@@ -80,10 +81,10 @@ def gantt(timeline: Timeline, axes: Axes | None = None, *, title: str = "", unit
 
 
 def compare_gantt(timelines: Mapping[str, Timeline], *, unit: str = "") -> Figure:
-    """Several Timelines below each other on one time axis, titled by name. ``unit``: as for `gantt`."""
+    """Draw several Timelines below each other on one time axis, titled by name. ``unit``: as for `gantt`."""
     longest = max(timeline.length_s for timeline in timelines.values())
-    axis = Axis.of(longest, unit)
-    pictures = [replace(Picture.of(timeline, unit), axis=axis) for timeline in timelines.values()]
+    axis = TimeAxis.fit(longest, unit)
+    pictures = [replace(Picture.arrange(timeline, unit), axis=axis) for timeline in timelines.values()]
     figure, panels = _figure([max(len(p.ranks) * 0.4, 0.8) for p in pictures], [1] * len(pictures), _legend(*pictures))
     for axes, picture, title in zip(panels, pictures, timelines, strict=True):
         panel(axes, picture, (0.0, longest), title)
@@ -93,9 +94,10 @@ def compare_gantt(timelines: Mapping[str, Timeline], *, unit: str = "") -> Figur
 def _figure(
     heights_in: Sequence[float], columns: Sequence[int], legend: tuple[list[Any], str]
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of rows of panels, so high in inches, so many in each, with room for titles and axes, over a legend.
+    """Return a figure of rows of panels over a legend, with room for titles and axes.
 
-    Laid out by hand: matplotlib's constrained layout draws everything twice to find the same.
+    ``heights_in``: height of each row, inches. ``columns``: panels in each row. The layout is computed here, as
+    matplotlib's constrained layout draws everything twice for the same result.
     """
     from matplotlib.figure import Figure
 
@@ -143,8 +145,11 @@ def check_format(path: str | Path) -> None:
 
 
 def zoom_s(picture: Picture) -> float:
-    """How long a part of the step is that half a picture's width shows with numbers in its boxes, s; 0 where they fit
-    in the whole, where all are of one micro-batch, and where two such parts would show nearly all of the step again."""
+    """Return the seconds of a step that half a picture's width shows with numbers in its boxes; 0 for no such part.
+
+    There is none where numbers fit into the whole, for a single micro-batch, and where two such parts would show nearly
+    all of the step.
+    """
     boxes = picture.boxes
     if len(np.unique(boxes.microbatch[boxes.microbatch >= 0])) < 2:
         return 0.0
@@ -157,7 +162,7 @@ def zoom_s(picture: Picture) -> float:
 
 
 def _zoom_windows(picture: Picture) -> list[tuple[str, tuple[float, float]]]:
-    """The beginning and the end of the step, where a part of it is enlarged."""
+    """Return names and windows of the enlarged parts of the step: its beginning and its end, or none."""
     window, microbatch = zoom_s(picture), picture.boxes.microbatch
     if not window:
         return []
@@ -167,7 +172,7 @@ def _zoom_windows(picture: Picture) -> list[tuple[str, tuple[float, float]]]:
 
 
 def _legend(*pictures: Picture) -> tuple[list[Any], str]:
-    """What the colours of the pictures mean, and a line on how boxes are divided."""
+    """Return legend entries for the colours of the pictures, and a line on how boxes are divided."""
     from matplotlib.patches import Patch
 
     phases = {str(phase) for picture in pictures for phase in np.unique(picture.boxes.phase)}

@@ -1,4 +1,4 @@
-"""What a Gantt chart draws of a Timeline: boxes of passes, and bars of the communication beside them."""
+"""Boxes and bars of a Gantt chart: passes of a Timeline, and the communication beside them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ import numpy as np
 
 from simulator.analysis.time.activity import compute_lane_spans
 from simulator.analysis.time.pipeline_ranks import one_rank_per_stage, pipeline_ranks
-from simulator.timeline import CATEGORIES, COMMUNICATION, FIRST_COMMUNICATION, Floats, Ints, Timeline
+from simulator.arrays import Floats, Ints
+from simulator.timeline import CATEGORIES, COMMUNICATION, FIRST_COMMUNICATION, Timeline
 from simulator.units import ms, us
 
-#: Of a row: height of a communication lane, space between lanes.
+#: Height of a communication lane and space between lanes, as shares of a row.
 STRIP, GAP = 0.13, 0.04
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """One box per step on the compute lane, however many spans it ran as: columns."""
+    """Columns of boxes: one per step on the compute lane, in however many spans it ran.
+
+    ``share``: share of a box's time in each of `CATEGORIES`; the rest is waiting between its pieces.
+    """
 
     row: Ints
     start_s: Floats
@@ -27,19 +31,19 @@ class Boxes:
     phase: np.ndarray[Any, np.dtype[np.str_]]
     microbatch: Ints
     chunk: Ints
-    share: Floats  # of its time in each of `CATEGORIES`; the rest is waiting between its pieces
+    share: Floats
 
 
 @dataclass(frozen=True)
-class Axis:
-    """A time axis: what it is labelled in, and how many seconds that is."""
+class TimeAxis:
+    """Time axis: the ``unit`` of its label, and that unit in ``seconds``."""
 
     unit: str
     seconds: float
 
     @classmethod
-    def of(cls, length_s: float, unit: str) -> Axis:
-        """``unit`` where it is given (and times are in it), else the one that suits a step of ``length_s``."""
+    def fit(cls, length_s: float, unit: str) -> TimeAxis:
+        """Return an axis in ``unit`` if given (times are in it), else in the unit that suits a step of ``length_s``."""
         if unit:
             return cls(unit, 1.0)
         return cls("s", 1.0) if length_s >= 1 else cls("ms", ms) if length_s >= ms else cls("µs", us)
@@ -47,35 +51,39 @@ class Axis:
 
 @dataclass(frozen=True)
 class Picture:
-    """What is drawn: boxes, and per communication lane the row, start and end of its bars."""
+    """Content of a Gantt chart, a row per rank.
+
+    ``stages``: pipeline rank of each row. ``lanes``: kind of communication -> row, start and end of its bars.
+    ``opens_s``, ``closes_s``: begin and end of each row's time.
+    """
 
     ranks: tuple[int, ...]
-    places: tuple[int, ...]
+    stages: tuple[int, ...]
     length_s: float
-    axis: Axis
+    axis: TimeAxis
     boxes: Boxes
     lanes: Mapping[str, tuple[Ints, Floats, Floats]]
     chunks: int
-    opens_s: Floats  # per row, from when to when its time is the picture's
+    opens_s: Floats
     closes_s: Floats
 
     @classmethod
-    def of(cls, timeline: Timeline, unit: str) -> Picture:
-        """One rank per pipeline stage; ``unit`` as for `Axis.of`."""
+    def arrange(cls, timeline: Timeline, unit: str) -> Picture:
+        """Arrange one rank per pipeline stage; ``unit`` as for `TimeAxis.fit`."""
         chosen = one_rank_per_stage(timeline)
-        places = pipeline_ranks(timeline)
+        stages = pipeline_ranks(timeline)
         boxes = _boxes(timeline, chosen)
         opens, closes = np.zeros(len(chosen)), np.full(len(chosen), timeline.length_s)
-        if timeline.period_s is not None:  # each rank has a window of its own, what lies outside is of other steps
+        if timeline.period_s is not None:  # each rank has its own window; outside of it lie other steps
             opens = np.array(
                 [boxes.start_s[boxes.row == row].min(initial=timeline.length_s) for row in range(len(chosen))]
             )
             closes = opens + timeline.period_s
         return cls(
             ranks=tuple(chosen),
-            places=tuple(places[rank] for rank in chosen),
+            stages=tuple(stages[rank] for rank in chosen),
             length_s=timeline.length_s,
-            axis=Axis.of(timeline.length_s, unit),
+            axis=TimeAxis.fit(timeline.length_s, unit),
             boxes=boxes,
             lanes=_lanes(timeline, chosen),
             chunks=int(boxes.chunk.max()) + 1 if len(boxes.chunk) else 1,
@@ -85,18 +93,18 @@ class Picture:
 
     @property
     def idles(self) -> bool:
-        """Whether any of it stays grey."""
+        """Any part of the picture is grey."""
         busy = float((self.boxes.end_s - self.boxes.start_s) @ np.minimum(self.boxes.share.sum(axis=1), 1.0))
         return busy < (1 - 1e-6) * float((self.closes_s - self.opens_s).sum())
 
     @property
     def bar_height(self) -> float:
-        """Of a box, as a share of its row."""
+        """Height of a box, as a share of its row."""
         return 0.9 - len(self.lanes) * (STRIP + GAP)
 
 
 def _row_of_span(timeline: Timeline, ranks: Sequence[int]) -> Ints:
-    """Per span the row of its rank, -1 where it is not drawn."""
+    """Return the row of each span's rank, -1 where it is not drawn."""
     rows = np.full(max(timeline.ranks, default=0) + 1, -1, dtype=np.int64)
     rows[list(ranks)] = np.arange(len(ranks))
     return rows[timeline.rank]
@@ -117,7 +125,7 @@ def _boxes(timeline: Timeline, ranks: Sequence[int]) -> Boxes:
     np.minimum.at(start, group, timeline.start_s[spans])
     np.maximum.at(end, group, timeline.end_s[spans])
     by_category = np.array([t.by_category for t in timeline.templates]).reshape(-1, len(CATEGORIES))
-    # What the network times has no work of its own; it is one op.
+    # A transfer that the network times has one op, without work of its own.
     single = np.array([int(t.category[0]) for t in timeline.templates if len(t)], dtype=np.int64)
     idle = by_category.sum(axis=1) == 0
     by_category[idle, single[idle]] = 1.0
@@ -126,11 +134,11 @@ def _boxes(timeline: Timeline, ranks: Sequence[int]) -> Boxes:
     share = np.stack([np.bincount(group, weights=column, minlength=n) for column in seconds.T], axis=1)
     length = (end - start)[:, None]
     share = np.divide(share, length, out=np.zeros_like(share), where=length > 0)
-    # Communication that goes on beside the box's kernels is seen where they leave room.
+    # Communication beside the box's kernels is visible where they leave room.
     comm = FIRST_COMMUNICATION
-    own, room = share[:, :comm].sum(axis=1), share[:, comm:].sum(axis=1)
-    visible = np.divide(np.maximum(1 - own, 0), room, out=np.ones_like(room), where=(room > 0) & (own + room > 1))
-    share[:, comm:] *= visible[:, None]
+    compute, beside = share[:, :comm].sum(axis=1), share[:, comm:].sum(axis=1)
+    full = (beside > 0) & (compute + beside > 1)
+    share[:, comm:] *= np.divide(np.maximum(1 - compute, 0), beside, out=np.ones_like(beside), where=full)[:, None]
     origin = spans[first]
     return Boxes(
         row[origin], start, end, timeline.phase[origin], timeline.microbatch[origin], timeline.chunk[origin], share
@@ -138,7 +146,7 @@ def _boxes(timeline: Timeline, ranks: Sequence[int]) -> Boxes:
 
 
 def _lanes(timeline: Timeline, ranks: Sequence[int]) -> dict[str, tuple[Ints, Floats, Floats]]:
-    """Communication that runs beside computation, by kind."""
+    """Return the bars of communication beside computation, by kind: row, start, end."""
     row = _row_of_span(timeline, ranks)
     category = np.array([int(t.category[0]) if len(t) else 0 for t in timeline.templates], dtype=np.int64)
     beside = (row >= 0) & ~compute_lane_spans(timeline) & (timeline.phase == "C") & (timeline.end_s > timeline.start_s)
@@ -151,11 +159,14 @@ def _lanes(timeline: Timeline, ranks: Sequence[int]) -> dict[str, tuple[Ints, Fl
 
 
 def usual_box_s(boxes: Boxes) -> float:
-    """Of the shortest phase that has micro-batches, the length of the box in which its median second lies: pieces that
-    a pass is cut into for a bucket do not count for many."""
+    """Return the length of a usual box of the shortest phase that has micro-batches, s.
+
+    It is the length of the box in which the phase's median second lies. Short pieces that a pass is cut into for
+    buckets thus hardly count.
+    """
     usual = []
     for phase in np.unique(boxes.phase[boxes.microbatch >= 0]):
-        of_phase = (boxes.phase == phase) & (boxes.microbatch >= 0)
-        length = np.sort((boxes.end_s - boxes.start_s)[of_phase])
+        in_phase = (boxes.phase == phase) & (boxes.microbatch >= 0)
+        length = np.sort((boxes.end_s - boxes.start_s)[in_phase])
         usual.append(float(length[np.searchsorted(np.cumsum(length), length.sum() / 2)]))
     return min(usual)

@@ -1,14 +1,15 @@
-"""One panel of a Gantt chart: a row per rank, in a window of time."""
+"""Panels of a Gantt chart: a row per rank, in a window of time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator.arrays import Bools, Floats, Ints
 from simulator.output.gantt_boxes import GAP, STRIP, Picture
-from simulator.timeline import CATEGORIES, COMMUNICATION, Floats, Ints
+from simulator.timeline import CATEGORIES, COMMUNICATION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,72 +30,106 @@ IDLE_COLOUR = "#EDEDED"
 PANEL_POINTS = 14.4 * 72
 _POINTS_PER_DIGIT = 4.6  # width of a digit of the numbers in boxes
 _FONT = 7
+#: Space above each box, as a share of its row.
+_MARGIN = 0.05
 
 
 def number_points(picture: Picture) -> float:
-    """Width that the longest micro-batch number takes, points."""
+    """Return the width of the longest micro-batch number, points."""
     return (len(str(int(picture.boxes.microbatch.max(initial=0)))) + 0.6) * _POINTS_PER_DIGIT
 
 
-def panel(axes: Axes, picture: Picture, window: tuple[float, float], title: str, *, small: bool = False) -> None:
-    """Draw what lies in ``window`` (seconds)."""
-    from matplotlib.collections import PolyCollection
+class _Rectangles:
+    """Coloured rectangles of a panel, drawn as one collection. ``unit_s``: seconds of a unit of the time axis."""
 
-    unit, rows = picture.axis.seconds, len(picture.ranks)
-    low, high = window
-    height = picture.bar_height
-    polygons: list[Floats] = []  # of each call, boxes x corners x 2
-    colours: list[Any] = []
+    def __init__(self, unit_s: float) -> None:
+        self._unit_s = unit_s
+        self._polygons: list[Floats] = []  # rectangles x corners x 2, per call
+        self._colours: list[str] = []
 
-    def add(row: Ints, start: Floats, end: Floats, bottom: Any, top: Any, colour: Any) -> None:
-        y0, y1 = np.broadcast_to(row + 0.05 + bottom, row.shape), np.broadcast_to(row + 0.05 + top, row.shape)
-        x0, x1 = start / unit, end / unit
+    def add(
+        self,
+        row: Ints,
+        start: Floats,
+        end: Floats,
+        top: Floats | float,
+        bottom: Floats | float,
+        colour: str | list[str],
+    ) -> None:
+        """Add a rectangle per entry of ``row``; ``top`` and ``bottom`` are shares of the row, downwards."""
+        y0 = np.broadcast_to(row + _MARGIN + top, row.shape)
+        y1 = np.broadcast_to(row + _MARGIN + bottom, row.shape)
+        x0, x1 = start / self._unit_s, end / self._unit_s
         corners = np.stack(
             (np.stack((x0, y0), -1), np.stack((x1, y0), -1), np.stack((x1, y1), -1), np.stack((x0, y1), -1)), 1
         )
-        polygons.append(corners)
-        colours.extend([colour] * len(row) if isinstance(colour, str) else colour)
+        self._polygons.append(corners)
+        self._colours.extend([colour] * len(row) if isinstance(colour, str) else colour)
 
-    everything = np.arange(rows)
-    add(everything, picture.opens_s, picture.closes_s, 0.0, height, IDLE_COLOUR)
-    boxes = picture.boxes
-    seen = (boxes.end_s >= low) & (boxes.start_s <= high)
-    row, start, end = boxes.row[seen], boxes.start_s[seen], boxes.end_s[seen]
-    shades = _shades(picture)
-    face = [
-        shades[phase, chunk]
-        for phase, chunk in zip(boxes.phase[seen].tolist(), boxes.chunk[seen].tolist(), strict=True)
-    ]
-    # Rows run downwards: what is drawn at the bottom of a box has the larger ordinate.
-    inside = [c for c in ("recompute", *COMMUNICATION) if boxes.share[seen][:, CATEGORIES.index(c)].any()]
-    level = np.full(len(row), height)
-    for kind in reversed(inside):
-        part = boxes.share[seen][:, CATEGORIES.index(kind)] * height
-        some = part > 0
-        add(row[some], start[some], end[some], (level - part)[some], level[some], SHARE_COLOUR[kind])
-        level = level - part
-    idle = np.clip(1 - boxes.share[seen].sum(axis=1), 0, 1) * height
-    add(row, start, end, np.minimum(idle, level), level, face)
+    def draw(self, axes: Axes) -> None:
+        from matplotlib.collections import PolyCollection
+
+        polygons = list(np.concatenate(self._polygons))
+        axes.add_collection(PolyCollection(polygons, facecolors=self._colours, edgecolors="none", antialiaseds=True))
+
+
+def panel(axes: Axes, picture: Picture, window: tuple[float, float], title: str, *, small: bool = False) -> None:
+    """Draw the part of a picture in ``window`` (seconds)."""
+    low, high = window
     width_points = PANEL_POINTS / 2 if small else PANEL_POINTS
-    hairline_s = (
-        high - low
-    ) / width_points  # a hand-over much shorter than a point would show here and there by chance
-    for number, (kind, (lane_row, lane_start, lane_end)) in enumerate(picture.lanes.items()):
-        shown = (lane_end >= low) & (lane_start <= high)
-        top = height + GAP + number * (STRIP + GAP)
-        lane_end = np.maximum(lane_end, lane_start + hairline_s)
-        add(lane_row[shown], lane_start[shown], lane_end[shown], top, top + STRIP, SHARE_COLOUR[kind])
-    axes.add_collection(
-        PolyCollection(list(np.concatenate(polygons)), facecolors=colours, edgecolors="none", antialiaseds=True)
+    seconds_per_point = (high - low) / width_points
+    visible = (picture.boxes.end_s >= low) & (picture.boxes.start_s <= high)
+    shades = _shades(picture)
+    phases, chunks = picture.boxes.phase[visible].tolist(), picture.boxes.chunk[visible].tolist()
+    colours = [shades[key] for key in zip(phases, chunks, strict=True)]
+    rectangles = _Rectangles(picture.axis.seconds)
+    rectangles.add(
+        np.arange(len(picture.ranks)), picture.opens_s, picture.closes_s, 0.0, picture.bar_height, IDLE_COLOUR
     )
+    level = _add_boxes(rectangles, picture, visible, colours)
+    _add_lanes(rectangles, picture, window, seconds_per_point)
+    rectangles.draw(axes)
+    _outlines(axes, picture, visible, seconds_per_point)
+    _numbers(axes, picture, visible, level, colours, window, width_points)
+    _set_axes(axes, picture, window, title, small)
 
-    _outlines(axes, picture, row, start, end, hairline_s)
-    _numbers(axes, picture, seen, level, face, (low, high), width_points)
-    axes.set_xlim(low / unit, high / unit)
+
+def _add_boxes(rectangles: _Rectangles, picture: Picture, visible: Bools, colours: list[str]) -> Floats:
+    """Add the ``visible`` boxes, divided by the shares of their time; return the height of each one's main colour."""
+    boxes, height = picture.boxes, picture.bar_height
+    row, start, end, share = boxes.row[visible], boxes.start_s[visible], boxes.end_s[visible], boxes.share[visible]
+    # Rows run downwards: the bottom of a box has the larger ordinate.
+    kinds = [kind for kind in ("recompute", *COMMUNICATION) if share[:, CATEGORIES.index(kind)].any()]
+    level = np.full(len(row), height)
+    for kind in reversed(kinds):
+        part = share[:, CATEGORIES.index(kind)] * height
+        boxed = part > 0
+        rectangles.add(row[boxed], start[boxed], end[boxed], (level - part)[boxed], level[boxed], SHARE_COLOUR[kind])
+        level = level - part
+    idle = np.clip(1 - share.sum(axis=1), 0, 1) * height
+    rectangles.add(row, start, end, np.minimum(idle, level), level, colours)
+    return level
+
+
+def _add_lanes(
+    rectangles: _Rectangles, picture: Picture, window: tuple[float, float], seconds_per_point: float
+) -> None:
+    """Add the bars of communication lanes; each is a point wide at least, as shorter ones would show by chance."""
+    low, high = window
+    for number, (kind, (row, start, end)) in enumerate(picture.lanes.items()):
+        visible = (end >= low) & (start <= high)
+        top = picture.bar_height + GAP + number * (STRIP + GAP)
+        end = np.maximum(end, start + seconds_per_point)
+        rectangles.add(row[visible], start[visible], end[visible], top, top + STRIP, SHARE_COLOUR[kind])
+
+
+def _set_axes(axes: Axes, picture: Picture, window: tuple[float, float], title: str, small: bool) -> None:
+    """Set limits, ticks, labels and title of a panel."""
+    rows = len(picture.ranks)
+    axes.set_xlim(window[0] / picture.axis.seconds, window[1] / picture.axis.seconds)
     axes.set_ylim(rows, 0)
-    axes.set_yticks(
-        everything + 0.5, [_row_name(picture, i, small) for i in range(rows)], fontsize=8 if rows <= 24 else 6
-    )
+    names = [_row_name(picture, row, small) for row in range(rows)]
+    axes.set_yticks(np.arange(rows) + 0.5, names, fontsize=8 if rows <= 24 else 6)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"time ({picture.axis.unit})", fontsize=9)
     axes.tick_params(axis="x", labelsize=8)
@@ -104,16 +139,18 @@ def panel(axes: Axes, picture: Picture, window: tuple[float, float], title: str,
 
 
 def _row_name(picture: Picture, index: int, small: bool) -> str:
-    return f"{picture.places[index]}" if small else f"stage {picture.places[index]} (rank {picture.ranks[index]})"
+    return f"{picture.stages[index]}" if small else f"stage {picture.stages[index]} (rank {picture.ranks[index]})"
 
 
-def _outlines(axes: Axes, picture: Picture, row: Ints, start: Floats, end: Floats, seconds_per_point: float) -> None:
-    """White lines between boxes that are wide enough to afford them."""
+def _outlines(axes: Axes, picture: Picture, visible: Bools, seconds_per_point: float) -> None:
+    """Draw white lines between boxes of more than four points."""
     from matplotlib.collections import LineCollection
 
-    wide = (end - start) > 4 * seconds_per_point
-    x = start[wide] / picture.axis.seconds
-    y0, y1 = row[wide] + 0.05, row[wide] + 0.05 + picture.bar_height
+    boxes = picture.boxes
+    wide = visible & (boxes.end_s - boxes.start_s > 4 * seconds_per_point)
+    x = boxes.start_s[wide] / picture.axis.seconds
+    y0 = boxes.row[wide] + _MARGIN
+    y1 = y0 + picture.bar_height
     segments = np.stack((np.stack((x, y0), -1), np.stack((x, y1), -1)), 1)
     axes.add_collection(LineCollection(list(segments), colors="white", linewidths=0.6))
 
@@ -121,33 +158,33 @@ def _outlines(axes: Axes, picture: Picture, row: Ints, start: Floats, end: Float
 def _numbers(
     axes: Axes,
     picture: Picture,
-    seen: np.ndarray[Any, np.dtype[np.bool_]],
+    visible: Bools,
     level: Floats,
-    face: Sequence[str],
+    colours: Sequence[str],
     window: tuple[float, float],
     width_points: float,
 ) -> None:
-    """Micro-batch numbers in the boxes that they fit in."""
+    """Write micro-batch numbers into boxes where they fit; none for a single micro-batch or where few fit."""
     boxes = picture.boxes
-    start, end = np.maximum(boxes.start_s[seen], window[0]), np.minimum(boxes.end_s[seen], window[1])
-    microbatch = boxes.microbatch[seen]
+    start, end = np.maximum(boxes.start_s[visible], window[0]), np.minimum(boxes.end_s[visible], window[1])
+    microbatch = boxes.microbatch[visible]
     points = (end - start) / (window[1] - window[0]) * width_points
     if len(np.unique(boxes.microbatch[boxes.microbatch >= 0])) < 2:
-        return  # of one micro-batch alone the number tells nothing apart
+        return
     fits = np.flatnonzero((microbatch >= 0) & (points >= number_points(picture) * 0.98))
     if len(fits) < 0.2 * len(microbatch):
-        return  # a number here and there says less than none
+        return
     for index in fits.tolist():
         axes.text(
             (start[index] + end[index]) / 2 / picture.axis.seconds,
-            boxes.row[seen][index] + 0.05 + level[index] / 2,
+            boxes.row[visible][index] + _MARGIN + level[index] / 2,
             str(microbatch[index]),
-            ha="center", va="center", fontsize=_FONT, color=_ink(face[index]), clip_on=True,
+            ha="center", va="center", fontsize=_FONT, color=_ink(colours[index]), clip_on=True,
         )  # fmt: skip
 
 
 def _shades(picture: Picture) -> dict[tuple[str, int], str]:
-    """Colour of every phase and chunk: later chunks are lighter."""
+    """Return the colour of every phase and chunk: later chunks are lighter."""
     return {
         (phase, chunk): lighter(colour, 0.6 * chunk / max(picture.chunks - 1, 1))
         for phase, colour in PHASE_COLOUR.items()

@@ -1,6 +1,6 @@
-"""A picture of memory over the step: what the fullest GPU of the job holds, in layers, and its capacity.
+"""Pictures of memory over a step: contents of the job's fullest GPU, in layers, and its capacity.
 
-Drawn without pyplot, as in `simulator.output.gantt`, whose `save_gantt` writes it.
+They are drawn without pyplot, as in `simulator.output.gantt`, and written by its `save_gantt`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.analysis.time.memory_curve import memory_curve
-from simulator.analysis.training.memory import RankMemory, fullest, held_activations
+from simulator.analysis.training.memory import RankMemory, activation_bytes, fullest
+from simulator.arrays import Floats
 from simulator.output.gantt import zoom_s
 from simulator.output.gantt_boxes import Picture
-from simulator.timeline import Floats, Timeline
+from simulator.timeline import Timeline
 from simulator.units import GiB, format_gib, format_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Bottom to top; one hue for what stays, another for what comes and goes.
+#: Layers from bottom to top: one hue for static memory, another for memory that comes and goes.
 _COLOURS = {
     "weights": "#1f4e79",
     "gradients": "#2e75b6",
@@ -38,7 +39,7 @@ _SIZE_IN = (11.0, 4.5)
 
 
 def compare_memory(jobs: Mapping[str, tuple[Timeline, tuple[RankMemory, ...]]]) -> Figure:
-    """The memory of several jobs, below each other under their titles (see `memory_plot`)."""
+    """Draw the memory of several jobs below each other, under their titles (see `memory_plot`)."""
     from matplotlib.figure import Figure
 
     width_in, height_in = _SIZE_IN
@@ -49,11 +50,11 @@ def compare_memory(jobs: Mapping[str, tuple[Timeline, tuple[RankMemory, ...]]]) 
 
 
 def memory_plot(timeline: Timeline, memories: tuple[RankMemory, ...], ax: Axes | None = None, *, title: str) -> Figure:
-    """Memory of the job's fullest rank over time, GiB; into ``ax`` where given, else with a second panel around the
-    peak where the step is so long that `gantt` enlarges parts of it.
+    """Draw the memory of the job's fullest rank over time, GiB; into ``ax`` where given.
 
-    ``buffers`` are the context, NCCL, placeholders, buckets and what the allocator has cached at most; ``gathered`` are
-    parameters and gradients that are whole for a while under ZeRO-2 and 3, or come from the host.
+    Without ``ax``, a second panel shows the peak of a step that is so long that `gantt` enlarges parts of it.
+    ``buffers`` are the context, NCCL, placeholders, buckets and the most bytes that the allocator has cached.
+    ``gathered`` are parameters and gradients that are whole for a while under ZeRO-2 and 3, or come from the host.
     """
     shown, step = fullest(memories), timeline.step_time_s
     times, layers = _layers(timeline, shown)
@@ -62,7 +63,7 @@ def memory_plot(timeline: Timeline, memories: tuple[RankMemory, ...], ax: Axes |
     if ax is None:
         from matplotlib.figure import Figure
 
-        window = min(zoom_s(Picture.of(timeline, "")), step)
+        window = min(zoom_s(Picture.arrange(timeline, "")), step)
         panels = 2 if window else 1
         figure = Figure(figsize=(_SIZE_IN[0], _SIZE_IN[1] * panels), layout="constrained", dpi=120)
         ax, *zooms = figure.subplots(panels, squeeze=False)[:, 0]
@@ -77,25 +78,25 @@ def memory_plot(timeline: Timeline, memories: tuple[RankMemory, ...], ax: Axes |
 
 
 def _layers(timeline: Timeline, shown: RankMemory) -> tuple[Floats, dict[str, Floats]]:
-    """Times in s, and the bytes of each of `_COLOURS` that the rank holds from each of them on."""
+    """Return times (s), and the bytes of each layer from each of them on."""
     curve = memory_curve(timeline, shown.rank)
     times = np.concatenate(([0.0], curve.times, [timeline.step_time_s]))
-    own = held_activations(timeline, curve, shown.holdings)
-    made = np.minimum(curve.held - own, shown.holdings.made)
-    made, gathered, held, workspace = (
+    activations = activation_bytes(timeline, curve, shown.static)
+    gradients = np.minimum(curve.held_bytes - activations, shown.static.step_gradients)
+    gradients, gathered, activations, workspace = (
         np.concatenate(([0.0], np.maximum(column, 0.0), np.maximum(column[-1:], 0.0)))
-        for column in (made, curve.held - own - made, own, curve.workspace)
+        for column in (gradients, curve.held_bytes - activations - gradients, activations, curve.workspace_bytes)
     )
-    state = shown.holdings.state
+    state = shown.static.state
     constant = {
         "weights": state.weights,
-        "gradients": shown.holdings.gradients,
+        "gradients": shown.static.gradients,
         "optimizer": state.optimizer,
         "buffers": shown.buffers - shown.gathered,
     }
     layers = {name: np.full(len(times), nbytes) for name, nbytes in constant.items()}
-    layers["gradients"] += made
-    return times, layers | {"gathered": gathered, "activations": held, "workspace": workspace}
+    layers["gradients"] += gradients
+    return times, layers | {"gathered": gathered, "activations": activations, "workspace": workspace}
 
 
 def _draw(
@@ -106,7 +107,7 @@ def _draw(
     window: tuple[float, float],
     title: str,
 ) -> None:
-    """One rank's memory from one time to another, s."""
+    """Draw one rank's memory in a ``window`` of time, s."""
     capacity_bytes, (begin, end) = shown.capacity, window
     below = np.zeros(len(times))
     for name, colour in _COLOURS.items():
@@ -116,8 +117,8 @@ def _draw(
         ax.fill_between(times, below, above, step="post", color=colour, label=name, linewidth=0)
         below = above
     ax.axhline(capacity_bytes / GiB, color=_LIMIT, linestyle="--", linewidth=1.2)
-    said = f"{format_gib(capacity_bytes)} on the GPU "
-    ax.text(end, capacity_bytes / GiB, said, color=_LIMIT, ha="right", va="bottom")
+    label = f"{format_gib(capacity_bytes)} on the GPU "
+    ax.text(end, capacity_bytes / GiB, label, color=_LIMIT, ha="right", va="bottom")
     near = 0 < capacity_bytes - shown.total < 0.1 * capacity_bytes  # the line would go through the words
     ax.plot([shown.peak_at_s], [shown.total / GiB], marker="v", color="black", markersize=7, clip_on=False)
     ax.annotate(

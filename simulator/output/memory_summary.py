@@ -1,21 +1,21 @@
-"""The part of a summary on memory."""
+"""Memory in a summary."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simulator.output.fitted import Fitted, Justify
+from simulator.output.fitted_table import FittedTable, Justify
 from simulator.units import GiB, counted, format_gib, format_time
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 _PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
-#: ``offload.parameters`` -> where weights are that no GPU holds, or what they are.
+#: ``offload.parameters`` -> the weights of a job whose GPUs hold none.
 _WEIGHTS = {"none": "the fp32 shards that the optimizer updates", "cpu": "on the host", "nvme": "on the host's drives"}
 _ROWS = 16
-#: What is left of a GPU's memory after its largest parts have been named.
+#: Share of a GPU's used memory that goes without names, after its largest contents.
 _REST = 0.05
 
 
@@ -29,7 +29,7 @@ def memory_of(memory: Mapping[str, Any], offload: Mapping[str, str]) -> Any:
     too_full = any(row["peak"] > row["capacity"] for row in shown)
     heads = ["stage", "peak", *_PARTS, *["over"] * too_full]
     right: Justify = "right"
-    table = Fitted("Memory of the fullest GPU of each stage (GiB)", *((head, right) for head in heads))
+    table = FittedTable("Memory of the fullest GPU of each stage (GiB)", *((head, right) for head in heads))
     for row in shown:
         cells = [str(row["stage"]), _gib(row["peak"]), *(_gib(row[part]) for part in _PARTS)]
         over = (row["peak"] - row["capacity"]) / GiB
@@ -38,8 +38,8 @@ def memory_of(memory: Mapping[str, Any], offload: Mapping[str, str]) -> Any:
         table.add_row(*cells, style="red" if over > 0 else "")
     lines: list[Any] = [table]
     if not any(row["weights"] for row in shown):
-        away = _WEIGHTS[offload["parameters"]]
-        lines.append(Text(f"Weights are {away}; what is gathered of them is among buffers.", style="dim"))
+        weights = _WEIGHTS[offload["parameters"]]
+        lines.append(Text(f"Weights are {weights}; what is gathered of them is among buffers.", style="dim"))
     if host := memory.get("host"):
         lines.append(_host(host))
     if len(shown) < len(stages):
@@ -61,7 +61,7 @@ def memory_of(memory: Mapping[str, Any], offload: Mapping[str, str]) -> Any:
 
 
 def _fullest_moment(row: Mapping[str, Any]) -> str:
-    """When the fullest GPU is fullest, and what is in it: what makes up nearly all."""
+    """Say when the fullest GPU is fullest, and name nearly all of its contents then."""
     shown: list[str] = []
     rest = float(row["peak"])
     for name, nbytes in row["contents"].items():
@@ -75,7 +75,7 @@ def _fullest_moment(row: Mapping[str, Any]) -> str:
 
 
 def _host(host: Mapping[str, Any]) -> Text:
-    """What the fullest node's host and drives hold."""
+    """Say how full the fullest node's host and drives are."""
     from rich.text import Text
 
     capacity = host["capacity_bytes"]
@@ -88,7 +88,7 @@ def _host(host: Mapping[str, Any]) -> Text:
 
 
 def _fullest(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """All stages, or of many the first, the last and the fullest, in order."""
+    """Return all stages in order, or of many the first, the last and the fullest."""
     if len(stages) <= _ROWS:
         return list(stages)
     by_peak = sorted(range(1, len(stages) - 1), key=lambda index: (-stages[index]["peak"], index))

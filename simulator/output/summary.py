@@ -1,6 +1,7 @@
-"""Results as tables for a terminal. Everything is read from the result dictionary, so a saved JSON prints the same.
+"""Summaries: results as tables for a terminal.
 
-Whatever comes from the user is a `rich.text.Text`, so that brackets in a name are no markup.
+Figures are read from the dictionary of results, so that a saved JSON prints the same. Text of users is a
+`rich.text.Text`, so that brackets in a name are no markup.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from simulator.output.fitted import Fitted
+from simulator.output.fitted_table import FittedTable
 from simulator.output.memory_summary import memory_of
 from simulator.output.tables import (
     HOST,
     WAITING,
-    Result,
+    JsonReport,
     breakdown,
     busiest,
     communication,
@@ -30,34 +31,38 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WIDTH = 100
+_COUNTED = (
+    "Parameters are counted without padding of the vocabulary and without layers for multi-token prediction; "
+    "FLOPs with both."
+)
 
 
-def summary(result: Result) -> Group:
-    """The ``run`` result as a rich renderable, made for 100 columns."""
+def summary(report: JsonReport) -> Group:
+    """Return the ``run`` results as a rich renderable for 100 columns."""
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[Any] = [_headline(result), _key_figures(result), "", breakdown(result)]
-    parts += [memory_of(result["memory"], result["parallelism"]["offload"]), ""]
-    if any(kind["time_s"] for kind in result["communication"].values()):
-        parts.append(communication(result))
-    if result["links"]:
-        parts.append(busiest(result["links"]))
-    if result["contention"]:
-        parts.append(contention(result, "Where transfers met"))
-    parts.append(critical_path(result["critical_path"]))
-    parts += [Text(line) for line in _trust(result)]
+    parts: list[Any] = [_headline(report), _key_figures(report), "", breakdown(report)]
+    parts += [memory_of(report["memory"], report["parallelism"]["offload"]), ""]
+    if any(kind["time_s"] for kind in report["communication"].values()):
+        parts.append(communication(report))
+    if report["links"]:
+        parts.append(busiest(report["links"]))
+    if report["contention"]:
+        parts.append(contention(report, "Where transfers met"))
+    parts.append(critical_path(report["critical_path"]))
+    parts += [Text(line) for line in (_COUNTED, *_trust(report))]
     return Group(*parts)
 
 
-def opening(result: Result) -> str:
-    """The first lines of `summary`, as text: what was run, and the key figures."""
-    return _text(_headline(result), _key_figures(result))
+def opening(report: JsonReport) -> str:
+    """Return the first lines of `summary` as text: the job and its key figures."""
+    return _text(_headline(report), _key_figures(report))
 
 
-def shared_opening(result: Result) -> str:
-    """The first table of `shared`, as text."""
-    return _text(_shares(result))
+def shared_opening(report: JsonReport) -> str:
+    """Return the first table of `shared` as text."""
+    return _text(_shares(report))
 
 
 def _text(*parts: Any) -> str:
@@ -69,9 +74,9 @@ def _text(*parts: Any) -> str:
     return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
 
 
-def compare(first: Result, second: Result) -> Fitted:
-    """Two ``run`` results side by side, and the second as a multiple of the first."""
-    table = Fitted(
+def compare(first: JsonReport, second: JsonReport) -> FittedTable:
+    """Return two ``run`` results side by side, and the second as a multiple of the first."""
+    table = FittedTable(
         "",
         ("", "left"), (first["name"], "right"), (_other_name(first, second), "right"), ("ratio", "right"),
     )  # fmt: skip
@@ -84,29 +89,29 @@ def compare(first: Result, second: Result) -> Fitted:
     return table
 
 
-def shared(result: Result) -> Group:
-    """Several jobs that share a cluster: what each takes beside the others and alone, and where they met."""
+def shared(report: JsonReport) -> Group:
+    """Return the summary of jobs that share a cluster: step times beside the others and alone, and contention."""
     from rich.console import Group
 
-    runs = result["runs"]
-    parts: list[Any] = [_shares(result)]
-    told: list[Any] = []
+    runs = report["runs"]
+    parts: list[Any] = [_shares(report)]
+    printed: list[Any] = []
     for run in runs:
-        if run["contention"] and run["contention"] not in told:  # alike jobs met at the same places
-            told.append(run["contention"])
+        if run["contention"] and run["contention"] not in printed:  # alike jobs contend on the same links
+            printed.append(run["contention"])
             names = ", ".join(one["name"] for one in runs if one["contention"] == run["contention"])
             parts.append(contention(run, f"Where transfers met, in a step of {names}"))
     return Group(*parts)
 
 
-def _shares(result: Result) -> Fitted:
-    """A row per job of several that share a cluster."""
-    table = Fitted(
-        f"On {counted(result['share_fabric']['nodes'], 'node')} of {result['share_fabric']['cluster']} at once",
+def _shares(report: JsonReport) -> FittedTable:
+    """Return a row per job of several that share a cluster."""
+    table = FittedTable(
+        f"On {counted(report['share_fabric']['nodes'], 'node')} of {report['share_fabric']['cluster']} at once",
         ("job", "left"), ("GPUs", "right"), ("nodes", "left"), ("step alone", "right"), ("step shared", "right"),
         ("lost", "right"), ("slowdown", "right"), ("tokens/s", "right"), ("MFU", "right"),
     )  # fmt: skip
-    for run in result["runs"]:
+    for run in report["runs"]:
         sharing = run["sharing"]
         times = (
             format_time(s) for s in (sharing["alone_step_time_s"], run["step_time_s"], max(sharing["lost_s"], 0.0))
@@ -119,7 +124,7 @@ def _shares(result: Result) -> Fitted:
 
 
 def _ranges(numbers: Sequence[int], most: int = 4) -> str:
-    """Such as ``0-7,16``; ``0-14:2`` is every other one."""
+    """Write numbers as ranges such as ``0-7,16``; ``0-14:2`` is every other one."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         run = runs[-1] if runs else []
@@ -135,7 +140,7 @@ def _ranges(numbers: Sequence[int], most: int = 4) -> str:
     return ",".join(shown) + (",..." if len(runs) > most else "")
 
 
-def _other_name(first: Result, second: Result) -> str:
+def _other_name(first: JsonReport, second: JsonReport) -> str:
     return str(second["name"]) if second["name"] != first["name"] else f"{second['name']} (2)"
 
 
@@ -143,11 +148,11 @@ def _tflops(rate: float) -> str:
     return f"{rate / TFLOP:.1f} TFLOP/s"
 
 
-def _exposed(result: Result) -> float:
-    return float(sum(result["time_breakdown_s"]["exposed"].values()))
+def _exposed(report: JsonReport) -> float:
+    return float(sum(report["time_breakdown_s"]["exposed"].values()))
 
 
-_COMPARED: tuple[tuple[str, Callable[[Result], float], Callable[[float], str]], ...] = (
+_COMPARED: tuple[tuple[str, Callable[[JsonReport], float], Callable[[float], str]], ...] = (
     ("GPUs", lambda r: r["n_gpus"], "{:,}".format),
     ("step time", lambda r: r["step_time_s"], format_time),
     ("tokens/s", lambda r: r["tokens_per_s"], "{:,.0f}".format),
@@ -167,8 +172,10 @@ _COMPARED: tuple[tuple[str, Callable[[Result], float], Callable[[float], str]], 
 
 
 def describe_layout(parallelism: Mapping[str, Any]) -> str:
-    """Degrees above one, first those whose product the ranks are; the schedule of a pipeline, and whatever else is not
-    as it mostly is: ``tp 8 x pp 12 x dp 16, 1f1b``."""
+    """Write a layout such as ``tp 8 x pp 12 x dp 16, 1f1b``.
+
+    Degrees above one come first, then the schedule of a pipeline, then all settings that differ from common ones.
+    """
     degrees = [f"{axis} {parallelism[axis]}" for axis in ("tp", "cp", "pp", "dp") if parallelism[axis] > 1]
     extras = [f"{axis} {parallelism[axis]}" for axis in ("ep", "etp") if parallelism[axis] > 1]
     extras += [PurePath(parallelism["schedule"]).name] if parallelism["pp"] > 1 else []
@@ -191,36 +198,36 @@ def _fits(memory: Mapping[str, Any]) -> str:
     return "fits" if memory["fits"] else "does not fit"
 
 
-def _headline(result: Result) -> Text:
+def _headline(report: JsonReport) -> Text:
     from rich.text import Text
 
-    calibration = result["calibration"]
+    calibration = report["calibration"]
     dated = f", {calibration['date']}" if calibration.get("date") else ""
     stack = f"; collectives by stack {calibration['stack']}" if calibration.get("stack") else ""
     return Text.assemble(
-        (str(result["name"]), "bold"),
-        f" on {result['n_gpus']:,} GPUs of {result['cluster']} with {_stack(result['framework'])}\n"
-        f"{format_parameters(result['params_total'], result['params_active'])}, "
-        f"{describe_layout(result['parallelism'])}, {counted(result['n_microbatches'], 'micro-batch', 'es')}\n"
+        (str(report["name"]), "bold"),
+        f" on {counted(report['n_gpus'], 'GPU')} of {report['cluster']} with {_framework(report['framework'])}\n"
+        f"{format_parameters(report['params_total'], report['params_active'])}, "
+        f"{describe_layout(report['parallelism'])}, {counted(report['n_microbatches'], 'micro-batch', 'es')}\n"
         f"calibration {calibration['name']}: {calibration['kind']} figures{dated}{stack}",
     )
 
 
-def _stack(framework: Mapping[str, Any]) -> str:
+def _framework(framework: Mapping[str, Any]) -> str:
     """Return a framework as in ``pytorch 2.8, compiled``."""
     version = f" {framework['version']}" if framework["version"] else ""
     return f"{framework['name']}{version}{', compiled' if framework['compile'] else ''}"
 
 
-def _trust(result: Result) -> list[str]:
-    """How far the figures go: what prices rest on, and how far steps like this one have been from measurement."""
-    priced = dict(result["calibration"].get("kernel_time_priced_by", {}))
+def _trust(report: JsonReport) -> list[str]:
+    """Say which prices the figures rest on, and how far steps like this one have been from measurement."""
+    priced = dict(report["calibration"].get("kernel_time_priced_by", {}))
     outside = priced.pop("extrapolated", 0.0)
     lines = []
     if priced:
         shares = ", ".join(f"{percent(share)} {kind}" for kind, share in priced.items())
         lines.append(f"Prices of kernels: {shares}; {percent(outside)} outside the sizes that were measured.")
-    accuracy = result.get("accuracy")
+    accuracy = report.get("accuracy")
     if accuracy:
         suite = f"{accuracy['nearest_suite']}, {accuracy['rows']} rows"
         errors = f"mean error {percent(accuracy['mean_error'])}, largest {percent(accuracy['max_error'])}"
@@ -235,43 +242,43 @@ def _trust(result: Result) -> list[str]:
     return lines
 
 
-def _key_figures(result: Result) -> Table:
+def _key_figures(report: JsonReport) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    peak = result["peak_flops_per_s_per_gpu"]
+    peak = report["peak_flops_per_s_per_gpu"]
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold")
     grid.add_column()
     grid.add_row("")
-    name = "step time (steady)" if result["steady_period"] else "step time"
-    grid.add_row(name, Text(format_time(result["step_time_s"]), style="bold"))
-    if "staleness" in result:
-        grid.add_row("staleness", f"{result['staleness']:.2f} updates of other workers between a pull and its push")
-    rate = f"{result['tokens_per_s']:,.0f} tokens/s, {result['tokens_per_s_per_gpu']:,.0f} per GPU"
+    name = "step time (steady)" if report["steady_period"] else "step time"
+    grid.add_row(name, Text(format_time(report["step_time_s"]), style="bold"))
+    if "staleness" in report:
+        grid.add_row("staleness", f"{report['staleness']:.2f} updates of other workers between a pull and its push")
+    rate = f"{report['tokens_per_s']:,.0f} tokens/s, {report['tokens_per_s_per_gpu']:,.0f} per GPU"
     grid.add_row("throughput", rate)
-    grid.add_row("model FLOP/s", f"{_tflops(result['model_flops_per_s_per_gpu'])} per GPU")
+    grid.add_row("model FLOP/s", f"{_tflops(report['model_flops_per_s_per_gpu'])} per GPU")
     grid.add_row(
         "MFU",
-        f"{percent(result['mfu'])} of the dense peak of {_tflops(peak)}; "
-        f"{percent(result['mfu_causal'])} counting half of attention",
+        f"{percent(report['mfu'])} of the dense peak of {_tflops(peak)}; "
+        f"{percent(report['mfu_causal'])} counting half of attention",
     )
     grid.add_row(
         "HFU",
-        f"{percent(result['hfu'])}, {_tflops(result['hfu'] * peak)} per GPU: what the kernels compute"
-        + ("; of attention they skip half" if result["hfu"] < result["mfu"] else ""),
+        f"{percent(report['hfu'])}, {_tflops(report['hfu'] * peak)} per GPU: what the kernels compute"
+        + ("; of attention they skip half" if report["hfu"] < report["mfu"] else ""),
     )
-    if result["parallelism"]["pp"] > 1:
+    if report["parallelism"]["pp"] > 1:
         grid.add_row(
             "bubble",
-            f"pipelines idle {percent(result['bubble_fraction'])} of the time, "
-            f"idle / busy {result['bubble_ratio']:.3f}; exposed pp and dp included",
+            f"pipelines idle {percent(report['bubble_fraction'])} of the time, "
+            f"idle / busy {report['bubble_ratio']:.3f}; exposed pp and dp included",
         )
-        stages = result["stages"]
+        stages = report["stages"]
         better = stages["layers_per_stage"]
         advice = f"; layers_per_stage: {better} is more even" if better else ""
         grid.add_row("stages", f"the slowest takes {stages['slowest_over_mean']:.2f} times the mean{advice}")
-    run = result.get("run")
+    run = report.get("run")
     if run is not None:
         cost = "" if run["cost"] is None else f", cost {run['cost']:,.0f} at the cluster's price"
         if run["server_gpus"]:

@@ -1,27 +1,27 @@
-"""The tables that a summary consists of, and how figures are written in them."""
+"""Tables of a summary, and the form of their figures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simulator.output.fitted import Fitted
+from simulator.output.fitted_table import FittedTable
 from simulator.units import format_bytes, format_time, ms, us
 
 _BAR = 30
-#: What `time_breakdown_s` calls bubble, told apart from that of the pipeline.
+#: Name of the bubble in `time_breakdown_s`; the pipeline's bubble is another figure.
 WAITING = "waiting for other ranks"
 HOST = "waiting for the host"
 _PATH_ROWS = 8
-#: Of a kind of communication, the links that are named.
+#: Links named per kind of communication.
 _LINKS_OF_KIND = 2
 
-Result = Mapping[str, Any]
+JsonReport = Mapping[str, Any]
 
 
-def breakdown(result: Result) -> Fitted:
-    """Rows with a bar; parts that take no time are left out."""
-    times = result["time_breakdown_s"]
+def breakdown(report: JsonReport) -> FittedTable:
+    """Return the time breakdown as rows with a bar; parts without time are left out."""
+    times = report["time_breakdown_s"]
     rows = [
         ("compute", times["compute"]),
         ("recompute", times["recompute"]),
@@ -32,10 +32,10 @@ def breakdown(result: Result) -> Fitted:
         ("waiting for the step's end", times["other"]),
     ]
     title = "Where a GPU's time goes (mean over GPUs)"
-    return bars(title, [row for row in rows if row[1] >= 5e-4 * result["step_time_s"]], result["step_time_s"])
+    return bars(title, [row for row in rows if row[1] >= 5e-4 * report["step_time_s"]], report["step_time_s"])
 
 
-def critical_path(path: Sequence[Mapping[str, Any]]) -> Fitted:
+def critical_path(path: Sequence[Mapping[str, Any]]) -> FittedTable:
     step = sum(row["seconds"] for row in path)
     rows = [(row["class"], row["seconds"]) for row in path[:_PATH_ROWS]]
     rest = sum(row["seconds"] for row in path[_PATH_ROWS:])
@@ -44,14 +44,14 @@ def critical_path(path: Sequence[Mapping[str, Any]]) -> Fitted:
     return bars("What the step's length is made of (critical path)", rows, step)
 
 
-def communication(result: Result) -> Fitted:
-    table = Fitted(
+def communication(report: JsonReport) -> FittedTable:
+    table = FittedTable(
         "Communication (per GPU)",
         ("kind", "left"), ("sent", "right"), ("in flight", "right"), ("exposed", "right"), ("algorithm", "left"),
         ("on links, the slowest first", "left"),
     )  # fmt: skip
-    step = result["step_time_s"]
-    for kind, row in result["communication"].items():
+    step = report["step_time_s"]
+    for kind, row in report["communication"].items():
         if row["time_s"] or row["bytes_per_gpu"]:
             times = (time_beside(row[key], step) for key in ("time_s", "exposed_s"))
             links = ", ".join(link["links"] for link in row["links"][:_LINKS_OF_KIND])
@@ -59,8 +59,8 @@ def communication(result: Result) -> Fitted:
     return table
 
 
-def busiest(links: Sequence[Mapping[str, Any]]) -> Fitted:
-    table = Fitted(
+def busiest(links: Sequence[Mapping[str, Any]]) -> FittedTable:
+    table = FittedTable(
         "Busiest links", ("link", "left"), ("alike", "right"), ("carried by each", "right"), ("in use", "right")
     )
     for row in links[:5]:
@@ -68,27 +68,27 @@ def busiest(links: Sequence[Mapping[str, Any]]) -> Fitted:
     return table
 
 
-def contention(result: Result, title: str) -> Fitted:
-    """Where transfers held each other up, and what each lost against an idle network; who lost nothing was there."""
-    table = Fitted(
+def contention(report: JsonReport, title: str) -> FittedTable:
+    """Return the links on which transfers slowed each other, and the loss of each against an idle network."""
+    table = FittedTable(
         title,
         ("link", "left"), ("alike", "right"), ("transfers", "left"), ("at once", "right"), ("together", "right"),
         ("lost", "right"),
     )  # fmt: skip
-    several = len({flow["job"] for row in result["contention"] for flow in row["flows"] if flow["job"]}) > 1
-    for row in result["contention"][:5]:
+    several = len({flow["job"] for row in report["contention"] for flow in row["flows"] if flow["job"]}) > 1
+    for row in report["contention"][:5]:
         name, alike = row["link"], f"{row['count']:,}"
         for flow in row["flows"]:
-            whose = f"{flow['job']}: " if several and flow["job"] else ""
-            what = f"{whose}{flow['axis']} {flow['op'].replace('_', ' ')}"
+            job = f"{flow['job']}: " if several and flow["job"] else ""
+            transfer = f"{job}{flow['axis']} {flow['op'].replace('_', ' ')}"
             times = (format_time(flow[key]) for key in ("seconds_together", "lost_s"))
-            table.add_row(name, alike, what, f"{flow['at_once']:,}", *times)
+            table.add_row(name, alike, transfer, f"{flow['at_once']:,}", *times)
             name = alike = ""
     return table
 
 
-def bars(title: str, rows: Sequence[tuple[str, float]], whole: float) -> Fitted:
-    table = Fitted(title, ("", "left"), ("time", "right"), ("share", "right"), ("", "left", "cyan"))
+def bars(title: str, rows: Sequence[tuple[str, float]], whole: float) -> FittedTable:
+    table = FittedTable(title, ("", "left"), ("time", "right"), ("share", "right"), ("", "left", "cyan"))
     longest = max((seconds for _, seconds in rows), default=0.0)
     for name, seconds in rows:
         bar = "█" * max(round(_BAR * seconds / longest), 0) if longest else ""
@@ -102,6 +102,6 @@ def percent(share: float) -> str:
 
 
 def time_beside(seconds: float, whole: float) -> str:
-    """A duration in the unit of ``whole``, so that the rows of a table compare at a glance."""
+    """Write a duration in the unit of ``whole``, so that the rows of a table compare at a glance."""
     unit, size = ("s", 1.0) if whole >= 1 else ("ms", ms) if whole >= ms else ("us", us)
     return f"{seconds / size:.2f} {unit}"

@@ -1,4 +1,4 @@
-"""A Cluster as a picture: the inside of its kinds of node, and the fabric between the nodes.
+"""Pictures of clusters: the inside of each kind of node, and the fabric between nodes.
 
 Colours tell rails apart, widths of lines are bandwidths, and the narrowest cut between two halves is marked.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Sizes of a slide, inches.
 _WIDTH_IN, _NODE_IN, _FABRIC_IN = 14.0, 4.2, 4.4
 _MOST_NOTES = 4
-#: What a note calls a part that is faster or slower than its kind.
+#: Key of an override -> its name in a note.
 _SPEEDS = {
     "bandwidth_scale": "bandwidth",
     "speed_scale": "speed",
@@ -30,7 +30,7 @@ _SPEEDS = {
 
 
 def draw_topology(cluster: Cluster) -> Figure:
-    """Each kind of node (the first few), and below them the fabric where there are several nodes."""
+    """Draw each kind of node (the first few), and below them the fabric between several nodes."""
     from matplotlib.figure import Figure
 
     kinds: dict[int, int] = {}
@@ -54,17 +54,17 @@ def _title(cluster: Cluster) -> str:
         return f"{cluster.name}: {len(cluster.gpus)} {cluster.layouts[0].gpu}"
     nodes = Counter((len(layout.gpus), layout.gpu) for layout in cluster.layouts)
     kinds = " + ".join(f"{counted(count, 'node')} x {gpus} {gpu}" for (gpus, gpu), count in nodes.items())
-    return f"{cluster.name}: {kinds} = {len(cluster.gpus):,} GPUs"
+    return f"{cluster.name}: {kinds} = {counted(len(cluster.gpus), 'GPU')}"
 
 
 def _legend(figure: Figure, cluster: Cluster, *, marked: bool) -> None:
     from matplotlib.lines import Line2D
 
-    met = {link.kind for link in cluster.links}
+    present = {link.kind for link in cluster.links}
     handles = [
         Line2D([], [], color=colour, linewidth=4, label=label)
         for kinds, colour, label in KINDS
-        if met.intersection(kinds)
+        if present.intersection(kinds)
     ]
     handles += [
         Line2D([], [], color="#777777", linewidth=line_width(each * GB), label=bandwidth(each * GB))
@@ -86,14 +86,14 @@ def _legend(figure: Figure, cluster: Cluster, *, marked: bool) -> None:
 
 
 def _differences(cluster: Cluster) -> list[str]:
-    """What single links, GPUs and NICs have of their own."""
-    told = []
+    """Return notes on links, GPUs and NICs that differ from others of their kind."""
+    notes = []
     for override in cluster.spec.overrides:
         data = override.model_dump(exclude_none=True)
         name = data.get("link") or data.get("gpu") or data.get("nic")
         scales = [f"{_SPEEDS[key]} {value:g}" for key, value in data.items() if key in _SPEEDS]
-        told.append(
+        notes.append(
             f"{name} is missing" if data.get("missing") else f"{name}: {', '.join(scales)} times what it would be"
         )
-    more = [f"{len(told) - _MOST_NOTES} more differ"] if len(told) > _MOST_NOTES else []
-    return told[:_MOST_NOTES] + more
+    more = [f"{len(notes) - _MOST_NOTES} more differ"] if len(notes) > _MOST_NOTES else []
+    return notes[:_MOST_NOTES] + more

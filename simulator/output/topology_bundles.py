@@ -1,4 +1,4 @@
-"""What is drawn of a fabric: nodes and switches as boxes, those that are alike as one, and what lines between carry."""
+"""Bundles of a drawn fabric: boxes of nodes and switches that are alike, and lines with their bandwidth."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from typing import Literal
 import networkx as nx
 
 from simulator.cluster import Cluster
+from simulator.units import counted
 
-#: Nodes, and switches, up to which each has a box of its own.
+#: Most nodes, and most switches, that have a box each.
 _MOST_NODES, _MOST_SWITCHES = 12, 40
-#: Rails beyond which leaves of all rails are one box.
+#: Most rails whose leaves have a box per rail.
 _MOST_RAILS = 20
 
 
 @dataclass(frozen=True)
 class Box:
-    """Switches or nodes that are drawn as one. ``level``: 0 of nodes, 1 of leaves ...; ``rail``, ``site``: None where
-    of several."""
+    """Switches or nodes that are drawn as one.
+
+    ``level``: 0 for nodes, 1 for leaves and so on. ``rail``, ``site``: None for several.
+    """
 
     label: str
     level: int
@@ -31,8 +34,11 @@ class Box:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Boxes by name; bytes/s of the lines between them, and which of them the narrowest cut crosses; of ``wan`` lines,
-    each joins two sites. ``form``: how the boxes are placed."""
+    """Boxes of a fabric by name, and the lines between them.
+
+    ``form``: arrangement of the boxes. ``lines``: pair of boxes -> bytes/s. ``marked``: lines that the narrowest cut
+    crosses. ``wan``: lines between sites.
+    """
 
     form: Literal["tiers", "torus", "ring"]
     boxes: dict[str, Box]
@@ -42,16 +48,20 @@ class Drawing:
 
 
 def narrowest(cluster: Cluster) -> tuple[float, set[tuple[str, str]], float]:
-    """What the first half of the nodes can send to the second, the pairs of vertices where that is bounded (none where
-    the NICs bound it), and what the NICs of the smaller half can."""
+    """Return the narrowest cut between two halves of the nodes.
+
+    Returned are its bytes/s from the first half to the second, its pairs of vertices, and the bytes/s of the smaller
+    half's NICs. There are no pairs where the NICs are what is narrowest.
+    """
     graph = nx.DiGraph()
     sides = [0.0, 0.0]
     for first, part in _parts(cluster).items():
-        near = first < cluster.n_nodes // 2
-        graph.add_edge(*(("source", _nodes(first)) if near else (_nodes(first), "sink")))
+        in_first_half = first < cluster.n_nodes // 2
+        nodes = _nodes(first)
+        graph.add_edge(*(("source", nodes) if in_first_half else (nodes, "sink")))
         for leaf, total_Bps in _ports(cluster, part).items():
-            sides[near] += total_Bps
-            graph.add_edge(*((_nodes(first), leaf) if near else (leaf, _nodes(first))), capacity=total_Bps)
+            sides[in_first_half] += total_Bps
+            graph.add_edge(*((nodes, leaf) if in_first_half else (leaf, nodes)), capacity=total_Bps)
     for link in cluster.trunks:
         before = graph.edges[link.src, link.dst]["capacity"] if graph.has_edge(link.src, link.dst) else 0.0
         graph.add_edge(link.src, link.dst, capacity=before + link.bandwidth_Bps)
@@ -62,7 +72,7 @@ def narrowest(cluster: Cluster) -> tuple[float, set[tuple[str, str]], float]:
 
 
 def bundled(cluster: Cluster, cut: set[tuple[str, str]]) -> Drawing:
-    """The boxes of a fabric and the lines between them; ``cut``: pairs of vertices, as from `narrowest`."""
+    """Return the boxes of a fabric and the lines between them; ``cut``: pairs of vertices on the narrowest cut."""
     parts = _parts(cluster)
     ports = {first: _ports(cluster, part) for first, part in parts.items()}
     levels = _levels(cluster)
@@ -92,7 +102,7 @@ def bundled(cluster: Cluster, cut: set[tuple[str, str]]) -> Drawing:
         add(trunk.lower, trunk.upper, trunk.bandwidth_Bps)
         if _site(trunk.lower) != _site(trunk.upper):
             wan.add((box_of[trunk.lower], box_of[trunk.upper]))
-    # Of a bundle about half of the links are on the side where the cut was found.
+    # About half of a bundle's links are on the side of the cut that was found.
     marked = frozenset(line for line, Bps in in_cut.items() if Bps > 0.25 * lines[line])
     return Drawing(form, boxes, lines, marked, frozenset(wan & lines.keys()))
 
@@ -107,7 +117,7 @@ def _site(switch: str) -> int | None:
 
 
 def _parts(cluster: Cluster) -> dict[int, tuple[int, int]]:
-    """Nodes that follow one another under the same switches, the first half apart: first -> (first, after the last)."""
+    """Return runs of nodes under the same switches, each in one half: first node -> (first, one after the last)."""
     parts: dict[int, tuple[int, int]] = {}
     first = 0
     for node in range(1, cluster.n_nodes + 1):
@@ -123,7 +133,7 @@ def _parts(cluster: Cluster) -> dict[int, tuple[int, int]]:
 
 
 def _ports(cluster: Cluster, part: tuple[int, int]) -> dict[str, float]:
-    """Bytes/s from the nodes of a part into each leaf."""
+    """Return the bytes/s from the nodes of a part into each leaf."""
     total: dict[str, float] = {}
     for node in range(*part):
         layout, first = cluster.layouts[node], cluster.first_link[node]
@@ -134,8 +144,10 @@ def _ports(cluster: Cluster, part: tuple[int, int]) -> dict[str, float]:
 
 
 def _levels(cluster: Cluster) -> dict[str, int] | None:
-    """Tier of every switch, leaves 1; None where there are no tiers: trunks lead in circles, or from leaf to leaf of a
-    site."""
+    """Return the tier of every switch, 1 for leaves; None for a fabric without tiers.
+
+    It has none where trunks lead in circles, or from leaf to leaf of a site.
+    """
     level = dict.fromkeys((leaf for leaves in cluster.switches.leaves for leaf in leaves), 1)
     trunks = [trunk for trunk in cluster.switches.trunks if _site(trunk.lower) == _site(trunk.upper)]
     graph = nx.DiGraph((trunk.lower, trunk.upper) for trunk in trunks)
@@ -149,65 +161,83 @@ def _levels(cluster: Cluster) -> dict[str, int] | None:
 def _in_tiers(
     cluster: Cluster, levels: dict[str, int], ports: dict[int, dict[str, float]]
 ) -> tuple[dict[str, str], dict[str, Box]]:
-    """The box of every switch and part, and what it is: alike are switches of one level, site and rail under the same
-    boxes, and nodes of one kind under the same boxes."""
-    rails: dict[str, set[int]] = {}
-    for leaves in cluster.switches.leaves:
-        for nic, leaf in enumerate(leaves):
-            rails.setdefault(leaf, set()).add(nic)
-    by_rail = len({tuple(sorted(of)) for of in rails.values()}) <= _MOST_RAILS
+    """Return the box of every switch and part by name, and the boxes.
+
+    Switches of one level, site and rail under the same boxes share a box. So do nodes of one kind under the same boxes.
+    """
+    rails = _rails_of_switches(cluster, levels)
+    by_rail = len({tuple(sorted(rails[leaf])) for leaves in cluster.switches.leaves for leaf in leaves}) <= _MOST_RAILS
     above: dict[str, set[str]] = {}
-    for trunk in sorted(cluster.switches.trunks, key=lambda trunk: levels[trunk.lower]):
+    for trunk in cluster.switches.trunks:
         if _site(trunk.lower) == _site(trunk.upper):
-            rails.setdefault(trunk.upper, set()).update(rails.get(trunk.lower, ()))
             above.setdefault(trunk.lower, set()).add(trunk.upper)
-    every = by_rail and len(levels) <= _MOST_SWITCHES
+    each_apart = by_rail and len(levels) <= _MOST_SWITCHES
     box_of: dict[str, str] = {}
-    same: dict[Hashable, str] = {}
+    first_alike: dict[Hashable, str] = {}
     for name in sorted(levels, key=lambda name: -levels[name]):
-        of = tuple(sorted(rails.get(name, ()))) if by_rail else ()
+        switch_rails = tuple(sorted(rails.get(name, ()))) if by_rail else ()
         under = tuple(sorted({box_of[up] for up in above.get(name, ())}))
-        key = name if every else (levels[name], _site(name), of, under)
-        box_of[name] = same.setdefault(key, name)
-    held = Counter(box_of.values())
-    boxes = {}
-    for name, count in held.items():
-        what = "leaves" if levels[name] == 1 else "switches"
-        label = name.replace(".", "\n") if count == 1 else f"{count} {what}"
-        crossed = rails.get(name, set())
-        rail = min(crossed) if len(crossed) == 1 and (by_rail or count == 1) else None
-        boxes[name] = Box(label, levels[name], rail, _site(name))
-    counted: Counter[str] = Counter()
+        key = name if each_apart else (levels[name], _site(name), switch_rails, under)
+        box_of[name] = first_alike.setdefault(key, name)
+    boxes = _switch_boxes(box_of, levels, rails, by_rail)
+    node_counts: Counter[str] = Counter()
     for first in ports:
-        here = tuple(sorted({box_of[leaf] for leaf in ports[first]})), id(cluster.layouts[first])
-        alone = every or cluster.n_nodes <= _MOST_NODES
-        box = box_of[_nodes(first)] = _nodes(first) if alone else same.setdefault(here, _nodes(first))
-        counted[box] += _parts(cluster)[first][1] - first
-    for box, count in counted.items():
+        alike = tuple(sorted({box_of[leaf] for leaf in ports[first]})), id(cluster.layouts[first])
+        apart = each_apart or cluster.n_nodes <= _MOST_NODES
+        box = box_of[_nodes(first)] = _nodes(first) if apart else first_alike.setdefault(alike, _nodes(first))
+        node_counts[box] += _parts(cluster)[first][1] - first
+    for box, count in node_counts.items():
         first = int(box.removeprefix("nodes"))
-        gpus = len(cluster.layouts[first].gpus)
-        label = f"node {first}\n{gpus} GPUs" if count == 1 else f"{count:,} nodes\nof {gpus} GPUs"
+        gpus = counted(len(cluster.layouts[first].gpus), "GPU")
+        label = f"node {first}\n{gpus}" if count == 1 else f"{count:,} nodes\nof {gpus}"
         boxes[box] = Box(label, 0, None, _site(cluster.switches.leaves[first][0]))
     return box_of, boxes
 
 
+def _rails_of_switches(cluster: Cluster, levels: dict[str, int]) -> dict[str, set[int]]:
+    """Return the rails that each switch carries: numbers of the NICs below it."""
+    rails: dict[str, set[int]] = {}
+    for leaves in cluster.switches.leaves:
+        for nic, leaf in enumerate(leaves):
+            rails.setdefault(leaf, set()).add(nic)
+    for trunk in sorted(cluster.switches.trunks, key=lambda trunk: levels[trunk.lower]):
+        if _site(trunk.lower) == _site(trunk.upper):
+            rails.setdefault(trunk.upper, set()).update(rails.get(trunk.lower, ()))
+    return rails
+
+
+def _switch_boxes(
+    box_of: dict[str, str], levels: dict[str, int], rails: dict[str, set[int]], by_rail: bool
+) -> dict[str, Box]:
+    boxes = {}
+    for name, count in Counter(box_of.values()).items():
+        plural = "leaves" if levels[name] == 1 else "switches"
+        label = name.replace(".", "\n") if count == 1 else f"{count} {plural}"
+        switch_rails = rails.get(name, set())
+        rail = min(switch_rails) if len(switch_rails) == 1 and (by_rail or count == 1) else None
+        boxes[name] = Box(label, levels[name], rail, _site(name))
+    return boxes
+
+
 def _in_groups(cluster: Cluster, ports: dict[int, dict[str, float]]) -> tuple[dict[str, str], dict[str, Box]]:
-    """Of a fabric without tiers: the switches of a group with their nodes are one box, and so is a switch that is in no
-    group."""
+    """Return the box of every switch and part by name, and the boxes, for a fabric without tiers.
+
+    The switches of a group and their nodes share a box. A switch outside of groups has a box with its nodes.
+    """
     names = {name for trunk in cluster.switches.trunks for name in (trunk.lower, trunk.upper)}
     names |= {leaf for leaves in cluster.switches.leaves for leaf in leaves}
     ordered = sorted(names, key=_natural)
     box_of = {name: re.sub(r"((?:^|\.)group\d+)\..*", r"\1", name) for name in ordered}
-    held = Counter(box_of.values())
-    nodes: dict[str, list[int]] = {box: [] for box in held}
+    switch_counts = Counter(box_of.values())
+    nodes: dict[str, list[int]] = {box: [] for box in switch_counts}
     for first, leaves in ports.items():
-        box = box_of[next(iter(leaves))] if leaves else next(iter(held))
+        box = box_of[next(iter(leaves))] if leaves else next(iter(switch_counts))
         box_of[_nodes(first)] = box
         nodes[box] += range(*_parts(cluster)[first])
     boxes = {}
-    for box, count in held.items():
-        of = nodes[box]
-        label = f"node {of[0]}" if len(of) == 1 else f"{len(of)} nodes" if of else box
+    for box, count in switch_counts.items():
+        inside = nodes[box]
+        label = f"node {inside[0]}" if len(inside) == 1 else f"{len(inside)} nodes" if inside else box
         boxes[box] = Box(f"{box}\n{label}\n{count} switches" if count > 1 else label, 1, None, _site(box))
     return box_of, boxes
 

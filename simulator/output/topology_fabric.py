@@ -1,5 +1,7 @@
-"""The fabric of a cluster: nodes below, switches above them tier by tier, coloured by rail; a torus as its grid, any
-other network as a ring."""
+"""Drawings of fabrics: nodes below, switches above them tier by tier, coloured by rail.
+
+A torus is drawn as its grid, any other network without tiers as a ring.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WIDTH, _LEVEL = 24.0, 1.4
-#: Boxes of a row, or half a ring, up to which all is written into them, and up to which their names are.
+#: Most boxes of a row, or of half a ring, with their whole label, and with their names alone.
 _ROOM, _LITTLE_ROOM = 16, 40
 _ROW, _PLANE_GAP = 0.8, 1.2
 Places = Mapping[str, tuple[float, float]]
 
 
 def draw_fabric(axes: Axes, cluster: Cluster) -> bool:
-    """Draw nodes and switches, and say what each tier carries. Whether a narrowest cut is marked."""
+    """Draw nodes and switches, with the bandwidth of each tier; return whether a narrowest cut is marked."""
     cut_Bps, cut, nics_Bps = narrowest(cluster)
     drawing = bundled(cluster, cut)
     shape = cluster.spec.fabric.shape or ()
@@ -63,7 +65,7 @@ def draw_fabric(axes: Axes, cluster: Cluster) -> bool:
 
 
 def _tiers(drawing: Drawing) -> Places:
-    """Boxes of a level side by side over the whole width, by site and rail; nodes in their order."""
+    """Place boxes of a level side by side over the whole width, by site and rail; nodes in their order."""
     at = {}
     for level in sorted({box.level for box in drawing.boxes.values()}):
         row = [name for name, box in drawing.boxes.items() if box.level == level]
@@ -79,8 +81,10 @@ def _order(drawing: Drawing, name: str) -> tuple[int, int]:
 
 
 def _draw_tiers(axes: Axes, drawing: Drawing, at: Places) -> None:
-    """Lines between boxes, over the top between sites, and beside each tier what all its links carry upwards and how
-    much less that is than below it."""
+    """Draw lines between boxes, those between sites over the top.
+
+    Beside each tier stands the bandwidth of all its links upwards, and the ratio to the tier below where it is less.
+    """
     total: dict[int, float] = {}
     for line, total_Bps in drawing.lines.items():
         lower, upper = (drawing.boxes[name] for name in line)
@@ -103,7 +107,7 @@ def _draw_tiers(axes: Axes, drawing: Drawing, at: Places) -> None:
 
 
 def _torus(drawing: Drawing, shape: tuple[int, ...]) -> Places:
-    """Rows and columns; the planes of a third dimension side by side."""
+    """Place boxes in rows and columns, the planes of a third dimension side by side."""
     at = {}
     for name, place in zip(drawing.boxes, product(*map(range, shape)), strict=True):
         plane = place[0] if len(shape) > 2 else 0
@@ -112,7 +116,7 @@ def _torus(drawing: Drawing, shape: tuple[int, ...]) -> Places:
 
 
 def _draw_torus(axes: Axes, drawing: Drawing, at: Places, shape: tuple[int, ...]) -> None:
-    """Links around the torus are curves and detours; those from plane to plane are one line below them."""
+    """Draw links around the torus as curves and detours, links from plane to plane as one line below."""
     wide = shape[-1] + _PLANE_GAP
     between: dict[tuple[int, int], float] = {}
     marked: set[tuple[int, int]] = set()
@@ -145,9 +149,9 @@ def _draw_torus(axes: Axes, drawing: Drawing, at: Places, shape: tuple[int, ...]
 
 
 def _ring(drawing: Drawing) -> Places:
-    """All boxes on an ellipse, equally far apart."""
+    """Place all boxes on an ellipse, equally far apart."""
     steps = [2 * math.pi * i / 2000 for i in range(2000)]
-    ellipse = [(11.0 * math.cos(turn), 2.8 * math.sin(turn)) for turn in steps]
+    ellipse = [(11.0 * math.cos(angle), 2.8 * math.sin(angle)) for angle in steps]
     way = [0.0]
     for a, b in zip(ellipse, [*ellipse[1:], ellipse[0]], strict=True):
         way.append(way[-1] + math.dist(a, b))

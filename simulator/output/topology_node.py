@@ -1,4 +1,4 @@
-"""The inside of one kind of node: GPUs and NICs on top of their PCIe trees, sockets below, NVLink above."""
+"""Drawings of nodes: GPUs and NICs on top of their PCIe trees, sockets below, NVLink above."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import networkx as nx
 
 from simulator.cluster import Cluster
 from simulator.cluster.node import NodeLayout
-from simulator.cluster.wires import Edge
 from simulator.output.topology_style import (
     MEMORY,
     NVLINK,
@@ -25,28 +24,27 @@ from simulator.output.topology_style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: GPUs and NICs beyond these are counted, not drawn.
+#: Most GPUs and NICs that are drawn; others are counted.
 _MOST_LEAVES = 40
-#: Sockets beyond which only neighbours are joined in the picture.
+#: Most sockets that are all joined in the picture; of more, neighbours alone are.
 _MOST_SOCKETS = 4
-#: Space between what hangs under different switches, and under different sockets, in widths of a GPU.
+#: Space between children of different switches, and of different sockets, in widths of a GPU.
 _GAP, _SOCKET_GAP = 0.35, 0.9
 _LEVEL = 1.15
 
 
 @dataclass(frozen=True)
 class _Tree:
-    """``at``: place of every drawn vertex; ``parent``: its PCIe link upwards; ``hidden``: how many are not drawn."""
+    """Places of a node's vertices. ``sockets``: those that are drawn. ``hidden``: GPUs and NICs that are not drawn."""
 
     at: dict[str, tuple[float, float]]
-    parent: dict[str, Edge]
     sockets: list[str]
     hidden: int
     width: float
 
 
 def draw_node(axes: Axes, cluster: Cluster, node: int) -> bool:
-    """Draw what node number ``node``, and every one of its kind, is inside. Whether a narrowest cut is marked."""
+    """Draw the inside of node number ``node`` and its kind; return whether a narrowest cut is marked."""
     layout = cluster.layouts[node]
     tree = _tree(layout)
     cut_Bps, cut = _narrowest(layout)
@@ -77,83 +75,109 @@ def draw_node(axes: Axes, cluster: Cluster, node: int) -> bool:
 
 
 def _tree(layout: NodeLayout) -> _Tree:
-    """Places: leaves side by side in the order of the tree, switches above the middle of what they hold."""
-    parent = {
-        edge.src: edge
+    """Place leaves side by side in the order of the tree, switches above the middle of their children."""
+    below, sockets = _children(layout)
+    placement = _Placement(below)
+    lowest = -_LEVEL * (
+        1 + max((placement.height(child) for socket in sockets for child in below.get(socket, ())), default=0)
+    )
+    drawn = [socket for socket in sockets if placement.place_socket(socket, lowest)]
+    _place_memory(layout, placement.at, [placement.at[socket][0] for socket in drawn], lowest)
+    return _Tree(placement.at, drawn, placement.hidden, max(placement.x - _SOCKET_GAP - 1.0, 1.0))
+
+
+def _children(layout: NodeLayout) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the vertices below each vertex of the PCIe trees, and the sockets at their roots."""
+    uplinks = [
+        edge
         for edge in layout.edges
         if edge.kind == "pcie" and edge.name.endswith(":tx") and not edge.src.startswith("cpu")
-    }
+    ]
     below: dict[str, list[str]] = {}
-    for vertex, edge in parent.items():
-        below.setdefault(edge.dst, []).append(vertex)
-    sockets = sorted((vertex for vertex in below if vertex not in parent), key=_natural)
-    sockets += sorted(
-        {edge.src for edge in layout.edges if re.fullmatch(r"cpu\d+", edge.src)}.difference(sockets), key=_natural
-    )
+    for edge in uplinks:
+        below.setdefault(edge.dst, []).append(edge.src)
+    children = {edge.src for edge in uplinks}
+    sockets = sorted((vertex for vertex in below if vertex not in children), key=_natural)
+    empty = {edge.src for edge in layout.edges if re.fullmatch(r"cpu\d+", edge.src)}.difference(sockets)
+    return below, sockets + sorted(empty, key=_natural)
 
-    def order(vertex: str) -> tuple[tuple[bool, str, int], ...]:
-        return min((order(child) for child in below.get(vertex, ())), default=(_natural(vertex),))
 
-    at: dict[str, tuple[float, float]] = {}
-    x, leaves, hidden = 0.0, 0, 0
+class _Placement:
+    """Places of vertices, from left to right. ``below``: children of each vertex."""
 
-    def height(vertex: str) -> int:
-        return 1 + max(height(child) for child in below[vertex]) if below.get(vertex) else 0
+    def __init__(self, below: dict[str, list[str]]) -> None:
+        self.at: dict[str, tuple[float, float]] = {}
+        self.hidden = 0
+        self.x = 0.0
+        self._leaves = 0
+        self._below = below
 
-    def place(vertex: str) -> None:
-        nonlocal x, leaves
-        children = sorted(below.get(vertex, ()), key=order)
+    def height(self, vertex: str) -> int:
+        """Return the levels below a vertex."""
+        return 1 + max(map(self.height, self._below[vertex])) if self._below.get(vertex) else 0
+
+    def place_socket(self, socket: str, lowest: float) -> bool:
+        """Place a socket and its tree; return False where all of its tree is beyond `_MOST_LEAVES`."""
+        first = self.x
+        children = self._sorted_children(socket)
+        whole = self._leaves < _MOST_LEAVES and not any(child in self._below for child in children)
+        xs: list[float] = []
+        for child in children:
+            if self._leaves >= _MOST_LEAVES and not whole:
+                self.hidden += self._leaves_below(child)
+                continue
+            self._place(child)
+            self.x += _GAP if child in self._below else 0.0
+            xs.append(self.at[child][0])
+        if children and not xs:
+            return False
+        self.at[socket] = ((min(xs) + max(xs)) / 2 if xs else first, lowest)
+        self.x = max(self.x, first + 1.0) + _SOCKET_GAP
+        return True
+
+    def _place(self, vertex: str) -> None:
+        children = self._sorted_children(vertex)
         if not children:
-            at[vertex] = (x, 0.0)
-            x, leaves = x + 1.0, leaves + 1
+            self.at[vertex] = (self.x, 0.0)
+            self.x, self._leaves = self.x + 1.0, self._leaves + 1
             return
         for child in children:
-            place(child)
-            x += _GAP if child in below else 0.0
-        middle = [at[child][0] for child in children]
-        at[vertex] = ((min(middle) + max(middle)) / 2, -_LEVEL * height(vertex))
+            self._place(child)
+            self.x += _GAP if child in self._below else 0.0
+        xs = [self.at[child][0] for child in children]
+        self.at[vertex] = ((min(xs) + max(xs)) / 2, -_LEVEL * self.height(vertex))
 
-    lowest = -_LEVEL * (1 + max((height(child) for socket in sockets for child in below.get(socket, ())), default=0))
-    drawn = []
-    for socket in sockets:
-        first = x
-        kept: list[float] = []
-        whole = leaves < _MOST_LEAVES and not any(child in below for child in below.get(socket, ()))
-        for child in sorted(below.get(socket, ()), key=order):
-            if leaves >= _MOST_LEAVES and not whole:
-                hidden += _leaves(child, below)
-                continue
-            place(child)
-            x += _GAP if child in below else 0.0
-            kept.append(at[child][0])
-        if kept or not below.get(socket):
-            middle = (min(kept) + max(kept)) / 2 if kept else first
-            at[socket] = (middle, lowest)
-            drawn.append(socket)
-            x = max(x, first + 1.0) + _SOCKET_GAP
-    width = x - _SOCKET_GAP - 1.0
-    if any(edge.dst == "memory" for edge in layout.edges):
-        middle = sum(at[socket][0] for socket in drawn) / len(drawn)
-        aside = 0.0 if "host" in at else -_LEVEL
-        # Between several sockets the host is their memory, and needs no box for it beside.
-        at["memory" if "host" in at else "host"] = (middle + (2.2 if "host" in at else 0.0), lowest + aside)
-        if any(edge.dst == "nvme" for edge in layout.edges):
-            at["nvme"] = (middle + (4.4 if "memory" in at else 2.2), lowest + aside)
-    return _Tree(at, parent, drawn, hidden, max(width, 1.0))
+    def _sorted_children(self, vertex: str) -> list[str]:
+        return sorted(self._below.get(vertex, ()), key=self._order)
+
+    def _order(self, vertex: str) -> tuple[tuple[bool, str, int], ...]:
+        return min(map(self._order, self._below.get(vertex, ())), default=(_natural(vertex),))
+
+    def _leaves_below(self, vertex: str) -> int:
+        return sum(map(self._leaves_below, self._below[vertex])) if self._below.get(vertex) else 1
 
 
-def _leaves(vertex: str, below: dict[str, list[str]]) -> int:
-    return sum(_leaves(child, below) for child in below[vertex]) if below.get(vertex) else 1
+def _place_memory(layout: NodeLayout, at: dict[str, tuple[float, float]], sockets: list[float], lowest: float) -> None:
+    """Place host memory and drives below the middle of the sockets, or beside a single host."""
+    if not any(edge.dst == "memory" for edge in layout.edges):
+        return
+    middle = sum(sockets) / len(sockets)
+    beside_host = "host" in at
+    y = lowest if beside_host else lowest - _LEVEL
+    # Between several sockets the host is their memory, and has no other box for it.
+    at["memory" if beside_host else "host"] = (middle + (2.2 if beside_host else 0.0), y)
+    if any(edge.dst == "nvme" for edge in layout.edges):
+        at["nvme"] = (middle + (4.4 if beside_host else 2.2), y)
 
 
 def _natural(vertex: str) -> tuple[bool, str, int]:
-    """GPUs before NICs, both by number."""
+    """Return a key that orders GPUs before NICs, both by number."""
     name = vertex.rstrip("0123456789")
     return name == "nic", name, int(vertex[len(name) :] or 0)
 
 
 def _nvlink(axes: Axes, layout: NodeLayout, tree: _Tree, cut: set[str]) -> None:
-    """Arcs between GPUs, or a bar for the NVSwitches."""
+    """Draw arcs between GPUs, or a bar for the NVSwitches."""
     from matplotlib.patches import FancyBboxPatch
 
     edges = [
@@ -210,8 +234,10 @@ def _box(axes: Axes, layout: NodeLayout, name: str, x: float, y: float, crowded:
 
 
 def _narrowest(layout: NodeLayout) -> tuple[float, set[str]]:
-    """What the first half of the GPUs can send to the second, and the links that bound it: none where that is enough
-    for GPUs that send as much as they can, to each other one alike."""
+    """Return the bytes/s from the first half of the GPUs to the second, and the links on that cut.
+
+    There are no links where the cut is wide enough for GPUs that send as much as they can, evenly to all others.
+    """
     if len(layout.gpus) < 2:
         return 0.0, set()
     half = set(layout.gpus[: len(layout.gpus) // 2])
@@ -224,9 +250,9 @@ def _narrowest(layout: NodeLayout) -> tuple[float, set[str]]:
         graph.add_edge(*(("source", f"gpu{gpu}") if gpu in half else (f"gpu{gpu}", "sink")))
     value, (reached, _) = nx.minimum_cut(graph, "source", "sink")
     crossing = {data["link"] for a, b, data in graph.edges(data=True) if a in reached and b not in reached}
-    own = sum(data["capacity"] for a, _, data in graph.edges(data=True) if a in {f"gpu{gpu}" for gpu in half})
+    sent_Bps = sum(data["capacity"] for a, _, data in graph.edges(data=True) if a in {f"gpu{gpu}" for gpu in half})
     across = (len(layout.gpus) - len(half)) / (len(layout.gpus) - 1)
-    return float(value), crossing if value < 0.999 * own * across else set()
+    return float(value), crossing if value < 0.999 * sent_Bps * across else set()
 
 
 def _caption(axes: Axes, cluster: Cluster, node: int, cut_Bps: float) -> None:

@@ -1,4 +1,4 @@
-"""What the pictures of a cluster have in common: colours, widths, figures as text."""
+"""Style of cluster pictures: colours, widths, figures as text."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 #: Okabe and Ito's colours (jfly.uni-koeln.de/color), told apart with any kind of colour vision, then shades of them.
 _RAILS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8B5A2B", "#956AFF")
 NVLINK, PCIE, SOCKETS, MEMORY, NETWORK, RED = "#3A9E3A", "#8A8A8A", "#4D4D4D", "#B8860B", "#3C6E9F", "#E0261B"
-#: Kinds of links, their colour, and what the legend calls them.
+#: Kinds of links, their colour, and their name in the legend.
 KINDS = (
     (("nvlink",), NVLINK, "GPU to GPU (NVLink, xGMI)"),
     (("pcie",), PCIE, "PCIe and sockets"),
     (("memory", "nvme"), MEMORY, "host memory, drives"),
     (("infiniband", "roce", "tcp"), NETWORK, "network, coloured by rail"),
 )
-#: Kinds of node that a picture shows.
+#: Most kinds of node in a picture.
 MOST_KINDS = 3
 
 
 def rail_colour(rail: int | None) -> str:
-    """None: of several rails."""
+    """Return the colour of a rail; None stands for several."""
     return NETWORK if rail is None else _RAILS[rail % len(_RAILS)]
 
 
 def line_width(bandwidth_Bps: float) -> float:
-    """In points; grows with the square root, so that 10 GB/s and 1 TB/s fit into one picture.
+    """Return a width in points; it grows with the square root, so that 10 GB/s and 1 TB/s fit into one picture.
 
     >>> line_width(100e9), line_width(400e9)
     (2.5, 5.0)
@@ -39,7 +39,8 @@ def line_width(bandwidth_Bps: float) -> float:
 
 
 def bandwidth(Bps: float) -> str:
-    """
+    """Write a bandwidth with its unit.
+
     >>> bandwidth(31.508e9), bandwidth(6.4e12), bandwidth(450e9)
     ('31.5 GB/s', '6.4 TB/s', '450 GB/s')
     """
@@ -49,7 +50,7 @@ def bandwidth(Bps: float) -> str:
 
 
 def port_rate(Bps: float) -> str:
-    """Of a NIC, as its data sheet has it.
+    """Write the rate of a NIC as data sheets do.
 
     >>> port_rate(50e9)
     '400 Gb/s'
@@ -68,8 +69,10 @@ def curve(
     marked: bool = False,
     thin: int = 1,
 ) -> None:
-    """A line, or a curve that leaves the straight line by ``bend`` of its length, upwards where that is positive;
-    ``thin``: how many such lines there are, so that very many are thinner."""
+    """Draw a line, or a curve that leaves it by ``bend`` of its length, upwards where positive.
+
+    ``thin``: number of such lines; very many are drawn thinner.
+    """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 

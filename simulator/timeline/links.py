@@ -1,4 +1,4 @@
-"""What links carried, and who met on them."""
+"""Use of links, and contention on them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class LinkUse:
-    """One (class of) link: ``count`` equal links, each of which carried ``nbytes`` through ``capacity_Bps``.
+    """Bytes that one link, or each of ``count`` equal ones, carried.
 
-    ``leaves_gpu``: it is the first hop of what a GPU sends. ``by_purpose``: its bytes, by what they were for.
+    ``nbytes``: bytes through each of them. ``capacity_Bps``: bytes/s of each. ``leaves_gpu``: the link is the first hop
+    from a GPU. ``by_purpose``: purpose of communication -> bytes.
     """
 
     name: str
@@ -21,20 +22,19 @@ class LinkUse:
     leaves_gpu: bool = False
     by_purpose: Mapping[str, float] = field(default_factory=dict)
 
-    def per(self, steps: int) -> LinkUse:
-        """What it carried in each of ``steps`` equal steps."""
+    def per_step(self, steps: int) -> LinkUse:
+        """Return the use of the link in each of ``steps`` equal steps."""
         by_purpose = {purpose: nbytes / steps for purpose, nbytes in self.by_purpose.items()}
         return replace(self, nbytes=self.nbytes / steps, by_purpose=by_purpose)
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Transfers of one kind on a link while it was full and held somebody up.
+class Contender:
+    """Transfers of one kind that shared a full link with others.
 
-    Whose they are: ``job`` (empty: nobody's, background traffic), the ``axis`` of their groups, what they do.
-    ``at_once``: the most of them that crossed it together. ``seconds``: for how long any of them met others, or each
-    other, there. ``lost_s``: how much longer one of them took in that time than without others, where this link was
-    what held it up; the mean of those that were there at once.
+    ``job``: name of their job; empty for background traffic. ``axis``: axis of their groups. ``op``: their operation.
+    ``at_once``: the most of them on the link at one time. ``seconds``: time in which any of them shared the link.
+    ``lost_s``: extra time of one transfer where this link was its bottleneck, mean over those on the link at once.
     """
 
     job: str
@@ -47,16 +47,18 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Contention:
-    """Who met on one (class of) link, ``count`` equal ones. A transfer that several links held up alike lost the same
-    time on each of them."""
+    """Contenders for one link, or for each of ``count`` equal ones.
+
+    A transfer with several equal bottlenecks lost the same time on each of them.
+    """
 
     link: str
     kind: str
     count: int
-    flows: tuple[Meeting, ...]
+    flows: tuple[Contender, ...]
 
-    def per(self, steps: int) -> Contention:
-        """What was lost in each of ``steps`` equal steps."""
+    def per_step(self, steps: int) -> Contention:
+        """Return the contention in each of ``steps`` equal steps."""
         return replace(
             self,
             flows=tuple(replace(flow, seconds=flow.seconds / steps, lost_s=flow.lost_s / steps) for flow in self.flows),

@@ -1,4 +1,4 @@
-"""The rows that spans of one kind expand to, and how ops that run in order are played."""
+"""Templates: the rows that spans of one kind expand to."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from simulator.arrays import Floats, Ints
 
 
 def covered_s(start: Floats, end: Floats) -> float:
-    """Length of the union of the intervals from ``start`` to ``end``."""
+    """Return the length of the union of the intervals from ``start`` to ``end``."""
     if not len(start):
         return 0.0
     order = np.argsort(start, kind="stable")
@@ -23,22 +21,24 @@ def covered_s(start: Floats, end: Floats) -> float:
     return float(latest[-1] - start[0] - gaps.sum())
 
 
-#: What a moment of a rank's step is spent on, in the priority of the time breakdown.
+#: Uses of a rank's time, in the priority of the time breakdown.
 COMPUTATION = ("compute", "recompute", "optimizer")
 COMMUNICATION = ("tp", "cp", "ep", "pp", "dp", "offload")
 CATEGORIES = (*COMPUTATION, *COMMUNICATION)
-#: Of the indices of `CATEGORIES`, the first that is communication.
+#: Index in `CATEGORIES` of the first kind of communication.
 FIRST_COMMUNICATION = len(COMPUTATION)
 
 
 @dataclass(frozen=True)
 class Template:
-    """The rows that every span of one kind expands to.
+    """Rows that every span of one kind expands to.
 
     Arrays have one entry per op. ``work_s`` is its length at full speed; ``category`` indexes `CATEGORIES`;
-    ``lane`` is the lane that the row is drawn on (an in-line collective has its own); ``launch_s`` is when the host
-    has launched the op, counted from its start on the span. ``beside``: op -> n, for a collective that goes on beside
-    the n kernels after it; what follows them waits for both. Everything else runs in order.
+    ``lanes`` are the lanes of the rows (an in-line collective has its own). ``launch_s`` is when the host has launched
+    the op, counted from the host's start on the span.
+
+    ``beside``: op -> n, for a collective that goes on beside the n kernels after it. The op after them waits for both.
+    All others run in order.
     """
 
     names: tuple[str, ...]
@@ -57,12 +57,12 @@ class Template:
 
     @cached_property
     def start_s(self) -> Floats:
-        """When each op starts at full speed, seconds from the span's start."""
+        """Start of each op at full speed, seconds from the span's start."""
         return self._full_speed[0]
 
     @cached_property
     def end_s(self) -> Floats:
-        """When each op ends at full speed, seconds from the span's start."""
+        """End of each op at full speed, seconds from the span's start."""
         return self._full_speed[1]
 
     @cached_property
@@ -73,10 +73,10 @@ class Template:
         return np.concatenate(([0.0], ends[:-1])), ends
 
     def play(self, launched: Floats, start: float) -> tuple[Floats, Floats]:
-        """Start and end of its ops, the first not before ``start`` and none before the host has ``launched`` it."""
+        """Return start and end of each op: none begins before ``start``, nor before the host has ``launched`` it."""
         if not self.beside:
             return play(self.work_s, launched, start)
-        # How far the latest of the launches to come lags behind full speed.
+        # Delay of the latest launch to come, against full speed.
         lag = np.maximum.accumulate((launched - self.start_s)[::-1])[::-1]
         return _play_beside(self, launched.tolist(), start, lag.tolist())
 
@@ -87,8 +87,7 @@ class Template:
 
     @cached_property
     def rest_s(self) -> Floats:
-        """From the start of each op to the end of the span at full speed, if nothing but that op and what follows it
-        takes time."""
+        """Seconds at full speed from the start of each op to the end of the span, if ops before it take no time."""
         rest = np.cumsum(self.work_s[::-1])[::-1]
         if self.beside:
             after = [0.0] * (len(self) + 1)
@@ -98,8 +97,8 @@ class Template:
             rest = np.array(after[:-1])
         return rest
 
-    def shown(self, start: Floats, end: Floats) -> Floats:
-        """Seconds of each op, at these times, in which no kernel runs beside it."""
+    def exposed(self, start: Floats, end: Floats) -> Floats:
+        """Return the seconds of each op in which no kernel runs beside it, given the ops' ``start`` and ``end``."""
         seconds = end - start
         for op, n in self.beside.items():
             kernels = slice(op + 1, op + 1 + n)
@@ -108,18 +107,18 @@ class Template:
         return seconds
 
     @cached_property
-    def shown_s(self) -> Floats:
+    def exposed_s(self) -> Floats:
         """Seconds of each op at full speed in which no kernel runs beside it; they add up to the length."""
-        return self.shown(self.start_s, self.end_s) if self.beside else self.work_s
+        return self.exposed(self.start_s, self.end_s) if self.beside else self.work_s
 
     @cached_property
     def by_category(self) -> Floats:
-        """Seconds at full speed in each of `CATEGORIES`, of communication those that are `shown`."""
-        return np.bincount(self.category, weights=self.shown_s, minlength=len(CATEGORIES)).astype(np.float64)
+        """Exposed seconds at full speed in each of `CATEGORIES`."""
+        return np.bincount(self.category, weights=self.exposed_s, minlength=len(CATEGORIES)).astype(np.float64)
 
 
 def play(work: Floats, launched: Floats, start: float) -> tuple[Floats, Floats]:
-    """Start and end of ops run in order from ``start``, none before the host has launched it: a running maximum."""
+    """Return start and end of ops run in order from ``start``, none before its launch: a running maximum."""
     done = np.cumsum(work)
     ends = done + np.maximum.accumulate(np.maximum(launched, start) - (done - work))
     return ends - work, ends
@@ -128,7 +127,7 @@ def play(work: Floats, launched: Floats, start: float) -> tuple[Floats, Floats]:
 def _play_beside(
     template: Template, launched: list[float], start: float, lag: list[float] | None
 ) -> tuple[Floats, Floats]:
-    """`Template.play` op by op, until the host is ahead for good (``lag``): what follows runs at full speed."""
+    """Play a template op by op; once the host is ahead for good (``lag``), the remaining ops run at full speed."""
     times: list[tuple[float, float]] = []
     now = until = start
     left = 0

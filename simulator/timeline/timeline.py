@@ -1,4 +1,4 @@
-"""Flat columns of what ran where and when."""
+"""Timelines: flat columns of what ran where and when."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import Floats, Ints
 from simulator.timeline.links import Contention, LinkUse
-from simulator.timeline.template import CATEGORIES, Floats, Ints, Template
+from simulator.timeline.template import CATEGORIES, Template
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,19 +22,20 @@ if TYPE_CHECKING:
 class Timeline:
     """Spans (executed steps, or parts of one) as columns, and the rows (one per kernel) that they expand to.
 
-    Column arrays have one entry per span, ordered by simulated rank, lane and start. ``rank`` is the simulated rank; it
-    stands for ``ranks_like[rank]`` real ranks that do the same at the same time (``simulated_as[real rank]``).
-    ``lane`` indexes ``lane_names``, ``template`` indexes ``templates``, ``step`` is the position in the lane's program,
-    ``phase`` is the step's letter, ``parts`` its part; ``labels`` are for people, and to find a step of the program.
-    ``posted_s`` is when it could have begun: its lane had come to it; ``launched_s`` when the host had launched its
-    first op; ``start_s`` when it did begin: computation as soon as it was launched, a communication when all its
-    members were there.
+    Column arrays have one entry per span, ordered by simulated rank, lane and start.
+
+    ``rank``: the simulated rank. It stands for ``ranks_like[rank]`` real ranks that do the same at the same time;
+    ``simulated_as[real rank]`` is the reverse.
+    ``lane`` indexes ``lane_names``, ``template`` indexes ``templates``, ``step`` is the position in the lane's program.
+    ``phase``: the step's letter. ``parts``: the step's part. ``labels``: the step's name in the program.
+    ``posted_s``: when the lane came to the span. ``launched_s``: when the host had launched its first op.
+    ``start_s``: when it began; a communication begins when all members have come.
     ``algorithms``: purpose of communication -> algorithm that sent the most bytes.
-    ``stretched``: span index -> exact row start and end times, for spans that did not run straight through at full
-    speed. Seconds.
-    ``clocks_hz``: simulated rank -> clock of its SMs, where a power limit decides that.
-    ``period_s``: of a `cut`, the time between steps that follow each other; each rank has a window of its own.
-    ``own_period_s``: that of simulated ranks which do not wait for all others, where they differ.
+    ``stretched``: span index -> exact row start and end times (s), for spans that did not run straight through at full
+    speed.
+    ``clocks_hz``: simulated rank -> clock of its SMs, where a power limit decides it.
+    ``period_s``: time between steps that follow one another, of a Timeline made by `cut`.
+    ``own_period_s``: simulated rank -> the rank's own period, where ranks do not wait for each other.
     """
 
     n_ranks: int
@@ -70,25 +72,25 @@ class Timeline:
 
     @property
     def length_s(self) -> float:
-        """From the first op of any rank (time 0) to the end of the last."""
+        """Seconds from the first op of any rank (time 0) to the end of the last."""
         return float(self.end_s.max()) if len(self.end_s) else 0.0
 
     @property
     def step_time_s(self) -> float:
-        """Of one step alone its length; of a steady state its period."""
+        """Length of a single step, or period of a steady state."""
         return self.length_s if self.period_s is None else self.period_s
 
     def windows_s(self) -> Floats:
-        """Per simulated rank (ascending), the seconds that its spans fill or leave idle."""
+        """Return the period of each simulated rank, ascending; its spans fill it or leave it idle."""
         return np.array([self.own_period_s.get(rank, self.step_time_s) for rank in self.ranks], dtype=np.float64)
 
     def weight(self, rank: int) -> float:
-        """How many real ranks' steps a simulated rank stands for in the period: who does more of them counts more."""
+        """Return how many real ranks' steps a simulated rank stands for in the period; faster ranks count more."""
         return self.ranks_like[rank] * self.step_time_s / self.own_period_s.get(rank, self.step_time_s)
 
     @property
     def ranks(self) -> list[int]:
-        """The simulated ranks, ascending."""
+        """Simulated ranks, ascending."""
         return sorted(self.ranks_like)
 
     @property
@@ -97,20 +99,20 @@ class Timeline:
         lengths = np.array([len(template) for template in self.templates], dtype=np.int64)
         return int(lengths[self.template].sum()) if len(self.template) else 0
 
-    def of_ranks(self, ranks: Sequence[int]) -> Timeline:
-        """The spans of these real ranks, each as the simulated rank played it that stands for it.
+    def select_ranks(self, ranks: Sequence[int]) -> Timeline:
+        """Return the spans of these real ranks, copied from the simulated ranks that stand for them.
 
         Raises ValueError for a rank that the job does not have.
         """
-        wanted = sorted(dict.fromkeys(ranks))
-        if wanted and not 0 <= wanted[0] <= wanted[-1] < self.n_ranks:
+        real = sorted(dict.fromkeys(ranks))
+        if real and not 0 <= real[0] <= real[-1] < self.n_ranks:
             raise ValueError(f"ranks are 0 to {self.n_ranks - 1}")
-        own = {rank: np.flatnonzero(self.rank == rank) for rank in {self.simulated_as[rank] for rank in wanted}}
-        parts = [own[self.simulated_as[rank]] for rank in wanted]
+        played = {rank: np.flatnonzero(self.rank == rank) for rank in {self.simulated_as[rank] for rank in real}}
+        parts = [played[self.simulated_as[rank]] for rank in real]
         span = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-        like = dict.fromkeys(wanted, 1)
-        rank = np.repeat(np.array(wanted, dtype=np.int64), [len(part) for part in parts])
-        return replace(self._of_spans(span), ranks_like=like, rank=rank)
+        like = dict.fromkeys(real, 1)
+        rank = np.repeat(np.array(real, dtype=np.int64), [len(part) for part in parts])
+        return replace(self.select_spans(span), ranks_like=like, rank=rank)
 
     def cut(
         self,
@@ -121,45 +123,47 @@ class Timeline:
         steps: int,
         microbatches: int,
     ) -> Timeline:
-        """One period of the steady state that ``steps`` equal steps have come to, from time 0.
+        """Return one period of the steady state that ``steps`` equal steps have come to, from time 0.
 
-        ``windows``: per simulated rank from when to when. Spans are clipped there, and have sent their bytes in the
-        period that they begin in; what computes is cut row by row. Links have carried a step's share of all. Of
-        ``microbatches`` numbered through the steps those of each are numbered anew.
+        ``windows``: simulated rank -> begin and end of its period. Spans are clipped there; computation is cut row by
+        row. A transfer's bytes count in the period that it begins in. Links have carried a step's share of all bytes.
+        ``microbatches``: number per step; those of each step are numbered from 0.
         """
         low, high = (np.array([windows[rank][end] for rank in self.rank.tolist()]) for end in (0, 1))
         compute = np.array([name == compute_lane for name in self.lane_names], dtype=bool)[self.lane]
-        came = np.where(compute, self.posted_s, self.start_s)
-        # A lane comes to its next step when it has done the one before, to a rounding.
+        reached = np.where(compute, self.posted_s, self.start_s)
+        # A lane reaches its next step when the one before has ended, to a rounding.
         slack = 1e-12 * self.length_s
-        inside, begins = came >= low - slack, came < high - slack
+        inside, begins = reached >= low - slack, reached < high - slack
         span = np.flatnonzero(begins & (inside | (self.end_s > low + slack)))
-        kept, (low, high) = self._of_spans(span), (low[span], high[span])
-        kept = kept._begun_before(low, np.flatnonzero(compute[span] & ~inside[span]))
+        period, (low, high) = self.select_spans(span), (low[span], high[span])
+        period = period._without_rows_before(low, np.flatnonzero(compute[span] & ~inside[span]))
         inside = inside | compute
         origin = min((window[0] for window in windows.values()), default=0.0)
+        # Transfers that began before have sent their bytes then.
         late = {
-            old: len(kept.templates) + new for new, old in enumerate(np.unique(kept.template[~inside[span]]).tolist())
+            old: len(period.templates) + new
+            for new, old in enumerate(np.unique(period.template[~inside[span]]).tolist())
         }
-        silent = tuple(replace(kept.templates[old], nbytes=np.zeros(len(kept.templates[old]))) for old in late)
-        begun_before = [late.get(old, old) for old in kept.template.tolist()]
+        silent = tuple(replace(period.templates[old], nbytes=np.zeros(len(period.templates[old]))) for old in late)
+        silenced = [late.get(old, old) for old in period.template.tolist()]
         return replace(
-            kept,
-            templates=kept.templates + silent,
-            template=np.where(inside[span], kept.template, np.array(begun_before, dtype=np.int64)),
-            microbatch=np.where(kept.microbatch < 0, -1, kept.microbatch % microbatches),
-            posted_s=np.maximum(kept.posted_s, low) - origin,
-            launched_s=np.maximum(kept.launched_s, low) - origin,
-            start_s=np.maximum(kept.start_s, low) - origin,
-            end_s=np.minimum(kept.end_s, high) - origin,
-            stretched={at: (start - origin, end - origin) for at, (start, end) in kept.stretched.items()},
-            links=tuple(link.per(steps) for link in self.links),
-            contention=tuple(met.per(steps) for met in self.contention),
+            period,
+            templates=period.templates + silent,
+            template=np.where(inside[span], period.template, np.array(silenced, dtype=np.int64)),
+            microbatch=np.where(period.microbatch < 0, -1, period.microbatch % microbatches),
+            posted_s=np.maximum(period.posted_s, low) - origin,
+            launched_s=np.maximum(period.launched_s, low) - origin,
+            start_s=np.maximum(period.start_s, low) - origin,
+            end_s=np.minimum(period.end_s, high) - origin,
+            stretched={at: (start - origin, end - origin) for at, (start, end) in period.stretched.items()},
+            links=tuple(link.per_step(steps) for link in self.links),
+            contention=tuple(contention.per_step(steps) for contention in self.contention),
             period_s=period_s,
         )
 
-    def _begun_before(self, low: Floats, spans: Ints) -> Timeline:
-        """``spans`` without what they did before ``low`` (one entry per span of the timeline)."""
+    def _without_rows_before(self, low: Floats, spans: Ints) -> Timeline:
+        """Return the Timeline with the rows of ``spans`` clipped to ``low`` (s, one entry per span)."""
         templates, template, stretched = list(self.templates), self.template.copy(), dict(self.stretched)
         for span in spans.tolist():
             whole, since = self.templates[template[span]], float(low[span])
@@ -170,8 +174,8 @@ class Timeline:
             stretched[span] = np.maximum(start, since), np.maximum(end, since)
         return replace(self, templates=tuple(templates), template=template, stretched=stretched)
 
-    def _of_spans(self, span: Ints) -> Timeline:
-        """Only these spans."""
+    def select_spans(self, span: Ints) -> Timeline:
+        """Return the Timeline of these spans (by index) alone."""
         columns = {
             name: getattr(self, name)[span]
             for name in (
@@ -189,13 +193,13 @@ class Timeline:
 
     @cached_property
     def label_code(self) -> Ints:
-        """Per span a number that tells its label: equal ones have equal labels."""
+        """Number of each span's label: equal numbers are equal labels."""
         codes = {label: code for code, label in enumerate(dict.fromkeys(self.labels))}
         return np.array([codes[label] for label in self.labels], dtype=np.int64)
 
     @cached_property
     def _flat(self) -> tuple[Ints, dict[str, NDArray[np.generic]]]:
-        """Offset of each template in the concatenated per-op columns, and those columns."""
+        """Offset of each template in the concatenated per-op columns, and the columns."""
         lengths = [len(template) for template in self.templates]
         base = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
         lane_code = {name: code for code, name in enumerate(self.lane_names)}
@@ -211,8 +215,9 @@ class Timeline:
         return base, columns
 
     def rows(self) -> dict[str, NDArray[np.generic]]:
-        """Expand to one row per op, as arrays: the columns of `frame`, with ``lane`` and ``category`` as codes and
-        ``span`` as the index of the span that a row belongs to, in span order.
+        """Expand to one row per op, as arrays, in the order of spans.
+
+        Columns: those of `frame`, with ``lane`` and ``category`` as codes, and ``span``: index of the row's span.
         """
         base, flat = self._flat
         lengths = base[self.template + 1] - base[self.template]
@@ -245,8 +250,11 @@ class Timeline:
         }
 
     def frame(self) -> pd.DataFrame:
-        """The rows as a DataFrame: rank, lane, name, kind, category, phase, stage, chunk, microbatch, posted_s,
-        start_s, end_s, nbytes, flops; ordered by rank, lane, start."""
+        """Return the rows as a DataFrame, ordered by rank, lane and start.
+
+        Columns: rank, lane, name, kind, category, phase, stage, chunk, microbatch, posted_s, start_s, end_s, nbytes,
+        flops.
+        """
         import pandas as pd
 
         rows = self.rows()

@@ -81,7 +81,7 @@ def test_r43_capacity_is_what_the_device_reports() -> None:
         assert load_profile(gpu).gpu_spec.memory_bytes.value / 2**30 == pytest.approx(gib, abs=0.06)
 
 
-def printed(result: simulator.Result) -> str:
+def printed(result: simulator.StepResult) -> str:
     console = Console(width=110, file=io.StringIO())
     console.print(result.summary())
     assert isinstance(console.file, io.StringIO)

@@ -17,9 +17,9 @@ import simulator
 from simulator import schedule_alone
 from simulator.analysis.training.in_flight import peak_activations
 from simulator.errors import InputError
-from simulator.output.trace import validate_trace
 from simulator.timeline import Timeline
 from tests.support.jobs import job
+from tests.support.traces import trace_problems
 
 
 def test_the_timeline_of_a_result_is_a_data_frame() -> None:
@@ -67,7 +67,7 @@ def test_a_trace_of_ranks_that_others_stand_for(tmp_path: Path) -> None:
     assert len(result.spans.ranks) < 8
     path = tmp_path / "all.json"
     result.save_trace(path, ranks=range(8))
-    assert validate_trace(path) == []
+    assert trace_problems(path) == []
     events = json.loads(path.read_bytes())["traceEvents"]
     counts = Counter(event["pid"] for event in events if event["ph"] == "X")
     assert sorted(counts) == list(range(8))
@@ -103,7 +103,7 @@ def test_a_result_shows_itself_in_a_few_lines() -> None:
     result = simulator.run(job(parallelism__pp=2))
     lines = repr(result).splitlines()
     assert len(lines) < 20
-    assert lines[0] == f"{result.workload.name} on 2 GPUs of {result.workload.cluster.name}"
+    assert lines[0] == f"{result.workload.name} on 2 GPUs of {result.workload.cluster.name} with megatron_core"
     assert any(line.startswith("step time") for line in lines)
     assert repr(simulator.schedule("1f1b", 4, 8)).startswith("1f1b: 4 stages of 1 chunk, 8 micro-batches: ")
 

@@ -906,7 +906,7 @@ def test_classes_hold_all_of_a_simulated_step(tmp_path: Path, layout: dict[str, 
     computing = sum(seconds[name] for name in ("matmul", "attention", "memory", "optimizer"))
     gap = load_profile(result.gpus[0]).kernels.gap_s
     assert gap is not None
-    frame = result.spans.of_ranks(range(n_ranks)).frame()
+    frame = result.spans.select_ranks(range(n_ranks)).frame()
     for parts, found in ((("compute", "recompute", "optimizer"), computing), (("optimizer",), seconds["optimizer"])):
         rows = frame[frame["category"].isin(parts)]
         lengths = (rows["end_s"] - rows["start_s"]).to_numpy()

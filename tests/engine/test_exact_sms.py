@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simulator.api import Result
+from simulator.api import StepResult
 from simulator.cluster import build_cluster
 from simulator.config.cluster import cluster_data
 from simulator.config.profile import load_profile
@@ -34,11 +34,11 @@ SECTIONS: list[dict[str, Any]] = [
 ]
 
 
-def play(section: dict[str, Any], costs: Costs, *, shortcuts: bool) -> Result:
+def play(section: dict[str, Any], costs: Costs, *, shortcuts: bool) -> StepResult:
     workload = quick.load(job(**LARGE) | {"parallelism": section, "cluster": NODE, "calibration": H100.name})
     cluster, program = build_cluster(workload.cluster), build_program(workload)
     spans = simulate(program, cluster, costs, fold=shortcuts, coalesce=shortcuts)
-    return Result(workload, {H100.gpu: H100}, cluster, costs, program, spans)
+    return StepResult(workload, {H100.gpu: H100}, cluster, costs, program, spans)
 
 
 @pytest.mark.parametrize("software", [pytorch.FRAMEWORK, pytorch.COMPILED], ids=["pytorch", "compiled"])

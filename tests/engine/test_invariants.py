@@ -37,13 +37,13 @@ def later(timeline: Timeline, label: str, seconds: float, *columns: str) -> Time
 
 
 def only(timeline: Timeline, keeps: Callable[[str], bool]) -> Timeline:
-    return timeline._of_spans(np.flatnonzero([keeps(label) for label in timeline.labels]))
+    return timeline.select_spans(np.flatnonzero([keeps(label) for label in timeline.labels]))
 
 
 def again(timeline: Timeline) -> Timeline:
     """With a last span of a step that no program has."""
     labels = (*timeline.labels, "0F2")
-    return replace(timeline._of_spans(np.append(np.arange(len(timeline.labels)), 3)), labels=labels)
+    return replace(timeline.select_spans(np.append(np.arange(len(timeline.labels)), 3)), labels=labels)
 
 
 def swapped(timeline: Timeline) -> Timeline:

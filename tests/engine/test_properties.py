@@ -11,7 +11,7 @@ from hypothesis import Phase, given, reject, settings
 from hypothesis import strategies as st
 
 from simulator.analysis.time.memory_curve import memory_curve
-from simulator.api import Result
+from simulator.api import StepResult
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from tests.support.exact import leaves
@@ -71,7 +71,7 @@ def test_every_legal_job_gives_a_possible_step(description: dict[str, Any], spee
     assert plain(first) == plain(second)
 
 
-def plain(result: Result) -> str:
+def plain(result: StepResult) -> str:
     answer = json.loads(json.dumps(result.to_dict()))
     del answer["simulation"]["wall_s"]
     return json.dumps(answer) + result.timeline.to_csv()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simulator.api import Result, run
+from simulator.api import StepResult, run
 from simulator.config import load_workload, warnings
 from simulator.engine.invariants import check
 from simulator.errors import InputError
@@ -40,13 +40,13 @@ def job(gpus: int = 4, nic_bps: float = 200e9, grad_dtype: str = "fp32", **paral
     }
 
 
-def play(**options: Any) -> Result:
+def play(**options: Any) -> StepResult:
     result = run(job(**options))
     check(result.program, result.spans)
     return result
 
 
-def sent(result: Result, *names: str) -> float:
+def sent(result: StepResult, *names: str) -> float:
     rows = result.timeline[result.timeline["rank"] == 0]
     return float(rows[rows["name"].isin(names)]["nbytes"].sum())
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from simulator.analysis.time.memory_curve import memory_curve
-from simulator.api import Result
+from simulator.api import StepResult
 from simulator.lowering import build_program
 from simulator.models import rank_parts
 from simulator.operations.weights import elements
@@ -23,7 +23,7 @@ WIDE: dict[str, Any] = {"hidden": 1024, "heads": 16}
 LONG = {"seq": 512, "global_batch": 16}
 
 
-def spans(result: Result, rank: int = 0) -> pd.DataFrame:
+def spans(result: StepResult, rank: int = 0) -> pd.DataFrame:
     """Start and end of every step of a rank, indexed by label."""
     timeline = result.spans
     mine = timeline.rank == rank
@@ -38,7 +38,7 @@ def spans(result: Result, rank: int = 0) -> pd.DataFrame:
     return frame.groupby("label", sort=False).agg({"lane": "first", "start": "min", "end": "max"})
 
 
-def whole_layers(result: Result) -> int:
+def whole_layers(result: StepResult) -> int:
     """The most layers that are whole, or on their way, at one moment: from the start of a gather to the end of the pass
     that drops the layer (any pass, or the next backward pass without resharding)."""
     steps = spans(result)
@@ -56,7 +56,7 @@ def whole_layers(result: Result) -> int:
     return int(np.cumsum([change for _, change in changes]).max())
 
 
-def of(result: Result) -> Role:
+def of(result: StepResult) -> Role:
     return result.program.roles[0]
 
 
@@ -90,7 +90,7 @@ def test_memory_is_that_of_units_gradients_and_activations(prefetch: int) -> Non
     all of these."""
     result = play(LONG, WIDE, dp=4, zero=3, prefetch=prefetch)
     plain = play(LONG, WIDE, dp=4, zero=1)
-    peaks = [memory_curve(one.spans, 0).held.max() for one in (result, plain)]
+    peaks = [memory_curve(one.spans, 0).held_bytes.max() for one in (result, plain)]
     parts = rank_parts(result.workload, 0)
     layer, root = (
         sum(elements(p.weights) for p in parts if (p.name == "layer") == is_layer) for is_layer in (True, False)
@@ -251,7 +251,7 @@ def test_all_that_a_step_takes_is_given_back(keys: dict[str, Any], m: int, kind:
     none is held."""
     result = play({"global_batch": 8 * m, "recompute": kind}, dp=2, zero=3, **keys)
     for rank in result.spans.ranks:
-        held = memory_curve(result.spans, rank).held
+        held = memory_curve(result.spans, rank).held_bytes
         assert abs(held[-1]) < 1e-6 * held.max()
         assert held.min() > -1e-6 * held.max()
 

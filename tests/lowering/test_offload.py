@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from simulator.analysis.time.memory_curve import memory_curve
-from simulator.api import Result, run
+from simulator.api import StepResult, run
 from simulator.config import load_cluster, load_workload
 from simulator.costs.hosts import HOST_TRANSPORTS
 from simulator.engine.invariants import check
@@ -45,13 +45,13 @@ def job(gpus: int = 4, **parallelism: Any) -> dict[str, Any]:
     }
 
 
-def play(**parallelism: Any) -> Result:
+def play(**parallelism: Any) -> StepResult:
     result = run(job(**parallelism))
     check(result.program, result.spans)
     return result
 
 
-def busy(result: Result, lane: str) -> float:
+def busy(result: StepResult, lane: str) -> float:
     rows = result.timeline[(result.timeline["lane"] == lane) & (result.timeline["rank"] == 0)]
     return float((rows["end_s"] - rows["start_s"]).sum())
 
@@ -102,9 +102,9 @@ def test_zero_offload_leaves_two_bytes_a_parameter() -> None:
         stage = result.to_dict()["memory"]["per_stage"][0]
         params = result.to_dict()["params_total"]
         assert (stage["weights"], stage["gradients"], stage["optimizer"]) == (2 * params, 0, 0)
-        held = memory_curve(result.spans, 0).held
+        held = memory_curve(result.spans, 0).held_bytes
         without = play(dp=dp, zero=1)
-        plain = memory_curve(without.spans, 0).held
+        plain = memory_curve(without.spans, 0).held_bytes
         widest = 3 * 2048 * 2048 * 4 * 2  # gradients of the largest products of a layer that close a bucket
         assert held.max() <= plain.max() + 2 * widest
 
@@ -138,8 +138,8 @@ def test_offloaded_parameters_come_in_for_every_use(place: str, dp: int) -> None
     assert report["memory"]["host"]["nvme_bytes" if place == "nvme" else "peak_bytes"] == pytest.approx(dp * share)
     # At most 1 + prefetch layers and the root are whole at a time.
     plain = play(dp=dp, zero=0)
-    held = memory_curve(result.spans, 0).held
-    before = memory_curve(plain.spans, 0).held
+    held = memory_curve(result.spans, 0).held_bytes
+    before = memory_curve(plain.spans, 0).held_bytes
     layer = 2 * report["params_total"] / LAYERS
     assert held.max() - before.max() < 4.5 * layer
 
@@ -159,7 +159,7 @@ def test_activations_go_out_and_come_back_once(schedule: str, place: str) -> Non
         )
         # 34 s b h bytes less dropout masks, and what flash attention adds (arXiv 2205.05198), for each layer.
         assert out == back > 8 * LAYERS / 2 * 1024 * 2048 * 20
-        held, before = (memory_curve(spans, rank).held for spans in (away.spans, plain.spans))
+        held, before = (memory_curve(spans, rank).held_bytes for spans in (away.spans, plain.spans))
         assert held[-1] == pytest.approx(0.0, abs=1.0)
         assert held.min() >= -1.0
         assert held.max() <= (1.0 if schedule == "zb_h1" else 0.85) * before.max()

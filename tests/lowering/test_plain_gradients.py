@@ -128,7 +128,7 @@ def test_a_stage_of_torch_receives_into_a_buffer_per_micro_batch(m: int) -> None
     each = 2.0 * 2 * 128 * 256
     ends = {0, 3}
     for memory in result.memories:
-        assert memory.holdings.receives == m * each * (1 if memory.stage in ends else 2)
+        assert memory.static.receives == m * each * (1 if memory.stage in ends else 2)
 
 
 @pytest.mark.parametrize("m", [1, 3])
@@ -139,8 +139,8 @@ def test_the_second_step_of_ddp_may_hold_its_first_bucket(m: int, layout: dict[s
     result = simulator.run(job(m, **layout))
     params = sum(elements(part.weights) for part in rank_parts(result.workload, 0))
     memory = max(result.memories, key=lambda one: one.second_step)
-    assert memory.holdings.first_bucket == 2 * params
-    assert memory.second_step == memory.allocated + memory.holdings.overhead + 2 * params
+    assert memory.static.first_bucket == 2 * params
+    assert memory.second_step == memory.allocated + memory.static.overhead + 2 * params
     assert result.to_dict()["memory"]["second_step_bytes"] == memory.second_step
     kept = replace(memory, cached=0.0)  # so little is made in segments of more
     for capacity, told in ((kept.total - 1, False), (kept.total, True), (kept.second_step, False)):

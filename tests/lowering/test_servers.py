@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simulator.api import Result, run
+from simulator.api import StepResult, run
 from simulator.config import load_workload
 from simulator.engine.invariants import check
 from simulator.errors import InputError
@@ -43,13 +43,13 @@ def heavy(job: dict[str, Any]) -> dict[str, Any]:
     return job
 
 
-def play(job: dict[str, Any], **simulation: bool) -> Result:
+def play(job: dict[str, Any], **simulation: bool) -> StepResult:
     result = run({**job, "simulation": simulation})
     check(result.program, result.spans)
     return result
 
 
-def lasted(result: Result, lane: str) -> float:
+def lasted(result: StepResult, lane: str) -> float:
     rows = result.timeline[result.timeline["lane"] == lane]
     return float(rows["end_s"].max() - rows["start_s"].min())
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from simulator.api import Result, run
+from simulator.api import StepResult, run
 from simulator.config import load_workload
 from simulator.lowering import build_program
 from simulator.models import layer, stage_parts, state_bytes
@@ -33,7 +33,7 @@ def program_of(name: str, **changes: Any) -> Program:
     return build_program(load_workload(with_schedule(name, **changes)))
 
 
-def play(name: str, **changes: Any) -> Result:
+def play(name: str, **changes: Any) -> StepResult:
     return run(with_schedule(name, **changes))
 
 

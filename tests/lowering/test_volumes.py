@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.api import Result
+from simulator.api import StepResult
 from simulator.models import rank_parts
 from simulator.operations.weights import elements
 from simulator.program import Batch, Comm
@@ -19,10 +19,10 @@ SEQ, HIDDEN, LAYERS, VOCAB = 128, 256, 8, 1024
 NO_OVERLAP = {"grad_reduce": False, "p2p": False, "param_gather": False}
 
 
-_PLAYED: dict[str, Result] = {}
+_PLAYED: dict[str, StepResult] = {}
 
 
-def play(model: dict[str, Any] | None = None, training: dict[str, Any] | None = None, **parallelism: Any) -> Result:
+def play(model: dict[str, Any] | None = None, training: dict[str, Any] | None = None, **parallelism: Any) -> StepResult:
     """The tiny job of `tests.support.jobs` with these keys; each distinct one is simulated once."""
     workload = job()
     workload["model"] |= model or {}
@@ -34,12 +34,12 @@ def play(model: dict[str, Any] | None = None, training: dict[str, Any] | None = 
     return _PLAYED[key]
 
 
-def sent(result: Result, kind: str) -> float:
+def sent(result: StepResult, kind: str) -> float:
     """Bytes per GPU, as a user reads them."""
     return float(result.to_dict()["communication"][kind]["bytes_per_gpu"])
 
 
-def rows(result: Result, rank: int, start: str) -> list[tuple[float, float]]:
+def rows(result: StepResult, rank: int, start: str) -> list[tuple[float, float]]:
     """(bytes, seconds) of rows of simulated ``rank`` whose name starts so."""
     frame = result.timeline
     mine = frame[(frame["rank"] == rank) & frame["name"].str.startswith(start)]
@@ -106,7 +106,7 @@ def test_what_a_gpu_hands_on_is_sent_once() -> None:
 def test_interleaving_sends_v_times_as_much(v: int) -> None:
     """Every chunk boundary is an edge: v p - 1 of them instead of p - 1, in both directions, over p ranks."""
 
-    def edges(result: Result) -> float:
+    def edges(result: StepResult) -> float:
         ranks = result.spans.ranks
         return sum(size for rank in ranks for size, _ in rows(result, rank, "send")) / len(ranks)
 
@@ -117,7 +117,7 @@ def test_interleaving_sends_v_times_as_much(v: int) -> None:
 # Data parallelism
 
 
-def alpha_beta(result: Result, algorithm: str, n: int, op: str, size: float) -> float:
+def alpha_beta(result: StepResult, algorithm: str, n: int, op: str, size: float) -> float:
     """Seconds of a collective of ``n`` GPUs of a node on an idle network: latency (links and software) of its hops,
     plus bytes over bandwidth, from the profile's constants alone. See `simulator.network.pattern.timed`."""
     assert algorithm == "ring"

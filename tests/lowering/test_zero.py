@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from simulator.analysis.time.memory_curve import memory_curve
-from simulator.api import Result
+from simulator.api import StepResult
 from simulator.cluster import build_cluster
 from simulator.config import Parallelism, Workload, warnings
 from simulator.costs import Costs
@@ -33,7 +33,7 @@ from tests.support.sharded import load, play
 RING = {"collective_algorithm": "ring"}
 
 
-def sent(result: Result) -> float:
+def sent(result: StepResult) -> float:
     return float(result.to_dict()["communication"]["dp"]["bytes_per_gpu"])
 
 
@@ -42,7 +42,7 @@ def parameters(workload: Workload, layers_only: bool = False) -> int:
     return sum(elements(part.weights) for part in parts if not layers_only or part.name == "layer")
 
 
-def calls(result: Result, op: str, rank: int = 0) -> list[Step]:
+def calls(result: StepResult, op: str, rank: int = 0) -> list[Step]:
     role = result.program.roles[result.program.role_of[rank]]
     return [
         step
@@ -168,7 +168,7 @@ def test_zero_2_holds_whole_gradients_only_until_they_are_reduced(
     training = {"gradient_accumulation_fusion": fusion}
     on = {"grad_reduce": overlap}
     two, one = (play(training, dp=4, zero=zero, bucket_bytes=bucket_bytes, overlap=on).spans for zero in (2, 1))
-    held = {zero: memory_curve(spans, 0).held for zero, spans in ((1, one), (2, two))}
+    held = {zero: memory_curve(spans, 0).held_bytes for zero, spans in ((1, one), (2, two))}
     extra = held[2].max() - held[1].max()
     bucket = bucket_bytes + 4 * (1024 + 128 + 256 * 4) * 256
     assert 0 < extra <= (2 if overlap else 1) * bucket
@@ -247,7 +247,7 @@ def test_hsdp_keeps_gathers_inside_nodes() -> None:
     inside = play({"global_batch": 16}, dp=16, zero=3, hsdp=8, **RING)
     over_all = play({"global_batch": 16}, dp=16, zero=3, **RING)
 
-    def of_nics(result: Result) -> float:
+    def of_nics(result: StepResult) -> float:
         (nic,) = [link for link in result.spans.links if link.kind == "infiniband"]
         return nic.nbytes
 
@@ -339,7 +339,7 @@ def test_every_schedule_runs_with_every_stage(name: str, zero: int, overlap: boo
     cluster, costs = build_cluster(workload.cluster), Costs.from_profile(quick.PROFILE)
     program = build_program(workload)
     short, plain = (
-        Result(
+        StepResult(
             workload,
             {quick.PROFILE.gpu: quick.PROFILE},
             cluster,
@@ -353,6 +353,6 @@ def test_every_schedule_runs_with_every_stage(name: str, zero: int, overlap: boo
         check(result.program, result.spans)
     assert_same(short, plain)
     for rank in short.spans.ranks:
-        held = memory_curve(short.spans, rank).held
+        held = memory_curve(short.spans, rank).held_bytes
         assert held.min() >= -1e-9 * held.max()
         assert np.abs(held[-1]) <= 1e-9 * held.max()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simulator import models
-from simulator.api import Result
+from simulator.api import StepResult
 from simulator.config import Workload, load_workload
 from simulator.costs import Costs
 from simulator.engine import simulate
@@ -170,7 +170,7 @@ def make(model_keys: dict[str, Any] | None = None, seq: int = 2048, **parallelis
     return quick.load(workload)
 
 
-def run(on: bool, bandwidth_scale: float = 1.0, **keys: Any) -> Result:
+def run(on: bool, bandwidth_scale: float = 1.0, **keys: Any) -> StepResult:
     work = make(overlap={"tp": on}, **keys)
     node = work.cluster.node
     slow = node.model_copy(

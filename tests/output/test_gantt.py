@@ -93,7 +93,7 @@ def test_a_box_is_divided_by_the_shares_of_its_time() -> None:
     second = template(("mm", "matmul", "compute", 5.0), phase="B")
     shared = {"phase": "B", "microbatch": 0, "stage": 0, "label": "0B0"}
     play = timeline([Span(0, "compute", first, 0.0, **shared), Span(0, "compute", second, 5.0, **shared)])
-    boxes = Picture.of(play, "").boxes
+    boxes = Picture.arrange(play, "").boxes
     assert boxes.start_s.tolist() == [0.0]
     assert boxes.end_s.tolist() == [10.0]
     shares = dict(zip(CATEGORIES, boxes.share[0].tolist(), strict=True))
@@ -106,7 +106,7 @@ def test_steps_without_a_micro_batch_are_not_joined_over_a_wait() -> None:
     op = template(("norm", "optimizer", "optimizer", 1.0), phase="O")
     shared = {"phase": "O", "label": "optimizer"}
     play = timeline([Span(0, "compute", op, 0.0, **shared), Span(0, "compute", op, 9.0, **shared)])
-    assert Picture.of(play, "").boxes.end_s.tolist() == [1.0, 10.0]
+    assert Picture.arrange(play, "").boxes.end_s.tolist() == [1.0, 10.0]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_pieces_of_a_pass_do_not_choose_the_zoom() -> None:
     whole = [Span(0, "compute", template(("mm", "matmul", "compute", 1.0)), float(i), microbatch=i) for i in range(40)]
     piece = template(("mm", "matmul", "compute", 0.01), phase="F")
     cut = [Span(0, "compute", piece, 40 + i / 100, microbatch=40, label=f"x{i}") for i in range(100)]
-    boxes = Picture.of(timeline([*whole, *cut]), "").boxes
+    boxes = Picture.arrange(timeline([*whole, *cut]), "").boxes
     assert usual_box_s(boxes) == pytest.approx(1.0)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from simulator.analysis.time.memory_curve import memory_curve
-from simulator.analysis.training.memory import held_activations, memory_of_ranks
-from simulator.analysis.training.static_memory import Holdings
+from simulator.analysis.training.memory import activation_bytes, memory_of_ranks
+from simulator.analysis.training.static_memory import StaticMemory
 from simulator.api import run
 from simulator.models import StateBytes
 from simulator.output.gantt import save_gantt
@@ -22,14 +22,14 @@ def test_layers_add_up_to_the_peak(tmp_path: Path) -> None:
     """Stage 0 of 4 holds four micro-batches of 1 GiB beside 19 GiB of state."""
     play = pipeline("1f1b", 4, 8, activation=GiB)
     state = StateBytes(weights=2 * GiB, gradients=5 * GiB, optimizer=12 * GiB)
-    memories = memory_of_ranks(play, dict.fromkeys(range(4), Holdings(state)), dict.fromkeys(range(4), 40 * GiB))
+    memories = memory_of_ranks(play, dict.fromkeys(range(4), StaticMemory(state)), dict.fromkeys(range(4), 40 * GiB))
     figure = memory_plot(play, memories, title="tiny")
     axes = figure.axes[0]
     assert axes.get_title(loc="left") == "tiny: rank 0, stage 0"
     names = [text.get_text() for text in axes.get_legend().get_texts()]  # type: ignore[union-attr]
     assert names == ["activations", "buffers", "optimizer", "gradients", "weights"]
     tops = [layer.get_paths()[0].vertices[:, 1].max() for layer in axes.collections]
-    context = memories[0].holdings.overhead / GiB
+    context = memories[0].static.overhead / GiB
     assert tops == pytest.approx([2, 7, 19, 19 + context, 23 + context])
     assert tops[-1] == pytest.approx(memories[0].total / GiB)
     save_gantt(figure, tmp_path / "memory.png")
@@ -57,10 +57,10 @@ def test_gathered_parameters_are_no_activations() -> None:
     at = np.argmax(tops["workspace"][:, 1])
     assert tops["workspace"][at, 1] == pytest.approx(fullest.total / GiB)
     curve = memory_curve(result.spans, fullest.rank)
-    held = held_activations(result.spans, curve, fullest.holdings)
-    peak = int(np.argmax(curve.held + curve.workspace))
+    held = activation_bytes(result.spans, curve, fullest.static)
+    peak = int(np.argmax(curve.held_bytes + curve.workspace_bytes))
     assert held[peak] == pytest.approx(fullest.activations)
-    assert curve.held[peak] - held[peak] == pytest.approx(fullest.gathered, rel=1e-6)
+    assert curve.held_bytes[peak] - held[peak] == pytest.approx(fullest.gathered, rel=1e-6)
 
 
 def test_gradients_that_steps_make_are_drawn_once() -> None:
@@ -74,11 +74,11 @@ def test_gradients_that_steps_make_are_drawn_once() -> None:
     }
     result = run(work)
     (fullest,) = result.memories
-    assert fullest.holdings.made > 0 == fullest.holdings.gradients
+    assert fullest.static.step_gradients > 0 == fullest.static.gradients
     axes = result.memory().axes[0]
     tops = {str(layer.get_label()): layer.get_paths()[0].vertices[:, 1] for layer in axes.collections}
     assert max(top.max() for top in tops.values()) == pytest.approx(fullest.total / GiB)
-    assert GiB * (tops["gradients"].max() - tops["gradients"].min()) == pytest.approx(fullest.holdings.made)
+    assert GiB * (tops["gradients"].max() - tops["gradients"].min()) == pytest.approx(fullest.static.step_gradients)
     assert "gathered" not in tops
 
 
@@ -87,7 +87,9 @@ def test_a_long_step_is_drawn_again_around_its_peak() -> None:
     for microbatches, panels in ((4, 1), (64, 2)):
         play = pipeline("1f1b", 4, microbatches, activation=GiB)
         state = StateBytes(weights=GiB, gradients=GiB, optimizer=GiB)
-        memories = memory_of_ranks(play, dict.fromkeys(range(4), Holdings(state)), dict.fromkeys(range(4), 40 * GiB))
+        memories = memory_of_ranks(
+            play, dict.fromkeys(range(4), StaticMemory(state)), dict.fromkeys(range(4), 40 * GiB)
+        )
         figure = memory_plot(play, memories, title="tiny")
         assert len(figure.axes) == panels
         peak = max(memories, key=lambda memory: memory.total).peak_at_s

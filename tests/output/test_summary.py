@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from simulator.analysis.training.memory import memory_of_ranks
-from simulator.analysis.training.report import Job, StepFlops, report
-from simulator.analysis.training.static_memory import Holdings
+from simulator.analysis.training.report import StepFlops, TrainingJob, report
+from simulator.analysis.training.static_memory import StaticMemory
 from simulator.config import load_workload
 from simulator.models import StateBytes
 from simulator.output.summary import compare, summary
@@ -24,7 +24,7 @@ def play() -> Timeline:
     return pipeline("1f1b", 2, 4, comm=0.25, tail=tail, activation=4 * GiB)
 
 
-def job(*, optimizer: float = 12 * GiB, tokens: float | None = 1e6, price: float | None = 2.0) -> Job:
+def job(*, optimizer: float = 12 * GiB, tokens: float | None = 1e6, price: float | None = 2.0) -> TrainingJob:
     """8 A100s, of whose memory 40 GiB count."""
     workload = load_workload(
         {
@@ -35,7 +35,7 @@ def job(*, optimizer: float = 12 * GiB, tokens: float | None = 1e6, price: float
             "cluster": {"name": "dgx_a100", "price_per_gpu_hour": price},
         }
     )
-    return Job(
+    return TrainingJob(
         workload=workload,
         peak_flops_per_s=1e14,
         calibration={"name": "test", "gpu": "gpu", "date": "2026-01-01", "source": "here", "kind": "measured"},
@@ -45,7 +45,7 @@ def job(*, optimizer: float = 12 * GiB, tokens: float | None = 1e6, price: float
         pipelines=[(0, 1)],
         memories=memory_of_ranks(
             play(),
-            dict.fromkeys((0, 1), Holdings(StateBytes(2 * GiB, 4 * GiB, optimizer))),
+            dict.fromkeys((0, 1), StaticMemory(StateBytes(2 * GiB, 4 * GiB, optimizer))),
             dict.fromkeys((0, 1), 40.0 * GiB),
         ),
         advice=["parallelism.zero: 1 would free 9.0 GiB: enough"] if optimizer > 30 * GiB else [],
@@ -112,7 +112,8 @@ def test_summary_shows_every_figure_with_its_unit_in_100_columns() -> None:
     assert max(len(line) for line in text.splitlines()) <= 100
     for phrase in ("tiny on 8 GPUs of dgx_a100", "pp 2 x dp 4, 1f1b", "measured figures, 2026-01-01", "TFLOP/s", "MFU",
                    "dense peak", "tokens/s", "GPU-hours", "bubble", "Fits: at most 26.5 GiB of 40.0 GiB", "exposed pp",
-                   "critical path", "Stage 0 is fullest at 1.00 s, in the forward pass"):  # fmt: skip
+                   "critical path", "without padding of the vocabulary",
+                   "Stage 0 is fullest at 1.00 s, in the forward pass"):  # fmt: skip
         assert phrase in text, phrase
 
 

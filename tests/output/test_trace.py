@@ -12,9 +12,10 @@ import pytest
 
 from simulator.errors import InputError
 from simulator.output.files import writing
-from simulator.output.trace import validate_trace, write_trace
+from simulator.output.trace import write_trace
 from simulator.timeline import Timeline
 from tests.support.timelines import Span, pipeline, template, timeline
+from tests.support.traces import trace_problems
 
 
 def play(schedule: str = "1f1b", p: int = 3, m: int = 4, v: int = 1) -> Timeline:
@@ -38,7 +39,7 @@ def test_the_file_keeps_to_the_format_and_holds_every_row(tmp_path: Path, schedu
     tl = play(schedule, 3, 6, v)
     path = tmp_path / f"trace.{suffix}"
     write_trace(tl, path)
-    assert validate_trace(path) == []
+    assert trace_problems(path) == []
     slices = events(path, "X")
     assert len(slices) == tl.n_rows
     assert max(e["ts"] + e["dur"] for e in slices) == pytest.approx(tl.step_time_s * 1e6, abs=2e-3)
@@ -82,7 +83,7 @@ def test_operations_that_overlap_on_a_lane_get_tracks_of_their_own(tmp_path: Pat
     spans = [Span(0, "dp", reduce, start, phase="C") for start in (0.0, 3.0, 4.0)]
     path = tmp_path / "trace.json"
     write_trace(timeline([*spans, Span(0, "compute", block, 0.0, phase="O")]), path)
-    assert validate_trace(path) == []
+    assert trace_problems(path) == []
     tracks = {e["tid"]: e["args"]["name"] for e in events(path, "M") if e["name"] == "thread_name"}
     assert list(tracks.values()) == ["compute", "dp", "dp 2", "dp 3"]
 
@@ -144,7 +145,7 @@ def test_the_validator_finds_what_is_wrong(tmp_path: Path, change: dict[str, Any
     first = next(e for e in document["traceEvents"] if e["ph"] == "X")
     first |= change
     path.write_text(json.dumps(document))
-    assert any(complaint in problem for problem in validate_trace(path))
+    assert any(complaint in problem for problem in trace_problems(path))
 
 
 def test_the_validator_finds_loose_flows(tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_the_validator_finds_loose_flows(tmp_path: Path) -> None:
     document["traceEvents"].remove(flows[0])
     flows[1]["ts"] = 1e9
     path.write_text(json.dumps(document))
-    problems = validate_trace(path)
+    problems = trace_problems(path)
     assert any("lacks an end" in problem for problem in problems)
     assert any("ends before it starts" in problem for problem in problems)
 

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from simulator.api import Result
+from simulator.api import StepResult
 from simulator.engine.invariants import check
 from tests.support.jobs import job, play
 
 
-def rows_of(result: Result) -> pd.DataFrame:
+def rows_of(result: StepResult) -> pd.DataFrame:
     """Rows of the simulated ranks, in an order that does not depend on rounding."""
     frame = result.timeline
     return frame.sort_values(["rank", "lane", "start_s", "end_s", "name"], kind="stable", ignore_index=True)
 
 
-def assert_same(short: Result, plain: Result) -> None:
+def assert_same(short: StepResult, plain: StepResult) -> None:
     """Every rank of the plain run has the rows of the rank that was simulated for it."""
     of_rank = {rank: frame.reset_index(drop=True) for rank, frame in rows_of(short).groupby("rank")}
     plain_rows = rows_of(plain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.api import Result, run
+from simulator.api import StepResult, run
 
 MOE: dict[str, Any] = {"experts": 8, "top_k": 2, "ffn_hidden": 256}
 MLA: dict[str, Any] = {
@@ -46,5 +46,5 @@ def job(**changes: Any) -> dict[str, Any]:
     return workload
 
 
-def play(simulation: dict[str, bool] | None = None, **changes: Any) -> Result:
+def play(simulation: dict[str, bool] | None = None, **changes: Any) -> StepResult:
     return run(job(**changes) | ({"simulation": simulation} if simulation else {}))

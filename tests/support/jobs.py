@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
-from simulator.api import Result, run
+from simulator.api import StepResult, run
 from simulator.config import load_workload
 from simulator.errors import InputError
 from tests.support.frameworks import STACKS
@@ -30,7 +30,7 @@ def job(**changes: Any) -> dict[str, Any]:
     return workload
 
 
-def play(workload: dict[str, Any], **simulation: bool) -> Result:
+def play(workload: dict[str, Any], **simulation: bool) -> StepResult:
     return run({**workload, "simulation": simulation})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simulator.api import Result
+from simulator.api import StepResult
 from simulator.cluster import build_cluster
 from simulator.config import Workload, load_workload
 from simulator.config.cluster import cluster_data
@@ -56,14 +56,14 @@ def load(description: Mapping[str, Any]) -> Workload:
 
 def play(
     workload: Workload, speeds: Mapping[str, float] | None = None, *, fold: bool = True, coalesce: bool = True
-) -> Result:
+) -> StepResult:
     """As `simulator.run`; ``speeds``: what communication takes from computation, in place of the profile's figures."""
     cluster = build_cluster(workload.cluster)
     costs = Costs.from_profile(PROFILE, workload.software)
     if speeds is not None:
         costs = replace(costs, beside=ByPurpose(speeds) if speeds else None)
     program = build_program(workload)
-    return Result(
+    return StepResult(
         workload,
         {PROFILE.gpu: PROFILE},
         cluster,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.api import Result
+from simulator.api import StepResult
 from simulator.config import Workload
 from tests.support import quick
 from tests.support.jobs import job
 
-_PLAYED: dict[str, Result] = {}
+_PLAYED: dict[str, StepResult] = {}
 
 
 def load(
@@ -30,7 +30,7 @@ def play(
     model: dict[str, Any] | None = None,
     framework: str = "megatron_core",
     **parallelism: Any,
-) -> Result:
+) -> StepResult:
     key = repr((training, model, framework, parallelism))
     if key not in _PLAYED:
         _PLAYED[key] = quick.play(load(training, model, framework, **parallelism))

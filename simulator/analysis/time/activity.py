@@ -1,39 +1,40 @@
-"""What every moment of a rank's step is spent on: the one cut of the time axis that all shares are read from."""
+"""Activity of ranks: the use of every moment of a step."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import Bools, Floats, Ints
 from simulator.program import COMPUTE_LANE
-from simulator.timeline import CATEGORIES, Floats, Ints, Template, Timeline
+from simulator.timeline import CATEGORIES, Template, Timeline
 
 #: Phases of a pipeline's own work: forward, whole backward, input gradient, weight gradient.
 PIPELINE_PHASES = ("F", "B", "I", "W")
 HOST = len(CATEGORIES)
 _SOLID = HOST + 1
-#: Earlier uses win where several go on at once: a whole compute span, then `CATEGORIES` in order, then the host.
+#: The first of these uses wins where several go on at once: a solid compute span, `CATEGORIES` in order, the host.
 _PRIORITY = (_SOLID, *range(len(CATEGORIES)), HOST)
 
-Bools = NDArray[np.bool_]
-Items = tuple[Ints, Floats, Floats, Ints]  # span, start, end, use
+#: Columns of uses: span, start, end, use.
+Uses = tuple[Ints, Floats, Floats, Ints]
 
 
 @dataclass(frozen=True)
 class Activity:
-    """Each simulated rank's step cut up by priority: compute, recompute, optimizer, then communication in flight
-    (tp, cp, ep, pp, dp), then waiting for the host; what is left is idle.
+    """Each simulated rank's step, cut up by use.
+
+    Where several uses go on at once, the first of these wins: compute, recompute, optimizer, communication in flight
+    (tp, cp, ep, pp, dp), waiting for the host. The remainder is idle.
 
     ``spent_s``: seconds, one row per simulated rank (ascending), one column per `CATEGORIES` and one for the host.
-    ``in_flight_s``: the same shape less the host: seconds in which each category runs, whatever else does.
-    ``spans_s``: one row per span, the columns of ``spent_s``: seconds inside spans that nothing overlaps or hides
-    (zero for other spans). ``piece_*``: the cut of all other time, as columns (position of the rank, start, end, use,
-    and whether a span of the pipeline's own work, one of `PIPELINE_PHASES`, is what it is used for).
+    ``in_flight_s``: seconds in which each category runs, whatever else does; columns are `CATEGORIES`.
+    ``spans_s``: seconds inside solid spans (zero for other spans), one row per span, columns as ``spent_s``.
+    ``piece_*``: columns of the pieces that all other time is cut into: position of the rank, start, end, use.
+    ``piece_in_pass``: the piece is used by a pass of a micro-batch.
     """
 
     timeline: Timeline
@@ -44,55 +45,56 @@ class Activity:
     piece_start_s: Floats
     piece_end_s: Floats
     piece_use: Ints
-    piece_own: Bools
+    piece_in_pass: Bools
 
     @property
     def idle_s(self) -> Floats:
-        """Seconds of the step in which a rank does none of it, one entry per simulated rank."""
+        """Seconds of the step without a use, one entry per simulated rank."""
         spent: Floats = self.spent_s.sum(axis=1)
         return np.maximum(self.timeline.windows_s() - spent, 0.0)
 
 
 @dataclass(frozen=True)
-class Weighted:
-    """One pipeline: its simulated ranks, and how many real ranks each stands for in it."""
+class WeightedRanks:
+    """The simulated ranks of one pipeline, and how many real ranks each stands for in it."""
 
     ranks: tuple[int, ...]
     weights: Floats
 
 
-def weigh(timeline: Timeline, pipelines: Sequence[Sequence[int]]) -> tuple[Weighted, ...]:
-    """Share the real ranks that each simulated rank stands for among the pipelines that it appears in.
+def weigh(timeline: Timeline, pipelines: Sequence[Sequence[int]]) -> tuple[WeightedRanks, ...]:
+    """Divide the real ranks behind each simulated rank among the pipelines of that simulated rank.
 
-    ``pipelines`` holds simulated ranks: either every pipeline of the job with its members replaced by the ranks that
-    stand for them, or each distinct one once. Raises ValueError where a simulated rank is in none.
+    ``pipelines``: simulated ranks of each pipeline of the job, or of each distinct one. Raises ValueError where a
+    simulated rank is in none.
     """
     counts = Counter(tuple(pipeline) for pipeline in pipelines)
-    seen: Counter[int] = Counter()
+    appearances: Counter[int] = Counter()
     for ranks, count in counts.items():
         for rank in ranks:
-            seen[rank] += count
-    missing = [rank for rank in timeline.ranks if rank not in seen]
+            appearances[rank] += count
+    missing = [rank for rank in timeline.ranks if rank not in appearances]
     if missing:
         raise ValueError(f"simulated ranks {missing} are in no pipeline")
     return tuple(
-        Weighted(ranks, np.array([timeline.weight(rank) * count / seen[rank] for rank in ranks]))
+        WeightedRanks(ranks, np.array([timeline.weight(rank) * count / appearances[rank] for rank in ranks]))
         for ranks, count in counts.items()
     )
 
 
 def rank_positions(timeline: Timeline) -> Ints:
-    """Per span: the position of its rank among the simulated ranks."""
+    """Return the position of each span's rank among the simulated ranks."""
     return np.searchsorted(np.array(timeline.ranks, dtype=np.int64), timeline.rank)
 
 
 def mean_over_ranks(timeline: Timeline, values: Floats) -> Floats:
-    """Mean over real ranks of one row (or entry) per simulated rank."""
+    """Return the mean over real ranks of values with one row (or entry) per simulated rank."""
     weights = np.array([timeline.weight(rank) for rank in timeline.ranks], dtype=np.float64)
     return np.asarray(weights @ values / weights.sum(), dtype=np.float64)
 
 
-def reduced_per_rank(timeline: Timeline, values: Floats, where: Any, reduce: np.ufunc, empty: float) -> Floats:
+def reduced_per_rank(timeline: Timeline, values: Floats, where: Bools, reduce: np.ufunc, empty: float) -> Floats:
+    """Return ``values`` of the spans ``where`` it is true, reduced per simulated rank; ``empty`` for a rank of none."""
     result = np.full(len(timeline.ranks), empty)
     reduce.at(result, rank_positions(timeline)[where], values[where])
     return result
@@ -101,26 +103,25 @@ def reduced_per_rank(timeline: Timeline, values: Floats, where: Any, reduce: np.
 def activity(timeline: Timeline) -> Activity:
     """Cut up every simulated rank's step.
 
-    Spans that run straight through need no rows: where nothing on another lane has a higher priority than what is
-    inside a compute-lane span, its template's sums are its share. Only the remaining spans are cut in time.
+    A solid span needs no rows: the sums of its template are its shares. The remaining spans alone are cut in time.
     """
     position = rank_positions(timeline)
     n_ranks, n_categories = len(timeline.ranks), len(CATEGORIES)
     solid = _solid_spans(timeline, position)
-    spans_s = _shares_of(timeline, solid)
+    spans_s = _solid_seconds(timeline, solid)
 
-    items = [_solid_items(timeline, solid), *_cut_items(timeline, ~solid), _launch_items(timeline)]
-    span, start, end, use = (np.concatenate(column) for column in zip(*items, strict=True))
+    uses = [_uses_of_solid(timeline, solid), *_uses_of_cut(timeline, ~solid), _waits_for_launch(timeline)]
+    span, start, end, use = (np.concatenate(column) for column in zip(*uses, strict=True))
     keep = end > start
     span, start, end, use = span[keep], start[keep], end[keep], use[keep]
-    own = own_work(timeline)[span]
+    in_pass = pass_spans(timeline)[span]
 
-    piece_rank, piece_start, piece_end, active, active_own = _sweep(position[span], start, end, use, own)
+    piece_rank, piece_start, piece_end, active, active_in_pass = _sweep(position[span], start, end, use, in_pass)
     piece_s = piece_end - piece_start
     winner = np.array(_PRIORITY)[np.argmax(active[list(_PRIORITY)], axis=0)]
-    won_by_own = active_own[winner, np.arange(len(winner))]
+    won_by_pass = active_in_pass[winner, np.arange(len(winner))]
     spent = _sum_by(position, spans_s, n_ranks)
-    in_flight = spent[:, :n_categories] + _sum_by(position, _hidden_of(timeline, solid), n_ranks)
+    in_flight = spent[:, :n_categories] + _sum_by(position, _hidden_seconds(timeline, solid), n_ranks)
     np.add.at(spent, (piece_rank[winner != _SOLID], winner[winner != _SOLID]), piece_s[winner != _SOLID])
     for category in range(n_categories):
         in_flight[:, category] += np.bincount(piece_rank, weights=piece_s * active[category], minlength=n_ranks)
@@ -134,7 +135,7 @@ def activity(timeline: Timeline) -> Activity:
         piece_start[other],
         piece_end[other],
         winner[other],
-        won_by_own[other],
+        won_by_pass[other],
     )
 
 
@@ -143,20 +144,23 @@ def _sum_by(position: Ints, values: Floats, n: int) -> Floats:
     return np.stack(columns, axis=1)
 
 
-def own_work(timeline: Timeline) -> Bools:
-    """Per span: whether it is the pipeline's own work, a pass of a micro-batch."""
+def pass_spans(timeline: Timeline) -> Bools:
+    """Tell for each span whether it belongs to a pass of a micro-batch."""
     return np.asarray(np.isin(timeline.phase, PIPELINE_PHASES), dtype=np.bool_)
 
 
 def compute_lane_spans(timeline: Timeline) -> Bools:
-    """Per span: whether it ran on the compute lane."""
+    """Tell for each span whether it ran on the compute lane."""
     code = timeline.lane_names.index(COMPUTE_LANE) if COMPUTE_LANE in timeline.lane_names else -1
     return np.asarray(timeline.lane == code, dtype=np.bool_)
 
 
 def _solid_spans(timeline: Timeline, position: Ints) -> Bools:
-    """Compute-lane spans whose shares need no cut: their ops come before whatever other lanes do, or nothing on another
-    lane of the rank goes on beside them. (Waiting inside a stretched span comes after everything.)"""
+    """Tell for each span whether it is solid: a span of the compute lane whose shares need no cut.
+
+    Its ops win over all uses on other lanes, or no other lane of the rank is busy meanwhile. Waiting inside a stretched
+    span never wins.
+    """
     compute = compute_lane_spans(timeline)
     highest = np.array([t.category.max() if len(t) else 0 for t in timeline.templates], dtype=np.int64)
     lowest = np.array([t.category.min() if len(t) else 0 for t in timeline.templates], dtype=np.int64)
@@ -164,7 +168,7 @@ def _solid_spans(timeline: Timeline, position: Ints) -> Bools:
     limit = int(elsewhere.min()) if len(elsewhere) else len(CATEGORIES)
     first = highest[timeline.template] < limit
     first[list(timeline.stretched)] = False
-    # Times of all ranks on one axis, so that one search serves them all.
+    # Times of all ranks lie on one axis, so that one search serves all.
     axis = position * (2 * timeline.length_s + 1)
     starts, ends = np.sort((timeline.start_s + axis)[~compute]), np.sort((timeline.end_s + axis)[~compute])
     begun = np.searchsorted(starts, timeline.end_s + axis, side="left")
@@ -172,45 +176,45 @@ def _solid_spans(timeline: Timeline, position: Ints) -> Bools:
     return compute & (first | (begun <= over))
 
 
-def _shares_of(timeline: Timeline, solid: Bools) -> Floats:
-    """Seconds per category and for the host inside each solid span, zero for the others."""
+def _solid_seconds(timeline: Timeline, solid: Bools) -> Floats:
+    """Return the seconds per category and for the host inside each solid span, zero for the others."""
     by_category = np.array([t.by_category for t in timeline.templates]).reshape(-1, len(CATEGORIES))
     shares = np.zeros((len(solid), len(CATEGORIES) + 1))
     shares[solid, :HOST] = by_category[timeline.template[solid]]
     for span, (start, end) in timeline.stretched.items():
         if solid[span]:
             template = timeline.templates[timeline.template[span]]
-            shares[span, :HOST] = np.bincount(template.category, weights=template.shown(start, end), minlength=HOST)
+            shares[span, :HOST] = np.bincount(template.category, weights=template.exposed(start, end), minlength=HOST)
             shares[span, HOST] = timeline.end_s[span] - timeline.start_s[span] - shares[span, :HOST].sum()
     return shares
 
 
-def _hidden_of(timeline: Timeline, solid: Bools) -> Floats:
-    """Seconds per category inside each solid span that go on beside its own kernels."""
+def _hidden_seconds(timeline: Timeline, solid: Bools) -> Floats:
+    """Return the seconds per category inside each solid span that its kernels hide."""
     hidden = np.zeros((len(solid), HOST))
     for code, template in enumerate(timeline.templates):
         if not template.beside:
             continue
         for span in np.flatnonzero(solid & (timeline.template == code)).tolist():
             start, end = timeline.stretched.get(span, (template.start_s, template.end_s))
-            seconds = end - start - template.shown(start, end)
+            seconds = end - start - template.exposed(start, end)
             hidden[span] = np.bincount(template.category, weights=seconds, minlength=HOST)
     return hidden
 
 
-def _solid_items(timeline: Timeline, solid: Bools) -> Items:
+def _uses_of_solid(timeline: Timeline, solid: Bools) -> Uses:
     spans = np.flatnonzero(solid)
     return spans, timeline.start_s[spans], timeline.end_s[spans], np.full(len(spans), _SOLID)
 
 
-def _launch_items(timeline: Timeline) -> Items:
-    """Where a span waits for the host to launch its first op; what it waits for after that are its peers."""
+def _waits_for_launch(timeline: Timeline) -> Uses:
+    """Return the waits of spans for the launch of their first op."""
     spans = np.flatnonzero(timeline.launched_s > timeline.posted_s)
     return spans, timeline.posted_s[spans], timeline.launched_s[spans], np.full(len(spans), HOST)
 
 
-def _runs(span: Ints, category: Ints, start: Floats, end: Floats, tolerance: float) -> Items:
-    """Merge neighbouring rows of one span and category that have no gap between them."""
+def _runs(span: Ints, category: Ints, start: Floats, end: Floats, tolerance: float) -> Uses:
+    """Merge neighbouring rows of one span and category without a gap between them."""
     gap = start[1:] > end[:-1] + tolerance
     new = np.concatenate(([True], (span[1:] != span[:-1]) | (category[1:] != category[:-1]) | gap))
     first = np.flatnonzero(new)
@@ -224,47 +228,49 @@ def _template_runs(template: Template) -> tuple[Floats, Floats, Ints]:
     return start, end, category
 
 
-def _cut_items(timeline: Timeline, cut: Bools) -> list[Items]:
-    """The runs of one category inside spans that are not solid, and the host's gaps inside stretched ones."""
+def _uses_of_cut(timeline: Timeline, cut: Bools) -> list[Uses]:
+    """Return the runs of one category inside the ``cut`` spans, and waits for the host inside stretched ones."""
     straight = cut.copy()
     straight[list(timeline.stretched)] = False
-    items: list[Items] = []
+    uses: list[Uses] = []
     for index in np.unique(timeline.template[straight]):
         spans = np.flatnonzero(straight & (timeline.template == index))
         run_start, run_end, category = _template_runs(timeline.templates[index])
         if len(category) == 1:
-            items.append((spans, timeline.start_s[spans], timeline.end_s[spans], np.repeat(category, len(spans))))
+            uses.append((spans, timeline.start_s[spans], timeline.end_s[spans], np.repeat(category, len(spans))))
             continue
         shape = (len(spans), len(category))
         start = timeline.start_s[spans, None] + run_start
         end = timeline.start_s[spans, None] + run_end
-        items.append((np.repeat(spans, shape[1]), start.ravel(), end.ravel(), np.broadcast_to(category, shape).ravel()))
+        uses.append((np.repeat(spans, shape[1]), start.ravel(), end.ravel(), np.broadcast_to(category, shape).ravel()))
     stretched = [span for span in timeline.stretched if cut[span]]
     if stretched:
-        items += _stretched_items(timeline, np.array(stretched, dtype=np.int64))
-    return items
+        uses += _uses_of_stretched(timeline, np.array(stretched, dtype=np.int64))
+    return uses
 
 
-def _stretched_items(timeline: Timeline, spans: Ints) -> list[Items]:
-    """Stretched spans as runs; on the compute lane, what they wait for inside is the host's next launch."""
+def _uses_of_stretched(timeline: Timeline, spans: Ints) -> list[Uses]:
+    """Return stretched spans as runs; gaps in them are waits for the host's next launch on the compute lane."""
     rows = [timeline.stretched[int(span)] for span in spans]
     category = np.concatenate([timeline.templates[timeline.template[span]].category for span in spans])
-    of_span = np.repeat(spans, [len(start) for start, _ in rows])
+    row_span = np.repeat(spans, [len(start) for start, _ in rows])
     start = np.concatenate([start for start, _ in rows])
     end = np.concatenate([end for _, end in rows])
-    runs = _runs(of_span, category, start, end, 1e-12 * timeline.step_time_s)
-    of_run, run_start, run_end, _ = runs
-    opens = np.concatenate(([True], of_run[1:] != of_run[:-1]))
-    before = np.where(opens, timeline.start_s[of_run], np.concatenate(([0.0], run_end[:-1])))
-    waits = compute_lane_spans(timeline)[of_run] & (run_start > before)
-    return [runs, (of_run[waits], before[waits], run_start[waits], np.full(int(waits.sum()), HOST))]
+    runs = _runs(row_span, category, start, end, 1e-12 * timeline.step_time_s)
+    run_span, run_start, run_end, _ = runs
+    opens = np.concatenate(([True], run_span[1:] != run_span[:-1]))
+    before = np.where(opens, timeline.start_s[run_span], np.concatenate(([0.0], run_end[:-1])))
+    waits = compute_lane_spans(timeline)[run_span] & (run_start > before)
+    return [runs, (run_span[waits], before[waits], run_start[waits], np.full(int(waits.sum()), HOST))]
 
 
-def _sweep(rank: Ints, start: Floats, end: Floats, use: Ints, own: Bools) -> tuple[Ints, Floats, Floats, Bools, Bools]:
-    """Elementary intervals of each rank between neighbouring starts and ends, and which uses go on in each.
+def _sweep(
+    rank: Ints, start: Floats, end: Floats, use: Ints, in_pass: Bools
+) -> tuple[Ints, Floats, Floats, Bools, Bools]:
+    """Cut each rank's time at every start and end of a use.
 
-    Returns rank, start, end (entries), active and active for ``own`` items (uses x entries); intervals in which nothing
-    goes on are left out.
+    Returns rank, start and end of the intervals, and two arrays of booleans (uses x intervals): the use goes on, and it
+    goes on ``in_pass``. Intervals without a use are left out.
     """
     times = np.concatenate((start, end))
     ranks = np.concatenate((rank, rank))
@@ -272,10 +278,10 @@ def _sweep(rank: Ints, start: Floats, end: Floats, use: Ints, own: Bools) -> tup
     delta = np.concatenate((np.ones(len(start), dtype=np.int32), np.full(len(end), -1, dtype=np.int32)))
     order = np.lexsort((times, ranks))
     times, ranks, uses, delta = times[order], ranks[order], uses[order], delta[order]
-    mine = np.where(np.concatenate((own, own))[order], delta, 0)
-    active, active_own = (
-        np.stack([np.cumsum(np.where(uses == u, change, 0))[:-1] > 0 for u in range(_SOLID + 1)])
-        for change in (delta, mine)
+    delta_in_pass = np.where(np.concatenate((in_pass, in_pass))[order], delta, 0)
+    active, active_in_pass = (
+        np.stack([np.cumsum(np.where(uses == code, change, 0))[:-1] > 0 for code in range(_SOLID + 1)])
+        for change in (delta, delta_in_pass)
     )
     keep = (ranks[1:] == ranks[:-1]) & (times[1:] > times[:-1]) & active.any(axis=0)
-    return ranks[:-1][keep], times[:-1][keep], times[1:][keep], active[:, keep], active_own[:, keep]
+    return ranks[:-1][keep], times[:-1][keep], times[1:][keep], active[:, keep], active_in_pass[:, keep]

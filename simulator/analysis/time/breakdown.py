@@ -1,4 +1,4 @@
-"""Time breakdown of a step, and what it communicates: functions of a Timeline."""
+"""Time breakdown of a step, and its communication by kind."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import numpy as np
 from simulator.analysis.time.activity import (
     HOST,
     Activity,
-    Weighted,
+    WeightedRanks,
     mean_over_ranks,
     rank_positions,
     reduced_per_rank,
     weigh,
 )
 from simulator.analysis.time.links import links_of_purpose
-from simulator.timeline import CATEGORIES, COMMUNICATION, FIRST_COMMUNICATION, Floats, Timeline
+from simulator.arrays import Floats
+from simulator.timeline import CATEGORIES, COMMUNICATION, FIRST_COMMUNICATION, Timeline
 
 
 def time_breakdown(activity: Activity, pipelines: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """``time_breakdown_s``: seconds of the step by what a rank does, mean over real ranks; the leaves sum to the step.
+    """Return ``time_breakdown_s``: seconds of the step by use, mean over real ranks; the leaves sum to the step.
 
-    Idle time is bubble (a peer has not produced yet) until the last op of the rank's pipeline ends, and ``other``
-    afterwards: the replica has nothing left to do while others finish. In a steady state it always has.
+    Idle time is bubble (a peer has not produced yet) until the last op of the rank's pipeline ends. From then on it
+    counts as ``other``: the replica has finished before others. A steady state has no ``other``.
     """
     timeline = activity.timeline
     spent = mean_over_ranks(timeline, activity.spent_s)
@@ -43,7 +44,8 @@ def time_breakdown(activity: Activity, pipelines: Sequence[Sequence[int]]) -> di
     }
 
 
-def _after_pipeline(timeline: Timeline, pipelines: tuple[Weighted, ...], finished: Floats) -> float:
+def _after_pipeline(timeline: Timeline, pipelines: tuple[WeightedRanks, ...], finished: Floats) -> float:
+    """Return the seconds from the end of a rank's pipeline to the end of the step, mean over real ranks."""
     position = {rank: index for index, rank in enumerate(timeline.ranks)}
     seconds = weight = 0.0
     for pipeline in pipelines:
@@ -54,10 +56,13 @@ def _after_pipeline(timeline: Timeline, pipelines: tuple[Weighted, ...], finishe
 
 
 def communication(activity: Activity) -> dict[str, dict[str, Any]]:
-    """Per kind: ``bytes_per_gpu`` (sent on the wire; of offload and parameter servers both ways), ``time_s`` in which
-    any is in flight, ``exposed_s`` of it that no computation hides; means over real ranks. A collective of one number,
-    such as a gradient norm, has time alone: it loads no link. ``algorithm``: the one that sent the most bytes.
-    ``links``: what it crosses (see `links_of_purpose`)."""
+    """Return bytes and times per kind of communication, means over real ranks.
+
+    ``bytes_per_gpu``: bytes sent on the wire; offload and parameter servers count both ways. A collective of one
+    number, such as a gradient norm, has time alone: it loads no link. ``time_s``: seconds in which any is in flight.
+    ``exposed_s``: seconds of these that no computation hides. ``algorithm``: the one that sent the most bytes.
+    ``links``: see `links_of_purpose`.
+    """
     timeline = activity.timeline
     nbytes = mean_over_ranks(timeline, _sent_bytes(timeline))
     in_flight = mean_over_ranks(timeline, activity.in_flight_s)
@@ -75,7 +80,7 @@ def communication(activity: Activity) -> dict[str, dict[str, Any]]:
 
 
 def _sent_bytes(timeline: Timeline) -> Floats:
-    """One row per simulated rank, one column per category."""
+    """Return the bytes that ranks sent: one row per simulated rank, one column per category."""
     by_template = [np.bincount(t.category, weights=t.nbytes, minlength=len(CATEGORIES)) for t in timeline.templates]
     sent = np.array(by_template).reshape(-1, len(CATEGORIES))
     position, n_ranks = rank_positions(timeline), len(timeline.ranks)

@@ -1,4 +1,4 @@
-"""What the step's length is made of: the chain of operations, each released by the one before, that ends last."""
+"""Critical path: the chain of operations, each released by the one before, that ends last."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from typing import Any
 
 import numpy as np
 
+from simulator.arrays import Floats
 from simulator.program import COMPUTE_LANE
 from simulator.timeline import CATEGORIES, FIRST_COMMUNICATION, Template, Timeline
 
 _OWN_CLASS = ("recompute", "optimizer")
 WAITING, LAUNCH = "waiting", "host launch"
-#: What begins behind a kernel has looked for one for two of the engine's instants (`simulator.engine.rank.INSTANT_s`).
+#: A communication begins two of the engine's instants after the kernel before it (`simulator.engine.rank.INSTANT_s`).
 _AT_ONCE_s = 1e-11
 
 
 def critical_path(timeline: Timeline, window: tuple[float, float] | None = None) -> list[dict[str, Any]]:
-    """Seconds of the step by class of operation along its critical path, largest first; they sum to the step time.
+    """Return the seconds of the critical path by class of operation, largest first; they sum to the step time.
 
-    ``window``: what of the path counts (s), where ``timeline`` is of several steps; default: all of it.
+    ``window``: begin and end (s) of the time that counts, where ``timeline`` is of several steps [all].
 
-    The walk starts at the span that ends last and goes back through whatever released each span: for a communication
-    that waited for a partner, the partner's rank; else the span of the same rank that ended when this one began, on the
-    same lane where there is one; for a communication that waited for SMs, the computation that goes on. Classes are
-    kernel kinds (matmul, attention, norm ...), ``recompute``, ``optimizer``, ``tp communication`` and so on,
-    ``host launch``, and ``waiting`` where nothing that was recorded explains a gap.
+    The walk starts at the span that ends last and goes back from each span to the one that released it. A communication
+    that waited for a partner was released on the partner's rank. A communication that waited for SMs was released by
+    the computation that still goes on. All others were released by a span of their rank that ended when they began, if
+    possible of their lane. Classes are kinds of kernels (matmul, attention, norm ...), ``recompute``, ``optimizer``,
+    ``tp communication`` and so on, and ``host launch``. A gap that no record explains is ``waiting``.
     """
     low, high = window or (0.0, timeline.length_s)
     seconds = _Walker(timeline, low, high).walk()
@@ -36,7 +37,7 @@ def critical_path(timeline: Timeline, window: tuple[float, float] | None = None)
 
 
 def op_class(category: int, kind: str) -> str:
-    """The class that an op's seconds are counted in."""
+    """Return the class that an op's seconds count in."""
     name = CATEGORIES[category]
     if category >= FIRST_COMMUNICATION:
         return f"{name} communication"
@@ -44,7 +45,7 @@ def op_class(category: int, kind: str) -> str:
 
 
 class _Walker:
-    """The state of one walk: spans sorted for look-up by end, and what has been visited."""
+    """State of one walk: spans sorted for look-up by end, the visited ones, and seconds by class."""
 
     def __init__(self, timeline: Timeline, low: float, high: float) -> None:
         self.timeline = timeline
@@ -53,7 +54,7 @@ class _Walker:
         self.visited: set[int] = set()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.compute = np.array([name == COMPUTE_LANE for name in timeline.lane_names], dtype=bool)[timeline.lane]
-        # Among spans of a rank that end together, compute comes last and so is found first.
+        # Among spans of a rank that end together, compute is last in order, and first in the search from the end.
         order = np.lexsort((self.compute, timeline.end_s))
         self.by_end: dict[int, tuple[list[float], list[int]]] = {}
         for rank in timeline.ranks:
@@ -87,8 +88,8 @@ class _Walker:
             if released_by is None:
                 break
             gap = now - float(timeline.end_s[released_by])
-            if gap > self.tolerance and (beside := self._under_way(last, now)) is not None:
-                span = beside
+            if gap > self.tolerance and (computation := self._computation_beside(last, now)) is not None:
+                span = computation
                 continue
             if gap > self.tolerance:
                 self._count(WAITING, now - gap, now)
@@ -99,7 +100,7 @@ class _Walker:
         return dict(self.seconds)
 
     def _count(self, name: str, start: float, end: float) -> None:
-        """What of an interval lies in the window."""
+        """Count the part of an interval that lies in the window."""
         self.seconds[name] += max(min(end, self.high) - max(start, self.low), 0.0)
 
     def _released_by(self, span: int, now: float) -> int | None:
@@ -119,19 +120,21 @@ class _Walker:
                 return spans[index]
         return None
 
-    def _under_way(self, span: int, now: float) -> int | None:
-        """For a communication that begins where nothing ends: the computation of its rank that goes on then, one of
-        whose kernels has ended and given it SMs."""
+    def _computation_beside(self, span: int, now: float) -> int | None:
+        """Return the computation that goes on where a communication begins, if it is no other span's end that began it.
+
+        One of its kernels has ended then, and left SMs to the communication.
+        """
         if self.category[span] < FIRST_COMMUNICATION or self.compute[span]:
             return None
         timeline = self.timeline
         first, after = np.searchsorted(timeline.rank, (timeline.rank[span], timeline.rank[span] + 1))
-        own = np.flatnonzero(self.compute[first:after] & (timeline.start_s[first:after] < now - self.tolerance)) + first
-        there = own[timeline.end_s[own] > now + self.tolerance]
-        return int(there[0]) if len(there) and int(there[0]) not in self.visited else None
+        begun = self.compute[first:after] & (timeline.start_s[first:after] < now - self.tolerance)
+        running = np.flatnonzero(begun & (timeline.end_s[first:after] > now + self.tolerance)) + first
+        return int(running[0]) if len(running) and int(running[0]) not in self.visited else None
 
     def _last_member(self, span: int, now: float) -> int:
-        """The span, or where it is one member's view of a communication, that of the last member to launch it."""
+        """Return the last launched of the spans that are one communication, each on another rank; else ``span``."""
         timeline = self.timeline
         rank = int(timeline.rank[span])
         if self.category[span] < FIRST_COMMUNICATION or timeline.launched_s[span] >= now - self.tolerance:
@@ -169,14 +172,14 @@ class _Walker:
     def _stretched_shares(self, span: int, until: float) -> dict[str, float]:
         template = self.timeline.templates[self.timeline.template[span]]
         start, end = self.timeline.stretched[span]
-        spent = template.shown(np.minimum(start, until), np.minimum(end, until))
+        spent = template.exposed(np.minimum(start, until), np.minimum(end, until))
         length = until - float(self.timeline.start_s[span])
         shares = _by_class(template, spent / length)
         shares[LAUNCH] = max(1.0 - sum(shares.values()), 0.0)
         return shares
 
 
-def _by_class(template: Template, values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
+def _by_class(template: Template, values: Floats) -> dict[str, float]:
     shares: dict[str, float] = {}
     for category, kind, value in zip(template.category.tolist(), template.kinds, values.tolist(), strict=True):
         name = op_class(category, kind)
@@ -185,6 +188,6 @@ def _by_class(template: Template, values: np.ndarray[Any, np.dtype[np.float64]])
 
 
 def _shares(template: Template) -> dict[str, float]:
-    total = float(template.shown_s.sum())
-    # What the network times has no work of its own; it is one op.
-    return _by_class(template, template.shown_s / total if total else np.full(len(template), 1 / len(template)))
+    total = float(template.exposed_s.sum())
+    # A transfer that the network times has one op, without work of its own.
+    return _by_class(template, template.exposed_s / total if total else np.full(len(template), 1 / len(template)))

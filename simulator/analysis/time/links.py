@@ -1,4 +1,4 @@
-"""Links: how busy they are, who uses which, and who met on them. Functions of a Timeline."""
+"""Links of a Timeline: use, users and contention."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import Any
 
 from simulator.timeline import Contention, Timeline
 
-#: Links of a kind whose bytes, or losses, differ by less are told as one.
+#: Links of a kind whose bytes, or losses, differ by less are one row.
 _ALIKE = 0.05
-#: Less of a step than this is rounding.
+#: Losses below this share of a step are rounding.
 _LEAST = 1e-9
 
 
 def busiest_links(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
-    """The links of highest utilisation: name (of the busiest of its like), kind, how many are alike, bytes through
-    each, and the share of the step that these would take at full capacity. Alike are links of one kind, 5 % apart at
-    most."""
+    """Return the links of highest utilisation, a row for all of one kind that are alike within 5 %.
+
+    ``name``, ``bytes`` and ``utilisation`` are the busiest link's; ``count`` says how many are alike. Utilisation is
+    the share of the step that the bytes would take at full capacity.
+    """
     step = timeline.step_time_s
     used = [(link.nbytes / (link.capacity_Bps * step), link) for link in timeline.links if link.nbytes and step]
     rows: list[dict[str, Any]] = []
@@ -40,9 +42,11 @@ def busiest_links(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
 
 
 def links_of_purpose(timeline: Timeline, purpose: str) -> list[dict[str, Any]]:
-    """The links that a kind of communication crosses, the ones that it keeps busy longest first: one row for all that
-    are called alike (``node*.nic*``), how many there are, the bytes through the busiest and the seconds that they take
-    at its full capacity."""
+    """Return the links that a kind of communication crosses, those it keeps busy longest first.
+
+    Links whose names differ in numbers alone (``node*.nic*``) share a row: their number, the bytes through the busiest
+    and the seconds that these take at full capacity.
+    """
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for link in timeline.links:
         nbytes = link.by_purpose.get(purpose, 0.0)
@@ -59,12 +63,14 @@ def links_of_purpose(timeline: Timeline, purpose: str) -> list[dict[str, Any]]:
 
 
 def contention(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
-    """The links on which transfers held each other up, those with the largest loss first (see `Contention`): link (of
-    those alike the one of the largest loss), kind, how many are alike, and the flows that met there: whose (``job``;
-    None: background traffic), on which axis, what operation, how many at once, for how long, and what each lost."""
+    """Return the links on which transfers slowed each other, the largest loss first (see `Contention`).
+
+    Links of a kind that are alike share a row, under the name of the link with the largest loss. ``flows``: job (None
+    for background traffic), axis, operation, number at once, seconds together and seconds lost of each contender.
+    """
     rows: list[dict[str, Any]] = []
-    for met in sorted(timeline.contention, key=lambda met: -_largest(met)):
-        if _largest(met) <= _LEAST * timeline.step_time_s:
+    for contention in sorted(timeline.contention, key=lambda contention: -_largest_loss(contention)):
+        if _largest_loss(contention) <= _LEAST * timeline.step_time_s:
             continue
         flows = [
             {
@@ -75,25 +81,26 @@ def contention(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
                 "seconds_together": flow.seconds,
                 "lost_s": flow.lost_s,
             }
-            for flow in met.flows
+            for flow in contention.flows
         ]
-        like = next((row for row in rows if row["kind"] == met.kind and _alike(row["flows"], flows)), None)
+        like = next((row for row in rows if row["kind"] == contention.kind and _alike(row["flows"], flows)), None)
         if like is not None:
-            like["count"] += met.count
+            like["count"] += contention.count
         else:
-            rows.append({"link": met.link, "kind": met.kind, "count": met.count, "flows": flows})
+            row = {"link": contention.link, "kind": contention.kind, "count": contention.count, "flows": flows}
+            rows.append(row)
     return rows[:limit]
 
 
-def _largest(met: Contention) -> float:
-    return max(flow.lost_s for flow in met.flows)
+def _largest_loss(contention: Contention) -> float:
+    return max(flow.lost_s for flow in contention.flows)
 
 
-def _alike(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> bool:
-    """Whether the same flows met, for as long and at the same loss."""
-    who = [[(flow["job"], flow["axis"], flow["op"], flow["at_once"]) for flow in flows] for flows in (some, others)]
-    return who[0] == who[1] and all(
+def _alike(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> bool:
+    """Tell whether the same flows contend in both lists, for as long and at the same loss."""
+    keys = [[(flow["job"], flow["axis"], flow["op"], flow["at_once"]) for flow in flows] for flows in (first, second)]
+    return keys[0] == keys[1] and all(
         abs(a[key] - b[key]) <= _ALIKE * max(a[key], b[key])
-        for a, b in zip(some, others, strict=True)
+        for a, b in zip(first, second, strict=True)
         for key in ("seconds_together", "lost_s")
     )

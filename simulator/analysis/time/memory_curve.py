@@ -1,4 +1,4 @@
-"""Bytes that a rank's steps hold over time."""
+"""Memory over time: bytes that a rank's steps hold."""
 
 from __future__ import annotations
 
@@ -6,28 +6,32 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.timeline import Floats, Ints, Timeline
+from simulator.arrays import Floats, Ints
+from simulator.timeline import Timeline
 
-#: Times no more apart are one, added up in another order.
+#: Times closer than this are equal, but for the order of their sums.
 _MOMENT_s = 1e-12
 
 
-class Curve(NamedTuple):
-    """Memory of a rank's steps: from each of ``times`` (s) on it holds ``held`` bytes and needs ``workspace`` bytes.
-    ``span`` is what starts (``begins``) or ends then."""
+class MemoryHistory(NamedTuple):
+    """Memory of a rank's steps over time; one entry per start or end of a span.
+
+    ``times``: seconds, ascending. ``held_bytes``, ``workspace_bytes``: bytes held, and bytes of workspace, from then
+    on. ``span``: the span that starts (``begins`` is 1) or ends (0) then.
+    """
 
     times: Floats
-    held: Floats
-    workspace: Floats
+    held_bytes: Floats
+    workspace_bytes: Floats
     span: Ints
     begins: Ints
 
 
-def memory_curve(timeline: Timeline, rank: int) -> Curve:
-    """Memory that a rank's steps take over the step.
+def memory_curve(timeline: Timeline, rank: int) -> MemoryHistory:
+    """Return the memory that a rank's steps take over the step.
 
-    A span holds ``alloc_bytes`` from its start, gives ``free_bytes`` back at its end, and needs ``workspace_bytes``
-    in between; what ends at a moment is given back before what starts at it is taken, to a rounding.
+    A span takes ``alloc_bytes`` at its start and frees ``free_bytes`` at its end. It needs ``workspace_bytes`` in
+    between. Spans that end at a moment free their bytes before others that start then take theirs.
     """
     spans = np.flatnonzero(timeline.rank == rank)
     times = np.concatenate((timeline.end_s[spans], timeline.start_s[spans]))
@@ -38,7 +42,7 @@ def memory_curve(timeline: Timeline, rank: int) -> Curve:
     moment = np.cumsum(np.diff(times[order], prepend=0.0) > _MOMENT_s)
     order = order[np.lexsort((begins[order], moment))]
     both = np.concatenate((spans, spans))
-    return Curve(
+    return MemoryHistory(
         np.maximum.accumulate(times[order]),
         np.cumsum(held[order]),
         np.cumsum(workspace[order]),

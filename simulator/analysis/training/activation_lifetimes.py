@@ -1,4 +1,4 @@
-"""Where passes begin to hold activations, turn them into what weight gradients need, and give them back."""
+"""Lifetimes of activations: which spans save, swap and release them."""
 
 from __future__ import annotations
 
@@ -6,58 +6,61 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simulator.analysis.training.static_memory import Holdings
+from simulator.analysis.training.static_memory import StaticMemory
+from simulator.arrays import Bools, Ints
 from simulator.models import by_part
-from simulator.timeline import Ints, Timeline
+from simulator.timeline import Timeline
 
-#: What a pass does to its micro-batch's activations: it takes them (F), begins to turn them and has turned them into
-#: inputs and output gradients (I), or gives them back (B, W).
-Turn = Literal["takes", "begins", "turns", "gives"]
-#: Letter -> what its pass does when it starts, and when it ends.
-_TURNS: dict[str, tuple[Turn | None, Turn | None]] = {
-    "F": ("takes", None),
-    "I": ("begins", "turns"),
-    "B": (None, "gives"),
-    "W": (None, "gives"),
+#: Effect of a pass on the activations of its micro-batch: F saves them; I begins to swap and has swapped them for
+#: inputs and output gradients; B and W release them.
+ActivationEffect = Literal["save", "begin swap", "swap", "release"]
+#: Letter of a pass -> its effect when it starts, and when it ends.
+_EFFECTS: dict[str, tuple[ActivationEffect | None, ActivationEffect | None]] = {
+    "F": ("save", None),
+    "I": ("begin swap", "swap"),
+    "B": (None, "release"),
+    "W": (None, "release"),
 }
 
 
-class Turning(NamedTuple):
-    """What the start or the end of a span does to the activations of ``parts``, by index, of its stage."""
+class ActivationEvent(NamedTuple):
+    """Start or end of a span with its effect on the activations of ``parts`` (indices in the span's stage)."""
 
-    turn: Turn
+    effect: ActivationEffect
     parts: tuple[int, ...]
 
 
-def turns(timeline: Timeline, spans: Ints, holdings: Holdings) -> dict[tuple[int, int], Turning]:
-    """(span, whether it starts) -> what that does, of one rank's ``spans`` of stages whose parts are known; a pass may
-    be cut into several, of which each has parts of its own where activations come and go by part."""
-    own = np.unique(spans)
-    own = own[np.isin(timeline.phase[own], list(_TURNS)) & np.isin(timeline.stage[own], list(holdings.parts))]
-    own = own[np.lexsort((own, timeline.end_s[own], timeline.start_s[own]))]
-    passes: dict[tuple[str, int, int], list[int]] = {}
-    columns = (timeline.phase[own].tolist(), timeline.stage[own].tolist(), timeline.microbatch[own].tolist())
-    for span, phase, stage, microbatch in zip(own.tolist(), *columns, strict=True):
-        passes.setdefault((phase, stage, microbatch), []).append(span)
-    chosen: dict[tuple[int, int], Turning] = {}
-    for (phase, stage, _), ordered in passes.items():
-        parts = holdings.parts[stage]
+def activation_events(timeline: Timeline, spans: Ints, static: StaticMemory) -> dict[tuple[int, int], ActivationEvent]:
+    """Return the events of one rank's ``spans``: (span, 1 for its start or 0 for its end) -> event.
+
+    Where passes are cut by part, each piece has an event of its own for its parts.
+    """
+    passes = np.unique(spans)
+    has_effect = np.isin(timeline.phase[passes], list(_EFFECTS)) & np.isin(timeline.stage[passes], list(static.parts))
+    passes = passes[has_effect]
+    passes = passes[np.lexsort((passes, timeline.end_s[passes], timeline.start_s[passes]))]
+    pieces_of: dict[tuple[str, int, int], list[int]] = {}
+    columns = (timeline.phase[passes].tolist(), timeline.stage[passes].tolist(), timeline.microbatch[passes].tolist())
+    for span, phase, stage, microbatch in zip(passes.tolist(), *columns, strict=True):
+        pieces_of.setdefault((phase, stage, microbatch), []).append(span)
+    events: dict[tuple[int, int], ActivationEvent] = {}
+    for (phase, stage, _), ordered in pieces_of.items():
+        parts = static.parts[stage]
         pieces = {"": ordered}
         groups = [tuple(range(len(parts)))]
-        if holdings.by_part:
+        if static.passes_by_part:
             pieces = {}
             for span in ordered:
                 pieces.setdefault(timeline.parts[span], []).append(span)
             groups = by_part(parts, phase)
         for piece, group in zip(pieces.values(), groups, strict=True):
-            for span, starts, turn in zip((piece[0], piece[-1]), (1, 0), _TURNS[phase], strict=True):
-                if turn is not None:
-                    chosen[span, starts] = Turning(turn, group)
-    return chosen
+            for span, starts, effect in zip((piece[0], piece[-1]), (1, 0), _EFFECTS[phase], strict=True):
+                if effect is not None:
+                    events[span, starts] = ActivationEvent(effect, group)
+    return events
 
 
-def among(turning: Iterable[tuple[int, int]], spans: Ints, begins: Ints) -> NDArray[np.bool_]:
-    """Which starts (``begins``) and ends of ``spans`` are among those that turn something."""
-    return np.isin(2 * spans + begins, [2 * span + starts for span, starts in turning])
+def have_events(events: Iterable[tuple[int, int]], spans: Ints, begins: Ints) -> Bools:
+    """Tell which starts (``begins`` is 1) and ends (0) of ``spans`` are among ``events``."""
+    return np.isin(2 * spans + begins, [2 * span + starts for span, starts in events])

@@ -1,4 +1,4 @@
-"""What would make a job fit into memory: other settings, and about what each would need."""
+"""Advice on jobs that do not fit into memory: other settings, and the memory of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from simulator.analysis.training.memory import RankMemory, fullest
-from simulator.analysis.training.reserved_memory import enough
+from simulator.analysis.training.reserved_memory import replay_microbatches
 from simulator.config import Workload, altered
 from simulator.errors import InputError
 from simulator.input_files import brief
@@ -18,14 +18,13 @@ from simulator.units import format_gib
 #: Dotted keys and their values, as a user would set them.
 Setting = dict[str, Any]
 
-#: Each trial is a simulation of the changed job: dearer changes are not tried once so many make the job fit, nor more
-#: pairs of changes than these.
+#: Each trial is a simulation. Trials end with so many changes that make the job fit, or with so many pairs of changes.
 ENOUGH, PAIRS = 2, 4
 
-#: Times that a change is taken at most: three doublings are eight times as many GPUs.
+#: Most repetitions of a change: three doublings are eight times as many GPUs.
 STEPS = 3
 
-#: A change is worth a line where it frees this share of the GPU's memory, or makes the job fit.
+#: A change gets a line where it frees this share of the GPU's memory, or makes the job fit.
 WORTH = 0.01
 
 
@@ -41,14 +40,16 @@ def _sequence_parallel(workload: Workload) -> Setting:
 
 
 def _zero(workload: Workload) -> Setting:
-    """With a pipeline the first stage only: the next ones gather and scatter for every micro-batch."""
+    """Raise the ZeRO stage; pipelines stop at stage 1, as higher ones gather and scatter for every micro-batch."""
     layout = workload.parallelism
     return {"parallelism.zero": min(layout.zero + 1, 2 if layout.pp == 1 else 1)} if layout.zero < 2 else {}
 
 
 def _schedule(workload: Workload) -> Setting:
-    """The schedule that claims to hold least, of those that leave backward passes whole and weights as they would be,
-    and claim no larger bubble."""
+    """Choose the schedule that claims to hold least and claims no larger bubble.
+
+    It neither splits backward passes nor changes when weights are updated.
+    """
     layout = workload.parallelism
     if layout.pp == 1:
         return {}
@@ -58,9 +59,9 @@ def _schedule(workload: Workload) -> Setting:
     for name, schedule in SCHEDULES.items():
         if schedule.splits or not schedule.drains or schedule.check(*shape) is not None:
             continue
-        claimed, held = schedule.bubble(*shape, 1, 1, 1), [schedule.peak(*shape, rank) for rank in range(layout.pp)]
-        if claimed is not None and (idle is None or claimed <= idle):
-            peaks[name] = max(peak for peak in held if peak is not None)
+        bubble, in_flight = schedule.bubble(*shape, 1, 1, 1), [schedule.peak(*shape, rank) for rank in range(layout.pp)]
+        if bubble is not None and (idle is None or bubble <= idle):
+            peaks[name] = max(peak for peak in in_flight if peak is not None)
     return {"parallelism.schedule": min(peaks, key=peaks.__getitem__)} if peaks else {}
 
 
@@ -77,7 +78,7 @@ def _full(workload: Workload) -> Setting:
 
 
 def _fully_sharded(workload: Workload) -> Setting:
-    """Of jobs without a pipeline, which would gather and scatter for every micro-batch."""
+    """Shard parameters; not with a pipeline, which would gather and scatter for every micro-batch."""
     return {"parallelism.zero": 3} if workload.parallelism.pp == 1 else {}
 
 
@@ -90,23 +91,23 @@ def _expert_parallel(workload: Workload) -> Setting:
 
 
 def _tensor_parallel(workload: Workload) -> Setting:
-    """Within a node: beyond it, it would be far too slow."""
+    """Double the tensor parallelism inside a node; across nodes it would be far too slow."""
     wider = 2 * workload.parallelism.tp
     if wider > workload.cluster.gpus_per_node:
         return {}
-    return {"parallelism.tp": wider} | _place_for_twice_the_model_parallel(workload)
+    return {"parallelism.tp": wider} | _gpus_for_twice_the_model_parallelism(workload)
 
 
 def _pipeline(workload: Workload) -> Setting:
-    return {"parallelism.pp": 2 * workload.parallelism.pp} | _place_for_twice_the_model_parallel(workload)
+    return {"parallelism.pp": 2 * workload.parallelism.pp} | _gpus_for_twice_the_model_parallelism(workload)
 
 
 def _context_parallel(workload: Workload) -> Setting:
-    return {"parallelism.cp": 2 * workload.parallelism.cp} | _place_for_twice_the_model_parallel(workload)
+    return {"parallelism.cp": 2 * workload.parallelism.cp} | _gpus_for_twice_the_model_parallelism(workload)
 
 
 def _replicas(workload: Workload) -> Setting:
-    """Twice as many to share a state, with as large a batch where it can be split so, else with one twice as large."""
+    """Double the replicas that share a state; the batch stays, or doubles where it cannot be split so."""
     layout, half = workload.parallelism, workload.microbatches // 2
     if not layout.zero:
         return {}
@@ -139,8 +140,8 @@ def _gradients(workload: Workload) -> Setting:
     return {"training.grad_dtype": "bf16"}
 
 
-def _place_for_twice_the_model_parallel(workload: Workload) -> Setting:
-    """Half the replicas on the same GPUs, or else twice the GPUs."""
+def _gpus_for_twice_the_model_parallelism(workload: Workload) -> Setting:
+    """Halve the replicas on the same GPUs, or else double the GPUs."""
     dp = workload.parallelism.dp
     return {"parallelism.dp": dp // 2} if dp % 2 == 0 else _twice_the_gpus(workload)
 
@@ -150,8 +151,8 @@ def _twice_the_gpus(workload: Workload) -> Setting:
     return {"cluster.nodes": nodes} if nodes > workload.cluster.nodes else {}
 
 
-#: What could be set otherwise to need less memory, cheapest for speed first and what changes the numerics last; not all
-#: of it is legal or helps. Each is one step, which may be taken again.
+#: Changes that may free memory, each of which may be repeated. Cheap ones come first, changes of the numerics last.
+#: Some are illegal or no help for a given job.
 CANDIDATES: tuple[Callable[[Workload], Setting], ...] = (
     _flash,
     _sequence_parallel,
@@ -175,7 +176,7 @@ CANDIDATES: tuple[Callable[[Workload], Setting], ...] = (
     _gradients,
 )
 
-#: Dotted key -> what to know before it is set: it costs much speed, or the model learns otherwise.
+#: Dotted key -> what a user should know before setting it: much less speed, or another numerical result.
 CAVEATS = {
     "training.global_batch": "a larger batch",
     "parallelism.offload.activations": "slower: they cross PCIe in every pass",
@@ -189,8 +190,7 @@ CAVEATS = {
 
 @dataclass(frozen=True)
 class Change:
-    """A legal change of a job that lowers its memory: what is set, the job then, the bytes that it needs, and which of
-    `CANDIDATES` it is."""
+    """A legal change of a job: what is set, the changed job, the bytes that it needs, and its entry of `CANDIDATES`."""
 
     setting: Setting
     workload: Workload
@@ -200,8 +200,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Trials:
-    """Where changed jobs are tried: ``needed_bytes`` simulates one and says what its fullest rank takes, of the
-    ``capacity_bytes`` that a GPU has."""
+    """Trials of changed jobs.
+
+    ``needed_bytes`` simulates a job and returns the bytes of its fullest rank. ``capacity_bytes``: memory of a GPU.
+    """
 
     needed_bytes: Callable[[Workload], float]
     capacity_bytes: float
@@ -212,8 +214,10 @@ class Trials:
     def steps(
         self, workload: Workload, needed: float, candidate: Callable[[Workload], Setting], most: int = STEPS
     ) -> Iterator[Change]:
-        """``candidate`` taken once, twice and so on, until the job fits, at ``most`` so often and for as long as each
-        time frees `WORTH`; ``needed``: bytes as it is."""
+        """Yield ``candidate`` taken once, twice and so on, until the job fits, or a repetition frees less than `WORTH`.
+
+        ``needed``: bytes of ``workload``. ``most``: repetitions at most.
+        """
         setting: Setting = {}
         for _ in range(most):
             if needed <= self.capacity_bytes:
@@ -235,10 +239,10 @@ class Trials:
     def change(
         self, workload: Workload, needed: float, candidate: Callable[[Workload], Setting], most: int = STEPS
     ) -> Change | None:
-        """``candidate`` taken as often as makes the job fit, or else once; None where it does not help.
+        """Return ``candidate`` repeated until the job fits, else taken once; None where it does not help.
 
-        Each time shares among twice as many what the time before left, so that all further ones together free about as
-        much as the last one: where that is not enough they are not tried.
+        Each repetition halves a share, so that all further ones together free about as much as the last one. They are
+        not tried where that cannot make the job fit.
         """
         first = None
         for change in self.steps(workload, needed, candidate, most):
@@ -251,21 +255,27 @@ class Trials:
         return first
 
     def alone(self, workload: Workload, needed: float) -> list[Change]:
-        """Those of `CANDIDATES` that are legal and help a job that needs ``needed`` bytes, up to the one that is the
-        last of `ENOUGH` with which it fits; taken once only where a cheaper one is enough."""
-        found: list[Change] = []
+        """Return the changes that are legal and help a job that needs ``needed`` bytes.
+
+        They end with the last of `ENOUGH` changes that make the job fit. Once a cheaper one does, the others are taken
+        once alone.
+        """
+        changes: list[Change] = []
         for candidate in CANDIDATES:
-            fitting = sum(map(self.fits, found))
+            fitting = sum(map(self.fits, changes))
             if fitting == ENOUGH:
                 break
             most = 1 if fitting else STEPS
             if change := self.change(workload, needed, candidate, most):
-                found.append(change)
-        return found
+                changes.append(change)
+        return changes
 
     def pair(self, alone: Sequence[Change], needed: float) -> Setting:
-        """The first two changes with which the job fits, of those that would if each freed as much as it does alone;
-        empty where `PAIRS` of them do not."""
+        """Return the first two changes that together make the job fit.
+
+        Pairs are tried that would be enough if each change freed as much as it does alone. The setting is empty where
+        `PAIRS` of them are not enough.
+        """
         excess = needed - self.capacity_bytes
         likely = [(a, b) for a, b in combinations(alone, 2) if 2 * needed - a.needed - b.needed >= excess]
         for first, second in likely[:PAIRS]:
@@ -275,8 +285,7 @@ class Trials:
         return {}
 
     def together(self, start: Change) -> Change:
-        """The first candidates from ``start`` on, one laid over the other and each as often as it helps, with which the
-        job fits; all of them where it does not."""
+        """Add the candidates from ``start`` on, each repeated while it helps, until the job fits or none is left."""
         for candidate in CANDIDATES[CANDIDATES.index(start.candidate) :]:
             if steps := list(self.steps(start.workload, start.needed, candidate)):
                 start = replace(steps[-1], setting=start.setting | steps[-1].setting)
@@ -284,28 +293,34 @@ class Trials:
 
 
 def few_rounds(workload: Workload) -> Workload:
-    """As ``workload`` with the fewest micro-batches of which it holds as much: as many in flight on every rank, by what
-    its schedule claims, and enough for a replay of the allocator, in each copy of the model. Itself where that is not
-    known, and where every micro-batch has memory of its own."""
+    """Return ``workload`` with the fewest micro-batches of the same memory.
+
+    As many are in flight on every rank, by the claim of its schedule. There are enough for a replay of the allocator in
+    each copy of the model. The workload stays as it is where the schedule claims nothing, and where every micro-batch
+    has memory of its own.
+    """
     layout, training, most = workload.parallelism, workload.training, workload.microbatches
 
     def in_flight(microbatches: int) -> list[int | None]:
         return [layout.plan.peak(layout.pp, microbatches, layout.vpp, rank) for rank in range(layout.pp)]
 
-    held = [peak for peak in in_flight(most) if peak is not None]
-    if len(held) < layout.pp or workload.stage_runtime.buffers_each_microbatch:
+    peaks = [peak for peak in in_flight(most) if peak is not None]
+    if len(peaks) < layout.pp or workload.stage_runtime.buffers_each_microbatch:
         return workload
     copies = layout.plan.copies
-    for fewer in range(copies * enough(max(held), copies * layout.vpp), most):
-        if layout.plan.check(layout.pp, fewer, layout.vpp) is None and in_flight(fewer) == held:
+    for fewer in range(copies * replay_microbatches(max(peaks), copies * layout.vpp), most):
+        if layout.plan.check(layout.pp, fewer, layout.vpp) is None and in_flight(fewer) == peaks:
             return altered(workload, {"training.global_batch": fewer * training.micro_batch * layout.dp})
     return workload
 
 
 def advice(memories: Sequence[RankMemory], workload: Workload, needed_bytes: Callable[[Workload], float]) -> list[str]:
-    """Plain words on what would make the fullest rank fit: which stage lacks how much, and what each of `CANDIDATES`
-    gives; where none suffices alone, two that do together, or else more. Empty where everything fits.
-    ``needed_bytes`` simulates a job and says what its fullest rank takes: every change is tried."""
+    """Return lines on what would make the fullest rank fit; none where everything fits.
+
+    They say which stage lacks how much memory, and how much each of `CANDIDATES` frees. Where none is enough alone, two
+    that are enough together follow, or else more. ``needed_bytes`` simulates a changed job and returns the bytes of its
+    fullest rank.
+    """
     worst = fullest(memories)
     needed, capacity_bytes = worst.total, worst.capacity
     if needed <= capacity_bytes:
@@ -346,16 +361,16 @@ def _no_shards(workload: Workload) -> list[str]:
 
 
 def _not_tried(workload: Workload) -> list[str]:
-    """What cannot be simulated as a figure of the cluster is not known, by the figure."""
-    waiting: dict[str, list[str]] = {}
+    """Return lines on changes that need a figure of the cluster that is missing, by figure."""
+    untried: dict[str, list[str]] = {}
     for candidate in CANDIDATES:
         setting = candidate(workload)
         try:
             altered(workload, setting)
         except InputError as problem:
             if problem.key and problem.key.startswith("cluster.") and problem.found == "null":
-                waiting.setdefault(problem.key, []).append(_words(setting))
-    return [f"not tried for want of {key}: {'; '.join(settings)}" for key, settings in waiting.items()]
+                untried.setdefault(problem.key, []).append(_words(setting))
+    return [f"not tried for want of {key}: {'; '.join(settings)}" for key, settings in untried.items()]
 
 
 def _words(setting: Setting) -> str:
@@ -363,5 +378,5 @@ def _words(setting: Setting) -> str:
 
 
 def _caveats(setting: Setting) -> str:
-    found = dict.fromkeys(CAVEATS[key] for key in setting if key in CAVEATS)
-    return f" ({'; '.join(found)})" if found else ""
+    caveats = dict.fromkeys(CAVEATS[key] for key in setting if key in CAVEATS)
+    return f" ({'; '.join(caveats)})" if caveats else ""

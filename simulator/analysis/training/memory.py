@@ -1,4 +1,4 @@
-"""Memory of a step: what each rank holds over time, when most, what is in it then, and whether it fits."""
+"""Memory of a step: the contents of each rank at its peak, and whether they fit."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from typing import Any
 
 import numpy as np
 
-from simulator.analysis.time.memory_curve import Curve, memory_curve
+from simulator.analysis.time.memory_curve import MemoryHistory, memory_curve
 from simulator.analysis.time.pipeline_ranks import pipeline_ranks
-from simulator.analysis.training.activation_lifetimes import among, turns
+from simulator.analysis.training.activation_lifetimes import activation_events, have_events
 from simulator.analysis.training.in_flight import peak_activations
 from simulator.analysis.training.reserved_memory import cached_bytes
-from simulator.analysis.training.static_memory import CUDA_CONTEXT_BYTES, NCCL_COMMUNICATOR_BYTES, Holdings
+from simulator.analysis.training.static_memory import CUDA_CONTEXT_BYTES, NCCL_COMMUNICATOR_BYTES, StaticMemory
+from simulator.arrays import Floats
 from simulator.models import Tensor
-from simulator.timeline import Floats, Timeline
+from simulator.timeline import Timeline
 from simulator.units import format_gib
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """One rank at its fullest, bytes.
+    """Memory of one rank at its peak, bytes.
 
-    ``held``: activations that its steps have taken by then, by kind of tensor; ``made``: gradients that they have made;
-    ``gathered``: what else they have taken, such as parameters of other ranks. ``workspace``: what the pass under way
-    then needs for itself, or the optimizer where it is ``updating``. ``capacity``: what its GPU has. ``cached``: what
-    the allocator has reserved at most beyond what it has given out at most. ``in_flight``: (micro-batch, stage)
-    activations held at most.
+    ``activations_by_kind``: kind of tensor -> activations held. ``step_gradients``: gradients that the step has made.
+    ``gathered``: other bytes that steps have taken, such as parameters of other ranks. ``workspace``: workspace of the
+    running pass, or of the optimizer where it is ``updating``. ``capacity``: memory of the GPU. ``cached``: most bytes
+    reserved by the allocator less the most it has allocated. ``in_flight``: most (micro-batch, stage) activations held
+    at once. ``peak_at_s``, ``during``: time of the peak, and the op that starts then.
     """
 
     rank: int
     stage: int
-    holdings: Holdings
-    held: Mapping[str, float]
-    made: float
+    static: StaticMemory
+    activations_by_kind: Mapping[str, float]
+    step_gradients: float
     gathered: float
     workspace: float
     capacity: float
@@ -49,109 +50,127 @@ class RankMemory:
 
     @property
     def activations(self) -> float:
-        """Held from forward to backward."""
-        return sum(self.held.values())
+        """Activations, held from forward to backward."""
+        return sum(self.activations_by_kind.values())
 
     @property
     def allocated(self) -> float:
-        """What ``torch.cuda.max_memory_allocated`` would say."""
-        return self.holdings.allocated + self.activations + self.made + self.gathered + self.workspace
+        """Bytes that ``torch.cuda.max_memory_allocated`` returns."""
+        return self.static.allocated + self.activations + self.step_gradients + self.gathered + self.workspace
 
     @property
     def gradients(self) -> float:
-        """Gradients that are there."""
-        return self.holdings.gradients + self.made
+        """Gradients that exist at the peak."""
+        return self.static.gradients + self.step_gradients
 
     @property
     def reserved(self) -> float:
-        """What ``torch.cuda.max_memory_reserved`` would say."""
+        """Bytes that ``torch.cuda.max_memory_reserved`` returns."""
         return self.allocated + self.cached
 
     @property
     def total(self) -> float:
-        """All that is taken on the device, as ``nvidia-smi`` shows it."""
-        return self.reserved + self.holdings.overhead
+        """Used memory of the device, as ``nvidia-smi`` shows it."""
+        return self.reserved + self.static.overhead
 
     @property
     def second_step(self) -> float:
-        """All that the second step may take on the device, nothing cached: torch's DDP makes its buckets anew in it and
-        may hold those of the first step meanwhile."""
-        return self.allocated + self.holdings.first_bucket + self.holdings.overhead
+        """Most memory of the device that the second step may use, without cached blocks.
+
+        PyTorch's DDP rebuilds its buckets in this step and may hold those of the first step meanwhile.
+        """
+        return self.allocated + self.static.first_bucket + self.static.overhead
 
     @property
     def buffers(self) -> float:
-        """What is neither the model's state nor activations."""
-        state = self.holdings.state
+        """Used memory without the model's state, activations and workspace."""
+        state = self.static.state
         return self.total - state.weights - self.gradients - state.optimizer - self.activations - self.workspace
 
     @property
     def contents(self) -> dict[str, float]:
-        """What `total` consists of, largest first."""
-        state = self.holdings.state
+        """Contents of `total` by name, largest first."""
+        state = self.static.state
         parts = {
             "weights": state.weights,
             "gradients": self.gradients,
             "optimizer": state.optimizer,
-            **{f"activations: {kind}": nbytes for kind, nbytes in self.held.items()},
+            **{f"activations: {kind}": nbytes for kind, nbytes in self.activations_by_kind.items()},
             "optimizer workspace" if self.updating else "workspace": self.workspace,
             "gathered": self.gathered,
-            "gradient placeholders": self.holdings.placeholders,
-            "gradient bucket": self.holdings.bucket,
-            "receive buffers": self.holdings.receives,
-            "BLAS workspaces": self.holdings.workspaces,
+            "gradient placeholders": self.static.placeholders,
+            "gradient bucket": self.static.bucket,
+            "receive buffers": self.static.receives,
+            "BLAS workspaces": self.static.workspaces,
             "allocator cache": self.cached,
             "CUDA context": CUDA_CONTEXT_BYTES,
-            "NCCL": self.holdings.communicators * NCCL_COMMUNICATOR_BYTES,
+            "NCCL": self.static.communicators * NCCL_COMMUNICATOR_BYTES,
         }
         return {name: parts[name] for name in sorted(parts, key=lambda name: -parts[name]) if parts[name] > 0}
 
 
 def memory_of_ranks(
-    timeline: Timeline, holdings: Mapping[int, Holdings], capacities: Mapping[int, float] = MappingProxyType({})
+    timeline: Timeline, static: Mapping[int, StaticMemory], capacities: Mapping[int, float] = MappingProxyType({})
 ) -> tuple[RankMemory, ...]:
-    """Every simulated rank at its fullest. ``holdings``: by simulated rank, as ``capacities``, the bytes that its GPU
-    has [no end of them]; near them the allocator gives back what it has cached."""
-    memories = []
+    """Return the memory of every simulated rank at its peak.
+
+    ``static``: simulated rank -> its static memory. ``capacities``: simulated rank -> bytes of its GPU [infinite]; near
+    them the allocator releases cached blocks.
+    """
     in_flight, places = peak_activations(timeline), pipeline_ranks(timeline)
-    for rank in timeline.ranks:
-        holding, curve = holdings[rank], memory_curve(timeline, rank)
-        capacity = capacities.get(rank, math.inf)
-        taken = curve.held + curve.workspace
-        at = int(np.argmax(taken)) if len(taken) else -1
-        if at < 0 or taken[at] <= 0:
-            at = -1
-        held = _activations(timeline, curve, at, holding)
-        total = float(curve.held[at]) if at >= 0 else 0.0
-        gathered = max(total - sum(held.values()), 0.0)
-        made = min(gathered, holding.made)
-        gathered -= made
-        if holding.layers_away:
-            held, gathered = {**held, "layers": gathered}, 0.0
-        if not holding.parts:
-            held, gathered = ({"all": total} if total else {}), 0.0
-        memories.append(
-            RankMemory(
-                rank=rank,
-                stage=places[rank],
-                holdings=holding,
-                held=held,
-                made=made,
-                gathered=gathered if gathered > 1e-9 * total else 0.0,
-                workspace=float(curve.workspace[at]) if at >= 0 else 0.0,
-                capacity=capacity,
-                cached=cached_bytes(
-                    timeline, curve.span, curve.begins, holding, in_flight[rank], capacity - holding.overhead
-                ),
-                peak_at_s=float(curve.times[at]) if at >= 0 else 0.0,
-                during=_running(timeline, curve, at),
-                in_flight=in_flight[rank],
-                updating=_updating(timeline, curve, at),
-            )
+    return tuple(
+        _rank_memory(
+            timeline,
+            memory_curve(timeline, rank),
+            static[rank],
+            rank=rank,
+            stage=places[rank],
+            capacity=capacities.get(rank, math.inf),
+            in_flight=in_flight[rank],
         )
-    return tuple(memories)
+        for rank in timeline.ranks
+    )
 
 
-#: First word of a tensor's name -> what it is called in a breakdown.
+def _rank_memory(
+    timeline: Timeline,
+    curve: MemoryHistory,
+    static: StaticMemory,
+    *,
+    rank: int,
+    stage: int,
+    capacity: float,
+    in_flight: int,
+) -> RankMemory:
+    total = curve.held_bytes + curve.workspace_bytes
+    at = int(np.argmax(total)) if len(total) and total.max() > 0 else -1
+    held_bytes = float(curve.held_bytes[at]) if at >= 0 else 0.0
+    activations = _activations(timeline, curve, at, static)
+    gathered = max(held_bytes - sum(activations.values()), 0.0)
+    step_gradients = min(gathered, static.step_gradients)
+    gathered -= step_gradients
+    if static.layers_offloaded:
+        activations, gathered = {**activations, "layers": gathered}, 0.0
+    if not static.parts:
+        activations, gathered = ({"all": held_bytes} if held_bytes else {}), 0.0
+    return RankMemory(
+        rank=rank,
+        stage=stage,
+        static=static,
+        activations_by_kind=activations,
+        step_gradients=step_gradients,
+        gathered=gathered if gathered > 1e-9 * held_bytes else 0.0,
+        workspace=float(curve.workspace_bytes[at]) if at >= 0 else 0.0,
+        capacity=capacity,
+        cached=cached_bytes(timeline, curve.span, curve.begins, static, in_flight, capacity - static.overhead),
+        peak_at_s=float(curve.times[at]) if at >= 0 else 0.0,
+        during=_op_in_words(timeline, curve, at),
+        in_flight=in_flight,
+        updating=_is_updating(timeline, curve, at),
+    )
+
+
+#: First word of a tensor's name -> its kind in a breakdown, where that is another word.
 _KINDS = {"input": "layer inputs", "attn": "attention", "loss": "logits", "output gradient": "output gradients"}
 
 
@@ -171,92 +190,94 @@ def _negative(nbytes: Mapping[str, float]) -> dict[str, float]:
     return {kind: -size for kind, size in nbytes.items()}
 
 
-def activation_changes(timeline: Timeline, curve: Curve, holdings: Holdings) -> Iterator[tuple[int, dict[str, float]]]:
-    """Events of a curve that change the activations held, in order: index, and bytes by kind of tensor."""
-    turning: dict[tuple[int, int], float] = {}  # taken by input gradients that still run
-    turn_of = turns(timeline, curve.span, holdings)
+def activation_changes(
+    timeline: Timeline, curve: MemoryHistory, static: StaticMemory
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield the changes of the activations held, in order: index of the curve's entry, and bytes by kind of tensor."""
+    output_gradients: dict[tuple[int, int], float] = {}  # taken by input gradients that still run
+    events = activation_events(timeline, curve.span, static)
 
     @cache
-    def saved(stage: int, of: tuple[int, ...]) -> dict[str, float]:
-        return _by_kind(tensor for index in of for tensor in holdings.parts[stage][index].saved)
+    def saved(stage: int, parts: tuple[int, ...]) -> dict[str, float]:
+        return _by_kind(tensor for part in parts for tensor in static.parts[stage][part].saved)
 
     @cache
-    def held(stage: int, of: tuple[int, ...]) -> dict[str, float]:
-        return _by_kind(tensor for index in of for tensor in holdings.parts[stage][index].held_for_weights)
+    def held_for_weights(stage: int, parts: tuple[int, ...]) -> dict[str, float]:
+        return _by_kind(tensor for part in parts for tensor in static.parts[stage][part].held_for_weights)
 
-    made = (timeline.phase[curve.span] == "I") & (timeline.alloc_bytes[curve.span] != 0)
-    for event in np.flatnonzero(made | among(turn_of, curve.span, curve.begins)).tolist():
-        index, begins = int(curve.span[event]), int(curve.begins[event])
-        stage, phase = int(timeline.stage[index]), str(timeline.phase[index])
-        key = stage, int(timeline.microbatch[index])
-        if phase == "I" and stage in holdings.parts and begins:
-            taken = float(timeline.alloc_bytes[index])
-            turning[key] = turning.get(key, 0.0) + taken
-            yield event, {"output gradients": taken}
-        turn, of = turn_of.get((index, begins), (None, ()))
-        if turn == "takes":
-            yield event, saved(stage, of)
-        elif turn == "turns":
-            yield event, _negative(saved(stage, of))
-            yield event, held(stage, of)
-            yield event, {"output gradients": -turning.pop(key, 0.0)}
-            yield event, {"input gradients": sum(holdings.parts[stage][index].input_gradient_bytes for index in of)}
-        elif turn == "gives":
-            yield event, _negative((held if phase == "W" else saved)(stage, of))
+    takes = (timeline.phase[curve.span] == "I") & (timeline.alloc_bytes[curve.span] != 0)
+    for entry in np.flatnonzero(takes | have_events(events, curve.span, curve.begins)).tolist():
+        span, begins = int(curve.span[entry]), int(curve.begins[entry])
+        stage, phase = int(timeline.stage[span]), str(timeline.phase[span])
+        key = stage, int(timeline.microbatch[span])
+        if phase == "I" and stage in static.parts and begins:
+            nbytes = float(timeline.alloc_bytes[span])
+            output_gradients[key] = output_gradients.get(key, 0.0) + nbytes
+            yield entry, {"output gradients": nbytes}
+        effect, parts = events.get((span, begins), (None, ()))
+        if effect == "save":
+            yield entry, saved(stage, parts)
+        elif effect == "swap":
+            yield entry, _negative(saved(stage, parts))
+            yield entry, held_for_weights(stage, parts)
+            yield entry, {"output gradients": -output_gradients.pop(key, 0.0)}
+            yield entry, {"input gradients": sum(static.parts[stage][part].input_gradient_bytes for part in parts)}
+        elif effect == "release":
+            yield entry, _negative((held_for_weights if phase == "W" else saved)(stage, parts))
 
 
-def _activations(timeline: Timeline, curve: Curve, at: int, holdings: Holdings) -> dict[str, float]:
-    """Bytes of activations that are alive after the first ``at`` + 1 events of a curve, by kind of tensor."""
-    held: dict[str, float] = {"output gradients": 0.0}
-    for event, change in activation_changes(timeline, curve, holdings):
-        if event > at:
+def _activations(timeline: Timeline, curve: MemoryHistory, at: int, static: StaticMemory) -> dict[str, float]:
+    """Return the bytes of activations after entry ``at`` of a curve, by kind of tensor."""
+    activations: dict[str, float] = {"output gradients": 0.0}
+    for entry, change in activation_changes(timeline, curve, static):
+        if entry > at:
             break
         for kind, nbytes in change.items():
-            held[kind] = held.get(kind, 0.0) + nbytes
-    return {kind: nbytes for kind, nbytes in held.items() if nbytes > 0.5}
+            activations[kind] = activations.get(kind, 0.0) + nbytes
+    return {kind: nbytes for kind, nbytes in activations.items() if nbytes > 0.5}
 
 
-def held_activations(timeline: Timeline, curve: Curve, holdings: Holdings) -> Floats:
-    """Of the ``held`` bytes of a curve, after each event, those that are activations; the rest are parameters and
-    gradients that are whole for a while."""
-    if holdings.layers_away or not holdings.parts:
-        return curve.held
+def activation_bytes(timeline: Timeline, curve: MemoryHistory, static: StaticMemory) -> Floats:
+    """Return the bytes of activations after each entry of a curve.
+
+    The remainder of its ``held`` bytes are parameters and gradients that are whole for a while.
+    """
+    if static.layers_offloaded or not static.parts:
+        return curve.held_bytes
     changes = np.zeros(len(curve.times))
-    for event, change in activation_changes(timeline, curve, holdings):
-        changes[event] += sum(change.values())
-    return np.minimum(np.cumsum(changes), curve.held)
+    for entry, change in activation_changes(timeline, curve, static):
+        changes[entry] += sum(change.values())
+    return np.minimum(np.cumsum(changes), curve.held_bytes)
 
 
-_MOVES = {
+_TRANSFERS = {
     **dict.fromkeys(("dp_gather", "h2d_params", "nvme_read_params"), "the gathering of parameters"),
     **dict.fromkeys(("dp", "dp_replica", "d2h_grads", "push"), "the reduction of gradients"),
 }
 _PASSES = {"F": "the forward pass", "B": "the backward pass", "I": "the input gradient", "W": "the weight gradient"}
 
 
-def _running(timeline: Timeline, curve: Curve, at: int) -> str:
-    """In words, what starts at event ``at`` of a curve."""
+def _op_in_words(timeline: Timeline, curve: MemoryHistory, at: int) -> str:
+    """Describe the span of entry ``at`` of a curve."""
     if at < 0:
         return ""
-    index = int(curve.span[at])
-    phase = str(timeline.phase[index])
-    if phase not in _PASSES:
-        return (
-            "the optimizer"
-            if phase == "O"
-            else _MOVES.get(timeline.lane_names[timeline.lane[index]], "a transfer beside the passes")
-        )
-    return f"{_PASSES[phase]} of micro-batch {timeline.microbatch[index]}, stage {timeline.stage[index]}"
+    span = int(curve.span[at])
+    phase = str(timeline.phase[span])
+    if phase in _PASSES:
+        return f"{_PASSES[phase]} of micro-batch {timeline.microbatch[span]}, stage {timeline.stage[span]}"
+    if phase == "O":
+        return "the optimizer"
+    return _TRANSFERS.get(timeline.lane_names[timeline.lane[span]], "a transfer beside the passes")
 
 
-def _updating(timeline: Timeline, curve: Curve, at: int) -> bool:
-    """Whether an optimizer's step is under way after event ``at`` of a curve."""
-    of_updates = timeline.phase[curve.span[: at + 1]] == "O"
-    return bool((2 * curve.begins[: at + 1] - 1)[of_updates].sum() > 0)
+def _is_updating(timeline: Timeline, curve: MemoryHistory, at: int) -> bool:
+    """Tell whether an optimizer's step is under way after entry ``at`` of a curve."""
+    updates = timeline.phase[curve.span[: at + 1]] == "O"
+    return bool((2 * curve.begins[: at + 1] - 1)[updates].sum() > 0)
 
 
 def worst_per_stage(memories: Sequence[RankMemory]) -> tuple[RankMemory, ...]:
-    """The fullest rank of each pipeline rank, in order."""
+    """Return the fullest rank of each pipeline rank, in order."""
     worst: dict[int, RankMemory] = {}
     for memory in memories:
         worst[memory.stage] = fullest([worst.get(memory.stage, memory), memory])
@@ -264,33 +285,35 @@ def worst_per_stage(memories: Sequence[RankMemory]) -> tuple[RankMemory, ...]:
 
 
 def fullest(memories: Sequence[RankMemory]) -> RankMemory:
-    """The rank with the least room left, and of those the one that holds most."""
+    """Return the rank with the least free memory; of equal ones, the one that holds most."""
     return max(memories, key=lambda memory: (memory.total - memory.capacity, memory.total))
 
 
 def _second_steps(memories: Iterable[RankMemory]) -> list[float]:
-    """What second steps may take, of ranks of which it is more than what others do."""
-    return [memory.second_step for memory in memories if memory.holdings.first_bucket]
+    """Return the bytes of second steps, for ranks whose second step takes more than others."""
+    return [memory.second_step for memory in memories if memory.static.first_bucket]
 
 
 def second_step_warning(memories: Sequence[RankMemory]) -> list[str]:
-    """Where steps fit, but for the second one."""
+    """Return a warning where all steps fit but the second one."""
     over = [memory for memory in memories if memory.second_step > memory.capacity >= memory.total]
     if not over:
         return []
     worst = max(over, key=lambda memory: memory.second_step - memory.capacity)
     return [
         f"the second step may not fit: PyTorch's DDP makes its buckets anew in it and may hold those of the first step "
-        f"meanwhile, {format_gib(worst.holdings.first_bucket)} more, {format_gib(worst.second_step)} "
+        f"meanwhile, {format_gib(worst.static.first_bucket)} more, {format_gib(worst.second_step)} "
         f"of {format_gib(worst.capacity)}"
     ]
 
 
 def memory_report(memories: Sequence[RankMemory]) -> dict[str, Any]:
-    """The contract's ``memory``: bytes, and the fullest rank of each stage. ``contents`` adds up to ``peak``, that of
-    all steps but the first ones; ``second_step_bytes``: what torch's DDP may take in the second. What a pass needs for
-    itself counts among activations, what the optimizer needs among buffers.
-    ``capacity_bytes``: of the GPU with the least room left."""
+    """Return ``memory`` of the results: bytes, and the fullest rank of each stage.
+
+    ``contents`` adds up to ``peak``, the peak of all steps after the first two. ``second_step_bytes``: memory that
+    torch's DDP may take in the second. Workspace of a pass counts among activations, workspace of the optimizer among
+    buffers. ``capacity_bytes``: memory of the GPU with the least free memory.
+    """
     return {
         "capacity_bytes": float(fullest(memories).capacity),
         "fits": all(memory.total <= memory.capacity for memory in memories),
@@ -301,9 +324,9 @@ def memory_report(memories: Sequence[RankMemory]) -> dict[str, Any]:
         "per_stage": [
             {
                 "stage": memory.stage,
-                "weights": memory.holdings.state.weights,
+                "weights": memory.static.state.weights,
                 "gradients": memory.gradients,
-                "optimizer": memory.holdings.state.optimizer,
+                "optimizer": memory.static.state.optimizer,
                 "activations": memory.activations + (0.0 if memory.updating else memory.workspace),
                 "buffers": memory.buffers + (memory.workspace if memory.updating else 0.0),
                 "peak": memory.total,

@@ -1,4 +1,4 @@
-"""Everything that `run` answers, as one dictionary in the order of the JSON that users read."""
+"""Report of a training step: all results of `run` as one dictionary, in the order of the JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulator.analysis.training.bubble import bubble
 from simulator.analysis.training.host_memory import host_memory
 from simulator.analysis.training.memory import RankMemory, memory_report
 from simulator.analysis.training.stage_balance import stage_balance
-from simulator.analysis.training.steady_state import Steady
+from simulator.analysis.training.steady_state import SteadyState
 from simulator.config import Workload
 from simulator.timeline import Timeline
 
@@ -23,8 +23,11 @@ SECONDS_PER_DAY, SECONDS_PER_HOUR = 86400.0, 3600.0
 
 @dataclass(frozen=True)
 class StepFlops:
-    """FLOPs of one step of the whole job. ``model``: matrix products and full attention of forward and backward;
-    ``causal``: with half the attention; ``hardware``: as the kernels compute, recompute included."""
+    """FLOPs of one step of the whole job.
+
+    ``model``: matrix products and full attention of forward and backward passes. ``causal``: with half the attention.
+    ``hardware``: FLOPs of the kernels, recompute included.
+    """
 
     model: float
     causal: float
@@ -32,13 +35,13 @@ class StepFlops:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What a report says of a job beside its Timeline.
+class TrainingJob:
+    """Facts of a job that a report needs beside its Timeline.
 
-    ``peak_flops_per_s``: a GPU's dense peak in the precision used, mean over GPUs. ``pipelines``: simulated ranks of
+    ``peak_flops_per_s``: dense peak of a GPU in the precision used, mean over GPUs. ``pipelines``: simulated ranks of
     each data-parallel replica (see `simulator.analysis.time.activity.weigh`). ``memories``: every simulated rank at its
-    fullest; ``advice``: what would make them fit. ``pipeline_rank``: of each rank. ``calibration``: name, gpu, date,
-    source, kind.
+    peak. ``advice``: settings that would make them fit. ``pipeline_rank``: pipeline rank of each rank.
+    ``calibration``: name, gpu, date, source, kind.
     """
 
     workload: Workload
@@ -54,17 +57,17 @@ class Job:
 
 
 def report(
-    job: Job,
+    job: TrainingJob,
     timeline: Timeline,
     *,
-    steady: Steady | None = None,
+    steady: SteadyState | None = None,
     staleness: float | None = None,
     accuracy: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Content of the ``run`` result: plain numbers, strings, lists and dictionaries, SI units.
+    """Return the content of the ``run`` result: plain numbers, strings, lists and dictionaries, SI units.
 
-    ``steady``: where ``timeline`` is one period of several steps; memory is the peak over all of them.
-    ``staleness``: of asynchronous data parallelism (see `simulator.analysis.training.staleness`).
+    ``steady``: the steady state that ``timeline`` is a period of; memory is the peak over all its steps.
+    ``staleness``: see `simulator.analysis.training.staleness`; for asynchronous data parallelism.
     """
     played = timeline if steady is None else steady.played
     workload, step = job.workload, timeline.step_time_s
@@ -115,9 +118,11 @@ def report(
     return result
 
 
-def throughput(job: Job, step_time_s: float) -> dict[str, Any]:
-    """Tokens per second, per GPU, and what the whole run takes where ``training.total_tokens`` says how long it is: its
-    GPU-hours and price are of the nodes of parameter servers too."""
+def throughput(job: TrainingJob, step_time_s: float) -> dict[str, Any]:
+    """Return tokens per second, per GPU, and the whole run's time and price where ``training.total_tokens`` is given.
+
+    GPU-hours and price include the nodes of parameter servers.
+    """
     training = job.workload.training
     tokens = training.global_batch * training.seq
     result: dict[str, Any] = {
@@ -139,8 +144,8 @@ def throughput(job: Job, step_time_s: float) -> dict[str, Any]:
     return result
 
 
-def efficiency(job: Job, step_time_s: float) -> dict[str, Any]:
-    """FLOPs of the step and their share of all GPUs' peak (arXiv 2204.02311, appendix B, for MFU and HFU)."""
+def efficiency(job: TrainingJob, step_time_s: float) -> dict[str, Any]:
+    """Return FLOPs of the step and their share of all GPUs' peak (arXiv 2204.02311, appendix B, for MFU and HFU)."""
     available = job.workload.n_ranks * job.peak_flops_per_s * step_time_s
     return {
         "model_flops_per_step": job.flops.model,

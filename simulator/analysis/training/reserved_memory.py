@@ -1,4 +1,4 @@
-"""A step replayed on PyTorch's caching allocator, tensor by tensor: what it reserves beyond what tensors take."""
+"""Reserved memory: a step replayed on PyTorch's caching allocator, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -7,146 +7,156 @@ from collections.abc import Container, Iterable
 
 import numpy as np
 
-from simulator.analysis.training.activation_lifetimes import Turning, among, turns
-from simulator.analysis.training.caching_allocator import Block, CachingAllocator
-from simulator.analysis.training.static_memory import BLAS_THREADS, Holdings
+from simulator.analysis.training.activation_lifetimes import ActivationEvent, activation_events, have_events
+from simulator.analysis.training.caching_allocator import CachedBlock, CachingAllocator
+from simulator.analysis.training.static_memory import BLAS_THREADS, StaticMemory
+from simulator.arrays import Ints
 from simulator.models import Part, swapped_bytes
-from simulator.timeline import Ints, Timeline
+from simulator.timeline import Timeline
 
-#: Micro-batches whose tensors are replayed when a step has more, as a multiple of those in flight: others repeat them.
+#: Of a long step, the micro-batches in flight are replayed this many times from the start; later ones repeat them.
 ROUNDS = 2
-#: And the last ones.
+#: Last micro-batches that are replayed.
 LAST = 2
+#: Bytes that are the rounding of a sum, not a tensor.
+_ROUNDING_BYTES = 1.0
 
 
 def first_replayed(in_flight: int, chunks: int) -> int:
-    """Of the first micro-batches so many are replayed: of ``in_flight`` (micro-batch, stage) activations held at most,
-    of so many stages."""
+    """Return how many of the first micro-batches are replayed.
+
+    ``in_flight``: most (micro-batch, stage) activations held at once. ``chunks``: stages of the rank.
+    """
     return ROUNDS * math.ceil(in_flight / chunks) + 2
 
 
-def enough(in_flight: int, chunks: int) -> int:
-    """Micro-batches of a step that is replayed as one with more: the first ones are gone before the last ones come."""
+def replay_microbatches(in_flight: int, chunks: int) -> int:
+    """Return the micro-batches of a step whose replay equals that of any longer step.
+
+    The first ones are released before the last ones are saved. Arguments as in `first_replayed`.
+    """
     return first_replayed(in_flight, chunks) + math.ceil(in_flight / chunks) + LAST
 
 
 def cached_bytes(
-    timeline: Timeline, spans: Ints, begins: Ints, holdings: Holdings, in_flight: int, limit: float
+    timeline: Timeline, spans: Ints, begins: Ints, static: StaticMemory, in_flight: int, limit: float
 ) -> float:
-    """Reserved at most less allocated at most, bytes, as one rank's ``spans`` start (``begins``) and end in this order.
+    """Return the most bytes reserved less the most allocated by one rank.
 
-    ``in_flight``: (micro-batch, stage) activations held at most. ``limit``: what CUDA has for the allocator.
+    ``spans``: spans of the rank in the order of their starts (``begins`` is 1) and ends (0). ``in_flight``: most
+    (micro-batch, stage) activations held at once. ``limit``: bytes that CUDA has for the allocator.
     """
     microbatch = timeline.microbatch[spans]
-    known, first = np.unique(microbatch[microbatch >= 0]), first_replayed(in_flight, max(len(holdings.parts), 1))
-    chosen = {*known[:first].tolist(), *known[first:][-LAST:].tolist()}
-    step, turn_of = _Step(CachingAllocator(limit), holdings, chosen), turns(timeline, spans, holdings)
+    numbers, first = np.unique(microbatch[microbatch >= 0]), first_replayed(in_flight, max(len(static.parts), 1))
+    chosen = {*numbers[:first].tolist(), *numbers[first:][-LAST:].tolist()}
+    replay, events = (
+        _AllocatorReplay(CachingAllocator(limit), static, chosen),
+        activation_events(timeline, spans, static),
+    )
     moves = np.where(begins, timeline.alloc_bytes[spans], timeline.free_bytes[spans])
     stage, workspace = timeline.stage[spans], timeline.workspace_bytes[spans]
-    touches = np.where(begins & ~np.isin(stage, list(holdings.parts)), workspace, 0.0)
-    some = (moves != 0) | (touches != 0) | among(turn_of, spans, begins)
-    columns = [column[some].tolist() for column in (spans, begins, stage, microbatch, moves, touches)]
-    for index, start, of_stage, of_microbatch, moved, touched in zip(*columns, strict=True):
-        turn = turn_of.get((index, start))
-        if turn is not None:
-            step.turn(turn, of_stage, of_microbatch, moved)
-        elif start:
-            step.take(moved)
-            step.touch((touched,))
+    workspaces = np.where(begins & ~np.isin(stage, list(static.parts)), workspace, 0.0)
+    counts = (moves != 0) | (workspaces != 0) | have_events(events, spans, begins)
+    columns = [column[counts].tolist() for column in (spans, begins, stage, microbatch, moves, workspaces)]
+    for span, starts, span_stage, span_microbatch, moved, workspace_bytes in zip(*columns, strict=True):
+        event = events.get((span, starts))
+        if event is not None:
+            replay.activations(event, span_stage, span_microbatch, moved)
+        elif starts:
+            replay.allocate(moved)
+            replay.touch((workspace_bytes,))
         else:
-            step.give(moved)
-    return float(step.allocator.most_reserved - step.allocator.most_allocated)
+            replay.free(moved)
+    return float(replay.allocator.most_reserved - replay.allocator.most_allocated)
 
 
-class _Step:
-    """What is alive: blocks of passes by (stage, micro-batch) and part, and (bytes, block) of whatever else."""
+class _AllocatorReplay:
+    """Blocks alive during a step: tensors of passes, and (bytes, block) of all others, such as gathered parameters."""
 
-    def __init__(self, allocator: CachingAllocator, holdings: Holdings, replayed: Container[int]) -> None:
+    def __init__(self, allocator: CachingAllocator, static: StaticMemory, replayed: Container[int]) -> None:
         self.allocator = allocator
-        self._parts = holdings.parts
+        self._parts = static.parts
         self._replayed = replayed
-        #: By stage, micro-batch and index of a part.
-        self._saved: dict[tuple[int, int, int], dict[str, Block]] = {}
-        self._turned: set[tuple[int, int, int]] = set()
-        self._others: list[tuple[float, Block]] = []
-        state = holdings.state
+        #: (stage, micro-batch, index of a part) -> name of a tensor -> block.
+        self._saved: dict[tuple[int, int, int], dict[str, CachedBlock]] = {}
+        self._swapped: set[tuple[int, int, int]] = set()
+        self._others: list[tuple[float, CachedBlock]] = []
+        state = static.state
         for nbytes in (
-            *(state.weights, holdings.gradients, state.optimizer),
-            *(holdings.placeholders, holdings.bucket, holdings.receives),
-            *(holdings.workspaces / BLAS_THREADS,) * BLAS_THREADS,
+            *(state.weights, static.gradients, state.optimizer),
+            *(static.placeholders, static.bucket, static.receives),
+            *(static.workspaces / BLAS_THREADS,) * BLAS_THREADS,
         ):
             if nbytes:
                 allocator.malloc(nbytes)
 
-    def turn(self, turning: Turning, stage: int, microbatch: int, moved: float) -> None:
-        """A pass takes, turns or gives back activations; what it moves beside them is something else."""
-        turn, of = turning
-        parts = {(stage, microbatch, index): self._parts[stage][index] for index in sorted(of)}
-        made, gone = swapped_bytes(tuple(parts.values()))
+    def activations(self, event: ActivationEvent, stage: int, microbatch: int, moved: float) -> None:
+        """Replay an event of a pass that moves ``moved`` bytes; bytes beyond its activations are other blocks."""
+        parts = {(stage, microbatch, index): self._parts[stage][index] for index in sorted(event.parts)}
+        allocated, freed = swapped_bytes(tuple(parts.values()))
         replayed = parts if microbatch in self._replayed else {}
-        if turn == "takes":
-            self.take(moved - sum(part.saved_bytes for part in parts.values()))
+        if event.effect == "save":
+            self.allocate(moved - sum(part.saved_bytes for part in parts.values()))
             for key, part in replayed.items():
                 self._saved[key] = self._forward(part)
             return
-        if turn == "begins":  # what it makes comes with the tensors it leaves
-            self.take(moved - made)
+        if event.effect == "begin swap":  # its tensors are allocated with the swap
+            self.allocate(moved - allocated)
             return
-        if turn == "turns":
-            self._turned |= parts.keys()
+        if event.effect == "swap":
+            self._swapped |= parts.keys()
             for key, part in replayed.items():
                 self._saved[key] = self._input_gradient(part, self._saved[key])
-            self.give(moved - gone)
+            self.free(moved - freed)
             return
         for key, part in reversed(replayed.items()):
             self.touch((*(tensor.nbytes for tensor in part.recomputed), part.grad_bytes))
             self._release(self._saved.pop(key).values())
-        moved -= sum(part.held_bytes if key in self._turned else part.saved_bytes for key, part in parts.items())
-        self.give(moved)
-        self.take(-moved)  # gradients that it leaves
+        moved -= sum(part.held_bytes if key in self._swapped else part.saved_bytes for key, part in parts.items())
+        self.free(moved)
+        self.allocate(-moved)  # gradients that the pass leaves
 
-    def take(self, nbytes: float) -> None:
-        """One block of what is no activation, such as gathered parameters."""
-        if nbytes > _DUST:
+    def allocate(self, nbytes: float) -> None:
+        """Allocate one block that is no activation, such as gathered parameters."""
+        if nbytes > _ROUNDING_BYTES:
             self._others.append((nbytes, self.allocator.malloc(nbytes)))
 
-    def give(self, nbytes: float) -> None:
-        """Back again: the youngest block of these bytes, or else the youngest that they cover, and a part of the
-        youngest for the rest (of a step of no length, which ends before it starts, nothing)."""
-        same = [at for at, (size, _) in enumerate(self._others) if abs(size - nbytes) <= _DUST]
-        for at in same[-1:] or range(len(self._others) - 1, -1, -1):
-            if self._others[at][0] <= nbytes + _DUST:
+    def free(self, nbytes: float) -> None:
+        """Free ``nbytes`` that are no activation: the youngest block of this size, else the youngest smaller ones.
+
+        A part of the youngest block is freed for the rest. A step of no length ends before it starts, and frees
+        nothing.
+        """
+        of_size = [at for at, (size, _) in enumerate(self._others) if abs(size - nbytes) <= _ROUNDING_BYTES]
+        for at in of_size[-1:] or range(len(self._others) - 1, -1, -1):
+            if self._others[at][0] <= nbytes + _ROUNDING_BYTES:
                 size, block = self._others.pop(at)
                 self.allocator.free(block)
                 nbytes -= size
-        if nbytes > _DUST and self._others:
+        if nbytes > _ROUNDING_BYTES and self._others:
             size, block = self._others.pop()
             self.allocator.free(block)
-            self.take(size - nbytes)
+            self.allocate(size - nbytes)
 
     def touch(self, sizes: Iterable[float]) -> None:
-        """Tensors that live only for a moment, together."""
+        """Allocate tensors together and free them at once."""
         self._release([self.allocator.malloc(nbytes) for nbytes in sizes if nbytes])
 
-    def _forward(self, part: Part) -> dict[str, Block]:
+    def _forward(self, part: Part) -> dict[str, CachedBlock]:
         blocks = {tensor.name: self.allocator.malloc(tensor.nbytes) for tensor in part.saved}
         self.touch((part.forward_bytes,))
         return blocks
 
-    def _input_gradient(self, part: Part, blocks: dict[str, Block]) -> dict[str, Block]:
-        """Saved tensors that the weight gradient does not need make way for what it needs beside them."""
+    def _input_gradient(self, part: Part, blocks: dict[str, CachedBlock]) -> dict[str, CachedBlock]:
+        """Replace the saved tensors of a part by the tensors that its weight gradient needs."""
         self.touch((*(tensor.nbytes for tensor in part.recomputed), part.grad_bytes))
-        kept = {
+        swapped = {
             tensor.name: blocks.get(tensor.name) or self.allocator.malloc(tensor.nbytes)
             for tensor in part.held_for_weights
         }
-        self._release(block for name, block in blocks.items() if name not in kept)
-        return kept
+        self._release(block for name, block in blocks.items() if name not in swapped)
+        return swapped
 
-    def _release(self, blocks: Iterable[Block]) -> None:
+    def _release(self, blocks: Iterable[CachedBlock]) -> None:
         for block in blocks:
             self.allocator.free(block)
-
-
-#: Bytes that are the rounding of a sum, not a tensor.
-_DUST = 1.0

@@ -1,4 +1,4 @@
-"""How evenly the stages of a pipeline are loaded, and which split of the layers would load them more evenly."""
+"""Balance of pipeline stages, and a split of the layers that would balance them better."""
 
 from __future__ import annotations
 
@@ -7,58 +7,67 @@ from typing import Any
 
 import numpy as np
 
-from simulator.analysis.time.activity import compute_lane_spans, own_work
-from simulator.timeline import Floats, Timeline
+from simulator.analysis.time.activity import compute_lane_spans, pass_spans
+from simulator.arrays import Floats
+from simulator.timeline import Timeline
 
-#: A split that makes the slowest stage this much faster is worth a word.
+#: A split is proposed where it makes the slowest stage faster by this share.
 _WORTH = 0.01
+#: Share of the step that GPUs wait for hosts, from which on no split is proposed.
 _HOST_BOUND = 0.01
 
 
 def stage_balance(timeline: Timeline, layers: Sequence[int], host_bound_fraction: float) -> dict[str, Any]:
-    """``per_stage``: layers (``layers[stage]``) and the seconds that the passes of one micro-batch take on the stage's
-    slowest rank, collectives inside them and waiting for the host included. ``slowest_over_mean``: what the pipeline
-    loses to its slowest stage. ``layers_per_stage``: a split whose slowest stage is at least 1 % faster, if there is
-    one; none where GPUs wait for their hosts for 1 % of the step (``host_bound_fraction``), as a stage that waits for
-    another does not tell how long its host would hold it up.
+    """Return how evenly stages are loaded, and a better split of their ``layers``.
+
+    ``per_stage``: layers, and the seconds of one micro-batch's passes on the stage's slowest rank. They include
+    collectives inside passes and waiting for the host. ``slowest_over_mean``: seconds of the slowest stage over the
+    mean. ``layers_per_stage``: a split whose slowest stage is at least 1 % faster, else None. It is None, too, where
+    GPUs wait for their hosts for 1 % of the step (``host_bound_fraction``). A stage that waits for another does not
+    show how long its host would delay it.
     """
     seconds = _seconds(timeline, len(layers))
     mean = float(seconds.mean())
     return {
         "per_stage": [
-            {"stage": stage, "layers": count, "seconds": float(of_stage)}
-            for stage, (count, of_stage) in enumerate(zip(layers, seconds, strict=True))
+            {"stage": stage, "layers": count, "seconds": float(stage_s)}
+            for stage, (count, stage_s) in enumerate(zip(layers, seconds, strict=True))
         ],
         "slowest_over_mean": float(seconds.max()) / mean if mean else 1.0,
-        "layers_per_stage": _better(layers, seconds) if host_bound_fraction < _HOST_BOUND else None,
+        "layers_per_stage": _better_split(layers, seconds) if host_bound_fraction < _HOST_BOUND else None,
     }
 
 
 def _seconds(timeline: Timeline, n_stages: int) -> Floats:
-    """Per stage; copies of a stage count as the stage. A pass lasts from its first span to its last, be its collectives
-    spans of their own or not."""
+    """Return the seconds of one micro-batch's passes per stage; copies of a stage count as the stage.
+
+    A pass lasts from the start of its first span to the end of its last one.
+    """
     ranks = np.array(timeline.ranks, dtype=np.int64)
     position = np.searchsorted(ranks, timeline.rank)
     _, step = np.unique(position * len(timeline.labels) + timeline.label_code, return_inverse=True)
     start_s, end_s = np.full(len(step), np.inf), np.full(len(step), -np.inf)
     np.minimum.at(start_s, step, timeline.start_s)
     np.maximum.at(end_s, step, timeline.end_s)
-    own = np.flatnonzero(own_work(timeline) & compute_lane_spans(timeline) & (timeline.microbatch >= 0))
-    passes_of, first = np.unique(step[own], return_index=True)
-    spans = own[first]  # one of each
+    in_pass = np.flatnonzero(pass_spans(timeline) & compute_lane_spans(timeline) & (timeline.microbatch >= 0))
+    passes, first = np.unique(step[in_pass], return_index=True)
+    spans = in_pass[first]  # one of each pass
     key = position[spans] * n_stages + timeline.stage[spans] % n_stages
     size = len(ranks) * n_stages
-    total = np.bincount(key, weights=end_s[passes_of] - start_s[passes_of], minlength=size)
-    passes = np.unique(np.stack((key, timeline.microbatch[spans])), axis=1)[0]
-    count = np.bincount(passes, minlength=size)
+    total = np.bincount(key, weights=end_s[passes] - start_s[passes], minlength=size)
+    microbatches = np.unique(np.stack((key, timeline.microbatch[spans])), axis=1)[0]
+    count = np.bincount(microbatches, minlength=size)
     each = np.divide(total, count, out=np.zeros(size), where=count > 0).reshape(len(ranks), n_stages)
     slowest: Floats = each.max(axis=0)
     return slowest
 
 
-def _better(layers: Sequence[int], seconds: Floats) -> list[int] | None:
-    """Each layer in turn to the stage that is then least loaded, the first and the last stage beginning with what they
-    have beside layers. A layer takes what it does between the ends; with no stage there nothing can be said."""
+def _better_split(layers: Sequence[int], seconds: Floats) -> list[int] | None:
+    """Give each layer in turn to the least loaded stage.
+
+    The first and the last stage begin with the load of their parts other than layers. Stages between them tell the
+    seconds of a layer. None without such stages, and where the slowest stage would gain less than `_WORTH`.
+    """
     if sum(layers[1:-1]) == 0:
         return None
     layer = float(seconds[1:-1].sum()) / sum(layers[1:-1])

@@ -1,4 +1,4 @@
-"""What the ranks of a job hold whatever their steps do."""
+"""Static memory: bytes that ranks hold whatever their steps do."""
 
 from __future__ import annotations
 
@@ -14,28 +14,33 @@ from simulator.models import Part, StateBytes
 from simulator.operations.weights import Weight, elements_by_axis
 from simulator.units import DTYPE_BYTES, MB, MiB
 
-#: CUDA context with the kernels that PyTorch loads. Since CUDA 11.7 modules load lazily and an idle context takes about
-#: 300 MB; a training step's kernels bring it to about half a gigabyte (github.com/pytorch/pytorch, issue 107667).
+#: CUDA context with the kernels that PyTorch loads. Since CUDA 11.7 modules load lazily, and an idle context takes
+#: about 300 MB. A training step's kernels bring it to about half a gigabyte (github.com/pytorch/pytorch, issue 107667).
 CUDA_CONTEXT_BYTES = 500 * MB
-#: What NCCL keeps per communicator: 544 MB with 2 and 688 MB with 4 A100s behind NVSwitch after an all-reduce, context
-#: included (github.com/NVIDIA/nccl, issue 964), less about 300 MB for that context. Channels and their buffers are
-#: independent of the number of ranks beyond a few (same repository, issue 986).
+#: Memory of an NCCL communicator. After an all-reduce on A100s behind NVSwitch a process has 544 MB with 2 GPUs, 688 MB
+#: with 4 (github.com/NVIDIA/nccl, issue 964). About 300 MB of it are the context. Beyond a few ranks channels and
+#: their buffers are independent of the number of ranks (same repository, issue 986).
 NCCL_COMMUNICATOR_BYTES = 320 * MiB
-#: Threads that issue products, each with a handle and a workspace of its own: the forward pass's and autograd's.
+#: Threads that issue products, each with its own handle and workspace: the forward pass's and autograd's.
 BLAS_THREADS = 2
 
 
 @dataclass(frozen=True)
-class Holdings:
-    """What a rank holds whatever its steps do, bytes: the model's ``state`` but for the gradients that steps make
-    (``made``), ``placeholders`` that stay for good (see `models.linear.linear`), the ``bucket`` of copied gradients,
-    ``receives`` of a pipeline, the ``workspaces`` of BLAS; and how many ``communicators`` it has. ``first_bucket``:
-    what DDP's second step may hold beside all that.
-    ``parts``: by stage, what its passes run; without what layers save where ``layers_away``: it is offloaded, and comes
-    and goes with steps of its own. ``by_part``: passes are cut by part, and each piece takes and gives back its own."""
+class StaticMemory:
+    """Memory of a rank whatever its steps do, bytes.
+
+    ``state``: the model's state, with ``step_gradients``, the gradients that exist within a step alone.
+    ``placeholders``: gradients of no content that stay (see `models.linear.linear`). ``bucket``: copies of gradients.
+    ``receives``: receive buffers of a pipeline. ``workspaces``: BLAS. ``first_bucket``: extra bytes of DDP's second
+    step. ``communicators``: their number.
+
+    ``parts``: stage -> the parts that its passes run. ``layers_offloaded``: the layers' saved tensors are left out of
+    ``parts``, as copies of their own move them. ``passes_by_part``: passes are cut by part, and each piece moves the
+    activations of its part.
+    """
 
     state: StateBytes
-    made: float = 0.0
+    step_gradients: float = 0.0
     placeholders: float = 0.0
     bucket: float = 0.0
     receives: float = 0.0
@@ -43,18 +48,20 @@ class Holdings:
     first_bucket: float = 0.0
     communicators: int = 0
     parts: Mapping[int, tuple[Part, ...]] = field(default_factory=dict)
-    layers_away: bool = False
-    by_part: bool = False
+    layers_offloaded: bool = False
+    passes_by_part: bool = False
 
     @property
     def gradients(self) -> float:
-        """Those that are always there."""
-        return self.state.gradients - self.made
+        """Gradients that exist all the time."""
+        return self.state.gradients - self.step_gradients
 
     @property
     def allocated(self) -> float:
-        """Of it, what PyTorch's allocator knows of."""
-        return self.state.total - self.made + self.placeholders + self.bucket + self.receives + self.workspaces
+        """Bytes inside PyTorch's allocator."""
+        return (
+            self.state.total - self.step_gradients + self.placeholders + self.bucket + self.receives + self.workspaces
+        )
 
     @property
     def overhead(self) -> float:
@@ -63,46 +70,54 @@ class Holdings:
 
 
 def communicators(groups: Mapping[str, Iterable[Iterable[int]]]) -> Counter[int]:
-    """Per rank the groups that it shares with others, ``groups`` being those of each axis: NCCL has a communicator
-    each."""
+    """Return the number of NCCL communicators per rank: one in each group of several ranks.
+
+    ``groups``: axis -> groups of ranks.
+    """
     return Counter(
-        rank for of_axis in groups.values() for members in map(tuple, of_axis) if len(members) > 1 for rank in members
+        rank
+        for axis_groups in groups.values()
+        for members in map(tuple, axis_groups)
+        if len(members) > 1
+        for rank in members
     )
 
 
-def holdings(workload: Workload, blas_workspace_bytes: Mapping[int, float]) -> dict[int, Holdings]:
-    """Of the ranks of ``blas_workspace_bytes``, which says what one thread has there. A process has a communicator in
-    every group, and one of all ranks where there are several (PyTorch's default group, which barriers use)."""
+def static_memory(workload: Workload, blas_workspace_bytes: Mapping[int, float]) -> dict[int, StaticMemory]:
+    """Return the static memory of some ranks.
+
+    ``blas_workspace_bytes``: rank -> bytes of one thread's workspace. A process has a communicator in every group. Jobs
+    of several ranks have one of all ranks, too: PyTorch's default group, which barriers use.
+    """
     placed = layout(workload)
     groups = {**placed.groups, "world": (tuple(range(workload.n_ranks)),) if workload.n_ranks > 1 else ()}
-    members = communicators(groups)
-    found: dict[tuple[PipelineSeat, int, float], Holdings] = {}
+    counts = communicators(groups)
+    by_seat: dict[tuple[PipelineSeat, int, float], StaticMemory] = {}
     by_rank = {}
     for rank, nbytes in blas_workspace_bytes.items():
-        key = placed.places[placed.place_of[rank]], members[rank], BLAS_THREADS * nbytes
-        if key not in found:
-            found[key] = _of(workload, *key)
-        by_rank[rank] = found[key]
+        key = placed.places[placed.place_of[rank]], counts[rank], BLAS_THREADS * nbytes
+        if key not in by_seat:
+            by_seat[key] = _static_memory_at(workload, *key)
+        by_rank[rank] = by_seat[key]
     return by_rank
 
 
-def _of(workload: Workload, place: PipelineSeat, n_communicators: int, workspaces: float) -> Holdings:
+def _static_memory_at(workload: Workload, place: PipelineSeat, n_communicators: int, workspaces: float) -> StaticMemory:
     parallelism = workload.parallelism
     parts = {
         stage: models.stage_parts(workload, stage % parallelism.n_stages, place.seat)
         for stage in parallelism.stages_of(place.pipeline_rank)
     }
-    away = parallelism.offload.activations != "none"
-    if away:
-        parts = {stage: tuple(_emptied(part) for part in of_stage) for stage, of_stage in parts.items()}
-    placeholders = models.unique(
-        tensor for of_stage in parts.values() for part in of_stage for tensor in part.placeholders
-    )
-    weights = models.weights_of(part for of_stage in parts.values() for part in of_stage)
+    offloaded = parallelism.offload.activations != "none"
+    if offloaded:
+        parts = {stage: tuple(map(_without_saved_layers, stage_parts)) for stage, stage_parts in parts.items()}
+    all_parts = [part for stage_parts in parts.values() for part in stage_parts]
+    placeholders = models.unique(tensor for part in all_parts for tensor in part.placeholders)
+    weights = models.weights_of(all_parts)
     state = models.state_bytes(workload, place.pipeline_rank)
-    return Holdings(
+    return StaticMemory(
         state=state,
-        made=models.made_gradient_bytes(workload, weights),
+        step_gradients=models.made_gradient_bytes(workload, weights),
         placeholders=sum(tensor.nbytes for tensor in placeholders),
         bucket=_bucket_bytes(workload, state),
         receives=_receive_bytes(workload, place),
@@ -110,14 +125,17 @@ def _of(workload: Workload, place: PipelineSeat, n_communicators: int, workspace
         first_bucket=_first_bucket_bytes(workload, weights),
         communicators=n_communicators,
         parts=parts,
-        layers_away=away,
-        by_part=held_by_part(workload, weights),
+        layers_offloaded=offloaded,
+        passes_by_part=held_by_part(workload, weights),
     )
 
 
 def _receive_bytes(workload: Workload, place: PipelineSeat) -> float:
-    """What torch's stages receive into: an activation and a gradient per micro-batch, but for the first stage's and the
-    last one's (torch/distributed/pipelining/stage.py, ``_create_act_recv_info``, ``_create_grad_recv_info``)."""
+    """Return the bytes of receive buffers of torch's stages: an activation and a gradient per micro-batch.
+
+    The first stage receives no activation, the last one no gradient (torch/distributed/pipelining/stage.py,
+    ``_create_act_recv_info``, ``_create_grad_recv_info``).
+    """
     if not workload.stage_runtime.buffers_each_microbatch:
         return 0.0
     last = workload.parallelism.n_stages - 1
@@ -127,19 +145,21 @@ def _receive_bytes(workload: Workload, place: PipelineSeat) -> float:
 
 
 def _first_bucket_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
-    """Gradients of ``weights`` in the one bucket of the first step of torch's DDP
-    (torch/nn/parallel/distributed.py, ``_get_bucket_size_limits``). The second step makes others, in the order in which
-    gradients came, while the process group may still hold on to the first: it lets go of what it reduced at its next
+    """Return the bytes of the one bucket of gradients in the first step of torch's DDP.
+
+    Source: torch/nn/parallel/distributed.py, ``_get_bucket_size_limits``. The second step rebuilds the buckets in the
+    order of gradients, while the process group may still hold the first. It releases reduced tensors at its next
     collective after its watchdog, ten times a second, has seen the end
-    (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, ``stashed_for_allocator_safety_``). Of the 34 ranks of real runs
-    with DDP 23 held it (calibration/results/runs)."""
+    (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, ``stashed_for_allocator_safety_``). In real runs with DDP 23 of
+    34 ranks held it (calibration/results/runs).
+    """
     if not workload.replication.in_ddp:
         return 0.0
     replicas, counts = workload.parallelism.replicas, elements_by_axis(weights).items()
     return float(DTYPE_BYTES[workload.training.grad_dtype] * sum(n for axis, n in counts if replicas(axis) > 1))
 
 
-def _emptied(part: Part) -> Part:
+def _without_saved_layers(part: Part) -> Part:
     return replace(part, saved=(), held_for_weights=()) if part.is_unit else part
 
 

@@ -1,4 +1,4 @@
-"""The steady state of steps that follow one another: one period of it, as a Timeline."""
+"""Steady state of steps that follow one another: one period of it, as a Timeline."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from simulator.analysis.time.activity import compute_lane_spans
+from simulator.arrays import Floats
 from simulator.program import COMPUTE_LANE, Program
-from simulator.timeline import Floats, Timeline
+from simulator.timeline import Timeline
 
-#: Periods of different ranks and steps are the same one if they differ by less than this share of it.
+#: Periods of ranks and steps are equal if they differ by less than this share.
 TOLERANCE = 1e-9
-#: Steps played in a row until a steady state shows: the first, and the last, number tried.
+#: Steps played in a row until one repeats the one before: first and last number tried.
 STEPS, MAX_STEPS = 4, 32
 UNSTEADY = (
     "of the steps that were played none repeats the one before: the period is the mean of the later half, "
@@ -24,9 +25,12 @@ SETTLED = 0.01
 
 
 @dataclass(frozen=True)
-class Steady:
-    """``period``: one period as a Timeline, cut out of the steps ``played``; ``window``: from when to when that was for
-    the first rank (s); ``stable``: whether every rank did the same at the same time a period before."""
+class SteadyState:
+    """One period of a steady state.
+
+    ``period``: the period as a Timeline, cut out of the steps ``played``. ``window``: its begin and end (s) on the rank
+    that begins first. ``stable``: every rank did the same at the same time a period before.
+    """
 
     period: Timeline
     played: Timeline
@@ -34,52 +38,51 @@ class Steady:
     stable: bool
 
 
-def steady(timeline: Timeline, steps: int, microbatches: int) -> Steady:
-    """The last of ``steps`` equal steps, of ``microbatches`` each, that repeats the one before: from where each rank
-    comes to the step's first entry on its compute lane, to the same place a step later.
+def steady(timeline: Timeline, steps: int, microbatches: int) -> SteadyState:
+    """Return the last of ``steps`` equal steps, of ``microbatches`` each, that repeats the one before.
 
-    Where no step repeats the one before, the last but one is taken as it is, with the mean period of the later half.
+    It lasts from where each rank's compute lane reaches the step's first entry to the same place a step later. Where no
+    step repeats the one before, the last but one is taken as it is, with the mean period of the later half.
     """
-    came = {rank: _came(timeline, rank) for rank in timeline.ranks}
-    length = {rank: len(times) // steps for rank, times in came.items()}
-    begins = {rank: times[:: length[rank]] for rank, times in came.items()}
+    reached = {rank: _reached(timeline, rank) for rank in timeline.ranks}
+    length = {rank: len(times) // steps for rank, times in reached.items()}
+    begins = {rank: times[:: length[rank]] for rank, times in reached.items()}
     for step in range(steps - 2, 0, -1):
         shifts = [
             times[step * n : (step + 1) * n + 1] - times[(step - 1) * n : step * n + 1]
-            for times, n in ((came[rank], length[rank]) for rank in came)
+            for times, n in ((reached[rank], length[rank]) for rank in reached)
         ]
         period = float(np.mean([shift[0] for shift in shifts]))
         if all(np.abs(shift - period).max() <= TOLERANCE * period for shift in shifts):
-            return _cut(
-                timeline, {rank: begins[rank][step : step + 2] for rank in came}, period, steps, microbatches, True
-            )
+            windows = {rank: begins[rank][step : step + 2] for rank in reached}
+            return _cut(timeline, windows, period, steps, microbatches, True)
     half = steps // 2
     later_s = {rank: float(times[-1] - times[half]) / (steps - 1 - half) for rank, times in begins.items()}
     period = float(np.average(list(later_s.values()), weights=[timeline.ranks_like[rank] for rank in later_s]))
     return _cut(timeline, {rank: times[-2:] for rank, times in begins.items()}, period, steps, microbatches, False)
 
 
-def begun_by(timeline: Timeline, steps: int, until_s: float) -> dict[int, int]:
+def steps_begun(timeline: Timeline, steps: int, until_s: float) -> dict[int, int]:
     """Return how many of ``steps`` equal steps each simulated rank has begun by ``until_s``."""
-    came = {rank: _came(timeline, rank) for rank in timeline.ranks}
+    reached = {rank: _reached(timeline, rank) for rank in timeline.ranks}
     return {
-        rank: int((times[:: len(times) // steps] <= until_s * (1 + TOLERANCE)).sum()) for rank, times in came.items()
+        rank: int((times[:: len(times) // steps] <= until_s * (1 + TOLERANCE)).sum()) for rank, times in reached.items()
     }
 
 
-def steady_until(timeline: Timeline, steps: int, microbatches: int, begun: Mapping[int, int]) -> Steady | None:
-    """The period of equal steps beside other jobs: that of the last two of the steps that all ranks have ``begun`` and
-    that are as long as each other, else the mean of the later half of those. None where fewer than two are whole.
+def steady_until(timeline: Timeline, steps: int, microbatches: int, begun: Mapping[int, int]) -> SteadyState | None:
+    """Return the period of equal steps beside other jobs; None where fewer than two steps are whole.
 
-    Of the period the last part is shown: whatever the ranks did in as long a time before the last of those beginnings.
-    A mean counts as stable once it has settled to `SETTLED`.
+    ``begun``: simulated rank -> steps that it has begun; those count that all ranks have begun. The period is that of
+    the last two, if these are equally long. Otherwise it is the mean of the later half of all. It is cut out right
+    before the last of their beginnings. A mean is stable once it has settled to `SETTLED`.
     """
-    came = {rank: _came(timeline, rank) for rank in timeline.ranks}
-    begins = np.array([times[:: len(times) // steps] for times in came.values()])[:, : min(begun.values())]
+    reached = {rank: _reached(timeline, rank) for rank in timeline.ranks}
+    begins = np.array([times[:: len(times) // steps] for times in reached.values()])[:, : min(begun.values())]
     if begins.shape[1] < 3:
         return None
     lengths = np.diff(begins, axis=1)
-    mean_s = np.average(lengths, axis=0, weights=[timeline.ranks_like[rank] for rank in came])
+    mean_s = np.average(lengths, axis=0, weights=[timeline.ranks_like[rank] for rank in reached])
     period = float(mean_s[-1])
     stable = bool(np.abs(lengths[:, -2:] - period).max() <= TOLERANCE * period)
     if not stable:
@@ -87,23 +90,25 @@ def steady_until(timeline: Timeline, steps: int, microbatches: int, begun: Mappi
         period = float(later.mean())
         stable = len(later) > 2 and abs(later[len(later) // 2 :].mean() - period) <= SETTLED * period
     ends = begins[:, -1]
-    windows = {rank: np.array([end - period, end]) for rank, end in zip(came, ends, strict=True)}
+    windows = {rank: np.array([end - period, end]) for rank, end in zip(reached, ends, strict=True)}
     return _cut(timeline, windows, period, steps, microbatches, stable)
 
 
-def own_paces(timeline: Timeline, steps: int, microbatches: int, begun: Mapping[int, int] | None = None) -> Steady:
-    """As `steady`, of workers that do not wait for each other: of each its last whole step while all are under way, and
-    of those that it has ``begun`` (None: all).
+def steady_alone(
+    timeline: Timeline, steps: int, microbatches: int, begun: Mapping[int, int] | None = None
+) -> SteadyState:
+    """Return the steady state of workers that do not wait for each other.
 
-    The period is the time in which all workers together do as many steps as there are workers, the harmonic mean of
-    their own. Workers that meet at servers now and then do not repeat themselves exactly: their own period is the mean
-    of the later half of their steps, and taken as steady once it has settled to `SETTLED`.
+    Each worker's last whole step is taken, while all are under way, and among the steps that it has ``begun`` [all].
+    The period is the time in which all workers together do as many steps as there are workers: the harmonic mean of
+    their periods. Workers that meet at servers now and then do not repeat themselves exactly. Their period is the mean
+    of the later half of their steps, and stable once it has settled to `SETTLED`.
     """
-    came = {rank: _came(timeline, rank) for rank in timeline.ranks}
-    begins = {rank: times[:: len(times) // steps] for rank, times in came.items()}
+    reached = {rank: _reached(timeline, rank) for rank in timeline.ranks}
+    begins = {rank: times[:: len(times) // steps] for rank, times in reached.items()}
     horizon = min(float(times[-1]) for times in begins.values())
     windows: dict[int, Floats] = {}
-    own: dict[int, float] = {}
+    periods: dict[int, float] = {}
     stable = True
     for rank, times in begins.items():
         whole = times[times <= horizon * (1 + TOLERANCE)]
@@ -112,36 +117,38 @@ def own_paces(timeline: Timeline, steps: int, microbatches: int, begun: Mapping[
             stable = False
             whole = times[:3]
         steps_s = np.diff(whole)
-        own[rank] = float(steps_s[-1])
+        periods[rank] = float(steps_s[-1])
         if abs(steps_s[-1] - steps_s[-2]) > TOLERANCE * steps_s[-1]:
             later = steps_s[len(steps_s) // 2 :]
-            own[rank] = float(later.mean())
-            settled = abs(later[len(later) // 2 :].mean() - own[rank]) <= SETTLED * own[rank]
+            periods[rank] = float(later.mean())
+            settled = abs(later[len(later) // 2 :].mean() - periods[rank]) <= SETTLED * periods[rank]
             stable = stable and settled and len(later) > 3
-        windows[rank] = np.array([whole[-1] - own[rank], whole[-1]])
+        windows[rank] = np.array([whole[-1] - periods[rank], whole[-1]])
     like = timeline.ranks_like
-    period = sum(like.values()) / sum(like[rank] / seconds for rank, seconds in own.items())
-    found = _cut(timeline, windows, period, steps, microbatches, stable)
-    return replace(found, period=replace(found.period, own_period_s=own))
+    period = sum(like.values()) / sum(like[rank] / seconds for rank, seconds in periods.items())
+    cut = _cut(timeline, windows, period, steps, microbatches, stable)
+    return replace(cut, period=replace(cut.period, own_period_s=periods))
 
 
 def until_steady(
     build: Callable[[int], Program], play: Callable[[Program], Timeline], microbatches: int, *, together: bool = True
-) -> tuple[Program, Steady]:
-    """Play more and more steps until one repeats the one before, unless ``together`` each rank its own; ``build`` makes
-    the program of so many."""
-    cut = steady if together else own_paces
+) -> tuple[Program, SteadyState]:
+    """Play more and more steps until one repeats the one before, and return their program and their steady state.
+
+    ``build`` returns the program of a number of steps. Ranks repeat the same step ``together``, or each one alone.
+    """
+    find = steady if together else steady_alone
     steps = STEPS
     while True:
         program = build(steps)
-        found = cut(play(program), steps, microbatches)
-        if found.stable or steps >= MAX_STEPS:
-            return program, found
+        state = find(play(program), steps, microbatches)
+        if state.stable or steps >= MAX_STEPS:
+            return program, state
         steps *= 2
 
 
-def _came(timeline: Timeline, rank: int) -> Floats:
-    """When the rank's compute lane came to each of its entries that compute, in order; every step has as many."""
+def _reached(timeline: Timeline, rank: int) -> Floats:
+    """Return when the rank's compute lane reached each entry that computes, in order; every step has as many."""
     spans = np.flatnonzero(compute_lane_spans(timeline) & (timeline.rank == rank))
     _, entry = np.unique(timeline.step[spans], return_inverse=True)
     times = np.full(int(entry.max(initial=-1)) + 1, np.inf)
@@ -151,8 +158,8 @@ def _came(timeline: Timeline, rank: int) -> Floats:
 
 def _cut(
     timeline: Timeline, begins: dict[int, Floats], period: float, steps: int, microbatches: int, stable: bool
-) -> Steady:
+) -> SteadyState:
     windows = {rank: (float(begin[0]), float(begin[1])) for rank, begin in begins.items()}
     start = min(low for low, _ in windows.values())
     cut = timeline.cut(windows, period, compute_lane=COMPUTE_LANE, steps=steps, microbatches=microbatches)
-    return Steady(cut, timeline, (start, start + period), stable)
+    return SteadyState(cut, timeline, (start, start + period), stable)

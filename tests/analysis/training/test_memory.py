@@ -11,7 +11,7 @@ import pytest
 import simulator
 from simulator.analysis.time.memory_curve import memory_curve
 from simulator.analysis.training.memory import RankMemory, memory_of_ranks, memory_report, worst_per_stage
-from simulator.analysis.training.static_memory import Holdings, communicators
+from simulator.analysis.training.static_memory import StaticMemory, communicators
 from simulator.config import load_workload
 from simulator.models import StateBytes, pass_bytes, stage_parts
 from simulator.models.experts import experts as mixed_experts
@@ -28,7 +28,7 @@ NOTHING = StateBytes(0.0, 0.0, 0.0)
 
 def bare(memory: RankMemory) -> float:
     """Without what the allocator has cached, the context and NCCL."""
-    return memory.total - memory.cached - memory.holdings.overhead
+    return memory.total - memory.cached - memory.static.overhead
 
 
 @pytest.mark.parametrize("p", [1, 2, 4])
@@ -36,7 +36,7 @@ def bare(memory: RankMemory) -> float:
 def test_1f1b_holds_as_many_activations_as_the_depth_that_is_left(p: int, m: int) -> None:
     # 1 GiB a micro-batch: stage s holds min(m, p - s) of them, beside its 19 GiB of state.
     play = pipeline("1f1b", p, m, activation=GiB)
-    memories = memory_of_ranks(play, dict.fromkeys(range(p), Holdings(STATE)))
+    memories = memory_of_ranks(play, dict.fromkeys(range(p), StaticMemory(STATE)))
     for memory in memories:
         expected = min(m, p - memory.stage)
         assert memory.activations == pytest.approx(expected * GiB)
@@ -57,18 +57,18 @@ def test_workspace_counts_only_while_its_op_runs() -> None:
             Span(0, "compute", op, 2.0, alloc=5.0, free=5.0, stage=0, microbatch=1),
         ]
     )
-    (memory,) = memory_of_ranks(play, {0: Holdings(NOTHING)})
+    (memory,) = memory_of_ranks(play, {0: StaticMemory(NOTHING)})
     assert (memory.activations, memory.workspace, memory.peak_at_s) == (4.0, 3.0, 1.0)
     assert memory.during == "the backward pass of micro-batch 0, stage 0"
     curve = memory_curve(play, 0)
     assert curve.times[-1] == 3.0
-    assert curve.held[-1] == 0.0
+    assert curve.held_bytes[-1] == 0.0
 
 
 def test_report_takes_the_fullest_rank_of_each_stage() -> None:
     play = pipeline("1f1b", 2, 4, activation=GiB)
     # Stage 0: 19 of state and 2 of activations; stage 1: 19, 1 and 10 communicators of 320 MiB, which are no tensors.
-    holdings = {0: Holdings(STATE), 1: Holdings(STATE, communicators=10)}
+    holdings = {0: StaticMemory(STATE), 1: StaticMemory(STATE, communicators=10)}
     both = memory_of_ranks(play, holdings)
     context = holdings[0].overhead
     report = memory_report([replace(memory, capacity=24 * GiB) for memory in both])
@@ -84,7 +84,7 @@ def test_report_takes_the_fullest_rank_of_each_stage() -> None:
 
 
 def test_overhead_grows_with_communicators() -> None:
-    overhead = [Holdings(NOTHING, communicators=count).overhead for count in (0, 1, 4)]
+    overhead = [StaticMemory(NOTHING, communicators=count).overhead for count in (0, 1, 4)]
     assert 0 < overhead[0] < overhead[1] < overhead[2] < 3 * GiB
 
 
@@ -122,9 +122,9 @@ def test_what_is_in_the_peak_is_counted_by_hand() -> None:
     attention = layers * (
         2 * tokens * hidden * 5 + 5 * scores + tokens * hidden
     )  # and a mask byte after the projection
-    assert memory.held["attention"] == pytest.approx(in_flight * attention, rel=0.05)
+    assert memory.activations_by_kind["attention"] == pytest.approx(in_flight * attention, rel=0.05)
     mlp = layers * (2 * tokens * hidden * (1 + 4 + 4) + tokens * hidden)  # normed input, before and after GELU, mask
-    assert memory.held["mlp"] == pytest.approx(in_flight * mlp, rel=0.05)
+    assert memory.activations_by_kind["mlp"] == pytest.approx(in_flight * mlp, rel=0.05)
     assert memory.gathered == 0
     assert sum(memory.contents.values()) == pytest.approx(memory.total)
 
@@ -165,15 +165,15 @@ def test_a_stage_that_keeps_its_output_holds_one_more_tensor_per_micro_batch() -
 def test_what_accumulated_gradients_need_beside_the_buffer() -> None:
     """Placeholders of each shape of a layer's weights, 12 h^2 of 2 bytes, where the product accumulates; none where it
     does not. Gradients that stay add 2 bytes per parameter of the state, buckets their size."""
-    fused, apart = fullest().holdings, fullest(training__gradient_accumulation_fusion=False).holdings
+    fused, apart = fullest().static, fullest(training__gradient_accumulation_fusion=False).static
     assert fused.placeholders == 2 * 12 * 1024**2
     assert apart.placeholders == 0
     params = fused.state.weights / DTYPE_BYTES["bf16"]
-    kept = fullest(training__gradient_accumulation_fusion=False, training__keep_gradients=True).holdings.state
+    kept = fullest(training__gradient_accumulation_fusion=False, training__keep_gradients=True).static.state
     assert kept.gradients == (4 + 2) * params
     assert fused.state.gradients == 4 * params
-    assert fullest(parallelism__copy_to_buckets=True).holdings.bucket == 25e6
-    assert fullest(parallelism__copy_to_buckets=True, parallelism__dp=1).holdings.bucket == 0
+    assert fullest(parallelism__copy_to_buckets=True).static.bucket == 25e6
+    assert fullest(parallelism__copy_to_buckets=True, parallelism__dp=1).static.bucket == 0
 
 
 def test_sixteen_bit_gradients_are_copied_for_the_optimizer() -> None:
@@ -181,7 +181,7 @@ def test_sixteen_bit_gradients_are_copied_for_the_optimizer() -> None:
     the step, and ZeRO-1 halves them."""
     small = {"training__seq": 128, "training__micro_batch": 1, "training__grad_dtype": "bf16"}
     memory = fullest(**small)
-    params = memory.holdings.state.weights / 2
+    params = memory.static.state.weights / 2
     assert memory.during == "the optimizer"
     assert memory.workspace == 4 * params
     assert memory.activations == 0
@@ -192,7 +192,7 @@ def test_sixteen_bit_gradients_are_copied_for_the_optimizer() -> None:
     changes = {key.replace("__", "."): value for key, value in small.items()}
     sharded = simulator.run(JOB, set=changes | {"parallelism.zero": 1})
     steps = [step for role in sharded.program.roles for _, _, step in role.steps() if step.label == "optimizer"]
-    most = max(memory.holdings.state.weights for memory in sharded.memories) / 2
+    most = max(memory.static.state.weights for memory in sharded.memories) / 2
     assert max(step.workspace_bytes for step in steps) == 4 * most / 2
 
 

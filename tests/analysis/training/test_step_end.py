@@ -6,23 +6,23 @@ from typing import Any
 
 import pytest
 
-from simulator.api import Result, run
+from simulator.api import StepResult, run
 from simulator.units import DTYPE_BYTES
 from tests.support.jobs import job
 
 
-def played(**changes: Any) -> Result:
+def played(**changes: Any) -> StepResult:
     return run(job(**{"parallelism__dp": 4} | changes))
 
 
-def seconds(result: Result, name: str) -> float:
+def seconds(result: StepResult, name: str) -> float:
     """Of all kernels of a rank whose name has ``name`` in it."""
     rows = result.timeline
     chosen = rows[rows["name"].str.contains(name, regex=False) & (rows["rank"] == rows["rank"].min())]
     return float((chosen["end_s"] - chosen["start_s"]).sum())
 
 
-def moved(result: Result, name: str) -> float:
+def moved(result: StepResult, name: str) -> float:
     """Bytes that kernels of this name read and write on a rank."""
     steps = [step for _, _, step in result.program.roles[0].steps()]
     ops = [op for step in steps for op in getattr(step.op, "ops", ())]
@@ -64,7 +64,7 @@ def test_copies_to_buckets_take_time(zero: int, copies: int) -> None:
     """All gradients are read and written once for the bucket, and once more after an all-reduce."""
     section = {"parallelism__zero": zero, "parallelism__bucket_bytes": 2_000_000}
     plain, copied = played(**section), played(**section, parallelism__copy_to_buckets=True)
-    gradients = plain.memories[0].holdings.state.gradients
+    gradients = plain.memories[0].static.state.gradients
     assert DTYPE_BYTES[plain.workload.training.grad_dtype] == 4
     assert moved(copied, "dp.copy grads") == pytest.approx(2 * gradients, rel=1e-6)
     assert moved(copied, "dp.copy back grads") == pytest.approx(2 * gradients * (copies - 1), rel=1e-6)

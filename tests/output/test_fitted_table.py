@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from simulator.output.fitted import Fitted
+from simulator.output.fitted_table import FittedTable
 from simulator.output.summary import shared
 
 JOB = "gpt22b_tp8"
@@ -50,7 +50,7 @@ def test_figures_and_names_stand_whole_or_their_column_is_named(width: int) -> N
         "bytes": ["4,294,967,296", "1"],
         "bandwidth (GB/s)": ["123.45", "678.90"],
     }
-    table = Fitted("A title that is longer than all of the narrow terminal", *((name, "left") for name in columns))
+    table = FittedTable("A title that is longer than all of the narrow terminal", *((name, "left") for name in columns))
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     text = printed(table, width)
@@ -70,7 +70,7 @@ def test_figures_and_names_stand_whole_or_their_column_is_named(width: int) -> N
 
 
 def test_a_name_of_half_the_terminal_is_folded_and_all_of_it_is_there() -> None:
-    table = Fitted("", ("job", "left"), ("time", "right"))
+    table = FittedTable("", ("job", "left"), ("time", "right"))
     table.add_row("abcdefghij" * 10, "1.25 s")
     lines = printed(table, 40).splitlines()
     assert "".join(re.findall("[a-j]+", " ".join(lines[3:]))).count("abcdefghij") == 10

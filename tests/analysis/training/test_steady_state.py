@@ -299,7 +299,7 @@ def test_a_step_may_end_with_a_collective(name: str) -> None:
     section = {"pp": 4, "dp": 2, "tp": 2, "schedule": name, "zero": 3, "offload": {"optimizer": "cpu"}}
     result = run(job(training__global_batch=32) | {"parallelism": section})
     last = result.program.roles[0].lanes["compute"][-1].op
-    assert [type(op).__name__ for op in last.ops] == ["Comm"]
+    assert [type(op).__name__ for op in last.ops] == ["Collective"]
     assert result.steady is not None
     assert result.steady.stable
     steps = (int(result.played.microbatch.max()) + 1) // 16

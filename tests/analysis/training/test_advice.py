@@ -87,7 +87,7 @@ def test_what_a_change_is_said_to_need_is_what_the_changed_job_needs(name: str) 
 
 def alone(workload: Workload) -> float:
     """What it takes where kernels take what they take alone."""
-    return max(memory.total for memory in api._run(workload, disturbed=False).memories)
+    return max(memory.total for memory in api.run_step(workload, interference=False).memories)
 
 
 #: Schedules that hold all micro-batches of a step, or what is known only once they are tuned.
@@ -122,11 +122,11 @@ def test_changes_are_tried_with_few_events(monkeypatch: pytest.MonkeyPatch) -> N
     a power limit is settled by two or three plays at least: neither is needed for memory."""
     tried: list[tuple[Workload, int]] = []
     built: list[Workload] = []
-    plain = api._run
+    plain = api.run_step
 
-    def counted(workload: Workload, *, disturbed: bool = True, known: Cluster | None = None) -> api.Result:
-        result = plain(workload, disturbed=disturbed, known=known)
-        if not disturbed:
+    def counted(workload: Workload, *, interference: bool = True, built: Cluster | None = None) -> api.StepResult:
+        result = plain(workload, interference=interference, built=built)
+        if not interference:
             tried.append((workload, result.played.events))
         return result
 
@@ -134,7 +134,7 @@ def test_changes_are_tried_with_few_events(monkeypatch: pytest.MonkeyPatch) -> N
         built.append(workload)
         return cluster_of(workload)
 
-    monkeypatch.setattr(api, "_run", counted)
+    monkeypatch.setattr(api, "run_step", counted)
     monkeypatch.setattr(api, "cluster_of", counted_cluster)
     result = run("llama3_8b_dgx_h100", set={"training.micro_batch": 4, "training.global_batch": 288})
     advised = result.to_dict()["memory"]["advice"]

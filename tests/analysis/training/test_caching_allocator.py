@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.analysis.training.caching_allocator import CachingAllocator, rounded, segment
+from simulator.analysis.training.caching_allocator import CachingAllocator, rounded, segment_bytes
 from simulator.units import KiB, MiB
 
 
@@ -31,7 +31,7 @@ def test_segments_of_small_medium_and_large_requests(size: int, taken: int) -> N
     """c10/cuda/CUDACachingAllocator.cpp, get_allocation_size: kSmallBuffer, kLargeBuffer, kRoundLarge."""
     allocator = CachingAllocator()
     allocator.malloc(size)
-    assert allocator.reserved == segment(size) == taken
+    assert allocator.reserved == segment_bytes(size) == taken
 
 
 def test_small_requests_share_segments_and_large_ones_do_not_use_them() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simulator.analysis.training import reserved_memory
-from simulator.analysis.training.rehearsal import times_of
+from simulator.analysis.training.rehearsal import rehearsed_times
 from simulator.api import run
 from tests.support.frameworks import COMPILED, MEGATRON
 from tests.support.jobs import job
@@ -51,16 +51,16 @@ CUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def replays(monkeypatch: pytest.MonkeyPatch) -> list[reserved_memory._Step]:
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[reserved_memory._AllocatorReplay]:
     """What a test has replayed on the allocator, a step of a rank each."""
-    steps: list[reserved_memory._Step] = []
-    made = reserved_memory._Step.__init__
+    steps: list[reserved_memory._AllocatorReplay] = []
+    made = reserved_memory._AllocatorReplay.__init__
 
-    def remember(step: reserved_memory._Step, *arguments: Any) -> None:
+    def remember(step: reserved_memory._AllocatorReplay, *arguments: Any) -> None:
         steps.append(step)
         made(step, *arguments)
 
-    monkeypatch.setattr(reserved_memory._Step, "__init__", remember)
+    monkeypatch.setattr(reserved_memory._AllocatorReplay, "__init__", remember)
     return steps
 
 
@@ -68,7 +68,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[reserved_memory._Step]:
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_v", "interleaved_zb"])
 def test_the_allocators_replay_ends_empty(
-    schedule: str, recompute: str, cut: str, replays: list[reserved_memory._Step]
+    schedule: str, recompute: str, cut: str, replays: list[reserved_memory._AllocatorReplay]
 ) -> None:
     """All blocks that passes and gathers take are free again when the replay ends, however passes are cut."""
     workload = job(model__hidden=512, training__recompute=recompute)
@@ -84,7 +84,9 @@ def test_the_allocators_replay_ends_empty(
 
 @pytest.mark.parametrize("zero", [0, 3])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_v", "interleaved_zb"])
-def test_the_replay_hands_out_what_is_counted(schedule: str, zero: int, replays: list[reserved_memory._Step]) -> None:
+def test_the_replay_hands_out_what_is_counted(
+    schedule: str, zero: int, replays: list[reserved_memory._AllocatorReplay]
+) -> None:
     """Logits and loss of a large vocabulary, most of what a last stage holds, are let go at the end of torch's input
     gradient, and not taken once more beside it: the replay's most is what is counted, to a few percent of the tensors
     of one layer that it takes one by one."""
@@ -104,6 +106,6 @@ def test_a_rehearsal_tells_whole_passes_however_they_are_cut(recompute: str) -> 
         workload = job(training__recompute=recompute, training__global_batch=4)
         workload["parallelism"] = {"pp": 2, "tp": 2, "dp": 2, "schedule": "zb_h1", **section}
         workload["simulation"] = {"coalesce": cut != "everywhere"}
-        times = times_of(run(workload).played, 2, 1.0)
+        times = rehearsed_times(run(workload).played, 2, 1.0)
         told.append((*times.taken, *times.kept))
     assert all(of_cut == pytest.approx(told[0], rel=1e-6) for of_cut in told)

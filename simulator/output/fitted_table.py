@@ -1,4 +1,4 @@
-"""A table that fits where it is printed: every table of every command is one."""
+"""Tables that fit the width of the terminal."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ if TYPE_CHECKING:
 Justify = Literal["left", "right"]
 #: Name, justify, style.
 Column = tuple[str, Justify] | tuple[str, Justify, str]
-#: Cells longer than this and of several words are prose, which may be folded.
+#: Cells of more characters are prose, which may be folded between words.
 _PROSE = 20
-#: Blanks between columns, and as many characters at the edges together.
+#: Blanks between columns; both edges together take as many.
 _GAP = 2
 
 
-class Fitted:
-    """A table that cuts nothing. On a narrow terminal prose and names of columns are folded between words; names and
-    figures never are (but for a name that takes half the terminal), and the last columns are left out, and named, where
-    they do not fit. A column without a name draws what another says, and goes without a word."""
+class FittedTable:
+    """Table that cuts no cell.
+
+    On a narrow terminal prose and names of columns are folded between words. Names and figures are not folded, but for
+    names of half the terminal's width. The last columns are left out where they do not fit, and named below the table.
+    A column without a name is a drawing of another one, and is left out silently.
+    """
 
     def __init__(self, title: str, *columns: Column) -> None:
         self.title = title
@@ -35,7 +38,7 @@ class Fitted:
 
     @property
     def full_width(self) -> int:
-        """Characters that it takes with nothing folded or left out."""
+        """Width of the whole table without folds, characters."""
         return sum(self._full(number) + _GAP for number in range(len(self._columns)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
@@ -57,7 +60,7 @@ class Fitted:
             yield Text(f"No room for {', '.join(left_out)}: a wider terminal, or output into a file, shows {them}.\n")
 
     def _widths(self, most: int) -> list[int]:
-        """Of the first columns, as many as ``most`` characters hold."""
+        """Return the widths of the first columns, as many as fit into ``most`` characters."""
         least = [min(self._least(number), most // 2) for number in range(len(self._columns))]
         while len(least) > 1 and sum(least) + _GAP * len(least) > most:
             least.pop()
@@ -76,7 +79,7 @@ class Fitted:
         return _longest([self._columns[number][0], *self._cells(number)])
 
     def _least(self, number: int) -> int:
-        """What a column must have for no word, name or figure in it to be broken."""
+        """Return the least width of a column that breaks no word, name or figure."""
         pieces = self._columns[number][0].split()
         for cell in self._cells(number):
             pieces += cell.split() if len(cell) > _PROSE else [cell]

@@ -1,0 +1,132 @@
+"""Results of simulations: the base of a step's, a bare schedule's and shared jobs' results."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from simulator.config.section import is_whole
+from simulator.errors import InputError
+from simulator.input_files import brief
+from simulator.output.envelope import envelope
+from simulator.timeline import Timeline
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Rows of a trace that a viewer can still open.
+MAX_TRACE_ROWS = 5_000_000
+
+
+class Result(ABC):
+    """Result of a simulation: its figures, its Timeline, a picture and a trace."""
+
+    #: Command of ``llmsim`` with this result.
+    command: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def warnings(self) -> list[str]:
+        """Notes that a user should read before trusting the figures."""
+
+    @abstractmethod
+    def content(self) -> dict[str, Any]:
+        """Return the figures under the names of the JSON output, SI units."""
+
+    @property
+    @abstractmethod
+    def timeline(self) -> pd.DataFrame:
+        """Rows: one per kernel (or pass) and transfer of every simulated rank (see `Timeline.frame`)."""
+
+    @abstractmethod
+    def gantt(self) -> Figure:
+        """Draw the Timeline: a row per pipeline stage."""
+
+    @abstractmethod
+    def save_trace(self, path: str | Path) -> None:
+        """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz."""
+
+    @abstractmethod
+    def __repr__(self) -> str:
+        """Return the key figures in a few lines."""
+
+    @cached_property
+    def report(self) -> dict[str, Any]:
+        """Content behind the keys that every JSON result begins with; not to be changed."""
+        return envelope(self.command, self.warnings, **self.content())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a copy of the results under the names of the JSON output, SI units."""
+        return copy.deepcopy(self.report)
+
+
+class TimelineResult(Result):
+    """Result with one Timeline, ``spans``."""
+
+    #: Unit of times in pictures; empty for seconds.
+    time_unit: ClassVar[str] = ""
+
+    spans: Timeline
+
+    @property
+    @abstractmethod
+    def job_name(self) -> str:
+        """Name in pictures and traces."""
+
+    @property
+    def title(self) -> str:
+        """Title of pictures."""
+        return self.job_name
+
+    @cached_property
+    def timeline(self) -> pd.DataFrame:
+        """Rows: one per kernel (or pass) and transfer of every simulated rank (see `Timeline.frame`)."""
+        return self.spans.frame()
+
+    def gantt(self, ax: Axes | None = None) -> Figure:
+        """Draw the Timeline, a row per pipeline stage; into ``ax`` where given."""
+        from simulator.output.gantt import gantt
+
+        return gantt(self.spans, ax, title=self.title, unit=self.time_unit)
+
+    def save_trace(self, path: str | Path, ranks: Sequence[int] | None = None) -> None:
+        """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz.
+
+        ``ranks``: any ranks, simulated or not [one per pipeline stage]. Raises `InputError` for ranks that do not
+        exist, and for a trace too large to open.
+        """
+        from simulator.output.trace import write_trace
+
+        if ranks is not None:
+            ranks = _existing_ranks(ranks, self.spans.n_ranks)
+        spans = self.spans if ranks is None else self.spans.select_ranks(ranks)
+        if spans.n_rows > MAX_TRACE_ROWS and ranks is not None:
+            raise InputError(
+                f"{len(ranks)} ranks have {spans.n_rows:,} kernels and transfers",
+                file=path,
+                key="--trace-ranks",
+                allowed=f"at most {MAX_TRACE_ROWS:,}, about a gigabyte",
+                fix="fewer ranks",
+            )
+        write_trace(spans, path, ranks=ranks, name=self.job_name)
+
+
+def numbered_timelines(results: Iterable[TimelineResult]) -> dict[str, Timeline]:
+    """Return Timelines by title, numbered so that equal titles differ."""
+    return {f"{number}. {result.title}": result.spans for number, result in enumerate(results, 1)}
+
+
+def _existing_ranks(ranks: object, n_ranks: int) -> list[int]:
+    """Return ``ranks`` as a list. Raises `InputError` unless they are ranks of a job of ``n_ranks``."""
+    if isinstance(ranks, Iterable):
+        listed = list(ranks)
+        if all(is_whole(rank) and 0 <= rank < n_ranks for rank in listed):
+            return [int(rank) for rank in listed]
+    allowed = f"a list of ranks, which are 0 to {n_ranks - 1}"
+    raise InputError("no ranks of this job", key="ranks", found=brief(ranks), allowed=allowed)
