@@ -17,9 +17,10 @@ import time
 from collections.abc import Sequence
 
 from simulator.cluster import build_cluster
-from simulator.config.cluster import ClusterSpec
+from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.engine import Placed, simulate_together
+from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.program import Axis, Collective, CollectiveKind, Program, Purpose, Role, Step
 
 MOST_S, MOST_BYTES = 10.0, 4 * 2**30
@@ -28,7 +29,8 @@ RINGS = 16
 
 def spec(nodes: int) -> ClusterSpec:
     """The cluster file."""
-    return ClusterSpec.model_validate(
+    return validated(
+        ClusterSpec,
         {
             "name": "many",
             "nodes": nodes,
@@ -39,7 +41,7 @@ def spec(nodes: int) -> ClusterSpec:
                 "nics": {"count": 8, "bandwidth_bps": 400e9, "latency_s": 2e-6},
             },
             "fabric": {"kind": "fat_tree", "radix": 64, "oversubscription": 4, "tiers": 3},
-        }
+        },
     )
 
 

@@ -14,8 +14,10 @@ from pathlib import Path
 from calibration.fit import stacks
 from calibration.fit.writer import as_yaml
 from simulator.config import catalog
-from simulator.config.stack import Stack, load_stack
+from simulator.config.section import as_data
+from simulator.config.stack import load_stack
 from simulator.errors import InputError
+from simulator.hardware.stack import Stack
 from simulator.network.collectives import bus_factor
 from simulator.validation import collectives
 from simulator.validation.collectives import Case
@@ -24,8 +26,8 @@ from simulator.validation.rows import Row, UnsupportedError
 #: A busbw is printed to 0.01 or 0.1 GB/s.
 CLEAR_GBps = 10.0
 HEADER = """\
-# How collectives run on one installation, in a few physical parameters (`simulator.config.stack` says what each is, and
-# what one that is left out is taken for). Written by benchmarks/fit_stacks.py from rows of `validate collectives`.
+# How collectives run on one installation, in a few physical parameters (`simulator.hardware.stack` says what each is,
+# and what one that is left out is taken for). Written by benchmarks/fit_stacks.py from rows of `validate collectives`.
 """
 
 
@@ -48,9 +50,12 @@ def main(given: Sequence[str] | None = None) -> int:
         if unfitted(stack, cases):
             continue
         fitted = stacks.fit(stack, cases[stack.name])
-        catalog.find("stack", name).write_text(HEADER + as_yaml(fitted.model_dump(exclude_unset=True)))
+        data = as_data(fitted, defaults=False)
+        if fitted.fitted:  # what was searched is told, be it as by default
+            data["parameters"] = {key: getattr(fitted.parameters, key) for key in fitted.fitted.begun.told_apart()}
+        catalog.find("stack", name).write_text(HEADER + as_yaml(data))
         found = fitted.fitted
-        print(name, found and found.model_dump(exclude={"begun"}), flush=True)
+        print(name, found and (found.rows, found.others), flush=True)
     return 0
 
 

@@ -19,16 +19,16 @@ from simulator.analysis.training.report import StepFlops, TrainingJob, report
 from simulator.analysis.training.staleness import staleness
 from simulator.analysis.training.static_memory import static_memory
 from simulator.analysis.training.steady_state import UNSTEADY, SteadyState, until_steady
-from simulator.cluster import Cluster, cluster_of
+from simulator.cluster import Cluster, build_cluster
 from simulator.config import Workload, load_workload
-from simulator.config.profile import Profile, load_profiles
-from simulator.config.section import located
+from simulator.config.profile import load_profiles
 from simulator.config.stack import load_stack
 from simulator.config.workload import written_in
 from simulator.costs import Costs
 from simulator.costs.provenance import priced_by
 from simulator.engine import Placed, simulate
-from simulator.errors import InputError
+from simulator.errors import InputError, located
+from simulator.hardware.profile import Profile
 from simulator.lowering import build_program, layout
 from simulator.program import Program
 from simulator.results import TimelineResult
@@ -181,6 +181,12 @@ def run_step(workload: Workload, *, interference: bool = True, built: Cluster | 
         return StepResult(workload, profiles, cluster, costs, program, play(program))
     program, state = until_steady(build, play, workload.microbatches, together=together)
     return StepResult(workload, profiles, cluster, costs, program, state.period, state)
+
+
+def cluster_of(workload: Workload, nodes: int | None = None) -> Cluster:
+    """Return the cluster of a workload, under whose key `InputError`s are."""
+    with located(lambda key: (None, f"cluster.{key}" if key else "cluster")):
+        return build_cluster(workload.cluster, nodes)
 
 
 def rehearse(workload: Workload, cluster: Cluster, costs: Costs) -> Times:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+#: Errors of one file that are listed; the others are counted.
+MAX_ERRORS = 20
 
 _ABSENT = object()
 
@@ -65,3 +70,52 @@ def in_one_line(error: SimulatorError) -> str:
 
 class DeadlockError(SimulatorError):
     """No rank can go on: the message lists, per rank, the next operation and what it waits for."""
+
+
+class CombinedInputError(InputError):
+    """Several input errors at once; the message lists them, and says how many ``more`` there are."""
+
+    def __init__(self, errors: Iterable[InputError], more: int = 0) -> None:
+        self.errors, self.more = tuple(errors), more
+        rest = [f"... and {more:,} more"] if more else []
+        super().__init__("\n".join([*(str(error) for error in self.errors), *rest]))
+
+
+def each(error: InputError) -> tuple[tuple[InputError, ...], int]:
+    """The single errors that an error lists, and how many more it counts."""
+    return (error.errors, error.more) if isinstance(error, CombinedInputError) else ((error,), 0)
+
+
+def raise_all(errors: Iterable[InputError], more: int = 0) -> None:
+    """Raise one `InputError` that lists the first of ``errors``, and counts the rest; nothing where there is none.
+
+    ``more``: errors that the caller has left out already.
+    """
+    listed: list[InputError] = []
+    for error in errors:
+        single, unlisted = each(error)
+        listed += single
+        more += unlisted
+    more += len(listed[MAX_ERRORS:])
+    if listed:
+        raise listed[0] if len(listed) == 1 and not more else CombinedInputError(listed[:MAX_ERRORS], more)
+
+
+#: Where a dotted key was written: the file to name, and the key as it stands there.
+PlaceOfKey = Callable[[str], tuple[object, str]]
+
+
+@contextmanager
+def located(place: PlaceOfKey) -> Iterator[None]:
+    """Errors of the block name the file and the key that ``place`` says, unless they name a file already."""
+    try:
+        yield
+    except InputError as failure:
+        errors, more = each(failure)
+    else:
+        return
+    for error in errors:
+        if error.file is None:
+            where, key = place(error.key or "")
+            error.key, error.file = key or None, None if where is None else str(where)
+    raise_all(errors, more)

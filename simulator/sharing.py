@@ -5,22 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from simulator.analysis.training.steady_state import STEPS, SteadyState, steady_alone, steady_until, steps_begun
-from simulator.api import StepResult, rehearse
-from simulator.cluster import Cluster, cluster_of
+from simulator.api import StepResult, cluster_of, rehearse
+from simulator.cluster import Cluster
 from simulator.config import Workload, load_workload
-from simulator.config.cluster import ClusterSpec
-from simulator.config.profile import Profile, check_one_vendor, check_precision, load_profiles
+from simulator.config.profile import check_one_vendor, check_precision, load_profiles
 from simulator.config.rules import scale
 from simulator.config.stack import check_stack, load_stack
 from simulator.costs import Costs
 from simulator.engine import Placed, simulate_together
 from simulator.errors import InputError
+from simulator.hardware.cluster_spec import ClusterSpec
+from simulator.hardware.profile import Profile
 from simulator.input_files import brief
 from simulator.lowering import build_program
 from simulator.program import Program
@@ -90,7 +91,7 @@ class SharedResult(Result):
             }
             runs.append({**result.to_dict(), "warnings": _job_warnings(result), "sharing": sharing})
         spec = self.cluster.spec
-        return {"share_fabric": {"cluster": spec.name, "nodes": spec.nodes}, "runs": runs}
+        return {"share_fabric": {"cluster": spec.name, "nodes": spec.n_nodes}, "runs": runs}
 
     def __repr__(self) -> str:
         """Return the first table of the summary."""
@@ -318,7 +319,7 @@ def _assign_nodes(jobs: Sequence[Workload]) -> tuple[Cluster, list[Workload]]:
     """Return the one cluster of all jobs, and the jobs with a list of their nodes as placement."""
     first = jobs[0]
     for job in jobs[1:]:
-        if job.cluster.model_dump(exclude={"nodes"}) != first.cluster.model_dump(exclude={"nodes"}):
+        if replace(job.cluster, nodes=first.cluster.nodes) != first.cluster:
             raise InputError(
                 f"{first.name} and {job.name} are on different clusters",
                 key="cluster",
@@ -333,7 +334,7 @@ def _assign_nodes(jobs: Sequence[Workload]) -> tuple[Cluster, list[Workload]]:
                 fix="one stack for both, or none",
             )
     nodes = _nodes_of_jobs(jobs, first.cluster)
-    most = max(max(job.cluster.nodes for job in jobs), 1 + max(node for job_nodes in nodes for node in job_nodes))
+    most = max(max(job.cluster.n_nodes for job in jobs), 1 + max(node for job_nodes in nodes for node in job_nodes))
     cluster = cluster_of(first, most)
     return cluster, [
         job.model_copy(update={"placement": job_nodes}) for job, job_nodes in zip(jobs, nodes, strict=True)

@@ -13,9 +13,10 @@ from calibration.compare.record import Host, Run, read_record
 from calibration.fit.hosts import Pace, probe_of
 from calibration.workloads import is_of
 from simulator.config import Workload, load_workload
-from simulator.config.profile import Profile, load_profile
+from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.errors import InputError
+from simulator.hardware.profile import Profile
 
 KEY, BACKWARD_KEY, GPUS = "cluster.node.host_speed", "cluster.node.autograd_speed", "cluster.overrides"
 

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from calibration.train.record import Told, read_data
-from simulator.config.figures import Positive
-from simulator.config.section import AsTuple, Text, validated
+from simulator.bounds import Positive, Text
+from simulator.config.section import AsTuple
+from simulator.config.validation import validated
 from simulator.errors import InputError
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from calibration.fit.cases import Cases, Measured, profiled
 from calibration.fit.part import Constants, Part, Point, every_second, rounded, search
-from simulator.config.kernels import AroundCurve, AttentionModel
-from simulator.config.profile import Profile
+from simulator.config.section import as_data
+from simulator.config.validation import validated
 from simulator.costs.attention import AttentionCost, around_bytes
 from simulator.errors import InputError
+from simulator.hardware.kernels import AroundCurve, AttentionModel
+from simulator.hardware.profile import Profile
 from simulator.program import Attention
 
 #: What training uses on each kind of GPU: PyTorch prefers cuDNN's kernels from Hopper on. FlashAttention 2's, which it
@@ -45,8 +48,8 @@ def _of_backend(cases: Cases, profile: Profile, backend: str, section: str) -> t
     measured = cases.of("attention")
     around = _around(cases, profile, backend)
     profile = _with_around(profile, around)
-    figures: dict[str, Any] = {"start_s": profile.kernels.attention.start_s.model_dump(), "tail": {}}
-    figures["around"] = around and around.model_dump()
+    figures: dict[str, Any] = {"start_s": as_data(profile.kernels.attention.start_s), "tail": {}}
+    figures["around"] = around and as_data(around)
     halves: dict[bool, list[Measured]] = {False: [], True: []}
     for direction, op in DIRECTIONS.items():
         mine = [case for case in measured if case.op == op and case.params["backend"] == backend]
@@ -80,8 +83,8 @@ def _of_backend(cases: Cases, profile: Profile, backend: str, section: str) -> t
             curves[dim] = curve | {"fitted_range": (min(lengths), max(lengths))} | cases.cited | {"note": note}
         figures[direction] = {dim: curves[dim] for dim in sorted(curves)}
         figures["tail"][direction] = {"value": tail} | cases.cited
-    figures = {name: figures[name] for name in AttentionModel.model_fields if figures[name] is not None}
-    model = AttentionModel.model_validate(figures)
+    model = validated(AttentionModel, figures)
+    figures = as_data(model, nulls=False)
     cost = AttentionCost(profile.gpu_spec, model)
     if section == "attention":
         halves[True] += [case for case in measured if case.params["backend"] == "default"]
@@ -115,12 +118,10 @@ def _searched(profile: Profile, cases: Sequence[Measured], fixed: Constants) -> 
 
     def loss(constants: Constants) -> float:
         c = fixed | constants
-        curve = next(iter(base.forward.values())).model_copy(
-            update={"limit": c["limit"], "half_length": c["half_length"]}
-        )
-        tails = {name: figure.model_copy(update={"value": c["tail"]}) for name, figure in base.tail.items()}
+        curve = replace(next(iter(base.forward.values())), limit=c["limit"], half_length=c["half_length"])
+        tails = {name: replace(figure, value=c["tail"]) for name, figure in base.tail.items()}
         dims = dict.fromkeys({kernel.head_dim for kernel, _ in kernels}, curve)
-        model = base.model_copy(update={"forward": dims, "backward": dims, "tail": tails})
+        model = replace(base, forward=dims, backward=dims, tail=tails)
         cost = AttentionCost(profile.gpu_spec, model)
         return statistics.fmean(abs(math.log(cost.seconds(kernel) / seconds)) for kernel, seconds in kernels)
 
@@ -148,12 +149,12 @@ def _around(cases: Cases, profile: Profile, backend: str) -> AroundCurve | None:
 
     found = search({"share": 0.8, "start_s": 3e-6}, loss, limits={"share": (0.1, 1.0)})
     fitted = {name: rounded(value) for name, value in found.items()}
-    return AroundCurve.model_validate(fitted | cases.cited)
+    return validated(AroundCurve, fitted | cases.cited)
 
 
 def _with_around(profile: Profile, around: AroundCurve | None) -> Profile:
-    attention = profile.kernels.attention.model_copy(update={"around": around})
-    return profile.model_copy(update={"kernels": profile.kernels.model_copy(update={"attention": attention})})
+    attention = replace(profile.kernels.attention, around=around)
+    return replace(profile, kernels=replace(profile.kernels, attention=attention))
 
 
 def _point(cost: AttentionCost, case: Measured, held_out: bool, section: str) -> Point:

@@ -17,8 +17,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from calibration.narrow import LAYOUTS, MODELS
 from calibration.text import read_packed
-from simulator.config.figures import Positive
-from simulator.config.section import AsTuple, Section, validated
+from simulator.bounds import Positive
+from simulator.config.section import AsTuple, Section
+from simulator.config.validation import validated
 from simulator.errors import InputError
 from simulator.input_files import brief
 
@@ -72,7 +73,7 @@ class Cases:
     hold_out: frozenset[int] = frozenset()
 
     @property
-    def cited(self) -> dict[str, str]:
+    def cited(self) -> dict[str, Any]:
         """What figures that are fitted to these say of their origin; published tables keep the base profile's word."""
         return {"kind": "measured", "source": MEASURED, "note": ""} if self.environments else {}
 

@@ -13,9 +13,11 @@ from calibration.fit.part import Constants, Part, Point, every_second, rounded, 
 from simulator.cluster import build_cluster
 from simulator.config.catalog import names
 from simulator.config.cluster import load_cluster
-from simulator.config.profile import Profile
-from simulator.config.transport import Transport
+from simulator.config.section import as_data
+from simulator.config.validation import validated
 from simulator.errors import InputError
+from simulator.hardware.profile import Profile
+from simulator.hardware.transport import Transport
 from simulator.input_files import with_changes
 from simulator.network.collectives import patterns
 from simulator.network.pattern import Pattern
@@ -101,7 +103,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
         + (", without NVLink SHARP" if ours and not with_sharp else "")
         + kept,
     }
-    return Part({"transports.nvlink": {**model.model_dump(exclude_none=True), **origin}}, points)
+    return Part({"transports.nvlink": {**as_data(model, nulls=False), **origin}}, points)
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def seconds(
 
 def changed(model: Transport, constants: Mapping[str, float]) -> Transport:
     """The transport with constants replaced, by dotted name."""
-    return Transport.model_validate(with_changes(model.model_dump(), constants, {}))
+    return validated(Transport, with_changes(as_data(model), constants, {}))
 
 
 def by_gpus(points: Iterable[Point]) -> list[str]:

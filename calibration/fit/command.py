@@ -23,9 +23,11 @@ from calibration.folders import folder
 from calibration.gpus import card_of, driver_of, is_of_type
 from simulator.cli.outputs import check_outputs
 from simulator.config import catalog
-from simulator.config.profile import Profile, load_profile
-from simulator.config.section import validated
+from simulator.config.profile import load_profile
+from simulator.config.section import as_data
+from simulator.config.validation import validated
 from simulator.errors import InputError
+from simulator.hardware.profile import Profile
 from simulator.input_files import with_changes
 
 EXAMPLE = """examples:
@@ -76,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def fit(cases: Cases, base: Profile, name: str) -> tuple[Profile, list[Point]]:
     """The profile that ``cases`` give and the points behind it; raises `InputError` where they are of another GPU."""
-    data = base.model_dump(exclude_none=True, exclude={"like"}) | {"name": name}
+    data = as_data(replace(base, name=name, like=None), nulls=False)
     if cases.environments:
         provenance = _provenance(cases, base)
         data |= {"provenance": provenance, "date": provenance["date"], "kind": "measured"}

@@ -20,10 +20,10 @@ import numpy as np
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Point, rounded
 from calibration.narrow import DEPTH, JOINED, PROBE, narrow
-from simulator.config.host import AroundOps, LaunchClass
 from simulator.costs import Costs, launch
 from simulator.engine.host import issued_by
 from simulator.errors import InputError
+from simulator.hardware.host import AroundOps, LaunchClass
 from simulator.lowering import build_program
 from simulator.models import layer
 from simulator.program import COMPUTE_LANE, Block, Role, Step, StepPhase

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from calibration.fit.cases import MEASURED, Cases, Measured
 from calibration.fit.part import Part, Point, rounded
-from simulator.config.profile import Held, Interference, Profile
+from simulator.config.section import as_data
+from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.costs.interference import memory_bytes
 from simulator.frameworks.pytorch import FRAMEWORK as PYTORCH
+from simulator.hardware.interference import HeldSms, Interference
+from simulator.hardware.profile import Profile
 from simulator.network.collectives import bus_factor
 from simulator.program import (
     Attention,
@@ -78,7 +82,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
         return Part({})
     late, moving = [case for case in fitted if case.op == LATE], [case for case in fitted if case.op != LATE]
     model = profile.interference
-    figures: dict[str, Any] = model.model_dump()
+    figures: dict[str, Any] = as_data(model)
     attention, products = _of(fitted, "attention", "attention_bwd"), _of(fitted, "matmul", "matmul_small")
     if attention and products:
         figures |= {
@@ -103,7 +107,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
             **ORIGIN,
             "note": _unslowed(name for name, share in shares.items() if share == ALL),
         }
-    speed = speeds(profile.model_copy(update={"interference": Interference.model_validate(figures)}))
+    speed = speeds(replace(profile, interference=validated(Interference, figures)))
     points = [
         Point(
             f"interference.{case.params['kernel']}.{len(case.ranks)}",
@@ -226,9 +230,9 @@ def _sms(cases: Sequence[Measured], profile: Profile, *, pairs: bool = False) ->
     """How many SMs less explain the cases best, two for each that NCCL holds with ``pairs``."""
 
     def off(sms: int) -> float:
-        held = Held(collective=sms, p2p=sms)
-        model = profile.interference.model_copy(update={"sms": held, "matmul_sms": sms})
-        return _off(cases, speeds(profile.model_copy(update={"interference": model})))
+        held = HeldSms(collective=sms, p2p=sms)
+        model = replace(profile.interference, sms=held, matmul_sms=sms)
+        return _off(cases, speeds(replace(profile, interference=model)))
 
     return min((2 * sms for sms in SMS) if pairs else SMS, key=off)
 

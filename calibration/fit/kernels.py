@@ -9,7 +9,7 @@ from calibration.fit import attention, matmul, memory
 from calibration.fit.cases import Cases
 from calibration.fit.part import Part, rounded
 from calibration.measure.store import key_of
-from simulator.config.profile import Profile
+from simulator.hardware.profile import Profile
 
 SHORT_S = 20e-6  # of longer kernels a gap is lost in what differs from run to run
 

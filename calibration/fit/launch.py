@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from calibration.fit import hosts
 from calibration.fit.cases import MEASURED, Cases
 from calibration.fit.part import Part, Point, rounded
-from simulator.config.profile import Profile
+from simulator.config.section import as_data
+from simulator.hardware.profile import Profile
 
 #: A layer of GPT as `calibration.measure.launch.Block` writes it, as the ops that were measured alone.
 GPT_FORWARD = Counter(linear_bias_grad=4, layer_norm_grad=2, attention_grad=1, gelu_grad=1, add_grad=2)
@@ -92,7 +93,7 @@ def _of_layers(cases: Cases, profile: Profile) -> Part:
     steps = [case for case in cases.of("launch", "optimizer_fused") if case.params["tensors"] == OPTIMIZER_TENSORS]
     if steps:
         figures["optimizer_s"] = rounded(steps[0].seconds)
-    eager = profile.host.launch_s["eager"].model_dump(exclude_none=True) | figures
+    eager = as_data(profile.host.launch_s["eager"], nulls=False) | figures
     note = f"an optimizer step of {OPTIMIZER_TENSORS} tensors, fused"
     return Part({"host.launch_s.eager": {**eager, "kind": "measured", "source": MEASURED, "note": note}}, points)
 

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -20,9 +20,11 @@ from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Constants, Part, Point, every_second, rounded, search
 from calibration.shares import ends
 from simulator.arrays import Floats
-from simulator.config.kernels import MatmulModel, Size
-from simulator.config.profile import GpuSpec, Profile
+from simulator.config.section import as_data
 from simulator.costs.matmul import MatmulCost, Product, Products
+from simulator.hardware.gpu import GpuSpec
+from simulator.hardware.kernels import MatmulModel, MatmulSize
+from simulator.hardware.profile import Profile
 from simulator.program import GroupedMatmul, Matmul
 
 #: Types by the names of `calibration.measure.matmul`; its fp32 is without TF32, which no training uses.
@@ -121,7 +123,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     ranges = {
         dtype: _range(case for case in measured if _dtype(case) == dtype and case.op != "grouped") for dtype in by_type
     }
-    return Part({"kernels.matmul": model.model_dump() | {"fitted_range": ranges}}, points)
+    return Part({"kernels.matmul": as_data(model) | {"fitted_range": ranges}}, points)
 
 
 def is_of(case: Measured, spec: GpuSpec) -> bool:
@@ -174,11 +176,11 @@ def _points(cost: MatmulCost, cases: Sequence[Measured], *, held_out: bool, last
 
 def _range(cases: Iterable[Measured]) -> dict[str, tuple[int, int]]:
     sizes = [case.params for case in cases]
-    values = {name: [int(p.get(name, 1)) for p in sizes] for name in get_args(Size)}
+    values = {name: [int(p.get(name, 1)) for p in sizes] for name in get_args(MatmulSize)}
     return {name: (min(of_name), max(of_name)) for name, of_name in values.items()}
 
 
-def _beginning(model: MatmulModel, measured: Sequence[Measured], cited: dict[str, str]) -> MatmulModel:
+def _beginning(model: MatmulModel, measured: Sequence[Measured], cited: dict[str, Any]) -> MatmulModel:
     """The base profile's tiles with constants that do not depend on an earlier fit."""
     tiles = {}
     for tile in model.tile_efficiency:
@@ -188,17 +190,17 @@ def _beginning(model: MatmulModel, measured: Sequence[Measured], cited: dict[str
     types = {_dtype(case) for case in measured}
     if cited:
         speeds = {
-            role: figure.model_copy(update={"value": 1.0} | cited)
+            role: replace(figure, value=1.0, **cited)
             for role, figure in next(iter(model.layout_speed.values())).items()
         }
         changes["layout_speed"] = {**model.layout_speed, **dict.fromkeys(types, speeds)}
         changes["sustained_flops_per_s"] = {
-            dtype: figure.model_copy(update=cited) if dtype in types else figure
+            dtype: replace(figure, **cited) if dtype in types else figure
             for dtype, figure in model.sustained_flops_per_s.items()
         }
         if any(case.op == "grouped" for case in measured):
-            changes["grouped"] = model.grouped.model_copy(update=cited)
-    return model.model_copy(update=changes)
+            changes["grouped"] = replace(model.grouped, **cited)
+    return replace(model, **changes)
 
 
 def _with(model: MatmulModel, constants: Mapping[str, float]) -> MatmulModel:
@@ -208,7 +210,7 @@ def _with(model: MatmulModel, constants: Mapping[str, float]) -> MatmulModel:
         head, *path = key.split(".")
         node: Any = updates.get(head, getattr(model, head))
         updates[head] = _put(node, path, value)
-    return model.model_copy(update=updates)
+    return replace(model, **updates)
 
 
 def _put(node: Any, path: Sequence[str], value: float) -> Any:
@@ -216,4 +218,4 @@ def _put(node: Any, path: Sequence[str], value: float) -> Any:
         return value
     if isinstance(node, Mapping):
         return {**node, path[0]: _put(node[path[0]], path[1:], value)}
-    return node.model_copy(update={path[0]: _put(getattr(node, path[0]), path[1:], value)})
+    return replace(node, **{path[0]: _put(getattr(node, path[0]), path[1:], value)})

@@ -6,13 +6,17 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Part, Point, every_second, rounded, search
-from simulator.config.kernels import ColumnSums, MemoryCurve, RowCurve
-from simulator.config.profile import GpuSpec, Profile
+from simulator.config.section import as_data
+from simulator.config.validation import validated
 from simulator.costs.memory import MemoryCost
+from simulator.hardware.gpu import GpuSpec
+from simulator.hardware.kernels import ColumnSums, MemoryCurve, RowCurve
+from simulator.hardware.profile import Profile
 from simulator.models.optimizer import FOREACH_ADAMW
 from simulator.program import Memory
 
@@ -152,14 +156,14 @@ def fit(cases: Cases, profile: Profile) -> Part:
         if mine and (name not in PER_ELEMENT or _tells_elements(mine)):
             sizes = [int(one.nbytes) for case in measured for one in _launched(case) if one.name == name and one.nbytes]
             curve = _curve(mine, name, curves, profile.gpu_spec)
-            changes = {**cases.cited, "fitted_range": (min(sizes), max(sizes))}
-            curves[name] = curve.model_copy(update=changes)
+            changes: dict[str, Any] = {**cases.cited, "fitted_range": (min(sizes), max(sizes))}
+            curves[name] = replace(curve, **changes)
     points = [
         Point(f"memory.{case.op}", _nbytes(case), case.seconds, _predicted(case, curves, profile.gpu_spec), held_out)
         for held_out, some in halves.items()
         for case in some
     ]
-    return Part({"kernels.memory.eager": {name: curve.model_dump() for name, curve in curves.items()}}, points)
+    return Part({"kernels.memory.eager": {name: as_data(curve) for name, curve in curves.items()}}, points)
 
 
 def _launched(case: Measured) -> Kernels:
@@ -205,16 +209,16 @@ def _predicted(case: Measured, curves: Mapping[str, MemoryCurve], spec: GpuSpec)
 
 def _curve(cases: Sequence[Measured], name: str, curves: Mapping[str, MemoryCurve], spec: GpuSpec) -> MemoryCurve:
     """The class ``name`` from cases whose other kernels are known; one curve per width where it works on rows."""
-    base = curves[name].model_copy(update={"by_width": {}, "columns": None, "element_s": None})
+    base = replace(curves[name], by_width={}, columns=None, element_s=None)
     if name == "reduce":
         return _column_sums(cases, base, curves, spec)
-    whole = base.model_copy(update=_searched(cases, base, name, curves, spec))
+    whole = replace(base, **_searched(cases, base, name, curves, spec))
     by_width = {}
     for width, some in itertools.groupby(sorted(cases, key=_width), key=_width):
         if width:
             mine = list(some)
-            by_width[width] = RowCurve.model_validate(_searched(mine, whole, name, curves, spec, len(mine) < FEW))
-    return whole.model_copy(update={"by_width": by_width})
+            by_width[width] = validated(RowCurve, _searched(mine, whole, name, curves, spec, len(mine) < FEW))
+    return replace(whole, by_width=by_width)
 
 
 def _column_sums(
@@ -224,7 +228,7 @@ def _column_sums(
 
     def curve(c: Mapping[str, float]) -> MemoryCurve:
         columns = ColumnSums(value_s=c["value_s"], slice_s=c["slice_s"])
-        return base.model_copy(update={"share": c["share"], "start_s": c["start_s"], "columns": columns})
+        return replace(base, share=c["share"], start_s=c["start_s"], columns=columns)
 
     def loss(c: Mapping[str, float]) -> float:
         return _error(cases, {**curves, "reduce": curve(c)}, spec)
@@ -246,12 +250,12 @@ def _searched(
     curves: Mapping[str, MemoryCurve],
     spec: GpuSpec,
     share_only: bool = False,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Share and start, and seconds per element of classes that have them, of least mean |log(predicted / measured)|;
     the start stays where there are few cases."""
 
-    def loss(constants: Mapping[str, float]) -> float:
-        return _error(cases, {**curves, name: base.model_copy(update=dict(constants))}, spec)
+    def loss(constants: Mapping[str, Any]) -> float:
+        return _error(cases, {**curves, name: replace(base, **constants)}, spec)
 
     starts = [{"share": share, "start_s": start_s} for share in (0.3, 0.85) for start_s in (3e-6, 15e-6)]
     if name in PER_ELEMENT:

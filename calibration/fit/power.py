@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,13 @@ import numpy as np
 from calibration.fit import attention, matmul
 from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Constants, Part, Point, rounded, search
-from simulator.config.power import LoadClass, Power
-from simulator.config.profile import Profile
+from simulator.config.section import as_data
+from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.costs.power import Drawn, PowerBudget, load_class, longer, useful_hz
 from simulator.frameworks.pytorch import FRAMEWORK as PYTORCH
+from simulator.hardware.power import LoadClass, Power
+from simulator.hardware.profile import Profile
 from simulator.program import Kernel
 
 #: Of products on an H200 (its calibration), assumed of GPUs whose products were not measured sharing the time.
@@ -133,7 +135,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     if moving:
         loads["communication"] = streaming(streams, _Law(highest_hz, 0.0, 0.0)) | {"watts": max(moving)}
     elif base:
-        loads["communication"] = base.loads["communication"].model_dump()
+        loads["communication"] = as_data(base.loads["communication"])
     notes = [*(["communication as on another GPU"] if not moving else []), *([] if waiting else [ASSUMED])]
     figures = {
         "limit_w": rounded(statistics.fmean(run.watts for run in alone)),
@@ -145,9 +147,9 @@ def fit(cases: Cases, profile: Profile) -> Part:
         "note": "; ".join(notes),
     }
     alone_s = {case.op: case.seconds for case in cases.of("memory") if case.params == SIZES}
-    power = _in_turns(Power.model_validate(figures), alike, attentions, alone_s, profile)
+    power = _in_turns(validated(Power, figures), alike, attentions, alone_s, profile)
     points = [_point(case, power, profile, held_out=case not in alike) for case in shared]
-    return Part({"power": power.model_dump()}, points)
+    return Part({"power": as_data(power)}, points)
 
 
 def _in_turns(
@@ -179,11 +181,11 @@ def _in_turns(
     if longer:
 
         def off(constants: Constants) -> float:
-            tried = power.model_copy(update=constants)
+            tried = replace(power, averaged_s=constants["averaged_s"])
             return statistics.fmean(abs(_point(case, tried, profile, held_out=False).error) for case in longer)
 
         found = search({"averaged_s": AVERAGED_S}, off, limits={"averaged_s": (1e-3, 10.0)})
-        power = power.model_copy(update={"averaged_s": rounded(found["averaged_s"], 2)})
+        power = replace(power, averaged_s=rounded(found["averaged_s"], 2))
     return power
 
 
@@ -279,7 +281,7 @@ def _at_highest(law: _Law) -> dict[str, float]:
 
 
 def _with(power: Power, kind: LoadClass, changes: Mapping[str, float]) -> Power:
-    return power.model_copy(update={"loads": {**power.loads, kind: power.loads[kind].model_copy(update=dict(changes))}})
+    return replace(power, loads={**power.loads, kind: replace(power.loads[kind], **changes)})
 
 
 def _clock_hz(case: Measured, power: Power, profile: Profile) -> float:
@@ -319,7 +321,7 @@ def _point(case: Measured, power: Power, profile: Profile, *, held_out: bool) ->
     """Seconds of a kernel that has a share of the GPU's time, at the clock that the budget leaves it. Long turns with
     others are held out too."""
     run, kernel, other = _Run.of(case), kernel_of(case), OTHERS.get(str(case.params["beside"]))
-    budget, costs = PowerBudget(power), Costs.from_profile(profile.model_copy(update={"power": power}), PYTORCH)
+    budget, costs = PowerBudget(power), Costs.from_profile(replace(profile, power=power), PYTORCH)
     kind = load_class(kernel)
     assert kind is not None
     other_s = run.seconds * (1 / run.share - 1)

@@ -6,10 +6,13 @@ import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from calibration.fit.part import Constants, rounded, search
-from simulator.config.stack import Parameters, Stack
+from simulator.config.section import as_data
+from simulator.config.validation import validated
 from simulator.costs import Costs
+from simulator.hardware.stack import Stack, StackParameters
 from simulator.network.pattern import Pattern
 from simulator.network.timing import timed
 from simulator.validation.collective_scores import geometric_mean
@@ -34,7 +37,7 @@ def fit(stack: Stack, measured: Sequence[tuple[Case, float]]) -> Stack:
     own = [(case, seconds) for case, seconds in measured if len(case.ranks) == n_gpus]
     others = [(case, seconds) for case, seconds in measured if len(case.ranks) != n_gpus]
     candidates = [patterns_of(case) for case, _ in own]
-    given = {name: float(value) for name, value in begun.model_dump(exclude_unset=True).items()}
+    given = {name: float(value) for name, value in begun.told_apart().items()}
     limits = {name: (0.0, 1.0) for name in given if name.endswith(("efficiency", "fraction"))}
 
     def loss(constants: Constants) -> float:
@@ -57,8 +60,8 @@ def fit(stack: Stack, measured: Sequence[tuple[Case, float]]) -> Stack:
         for key, some in errors.items()
         if some
     }
-    fitted["begun"] = begun.model_dump(exclude_unset=True)
-    return Stack.model_validate({**best.model_dump(exclude_unset=True), "fitted": fitted})
+    fitted["begun"] = as_data(begun, defaults=False)
+    return validated(Stack, {**as_data(best, defaults=False), "fitted": fitted})
 
 
 def errors_of(
@@ -74,4 +77,4 @@ def errors_of(
 
 def changed(stack: Stack, constants: Mapping[str, float]) -> Stack:
     """The stack with these parameters."""
-    return stack.model_copy(update={"parameters": Parameters.model_validate(constants)})
+    return replace(stack, parameters=validated(StackParameters, constants))

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from calibration.fit.part import rounded
-from simulator.config.profile import Profile
+from simulator.config.section import as_data
+from simulator.hardware.profile import Profile
 
 HEADER = """\
 # What a GPU, its host and its links do. Written by `python -m calibration fit`. Units are SI; every figure names its
@@ -20,7 +21,7 @@ WIDTH = 140
 
 def written(profile: Profile) -> str:
     """YAML that reads back as the same profile, numbers rounded to four significant digits."""
-    return HEADER + as_yaml(profile.model_dump(exclude_none=True))
+    return HEADER + as_yaml(as_data(profile, nulls=False))
 
 
 def as_yaml(data: Mapping[str, Any]) -> str:

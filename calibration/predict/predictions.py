@@ -14,10 +14,11 @@ from calibration.compare.figures import Figures, simulated_figures
 from calibration.train.record import Told
 from calibration.workloads import check_name, of_one_name
 from simulator.api import StepResult, run
+from simulator.bounds import NotNegative, Positive
 from simulator.config import Workload, load_workload
 from simulator.config.catalog import find
-from simulator.config.figures import NotNegative, Positive
-from simulator.config.section import AsTuple, validated
+from simulator.config.section import AsTuple
+from simulator.config.validation import validated
 from simulator.errors import DeadlockError, InputError
 from simulator.input_files import read_json, read_text
 

@@ -66,7 +66,8 @@ from pydantic import ConfigDict
 
 from calibration.commits import sha256
 from calibration.workloads import TIMELINE, is_of
-from simulator.config.section import Section, validated
+from simulator.config.section import Section
+from simulator.config.validation import validated
 from simulator.errors import InputError
 from simulator.input_files import read_json, read_text
 

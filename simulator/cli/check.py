@@ -50,11 +50,11 @@ def command(
         raise InputError("is missing", file="WORKLOAD", allowed="a file, a name in workloads/, or --schema")
 
     from simulator import models
-    from simulator.cluster import cluster_of
+    from simulator.api import cluster_of
     from simulator.config import load_workload, parse_changes
     from simulator.config.profile import load_profile
-    from simulator.config.section import located
     from simulator.config.workload import written_in
+    from simulator.errors import located
 
     changes = parse_changes(set_ or ())
     job = load_workload(workload, changes)
@@ -75,7 +75,7 @@ def command(
         folded = f", experts over ep {layout.ep} x etp {layout.etp}" if job.model.moe else ""
         say(f"  ranks         {job.n_ranks} = tp {layout.tp}{context} x pp {layout.pp} x dp {layout.dp}{folded}")
         types = ", ".join(cluster.gpu_types)
-        say(f"  cluster       {cluster.nodes} x {cluster.name}: {cluster.n_gpus} GPUs, {types}")
+        say(f"  cluster       {cluster.n_nodes} x {cluster.name}: {cluster.n_gpus} GPUs, {types}")
         say(f"  calibration   {', '.join(job.calibrations.values())}" + (f", stack {job.stack}" if job.stack else ""))
         say(f"  micro-batches {job.microbatches} of {job.training.micro_batch} x {job.training.seq} tokens")
         say(f"  stages        {_runs(layout.layers_per_stage)} layers")
@@ -105,9 +105,11 @@ def _traits(model: Model) -> Iterator[str]:
 
 
 def _schema(kind: str) -> dict[str, Any]:
-    from simulator.config import ClusterSpec, Workload
+    from simulator.config import Workload
+    from simulator.config.section import section_of
+    from simulator.hardware.cluster_spec import ClusterSpec
 
-    model = Workload if kind == "workload" else ClusterSpec
+    model = Workload if kind == "workload" else section_of(ClusterSpec)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema()}
 
 

@@ -100,7 +100,7 @@ def command(
     """
     from simulator.cluster import build_cluster
     from simulator.config.cluster import load_cluster
-    from simulator.config.section import located
+    from simulator.errors import located
     from simulator.network.collectives import BARRIER_BYTES, algorithms, bus_factor, idle_seconds, plan
 
     algorithms(op)
@@ -143,7 +143,7 @@ def command(
             built.spec.warnings,
             op=op,
             cluster=built.name,
-            nodes=built.spec.nodes,
+            nodes=built.n_nodes,
             n_ranks=len(members),
             calibration=figures["calibration"],
             stack=figures["stack"],
@@ -168,7 +168,7 @@ def command(
         for row in rows
     ]
     by = ", ".join(f"{kind} {name}" for kind, name in figures.items() if name)
-    title = f"{op} of {len(members)} GPUs on {built.spec.nodes} x {built.name}, {by}"
+    title = f"{op} of {len(members)} GPUs on {built.n_nodes} x {built.name}, {by}"
     show(table(shown, title), *_trust(links))
 
 

@@ -8,13 +8,13 @@ from simulator.cli.terminal import console, show, table
 from simulator.cluster.relations import LEGEND, device_names, relations
 
 if TYPE_CHECKING:
-    from simulator.config.node import Node
+    from simulator.hardware.node import NodeSpec
 
 #: A matrix of more devices is wider than a page.
 MOST_COLUMNS = 24
 
 
-def show_joined(node: Node, title: str) -> None:
+def show_joined(node: NodeSpec, title: str) -> None:
     """Print the matrix of ``nvidia-smi topo -m``, or that there is no room for it."""
     names = device_names(node)
     if len(names) <= MOST_COLUMNS:

@@ -19,7 +19,7 @@ from simulator.output.files import writing
 from simulator.units import counted
 
 if TYPE_CHECKING:
-    from simulator.config.node import Node
+    from simulator.hardware.node import NodeSpec
     from simulator.importers import Imported
 
 
@@ -162,7 +162,7 @@ def _show_gaps(imported: Imported, assumed: list[str]) -> None:
             print("\n".join([title, *(f"  {text}" for text in texts)]))
 
 
-def _show_devices(imported: Imported, node: Node) -> None:
+def _show_devices(imported: Imported, node: NodeSpec) -> None:
     from simulator.cli.device_table import show_joined
     from simulator.cli.terminal import show, table
     from simulator.cluster.relations import device_names, relations

@@ -16,7 +16,7 @@ from simulator.output.envelope import envelope
 from simulator.units import format_count
 
 if TYPE_CHECKING:
-    from simulator.config.node import Node
+    from simulator.hardware.node import NodeSpec
 
 Rows = list[dict[str, Any]]
 PEAKS: tuple[Literal["bf16", "fp16", "fp8"], ...] = ("bf16", "fp16", "fp8")
@@ -118,7 +118,7 @@ def _topologies() -> Rows:
     return sorted(rows, key=lambda row: row["gpu"])
 
 
-def _nvlink(node: Node) -> str:
+def _nvlink(node: NodeSpec) -> str:
     link = node.nvlink
     if link.kind == "none":
         return "none"
@@ -233,7 +233,7 @@ def _workloads() -> Rows:
                 "layers": job.model.layers,
                 "hidden": job.model.hidden,
                 "layout": describe_layout(layout.model_dump(mode="json")),
-                "cluster": f"{job.cluster.nodes} x {job.cluster.name}",
+                "cluster": f"{job.cluster.n_nodes} x {job.cluster.name}",
                 "note": job.note,
             }
         )

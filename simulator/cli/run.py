@@ -69,8 +69,8 @@ def command(
       llmsim run gpt22b_tp8 gpt22b_tp8 --share-fabric --set placement=interleaved
     """
     from simulator.config import load_workload, parse_changes
-    from simulator.config.section import located
     from simulator.config.workload import written_in
+    from simulator.errors import located
 
     changes = parse_changes(set_ or ())
     jobs = [load_workload(name, changes) for name in (workload, *(others or ()))]

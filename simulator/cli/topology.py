@@ -43,7 +43,7 @@ def command(
     from simulator.cli.device_table import show_joined
     from simulator.cluster import build_cluster
     from simulator.config.cluster import describe_fabric, describe_nodes, load_cluster
-    from simulator.config.section import located
+    from simulator.errors import located
 
     spec = load_cluster(cluster, nodes=nodes)
     check_outputs({"--json": json, "--plot": plot}, {"--plot": PICTURES})
@@ -67,7 +67,7 @@ def command(
             "topology",
             spec.warnings,
             cluster=built.name,
-            nodes=built.spec.nodes,
+            nodes=built.n_nodes,
             fabric=describe_fabric(spec.fabric),
             switch_tiers=built.switches.tiers,
             gpus=[

@@ -1,6 +1,6 @@
 """What a program runs on: GPUs, switches and NICs as a graph of links, and the routes between GPUs."""
 
-from simulator.cluster.build import build_cluster, cluster_of
+from simulator.cluster.build import build_cluster
 from simulator.cluster.cluster import Cluster, Gpu, Link
 
-__all__ = ["Cluster", "Gpu", "Link", "build_cluster", "cluster_of"]
+__all__ = ["Cluster", "Gpu", "Link", "build_cluster"]

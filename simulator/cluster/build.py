@@ -9,25 +9,17 @@ from simulator.cluster import names
 from simulator.cluster.background import with_background
 from simulator.cluster.cluster import Cluster, Gpu, Link
 from simulator.cluster.node import NodeLayout, lay_out
-from simulator.config.cluster import ClusterSpec, cluster_problems
-from simulator.config.node import Node
-from simulator.config.overrides import GpuOverride, LinkOverride, NicOverride, missing_parts, named
-from simulator.config.section import located, raise_all
-from simulator.config.transport import TransportKind
-from simulator.config.workload import Workload
 from simulator.errors import InputError
 from simulator.fabrics import Switches, switches
+from simulator.hardware.cluster_spec import ClusterSpec
+from simulator.hardware.node import NodeSpec
+from simulator.hardware.overrides import GpuOverride, LinkOverride, NicOverride, missing_parts, named_part
+from simulator.hardware.transport import TransportKind
 
 #: Seconds that one more switch adds to a route: half of what crossing leaf-spine-leaf costs over staying under one
 #: leaf (arXiv 2505.09343, table 5: InfiniBand 2.8 and 3.7 us, RoCE 3.6 and 5.6 us). TCP crosses the same Ethernet
 #: switches as RoCE.
 SWITCH_LATENCY_s: dict[TransportKind, float] = {"infiniband": 0.45e-6, "roce": 1.0e-6, "tcp": 1.0e-6}
-
-
-def cluster_of(workload: Workload, nodes: int | None = None) -> Cluster:
-    """The cluster of a workload, under whose key `InputError`s are."""
-    with located(lambda key: (None, f"cluster.{key}" if key else "cluster")):
-        return build_cluster(workload.cluster, nodes)
 
 
 def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
@@ -36,12 +28,11 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
     Raises `InputError` where the fabric does not hold the nodes, or an override names what does not exist.
     """
     if nodes is not None:
-        spec = spec.model_copy(update={"nodes": nodes})
-        raise_all(cluster_problems(spec))
+        spec = replace(spec, nodes=nodes)
     layouts = _layouts(spec)
-    nics = [spec.node_at(n).nics for n in range(spec.nodes)]
+    nics = [spec.node_at(n).nics for n in range(spec.n_nodes)]
     ports = tuple([(cards.bandwidth_bps / 8,) * cards.count for cards in nics])
-    fabric = switches(spec.fabric, ports) if any(ports) else Switches(((),) * spec.nodes, (), 0)
+    fabric = switches(spec.fabric, ports) if any(ports) else Switches(((),) * spec.n_nodes, (), 0)
     gpus = [
         Gpu(f"node{n}.gpu{g}", n, g, node.gpus.type, host_speed=node.host_speed, autograd_speed=node.autograd_speed)
         for n, g in spec.places()
@@ -64,22 +55,22 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
 
 def _layouts(spec: ClusterSpec) -> tuple[NodeLayout, ...]:
     """Of every node; alike nodes share one. Raises `InputError` where one of several nodes has no NIC left."""
-    gone = {"gpu": missing_parts(spec, "gpu"), "nic": missing_parts(spec, "nic")}
-    layouts: dict[tuple[Node, frozenset[str]], NodeLayout] = {}
+    gone = {"gpu": missing_parts(spec.overrides, "gpu"), "nic": missing_parts(spec.overrides, "nic")}
+    layouts: dict[tuple[NodeSpec, frozenset[str]], NodeLayout] = {}
     of_node = []
-    for n in range(spec.nodes):
+    for n in range(spec.n_nodes):
         node = spec.node_at(n)
         missing = {
             f"{part}{i}"
             for part, count in (("gpu", node.gpus.count), ("nic", node.nics.count))
             for at in (n, None)
-            for named in gone[part].get(at, ())
-            for i in (range(count) if named is None else (named,))
+            for named_part in gone[part].get(at, ())
+            for i in (range(count) if named_part is None else (named_part,))
         }
         key = node, frozenset(missing)
         if key not in layouts:
             layouts[key] = lay_out(node, spec.fabric.transport, key[1])
-        if spec.nodes > 1 and not layouts[key].nics:
+        if spec.n_nodes > 1 and not layouts[key].nics:
             raise InputError("leave no network card to this node", key="overrides", found=f"node{n}")
         of_node.append(layouts[key])
     return tuple(of_node)
@@ -119,7 +110,7 @@ def _override(spec: ClusterSpec, gpus: list[Gpu], links: list[Link]) -> None:
     named_links = names.of_links(links)
     named_gpus = {gpu.name: [i] for i, gpu in enumerate(gpus)}
     for index, override in enumerate(spec.overrides):
-        key, name = named(override)
+        key, name = named_part(override)
         if isinstance(override, LinkOverride):
             for at in names.meant(name, named_links, f"overrides[{index}].{key}", "link"):
                 links[at] = replace(links[at], bandwidth_Bps=links[at].bandwidth_Bps * override.bandwidth_scale)

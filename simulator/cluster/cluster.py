@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster.node import HOST_ENDS, MEMORY, NodeLayout, Route
-from simulator.config.cluster import ClusterSpec
-from simulator.config.transport import TransportKind
 from simulator.errors import InputError
 from simulator.fabrics import Switches
+from simulator.hardware.cluster_spec import ClusterSpec
+from simulator.hardware.transport import TransportKind
 
 #: Links, each with the share of a transfer's bytes that crosses it.
 Spread = tuple[tuple[int, float], ...]

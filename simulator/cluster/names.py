@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from simulator.cluster.cluster import Link
-from simulator.config.overrides import pattern
 from simulator.errors import InputError
+from simulator.hardware.overrides import name_pattern
 from simulator.input_files import closest
 
 
@@ -23,7 +23,7 @@ def of_links(links: Iterable[Link]) -> dict[str, list[int]]:
 
 def meant(name: str, known: Mapping[str, list[int]], key: str, what: str) -> list[int]:
     """The indices that ``name`` means among those of ``known`` names, each once; it may hold ``*``, as
-    `simulator.config.overrides.pattern` reads it. ``key`` says where it stands, ``what`` what it is a name of.
+    `simulator.hardware.overrides.name_pattern` reads it. ``key`` says where it stands, ``what`` what it is a name of.
 
     Raises `InputError` where it means nothing.
     """
@@ -31,7 +31,7 @@ def meant(name: str, known: Mapping[str, list[int]], key: str, what: str) -> lis
         if name not in known:
             raise unknown(key, name, list(known), what)
         return known[name]
-    match = pattern(name).fullmatch
+    match = name_pattern(name).fullmatch
     found = list(dict.fromkeys(at for one, indices in known.items() if match(one) for at in indices))
     if not found:
         raise InputError(f"no {what} has such a name", key=key, found=name)

@@ -12,8 +12,8 @@ from itertools import pairwise
 import networkx as nx
 
 from simulator.cluster.wires import Edge, duplex, inner_edges, socket_name, tree_of
-from simulator.config.node import Node
-from simulator.config.transport import TransportKind
+from simulator.hardware.node import NodeSpec
+from simulator.hardware.transport import TransportKind
 
 Route = tuple[int, ...]
 Pair = tuple[int, int]
@@ -69,7 +69,7 @@ class NodeLayout:
         return len(direct_Bps) == len(group) * (len(group) - 1) and len(set(direct_Bps.values())) <= 1
 
 
-def lay_out(node: Node, transport: TransportKind, missing: frozenset[str] = frozenset()) -> NodeLayout:
+def lay_out(node: NodeSpec, transport: TransportKind, missing: frozenset[str] = frozenset()) -> NodeLayout:
     """Lay out a node whose NICs speak ``transport``, without the ``missing`` ones of its GPUs and NICs (``gpu4``).
 
     Between GPUs, NVLink is used where it joins them, through one GPU in between at most, as NCCL does (NVB,
@@ -119,7 +119,7 @@ def lay_out(node: Node, transport: TransportKind, missing: frozenset[str] = froz
 
 
 def _between_gpus(
-    node: Node, gpus: Sequence[int], edges: list[Edge], over_pcie: Routes
+    node: NodeSpec, gpus: Sequence[int], edges: list[Edge], over_pcie: Routes
 ) -> tuple[dict[Pair, Route], set[Pair]]:
     """The routes between GPUs, and the pairs whose route is NVLink."""
     over_nvlink = _routes(edges, "nvlink")
@@ -140,7 +140,7 @@ def _between_gpus(
 
 
 def _add_host(
-    node: Node,
+    node: NodeSpec,
     gpus: Sequence[int],
     nics: Sequence[int],
     edges: list[Edge],
@@ -169,7 +169,7 @@ def _add_host(
         between[nvme, memory] = (position["nvme:rx"], *bus)
 
 
-def _socket_of(node: Node, vertex: str) -> str:
+def _socket_of(node: NodeSpec, vertex: str) -> str:
     """The socket whose PCIe tree holds a GPU, NIC or switch."""
     tree = tree_of(node)
     while vertex in tree:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simulator.cluster.wires import nvlinks_of, tree_of
-from simulator.config.node import Node
+from simulator.hardware.node import NodeSpec
 
 LEGEND = (
     "NV#: # NVLinks (NV: a mesh or NVSwitches; XG#: xGMI); PIX: one PCIe switch; PXB: several PCIe switches; "
@@ -11,12 +11,12 @@ LEGEND = (
 )
 
 
-def device_names(node: Node) -> list[str]:
+def device_names(node: NodeSpec) -> list[str]:
     """GPUs, then NICs."""
     return [f"gpu{i}" for i in range(node.gpus.count)] + [f"nic{i}" for i in range(node.nics.count)]
 
 
-def relations(node: Node) -> dict[tuple[str, str], str]:
+def relations(node: NodeSpec) -> dict[tuple[str, str], str]:
     """Of every two devices, both ways round. NVLink goes before PCIe; without a switch in common it is a socket's."""
     tree = tree_of(node)
     above: dict[str, list[str]] = {}
@@ -29,7 +29,7 @@ def relations(node: Node) -> dict[tuple[str, str], str]:
     return {(a, b): by_nvlink.get((a, b)) or _by_pcie(above[a], above[b]) for a in above for b in above if a != b}
 
 
-def _by_nvlink(node: Node) -> dict[tuple[str, str], str]:
+def _by_nvlink(node: NodeSpec) -> dict[tuple[str, str], str]:
     short = "XG" if node.nvlink.name == "xgmi" else "NV"
     found: dict[tuple[str, str], str] = {}
     if node.nvlink.kind == "nvswitch":

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from simulator.config.node import Node, NvLinks, Place
-from simulator.config.transport import TransportKind
+from simulator.hardware.node import NodeSpec, NvLinks, PcieSlot
+from simulator.hardware.transport import TransportKind
 
 #: Bytes/s per lane and direction, after line coding (PCI Express Base Specification: 8, 16, 32 and 64 GT/s with
 #: 128b/130b coding up to generation 5, flits of 242 bytes in 256 for generation 6).
@@ -39,7 +39,7 @@ class Edge:
     latency_s: float
 
 
-def inner_edges(node: Node) -> list[Edge]:
+def inner_edges(node: NodeSpec) -> list[Edge]:
     """All links but the ports of NICs: NVLink, PCIe, between sockets, then the host's memory and drives."""
     return [*_nvlink(node), *_pcie(node), *_between_sockets(node), *_host(node)]
 
@@ -52,25 +52,25 @@ def duplex(name: str, kind: TransportKind, a: str, b: str, bandwidth_Bps: float,
     ]
 
 
-def socket_name(node: Node, name: str) -> str:
+def socket_name(node: NodeSpec, name: str) -> str:
     """The vertex of what a cluster file calls ``cpu0``, ``cpu1`` ...: a single socket and its memory are the host."""
     return "host" if node.sockets.count == 1 and name.startswith("cpu") else name
 
 
-def tree_of(node: Node) -> Mapping[str, Place]:
+def tree_of(node: NodeSpec) -> Mapping[str, PcieSlot]:
     """``pcie.tree``, written out where the file does not: GPUs under switches in groups of ``pcie.gpus_per_switch``,
     the switches dealt evenly to the sockets, and the NICs to the switches or to the sockets."""
     if node.pcie.tree:
         return node.pcie.tree
-    per_switch, sockets, nics = node.pcie.gpus_per_switch, node.sockets.count, node.nics.count
+    per_switch, sockets, nics = node.pcie.gpus_per_switch or 1, node.sockets.count, node.nics.count
     switches = -(-node.gpus.count // per_switch)
-    tree = {f"pcie{s}": Place(at=f"cpu{s * sockets // switches}") for s in range(switches)}
-    tree |= {f"gpu{g}": Place(at=f"pcie{g // per_switch}") for g in range(node.gpus.count)}
-    above, count = ("pcie", switches) if node.nics.attach == "pcie_switch" else ("cpu", sockets)
-    return tree | {f"nic{k}": Place(at=f"{above}{k * count // nics}") for k in range(nics)}
+    tree = {f"pcie{s}": PcieSlot(at=f"cpu{s * sockets // switches}") for s in range(switches)}
+    tree |= {f"gpu{g}": PcieSlot(at=f"pcie{g // per_switch}") for g in range(node.gpus.count)}
+    above, count = ("cpu", sockets) if node.nics.attach == "cpu" else ("pcie", switches)
+    return tree | {f"nic{k}": PcieSlot(at=f"{above}{k * count // nics}") for k in range(nics)}
 
 
-def nvlinks_of(node: Node) -> tuple[NvLinks, ...]:
+def nvlinks_of(node: NodeSpec) -> tuple[NvLinks, ...]:
     """``nvlink.links``, written out where the file names a kind of which every link joins two GPUs."""
     n = node.gpus.count
     match node.nvlink.kind:
@@ -81,7 +81,7 @@ def nvlinks_of(node: Node) -> tuple[NvLinks, ...]:
     return node.nvlink.links
 
 
-def _nvlink(node: Node) -> Iterator[Edge]:
+def _nvlink(node: NodeSpec) -> Iterator[Edge]:
     link = node.nvlink
     if link.kind == "nvswitch":
         # The NVSwitches of a node let any two GPUs talk at full speed: one vertex, with half the latency each way.
@@ -95,7 +95,7 @@ def _nvlink(node: Node) -> Iterator[Edge]:
         yield from duplex(f"{a}-{b}.{link.name}", "nvlink", a, b, bundle.count * each_Bps, link.latency_s)
 
 
-def _pcie(node: Node) -> Iterator[Edge]:
+def _pcie(node: NodeSpec) -> Iterator[Edge]:
     """The link above a switch is called ``pcie0.host`` where it leads to a socket, any other ``gpu0.pcie``."""
     pcie = node.pcie
     for name, place in tree_of(node).items():
@@ -113,7 +113,7 @@ def _pcie(node: Node) -> Iterator[Edge]:
         )
 
 
-def _between_sockets(node: Node) -> Iterator[Edge]:
+def _between_sockets(node: NodeSpec) -> Iterator[Edge]:
     """A link between each two sockets. What crosses them is PCIe traffic, and is carried as that."""
     sockets = node.sockets
     for a in range(sockets.count):
@@ -121,7 +121,7 @@ def _between_sockets(node: Node) -> Iterator[Edge]:
             yield from duplex(f"cpu{a}-cpu{b}", "pcie", f"cpu{a}", f"cpu{b}", sockets.bandwidth_Bps, sockets.latency_s)
 
 
-def _host(node: Node) -> Iterator[Edge]:
+def _host(node: NodeSpec) -> Iterator[Edge]:
     """The host's memory, one link because reads and writes share its channels, and the drives.
 
     Of several sockets each has an equal part of the channels, to which what is plugged into it copies.

@@ -9,13 +9,13 @@ from typing import Literal, TypeVar
 from simulator.errors import InputError
 from simulator.input_files import as_path, brief, closest, read_text
 
-Kind = Literal["workload", "cluster", "profile", "stack"]
+FileKind = Literal["workload", "cluster", "profile", "stack"]
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 #: The wheel carries `topologies/` and `workloads/` inside the package; a checkout has them beside it.
 _DATA = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.parent
 
-FOLDERS: dict[Kind, Path] = {
+FOLDERS: dict[FileKind, Path] = {
     "workload": _DATA / "workloads",
     "cluster": _DATA / "topologies",
     "profile": _PACKAGE.parent / "calibration" / "profiles",
@@ -23,12 +23,14 @@ FOLDERS: dict[Kind, Path] = {
 }
 
 
-def names(kind: Kind) -> list[str]:
+def names(kind: FileKind) -> list[str]:
     """Names of the shipped files of a kind, sorted."""
     return sorted(path.stem for path in FOLDERS[kind].glob("*.yaml"))
 
 
-def find(kind: Kind, reference: str, *, base: Path | None = None, file: object = None, key: str | None = None) -> Path:
+def find(
+    kind: FileKind, reference: str, *, base: Path | None = None, file: object = None, key: str | None = None
+) -> Path:
     """The file that a name or a path means.
 
     A text with a slash or a YAML suffix is a path, looked for beside the file that names it (``base``, a folder), then
@@ -59,7 +61,7 @@ T = TypeVar("T")
 
 
 def load(
-    kind: Kind,
+    kind: FileKind,
     reference: str | Path,
     parse: Callable[[str, Path], T],
     *,
@@ -73,7 +75,7 @@ def load(
 
 
 def check_gpu(
-    kind: Kind, name: str, own: str, gpu: str, gpu_of: Callable[[str], str], *, file: object = None, key: str | None
+    kind: FileKind, name: str, own: str, gpu: str, gpu_of: Callable[[str], str], *, file: object = None, key: str | None
 ) -> None:
     """Raise `InputError` where a profile or stack ``name``, of the GPU ``own``, is not one of ``gpu``; ``file`` and
     ``key`` chose it, ``gpu_of`` says which GPU a shipped one is of."""

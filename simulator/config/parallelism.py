@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, WrapValidator
 
-from simulator.config.node import Count
+from simulator.bounds import Count
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.section import AsTuple, Integral, Section
 from simulator.program import REPLICAS, Axis

@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from simulator.config.section import Origin
-from simulator.errors import InputError
+from simulator.errors import InputError, PlaceOfKey
 from simulator.input_files import as_path, brief, closest, read_json, read_yaml
 
 
@@ -18,7 +17,7 @@ def presets() -> dict[str, dict[str, Any]]:
     return read_yaml(Path(__file__).with_name("presets.yaml"))
 
 
-def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Origin) -> dict[str, Any]:
+def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: PlaceOfKey) -> dict[str, Any]:
     """A `model` section with its `preset` or `hf_config` replaced by what they stand for; keys beside them win.
 
     ``base``: folder that a relative `hf_config` starts from. ``origin``: where a key was written, for `InputError`.

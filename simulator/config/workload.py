@@ -7,6 +7,7 @@ says has been checked (see `rules`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, cast
@@ -15,28 +16,22 @@ from pydantic import Field, GetJsonSchemaHandler, ModelWrapValidatorHandler, mod
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from simulator.bounds import Text
 from simulator.config import catalog, rules
-from simulator.config.cluster import ClusterSpec, cluster_data
+from simulator.config.cluster import cluster_data
 from simulator.config.framework import FrameworkChoice
 from simulator.config.model import Model
 from simulator.config.parallelism import Parallelism
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model
 from simulator.config.profile import check_gpu, check_one_vendor, check_precision, load_profile
-from simulator.config.section import (
-    AsTuple,
-    Integral,
-    Origin,
-    Section,
-    Text,
-    each,
-    raise_all,
-    validated,
-)
+from simulator.config.section import AsSection, AsTuple, Integral, Section, as_data
 from simulator.config.stack import check_stack, load_stack
 from simulator.config.training import Training
-from simulator.errors import InputError
+from simulator.config.validation import validated
+from simulator.errors import InputError, PlaceOfKey, each, located, raise_all
 from simulator.frameworks import Framework, JobTraits, Replication, StageRuntime, find_framework
+from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.input_files import as_path, read_yaml, with_changes
 
 #: Dotted path of a section -> the key of it that a plain text in its place means.
@@ -68,7 +63,7 @@ class Workload(Section):
     """a name, or {name, version, compile}: whose kernels, gradient buffers, sends, host costs and defaults
     [megatron_core]"""
     parallelism: Parallelism = Parallelism()
-    cluster: ClusterSpec
+    cluster: Annotated[ClusterSpec, AsSection()]
     """a name in topologies/, a path, or a mapping; {name: dgx_a100, nodes: 128} also fixes the size
     [nodes: as many as the cluster's file says where that is more than one, else the fewest that hold the ranks]"""
     calibration: str | dict[str, str] = ""
@@ -187,17 +182,19 @@ class Workload(Section):
 
 def _resolved(workload: Workload) -> Workload:
     layout, cluster, training = workload.parallelism, workload.cluster, workload.training
-    if "dp" not in layout.model_fields_set and "nodes" in cluster.model_fields_set:
+    if "dp" not in layout.model_fields_set and cluster.nodes is not None:
         layout = layout.model_copy(update={"dp": rules.replicas(layout, cluster, workload.nodes)})
     if not layout.layers_per_stage:
         layout = layout.model_copy(update={"layers_per_stage": rules.even_split(workload.model.layers, layout)})
     ranks = layout.model_parallel * layout.dp
     rules.check_scale(ranks)
-    if "nodes" not in cluster.model_fields_set:
+    if cluster.nodes is None:
         nodes = cluster.nodes_for(ranks) + layout.server_count
         if workload.nodes is not None:
             nodes = max(workload.nodes, default=0) + 1
-        cluster = cluster.model_copy(update={"nodes": nodes})
+        raise_all(rules.placement.layout_problems(workload))  # before what the number of nodes is wrong for
+        with located(lambda key: (None, f"cluster.{key}")):
+            cluster = replace(cluster, nodes=nodes)
     if training.precision == "fp32" and "master_weights" not in training.optimizer.model_fields_set:
         optimizer = training.optimizer.model_copy(update={"master_weights": False})
         training = training.model_copy(update={"optimizer": optimizer})
@@ -278,23 +275,23 @@ def load_workload(
                 refused[name] = error
     if refused:
         _refuse(data, refused, file, origin)
-    workload = validated(Workload, data, file, origin=origin)
+    workload = validated(Workload, data, file, place=origin)
     return _with_stack(_with_profiles(workload, base, origin), base, origin)
 
 
-def _refuse(data: Mapping[str, Any], refused: Mapping[str, InputError], file: object, origin: Origin) -> NoReturn:
+def _refuse(data: Mapping[str, Any], refused: Mapping[str, InputError], file: object, origin: PlaceOfKey) -> NoReturn:
     """Raise `InputError` of the sections that are ``refused`` and of what is wrong in each of the others; without a
     cluster nothing is said of one against another."""
     left = {key: value for key, value in data.items() if key not in refused and key != "cluster"}
     try:
-        validated(Workload, left, file, origin=origin)
+        validated(Workload, left, file, place=origin)
     except InputError as error:
         said, more = each(error)
         raise_all([*refused.values(), *(one for one in said if one.key not in data.keys() - left.keys())], more)
     raise AssertionError("a workload without a cluster")
 
 
-def _with_profiles(workload: Workload, base: Path | None, origin: Origin) -> Workload:
+def _with_profiles(workload: Workload, base: Path | None, origin: PlaceOfKey) -> Workload:
     """With the whole paths of profiles that are not shipped. Raises `InputError` where one does not exist, is of
     another GPU or lacks the precision, and where ranks are on GPUs of several vendors."""
     given, profiles = workload.calibration, {}
@@ -316,7 +313,7 @@ def _with_profiles(workload: Workload, base: Path | None, origin: Origin) -> Wor
     return workload.model_copy(update={"calibration": found if several else found[workload.cluster.gpu_types[0]]})
 
 
-def _with_stack(workload: Workload, base: Path | None, origin: Origin) -> Workload:
+def _with_stack(workload: Workload, base: Path | None, origin: PlaceOfKey) -> Workload:
     """With the whole path of a stack that is not shipped. Raises `InputError` where it does not exist, or is of another
     GPU."""
     if not workload.stack:
@@ -332,8 +329,9 @@ def altered(workload: Workload, changes: Mapping[str, Any]) -> Workload:
     """A copy of a loaded workload with dotted keys changed; defaults that follow from other keys follow again, the
     layers per stage too where their number changes. Raises `InputError` where the copy is not legal."""
     data = {name: getattr(workload, name) for name in type(workload).model_fields}
-    for name in ("model", "training", "framework", "parallelism", "cluster", "simulation"):
+    for name in ("model", "training", "framework", "parallelism", "simulation"):
         data[name] = data[name].model_dump(exclude_unset=True)
+    data["cluster"] = as_data(workload.cluster, defaults=False)
     if "dp" not in workload.parallelism.model_fields_set:  # nor have nodes been given, from which it would follow
         data["cluster"].pop("nodes", None)
     data = with_changes(data, changes, SHORTHANDS)
@@ -373,7 +371,7 @@ def _cluster(reference: object, base: Path | None, file: object, changes: Mappin
                 break
         return (file, here) if cluster_file is None or inside is not None else (cluster_file, key)
 
-    return validated(ClusterSpec, data, file, origin=origin)
+    return validated(ClusterSpec, data, file, place=origin)
 
 
 def _only_in(key: str, changes: Mapping[str, Any], written: Any) -> bool:
@@ -387,7 +385,7 @@ def _only_in(key: str, changes: Mapping[str, Any], written: Any) -> bool:
     return False
 
 
-def written_in(source: object, changes: Mapping[str, Any], by: str = "--set") -> Origin:
+def written_in(source: object, changes: Mapping[str, Any], by: str = "--set") -> PlaceOfKey:
     """Where the keys of a loaded workload were written: in its ``source``, or in ``changes``."""
     return lambda key: (by if _under(key, changes) else source, key)
 

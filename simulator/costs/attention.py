@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from simulator.config.kernels import AttentionCurve, AttentionModel
-from simulator.config.profile import GpuSpec
 from simulator.costs.origin import Origin, beyond
+from simulator.hardware.gpu import GpuSpec
+from simulator.hardware.kernels import AttentionCurve, AttentionModel
 from simulator.program import Attention
 from simulator.units import DTYPE_BYTES
 

@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from simulator.config.profile import Profile
-from simulator.config.stack import Stack
-from simulator.config.transport import Transport, TransportKind
 from simulator.costs import launch, stack
 from simulator.costs.attention import AttentionCost
 from simulator.costs.fixed import FixedCost
@@ -22,6 +19,9 @@ from simulator.costs.power import PowerBudget
 from simulator.costs.slowest import slowest
 from simulator.errors import InputError
 from simulator.frameworks import DEFAULT, Framework
+from simulator.hardware.profile import Profile
+from simulator.hardware.stack import Stack
+from simulator.hardware.transport import Transport, TransportKind
 from simulator.program import Attention, Fixed, GroupedMatmul, Kernel, Matmul, Memory
 
 #: Sizes of a product that fills a GPU.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from simulator.config.figures import Kind
-from simulator.config.transport import Protocol, Transport
+from simulator.hardware.figures import OriginKind
+from simulator.hardware.transport import Protocol, Transport
 
 #: Seconds to start a copy between a GPU and its host or a job of the CPU: an asynchronous copy of a few bytes takes
 #: about as long as a few kernel launches. Assumed.
 START_s = 10e-6
 
 
-def plain(start_s: float, efficiency: float, kind: Kind, source: str) -> Transport:
+def plain(start_s: float, efficiency: float, kind: OriginKind, source: str) -> Transport:
     """A transport that takes ``start_s`` to start, and then a share of what the links themselves do."""
     at_once = Protocol(base_latency_s=start_s, hop_latency_s=0.0, bandwidth_fraction=1.0)
     return Transport(

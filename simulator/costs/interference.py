@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
-from simulator.config.profile import GpuSpec, Interference
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import KernelCost
+from simulator.hardware.gpu import GpuSpec
+from simulator.hardware.interference import Interference
 from simulator.program import Attention, Comm, GroupedMatmul, Kernel, Matmul, Memory, PointToPoint
 
 #: What reaches less than this share of the memory's bandwidth on the whole GPU is bound by the loads that SMs issue:
@@ -143,8 +144,5 @@ def memory_bytes(comm: Comm, members: int, received: float) -> float:
 def without(spec: GpuSpec, sms: int) -> GpuSpec:
     """The GPU less so many SMs; what memory and power allow stays."""
     left = max(1, spec.sms - sms)
-    peaks = {
-        dtype: peak.model_copy(update={"value": peak.value * left / spec.sms})
-        for dtype, peak in spec.peak_flops_per_s.items()
-    }
-    return spec.model_copy(update={"sms": left, "peak_flops_per_s": peaks})
+    peaks = {dtype: replace(peak, value=peak.value * left / spec.sms) for dtype, peak in spec.peak_flops_per_s.items()}
+    return replace(spec, sms=left, peak_flops_per_s=peaks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simulator.config.host import LaunchCosts
+from simulator.hardware.host import LaunchCosts
 from simulator.program import (
     HOST_LANES,
     Attention,

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.arrays import Floats
-from simulator.config.kernels import MatmulModel, Size
-from simulator.config.profile import GpuSpec
 from simulator.costs.origin import Origin, beyond
+from simulator.hardware.gpu import GpuSpec
+from simulator.hardware.kernels import MatmulModel, MatmulSize
 from simulator.program import GroupedMatmul, Matmul
 from simulator.units import DTYPE_BYTES
 
@@ -192,7 +192,7 @@ class MatmulCost:
         return Origin(cited.kind, cited.source, beyond=max(outside))
 
 
-def _sizes(kernel: Product) -> dict[Size, int]:
+def _sizes(kernel: Product) -> dict[MatmulSize, int]:
     if isinstance(kernel, Matmul):
         return {"m": kernel.m, "n": kernel.n, "k": kernel.k, "batch": kernel.batch}
     tokens = sum(kernel.tokens)

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from simulator.config.kernels import MemoryCurve, MemoryModel
-from simulator.config.profile import GpuSpec
 from simulator.costs.origin import Origin, beyond
+from simulator.hardware.gpu import GpuSpec
+from simulator.hardware.kernels import MemoryCurve, MemoryModel
 from simulator.program import Memory
 from simulator.units import DTYPE_BYTES
 

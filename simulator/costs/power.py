@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.arrays import Floats
-from simulator.config.power import Load, LoadClass, Power
+from simulator.hardware.power import Load, LoadClass, Power
 from simulator.program import Attention, GroupedMatmul, Kernel, Matmul, Memory
 
 #: Streams that arithmetic or the issue of instructions bounds too, so that their speed follows the clock.

@@ -1,32 +1,35 @@
-"""What links do for GPUs of several types at once."""
+"""Transports among GPUs of several types at once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
-from pydantic import BaseModel
-
-M = TypeVar("M", bound=BaseModel)
+from simulator.hardware.transport import Transport
 
 
-def slowest(models: Sequence[M]) -> M:
-    """The constants of transports, or of parts of them, when GPUs of several types take part: a ring or a tree is as
-    slow as its slowest member, so that of every constant the slower one counts, and of protocols those that all have.
+def slowest(transports: Sequence[Transport]) -> Transport:
+    """Return the constants of transports when GPUs of several types take part.
+
+    A ring or a tree is as slow as its slowest member. The slower one of every constant counts, and of protocols those
+    that all have.
     """
-    return models[0].model_copy(
-        update={
-            name: _slowest(name, [getattr(model, name) for model in models]) for name in type(models[0]).model_fields
-        }
-    )
+    transport: Transport = _slowest_parts(transports)
+    return transport
 
 
-def _slowest(name: str, values: list[Any]) -> Any:
+def _slowest_parts(parts: Sequence[Any]) -> Any:
+    names = [field.name for field in fields(parts[0])]
+    return replace(parts[0], **{name: _slowest(name, [getattr(part, name) for part in parts]) for name in names})
+
+
+def _slowest(name: str, values: Sequence[Any]) -> Any:
     first = next((value for value in values if value is not None), None)
-    if name == "full_bytes":  # what fills on and on is slower than what is full once
+    if name == "full_bytes":  # filling that goes on is slower than filling that ends
         return None if None in values else max(values)
-    if isinstance(first, BaseModel):  # what one lacks is for all as its other constants say
-        return None if None in values else slowest(values)
+    if is_dataclass(first):  # a part that one lacks is for all as its other constants say
+        return None if None in values else _slowest_parts(values)
     if isinstance(first, Mapping):
         common = [key for key in first if all(key in other for other in values)]
         return {key: _slowest(key, [value[key] for value in values]) for key in common}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from simulator.config.stack import Parameters, Stack
-from simulator.config.transport import Protocol, ProtocolName, Transport, TransportKind
+from simulator.hardware.stack import Stack, StackParameters
+from simulator.hardware.transport import Protocol, ProtocolName, Transport, TransportKind
 
 #: A hop of each protocol relative to one of LL, microseconds in NCCL's tuner (src/graph/tuning.cc, hwLat of rings):
 #: inside a node 0.6, 1.9 and 3.4; over the network 2.7, 4.0 and 14.0.
@@ -36,9 +37,9 @@ def transports(stack: Stack) -> dict[str, Transport]:
     between = _transport(stack, given.network_efficiency, 1.0, given.network_hop_s, NETWORK_HOPS)
     in_nvswitch = _protocol(given, "simple", given.nvlink_hop_s * IN_NVSWITCH, nvls / links)
     in_switch = _protocol(given, "simple", given.network_hop_s * IN_SWITCH)
-    between = between.model_copy(update={"in_switch": in_switch})
+    between = replace(between, in_switch=in_switch)
     return {
-        "nvlink": inside.model_copy(update={"in_switch": in_nvswitch}),
+        "nvlink": replace(inside, in_switch=in_nvswitch),
         "pcie": of_pcie,
         **dict.fromkeys(NETWORKS, between),
     }
@@ -62,7 +63,7 @@ def _transport(
     )
 
 
-def _protocol(given: Parameters, name: ProtocolName, hop_s: float, share: float = 1.0) -> Protocol:
+def _protocol(given: StackParameters, name: ProtocolName, hop_s: float, share: float = 1.0) -> Protocol:
     fractions = {"ll": given.ll_fraction, "ll128": LL128_FRACTION, "simple": 1.0}
     return Protocol(
         base_latency_s=given.start_s,

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from simulator.errors import InputError
-from simulator.fabrics.switches import Kind, Ports, Switches, Trunk
-
-if TYPE_CHECKING:
-    from simulator.config.cluster import Fabric
+from simulator.fabrics.fabric import Fabric
+from simulator.fabrics.switches import FabricKind, Ports, Switches, Trunk
 
 
 def dragonfly(fabric: Fabric, ports: Ports) -> Switches:
@@ -83,4 +80,4 @@ def _large_enough(fabric: Fabric) -> Iterator[InputError]:
         yield InputError("is too small for a dragonfly", key="fabric.radix", found=fabric.radix, allowed=">= 7")
 
 
-KIND = Kind(dragonfly, ("radix",), _large_enough)
+KIND = FabricKind(dragonfly, ("radix",), _large_enough)

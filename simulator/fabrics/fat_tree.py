@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from simulator.fabrics.switches import Kind, Ports, Switches
+from simulator.fabrics.fabric import Fabric
+from simulator.fabrics.switches import FabricKind, Ports, Switches
 from simulator.fabrics.tree import KEYS, join, leaves_lead_up, ports_down, too_many
-
-if TYPE_CHECKING:
-    from simulator.config.cluster import Fabric
 
 
 def fat_tree(fabric: Fabric, ports: Ports) -> Switches:
@@ -33,4 +29,4 @@ def fat_tree(fabric: Fabric, ports: Ports) -> Switches:
     return Switches(leaves, *joined)
 
 
-KIND = Kind(fat_tree, KEYS, leaves_lead_up)
+KIND = FabricKind(fat_tree, KEYS, leaves_lead_up)

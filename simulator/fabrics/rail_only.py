@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from simulator.fabrics.switches import Kind, Ports, Switches, Trunk
+from simulator.fabrics.fabric import Fabric
+from simulator.fabrics.switches import FabricKind, Ports, Switches, Trunk
 from simulator.fabrics.tree import KEYS, join, leaves_lead_up, ports_down, too_many
-
-if TYPE_CHECKING:
-    from simulator.config.cluster import Fabric
 
 
 def rail_only(fabric: Fabric, ports: Ports) -> Switches:
@@ -31,4 +27,4 @@ def rail_only(fabric: Fabric, ports: Ports) -> Switches:
     return Switches(leaves, tuple(trunks), tiers)
 
 
-KIND = Kind(rail_only, KEYS, leaves_lead_up)
+KIND = FabricKind(rail_only, KEYS, leaves_lead_up)

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from simulator.errors import InputError
+from simulator.fabrics.fabric import Fabric
 from simulator.fabrics.switches import Ports, Switches, Trunk
-
-if TYPE_CHECKING:
-    from simulator.config.cluster import Fabric
 
 
 def join_sites(fabric: Fabric, ports: Ports, inside: Callable[[Fabric, Ports], Switches]) -> Switches:

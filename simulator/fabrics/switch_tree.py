@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from simulator.errors import InputError
-from simulator.fabrics.switches import Kind, Ports, Switches, Trunk
-
-if TYPE_CHECKING:
-    from simulator.config.cluster import Fabric
+from simulator.fabrics.fabric import Fabric
+from simulator.fabrics.switches import FabricKind, Ports, Switches, Trunk
 
 
 def switch_tree(fabric: Fabric, ports: Ports) -> Switches:
@@ -74,4 +71,4 @@ def _has_switches(fabric: Fabric) -> Iterator[InputError]:
         yield InputError("must be given for a switch_tree", key="fabric.switches", allowed=such)
 
 
-KIND = Kind(switch_tree, ("switches", "oversubscription"), _has_switches)
+KIND = FabricKind(switch_tree, ("switches", "oversubscription"), _has_switches)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from simulator.errors import InputError
-
-if TYPE_CHECKING:
-    from simulator.config.cluster import Fabric
+from simulator.fabrics.fabric import Fabric
 
 #: Bytes/s of the NICs of every node.
 Ports = Sequence[tuple[float, ...]]
@@ -44,7 +41,7 @@ def nothing_wrong(fabric: Fabric) -> Iterator[InputError]:
 
 
 @dataclass(frozen=True)
-class Kind:
+class FabricKind:
     """A kind of fabric. ``build``: its function; ``keys``: what it reads of the section ``fabric`` that not all kinds
     do; ``check``: what is wrong with these, before anything is built (keys with the section's name)."""
 

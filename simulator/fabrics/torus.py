@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import product
-from typing import TYPE_CHECKING
 
 from simulator.errors import InputError
-from simulator.fabrics.switches import Kind, Ports, Switches, Trunk
-
-if TYPE_CHECKING:
-    from simulator.config.cluster import Fabric
+from simulator.fabrics.fabric import Fabric
+from simulator.fabrics.switches import FabricKind, Ports, Switches, Trunk
 
 AXES = "xyz"
 
@@ -58,4 +55,4 @@ def _has_shape(fabric: Fabric) -> Iterator[InputError]:
         yield InputError("must be given for a torus", key="fabric.shape", allowed="such as [4, 4]")
 
 
-KIND = Kind(torus, ("shape",), _has_shape)
+KIND = FabricKind(torus, ("shape",), _has_shape)

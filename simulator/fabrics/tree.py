@@ -4,14 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from simulator.errors import InputError
+from simulator.fabrics.fabric import Fabric
 from simulator.fabrics.switches import Trunk
-
-if TYPE_CHECKING:
-    from simulator.config.cluster import Fabric
-
 
 #: Of the section ``fabric``, what they read.
 KEYS = ("tiers", "radix", "oversubscription")

@@ -18,7 +18,7 @@ import numpy as np
 from simulator.arrays import Floats, Ints
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.node import NodeLayout, Route
-from simulator.config.transport import TransportKind, Way
+from simulator.hardware.transport import TransportKind, Way
 
 #: From the least to the most limiting: a hop is of the last kind that it crosses.
 KINDS: tuple[TransportKind, ...] = get_args(TransportKind)

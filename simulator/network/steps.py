@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from simulator.cluster.cluster import Cluster
-from simulator.config.transport import Way
+from simulator.hardware.transport import Way
 from simulator.network.pattern import Hop, Moves
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol as Interface
 
-from simulator.config.transport import ProtocolName, Transport
+from simulator.hardware.transport import ProtocolName, Transport
 from simulator.network.pattern import KINDS, Pattern, Stage
 from simulator.network.plan import Phase, Plan
 

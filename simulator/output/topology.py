@@ -6,6 +6,7 @@ Colours tell rails apart, widths of lines are bandwidths, and the narrowest cut 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from simulator.cluster import Cluster
@@ -89,9 +90,9 @@ def _differences(cluster: Cluster) -> list[str]:
     """Return notes on links, GPUs and NICs that differ from others of their kind."""
     notes = []
     for override in cluster.spec.overrides:
-        data = override.model_dump(exclude_none=True)
+        data = asdict(override)
         name = data.get("link") or data.get("gpu") or data.get("nic")
-        scales = [f"{_SPEEDS[key]} {value:g}" for key, value in data.items() if key in _SPEEDS]
+        scales = [f"{_SPEEDS[key]} {value:g}" for key, value in data.items() if key in _SPEEDS and value is not None]
         notes.append(
             f"{name} is missing" if data.get("missing") else f"{name}: {', '.join(scales)} times what it would be"
         )

@@ -147,7 +147,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A kernel bound by memory traffic. ``op`` is its cost class (`simulator.config.profile.MemoryClass`); ``width``
+    """A kernel bound by memory traffic. ``op`` is its cost class (`simulator.hardware.kernels.MemoryClass`); ``width``
     the elements of a row where it works on whole rows, as norms and softmax do, and where that is known; ``parts`` the
     tensors that the host cuts and lists one by one for it to join them."""
 

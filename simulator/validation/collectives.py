@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from simulator.config.cluster import ClusterSpec, load_cluster
-from simulator.config.node import MAX_GPUS
-from simulator.config.section import Section, validated
-from simulator.config.stack import Stack, load_stack
+from simulator.bounds import MAX_GPUS
+from simulator.config.cluster import load_cluster
+from simulator.config.section import Section
+from simulator.config.stack import load_stack
+from simulator.config.validation import validated
+from simulator.hardware.cluster_spec import ClusterSpec
+from simulator.hardware.stack import Stack
 from simulator.input_files import read_yaml
 from simulator.units import GiB
 from simulator.validation.rows import Row, UnsupportedError, number
@@ -188,7 +191,7 @@ def case_of(row: Row) -> Case:
         nbytes=size_bytes(row),
         ranks=tuple([node * in_a_node + gpu for node in range(nodes) for gpu in range(each)]),
         algorithm=algorithm,
-        cluster=spec.model_copy(update={"nodes": nodes}),
+        cluster=replace(spec, nodes=nodes),
         hardware=alias.cluster,
         stack=load_stack(alias.stack) if alias.stack else None,
         part=part,

@@ -14,10 +14,12 @@ from simulator.cli.app import main
 from simulator.cluster import build_cluster
 from simulator.config import load_workload
 from simulator.config.catalog import find
-from simulator.config.cluster import ClusterSpec
+from simulator.config.section import as_data
+from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.engine import Placed, simulate, simulate_together
 from simulator.errors import InputError
+from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.network.collectives import idle_seconds, plan
 from simulator.program import Collective, Program, Role, Step
 from tests.support.clusters import CLUSTERS, HOP_s, NIC_Bps, nic_cluster
@@ -278,9 +280,7 @@ def test_a_job_among_others_is_the_job_alone_where_they_do_not_meet() -> None:
 
 
 def with_background(*flows: dict[str, Any], nodes: int = 2) -> ClusterSpec:
-    return ClusterSpec.model_validate(
-        {**nic_cluster(nodes).spec.model_dump(exclude_unset=True), "background": list(flows)}
-    )
+    return validated(ClusterSpec, {**as_data(nic_cluster(nodes).spec, defaults=False), "background": list(flows)})
 
 
 @pytest.mark.parametrize("fold", [True, False])
@@ -323,8 +323,8 @@ def test_background_traffic_by_pattern_is_that_of_every_link_that_it_means() -> 
 def test_the_table_of_a_collective_sees_background_traffic(others: float) -> None:
     """A ring over two nodes of four GPUs with a NIC each: one slowed NIC slows all of it, as in a step."""
     flow = {"link": "node0.nic2:rx", "share": others}
-    spec = nic_cluster(2, 4).spec.model_dump(exclude_unset=True) | {"background": [flow]}
-    cluster = build_cluster(ClusterSpec.model_validate(spec))
+    spec = as_data(nic_cluster(2, 4).spec, defaults=False) | {"background": [flow]}
+    cluster = build_cluster(validated(ClusterSpec, spec))
     seconds = idle_seconds(plan("all_reduce", 1e9, range(8), cluster, IDEAL, "ring"), cluster, IDEAL)
     ring = Collective("grads", "all_reduce", 1e9, "dp", "dp", algorithm="ring")
     timeline = simulate(at_once({"dp": [range(8)]}, ring), cluster, IDEAL)

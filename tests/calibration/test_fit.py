@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from calibration.fit.command import fit
 from calibration.fit.part import Point, every_second, residuals, search
 from calibration.fit.writer import written
 from simulator.config.profile import load_profile
+from simulator.config.section import as_data
+from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.costs.matmul import MatmulCost, Products
 from simulator.errors import InputError
+from simulator.hardware.kernels import MatmulModel
 from simulator.program import Matmul, Memory
 
 ROOT = Path(__file__).parents[2]
@@ -67,14 +71,14 @@ def test_kernels_that_obey_the_model_give_its_constants_back() -> None:
     """Cases priced by a profile of other constants: what is fitted prices the same, to the search's resolution. Our own
     are under the power limit, also where nothing told what the GPU drew."""
     base = load_profile("h100-sxm-80gb")
-    curve = base.kernels.memory.eager["dropout"].model_copy(update={"share": 0.5, "start_s": 9e-6})
+    curve = replace(base.kernels.memory.eager["dropout"], share=0.5, start_s=9e-6)
     sizes = [2.0**power for power in range(20, 31)]
     peak = base.gpu_spec.memory_bandwidth_Bps.value
     rows = [_measured("memory", "dropout", curve.start_s + size / (0.5 * peak), bytes=size) for size in sizes]
     figures = memory.fit(Cases(tuple(rows), (ENVIRONMENT,)), base).figures["kernels.memory.eager"]
     assert figures["dropout"]["share"] == pytest.approx(0.5, rel=0.01)
     assert figures["dropout"]["start_s"] == pytest.approx(9e-6, rel=0.03)
-    assert figures["copy"] == base.kernels.memory.eager["copy"].model_dump()  # not measured: as before
+    assert figures["copy"] == as_data(base.kernels.memory.eager["copy"])  # not measured: as before
 
     true = matmul._with(base.kernels.matmul, {"sustained_flops_per_s.bf16.value": 500e12, "start_s": 8e-6})
     kernels = [Matmul(m, n, k) for m in (256, 1024, 4096, 8192) for n in (512, 4096, 8192) for k in (512, 4096)]
@@ -84,7 +88,7 @@ def test_kernels_that_obey_the_model_give_its_constants_back() -> None:
         for x, s in zip(kernels, seconds, strict=True)
     ]
     part = matmul.fit(Cases(tuple(rows), (ENVIRONMENT,)), base)
-    found = MatmulCost(base.gpu_spec, base.kernels.matmul.model_validate(part.figures["kernels.matmul"]))
+    found = MatmulCost(base.gpu_spec, validated(MatmulModel, part.figures["kernels.matmul"]))
     for product in (Matmul(256, 512, 512), Matmul(16384, 16384, 16384)):  # all start, all power limit
         assert found.seconds(product) == pytest.approx(MatmulCost(base.gpu_spec, true).seconds(product), rel=0.1)
     assert np.mean([abs(point.error) for point in part.points]) < 0.05
@@ -121,7 +125,7 @@ def test_the_shipped_profile_is_what_its_measurements_give(refitted) -> None:
     """The same constants and residuals, to what arithmetic differs by between machines."""
     figures, points = refitted
     shipped = load_profile("h100-sxm-80gb")
-    kernels = shipped.kernels.model_dump()
+    kernels = as_data(shipped.kernels)
     for key, value in figures.items():
         section = kernels
         for name in key.split(".")[1:]:
@@ -147,15 +151,15 @@ def test_what_weighs_and_adds_up_experts_outputs_gives_the_shipped_constants() -
     """Of an H200; where all have one number of rows a token, bytes are not told from elements, and the base's stay."""
     cases, shipped = read(CHOICES), load_profile("h200-sxm-141gb")
     eager = shipped.kernels.memory.eager
-    blank = {name: curve.model_copy(update={"share": 0.5, "element_s": 1e-12}) for name, curve in eager.items()}
-    parts = {"memory": shipped.kernels.memory.model_copy(update={"eager": blank})}
-    base = shipped.model_copy(update={"kernels": shipped.kernels.model_copy(update=parts)})
+    blank = {name: replace(curve, share=0.5, element_s=1e-12) for name, curve in eager.items()}
+    parts = {"memory": replace(shipped.kernels.memory, eager=blank)}
+    base = replace(shipped, kernels=replace(shipped.kernels, **parts))
     found = memory.fit(cases, base).figures["kernels.memory.eager"]
     for name in ("weigh", "combine"):
-        assert _numbers(found[name]) == pytest.approx(_numbers(eager[name].model_dump()), rel=0.02)
+        assert _numbers(found[name]) == pytest.approx(_numbers(as_data(eager[name])), rel=0.02)
     of_two = [case for case in cases.rows if case.params.get("top_k", 2) == 2 and case.op != "choices_weigh_bwd"]
     kept = memory.fit(Cases(tuple(of_two), cases.environments), base).figures["kernels.memory.eager"]
-    assert kept["combine"] == blank["combine"].model_dump()
+    assert kept["combine"] == as_data(blank["combine"])
 
 
 @pytest.mark.parametrize(
@@ -176,7 +180,7 @@ def test_the_shipped_a100_is_what_the_published_tables_give() -> None:
     tables = [read(path) for path in (A100_PRODUCTS, A100_COLLECTIVES)]
     shipped = load_profile("a100-sxm-80gb")
     profile, _ = fit(Cases(tuple(case for table in tables for case in table.rows), ()), shipped, shipped.name)
-    assert _numbers(profile.model_dump()) == pytest.approx(_numbers(shipped.model_dump()), rel=0.02, abs=2e-3)
+    assert _numbers(as_data(profile)) == pytest.approx(_numbers(as_data(shipped)), rel=0.02, abs=2e-3)
     assert {name.split(".")[0] for name in shipped.residuals} == {"matmul", "collectives"}
     assert shipped.residuals["matmul"].held_out.mean < 0.08
     assert shipped.residuals["collectives"].held_out.mean < 0.06
@@ -224,7 +228,7 @@ def test_a_written_profile_is_the_same_to_four_digits(name: str, tmp_path: Path)
     path = tmp_path / "again.yaml"
     path.write_text(written(profile))
     again = load_profile(path)
-    assert _numbers(again.model_dump()) == pytest.approx(_numbers(profile.model_dump()), rel=1e-3)
+    assert _numbers(as_data(again)) == pytest.approx(_numbers(as_data(profile)), rel=1e-3)
     assert written(again) == written(profile)
 
 

@@ -17,8 +17,9 @@ from calibration.fit.part import Part, Point
 from simulator.cluster import build_cluster
 from simulator.config.cluster import load_cluster
 from simulator.config.profile import load_profile
-from simulator.config.transport import Transport
+from simulator.config.section import as_data
 from simulator.errors import InputError
+from simulator.hardware.transport import Transport
 from simulator.network.collectives import bus_factor, patterns
 from simulator.network.timing import timed
 
@@ -144,7 +145,7 @@ def test_the_fit_can_fail() -> None:
 
 @pytest.mark.parametrize("gpu", [H100, H200])
 def test_the_shipped_profile_is_what_the_fit_gives(gpu: str) -> None:
-    shipped = load_profile(gpu).transports["nvlink"].model_dump(exclude_none=True)
+    shipped = as_data(load_profile(gpu).transports["nvlink"], nulls=False)
     found = dict(fitted(gpu).figures["transports.nvlink"])
     for name in ("protocols", "p2p"):
         for protocol, constants in found[name].items():

@@ -12,6 +12,7 @@ from calibration.fit import interference
 from calibration.fit.cases import Cases, Measured, read
 from calibration.fit.part import Part
 from simulator.config.profile import load_profile
+from simulator.config.section import as_data
 
 H100, H200 = "h100-sxm-80gb", "h200-sxm-141gb"
 
@@ -97,10 +98,10 @@ def test_what_waits_holds_the_sms_of_what_moves_and_leaves_memory_alone() -> Non
 def test_the_shipped_profile_has_what_the_fit_gives(gpu: str) -> None:
     found = fitted(gpu).figures["interference"]
     shipped = load_profile(gpu).interference
-    assert (shipped.sms.model_dump(), shipped.matmul_sms) == (found["sms"], found["matmul_sms"])
-    assert shipped.memory_speed.model_dump() == found["memory_speed"]
-    assert shipped.waiting_speed.model_dump() == found["waiting_speed"]
-    assert shipped.leaves.model_dump() == found["leaves"]
+    assert (as_data(shipped.sms), shipped.matmul_sms) == (found["sms"], found["matmul_sms"])
+    assert as_data(shipped.memory_speed) == found["memory_speed"]
+    assert as_data(shipped.waiting_speed) == found["waiting_speed"]
+    assert as_data(shipped.leaves) == found["leaves"]
 
 
 @pytest.mark.parametrize(("gpu", "mean", "most"), [(H100, 0.1, 0.2), (H200, 0.06, 0.1)])
@@ -178,4 +179,4 @@ def test_what_was_not_measured_is_not_called_so() -> None:
     some = [case for case in some if case.params.get("kernel") != "matmul_small"]
     base = load_profile(H100)
     figures = interference.fit(Cases(tuple(some), ()), base).figures["interference"]
-    assert figures == base.interference.model_dump()
+    assert figures == as_data(base.interference)

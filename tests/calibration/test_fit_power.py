@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from calibration.fit import power
 from calibration.fit.cases import Cases, Measured
-from simulator.config.power import Power
 from simulator.config.profile import load_profile
+from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.costs.power import Drawn, PowerBudget
 from simulator.frameworks import pytorch
+from simulator.hardware.power import Power
 from simulator.program import Attention, Kernel, Matmul
 
 PROFILE = load_profile("h200-sxm-141gb")
@@ -68,7 +70,7 @@ def test_a_gpu_that_keeps_to_the_model_gives_its_constants_back(exponent: float,
     """Products alone and with shares of the time between: slopes of log power and log speed against log clock.
     Attention took 10 % more than its price at 1700 MHz, so that the price holds at 1700 MHz * 1.1^(1 / speed)."""
     part = power.fit(machine(exponent, speed, (0.6, 0.7, 0.8, 0.9, 1.0)), PROFILE)
-    found = Power.model_validate(part.figures["power"])
+    found = validated(Power, part.figures["power"])
     assert found.loads["matmul"].power_exponent == pytest.approx(exponent, rel=0.01)
     assert (found.idle_w, found.limit_w, found.highest_clock_hz) == (IDLE_W, LIMIT_W, HIGHEST_MHZ * 1e6)
     product, scores = found.loads["matmul"], found.loads["attention"]
@@ -84,7 +86,7 @@ def test_a_gpu_that_keeps_to_the_model_gives_its_constants_back(exponent: float,
 
 
 def test_without_shares_of_the_time_the_exponent_is_said_to_be_assumed() -> None:
-    found = Power.model_validate(power.fit(machine(3.0, 0.5, ()), PROFILE).figures["power"])
+    found = validated(Power, power.fit(machine(3.0, 0.5, ()), PROFILE).figures["power"])
     assert power.ASSUMED in found.note
     assert found.averaged_s == power.AVERAGED_S
     for kind in ("matmul", "attention", "arithmetic"):
@@ -120,7 +122,7 @@ def test_attention_in_turns_with_products_says_how_it_follows_the_clock(follows:
     row = {"sm_mhz": [mhz] * 4, "power_w": [LIMIT_W] * 4, "series_s": [seconds] * 4, "share": 0.8}
     row["other_s"] = alone_s * (1700 / mhz) ** follows
     beside = Measured("shared", "mm", SIZES | {"beside": "attention_fwd", "period_s": 0.02}, (0,), row)
-    found = Power.model_validate(power.fit(Cases((*whole.rows, beside), whole.environments), PROFILE).figures["power"])
+    found = validated(Power, power.fit(Cases((*whole.rows, beside), whole.environments), PROFILE).figures["power"])
     load = found.loads["attention"]
     assert load.speed_exponent == pytest.approx(follows, rel=0.02)
     highest_mhz = min(1700 * (alone_s / first_s) ** (1 / follows), HIGHEST_MHZ)
@@ -144,7 +146,7 @@ def test_products_that_no_higher_clock_helps_say_so(ceiling_mhz: int) -> None:
         seconds = COSTS.kernel_s(PRODUCT, PROFILE.gpu) * (ALONE_MHZ / works_at) ** 0.8
         row = {"sm_mhz": [mhz] * 4, "power_w": [watts] * 4, "series_s": [seconds] * 4, "share": share}
         cases.append(Measured("shared", "mm", SIZES | {"beside": "wait", "period_s": 0.02}, (0,), row))
-    found = Power.model_validate(power.fit(Cases((*whole.rows, *cases), whole.environments), PROFILE).figures["power"])
+    found = validated(Power, power.fit(Cases((*whole.rows, *cases), whole.environments), PROFILE).figures["power"])
     product = found.loads["matmul"]
     assert product.highest_clock_hz == pytest.approx(ceiling_mhz * 1e6, rel=5e-3)
     assert product.speed_exponent == pytest.approx(0.8, rel=0.02)
@@ -155,9 +157,9 @@ def test_products_that_no_higher_clock_helps_say_so(ceiling_mhz: int) -> None:
 def test_turns_that_are_long_say_how_long_the_limit_averages(averaged_s: float) -> None:
     """A GPU that keeps to the model with one time constant gives it back, as far as pieces of half of it can tell."""
     whole = machine(2.0, 0.8, (0.6, 0.7, 0.8, 0.9, 1.0))
-    first = Power.model_validate(power.fit(whole, PROFILE).figures["power"])
-    budget = PowerBudget(first.model_copy(update={"averaged_s": averaged_s}))
-    costs = Costs.from_profile(PROFILE.model_copy(update={"power": first}), pytorch.FRAMEWORK)
+    first = validated(Power, power.fit(whole, PROFILE).figures["power"])
+    budget = PowerBudget(replace(first, averaged_s=averaged_s))
+    costs = Costs.from_profile(replace(PROFILE, power=first), pytorch.FRAMEWORK)
     cases = []
     for share, period_s in ((0.5, 0.2), (0.8, 0.2), (0.5, 0.5), (0.8, 0.5)):
         busy_s = share * period_s

@@ -8,12 +8,13 @@ import pytest
 
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.node import CPU, HOST_ENDS, NVME
-from simulator.config.cluster import ClusterSpec
+from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.costs.hosts import HOST_TRANSPORTS
 from simulator.engine import simulate
 from simulator.engine.invariants import check
 from simulator.errors import InputError
+from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.network.collectives import plan
 from simulator.program import Collective, Comm, HostOperation, Program, Role, Step
 from simulator.timeline import Timeline
@@ -37,7 +38,7 @@ def cluster(nodes: int = 1, gpus: int = 4, **node: Any) -> Cluster:
             **node,
         },
     }
-    return build_cluster(ClusterSpec.model_validate(spec))
+    return build_cluster(validated(ClusterSpec, spec))
 
 
 def alone(n: int, *comms: Comm, servers: tuple[int, ...] = (), **groups: Any) -> Program:

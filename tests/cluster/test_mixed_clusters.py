@@ -14,11 +14,12 @@ from simulator.cli.app import main
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import load_cluster, load_workload
 from simulator.config.profile import load_profile
-from simulator.config.transport import Protocol
+from simulator.config.section import as_data
 from simulator.costs import Costs
 from simulator.costs.slowest import slowest
 from simulator.engine.invariants import check
 from simulator.errors import InputError
+from simulator.hardware.transport import Protocol
 from simulator.network.collectives import idle_seconds, plan
 from tests.support.clusters import check_route
 from tests.support.exact import assert_same
@@ -269,7 +270,7 @@ def test_a_mixed_cluster_takes_a_profile_per_type() -> None:
 def test_a_job_is_described_by_the_gpus_that_it_is_on() -> None:
     """On the A100s of a cluster whose other GPUs have no profile, lack its precision, and are not those of its stack:
     all as on A100s alone. Jobs beside each other need profiles of theirs, too."""
-    unknown = {**load_cluster("dgx_a100").node.model_dump(), "gpus": {"type": "tpu", "count": 8}}  # type: ignore[union-attr]
+    unknown = {**as_data(load_cluster("dgx_a100").node), "gpus": {"type": "tpu", "count": 8}}  # type: ignore[union-attr]
     cluster = mixed() | {"groups": [{"count": 1, "node": node} for node in (unknown, "dgx_a100", "dgx_h100")]}
     work = job(parallelism__tp=8, training__global_batch=16) | {"parallelism": {"tp": 8, "dp": 1}, "stack": "a100-efa"}
     alone, beside = run(work | {"cluster": "dgx_a100"}), run(work | {"cluster": cluster, "placement": [1]})
@@ -290,7 +291,7 @@ def test_a_job_is_described_by_the_gpus_that_it_is_on() -> None:
 @pytest.mark.parametrize(
     ("changes", "key", "words"),
     [
-        ({"node": load_cluster("dgx_a100").node.model_dump()}, "node", "either node or groups"),  # type: ignore[union-attr]
+        ({"node": as_data(load_cluster("dgx_a100").node)}, "node", "either node or groups"),  # type: ignore[union-attr]
         ({"nodes": 3}, "nodes", "groups make 2 nodes"),
         ({"groups": [{"count": 0, "node": "dgx_a100"}]}, "groups[0].count", ">= 1"),
         ({"groups": [{"count": 2, "node": "dgx_a10"}]}, "groups[0].node", "dgx_a100"),

@@ -11,10 +11,12 @@ import pytest
 from simulator.cli.app import main
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.wires import nvlinks_of, tree_of
-from simulator.config.cluster import ClusterSpec, load_cluster
+from simulator.config.cluster import load_cluster
 from simulator.config.profile import load_profile
+from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.errors import InputError
+from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.network.channels import channels
 from simulator.network.collectives import bus_factor, idle_seconds, plan
 from tests.support.clusters import CLUSTERS
@@ -51,7 +53,7 @@ def test_short_forms_are_the_tree_that_they_stand_for(name: str) -> None:
     if short.node.nvlink.kind in ("mesh", "pairs"):
         each = short.node.nvlink.bandwidth_Bps / (3 if short.node.nvlink.kind == "mesh" else 1)
         data["node"]["nvlink"] |= {"kind": "links", "bandwidth_Bps": each, "links": nvlinks_of(short.node)}
-    one, other = build_cluster(short), build_cluster(ClusterSpec.model_validate(data))
+    one, other = build_cluster(short), build_cluster(validated(ClusterSpec, data))
     assert one.links == other.links
     for a, b in permutations(range(len(one.gpus)), 2):
         assert one.route(a, b) == other.route(a, b)

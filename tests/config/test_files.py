@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.config.cluster import ClusterSpec
-from simulator.config.section import validated
+from simulator.config.validation import validated
 from simulator.errors import InputError
+from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.input_files import MAX_FILE_BYTES, parse_changes, parse_yaml, read_yaml, with_changes
 
 

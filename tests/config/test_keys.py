@@ -85,7 +85,7 @@ def test_background_traffic_is_judged_as_what_it_is_meant_as(entry: dict[str, An
 
 
 def test_a_section_of_several_kinds_is_told_by_its_first_key_then_by_most_keys() -> None:
-    from simulator.config.overrides import GpuOverride, LinkOverride, NicOverride
+    from simulator.hardware.overrides import GpuOverride, LinkOverride, NicOverride
 
     kinds = (LinkOverride, GpuOverride, NicOverride)
     for entry, meant in (

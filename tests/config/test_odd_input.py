@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 import simulator
 from simulator.cli.app import main
@@ -18,8 +16,9 @@ from simulator.cli.collective import parse_sizes
 from simulator.cli.validate import verdict
 from simulator.cluster import build_cluster
 from simulator.config import Workload, load_workload
-from simulator.config.catalog import Kind, find
+from simulator.config.catalog import FileKind, find
 from simulator.config.cluster import load_cluster
+from simulator.config.section import paths
 from simulator.errors import InputError
 from simulator.validation.collective_scores import Prediction, compare
 from simulator.validation.collectives import measurements
@@ -63,20 +62,6 @@ def test_a_part_has_one_name(name: str) -> None:
         _cluster(overrides=_missing(name))
 
 
-def _keys(section: type[BaseModel], path: str = "") -> Iterator[str]:
-    for name, field in section.model_fields.items():
-        yield f"{path}{name}"
-        for inner in sections(field.annotation):
-            yield from _keys(inner, f"{path}{name}.")
-
-
-def sections(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for part in get_args(annotation):
-        yield from sections(part)
-
-
 @pytest.mark.parametrize("value", [-7, 1e300, "zzz", [1], {"q": 1}])
 def test_what_is_allowed_is_said_of_every_key(value: object) -> None:
     """Each key of a workload and its cluster with a value that hardly any can have: who is refused is told what would
@@ -86,7 +71,7 @@ def test_what_is_allowed_is_said_of_every_key(value: object) -> None:
     }
     load_workload(work)
     refused = 0
-    for key in dict.fromkeys(_keys(Workload)):
+    for key in dict.fromkeys(paths(Workload)):
         try:
             load_workload(work, {key: value})
         except InputError as error:
@@ -173,7 +158,7 @@ def test_sizes_are_of_64_bits_and_never_nothing(text: str) -> None:
 
 @pytest.mark.parametrize("kind", ["cluster", "profile", "stack", "workload"])
 @pytest.mark.parametrize("name", ["", " "])
-def test_an_empty_name_is_no_file(kind: Kind, name: str) -> None:
+def test_an_empty_name_is_no_file(kind: FileKind, name: str) -> None:
     """It is neither the default nor the current directory."""
     with pytest.raises(InputError, match=f"no {kind} file of this name"):
         find(kind, name)

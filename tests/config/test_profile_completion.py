@@ -9,9 +9,11 @@ import yaml
 
 import simulator
 from simulator.config import catalog
-from simulator.config.profile import Profile, load_profile
+from simulator.config.profile import load_profile
+from simulator.config.section import as_data
 from simulator.costs import Costs
 from simulator.errors import InputError
+from simulator.hardware.profile import Profile
 from simulator.program import Attention, Matmul, Memory
 from simulator.validation import memory_suite, read_rows
 from simulator.validation.rows import workload_of
@@ -88,7 +90,7 @@ def test_a_short_profile_stays_short(name: str) -> None:
 def twice(tmp_path: Path, **own: object) -> Profile:
     """An H100 with twice the memory bandwidth, thrice the FLOP/s, half the SMs, and figures of its ``own``."""
     base = load_profile("h100-sxm-80gb")
-    spec = base.gpu_spec.model_dump(exclude_none=True)
+    spec = as_data(base.gpu_spec, nulls=False)
     spec["sms"] //= 2
     spec["memory_bandwidth_Bps"]["value"] *= 2
     for peak in spec["peak_flops_per_s"].values():

@@ -3,6 +3,7 @@
 import math
 import re
 import statistics
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -10,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.config import catalog
-from simulator.config.profile import Profile, load_profile, load_profiles
-from simulator.config.section import validated
+from simulator.config.profile import load_profile, load_profiles
+from simulator.config.section import as_data
+from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.costs.attention import around_bytes
 from simulator.costs.interference import SmLoad
@@ -19,6 +21,7 @@ from simulator.costs.matmul import MatmulCost, Products
 from simulator.costs.memory import slices
 from simulator.errors import InputError
 from simulator.frameworks import DEFAULT, pytorch
+from simulator.hardware.profile import Profile
 from simulator.input_files import read_yaml
 from simulator.program import Attention, Collective, Fixed, GroupedMatmul, Matmul, Memory, PointToPoint
 
@@ -92,10 +95,15 @@ def test_one_more_tile_than_the_sms_costs_a_whole_wave(name):
     """With one kind of tile, no slices of k and endless bandwidth: as many tiles as SMs fill one wave, one tile more
     begins another."""
     spec, model = PROFILE[name].gpu_spec, PROFILE[name].kernels.matmul
-    endless = spec.memory_bandwidth_Bps.model_copy(update={"value": 1e30})
+    endless = replace(spec.memory_bandwidth_Bps, value=1e30)
     cost = MatmulCost(
-        spec.model_copy(update={"memory_bandwidth_Bps": endless}),
-        model.model_copy(update={"tile_efficiency": {"256x128": 0.9}, "min_k_per_split": 1e9}),
+        replace(spec, memory_bandwidth_Bps=endless),
+        replace(
+            model,
+            tile_efficiency={"256x128": 0.9},
+            grouped=replace(model.grouped, tiles=("256x128",)),
+            min_k_per_split=1e9,
+        ),
     )
     for waves in (1, 2, 5):
         kernels = [Matmul(256 * n, 128, 4096, dtype=DTYPE[name]) for n in (waves * spec.sms, waves * spec.sms + 1)]
@@ -210,9 +218,9 @@ def test_around_the_backward_kernel_go_those_that_memory_bounds(kv_heads):
     assert around_bytes(kernel) == 2 * 512 * 8 * 128 * (4 + 10) + shared
     profile = PROFILE["h200-sxm-141gb"]
     around = profile.kernels.attention.around
-    without = profile.kernels.attention.model_copy(update={"around": None})
-    whole = profile.kernels.model_copy(update={"attention": without})
-    alone = Costs.from_profile(profile.model_copy(update={"kernels": whole}))
+    without = replace(profile.kernels.attention, around=None)
+    whole = replace(profile.kernels, attention=without)
+    alone = Costs.from_profile(replace(profile, kernels=whole))
     longer = COSTS[profile.name].kernel_s(kernel, profile.gpu) - alone.kernel_s(kernel, profile.gpu)
     bandwidth = around.share * profile.gpu_spec.memory_bandwidth_Bps.value
     assert longer == pytest.approx(around.start_s + around_bytes(kernel) / bandwidth)
@@ -340,7 +348,7 @@ def test_streams_that_sms_bound_lose_their_part_of_the_sms(gpu: str) -> None:
 @pytest.mark.parametrize("more", [0, 5000])
 def test_communication_leaves_kernels_an_sm(key: str, more: int) -> None:
     """Of an H100's 132; one less is a profile."""
-    data = PROFILE["h100-sxm-80gb"].model_dump()
+    data = as_data(PROFILE["h100-sxm-80gb"])
     sms = data["gpu_spec"]["sms"]
     validated(Profile, changed(data, f"interference.{key}", sms - 1), "mine.yaml")
     with pytest.raises(InputError, match="as many SMs") as caught:
@@ -353,7 +361,7 @@ def test_communication_leaves_kernels_an_sm(key: str, more: int) -> None:
 def test_sends_alone_cannot_hold_sms(collective: int, p2p: int) -> None:
     """Collectives that hold none are not known, and nothing is taken from kernels: sends that held some would count for
     nothing."""
-    data = load_profile("h200-sxm-141gb").model_dump(exclude_none=True)
+    data = as_data(load_profile("h200-sxm-141gb"), nulls=False)
     data["interference"]["sms"] = {"collective": collective, "p2p": p2p}
     if collective == 0 < p2p:
         with pytest.raises(InputError, match="where collectives hold none") as caught:
@@ -398,7 +406,7 @@ def test_origin_says_what_was_fitted_and_what_was_not():
 def test_a_profile_survives_a_round_trip(name, tmp_path):
     profile = PROFILE[name]
     path = tmp_path / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(profile.model_dump(), sort_keys=False))
+    path.write_text(yaml.safe_dump(as_data(profile), sort_keys=False))
     assert load_profile(path) == profile
 
 
@@ -430,7 +438,7 @@ def changed(data: dict, key: str, value: object) -> dict:
         ("kernels.matmul.memory_fraction", 1.5, "out of range"),
         ("kernels.matmul.power_exponent", math.nan, "finite"),
         ("kernels.matmul.tile_efficiency", {}, "at least one tile"),
-        ("kernels.matmul.tile_efficiency", {"big": 0.9}, "pattern"),
+        ("kernels.matmul.tile_efficiency", {"big": 0.9}, "no size of a tile"),
         ("kernels.matmul.fitted_range.bf16", {"m": [1, 2]}, "lacks n, k, batch"),
         ("kernels.attention.forward", {}, "at least one head dimension"),
         ("kernels.memory.eager.copy.source", "hearsay", "not one of the file's sources"),
@@ -440,7 +448,7 @@ def changed(data: dict, key: str, value: object) -> dict:
         ("host.launch_s", {}, "lacks eager, fused, compiled"),
         ("interference.memory_speed", {}, "required key"),
         ("schema_version", 2, "known values"),
-        ("date", "today", "pattern"),
+        ("date", "today", "is no date"),
     ],
 )
 def test_a_wrong_profile_is_refused_with_its_key(key, value, says):

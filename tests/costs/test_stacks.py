@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from calibration.fit import stacks
 from simulator.cli.app import main
 from simulator.cluster import build_cluster
 from simulator.config import catalog, load_cluster, load_workload
-from simulator.config.stack import MAX_PARAMETERS, Parameters, Stack, check_stack, load_stack
+from simulator.config.section import as_data
+from simulator.config.stack import check_stack, load_stack
+from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.costs.stack import LL128_FRACTION, NETWORK_HOPS, NVLINK_HOPS
 from simulator.errors import InputError
+from simulator.hardware.stack import MAX_PARAMETERS, Stack, StackParameters
 from simulator.network.collectives import idle_seconds, plan
 from simulator.validation import collectives
 from simulator.validation.collectives import Case
@@ -31,7 +35,8 @@ LINE_Bps, LINK_s = LINK.bandwidth_Bps, LINK.latency_s
 
 
 def stack(protocols: tuple[str, ...] = ("ll", "ll128", "simple"), **parameters: float) -> Stack:
-    return Stack.model_validate(
+    return validated(
+        Stack,
         {
             "schema_version": 1,
             "name": "own",
@@ -41,7 +46,7 @@ def stack(protocols: tuple[str, ...] = ("ll", "ll128", "simple"), **parameters: 
             "source": "made up",
             "protocols": list(protocols),
             "parameters": {"start_s": 10e-6, **parameters},
-        }
+        },
     )
 
 
@@ -54,7 +59,7 @@ def seconds(of: Stack, op: str, nbytes: float, ranks: range, algorithm: str = "a
 def test_shipped_stacks_are_few_parameters_with_a_source(name: str) -> None:
     found = load_stack(name)
     assert found.name == name
-    assert 1 <= len(found.parameters.model_fields_set) <= MAX_PARAMETERS
+    assert 1 <= len(found.parameters.told_apart()) <= MAX_PARAMETERS
     assert found.source
 
 
@@ -103,9 +108,9 @@ def test_nvls_has_a_share_of_its_own() -> None:
 
 
 def test_too_many_parameters_and_other_gpus_are_refused() -> None:
-    names = list(Parameters.model_fields)[: MAX_PARAMETERS + 1]
+    names = [field.name for field in fields(StackParameters)][: MAX_PARAMETERS + 1]
     with pytest.raises(InputError, match="at most 8"):
-        stack(**dict.fromkeys(names, 0.5))
+        stack(**dict.fromkeys(names, 0.25))
     with pytest.raises(InputError, match="stack of another GPU"):
         check_stack(stack(), "a100-sxm-80gb")
     with pytest.raises(InputError, match="lacks simple"):
@@ -127,9 +132,9 @@ def test_a_fit_finds_what_made_the_curve_and_leaves_what_it_does_not_show() -> N
     true = stack(nvlink_hop_s=0.4e-6, nvlink_efficiency=0.75, ll_fraction=0.2)
     rows = measured(true)
     start = stack(nvlink_hop_s=1e-6, nvlink_efficiency=0.6, ll_fraction=0.4, network_efficiency=0.7)
-    values = start.parameters.model_dump(exclude_unset=True)
+    values = as_data(start.parameters, defaults=False)
     fitted = {"n_gpus": 8, "rows": {"n": 1, "geometric_mean": 0.0}, "begun": values}
-    found = stacks.fit(Stack.model_validate({**start.model_dump(exclude_unset=True), "fitted": fitted}), rows)
+    found = stacks.fit(validated(Stack, {**as_data(start, defaults=False), "fitted": fitted}), rows)
     assert found.fitted is not None
     assert found.fitted.rows.n == 12
     assert found.fitted.rows.geometric_mean < 0.02
@@ -197,7 +202,7 @@ def test_a_stack_that_cannot_be_fitted_is_said(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     begun = {"n_gpus": 64, "begun": {"start_s": 1e-5}, "rows": {"n": 1, "geometric_mean": 0.1}}
-    own = stack().model_dump(mode="json", exclude_unset=True) | {"name": "mine", "fitted": begun}
+    own = as_data(stack(), defaults=False) | {"name": "mine", "fitted": begun}
     Path("mine.yaml").write_text(json.dumps(own))
     assert fit_stacks.main([name]) == 2
     assert words in capsys.readouterr().err

@@ -248,8 +248,8 @@ role worker ranks=0-{nodes - 1}
     groups = ["group dp 0,1"] if nodes == 2 else ["group dp 0"]
     program = replace(from_text(text + "\n".join(groups)), servers=(1,))
     spec = nic_cluster(2).spec
-    node = spec.node.model_copy(update={"host_memory_bandwidth_Bps": 1e12})
-    cluster = build_cluster(spec.model_copy(update={"node": node}))
+    node = replace(spec.node, host_memory_bandwidth_Bps=1e12)
+    cluster = build_cluster(replace(spec, node=node))
     costs = replace(IDEAL, beside=ByPurpose({"dp": 0.5}, queues))
     timeline = simulate(program, cluster, costs)
     assert ends(timeline)["layers"] == pytest.approx(seconds, rel=0.01)

@@ -10,12 +10,14 @@ import pytest
 from pydantic import ValidationError
 
 import simulator
-from simulator.config.power import Load, Power
 from simulator.config.profile import load_profile
+from simulator.config.section import as_data
+from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.costs.power import Drawn, PowerBudget, load_class, longer
 from simulator.errors import InputError
 from simulator.frameworks import pytorch
+from simulator.hardware.power import Load, Power
 from simulator.program import Attention, Block, Fixed, Matmul, Memory, kernels_of
 from tests.support.jobs import job
 
@@ -294,10 +296,10 @@ def test_what_a_pass_draws_is_spread_alike_however_it_is_cut(monkeypatch: pytest
     ],
 )
 def test_figures_that_no_gpu_has_are_refused(kind: Any, key: str, value: float) -> None:
-    model = budget().model.model_dump()
+    model = as_data(budget().model)
     model["loads"][kind][key] = value
     with pytest.raises((InputError, ValidationError), match=key):
-        Power.model_validate(model)
+        validated(Power, model)
 
 
 def test_above_its_highest_clock_a_class_is_as_at_it() -> None:

@@ -13,9 +13,11 @@ import simpy
 from benchmarks import bench_shared_spine
 from simulator.analysis.time.links import contention, links_of_purpose
 from simulator.cluster import build_cluster
-from simulator.config.cluster import ClusterSpec
+from simulator.config.section import as_data
+from simulator.config.validation import validated
 from simulator.engine import Placed, simulate, simulate_together
 from simulator.engine.invariants import check
+from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.network.flows import Network, full_links
 from simulator.network.plan import Phase, Plan
 from simulator.program import AllToAll, Collective, Program, Role, Step
@@ -187,10 +189,10 @@ def test_a_gradient_ring_against_an_expert_all_to_all(nodes: int, ratio: float, 
 def test_operations_on_a_nic_share_it_whatever_they_move_inside_their_nodes() -> None:
     """Two nodes of four GPUs behind one NIC: a tree all-reduce of 8 GPUs, whose NVLinks carry several times what the
     NIC does, and a send from node to node. While both last each has half the NIC."""
-    spec = nic_cluster(2, 4).spec.model_dump(exclude_unset=True)
+    spec = as_data(nic_cluster(2, 4).spec, defaults=False)
     spec["node"]["nics"]["count"] = 1
     spec["node"]["nvlink"]["bandwidth_Bps"] = 20e9
-    cluster = build_cluster(ClusterSpec.model_validate(spec))
+    cluster = build_cluster(validated(ClusterSpec, spec))
     tree = Collective("grads", "all_reduce", 1e9, "dp", "dp", algorithm="tree")
     send, receive = (comm_called("act", op, 1e12, "pp", "pp", peer=peer) for op, peer in (("send", 1), ("recv", 0)))
     sender, other, receiver = (
@@ -352,9 +354,9 @@ def test_two_programs_on_one_fabric_meet_and_know_each_other() -> None:
     apart = simulate_together([on(0, 2), on(4, 6)], cluster)
     assert [ends(timeline)["step0"] for timeline in apart] == pytest.approx([alone, alone], rel=1e-9)
     assert apart[0].contention == ()
-    spec = cluster.spec.model_dump(exclude_unset=True)
+    spec = as_data(cluster.spec, defaults=False)
     spec["node"]["nics"]["count"] = 1
-    narrow = build_cluster(ClusterSpec.model_validate(spec))
+    narrow = build_cluster(validated(ClusterSpec, spec))
     alone = ends(simulate_together([on(0, 2)], narrow)[0])["step0"]
     for fold in (True, False):
         both = simulate_together([on(0, 2), on(1, 3)], narrow, fold=fold)

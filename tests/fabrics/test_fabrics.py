@@ -10,12 +10,12 @@ import pytest
 
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import load_cluster
-from simulator.config.cluster import Fabric, describe_fabric
+from simulator.config.cluster import describe_fabric
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.engine.invariants import check
 from simulator.errors import InputError
-from simulator.fabrics import FABRICS, ports_down
+from simulator.fabrics import FABRICS, Fabric, ports_down
 from simulator.network.collectives import idle_seconds, plan
 from tests.support.clusters import CLUSTERS, check_route
 from tests.support.exact import assert_same

@@ -6,6 +6,7 @@ Files of our own are always read. Real ones, which are not ours to ship, are rea
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.relations import device_names, relations
 from simulator.config import load_workload, warnings
 from simulator.config.cluster import load_cluster
+from simulator.config.section import as_data
 from simulator.errors import InputError
 from simulator.importers import Imported, read_topology
 
@@ -321,7 +323,7 @@ def test_the_import_command(text: str, name: str, tmp_path: Path, capsys: pytest
     again = load_cluster(str(out))
     assert again.node.nvlink.latency_s == 1e-6
     changed = load_cluster({"name": str(source), "node": {"nvlink": {"latency_s": 1e-6}}})
-    assert again.model_copy(update={"name": changed.name}) == changed
+    assert replace(again, name=changed.name) == changed
     with pytest.raises(SystemExit):
         main(["import", str(source), "--json", "-"])
     result = json.loads(capsys.readouterr().out)
@@ -512,7 +514,7 @@ def test_slurms_tree_of_switches(tmp_path: Path) -> None:
     )  # fmt: skip
     node = load_cluster("dgx_h100").node
     assert node is not None
-    cluster = build_cluster(load_cluster({**imported.cluster, "node": node.model_dump(exclude_unset=True)}))
+    cluster = build_cluster(load_cluster({**imported.cluster, "node": as_data(node, defaults=False)}))
     assert cluster.switches.leaves[4] == ("s0",) * 8
     assert cluster.switches.leaves[5] == ("s1",) * 8
     assert [(trunk.lower, trunk.upper, trunk.bandwidth_Bps) for trunk in cluster.switches.trunks] == [

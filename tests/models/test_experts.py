@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ def test_dispatch_and_combine_bytes(tp: int, dp: int, ep: int, k: int) -> None:
 def test_node_limited_routing_crosses_the_network_once_per_node(nodes: int, limit: int) -> None:
     """k = 4 copies to ``limit`` nodes: a NIC carries limit / k of what its GPU's copies to other nodes would be,
     (nodes - 1) / nodes of all; inside nodes every copy goes on to the 7/8 of GPUs that are not reached first."""
-    cluster = build_cluster(load_cluster("dgx_h100").model_copy(update={"nodes": nodes}))
+    cluster = build_cluster(replace(load_cluster("dgx_h100"), nodes=nodes))
     ranks = tuple(range(8 * nodes))
     (plain,) = patterns("all_to_all", ranks, cluster)
     (pattern,) = patterns("all_to_all", ranks, cluster, traffic=Traffic(per_node=limit / 4))

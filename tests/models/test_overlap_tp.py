@@ -173,10 +173,8 @@ def make(model_keys: dict[str, Any] | None = None, seq: int = 2048, **parallelis
 def run(on: bool, bandwidth_scale: float = 1.0, **keys: Any) -> StepResult:
     work = make(overlap={"tp": on}, **keys)
     node = work.cluster.node
-    slow = node.model_copy(
-        update={"nvlink": node.nvlink.model_copy(update={"bandwidth_Bps": node.nvlink.bandwidth_Bps * bandwidth_scale})}
-    )
-    work = work.model_copy(update={"cluster": work.cluster.model_copy(update={"node": slow})})
+    slow = replace(node, nvlink=replace(node.nvlink, bandwidth_Bps=node.nvlink.bandwidth_Bps * bandwidth_scale))
+    work = work.model_copy(update={"cluster": replace(work.cluster, node=slow)})
     result = quick.play(work)
     check(result.program, result.spans)
     return result

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import pytest
 
 from simulator.cluster import Cluster, build_cluster
-from simulator.config.cluster import ClusterSpec
+from simulator.config.validation import validated
 from simulator.costs import Costs
+from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.network import pat
 from simulator.network.collectives import OPERATIONS, fastest, idle_seconds, patterns, plan
 from simulator.network.direct import Traffic
@@ -35,9 +36,7 @@ def cluster_of(n: int) -> Cluster:
     """Nodes of one GPU with a NIC, all at one switch."""
     nics = {"count": 1, "bandwidth_bps": 8 * NIC_Bps, "latency_s": NIC_LATENCY_s}
     node = {"gpus": {"type": "ideal", "count": 1}, "pcie": {"generation": 6}, "nics": nics}
-    return build_cluster(
-        ClusterSpec.model_validate({"name": "switch", "nodes": n, "node": node, "fabric": {"radix": 256}})
-    )
+    return build_cluster(validated(ClusterSpec, {"name": "switch", "nodes": n, "node": node, "fabric": {"radix": 256}}))
 
 
 def wire(sender: Place, receiver: Place, share: float = 1.0) -> Wire:

@@ -13,12 +13,14 @@ import pytest
 
 from simulator.cli.app import main
 from simulator.cluster import Cluster, build_cluster
-from simulator.config.cluster import ClusterSpec, load_cluster
+from simulator.config.cluster import load_cluster
 from simulator.config.parallelism import AllReduce
 from simulator.config.profile import load_profile
+from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.engine.invariants import check
 from simulator.errors import InputError
+from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.network.collectives import OPERATIONS, bus_factor, idle_seconds, plan
 from simulator.network.tree import EFFICIENCY
 from simulator.units import GB, GiB
@@ -43,7 +45,7 @@ def grid(nodes: int, gpus: int, radix: int = 256, sharp: bool = True) -> Cluster
     nics = {"count": gpus, "bandwidth_bps": 8 * NIC_Bps, "latency_s": NIC_LATENCY_s}
     node = {"gpus": {"type": "ideal", "count": gpus}, "nvlink": nvlink, "pcie": {"generation": 6}, "nics": nics}
     spec = {"name": "grid", "nodes": nodes, "node": node, "fabric": {"radix": radix, "sharp": sharp}}
-    return build_cluster(ClusterSpec.model_validate(spec))
+    return build_cluster(validated(ClusterSpec, spec))
 
 
 def wire(sender: Place, receiver: Place) -> Wire:
@@ -166,7 +168,7 @@ def test_r52_a_tree_over_two_nodes_moves_less_than_a_ring(gpus: int) -> None:
     nics = {"count": gpus, "bandwidth_bps": 8 * NIC_Bps, "latency_s": 0.0}
     nvlink = {"kind": "nvswitch", "bandwidth_Bps": 1e12}
     node = {"gpus": {"type": "ideal", "count": gpus}, "nvlink": nvlink, "pcie": {"generation": 6}, "nics": nics}
-    built = build_cluster(ClusterSpec.model_validate({"name": "two", "nodes": 2, "node": node}))
+    built = build_cluster(validated(ClusterSpec, {"name": "two", "nodes": 2, "node": node}))
     ring, tree = (plan("all_reduce", SIZE, range(n), built, IDEAL, name) for name in ("ring", "tree"))
     for operation, share in ((ring, 2 * (n - 1) / n), (tree, 1.0)):
         on = link_bytes(operation, built)

@@ -10,12 +10,15 @@ from itertools import pairwise
 import pytest
 
 from simulator.cluster import Cluster, build_cluster
-from simulator.config.cluster import ClusterSpec, load_cluster
+from simulator.config.cluster import load_cluster
 from simulator.config.profile import load_profile
-from simulator.config.transport import Transport
+from simulator.config.section import as_data
+from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.engine.invariants import check
 from simulator.errors import InputError
+from simulator.hardware.cluster_spec import ClusterSpec
+from simulator.hardware.transport import Transport
 from simulator.network.collectives import bus_factor, idle_seconds, plan
 from simulator.network.pattern import Moves
 from simulator.units import GB, GiB, us
@@ -34,7 +37,7 @@ def node_of(gpus: int, sharp: bool = True) -> Cluster:
     """One node of GPUs with 100 GB/s of NVLink each, 1 us from one to another."""
     nvlink = {"kind": "nvswitch", "bandwidth_Bps": 100e9, "latency_s": 1e-6, "sharp": sharp}
     node = {"gpus": {"type": "ideal", "count": gpus}, "nvlink": nvlink, "pcie": {"generation": 5}}
-    return build_cluster(ClusterSpec.model_validate({"name": "sharp", "node": node}))
+    return build_cluster(validated(ClusterSpec, {"name": "sharp", "node": node}))
 
 
 def busbw(op: str, size: float, nodes: int, algorithm: str = "auto", cluster: Cluster | None = None) -> float:
@@ -79,8 +82,8 @@ def test_chunks_are_of_what_a_head_has(n: int) -> None:
     the same GPUs has none. Groups that have unlike numbers of heads are not timed as one."""
     built, half, each = node_of(n), 3e6, 5e6
     ideal = IDEAL.transport("nvlink")
-    filled = ideal.protocols["simple"].model_copy(update={"half_bytes": half, "head_bytes": each})
-    transports = {**IDEAL.transports, "nvlink": ideal.model_copy(update={"in_switch": filled})}
+    filled = replace(ideal.protocols["simple"], half_bytes=half, head_bytes=each)
+    transports = {**IDEAL.transports, "nvlink": replace(ideal, in_switch=filled)}
     costs = replace(IDEAL, transports=transports)
     flow = (1 + 1 / n) * 1e9
     seconds = idle_seconds(plan("all_reduce", 1e9, range(n), built, costs, "nvls"), built, costs)
@@ -207,7 +210,7 @@ def test_what_cannot_do_it_is_refused_and_auto_does_without(
 def test_only_nvswitches_sum_up() -> None:
     node = {"gpus": {"type": "ideal", "count": 2}, "nvlink": {"kind": "mesh", "bandwidth_Bps": 1e9, "sharp": True}}
     with pytest.raises(InputError, match="NVSwitches sum up"):
-        ClusterSpec.model_validate({"name": "mesh", "node": {**node, "pcie": {"generation": 5}}})
+        validated(ClusterSpec, {"name": "mesh", "node": {**node, "pcie": {"generation": 5}}})
 
 
 def test_a_profile_without_figures_of_its_own_takes_those_of_simple() -> None:
@@ -219,10 +222,10 @@ def test_a_profile_without_figures_of_its_own_takes_those_of_simple() -> None:
 
 @pytest.mark.parametrize("key", ["protocols", "p2p"])
 def test_only_what_switches_sum_up_has_heads(key: str) -> None:
-    data = load_profile("h100-sxm-80gb").transports["nvlink"].model_dump()
+    data = as_data(load_profile("h100-sxm-80gb").transports["nvlink"])
     data[key]["simple"]["head_bytes"] = 1e6
     with pytest.raises(InputError, match=rf"{key}.simple.head_bytes: only in_switch has heads"):
-        Transport.model_validate(data)
+        validated(Transport, data)
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "nvls_tree"])

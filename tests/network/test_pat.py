@@ -9,11 +9,12 @@ import pytest
 
 from simulator.cluster import build_cluster
 from simulator.config import load_cluster
-from simulator.config.cluster import ClusterSpec
 from simulator.config.profile import load_profile
 from simulator.config.stack import load_stack
+from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.errors import InputError
+from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.network.collectives import patterns, plan
 from tests.support.clusters import link_bytes
 
@@ -72,7 +73,7 @@ def test_far_steps_carry_little(op: str, nodes: int) -> None:
         },
         "fabric": {"radix": 16},
     }
-    built = build_cluster(ClusterSpec.model_validate(spec))
+    built = build_cluster(validated(ClusterSpec, spec))
 
     def up(name: str) -> float:
         carried = link_bytes(plan(op, float(nodes), range(nodes), built, IDEAL, name), built)

@@ -8,7 +8,8 @@ from typing import Any
 
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.wires import PCIE_LATENCY_s
-from simulator.config.cluster import ClusterSpec
+from simulator.config.validation import validated
+from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.network.pattern import Pattern
 from simulator.network.plan import Plan
 
@@ -34,7 +35,7 @@ def nic_cluster(nodes: int, gpus: int = 1) -> Cluster:
             "nics": {"count": gpus, "bandwidth_bps": 8 * NIC_Bps, "latency_s": NIC_LATENCY_s},
         },
     }
-    return build_cluster(ClusterSpec.model_validate(spec))
+    return build_cluster(validated(ClusterSpec, spec))
 
 
 def _gpus(count: int, kind: str = "none", **pcie: Any) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def _gpus_for_twice_the_model_parallelism(workload: Workload) -> Setting:
 
 def _twice_the_gpus(workload: Workload) -> Setting:
     nodes = workload.cluster.nodes_for(2 * workload.n_ranks)
-    return {"cluster.nodes": nodes} if nodes > workload.cluster.nodes else {}
+    return {"cluster.nodes": nodes} if nodes > workload.cluster.n_nodes else {}
 
 
 #: Changes that may free memory, each of which may be repeated. Cheap ones come first, changes of the numerics last.

@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from simulator.config.profile import load_profile
 
 if TYPE_CHECKING:
-    from simulator.config.node import Node
     from simulator.config.workload import Workload
+    from simulator.hardware.node import NodeSpec
 
 Condition = Callable[["Workload"], bool]
 
@@ -49,7 +49,7 @@ def _skewed(workload: Workload) -> bool:
     return moe is not None and not isinstance(moe.token_distribution, str | tuple)
 
 
-def _every(workload: Workload, holds: Callable[[Node], bool]) -> bool:
+def _every(workload: Workload, holds: Callable[[NodeSpec], bool]) -> bool:
     return all(holds(node) for node in workload.cluster.kinds)
 
 
@@ -149,7 +149,9 @@ def _asked_for(workload: Workload, key: str) -> bool:
     *path, name = key.split(".")
     for part in path:
         section = getattr(section, part, None)
-    if not isinstance(section, BaseModel) or name not in section.model_fields_set:
+    if not isinstance(section, BaseModel):  # of a cluster, whose keys in `TABLE` are all off by default
+        return bool(getattr(section, name, None))
+    if name not in section.model_fields_set:
         return False
     value, default = getattr(section, name), type(section).model_fields[name].default
     return bool(value != default or value)

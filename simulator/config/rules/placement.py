@@ -39,6 +39,6 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
     if len(set(nodes)) != len(nodes):
         twice = next(node for node in nodes if nodes.count(node) > 1)
         yield InputError("a node cannot be taken twice", key="placement", found=twice)
-    if nodes and max(nodes) >= cluster.nodes:
+    if nodes and cluster.nodes is not None and max(nodes) >= cluster.nodes:
         allowed = f"0 to {cluster.nodes - 1}"
         yield InputError("this node does not exist", key="placement", found=max(nodes), allowed=allowed)

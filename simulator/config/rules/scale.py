@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from simulator.config.cluster import ClusterSpec, cluster_problems
-from simulator.config.node import MAX_GPUS
+from simulator.bounds import MAX_GPUS
 from simulator.config.rules.numbers import divisors, listed, nearest
 from simulator.errors import InputError
+from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.units import counted
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def gpus_of_workers(layout: Parallelism, cluster: ClusterSpec, own: Sequence[int] | None) -> int:
     """GPUs of the nodes that a job has (None: all), without the last of them, which are its parameter servers'."""
     if own is None:
-        return cluster.gpus_on(cluster.nodes - layout.server_count)
+        return cluster.gpus_on(cluster.n_nodes - layout.server_count)
     return sum(map(cluster.gpus_at, own[: max(len(own) - layout.server_count, 0)]))
 
 
@@ -28,7 +28,7 @@ def replicas(layout: Parallelism, cluster: ClusterSpec, own: Sequence[int] | Non
     """dp where the file gives the cluster's nodes instead: as many as the GPUs of workers make. On the nodes that a job
     lists (``own``), whether they are too few or too many is for `rules.placement` to say. Raises `InputError` where the
     GPUs do not divide."""
-    nodes = cluster.nodes - layout.server_count
+    nodes = cluster.n_nodes - layout.server_count
     model_parallel, gpus = layout.model_parallel, gpus_of_workers(layout, cluster, own)
     if gpus % model_parallel == 0 < gpus or own is not None:
         return max(gpus // model_parallel, 1)
@@ -52,11 +52,11 @@ def too_small(cluster: ClusterSpec, ranks: int, what: str, servers: int = 0) -> 
     """The error of ``ranks`` (explained by ``what``), and nodes for servers, that need more than the cluster has."""
     needed = cluster.nodes_for(ranks) + servers
     beside = f" and {counted(servers, 'node')} for parameter servers" if servers else ""
-    there = f"{counted(cluster.nodes, 'node')} of {cluster.name} {'has' if cluster.nodes == 1 else 'have'}"
+    there = f"{counted(cluster.n_nodes, 'node')} of {cluster.name} {'has' if cluster.n_nodes == 1 else 'have'}"
     return InputError(
         f"{what} needs {ranks:,} GPUs{beside}, {there} {cluster.n_gpus:,}",
         key="cluster.nodes",
-        found=cluster.nodes,
+        found=cluster.n_nodes,
         allowed=f">= {needed}",
         fix="larger counts in cluster.groups" if cluster.groups else f"cluster.nodes: {needed}",
     )
@@ -80,14 +80,11 @@ def axes(layout: Parallelism) -> str:
 
 
 def layout_problems(workload: Workload) -> Iterator[InputError]:
-    """Too few GPUs, and what is wrong with the cluster itself at its resolved size."""
+    """Yield the error of too few GPUs."""
     layout, cluster = workload.parallelism, workload.cluster
     # Of a cluster without any GPU, below, no number of nodes has enough.
     if workload.nodes is None and workload.n_ranks > gpus_of_workers(layout, cluster, None) and cluster.n_gpus:
         yield too_small(cluster, workload.n_ranks, f"{axes(layout)} x dp {layout.dp}", layout.server_count)
-    for problem in cluster_problems(cluster):
-        problem.key = f"cluster.{problem.key}"
-        yield problem
 
 
 def warnings(workload: Workload) -> Iterator[str]:

@@ -11,8 +11,8 @@ import pytest
 from simulator import api
 from simulator.analysis.training.advice import CANDIDATES, Trials, advice, few_rounds
 from simulator.analysis.training.memory import RankMemory
-from simulator.api import run
-from simulator.cluster import Cluster, cluster_of
+from simulator.api import cluster_of, run
+from simulator.cluster import Cluster
 from simulator.config import Workload, altered, load_workload, parse_changes
 from simulator.schedules import SCHEDULES
 from simulator.units import GiB

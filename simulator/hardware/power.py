@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self, get_args
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field, model_validator
+from annotated_types import Ge, Le
 
-from simulator.config.figures import Cited, NotNegative, Positive, need_all
-from simulator.config.section import Section
+from simulator.bounds import NotNegative, Positive
 from simulator.errors import InputError
+from simulator.hardware.figures import Cited, need_all
 
 #: What differs in what it draws and in how far the clock matters to it.
 LoadClass = Literal["matmul", "attention", "arithmetic", "norm", "memory", "communication"]
 #: Dynamic power goes with the clock and the square of a voltage that follows it at most; with more it is a slip.
-Exponent = Annotated[float, Field(ge=0, le=5)]
+Exponent = Annotated[float, Ge(0), Le(5)]
 
 
-class Load(Section):
+@dataclass(frozen=True, kw_only=True)
+class Load:
     """What a class of kernels draws, and how its speed follows the clock of the SMs (the GPU's, below)."""
 
     watts: Positive
@@ -33,6 +35,7 @@ class Load(Section):
     """what is drawn above an idle GPU goes with this power of the clock"""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Power(Cited):
     """The power limit as a budget: clocks fall until a running mean keeps to it."""
 
@@ -46,8 +49,7 @@ class Power(Cited):
     loads: dict[LoadClass, Load]
     """arithmetic, norm: streams that arithmetic bounds too (GELU; norms); communication: while NCCL moves bytes"""
 
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
+    def __post_init__(self) -> None:
         need_all("power.loads", self.loads, get_args(LoadClass))
         if self.idle_w >= self.limit_w:
             raise InputError("is not below the limit", key="power.idle_w", found=self.idle_w, allowed=self.limit_w)
@@ -66,4 +68,3 @@ class Power(Cited):
                     found=load.clock_hz,
                     allowed=f"up to {highest_hz:.4g}",
                 )
-        return self

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from dataclasses import dataclass
+from typing import Literal
 
-from pydantic import model_validator
-
-from simulator.config.figures import Cited, Fraction, NotNegative, Positive
-from simulator.config.section import Section
+from simulator.bounds import Fraction, NotNegative, Positive
 from simulator.errors import InputError
+from simulator.hardware.figures import Cited
 
 TransportKind = Literal["nvlink", "pcie", "infiniband", "roce", "tcp", "nvme", "memory"]
 ProtocolName = Literal["ll", "ll128", "simple"]
@@ -17,7 +16,8 @@ ProtocolName = Literal["ll", "ll128", "simple"]
 Way = Literal["protocols", "p2p", "in_switch", "pat"]
 
 
-class Protocol(Section):
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
     """One of NCCL's ways to hand over data: LL and LL128 send flags with it (quick start), simple synchronises chunks
     (full bandwidth)."""
 
@@ -37,6 +37,7 @@ class Protocol(Section):
     """NCCL's tuner leaves the protocol where a link would carry more, be it faster or not"""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Transport(Cited):
     """Constants of the timing model of `simulator.network.collectives`."""
 
@@ -58,15 +59,14 @@ class Transport(Cited):
     """whether the software chooses PAT, as NCCL does from 2.23 on, and RCCL does not"""
 
     def ways(self, way: Way) -> Mapping[ProtocolName, Protocol]:
-        """The protocols of one way to carry something."""
+        """Return the protocols of one way to carry bytes."""
         if way == "in_switch":
             return {"simple": self.in_switch or self.protocols["simple"]}
         if way == "pat":
             return {"simple": self.protocols["simple"]}
         return self.p2p if way == "p2p" else self.protocols
 
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
+    def __post_init__(self) -> None:
         for key, protocols in (("protocols", self.protocols), ("p2p", self.p2p)):
             if "simple" not in protocols:
                 raise InputError("lacks simple", key=key, found=", ".join(protocols))
@@ -75,4 +75,3 @@ class Transport(Cited):
             for name, protocol in protocols.items():
                 if protocol.head_bytes:
                     raise InputError("only in_switch has heads", key=f"{key}.{name}.head_bytes", fix="remove the key")
-        return self

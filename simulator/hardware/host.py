@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self, get_args
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
-from pydantic import Field, model_validator
-
-from simulator.config.figures import Cited, Positive, need_all
-from simulator.config.section import Section
+from simulator.bounds import NotNegative, Positive
 from simulator.frameworks.framework import LaunchSection
+from simulator.hardware.figures import Cited, need_all
 
 #: What the host issues, as far as it takes differently long; other: elementwise, copies, reductions.
 LaunchClass = Literal["matmul", "attention", "norm", "other"]
@@ -30,6 +29,7 @@ AroundOps = Literal[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
 class LaunchCosts(Cited):
     """Seconds that the host takes to issue one op, autograd's and the modules' part of it included."""
 
@@ -41,7 +41,7 @@ class LaunchCosts(Cited):
     collective_s: Positive
     p2p_s: Positive
     """a send or a receive, with what a pipeline's runtime does for it"""
-    around_s: dict[AroundOps, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    around_s: dict[AroundOps, NotNegative] = field(default_factory=dict)
     """the start of a backward pass; per product of one that is split in two, to find where to cut it; per module whose
     weights' gradients are computed apart; per recomputed layer; a grouped product of experts, with the sorting of
     tokens around it; an all-reduce of tensor parallelism, with the two linear layers written by hand that it stands
@@ -49,19 +49,16 @@ class LaunchCosts(Cited):
     kernel to join; a bucket of DDP; a unit of FSDP that is gathered, one whose gradients are reduced. Not listed:
     nothing, or what other products and collectives take"""
 
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
+    def __post_init__(self) -> None:
         for key, given in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):
             need_all(f"host.launch_s.{key}", given, get_args(LaunchClass))
-        return self
 
 
-class Host(Section):
+@dataclass(frozen=True, kw_only=True)
+class Host:
     """The CPU that feeds the GPU."""
 
     launch_s: dict[LaunchSection, LaunchCosts]
 
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
+    def __post_init__(self) -> None:
         need_all("host.launch_s", self.launch_s, get_args(LaunchSection))
-        return self

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self, get_args
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field, model_validator
+from annotated_types import Ge
 
-from simulator.config.figures import Amount, Cited, Figure, Fraction, NotNegative, Positive, need_all
-from simulator.config.section import AsTuple, Section, Whole
+from simulator.bounds import Fraction, NotNegative, Positive
 from simulator.errors import InputError
+from simulator.hardware.figures import Amount, Cited, Figure, need_all
 
 #: Types that matrix products are known in; a superset of those that a workload can ask for.
 MatrixDtype = Literal["bf16", "fp16", "fp32", "fp8"]
-Role = Literal["fwd", "dgrad", "wgrad"]
-Size = Literal["m", "n", "k", "batch"]
+MatmulRole = Literal["fwd", "dgrad", "wgrad"]
+MatmulSize = Literal["m", "n", "k", "batch"]
 Direction = Literal["forward", "backward"]
 #: Kinds of kernels that memory traffic bounds, told apart where measured speeds differ: ``norm_bwd`` both gradients of
 #: LayerNorm, ``rms_norm`` likewise; ``mask`` filling under a mask; ``activation`` and ``residual`` what works element
@@ -63,34 +65,34 @@ MemoryClass = Literal[
     "copy",
     "zero",
 ]
-Range = Annotated[tuple[Whole, Whole], AsTuple]
+FittedRange = tuple[int, int]
 
 
+@dataclass(frozen=True, kw_only=True)
 class GroupedModel(Cited):
     """What is particular to grouped products."""
 
-    tiles: Annotated[tuple[str, ...], AsTuple]
+    tiles: tuple[str, ...]
     """those of ``tile_efficiency`` that such kernels are made for"""
-    narrow_up_to: Whole | None = None
+    narrow_up_to: int | None = None
     """rows or columns of a group, on the mean, up to which the last of ``tiles`` is taken, and beyond the first
     (PyTorch on Hopper: aten/src/ATen/native/cuda/GroupMM.cu); None: any, by what each would take"""
-    speed: dict[Role, Fraction]
+    speed: dict[MatmulRole, Fraction]
     """relative to single products of the type and layout"""
     start_s: NotNegative
     """before the first tile, beside ``start_s`` of all: the groups' sizes are read and turned into a schedule"""
     group_s: NotNegative = 0.0
     """for each group, whose operands SMs must find"""
 
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        need_all("kernels.matmul.grouped.speed", self.speed, get_args(Role))
-        return self
+    def __post_init__(self) -> None:
+        need_all("kernels.matmul.grouped.speed", self.speed, get_args(MatmulRole))
 
 
+@dataclass(frozen=True, kw_only=True)
 class MatmulModel(Cited):
     """Constants of `simulator.costs.matmul`, fitted together."""
 
-    tile_efficiency: dict[Annotated[str, Field(pattern=r"^\d+x\d+$")], Fraction]
+    tile_efficiency: dict[str, Fraction]
     """share of the peak inside a tile's loop over k, by tile (256x128 means 128x256 too)"""
     large_tile_preference: NotNegative
     """how much the library favours large tiles when it chooses; 0: it takes the fastest"""
@@ -102,7 +104,7 @@ class MatmulModel(Cited):
     """reading a tile of the output that is added to"""
     memory_fraction: Fraction
     """share of the peak memory bandwidth that is reached"""
-    overlap_exponent: Annotated[float, Field(ge=1)]
+    overlap_exponent: Annotated[float, Ge(1)]
     """q of (compute^q + memory^q)^(1/q); infinite: perfect overlap, 1: none"""
     start_s: Positive
     """an empty kernel"""
@@ -114,26 +116,30 @@ class MatmulModel(Cited):
     """shortest slice of k"""
     sustained_flops_per_s: dict[MatrixDtype, Figure]
     """what the power limit allows a GPU that is busy with real data for long"""
-    power_exponent: Annotated[float, Field(ge=1)]
+    power_exponent: Annotated[float, Ge(1)]
     """p of (burst^p + limited^p)^(1/p): how gradually the clock gives way near that limit"""
-    layout_speed: dict[MatrixDtype, dict[Role, Figure]]
+    layout_speed: dict[MatrixDtype, dict[MatmulRole, Figure]]
     """speed of forward, data and weight gradient by type, relative to the peak of the type and the tile's efficiency"""
     grouped: GroupedModel
-    fitted_range: dict[MatrixDtype, dict[Size, Range]] = Field(default_factory=dict)
+    fitted_range: dict[MatrixDtype, dict[MatmulSize, FittedRange]] = field(default_factory=dict)
     """smallest and largest sizes that were measured, by type; types that were not are missing"""
 
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
+    def __post_init__(self) -> None:
         if not self.tile_efficiency:
             raise InputError("needs at least one tile", key="kernels.matmul.tile_efficiency")
+        for tile in self.tile_efficiency:
+            if not re.fullmatch(r"\d+x\d+", tile):
+                raise InputError(
+                    "is no size of a tile", key="kernels.matmul.tile_efficiency", found=tile, allowed="such as 256x128"
+                )
         for dtype, sizes in self.fitted_range.items():
-            need_all(f"kernels.matmul.fitted_range.{dtype}", sizes, get_args(Size))
+            need_all(f"kernels.matmul.fitted_range.{dtype}", sizes, get_args(MatmulSize))
         for dtype, speeds in self.layout_speed.items():
-            need_all(f"kernels.matmul.layout_speed.{dtype}", speeds, get_args(Role))
+            need_all(f"kernels.matmul.layout_speed.{dtype}", speeds, get_args(MatmulRole))
         need_all("kernels.matmul.tile_efficiency", self.tile_efficiency, self.grouped.tiles)
-        return self
 
 
+@dataclass(frozen=True, kw_only=True)
 class AttentionCurve(Cited):
     """Share of the peak of a flash attention kernel, by the keys L that a query sees on average."""
 
@@ -141,11 +147,12 @@ class AttentionCurve(Cited):
     """for long sequences"""
     half_length: NotNegative
     """L at which half of the limit is reached: limit * L / (L + half_length)"""
-    fitted_range: Range | None = None
+    fitted_range: FittedRange | None = None
     """shortest and longest sequence that was measured"""
 
 
-class RowCurve(Section):
+@dataclass(frozen=True, kw_only=True)
+class RowCurve:
     """Seconds of a kernel by its bytes: start_s + bytes / (share * peak bandwidth)."""
 
     share: Fraction
@@ -154,15 +161,17 @@ class RowCurve(Section):
     """an empty kernel"""
 
 
+@dataclass(frozen=True, kw_only=True)
 class AroundCurve(RowCurve, Cited):
     """Kernels around another, by their bytes."""
 
 
-class AttentionModel(Section):
+@dataclass(frozen=True, kw_only=True)
+class AttentionModel:
     """Curves by head dimension; both constants go linearly between two of them and stay beyond the ends."""
 
-    forward: dict[Whole, AttentionCurve]
-    backward: dict[Whole, AttentionCurve]
+    forward: dict[int, AttentionCurve]
+    backward: dict[int, AttentionCurve]
     tail: dict[Direction, Amount]
     """how long the last thread blocks run while SMs fall idle, in times of the longest block"""
     start_s: Figure
@@ -170,16 +179,15 @@ class AttentionModel(Section):
     around: AroundCurve | None = None
     """the kernels before and after a backward one, by their bytes; without it they are in its curves"""
 
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
+    def __post_init__(self) -> None:
         for name, curves in (("forward", self.forward), ("backward", self.backward)):
             if not curves:
                 raise InputError("needs at least one head dimension", key=f"kernels.attention.{name}")
         need_all("kernels.attention.tail", self.tail, get_args(Direction))
-        return self
 
 
-class ColumnSums(Section):
+@dataclass(frozen=True, kw_only=True)
+class ColumnSums:
     """What PyTorch's sums over columns take beside their bytes (`simulator.costs.memory.slices`)."""
 
     value_s: NotNegative
@@ -188,20 +196,22 @@ class ColumnSums(Section):
     """adding the sums of one slice more in the end"""
 
 
+@dataclass(frozen=True, kw_only=True)
 class MemoryCurve(RowCurve, Cited):
     """One class of kernels, at any size of row."""
 
-    by_width: dict[Whole, RowCurve] = Field(default_factory=dict)
+    by_width: dict[int, RowCurve] = field(default_factory=dict)
     """of kernels that work on whole rows, by elements of a row: linear in its logarithm between two, constant beyond"""
     columns: ColumnSums | None = None
     """of sums over columns of matrices of known width"""
     element_s: NotNegative | None = None
     """per element written, where finding its operands takes longer than moving them"""
-    fitted_range: Range | None = None
+    fitted_range: FittedRange | None = None
     """fewest and most bytes that were measured"""
 
 
-class MemoryModel(Section):
+@dataclass(frozen=True, kw_only=True)
+class MemoryModel:
     """Kernels bound by memory traffic."""
 
     eager: dict[MemoryClass, MemoryCurve]
@@ -210,13 +220,12 @@ class MemoryModel(Section):
     """what other software launches instead (Megatron-LM, TransformerEngine, Apex, Inductor),
     where that differs"""
 
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
+    def __post_init__(self) -> None:
         need_all("kernels.memory.eager", self.eager, get_args(MemoryClass))
-        return self
 
 
-class Kernels(Section):
+@dataclass(frozen=True, kw_only=True)
+class KernelModels:
     """The efficiency models, one per cost class."""
 
     matmul: MatmulModel

@@ -1,0 +1,24 @@
+"""Ranges of the numbers and texts that users write: annotations of dataclasses, which `config` checks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le, Predicate
+
+MAX_GPUS = 1_000_000
+#: Slowest link, in the unit of its key; 0 where there is none.
+MIN_BANDWIDTH = 1_000
+
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Fraction = Annotated[float, Gt(0), Le(1)]
+#: Number of GPUs, nodes, cards or drives.
+Count = Annotated[int, Ge(1), Le(MAX_GPUS)]
+CountOrNone = Annotated[int, Ge(0), Le(MAX_GPUS)]
+Bandwidth = Annotated[float, Ge(MIN_BANDWIDTH), Le(1e18)]
+Latency = Annotated[float, Ge(0), Le(10)]
+#: Speed as a multiple of another one.
+SpeedScale = Annotated[float, Ge(1e-3), Le(1e3)]
+#: Text that is shown to people: no control characters, no line breaks, no halves of characters.
+Text = Annotated[str, Predicate(str.isprintable)]

@@ -1,0 +1,218 @@
+"""Data of files checked against sections and dataclasses; whatever is wrong is told in one form.
+
+`validated` turns plain data into a section or a dataclass, and raises `InputError` only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from simulator.config import synonyms
+from simulator.config.section import AsSection, fields_by_key, paths, section_of, sections_in
+from simulator.errors import MAX_ERRORS, InputError, PlaceOfKey, each, located, raise_all
+from simulator.input_files import brief, closest
+
+T = TypeVar("T")
+
+
+def validated(form: type[T], data: Any, file: object = None, *, place: PlaceOfKey | None = None) -> T:
+    """Return ``data`` as a ``form``, a section or a dataclass.
+
+    ``file`` is named in errors, or what ``place`` says of the key that is wrong. Raises one `InputError` that lists
+    everything wrong, each with its dotted key, what was found and what is allowed.
+    """
+    more = 0
+    try:
+        value: T = _adapter(form).validate_python(data)  # type: ignore[arg-type]
+        return value
+    except ValidationError as failure:
+        section = _section(form)
+        details = [detail for detail in failure.errors(include_url=False) if detail["type"] != _FOLLOWS]
+        # Of a key that may also be a list, text that is none of its words is not told to be one.
+        words = {_locate(section, detail["loc"])[0] for detail in details if detail["type"] == "literal_error"}
+        details = [
+            one for one in details if one["type"] != "tuple_type" or _locate(section, one["loc"])[0] not in words
+        ]
+        errors = [_explained(section, detail) for detail in details[:MAX_ERRORS]]
+        more = len(details) - len(errors)
+    except InputError as failure:  # raised by the checks of a section itself, which do not know the file
+        said, more = each(failure)
+        errors = list(said)
+    with located(lambda key: place(key) if place and key else (file, key)):
+        raise_all(errors, more)
+    raise AssertionError("a validation error without details")
+
+
+@cache
+def _adapter(form: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(Annotated[form, AsSection()] if dataclasses.is_dataclass(form) else form)
+
+
+def _section(form: type) -> type[BaseModel]:
+    return section_of(form) if dataclasses.is_dataclass(form) else form
+
+
+#: The kind of an error that follows from another, which is listed.
+_FOLLOWS = "default_factory_not_called"
+_WANTED = {
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "string_unicode": "printable text, on one line",
+    "predicate_failed": "printable text, on one line",
+    "tuple_type": "a list",
+    "model_type": "a mapping of keys",
+    "dict_type": "a mapping of keys",
+    "finite_number": "a finite number",
+}
+_BOUNDS = {
+    "greater_than": ("gt", ">"),
+    "greater_than_equal": ("ge", ">="),
+    "less_than": ("lt", "<"),
+    "less_than_equal": ("le", "<="),
+}
+_LENGTHS = {"too_short": ("at least", "min_length"), "too_long": ("at most", "max_length")}
+
+
+def _bound(sign: str, value: float) -> str:
+    """Such as ``<= 10,000`` or ``>= 1e-06``."""
+    return f"{sign} {value:,.0f}" if value == int(value) else f"{sign} {value:g}"
+
+
+def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
+    kind, found, context = detail["type"], detail["input"], detail.get("ctx", {})
+    key, owner = _locate(model, detail["loc"])
+    name = key.rpartition(".")[2] if kind == "literal_error" else str(detail["loc"][-1]) if detail["loc"] else ""
+    if kind == "extra_forbidden":
+        return _unknown_key(model, owner, key, found)
+    field = _field(owner, detail["loc"])
+    if kind == "missing":
+        meaning = _meaning(owner, name)
+        message = "a required key is missing" + (f" ({meaning})" if meaning else "")
+        return InputError(message, key=key, allowed=_allowed(field) or _keys(field))
+    if kind == "literal_error":
+        options = re.findall(r"'([^']*)'|(\d+)", context["expected"])
+        known = [text or number for text, number in options]
+        near = closest(found, known)
+        fix = f"{name}: {near}" if near else None
+        return InputError("is none of the known values", key=key, found=brief(found), allowed=", ".join(known), fix=fix)
+    if kind in _BOUNDS:
+        nearest = context[_BOUNDS[kind][0]]
+        fix = f"{key.rpartition('.')[2]}: {nearest}" if kind.endswith("_equal") and isinstance(nearest, int) else None
+        return InputError("is out of range", key=key, found=brief(found), allowed=", ".join(_bounds(field)), fix=fix)
+    if kind in _LENGTHS:
+        word, limit = _LENGTHS[kind]
+        return InputError("has not as many items", key=key, found=brief(found), allowed=f"{word} {context[limit]}")
+    if kind in _WANTED:
+        fix = None
+        if kind in ("float_type", "int_type") and isinstance(found, str) and re.fullmatch(r"[-+.\deE]+", found.strip()):
+            fix = f"{name}: {found.strip()}, without quotes"
+        if kind == "string_type" and isinstance(found, int | float) and not isinstance(found, bool):
+            fix = f'{name}: "{found}", in quotes'
+        allowed = ", ".join([_WANTED[kind], *(_bounds(field) if "number" in _WANTED[kind] else [])])
+        if kind == "model_type":
+            allowed = f"{allowed}: {_keys(field)}"
+        return InputError(f"must be {_WANTED[kind]}", key=key, found=brief(found), allowed=allowed, fix=fix)
+    return InputError(detail["msg"], key=key, found=brief(found), allowed=_allowed(field))
+
+
+def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, found: object) -> InputError:
+    name = key.rpartition(".")[2]
+    fix = synonyms.replacement(name, found) or _meant(model, owner, name)
+    return InputError("unknown key", key=key, allowed=", ".join(fields_by_key(owner)), fix=fix)
+
+
+def _meant(model: type[BaseModel], owner: type[BaseModel], name: str) -> str | None:
+    """What to write instead of ``name``: what is known of it comes before what it looks like."""
+    allowed = fields_by_key(owner)
+    if known := synonyms.here(name):
+        section, key = known
+        return f"{key} instead of {name}" if key.split(":")[0] in allowed else f"{section}.{key}"
+    if near := closest(name, allowed):
+        return f"{near} instead of {name}"
+    if owner is model:  # a key inside a section is meant for that section
+        return next((path for path in paths(model) if path.rsplit(".", 1)[-1] == name), None)
+    return None
+
+
+#: Tags of union members that are no sections.
+_FORMS = ("text", "list")
+#: What pydantic calls members of a union without tags.
+_UNTAGGED = re.compile(r"(literal|tuple|dict|function-\w+)\[")
+
+
+def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, type[BaseModel]]:
+    """The dotted key of a pydantic location, and the section that holds its last part."""
+    key, owner, inside = "", model, {model.__name__: model}
+    for part in loc:
+        if isinstance(part, int):
+            key += f"[{part}]"
+        elif part in inside and inside[part] is not model:  # the tag of a union's member, no key
+            owner = inside[part]
+        elif (part in _FORMS or _UNTAGGED.match(part)) and part not in fields_by_key(owner):
+            continue
+        else:
+            if len(inside) == 1:
+                owner = next(iter(inside.values()))
+            key += f".{part}" if key else part
+            inside = sections_in(fields_by_key(owner)[part].annotation) if part in fields_by_key(owner) else {}
+    return key, owner
+
+
+def _field(owner: type[BaseModel], loc: tuple[int | str, ...]) -> FieldInfo | None:
+    """The field that holds what ``loc`` points to, be it in a list."""
+    fields = fields_by_key(owner)
+    return next((fields[part] for part in reversed(loc) if part in fields), None)
+
+
+def _allowed(field: FieldInfo | None) -> str | None:
+    """The range of a field's number, or the values that it lists."""
+    listed = [] if field is None else [*_bounds(field), *_values(field.annotation)]
+    return ", ".join(dict.fromkeys(listed)) or None
+
+
+def _bounds(field: FieldInfo | None) -> list[str]:
+    """The range of a field's number, such as ``[">= 1", "<= 10,000"]``, be it in a list or beside null."""
+    bounds = [] if field is None else [*field.metadata, *_metadata(field.annotation)]
+    return [
+        _bound(sign, getattr(bound, kind))
+        for bound in bounds
+        for kind, sign in _BOUNDS.values()
+        if getattr(bound, kind, None) is not None
+    ]
+
+
+def _keys(field: FieldInfo | None) -> str | None:
+    """Those of the sections that a field can hold."""
+    sections = {} if field is None else sections_in(field.annotation)
+    return ", ".join(dict.fromkeys(key for section in sections.values() for key in fields_by_key(section))) or None
+
+
+def _metadata(annotation: Any) -> Iterator[Any]:
+    """What stands beside the types inside an annotation."""
+    for note in getattr(annotation, "__metadata__", ()):
+        yield from note.metadata if isinstance(note, FieldInfo) else [note]
+    for part in get_args(annotation):
+        yield from _metadata(part)
+
+
+def _values(annotation: Any) -> Iterator[str]:
+    """Those that an annotation lists."""
+    if get_origin(annotation) is Literal:
+        yield from map(str, get_args(annotation))
+    for part in get_args(annotation):
+        yield from _values(part)
+
+
+def _meaning(owner: type[BaseModel], name: str) -> str | None:
+    field = fields_by_key(owner).get(name)
+    return field.description.split("\n\n")[0].replace("\n", " ") if field and field.description else None
