@@ -132,11 +132,13 @@ def section_of(plain: type) -> type[Section]:
         field.name: (_checked(hints[field.name]), _field_info(field, texts.get(field.name)))
         for field in dataclasses.fields(plain)
     }
-    base = ShortSection if hasattr(plain, "text_means") else Section
-    section: type[Section] = create_model(plain.__name__, __base__=base, __doc__=plain.__doc__, **fields)
-    if issubclass(section, ShortSection):
-        section.text_means = plain.text_means  # type: ignore[attr-defined]
-    return section
+    return create_model(plain.__name__, __base__=_base_of(plain), __doc__=plain.__doc__, **fields)
+
+
+def _base_of(plain: type) -> type[Section]:
+    """Return the base of a dataclass's model, which says whether a plain text may stand for it."""
+    key = getattr(plain, "text_means", None)
+    return type("Short", (ShortSection,), {"text_means": key}) if key else Section
 
 
 def _field_info(field: dataclasses.Field[Any], description: str | None) -> Any:

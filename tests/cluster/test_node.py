@@ -13,6 +13,7 @@ from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.wires import nvlinks_of, tree_of
 from simulator.config.cluster import load_cluster
 from simulator.config.profile import load_profile
+from simulator.config.section import as_data
 from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.errors import InputError
@@ -47,7 +48,7 @@ def busbw(cluster: Cluster, ranks: list[int], nbytes: float = 16 * GiB, profile:
 def test_short_forms_are_the_tree_that_they_stand_for(name: str) -> None:
     """Writing out what hangs where, and which GPUs are joined, changes no link and no route."""
     short = load_cluster(CLUSTERS[name])
-    data = short.model_dump(exclude_unset=True)
+    data = as_data(short, defaults=False)
     data["node"]["pcie"] = {"generation": 4, "p2p": short.node.pcie.p2p, "tree": dict(tree_of(short.node))}
     data["node"].get("nics", {}).pop("attach", None)
     if short.node.nvlink.kind in ("mesh", "pairs"):
