@@ -10,13 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+from simulator.lowering.lanes import PIPELINE_LANE, Lanes
 from simulator.program import COMPUTE_LANE, Axis, Batch, PointToPoint, PointToPointKind, Purpose, Step
 from simulator.schedules import Action, Cell, Order, Post, Schedule, Slot, requires
 
 SEND, RECV = PointToPointKind.SEND, PointToPointKind.RECV
-
-#: lane -> steps of one pipeline rank
-Lanes = dict[str, list[Step]]
 
 #: A rank, an end of its transfers, and their direction.
 End = tuple[int, PointToPointKind, str]
@@ -216,7 +214,9 @@ def _as_written(
                 _post_one(lanes, hop, op, nbytes, several, overlap=overlap, batched=batched)
                 continue
             for action in cell:
-                waits = dict.fromkeys([step.label for step in lanes.get("pp", ())[-1:]] + needs.get(action, []))
+                waits = dict.fromkeys(
+                    [step.label for step in lanes.get(PIPELINE_LANE, ())[-1:]] + needs.get(action, [])
+                )
                 lanes[COMPUTE_LANE].append(_wait(step_of(action), list(waits)))
         written.append(lanes)
     return written
@@ -238,7 +238,7 @@ def _post_one(
     (on four H200s sends last 0.07 to 0.2 ms, whose receives begin up to 22 ms later, calibration/results/runs)."""
     after = tuple(step.label for step in lanes[COMPUTE_LANE][-1:])
     if not overlap:
-        lanes.setdefault("pp", []).append(_post([(hop, op)], nbytes, after))
+        lanes.setdefault(PIPELINE_LANE, []).append(_post([(hop, op)], nbytes, after))
         return
     lane = f"pp_{hop.peer(op)}"
     if batched and op == SEND:
@@ -298,7 +298,7 @@ def _one_by_one(
     done: set[Action] = set()
 
     def run(rank: int, action: Action) -> None:
-        waits = [step.label for step in lanes[rank].get("pp", ())[-1:]]
+        waits = [step.label for step in lanes[rank].get(PIPELINE_LANE, ())[-1:]]
         waits += [hop.label(RECV) for hop in receives.get(action, ()) if overlap or hop.source not in done]
         lanes[rank][COMPUTE_LANE].append(_wait(step_of(action), waits))
         done.add(action)
@@ -344,7 +344,7 @@ def _blocking(
                 compute.append(_wait(step_of(action), waits))
                 waits = []
             previous = slot
-        lanes.append({COMPUTE_LANE: compute, "pp": posted} if posted else {COMPUTE_LANE: compute})
+        lanes.append({COMPUTE_LANE: compute, PIPELINE_LANE: posted} if posted else {COMPUTE_LANE: compute})
     return lanes
 
 

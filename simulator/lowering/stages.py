@@ -10,13 +10,26 @@ from simulator.lowering.gradients import Mark, gradients_complete, weights_used
 from simulator.models import Op, Part, PassBytes, Seat, Turn, activation_bytes, pass_bytes, stage_parts, weights_of
 from simulator.operations.weights import Weight
 from simulator.program import Axis, Block, Collective, CollectiveKind, Compute, Fixed, Purpose, Step, StepPhase
-from simulator.schedules import Action
+from simulator.schedules import Action, Order
 
 #: What a pass runs where the stage has no kernel for it: an embedding alone has no input gradient.
 _NOTHING = Compute("nothing", Fixed(0.0), StepPhase.BACKWARD)
 
 #: A stage, the kind of a pass through it, and a turn: passes with the same do the same.
 Variant = tuple[int, str, Turn]
+
+
+def first_and_last(order: Order, microbatches: int) -> dict[tuple[int, int], Turn]:
+    """Return, by stage and micro-batch, the turns of those that make the first and the last gradients of a step."""
+    making: dict[tuple[int, int], list[int]] = {}
+    for action in (action for slots in order for slot in slots for action in slot):
+        if action.kind in ("B", "W"):
+            making.setdefault((action.stage, action.microbatch // microbatches), []).append(action.microbatch)
+    return {
+        (stage, microbatch): Turn(first=microbatch == row[0], last=microbatch == row[-1])
+        for (stage, _), row in making.items()
+        for microbatch in (row[0], row[-1])
+    }
 
 
 class Stages:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from simulator.lowering.pipeline import Lanes
+from simulator.lowering.lanes import Lanes
 from simulator.program import COMPUTE_LANE, Collective, HostOperation, Step
 
 

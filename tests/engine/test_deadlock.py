@@ -7,7 +7,8 @@ import pytest
 from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.errors import DeadlockError
-from simulator.lowering.pipeline import Lanes, lower
+from simulator.lowering.lanes import Lanes
+from simulator.lowering.pipeline import lower
 from simulator.program import Batch, Block, Compute, Fixed, Program, ProgramError, Role, Step, from_text
 from simulator.schedules import SCHEDULES
 from simulator.timeline import Timeline

@@ -10,7 +10,7 @@ from simulator.api import StepResult, run
 from simulator.config import load_workload, warnings
 from simulator.engine.invariants import check
 from simulator.errors import InputError
-from simulator.lowering.compression import ELEMENT_BYTES
+from simulator.lowering.passes.compress_gradients import ELEMENT_BYTES
 from tests.support.exact import assert_same
 
 KINDS = ("fp8", "int8", "1bit")

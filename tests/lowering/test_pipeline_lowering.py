@@ -5,7 +5,8 @@ import pytest
 from simulator.cluster.ideal import ideal_cluster
 from simulator.costs import Costs
 from simulator.engine import simulate
-from simulator.lowering.pipeline import Lanes, lower
+from simulator.lowering.lanes import Lanes
+from simulator.lowering.pipeline import lower
 from simulator.program import Block, Compute, Fixed, Program, Role, Step, comms_of
 from simulator.schedules import SCHEDULES, Action
 

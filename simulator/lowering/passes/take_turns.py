@@ -1,21 +1,27 @@
-"""Collectives of one communicator take turns: NCCL runs its kernels one after another as they are issued, whatever
-streams they are on (``ncclLaunchPrepare``: launches wait for the communicator's own stream). So gathers and reductions
-of FSDP, which torch calls on two streams, never move at once: in every profiled step on H200s a gather whose copy was
-ready began 6 to 12 us after the end of the reduction before it (calibration/results/runs)."""
+"""Collectives of one communicator take turns.
+
+NCCL runs its kernels one after another as they are issued, whatever streams they are on (``ncclLaunchPrepare``:
+launches wait for the communicator's own stream). So gathers and reductions of FSDP, which torch calls on two streams,
+never move at once. In every profiled step on H200s a gather whose copy was ready began 6 to 12 us after the end of the
+reduction before it (calibration/results/runs).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from simulator.lowering.pipeline import Lanes
-from simulator.program import COMPUTE_LANE, Collective, CollectiveKind, Step
+from simulator.lowering.lanes import Lanes
+from simulator.lowering.rank_context import RankContext
+from simulator.program import COMPUTE_LANE, Collective, CollectiveKind
 
 
-def take_turns(lanes: Lanes) -> dict[str, list[Step]]:
-    """``lanes`` where what a rank calls beside its computation waits for what was issued before on the same
-    communicator (axis), on another lane. A host issues what waits for computation behind it, as its hooks run there, a
-    reduction before the gather that waits for the same."""
+def take_turns(lanes: Lanes, context: RankContext) -> Lanes:
+    """Let what a rank calls beside its computation wait for what was issued before on the same communicator (axis).
+
+    A host issues what waits for computation behind it, as its hooks run there, a reduction before the gather that waits
+    for the same. Steps of one lane need no such wait.
+    """
     whole = {lane: list(steps) for lane, steps in lanes.items()}
     latest: dict[str, tuple[str, str]] = {}
     for _, lane, index in sorted(_issued(whole), key=lambda issued: issued[0]):
@@ -29,7 +35,7 @@ def take_turns(lanes: Lanes) -> dict[str, list[Step]]:
 
 
 def _issued(lanes: Lanes) -> Iterator[tuple[tuple[int, bool], str, int]]:
-    """(when it is issued, lane, number on it) of collectives on lanes of their own; those of a lane in its order."""
+    """Yield (when it is issued, lane, number on it) of collectives beside computation; those of a lane in its order."""
     behind = _behind(lanes)
     for lane, steps in lanes.items():
         issued = -1, False
@@ -41,7 +47,10 @@ def _issued(lanes: Lanes) -> Iterator[tuple[tuple[int, bool], str, int]]:
 
 
 def _behind(lanes: Lanes) -> dict[str, int]:
-    """The last step of the compute lane, by number, that each step waits for, be it by way of others; -1: none."""
+    """Return the number of the last step of the compute lane that each step waits for, be it by way of others.
+
+    -1 where there is none.
+    """
     found = {step.label: index for index, step in enumerate(lanes[COMPUTE_LANE])}
     changed = True
     while changed:

@@ -18,11 +18,12 @@ Buckets are packed where their gradients are complete, and unpacked where the co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from simulator.config import Workload
-from simulator.lowering.pipeline import Lanes
+from simulator.lowering.lanes import REDUCTION, Lanes, beside
+from simulator.lowering.rank_context import RankContext
 from simulator.program import (
     COMPUTE_LANE,
     AllToAll,
@@ -53,27 +54,27 @@ class _Packed:
     unpack: tuple[Step, ...]
 
 
-def compressed(workload: Workload, lanes: Lanes, reductions: Collection[str]) -> Lanes:
-    """``lanes`` of a rank with its gradient ``reductions`` (labels) packed as ``grad_compression`` and
-    ``copy_to_buckets`` say."""
+def compress_gradients(lanes: Lanes, context: RankContext) -> Lanes:
+    """Pack the gradients that reductions send, as ``grad_compression`` and ``copy_to_buckets`` say."""
+    workload = context.workload
     if workload.parallelism.grad_compression == "none" and not workload.parallelism.copy_to_buckets:
         return lanes
-    packed = {
-        step.label: _packed(workload, step)
-        for of_lane in lanes.values()
-        for step in of_lane
-        if step.label in reductions
-    }
-    beside = {lane: of_lane for lane, of_lane in lanes.items() if lane != COMPUTE_LANE}
+    packed = {step.label: _packed(workload, step) for step in beside(lanes) if _is_reduction(step)}
+    others = {lane: steps for lane, steps in lanes.items() if lane != COMPUTE_LANE}
     unpacked = {label: one.unpack[-1].label for label, one in packed.items() if one.unpack}
     whole: Lanes = {lane: [] for lane in lanes}
-    for lane, of_lane in beside.items():
-        for step in of_lane:
+    for lane, steps in others.items():
+        for step in steps:
             for new in _replaced(step, packed, unpacked):
                 stream = new.op.lane if step.label in packed and isinstance(new.op, Comm) else lane
                 whole.setdefault(stream, []).append(new)
-    whole[COMPUTE_LANE] = _with_kernels(lanes[COMPUTE_LANE], packed, _needs(packed, beside))
+    whole[COMPUTE_LANE] = _with_kernels(lanes[COMPUTE_LANE], packed, _needs(packed, others))
     return whole
+
+
+def _is_reduction(step: Step) -> bool:
+    """Return True for the reduction of whole gradients; those of shards, on a stream of their own, are not packed."""
+    return step.label.startswith(REDUCTION) and isinstance(step.op, Collective) and not step.op.stream
 
 
 def _replaced(step: Step, packed: Mapping[str, _Packed], unpacked: Mapping[str, str]) -> tuple[Step, ...]:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from simulator.lowering.communicators import take_turns
+from simulator.lowering.passes.take_turns import take_turns
 from simulator.program import Block, Comm, Compute, Fixed, HostOperation, PointToPoint, Step
 from tests.support import quick
 from tests.support.frameworks import MEGATRON, PYTORCH
 from tests.support.jobs import job
+from tests.support.lanes import rank
 from tests.support.programs import comm_called
 
 
@@ -31,7 +32,7 @@ def test_who_waits_for_whom() -> None:
         ],
         "other": [called("x", "all_reduce", "p0", axis="edp")],
     }
-    waits = {step.label: step.after for steps in take_turns(lanes).values() for step in steps}
+    waits = {step.label: step.after for steps in take_turns(lanes, rank()).values() for step in steps}
     assert waits == {
         **{f"p{i}": (f"g{i}",) for i in range(3)},
         **{"g0": (), "g1": (), "r0": ("p0", "g1"), "g2": ("p0", "r0"), "r1": ("p1", "g2"), "r2": ("p2",)},
@@ -48,7 +49,7 @@ def test_what_waits_by_way_of_another_lane_is_issued_behind_it() -> None:
         "h2d": [Step("copied", HostOperation("copied", "from_host", 1e6, "rank", "offload"), ("r",))],
         "dp": [called("r", "reduce_scatter", "p2")],
     }
-    waits = {step.label: step.after for steps in take_turns(lanes).values() for step in steps}
+    waits = {step.label: step.after for steps in take_turns(lanes, rank()).values() for step in steps}
     assert waits["r"] == ("p2",)
     assert waits["g"] == ("copied", "r")
 

@@ -1,7 +1,7 @@
 """Activations that wait for their backward pass outside the GPU: passes cut by layer, and the copies between them.
 
 What a layer saves goes out once its forward pass has ended, and comes back while the entry before its backward pass
-computes; a layer's forward pass waits until all but the last layer's have gone, so that no more than two are on their
+computes. A layer's forward pass waits until all but the last layer's have gone, so that no more than two are on their
 way out (Transformer Engine's double-buffered ``cpu_offload``, torch's ``save_on_cpu``).
 """
 
@@ -9,31 +9,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.lowering.pipeline import Lanes
+from simulator.lowering.lanes import Lanes, with_steps
+from simulator.lowering.rank_context import RankContext
 from simulator.lowering.stages import Stages
 from simulator.models import pass_bytes
-from simulator.program import COMPUTE_LANE, Axis, Block, Comm, HostKind, HostOperation, Purpose, Step
+from simulator.program import COMPUTE_LANE, Axis, Block, HostKind, HostOperation, Purpose, Step, StepPhase
+
+_PHASES = (StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.INPUT_GRADIENT)
 
 
-def offload_activations(place: str, stages: Stages, lanes: Lanes) -> Lanes:
-    """``lanes`` of a rank with what its layers save on the host (``place`` cpu) or on drives (nvme) meanwhile."""
+def offload_activations(lanes: Lanes, context: RankContext) -> Lanes:
+    """Keep what layers save on the host, or on drives, until their backward pass."""
+    place = context.parallelism.offload.activations
     if place == "none":
         return lanes
-    copier = _Copier(place, stages)
+    copier = _Copier(place, context.stages)
     passes: list[Step] = []
     for step in lanes[COMPUTE_LANE]:
-        if not isinstance(step.op, Block) or step.phase not in ("F", "B", "I"):
+        if not isinstance(step.op, Block) or step.phase not in _PHASES:
             copier.compute.append(step)
             continue
         passes.append(step)
         if step.label == copier.label_of(step):
             copier.run(passes)
             passes = []
-    whole = {**lanes, COMPUTE_LANE: copier.compute}
-    for step in copier.copies:
-        assert isinstance(step.op, Comm)
-        whole.setdefault(step.op.lane, []).append(step)
-    return whole
+    return with_steps(lanes, copier.compute, copier.copies)
 
 
 class _Copier:
@@ -49,7 +49,7 @@ class _Copier:
 
     @staticmethod
     def label_of(step: Step) -> str:
-        """What the last piece of a pass is labelled."""
+        """Return the label of the last piece of a pass."""
         return f"{step.stage}{step.phase}{step.microbatch}"
 
     def run(self, pieces: list[Step]) -> None:

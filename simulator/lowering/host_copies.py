@@ -1,0 +1,73 @@
+"""Copies between a GPU, the memory of its host and the drives there, of gradients and of parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.config import Workload
+from simulator.lowering.lanes import REDUCTION, Lanes
+from simulator.program import HOST_LANES, Axis, HostKind, HostOperation, Purpose, Step
+from simulator.units import DTYPE_BYTES
+
+#: The stream of copies of gradients.
+_GRADIENTS = "grads"
+
+
+@dataclass(frozen=True)
+class HostGradients:
+    """``params`` parameters of which this rank's gradients are on the host once step ``ready`` has ended."""
+
+    params: float
+    ready: str
+
+
+def host_copy(name: str, op: HostKind, nbytes: float, stream: str = "") -> HostOperation:
+    """Return the copy of ``nbytes`` of what is offloaded."""
+    return HostOperation(f"offload.{name}", op, nbytes, Axis.RANK, Purpose.OFFLOAD, stream=stream)
+
+
+def gradients_to_host(
+    workload: Workload, label: str, share: float, after: tuple[str, ...], freed_bytes: float = 0.0, earlier: str = ""
+) -> list[Step]:
+    """Copy the reduced gradients of ``share`` parameters to the host, and give back ``freed_bytes`` on the GPU.
+
+    The CPU adds them to those of another micro-batch that are there once step ``earlier`` has ended, if any.
+    """
+    nbytes = share * DTYPE_BYTES[workload.training.grad_dtype]
+    comm = host_copy("grads to host", HostKind.TO_HOST, nbytes, _GRADIENTS)
+    steps = [Step(f"{label} to host", comm, after, free_bytes=freed_bytes)]
+    if earlier:
+        add = HostOperation("offload.add grads", HostKind.HOST_UPDATE, 3 * nbytes, Axis.RANK, Purpose.OPTIMIZER)
+        steps.append(Step(f"{label} added", add, (steps[0].label, earlier)))
+    return steps
+
+
+def host_gradients(lanes: Lanes, grad_bytes: int) -> list[HostGradients]:
+    """Return the gradients of ``grad_bytes`` an element that reductions have brought to the host.
+
+    Those of several micro-batches, added up, are one entry, in the place of the first.
+    """
+    added_to = {step.after[0]: step for step in lanes.get(HOST_LANES[HostKind.HOST_UPDATE], ())}
+    entries: dict[int, HostGradients] = {}
+    place_of: dict[str, int] = {}
+    for step in lanes.get(f"{HOST_LANES[HostKind.TO_HOST]}_{_GRADIENTS}", ()):
+        if not step.label.startswith(REDUCTION):
+            continue
+        assert isinstance(step.op, HostOperation)
+        last = added_to.get(step.label, step)
+        place = place_of[last.after[1]] if last is not step else len(entries)
+        place_of[last.label] = place
+        entries[place] = HostGradients(step.op.nbytes / grad_bytes, last.label)
+    return list(entries.values())
+
+
+def fetch_parameters(workload: Workload, label: str, nbytes: float) -> list[Step]:
+    """Copy a shard of ``nbytes`` to the GPU, if it lives outside; the last step bears the ``label``, and holds it."""
+    place = workload.parallelism.offload.parameters
+    if place == "none":
+        return []
+    comm = host_copy("params to GPU", HostKind.FROM_HOST, nbytes, "params")
+    if place == "cpu":
+        return [Step(label, comm, alloc_bytes=nbytes)]
+    read = host_copy("params from drive", HostKind.FROM_NVME, nbytes, "params")
+    return [Step(f"{label} read", read), Step(label, comm, (f"{label} read",), alloc_bytes=nbytes)]

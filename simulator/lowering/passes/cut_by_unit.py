@@ -1,0 +1,111 @@
+"""ZeRO-3: passes are cut into pieces, one for each layer and for what a stage has beside layers.
+
+Every piece takes and gives back what its parts save, and takes the gradients that it makes. The copies that plain
+PyTorch makes around gathers are part of a pass (`fsdp_copies`). Those of a layer are a step of their own: the layer's
+gather goes on beside the pass before, and waits for the copies of that one alone (``FSDPParamGroup.wait_for_unshard``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from simulator.lowering.fsdp_copies import gathered
+from simulator.lowering.gradients import pieces
+from simulator.lowering.lanes import Lanes, with_steps
+from simulator.lowering.rank_context import RankContext
+from simulator.lowering.sharding import gradient_bytes, held_by_part
+from simulator.lowering.units import COPIES, Units, is_pass, sharded_units
+from simulator.models import Op, Part, by_part, pass_bytes, weights_of
+from simulator.program import COMPUTE_LANE, Block, Step, StepPhase
+
+
+def cut_by_unit(lanes: Lanes, context: RankContext) -> Lanes:
+    """Cut the passes of a rank whose weights are gathered unit by unit."""
+    units = sharded_units(context)
+    if units is None:
+        return lanes
+    cutter = _Cutter(context, units)
+    return with_steps(lanes, [piece for step in lanes[COMPUTE_LANE] for piece in cutter.cut(step)])
+
+
+class _Cutter:
+    """Cuts passes; pieces that do the same share their blocks."""
+
+    def __init__(self, context: RankContext, units: Units) -> None:
+        self._context, self._units = context, units
+        self._by_part = held_by_part(context.workload, context.weights)
+        self._halves: dict[int, tuple[Block, Block]] = {}
+
+    def cut(self, step: Step) -> list[Step]:
+        """Return the pieces of a pass, and any other step as it is."""
+        if not is_pass(step):
+            return [step]
+        workload, stages = self._context.workload, self._context.stages
+        parts = stages.parts_in(step)
+        order = [(index, block) for index, block in stages.by_part(step) if block.ops]
+        cut = pieces(step, [block for _, block in order])
+        groups = by_part(parts, step.phase)
+        made = self._made_bytes(step, [index for index, _ in order], groups)
+        steps: list[Step] = []
+        for (index, _), group, piece, new_bytes in zip(order, groups, cut, made, strict=True):
+            here = [parts[other] for other in sorted(group)]
+            whole = _with_bytes(piece, here, new_bytes) if self._by_part else _with_more(piece, new_bytes)
+            copies = gathered(workload, parts[index], piece.phase) if self._by_part else []
+            steps += self._split(whole, copies) if copies else [whole]
+        return steps
+
+    def _made_bytes(self, step: Step, order: Sequence[int], groups: Sequence[tuple[int, ...]]) -> list[float]:
+        """Return the bytes of gradients that each piece of a pass makes.
+
+        Of the root unit a piece makes those of its own parts, and the last one what is left. A table that is the
+        projection too has its gradient with the projection, which comes first.
+        """
+        workload, units = self._context.workload, self._units
+        if step.phase not in (StepPhase.BACKWARD, StepPhase.WEIGHT_GRADIENT):
+            return [0.0 for _ in order]
+        parts, root = self._context.stages.parts_in(step), units.roots[step.stage]
+        left = gradient_bytes(workload, units.weights[root]) if root[0] == step.stage else 0.0
+        made: list[float] = []
+        for number, (index, group) in enumerate(zip(order, groups, strict=True)):
+            layer = units.layer(step, index)
+            if layer:
+                made.append(gradient_bytes(workload, units.weights[layer]))
+                continue
+            rest = number == len(order) - 1 or workload.model.tied_embeddings
+            here = gradient_bytes(workload, weights_of(parts[other] for other in group))
+            made.append(left if rest else min(here, left))
+            left -= made[-1]
+        return made
+
+    def _split(self, piece: Step, copies_before: Sequence[Op]) -> list[Step]:
+        """Return the copies before a piece as a step of their own, which takes its bytes, and what follows."""
+        assert isinstance(piece.op, Block)
+        if id(piece.op) not in self._halves:
+            at = piece.op.ops.index(copies_before[0]) + len(copies_before)
+            before, rest = piece.op.ops[:at], piece.op.ops[at:]
+            self._halves[id(piece.op)] = Block(f"{piece.op.name} copies", before), Block(piece.op.name, rest)
+        copies, work = self._halves[id(piece.op)]
+        return [
+            replace(piece, label=f"{piece.label}{COPIES}", op=copies, free_bytes=0.0, workspace_bytes=0.0),
+            replace(piece, op=work, after=(), alloc_bytes=0.0),
+        ]
+
+
+def _with_more(piece: Step, made: float) -> Step:
+    return replace(piece, alloc_bytes=piece.alloc_bytes + made)
+
+
+def _with_bytes(piece: Step, parts: Sequence[Part], made: float) -> Step:
+    """Return a piece with what it takes and gives back of the activations of its ``parts``.
+
+    Gradients that it has ``made`` are taken when activations are given back. Those of a weight gradient are apart:
+    schedules are tuned to its free bytes.
+    """
+    if piece.phase == StepPhase.WEIGHT_GRADIENT:
+        moved = pass_bytes(parts, piece.phase)
+        moved = moved._replace(alloc=moved.alloc + made)
+    else:
+        first = replace(parts[0], left_gradient_bytes=parts[0].left_gradient_bytes + made)
+        moved = pass_bytes((first, *parts[1:]), piece.phase)
+    return replace(piece, alloc_bytes=moved.alloc, free_bytes=moved.free, workspace_bytes=moved.workspace)

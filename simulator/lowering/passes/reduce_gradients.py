@@ -1,0 +1,104 @@
+"""Gradients are reduced over the ranks that hold the same parameters, or go to servers or to the host.
+
+Without ZeRO gradients are all-reduced. ZeRO-1 reduce-scatters them, so that each rank updates its shard of the
+parameters. ZeRO-2 keeps its shard of the gradients alone, and reduces those of every micro-batch as they are made;
+ZeRO-3 does so unit by unit (arXiv 1910.02054, sections 5 and 7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.lowering.gradients import Bucket, buckets, pieces
+from simulator.lowering.lanes import Lanes, beside, drained, with_steps
+from simulator.lowering.rank_context import RankContext
+from simulator.lowering.reductions import Reductions
+from simulator.lowering.sharding import gradient_bytes, leaving
+from simulator.lowering.stages import Stages, Variant
+from simulator.lowering.units import UnitPass, Units, sharded_units
+from simulator.program import COMPUTE_LANE, Block, Step, StepPhase
+from simulator.units import DTYPE_BYTES
+
+_MAKES_GRADIENTS = (StepPhase.BACKWARD, StepPhase.WEIGHT_GRADIENT)
+
+
+def reduce_gradients(lanes: Lanes, context: RankContext) -> Lanes:
+    """Reduce gradients unit by unit, in buckets beside the passes that make them, or all at the end."""
+    parallelism = context.parallelism
+    if not leaving(parallelism, context.weights):
+        return lanes
+    units = sharded_units(context)
+    if units is not None:
+        return _by_unit(lanes, context, units)
+    if parallelism.zero == 2 or parallelism.overlap.grad_reduce:
+        return _in_buckets(lanes, context)
+    reductions = Reductions(context.workload)
+    reductions.add("reduce grads", context.weights, (lanes[COMPUTE_LANE][-1].label, *drained(lanes)))
+    return with_steps(lanes, lanes[COMPUTE_LANE], reductions.steps)
+
+
+def _by_unit(lanes: Lanes, context: RankContext, units: Units) -> Lanes:
+    """Reduce the gradients of each layer after its piece of a pass, those of the root after the pass."""
+    reductions = Reductions(context.workload)
+    compute: list[Step] = []
+    #: What a gather of a forward pass waits for, by label of the piece before which it is needed.
+    late: dict[str, tuple[str, ...]] = {}
+    for run in units.passes(lanes[COMPUTE_LANE]):
+        if not isinstance(run, UnitPass):
+            compute.append(_waiting(run, reductions.waits()))
+            continue
+        if run.is_forward and units.ends_alone:
+            gathers = (label for piece in run.pieces for label in (piece.copies or piece.work).after)
+            late |= dict.fromkeys(gathers, reductions.waits(all_done=True))
+        for number, piece in enumerate(run.pieces):
+            at_end = number == (len(run.pieces) - 1 if run.makes_gradients else 0)
+            first, *rest = [step for step in (piece.copies, piece.work) if step]
+            compute += [_waiting(first, reductions.waits(all_done=units.ends_alone and at_end)), *rest]
+            layer = units.layer(run.step, piece.first)
+            if run.makes_gradients and layer:
+                label = piece.work.label
+                reductions.add(f"reduce {label}", units.weights[layer], (label,), run.step)
+        root = units.roots[run.step.stage]
+        if run.makes_gradients and root[0] == run.step.stage:
+            label = run.step.label
+            reductions.add(f"reduce {label} root", units.weights[root], (label,), run.step)
+    waits = {step.label for step in beside(lanes)} & late.keys()
+    whole = {
+        lane: [_waiting(step, late[step.label]) if step.label in waits else step for step in steps]
+        for lane, steps in lanes.items()
+    }
+    return with_steps(whole, compute, reductions.steps)
+
+
+def _in_buckets(lanes: Lanes, context: RankContext) -> Lanes:
+    """Reduce in buckets beside the pass that makes them: the last pass of a stage, under ZeRO-2 every one."""
+    workload, stages = context.workload, context.stages
+    reductions = Reductions(workload)
+    each = workload.parallelism.zero == 2
+    last = {step.stage: step.label for step in lanes[COMPUTE_LANE] if step.phase in _MAKES_GRADIENTS}
+    buckets_of: dict[Variant, list[Bucket]] = {}
+    compute: list[Step] = []
+    for step in lanes[COMPUTE_LANE]:
+        makes = step.phase in _MAKES_GRADIENTS and (each or last[step.stage] == step.label)
+        if not makes or not isinstance(step.op, Block):
+            compute.append(_waiting(step, reductions.waits() if each else ()))
+            continue
+        key = stages.variant(step)
+        if key not in buckets_of:
+            buckets_of[key] = _buckets(context, stages, step, step.op)
+        parts = buckets_of[key]
+        for number, (part, piece) in enumerate(zip(parts, pieces(step, [part.block for part in parts]), strict=True)):
+            held = piece.alloc_bytes + gradient_bytes(workload, part.weights)
+            compute.append(replace(_waiting(piece, reductions.waits() if each else ()), alloc_bytes=held))
+            label = f"reduce {step.label}.{number}" if each else f"reduce {step.stage}.{number}"
+            reductions.add(label, part.weights, (piece.label,), step if each else None)
+    return with_steps(lanes, compute, reductions.steps)
+
+
+def _buckets(context: RankContext, stages: Stages, step: Step, block: Block) -> list[Bucket]:
+    grad_bytes = DTYPE_BYTES[context.workload.training.grad_dtype]
+    return buckets(block, stages.gradients_complete(step), grad_bytes, context.parallelism.bucket_bytes)
+
+
+def _waiting(step: Step, labels: tuple[str, ...]) -> Step:
+    return replace(step, after=(*step.after, *labels)) if labels else step

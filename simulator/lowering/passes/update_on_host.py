@@ -1,0 +1,81 @@
+"""Optimizer states and parameters that live on the host, or on drives behind it.
+
+Copies have lanes of their own (CUDA streams), so that they run beside compute, and share PCIe with whatever else
+crosses it. The CPU's work is bytes of the host's memory, which all ranks of a node share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simulator.config import Workload
+from simulator.lowering.host_copies import HostGradients, host_copy, host_gradients
+from simulator.lowering.lanes import Lanes, beside, weights_updated, with_steps
+from simulator.lowering.rank_context import RankContext
+from simulator.models import host_state_bytes, host_update_bytes, optimized
+from simulator.program import COMPUTE_LANE, Axis, HostKind, HostOperation, Purpose, Step
+from simulator.units import DTYPE_BYTES
+
+#: Parts of the optimizer's states that are read ahead of the update from drives (DeepSpeed's ``buffer_count`` of
+#: offload_optimizer).
+NVME_BUFFERS = 4
+#: First words of the labels of steps that end a share's update on the host.
+_ENDS = ("states out ", "params in ")
+
+
+def update_on_host(lanes: Lanes, context: RankContext) -> Lanes:
+    """Add the optimizer step of a CPU, once the backward pass has ended and what all ranks agree on is known.
+
+    Shares of the parameters go through in order: read from drives, updated, written back, and the working copy copied
+    to where it lives. Each runs beside the others' other parts.
+    """
+    workload = context.workload
+    if workload.parallelism.offload.optimizer == "none":
+        return lanes
+    begin = weights_updated(lanes)
+    shares = host_gradients(lanes, DTYPE_BYTES[workload.training.grad_dtype])
+    steps = [step for number, share in enumerate(shares) for step in _updated(workload, number, share, begin)]
+    return with_steps(lanes, lanes[COMPUTE_LANE], steps)
+
+
+def move_parameters_out(lanes: Lanes, context: RankContext) -> Lanes:
+    """Copy the shard of the parameters that the GPU has updated to where it lives, if that is outside the GPU."""
+    workload = context.workload
+    offload = workload.parallelism.offload
+    if offload.optimizer != "none" or offload.parameters == "none":
+        return lanes
+    nbytes = optimized(workload, context.weights) * DTYPE_BYTES[workload.training.precision]
+    steps = [Step("params out", host_copy("params to host", HostKind.TO_HOST, nbytes), weights_updated(lanes))]
+    if offload.parameters == "nvme":
+        comm = host_copy("params to drive", HostKind.TO_NVME, nbytes, "params")
+        steps.append(Step("params to drive", comm, ("params out",)))
+    return with_steps(lanes, lanes[COMPUTE_LANE], steps)
+
+
+def weights_on_gpu(lanes: Lanes) -> tuple[str, ...]:
+    """Return the labels of steps after which the GPU has its shard of the updated weights."""
+    ends = tuple(step.label for step in beside(lanes) if step.label.startswith(_ENDS))
+    return ends or weights_updated(lanes)
+
+
+def _updated(workload: Workload, number: int, share: HostGradients, begin: tuple[str, ...]) -> Iterator[Step]:
+    """Yield the steps of one share of the parameters."""
+    offload = workload.parallelism.offload
+    update, states = f"update {number}", share.params * host_state_bytes(workload)
+    needs = (share.ready, *begin)
+    if offload.optimizer == "nvme":
+        full = (f"states out {number - NVME_BUFFERS}",) if number >= NVME_BUFFERS else ()
+        yield Step(f"states in {number}", host_copy("read states", HostKind.FROM_NVME, states), (*begin, *full))
+        needs += (f"states in {number}",)
+    nbytes = share.params * host_update_bytes(workload)
+    adam = HostOperation("offload.adam", HostKind.HOST_UPDATE, nbytes, Axis.RANK, Purpose.OPTIMIZER)
+    yield Step(update, adam, needs)
+    if offload.optimizer == "nvme":
+        yield Step(f"states out {number}", host_copy("write states", HostKind.TO_NVME, states), (update,))
+    copied = share.params * DTYPE_BYTES[workload.training.precision]
+    if offload.parameters == "none":
+        comm = host_copy("params to GPU", HostKind.FROM_HOST, copied, "params")
+        yield Step(f"params in {number}", comm, (update,))
+    elif offload.parameters == "nvme":
+        comm = host_copy("params to drive", HostKind.TO_NVME, copied, "params")
+        yield Step(f"params out {number}", comm, (update,))
