@@ -1,4 +1,4 @@
-"""From a workload to a program: layout, pipeline, gradients, optimizer."""
+"""Lowering: a workload becomes a program."""
 
 from simulator.lowering.layout import Layout, layout
 from simulator.lowering.program import build_program

@@ -21,7 +21,7 @@ def with_algorithm(roles: tuple[Role, ...], algorithm: str) -> tuple[Role, ...]:
         return changed[id(op)]
 
     def steps(lanes: Mapping[str, tuple[Step, ...]]) -> dict[str, tuple[Step, ...]]:
-        return {lane: tuple(replace(step, op=choose(step.op)) for step in of_lane) for lane, of_lane in lanes.items()}
+        return {lane: tuple(replace(step, op=choose(step.op)) for step in work) for lane, work in lanes.items()}
 
     return tuple(Role(role.name, steps(role.lanes)) for role in roles)
 

@@ -11,16 +11,17 @@ from simulator.program import Compute, Memory, StepPhase
 from simulator.units import DTYPE_BYTES
 
 
-def around(workload: Workload, part: Part, kind: str) -> list[Op]:
-    """The pass ``kind`` of a part with the copies before and, of a unit of its own, after it
-    (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+def with_copies(workload: Workload, part: Part, kind: str) -> list[Op]:
+    """Return the pass ``kind`` of a part with the copies before and, of a unit of its own, after it.
 
     Before parameters are gathered a rank casts its fp32 shard and copies it to where it is gathered
-    (``all_gather_copy_in``), and the whole goes to the parameters from there (``foreach_all_gather_copy_out``); before
-    gradients are reduced they are put side by side, cut by rank, in the type that they are reduced in
-    (``foreach_reduce_scatter_copy_in``); the reduced shard is the gradient of the first micro-batch, to which those of
-    others are added (``foreach_reduce``). The first two and the last run on streams of their own in torch; here they
-    stand in the pass, where they take the memory's time all the same.
+    (``all_gather_copy_in``). From there the whole goes to the parameters (``foreach_all_gather_copy_out``). Before
+    gradients are reduced they are put side by side, cut by rank, in the type in which they are reduced
+    (``foreach_reduce_scatter_copy_in``). The reduced shard is the gradient of the first micro-batch; those of others
+    are added to it (``foreach_reduce``). See torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
+
+    The first two and the last run on streams of their own in torch. Here they stand in the pass, where they take the
+    memory's time all the same.
     """
     after = reduced(workload, [part], kind) if part.is_unit else ()
     return [*gathered(workload, part, kind), *part.ops(kind), *after]

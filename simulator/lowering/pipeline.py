@@ -1,7 +1,7 @@
-"""From a schedule's actions to lanes: pure passes that add sends and receives.
+"""A schedule's actions become lanes: pure passes add sends and receives.
 
-A schedule says only what each rank computes. `transfers` derives from the one rule of dependence what has to travel;
-`overlapped` and `blocking` post it, in the background or as Megatron's or PyTorch's batches.
+A schedule says only what each rank computes. `transfers` derives from the one rule of dependence what has to travel.
+`lower` posts it, in the background or as Megatron's or PyTorch's batches.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _RESULT = {"F": "F", "B": "B", "I": "B"}
 
 @dataclass(frozen=True)
 class HandOver:
-    """The result of ``source``, made on pipeline rank ``sender``, travels to ``target`` on rank ``receiver``: once
-    ``sent_after`` has ended, and ``awaited_by`` does not start before (they themselves, or the pass they are part of).
+    """The result of ``source``, made on pipeline rank ``sender``, travels to ``target`` on rank ``receiver``.
+
+    It is sent once ``sent_after`` has ended, and ``awaited_by`` does not start before it has come. These are ``source``
+    and ``target``, or the passes that have them as parts.
     """
 
     source: Action
@@ -44,15 +46,15 @@ class HandOver:
         return PointToPoint(name, op, nbytes, Axis.PP, Purpose.PIPELINE, peer=peer, tag=str(self.source))
 
     def rank(self, op: PointToPointKind) -> int:
-        """Who calls this end."""
+        """Return the pipeline rank that calls this end."""
         return self.sender if op == SEND else self.receiver
 
     def peer(self, op: PointToPointKind) -> int:
-        """Who calls the other end."""
+        """Return the pipeline rank that calls the other end."""
         return self.receiver if op == SEND else self.sender
 
     def label(self, op: PointToPointKind) -> str:
-        """As in ``torch.distributed.pipelining``: 0SEND_F3, 1RECV_F3."""
+        """Return the name in ``torch.distributed.pipelining``: 0SEND_F3, 1RECV_F3."""
         stage = self.source.stage if op == SEND else self.target.stage
         return f"{stage}{op.upper()}_{_RESULT[self.source.kind]}{self.source.microbatch}"
 
@@ -67,9 +69,11 @@ def flat(slots: list[Slot]) -> list[Action]:
 
 
 def whole_at_first(order: Order, schedule: Schedule, n_stages: int) -> tuple[Order, Schedule]:
-    """``order`` and ``schedule`` as ``torch.distributed.pipelining`` runs them: the first stage, whose input has no
-    gradient, leaves all of a split backward pass to where its weight gradient stands (stage.py,
-    ``backward_one_chunk``)."""
+    """Return ``order`` and ``schedule`` as ``torch.distributed.pipelining`` runs them.
+
+    The first stage, whose input has no gradient, leaves all of a split backward pass to where its weight gradient
+    stands (stage.py, ``backward_one_chunk``).
+    """
 
     def run(slot: Slot) -> Slot:
         whole = {"I": "", "W": "B"}
@@ -124,14 +128,14 @@ def lower(
     batched: bool = False,
     apart: bool = False,
 ) -> list[Lanes]:
-    """Lanes of every pipeline rank: its computation, and the transfers of ``nbytes`` each that it takes.
+    """Return the lanes of every pipeline rank: its computation, and its transfers of ``nbytes`` each.
 
     ``step_of(action)``: the compute step, labelled ``str(action)``. With ``overlap`` transfers run on lanes of their
-    own and computation waits only for what it needs; without, it waits for every batch posted before it, sends too.
-    When a receive is posted matters: its kernel holds SMs from then on. So does on which stream, where what comes from
-    one neighbour is behind what another has not sent yet: that of its neighbour, or with ``batched`` one for all.
-    ``apart``: of a forward and a backward that are one slot each waits for what it needs itself, as torch runs them one
-    after the other (``_step_microbatches``, OVERLAP_F_B); both are sent after the last either way.
+    own and computation waits only for what it needs; without, it waits for every batch posted before it, sends too. It
+    matters when a receive is posted: its kernel holds SMs from then on. Its stream matters too, for it may queue there
+    behind what another rank has not sent yet: each neighbour has one, or with ``batched`` all share one. ``apart``: a
+    forward and a backward in one slot each wait for their own input, as torch runs them one after the other
+    (``_step_microbatches``, OVERLAP_F_B). Both are sent after the last either way.
     """
     hops = transfers(order, schedule, n_stages)
     hops = _joined(order, hops, apart) if schedule.joined else hops
@@ -148,8 +152,10 @@ def lower(
 
 
 def _joined(order: Order, hops: list[HandOver], apart: bool) -> list[HandOver]:
-    """Of slots that are one pass each: all that they need is awaited by the first action, unless ``apart``, and sent
-    after the last."""
+    """Return the hand-overs where a slot is one pass.
+
+    Its first action awaits all that it needs, unless ``apart``; results are sent after the last.
+    """
     first, last = ({action: slot[end] for slots in order for slot in slots for action in slot} for end in (0, -1))
     return [
         replace(hop, awaited_by=hop.target if apart else first[hop.target], sent_after=last[hop.source]) for hop in hops
@@ -157,8 +163,10 @@ def _joined(order: Order, hops: list[HandOver], apart: bool) -> list[HandOver]:
 
 
 def _after_late(order: Order, n_stages: int, step_of: Callable[[Action], Step]) -> Callable[[Action], Step]:
-    """As ``step_of``, where an action also waits for what its own rank runs only later: such an order cannot be run,
-    and the engine will say so. What ran before on the same lane needs no wait."""
+    """Return ``step_of`` where an action also waits for what its own rank runs only later.
+
+    Such an order cannot be run, and the engine will say so. What ran before on the same lane needs no wait.
+    """
     place = {action: (rank, at) for rank, slots in enumerate(order) for at, action in enumerate(flat(slots))}
     late: dict[Action, list[str]] = {}
     for action, sources in _sources(order, n_stages).items():
@@ -178,8 +186,8 @@ def _as_it_comes(order: Order, hops: list[HandOver], nbytes: float, step_of: Cal
     for rank, slots in enumerate(order):
         for action in flat(slots):
             lanes[rank][COMPUTE_LANE].append(_wait(step_of(action), needs.get(action, [])))
-    # A lane per direction and neighbour, and receives posted in the sender's order, whatever the receiver's own: a lane
-    # never waits for what comes later, nor for another neighbour.
+    # There is a lane per direction and neighbour, and receives are posted in the sender's order, whatever the
+    # receiver's own. A lane never waits for what comes later, nor for another neighbour.
     several = _several_peers(hops)
     for hop in hops:
         for op, after in ((SEND, (str(hop.sent_after),)), (RECV, ())):
@@ -232,10 +240,13 @@ def _post_one(
     overlap: bool,
     batched: bool,
 ) -> None:
-    """Post one end of ``hop`` after what its rank has computed. With ``overlap`` on the stream of its neighbour, as
-    torch runs ``isend`` and ``irecv``, a communicator each; ``batched``, as it runs ``batch_isend_irecv``, on that of
-    the communicator of all. There a send waits for the receives before it and holds none up: NCCL's buffers take it
-    (on four H200s sends last 0.07 to 0.2 ms, whose receives begin up to 22 ms later, calibration/results/runs)."""
+    """Post one end of ``hop`` after what its rank has computed.
+
+    With ``overlap`` it is on the stream of its neighbour, as torch runs ``isend`` and ``irecv``, a communicator each.
+    With ``batched`` it is on that of the communicator of all, as torch runs ``batch_isend_irecv``. There a send waits
+    for the receives before it and holds none up: NCCL's buffers take it. On four H200s sends last 0.07 to 0.2 ms, while
+    their receives begin up to 22 ms later (calibration/results/runs).
+    """
     after = tuple(step.label for step in lanes[COMPUTE_LANE][-1:])
     if not overlap:
         lanes.setdefault(PIPELINE_LANE, []).append(_post([(hop, op)], nbytes, after))
@@ -279,12 +290,13 @@ def _one_by_one(
     overlap: bool,
     batched: bool,
 ) -> list[Lanes]:
-    """Each transfer alone, at both ends when the sender has made it, after what was computed before (torch's
-    ``_add_send_recv``), see `_post_one`. With ``overlap`` computation waits for what it needs
-    (``_PipelineScheduleRuntime``); without, for all posted before it.
+    """Return lanes with each transfer alone, at both ends when the sender has made it (torch's ``_add_send_recv``).
 
-    Ranks take turns to run the slots that are ready, so that there is one order of all events that every rank's own
-    agrees with, and nothing can deadlock. Of an order that cannot be run the rest is posted as it stands.
+    See `_post_one`. With ``overlap`` computation waits for what it needs (``_PipelineScheduleRuntime``); without, for
+    all posted before it.
+
+    Ranks take turns to run the slots that are ready. So there is one order of all events that every rank's own agrees
+    with, and nothing can deadlock. The rest of an order that cannot be run is posted as it stands.
     """
     sends: dict[Action, list[HandOver]] = {}
     receives: dict[Action, list[HandOver]] = {}

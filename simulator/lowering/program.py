@@ -14,7 +14,8 @@ from simulator.lowering.layout import layout
 from simulator.lowering.passes import apply_passes
 from simulator.lowering.pipeline import lower, whole_at_first
 from simulator.lowering.rank_context import RankContext
-from simulator.lowering.stages import Stages, first_and_last
+from simulator.lowering.stage_variants import first_and_last
+from simulator.lowering.stages import Stages
 from simulator.lowering.steps import repeated, rolling
 from simulator.models import Seat, passed_bytes
 from simulator.program import Program, Role
@@ -38,7 +39,7 @@ def build_program(workload: Workload, *, times: Times | None = None, steps: int 
         stages, ranks = pipelines[place.seat]
         context = RankContext(workload, stages, place.pipeline_rank)
         lanes = _all_steps(ranks[place.pipeline_rank], context, steps)
-        roles.append(Role(str(place), {lane: tuple(of_lane) for lane, of_lane in lanes.items()}))
+        roles.append(Role(str(place), {lane: tuple(work) for lane, work in lanes.items()}))
     if parallelism.collective_algorithm != "auto":
         roles = list(with_algorithm(tuple(roles), parallelism.collective_algorithm))
     first_server = len(workload.own_nodes) - parallelism.server_count
@@ -75,7 +76,7 @@ def _pipeline(workload: Workload, seat: Seat, order: Order, schedule: Schedule) 
 
 
 def _all_steps(lanes: Lanes, context: RankContext, steps: int) -> Lanes:
-    """Return the lanes of a rank with all that it does, ``steps`` times."""
+    """Return the lanes of a rank with all its work, ``steps`` times."""
     microbatches = context.workload.microbatches
     if context.parallelism.plan.drains:
         return repeated(apply_passes(lanes, context), steps, microbatches)

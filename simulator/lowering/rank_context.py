@@ -31,4 +31,4 @@ class RankContext:
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
         """Weights of all stages on the rank."""
-        return self.stages.weights(*self.stage_numbers)
+        return self.stages.variants.weights(*self.stage_numbers)

@@ -18,7 +18,7 @@ class Reductions:
     """The gradient reductions of a rank in order, as ``steps``.
 
     Where whole gradients are alive for a while only (ZeRO-2 and 3), one reduction goes on beside the pass that makes
-    the next gradients, which then are reduced; what comes after waits for the first. At most two sets are alive, as
+    the next gradients, which then are reduced. What comes after waits for the first. At most two sets are alive, as
     with torch's ``fully_shard`` (``reduce_scatter_state``) and DeepSpeed's two buckets (``overlap_comm``). Without
     overlap all that follows waits.
     """

@@ -18,10 +18,10 @@ def schedule_program(
     *,
     steps: int = 1,
 ) -> Program:
-    """The program of ``schedule`` on ``stages`` pipeline ranks with ``chunks`` chunks each.
+    """Return the program of ``schedule`` on ``stages`` pipeline ranks with ``chunks`` chunks each.
 
     A forward of a chunk lasts ``forward_s``, its whole backward ``backward_s``, of which the weight gradient takes
-    ``weight_s`` where they are split; transfers carry no bytes, so that they last the cluster's latency, in the
+    ``weight_s`` where they are split. Transfers carry no bytes, so that they last the cluster's latency, in the
     background. A held micro-batch chunk counts as one byte of memory. ``steps`` in a row, micro-batches numbered
     through.
     """

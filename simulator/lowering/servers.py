@@ -3,9 +3,10 @@
 Servers are processes on the hosts of nodes of their own, each with an equal part of every tensor (Li et al., OSDI
 2014). What the workers of a node send or fetch goes through the server's NIC of the same rail. Synchronous servers
 wait until all replicas have pushed the same gradients, add them up and update in one pass over memory, then weights
-are pulled. Parameters of which several ranks hold copies (a tied embedding table at both ends of a pipeline, norms
-under sequence parallelism) are summed there too, so that the ranks need not do it among themselves. Asynchronous ones
-apply what arrives at once, and the worker pulls what is there (Downpour SGD, Dean et al., NIPS 2012).
+are pulled. Some parameters have copies on several ranks: a tied embedding table at both ends of a pipeline, norms under
+sequence parallelism. They are summed on the servers too, so that the ranks need not do it among themselves.
+Asynchronous servers apply what arrives at once, and the worker pulls what is there (Downpour SGD, Dean et al., NIPS
+2012).
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """How gradients are reduced and parameters gathered over the ranks that hold the same ones.
 
 Without ZeRO gradients are all-reduced. ZeRO-1 reduce-scatters them, so that each rank updates its shard of the
-parameters and all gather the rest; ZeRO-2 keeps nothing but its shard of the gradients, so that it reduces those of
-every micro-batch as they are made; ZeRO-3 keeps its shard of the parameters too and gathers them for every pass (arXiv
-1910.02054, sections 5 and 7). Where a state has several instances (``hsdp``) gradients are reduce-scattered within one
-and their shards all-reduced across, as often as they are reduced at all, and parameters gathered within (arXiv
+parameters and all gather the rest. ZeRO-2 keeps nothing but its shard of the gradients, so that it reduces those of
+every micro-batch as they are made. ZeRO-3 keeps its shard of the parameters too and gathers them for every pass (arXiv
+1910.02054, sections 5 and 7).
+
+A state may have several instances (``hsdp``). Gradients are then reduce-scattered within one and their shards
+all-reduced across, as often as they are reduced at all; parameters are gathered within one. References: arXiv
 2304.11277, section 3.2.2; torch's ``fully_shard`` on a 2-dimensional mesh; Megatron-LM's
-``num_distributed_optimizer_instances``).
+``num_distributed_optimizer_instances``.
 """
 
 from __future__ import annotations
@@ -87,9 +89,9 @@ def gather(workload: Workload, label: str, weights: Iterable[Weight], like: Step
             comm = Collective(
                 "dp.all_gather params", CollectiveKind.ALL_GATHER, nbytes, over, Purpose.DATA, stream="gather"
             )
-            own = fetched[-1].alloc_bytes if fetched else 0.0
+            shard_bytes = fetched[-1].alloc_bytes if fetched else 0.0
             after = tuple(step.label for step in fetched[-1:])
-            fetched.append(Step(named, comm, after, alloc_bytes=whole, free_bytes=own))
+            fetched.append(Step(named, comm, after, alloc_bytes=whole, free_bytes=shard_bytes))
         steps += [part_of_pass(step, like) for step in fetched]
     return steps
 

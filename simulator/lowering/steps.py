@@ -10,17 +10,18 @@ from simulator.program import COMPUTE_LANE, Collective, HostOperation, Step
 
 
 def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
-    """A rank's ``lanes`` of one step, ``steps`` times one after the other; ``microbatches`` are numbered through.
+    """Return a rank's ``lanes`` of one step, ``steps`` times one after the other; ``microbatches`` are numbered
+    through.
 
-    What a step leaves to do beside the next one (parameters to gather) begins when its computation has ended; what it
-    still does then itself, the next one's computation waits for.
+    Some work of a step is left to be done beside the next one, such as gathering parameters. It begins when the
+    computation of the step before has ended. What a step still has to do itself, the next one's computation waits for.
     """
     row: Lanes = {lane: [] for lane in lanes}
     ends = lanes[COMPUTE_LANE][-1].label
     closing = _closing(lanes, ends)
     for number in range(steps):
-        for lane, of_lane in lanes.items():
-            for index, step in enumerate(_numbered(of_lane, _labels(lanes), number, microbatches)):
+        for lane, work in lanes.items():
+            for index, step in enumerate(_numbered(work, _labels(lanes), number, microbatches)):
                 before: tuple[str, ...] = ()
                 if number and lane == COMPUTE_LANE and index == 0:
                     before = tuple(_label(label, number - 1) for label in closing)
@@ -30,32 +31,34 @@ def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
     return row
 
 
-def rolling(lanes: Lanes, steps: int, microbatches: int, tail: Callable[[Lanes], Lanes]) -> Lanes:
-    """A rank's ``lanes`` of passes through several steps that run on as one; ``tail`` adds to the passes of one step
-    what follows its last backward, before the rank's next pass."""
-    whole = {lane: list(of_lane) for lane, of_lane in lanes.items()}
+def rolling(lanes: Lanes, steps: int, microbatches: int, rest_of_step: Callable[[Lanes], Lanes]) -> Lanes:
+    """Return a rank's ``lanes`` of passes through several steps that run on as one.
+
+    ``rest_of_step`` adds to the passes of one step what follows its last backward, before the rank's next pass.
+    """
+    whole = {lane: list(work) for lane, work in lanes.items()}
     for number in range(steps):
-        own = [step for step in lanes[COMPUTE_LANE] if step.microbatch // microbatches == number]
-        done = tail({COMPUTE_LANE: own})
+        passes = [step for step in lanes[COMPUTE_LANE] if step.microbatch // microbatches == number]
+        done = rest_of_step({COMPUTE_LANE: passes})
         added = _labels(done) - _labels(lanes)
-        done = {lane: _numbered(of_lane, added, number, 0) for lane, of_lane in done.items()}
-        whole[COMPUTE_LANE] = _merged(whole[COMPUTE_LANE], own, done)
-        for lane, of_lane in done.items():
+        done = {lane: _numbered(work, added, number, 0) for lane, work in done.items()}
+        whole[COMPUTE_LANE] = _merged(whole[COMPUTE_LANE], passes, done)
+        for lane, work in done.items():
             if lane != COMPUTE_LANE:
-                whole.setdefault(lane, []).extend(of_lane)
+                whole.setdefault(lane, []).extend(work)
     return whole
 
 
-def _merged(compute: list[Step], own: list[Step], done: Lanes) -> list[Step]:
-    """``compute`` with the passes ``own`` as they are in ``done``: cut up, and the last followed by the step's tail."""
+def _merged(compute: list[Step], passes: list[Step], done: Lanes) -> list[Step]:
+    """Return ``compute`` with some ``passes`` as they are in ``done``: cut up, and the last followed by the rest of its step."""
     pieces: dict[str, list[Step]] = {}
     waiting: list[Step] = []
-    labels = {step.label for step in own}
+    labels = {step.label for step in passes}
     for step in done[COMPUTE_LANE]:
         waiting.append(step)
         if step.label in labels:
             pieces[step.label], waiting = waiting, []
-    pieces[own[-1].label] += waiting
+    pieces[passes[-1].label] += waiting
     ends = done[COMPUTE_LANE][-1].label
     closing = _closing(done, ends)
     merged: list[Step] = []
@@ -67,21 +70,20 @@ def _merged(compute: list[Step], own: list[Step], done: Lanes) -> list[Step]:
 
 
 def _closing(lanes: Lanes, ends: str) -> tuple[str, ...]:
-    """What other lanes do after the step ``ends``, directly or one after another."""
-    beside = [step for lane, of_lane in lanes.items() if lane != COMPUTE_LANE for step in of_lane]
-    found = {ends: None}
+    """Return the labels of what other lanes do after the step ``ends``, directly or one after another."""
+    beside = [step for lane, work in lanes.items() if lane != COMPUTE_LANE for step in work]
+    following = {ends: None}
     growing = True
     while growing:
-        more = [
-            step.label for step in beside if step.label not in found and any(label in found for label in step.after)
-        ]
-        found |= dict.fromkeys(more)
+        later = (step for step in beside if step.label not in following)
+        more = [step.label for step in later if any(label in following for label in step.after)]
+        following |= dict.fromkeys(more)
         growing = bool(more)
-    return tuple(found)[1:]
+    return tuple(following)[1:]
 
 
 def _labels(lanes: Lanes) -> set[str]:
-    return {step.label for of_lane in lanes.values() for step in of_lane}
+    return {step.label for work in lanes.values() for step in work}
 
 
 def _label(label: str, number: int) -> str:

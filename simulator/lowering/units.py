@@ -74,17 +74,17 @@ class Units:
 
     def layer(self, step: Step, part: int) -> Unit | None:
         """Return the unit that a part of the stage of ``step`` is; None where it belongs to the root."""
-        return (step.stage, part) if self.context.stages.parts[step.stage][part].is_unit else None
+        return (step.stage, part) if self.context.stages.variants.parts[step.stage][part].is_unit else None
 
     @cached_property
     def roots(self) -> Mapping[int, Unit]:
-        """Stage -> unit of all that it has beside layers."""
+        """Stage -> unit of the weights beside layers."""
         return {stage: (self._holder_of_the_table(stage), ROOT) for stage in self.context.stage_numbers}
 
     @cached_property
     def weights(self) -> Mapping[Unit, tuple[Weight, ...]]:
         """Weights of every unit."""
-        parts = self.context.stages.parts
+        parts = self.context.stages.variants.parts
         weights = {
             (stage, index): part.weights
             for stage in self.context.stage_numbers
@@ -116,7 +116,7 @@ class Units:
 
     def _pass(self, steps: Sequence[Step]) -> UnitPass:
         stages, step = self.context.stages, steps[0]
-        parts = stages.parts_in(step)
+        parts = stages.variants.parts_in(stages.variants.of_step(step))
         indices = [index for index, block in stages.by_part(step) if block.ops]
         copies = {step.label.removesuffix(COPIES): step for step in steps if step.label.endswith(COPIES)}
         works = [step for step in steps if not step.label.endswith(COPIES)]

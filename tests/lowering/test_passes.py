@@ -288,7 +288,7 @@ def test_gradients_of_inputs_are_freed_once_a_pass() -> None:
         step 1I1 block=0 phase=I microbatch=1 stage=1
         step 1W1 block=0 phase=W microbatch=1 stage=1
     """
-    each = context.stages.parts[1][0].input_gradient_bytes
+    each = context.stages.variants.parts[1][0].input_gradient_bytes
     lanes = free_input_gradients(read(cut), context)
     assert each > 0
     assert [step.free_bytes for step in lanes["compute"]] == [0.0, 0.0, 0.0, 2 * each]

@@ -8,7 +8,8 @@ from typing import Any
 from simulator.lowering.lanes import Lanes
 from simulator.lowering.pipeline import lower
 from simulator.lowering.rank_context import RankContext
-from simulator.lowering.stages import Stages, first_and_last
+from simulator.lowering.stage_variants import first_and_last
+from simulator.lowering.stages import Stages
 from simulator.models import Seat, passed_bytes
 from simulator.program import COMPUTE_LANE, Program, Role, Step, from_text, to_text
 from tests.support.sharded import load

@@ -1,7 +1,7 @@
 """Passes from lanes to lanes: what a training step does beside the passes of its pipeline, in the order of `PASSES`.
 
-Each takes the lanes of one rank and facts of the rank, and returns lanes; jobs that it has nothing to do for keep
-theirs. A pass finds the steps of earlier ones by their kind, or by the conventions of `lanes`.
+A pass takes the lanes of one rank and facts of the rank. It returns lanes, the same ones where it has nothing to do. It
+finds the steps of earlier passes by their kind, or by the conventions of `lanes`.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Gradients that are reduced from elsewhere than where they are made, in fewer bytes or the same: the kernels that pack
-and unpack them, and how packed ones are added up.
+"""Gradients are packed before they are reduced, and unpacked after, or copied to and from where they are reduced.
 
-- ``fp8``: NCCL adds up 8-bit floating point numbers that share a scale (FP8-LM, arXiv 2310.18313, section 2.1).
-- ``int8``: numbers of different scales cannot be added on the way: each rank gets its part of all others' gradients
-  (all-to-all), adds them up, and all gather the packed sums; a sharded sum stays where it is (ZeRO++, arXiv
-  2306.10209, section 3.3).
-- ``1bit``: as int8 with signs, of momentum and what earlier rounding has lost, on both sides (1-bit Adam, arXiv
-  2102.02888, algorithm 1 and section 5).
+With ``fp8`` NCCL adds up 8-bit floating point numbers that share a scale (FP8-LM, arXiv 2310.18313, section 2.1).
 
-- ``copy_to_buckets`` without compression: they are copied into a bucket, and back from an all-reduce (DeepSpeed's
-  ``allreduce_bucket``); a sharded sum is read where it is.
+With ``int8`` numbers have different scales and cannot be added on the way. Each rank gets its part of all others'
+gradients (all-to-all), adds them up, and all gather the packed sums. A sharded sum stays where it is (ZeRO++, arXiv
+2306.10209, section 3.3).
+
+With ``1bit`` it is so with signs, of momentum and what earlier rounding has lost, on both sides (1-bit Adam, arXiv
+2102.02888, algorithm 1 and section 5).
+
+With ``copy_to_buckets`` and no compression gradients are copied into a bucket, and back from an all-reduce (DeepSpeed's
+``allreduce_bucket``). A sharded sum is read where it is.
 
 The volume falls by the ratio of the elements' sizes: an all-to-all and an all-gather move what a ring's all-reduce
-does.
-Buckets are packed where their gradients are complete, and unpacked where the compute lane first waits for them.
+does. Buckets are packed where their gradients are complete, and unpacked where the compute lane first waits for them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ERROR_BYTES = 4.0
 
 @dataclass(frozen=True)
 class _Packed:
-    """What takes a reduction's place: kernels before, transfers, kernels where its result is needed."""
+    """Steps in place of a reduction: kernels before, transfers, kernels where the result is needed."""
 
     pack: Step
     transfers: tuple[Step, ...]
@@ -78,26 +78,28 @@ def _is_reduction(step: Step) -> bool:
 
 
 def _replaced(step: Step, packed: Mapping[str, _Packed], unpacked: Mapping[str, str]) -> tuple[Step, ...]:
-    """A reduction as its transfers; what else waits for one waits until that is unpacked."""
+    """Return a reduction as its transfers. Other steps that wait for one wait until that is unpacked."""
     if step.label in packed:
         return packed[step.label].transfers
     return (replace(step, after=tuple(unpacked.get(label, label) for label in step.after)),)
 
 
-def _needs(packed: Mapping[str, _Packed], beside: Lanes) -> dict[str, dict[str, None]]:
-    """Per label of a step ``beside`` compute, the reductions that have to be unpacked for it: it waits for them itself,
-    or through others, such as those before it on its lane."""
+def _needs(packed: Mapping[str, _Packed], others: Lanes) -> dict[str, dict[str, None]]:
+    """Return, by label of a step beside computation, the reductions that have to be unpacked for it.
+
+    A step waits for them itself, or through others, such as those before it on its lane.
+    """
     needs: dict[str, dict[str, None]] = {label: {label: None} for label in packed}
     growing = True
     while growing:
         growing = False
-        for of_lane in beside.values():
+        for steps in others.values():
             previous: tuple[str, ...] = ()
-            for step in of_lane:
-                found = {label: None for before in (*previous, *step.after) for label in needs.get(before, ())}
+            for step in steps:
+                through = {label: None for before in (*previous, *step.after) for label in needs.get(before, ())}
                 if step.label not in packed:
-                    if found.keys() - needs.get(step.label, {}).keys():
-                        needs[step.label] = found
+                    if through.keys() - needs.get(step.label, {}).keys():
+                        needs[step.label] = through
                         growing = True
                     previous = (step.label,)
     return needs

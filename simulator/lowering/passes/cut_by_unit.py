@@ -1,8 +1,8 @@
 """ZeRO-3: passes are cut into pieces, one for each layer and for what a stage has beside layers.
 
 Every piece takes and gives back what its parts save, and takes the gradients that it makes. The copies that plain
-PyTorch makes around gathers are part of a pass (`fsdp_copies`). Those of a layer are a step of their own: the layer's
-gather goes on beside the pass before, and waits for the copies of that one alone (``FSDPParamGroup.wait_for_unshard``).
+PyTorch makes around gathers are part of a pass (`fsdp_copies`). A layer's are a step of their own: its gather goes on
+beside the piece before, and waits for the copies of that alone (``FSDPParamGroup.wait_for_unshard``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Cutter:
         if not is_pass(step):
             return [step]
         workload, stages = self._context.workload, self._context.stages
-        parts = stages.parts_in(step)
+        parts = stages.variants.parts_in(stages.variants.of_step(step))
         order = [(index, block) for index, block in stages.by_part(step) if block.ops]
         cut = pieces(step, [block for _, block in order])
         groups = by_part(parts, step.phase)
@@ -64,7 +64,10 @@ class _Cutter:
         workload, units = self._context.workload, self._units
         if step.phase not in (StepPhase.BACKWARD, StepPhase.WEIGHT_GRADIENT):
             return [0.0 for _ in order]
-        parts, root = self._context.stages.parts_in(step), units.roots[step.stage]
+        parts, root = (
+            self._context.stages.variants.parts_in(self._context.stages.variants.of_step(step)),
+            units.roots[step.stage],
+        )
         left = gradient_bytes(workload, units.weights[root]) if root[0] == step.stage else 0.0
         made: list[float] = []
         for number, (index, group) in enumerate(zip(order, groups, strict=True)):
@@ -97,10 +100,10 @@ def _with_more(piece: Step, made: float) -> Step:
 
 
 def _with_bytes(piece: Step, parts: Sequence[Part], made: float) -> Step:
-    """Return a piece with what it takes and gives back of the activations of its ``parts``.
+    """Return a piece with the bytes of activations that its ``parts`` take and give back.
 
-    Gradients that it has ``made`` are taken when activations are given back. Those of a weight gradient are apart:
-    schedules are tuned to its free bytes.
+    New gradients (``made``) are taken when activations are given back. Those of a weight gradient are apart: schedules
+    are tuned to its free bytes.
     """
     if piece.phase == StepPhase.WEIGHT_GRADIENT:
         moved = pass_bytes(parts, piece.phase)

@@ -27,7 +27,7 @@ def gather_parameters(lanes: Lanes, context: RankContext) -> Lanes:
     gathers = [
         replace(step, after=updated)
         for stage in context.stage_numbers
-        for step in gather(context.workload, f"gather {stage}", context.stages.weights(stage))
+        for step in gather(context.workload, f"gather {stage}", context.stages.variants.weights(stage))
     ]
     return with_steps(lanes, lanes[COMPUTE_LANE], gathers)
 

@@ -2,7 +2,7 @@
 
 It is torch's ``fully_shard`` applied to every layer and to the whole. A forward pass and an input gradient need whole
 parameters; a weight gradient does not. A unit that is not whole is gathered before its pass, layers up to ``prefetch``
-ahead: beside layer k those up to k + prefetch may be in flight or whole, no others. A layer is given up after its
+ahead. Beside layer k those up to k + prefetch may be in flight or whole, no others. A layer is given up after its
 forward pass (unless ``reshard_after_forward`` is off) and after its backward pass. The root is given up after the
 backward pass alone, at its end. The gathers of a forward pass wait for all that was computed before it, which may have
 been the optimizer (torch's ``FSDPState._root_pre_forward``).

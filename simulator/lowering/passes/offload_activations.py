@@ -1,8 +1,8 @@
 """Activations that wait for their backward pass outside the GPU: passes cut by layer, and the copies between them.
 
 What a layer saves goes out once its forward pass has ended, and comes back while the entry before its backward pass
-computes. A layer's forward pass waits until all but the last layer's have gone, so that no more than two are on their
-way out (Transformer Engine's double-buffered ``cpu_offload``, torch's ``save_on_cpu``).
+computes. A layer's forward pass waits until all but the last layer's have gone: no more than two are on their way out
+(Transformer Engine's double-buffered ``cpu_offload``, torch's ``save_on_cpu``).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Copier:
     def run(self, pieces: list[Step]) -> None:
         """One pass, in ``pieces`` that others have cut, cut further where its layers begin and end."""
         first = pieces[0]
-        parts = self._stages.parts[first.stage]
+        parts = self._stages.variants.parts[first.stage]
         order = [(index, len(block.ops)) for index, block in self._stages.by_part(first) if block.ops]
         # What the pass takes and gives back as a whole, each layer does by itself.
         layers = {index: pass_bytes((parts[index],), first.phase) for index, _ in order if parts[index].is_unit}

@@ -14,7 +14,8 @@ from simulator.lowering.lanes import Lanes, beside, drained, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.reductions import Reductions
 from simulator.lowering.sharding import gradient_bytes, leaving
-from simulator.lowering.stages import Stages, Variant
+from simulator.lowering.stage_variants import Variant
+from simulator.lowering.stages import Stages
 from simulator.lowering.units import UnitPass, Units, sharded_units
 from simulator.program import COMPUTE_LANE, Block, Step, StepPhase
 from simulator.units import DTYPE_BYTES
@@ -83,7 +84,7 @@ def _in_buckets(lanes: Lanes, context: RankContext) -> Lanes:
         if not makes or not isinstance(step.op, Block):
             compute.append(_waiting(step, reductions.waits() if each else ()))
             continue
-        key = stages.variant(step)
+        key = stages.variants.of_step(step)
         if key not in buckets_of:
             buckets_of[key] = _buckets(context, stages, step, step.op)
         parts = buckets_of[key]

@@ -51,14 +51,14 @@ def _behind(lanes: Lanes) -> dict[str, int]:
 
     -1 where there is none.
     """
-    found = {step.label: index for index, step in enumerate(lanes[COMPUTE_LANE])}
+    last_of = {step.label: index for index, step in enumerate(lanes[COMPUTE_LANE])}
     changed = True
     while changed:
         changed = False
         for lane, steps in lanes.items():
             last = -1
             for step in steps if lane != COMPUTE_LANE else ():
-                last = max([last, *(found.get(label, -1) for label in step.after)])
-                changed |= found.get(step.label) != last
-                found[step.label] = last
-    return found
+                last = max([last, *(last_of.get(label, -1) for label in step.after)])
+                changed |= last_of.get(step.label) != last
+                last_of[step.label] = last
+    return last_of

@@ -50,6 +50,6 @@ def free_input_gradients(lanes: Lanes, context: RankContext) -> Lanes:
     """Give back with the last step of computation the gradients of inputs that torch keeps until then."""
     compute = list(lanes[COMPUTE_LANE])
     split = {(step.stage, step.microbatch) for step in compute if step.phase == StepPhase.INPUT_GRADIENT}
-    nbytes = sum(context.stages.parts[stage][0].input_gradient_bytes for stage, _ in split)
+    nbytes = sum(context.stages.variants.parts[stage][0].input_gradient_bytes for stage, _ in split)
     compute[-1] = replace(compute[-1], free_bytes=compute[-1].free_bytes + nbytes)
     return with_steps(lanes, compute)

@@ -1,0 +1,66 @@
+"""Variants of passes: which passes through the stages of a model do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from simulator.config import Workload
+from simulator.models import Part, Seat, Turn, stage_parts, weights_of
+from simulator.operations.weights import Weight
+from simulator.program import Step
+from simulator.schedules import Order
+
+#: A stage, the kind of a pass through it, and a turn: passes with the same do the same.
+Variant = tuple[int, str, Turn]
+
+
+def first_and_last(order: Order, microbatches: int) -> dict[tuple[int, int], Turn]:
+    """Return, by stage and micro-batch, the turns of those that make the first and the last gradients of a step."""
+    making: dict[tuple[int, int], list[int]] = {}
+    for action in (action for slots in order for slot in slots for action in slot):
+        if action.kind in ("B", "W"):
+            making.setdefault((action.stage, action.microbatch // microbatches), []).append(action.microbatch)
+    return {
+        (stage, microbatch): Turn(first=microbatch == row[0], last=microbatch == row[-1])
+        for (stage, _), row in making.items()
+        for microbatch in (row[0], row[-1])
+    }
+
+
+class StageVariants:
+    """Parts of every model stage for a rank at ``seat``, in each turn of a micro-batch.
+
+    ``turns``: by stage and micro-batch, those that are the first or last of a step; see `first_and_last`.
+    """
+
+    def __init__(self, workload: Workload, seat: Seat, turns: Mapping[tuple[int, int], Turn]) -> None:
+        self._workload, self._seat, self._turns = workload, seat, turns
+        n_stages, copies = workload.parallelism.n_stages, workload.parallelism.plan.copies
+        #: By stage, the parts that do nothing special in any turn.
+        self.parts: Sequence[tuple[Part, ...]] = [
+            stage_parts(workload, stage, seat) for stage in range(n_stages)
+        ] * copies
+        self._parts_in_turn: dict[tuple[int, Turn], tuple[Part, ...]] = {}
+
+    def weights(self, *stages: int) -> tuple[Weight, ...]:
+        """Return the weights of stages on one rank."""
+        return weights_of(part for stage in stages for part in self.parts[stage])
+
+    def of_pass(self, stage: int, kind: str, microbatch: int) -> Variant:
+        """Return the variant of a pass; only those that make gradients of weights depend on their turn."""
+        makes = kind in ("B", "W")
+        return stage, kind, self._turns.get((stage, microbatch), Turn()) if makes else Turn()
+
+    def of_step(self, step: Step) -> Variant:
+        """Return the variant of a pass, or of the pass that ``step`` is a piece of."""
+        return self.of_pass(step.stage, step.phase, step.microbatch)
+
+    def parts_in(self, variant: Variant) -> tuple[Part, ...]:
+        """Return the stage's parts; those that do nothing special in their turn are the very same objects."""
+        stage, _, turn = variant
+        if (stage, turn) not in self._parts_in_turn:
+            usual = self.parts[stage]
+            special = stage_parts(self._workload, stage % self._workload.parallelism.n_stages, self._seat, turn)
+            pairs = zip(usual, special, strict=True)
+            self._parts_in_turn[stage, turn] = tuple(one if one == other else other for one, other in pairs)
+        return self._parts_in_turn[stage, turn]
