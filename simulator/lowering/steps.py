@@ -50,7 +50,7 @@ def rolling(lanes: Lanes, steps: int, microbatches: int, rest_of_step: Callable[
 
 
 def _merged(compute: list[Step], passes: list[Step], done: Lanes) -> list[Step]:
-    """Return ``compute`` with some ``passes`` as they are in ``done``: cut up, and the last followed by the rest of its step."""
+    """Return ``compute`` with some ``passes`` as they are in ``done``: cut up, the last followed by the step's rest."""
     pieces: dict[str, list[Step]] = {}
     waiting: list[Step] = []
     labels = {step.label for step in passes}

@@ -64,10 +64,8 @@ class _Cutter:
         workload, units = self._context.workload, self._units
         if step.phase not in (StepPhase.BACKWARD, StepPhase.WEIGHT_GRADIENT):
             return [0.0 for _ in order]
-        parts, root = (
-            self._context.stages.variants.parts_in(self._context.stages.variants.of_step(step)),
-            units.roots[step.stage],
-        )
+        variants, root = self._context.stages.variants, units.roots[step.stage]
+        parts = variants.parts_in(variants.of_step(step))
         left = gradient_bytes(workload, units.weights[root]) if root[0] == step.stage else 0.0
         made: list[float] = []
         for number, (index, group) in enumerate(zip(order, groups, strict=True)):
