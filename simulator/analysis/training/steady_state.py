@@ -73,7 +73,7 @@ def steps_begun(timeline: Timeline, steps: int, until_s: float) -> dict[int, int
 def steady_until(timeline: Timeline, steps: int, microbatches: int, begun: Mapping[int, int]) -> SteadyState | None:
     """Return the period of equal steps beside other jobs; None where fewer than two steps are whole.
 
-    ``begun``: simulated rank -> steps that it has begun; those count that all ranks have begun. The period is that of
+    ``begun``: simulated rank -> number of steps begun; the smallest number of all ranks counts. The period is that of
     the last two, if these are equally long. Otherwise it is the mean of the later half of all. It is cut out right
     before the last of their beginnings. A mean is stable once it has settled to `SETTLED`.
     """
@@ -99,7 +99,7 @@ def steady_alone(
 ) -> SteadyState:
     """Return the steady state of workers that do not wait for each other.
 
-    Each worker's last whole step is taken, while all are under way, and among the steps that it has ``begun`` [all].
+    Each worker's last whole step is taken, while all are under way, and among its ``begun`` steps [all].
     The period is the time in which all workers together do as many steps as there are workers: the harmonic mean of
     their periods. Workers that meet at servers now and then do not repeat themselves exactly. Their period is the mean
     of the later half of their steps, and stable once it has settled to `SETTLED`.
