@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import NamedTuple
+
 import numpy as np
 
+from simulator.cluster import Cluster
+from simulator.engine.group_transfers import SIGNAL_BYTES, algorithm_of, traffic_of
+from simulator.engine.placement import Placed
 from simulator.errors import SimulatorError
-from simulator.program import PointToPoint, PointToPointKind, Program, comms_of
+from simulator.network import hosts
+from simulator.network.collectives import fastest, patterns
+from simulator.program import Comm, HostOperation, PointToPoint, PointToPointKind, Program, comms_of
 from simulator.timeline import Timeline, covered_s
 
 #: Two sums of the same terms in another order differ by less than this share of the step.
 TOLERANCE = 1e-9
+#: Bytes by which sums of bytes of whole transfers may be off, and the share of them that is rounding.
+TOLERANCE_BYTES, ROUNDING = 0.5, 1e-12
 #: What a rank asks for, but leaves no GPU.
 _FROM_ELSEWHERE = ("from_host", "to_nvme", "from_nvme", "pull")
 
@@ -18,18 +28,27 @@ class InvariantError(SimulatorError):
     """A timeline that cannot have happened: a fault of the engine."""
 
 
-def check(program: Program, timeline: Timeline) -> None:
+class Place(NamedTuple):
+    """The cluster that a program was played on, and its ranks' places there."""
+
+    placed: Placed
+    cluster: Cluster
+
+
+def check(program: Program, timeline: Timeline, place: Place | None = None) -> None:
     """Raise `InvariantError` unless ``timeline`` is a possible execution of ``program``.
 
-    Every step ran once, in lane order and after what it names; rows of one lane do not overlap; nothing ran faster than
-    at full speed; both ends of a transfer saw it at the same time; no link carried more than its capacity allows in the
-    time; and what GPUs sent is what their links carried.
+    Every step ran once, in lane order and after what it names. Rows of one lane do not overlap. Nothing ran faster than
+    at full speed. Both ends of a transfer saw it at the same time. No link carried more than its capacity allows in the
+    time. What GPUs sent left them. With ``place`` every link carried, to the byte, what all real ranks send over it.
     """
     slack = TOLERANCE * max(timeline.step_time_s, 1e-30)
     _check_steps(program, timeline, slack)
     _check_rows(timeline, slack)
     _check_transfers(program, timeline, slack)
     _check_links(timeline, slack)
+    if place is not None:
+        _check_bytes(place, timeline)
 
 
 def _check_steps(program: Program, timeline: Timeline, slack: float) -> None:
@@ -130,3 +149,73 @@ def _check_links(timeline: Timeline, slack: float) -> None:
     carried = sum(link.nbytes * link.count for link in timeline.links if link.leaves_gpu)
     if sent > carried * (1 + TOLERANCE):
         raise InvariantError(f"GPUs sent {sent:.6g} bytes, their links carried {carried:.6g}")
+
+
+def _check_bytes(place: Place, timeline: Timeline) -> None:
+    """Compare every link with the sum of all transfers of all real ranks, each along its own route."""
+    sent = _bytes_of_links(place)
+    by_name = {link.name: sent.get(link.index, 0.0) for link in place.cluster.links}
+    kinds = {link.name: link.kind for link in place.cluster.links}
+    carried: dict[str, list[float]] = {}
+    for link in timeline.links:
+        if _differ(link.nbytes, by_name[link.name]):
+            raise InvariantError(f"link {link.name} carried {link.nbytes!r} bytes, {by_name[link.name]!r} were sent")
+        carried.setdefault(link.kind, []).extend([link.nbytes] * link.count)
+    for kind in dict.fromkeys(kinds.values()):
+        told = sorted(nbytes for nbytes in carried.get(kind, []) if nbytes)
+        routed = sorted(nbytes for name, nbytes in by_name.items() if nbytes and kinds[name] == kind)
+        if len(told) != len(routed) or any(map(_differ, told, routed)):
+            raise InvariantError(f"links of kind {kind} carried {sum(told)!r} bytes, {sum(routed)!r} were sent")
+
+
+def _differ(first: float, second: float) -> bool:
+    return abs(first - second) > TOLERANCE_BYTES + ROUNDING * max(first, second)
+
+
+def _bytes_of_links(place: Place) -> dict[int, float]:
+    """Return the bytes on every link, by its index, of all that a program's real ranks send.
+
+    A collective of one number (`SIGNAL_BYTES`) is latency alone.
+    """
+    program = place.placed.program
+    total: dict[int, float] = {}
+    loads: dict[tuple[object, ...], dict[int, float]] = {}
+    for rank, role in enumerate(program.role_of):
+        calls = Counter(comm for _, _, step in program.roles[role].steps() for comm in comms_of(step.op))
+        for comm, times in calls.items():
+            ends = _ends(place, comm, rank)
+            if not ends:
+                continue
+            key = ends, comm.op, algorithm_of(comm), comm.nbytes, traffic_of(comm)
+            if key not in loads:
+                loads[key] = _bytes_of_transfer(place, comm, ends)
+            for link, nbytes in loads[key].items():
+                total[link] = total.get(link, 0.0) + nbytes * times
+    return total
+
+
+def _ends(place: Place, comm: Comm, rank: int) -> tuple[int, ...]:
+    """Return between whom a call of ``rank`` moves bytes; nobody where another one's call counts for all."""
+    placed, cluster = place
+    group = placed.program.groups[comm.axis][placed.program.group_index(comm.axis, rank)]
+    if isinstance(comm, PointToPoint):
+        return (placed.gpus[rank], placed.gpus[group[comm.peer]]) if comm.sends else ()
+    if rank != group[0] or comm.nbytes <= SIGNAL_BYTES:
+        return ()
+    if isinstance(comm, HostOperation):
+        return tuple(hosts.ends(comm.op, cluster, placed.gpus[rank], placed.servers))
+    return tuple(placed.gpus[member] for member in group)
+
+
+def _bytes_of_transfer(place: Place, comm: Comm, ends: tuple[int, ...]) -> dict[int, float]:
+    """Return the bytes that one transfer between ``ends`` puts on each link."""
+    placed, cluster = place
+    if isinstance(comm, PointToPoint):
+        return {link: load * comm.nbytes for link, load in cluster.spread(*ends)}
+    choices = patterns(comm.op, ends, cluster, algorithm_of(comm), traffic_of(comm))
+    plan = fastest(comm.op, choices, comm.nbytes, placed.costs.among(cluster.gpu_types(ends)))
+    found: dict[int, float] = {}
+    for phase in plan.phases:
+        for link, load in phase.loads:
+            found[link] = found.get(link, 0.0) + load * phase.nbytes
+    return found

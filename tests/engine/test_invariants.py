@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from simulator.api import StepResult
 from simulator.cluster.ideal import ideal_cluster
 from simulator.costs import Costs
 from simulator.engine import simulate
-from simulator.engine.invariants import InvariantError, check
+from simulator.engine.invariants import InvariantError, Place, check
 from simulator.lowering import schedule_program
 from simulator.program import Program
 from simulator.schedules import SCHEDULES
-from simulator.timeline import Timeline
+from simulator.timeline import LinkUse, Timeline
+from tests.support.jobs import job, play
 
 ALL = ("posted_s", "launched_s", "start_s", "end_s")
 
@@ -117,3 +120,53 @@ def test_folded_ranks_stand_for_the_peers_of_others() -> None:
     check(twice, folded)
     with pytest.raises(InvariantError, match="differ in time"):
         check(twice, later(folded, "0RECV_B1", -0.25, "start_s"))
+
+
+# Bytes of links, against the routes of all transfers
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["folded", "every rank"])
+def result(request: pytest.FixtureRequest) -> StepResult:
+    """A pipeline of two stages of two tensor-parallel ranks, twice, on two nodes of four GPUs."""
+    layout = {"tp": 2, "pp": 2, "dp": 2}
+    cluster = {"name": "dgx_a100", "nodes": 2, "overrides": [{"gpu": "node*.gpu7", "missing": True}]}
+    return play(job(model__layers=2) | {"parallelism": layout, "cluster": cluster}, fold=request.param)
+
+
+def altered(result: StepResult, change: Callable[[list[LinkUse]], Sequence[LinkUse]]) -> Timeline:
+    return replace(result.played, links=tuple(change(list(result.played.links))))
+
+
+def more(links: list[LinkUse], at: int, nbytes: float) -> list[LinkUse]:
+    return [replace(link, nbytes=link.nbytes + nbytes) if i == at else link for i, link in enumerate(links)]
+
+
+def test_links_carried_to_the_byte_what_was_sent(result: StepResult) -> None:
+    check(result.program, result.played, Place(result.placed, result.cluster))
+
+
+@pytest.mark.parametrize("nbytes", [1.0, -1.0])
+def test_a_link_off_by_one_byte_is_refused(result: StepResult, nbytes: float) -> None:
+    place = Place(result.placed, result.cluster)
+    for at, link in enumerate(result.played.links):
+        broken = altered(result, lambda links, at=at: more(links, at, nbytes))
+        with pytest.raises(InvariantError, match=f"link {re.escape(link.name)} carried"):
+            check(result.program, broken, place)
+
+
+def test_links_that_carry_a_fifth_more_are_refused(result: StepResult) -> None:
+    broken = altered(result, lambda links: [replace(link, nbytes=1.2 * link.nbytes) for link in links])
+    with pytest.raises(InvariantError, match="were sent"):
+        check(result.program, broken, Place(result.placed, result.cluster))
+
+
+def test_a_link_that_is_left_out_is_refused(result: StepResult) -> None:
+    broken = altered(result, lambda links: links[1:])
+    with pytest.raises(InvariantError, match=r"links of kind .* were sent"):
+        check(result.program, broken, Place(result.placed, result.cluster))
+
+
+def test_a_class_with_one_link_too_many_is_refused(result: StepResult) -> None:
+    broken = altered(result, lambda links: [replace(links[0], count=links[0].count + 1), *links[1:]])
+    with pytest.raises(InvariantError, match=r"links of kind .* were sent"):
+        check(result.program, broken, Place(result.placed, result.cluster))

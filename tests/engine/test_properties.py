@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simulator.analysis.time.memory_curve import memory_curve
 from simulator.api import StepResult
-from simulator.engine.invariants import check
+from simulator.engine.invariants import Place, check
 from simulator.errors import InputError
 from tests.support.exact import leaves
 from tests.support.jobs import any_job
@@ -35,7 +35,7 @@ def test_every_legal_job_gives_a_possible_step(description: dict[str, Any], spee
     timeline = first.spans
 
     # Nothing overlaps, nothing runs before what it needs, links keep to their capacity, bytes are conserved.
-    check(first.program, timeline)
+    check(first.program, timeline, Place(first.placed, first.cluster))
 
     # No rank is done before it has done its own work at full speed.
     work = np.array([template.length_s for template in timeline.templates])[timeline.template]

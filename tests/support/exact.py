@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from simulator.api import StepResult
-from simulator.engine.invariants import check
+from simulator.engine.invariants import Place, check
 from tests.support.jobs import job, play
 
 
@@ -35,8 +35,8 @@ def assert_same(short: StepResult, plain: StepResult) -> None:
 def compare(section: dict[str, Any], **changes: Any) -> None:
     workload = job(**changes) | {"parallelism": section}
     short, plain = play(workload, fold=True, coalesce=True), play(workload, fold=False, coalesce=False)
-    check(short.program, short.played)
-    check(plain.program, plain.played)
+    check(short.program, short.played, Place(short.placed, short.cluster))
+    check(plain.program, plain.played, Place(plain.placed, plain.cluster))
     assert_same(short, plain)
 
 
