@@ -74,6 +74,19 @@ def test_two_links_alike_in_a_row_both_hold_up(fold: bool) -> None:
     assert nics == {("push", 2), ("pull", 2)}
 
 
+@pytest.mark.parametrize(("late", "end"), [(0.0, 8.0), (1.0, 7.0), (2.0, 6.0)])
+def test_transfers_in_step_end_later_than_one_after_the_other(late: float, end: float) -> None:
+    """Links of 10 B/s; A and B each move 20 bytes over link 0, then 20 over link 1.
+
+    In step each has 5 B/s everywhere: link 1 is idle for 4 s, then link 0, and both end at 8. B a second later: A
+    alone moves 10 bytes in that second, and its other 10 until 3; B, which has moved 10 by then, ends its first 20 at
+    4. On link 1 A has moved 10 bytes by 4, and its other 10 by 6; B has moved 10 by then and ends at 7. Two seconds
+    later B never meets A, and ends at 6. So does a slow GPU shorten a step in which ranks wait for servers.
+    """
+    phases = [Phase(20.0, ((link, 1.0),), 0.0, 10.0) for link in (0, 1, 0, 1)]
+    assert recorded([10.0, 10.0], (0.0, *phases[:2]), (late, *phases[2:]))[1] == pytest.approx(end)
+
+
 def test_nothing_is_lost_while_the_first_byte_is_on_the_way() -> None:
     """Links of 10 B/s. A's first phase shares link 1 with B: 5 B/s each, and its 20 bytes are there at 4. Its second
     begins at that instant, with nobody else on link 0; its bytes move from 7 on, each of them twice over the link: 5

@@ -143,7 +143,7 @@ def _rank_memory(
     in_flight: int,
 ) -> RankMemory:
     total = curve.held_bytes + curve.workspace_bytes
-    at = int(np.argmax(total)) if len(total) and total.max() > 0 else -1
+    at = int(np.argmax(total >= (1 - _ROUNDING) * total.max())) if len(total) and total.max() > 0 else -1
     held_bytes = float(curve.held_bytes[at]) if at >= 0 else 0.0
     activations = _activations(timeline, curve, at, static)
     gathered = max(held_bytes - sum(activations.values()), 0.0)
@@ -170,6 +170,8 @@ def _rank_memory(
     )
 
 
+#: Sums of one rank's bytes that differ by less than this share are equal; of equal ones the first is the peak.
+_ROUNDING = 1e-12
 #: First word of a tensor's name -> its kind in a breakdown, where that is another word.
 _KINDS = {"input": "layer inputs", "attn": "attention", "loss": "logits", "output gradient": "output gradients"}
 
