@@ -192,8 +192,8 @@ def test_deepspeed_copies_gradients_into_a_bucket_whatever_is_sharded(zero: int,
     """The bucket is as large as the gradients of so small a model; those in bf16 stay where they are added up by
     BF16_Optimizer, 2 bytes beside 4 for each parameter."""
     result = simulator.run(job(framework=DEEPSPEED, parallelism={"dp": 4, "pp": pp, "zero": zero}))
-    state = result.memories[0].holdings.state
-    assert result.memories[0].holdings.bucket == state.gradients
+    state = result.memories[0].static.state
+    assert result.memories[0].static.bucket == state.gradients
     assert any(label.startswith("copy reduce") for label in result.spans.labels)
     if zero <= 1:
         assert state.gradients == pytest.approx(3 * state.weights)

@@ -274,7 +274,7 @@ def test_a_large_vocabulary_is_fullest_at_the_loss(layers: int, seq: int) -> Non
     (memory,) = result.memories[:1]
     saved = sum(part.saved_bytes for part in parts)
     assert memory.activations == pytest.approx(saved, rel=1e-9)
-    assert memory.gathered + memory.made == pytest.approx(root, rel=1e-9)
+    assert memory.gathered + memory.step_gradients == pytest.approx(root, rel=1e-9)
     assert memory.workspace == pytest.approx(head.workspace_bytes, rel=1e-9)
 
 
@@ -287,7 +287,7 @@ def test_layers_are_fullest_where_their_parameters_outweigh_the_loss() -> None:
     layer = next(elements(part.weights) for part in parts if part.is_unit)
     (memory,) = result.memories[:1]
     root = sum(elements(part.weights) for part in parts if not part.is_unit)
-    beside = memory.gathered + memory.made
+    beside = memory.gathered + memory.step_gradients
     assert 4 * 2 * layer + 2 * root < beside
 
 
