@@ -17,18 +17,18 @@ from simulator.input_files import read_text
 __all__ = ["SUFFIXES", "Device", "Imported", "is_foreign", "read_topology", "unanswered"]
 
 _FOREIGN = (".xml", ".txt", ".conf")
-#: By which a name is told to be that of a file.
+#: Endings of names that are files.
 SUFFIXES = (".yaml", ".yml", *_FOREIGN)
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether a file that stands for a cluster is another tool's, by its name."""
+    """Return whether a file that stands for a cluster is another tool's, by its name."""
     return path.suffix.lower() in _FOREIGN
 
 
 def read_topology(path: Path) -> Imported:
-    """What the file says. Raises `InputError` with file and line where it is none of these, or contradicts
-    itself."""
+    """Return the cluster of a file. Raises `InputError` with file and line where it is of none of these tools, or
+    contradicts itself."""
     text = read_text(path)
     if text.lstrip().startswith("<"):
         return nccl_xml.read(text, path)

@@ -1,4 +1,4 @@
-"""What a reader makes of another tool's file, and the figures that it takes where the file has none."""
+"""The result of reading another tool's file, and the figures that stand in where a file has none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NCCL_PCIE = 12.0 / 15.754
 
 
 def line_rate_Bps(nccl_GBps: float) -> float:
-    """The line rate that goes with a bandwidth in NCCL's tables of PCIe and sockets, GB/s.
+    """Return the line rate that goes with a bandwidth in NCCL's tables of PCIe and sockets, GB/s.
 
     >>> round(line_rate_Bps(12.0) / 1e9, 2)
     15.75
@@ -44,9 +44,11 @@ class Device:
 
 @dataclass(frozen=True)
 class Imported:
-    """``cluster``: as a cluster file says it; of one node, or of a fabric (then without ``node``) whose nodes are
-    ``hosts``. ``assumed``: what the file does not say, each with the key that it went into. ``left_out``: what it says
-    and a cluster file has no place for."""
+    """A cluster read from another tool's file.
+
+    ``cluster``: the data of a cluster file; of one node, or of a fabric (then without ``node``) whose nodes are
+    ``hosts``. ``assumed``: figures that the file lacks, each with the key that it went into. ``left_out``: what the
+    file says and a cluster file has no place for."""
 
     format: str
     cluster: dict[str, Any]
@@ -56,9 +58,10 @@ class Imported:
     hosts: tuple[str, ...] = ()
 
 
-def unanswered(assumed: Sequence[str], said: Collection[str]) -> list[str]:
-    """Those of ``assumed``, each as "key: figure and why", of whose keys the dotted keys ``said`` give neither the key,
-    nor a section that it is in, nor anything inside it.
+def unanswered(assumed: Sequence[str], answers: Collection[str]) -> list[str]:
+    """Return the texts of ``assumed``, each as "key: figure and why", whose keys are still without an answer.
+
+    The dotted keys ``answers`` answer a key that they name, are inside of, or lie inside.
 
     >>> unanswered(["node.nics.bandwidth_bps: 200 Gb/s", "fabric: a fat tree"], ["node.nics"])
     ['fabric: a fat tree']
@@ -66,14 +69,14 @@ def unanswered(assumed: Sequence[str], said: Collection[str]) -> list[str]:
     ['node.nics.bandwidth_bps: 200 Gb/s']
     """
 
-    def answers(one: str, key: str) -> bool:
-        return f"{one}.".startswith(f"{key}.") or f"{key}.".startswith(f"{one}.")
+    def meets(answer: str, key: str) -> bool:
+        return f"{answer}.".startswith(f"{key}.") or f"{key}.".startswith(f"{answer}.")
 
-    return [text for text in assumed if not any(answers(one, text.split(":")[0]) for one in said)]
+    return [text for text in assumed if not any(meets(answer, text.split(":")[0]) for answer in answers)]
 
 
 def numbers(values: Iterable[int]) -> str:
-    """Whole numbers as ranges.
+    """Return whole numbers as ranges.
 
     >>> numbers([0, 1, 2, 5, 7, 8])
     '0-2,5,7-8'

@@ -1,6 +1,6 @@
 """The matrix of ``nvidia-smi topo -m``: how any two devices of a machine are joined.
 
-Between two GPUs NV# hides how PCIe joins them, which then follows from NICs that both are close to, or from their NUMA
+Between two GPUs NV# hides how PCIe joins them. That then follows from NICs that both are close to, or from their NUMA
 nodes. NODE and PHB are alike here: by way of one socket.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,7 +31,8 @@ _MAX_DEVICES = 512
 
 @dataclass(frozen=True)
 class _Matrix:
-    """``names`` of devices, GPUs first; ``near[i, j]``: a position in `_RELATIONS`; ``nvlinks``: by pair."""
+    """A matrix that has been read. ``names``: of devices, GPUs first; ``near[i, j]``: a position in `_RELATIONS`;
+    ``nvlinks``: numbers of links by pair."""
 
     path: Path
     names: tuple[str, ...]
@@ -44,14 +45,14 @@ class _Matrix:
 
 
 def is_matrix(text: str) -> bool:
+    """Return whether a text is of this format, by its header."""
     return any(re.match(r"\s*GPU0(\s|$)", line) for line in _plain(text).splitlines())
 
 
 def read(text: str, path: Path) -> Imported:
-    """Raises `InputError` with the line of a cell that is not known, or of relations that no tree has."""
+    """Return the node of a matrix. Raises `InputError` with the line of a cell that is not known, or of relations that
+    no tree has."""
     matrix = _parse(_plain(text), path)
-    n, count = matrix.n_gpus, len(matrix.names)
-    nics = count - n
     socket_of, sockets = _sockets(matrix, matrix.numa)
     tree = _tree(matrix, socket_of)
     if _mismatch(matrix, tree):  # virtual machines may show one NUMA node, and GPUs that are far apart
@@ -59,16 +60,29 @@ def read(text: str, path: Path) -> Imported:
         tree = _tree(matrix, socket_of)
     if mismatch := _mismatch(matrix, tree):
         raise mismatch
-    name = [f"gpu{i}" if i < n else f"nic{i - n}" for i in range(count)]
-    assumed = [f"node.gpus.type: {imported.NO_TYPE}, as the matrix does not say what GPU it is"]
-    node: dict[str, Any] = {"gpus": {"type": imported.NO_TYPE, "count": n}}
+    n, count = matrix.n_gpus, len(matrix.names)
+    names = [f"gpu{i}" if i < n else f"nic{i - n}" for i in range(count)]
+    assumed: list[str] = []
+    node = _node_section(matrix, sockets, tree, names, assumed)
+    cluster: dict[str, Any] = {"name": path.stem, "nodes": 1, "node": node}
+    if count > n:
+        _add_network(cluster, count - n, assumed)
+    devices = [
+        Device(name, matrix.names[i], socket_of[i], matrix.cpus.get(i, "") or _cpus_of_socket(matrix, socket_of, i))
+        for i, name in enumerate(names)
+    ]
+    return Imported("nvidia-smi topo -m", cluster, tuple(devices), tuple(assumed))
+
+
+def _node_section(
+    matrix: _Matrix, sockets: int, tree: dict[int | str, str], names: list[str], assumed: list[str]
+) -> dict[str, Any]:
+    """Return the section ``node`` without network cards, and add to ``assumed`` the figures that the matrix lacks."""
+    assumed.append(f"node.gpus.type: {imported.NO_TYPE}, as the matrix does not say what GPU it is")
+    node: dict[str, Any] = {"gpus": {"type": imported.NO_TYPE, "count": matrix.n_gpus}}
     if sockets > 1:
         between_Bps = round(line_rate_Bps(_SOCKETS_GBps), -8)
-        node["sockets"] = {
-            "count": sockets,
-            "bandwidth_Bps": between_Bps,
-            "latency_s": imported.SOCKET_LATENCY_s,
-        }
+        node["sockets"] = {"count": sockets, "bandwidth_Bps": between_Bps, "latency_s": imported.SOCKET_LATENCY_s}
         assumed.append(
             f"node.sockets.bandwidth_Bps: {between_Bps / 1e9:.1f} GB/s, for the {_SOCKETS_GBps:g} GB/s that NCCL "
             "counts between Xeons up to Ice Lake (src/graph/topo.h)"
@@ -76,106 +90,128 @@ def read(text: str, path: Path) -> Imported:
         assumed.append(f"node.sockets.latency_s: {imported.SOCKET_LATENCY_s:g} s, Intel MLC on a Xeon 8280")
     if matrix.nvlinks:
         node["nvlink"] = _nvlink(matrix)
-        assumed.append(
-            f"node.nvlink.bandwidth_Bps: {imported.NVLINK_Bps / 1e9:g} GB/s per link (V100, A100, H100 data sheets)"
-        )
+        link_GBps = imported.NVLINK_Bps / 1e9
+        assumed.append(f"node.nvlink.bandwidth_Bps: {link_GBps:g} GB/s per link (V100, A100, H100 data sheets)")
         assumed.append(f"node.nvlink.latency_s: {imported.NVLINK_LATENCY_s:g} s, NCCL's figure for an NVLink hop")
     places = {vertex: place for vertex, place in tree.items() if isinstance(vertex, str)}
-    places |= {name[vertex]: place for vertex, place in tree.items() if isinstance(vertex, int)}
+    places |= {names[vertex]: place for vertex, place in tree.items() if isinstance(vertex, int)}
     node["pcie"] = {"generation": _GENERATION, "tree": places}
     assumed.append(f"node.pcie.generation: {_GENERATION}, with 16 lanes everywhere")
-    cluster: dict[str, Any] = {"name": path.stem, "nodes": 1, "node": node}
-    if nics:
-        node["nics"] = {
-            "count": nics,
-            "bandwidth_bps": _NIC_bps,
-            "latency_s": imported.NIC_LATENCY_s["infiniband"],
-        }
-        cluster["fabric"] = {"kind": "rail_fat_tree", "transport": "infiniband"}
-        assumed.append(f"node.nics.bandwidth_bps: {_NIC_bps / 1e9:g} Gb/s each, as the matrix gives no speed")
-        latency_s = imported.NIC_LATENCY_s["infiniband"]
-        assumed.append(f"node.nics.latency_s: {latency_s:g} s, usual of InfiniBand under one switch")
-        assumed.append("fabric: a rail-optimised fat tree of InfiniBand, as the matrix is of one node")
-    devices = [
-        Device(name[i], matrix.names[i], socket_of[i], matrix.cpus.get(i, "") or _cpus_of(matrix, socket_of, i))
-        for i in range(count)
-    ]
-    return Imported("nvidia-smi topo -m", cluster, tuple(devices), tuple(assumed))
+    return node
+
+
+def _add_network(cluster: dict[str, Any], nics: int, assumed: list[str]) -> None:
+    """Add so many network cards and a fabric, of which the matrix gives no figure."""
+    latency_s = imported.NIC_LATENCY_s["infiniband"]
+    cluster["node"]["nics"] = {"count": nics, "bandwidth_bps": _NIC_bps, "latency_s": latency_s}
+    cluster["fabric"] = {"kind": "rail_fat_tree", "transport": "infiniband"}
+    assumed.append(f"node.nics.bandwidth_bps: {_NIC_bps / 1e9:g} Gb/s each, as the matrix gives no speed")
+    assumed.append(f"node.nics.latency_s: {latency_s:g} s, usual of InfiniBand under one switch")
+    assumed.append("fabric: a rail-optimised fat tree of InfiniBand, as the matrix is of one node")
 
 
 def _plain(text: str) -> str:
-    """Without the escapes that underline the header on a terminal."""
+    """Return a text without the escapes that underline the header on a terminal."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+@dataclass
+class _Rows:
+    """Rows of a matrix as they are read. ``cells[i, j]``: relation of device i to j; ``lines``, ``cpus``, ``numa``: by
+    device."""
+
+    path: Path
+    header: list[str]
+    n_gpus: int
+    cells: dict[tuple[int, int], str] = field(default_factory=dict)
+    lines: dict[int, int] = field(default_factory=dict)
+    cpus: dict[int, str] = field(default_factory=dict)
+    numa: dict[int, int] = field(default_factory=dict)
+
+    def fail(self, line: int, message: str, **parts: Any) -> NoReturn:
+        """Raise `InputError` of a line, counted from 0."""
+        raise InputError(f"line {line + 1}: {message}", file=self.path, **parts)
+
+    def add(self, number: int, line: str) -> None:
+        """Read the row of one device."""
+        words = line.split()
+        i = self.header.index(words[0])
+        if i in self.lines:
+            self.fail(number, f"{words[0]} has a row already, line {self.lines[i] + 1}")
+        self.lines[i] = number
+        width = len(self.header)
+        row = words[1 : width + 1]
+        if len(row) < width:
+            message, allowed = f"{words[0]} has {len(row)} cells", f"{width} cells"
+            self.fail(number, message, found=brief(line.strip()), allowed=allowed)
+        for j, cell in enumerate(row):
+            self._check(number, i, j, cell)
+            self.cells[i, j] = cell
+        if i < self.n_gpus:
+            rest = [part for part in re.split(r"\t+|\s{2,}", line.strip()) if part][width + 1 :]
+            self.cpus[i] = rest[0] if rest else ""
+            if len(rest) > 1 and re.fullmatch(r"\d{1,4}", rest[1]):
+                self.numa[i] = int(rest[1])
+
+    def _check(self, number: int, i: int, j: int, cell: str) -> None:
+        pair = f"{self.header[i]} to {self.header[j]}"
+        if (cell == "X") != (i == j):
+            allowed = "X there, and nowhere else"
+            self.fail(number, f"{pair}: X is a device with itself", found=cell, allowed=allowed)
+        nvlinks = re.fullmatch(r"NV\d{1,3}", cell) and max(i, j) < self.n_gpus
+        if cell not in ("X", "SOC", *_RELATIONS) and not nvlinks:
+            allowed = f"X, {', '.join(_RELATIONS)}, and NV# between GPUs"
+            self.fail(number, f"{pair}: is no way to be joined", found=brief(cell), allowed=allowed)
+        if self.cells.get((j, i), cell) != cell:
+            message = f"{pair} is {cell}, but {self.cells[j, i]} the other way"
+            self.fail(number, message, fix="what nvidia-smi prints: symmetric")
 
 
 def _parse(text: str, path: Path) -> _Matrix:
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if re.match(r"\s*GPU0(\s|$)", line))
-
-    def fail(line: int, message: str, **parts: Any) -> NoReturn:
-        raise InputError(f"line {line + 1}: {message}", file=path, **parts)
-
-    header = re.sub(r"\b(CPU|NUMA) Affinity\b|\bGPU NUMA ID\b", "", lines[start]).split()
-    n = sum(re.fullmatch(r"GPU\d+", word) is not None for word in header)
-    if header[:n] != [f"GPU{i}" for i in range(n)]:
-        fail(start, "columns of GPUs are not numbered from 0", found=" ".join(header[:8]), allowed="GPU0 GPU1 ...")
-    if len(set(header)) < len(header):
-        fail(start, "has a column twice", found=" ".join(header))
-    if len(header) > _MAX_DEVICES:
-        fail(start, "has too many columns", found=len(header), allowed=f"at most {_MAX_DEVICES}")
-    cells: dict[tuple[int, int], str] = {}
-    at: dict[int, int] = {}
-    cpus: dict[int, str] = {}
-    numa: dict[int, int] = {}
+    rows = _header(lines[start], start, path)
     for number, line in enumerate(lines[start + 1 :], start + 1):
         words = line.split()
-        if not words or words[0] not in header:
-            if words and not (len(at) >= n and words[0].endswith(("Legend:", "Legend"))) and words[0] != "NIC":
-                fail(number, "is no row of this matrix", found=brief(words[0]), allowed=", ".join(header))
-            if words:
-                break
-            continue
-        i = header.index(words[0])
-        if i in at:
-            fail(number, f"{words[0]} has a row already, line {at[i] + 1}")
-        at[i] = number
-        row = words[1 : len(header) + 1]
-        if len(row) < len(header):
-            fail(number, f"{words[0]} has {len(row)} cells", found=brief(line.strip()), allowed=f"{len(header)} cells")
-        for j, cell in enumerate(row):
-            pair = f"{header[i]} to {header[j]}"
-            if (cell == "X") != (i == j):
-                fail(number, f"{pair}: X is a device with itself", found=cell, allowed="X there, and nowhere else")
-            if cell not in ("X", "SOC", *_RELATIONS) and not (re.fullmatch(r"NV\d{1,3}", cell) and max(i, j) < n):
-                allowed = f"X, {', '.join(_RELATIONS)}, and NV# between GPUs"
-                fail(number, f"{pair}: is no way to be joined", found=brief(cell), allowed=allowed)
-            if cells.get((j, i), cell) != cell:
-                fail(
-                    number,
-                    f"{pair} is {cell}, but {cells[j, i]} the other way",
-                    fix="what nvidia-smi prints: symmetric",
-                )
-            cells[i, j] = cell
-        if i < n:
-            rest = [part for part in re.split(r"\t+|\s{2,}", line.strip()) if part][len(header) + 1 :]
-            cpus[i] = rest[0] if rest else ""
-            if len(rest) > 1 and re.fullmatch(r"\d{1,4}", rest[1]):
-                numa[i] = int(rest[1])
-    missing = [name for i, name in enumerate(header) if i < n and i not in at]
+        if words and words[0] in rows.header:
+            rows.add(number, line)
+        elif words:
+            ended = len(rows.lines) >= rows.n_gpus and words[0].endswith(("Legend:", "Legend"))
+            if not ended and words[0] != "NIC":
+                allowed = ", ".join(rows.header)
+                rows.fail(number, "is no row of this matrix", found=brief(words[0]), allowed=allowed)
+            break
+    missing = [name for i, name in enumerate(rows.header) if i < rows.n_gpus and i not in rows.lines]
     if missing:
-        fail(len(lines) - 1, "ends before all GPUs had their rows", found=f"no row of {', '.join(missing)}")
-    cells |= {(j, i): cell for (i, j), cell in cells.items()}  # rows of NICs may be left out
+        names = f"no row of {', '.join(missing)}"
+        rows.fail(len(lines) - 1, "ends before all GPUs had their rows", found=names)
+    cells = rows.cells | {(j, i): cell for (i, j), cell in rows.cells.items()}  # rows of NICs may be left out
     legend = dict(re.findall(r"^\s*(NIC\d+)\s*:\s*(\S+)", text, flags=re.MULTILINE))
     return _Matrix(
         path=path,
-        names=tuple([legend.get(name, name) for name in header]),
-        n_gpus=n,
+        names=tuple([legend.get(name, name) for name in rows.header]),
+        n_gpus=rows.n_gpus,
         near={pair: _RELATIONS.index(cell.replace("SOC", "SYS")) for pair, cell in cells.items() if not _special(cell)},
         nvlinks={pair: int(cell[2:]) for pair, cell in cells.items() if cell.startswith("NV")},
-        cpus=cpus,
-        numa=numa,
-        lines=at,
+        cpus=rows.cpus,
+        numa=rows.numa,
+        lines=rows.lines,
     )
+
+
+def _header(line: str, number: int, path: Path) -> _Rows:
+    """Return a matrix without rows from its header, which names the devices."""
+    header = re.sub(r"\b(CPU|NUMA) Affinity\b|\bGPU NUMA ID\b", "", line).split()
+    n = sum(re.fullmatch(r"GPU\d+", word) is not None for word in header)
+    rows = _Rows(path, header, n)
+    if header[:n] != [f"GPU{i}" for i in range(n)]:
+        message = "columns of GPUs are not numbered from 0"
+        rows.fail(number, message, found=" ".join(header[:8]), allowed="GPU0 GPU1 ...")
+    if len(set(header)) < len(header):
+        rows.fail(number, "has a column twice", found=" ".join(header))
+    if len(header) > _MAX_DEVICES:
+        rows.fail(number, "has too many columns", found=len(header), allowed=f"at most {_MAX_DEVICES}")
+    return rows
 
 
 def _special(cell: str) -> bool:
@@ -183,8 +219,9 @@ def _special(cell: str) -> bool:
 
 
 def _groups(matrix: _Matrix, most: int, together: dict[int, int]) -> list[int]:
-    """The number of each device's group, of those joined by relations up to ``most``; also of GPUs whose ``together``
-    is equal."""
+    """Return the number of each device's group.
+
+    Relations up to ``most`` join devices, and so do equal numbers of GPUs in ``together``."""
     count = len(matrix.names)
     group = list(range(count))
 
@@ -202,8 +239,10 @@ def _groups(matrix: _Matrix, most: int, together: dict[int, int]) -> list[int]:
 
 
 def _sockets(matrix: _Matrix, together: dict[int, int]) -> tuple[list[int], int]:
-    """The socket of each device: NUMA nodes as the file numbers them, then those without a number. GPUs whose number in
-    ``together`` is equal are at one."""
+    """Return the socket of each device, and the number of sockets.
+
+    NUMA nodes come as the file numbers them, then those without a number. GPUs whose number in ``together`` is equal
+    are at one socket."""
     groups = _groups(matrix, _NODE, together)
     known = {groups[i]: number for i, number in sorted(matrix.numa.items(), reverse=True)}
     order = sorted(dict.fromkeys(groups), key=lambda group: (group not in known, known.get(group, group), group))
@@ -211,8 +250,10 @@ def _sockets(matrix: _Matrix, together: dict[int, int]) -> tuple[list[int], int]
 
 
 def _tree(matrix: _Matrix, socket_of: list[int]) -> dict[int | str, str]:
-    """Where each device and switch is plugged in: a switch for those that are PIX, one above those that are PXB, each
-    of which then has a switch of its own, be it alone there."""
+    """Return where each device and switch is plugged in.
+
+    Devices that are PIX share a switch. Groups that are PXB hang under one more switch, and each of them has a switch
+    of its own, be it of one device."""
     tree: dict[int | str, str] = {}
     switches = itertools.count()
 
@@ -235,7 +276,7 @@ def _tree(matrix: _Matrix, socket_of: list[int]) -> dict[int | str, str]:
 
 
 def _mismatch(matrix: _Matrix, tree: dict[int | str, str]) -> InputError | None:
-    """What is to be said where the tree joins two devices otherwise than the matrix does."""
+    """Return the error of a tree that joins two devices otherwise than the matrix does."""
 
     def ways(i: int) -> list[str]:
         way: list[str] = []
@@ -293,7 +334,7 @@ def _nvlink(matrix: _Matrix) -> dict[str, Any]:
     }
 
 
-def _cpus_of(matrix: _Matrix, socket_of: list[int], device: int) -> str:
-    """Of a NIC, for which the matrix has no column: those of a GPU at the same socket."""
+def _cpus_of_socket(matrix: _Matrix, socket_of: list[int], device: int) -> str:
+    """Return the CPUs of a NIC, for which the matrix has no column: those of a GPU at the same socket."""
     beside = (i for i in range(matrix.n_gpus) if socket_of[i] == socket_of[device])
     return next((matrix.cpus[i] for i in beside if matrix.cpus.get(i)), "")
