@@ -178,13 +178,14 @@ def test_all_that_is_in_the_way_is_said_at_once() -> None:
 def test_the_workload_to_begin_with_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the README; without any of the keys that it explains it is not."""
     text = (ROOT / "calibration" / "README.md").read_text().split("```yaml\n")[1].split("```")[0]
-    keys = [line.split(":")[0].strip() for line in text.splitlines() if "#" in line]
-    assert keys == ["framework", "grad_dtype", "state_dtype"]
-    for key in keys:
-        without = [line for line in text.splitlines() if line.split(":")[0].strip() != key]
-        path = tmp_path / f"{key}.yaml"
+    explained = [line.split(":")[0].strip() for line in text.splitlines() if "#" in line]
+    keys = ["framework", "training.grad_dtype", "training.optimizer.state_dtype"]
+    assert explained == [key.rpartition(".")[2] for key in keys]
+    for key, name in zip(keys, explained, strict=True):
+        without = [line for line in text.splitlines() if line.split(":")[0].strip() != name]
+        path = tmp_path / f"{name}.yaml"
         path.write_text("\n".join(without))
-        assert f"training.{'optimizer.' * (key == 'state_dtype')}{key}: " in refusal(load_workload(path))
+        assert f"\n  {key}: " in refusal(load_workload(path))
     path = tmp_path / "my_run.yaml"
     path.write_text(text)
     monkeypatch.chdir(ROOT)  # the other rank and the workers are processes
