@@ -248,6 +248,7 @@ def _training_job(result: StepResult) -> TrainingJob:
         },
         parameters=models.parameters(workload),
         active_parameters=models.active_parameters(workload),
+        trained_parameters=models.trained_parameters(workload),
         flops=StepFlops(
             models.model_flops_per_step(workload),
             models.model_flops_per_step_causal(workload),

@@ -149,6 +149,21 @@ class Model(Section):
         """Width of a head of values."""
         return self.mla.v_head_dim if self.mla else self.head_dim
 
+    def targets(self, layer: int) -> tuple[str, ...]:
+        """Products of layer ``layer``, counted from 0, that adapters may stand beside.
+
+        >>> sizes = dict(layers=1, hidden=8, heads=1, vocab=8)
+        >>> Model(activation="swiglu", **sizes).targets(0)
+        ('q', 'k', 'v', 'qkv', 'o', 'gate', 'up', 'gate_up', 'down')
+        """
+        names: tuple[str, ...] = ("q", "k", "v", "qkv", "o")
+        if self.mla is not None:
+            names = (*(("q_down", "q_up") if self.mla.q_lora_rank else ("q",)), "kv_down", "kv_up", "o")
+        if self.moe is not None and self.moe.here(layer) and not self.moe.shared_experts:
+            return names
+        gated = self.activation in ("swiglu", "geglu")
+        return (*names, *(("gate", "up", "gate_up", "down") if gated else ("up", "down")))
+
     @property
     def table_at_both_ends(self) -> bool:
         """Whether the last stage works with the embedding table too."""

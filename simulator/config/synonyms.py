@@ -17,6 +17,12 @@ _ELSEWHERE = {
     "training.precision": "dtype torch_dtype mixed_precision",
     "training.recompute": "activation_checkpoint activation_checkpointing gradient_checkpointing "
     "recompute_granularity recompute_activations",
+    "training.adapters": "lora dora peft lora_config peft_config peft_scheme lora_rank lora_r lora_target "
+    "lora_attn_modules",
+    "training.adapters.targets": "target_modules lora_target_modules",
+    "training.freeze": "frozen freeze_modules freeze_layers",
+    "training.base": "quantization quantize quant quantization_config quantization_bit load_in_8bit",
+    "training.base: nf4": "load_in_4bit qlora bnb_4bit_quant_type",
     "parallelism.tp": "tensor_parallel tensor_parallel_size tensor_model_parallel_size tensor_parallel_degree",
     "parallelism.pp": "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pipeline_parallel_degree",
     "parallelism.dp": "data_parallel_size data_parallel_degree",

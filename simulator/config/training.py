@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from simulator.bounds import Text
 from simulator.config.model import Size
 from simulator.config.section import AsTuple, Section, ShortSection
 
@@ -33,7 +36,7 @@ class Optimizer(Section):
     name: Literal["adamw", "adam"] = "adamw"
     """[adamw]"""
     master_weights: bool = True
-    """an fp32 copy of 16-bit weights [true; false where precision is fp32]"""
+    """an fp32 copy of 16-bit weights [true; false where those that are trained are fp32]"""
     state_dtype: Dtype = "fp32"
     """of both moments [fp32]"""
     implementation: Literal["foreach", "fused"] = "fused"
@@ -58,6 +61,48 @@ class Recompute(ShortSection):
     (the experts' activation), shared_experts; Megatron-LM's --recompute-modules [core_attn]"""
     layers: Size | None = None
     """full: only the first so many layers of each stage [null: all]"""
+
+
+Target = Literal["q", "k", "v", "qkv", "o", "q_down", "q_up", "kv_down", "kv_up", "gate", "up", "gate_up", "down"]
+
+
+class Adapters(Section):
+    """Thin trained matrices beside frozen products: y = x W + (x A) B."""
+
+    rank: Size
+    """columns of A, which are rows of B"""
+    targets: Annotated[tuple[Target, ...], AsTuple, Field(min_length=1)]
+    """products that have an adapter: q, k, v, o, gate, up, down, of which the model has what it has; qkv and gate_up:
+    one for products that a framework has side by side in one (Megatron-LM's linear_qkv and linear_fc1); of latent
+    attention q_down, q_up, kv_down, kv_up; of experts the shared ones alone"""
+    dtype: Dtype | None = None
+    """of A and B [null: the precision]"""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """probability, of each adapter's input [0]"""
+    method: Literal["lora", "dora"] = "lora"
+    """dora: the magnitude of every column is trained apart [lora]"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scaled(cls, data: object) -> object:
+        """The factor of what an adapter gives changes neither time nor memory."""
+        if isinstance(data, Mapping) and (named := next((key for key in data if key in _SCALES), None)):
+            raise PydanticCustomError("alpha", f"{named} changes neither time nor memory: leave it out")
+        return data
+
+
+_SCALES = ("alpha", "lora_alpha", "scale", "scaling", "use_rslora")
+#: Kinds of weights that may be frozen.
+FREEZABLE = ("embedding", "head", "norms", "layers", "attention", "mlp", "experts", "router")
+#: All of them.
+EVERYTHING = ("embedding", "head", "norms", "layers")
+
+
+def _freezable(value: str) -> str:
+    numbers = re.fullmatch(r"layers (\d+)-(\d+)", value)
+    if value not in FREEZABLE and not (numbers and int(numbers[1]) <= int(numbers[2])):
+        raise PydanticCustomError("freezable", f"is none of {', '.join(FREEZABLE)}, nor such as 'layers 0-15'")
+    return value
 
 
 class Training(Section):
@@ -95,5 +140,23 @@ class Training(Section):
     """gradients of a micro-batch, once added to the buffer, stay in the working precision until the next backward pass,
     as in DeepSpeed's BF16_Optimizer (``update_hp_grads(clear_lp_grads=False)``) [the framework's: true for deepspeed in
     bf16 with gradients in fp32, zero 0 and 1]"""
+    adapters: Adapters | None = None
+    """what is trained beside frozen products [null: none]"""
+    freeze: Annotated[tuple[Annotated[Text, AfterValidator(_freezable)], ...], AsTuple] | None = None
+    """kinds of weights that are not trained: embedding, head (the projection to the vocabulary), norms, layers, or in
+    layers attention, mlp, experts, router; 'layers 0-15': all of the first 16 layers [null: none; with adapters all]"""
+    base: Literal["bf16", "nf4"] | None = None
+    """what frozen products of layers are stored in: nf4 as in QLoRA, with double quantisation, made whole before each
+    product by bitsandbytes' kernels [null: the precision]"""
     total_tokens: float | None = Field(default=None, gt=0, le=1e18)
     """of the whole run; gives days, GPU-hours and, with a price, cost [null]"""
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Kinds of weights that are not trained."""
+        return self.freeze if self.freeze is not None else EVERYTHING if self.adapters else ()
+
+    @property
+    def trained_dtype(self) -> str:
+        """Type of the weights that are trained."""
+        return (self.adapters and self.adapters.dtype) or self.precision

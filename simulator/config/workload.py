@@ -99,7 +99,7 @@ class Workload(Section):
         together = layout.data_parallel == "allreduce"
         return JobTraits(
             norm=self.model.norm,
-            precision=training.precision,
+            precision=training.trained_dtype,
             grad_dtype=training.grad_dtype,
             master_weights=training.optimizer.master_weights,
             keeps_gradients=training.keep_gradients,
@@ -195,7 +195,7 @@ def _resolved(workload: Workload) -> Workload:
         raise_all(rules.placement.layout_problems(workload))  # before what the number of nodes is wrong for
         with located(lambda key: (None, f"cluster.{key}")):
             cluster = replace(cluster, nodes=nodes)
-    if training.precision == "fp32" and "master_weights" not in training.optimizer.model_fields_set:
+    if training.trained_dtype == "fp32" and "master_weights" not in training.optimizer.model_fields_set:
         optimizer = training.optimizer.model_copy(update={"master_weights": False})
         training = training.model_copy(update={"optimizer": optimizer})
     workload = workload.model_copy(update={"parallelism": layout, "cluster": cluster, "training": training})

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor
 from simulator.operations.shapes import Shapes
+from simulator.operations.tuning import ThinProducts
 
 #: Sections of a profile by what issues the operations: PyTorch as it is, fused kernels, torch.compile.
 LaunchSection = Literal["eager", "fused", "compiled"]
@@ -34,6 +35,21 @@ class ActivationKernels:
     forward: tuple[Traffic, ...]
     backward: tuple[Traffic, ...]
     keeps_gate: bool = False
+
+
+@dataclass(frozen=True)
+class AdapterKernels:
+    """Kernels around the thin products of an adapter, in tensors of its output's size, or of its input's.
+
+    ``added``: its output is scaled and added to the product that it stands beside; ``added_backward``: of that.
+    ``input_summed``: the gradient of its input is added to that product's. ``copied``: before that, so is what a
+    product of a 4-bit weight gives.
+    """
+
+    added: tuple[Traffic, ...]
+    added_backward: tuple[Traffic, ...]
+    input_summed: Traffic
+    copied: tuple[Traffic, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,6 +171,8 @@ class Framework:
     """kernels of the forward and backward pass that hide words of other ranks, from the bytes of all rows"""
     experts: ExpertHooks
     """operations around the products of experts"""
+    adapters: AdapterKernels
+    """kernels around the products of adapters"""
     replication: Callable[[JobTraits], Replication]
     """how gradients are kept, and how replicas share them"""
     by_row: str
@@ -174,6 +192,8 @@ class Framework:
     """operations of a layer without dropout before which running it again ends: of a whole layer, of a split one"""
     stages: StageRuntime = StageRuntime()
     """how pipeline stages run"""
+    magnitudes: Callable[[Shapes, ThinProducts], Node] | None = None
+    """DoRA's magnitudes, in place of ``adapters.added``, where that is modelled"""
 
     before: tuple[Before, ...] = ()
     """defaults of early versions"""

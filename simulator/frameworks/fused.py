@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.frameworks.framework import ActivationKernels, ExpertHooks, Traffic
+from simulator.frameworks.framework import ActivationKernels, AdapterKernels, ExpertHooks, Traffic
 from simulator.operations.dropout import drop_kernel, dropout
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, fuse, memory
@@ -83,6 +83,7 @@ def router(z: Shapes, x: Experts) -> Node:
             product("W", "wgrad", x.experts, z.hidden, x.tokens),
         ),
         saved=(Tensor("mlp.normed", z.row_bytes), Tensor("moe.router probs", probs)),
+        saved_for_weights=(Tensor("mlp.normed", z.row_bytes),),
         grad_bytes=wide + 2 * full + 2 * probs,
         output_grad_bytes=scores,
         weight_grad_bytes=wide + element * x.experts * z.hidden,
@@ -112,6 +113,12 @@ def row_map(z: Shapes, x: Experts) -> tuple[Tensor, ...]:
     return (Tensor("moe.row map", float(INDEX * (x.sent + x.received))),)
 
 
+#: Inductor joins sums with what stands before and after them: another tensor read and written by that.
+ADAPTERS = AdapterKernels(
+    added=(Traffic(" add", "residual", 1, 1),),
+    added_backward=(Traffic(" scale", "activation", 0, 1),),
+    input_summed=Traffic(" input grad", "residual", 1, 0),
+)
 EXPERTS = ExpertHooks(
     router=router,
     sort=lambda x: (),

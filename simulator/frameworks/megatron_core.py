@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from simulator.frameworks import fused
+from simulator.frameworks import fused, lora
 from simulator.frameworks.framework import Framework, JobTraits, Replication
 from simulator.operations.dropout import dropout
 from simulator.operations.nodes import Node, Tensor, memory
@@ -62,6 +62,7 @@ FRAMEWORK = Framework(
     residual=fused.residual,
     embedding_mask=fused.embedding_mask,
     experts=fused.EXPERTS,
+    adapters=lora.ADAPTERS,
     replication=replication,
     by_row="residual",
 )

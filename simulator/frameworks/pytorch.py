@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from simulator.frameworks import fused, pytorch_experts
+from simulator.frameworks import fused, lora, pytorch_experts
 from simulator.frameworks.framework import (
     ActivationKernels,
     Before,
@@ -75,8 +75,8 @@ RMS_NORM_BACKWARD = (
 #: (torch/utils/checkpoint.py, ``_StopRecomputationError``). Autograd's products keep their operands before they
 #: compute; a split layer's is a function of its own (index 1), which keeps them when it returns.
 RECOMPUTE_ENDS_BEFORE = (
-    frozenset(("mlp.fc2", "moe.weigh", "mlp.residual")),
-    frozenset(("mlp.fc2 bias", "moe.weigh", "mlp.residual")),
+    frozenset(("mlp.fc2", "mlp.down.lora_B", "moe.weigh", "mlp.residual")),
+    frozenset(("mlp.fc2 bias", "mlp.down.lora_B", "moe.weigh", "mlp.residual")),
 )
 
 
@@ -115,6 +115,7 @@ def rms_norm_by_operations(z: Shapes, name: str) -> Node:
             memory("W", f"{name}.weight wgrad sum", "reduce", z.row_bytes, z.element * z.hidden, z.dtype, z.hidden),
         ),
         saved=(Tensor(f"{name}.float", wide), Tensor(f"{name}.divided", z.row_bytes)),
+        saved_for_weights=(Tensor(f"{name}.divided", z.row_bytes),),
         grad_bytes=3 * wide,
         output_grad_bytes=z.row_bytes,
     )
@@ -236,12 +237,14 @@ FRAMEWORK = Framework(
     residual=residual,
     embedding_mask=embedding_mask,
     experts=pytorch_experts.EXPERTS,
+    adapters=replace(lora.ADAPTERS, copied=lora.COPIED),
     replication=replication,
     by_row="strided",
     keeps_log_softmax=True,
     rms_norm_by_operations=rms_norm_by_operations,
     adds_bias_after_sums=True,
     recompute_ends_before=RECOMPUTE_ENDS_BEFORE,
+    magnitudes=lora.magnitudes,
     stages=StageRuntime(
         buffers_each_microbatch=True,
         keeps_last_outputs=True,
@@ -265,11 +268,13 @@ COMPILED = replace(
     residual=fused.residual,
     embedding_mask=fused.embedding_mask,
     experts=fused.EXPERTS,
+    adapters=fused.ADAPTERS,
     keeps_split_log_softmax=True,
     rms_norm_by_operations=None,
     fuses_residual_and_norm=True,
     adds_bias_after_sums=False,
     recompute_ends_before=(frozenset(), frozenset()),
+    magnitudes=None,
     before=(Before((2, 12), _batched),),
 )
 FRAMEWORK = replace(FRAMEWORK, compiled=COMPILED)

@@ -39,6 +39,7 @@ def router(z: Shapes, x: Experts) -> Node:
 
     add = memory("B", "moe.input grad", "residual", 2 * z.element * rows, z.element * rows, z.dtype)
     scores = float(wide * x.tokens * x.experts)
+    inputs = (Tensor("moe.router input", wide * rows) if cast else Tensor("mlp.normed", z.row_bytes),)
     return Node(
         forward=(
             *casts("F", "moe.router cast", rows, params),
@@ -58,10 +59,8 @@ def router(z: Shapes, x: Experts) -> Node:
             product("W", "wgrad", x.experts, z.hidden, x.tokens),
             *casts("W", "moe.router wgrad cast", params, back=True),
         ),
-        saved=(
-            *((Tensor("moe.router input", wide * rows),) if cast else (Tensor("mlp.normed", z.row_bytes),)),
-            Tensor("moe.router probs", probs),
-        ),
+        saved=(*inputs, Tensor("moe.router probs", probs)),
+        saved_for_weights=inputs,
         grad_bytes=(wide + 2 * z.element) * rows + 2 * probs,
         output_grad_bytes=scores,
         weight_grad_bytes=wide * params,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from simulator.config import Workload
 from simulator.models import Op, Part
-from simulator.operations.weights import elements_by_axis
+from simulator.operations.weights import by_axis, elements_by_axis, weight_bytes
 from simulator.program import Compute, Memory, StepPhase
 from simulator.units import DTYPE_BYTES
 
@@ -30,21 +30,30 @@ def with_copies(workload: Workload, part: Part, kind: str) -> list[Op]:
 def gathered(workload: Workload, part: Part, kind: str) -> list[Op]:
     """The copies before the pass ``kind`` of a part. What is not dropped after the forward pass (the root, or all
     without ``reshard_after_forward``) has none before the backward pass."""
-    params, share = _sharded(workload, part)
+    whole, share = _gathered_bytes(workload, part)
     gathers = kind == "F" or (kind in ("B", "I") and part.is_unit and workload.parallelism.reshard_after_forward)
-    if not (workload.replication.fully_sharded and gathers and params):
+    if not (workload.replication.fully_sharded and gathers and whole):
         return []
-    return list(_gathered(workload, params, share, "F" if kind == "F" else "B"))
+    phase = "F" if kind == "F" else "B"
+    copies = [
+        _copy("fsdp.gather copy in", "foreach_copy", share, share, phase),
+        _copy("fsdp.gather copy out", "split_copy", whole, whole, phase),
+    ]
+    training, (_, masters) = workload.training, _trained(workload, part)
+    if workload.replication.shards_are_masters and training.trained_dtype != "fp32" and masters:
+        cast = DTYPE_BYTES["fp32"] * masters, DTYPE_BYTES[training.trained_dtype] * masters
+        copies.insert(0, _copy("fsdp.cast", "optimizer", *cast, phase))
+    return copies
 
 
 def reduced(workload: Workload, parts: Iterable[Part], kind: str) -> list[Op]:
     """The copies of a unit of ``parts`` after the pass ``kind`` that has made all its gradients."""
-    making = [part for part in parts if kind in ("B", "W") and part.ops(kind) and _sharded(workload, part)[0]]
+    making = [part for part in parts if kind in ("B", "W") and part.ops(kind) and _trained(workload, part)[0]]
     if not making:
         return []
     training = workload.training
-    params, share = (sum(_sharded(workload, part)[which] for part in making) for which in (0, 1))
-    read, written = (DTYPE_BYTES[dtype] * float(params) for dtype in (training.precision, training.grad_dtype))
+    params, share = (sum(_trained(workload, part)[which] for part in making) for which in (0, 1))
+    read, written = (DTYPE_BYTES[dtype] * float(params) for dtype in (training.trained_dtype, training.grad_dtype))
     copies = [_copy("fsdp.reduce copy in", "chunk_upcast" if written > read else "chunk_cat", read, written, "W")]
     if workload.replication.hands_over_gradients and not any(part.left_gradient_bytes for part in making):
         added = DTYPE_BYTES[training.grad_dtype] * share
@@ -52,20 +61,18 @@ def reduced(workload: Workload, parts: Iterable[Part], kind: str) -> list[Op]:
     return copies
 
 
-def _sharded(workload: Workload, part: Part) -> tuple[int, float]:
-    """Return the elements of a part's weights that are sharded, and of the shards of one rank."""
+def _gathered_bytes(workload: Workload, part: Part) -> tuple[float, float]:
+    """Return the bytes of a part's weights that are sharded, and of the shards of one rank."""
+    shards = workload.parallelism.shards
+    split = {axis: weight_bytes(group) for axis, group in by_axis(part.weights).items() if shards(axis) > 1}
+    return sum(split.values()), sum(nbytes / shards(axis) for axis, nbytes in split.items())
+
+
+def _trained(workload: Workload, part: Part) -> tuple[int, float]:
+    """Return the elements of a part's trained weights that are sharded, and of the shards of one rank."""
     shards = workload.parallelism.shards
     split = {axis: count for axis, count in elements_by_axis(part.weights).items() if shards(axis) > 1}
     return sum(split.values()), sum(count / shards(axis) for axis, count in split.items())
-
-
-def _gathered(workload: Workload, params: int, share: float, phase: str) -> Iterator[Op]:
-    training = workload.training
-    element = DTYPE_BYTES[training.precision]
-    if workload.replication.shards_are_masters and training.precision != "fp32":
-        yield _copy("fsdp.cast", "optimizer", DTYPE_BYTES["fp32"] * share, element * share, phase)
-    yield _copy("fsdp.gather copy in", "foreach_copy", element * share, element * share, phase)
-    yield _copy("fsdp.gather copy out", "split_copy", element * params, element * params, phase)
 
 
 def _copy(name: str, op: str, read: float, written: float, phase: str) -> Op:

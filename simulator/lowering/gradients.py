@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
 
 from simulator.models import Op, Part
-from simulator.operations.weights import Weight, elements
+from simulator.operations.weights import Weight, elements, trained
 from simulator.program import Block, Step, kernels_of
 
 
@@ -45,13 +45,9 @@ def gradients_complete(parts: Sequence[Part], first: int = 0, *, whole: bool = T
         for run in _runs(part.backward if whole else part.weight_grad, weight_of_product.keys()):
             done += len(run)
             names = [kernel.name for op in run for kernel in kernels_of(op)]
-            marks.append(Mark(done, _stored(weight_of_product[name] for name in names if name in weight_of_product)))
-        marks.append(Mark(done, _stored(weight for weight in part.weights if not weight.gradient_product)))
+            marks.append(Mark(done, trained(weight_of_product[name] for name in names if name in weight_of_product)))
+        marks.append(Mark(done, trained(weight for weight in part.weights if not weight.gradient_product)))
     return [mark for mark in marks if mark.weights]
-
-
-def _stored(weights: Iterable[Weight]) -> tuple[Weight, ...]:
-    return tuple(weight for weight in weights if weight.is_stored)
 
 
 def _runs(ops: Sequence[Op], products: Collection[str]) -> Iterator[list[Op]]:
@@ -71,12 +67,12 @@ def _runs(ops: Sequence[Op], products: Collection[str]) -> Iterator[list[Op]]:
 
 
 def weights_used(parts: Sequence[Part], first: int = 0) -> list[Mark]:
-    """Return where the forward pass of ``parts``, which begins at op ``first``, has used weights: part by part."""
+    """Return where the forward pass of ``parts``, which begins at op ``first``, has used trained weights, by part."""
     marks: list[Mark] = []
     done = first
     for part in parts:
         done += len(part.forward)
-        marks.append(Mark(done, _stored(part.weights)))
+        marks.append(Mark(done, trained(part.weights)))
     return [mark for mark in marks if mark.weights]
 
 
@@ -84,8 +80,11 @@ def buckets(block: Block, marks: Sequence[Mark], bytes_per_element: int, bucket_
     """Cut ``block`` so that each piece goes with at least ``bucket_bytes``, each axis of weights apart.
 
     DDP fills its buckets in the order of the real pass, and so it is here. The mark that closes a bucket is in it
-    whole. Ops after the last mark belong to the last bucket, which closes what is left of every axis.
+    whole. Ops after the last mark belong to the last bucket, which closes what is left of every axis. Without marks the
+    one piece has no weights.
     """
+    if not marks:
+        return [Bucket(block, ())]
     pieces: list[Bucket] = []
     begin = 0
     filled: dict[str, list[Weight]] = {}

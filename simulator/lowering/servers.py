@@ -22,7 +22,8 @@ def exchange(workload: Workload, label: str, axis: str, count: int, after: tuple
     last step bears the ``label``."""
     training, layout = workload.training, workload.parallelism
     together = layout.replicas(axis) if layout.data_parallel == "parameter_server" else 1
-    pushed, pulled = float(count * DTYPE_BYTES[training.grad_dtype]), float(count * DTYPE_BYTES[training.precision])
+    pushed = float(count * DTYPE_BYTES[training.grad_dtype])
+    pulled = float(count * DTYPE_BYTES[training.trained_dtype])
     push = HostOperation("ps.push grads", HostKind.PUSH, pushed, Axis.RANK, Purpose.DATA)
     update = HostOperation(
         "ps.update",

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from simulator.config import Parallelism, Workload
 from simulator.lowering.host_copies import fetch_parameters
-from simulator.operations.weights import Weight, by_axis, elements_by_axis, weight_bytes
+from simulator.operations.weights import Weight, by_axis, elements_by_axis, trained, weight_bytes
 from simulator.program import Collective, CollectiveKind, Purpose, Step
 from simulator.units import DTYPE_BYTES
 
@@ -26,13 +26,16 @@ from simulator.units import DTYPE_BYTES
 def leaving(parallelism: Parallelism, weights: Iterable[Weight]) -> dict[str, tuple[Weight, ...]]:
     """Return, by axis, the ``weights`` whose gradients leave the GPU: to other ranks, to servers, or to its host."""
     everywhere = bool(parallelism.server_count) or parallelism.offload.optimizer != "none"
-    return {axis: group for axis, group in by_axis(weights).items() if everywhere or parallelism.replicas(axis) > 1}
+    groups = by_axis(trained(weights)).items()
+    return {axis: group for axis, group in groups if everywhere or parallelism.replicas(axis) > 1}
 
 
 def gathers_by_unit(workload: Workload, weights: Iterable[Weight]) -> bool:
     """Return True where passes of a rank with ``weights`` are cut by part, and the weights of each part gathered."""
     parallelism = workload.parallelism
-    return parallelism.zero == 3 and (bool(leaving(parallelism, weights)) or parallelism.offload.parameters != "none")
+    offload = parallelism.offload
+    shared = any(parallelism.replicas(axis) > 1 for axis in by_axis(weights))
+    return parallelism.zero == 3 and (shared or offload.optimizer != "none" or offload.parameters != "none")
 
 
 def held_by_part(workload: Workload, weights: Iterable[Weight]) -> bool:
@@ -54,7 +57,7 @@ def gradient_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
     if parallelism.zero < 2:
         return 0.0
     away = parallelism.offload.optimizer != "none"
-    dtype = training.grad_dtype if training.gradient_accumulation_fusion else training.precision
+    dtype = training.grad_dtype if training.gradient_accumulation_fusion else training.trained_dtype
     whole = sum(count for axis, count in elements_by_axis(weights).items() if away or parallelism.shards(axis) > 1)
     return float(DTYPE_BYTES[dtype] * whole)
 

@@ -12,8 +12,8 @@ from simulator.models import Op, Part, PassBytes, Seat, Turn, activation_bytes, 
 from simulator.program import Axis, Block, Collective, CollectiveKind, Compute, Fixed, Purpose, Step, StepPhase
 from simulator.schedules import Action
 
-#: What a pass runs where the stage has no kernel for it: an embedding alone has no input gradient.
-_NOTHING = Compute("nothing", Fixed(0.0), StepPhase.BACKWARD)
+#: The kernel of a pass whose stage has none for it: an embedding alone has no input gradient, nor have frozen layers.
+NOTHING = Compute("nothing", Fixed(0.0), StepPhase.BACKWARD)
 
 
 class Stages:
@@ -99,7 +99,7 @@ class Stages:
                 gather = CollectiveKind.ALL_GATHER
                 nbytes = activation_bytes(self.workload)
                 ops.insert(0, Collective("tp.all_gather p2p", gather, nbytes, Axis.TP, Purpose.TENSOR))
-            ops = ops or [_NOTHING]
+            ops = ops or [NOTHING]
             self._blocks[key] = Block(f"{kind} {'+'.join(_runs(parts))}", tuple(ops))
         return self._blocks[key]
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.sharding import gathers_by_unit
+from simulator.lowering.stages import NOTHING
 from simulator.models import by_part, weights_of
 from simulator.operations.weights import Weight
 from simulator.program import Block, Step, StepPhase
@@ -137,7 +138,7 @@ class Units:
 
 def is_pass(step: Step) -> bool:
     """Return True for a pass through a stage, or a piece of one."""
-    return step.phase in _PHASES and isinstance(step.op, Block)
+    return step.phase in _PHASES and isinstance(step.op, Block) and step.op.ops != (NOTHING,)
 
 
 def sharded_units(context: RankContext) -> Units | None:

@@ -7,6 +7,7 @@ from simulator.models.flops import (
     model_flops_per_step_causal,
     model_weights,
     parameters,
+    trained_parameters,
 )
 from simulator.models.layer import layer
 from simulator.models.model_warnings import warnings
@@ -63,6 +64,7 @@ __all__ = [
     "state_bytes",
     "swapped_bytes",
     "telling_seat",
+    "trained_parameters",
     "unique",
     "warnings",
     "weights_of",

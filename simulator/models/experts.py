@@ -272,6 +272,7 @@ def _grouped(z: Shapes, x: Experts, name: str, n: int, k: int, *, split: str, sa
         input_grad=(product("B", "dgrad", k, n),),
         weight_grad=weight_grad,
         saved=(Tensor(saved, x_bytes),),
+        saved_for_weights=(Tensor(saved, x_bytes),),
         grad_bytes=x_bytes + y_bytes + weight_grad_bytes,
         output_grad_bytes=y_bytes,
         weight_grad_bytes=weight_grad_bytes,

@@ -36,6 +36,11 @@ def parameters(workload: Workload) -> int:
     return sum(weight.whole_elements for weight in model_weights(workload))
 
 
+def trained_parameters(workload: Workload) -> int:
+    """Return those of `parameters` that are trained."""
+    return sum(weight.whole_elements for weight in model_weights(workload) if weight.trainable)
+
+
 def active_parameters(workload: Workload) -> int:
     """Return those of `parameters` that a token meets: of routed experts ``top_k``."""
     return _met_by_a_token(workload, model_weights(workload))
@@ -50,8 +55,8 @@ def _met_by_a_token(workload: Workload, weights: Iterable[Weight]) -> int:
     )
 
 
-def _multiplied(workload: Workload) -> int:
-    """Return the elements of the weights that a token is multiplied by.
+def _multiplied(workload: Workload) -> tuple[int, int]:
+    """Return the elements of the weights that a token is multiplied by, and of those among them that are frozen.
 
     The (padded) vocabulary's are met once more in every module of multi-token prediction, beside a layer and a
     projection.
@@ -62,32 +67,40 @@ def _multiplied(workload: Workload) -> int:
     parts += [part for number in modules for part in predictor(workload, number) if part.name == "mtp projection"]
     products = [weight for part in parts for weight in part.weights if weight.gradient_product]
     vocabulary = model.hidden * model.padded_vocab(workload.parallelism.tp)
-    return _met_by_a_token(workload, products) + vocabulary * (1 + model.mtp_layers)
+    outside = vocabulary * (1 + model.mtp_layers)
+    trained = any(weight.trainable for weight in head(workload).weights if weight.gradient_product)
+    frozen = _met_by_a_token(workload, (weight for weight in products if not weight.trainable))
+    return _met_by_a_token(workload, products) + outside, frozen + (0 if trained else outside)
 
 
-def _forward_flops_per_step(workload: Workload, pairs: float) -> float:
-    """Return the forward FLOPs of a global batch.
+def _flops_per_step(workload: Workload, pairs: float) -> float:
+    """Return the FLOPs of a global batch forward and backward, which takes twice as many.
 
-    They are two per weight that a token is multiplied by. To these come two products of heads * head_dim for each of
-    the query-key ``pairs`` of a sequence and layer.
+    Forward they are two per weight that a token is multiplied by. To these come two products of heads * head_dim for
+    each of the query-key ``pairs`` of a sequence and layer. Of frozen weights no gradients are computed, which takes
+    another two per weight.
     """
     model, seq = workload.model, workload.training.seq
     layers = model.layers + model.mtp_layers
     attention = layers * 2.0 * pairs * model.heads * (model.qk_head_dim + model.v_head_dim)
-    return float(workload.training.global_batch * (2.0 * seq * _multiplied(workload) + attention))
+    multiplied, frozen = _multiplied(workload)
+    forward = float(workload.training.global_batch * (2.0 * seq * multiplied + attention))
+    return 3 * forward - workload.training.global_batch * 2.0 * seq * frozen
 
 
 def model_flops_per_step(workload: Workload) -> float:
-    """Forward and backward of the model, three times the forward: matrix products with the (padded) vocabulary's, full
-    attention (of its window where it has one), no recomputation."""
+    """Return the FLOPs of matrix products, the (padded) vocabulary's too, and of full attention, forward and backward.
+
+    Attention has its window where it has one. Recomputation does not count.
+    """
     seq = workload.training.seq
-    return 3 * _forward_flops_per_step(workload, float(seq * (workload.model.window(seq) or seq)))
+    return _flops_per_step(workload, float(seq * (workload.model.window(seq) or seq)))
 
 
 def model_flops_per_step_causal(workload: Workload) -> float:
     """`model_flops_per_step` with the part of attention that a causal mask leaves: half of it without a window."""
     seq = workload.training.seq
-    return 3 * _forward_flops_per_step(workload, causal_pairs(seq, seq, window=workload.model.window(seq)))
+    return _flops_per_step(workload, causal_pairs(seq, seq, window=workload.model.window(seq)))
 
 
 def hardware_flops_per_step(workload: Workload) -> float:

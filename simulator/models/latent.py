@@ -77,11 +77,13 @@ def _down(z: Shapes, name: str, n: int) -> Node:
     if not z.accumulates_in_product:
         weight_grad += add_gradient(z, name, params)
     weight_grad_bytes = 0.0 if z.accumulates_in_product else new_gradient_bytes(z, params)
+    kept = (Tensor("attn.normed", x_bytes),)
     return Node(
         forward=(product(z, name, "fwd", z.rows, n, z.hidden),),
         input_grad=(product(z, name, "dgrad", z.rows, z.hidden, n),),
         weight_grad=weight_grad,
-        saved=(Tensor("attn.normed", x_bytes),),
+        saved=kept,
+        saved_for_weights=kept,
         grad_bytes=x_bytes + y_bytes + weight_grad_bytes,
         output_grad_bytes=y_bytes,
         weight_grad_bytes=weight_grad_bytes,

@@ -48,7 +48,7 @@ def layer(
     modules = {"none": (), "selective": tuple(dict.fromkeys(chosen.modules)), "ops": ("ops",), "full": ("layer",)}[
         recompute or chosen.granularity
     ]
-    return _layer(shapes(workload, seat, turn), modules, latent(workload), mixed)
+    return _layer(shapes(workload, seat, turn, number), modules, latent(workload), mixed)
 
 
 @lru_cache(maxsize=1024)
@@ -81,10 +81,12 @@ def _layer(z: Shapes, recompute: tuple[str, ...], a: Latent | None, x: Experts |
     else:
         checkpoints["mlp"] = Checkpoint(mlp, (normed,))
     chosen = [checkpoints[module] for module in recompute if module in checkpoints]
-    part = part_of("moe layer" if x else "layer", nodes, chosen, held_gradient_bytes=z.row_bytes, is_unit=True)
+    part = part_of(z, "moe layer" if x else "layer", nodes, chosen, held_gradient_bytes=z.row_bytes, is_unit=True)
     if "ops" in recompute:
         return recomputed_by_op(z, x, nodes, part)
     ends = z.framework.recompute_ends_before[z.tp > 1]
+    if z.tuning.adapters and "down" in z.tuning.adapters.targets:
+        ends -= {"mlp.fc2", "mlp.fc2 bias"}  # the product is run again before its adapter
     if "layer" in recompute and ends and not z.dropout:
         needed = itertools.takewhile(lambda op: isinstance(op, Beside) or op.name not in ends, part.recompute)
         return replace(part, recompute=tuple(needed))

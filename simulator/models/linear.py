@@ -84,6 +84,7 @@ def linear(
         then: Ops = tuple(Beside(one, (wgrad,)) for one in _summed(z, block, x_bytes))
         together = (*first, *then, *weight_grad[1:])
     placeholder = z.accumulates_in_product and cached
+    kept = (Tensor(saved, x_bytes * z.rows / z.tokens if split == "column" else x_bytes),)
     weight_grad_bytes = (x_bytes if gather else 0) + (0 if placeholder else new_gradient_bytes(z, n * k))
     return Node(
         forward=forward,
@@ -91,7 +92,8 @@ def linear(
         weight_grad=weight_grad,
         gather=gather,
         together=together,
-        saved=(Tensor(saved, x_bytes * z.rows / z.tokens if split == "column" else x_bytes),),
+        saved=kept,
+        saved_for_weights=kept,
         # Gradients of y and x whole; x or y once more as this rank's rows beside the gathered copy.
         grad_bytes=x_bytes + y_bytes + weight_grad_bytes,
         output_grad_bytes=y_bytes,

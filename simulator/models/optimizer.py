@@ -11,7 +11,7 @@ from simulator.models.routing import routing
 from simulator.models.stage import stage_parts
 from simulator.operations.nodes import Op
 from simulator.operations.shapes import ANY_SEAT, Seat
-from simulator.operations.weights import EXPERT_AXIS, Weight, by_axis, elements, elements_by_axis, weight_bytes
+from simulator.operations.weights import EXPERT_AXIS, Weight, by_axis, elements, elements_by_axis, trained, weight_bytes
 from simulator.program import REPLICAS, Axis, Collective, CollectiveKind, Compute, Memory, Purpose, StepPhase
 from simulator.units import DTYPE_BYTES
 
@@ -79,13 +79,11 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     lost = 0.0
     if layout.grad_compression == "1bit":
         lost = sum(count * (1 + 1 / layout.replicas(axis)) for axis, count in held.items() if layout.replicas(axis) > 1)
-    kept = DTYPE_BYTES[training.precision] * whole if training.keep_gradients else 0
+    kept = DTYPE_BYTES[training.trained_dtype] * whole if training.keep_gradients else 0
     if workload.replication.in_ddp and workload.microbatches > 1:
         kept += DTYPE_BYTES[training.grad_dtype] * sum(held[axis] for axis in held if layout.replicas(axis) > 1)
     return StateBytes(
-        weights=0.0
-        if streamed or workload.replication.shards_are_masters
-        else _weight_bytes(workload, weights) * versions,
+        weights=0.0 if streamed else _weight_bytes(workload, weights) * versions,
         gradients=0.0
         if shards and away
         else DTYPE_BYTES[training.grad_dtype] * (share if shards else float(whole)) + kept,
@@ -94,8 +92,10 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
 
 
 def _weight_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
-    """Return the bytes of one version of ``weights``, of sharded ones the shards."""
+    """Return the bytes of one version of ``weights``, of sharded ones the shards, without those of masters."""
     shards = workload.parallelism.shards if workload.parallelism.zero == 3 else lambda axis: 1
+    if workload.replication.shards_are_masters:
+        weights = [weight for weight in weights if not weight.trainable]
     return sum(weight_bytes(group) / shards(axis) for axis, group in by_axis(weights).items())
 
 
@@ -124,7 +124,7 @@ def replicated_gradient_ops(
     and row-split biases under sequence parallelism (Megatron's `allreduce_sequence_parallel_gradients`), KV heads that
     tp ranks share, routers; and those of redundant experts over the ranks that hold copies of them, in rounds (see
     `Routing.copy_rounds`) for a rank at ``seat``; of sharded gradients the shard. Empty where there are none."""
-    weights, layout = [weight for weight in weights if weight.is_stored], workload.parallelism
+    weights, layout = trained(weights), workload.parallelism
     grad = DTYPE_BYTES[workload.training.grad_dtype]
 
     def held(axis: str) -> int:
@@ -164,9 +164,9 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
     ops: list[Op] = []
 
     def kernel(name: str, read: float, write: float, op: str = "optimizer") -> None:
-        ops.append(
-            Compute(f"optimizer.{name}", Memory(op, read * count, write * count, dtype="fp32"), StepPhase.OPTIMIZER)
-        )
+        memory = Memory(op, read * count, write * count, dtype="fp32")
+        if count:
+            ops.append(Compute(f"optimizer.{name}", memory, StepPhase.OPTIMIZER))
 
     def agree(what: str) -> None:
         sizes: dict[Axis, dict[Purpose, int]] = {Axis.DP: {Purpose.TENSOR: layout.tp}}
@@ -210,7 +210,7 @@ def _update(workload: Workload, grad: int, kernel: Callable[..., None]) -> None:
     """Adam's kernels, with gradients of ``grad`` bytes each. 1-bit Adam's second moment is frozen, and only read (arXiv
     2102.02888, algorithm 1)."""
     training = workload.training
-    master, weight = training.optimizer.master_weights, DTYPE_BYTES[training.precision]
+    master, weight = training.optimizer.master_weights, DTYPE_BYTES[training.trained_dtype]
     state = DTYPE_BYTES[training.optimizer.state_dtype]
     sizes = {"w": 4 if master else weight, "g": grad, "m": state, "v": state, "t": state}
     foreach = training.optimizer.implementation == "foreach"
@@ -232,7 +232,7 @@ def host_update_bytes(workload: Workload, gradients: int = 1) -> float:
     section 5.1); before that, where gradients are unscaled or clipped, a pass over them (DeepSpeed's
     ``unscale_and_clip_grads``)."""
     training = workload.training
-    weight, grad = DTYPE_BYTES[training.precision], DTYPE_BYTES[training.grad_dtype]
+    weight, grad = DTYPE_BYTES[training.trained_dtype], DTYPE_BYTES[training.grad_dtype]
     scaled = training.grad_clip is not None or training.precision == "fp16"
     passes = gradients + (2 if scaled else 0)
     return 2.0 * host_state_bytes(workload) + passes * grad + (weight if training.optimizer.master_weights else 0)
@@ -241,5 +241,5 @@ def host_update_bytes(workload: Workload, gradients: int = 1) -> float:
 def host_state_bytes(workload: Workload) -> float:
     """Bytes per parameter that an update reads and writes back: weights (fp32 where there are such) and both states."""
     training = workload.training
-    weight = DTYPE_BYTES["fp32"] if training.optimizer.master_weights else DTYPE_BYTES[training.precision]
+    weight = DTYPE_BYTES["fp32"] if training.optimizer.master_weights else DTYPE_BYTES[training.trained_dtype]
     return float(weight + ADAM_STATES * DTYPE_BYTES[training.optimizer.state_dtype])

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from simulator.models.adapters import tuned
 from simulator.operations.nodes import Node, Op, Ops, Tensor, unique
+from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
 from simulator.program import Beside, Comm, Compute, StepPhase
 
@@ -186,6 +188,7 @@ class Checkpoint(NamedTuple):
 
 
 def part_of(
+    z: Shapes,
     name: str,
     nodes: Sequence[Node],
     checkpoints: Sequence[Checkpoint] = (),
@@ -193,8 +196,16 @@ def part_of(
     held_gradient_bytes: float = 0.0,
     is_unit: bool = False,
 ) -> Part:
-    """The part that runs ``nodes``. ``held_gradient_bytes`` is the gradient that waits beside the block."""
-    again = {id(node) for checkpoint in checkpoints for node in checkpoint.nodes}
+    """Return the part that runs ``nodes``, trained as ``z.tuning`` says.
+
+    ``held_gradient_bytes`` is the gradient that waits beside the block.
+    """
+    checkpointed_ids = {id(node) for checkpoint in checkpoints for node in checkpoint.nodes}
+    families = tuned(z, nodes)
+    again = {
+        id(one) for node, family in zip(nodes, families, strict=True) if id(node) in checkpointed_ids for one in family
+    }
+    nodes = [one for family in families for one in family]
     checkpointed = [node for node in nodes if id(node) in again]
     dropped = {tensor for checkpoint in checkpoints for tensor in checkpoint.dropped}
     kept = [tensor for checkpoint in checkpoints for tensor in checkpoint.inputs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simulator.models.routing import routing
+from simulator.models.tuning import tuning_at
 from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn
 from simulator.units import DTYPE_BYTES
 
@@ -20,9 +21,12 @@ def telling_seat(workload: Workload, seat: Seat) -> Seat:
     return Seat(cp=seat.cp if uneven else 0, ep=ep)
 
 
-def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN) -> Shapes:
-    """The `Shapes` of a workload, whose sizes divide (the configuration has checked it), for a rank at ``seat`` and a
-    micro-batch whose turn it is."""
+def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, number: int = 0) -> Shapes:
+    """Return the `Shapes` of a workload, whose sizes divide (the configuration has checked it).
+
+    They are those of a rank at ``seat``, a micro-batch whose ``turn`` it is, and the layer of this ``number``
+    (see `tuning_at`).
+    """
     model, training, layout = workload.model, workload.training, workload.parallelism
     replication, tp = workload.replication, layout.tp
     sequence_parallel = bool(layout.sequence_parallel) and tp > 1
@@ -67,6 +71,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN) -> 
         keeps_gradients=training.keep_gradients,
         compiles_loss=training.loss == "compiled",
         norm_by_operations=not training.fused_rms_norm and model.norm == "rmsnorm",
+        tuning=tuning_at(workload, number),
     )
 
 

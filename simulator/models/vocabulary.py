@@ -12,6 +12,7 @@ from simulator.models.linear import add_gradient, linear, new_gradient_bytes
 from simulator.models.norms import norm
 from simulator.models.parts import Part, part_of
 from simulator.models.shapes import shapes
+from simulator.models.tuning import EMBEDDING, HEAD
 from simulator.models.weight_names import OUTPUT, POSITIONS, WORDS
 from simulator.operations.dropout import dropout
 from simulator.operations.nodes import Node, Op, Ops, Tensor, comm, memory
@@ -30,7 +31,7 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
     section 3). Under sequence parallelism the sum is a reduce-scatter (Megatron's `reduce_scatter_embeddings`). Where
     positions have to be added to whole sequences first it is an all-reduce, of which each rank takes its rows.
     """
-    z = shapes(workload, turn=turn)
+    z = shapes(workload, turn=turn, number=EMBEDDING)
     full = float(z.element * z.tokens * z.hidden)
     words = Weight(
         WORDS,
@@ -75,9 +76,9 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
         weights=(words, *((Weight(POSITIONS, places, places, z.dtype),) if learned else ())),
     )
     if not z.dropout:
-        return part_of("embedding", (lookup,))
+        return part_of(z, "embedding", (lookup,))
     drop = dropout(z, "embedding.dropout", z.rows * z.hidden, mask="embedding.dropout mask")
-    return part_of("embedding", (lookup, drop))
+    return part_of(z, "embedding", (lookup, drop))
 
 
 def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) -> Part:
@@ -86,7 +87,7 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
     The projection's weight is the embedding's where they are tied. The rank has a copy of it if the pipeline puts the
     embedding on another rank. Without ``projection`` the weight is that of another part of this rank.
     """
-    z = shapes(workload, turn=turn)
+    z = shapes(workload, turn=turn, number=HEAD)
     product = linear(
         z,
         "head",
@@ -103,7 +104,7 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
     elif workload.model.tied_embeddings:
         copied = not workload.parallelism.table_in_place
         product = replace(product, weights=tuple(tie(weight, WORDS, copied=copied) for weight in product.weights))
-    return part_of("head", (norm(z, "head.norm", saved="head.input", residual=False), product, _loss(z)))
+    return part_of(z, "head", (norm(z, "head.norm", saved="head.input", residual=False), product, _loss(z)))
 
 
 def _loss(z: Shapes) -> Node:

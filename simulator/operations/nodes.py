@@ -34,7 +34,8 @@ class Node:
     then, and ``weight_grad_bytes`` while it runs. ``placeholders``, one per shape, are kept for good once the first
     backward has run (see `linear`).
 
-    ``weights`` are those that the operation reads; ``weight_grad`` completes their gradients.
+    ``weights`` are those that the operation reads; ``weight_grad`` completes their gradients. Of ``saved``, the weight
+    gradient alone needs ``saved_for_weights``.
     """
 
     forward: Ops = ()
@@ -49,6 +50,7 @@ class Node:
     weight_grad_bytes: float = 0.0
     placeholders: tuple[Tensor, ...] = ()
     weights: tuple[Weight, ...] = ()
+    saved_for_weights: tuple[Tensor, ...] = ()
 
     @property
     def backward(self) -> Ops:

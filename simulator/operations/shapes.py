@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from simulator.operations.tuning import ALL_TRAINED, Tuning
 from simulator.units import DTYPE_BYTES
 
 if TYPE_CHECKING:  # hooks of a framework take shapes, which carry their framework
@@ -47,7 +48,7 @@ class Shapes:
     to a rank. Heads of values may have a width of their own.
     ``dtype`` is the working precision, of which an element takes ``element`` bytes.
     ``adds_gradients`` to those of micro-batches before; ``fills_buckets``: gradients are complete and go into buckets,
-    those of experts if ``fills_expert_buckets``.
+    those of experts if ``fills_expert_buckets``. ``tuning`` says which weights are trained.
     """
 
     tp: int
@@ -87,6 +88,7 @@ class Shapes:
     keeps_gradients: bool
     compiles_loss: bool
     norm_by_operations: bool
+    tuning: Tuning = ALL_TRAINED
 
     @property
     def element(self) -> int:

@@ -1,4 +1,4 @@
-"""Weights: what a rank holds of each tensor that training changes, and which ranks hold the same."""
+"""Weights: what a rank holds of each tensor of a model, which ranks hold the same, and which tensors are trained."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from simulator.units import DTYPE_BYTES
 
 #: The axis of the ranks that hold the same values: outside experts, and of experts.
 DENSE_AXIS, EXPERT_AXIS = Axis.DP, Axis.EDP
+#: Elements of a 4-bit NormalFloat block, which share a scale of one byte, and scales that share one in fp32
+#: (arXiv 2305.14314, section 3, double quantization).
+NF4_BLOCK, NF4_SCALES = 64, 256
+SCALE_BYTES = DTYPE_BYTES["fp32"]
+#: 4 bits an element and 0.127 bits of scales. A row of ``int8`` has a scale in fp32 (arXiv 2208.07339, section 2.1).
+NF4_BYTES = 0.5 + (1 + SCALE_BYTES / NF4_SCALES) / NF4_BLOCK
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,8 @@ class Weight:
     ``partial_rows``: so many rows (of dimension 0) all tensor-parallel ranks hold alike, and each computes only a part
     of their gradient. Examples are norms under sequence parallelism, KV heads that ranks share, and routers.
     ``gradient_product`` is the product that computes the gradient; norms, biases and embeddings have none.
+    ``trainable`` is False of frozen weights, which have no gradients and no states. ``storage`` is the type that the
+    values are stored in, such as ``nf4``, where it is not ``dtype``.
     ``tied_to`` is the weight whose values these are. Both are one tensor, unless ``copied``: then the rank holds these
     values a second time, as the other tensor is on another rank.
     """
@@ -36,6 +44,8 @@ class Weight:
     gradient_product: str = ""
     tied_to: str = ""
     copied: bool = False
+    trainable: bool = True
+    storage: str = ""
 
     @property
     def elements(self) -> int:
@@ -66,6 +76,19 @@ class Weight:
         """True unless the tensor is that of the weight it is tied to."""
         return self.copied or not self.tied_to
 
+    @property
+    def nbytes(self) -> float:
+        """Bytes of this rank's tensor as it is stored.
+
+        >>> [Weight("w", (64, 1024), (64, 1024), "bf16", storage=form).nbytes for form in ("", "int8", "nf4")]
+        [131072.0, 65792.0, 33808.0]
+        """
+        if self.storage == "nf4":
+            return self.elements * NF4_BYTES
+        if self.storage == "int8":
+            return float(self.elements + SCALE_BYTES * self.elements // self.shape[-1])
+        return float(DTYPE_BYTES[self.dtype] * self.elements)
+
 
 def tie(weight: Weight, other: str, *, copied: bool = False) -> Weight:
     """Return ``weight`` tied to the one named ``other``."""
@@ -90,16 +113,21 @@ def by_axis(weights: Iterable[Weight]) -> dict[str, tuple[Weight, ...]]:
     return {axis: tuple(group) for axis, group in groups.items()}
 
 
+def trained(weights: Iterable[Weight]) -> tuple[Weight, ...]:
+    """Return the ``weights`` that have tensors of their own which are trained."""
+    return tuple(weight for weight in weights if weight.is_stored and weight.trainable)
+
+
 def elements(weights: Iterable[Weight]) -> int:
-    """Return the elements of the tensors that a rank holds for ``weights``."""
-    return sum(weight.elements for weight in weights if weight.is_stored)
+    """Return the elements of the `trained` tensors of ``weights``: of their gradients, and of each state."""
+    return sum(weight.elements for weight in trained(weights))
 
 
 def elements_by_axis(weights: Iterable[Weight]) -> dict[str, int]:
     """Return `elements` of ``weights`` by their axis, in order of first mention."""
-    return {axis: elements(group) for axis, group in by_axis(weights).items()}
+    return {axis: elements(group) for axis, group in by_axis(trained(weights)).items()}
 
 
 def weight_bytes(weights: Iterable[Weight]) -> float:
     """Return the bytes of the tensors that a rank holds for ``weights``."""
-    return float(sum(DTYPE_BYTES[weight.dtype] * weight.elements for weight in weights if weight.is_stored))
+    return float(sum(weight.nbytes for weight in weights if weight.is_stored))

@@ -40,9 +40,9 @@ WORKLOADS = [
     pytest.param(dense({"tp": 4}, **LLAMA), id="kv heads on several ranks"),
     pytest.param(dense({"tp": 2, "sequence_parallel": True, "overlap": {"tp": True}}), id="tp in rings"),
     pytest.param(dense({"pp": 4, "schedule": "zb_h1"}), id="split passes"),
-    pytest.param(dense({"pp": 2}, training__implementation="eager"), id="torch"),
+    pytest.param(dense({"pp": 2}, framework="pytorch"), id="torch"),
     pytest.param(mixed({"dp": 4, "ep": 2, "tp": 2}, moe={"shared_experts": 1}), id="experts"),
-    pytest.param(mixed({"dp": 4, "ep": 4, "etp": 1}, training__implementation="eager"), id="plain experts"),
+    pytest.param(mixed({"dp": 4, "ep": 4, "etp": 1}, framework="pytorch"), id="plain experts"),
     pytest.param(mixed(model__mla=experts.MLA, model__mtp_layers=1), id="latent"),
 ]
 

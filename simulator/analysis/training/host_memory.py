@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.config import Workload
 from simulator.models import host_state_bytes, optimized, rank_parts, weights_of
-from simulator.operations.weights import elements_by_axis
+from simulator.operations.weights import Weight, by_axis, elements_by_axis, weight_bytes
 from simulator.timeline import Timeline
 from simulator.units import DTYPE_BYTES
 
@@ -30,13 +30,12 @@ def host_memory(workload: Workload, pipeline_rank: Sequence[int], played: Timeli
     cpu, nvme = dict.fromkeys(nodes, 0.0), dict.fromkeys(nodes, 0.0)
     node_of_rank = [node for node in nodes for _ in range(cluster.gpus_at(node))]
     activations = _activations(played)
-    per_param = _bytes_per_parameter(workload)
-    shares: dict[int, float] = {}
+    of_stage: dict[int, Mapping[str, float]] = {}
     for rank, (stage, node) in enumerate(zip(pipeline_rank, node_of_rank, strict=False)):
-        if stage not in shares:
-            shares[stage] = optimized(workload, weights_of(rank_parts(workload, stage)))
-        cpu[node] += per_param["cpu"] * shares[stage]
-        nvme[node] += per_param["nvme"] * shares[stage]
+        if stage not in of_stage:
+            of_stage[stage] = _state_bytes(workload, weights_of(rank_parts(workload, stage)))
+        cpu[node] += of_stage[stage]["cpu"]
+        nvme[node] += of_stage[stage]["nvme"]
         store = nvme if layout.offload.activations == "nvme" else cpu
         store[node] += activations.get(played.simulated_as[rank], 0.0)
     if layout.server_count:
@@ -60,18 +59,19 @@ def _server_bytes(workload: Workload) -> float:
         for axis, count in elements_by_axis(weights_of(rank_parts(workload, stage))).items():
             replicas = layout.replicas(axis)
             gradients = replicas if layout.data_parallel == "parameter_server" else 1
-            per_parameter = host_state_bytes(workload) + gradients * grad + DTYPE_BYTES[training.precision]
+            per_parameter = host_state_bytes(workload) + gradients * grad + DTYPE_BYTES[training.trained_dtype]
             total += per_parameter * count * (workload.n_ranks / layout.pp / replicas)
     return total
 
 
-def _bytes_per_parameter(workload: Workload) -> Mapping[str, float]:
-    """Return the bytes per parameter of a rank's share by place: cpu, nvme, or none of them."""
-    training, offload = workload.training, workload.parallelism.offload
+def _state_bytes(workload: Workload, weights: Sequence[Weight]) -> Mapping[str, float]:
+    """Return the bytes of a rank's share of ``weights``, their gradients and states, by place: cpu, nvme, or none."""
+    layout, share = workload.parallelism, optimized(workload, weights)
+    offload, shards = layout.offload, by_axis(weights).items()
     nbytes = {"none": 0.0, "cpu": 0.0, "nvme": 0.0}
-    nbytes[offload.optimizer] += host_state_bytes(workload)
-    nbytes[offload.parameters] += DTYPE_BYTES[training.precision]
-    nbytes["none" if offload.optimizer == "none" else "cpu"] += DTYPE_BYTES[training.grad_dtype]
+    nbytes[offload.optimizer] += host_state_bytes(workload) * share
+    nbytes[offload.parameters] += sum(weight_bytes(group) / layout.shards(axis) for axis, group in shards)
+    nbytes["none" if offload.optimizer == "none" else "cpu"] += DTYPE_BYTES[workload.training.grad_dtype] * share
     return nbytes
 
 

@@ -49,6 +49,7 @@ class TrainingJob:
     calibration: Mapping[str, Any]
     parameters: float
     active_parameters: float
+    trained_parameters: float
     flops: StepFlops
     pipelines: Sequence[Sequence[int]]
     memories: Sequence[RankMemory]
@@ -88,6 +89,7 @@ def report(
         "n_microbatches": workload.microbatches,
         "params_total": job.parameters,
         "params_active": job.active_parameters,
+        "params_trained": job.trained_parameters,
         "step_time_s": step,
         "steady_period": steady is not None,
         **({} if staleness is None else {"staleness": staleness}),

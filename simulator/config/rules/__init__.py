@@ -23,6 +23,7 @@ from simulator.config.rules import (
     servers,
     tensor,
     training,
+    tuning,
 )
 from simulator.config.rules.pipeline import even_split
 from simulator.config.rules.scale import check_scale, replicas
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _PROBLEMS = (
     *(tensor.problems, training.problems, framework.problems, context.problems, experts.problems, pipeline.problems),
-    *(servers.problems, offload.problems),
+    *(tuning.problems, servers.problems, offload.problems),
 )
 _LAYOUT_PROBLEMS = (
     *(scale.layout_problems, placement.layout_problems, data.layout_problems),

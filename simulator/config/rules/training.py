@@ -16,7 +16,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
     """Keys of the training section that contradict each other."""
     training = workload.training
     recompute, optimizer = training.recompute, training.optimizer
-    if training.precision == "fp32" and "master_weights" in optimizer.model_fields_set and optimizer.master_weights:
+    if training.trained_dtype == "fp32" and "master_weights" in optimizer.model_fields_set and optimizer.master_weights:
         yield InputError(
             "fp32 weights have no copy in fp32",
             key="training.optimizer.master_weights",

@@ -34,6 +34,8 @@ def add_tied_gradients(lanes: Lanes, context: RankContext) -> Lanes:
     if context.pipeline_rank not in parallelism.ends:
         return lanes
     table = elements(weight for weight in context.weights if WORDS in (weight.name, weight.tied_to))
+    if not table:  # it is frozen
+        return lanes
     share = table / (parallelism.shards(Axis.DP) if parallelism.zero >= 2 else 1)
     nbytes = share * DTYPE_BYTES[workload.training.grad_dtype]
     comm = Collective(

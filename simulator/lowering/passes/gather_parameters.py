@@ -9,6 +9,7 @@ from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.passes.update_on_host import weights_on_gpu
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.sharding import gather
+from simulator.operations.weights import trained
 from simulator.program import COMPUTE_LANE, Block, Step, StepPhase
 from simulator.units import DTYPE_BYTES
 
@@ -27,7 +28,7 @@ def gather_parameters(lanes: Lanes, context: RankContext) -> Lanes:
     gathers = [
         replace(step, after=updated)
         for stage in context.stage_numbers
-        for step in gather(context.workload, f"gather {stage}", context.stages.variants.weights(stage))
+        for step in gather(context.workload, f"gather {stage}", trained(context.stages.variants.weights(stage)))
     ]
     return with_steps(lanes, lanes[COMPUTE_LANE], gathers)
 
@@ -38,7 +39,7 @@ def _beside_first_passes(lanes: Lanes, context: RankContext) -> Lanes:
     Such gathers are what the step before has left to do.
     """
     workload, stages = context.workload, context.stages
-    element, bucket_bytes = DTYPE_BYTES[workload.training.precision], workload.parallelism.bucket_bytes
+    element, bucket_bytes = DTYPE_BYTES[workload.training.trained_dtype], workload.parallelism.bucket_bytes
     stages_seen: set[int] = set()
     compute: list[Step] = []
     gathers: list[Step] = []

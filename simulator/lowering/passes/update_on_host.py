@@ -44,7 +44,7 @@ def move_parameters_out(lanes: Lanes, context: RankContext) -> Lanes:
     offload = workload.parallelism.offload
     if offload.optimizer != "none" or offload.parameters == "none":
         return lanes
-    nbytes = optimized(workload, context.weights) * DTYPE_BYTES[workload.training.precision]
+    nbytes = optimized(workload, context.weights) * DTYPE_BYTES[workload.training.trained_dtype]
     steps = [Step("params out", host_copy("params to host", HostKind.TO_HOST, nbytes), weights_updated(lanes))]
     if offload.parameters == "nvme":
         comm = host_copy("params to drive", HostKind.TO_NVME, nbytes, "params")
@@ -72,7 +72,7 @@ def _updated(workload: Workload, number: int, share: HostGradients, begin: tuple
     yield Step(update, adam, needs)
     if offload.optimizer == "nvme":
         yield Step(f"states out {number}", host_copy("write states", HostKind.TO_NVME, states), (update,))
-    copied = share.params * DTYPE_BYTES[workload.training.precision]
+    copied = share.params * DTYPE_BYTES[workload.training.trained_dtype]
     if offload.parameters == "none":
         comm = host_copy("params to GPU", HostKind.FROM_HOST, copied, "params")
         yield Step(f"params in {number}", comm, (update,))

@@ -1,0 +1,335 @@
+"""Frozen weights, and adapters beside them (LoRA, arXiv 2106.09685; QLoRA, arXiv 2305.14314).
+
+Autograd runs what trained weights need, and keeps for it no more than that. Gradients flow from the loss down to the
+first trained weight; frozen ones pass them on, and have none of their own.
+
+An adapter of a product y = x W has A, which takes x to ``rank`` columns, and B, which takes these to the columns of its
+target. Over tensor-parallel ranks it is split as PEFT splits it (peft/tuners/lora/tp_layer.py). Beside a product that
+is split by columns A is whole and B split by columns. Beside one that is split by rows A is split so, and B whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from simulator.models.linear import add_gradient, new_gradient_bytes, product
+from simulator.models.tuning import is_frozen
+from simulator.models.weight_names import weight_name
+from simulator.operations.dropout import drop_kernel
+from simulator.operations.nodes import Node, Op, Ops, Tensor, comm, memory
+from simulator.operations.shapes import Shapes
+from simulator.operations.tuning import ALL_TRAINED, Adapters, ThinProducts
+from simulator.operations.weights import NF4_BLOCK, SCALE_BYTES, Weight
+from simulator.program import Compute
+
+if TYPE_CHECKING:
+    from simulator.frameworks.framework import Traffic
+
+
+def tuned(z: Shapes, nodes: Sequence[Node]) -> list[tuple[Node, ...]]:
+    """Return, for each of ``nodes`` in their order, what runs in its place: the node and the adapters beside it.
+
+    Each has no more gradients than training what ``z.tuning`` says needs.
+    """
+    if z.tuning == ALL_TRAINED:
+        return [(node,) for node in nodes]
+    reached = z.tuning.reached
+    families = []
+    for node in nodes:
+        family = []
+        for one in (_marked(z, node), *_beside(z, node)):
+            trained = any(weight.trainable for weight in one.weights)
+            family.append(_needed(one, trained=trained, reached=reached))
+            reached |= trained
+        families.append(tuple(family))
+    return families
+
+
+def _needed(node: Node, *, trained: bool, reached: bool) -> Node:
+    """Return ``node`` with the gradients that are needed.
+
+    ``reached``: one of its input is; ``trained``: it has weights that are.
+    """
+    if not reached and not trained:
+        return Node(forward=node.forward, forward_bytes=node.forward_bytes, weights=node.weights)
+    if not reached:
+        return replace(node, input_grad=(), together=())
+    if trained or not node.weights:
+        return node
+    return replace(
+        node,
+        weight_grad=(),
+        gather=(),
+        together=(),
+        saved=tuple(tensor for tensor in node.saved if tensor not in node.saved_for_weights),
+        grad_bytes=max(node.grad_bytes - node.weight_grad_bytes, node.output_grad_bytes),
+        weight_grad_bytes=0.0,
+        placeholders=(),
+    )
+
+
+def _marked(z: Shapes, node: Node) -> Node:
+    """Return ``node`` with its frozen weights marked, and matrices among them made whole before each product."""
+    if not node.weights:
+        return node
+    weights = tuple(_as_trained(z, weight) for weight in node.weights)
+    back = tuple(op for weight in weights for op in _dequantized(z, weight, "B")) if node.input_grad else ()
+    return replace(
+        node,
+        weights=weights,
+        forward=(*(op for weight in weights for op in _dequantized(z, weight, "F")), *node.forward),
+        input_grad=(*back, *node.input_grad),
+    )
+
+
+def _as_trained(z: Shapes, weight: Weight) -> Weight:
+    """Return ``weight`` marked as frozen where it is; the projection to the vocabulary is never quantized."""
+    if not is_frozen(weight, z.tuning.frozen):
+        return weight
+    in_layer = weight.gradient_product and is_frozen(weight, ("attention", "mlp"))
+    quantized = in_layer and not is_frozen(weight, ("router",))
+    return replace(weight, trainable=False, storage=z.tuning.storage if quantized else "")
+
+
+def _dequantized(z: Shapes, weight: Weight, phase: str) -> Ops:
+    """Return the kernels that make a quantized ``weight`` whole in working precision, before a product of ``phase``.
+
+    bitsandbytes first makes the scales of ``nf4`` whole. It takes them from bytes and adds their mean (functional.py,
+    ``dequantize_4bit`` of nested states).
+    """
+    if not weight.storage:
+        return ()
+    name = f"{weight.gradient_product.removesuffix(' wgrad')} dequantize"
+    count = float(weight.elements)
+    scales = count / NF4_BLOCK
+    wide = SCALE_BYTES * scales
+    return (
+        memory(phase, f"{name} scales", "upcast", scales, wide, "fp32"),
+        memory(phase, f"{name} mean", "activation", wide, wide, "fp32"),
+        memory(phase, name, "upcast", 0.5 * count + wide, z.element * count, z.dtype),
+    )
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    """One adapter: A (rank x ``inner``) and B (``outer`` x rank) on this rank, and the rows that they multiply."""
+
+    name: str
+    inner: int
+    outer: int
+    rows_in: int
+    rows_out: int
+    a: Weight
+    b: Weight
+
+
+def _beside(z: Shapes, node: Node) -> Iterator[Node]:
+    """Yield the operations of the adapters beside the product of ``node``, if it is a target of some."""
+    chosen = z.tuning.adapters
+    matrix = next((weight for weight in node.weights if len(weight.shape) == 2 and weight.gradient_product), None)
+    if chosen is None or matrix is None:
+        return
+    columns = {name: width for name, width in _columns(z, matrix).items() if name in chosen.targets}
+    if not columns:
+        return
+    thin = replace(z, dtype=chosen.dtype)
+    adapters = [_adapter(thin, matrix, chosen.rank, name, width) for name, width in columns.items()]
+    split = _split(matrix)
+    block = matrix.gradient_product.partition(".")[0]
+    yield _first(thin, chosen, adapters, node.saved_for_weights[0])
+    yield _second(thin, chosen, adapters, split, block)
+    if chosen.decomposed:
+        yield _magnitudes(z, adapters, whole=_dequantized(z, _as_trained(z, matrix), "F"))
+    else:
+        yield _sum(z, adapters, copied=_as_trained(z, matrix).storage == "nf4")
+
+
+def _columns(z: Shapes, matrix: Weight) -> Mapping[str, int]:
+    """Return the targets that a product has, and how wide each is on this rank."""
+    n = matrix.shape[0]
+    module = matrix.name.removesuffix(".weight")
+    if module == "attention.qkv":
+        return {"q": z.q_width, "k": z.kv_width, "v": z.kv_width, "qkv": n}
+    if module == "attention.proj":
+        return {"o": n}
+    if module.startswith("attention."):
+        return {module.removeprefix("attention."): n}
+    if module.endswith(".fc1"):
+        return {"gate": n // 2, "up": n // 2, "gate_up": n} if z.gated else {"up": n}
+    return {"down": n} if module.endswith(".fc2") else {}
+
+
+def _split(matrix: Weight) -> str:
+    """Return along what a matrix is split over tensor-parallel ranks: ``column``, ``row`` or ``none``."""
+    if "tp" not in matrix.sharded_over:
+        return "none"
+    return "row" if matrix.name.endswith((".proj.weight", ".fc2.weight")) else "column"
+
+
+def _adapter(z: Shapes, matrix: Weight, rank: int, target: str, width: int) -> _Adapter:
+    """Return the adapter of ``target``, ``width`` columns of the product of ``matrix``.
+
+    Where every rank works on its own rows it makes a part of the gradients of what is not split.
+    """
+    split, inner = _split(matrix), matrix.shape[1]
+    base = f"{matrix.gradient_product.partition('.')[0]}.{target}"
+    shared = matrix.partial_rows if split == "column" and target in ("k", "v", "qkv") else 0
+    copies = z.kv_replicas if target in ("k", "v") else 1
+    whole = width * z.tp // copies if split == "column" else width
+    if target == "qkv":
+        whole = matrix.whole[0]
+    rows_in = z.tokens if split == "row" else z.rows
+    rows_out = z.tokens if split == "column" else z.rows
+    partial = z.sequence_parallel
+    over: tuple[str, ...] = ("tp",)
+    a = Weight(
+        weight_name(f"{base}.lora_A"),
+        (rank, inner),
+        (rank, matrix.whole[1]),
+        z.dtype,
+        sharded_over=over if split == "row" else (),
+        partial_rows=rank if partial and split != "row" else 0,
+        gradient_product=f"{base}.lora_A wgrad",
+    )
+    b = Weight(
+        weight_name(f"{base}.lora_B"),
+        (width, rank),
+        (whole, rank),
+        z.dtype,
+        sharded_over=over if split == "column" else (),
+        partial_rows=min(shared, width) if split == "column" else width if partial else 0,
+        gradient_product=f"{base}.lora_B wgrad",
+    )
+    return _Adapter(base, inner, width, rows_in, rows_out, a, b)
+
+
+def _first(z: Shapes, chosen: Adapters, adapters: Sequence[_Adapter], taken: Tensor) -> Node:
+    """Return the products with A, of the input ``taken`` or, with dropout, of a copy for each adapter.
+
+    Autograd adds up the gradients that reach the input.
+    """
+    forward: list[Op] = []
+    input_grad: list[Op] = []
+    weight_grad: list[Op] = []
+    saved: list[Tensor] = []
+    largest = 0.0
+    for one in adapters:
+        name, elements = f"{one.name}.lora_A", one.rows_in * one.inner
+        nbytes = float(z.element * elements)
+        if chosen.dropout:
+            forward.append(drop_kernel(z, f"{one.name} dropout", elements))
+            saved += [Tensor(f"{one.name} dropped", nbytes), Tensor(f"{one.name} mask", float(elements))]
+        forward.append(product(z, name, "fwd", one.rows_in, chosen.rank, one.inner))
+        input_grad.append(product(z, name, "dgrad", one.rows_in, one.inner, chosen.rank))
+        if chosen.dropout:
+            input_grad.append(memory("B", f"{one.name} dropout bwd", "dropout_bwd", nbytes + elements, nbytes, z.dtype))
+        input_grad += _kernels("B", one.name, (z.framework.adapters.input_summed,), nbytes, z.dtype)
+        weight_grad += _weight_gradient(z, name, chosen.rank, one.inner, one.rows_in)
+        largest = max(largest, nbytes)
+    thin = float(z.element * adapters[0].rows_in * chosen.rank * len(adapters))
+    new = max(new_gradient_bytes(z, one.a.elements) for one in adapters)
+    return Node(
+        forward=tuple(forward),
+        input_grad=tuple(input_grad),
+        weight_grad=tuple(weight_grad),
+        saved=tuple(saved) or (taken,),
+        grad_bytes=2 * largest + thin,
+        output_grad_bytes=thin,
+        weight_grad_bytes=new,
+        weights=tuple(one.a for one in adapters),
+    )
+
+
+def _second(z: Shapes, chosen: Adapters, adapters: Sequence[_Adapter], split: str, block: str) -> Node:
+    """Return the products with B, and what tensor-parallel ranks exchange between A and B: ``rank`` columns."""
+    forward: list[Op] = []
+    input_grad: list[Op] = []
+    weight_grad: list[Op] = []
+    saved: list[Tensor] = []
+    whole = 0.0
+    for one in adapters:
+        name, rank = f"{one.name}.lora_B", chosen.rank
+        before, after = _exchanged(z, split, block, float(z.element * z.tokens * rank))
+        forward += [*before, product(z, name, "fwd", one.rows_out, one.outer, rank)]
+        input_grad += [product(z, name, "dgrad", one.rows_out, rank, one.outer), *after]
+        weight_grad += _weight_gradient(z, name, one.outer, rank, one.rows_out)
+        saved.append(Tensor(f"{one.name} lora", float(z.element * one.rows_out * rank)))
+        whole += float(z.element * one.rows_out * one.outer)
+    new = max(new_gradient_bytes(z, one.b.elements) for one in adapters)
+    return Node(
+        forward=tuple(forward),
+        input_grad=tuple(input_grad),
+        weight_grad=tuple(weight_grad),
+        saved=tuple(saved),
+        grad_bytes=2 * whole,
+        output_grad_bytes=whole,
+        weight_grad_bytes=new,
+        weights=tuple(one.b for one in adapters),
+    )
+
+
+def _exchanged(z: Shapes, split: str, block: str, nbytes: float) -> tuple[Ops, Ops]:
+    """Return the communication of ``nbytes`` between A and B, forward and backward."""
+    if z.tp == 1 or split == "none":
+        return (), ()
+    gathered = (comm("all_gather", block, nbytes),) if z.sequence_parallel else ()
+    summed = (comm("reduce_scatter" if z.sequence_parallel else "all_reduce", block, nbytes),)
+    return (gathered, summed) if split == "column" else (summed, gathered)
+
+
+def _weight_gradient(z: Shapes, name: str, n: int, k: int, rows: int) -> Ops:
+    """Return the product that makes the gradient of an n x k matrix, and its addition to the buffer."""
+    made: Compute = product(z, name, "wgrad", n, k, rows)
+    return (made,) if z.accumulates_in_product else (made, *add_gradient(z, name, n * k))
+
+
+def _sum(z: Shapes, adapters: Sequence[_Adapter], *, copied: bool) -> Node:
+    """Return the scaling of what adapters give, and its sum with the product that they stand beside."""
+    kernels, nbytes = z.framework.adapters, 0.0
+    forward: list[Op] = []
+    input_grad: list[Op] = []
+    for one in adapters:
+        each = float(z.element * one.rows_out * one.outer)
+        nbytes += each
+        added = (*kernels.copied, *kernels.added) if copied else kernels.added
+        forward += _kernels("F", one.name, added, each, z.dtype)
+        input_grad += _kernels("B", one.name, kernels.added_backward, each, z.dtype)
+    return Node(
+        forward=tuple(forward),
+        input_grad=tuple(input_grad),
+        forward_bytes=2 * nbytes,
+        grad_bytes=2 * nbytes,
+    )
+
+
+def _magnitudes(z: Shapes, adapters: Sequence[_Adapter], whole: Ops) -> Node:
+    """Return DoRA's magnitudes of the columns of several targets of a product, whose weight is made ``whole`` first."""
+    assert z.framework.magnitudes is not None
+    nodes = [
+        z.framework.magnitudes(z, ThinProducts(one.name, one.rows_out, one.inner, one.a.shape[0], one.outer))
+        for one in adapters
+    ]
+    return Node(
+        forward=(*whole, *(op for node in nodes for op in node.forward)),
+        input_grad=tuple(op for node in nodes for op in node.input_grad),
+        weight_grad=tuple(op for node in nodes for op in node.weight_grad),
+        saved=tuple(tensor for node in nodes for tensor in node.saved),
+        forward_bytes=max(node.forward_bytes for node in nodes),
+        grad_bytes=sum(node.grad_bytes for node in nodes),
+        output_grad_bytes=sum(node.output_grad_bytes for node in nodes),
+        weights=tuple(_magnitude(z, one) for one in adapters),
+    )
+
+
+def _magnitude(z: Shapes, adapter: _Adapter) -> Weight:
+    """Return the magnitudes of the columns of a target."""
+    columns = (adapter.outer,)
+    return Weight(weight_name(f"{adapter.name}.lora_magnitude_vector"), columns, columns, z.dtype)
+
+
+def _kernels(phase: str, name: str, kernels: Iterable[Traffic], nbytes: float, dtype: str) -> list[Op]:
+    """Return ``kernels`` that work on tensors of ``nbytes``."""
+    back = " bwd" if phase == "B" else ""
+    return [memory(phase, f"{name}{x}{back}", op, r * nbytes, w * nbytes, dtype) for x, op, r, w in kernels]

@@ -1,0 +1,84 @@
+"""Trained weights of a workload's model: kinds of weights that may be frozen, and adapters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from simulator.models.weight_names import WORDS
+from simulator.operations.tuning import ALL_TRAINED, Adapters, Tuning
+from simulator.operations.weights import Weight
+
+if TYPE_CHECKING:
+    from simulator.config import Workload
+
+#: Kind of weights that may be frozen -> their names within a part of the model.
+KINDS: Mapping[str, re.Pattern[str]] = {
+    "embedding": re.compile(r"embedding\."),
+    "head": re.compile(r"output_layer\."),
+    "norms": re.compile(r".*norm\.(weight|bias)$"),
+    "layers": re.compile(r"(attention|mlp|mtp)\."),
+    "attention": re.compile(r"attention\."),
+    "mlp": re.compile(r"mlp\."),
+    "experts": re.compile(r"mlp\.experts\."),
+    "router": re.compile(r"mlp\.router\."),
+}
+
+
+#: Numbers that the embedding and the head have among the layers.
+EMBEDDING, HEAD = -1, -2
+
+
+def tuning_at(workload: Workload, number: int) -> Tuning:
+    """Return what is trained of layer ``number`` of a workload's model, of its `EMBEDDING`, or of its `HEAD`.
+
+    A stage behind the first gives back a gradient of its input, as its pipeline marks that as needing one.
+    """
+    training, model = workload.training, workload.model
+    if not training.frozen:
+        return ALL_TRAINED
+    number = model.layers if number == HEAD else number
+    counts = workload.parallelism.layers_per_stage
+    reached = len(counts) > 1 and number >= counts[0]
+    if number == EMBEDDING:
+        reached = _trains(workload, EMBEDDING)
+    chosen, adapters = training.adapters, None
+    if chosen is not None:
+        adapters = Adapters(
+            rank=chosen.rank,
+            targets=chosen.targets,
+            dtype=training.trained_dtype,
+            dropout=chosen.dropout,
+            decomposed=chosen.method == "dora",
+        )
+    storage = training.base if training.base != training.precision else None
+    reached = reached or any(_trains(workload, earlier) for earlier in range(EMBEDDING, min(number, model.layers)))
+    return Tuning(adapters, _kinds_at(training.frozen, number), storage or "", reached)
+
+
+def is_frozen(weight: Weight, kinds: Iterable[str]) -> bool:
+    """Return True of a weight of one of the frozen ``kinds``; a tied one is frozen where the other is."""
+    name = WORDS if weight.tied_to == WORDS else weight.name
+    return any(KINDS[kind].match(name) for kind in kinds)
+
+
+def _kinds_at(frozen: Sequence[str], number: int) -> tuple[str, ...]:
+    """Return the kinds that are frozen in layer ``number``, where ``layers 0-3`` means those of four layers."""
+    kinds = []
+    for kind in frozen:
+        name, _, numbers = kind.partition(" ")
+        first, _, last = numbers.partition("-")
+        if not numbers or int(first) <= number <= int(last):
+            kinds.append(name)
+    return tuple(dict.fromkeys(kinds))
+
+
+def _trains(workload: Workload, number: int) -> bool:
+    """Return True where layer ``number``, or the `EMBEDDING`, has a weight that is trained."""
+    kinds, adapters = set(_kinds_at(workload.training.frozen, number)), workload.training.adapters
+    if number == EMBEDDING:
+        return "embedding" not in kinds
+    if adapters and set(workload.model.targets(number)) & set(adapters.targets):
+        return True
+    return "layers" not in kinds and not {"attention", "mlp"} <= kinds
