@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from simulator.analysis.time.memory_curve import memory_curve
-from simulator.api import Result
+from simulator.api import StepResult
 from simulator.config import Workload
 from simulator.engine.invariants import check
 from simulator.errors import InputError
@@ -42,13 +42,13 @@ def weights(work: Workload) -> tuple[Weight, ...]:
     return weights_of(rank_parts(work, 0))
 
 
-def steps(result: Result, op: str) -> list[Step]:
+def steps(result: StepResult, op: str) -> list[Step]:
     role = result.program.roles[result.program.role_of[0]]
     chosen = [step for _, _, step in role.steps() if isinstance(step.op, Comm) and step.op.purpose == "dp"]
     return [step for step in chosen if step.op.op == op]
 
 
-def moved(result: Result, op: str) -> float:
+def moved(result: StepResult, op: str) -> float:
     return sum(step.op.nbytes for step in steps(result, op) if isinstance(step.op, Comm))
 
 
