@@ -66,8 +66,8 @@ for _name, _command in COMMANDS.items():
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run one command and exit.
 
-    Exit status: 0 done; 1 a check failed that the user asked for; 2 bad input, or output that cannot be written;
-    128 + n ended by signal n.
+    The exit status is 0: done. 1: a check failed that the user asked for. 2: bad input, or output cannot be written.
+    128 + n: signal n ended the command.
     """
     open_streams()
     with signals_raise():

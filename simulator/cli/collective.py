@@ -40,8 +40,8 @@ class Command(TyperCommand):
 
         lines = []
         for op, entry in OPERATIONS.items():
-            others = [name for name in entry.algorithms if name not in entry.nccl]
-            lines.append((op, " ".join([*entry.nccl, *(["|", *others] if others else [])]) + _MEANING.get(op, "")))
+            not_nccl = [name for name in entry.algorithms if name not in entry.nccl]
+            lines.append((op, " ".join([*entry.nccl, *(["|", *not_nccl] if not_nccl else [])]) + _MEANING.get(op, "")))
         with formatter.section("Algorithms: NCCL's, of which auto takes one, and after the bar others"):
             formatter.write_dl(lines)
 

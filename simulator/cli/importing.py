@@ -133,8 +133,8 @@ def _with_node(imported: Imported, node: str | None, file: Path) -> dict[str, An
     data, _, _ = cluster_data(node, file="--node")
     if "node" not in data:
         raise InputError("has no one kind of node", file="--node", found=node)
-    name, nodes, *others = imported.cluster.items()
-    return dict([name, nodes, ("node", data["node"]), *others])
+    name, nodes, *rest = imported.cluster.items()
+    return dict([name, nodes, ("node", data["node"]), *rest])
 
 
 def _show_switches(imported: Imported) -> None:

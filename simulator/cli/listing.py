@@ -249,8 +249,10 @@ def _suites() -> Rows:
         for name, suite in memory_suite.MEMORY_SUITES.items()
         for source in suite.sources
     ]
-    others = [(collectives.NAME, "time", len(collectives.measurements()), collectives.ABOUT)]
-    return [dict(zip(("name", "of", "rows", "measured"), row, strict=True)) for row in (*steps, *memory, *others)]
+    collective_suites = [(collectives.NAME, "time", len(collectives.measurements()), collectives.ABOUT)]
+    return [
+        dict(zip(("name", "of", "rows", "measured"), row, strict=True)) for row in (*steps, *memory, *collective_suites)
+    ]
 
 
 _ROWS: dict[str, Callable[[], Rows]] = {

@@ -26,7 +26,7 @@ _TITLE_LENGTH = 80
 
 def command(
     workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A file, or a name in workloads/.")],
-    others: Annotated[
+    further_workloads: Annotated[
         list[str] | None,
         typer.Argument(metavar="WORKLOAD2", help="Another beside it; several with --share-fabric.", show_default=False),
     ] = None,
@@ -73,7 +73,7 @@ def command(
     from simulator.errors import located
 
     changes = parse_changes(set_ or ())
-    jobs = [load_workload(name, changes) for name in (workload, *(others or ()))]
+    jobs = [load_workload(name, changes) for name in (workload, *(further_workloads or ()))]
     if len(jobs) > 2 and not share_fabric:
         raise InputError(
             "more than two do not stand side by side",
@@ -106,7 +106,7 @@ def command(
         _judge(report["runs"], shared.warnings, strict)
         return
     results = []
-    for name, job in zip((workload, *(others or ())), jobs, strict=True):
+    for name, job in zip((workload, *(further_workloads or ())), jobs, strict=True):
         with progress(f"simulating {job.name}"), located(written_in(name, changes)):
             results.append(simulator.run(job))
     reports = [result.to_dict() for result in results]

@@ -177,13 +177,13 @@ def _print(result: Mapping[str, Any]) -> None:
     lines = [
         {
             "row": entry["id"],
-            **of,
+            **operation,
             "measured": _figure(entry["measured"], entry["unit"]),
             "predicted": _figure(entry["predicted"], entry["unit"]),
             "error": "" if entry["error"] is None else f"{entry['error']:+.1%}",
-            **by,
+            **algorithm,
         }
-        for entry, of, by in zip(result["rows"], what, how, strict=True)
+        for entry, operation, algorithm in zip(result["rows"], what, how, strict=True)
     ]
     quantity = result["rows"][0]["quantity"].replace("_", " ")
     skipped = [f"{entry['id']} skipped: {entry['skipped']}" for entry in result["rows"] if entry["skipped"]]

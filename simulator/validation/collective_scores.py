@@ -1,4 +1,4 @@
-"""What is made of the rows of `simulator.validation.collectives`: errors, and what can be expected of them."""
+"""Scores of the suite of collectives: errors of its rows, and the floor below which no prediction can come."""
 
 from __future__ import annotations
 

@@ -1,0 +1,47 @@
+"""Limits that keep files and functions small enough to fit in the head."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted((ROOT / "simulator").rglob("*.py"))
+FILE_LINES, FUNCTION_LINES = 400, 60
+
+
+def test_no_file_is_longer_than_a_reader_can_hold() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert not {name: length for name, length in lengths.items() if length > FILE_LINES}
+
+
+def test_no_function_is_longer_than_a_page() -> None:
+    long = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
+                first = node.body[0]
+                documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+                # Options of a command and its help are a form to fill in, not steps to follow.
+                begin = (first.end_lineno or node.lineno) if documented else first.lineno
+                if node.end_lineno - begin > FUNCTION_LINES:
+                    long[f"{path.relative_to(ROOT)}:{node.name}"] = node.end_lineno - begin
+    assert not long
+
+
+def test_no_name_of_a_type_is_used_twice() -> None:
+    names = Counter(
+        node.name
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert not [name for name, count in names.items() if count > 1]
+
+
+@pytest.mark.parametrize("lines", [FILE_LINES, FUNCTION_LINES])
+def test_limits_are_those_of_the_contributing_guide(lines: int) -> None:
+    assert f"{lines} lines" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
