@@ -1,4 +1,4 @@
-"""Docstrings, comments and names read well at first sight: no offence in any file."""
+"""Docstrings, comments and names read well at first sight: no offence beyond those that are counted here."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ PACKAGES = sorted(
 )
 
 
+#: Offences that are still to be mended, by package. A number may fall, and never rise.
+REMAINING: dict[str, int] = {}
+
+
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: f"{path.parent.name}.{path.name}")
 def test_texts_and_names_of_a_package(package: Path) -> None:
-    assert not [str(offence) for path in sorted(package.rglob("*.py")) for offence in offences(path)]
+    listed = [str(offence) for path in sorted(package.rglob("*.py")) for offence in offences(path)]
+    assert len(listed) <= REMAINING.get(f"{package.parent.name}.{package.name}", 0), "\n".join(listed)
 
 
 @pytest.mark.parametrize("parent", ["simulator", "calibration"])
 def test_texts_and_names_beside_the_packages(parent: str) -> None:
-    assert not [str(offence) for path in sorted((ROOT / parent).glob("*.py")) for offence in offences(path)]
+    listed = [str(offence) for path in sorted((ROOT / parent).glob("*.py")) for offence in offences(path)]
+    assert len(listed) <= REMAINING.get(parent, 0), "\n".join(listed)
 
 
 @pytest.mark.parametrize(
