@@ -197,7 +197,7 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
         _update(workload, grad, kernel)
     # Buffers that servers have fetched are cleared whatever the framework; where whole gradients are alive for a while
     # only, and their shards on the host, there is none.
-    buffered = here or layout.zero < 2
+    buffered = elements(weights) and (here or layout.zero < 2)
     if buffered and (layout.server_count or workload.replication.clears_buffers):
         held = count if layout.zero >= 2 else float(elements(weights))
         zeroed = DTYPE_BYTES[training.grad_dtype] * held

@@ -15,7 +15,29 @@ PACKAGES = sorted(
 
 
 #: Offences that are still to be mended, by package. A number may fall, and never rise.
-REMAINING: dict[str, int] = {}
+REMAINING: dict[str, int] = {
+    "calibration": 24,
+    "calibration.compare": 98,
+    "calibration.fit": 108,
+    "calibration.measure": 68,
+    "calibration.predict": 5,
+    "calibration.train": 51,
+    "simulator": 10,
+    "simulator.cluster": 42,
+    "simulator.config": 111,
+    "simulator.costs": 81,
+    "simulator.engine": 102,
+    "simulator.fabrics": 17,
+    "simulator.frameworks": 3,
+    "simulator.hardware": 15,
+    "simulator.importers": 4,
+    "simulator.lowering": 19,
+    "simulator.models": 68,
+    "simulator.network": 95,
+    "simulator.output": 1,
+    "simulator.program": 2,
+    "simulator.schedules": 40,
+}
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: f"{path.parent.name}.{path.name}")
