@@ -189,8 +189,8 @@ def test_the_summary_says_whose_kernels_they_are() -> None:
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("pp", [1, 2])
 def test_deepspeed_copies_gradients_into_a_bucket_whatever_is_sharded(zero: int, pp: int) -> None:
-    """The bucket is as large as the gradients of so small a model; those in bf16 stay where they are added up by
-    BF16_Optimizer, 2 bytes beside 4 for each parameter."""
+    """The bucket is as large as the gradients of so small a model. BF16_Optimizer keeps gradients in bf16 beside those
+    in fp32: 2 + 4 bytes of each parameter, whose weight has 2."""
     result = simulator.run(job(framework=DEEPSPEED, parallelism={"dp": 4, "pp": pp, "zero": zero}))
     state = result.memories[0].static.state
     assert result.memories[0].static.bucket == state.gradients
