@@ -400,7 +400,7 @@ def test_heads_that_do_not_split_list_the_sizes_that_do(heads: int, tp: int, all
 
 
 def test_32_heads_on_5_gpus_are_offered_dp_5_or_an_uneven_pipeline() -> None:
-    message = refused({"model.heads": 32, "model.layers": 32, "parallelism.tp": 5})
+    message = refused({"model.heads": 32, "model.layers": 32, "parallelism.tp": 5, "training.global_batch": 30})
     assert "dp: 5" in message
     assert "pp: 5 and layers_per_stage: [7, 7, 6, 6, 6]" in message
     job = small(model__heads=32, model__layers=32, parallelism__pp=5, parallelism__layers_per_stage=[7, 7, 6, 6, 6])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simulator.config.rules.numbers import divisors, listed, nearest, nearest_multiple
+from simulator.config.rules.scale import fills_cluster
 from simulator.config.rules.tensor import other_tp, sequence_unit
 from simulator.errors import InputError
 
@@ -34,7 +35,11 @@ def _sequence_does_not_split(workload: Workload) -> Iterator[InputError]:
     if seq % unit == 0 or workload.model.heads % layout.tp:  # another tp will mend that
         return
     instead = f"seq: {nearest_multiple(seq, unit)}"
-    works = [cp for cp in divisors(seq) if cp > 1 and seq % sequence_unit(layout.model_copy(update={"cp": cp})) == 0]
+    works = [
+        cp
+        for cp in divisors(seq)[1:]
+        if seq % sequence_unit(layout.model_copy(update={"cp": cp})) == 0 and fills_cluster(workload, cp=cp)
+    ]
     if layout.cp > 1 and works:
         instead = f"cp: {nearest(layout.cp, works)}"
     elif layout.tp > 1 and (tp := other_tp(workload)) > 1:
@@ -86,5 +91,12 @@ def _ulysses_problems(workload: Workload) -> Iterator[InputError]:
             key="parallelism.cp",
             found=layout.cp,
             allowed=listed(allowed),
-            fix=f"cp: {nearest(layout.cp, allowed)}, or cp_method: ring",
+            fix=_cp_or_ring(workload, allowed),
         )
+
+
+def _cp_or_ring(workload: Workload, allowed: list[int]) -> str:
+    """Return the change of cp, where one of ``allowed`` leaves no GPU over, and the other method."""
+    sizes = [cp for cp in allowed if fills_cluster(workload, cp=cp)]
+    other = [f"cp: {nearest(workload.parallelism.cp, sizes)}"] if sizes else []
+    return ", or ".join([*other, "cp_method: ring"])

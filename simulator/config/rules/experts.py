@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from simulator.config.model import Moe
 from simulator.config.rules.numbers import divisors, listed, nearest, nearest_multiple
-from simulator.config.rules.tensor import MAX_TENSOR
+from simulator.config.rules.scale import fills_cluster
+from simulator.config.rules.tensor import MAX_TENSOR, sequence_unit
 from simulator.errors import InputError
 from simulator.input_files import brief
 
@@ -129,13 +130,14 @@ def _split_problems(workload: Workload, moe: Moe) -> Iterator[InputError]:
     if held % layout.ep:
         missing = -held % layout.ep
         fits = divisors(held)
+        works = [ep for ep in fits if ep > bool(moe.redundant_experts) and fills_cluster(workload, ep=ep)]
         yield InputError(
             f"{held} experts do not divide by it",
             key="parallelism.ep",
             found=layout.ep,
             allowed=f"{listed(fits)}; or model.moe.redundant_experts: {moe.redundant_experts + missing} "
             f"({held + missing} experts)",
-            fix=f"ep: {nearest(layout.ep, fits)}",
+            fix=f"ep: {nearest(layout.ep, works)}" if works else None,
         )
     elif moe.redundant_experts and layout.ep == 1:
         yield InputError(
@@ -162,7 +164,7 @@ def _split_problems(workload: Workload, moe: Moe) -> Iterator[InputError]:
             key="training.seq",
             found=training.seq,
             allowed=f"a multiple of {layout.tp * layout.cp}",
-            fix=f"seq: {nearest_multiple(training.seq, layout.tp * layout.cp)}",
+            fix=f"seq: {nearest_multiple(training.seq, math.lcm(layout.tp * layout.cp, sequence_unit(layout)))}",
         )
     if layout.overlap.ep and "shared_experts" in training.recompute.modules:
         # Megatron-LM: "shared_experts recompute cannot work with --moe-shared-expert-overlap".
@@ -196,7 +198,7 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
             key="parallelism.ep",
             found=layout.ep,
             allowed=listed(fits) if fits else f"an etp that divides {ranks}",
-            fix=f"ep: {nearest(layout.ep, fits)}" if fits else "etp: 1",
+            fix=f"ep: {nearest(layout.ep, fits)}" if fits else "etp: 1" if ranks % layout.ep == 0 else None,
         )
         return
     axes = layout.rank_order.split("-")

@@ -42,8 +42,15 @@ def even_split(layers: int, layout: Parallelism) -> tuple[int, ...]:
         f"{what} do not divide evenly over {stages} stages (pp {layout.pp} x vpp {layout.vpp})",
         key="parallelism.layers_per_stage",
         allowed=f"{stages} numbers whose sum is {layers}, or pp * vpp one of {listed(allowed)}",
-        fix=f"layers_per_stage: {shown(_without_ends(split(counted, stages), layout))}",
+        fix=_uneven_split(counted, layout),
     )
+
+
+def _uneven_split(counted: int, layout: Parallelism) -> str:
+    """Return the split nearest to the one asked for; keys that ask for an even one cannot stand beside it."""
+    ends = [f"{key}: false" for key in ("account_for_embedding", "account_for_loss") if getattr(layout, key)]
+    sizes = _without_ends(split(counted, layout.pp * layout.vpp), layout)
+    return " and ".join([*ends, f"layers_per_stage: {shown(sizes)}"])
 
 
 def _without_ends(counts: list[int], layout: Parallelism) -> list[int]:

@@ -35,7 +35,7 @@ def replicas(layout: Parallelism, cluster: ClusterSpec, own: Sequence[int] | Non
     if gpus < model_parallel:
         raise too_small(cluster, model_parallel, axes(layout), layout.server_count)
     per_node = cluster.gpus_per_node
-    alike = not cluster.groups and gpus == nodes * per_node  # else more nodes need not help
+    alike = not cluster.groups and gpus == nodes * per_node and _can_grow(cluster)  # else more nodes need not help
     step = model_parallel // math.gcd(model_parallel, per_node)
     near = nearest(nodes, [max(1, nodes // step) * step, (nodes // step + 1) * step]) + layout.server_count
     what = f"{gpus} GPUs ({nodes} of {per_node})" if alike else f"{gpus} GPUs"
@@ -48,6 +48,26 @@ def replicas(layout: Parallelism, cluster: ClusterSpec, own: Sequence[int] | Non
     )
 
 
+def fills_cluster(workload: Workload, **sizes: int) -> bool:
+    """Return whether the GPUs make whole replicas with other ``sizes`` of axes, which the batch and experts divide by.
+
+    Sizes of the model are not looked at.
+    """
+    layout, training = workload.parallelism.model_copy(update=sizes), workload.training
+    dp, cluster = layout.dp, workload.cluster
+    if cluster.nodes is not None and "dp" not in layout.model_fields_set:
+        try:
+            dp = replicas(layout, cluster, workload.nodes)
+        except InputError:
+            return False
+    if cluster.nodes is not None and layout.model_parallel * dp > gpus_of_workers(layout, cluster, workload.nodes):
+        return False
+    microbatches, rest = divmod(training.global_batch, training.micro_batch * dp)
+    if rest or layout.plan.check(layout.pp, microbatches, layout.vpp) is not None:
+        return False
+    return layout.tp * layout.cp * dp % (layout.ep * layout.etp) == 0
+
+
 def too_small(cluster: ClusterSpec, ranks: int, what: str, servers: int = 0) -> InputError:
     """The error of ``ranks`` (explained by ``what``), and nodes for servers, that need more than the cluster has."""
     needed = cluster.nodes_for(ranks) + servers
@@ -58,8 +78,15 @@ def too_small(cluster: ClusterSpec, ranks: int, what: str, servers: int = 0) -> 
         key="cluster.nodes",
         found=cluster.n_nodes,
         allowed=f">= {needed}",
-        fix="larger counts in cluster.groups" if cluster.groups else f"cluster.nodes: {needed}",
+        fix=("larger counts in cluster.groups" if cluster.groups else f"cluster.nodes: {needed}")
+        if _can_grow(cluster)
+        else None,
     )
+
+
+def _can_grow(cluster: ClusterSpec) -> bool:
+    """Return whether more nodes can stand beside these: several need network cards."""
+    return all(node.nics.count for node in cluster.kinds)
 
 
 def check_scale(ranks: int) -> None:

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from simulator.config.rules.numbers import divisors, listed, nearest, nearest_multiple, shown, split
+from simulator.config.rules.scale import fills_cluster
 from simulator.errors import InputError
 from simulator.input_files import brief
 
@@ -89,7 +90,7 @@ def _head_splits(workload: Workload) -> list[int]:
 
 def other_tp(workload: Workload) -> int:
     """The size of tp nearest to the one that is given, of equally near ones the smaller, that splits heads, MLP and
-    sequence, and stays in a node; 1 where none does."""
+    sequence, stays in a node and leaves no GPU over; 1 where none does."""
     layout = workload.parallelism
     sizes = [
         tp
@@ -97,6 +98,7 @@ def other_tp(workload: Workload) -> int:
         if tp <= workload.cluster.gpus_per_node
         and workload.model.ffn_hidden % tp == 0
         and workload.training.seq % sequence_unit(layout.model_copy(update={"tp": tp})) == 0
+        and fills_cluster(workload, tp=tp)
     ]
     return min(sizes, key=lambda tp: (max(tp, layout.tp) / min(tp, layout.tp), tp), default=1)
 
@@ -111,10 +113,13 @@ def sequence_unit(layout: Parallelism) -> int:
 def _heads_do_not_split(workload: Workload) -> InputError:
     model, layout = workload.model, workload.parallelism
     instead = f"tp: {other_tp(workload)}"
-    if layout.pp == 1 and layout.vpp == 1 and layout.tp <= model.layers:
-        instead += f"; or tp: 1 with dp: {layout.dp * layout.tp}, or with pp: {layout.tp}"
-        if model.layers % layout.tp:
-            instead += f" and layers_per_stage: {shown(split(model.layers, layout.tp))}"
+    if layout.pp == 1 and layout.vpp == 1:
+        if fills_cluster(workload, tp=1, dp=layout.dp * layout.tp):
+            instead += f"; or tp: 1 with dp: {layout.dp * layout.tp}"
+        if layout.tp <= model.layers and fills_cluster(workload, tp=1, pp=layout.tp):
+            instead += f"; or tp: 1 with pp: {layout.tp}"
+            if model.layers % layout.tp:
+                instead += f" and layers_per_stage: {shown(split(model.layers, layout.tp))}"
     return InputError(
         f"{model.heads} heads do not divide by tp {layout.tp}",
         key="parallelism.tp",

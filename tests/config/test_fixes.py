@@ -1,0 +1,123 @@
+"""Fixes that error messages propose: each is typed in, and the job loads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from simulator.config import load_workload
+from simulator.config.section import paths
+from simulator.config.workload import Workload
+from simulator.errors import InputError, each
+
+KEYS = list(paths(Workload))
+
+
+def _box(gpus: int) -> dict[str, Any]:
+    return {
+        "name": "box",
+        "nodes": 1,
+        "node": {
+            "gpus": {"type": "h100-sxm-80gb", "count": gpus},
+            "nvlink": {"kind": "nvswitch", "bandwidth_Bps": 450e9, "latency_s": 1e-6},
+            "pcie": {"generation": 5},
+        },
+    }
+
+
+def _changes(fix: str, section: str) -> dict[str, Any]:
+    """Return the dotted keys that a fix sets: ``tp: 1 with dp: 6`` sets two."""
+    changes = {}
+    for part in fix.replace(" with ", " and ").split(" and "):
+        key, _, value = part.partition(": ")
+        dotted = [name for name in KEYS if name == key or name.endswith(f".{key}")]
+        inside = [name for name in dotted if name == f"{section}.{key}"]
+        changes[(inside or dotted)[0]] = yaml.safe_load(value)
+    return changes
+
+
+def _choices(fix: str) -> list[str]:
+    return fix.replace("; or ", ", or ").split(", or ")
+
+
+def _errors(job: dict[str, Any], changes: dict[str, Any]) -> tuple[InputError, ...]:
+    try:
+        load_workload(job, changes)
+    except InputError as error:
+        return each(error)[0]
+    return ()
+
+
+def _typed_in(job: dict[str, Any]) -> list[str]:
+    """Return the fixes that were printed; each of a refused job is typed in, and those of the errors that follow.
+
+    The job loads in the end, or what is left has no fix; no key that was mended is refused again.
+    """
+    first = _errors(job, {})
+    for error in first:
+        for choice in _choices(error.fix) if error.fix else ():
+            typed: dict[str, Any] = {}
+            errors: tuple[InputError, ...] = (error,)
+            while errors and (fix := choice if not typed else errors[0].fix):
+                section = (errors[0].key or "").rpartition(".")[0]
+                typed |= _changes(_choices(fix)[0], section)
+                errors = _errors(job, typed)
+                again = [left for left in errors if left.key in typed]
+                if again:
+                    pytest.fail(f"{job} with {typed}, as {error} proposed, is refused: {again[0]}", pytrace=False)
+    return [error.fix for error in first if error.fix]
+
+
+def _only_fix(job: dict[str, Any]) -> str:
+    """Return the fix of the only error, with any choice of which the job loads."""
+    [error] = _errors(job, {})
+    assert error.fix
+    for choice in _choices(error.fix):
+        assert not _errors(job, _changes(choice, (error.key or "").rpartition(".")[0])), choice
+    return error.fix
+
+
+def _job(gpus: int, layout: dict[str, Any], batch: int, seq: int = 1536, **model: Any) -> dict[str, Any]:
+    sizes = {"layers": 8, "hidden": 1024, "heads": 8, "vocab": 32000} | model
+    training = {"seq": seq, "micro_batch": 1, "global_batch": batch}
+    return {"model": sizes, "training": training, "parallelism": layout, "cluster": _box(gpus)}
+
+
+def test_a_split_is_not_proposed_beside_the_key_that_refuses_it() -> None:
+    """Eight layers and the embedding make 9, which 8 stages do not divide: without it each stage has one layer."""
+    fix = _only_fix(_job(8, {"pp": 8, "account_for_embedding": True}, 8))
+    assert fix == "account_for_embedding: false and layers_per_stage: [1, 1, 1, 1, 1, 1, 1, 1]"
+
+
+def test_a_proposed_cp_fits_the_gpus() -> None:
+    """A ring of cp 2 splits into 4 chunks; 17 divides 8194 = 2 * 17 * 241 and not the 2 GPUs. 8192 / 4 is whole."""
+    assert _only_fix(_job(2, {"cp": 2, "tp": 1}, 1, seq=8194, position="rope")) == "seq: 8192"
+
+
+def test_a_proposed_ep_divides_the_gpus() -> None:
+    """Of the powers of two that divide 256 experts only 1 divides 3 GPUs."""
+    experts = {"experts": 256, "top_k": 8, "ffn_hidden": 512}
+    assert _only_fix(_job(3, {"ep": 3}, 3, moe=experts, activation="swiglu", bias=False)) == "ep: 1"
+
+
+def test_a_proposed_tp_divides_the_gpus() -> None:
+    """Of 1, 2, 4, 5, ..., which divide 40 heads, 1 and 2 divide 6 GPUs, and 2 is the nearer to 6."""
+    fix = _only_fix(_job(6, {"tp": 6}, 24, layers=2, hidden=5120, heads=40))
+    assert fix == "tp: 2; or tp: 1 with dp: 6"
+
+
+@pytest.mark.parametrize("gpus", [3, 6, 8])
+@pytest.mark.parametrize("experts", [0, 6])
+def test_every_fix_of_a_grid_of_layouts_loads(gpus: int, experts: int) -> None:
+    """Layouts of all axes on a few GPUs, of which many do not divide: none proposes what is refused in turn."""
+    moe = {"moe": {"experts": experts, "top_k": 2, "ffn_hidden": 512}} if experts else {}
+    printed = 0
+    for tp, cp, pp, ep in ((a, b, c, d) for a in (1, 2, 3) for b in (1, 2) for c in (1, 3) for d in (1, 2, 4)):
+        if ep > 1 and not experts:
+            continue
+        for batch, seq in ((24, 1536), (8, 1026)):
+            layout = {"tp": tp, "cp": cp, "pp": pp, "ep": ep}
+            printed += len(_typed_in(_job(gpus, layout, batch, seq=seq, **moe)))
+    assert printed > 5
