@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import json
 import re
 import reprlib
@@ -115,18 +116,37 @@ def as_path(text: str | Path, *, base: Path | None = None, file: object = None, 
     return path
 
 
+def real_path(path: Path, *, file: object = None) -> Path:
+    """Return ``path`` without symbolic links; raise `InputError` where they lead back to themselves.
+
+    ``file`` is where the path was written, for the message; the path where it is None.
+    """
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InputError("is a symbolic link to itself", file=file or path, found=brief(str(path))) from None
+    return path.resolve()
+
+
+def read_content(path: Path) -> bytes:
+    """Return the bytes of a file, at most 10 MB. Raises OSError, and `InputError` where there are more."""
+    with path.open("rb") as stream:
+        content = stream.read(MAX_FILE_BYTES + 1)
+    files_read.add(path.resolve())
+    if len(content) > MAX_FILE_BYTES:
+        raise InputError("is too large for an input file", file=path, allowed=f"at most {MAX_FILE_BYTES // 10**6} MB")
+    return content
+
+
 def read_text(path: Path) -> str:
     """The file's text (UTF-8, at most 10 MB). Raises `InputError`: missing, a directory, unreadable, binary, empty."""
     try:
         if path.is_dir():
             raise InputError("is a directory, not a file", file=path)
-        with path.open("rb") as stream:
-            content = stream.read(MAX_FILE_BYTES + 1)
-        files_read.add(path.resolve())
+        content = read_content(path)
     except (OSError, ValueError) as error:
         raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from None
-    if len(content) > MAX_FILE_BYTES:
-        raise InputError("is too large for an input file", file=path, allowed=f"at most {MAX_FILE_BYTES // 10**6} MB")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -165,11 +185,21 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds. Raises `InputError` as `read_yaml` does."""
     try:
-        return as_mapping(json.loads(read_text(path)), path)
+        return as_mapping(json.loads(read_text(path), object_pairs_hook=_without_duplicates), path)
     except json.JSONDecodeError as error:
         raise InputError(f"line {error.lineno}, column {error.colno}: {error.msg}", file=path) from None
     except (RecursionError, ValueError) as error:
         raise InputError(f"cannot be read as JSON: {error}", file=path) from None
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of a JSON text. Raises `ValueError` where a key stands twice."""
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"duplicate key {key!r}")
+        result[key] = value
+    return result
 
 
 def as_mapping(data: Any, path: Path) -> dict[str, Any]:

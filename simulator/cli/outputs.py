@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import InputError
-from simulator.input_files import as_path, files_read
+from simulator.input_files import as_path, files_read, real_path
 from simulator.output.files import writing
 
 STDOUT = Path("-")
@@ -25,7 +25,7 @@ def check_outputs(
 
     Nor may it be one of ``inputs``, or any file that has been read. Only --json may be standard output.
     """
-    read = files_read | {path.resolve() for path in inputs if path is not None}
+    read = files_read | {real_path(path) for path in inputs if path is not None}
     option_of_file: dict[Path, str] = {}
     for option, path in outputs.items():
         if path is None or (path == STDOUT and option == "--json"):
@@ -39,7 +39,7 @@ def check_outputs(
             kinds = ", ".join(f"a name that ends in {suffix}" for suffix in allowed)
             raise InputError("no file of this kind", file=option, found=str(path), allowed=kinds)
         as_path(path.absolute(), file=option)
-        folder, target = path.parent, path.resolve()
+        folder, target = path.parent, real_path(path, file=option)
         if target in read:
             raise InputError("is a file that this command reads", file=option, found=str(path), fix="another name")
         if path.is_dir():

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from simulator.errors import InputError
-from simulator.input_files import as_path, files_read
+from simulator.input_files import as_path, files_read, read_content
 from simulator.schedules import SCHEDULES, Schedule, from_csv
 
 
@@ -21,16 +21,17 @@ def find_schedule(reference: str, *, file: object = None, key: str | None = None
     if not is_file(reference):
         return SCHEDULES[reference]
     path = as_path(reference, file=file, key=key)
-    files_read.add(path.resolve())
     try:
-        return _read(path, path.stat().st_mtime_ns)
+        schedule = _read(path, path.stat().st_mtime_ns)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot read the schedule: {reason}", file=file, key=key, found=reference) from None
     except ValueError as error:
         raise InputError(str(error), file=path) from None
+    files_read.add(path.resolve())
+    return schedule
 
 
 @lru_cache(maxsize=16)
 def _read(path: Path, changed: int) -> Schedule:
-    return from_csv(path.read_text(encoding="utf-8"), path.name)
+    return from_csv(read_content(path).decode("utf-8"), path.name)

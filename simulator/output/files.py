@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from simulator.errors import InputError
+from simulator.input_files import real_path
 
 #: Suffixes of pictures; they stand here, so that another is refused before matplotlib is imported.
 PICTURES = (".png", ".svg", ".pdf")
@@ -25,7 +26,7 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
     A name that ends in ``.gz`` is compressed, without a time stamp. Devices and pipes are written as they are.
     Raises `InputError` where it cannot be written.
     """
-    target = Path(path).resolve()  # what a link points to is replaced, not the link
+    target = real_path(Path(path))  # what a link points to is replaced, not the link
     try:
         if target.exists() and not target.is_file() and not target.is_dir():
             with target.open("wb") as device, _packed(target, device) as content:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from simulator.errors import InputError
-from simulator.input_files import closest
+from simulator.input_files import closest, read_content
 
 #: Columns of the shipped tables that say something to people alone, or to the settings of a suite.
 LABELS = (
@@ -30,10 +31,10 @@ def read_table(
     Raises `InputError`, also where a column is nearly, but not quite, one of those ``known``, which are read.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or []]
-            records = list(reader)
+        text = read_content(path).decode("utf-8-sig")
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or []]
+        records = list(reader)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
     except (UnicodeDecodeError, csv.Error) as error:

@@ -11,6 +11,7 @@ import pytest
 from simulator.config import load_workload, presets
 from simulator.config.presets import from_hugging_face
 from simulator.errors import InputError
+from simulator.input_files import read_json
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -172,3 +173,11 @@ def test_a_broken_config_names_its_line(tmp_path: Path) -> None:
     model = {"hf_config": str(tmp_path / "config.json")}
     with pytest.raises(InputError, match=r"config\.json: line 2, column 17"):
         load_workload({"model": model, "training": {"seq": 8, "global_batch": 8}, "cluster": "dgx_a100"})
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    """As in YAML: which of two sizes is meant cannot be said."""
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "gpt2", "n_layer": 12, "n_layer": 24}')
+    with pytest.raises(InputError, match="duplicate key 'n_layer'"):
+        read_json(path)
