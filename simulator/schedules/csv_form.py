@@ -2,6 +2,8 @@
 
 Cells: ``2F0``, ``2B0``, ``2I0``, ``2W0``; ``(2F4;5B1)OVERLAP_F_B`` for passes that overlap as one; ``2SEND_F0``,
 ``3RECV_F0``, ``3SEND_B0``, ``2RECV_B0`` where communication is written too; nothing where a rank idles.
+
+PyTorch 2.5 wrote ``2B0`` for the input gradient and ``2BW0`` for the whole backward pass; such files are read too.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def from_csv(text: str, name: str) -> Schedule:
     read, and where passes are missing, twice there or on two ranks; not on an order that deadlocks."""
     rows = [
         [cell for at, entry in enumerate(line, start=1) if (cell := _parse(entry.strip(), row, at)) is not None]
-        for row, line in enumerate(csv.reader(io.StringIO(text)), start=1)
+        for row, line in enumerate(csv.reader(io.StringIO(_in_letters_of_today(text))), start=1)
         if line
     ]
     order: Order = [[cell for cell in row if not isinstance(cell, Post)] for row in rows]
@@ -79,6 +81,17 @@ def from_csv(text: str, name: str) -> Schedule:
         size=size,
         rows=tuple(map(tuple, rows)) if posted else None,
     )
+
+
+def _in_letters_of_today(text: str) -> str:
+    """Return ``text`` with I and B for PyTorch 2.5's B and BW (``_ComputationType`` of its ``schedules.py``).
+
+    A file of today that has weight gradients has input gradients too, and none has BW.
+    """
+    kinds = set(re.findall(r"\d([A-Z]+)\d", text))
+    if "I" in kinds or not kinds & {"W", "BW"}:
+        return text
+    return re.sub(r"(\d)BW(\d)", r"\1B\2", re.sub(r"(\d)B(\d)", r"\1I\2", text))
 
 
 def _parse(text: str, row: int, at: int) -> Cell | None:

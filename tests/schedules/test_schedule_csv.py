@@ -158,7 +158,7 @@ def test_an_order_that_cannot_be_run_ends_in_a_report(text: str, overlap: bool, 
         ("0F0,0X0\n", "row 1, cell 2: cannot use '0X0'"),
         ("0F0,0UNSHARD\n", "cannot use '0UNSHARD'"),
         ("0F0\n", "need one F and either one B or one I and one W; there is 0F0"),
-        ("0F0,0B0,0W0\n", "there is 0B0, 0F0, 0W0"),
+        ("0F0,0I0,0W0,0B0\n", "there is 0B0, 0F0, 0I0, 0W0"),
         ("0F0,0B0,0B0\n", "there is 0B0, 0B0, 0F0"),
         ("0F0,0B0\n0F1,0B1\n", "stage 0 is on rank 0 and on rank 1"),
         ("0F0,0B0\n2F0,2B0\n", "stage 1 has no actions"),
@@ -174,6 +174,23 @@ def test_a_file_that_means_nothing_says_where(text: str, words: str, written: Pa
         simulator.schedule(str(written))
     assert words in str(caught.value)
     assert str(written) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("older", "today"),
+    [
+        ("0F0,0B0,0W0\n", "0F0,0I0,0W0\n"),  # B beside W is the input gradient
+        ("0F0,0F1,0BW0,0B1,0W1\n", "0F0,0F1,0B0,0I1,0W1\n"),
+        ("0F0,0BW0\n", "0F0,0B0\n"),  # BW is both at once
+        (POSTED.replace("0B", "0BW").replace("1B", "1BW"), POSTED),  # SEND_B and RECV_B are the same in both
+    ],
+)
+def test_letters_of_pytorch_2_5_are_read(older: str, today: str) -> None:
+    read, wanted = from_csv(older, "older"), from_csv(today, "today")
+    assert wanted.size is not None
+    assert read.size == wanted.size
+    assert read.order(*wanted.size) == wanted.order(*wanted.size)
+    assert read.rows == wanted.rows
 
 
 def test_a_file_of_other_sizes_is_refused(written: Path) -> None:
