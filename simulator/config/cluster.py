@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -92,7 +93,7 @@ def cluster_data(
         data = {**imported.cluster, "assumed": list(imported.assumed)}
     else:
         data = read_yaml(path)
-    kept = _without_replaced({"name": path.stem, **data}, over)
+    kept = _with_fewer_parts(_without_replaced({"name": path.stem, **data}, over), over)
     assumed = data.get("assumed")
     if isinstance(assumed, list) and all(isinstance(text, str) for text in assumed):
         kept["assumed"] = unanswered(assumed, [*_figures(over), *(data.keys() - kept.keys())])
@@ -125,6 +126,23 @@ def _without_replaced(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str
             gone_too = keys_of_kinds() - set(kind.keys) if kind else set()
             data = {**data, "fabric": {name: value for name, value in fabric.items() if name not in gone_too}}
     return {name: value for name, value in data.items() if name not in gone}
+
+
+def _with_fewer_parts(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's mapping without the places, in its PCIe tree, of GPUs and NICs beyond the counts in ``over``."""
+    node, other = data.get("node"), over.get("node")
+    pcie = node.get("pcie") if isinstance(node, Mapping) else None
+    if not (isinstance(other, Mapping) and isinstance(pcie, Mapping) and isinstance(pcie.get("tree"), Mapping)):
+        return data
+    gone = set()
+    for family, section in (("gpu", "gpus"), ("nic", "nics")):
+        parts = other.get(section)
+        count = parts.get("count") if isinstance(parts, Mapping) else None
+        if isinstance(count, int):
+            places = (re.fullmatch(rf"{family}(\d{{1,9}})", str(name)) for name in pcie["tree"])
+            gone |= {match[0] for match in places if match and int(match[1]) >= count}
+    tree = {name: slot for name, slot in pcie["tree"].items() if name not in gone}
+    return {**data, "node": {**node, "pcie": {**pcie, "tree": tree}}}
 
 
 def _with_nodes(data: dict[str, Any], base: Path | None, file: object, key: str | None) -> dict[str, Any]:

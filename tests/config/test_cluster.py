@@ -120,3 +120,17 @@ def test_another_kind_of_fabric_keeps_what_all_kinds_have(tmp_path: Path) -> Non
     for kind, tiers in (("fat_tree", 3), ("dragonfly", 2)):
         spec = load_cluster({"name": str(file), "fabric": {"kind": kind}})
         assert (spec.fabric.kind, spec.fabric.sharp, spec.fabric.tiers) == (kind, True, tiers)
+
+
+@pytest.mark.parametrize(("section", "count", "left"), [("nics", 1, (8, 1)), ("gpus", 6, (6, 4))])
+def test_fewer_parts_than_a_shipped_tree_has_leave_it(section: str, count: int, left: tuple[int, int]) -> None:
+    """The tree of pcie_l40s has 8 GPUs and 4 NICs; those beyond a smaller count leave their places."""
+    node = load_cluster({"name": "pcie_l40s", "node": {section: {"count": count}}}).node
+    assert node is not None
+    names = list(node.pcie.tree)
+    assert (sum(name.startswith("gpu") for name in names), sum(name.startswith("nic") for name in names)) == left
+
+
+def test_a_part_that_is_typed_in_beyond_the_count_is_still_refused() -> None:
+    with pytest.raises(InputError, match="nic1: does not exist"):
+        load_cluster({"name": "pcie_l40s", "node": {"nics": {"count": 1}, "pcie": {"tree": {"nic1": "pcie1"}}}})
