@@ -1,14 +1,14 @@
 """Compare simulated with measured runs: a table, and pictures.
 
 DIR of --measured holds what `python -m calibration train` recorded. Every workload has a row; one whose run failed,
-was skipped or never made, or whose record cannot be used, has its reason there. Written to --out: comparison.json,
-table.csv, table.txt, pictures of step times, of all figures and of classes of kernels, and for each run the two
-timelines one above the other.
+was skipped or never made, or whose record cannot be used, has its reason there. --out gets comparison.json,
+table.csv, table.txt, and pictures of step times, of all figures and of classes of kernels. For each run it also gets
+the two timelines, one above the other.
 Where a record says how fast its host was (`calibration.train.record`), the simulated host is as fast, against the
 profile's; --set cluster.node.host_speed=1 takes the profile's. Which PyTorch it was decides on which streams its
 pipelines send and receive (`calibration.compare.software`).
-With --predictions the errors of what was predicted before the runs are reported too, where the commits say that it was;
-given again, of several files, each with its commit, the last before a run counts.
+With --predictions the errors of the predictions are reported too, where the commits show them to be older than the
+runs. The option may be given again: of several files, each with its commit, the last before a run counts.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
     if folder("--out", out).resolve() == arguments.measured.resolve():
         raise InputError("is the folder of the measured runs", file="--out", found=str(out), fix="another folder")
     hosted = [_hosted(arguments.measured, path, changes) for path in arguments.workloads]
-    simulated = simulate_all((path, of_run) for path, (of_run, _) in zip(arguments.workloads, hosted, strict=True))
+    simulated = simulate_all(
+        (path, run_changes) for path, (run_changes, _) in zip(arguments.workloads, hosted, strict=True)
+    )
     measured = []
     for path, one, (_, problem) in zip(arguments.workloads, simulated, hosted, strict=True):
         run_of = read_measured(arguments.measured, path, one.workload, meetings(one.result))
@@ -146,15 +148,15 @@ def compare(
         rows.append(replace(base, simulated=ours, measured=theirs, committed=committed, not_before=late))
     rows.sort(key=lambda row: bool(row.reason))  # those without figures behind all others
     bounds = Bounds(arguments.max_mean, arguments.max_row)
-    commits = {"simulator": _said(head()), "measured runs": _said(commit_of(arguments.measured))}
+    commits = {"simulator": _commit_text(head()), "measured runs": _commit_text(commit_of(arguments.measured))}
     for file in predicted:
-        of = f" of {file.path.name}" if len(predicted) > 1 else ""
+        file_words = f" of {file.path.name}" if len(predicted) > 1 else ""
         if file.predictions.changes:
             changed = " ".join(f"--set {key}={value}" for key, value in file.predictions.changes.items())
-            commits[f"predictions{of} made with"] = changed
+            commits[f"predictions{file_words} made with"] = changed
         commits |= {
-            f"predictions{of} made at": file.predictions.commit[:12] or None,
-            f"predictions{of} committed": _said(file.commit),
+            f"predictions{file_words} made at": file.predictions.commit[:12] or None,
+            f"predictions{file_words} committed": _commit_text(file.commit),
         }
     return envelope(
         "compare",
@@ -199,7 +201,7 @@ def _draw(out: Path, comparison: dict[str, Any], simulated: Sequence[Simulated],
 
 
 def _warnings(simulated: Sequence[Simulated], predicted: Sequence[Committed]) -> list[str]:
-    """Where the predictions were made with another profile than the one of now."""
+    """Return a warning for each profile that has changed since the predictions were made."""
     now = {one.profile: one.profile_sha256 for one in simulated}
     changed = {
         (name, then)
@@ -214,7 +216,7 @@ def _warnings(simulated: Sequence[Simulated], predicted: Sequence[Committed]) ->
     ]
 
 
-def _said(commit: object) -> str | None:
+def _commit_text(commit: object) -> str | None:
     return None if commit is None else str(commit)
 
 

@@ -20,12 +20,13 @@ from simulator.validation.evaluate import Outcome, summarise
 from simulator.validation.suites import Bounds
 
 STEP_TIME, PREDICTED, MEMORY = "step time", "step time, predicted before the run", "peak allocated memory"
-#: Runs are steady whose steps spread (p90 - p10, over the median) less: hosts that share a machine stop for tenths of
-#: seconds, and the median of a few such steps is not what the next run takes. Of 71 workloads run twice the two medians
-#: differ by 23 % in the mean where a run was not steady, by 3 % elsewhere (calibration/results). A suite of their own.
+#: Runs are steady whose steps spread (p90 - p10, over the median) less; they are a suite of their own. Hosts that share
+#: a machine stop for tenths of seconds, and the median of a few such steps does not tell the next run's. Of 71
+#: workloads run twice the two medians differ by 23 % in the mean where a run was not steady, by 3 % elsewhere
+#: (calibration/results).
 STEADY_SPREAD, STEADY = 0.25, "step time, steady runs"
-#: Seconds of kernels that are compared, of communication those in which bytes move, and those that are shown: how long
-#: kernels wait for other ranks is what ranks drift apart, and the other stage's doing.
+#: Classes of kernels whose seconds are compared; of communication the seconds in which bytes move. The seconds that
+#: kernels wait for other ranks are only shown: they tell how far ranks drift apart, and the other stage's pace.
 JUDGED = ("matmul", "attention", "memory", "optimizer", "transfer", "hand-over transfer")
 SHOWN = ("waiting", "hand-over waiting")
 #: Communication that nothing hides and bubbles are measured in the profiled step, in which hosts are slower, so that
@@ -72,7 +73,7 @@ class Row:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Row:
-        """Of `to_dict`."""
+        """Return the row that `to_dict` gave as ``data``."""
         fields = {key: value for key, value in data.items() if key != "predicted_before"}
         for side in ("simulated", "measured", "committed"):
             fields[side] = fields[side] and Figures.from_dict(fields[side])
@@ -87,7 +88,7 @@ SHARES: dict[str, Callable[[Figures], float | None]] = {
 
 
 def work_of(workload: Workload) -> str:
-    """What is computed in a step, whatever the layout: model, sequences per step and their length."""
+    """Return the work of a step, whatever the layout, as text: model, sequences per step and their length."""
     training = workload.training
     model = workload.model.model_dump(mode="json")
     return json.dumps({"model": model, "seq": training.seq, "global_batch": training.global_batch}, sort_keys=True)
@@ -116,15 +117,15 @@ def suites(rows: Sequence[Row], bounds: Bounds, *, predicted: bool) -> list[dict
     """
     step = [_outcome(row, STEP_TIME, "s", _step(row.measured), _step(row.simulated)) for row in rows]
     unsteady = {row.name for row in rows if row.spread is not None and row.spread >= STEADY_SPREAD}
-    found = [summarise(STEP_TIME, step, bounds)]
+    summaries = [summarise(STEP_TIME, step, bounds)]
     if unsteady:
         steady = [replace(outcome, quantity=STEADY) for outcome in step if outcome.id not in unsteady]
-        found.append(summarise(STEADY, steady, bounds))
+        summaries.append(summarise(STEADY, steady, bounds))
     if predicted:
         before = [row for row in rows if row.committed is not None]
-        made = [_outcome(row, PREDICTED, "s", _step(row.measured), _step(row.committed)) for row in before]
-        found.append(summarise(PREDICTED, made, bounds))
-    found.append(summarise(MEMORY, [_memory(row) for row in rows], Bounds()))
+        predictions = [_outcome(row, PREDICTED, "s", _step(row.measured), _step(row.committed)) for row in before]
+        summaries.append(summarise(PREDICTED, predictions, bounds))
+    summaries.append(summarise(MEMORY, [_memory(row) for row in rows], Bounds()))
     for name in JUDGED:
         some = [
             _outcome(row, f"{name} kernels", "s", *class_s(row, name))
@@ -132,25 +133,29 @@ def suites(rows: Sequence[Row], bounds: Bounds, *, predicted: bool) -> list[dict
             if row.reason or any(class_s(row, name))
         ]
         if some:
-            found.append(summarise(f"{name} kernels", some, Bounds()))
-    return found
+            summaries.append(summarise(f"{name} kernels", some, Bounds()))
+    return summaries
 
 
 def shares(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Of communication that nothing hides and of bubbles, as shares of the step, how far simulated ones are from
-    measured ones in each run, and the mean, largest and signed mean difference of all, and of the runs whose profiled
-    step is ``as_timed`` (`AS_TIMED`)."""
-    found = []
-    for quantity, of in SHARES.items():
+    """Return the differences of exposed communication and of bubbles, as shares of the step.
+
+    Each run has its simulated and its measured share. The mean, largest and signed mean difference are of all runs, and
+    of the runs whose profiled step is ``as_timed`` (`AS_TIMED`).
+    """
+    differences = []
+    for quantity, share in SHARES.items():
         lines = []
         for row in rows:
-            real, ours = (None if figures is None else of(figures) for figures in (row.measured, row.simulated))
+            real, ours = (None if figures is None else share(figures) for figures in (row.measured, row.simulated))
             if real is not None and ours is not None and (real or ours):
                 as_timed = row.profiled is not None and row.profiled <= AS_TIMED
                 lines.append({"id": row.name, "measured": real, "simulated": ours, "as_timed": as_timed})
         timed = [line for line in lines if line["as_timed"]]
-        found.append({"quantity": quantity, "rows": lines, "all": _differences(lines), "as_timed": _differences(timed)})
-    return found
+        differences.append(
+            {"quantity": quantity, "rows": lines, "all": _differences(lines), "as_timed": _differences(timed)}
+        )
+    return differences
 
 
 def _differences(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -162,8 +167,10 @@ def _differences(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def order(rows: Iterable[Row]) -> dict[str, Any]:
-    """Pairs of runs of the same work whose measured step times differ by more than `SAME_SPEED`: how many there are,
-    how many simulate in the same order, and those that do not."""
+    """Return how many pairs of runs simulate in the measured order, and the wrong ones.
+
+    Pairs are of runs of the same work whose measured step times differ by more than `SAME_SPEED`.
+    """
     compared = [(row.name, row.work, row.simulated, row.measured) for row in rows]
     pairs, wrong = 0, []
     for (a, work_a, sim_a, real_a), (b, work_b, sim_b, real_b) in combinations(compared, 2):
@@ -200,10 +207,10 @@ def class_s(row: Row, name: str) -> tuple[float | None, float | None]:
     return _worst_rank(row, lambda figures: figures.class_s[name])
 
 
-def _worst_rank(row: Row, of: Callable[[Figures], Sequence[float] | None]) -> tuple[float | None, float | None]:
+def _worst_rank(row: Row, values: Callable[[Figures], Sequence[float] | None]) -> tuple[float | None, float | None]:
     """(measured, simulated) of the rank whose error is largest, of several the one that is off by most; where none has
     one, the most that each side has."""
-    measured, simulated = (() if side is None else of(side) or () for side in (row.measured, row.simulated))
+    measured, simulated = (() if side is None else values(side) or () for side in (row.measured, row.simulated))
     pairs = [pair for pair in zip(measured, simulated, strict=False) if pair[0]]
     if pairs:
         return max(pairs, key=lambda pair: (abs(pair[1] / pair[0] - 1), abs(pair[1] - pair[0])))

@@ -31,8 +31,11 @@ class Figures:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Figures:
-        """Of `to_dict`; figures that were written before communication had parts have none, and those from before ranks
-        were told apart have the mean in the place of all."""
+        """Return the figures that `to_dict` gave as ``data``.
+
+        Figures from before communication had parts have none. Figures from before ranks were told apart have the mean
+        in the place of all.
+        """
         class_s: dict[str, tuple[float, ...] | None] = dict.fromkeys(chain(*PARTS.values()))
         for name, seconds in data["class_s"].items():
             class_s[name] = (seconds,) if isinstance(seconds, int | float) else seconds and tuple(seconds)

@@ -1,8 +1,8 @@
-"""What ran on every GPU, simulated or measured, in one form; and the figures that are read from it.
+"""Kernels of every GPU, simulated or measured, in one form; and the figures that are read from them.
 
-Both sides go through the same functions, so that a difference between them is one of the runs. A communication lasts
-from when its stream came to it and its host had launched it, as a profiler sees NCCL's kernels: they spin until the
-others are there. That waiting, and the transfer that follows it, are told apart where they can be.
+Both sides go through the same functions, so that a difference between them is one of the runs. A communication begins
+when its stream has come to it and its host has launched it. So a profiler sees NCCL's kernels, which spin until the
+other ranks are there. Waiting, and the transfer that follows it, are told apart where they can be.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ class Kernels:
     posts_late: bool = False
 
     def seconds(self, n_ranks: int) -> dict[str, tuple[float, ...]]:
-        """By class the lengths of all its kernels together, of each rank."""
+        """Return by class the seconds of all its kernels, of each rank."""
         length = self.end_s - self.start_s
         return {name: self._by_rank(length, self.code == code, n_ranks) for code, name in enumerate(CLASSES)}
 
     def parts(self, n_ranks: int) -> dict[str, tuple[float, ...] | None]:
         """Seconds of transfers and of waiting (`PARTS`), of each rank; None where more than `UNTOLD` of the seconds of
         all cannot be told apart."""
-        found: dict[str, tuple[float, ...] | None] = {}
+        seconds: dict[str, tuple[float, ...] | None] = {}
         for name, (transfer, waiting) in PARTS.items():
             mine = self.code == CLASSES.index(name)
             told, length = mine & ~np.isnan(self.moves_s), self.end_s - self.start_s
             whole = length[mine & ~told].sum() <= UNTOLD * length[mine].sum()
-            found[transfer] = self._by_rank(self.done_s - self.moves_s, told, n_ranks) if whole else None
+            seconds[transfer] = self._by_rank(self.done_s - self.moves_s, told, n_ranks) if whole else None
             late = self.posts_late and name == "hand-over"
-            found[waiting] = self._by_rank(self.moves_s - self.start_s, told, n_ranks) if whole and not late else None
-        return found
+            seconds[waiting] = self._by_rank(self.moves_s - self.start_s, told, n_ranks) if whole and not late else None
+        return seconds
 
-    def _by_rank(self, seconds: Floats, of: NDArray[np.bool_], n_ranks: int) -> tuple[float, ...]:
-        return tuple(np.bincount(self.rank[of], weights=seconds[of], minlength=n_ranks).tolist())
+    def _by_rank(self, seconds: Floats, chosen: NDArray[np.bool_], n_ranks: int) -> tuple[float, ...]:
+        return tuple(np.bincount(self.rank[chosen], weights=seconds[chosen], minlength=n_ranks).tolist())
 
     def exposed_s(self, n_ranks: int) -> float:
         """Seconds in which communication runs and no other kernel does, mean over ranks; hand-overs and what they wait
@@ -83,17 +83,19 @@ class Kernels:
         return sum(exposed_s(self.start_s[mine], self.end_s[mine], communicates[mine]) for mine in ranks) / n_ranks
 
     def bubble(self, pipelines: Sequence[Sequence[int]]) -> float | None:
-        """Idle share of ranks x window, None without pipelines. A pipeline's window is from the first to the last
-        kernel of any of its ranks that is neither optimizer nor communication; busy are these and tp, cp and ep
-        communication."""
+        """Return the idle share of ranks x window; None without pipelines.
+
+        Work is kernels that are neither optimizer nor communication nor copy. A pipeline's window is from the first
+        to the last work of any of its ranks. Busy are work, and communication of tp, cp and ep.
+        """
         idle = total = 0.0
         work = ~np.isin(self.code, [*_COMMUNICATION, _OPTIMIZER, CLASSES.index("copy")])
         busy = work | np.isin(self.kind, ("tp", "cp", "ep"))
         for pipeline in pipelines:
-            own = work & np.isin(self.rank, pipeline)
-            if len(pipeline) < 2 or not own.any():
+            working = work & np.isin(self.rank, pipeline)
+            if len(pipeline) < 2 or not working.any():
                 continue
-            opens, closes = self.start_s[own].min(), self.end_s[own].max()
+            opens, closes = self.start_s[working].min(), self.end_s[working].max()
             for rank in pipeline:
                 mine = busy & (self.rank == rank)
                 start, end = np.clip(self.start_s[mine], opens, closes), np.clip(self.end_s[mine], opens, closes)
@@ -110,7 +112,7 @@ def class_of(kind: str, category: str) -> str:
 
 
 def simulated_kernels(result: StepResult) -> Kernels:
-    """Of every rank of the job, those that others stand for too."""
+    """Return the kernels of every rank of the job, also of ranks that another one is simulated for."""
     spans = result.spans.select_ranks(range(result.spans.n_ranks))
     rows = spans.rows()
     category = np.array(CATEGORIES, dtype=object)[rows["category"].astype(np.int64)]
@@ -119,8 +121,8 @@ def simulated_kernels(result: StepResult) -> Kernels:
     code = np.array([codes[pair] for pair in pairs], dtype=np.int64)
     moves = np.isin(code, _COMMUNICATION)
     start, rank = rows["start_s"].astype(np.float64), rows["rank"].astype(np.int64)
-    # On the GPU since its stream came to it and its host had launched it; of what runs in line with kernels its start,
-    # of sends too, whose kernels do not wait for the other rank (`Comm.spins`).
+    # A communication is on the GPU since its stream came to it and its host had launched it. Communication in line with
+    # kernels is there from its start, as sends are, whose kernels do not wait for the other rank (`Comm.spins`).
     launched = spans.launched_s[rows["span"].astype(np.int64)]
     resident = np.maximum(rows["posted_s"].astype(np.float64), np.minimum(launched, start))
     resident = np.where(rows["kind"] == "send", start, resident)
@@ -143,14 +145,16 @@ def simulated_kernels(result: StepResult) -> Kernels:
 
 
 def _gap_s(gpu: str, result: StepResult) -> float:
-    """What a kernel's price has of the time until the next, which a profiler does not see as a kernel's."""
+    """Return the seconds of a kernel's price that a profiler sees as the gap until the next kernel."""
     gap = result.profiles[gpu].kernels.gap_s
     return gap.value if gap else 0.0
 
 
-def measured_kernels(path: Path, known: Meetings) -> Kernels:
-    """From a ``timeline.csv.gz`` that `python -m calibration train` wrote, of ranks that meet as ``known`` says. Raises
-    `InputError`."""
+def measured_kernels(path: Path, meeting: Meetings) -> Kernels:
+    """Return the kernels of a ``timeline.csv.gz`` that `python -m calibration train` wrote.
+
+    ``meeting``: which ranks meet in it. Raises `InputError`.
+    """
     try:
         frame = pd.read_csv(io.StringIO(read_packed(path)), keep_default_na=False)
     except ValueError as problem:
@@ -171,11 +175,11 @@ def measured_kernels(path: Path, known: Meetings) -> Kernels:
     for column, bad in wrong.items():
         if bad.any():
             line = int(bad.to_numpy().argmax())
-            found = brief(str(frame[column].iloc[line]))
-            raise InputError(f"line {line + 2}", file=path, key=column, found=found, allowed=allowed[column])
+            value = brief(str(frame[column].iloc[line]))
+            raise InputError(f"line {line + 2}", file=path, key=column, found=value, allowed=allowed[column])
     frame = frame.assign(rank=rank.astype(np.int64), start_s=start, end_s=end)
     kind, name = frame["kind"].to_numpy(object), frame["class"].to_numpy(object)
-    moves, done = moving_s(frame, known)
+    moves, done = moving_s(frame, meeting)
     return Kernels(
         rank=frame["rank"].to_numpy(np.int64),
         code=np.array([CLASSES.index(measured_class(*pair)) for pair in zip(name, kind, strict=True)], dtype=np.int64),

@@ -1,4 +1,4 @@
-"""What `python -m calibration train` recorded of a run, to be compared."""
+"""Runs that `python -m calibration train` recorded, to be compared."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ _ROUNDED_S, _ROUNDED = 1e-7, 1e-4
 
 @dataclass(frozen=True)
 class Measured:
-    """A run: what was recorded of it and its kernels, or the ``reason`` why there is nothing to compare; no ``record``
-    where it was never made, or cannot be read."""
+    """A run: its record and kernels, or the ``reason`` why there is nothing to compare.
+
+    There is no ``record`` where the run was never made, or its record cannot be read.
+    """
 
     record: Record | None
     reason: str
@@ -41,31 +43,35 @@ class Measured:
 
     @property
     def hardware(self) -> str:
-        """What it ran on, in a line."""
-        found = {} if self.record is None else self.record.environment
-        parts = [found.get("gpu")] + [f"{k} {found[k]}" for k in ("torch", "cuda", "nccl") if found.get(k)]
-        driver = driver_of(found)
+        """The GPU and the software of the run, in a line."""
+        environment = {} if self.record is None else self.record.environment
+        parts = [environment.get("gpu")] + [
+            f"{k} {environment[k]}" for k in ("torch", "cuda", "nccl") if environment.get(k)
+        ]
+        driver = driver_of(environment)
         return ", ".join(str(part) for part in [*parts, driver and f"driver {driver}"] if part)
 
 
-def read_measured(directory: Path, path: Path, workload: Workload, known: Meetings) -> Measured:
-    """The run of the file ``path``, simulated as ``workload``; one that failed, was skipped, never made, made of
-    another workload or on other GPUs, or whose files are not those of such a run has a reason. ``known``: which ranks
-    meet in it."""
+def read_measured(directory: Path, path: Path, workload: Workload, meeting: Meetings) -> Measured:
+    """Return the run of the file ``path``, simulated as ``workload``.
+
+    A run has a reason where it failed, was skipped or was never made. So has a run of another workload or on other
+    GPUs, or whose files are not those of such a run. ``meeting``: which ranks meet in it.
+    """
     record, name = None, workload.name
     try:
         record = read_record(directory, name)
         if record is None:
             return Measured(None, "not run")
         if not isinstance(record, Run):
-            said = " ".join(record.reason.split())
-            return Measured(record, f"{record.status}: {said}" if said else record.status)
+            reason_text = " ".join(record.reason.split())
+            return Measured(record, f"{record.status}: {reason_text}" if reason_text else record.status)
         if reason := unlike(record, path, workload):
             return Measured(record, reason)
         if record.n_gpus != workload.n_ranks:
             return Measured(record, f"run on {record.n_gpus} GPUs, not {workload.n_ranks}")
         timeline = timeline_of(directory, name)
-        return Measured(record, "", _kernels(timeline, record, known) if timeline.exists() else None)
+        return Measured(record, "", _kernels(timeline, record, meeting) if timeline.exists() else None)
     except InputError as problem:
         return Measured(record, unusable(problem))
 
@@ -88,9 +94,9 @@ def unusable(problem: InputError) -> str:
     return f"its files cannot be used: {' '.join(str(problem).split())}"
 
 
-def _kernels(path: Path, run: Run, known: Meetings) -> Kernels:
-    """Those of the timeline. Raises `InputError` where they are not the ones that the record counts."""
-    kernels = measured_kernels(path, known)
+def _kernels(path: Path, run: Run, meeting: Meetings) -> Kernels:
+    """Return the kernels of the timeline. Raises `InputError` where the record counts other ones."""
+    kernels = measured_kernels(path, meeting)
     launches: Counter[tuple[int, int, str]] = Counter()
     seconds: defaultdict[tuple[int, int, str], float] = defaultdict(float)
     for rank in run.ranks:
@@ -99,18 +105,18 @@ def _kernels(path: Path, run: Run, known: Meetings) -> Kernels:
             launches[key] += kernel.launches
             seconds[key] += kernel.seconds
     keys = list(zip(kernels.rank.tolist(), kernels.code.tolist(), kernels.kind.tolist(), strict=True))
-    found = Counter(keys)
+    counts = Counter(keys)
     lengths: defaultdict[tuple[int, int, str], float] = defaultdict(float)
     for key, length in zip(keys, (kernels.end_s - kernels.start_s).tolist(), strict=True):
         lengths[key] += length
-    for key in sorted(launches | found):
+    for key in sorted(launches | counts):
         same = np.isclose(lengths[key], seconds[key], rtol=_ROUNDED, atol=_ROUNDED_S * launches[key])
-        if found[key] != launches[key] or not same:
+        if counts[key] != launches[key] or not same:
             what = f"{CLASSES[key[1]]} {key[2]}".strip()
             raise InputError(
                 f"is not the timeline of this run: {what} kernels of rank {key[0]}",
                 file=path,
-                found=f"{found[key]} of {lengths[key]:.6g} s",
+                found=f"{counts[key]} of {lengths[key]:.6g} s",
                 allowed=f"{launches[key]} of {seconds[key]:.6g} s, as the record says",
                 fix="both files of one run",
             )
@@ -120,8 +126,10 @@ def _kernels(path: Path, run: Run, known: Meetings) -> Kernels:
 def profiled(run: Run) -> float | None:
     """How many times as long as the timed steps the profiled one took, on the rank that took longest; None: not
     recorded."""
-    found = [rank.profile.step_s for rank in run.ranks if rank.profile is not None and rank.profile.step_s is not None]
-    return max(found) / run.step_time_s.median if found else None
+    steps_s = [
+        rank.profile.step_s for rank in run.ranks if rank.profile is not None and rank.profile.step_s is not None
+    ]
+    return max(steps_s) / run.step_time_s.median if steps_s else None
 
 
 def measured_figures(
@@ -135,10 +143,10 @@ def measured_figures(
     steps: in the second one of all DDP makes its buckets anew, and may have both sets of them for once."""
     ranks, step_s = run.ranks, run.step_time_s.median
     by_rank = [dict.fromkeys(CLASSES, 0.0) for _ in ranks]
-    for of_rank, rank in zip(by_rank, ranks, strict=True):
+    for class_seconds, rank in zip(by_rank, ranks, strict=True):
         for kernel in rank.kernels:
-            of_rank[measured_class(kernel.name, kernel.kind)] += kernel.seconds
-    class_s = {name: tuple(of_rank[name] for of_rank in by_rank) for name in CLASSES}
+            class_seconds[measured_class(kernel.name, kernel.kind)] += kernel.seconds
+    class_s = {name: tuple(class_seconds[name] for class_seconds in by_rank) for name in CLASSES}
     parts: dict[str, tuple[float, ...] | None] = dict.fromkeys(chain(*PARTS.values()))
     exposed = [rank.profile.exposed_s for rank in ranks if rank.profile is not None]
     return Figures(

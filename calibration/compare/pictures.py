@@ -23,7 +23,7 @@ _IN_A_COLUMN = 40
 
 
 def draw(comparison: Mapping[str, Any]) -> dict[str, Figure]:
-    """By name: step_times, figures, classes; none where no run could be compared."""
+    """Return the pictures by name: step_times, figures, classes; none where no run could be compared."""
     rows = [row for row in map(Row.from_dict, comparison["rows"]) if row.measured and row.simulated]
     if not rows:
         return {}

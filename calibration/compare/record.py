@@ -52,8 +52,8 @@ class Host(Told):
         if len(self.probe_s) == 1:
             raise InputError("only one probe", key="ranks.host.probe_s", found=1, allowed="two at least, or none")
         if forward is not None and len(forward) != len(self.probe_s):
-            found = f"{len(forward)} and {len(self.probe_s)}"
-            raise InputError("unlike numbers of probe_forward_s and probe_s", key="ranks.host", found=found)
+            lengths = f"{len(forward)} and {len(self.probe_s)}"
+            raise InputError("unlike numbers of probe_forward_s and probe_s", key="ranks.host", found=lengths)
         for part, whole in zip(forward or (), self.probe_s, strict=False):
             if part >= whole:
                 raise InputError("not less than probe_s", key="ranks.host.probe_forward_s", found=part, allowed=whole)
@@ -86,7 +86,7 @@ class Rank(Told):
 
 
 class Record(Told):
-    """What is read of any run; of one that went well see `Run`."""
+    """A record as read of any run; a run that went well is a `Run`."""
 
     name: Text
     status: Literal["ok", "failed", "skipped"]
@@ -115,8 +115,8 @@ class Run(Record):
             "memory": {rank.memory is None for rank in self.ranks},
             "profile": {rank.profile is None for rank in self.ranks},
         }
-        for key, found in told.items():
-            if len(found) > 1:
+        for key, answers in told.items():
+            if len(answers) > 1:
                 raise InputError("not of all ranks alike", key=f"ranks.{key}", fix="train the workload again")
         return self
 

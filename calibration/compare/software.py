@@ -1,4 +1,4 @@
-"""What the hosts, the PyTorch and the NCCL of a real run did that its workload does not say."""
+"""Settings of the hosts, the PyTorch and the NCCL of a real run that its workload does not say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from calibration.compare.hosts import of_runs, with_host
+from calibration.compare.hosts import median_speeds, with_host
 from calibration.compare.record import Record, Run, read_record
 from simulator.config import Workload, load_workload
 from simulator.errors import InputError
@@ -25,34 +25,42 @@ def as_it_ran(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Ma
 
 
 def with_software(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``changes``, and unless they say so how pipelines of the run's PyTorch send and receive, and whether its NCCL had
-    the switches sum up, where that is known and matters. Raises `InputError` on a record that cannot be used."""
-    known = load_workload(workload, changes)
-    record = read_record(directory, known.name)
+    """Return ``changes`` with the settings of the run's PyTorch and NCCL, where they are known and matter.
+
+    The settings are how pipelines send and receive, and whether switches sum up. Settings that ``changes`` have stay.
+    Raises `InputError` on a record that cannot be used.
+    """
+    loaded = load_workload(workload, changes)
+    record = read_record(directory, loaded.name)
     if record is None:
         return changes
-    found = _sharp([record], known)
-    if known.stage_runtime.buffers_each_microbatch and known.parallelism.posts_ahead and _in_batches(record):
-        found[BATCHED] = True
-    return {**found, **changes}
+    settings = _sharp([record], loaded)
+    if loaded.stage_runtime.buffers_each_microbatch and loaded.parallelism.posts_ahead and _in_batches(record):
+        settings[BATCHED] = True
+    return {**settings, **changes}
 
 
 def like(directory: Path, workload: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """What predictions for the machine and the PyTorch of the runs recorded in ``directory`` need beside ``changes``;
-    see `calibration.compare.hosts.of_runs`. Raises `InputError` where none was probed, and on what is no record."""
+    """Return the settings of the machine and the PyTorch of the runs recorded in ``directory``, beside ``changes``.
+
+    See `calibration.compare.hosts.median_speeds`. Raises `InputError` where none was probed, and on
+    a file that is no record.
+    """
     records = [read_record(directory, path.stem) for path in sorted(directory.glob("*.json"))]
-    found = of_runs((record for record in records if isinstance(record, Run)), workload, changes)
-    if not found:
+    settings = median_speeds((record for record in records if isinstance(record, Run)), workload, changes)
+    if not settings:
         fix = "python -m calibration train, on GPUs, probes hosts beside every run"
         raise InputError("no run there was probed", key="--like", found=str(directory), fix=fix)
-    made = [record for record in records if record is not None]
-    found |= _sharp(made, load_workload(workload, changes))
-    return {**found, BATCHED: True} if any(map(_in_batches, made)) else found
+    existing = [record for record in records if record is not None]
+    settings |= _sharp(existing, load_workload(workload, changes))
+    return {**settings, BATCHED: True} if any(map(_in_batches, existing)) else settings
 
 
 def _sharp(records: Iterable[Record], workload: Workload) -> dict[str, Any]:
-    """Whether NVSwitches summed up in runs, where their records agree on that, ``workload`` says something else of its
-    own and several of its GPUs share a node."""
+    """Return the setting of NVSwitches that sum up, or nothing where it need not change.
+
+    It changes where all records agree, ``workload`` says something else of its NVSwitches, and it has several ranks.
+    """
     nvls = {record.environment.get("nvls") for record in records}
     node = workload.cluster.node
     if node is None or node.nvlink.kind != "nvswitch" or workload.n_ranks == 1:
@@ -62,6 +70,6 @@ def _sharp(records: Iterable[Record], workload: Workload) -> dict[str, Any]:
 
 
 def _in_batches(record: Record) -> bool:
-    """Whether the run's PyTorch makes a batch of every send and receive."""
+    """Return True where the run's PyTorch makes a batch of every send and receive."""
     release = re.match(r"(\d+)\.(\d+)", str(record.environment.get("torch", "")))
     return release is not None and (int(release[1]), int(release[2])) < ONE_BY_ONE

@@ -33,9 +33,9 @@ def rows_of(workloads: Sequence[Path], records: Path, folder: Path) -> list[dict
     """A row of ``validate --rows`` for each of the workload files that has a record; ``folder``: of the table, from
     which files are named. Raises `InputError` on a record that cannot be used, or of another workload or GPU."""
     rows = []
-    for name, (path, known) in by_name(workloads).items():
-        if isinstance(known, InputError):
-            raise known
+    for name, (path, entry) in by_name(workloads).items():
+        if isinstance(entry, InputError):
+            raise entry
         record = read_record(records, name)
         if record is None:
             continue

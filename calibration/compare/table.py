@@ -28,7 +28,7 @@ FIGURES: dict[str, Callable[[Figures], float | None]] = {
 }
 #: Columns of the CSV, (measured, simulated) of a row; of classes of kernels those of the rank that is furthest off.
 COLUMNS: dict[str, Callable[[Row], tuple[float | None, float | None]]] = {
-    **{name: lambda row, name=name: (_of(row.measured, name), _of(row.simulated, name)) for name in FIGURES},  # type: ignore[misc]
+    **{name: lambda row, name=name: (_figure(row.measured, name), _figure(row.simulated, name)) for name in FIGURES},  # type: ignore[misc]
     **{f"{name}_s": lambda row, name=name: class_s(row, name) for name in (*CLASSES, *chain(*PARTS.values()))},  # type: ignore[misc]
 }
 
@@ -44,10 +44,10 @@ def as_csv(rows: Sequence[Row]) -> str:
     )
     for row in rows:
         cells: list[object] = []
-        for of in COLUMNS.values():
-            measured, simulated = of(row)
+        for sides_of in COLUMNS.values():
+            measured, simulated = sides_of(row)
             cells += [_exact(value) for value in (measured, simulated, error(simulated, measured))]
-        before = _exact(_of(row.committed, "step_time_s"))
+        before = _exact(_figure(row.committed, "step_time_s"))
         speeds = [_exact(value) for value in (row.host_speed, row.spread, row.profiled)]
         writer.writerow([row.name, row.n_gpus, *speeds, row.reason, before, row.not_before, *cells])
     return text.getvalue()
@@ -81,7 +81,7 @@ def as_tables(comparison: Mapping[str, Any]) -> list[RenderableType]:
         "that they do not wait."
     ]
     lines += [f"{suite['suite']}: {verdict(suite)}" for suite in comparison["suites"]]
-    lines += [_share(found) for found in comparison["shares"] if found["all"]["n"]]
+    lines += [_share(quantity) for quantity in comparison["shares"] if quantity["all"]["n"]]
     lines += [_order(comparison["order"]), "", *_provenance(comparison)]
     classes = [row for row in rows if not row.reason]
     return [
@@ -97,35 +97,35 @@ def as_tables(comparison: Mapping[str, Any]) -> list[RenderableType]:
     ]
 
 
-def _reasons(what: str, found: Mapping[str, str]) -> list[RenderableType]:
-    """By run: below the table, whose width they would give."""
-    lines = [f"  {name}: {reason}" for name, reason in found.items() if reason]
+def _reasons(what: str, reasons: Mapping[str, str]) -> list[RenderableType]:
+    """Return the reasons by run, as a text below the table: inside it they would set its width."""
+    lines = [f"  {name}: {reason}" for name, reason in reasons.items() if reason]
     return [Text("\n".join([f"{what}:", *lines, ""]))] if lines else []
 
 
 def _line(row: Row) -> dict[str, str]:
     real, ours = row.measured, row.simulated
     peak, simulated_peak = peak_bytes(row)
-    step, before = _of(real, "step_time_s"), _of(row.committed, "step_time_s")
+    step, before = _figure(real, "step_time_s"), _figure(row.committed, "step_time_s")
     return {
         "run": row.name,
         "GPUs": str(row.n_gpus),
         "host": _percent(row.host_speed),
         "step ms": _ms(step),
         "spread": "" if row.spread is None else f"{row.spread:.0%}",
-        "sim": _ms(_of(ours, "step_time_s")),
-        "error": _signed(error(_of(ours, "step_time_s"), step)),
+        "sim": _ms(_figure(ours, "step_time_s")),
+        "error": _signed(error(_figure(ours, "step_time_s"), step)),
         "before": _signed(error(before, step)),
-        "MFU": _percent(_of(real, "mfu")),
-        "sim ": _percent(_of(ours, "mfu")),
+        "MFU": _percent(_figure(real, "mfu")),
+        "sim ": _percent(_figure(ours, "mfu")),
         "GiB": _gib(peak),
         "sim  ": _gib(simulated_peak),
         "error ": _signed(error(simulated_peak, peak)),
         "profiled": "" if row.profiled is None else f"{row.profiled - 1:+.0%}",
-        "exposed ms": _ms(_of(real, "exposed_communication_s")),
-        "sim   ": _ms(_of(ours, "exposed_communication_s")),
-        "bubble": _percent(_of(real, "bubble_fraction")),
-        "sim    ": _percent(_of(ours, "bubble_fraction")),
+        "exposed ms": _ms(_figure(real, "exposed_communication_s")),
+        "sim   ": _ms(_figure(ours, "exposed_communication_s")),
+        "bubble": _percent(_figure(real, "bubble_fraction")),
+        "sim    ": _percent(_figure(ours, "bubble_fraction")),
     }
 
 
@@ -136,27 +136,27 @@ def _classes(row: Row) -> dict[str, str]:
         off = error(ours, real)
         shown = f"{_ms(real) or '?'} > {_ms(ours) or '?'}"
         shown += "" if off is None or name not in JUDGED else f" {_signed(off)}"
-        whole = next((of for of, parts in PARTS.items() if name in parts), name)
+        whole = next((group for group, parts in PARTS.items() if name in parts), name)
         cells[name] = shown if any(class_s(row, whole)) else ""
     return cells
 
 
-def _share(found: Mapping[str, Any]) -> str:
-    def said(of: Mapping[str, Any]) -> str:
-        mean, largest, bias = (100 * of[name] for name in ("mean_abs", "max_abs", "bias"))
+def _share(quantity: Mapping[str, Any]) -> str:
+    def spread(differences: Mapping[str, Any]) -> str:
+        mean, largest, bias = (100 * differences[name] for name in ("mean_abs", "max_abs", "bias"))
         return f"mean {mean:.1f}, max {largest:.1f}; bias {bias:+.1f}"
 
-    every, timed = found["all"], found["as_timed"]
-    line = f"{found['quantity']}, points of the step: {every['n']} rows; absolute difference: {said(every)}"
+    every, timed = quantity["all"], quantity["as_timed"]
+    line = f"{quantity['quantity']}, points of the step: {every['n']} rows; absolute difference: {spread(every)}"
     if timed["n"]:
-        line += f"; of {timed['n']} whose profiled step took up to {AS_TIMED - 1:.0%} longer: {said(timed)}"
+        line += f"; of {timed['n']} whose profiled step took up to {AS_TIMED - 1:.0%} longer: {spread(timed)}"
     return line
 
 
-def _order(found: Mapping[str, Any]) -> str:
-    right = f"{found['in_measured_order']} of {found['pairs']} pairs"
+def _order(order: Mapping[str, Any]) -> str:
+    right = f"{order['in_measured_order']} of {order['pairs']} pairs"
     lines = [f"order of layouts (same work, measured more than 3 % apart): {right} simulate in the measured order"]
-    for pair in found["wrong"]:
+    for pair in order["wrong"]:
         (a, b), real, ours = pair["runs"], pair["measured_s"], pair["simulated_s"]
         lines.append(
             f"  not: {a} {_ms(real[0])} ms, {b} {_ms(real[1])} ms; simulated {_ms(ours[0])} and {_ms(ours[1])} ms"
@@ -174,7 +174,7 @@ def _provenance(comparison: Mapping[str, Any]) -> list[str]:
     return [*lines, *(f"warning: {warning}" for warning in comparison["warnings"])]
 
 
-def _of(figures: Figures | None, column: str) -> float | None:
+def _figure(figures: Figures | None, column: str) -> float | None:
     return None if figures is None else FIGURES[column](figures)
 
 

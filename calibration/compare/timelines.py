@@ -1,7 +1,7 @@
 """The measured and the simulated step one above the other, on one time axis and in the same colours.
 
-A step has more kernels than a picture has columns, so that each column is the share of its time that each class of
-kernel has: a full column is a busy GPU.
+A step has more kernels than a picture has columns. So each column shows the share of its time that each class of
+kernels runs: a full column is a busy GPU.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""From measurements to a calibration profile: each part of a profile is fitted by a module of its own."""
+"""Fits of a calibration profile to measurements: each part of a profile is fitted by a module of its own."""

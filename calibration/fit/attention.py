@@ -30,22 +30,24 @@ LIMITS = {"limit": (0.01, 1.0), "half_length": (1.0, 1e4), "tail": (1e-3, 3.0)}
 def fit(cases: Cases, profile: Profile) -> Part:
     """The sections ``kernels.attention`` and, of a GPU that has newer kernels, ``kernels.attention_flash2``; nothing
     where no attention was measured."""
-    measured = cases.of("attention")
+    measured = cases.rows_of("attention")
     backends = {str(case.params["backend"]) for case in measured}
     backend = next((name for name in DEFAULT_BACKENDS if name in backends), None)
     if backend is None:
         return Part({})
-    figures, points = _of_backend(cases, profile, backend, "attention")
+    figures, points = _fit_backend(cases, profile, backend, "attention")
     if backend == "flash" or "flash" not in backends:
         return Part({"kernels.attention": figures}, points)
-    older, points_of_older = _of_backend(cases, profile, "flash", "attention_flash2")
+    older, points_of_older = _fit_backend(cases, profile, "flash", "attention_flash2")
     return Part({"kernels.attention": figures, "kernels.attention_flash2": older}, points + points_of_older)
 
 
-def _of_backend(cases: Cases, profile: Profile, backend: str, section: str) -> tuple[dict[str, Any], list[Point]]:
-    """The curves of one backend, for a ``section`` of the kernels, and what they say beside what was measured of it; of
-    what PyTorch chooses by itself too, where the section is the one that training uses."""
-    measured = cases.of("attention")
+def _fit_backend(cases: Cases, profile: Profile, backend: str, section: str) -> tuple[dict[str, Any], list[Point]]:
+    """Return the curves of one backend for a ``section`` of the kernels, and its cases beside the fit.
+
+    The points of the section that training uses hold the cases of PyTorch's own choice too.
+    """
+    measured = cases.rows_of("attention")
     around = _around(cases, profile, backend)
     profile = _with_around(profile, around)
     figures: dict[str, Any] = {"start_s": as_data(profile.kernels.attention.start_s), "tail": {}}
@@ -74,11 +76,11 @@ def _of_backend(cases: Cases, profile: Profile, backend: str, section: str) -> t
             if len(by_dim[dim]) <= FEW:
                 near = min(curves, key=lambda other: abs(other - dim))
                 fixed["half_length"] = curves[near]["half_length"]
-            found = fixed | _searched(profile, fitted, fixed)
-            found = {name: rounded(value) for name, value in found.items()}
-            tail = found["tail"] if tail is None else tail
+            constants = fixed | _searched(profile, fitted, fixed)
+            constants = {name: rounded(value) for name, value in constants.items()}
+            tail = constants["tail"] if tail is None else tail
             lengths = [int(case.params["length"]) for case in by_dim[dim]]
-            curve = {"limit": found["limit"], "half_length": found["half_length"]}
+            curve = {"limit": constants["limit"], "half_length": constants["half_length"]}
             note = "" if "half_length" not in fixed else "half length of the nearest dimension with more cases"
             curves[dim] = curve | {"fitted_range": (min(lengths), max(lengths))} | cases.cited | {"note": note}
         figures[direction] = {dim: curves[dim] for dim in sorted(curves)}
@@ -132,7 +134,7 @@ def _searched(profile: Profile, cases: Sequence[Measured], fixed: Constants) -> 
 def _around(cases: Cases, profile: Profile, backend: str) -> AroundCurve | None:
     """The kernels around a backward one by their bytes, as a profiler saw them: all but the longest."""
     measured: list[tuple[float, float]] = []
-    for case in cases.of("kernels", "attention"):
+    for case in cases.rows_of("kernels", "attention"):
         whole = profiled(case)
         if whole.op == "bwd" and whole.params["backend"] == backend and len(case.row["kernels"]) > 1:
             seconds = [float(seconds) for _, seconds in case.row["kernels"]]
@@ -147,8 +149,8 @@ def _around(cases: Cases, profile: Profile, backend: str) -> AroundCurve | None:
             for nbytes, seconds in measured
         )
 
-    found = search({"share": 0.8, "start_s": 3e-6}, loss, limits={"share": (0.1, 1.0)})
-    fitted = {name: rounded(value) for name, value in found.items()}
+    constants = search({"share": 0.8, "start_s": 3e-6}, loss, limits={"share": (0.1, 1.0)})
+    fitted = {name: rounded(value) for name, value in constants.items()}
     return validated(AroundCurve, fitted | cases.cited)
 
 

@@ -1,4 +1,4 @@
-"""What was measured: the rows of `python -m calibration measure`, and tables that others have published."""
+"""Measured cases: the rows of `python -m calibration measure`, and tables that others have published."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Measured:
     row: Mapping[str, Any]
     place: str = ""
 
-    def word(self, name: str, known: Iterable[str]) -> str:
-        """The parameter ``name``. Raises `InputError` where it is none of the words that are ``known``."""
+    def word(self, name: str, choices: Iterable[str]) -> str:
+        """Return the parameter ``name``. Raises `InputError` where it is none of ``choices``."""
         word = str(self.params[name])
-        if word not in (words := list(known)):
+        if word not in (words := list(choices)):
             allowed = ", ".join(words)
             raise InputError("is not known", file=self.place, key=f"params.{name}", found=word, allowed=allowed)
         return word
@@ -74,18 +74,20 @@ class Cases:
 
     @property
     def cited(self) -> dict[str, Any]:
-        """What figures that are fitted to these say of their origin; published tables keep the base profile's word."""
+        """The origin of figures that are fitted to these cases; with published tables the base profile's stays."""
         return {"kind": "measured", "source": MEASURED, "note": ""} if self.environments else {}
 
     def held_out(self, rows: Iterable[Measured]) -> frozenset[int]:
-        """Of the numbers of GPUs of ``rows`` those that are predicted from the others: what is asked for, and what lies
-        between two powers of two, both measured."""
+        """Return the numbers of GPUs of ``rows`` that are predicted from the rest.
+
+        These are the numbers of ``hold_out``, and those between two powers of two that were both measured.
+        """
         numbers = {len(case.ranks) for case in rows}
         twos = sorted(n for n in numbers - self.hold_out if n & (n - 1) == 0)
         between = {n for n in numbers if any(low < n < high for low, high in pairwise(twos))}
         return self.hold_out | between
 
-    def of(self, kind: str, *ops: str) -> list[Measured]:
+    def rows_of(self, kind: str, *ops: str) -> list[Measured]:
         """The cases of a kind, of these ops where any are named."""
         return [case for case in self.rows if case.kind == kind and (not ops or case.op in ops)]
 
@@ -172,18 +174,18 @@ class Row(Told):
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:
-        """What the kind's cases are told by, and numbers that are sizes."""
+        """Raise `InputError` unless all parameters that tell the kind's cases are there, and numbers are sizes."""
         for name in _told_by(self.kind, self.op):
             if name not in self.params:
                 raise InputError("a required key is missing", key=f"params.{name}")
         for name, value in self.params.items():
             number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-            known = number and (name in FRACTIONS or value == int(value))
+            valid = number and (name in FRACTIONS or value == int(value))
             if name in WORDS:
-                known = value in WORDS[name] if WORDS[name] else isinstance(value, bool | str)
-            if not known:
-                of_word = ", ".join(map(str, WORDS.get(name, ()))) or "a text, true or false"
-                allowed = of_word if name in WORDS else "a number > 0" if name in FRACTIONS else "a whole number > 0"
+                valid = value in WORDS[name] if WORDS[name] else isinstance(value, bool | str)
+            if not valid:
+                words = ", ".join(map(str, WORDS.get(name, ()))) or "a text, true or false"
+                allowed = words if name in WORDS else "a number > 0" if name in FRACTIONS else "a whole number > 0"
                 raise InputError("is no size of a case", key=f"params.{name}", found=brief(value), allowed=allowed)
         return self
 
@@ -212,8 +214,8 @@ TOLD_BY: Mapping[str, tuple[str, ...]] = {
 def _told_by(kind: str, op: str) -> tuple[str, ...]:
     if kind not in ("sustained", "shared"):
         return TOLD_BY.get(kind, ())
-    of = "matmul" if op == "mm" else "attention" if op.startswith("attention") else ""
-    return (*TOLD_BY.get(kind, ()), *TOLD_BY.get(of, ()))
+    family = "matmul" if op == "mm" else "attention" if op.startswith("attention") else ""
+    return (*TOLD_BY.get(kind, ()), *TOLD_BY.get(family, ()))
 
 
 class Timed(Row):
@@ -237,8 +239,8 @@ class Sustained(Row):
     @model_validator(mode="after")
     def _alike(self) -> Self:
         if len(self.sm_mhz) != len(self.power_w):
-            found = f"{len(self.sm_mhz)} and {len(self.power_w)}"
-            raise InputError("unlike numbers of sm_mhz and power_w", key="sm_mhz", found=found, allowed="as many")
+            lengths = f"{len(self.sm_mhz)} and {len(self.power_w)}"
+            raise InputError("unlike numbers of sm_mhz and power_w", key="sm_mhz", found=lengths, allowed="as many")
         return self
 
 
@@ -275,7 +277,7 @@ class Layers(Timed):
 
     @model_validator(mode="after")
     def _probes_around_blocks(self) -> Self:
-        """Where the host was probed: of every member one probe more than blocks, its forward passes a part of it."""
+        """Raise `InputError` unless members have one probe more than blocks, each longer than its forward passes."""
         if self.probe_forward_s is None:
             return self
         lengths = {
@@ -283,10 +285,10 @@ class Layers(Timed):
             "probe_s": [len(member) for member in self.probe_s or ()],
             "probe_forward_s": [len(member) for member in self.probe_forward_s],
         }
-        if len({tuple(found) for found in lengths.values()}) > 1:
-            said = {name: found if name != "block_s" else [n - 1 for n in found] for name, found in lengths.items()}
+        if len({tuple(counts) for counts in lengths.values()}) > 1:
+            told = {name: counts if name != "block_s" else [n - 1 for n in counts] for name, counts in lengths.items()}
             allowed = "as many members in each, of a member a probe more than blocks"
-            raise InputError("unlike lengths", key="block_s", found=said, allowed=allowed)
+            raise InputError("unlike lengths", key="block_s", found=told, allowed=allowed)
         for whole, part in zip(self.probe_s or (), self.probe_forward_s, strict=True):
             if any(p >= w for p, w in zip(part, whole, strict=True)):
                 raise InputError("not less than probe_s", key="probe_forward_s", found=part, allowed=whole)
@@ -331,8 +333,8 @@ def profiled(case: Measured) -> Measured:
     """The case that one of kind ``kernels`` looks into, as its key says (`Case.key`). Raises `InputError`."""
     told, *params = str(case.params["of"]).split()
     kind, _, op = told.partition("/")
-    given = dict(param.partition("=")[::2] for param in params)
-    data = {"kind": kind, "op": op, "params": {name: _value(text) for name, text in given.items()}, "ranks": [0]}
+    values = dict(param.partition("=")[::2] for param in params)
+    data = {"kind": kind, "op": op, "params": {name: _value(text) for name, text in values.items()}, "ranks": [0]}
     row = validated(Row, data, f"{case.place}: params.of" if case.place else None)
     return Measured(kind, op, Line(row.params, case.place, "params.of: "), row.ranks, {}, case.place)
 

@@ -23,8 +23,8 @@ from simulator.network.collectives import patterns
 from simulator.network.pattern import Pattern
 from simulator.network.timing import timed
 
-#: What is fitted. Not in it: what no workload does, and sends around a ring of more than two, whose time varies by a
-#: factor of three with how NCCL spreads them over channels.
+#: Operations that are fitted. Operations that no workload runs are left out. Sends around a ring of more than two are
+#: left out too: their time varies by a factor of three with how NCCL spreads them over channels.
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "send_recv")
 #: Run after run these overlap, as their sender goes on before the last receiver is done: small ones look too quick.
 ONE_WAY = {"broadcast": 2**20, "send": 2**20}
@@ -32,8 +32,9 @@ ONE_WAY = {"broadcast": 2**20, "send": 2**20}
 LARGE_BYTES, LARGE_WEIGHT = 16 * 2**20, 2.0
 #: What smaller messages show of the line rate is too little to tell it from the filling of the pipeline.
 SHOWS_LINE_RATE = 2**30
-#: The constants that are fitted, and where the search begins whatever the profile says: with little ramps and lower
-#: efficiency, and with longer ones and a higher one, it ends in two valleys; the second is right for what was held out.
+#: The constants that are fitted, and where the search begins, whatever the profile says. From short ramps and a low
+#: efficiency the search ends in another valley than from long ramps and a high one. The second predicts the rows that
+#: were held out.
 START: Constants = {
     "efficiency": 0.88,
     "copy_Bps": 1e12,
@@ -62,7 +63,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
 
     Raises `InputError` where that leaves nothing.
     """
-    rows = [case for case in cases.of("collective", *OPS) if _known(case)]
+    rows = [case for case in cases.rows_of("collective", *OPS) if _is_fitted(case)]
     if not rows:
         return Part({})
     with_sharp = bool(nvls(cases))
@@ -70,12 +71,12 @@ def fit(cases: Cases, profile: Profile) -> Part:
     apart = cases.held_out(rows)
     inside = [case for case in rows if len(case.ranks) not in apart]
     if not inside:
-        of = ", ".join(str(n) for n in sorted({len(case.ranks) for case in rows}))
-        raise InputError("no collectives are left to fit", key="--hold-out", found=of, allowed="some of these")
+        sizes = ", ".join(str(n) for n in sorted({len(case.ranks) for case in rows}))
+        raise InputError("no collectives are left to fit", key="--hold-out", found=sizes, allowed="some of these")
     fitted: list[Measured] = []
     for group in sorted({(case.op, len(case.ranks)) for case in inside}):
-        of_group = [case for case in inside if (case.op, len(case.ranks)) == group]
-        fitted += every_second(of_group, _nbytes)[0]
+        group_cases = [case for case in inside if (case.op, len(case.ranks)) == group]
+        fitted += every_second(group_cases, _nbytes)[0]
     start = profile.transports["nvlink"]
     begin = dict(START)
     if max(map(_nbytes, rows)) < SHOWS_LINE_RATE:
@@ -85,8 +86,8 @@ def fit(cases: Cases, profile: Profile) -> Part:
         pairs = zip(fitted, seconds(changed(start, constants), fitted, candidates), strict=True)
         return statistics.fmean(weight(case) * abs(math.log(s / case.seconds)) for case, s in pairs)
 
-    found = search(begin, loss, limits=LIMITS, least=0.002, sweeps=100)
-    model = changed(start, {name: rounded(value) for name, value in found.items()})
+    constants = search(begin, loss, limits=LIMITS, least=0.002, sweeps=100)
+    model = changed(start, {name: rounded(value) for name, value in constants.items()})
     ids = {id(case) for case in fitted}
     points = [
         Point(f"collectives.{case.op}.{len(case.ranks)}", _nbytes(case), case.seconds, s, id(case) not in ids)
@@ -120,8 +121,10 @@ class OneTransport:
 
 
 def strung(cases: Iterable[Measured], gpu: str, *, nvls: bool = False) -> dict[tuple[str, int], tuple[Pattern, ...]]:
-    """What each operation may do to the links of a shipped cluster with such GPUs, by operation and number of GPUs.
-    ``nvls``: whether NVLink SHARP was at hand."""
+    """Return the patterns of each operation on the links of a shipped cluster with such GPUs.
+
+    The key is operation and number of GPUs. ``nvls``: whether NVLink SHARP was at hand.
+    """
     sharp = {} if nvls else {"node": {"nvlink": {"sharp": False}}}
     cluster = build_cluster(load_cluster({"name": _cluster_of(gpu), **sharp}))
     return {(op, n): patterns(op, range(n), cluster) for op, n in {(case.op, len(case.ranks)) for case in cases}}
@@ -130,7 +133,7 @@ def strung(cases: Iterable[Measured], gpu: str, *, nvls: bool = False) -> dict[t
 def seconds(
     model: Transport, cases: Iterable[Measured], candidates: Mapping[tuple[str, int], Sequence[Pattern]]
 ) -> list[float]:
-    """What the model says of each case."""
+    """Return the seconds of each case by the model."""
     costs = OneTransport(model)
     return [
         min(timed(pattern, _nbytes(case), costs)[0] for pattern in candidates[case.op, len(case.ranks)])
@@ -146,14 +149,14 @@ def changed(model: Transport, constants: Mapping[str, float]) -> Transport:
 def by_gpus(points: Iterable[Point]) -> list[str]:
     """A line for each number of GPUs: how far its collectives are off, as a geometric mean, fitted and held out, of
     all sizes and from `LARGE_BYTES` on."""
-    of: dict[tuple[int, bool], list[Point]] = {}
+    groups: dict[tuple[int, bool], list[Point]] = {}
     for point in points:
         if point.kind == "collectives":
-            of.setdefault((int(point.group.rpartition(".")[2]), point.held_out), []).append(point)
+            groups.setdefault((int(point.group.rpartition(".")[2]), point.held_out), []).append(point)
     lines = []
-    for (n, held_out), found in sorted(of.items()):
-        line = f"collectives of {n} GPUs, {'held out' if held_out else 'fitted'}: {_off(found)}"
-        if large := [point for point in found if point.size >= LARGE_BYTES]:
+    for (n, held_out), group in sorted(groups.items()):
+        line = f"collectives of {n} GPUs, {'held out' if held_out else 'fitted'}: {_off(group)}"
+        if large := [point for point in group if point.size >= LARGE_BYTES]:
             line += f"; from {LARGE_BYTES >> 20} MiB on {_off(large)}"
         lines.append(line)
     return lines
@@ -168,7 +171,7 @@ def weight(case: Measured) -> float:
     return LARGE_WEIGHT if _nbytes(case) >= LARGE_BYTES else 1.0
 
 
-def _known(case: Measured) -> bool:
+def _is_fitted(case: Measured) -> bool:
     if case.op in ONE_WAY and _nbytes(case) < ONE_WAY[case.op]:
         return False
     return not (case.op == "send_recv" and len(case.ranks) > 2) and case.params.get("dtype", "bf16") == "bf16"
@@ -179,7 +182,7 @@ def _nbytes(case: Measured) -> float:
 
 
 def nvls(cases: Cases) -> bool | None:
-    """Whether NVLink SHARP was at hand where several GPUs were measured; None: they were not, or do not tell."""
+    """Return True where several GPUs were measured with NVLink SHARP; None: the environments do not tell."""
     told = [machine.get("nvls") for machine in cases.environments if int(str(machine.get("ranks", 1))) > 1]
     return any(told) if {*told} - {None} else None
 

@@ -66,8 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
     _held_out(cases)
     base, shipped = arguments.base or arguments.out.stem, catalog.names("profile")
     if arguments.base is None and base not in shipped:
-        said = f"no profile called {base} is shipped that what was not measured could be taken from"
-        raise InputError(said, key="--base", allowed=", ".join(shipped), fix="give --base, a profile of a GPU like it")
+        problem = f"no profile called {base} is shipped that what was not measured could be taken from"
+        raise InputError(
+            problem, key="--base", allowed=", ".join(shipped), fix="give --base, a profile of a GPU like it"
+        )
     profile, points = fit(cases, load_profile(base), arguments.out.stem)
     arguments.out.write_text(written(profile), encoding="utf-8")
     if arguments.plots is not None:
@@ -100,11 +102,11 @@ def fit(cases: Cases, base: Profile, name: str) -> tuple[Profile, list[Point]]:
 def _held_out(cases: Cases) -> None:
     """Raise `InputError` where of what is to be held out nothing was measured, or nothing else."""
     for kind in ("collective", "interference"):
-        there = {len(case.ranks) for case in cases.of(kind)}
+        there = {len(case.ranks) for case in cases.rows_of(kind)}
         if there and there <= cases.hold_out:
-            found = ", ".join(map(str, sorted(there)))
-            raise InputError(f"leaves no {kind} to fit", key="--hold-out", found=found, allowed="some of these")
-    there = {len(case.ranks) for case in (*cases.of("collective"), *cases.of("interference"))}
+            sizes = ", ".join(map(str, sorted(there)))
+            raise InputError(f"leaves no {kind} to fit", key="--hold-out", found=sizes, allowed="some of these")
+    there = {len(case.ranks) for case in (*cases.rows_of("collective"), *cases.rows_of("interference"))}
     if unknown := sorted(cases.hold_out - there):
         allowed = ", ".join(map(str, sorted(there))) or "none: no collectives or interference were measured"
         raise InputError("not measured on so many GPUs", key="--hold-out", found=unknown[0], allowed=allowed)
@@ -130,10 +132,10 @@ def _provenance(cases: Cases, base: Profile) -> dict[str, Any]:
             "measurements are of another GPU than the base profile", found=first["gpu"], allowed=base.gpu, fix=fix
         )
     card = card_of(first)
-    clocks = [float(case.row["sm_mhz"]) for case in cases.of("matmul") if case.row.get("sm_mhz")]
+    clocks = [float(case.row["sm_mhz"]) for case in cases.rows_of("matmul") if case.row.get("sm_mhz")]
     limit = re.search(r"([\d.]+) W", card)
     highest = re.search(r"(\d+) MHz", card)
-    found: dict[str, Any] = {
+    provenance: dict[str, Any] = {
         "gpu": first["gpu"],
         "driver": driver_of(first),
         "cuda": first.get("cuda"),
@@ -147,7 +149,7 @@ def _provenance(cases: Cases, base: Profile) -> dict[str, Any]:
         **_host(cases),
         "commands": list(dict.fromkeys(str(environment["command"]) for environment in cases.environments)),
     }
-    return {key: value for key, value in found.items() if value not in (None, "", [])}
+    return {key: value for key, value in provenance.items() if value not in (None, "", [])}
 
 
 def _host(cases: Cases) -> dict[str, float]:

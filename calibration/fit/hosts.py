@@ -1,9 +1,8 @@
-"""What the host takes by kind of op, from layers that it issued: ``host.launch_s.eager``.
+"""Seconds of the host by kind of op, from layers that it issued: ``host.launch_s.eager``.
 
-The simulator's own program of each narrow model says what the host had to issue, kind by kind; the seconds of the kinds
-are those, none negative, that give the measured times with the least squares of relative errors. They are of a host
-that is always as fast as in the middle of the measurement; how fast it was at each time, forward and backward, probes
-beside each case tell.
+The simulator's own program of each narrow model counts the ops that the host had to issue, kind by kind. The seconds of
+the kinds are fitted to the measured times by least squares of relative errors, none negative. They are of a host
+with the median pace of the measurement. Probes beside each case tell the pace at its time, forward and backward.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from simulator.models import layer
 from simulator.program import COMPUTE_LANE, Block, Role, Step, StepPhase
 
 Counts = Mapping[str, float]
-#: Of modules beside whole models: those of one kind in a row, all in the CPU's caches, take half of what they take
-#: among others, so that they decide only what models leave open.
-OF_MODULES = 0.1
+#: Weight of equations of modules beside those of whole models. Modules of one kind in a row are in the CPU's caches,
+#: and take half their time among other ops. So they decide only what models leave open.
+WEIGHT_OF_MODULES = 0.1
 #: What a module of a row launches forward and backward.
 MODULES: dict[str, tuple[Counts, Counts]] = {
     "linear": ({"forward_matmul": 1}, {"backward_matmul": 2, "backward_other": 1}),
@@ -60,9 +59,11 @@ class Equation:
 
 
 class Pace(NamedTuple):
-    """Seconds that a host takes for the passes of the probe (`calibration.narrow.PROBE`), or how many times longer than
-    the usual host's its main thread takes, forward, and autograd's thread, backward. Each comes and goes by itself, as
-    threads get cores of their own or share them."""
+    """Seconds of a host for the passes of the probe (`calibration.narrow.PROBE`), or their ratio to the usual host's.
+
+    The main thread issues the forward pass, and autograd's thread the backward one. The pace of each thread changes by
+    itself, as threads get cores of their own or share them.
+    """
 
     forward: float
     backward: float
@@ -73,13 +74,13 @@ Issued = Counter[tuple[str, bool]]
 
 
 def usual_pace(cases: Cases) -> Pace | None:
-    """In the middle of the measurement: the medians of all probes; None: it was not probed."""
+    """Return the pace in the middle of the measurement, the medians of all probes; None: there are no probes."""
     probes = [pace for case in cases.rows for member in _probes(case) for pace in member]
     return Pace(*map(median, zip(*probes, strict=True))) if probes else None
 
 
 def _probes(case: Measured) -> list[list[Pace]]:
-    """Of every member, those before, between and behind its blocks of runs, where there are any."""
+    """Return every member's probes, before, between and behind its blocks of runs, where there are any."""
     if "probe_forward_s" not in case.row:
         return []
     both = zip(case.row["probe_s"], case.row["probe_forward_s"], strict=True)
@@ -91,18 +92,18 @@ def members(case: Measured, usual: Pace | None) -> list[tuple[float, Pace]]:
     probes = _probes(case)
     if usual is None or not probes:
         return [(float(seconds), Pace(1.0, 1.0)) for seconds in case.row.get("each_s", [case.seconds])]
-    found = []
+    times = []
     for blocks, paces in zip(case.row["block_s"], probes, strict=True):
         around = [[fmean(pair) for pair in zip(*two, strict=True)] for two in pairwise(paces)]
-        slower = (fmean(of_one) / at_best for of_one, at_best in zip(zip(*around, strict=True), usual, strict=True))
-        found.append((fmean(blocks), Pace(*slower)))
-    return found
+        slower = (fmean(mean_s) / at_best for mean_s, at_best in zip(zip(*around, strict=True), usual, strict=True))
+        times.append((fmean(blocks), Pace(*slower)))
+    return times
 
 
 def fitted(cases: Cases) -> tuple[dict[str, object], list[Point]]:
     """``forward_s``, ``backward_s``, ``collective_s``, ``p2p_s`` and ``around_s``, and the times behind them."""
     usual = usual_pace(cases)
-    equations = [equation for case in cases.of("layers") for equation in _equations(case, members(case, usual))]
+    equations = [equation for case in cases.rows_of("layers") for equation in _equations(case, members(case, usual))]
     kinds = sorted({kind for equation in equations for kind in equation.counts} - _untold(cases))
     seconds = dict(zip(kinds, least_squares(equations, kinds), strict=True))
     needed = {f"{way}_{name}" for way in ("forward", "backward") for name in get_args(LaunchClass)}
@@ -113,23 +114,25 @@ def fitted(cases: Cases) -> tuple[dict[str, object], list[Point]]:
             found=f"nothing of {', '.join(untold)}",
             fix="all cases of measure --only layers",
         )
-    found: dict[str, object] = {
+    figures: dict[str, object] = {
         f"{way}_s": {name: rounded(seconds[f"{way}_{name}"]) for name in get_args(LaunchClass)}
         for way in ("forward", "backward")
     }
-    found |= {f"{name}_s": rounded(seconds[name]) for name in ("collective", "p2p") if name in seconds}
-    found["around_s"] = {name: rounded(seconds[name]) for name in get_args(AroundOps) if name in seconds}
+    figures |= {f"{name}_s": rounded(seconds[name]) for name in ("collective", "p2p") if name in seconds}
+    figures["around_s"] = {name: rounded(seconds[name]) for name in get_args(AroundOps) if name in seconds}
     points = [
         Point(equation.group, equation.seconds, equation.seconds, _sum(equation.counts, seconds), False)
         for equation in equations
     ]
-    return found, points
+    return figures, points
 
 
 def _untold(cases: Cases) -> set[str]:
     """Kinds that go with others in all cases: parts of tokens, where as many go with every exchange; those then take
     the time of both."""
-    numbers = {str(p.get("part", p.get("model"))) for p in (case.params for case in cases.of("layers")) if _joins(p)}
+    numbers = {
+        str(p.get("part", p.get("model"))) for p in (case.params for case in cases.rows_of("layers")) if _joins(p)
+    }
     return set() if len(numbers) > 1 else {"forward_part", "backward_part"}
 
 
@@ -137,25 +140,25 @@ def _joins(params: Mapping[str, object]) -> bool:
     return params.get("part") in JOINED or params.get("layout") == "ep"
 
 
-def _equations(case: Measured, of_members: Sequence[tuple[float, Pace]]) -> list[Equation]:
+def _equations(case: Measured, timings: Sequence[tuple[float, Pace]]) -> list[Equation]:
     equations = []
-    for (group, counts), (seconds, pace) in zip(_issued(case, len(of_members)), of_members, strict=True):
+    for (group, counts), (seconds, pace) in zip(_issued(case, len(timings)), timings, strict=True):
         at_pace: dict[str, float] = {}
         for (kind, by_autograd), n in counts.items():
             at_pace[kind] = at_pace.get(kind, 0.0) + n * (pace.backward if by_autograd else pace.forward)
-        equations.append(Equation(group, seconds, at_pace, OF_MODULES if "part" in case.params else 1.0))
+        equations.append(Equation(group, seconds, at_pace, WEIGHT_OF_MODULES if "part" in case.params else 1.0))
     return equations
 
 
 def _issued(case: Measured, n_members: int) -> list[tuple[str, Issued]]:
-    """By which name, and what, every member issued."""
-    params, found = case.params, Issued()
+    """Return the group of points of every member, and the counts of the ops that it issued."""
+    params, issued = case.params, Issued()
     if "part" in params:
         forward, backward = MODULES[case.word("part", MODULES)]
-        found.update({(kind, False): n * DEPTH for kind, n in forward.items()})
+        issued.update({(kind, False): n * DEPTH for kind, n in forward.items()})
         if case.op == "passes":
-            found.update({(kind, True): n * DEPTH for kind, n in backward.items()} | {("autograd", True): 1})
-        return [("launch.modules", found)]
+            issued.update({(kind, True): n * DEPTH for kind, n in backward.items()} | {("autograd", True): 1})
+        return [("launch.modules", issued)]
     workload = narrow(params)
     if case.op in ("split", "input"):
         part = layer(workload)
@@ -164,8 +167,8 @@ def _issued(case: Measured, n_members: int) -> list[tuple[str, Issued]]:
             passes[StepPhase.WEIGHT_GRADIENT] = part.weight_grad
         steps = tuple(Step(phase, Block(phase, ops), phase=phase) for phase, ops in passes.items())
         for (kind, by_autograd), n in counted(Role("layers", {COMPUTE_LANE: steps}), case.op).items():
-            found[kind, by_autograd] = n * (1 if kind == "autograd" else int(params["layers"]))
-        return [("launch.split", found)]
+            issued[kind, by_autograd] = n * (1 if kind == "autograd" else int(params["layers"]))
+        return [("launch.split", issued)]
     program = build_program(workload)
     name = f"launch.{params.get('layout', 'one')}"
     return [(name, counted(program.roles[role], case.op)) for role in program.role_of[:n_members]]
@@ -180,7 +183,7 @@ def probe_of(costs: Costs) -> Pace:
 
 
 def counted(role: Role, op: str) -> Issued:
-    """What is issued until the optimizer, or in the first forward pass alone."""
+    """Return the counts of ops until the optimizer, or of the first forward pass alone."""
     lanes = {lane: tuple(step for step in steps if step.phase != "O") for lane, steps in role.lanes.items()}
     if op == "forward":
         compute = tuple(step for step in lanes[COMPUTE_LANE] if step.phase == "F")

@@ -1,5 +1,7 @@
-"""What NCCL's communication takes from kernels beside it: the SMs that it holds, and, once it moves bytes, memory
-bandwidth; and what of that they leave it."""
+"""Interference of NCCL's communication and kernels beside it.
+
+Communication holds SMs and, once it moves bytes, takes memory bandwidth; kernels leave it a share of the latter.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ RACED: dict[str, Kernel] = {
     "attention_bwd": Attention(2, 32, 32, 4096, 4096, 128, backward=True),
 }
 STREAMS: dict[str, Kernel] = {"layer_norm": Memory("norm", 1.0, 1.0), "residual_add": Memory("residual", 2.0, 1.0)}
-#: By class of a profile's ``leaves``, the kernels that it is fitted to.
+#: Class of a profile's ``leaves`` -> kernels of its fit.
 LEAVING = {
     "matmul": ("matmul", "matmul_small"),
     "attention": ("attention",),
@@ -56,13 +58,16 @@ SMS = range(4, 33, 2)
 #: Of the memory's time: whatever moves beside such kernels is as fast as alone.
 ALL = 1.0
 ORIGIN = {"kind": "measured", "source": MEASURED, "note": ""}
-#: Kernels in a row of a race, enough that it does not matter where it ends.
+#: Kernels in a row of a race, enough for its end not to matter.
 RACE = 200
 
 
 def race(kernel_s: float, collective_s: float, speed: float, kernels: int = RACE) -> float:
-    """Slow-down of kernels in a row beside collectives in a row: one begins when a kernel ends, the next is posted
-    when it has ended, and kernels run at ``speed`` while one is in flight."""
+    """Return the slow-down of kernels in a row beside collectives in a row.
+
+    A collective begins when a kernel ends, and the next is posted after its end. Kernels run at ``speed`` while a
+    collective is in flight.
+    """
     now, free_at = 0.0, 0.0
     for _ in range(kernels):
         if free_at <= now:
@@ -75,7 +80,7 @@ def race(kernel_s: float, collective_s: float, speed: float, kernels: int = RACE
 def fit(cases: Cases, profile: Profile) -> Part:
     """Fit ``interference``. Held out: all of some numbers of GPUs (`Cases.held_out`). What was not measured stays as it
     was."""
-    rows = cases.of("interference")
+    rows = cases.rows_of("interference")
     apart = cases.held_out(rows)
     fitted = [case for case in rows if len(case.ranks) not in apart]
     if not fitted:
@@ -83,7 +88,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     late, moving = [case for case in fitted if case.op == LATE], [case for case in fitted if case.op != LATE]
     model = profile.interference
     figures: dict[str, Any] = as_data(model)
-    attention, products = _of(fitted, "attention", "attention_bwd"), _of(fitted, "matmul", "matmul_small")
+    attention, products = _rows_of(fitted, "attention", "attention_bwd"), _rows_of(fitted, "matmul", "matmul_small")
     if attention and products:
         figures |= {
             "sms": {
@@ -94,9 +99,9 @@ def fit(cases: Cases, profile: Profile) -> Part:
             **ORIGIN,
         }
     for name, some in (("memory_speed", moving), ("waiting_speed", late)):
-        norms, others = _of(some, "layer_norm"), _of(some, "residual_add")
-        if norms and others:
-            figures[name] = {"norm": _speed(norms), "other": _speed(others)} | ORIGIN
+        norms, residual_adds = _rows_of(some, "layer_norm"), _rows_of(some, "residual_add")
+        if norms and residual_adds:
+            figures[name] = {"norm": _speed(norms), "other": _speed(residual_adds)} | ORIGIN
     shown = {name: beside_kernels(cases, kernels) for name, kernels in LEAVING.items()}
     shares = {
         name: _share([case for case in some if len(case.ranks) not in apart], profile) for name, some in shown.items()
@@ -133,8 +138,11 @@ def fit(cases: Cases, profile: Profile) -> Part:
 
 
 def collective_s(case: Measured, leaves: float, profile: Profile) -> float:
-    """Seconds of a measured collective beside a kernel that leaves it this share of the memory's time. Where both came
-    in a row it waits until the last of n has ended its kernel, n / (n + 1) of one as they end at any time."""
+    """Return the seconds of a measured collective beside a kernel that leaves it this share of the memory's time.
+
+    Where both came in a row it waits until the last of n ranks has ended its kernel. Kernels end at any time, so that
+    the wait is n / (n + 1) of a kernel.
+    """
     n = len(case.ranks)
     waits_s = n / (n + 1) * float(case.row["kernel_beside_s"]) if case.kind == "interference" else 0.0
     return waits_s + _alone_s(case) * max(1.0, takes(case, profile) / leaves)
@@ -168,14 +176,16 @@ def slowed_s(case: Measured) -> float:
 def beside_kernels(cases: Cases, kernels: Collection[str]) -> list[Measured]:
     """Collectives beside some kernels, by the profiler where it was asked, else those in a row that do not mostly wait;
     sends, which have less, apart."""
-    in_row = [case for case in cases.of("interference") if case.op != LATE]
+    in_row = [case for case in cases.rows_of("interference") if case.op != LATE]
     long = [case for case in in_row if float(case.row["kernel_beside_s"]) < float(case.row["collective_s"])]
-    return [case for case in _of(cases.of("moving") or long, *kernels) if case.op not in P2P]
+    return [case for case in _rows_of(cases.rows_of("moving") or long, *kernels) if case.op not in P2P]
 
 
 def _share(cases: Sequence[Measured], profile: Profile) -> float:
-    """What kernels leave of the memory's time, by the collectives beside them; `ALL` where the best share slows none:
-    every larger one explains them as well; 0: not measured."""
+    """Return the share of the memory's time that kernels leave to the collectives beside them; 0: not measured.
+
+    The share is `ALL` where the best one slows no collective: every larger one explains them as well.
+    """
     if not cases:
         return 0.0
 
@@ -200,22 +210,22 @@ def speeds(profile: Profile) -> Speed:
     shared = Costs.from_profile(profile, PYTORCH).beside
     assert shared is not None
 
-    def of(name: str, op: str) -> float:
+    def speed(name: str, op: str) -> float:
         comm = [_comm("recv" if op in P2P else op)]
         return shared.speed((RACED | STREAMS)[name], shared.load(comm, []) if op == LATE else shared.load([], comm))
 
-    return of
+    return speed
 
 
 def slow_down(case: Measured, speed: Speed) -> float:
-    """That of a measured kernel: by the race of the two, or beside what waits all the time."""
+    """Return the slow-down of a measured kernel: by the race of the two, or beside a receive that waits throughout."""
     beside = speed(case.word("kernel", RACED | STREAMS), case.op)
     if case.op == LATE:
         return 1 / beside
     return race(float(case.row["kernel_s"]), float(case.row["collective_s"]), beside)
 
 
-def _of(cases: Iterable[Measured], *kernels: str) -> list[Measured]:
+def _rows_of(cases: Iterable[Measured], *kernels: str) -> list[Measured]:
     return [case for case in cases if case.params["kernel"] in kernels]
 
 
@@ -230,8 +240,8 @@ def _sms(cases: Sequence[Measured], profile: Profile, *, pairs: bool = False) ->
     """How many SMs less explain the cases best, two for each that NCCL holds with ``pairs``."""
 
     def off(sms: int) -> float:
-        held = HeldSms(collective=sms, p2p=sms)
-        model = replace(profile.interference, sms=held, matmul_sms=sms)
+        sms_by_kind = HeldSms(collective=sms, p2p=sms)
+        model = replace(profile.interference, sms=sms_by_kind, matmul_sms=sms)
         return _off(cases, speeds(replace(profile, interference=model)))
 
     return min((2 * sms for sms in SMS) if pairs else SMS, key=off)

@@ -22,12 +22,15 @@ def fit(cases: Cases, profile: Profile) -> Part:
 
 
 def _gap(cases: Cases) -> dict[str, Any]:
-    """Seconds from kernel to kernel in a stream that never runs dry, less those of the kernels as a profiler sees them:
-    the median over short ones that memory bounds, whose speed does not follow the clock."""
-    timed = {key_of(dict(case.row)): case for case in cases.of("memory") if case.seconds < SHORT_S}
+    """Return the median seconds between kernels in a stream that never runs dry, as ``kernels.gap_s``.
+
+    A gap is the time from kernel to kernel less the kernel's own, as a profiler sees it. The median is over short
+    kernels that memory bounds, whose speed does not follow the clock.
+    """
+    timed = {key_of(dict(case.row)): case for case in cases.rows_of("memory") if case.seconds < SHORT_S}
     gaps = [
-        (timed[of].seconds - sum(seconds for _, seconds in case.row["kernels"])) / len(case.row["kernels"])
-        for case in cases.of("kernels", "memory")
-        if (of := str(case.params["of"])) in timed and case.row["kernels"]
+        (timed[key].seconds - sum(seconds for _, seconds in case.row["kernels"])) / len(case.row["kernels"])
+        for case in cases.rows_of("kernels", "memory")
+        if (key := str(case.params["of"])) in timed and case.row["kernels"]
     ]
     return {"kernels.gap_s": {"value": rounded(statistics.median(gaps)), **cases.cited}} if gaps else {}

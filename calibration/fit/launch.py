@@ -1,4 +1,4 @@
-"""What the host takes to issue ops: ``host.launch_s``."""
+"""Seconds of the host to issue ops: ``host.launch_s``."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ NEEDED = {*GPT_FORWARD, *GPT_BACKWARD, *LLAMA_FORWARD, *LLAMA_BACKWARD, "empty_k
 
 
 def fit(cases: Cases, profile: Profile) -> Part:
-    """From ops measured alone, and from whole layers, what one op among others takes.
+    """Fit the seconds of one op among other ops, from ops measured alone and from whole layers.
 
     Forward, a layer takes longer than its ops do alone, by what modules and views add: spread over them in proportion.
     Backward, each op measured alone includes the start of autograd's engine, of which a layer needs one. Both are
     worked out on a layer of GPT; one of Llama is held out. Where layers were measured as training runs them, these
     decide instead (`calibration.fit.hosts`).
     """
-    if cases.of("layers"):
-        return _of_layers(cases, profile)
-    alone = {case.op: case.seconds for case in cases.of("launch") if not case.params}
-    layers = {(case.op, case.params["model"]): case.seconds for case in cases.of("launch", "block_fwd", "block_bwd")}
-    steps = {case.params["tensors"]: case.seconds for case in cases.of("launch", "optimizer_fused")}
+    if cases.rows_of("layers"):
+        return _fit_layers(cases, profile)
+    alone = {case.op: case.seconds for case in cases.rows_of("launch") if not case.params}
+    layers = {
+        (case.op, case.params["model"]): case.seconds for case in cases.rows_of("launch", "block_fwd", "block_bwd")
+    }
+    steps = {case.params["tensors"]: case.seconds for case in cases.rows_of("launch", "optimizer_fused")}
     if not alone.keys() >= NEEDED or ("block_fwd", "gpt") not in layers or OPTIMIZER_TENSORS not in steps:
         return Part({})
     modules = layers["block_fwd", "gpt"] / _sum(GPT_FORWARD, alone)
@@ -52,8 +54,8 @@ def fit(cases: Cases, profile: Profile) -> Part:
         "norm": alone["layer_norm_bwd"] - engine_s,
         "other": alone["gelu_bwd"] - engine_s,
     }
-    calls = [float(case.row["host_s"]) for case in cases.of("collective") if case.op not in ("send", "send_recv")]
-    sends = [float(case.row["host_s"]) for case in cases.of("collective", "send")]
+    calls = [float(case.row["host_s"]) for case in cases.rows_of("collective") if case.op not in ("send", "send_recv")]
+    sends = [float(case.row["host_s"]) for case in cases.rows_of("collective", "send")]
     if not calls or not sends:
         return Part({})
     rest = {
@@ -87,10 +89,10 @@ def fit(cases: Cases, profile: Profile) -> Part:
     return Part(figures, list(_points(alone, layers, modules, engine_s)))
 
 
-def _of_layers(cases: Cases, profile: Profile) -> Part:
+def _fit_layers(cases: Cases, profile: Profile) -> Part:
     """Eager PyTorch alone: what other software issues was not measured so."""
     figures, points = hosts.fitted(cases)
-    steps = [case for case in cases.of("launch", "optimizer_fused") if case.params["tensors"] == OPTIMIZER_TENSORS]
+    steps = [case for case in cases.rows_of("launch", "optimizer_fused") if case.params["tensors"] == OPTIMIZER_TENSORS]
     if steps:
         figures["optimizer_s"] = rounded(steps[0].seconds)
     eager = as_data(profile.host.launch_s["eager"], nulls=False) | figures
@@ -102,7 +104,7 @@ def _points(
     alone: Mapping[str, float], layers: Mapping[tuple[str, str], float], modules: float, engine_s: float
 ) -> list[Point]:
     """Whole layers beside the sum of their ops."""
-    found = []
+    points = []
     for model, forward, backward in (
         ("gpt", GPT_FORWARD, GPT_BACKWARD),
         ("llama", LLAMA_FORWARD, LLAMA_BACKWARD),
@@ -111,12 +113,12 @@ def _points(
             "block_fwd": modules * _sum(forward, alone),
             "block_bwd": _sum(backward, alone) - (backward.total() - 1) * engine_s,
         }
-        found += [
+        points += [
             Point(f"launch.{op}", seconds, layers[op, model], seconds, model != "gpt")
             for op, seconds in sums.items()
             if (op, model) in layers
         ]
-    return found
+    return points
 
 
 def _sum(ops: Mapping[str, int], alone: Mapping[str, float]) -> float:

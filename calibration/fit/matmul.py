@@ -1,8 +1,8 @@
 """The constants of matrix products, from products that were measured on a GPU that is busy for long.
 
-First the tiles and everything that all products share, on the type with most cases; then, with these, each type's power
-limit and speeds by layout; then what is particular to grouped products. Products from published tables, of which no
-clock is known, are short runs that the power limit hardly touches, and are fitted as such.
+First the tiles, and all constants that products share, are fitted on the type with most cases. With these each
+type's power limit and speeds by layout follow, and then the constants of grouped products. Products from published
+tables, of which no clock is known, are short runs that the power limit hardly touches, and are fitted as such.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Sample:
     lasting: bool
 
     @classmethod
-    def of(cls, cases: Sequence[Measured], *, lasting: bool) -> _Sample:
+    def from_cases(cls, cases: Sequence[Measured], *, lasting: bool) -> _Sample:
         products = Products.of([kernel_of(case) for case in cases])
         return cls(products, np.array([case.seconds for case in cases]), lasting)
 
@@ -80,7 +80,7 @@ class _Sample:
 def fit(cases: Cases, profile: Profile) -> Part:
     """The section ``kernels.matmul``; nothing where no products were measured of the types that the GPU has."""
     spec, lasting = profile.gpu_spec, bool(cases.environments)
-    measured = [case for case in cases.of("matmul") if is_of(case, spec)]
+    measured = [case for case in cases.rows_of("matmul") if is_of(case, spec)]
     if not measured:
         return Part({})
     fitted, held_out = _halves(measured)
@@ -90,11 +90,11 @@ def fit(cases: Cases, profile: Profile) -> Part:
     single = {dtype: [c for c in fitted if _dtype(c) == dtype and c.op != "grouped"] for dtype in by_type}
 
     def search_in(model: MatmulModel, start: Constants, some: Sequence[Measured], step: float) -> MatmulModel:
-        sample = _Sample.of(some, lasting=lasting)
+        sample = _Sample.from_cases(some, lasting=lasting)
         limits = LIMITS | {name: (0.1, 1.0) for name in start if name.startswith(("tile_efficiency", "grouped.speed"))}
         limits |= {name: (0.1, FASTEST) for name in start if name.startswith("layout_speed")}
-        found = search(start, lambda c: sample.loss(MatmulCost(spec, _with(model, c))), limits=limits, step=step)
-        return _with(model, {name: rounded(value) for name, value in found.items()})
+        constants = search(start, lambda c: sample.loss(MatmulCost(spec, _with(model, c))), limits=limits, step=step)
+        return _with(model, {name: rounded(value) for name, value in constants.items()})
 
     roles = {dtype: sorted({str(case.params["role"]) for case in single[dtype]}) for dtype in by_type}
     start = START | {f"tile_efficiency.{tile}": value for tile, value in model.tile_efficiency.items()}
@@ -127,7 +127,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
 
 
 def is_of(case: Measured, spec: GpuSpec) -> bool:
-    """Whether a case is of products in a type that the GPU has; others are emulated."""
+    """Return True for a case of products in a type that the GPU has; other types are emulated."""
     return DTYPES.get(str(case.params.get("dtype"))) in spec.peak_flops_per_s
 
 
@@ -152,9 +152,9 @@ def _halves(cases: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
     fitted: list[Measured] = []
     held_out: list[Measured] = []
     for _, some in itertools.groupby(sorted(cases, key=_group), key=_group):
-        ours, others = every_second(some, lambda case: kernel_of(case).flops)
+        ours, rest = every_second(some, lambda case: kernel_of(case).flops)
         fitted += ours
-        held_out += others
+        held_out += rest
     return fitted, held_out
 
 
@@ -167,7 +167,7 @@ def _group(case: Measured) -> str:
 def _points(cost: MatmulCost, cases: Sequence[Measured], *, held_out: bool, lasting: bool) -> list[Point]:
     if not cases:
         return []
-    sample = _Sample.of(cases, lasting=lasting)
+    sample = _Sample.from_cases(cases, lasting=lasting)
     return [
         Point(f"{_group(case)}.{case.params['role']}", float(flops), case.seconds, float(predicted), held_out)
         for case, flops, predicted in zip(cases, sample.products.flops, sample.predicted(cost), strict=True)
@@ -177,7 +177,7 @@ def _points(cost: MatmulCost, cases: Sequence[Measured], *, held_out: bool, last
 def _range(cases: Iterable[Measured]) -> dict[str, tuple[int, int]]:
     sizes = [case.params for case in cases]
     values = {name: [int(p.get(name, 1)) for p in sizes] for name in get_args(MatmulSize)}
-    return {name: (min(of_name), max(of_name)) for name, of_name in values.items()}
+    return {name: (min(sizes_of_name), max(sizes_of_name)) for name, sizes_of_name in values.items()}
 
 
 def _beginning(model: MatmulModel, measured: Sequence[Measured], cited: dict[str, Any]) -> MatmulModel:

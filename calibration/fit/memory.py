@@ -20,9 +20,12 @@ from simulator.hardware.profile import Profile
 from simulator.models.optimizer import FOREACH_ADAMW
 from simulator.program import Memory
 
-STEADY = 0.05  # spread between the tenth and the ninetieth percentile, of the median
-FEW = 2  # cases that tell no start of their own
-CACHE = 2  # lookups that fit so many times into the L2 cache were measured there
+#: Spread between the tenth and the ninetieth percentile, of the median.
+STEADY = 0.05
+#: Cases that tell no start of their own.
+FEW = 2
+#: Lookups of fewer bytes than so many L2 caches ran from the cache.
+CACHE = 2
 LIMITS = {"share": (0.005, 1.0), "start_s": (0.5e-6, 1e-3)}
 
 
@@ -49,7 +52,7 @@ def _embedding_bwd(case: Measured) -> Kernels:
     return [Launched("zero", 2.0 * vocab * hidden), Launched("embedding_bwd", 4.0 * tokens * hidden)]
 
 
-def _of_tokens(name: str, *, rows: bool) -> Callable[[Measured], Kernels]:
+def _token_kernel(name: str, *, rows: bool) -> Callable[[Measured], Kernels]:
     """One kernel, which writes ``top_k`` rows of each token, or one."""
 
     def kernels(case: Measured) -> Kernels:
@@ -112,10 +115,10 @@ OPS: Mapping[str, Callable[[Measured], Kernels]] = {
     "bias_grad": _parts(("reduce", 2)),
     "copy": _parts(("copy", 4)),
     "concat": _parts(("copy", 8)),
-    "choices_weigh": _of_tokens("weigh", rows=True),
-    "choices_weigh_bwd": _of_tokens("weigh", rows=True),
-    "choices_weights_bwd": _of_tokens("weigh", rows=True),
-    "choices_sum": _of_tokens("combine", rows=False),
+    "choices_weigh": _token_kernel("weigh", rows=True),
+    "choices_weigh_bwd": _token_kernel("weigh", rows=True),
+    "choices_weights_bwd": _token_kernel("weigh", rows=True),
+    "choices_sum": _token_kernel("combine", rows=False),
     "zero": _parts(("zero", 2)),
 }
 #: Classes whose kernels may take longer to find the operands of an element than to move them.
@@ -141,7 +144,9 @@ CHECKS = frozenset({"swiglu", "swiglu_bwd"})
 
 def fit(cases: Cases, profile: Profile) -> Part:
     """The section ``kernels.memory.eager``; nothing where no such kernels were measured."""
-    measured = [case for case in cases.of("memory") if case.op in OPS and _steady(case) and not _in_cache(case, cases)]
+    measured = [
+        case for case in cases.rows_of("memory") if case.op in OPS and _steady(case) and not _in_cache(case, cases)
+    ]
     if not measured:
         return Part({})
     curves: dict[str, MemoryCurve] = {str(name): curve for name, curve in profile.kernels.memory.eager.items()}
@@ -179,7 +184,7 @@ def _nbytes(case: Measured) -> float:
 
 
 def _tells_elements(cases: Sequence[Measured]) -> bool:
-    """Whether bytes and elements written can be told apart: there are kernels of unlike shares of both."""
+    """Return True where kernels of unlike shares of bytes and of elements written tell the costs of both apart."""
     ratios = {one.nbytes / one.written for case in cases for one in _launched(case)}
     return max(ratios) > 1.5 * min(ratios)
 
@@ -234,8 +239,8 @@ def _column_sums(
         return _error(cases, {**curves, "reduce": curve(c)}, spec)
 
     starts = [{"share": 0.85, "start_s": 4e-6, "value_s": v, "slice_s": s} for v in (5e-8, 1e-7) for s in (1e-8, 5e-8)]
-    found = min((search(start, loss, limits=LIMITS, step=0.4) for start in starts), key=loss)
-    return curve({key: rounded(value) for key, value in found.items()})
+    constants = min((search(start, loss, limits=LIMITS, step=0.4) for start in starts), key=loss)
+    return curve({key: rounded(value) for key, value in constants.items()})
 
 
 def _error(cases: Sequence[Measured], curves: Mapping[str, MemoryCurve], spec: GpuSpec) -> float:
@@ -262,5 +267,5 @@ def _searched(
         starts = [start | {"element_s": 3e-12} for start in starts]
     if share_only:
         starts = [{"share": share} for share in (0.3, 0.85)]
-    found = min((search(start, loss, limits=LIMITS, step=0.4) for start in starts), key=loss)
-    return {"start_s": base.start_s} | {key: rounded(value) for key, value in found.items()}
+    best = min((search(start, loss, limits=LIMITS, step=0.4) for start in starts), key=loss)
+    return {"start_s": base.start_s} | {key: rounded(value) for key, value in best.items()}

@@ -1,4 +1,4 @@
-"""What the fit of a part of a profile gives: its figures, and how measured and fitted compare point by point."""
+"""Result of the fit of a part of a profile: its figures, and measured beside fitted seconds point by point."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def residual(points: Iterable[Point]) -> dict[str, float]:
 
 
 def residuals(points: Iterable[Point]) -> dict[str, dict[str, dict[str, float]]]:
-    """Of each class and each group, by what was fitted and what was held out."""
+    """Return the errors of each class and each group, apart for fitted and held-out points."""
     names: dict[str, list[Point]] = {}
     for point in points:
         for name in dict.fromkeys((point.kind, point.group)):
@@ -62,16 +62,16 @@ def residuals(points: Iterable[Point]) -> dict[str, dict[str, dict[str, float]]]
     table: dict[str, dict[str, dict[str, float]]] = {}
     for name in sorted(names):
         halves = {"fitted": False, "held_out": True}
-        chosen = {half: [p for p in names[name] if p.held_out == held] for half, held in halves.items()}
+        chosen = {half: [p for p in names[name] if p.held_out == is_held_out] for half, is_held_out in halves.items()}
         table[name] = {half: residual(some) for half, some in chosen.items() if some}
     return table
 
 
 def every_second(items: Iterable[T], size: Callable[[T], float]) -> tuple[list[T], list[T]]:
     """(fitted, held out): every second distinct size is left out, with all that have it."""
-    given = list(items)
-    held_out = set(sorted({size(item) for item in given})[1::2])
-    return [item for item in given if size(item) not in held_out], [item for item in given if size(item) in held_out]
+    listed = list(items)
+    held_out = set(sorted({size(item) for item in listed})[1::2])
+    return [item for item in listed if size(item) not in held_out], [item for item in listed if size(item) in held_out]
 
 
 def search(
@@ -83,9 +83,11 @@ def search(
     least: float = 0.004,
     sweeps: int = 40,
 ) -> Constants:
-    """The constants of least ``loss``: each in turn is multiplied by e^step or e^-step while that helps, with a step of
-    its own that grows by half after a success, up to ``step``, and halves after a failure; ends when all are below
-    ``least``."""
+    """Return the constants of least ``loss``.
+
+    Each in turn is multiplied by e^step or e^-step while that helps. Its step grows by half after a success, up to
+    ``step``, and halves after a failure. The search ends when all steps are below ``least``.
+    """
     best, steps = dict(start), dict.fromkeys(start, step)
     lowest = loss(best)
     for _ in range(sweeps):
@@ -95,9 +97,9 @@ def search(
             low, high = limits.get(name, (0.0, math.inf))
             for factor in (math.exp(steps[name]), math.exp(-steps[name])):
                 candidate = best | {name: min(max(best[name] * factor, low), high)}
-                found = loss(candidate)
-                if found < lowest * (1 - 1e-6):
-                    best, lowest = candidate, found
+                value = loss(candidate)
+                if value < lowest * (1 - 1e-6):
+                    best, lowest = candidate, value
                     steps[name] = min(steps[name] * 1.5, step)
                     break
             else:
@@ -108,5 +110,5 @@ def search(
 
 
 def rounded(value: float, digits: int = 4) -> float:
-    """To so many significant digits."""
+    """Return ``value`` to so many significant digits."""
     return float(f"{value:.{digits}g}")

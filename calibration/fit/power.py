@@ -1,7 +1,8 @@
 """The power limit: what classes of kernels draw and how their speed follows the clock, from kernels run for seconds.
 
-A kernel alone (`calibration.measure.sustained`) has the highest clock in its first batch and what the limit leaves it
-later; products that share the GPU's time with waiting (`calibration.measure.shared`) have clocks in between.
+A kernel alone (`calibration.measure.sustained`) has the highest clock in its first batch. Later it has the clock that
+the limit leaves it. Products that share the GPU's time with waiting (`calibration.measure.shared`) have clocks in
+between.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class _Run:
     share: float = 1.0
 
     @classmethod
-    def of(cls, case: Measured) -> _Run:
+    def from_case(cls, case: Measured) -> _Run:
         row = case.row
         late = len(row["sm_mhz"]) // 2
         return cls(
@@ -92,18 +93,20 @@ class _Law:
 
 def fit(cases: Cases, profile: Profile) -> Part:
     """The section ``power``; nothing where no kernels of some class were run for seconds under the limit."""
-    lasting = [case for case in cases.of("sustained") if case.row.get("sm_mhz")]
+    lasting = [case for case in cases.rows_of("sustained") if case.row.get("sm_mhz")]
     half = "bf16" if "bf16" in profile.gpu_spec.peak_flops_per_s else "fp16"
     products = [case for case in lasting if case.op == "mm" and case.params["dtype"] == half]
     backends = {str(case.params["backend"]) for case in lasting if "backend" in case.params}
     backend = next((name for name in attention.DEFAULT_BACKENDS if name in backends), None)
     attentions = [case for case in lasting if case.params.get("backend") == backend and backend]
-    others = [case for case in lasting if case.op in (*MEMORY_OPS, *ARITHMETIC_OPS)]
-    streams, arithmetic = ([_Run.of(case) for case in others if case.op in ops] for ops in (MEMORY_OPS, ARITHMETIC_OPS))
-    idle = [float(case.row["power_w"]) for case in cases.of("copy") if "power_w" in case.row]
-    moving = [float(case.row["power_w"]) for case in cases.of("collective") if "power_w" in case.row]
+    streamed = [case for case in lasting if case.op in (*MEMORY_OPS, *ARITHMETIC_OPS)]
+    streams, arithmetic = (
+        [_Run.from_case(case) for case in streamed if case.op in ops] for ops in (MEMORY_OPS, ARITHMETIC_OPS)
+    )
+    idle = [float(case.row["power_w"]) for case in cases.rows_of("copy") if "power_w" in case.row]
+    moving = [float(case.row["power_w"]) for case in cases.rows_of("collective") if "power_w" in case.row]
     base = profile.power
-    shared = [case for case in cases.of("shared") if case.row.get("sm_mhz")]
+    shared = [case for case in cases.rows_of("shared") if case.row.get("sm_mhz")]
     shared = [case for case in shared if case.op != "mm" or matmul.is_of(case, profile.gpu_spec)]
     side = max((case.params["m"] for case in shared if case.op == "mm"), default=0)
     alike = [case for case in shared if case.op == "mm" and _cube(case) == side]
@@ -111,11 +114,11 @@ def fit(cases: Cases, profile: Profile) -> Part:
     if not (products and attentions and streams and arithmetic and idle and (moving or base)):
         return Part({})
     highest_hz = max(float(mhz) for case in lasting for mhz in case.row["sm_mhz"]) * 1e6
-    alone = [_Run.of(case) for case in products]
+    alone = [_Run.from_case(case) for case in products]
     law = _Law(HIGHEST * highest_hz, SPEED_EXPONENT, EXPONENT)
     if waiting:
         on_end = [case for case in products if _cube(case) == side]
-        law = _law([_Run.of(case) for case in (*waiting, *on_end)], min(idle), highest_hz)
+        law = _law([_Run.from_case(case) for case in (*waiting, *on_end)], min(idle), highest_hz)
     scores = _fastest(attentions, _Law(highest_hz, law.speed, law.power))
 
     def streaming(runs: Sequence[_Run], law: _Law) -> dict[str, float]:
@@ -146,7 +149,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
         **cases.cited,
         "note": "; ".join(notes),
     }
-    alone_s = {case.op: case.seconds for case in cases.of("memory") if case.params == SIZES}
+    alone_s = {case.op: case.seconds for case in cases.rows_of("memory") if case.params == SIZES}
     power = _in_turns(validated(Power, figures), alike, attentions, alone_s, profile)
     points = [_point(case, power, profile, held_out=case not in alike) for case in shared]
     return Part({"power": as_data(power)}, points)
@@ -159,8 +162,11 @@ def _in_turns(
     alone_s: Mapping[str, float],
     profile: Profile,
 ) -> Power:
-    """With what other kernels do in turns with products that are too short for clocks to follow, as in a step, and how
-    long the limit averages from turns that are longer. ``attentions``: for seconds on end; ``alone_s``: of streams."""
+    """Return ``power`` with the loads of kernels in turns with products, and the seconds that the limit averages.
+
+    Loads follow from turns that are too short for clocks to follow, as in a step; the seconds from longer turns.
+    ``attentions``: cases of seconds on end; ``alone_s``: seconds of streams alone, by op.
+    """
     turns: dict[str, list[Measured]] = {}
     for case in shared:
         if _beside(case, *OTHERS):
@@ -184,14 +190,16 @@ def _in_turns(
             tried = replace(power, averaged_s=constants["averaged_s"])
             return statistics.fmean(abs(_point(case, tried, profile, held_out=False).error) for case in longer)
 
-        found = search({"averaged_s": AVERAGED_S}, off, limits={"averaged_s": (1e-3, 10.0)})
-        power = replace(power, averaged_s=rounded(found["averaged_s"], 2))
+        fitted = search({"averaged_s": AVERAGED_S}, off, limits={"averaged_s": (1e-3, 10.0)})
+        power = replace(power, averaged_s=rounded(fitted["averaged_s"], 2))
     return power
 
 
 def _law(runs: Sequence[_Run], idle_w: float, highest_hz: float) -> _Law:
-    """Slopes of what products draw and of their speed against the clock, all logarithmic, up to the clock above which
-    neither rises: that which leaves the least of both unexplained."""
+    """Return the slopes of the products' power and speed against the clock, all logarithmic.
+
+    The slopes hold up to the clock above which neither rises: the ceiling that leaves the least of both unexplained.
+    """
     watts = np.log([(run.watts - idle_w * (1 - run.share)) / run.share - idle_w for run in runs])
     seconds = np.log([run.seconds for run in runs])
     tried = []
@@ -208,31 +216,34 @@ def _law(runs: Sequence[_Run], idle_w: float, highest_hz: float) -> _Law:
 
 def _fastest(cases: Sequence[Measured], law: _Law) -> _Law:
     """The law of kernels whose first batch was as fast as they get: up to the clock that this took."""
-    runs = [_Run.of(case) for case in cases]
+    runs = [_Run.from_case(case) for case in cases]
     fastest = [run.clock_hz * (run.seconds / run.first_s) ** (1 / law.speed) for run in runs]
     return _Law(min(statistics.geometric_mean(fastest), law.highest_hz), law.speed, law.power)
 
 
 def _following(turns: Sequence[Measured], alone: Sequence[Measured], power: Power, profile: Profile) -> float | None:
-    """The speed exponent of kernels in turns with products, whose seconds say what the clock was, and ``alone``, the
-    same ones at the clock that was read: one slope for all; None where clocks do not differ enough for one."""
+    """Return the speed exponent of kernels in turns with products; None where clocks differ too little for a slope.
+
+    The seconds of the products tell the clock. ``alone``: the same kernels alone, at the clock that was read. One slope
+    holds for all.
+    """
     points: dict[str, list[tuple[float, float]]] = {}
     for case in turns:
         point = math.log(_clock_hz(case, power, profile)), math.log(float(case.row["other_s"]))
         points.setdefault(str(case.params["beside"]), []).append(point)
     for case in alone:
-        run = _Run.of(case)
+        run = _Run.from_case(case)
         points.setdefault(case.op, []).append((math.log(run.clock_hz), math.log(run.seconds)))
-    if not turns or max(np.ptp([clock for clock, _ in of]) for of in points.values()) < DIFFERENT:
+    if not turns or max(np.ptp([clock for clock, _ in group]) for group in points.values()) < DIFFERENT:
         return None
-    clock, seconds = np.concatenate([np.array(of) - np.mean(of, axis=0) for of in points.values()]).T
+    clock, seconds = np.concatenate([np.array(group) - np.mean(group, axis=0) for group in points.values()]).T
     return -float(np.dot(clock, seconds) / np.dot(clock, clock))
 
 
 def _fastest_hz(
     turns: Sequence[Measured], alone_s: Mapping[str, float], speed: float, power: Power, profile: Profile
 ) -> float:
-    """The clock at which streams in turns with products would take what they take alone, as fast as they get."""
+    """Return the clock at which streams in turns with products would be as fast as alone, their highest speed."""
     slower = [
         (_clock_hz(case, power, profile), float(case.row["other_s"]) / alone_s[op])
         for case in turns
@@ -243,13 +254,16 @@ def _fastest_hz(
 
 
 def _drawing(turns: Sequence[Measured], power: Power, profile: Profile) -> dict[str, float]:
-    """What kernels draw in turns with products: what these leave of the mean, at the clock that their seconds tell; and
-    how it follows clocks that differ enough. Weights are shares of the time."""
+    """Return the watts of kernels in turns with products, and the exponent of the clock in them.
+
+    Watts are the mean less those of the products, at the clock that the products' seconds tell. The exponent is fitted
+    where clocks differ enough. Weights are shares of the time.
+    """
     products, budget = power.loads["matmul"], PowerBudget(power)
     highest_hz = power.loads[OTHERS[str(turns[0].params["beside"])]].highest_clock_hz
     points: dict[str, list[tuple[float, float, float]]] = {}
     for case in turns:
-        run, clock_hz = _Run.of(case), _clock_hz(case, power, profile)
+        run, clock_hz = _Run.from_case(case), _clock_hz(case, power, profile)
         if clock_hz >= (1 - REACHED) * products.highest_clock_hz:
             clock_hz = run.clock_hz  # no slower products tell it
         left_w = run.watts - power.idle_w - run.share * budget.drawn_w("matmul", clock_hz)
@@ -259,8 +273,8 @@ def _drawing(turns: Sequence[Measured], power: Power, profile: Profile) -> dict[
             points.setdefault(str(case.params["beside"]), []).append(point)
     if not points:
         return {}
-    clock, drawn, weight = np.array([point for of in points.values() for point in of]).T
-    centred = [np.array(of) - np.average(of, axis=0, weights=[w for *_, w in of]) for of in points.values()]
+    clock, drawn, weight = np.array([point for group in points.values() for point in group]).T
+    centred = [np.array(group) - np.average(group, axis=0, weights=[w for *_, w in group]) for group in points.values()]
     off, above, _ = np.concatenate(centred).T
     slope = np.average(off * above, weights=weight) / max(float(np.average(off**2, weights=weight)), 1e-12)
     # Where clocks hardly differ, or power would fall as they rise, it is taken to go as that of products.
@@ -276,7 +290,7 @@ def _cube(case: Measured) -> int:
 
 
 def _at_highest(law: _Law) -> dict[str, float]:
-    """Of kernels that draw and take what they are said to at the highest clock that does anything for them."""
+    """Return the clocks of a load whose watts and prices are those at the highest clock that makes it faster."""
     return {"clock_hz": rounded(law.highest_hz), "priced_at_hz": rounded(law.highest_hz)}
 
 
@@ -288,12 +302,12 @@ def _clock_hz(case: Measured, power: Power, profile: Profile) -> float:
     """The clock at which the model has the products of a case take as long as they took."""
     load = power.loads["matmul"]
     seconds = Costs.from_profile(profile, PYTORCH).kernel_s(kernel_of(case), profile.gpu)
-    return float(load.priced_at_hz * (seconds / _Run.of(case).seconds) ** (1 / load.speed_exponent))
+    return float(load.priced_at_hz * (seconds / _Run.from_case(case).seconds) ** (1 / load.speed_exponent))
 
 
-def _beside(case: Measured, *others: str) -> bool:
+def _beside(case: Measured, *kernels: str) -> bool:
     """Products in turns with one of these that are too short for clocks to follow: what is fitted."""
-    return case.params["beside"] in others and float(case.params["period_s"]) < SETTLING_S
+    return case.params["beside"] in kernels and float(case.params["period_s"]) < SETTLING_S
 
 
 def kernel_of(case: Measured) -> Kernel:
@@ -305,7 +319,7 @@ def kernel_of(case: Measured) -> Kernel:
 
 def _load(cases: Sequence[Measured], profile: Profile, law: _Law) -> dict[str, float]:
     """Watts and clock, means over the cases, and the clock at which their prices are what they took."""
-    runs, costs = [_Run.of(case) for case in cases], Costs.from_profile(profile, PYTORCH)
+    runs, costs = [_Run.from_case(case) for case in cases], Costs.from_profile(profile, PYTORCH)
     clock_hz = statistics.geometric_mean(useful_hz(run.clock_hz, law.highest_hz) for run in runs)
     slower = statistics.geometric_mean(
         run.seconds / costs.kernel_s(kernel_of(case), profile.gpu) for case, run in zip(cases, runs, strict=True)
@@ -320,7 +334,7 @@ def _load(cases: Sequence[Measured], profile: Profile, law: _Law) -> dict[str, f
 def _point(case: Measured, power: Power, profile: Profile, *, held_out: bool) -> Point:
     """Seconds of a kernel that has a share of the GPU's time, at the clock that the budget leaves it. Long turns with
     others are held out too."""
-    run, kernel, other = _Run.of(case), kernel_of(case), OTHERS.get(str(case.params["beside"]))
+    run, kernel, other = _Run.from_case(case), kernel_of(case), OTHERS.get(str(case.params["beside"]))
     budget, costs = PowerBudget(power), Costs.from_profile(replace(profile, power=power), PYTORCH)
     kind = load_class(kernel)
     assert kind is not None

@@ -190,7 +190,7 @@ def test_the_shipped_a100_is_what_the_published_tables_give() -> None:
 def test_an_a100_s_products_are_within_the_error_that_its_profile_claims() -> None:
     """Short runs, without the power limit: 7 % over all held-out sizes that take 10 us, 4 % from 50 GFLOP."""
     profile = load_profile("a100-sxm-80gb")
-    cases = [case for case in read(A100_PRODUCTS).of("matmul") if case.seconds > matmul.SHORT_S]
+    cases = [case for case in read(A100_PRODUCTS).rows_of("matmul") if case.seconds > matmul.SHORT_S]
     _, held_out = every_second(cases, lambda case: matmul.kernel_of(case).flops)
     products = Products.of([matmul.kernel_of(case) for case in held_out])
     burst = MatmulCost(profile.gpu_spec, profile.kernels.matmul).burst_seconds(products)
@@ -276,9 +276,9 @@ def test_published_tables_become_cases(tmp_path: Path) -> None:
         "alltoall,half,4,512,1.0\nalltoall,half,4,512,3.0\nalltoall,int8,4,512,9.0\n"
     )
     cases = read(tmp_path)
-    (product,) = cases.of("matmul")
+    (product,) = cases.rows_of("matmul")
     assert (matmul.kernel_of(product), product.seconds) == (Matmul(8, 16, 32), 2e-3)
-    (collective,) = cases.of("collective")
+    (collective,) = cases.rows_of("collective")
     assert (collective.op, len(collective.ranks), collective.row["bytes"], collective.seconds) == (
         "all_to_all",
         4,
@@ -480,7 +480,7 @@ def test_good_rows_are_read_and_equal_lines_count_once(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     cases = read(tmp_path)
-    assert [case.seconds for case in cases.of("memory")] == [1e-5, 2e-5]
+    assert [case.seconds for case in cases.rows_of("memory")] == [1e-5, 2e-5]
     assert len(cases.rows) == 5
     assert len(cases.environments) == 1
 

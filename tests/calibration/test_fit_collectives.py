@@ -132,7 +132,7 @@ def test_the_fit_can_fail() -> None:
     model = load_profile(H100).transports["nvlink"]
     plain = collectives.changed(model, {"protocols.simple.half_bytes": 0.0, "protocols.ll128.most_bytes": 1.0})
     assert plain.protocols["simple"].half_bytes == 0
-    cases = [case for case in read(MEASURED / H100).of("collective", "all_reduce") if len(case.ranks) == 2]
+    cases = [case for case in read(MEASURED / H100).rows_of("collective", "all_reduce") if len(case.ranks) == 2]
     assert len(cases) > 20
     groups = collectives.strung(cases, H100)
 

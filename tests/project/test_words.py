@@ -17,8 +17,6 @@ PACKAGES = sorted(
 #: Offences that are still to be mended, by package. A number may fall, and never rise.
 REMAINING: dict[str, int] = {
     "calibration": 24,
-    "calibration.compare": 98,
-    "calibration.fit": 108,
     "calibration.measure": 68,
     "calibration.predict": 5,
     "calibration.train": 51,
