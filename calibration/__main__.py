@@ -16,7 +16,7 @@ from importlib import import_module
 
 from simulator.errors import InputError
 
-#: Command -> what it does.
+#: Command -> its task, as the help shows it.
 COMMANDS = {
     "measure": "measure this machine's GPUs",
     "fit": "fit a profile to what was measured",
@@ -46,21 +46,21 @@ class Help(argparse.HelpFormatter):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit status: 0 done, 1 something could not be measured, 2 bad input, 130 interrupted."""
-    given = sys.argv[1:] if arguments is None else arguments
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        return _run(given)
+        return _run(words)
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":  # of several ranks one says so
-            kept = "; what is finished is kept, and the same command goes on there" if given[0] in RANKED else ""
+            kept = "; what is finished is kept, and the same command goes on there" if words[0] in RANKED else ""
             print(f"interrupted{kept}", file=sys.stderr)
         return 128 + signal.SIGINT
 
 
-def _run(given: Sequence[str]) -> int:
+def _run(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m calibration", description="Measure GPUs for the simulator.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, help_text in COMMANDS.items():
-        if name not in given[:1]:
+        if name not in words[:1]:
             commands.add_parser(name, help=help_text)
             continue
         command = import_module(f"calibration.{name}.command")
@@ -73,7 +73,7 @@ def _run(given: Sequence[str]) -> int:
         )
         command.add_arguments(sub)
         sub.set_defaults(run=command.run, command=name)
-    chosen = parser.parse_args(given)
+    chosen = parser.parse_args(words)
     try:
         return int(chosen.run(chosen))
     except InputError as error:

@@ -1,4 +1,4 @@
-"""What results came from: which commit a file or the simulator stands at, and the hash of a text."""
+"""Origins of results: the commit of a file or of the simulator, and the hash of a text."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def commit_of(path: Path) -> Commit | None:
 
 def first_with(path: Path) -> Commit | None:
     """The first commit in which a file was as it is now; as `commit_of` where it is not committed so."""
-    known = commit_of(path)
-    if known is None or known.changed:
-        return known
+    latest = commit_of(path)
+    if latest is None or latest.changed:
+        return latest
     blob = _git(path.parent, "hash-object", str(path.resolve()))
     commits = _git(path.parent, "log", "--format=%H %cI", f"--find-object={blob}").splitlines()
-    return _parsed(commits[-1], changed=False) if commits else known
+    return _parsed(commits[-1], changed=False) if commits else latest
 
 
 def head() -> Commit | None:
@@ -47,13 +47,15 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _last(folder: Path, *of: str) -> Commit | None:
-    """The last commit of the repository around ``folder``; or that changed what ``of`` names, where a file that git
-    does not know is a change."""
-    found = _git(folder, "log", "-1", "--format=%H %cI", *of)
-    if not found:
+def _last(folder: Path, *arguments: str) -> Commit | None:
+    """Return the last commit of the repository around ``folder``, or the last that changed what ``arguments`` name.
+
+    A file there that git does not know is a change.
+    """
+    line = _git(folder, "log", "-1", "--format=%H %cI", *arguments)
+    if not line:
         return None
-    return _parsed(found, bool(_git(folder, "status", "--porcelain", *(of or ("--untracked-files=no",)))))
+    return _parsed(line, bool(_git(folder, "status", "--porcelain", *(arguments or ("--untracked-files=no",)))))
 
 
 def _parsed(line: str, changed: bool) -> Commit:
@@ -62,7 +64,7 @@ def _parsed(line: str, changed: bool) -> Commit:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """What git prints; empty where it fails."""
+    """Return the output of git; empty where it fails."""
     try:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
     except OSError:

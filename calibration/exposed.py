@@ -11,5 +11,5 @@ from simulator.timeline import covered_s
 
 def exposed_s(start_s: Floats, end_s: Floats, communicates: NDArray[np.bool_]) -> float:
     """Seconds in which communication runs and no other kernel does, of the kernels of one rank."""
-    others = ~communicates
-    return covered_s(start_s, end_s) - covered_s(start_s[others], end_s[others])
+    computes = ~communicates
+    return covered_s(start_s, end_s) - covered_s(start_s[computes], end_s[computes])

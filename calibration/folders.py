@@ -1,4 +1,4 @@
-"""Where commands put their results."""
+"""Folders for the results of commands."""
 
 from __future__ import annotations
 

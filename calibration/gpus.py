@@ -1,4 +1,4 @@
-"""What the environment of a measurement says of its GPUs: whether they are of a type, and what drives them."""
+"""GPUs in the environment of a measurement: their type, the first card's figures, and the driver."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ _BUILT = re.compile(r"(sxm|pcie|oam|nvl)\d*|(\d+)gb")
 
 
 def is_of_type(name: str, gpu: str) -> bool:
-    """Whether a GPU that its driver calls ``name`` is a ``gpu``, a type: all parts of the type's name that stand before
-    form factor and memory are words of the driver's, which says nothing else of these two.
+    """Return True where a GPU that its driver calls ``name`` is of the type ``gpu``.
+
+    All parts of the type's name before form factor and memory are words of the driver's name. Where the driver's name
+    has these two as well, they are the type's.
 
     >>> is_of_type("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"), is_of_type("NVIDIA H200", "h100-sxm-80gb")
     (True, False)
@@ -30,17 +32,17 @@ def is_of_type(name: str, gpu: str) -> bool:
 
 def _built(words: Sequence[str]) -> dict[str, str]:
     """Form factor and memory, where they are said."""
-    found = [match for match in map(_BUILT.fullmatch, words) if match]
-    return {"form" if match[1] else "memory": match[1] or match[2] for match in found}
+    matches = [match for match in map(_BUILT.fullmatch, words) if match]
+    return {"form" if match[1] else "memory": match[1] or match[2] for match in matches}
 
 
 def card_of(environment: Mapping[str, Any]) -> str:
-    """What nvidia-smi says of the first GPU, its figures separated by commas; empty where it said nothing."""
+    """Return nvidia-smi's figures of the first GPU, separated by commas; empty where it said nothing."""
     lines = environment.get("nvidia_smi")
     return str(lines[1]) if isinstance(lines, list | tuple) and len(lines) > 1 else ""
 
 
 def driver_of(environment: Mapping[str, Any]) -> str:
     """The version of the driver; empty where nvidia-smi did not say it."""
-    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", card_of(environment))
-    return found[0] if found else ""
+    version = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", card_of(environment))
+    return version[0] if version else ""

@@ -23,28 +23,31 @@ TIMELINE, LONGEST = ".timeline.csv.gz", 255
 
 
 def by_name(paths: Iterable[Path]) -> dict[str, tuple[Path, Workload | InputError]]:
-    """Files by the workload's name, that of the file where it is no workload, and what it holds or what is wrong with
-    it. Raises `InputError` where there is no such file, two have one name, or no result could be called as one is."""
-    found: dict[str, tuple[Path, Workload | InputError]] = {}
+    """Return files and their workloads, or the problem with a file, by the workload's name.
+
+    A file that is no workload goes by its own name. Raises `InputError` where there is no such file, where two have one
+    name, and where no result could have that name.
+    """
+    files: dict[str, tuple[Path, Workload | InputError]] = {}
     for path in paths:
         if not path.is_file():
             raise InputError("there is no such file", key="WORKLOAD", found=str(path))
-        known: Workload | InputError
+        loaded: Workload | InputError
         try:
-            known = load_workload(path)
-            check_name(known.name, path)
+            loaded = load_workload(path)
+            check_name(loaded.name, path)
         except InputError as problem:
-            known = problem
-        name = path.stem if isinstance(known, InputError) else known.name
+            loaded = problem
+        name = path.stem if isinstance(loaded, InputError) else loaded.name
         check_name(name, path)
-        if name in found:
-            raise of_one_name(name, found[name][0], path)
-        found[name] = path, known
-    return found
+        if name in files:
+            raise name_clash(name, files[name][0], path)
+        files[name] = path, loaded
+    return files
 
 
-def of_one_name(name: str, *paths: Path) -> InputError:
-    """That files have one name, by which runs are found."""
+def name_clash(name: str, *paths: Path) -> InputError:
+    """Return the problem of two files with one name, by which runs are found."""
     both, fix = ", ".join(map(str, paths)), "name: ANOTHER in one of them"
     return InputError(f"two workloads of one name, {name}", key="WORKLOAD", found=both, fix=fix)
 
@@ -59,9 +62,12 @@ def check_name(name: str, path: Path) -> None:
 
 
 def is_of(recorded: Mapping[str, Any], path: Path, now: Workload | None) -> bool:
-    """Whether a run whose record says ``recorded`` of its workload (``sha256``, ``resolved``) is of the file ``path``:
-    of its text and, where it is known what that is ``now``, of the same model, training and layout, which other files
-    that it names have a part in. A key that came into being after the run says nothing."""
+    """Return True where a run is of the file ``path`` as it is now.
+
+    ``recorded``: the record's ``workload`` (``sha256``, ``resolved``). The run is of the text of the file. Where its
+    workload ``now`` is known, it is also of the same model, training and layout, which may come from other files that
+    it names. A key that came into being after the run says nothing.
+    """
     if recorded.get("sha256") not in texts_of(sha256(read_text(path))):
         return False
     return now is None or _alike(recorded.get("resolved") or {}, now.model_dump(mode="json", include={*TRAINED}))

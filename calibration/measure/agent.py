@@ -1,4 +1,4 @@
-"""Who watches over the measuring: every rank's agent starts a worker, and stops all of them where one fails or hangs.
+"""Agents that watch over the measuring: every rank's agent starts a worker; all are stopped where one fails or hangs.
 
 A worker is a program that reads its orders as JSON from standard input and reports as lines of JSON: ``environment``
 once, ``start`` (a case's key) with ``limit_s`` and ``row`` for each case, ``done`` at the end.
@@ -38,8 +38,11 @@ POLL_S, STORE_POLL_S = 0.02, 0.3
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be measured, by which ``worker`` (a module), and this process's place in it. ``orders`` are what the
-    worker must know beside its place; ``others`` the agents of ranks from 1 on, where this process has started them."""
+    """The cases to measure, the ``worker`` (a module) that measures them, and this process's place among the ranks.
+
+    ``orders``: what the worker must know beside its place. ``agents``: those of ranks from 1 on, where this process has
+    started them.
+    """
 
     worker: str
     cases: list[Case]
@@ -51,16 +54,16 @@ class Job:
     world: int = 1
     local_rank: int = 0
     local_world: int = 1
-    others: tuple[subprocess.Popen[bytes], ...] = ()
+    agents: tuple[subprocess.Popen[bytes], ...] = ()
 
     def lost(self) -> str:
-        """Which of the ``others`` has come to an end that was none, as one that was killed; nothing while none has."""
-        ends = {rank: agent.poll() for rank, agent in enumerate(self.others, 1)}
+        """Return which of the ``agents`` has ended before its time, as by a signal; nothing while none has."""
+        ends = {rank: agent.poll() for rank, agent in enumerate(self.agents, 1)}
         return next((f"the agent of rank {rank} {_ending(end)}" for rank, end in ends.items() if end), "")
 
 
 class Results(Protocol):
-    """Where rank 0 puts what its worker reports."""
+    """Results of rank 0: the environment and the rows that its worker reports."""
 
     def start(self, environment: dict[str, Any]) -> None: ...
 
@@ -242,8 +245,8 @@ def _ending(status: int) -> str:
 
 def _last_line(log: Path, begin: int) -> str:
     """The worker's last word, from byte ``begin`` of the log on: the message of its exception where it had one."""
-    said = log.read_bytes()[begin:].decode(errors="replace")
-    lines = [line.strip() for line in said.splitlines()[-40:] if line.strip()]
+    words = log.read_bytes()[begin:].decode(errors="replace")
+    lines = [line.strip() for line in words.splitlines()[-40:] if line.strip()]
     errors = [line for line in lines if "Error" in line and not line.startswith("File")]
     return (errors or lines or ["no message"])[-1][:300]
 
@@ -259,8 +262,8 @@ def open_store(job: Job) -> dist.Store:
     try:
         store = dist.TCPStore(at, port, is_master=host_it, timeout=limit, wait_for_workers=False)
     except RuntimeError as error:
-        said = str(error).splitlines()[0]
-        raise InputError(f"rank {job.rank} does not reach rank 0: {said}", key="MASTER_ADDR", found=at) from None
+        words = str(error).splitlines()[0]
+        raise InputError(f"rank {job.rank} does not reach rank 0: {words}", key="MASTER_ADDR", found=at) from None
     store.set_timeout(FOREVER)
     return dist.PrefixStore("calibration", store)
 

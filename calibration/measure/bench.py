@@ -102,20 +102,20 @@ class Bench:
         most = max(1, min(64, QUEUE // work.launches))
         n = max(1, min(most, math.ceil(BATCH_S / each_s)))
         repeats = max(3, min(repeats, int(LONGEST_S / (n * each_s))))
-        held = host_s > 0.5 * each_s
+        waits = host_s > 0.5 * each_s
         self._warm(work, each_s)
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(2 * repeats)]
         starved = False
         for repeat in range(repeats):
             start, end = marks[2 * repeat], marks[2 * repeat + 1]
-            if held:
+            if waits:
                 torch.cuda._sleep(int(min(LONGEST_SLEEP_S, 1.5 * n * host_s + 50e-6) * SLEEP_HZ))
             start.record()
             for i in range(n):
                 work.run(i % work.sets)
-            starved |= held and start.query() and n * work.launches < QUEUE
+            starved |= waits and start.query() and n * work.launches < QUEUE
             end.record()
-            if held:
+            if waits:
                 end.synchronize()
         state = self.telemetry.read()  # while the last batch is still running, if it is long
         self.synchronize()
@@ -150,9 +150,9 @@ class Bench:
         return {**summary(late), "series_s": [float(f"{s:.5g}") for s in samples], **_series(states)}
 
     def shared(self, work: Work, other: Work, seconds: float, share: float, period_s: float) -> Row:
-        """As `sustained`, of ``work`` that has about ``share`` of the time of every period, and ``other`` the rest.
+        """Return a row as `sustained` does, of ``work`` with about ``share`` of every period; ``other`` has the rest.
 
-        ``share`` in the row is what it had; seconds of a run of ``other`` are ``other_s``.
+        ``share`` in the row is the measured one; seconds of a run of ``other`` are ``other_s``.
         """
         if not self.cuda:
             return self.device_time(work)
@@ -188,8 +188,10 @@ class Bench:
         }
 
     def kernels(self, work: Work) -> list[list[Scalar]]:
-        """Names and seconds (medians of 3 runs) of the kernels of a run, in order, from the profiler; of one run, where
-        they do not all launch the same ones."""
+        """Return names and seconds of the kernels of a run, in order, from the profiler.
+
+        Seconds are medians of 3 runs, or of one run where the runs launch unlike kernels.
+        """
         if not self.cuda:
             raise UnavailableError("a CPU launches no kernels")
         work.run(0)
@@ -198,8 +200,8 @@ class Bench:
         names, each = [name for name, _ in seen], len(seen) // 3
         if names != 3 * names[:each]:
             return [[name, seconds] for name, seconds in self._profiled(work, 1)]
-        of_runs = zip(*(seen[i * each : (i + 1) * each] for i in range(3)), strict=True)
-        return [[same[0][0], statistics.median(seconds for _, seconds in same)] for same in of_runs]
+        runs = zip(*(seen[i * each : (i + 1) * each] for i in range(3)), strict=True)
+        return [[same[0][0], statistics.median(seconds for _, seconds in same)] for same in runs]
 
     def _profiled(self, work: Work, runs: int) -> list[tuple[str, float]]:
         """Names and seconds of the kernels of so many runs, in order."""
@@ -245,7 +247,7 @@ class Bench:
 
 
 def _series(states: Sequence[Mapping[str, object]]) -> Row:
-    """What the GPU said, as a list of each figure; times at which it said nothing are left out."""
+    """Return the GPU's states as a list of each figure; empty states are left out."""
     told = [state for state in states if state]
     return {name: [state.get(name) for state in told] for name in dict.fromkeys(itertools.chain(*told))}
 

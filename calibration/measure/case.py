@@ -1,4 +1,4 @@
-"""What can be measured: `Case`, one line of the plan and of the results."""
+"""Cases to measure: a `Case` is one line of the plan and of the results."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ KINDS = (*ALONE, "layers", *TOGETHER, "kernels")
 
 @dataclass(frozen=True)
 class Case:
-    """``kind`` names the module that measures it, ``op`` what it does, ``params`` its sizes; ``ranks`` take part.
+    """A case: ``kind`` names the module that measures it, ``op`` the operation, ``params`` its sizes.
 
-    ``limit_s``: after so many seconds it counts as hung.
+    ``ranks`` take part.     ``limit_s``: after so many seconds it counts as hung.
     """
 
     kind: str

@@ -31,16 +31,18 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def groups(level: Level, world: int, local: int, only: Sizes = ()) -> list[tuple[int, ...]]:
-    """Groups to measure in: the first 2, 3, .. ranks of a node, whole nodes, and one rank of each node; below "full"
-    those of 2, of a node and of all. ``only``: those of so many ranks, whatever the level."""
+    """Return the groups to measure in: the first 2, 3, .. ranks of a node, whole nodes, and one rank of each node.
+
+    Below "full" only groups of 2, of a node and of all remain. ``only``: numbers of ranks, whatever the level.
+    """
     within = range(2, min(world, local) + 1)
     nodes = range(2, world // local + 1)
     sizes = [*within, *(local * count for count in nodes)]
     if level != "full" and not only:
         sizes = [size for size in sizes if size in (2, local, world)]
-    found = [tuple(range(size)) for size in sizes]
-    found += [tuple(range(0, local * count, local)) for count in nodes if local > 1]
-    return [ranks for ranks in found if not only or len(ranks) in only]
+    listed = [tuple(range(size)) for size in sizes]
+    listed += [tuple(range(0, local * count, local)) for count in nodes if local > 1]
+    return [ranks for ranks in listed if not only or len(ranks) in only]
 
 
 def cases(level: Level, world: int, local: int, only: Sizes = ()) -> Iterator[Case]:
@@ -86,7 +88,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Part:
-    """What one of ``ranks`` contributes: buffers are ``share`` elements, or that for each rank."""
+    """The part of one of ``ranks``: its buffers are ``share`` elements, or ``share`` for each rank."""
 
     bench: Bench
     group: dist.ProcessGroup

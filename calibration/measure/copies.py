@@ -34,8 +34,8 @@ def prepare(case: Case, bench: Bench) -> Work:
     sets = bench.sets(2.0 * nbytes, 16)
 
     def buffer(device: torch.device) -> torch.Tensor:
-        made = torch.randn(nbytes // 2, device=bench.device).to(device, torch.bfloat16)
-        return made.pin_memory() if pinned and device.type == "cpu" else made
+        tensor = torch.randn(nbytes // 2, device=bench.device).to(device, torch.bfloat16)
+        return tensor.pin_memory() if pinned and device.type == "cpu" else tensor
 
     buffers = [(buffer(target), buffer(source)) for _ in range(sets)]
 

@@ -66,20 +66,20 @@ class Telemetry:
         nvml = self._nvml
         try:
             reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)
-            held = "+".join(name for bit, name in REASONS.items() if reasons & bit)
+            throttle = "+".join(name for bit, name in REASONS.items() if reasons & bit)
             return {
                 "sm_mhz": nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM),
                 "power_w": round(nvml.nvmlDeviceGetPowerUsage(self._handle) * 1e-3),
                 "temp_c": nvml.nvmlDeviceGetTemperature(self._handle, nvml.NVML_TEMPERATURE_GPU),
-                **({"throttle": held} if held else {}),
+                **({"throttle": throttle} if throttle else {}),
             }
         except nvml.NVMLError:
             return {}
 
 
 def environment(device: torch.device, world: int, command: str) -> dict[str, object]:
-    """What a profile's provenance is made of."""
-    found: dict[str, object] = {
+    """Return the machine and the software, of which a profile's provenance is made."""
+    told: dict[str, object] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": command,
         "ranks": world,
@@ -91,7 +91,7 @@ def environment(device: torch.device, world: int, command: str) -> dict[str, obj
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        found |= {
+        told |= {
             "gpu": properties.name,
             "gpus": torch.cuda.device_count(),
             "sms": properties.multi_processor_count,
@@ -109,7 +109,7 @@ def environment(device: torch.device, world: int, command: str) -> dict[str, obj
             ),
             "topology": _smi("topo", "-m"),
         }
-    return found
+    return told
 
 
 def _cpu() -> str:

@@ -1,5 +1,8 @@
-"""What the host takes for something, beside what it takes for a probe at the same time: hosts of one kind issue the
-same ops in half or twice the time, from machine to machine and from one tenth of a second to the next."""
+"""Seconds of the host for a call, beside its seconds for a probe at the same time.
+
+Hosts of one kind issue the same ops in half or twice the time, from machine to machine and from one tenth of a second
+to the next.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,12 @@ WARM_UP = 3
 
 
 def beside_probes(run: Callable[[], float], bench: Bench, probe: Probe | None, team: Team | None) -> Row:
-    """``run`` says how long the host took for it. ``time_s``: of the slowest member in each block; ``each_s``: of every
-    member; ``block_s``, ``probe_s`` and ``probe_forward_s``: [member][block], seconds of a run and of the probes around
-    it, and of these forward, where there is one."""
+    """Return the host's seconds of ``run``, which returns them itself, beside those of probes.
+
+    ``time_s``: of the slowest member in each block; ``each_s``: of every member. ``block_s``: [member][block], seconds
+    of a run. ``probe_s`` and ``probe_forward_s``, where there is a probe: [member][block], of the probes around the
+    blocks, and of their forward passes.
+    """
 
     def once() -> float:
         if team is not None:
@@ -37,12 +43,12 @@ def beside_probes(run: Callable[[], float], bench: Bench, probe: Probe | None, t
         blocks.append(statistics.fmean(once() for _ in range(n)))
         if probe:
             probes.append(probe.seconds())
-    of_mine = (blocks, [sum(parts) for parts in probes], [forward for forward, _ in probes])
-    each = [of_mine] if team is None else team.all(of_mine)
+    mine = (blocks, [sum(parts) for parts in probes], [forward for forward, _ in probes])
+    each = [mine] if team is None else team.all(mine)
     row: Row = {
-        **summary([max(of_all) for of_all in zip(*(of_one for of_one, *_ in each), strict=True)]),
+        **summary([max(seconds) for seconds in zip(*(member_blocks for member_blocks, *_ in each), strict=True)]),
         "runs": n,
-        "each_s": [_rounded(statistics.median(of_one)) for of_one, *_ in each],
+        "each_s": [_rounded(statistics.median(member_blocks)) for member_blocks, *_ in each],
     }
     if probe:
         row |= {

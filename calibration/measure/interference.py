@@ -1,5 +1,7 @@
-"""Kernels beside a collective on the same GPU: how much slower each gets while the other is under way all the time, and
-beside a receive whose sender is late: its kernel is on the GPU, and waits."""
+"""Kernels beside a collective on the same GPU: how much slower each gets while the other runs throughout.
+
+Kernels are also measured beside a receive whose sender is late: its kernel is on the GPU, and waits.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from calibration.measure.bench import QUEUE, SLEEP_HZ, Bench, Row, summary
 from calibration.measure.case import Case, Level, Scalar, UnavailableError, Work
 from calibration.measure.team import Team
 
-#: Kernels by name: the case of their own that they are, at sizes of a training step.
+#: Kernels by name, each a case that is measured alone too, at sizes of a training step.
 KERNELS: dict[str, Case] = {
     "matmul": Case("matmul", "mm", {"m": 8192, "n": 8192, "k": 8192, "role": "fwd", "dtype": "bf16"}),
     "matmul_small": Case("matmul", "mm", {"m": 2048, "n": 4096, "k": 4096, "role": "fwd", "dtype": "bf16"}),
@@ -88,13 +90,13 @@ class Pair:
     collective: Work
 
 
-def prepared(own: Case, case: Case, bench: Bench, team: Team) -> Pair:
-    """The kernel ``own`` and the collective of ``case``. Raises `UnavailableError`."""
+def prepared(kernel_case: Case, case: Case, bench: Bench, team: Team) -> Pair:
+    """The kernel of ``kernel_case`` and the collective of ``case``. Raises `UnavailableError`."""
 
     def prepare() -> Pair:
         op = "send" if case.op == LATE else case.op
         return Pair(
-            MODULES[own.kind].prepare(own, bench),
+            MODULES[kernel_case.kind].prepare(kernel_case, bench),
             collectives.prepare(Case("collective", op, case.params, case.ranks), bench, team.data),
         )
 
@@ -137,9 +139,11 @@ def _beside(team: Team, lead: Work, lead_s: float, other: Work, other_s: float) 
             beside = race(lead, n, other, m, side, hold_s)
             hold_s = 1.5 * beside.host_s
             races.append((alone.lead_s, beside.lead_s, beside.margin_s >= 0))
-        said = team.all(races[1:])
-        if all(covered for member in said for _, _, covered in member):
-            slowest = [[max(times) for times in zip(*at_once, strict=True)] for at_once in zip(*said, strict=True)]
+        member_races = team.all(races[1:])
+        if all(covered for member in member_races for _, _, covered in member):
+            slowest = [
+                [max(times) for times in zip(*at_once, strict=True)] for at_once in zip(*member_races, strict=True)
+            ]
             return summary([alone for alone, _, _ in slowest]), summary([beside for _, beside, _ in slowest])
         n, per_lead = n // 4, per_lead * 6
     raise UnavailableError("the other stream could not be kept busy throughout")

@@ -1,6 +1,6 @@
-"""Which kernels a case launches: names (cuBLAS's say the tile and the slices of k) and seconds, from the profiler.
+"""Kernels of a case: names (cuBLAS's say the tile and the slices of k) and seconds, from the profiler.
 
-Last of all, as a profiler that has run once may slow what comes after it.
+They are measured last of all, as a profiler that has run once may slow everything after it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the host takes to issue one op in eager PyTorch, on tensors so small that the GPU never holds it up."""
+"""Seconds of the host to issue one op in eager PyTorch, on tensors so small that the GPU never holds it up."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def prepare(case: Case, bench: Bench) -> Work:
 def _on(*tensors: tuple[int, ...], grad: bool = False) -> Callable[[Callable[..., object]], Maker]:
     """Work of a function of random tensors of these shapes, recorded by autograd if ``grad``."""
 
-    def of(function: Callable[..., object]) -> Maker:
+    def maker(function: Callable[..., object]) -> Maker:
         def make(bench: Bench) -> Work:
             inputs = [bench.random(*shape).detach().requires_grad_(grad) for shape in tensors]
             return Work(lambda i: function(*inputs), launches=3)
 
         return make
 
-    return of
+    return maker
 
 
 def _gradient(*tensors: tuple[int, ...]) -> Callable[[Callable[..., Tensor]], Maker]:
     """Work of the gradients of such a function, through autograd's engine."""
 
-    def of(function: Callable[..., Tensor]) -> Maker:
+    def maker(function: Callable[..., Tensor]) -> Maker:
         def make(bench: Bench) -> Work:
             inputs = [bench.random(*shape).detach().requires_grad_() for shape in tensors]
             out = function(*inputs)
@@ -59,7 +59,7 @@ def _gradient(*tensors: tuple[int, ...]) -> Callable[[Callable[..., Tensor]], Ma
 
         return make
 
-    return of
+    return maker
 
 
 X, W, V, HEADS = (ROWS, WIDTH), (WIDTH, WIDTH), (WIDTH,), (1, 4, ROWS, 64)
@@ -143,11 +143,11 @@ def _autocast_linear(bench: Bench) -> Work:
 
 
 def _module(make: Callable[[], nn.Module]) -> Maker:
-    def of(bench: Bench) -> Work:
+    def maker(bench: Bench) -> Work:
         module, x = make().to(bench.device, torch.bfloat16), bench.random(*X)
         return Work(lambda i: module(x), launches=2)
 
-    return of
+    return maker
 
 
 OPS: dict[str, Maker] = {

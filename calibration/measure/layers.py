@@ -1,4 +1,4 @@
-"""What the host takes to issue layers as training does: modules, autograd, the adding up of gradients, hooks of DDP and
+"""Seconds of the host to issue layers as training does: modules, autograd, the adding up of gradients, hooks of DDP and
 FSDP, collectives, pipelines. The layers are narrow (`calibration.narrow`), no optimizer step is taken, and the host's
 clock is read before the GPU has been waited for.
 
@@ -48,7 +48,7 @@ SHARED = {
 
 
 def cases(level: Level, gpus: int) -> Iterator[Case]:
-    """On one GPU, and where there are ``gpus`` more, in the layouts of two."""
+    """Yield the cases on one GPU and, where there are several ``gpus``, in the layouts of two."""
     if level == "smoke":
         yield Case("layers", "passes", {"part": "linear"})
         yield Case("layers", "split", {"model": "gpt", "layers": 1})
@@ -88,8 +88,10 @@ def cases(level: Level, gpus: int) -> Iterator[Case]:
 
 
 def measure(case: Case, bench: Bench, probe: Probe | None, team: Team | None) -> Row:
-    """What the host takes, see `calibration.measure.hosts`. What it waits for the GPU and the other hosts, to be told
-    how many tokens it gets, does not count."""
+    """Return the host's seconds, see `calibration.measure.hosts`.
+
+    Seconds in which it waits for the GPU and the other hosts, to be told how many tokens it gets, do not count.
+    """
     waiting = _Waiting(bench)
     with _prepared(case, bench, waiting) as issue:
 
@@ -113,8 +115,8 @@ class _Waiting:
         began = time.perf_counter()
         self._bench.synchronize()
         self.seconds += time.perf_counter() - began
-        found: list[Any] = numbers.tolist()
-        return found
+        values: list[Any] = numbers.tolist()
+        return values
 
 
 @contextlib.contextmanager
@@ -125,7 +127,7 @@ def _prepared(case: Case, bench: Bench, waiting: _Waiting) -> Iterator[Callable[
     if case.op in ("split", "input"):
         yield _split(case, bench)
         return
-    groups = Groups.of(narrow(case.params).parallelism, dist.get_rank() if len(case.ranks) > 1 else 0)
+    groups = Groups.from_layout(narrow(case.params).parallelism, dist.get_rank() if len(case.ranks) > 1 else 0)
     if groups is None:
         yield lambda: None
         return
@@ -202,9 +204,9 @@ def _split(case: Case, bench: Bench) -> Callable[[], object]:
     def run() -> None:
         for one in layers.parameters():
             one.grad = None
-        given = x.detach().requires_grad_()
-        out = layers(given)
-        _, groups = stage_backward_input([out], [gradient], [given], iter(layers.parameters()))
+        inputs = x.detach().requires_grad_()
+        out = layers(inputs)
+        _, groups = stage_backward_input([out], [gradient], [inputs], iter(layers.parameters()))
         if case.op == "split":
             stage_backward_weight(iter(layers.parameters()), groups)
 

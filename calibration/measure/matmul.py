@@ -1,7 +1,7 @@
 """Matrix products in the operand layouts of a linear layer: single, batched, and grouped for experts.
 
 Sizes m, n, k are those of `simulator.program.Matmul`: forward y = x W^T, data gradient dx = dy W and weight gradient
-dW = dy^T x, with W as PyTorch keeps it (outputs x inputs), so that the layouts are NT, NN and TN. In fp8 all are NT,
+dW = dy^T x. PyTorch keeps W as outputs x inputs, so that the layouts are NT, NN and TN. In fp8 all are NT,
 the only layout that the tensor cores take: training libraries transpose the operands beforehand.
 """
 

@@ -307,7 +307,7 @@ def _foreach(
 
 
 def _clip(first: list[Tensor], second: list[Tensor]) -> object:
-    """What `torch.nn.utils.clip_grad_norm_` does."""
+    """Clip gradients as `torch.nn.utils.clip_grad_norm_` does."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(first)))
     return torch._foreach_mul_(first, torch.clamp(1e6 / (norm + 1e-6), max=1.0))
 
@@ -353,8 +353,10 @@ ROTARY: dict[str, Callable[..., Work]] = {"rope": _rotary(backward=False), "rope
 
 
 def _choices(tensors: Callable[[int], int], make: Callable[[Tensor, Tensor, Tensor], object]) -> Callable[..., Work]:
-    """An op of what experts give back for each token, ``top_k`` rows of it, and their weights; it reads or writes so
-    many tensors of one row per token, by ``top_k``."""
+    """Return an op on the experts' results, ``top_k`` rows of each token, and their weights.
+
+    ``tensors``: how many tensors of one row per token it reads or writes, by ``top_k``.
+    """
 
     def prepare(bench: Bench, tokens: int, top_k: int, width: int) -> Work:
         def one() -> Callable[[], object]:

@@ -1,7 +1,7 @@
 """Collectives beside kernels on the same GPU, by the profiler: seconds in which their bytes move.
 
-A kernel of NCCL's is there from when its own GPU has SMs for it; the last of them to begin waits for nobody, so that
-the shortest of a collective is how long its bytes move.
+A kernel of NCCL's is there from when its own GPU has SMs for it. The last one to begin waits for nobody. So the
+shortest kernel of a collective lasts as long as its bytes move.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def measure(case: Case, bench: Bench, team: Team) -> Row:
         interference.race(pair.kernel, n, pair.collective, m, side, HOLD_S)
         team.barrier()
         _in_turn(pair, n_after)
-    found = team.all(_spans(profile, (n + 1) / (n + 1 + n_after), m))
-    if any(len(spans) != m + AFTER for spans in found):
-        raise UnavailableError(f"kernels of NCCL's: {[len(spans) for spans in found]}, expected {m + AFTER}")
-    shortest = [min(span.seconds for span in spans) for spans in zip(*found, strict=True)]
-    covered = [all(span.covered for span in spans) for spans in zip(*found, strict=True)]
+    spans_by_rank = team.all(_spans(profile, (n + 1) / (n + 1 + n_after), m))
+    if any(len(spans) != m + AFTER for spans in spans_by_rank):
+        raise UnavailableError(f"kernels of NCCL's: {[len(spans) for spans in spans_by_rank]}, expected {m + AFTER}")
+    shortest = [min(span.seconds for span in spans) for spans in zip(*spans_by_rank, strict=True)]
+    covered = [all(span.covered for span in spans) for spans in zip(*spans_by_rank, strict=True)]
     beside = [seconds for seconds, there in zip(shortest[:m], covered, strict=False) if there]
     if not beside:
         raise UnavailableError("no collective ran beside the kernel throughout")
@@ -93,7 +93,7 @@ class Span:
 
 
 def _spans(profile: torch.profiler.profile, share: float, m: int) -> list[Span]:
-    """In the order in which they began; the first ``share`` of the other kernels are those beside the first ``m``."""
+    """Return NCCL's kernels as they began; the first ``share`` of the other kernels run beside the first ``m``."""
     events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
     events.sort(key=lambda event: event.time_range.start)
     nccl = [event.time_range for event in events if event.name.startswith("nccl")]

@@ -25,8 +25,10 @@ MODULES_TOGETHER = dict(zip(TOGETHER, (collectives, interference, moving), stric
 
 
 def plan(level: Level, kinds: Collection[str], world: int, local: int, groups: collectives.Sizes = ()) -> list[Case]:
-    """The cases of ``kinds`` for ``world`` ranks, ``local`` of them on each node; of collectives and what they do
-    beside kernels those in ``groups`` of so many ranks, see `collectives.groups`."""
+    """Return the cases of ``kinds`` for ``world`` ranks, ``local`` of them on each node.
+
+    Collectives, alone and beside kernels, are in ``groups`` of so many ranks, see `collectives.groups`.
+    """
     alone = [
         case for name, module in MODULES_ALONE.items() if name in kinds for case in shuffled(module.cases(level, world))
     ]

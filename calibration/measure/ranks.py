@@ -69,9 +69,9 @@ def _ranks(arguments: argparse.Namespace, again: Sequence[str]) -> Iterator[Rank
         yield Ranks(world)
         return
     gpus = _gpus(arguments.gpus, arguments.device)
-    given = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(gpus), "LOCAL_WORLD_SIZE": str(gpus)}
-    given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    os.environ |= given
+    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(gpus), "LOCAL_WORLD_SIZE": str(gpus)}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    os.environ |= variables
     spawned = tuple(
         subprocess.Popen(
             [sys.executable, "-m", "calibration", *again, "--out", str(arguments.out)],
@@ -87,7 +87,7 @@ def _ranks(arguments: argparse.Namespace, again: Sequence[str]) -> Iterator[Rank
         raise
     finally:
         _leave(spawned)
-        for name in given:
+        for name in variables:
             os.environ.pop(name)
 
 
@@ -128,7 +128,7 @@ def job(
         world=world,
         local_rank=int(os.environ.get("LOCAL_RANK", rank)),
         local_world=int(os.environ.get("LOCAL_WORLD_SIZE", world)),
-        others=there.started,
+        agents=there.started,
     )
 
 
@@ -162,9 +162,11 @@ def follow(job: Job) -> int:
 
 
 class Progress:
-    """How far it is, on standard error: on a terminal one line that is written over, elsewhere a line now and then.
-    How long the rest takes, at the pace behind the first case (before it workers start), is said from when cases of
-    most of the ``kinds`` have been seen: those of one kind say nothing of another's."""
+    """Progress on standard error: on a terminal one line that is written over, elsewhere a line now and then.
+
+    The remaining time is at the pace behind the first case, before which workers start. It is shown once cases of most
+    of the ``kinds`` have been seen: cases of one kind say nothing of another's.
+    """
 
     def __init__(self, kinds: Collection[str]) -> None:
         self._kinds, self._seen = len(kinds), set[str]()

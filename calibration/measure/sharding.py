@@ -35,8 +35,7 @@ def _chunk_cat(dtype: torch.dtype) -> Callable[..., Work]:
 
 
 def _split_copy(bench: Bench, hidden: int, ranks: int) -> Work:
-    """From the buffer that torch's FSDP gathers to the parameters of a layer (as above,
-    ``foreach_all_gather_copy_out``)."""
+    """Copy from the buffer that torch's FSDP gathers to a layer's parameters, as ``foreach_all_gather_copy_out``."""
     sizes = [math.prod(shape) // ranks for shape in _weights(hidden)]
 
     def make() -> Callable[[], object]:

@@ -1,5 +1,7 @@
-"""Products that share the GPU's time, period by period, with waiting or with kernels that draw less power: how the
-clock rises when the mean has room below the power limit, and how products follow it."""
+"""Products that share the GPU's time, period by period, with waiting or with kernels that draw less power.
+
+They show how the clock rises when the mean has room below the power limit, and how products follow it.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,9 @@ def cases(level: Level, gpus: int) -> Iterator[Case]:
     ]
     if level == "full":
         (short, *_), large = PERIODS[level], _product(size, size, size)
-        others = itertools.product(("attention_fwd", "attention_bwd", *STREAMS), FEW, (short,))
+        neighbours = itertools.product(("attention_fwd", "attention_bwd", *STREAMS), FEW, (short,))
         turns += [("mm", large, *turn) for turn in itertools.product(BESIDE[:1], FEW, MORE_PERIODS)]
-        turns += [("mm", large, *turn) for turn in others]
+        turns += [("mm", large, *turn) for turn in neighbours]
         turns += [("mm", _product(*sizes), "wait", share, short) for sizes in PRODUCTS for share in FEW[:1]]
         turns += [
             (op, _scores(*sizes), "wait", share, short)

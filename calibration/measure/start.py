@@ -22,8 +22,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(agent: int) -> None:
-    """From here on a worker ends with its agent, the process of this number, also where that is killed while the worker
-    waits for others, or was while it imported torch; and an agent with the one that has started it."""
+    """End this process with the process number ``agent`` from here on.
+
+    A worker ends with its agent, and an agent with its starter. A worker also ends where the agent is killed while it
+    waits for other ranks, or was killed while it imported torch.
+    """
     if hasattr(libc := ctypes.CDLL(None), "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != agent:

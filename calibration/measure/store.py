@@ -88,8 +88,10 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
         try:
             row = json.loads(line)
         except ValueError:
-            own = line.startswith(BEGINS) or BEGINS.startswith(line)
-            if number == len(lines) and not text.endswith("\n") and own:  # cut off as it was written: measured again
+            is_ours = line.startswith(BEGINS) or BEGINS.startswith(line)
+            if (
+                number == len(lines) and not text.endswith("\n") and is_ours
+            ):  # cut off as it was written: measured again
                 path.write_text("".join(f"{good}\n" for good in lines[:-1]), encoding="utf-8")
                 return
             raise InputError(f"line {number} is not JSON", file=path, fix="remove the line") from None
@@ -99,7 +101,7 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _is_row(row: object) -> bool:
-    """Whether it has what tells a case, or is of a machine."""
+    """Return True for a row with all that tells a case, or of a machine."""
     if not isinstance(row, dict) or row.get("kind") == "environment":
         return isinstance(row, dict)
     kinds = {"kind": str, "op": str, "params": dict, "ranks": list}

@@ -30,7 +30,7 @@ class Team:
     control: dist.ProcessGroup
 
     @classmethod
-    def of(cls, ranks: tuple[int, ...]) -> Team:
+    def from_ranks(cls, ranks: tuple[int, ...]) -> Team:
         """All ranks of the job must call this, in the same order."""
         return cls(ranks, dist.new_group(list(ranks), timeout=FOREVER), dist.new_group(list(ranks), FOREVER, "gloo"))
 
@@ -38,10 +38,10 @@ class Team:
         dist.barrier(self.control)
 
     def all(self, value: T) -> list[T]:
-        """What every member says, in the order of ranks."""
-        said: list[T] = [value] * len(self.ranks)
-        dist.all_gather_object(said, value, group=self.control)
-        return said
+        """Return every member's value, in the order of ranks."""
+        values: list[T] = [value] * len(self.ranks)
+        dist.all_gather_object(values, value, group=self.control)
+        return values
 
     def together(self, attempt: Callable[[], T]) -> T:
         """``attempt`` at every member; where one fails, all raise `UnavailableError` with its reason."""
@@ -50,7 +50,7 @@ class Team:
             result = attempt()
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-        failures = [said for said in self.all(reason) if said]
+        failures = [why for why in self.all(reason) if why]
         if failures:
             raise UnavailableError(failures[0])
         assert result is not None
@@ -58,8 +58,10 @@ class Team:
 
 
 def collective_time(bench: Bench, work: Work, team: Team) -> Row:
-    """Seconds of a collective on the stream, one after another (``time_s``, of the slowest member in each batch), and
-    of the call on the host (``host_s``, median of the members)."""
+    """Return the seconds of a collective on the stream and of its call on the host.
+
+    ``time_s``: collectives one after another, of the slowest member in each batch. ``host_s``: median of the members.
+    """
     each_s, host_s = estimate(bench, work, team)
     n = max(1, min(40, QUEUE // (2 * work.launches), int(BATCH_S / each_s) + 1))
     repeats = max(3, min(REPEATS, int(LONGEST_S / (n * each_s)) + 1))
@@ -86,8 +88,8 @@ def estimate(bench: Bench, work: Work, team: Team) -> tuple[float, float]:
         work.run(i % work.sets)
     bench.synchronize()
     team.barrier()
-    said = team.all(timed(bench, work, 3, 0.0))
-    return max(max(seconds for seconds, _ in said), 1e-6), max(host for _, host in said)
+    times = team.all(timed(bench, work, 3, 0.0))
+    return max(max(seconds for seconds, _ in times), 1e-6), max(host for _, host in times)
 
 
 def timed(bench: Bench, work: Work, n: int, host_s: float) -> tuple[float, float]:

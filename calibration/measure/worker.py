@@ -1,6 +1,6 @@
 """`python -m calibration.measure.worker`: measures the cases that its agent tells it to, and reports each.
 
-It may die at any case: what it has reported is kept, and its agent starts another.
+It may die at any case: reported rows are kept, and its agent starts another worker.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
         if world > 1 and any(len(case.ranks) > 1 for case in pending):
             join(orders)
             groups = dict.fromkeys(case.ranks for case in pending if len(case.ranks) > 1)
-            teams = {ranks: Team.of(ranks) for ranks in groups}
+            teams = {ranks: Team.from_ranks(ranks) for ranks in groups}
         report({"environment": environment(device, world, orders["command"])})
         by_key = {case.key: case for case in cases}
         probe = Probe(device) if bench.cuda and any(case.kind in OF_HOSTS for case in pending) else None
@@ -53,7 +53,7 @@ def main() -> None:
             if rank in case.ranks:
                 _one(case, bench, teams.get(case.ranks), by_key, probe, report)
         if teams:
-            dist.barrier(Team.of(tuple(range(world))).control)
+            dist.barrier(Team.from_ranks(tuple(range(world))).control)
 
 
 def _one(
@@ -93,8 +93,8 @@ def _measured(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Cas
         work = team.together(lambda: _tried(collectives.prepare(case, bench, team.data), bench))
         return {"bytes": work.nbytes, **collective_time(bench, work, team)}
     if case.kind == "kernels":
-        of = by_key[str(case.params["of"])]
-        return {"kernels": bench.kernels(plan.MODULES_ALONE[of.kind].prepare(of, bench))}
+        profiled = by_key[str(case.params["of"])]
+        return {"kernels": bench.kernels(plan.MODULES_ALONE[profiled.kind].prepare(profiled, bench))}
     if case.kind == "shared":
         product, other = shared.prepare(case, bench)
         parts = (float(case.params[name]) for name in ("seconds", "share", "period_s"))

@@ -1,7 +1,8 @@
 """Write predictions of runs to a file, to be committed before the runs are made.
 
-Of every workload: step time, peak allocated memory of each rank, seconds by class of kernel, exposed communication,
-bubble, breakdown of the step; with the profile's hash, the simulator's commit and the date.
+Every workload has its step time, peak allocated memory of each rank, and seconds by class of kernel. It also has
+exposed communication, bubble and breakdown of the step. The file names the profile's hash, the simulator's commit and
+the date.
 `compare --predictions FILE` then holds the measured runs against it.
 """
 

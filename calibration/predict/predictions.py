@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from calibration.commits import head, sha256
 from calibration.compare.figures import Figures, simulated_figures
 from calibration.train.record import Told
-from calibration.workloads import check_name, of_one_name
+from calibration.workloads import check_name, name_clash
 from simulator.api import StepResult, run
 from simulator.bounds import NotNegative, Positive
 from simulator.config import Workload, load_workload
@@ -62,25 +62,25 @@ def simulate(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> S
     workload = load_workload(path, changes)
     check_name(workload.name, path)
     if len(workload.calibrations) > 1:
-        found = ", ".join(workload.calibrations)
-        raise InputError("runs on GPUs of several types", file=path, key="cluster", found=found, allowed="one type")
+        types = ", ".join(workload.calibrations)
+        raise InputError("runs on GPUs of several types", file=path, key="cluster", found=types, allowed="one type")
     profile = find("profile", next(iter(workload.calibrations.values())), base=path.parent)
-    known = (workload, sha256(read_text(path)), sha256(read_text(profile)))
+    loaded = (workload, sha256(read_text(path)), sha256(read_text(profile)))
     try:
-        return Simulated(*known, run(workload))
+        return Simulated(*loaded, run(workload))
     except (InputError, DeadlockError) as problem:
-        return Simulated(*known, None, " ".join(str(problem).split()))
+        return Simulated(*loaded, None, " ".join(str(problem).split()))
 
 
 def simulate_all(jobs: Iterable[tuple[Path, Mapping[str, Any]]]) -> list[Simulated]:
     """Every file with its changes, in order. Raises `InputError` where two have one name, by which runs are found."""
-    found: dict[str, tuple[Path, Simulated]] = {}
+    simulated: dict[str, tuple[Path, Simulated]] = {}
     for path, changes in jobs:
         one = simulate(path, changes)
-        if one.name in found:
-            raise of_one_name(one.name, found[one.name][0], path)
-        found[one.name] = path, one
-    return [one for _, one in found.values()]
+        if one.name in simulated:
+            raise name_clash(one.name, simulated[one.name][0], path)
+        simulated[one.name] = path, one
+    return [one for _, one in simulated.values()]
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ def read_predictions(path: Path) -> Predictions:
     """Raises `InputError` where it is no file of predictions."""
     data = read_json(path)
     if data.get("format") != FORMAT:
-        fix, found = "python -m calibration predict writes one", data.get("format")
-        raise InputError("no file of predictions", file=path, key="format", found=found, allowed=FORMAT, fix=fix)
+        fix, version = "python -m calibration predict writes one", data.get("format")
+        raise InputError("no file of predictions", file=path, key="format", found=version, allowed=FORMAT, fix=fix)
     file = validated(_File, data, path)
     return Predictions(
         date=file.date,

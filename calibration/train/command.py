@@ -1,7 +1,7 @@
 """Really train workload files with PyTorch on this machine's GPUs, a few steps each, and record how long they took.
 
 Every workload leaves DIR/NAME.json, a failed or skipped one with its reason, and DIR/NAME.timeline.csv.gz, a step of
-every rank; a run that was interrupted goes on where it stopped.
+every rank. An interrupted run goes on where it stopped.
 Under torchrun the ranks that it gives are used; otherwise --gpus processes are started here. A workload on fewer GPUs
 uses the first of them.
 """
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.out,
         {name: path for name, (path, _) in named.items()},
         _spoken(arguments),
-        workloads={name: known for name, (_, known) in named.items() if isinstance(known, Workload)},
+        workloads={name: loaded for name, (_, loaded) in named.items() if isinstance(loaded, Workload)},
         gpu=gpu,
         warm_up=warm_up,
     )
@@ -95,15 +95,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _checked(named: Mapping[str, tuple[Path, Workload | InputError]]) -> tuple[dict[str, int], dict[str, str]]:
-    """By name: how many ranks a workload needs, or why it cannot be trained."""
+    """Return by name the number of ranks that a workload needs, or the reason why it cannot be trained."""
     needed, refused = {}, {}
-    for name, (_, known) in named.items():
-        if isinstance(known, InputError):
-            refused[name] = str(known)
-        elif reason := refusal(known):
+    for name, (_, loaded) in named.items():
+        if isinstance(loaded, InputError):
+            refused[name] = str(loaded)
+        elif reason := refusal(loaded):
             refused[name] = reason
         else:
-            needed[name] = known.n_ranks
+            needed[name] = loaded.n_ranks
     return needed, refused
 
 

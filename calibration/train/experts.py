@@ -1,8 +1,8 @@
 """A mixture of experts over expert-parallel ranks: router, all-to-all, grouped products.
 
-Tokens are dealt to the experts in turn, whatever the router says (Megatron-LM's ``--moe-router-force-load-balancing``),
-and weighed by the router's probabilities: loads are what ``token_distribution: balanced`` says, and every weight
-learns.
+Tokens are dealt to the experts in turn, whatever the router says (Megatron-LM's ``--moe-router-force-load-balancing``).
+They are weighed by the router's probabilities, so that every weight learns. Loads are those of
+``token_distribution: balanced``.
 """
 
 from __future__ import annotations

@@ -17,14 +17,16 @@ class Probe:
 
     def __init__(self, device: torch.device) -> None:
         workload = narrow(PROBE)
-        groups = Groups.of(workload.parallelism, 0)
+        groups = Groups.from_layout(workload.parallelism, 0)
         assert groups is not None
         self._trainer = Trainer(workload, groups, device)
         self._trainer.forward_backward()
 
     def seconds(self) -> tuple[float, float]:
-        """That the host takes to issue them, forward and backward, which two threads do. A forward pass goes before, as
-        other work did."""
+        """Return the host's seconds to issue the passes, forward and backward, which two threads do.
+
+        A forward pass goes before, as other work did.
+        """
         trainer, forward_s, backward_s = self._trainer, 0.0, 0.0
         (module,) = trainer.modules
         module(trainer.inputs[:1])

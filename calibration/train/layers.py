@@ -28,7 +28,7 @@ ROPE_BASE = 10_000.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands inside its replica, as far as its parameters and communication go."""
+    """A rank's place inside its replica, as far as its parameters and communication go."""
 
     device: torch.device
     tensor: TensorGroup = field(default_factory=TensorGroup)
@@ -173,10 +173,10 @@ class Attention(nn.Module):
 def activation(m: Model) -> Callable[[Tensor], Tensor]:
     """Gated ones halve the width: gate first, then up."""
 
-    def gated(of: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def gated(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def apply(x: Tensor) -> Tensor:
             gate, up = x.chunk(2, -1)
-            return of(gate) * up
+            return function(gate) * up
 
         return apply
 

@@ -10,13 +10,12 @@ PROFILED = 5
 
 @dataclass(frozen=True)
 class Length:
-    """How long a run goes on: ``warm_up`` steps, then rows of timed ones with a probe of the hosts between two of them,
-    then `PROFILED` steps under the profiler, the last of which is kept.
+    """The length of a run: ``warm_up`` steps, rows of timed steps, and `PROFILED` steps under the profiler.
 
-    A row is ``settle_s`` of steps that are not timed and ``row_s`` of steps that are, one at least: a GPU that has
-    rested, as it does while hosts are probed, is faster than in training that goes on. At its power limit an H200 is
-    3 % faster in the first step after a rest of 0.1 s or more, then slower by as much, and swings for a second
-    (calibration/results/README.md).
+    Hosts are probed between two rows. Of the profiled steps the last is kept. A row is ``settle_s`` of steps that are
+    not timed and ``row_s`` of steps that are, one at least. A GPU that has rested, as it does while hosts are probed,
+    is faster than in training that goes on. At its power limit an H200 is 3 % faster in the first step after a rest of
+    0.1 s or more. Then it is slower by as much, and swings for a second (calibration/results/README.md).
     There are ``least`` timed steps at least, ``most`` at most, and rows until all took ``seconds``.
     """
 

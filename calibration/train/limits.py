@@ -1,4 +1,4 @@
-"""What the trainer does not do, and why: plain PyTorch has no such thing, or it is not written here."""
+"""Limits of the trainer, and why: plain PyTorch has no such thing, or it is not written here."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def refusal(workload: Workload) -> str:
 
 
 def refusals(workload: Workload) -> Iterator[InputError]:
-    """What of a workload cannot be trained here, all of it. What follows from another key is not said beside that."""
+    """Yield all parts of a workload that cannot be trained here, but none that follows from another key."""
     plain = FrameworkChoice(name="pytorch")
     if workload.framework != plain:
         if workload.framework.name == plain.name and workload.framework.version is not None:
-            reason, found = "it is the one that is installed", workload.framework.version
-            yield _no(reason, "framework.version", found, "null")
+            reason, value = "it is the one that is installed", workload.framework.version
+            yield _no(reason, "framework.version", value, "null")
         if workload.framework.name != plain.name or workload.framework.compile:
             yield _no("is not plain PyTorch", "framework", workload.framework.title, plain.title)
         workload = workload.model_copy(update={"framework": plain})
@@ -92,8 +92,8 @@ def _layout(workload: Workload) -> Iterator[InputError]:
     if layout.copy_to_buckets and "copy_to_buckets" in layout.model_fields_set:
         yield _no("is not written", "parallelism.copy_to_buckets", True, False)
     for name, values in allowed.items():
-        if (found := getattr(layout, name)) not in values:
-            yield _no("is not written", f"parallelism.{name}", found, ", ".join(map(str, values)))
+        if (value := getattr(layout, name)) not in values:
+            yield _no("is not written", f"parallelism.{name}", value, ", ".join(map(str, values)))
     if layout.collective_algorithm != "auto":
         yield _no("NCCL chooses it", "parallelism.collective_algorithm", layout.collective_algorithm, "auto")
     if layout.zero == 3:
@@ -146,8 +146,8 @@ def _experts(workload: Workload) -> Iterator[InputError]:
         ("capacity_factor", None),
         ("node_limit", None),
     ):
-        if (found := getattr(moe, name)) != allowed:
-            yield _no("is not written", f"model.moe.{name}", found, allowed)
+        if (value := getattr(moe, name)) != allowed:
+            yield _no("is not written", f"model.moe.{name}", value, allowed)
     if moe.token_distribution != "balanced":
         yield _no("tokens are dealt to experts in turn", "model.moe.token_distribution", "uneven", "balanced")
     if moe.router_dtype == "fp16":
@@ -158,5 +158,5 @@ def _experts(workload: Workload) -> Iterator[InputError]:
         yield _no("tokens do not fall evenly to the experts", "model.moe.experts", moe.experts, "a divisor of them")
 
 
-def _no(reason: str, key: str, found: object, allowed: object) -> InputError:
-    return InputError(reason, key=key, found=found, allowed=allowed)
+def _no(reason: str, key: str, value: object, allowed: object) -> InputError:
+    return InputError(reason, key=key, found=value, allowed=allowed)

@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor
 
 from simulator.config.workload import Workload
 
-LEARNING_RATE = 3e-5  # slow enough for gradients to stay what they are in training: zeros draw less power
+LEARNING_RATE = 3e-5  # so slow that gradients stay as in training: zeros draw less power
 
 
 def accumulate_in_fp32(parameter: nn.Parameter) -> None:
-    """From now on each gradient of ``parameter`` is added to a fp32 sum (Megatron-LM's ``main_grad``) and dropped."""
+    """Add each gradient of ``parameter`` to a fp32 sum (Megatron-LM's ``main_grad``) from now on, and drop it."""
     parameter.main_grad = None
 
     def add(parameter: nn.Parameter) -> None:
@@ -29,7 +29,7 @@ def accumulate_in_fp32(parameter: nn.Parameter) -> None:
 
 
 def gradient(parameter: nn.Parameter) -> Tensor | None:
-    """What has been accumulated."""
+    """Return the accumulated gradient."""
     return parameter.main_grad if hasattr(parameter, "main_grad") else parameter.grad
 
 
@@ -44,7 +44,7 @@ class Adam:
         workload: Workload,
         parameters: Sequence[nn.Parameter],
         counted: Sequence[bool],
-        of_experts: Sequence[nn.Parameter],
+        experts: Sequence[nn.Parameter],
         model: dist.ProcessGroup | None,
         expert: dist.ProcessGroup | None,
         shards: dist.ProcessGroup | None,
@@ -52,7 +52,7 @@ class Adam:
         training = workload.training
         self.parameters, self.clip = list(parameters), training.grad_clip
         self.model, self.expert, self.shards = model, expert, shards
-        apart = {id(parameter) for parameter in of_experts} if expert else set()
+        apart = {id(parameter) for parameter in experts} if expert else set()
         self.dense = [n for n, p in enumerate(parameters) if counted[n] and id(p) not in apart]
         self.apart = [n for n, p in enumerate(parameters) if id(p) in apart]
         self.masters: list[nn.Parameter] | None = None
@@ -83,7 +83,7 @@ class Adam:
                 torch._foreach_copy_([p.detach() for p in self.parameters], [m.detach() for m in self.masters])
 
     def _clip(self, grads: list[Tensor]) -> None:
-        """As Megatron-LM: the norm of all ranks' gradients, on the GPU throughout."""
+        """Clip by the norm of all ranks' gradients, on the GPU throughout, as Megatron-LM does."""
         assert self.clip is not None
         total = self._squares([grads[n] for n in self.dense], self.model)
         if self.apart:

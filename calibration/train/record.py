@@ -1,47 +1,46 @@
-"""What a training run leaves behind: ``DIR/NAME.json`` and, where it went well, ``DIR/NAME.timeline.csv.gz``.
+"""Files that a training run leaves behind: ``DIR/NAME.json`` and, where it went well, ``DIR/NAME.timeline.csv.gz``.
 
 NAME is the workload's. The JSON's keys; seconds, bytes, and FLOP/s throughout:
 
-```
-format            1
-name              the workload's name
-status            ok | failed | skipped; of a failed or skipped run no keys but format, name, status, reason, date,
-                  command, workload and, where it got so far, environment are sure to be there
-reason            why it failed or was skipped, else ""
-date, command     UTC, ISO 8601, when the run began; as typed, without paths
-workload          {text: the file as it was, resolved: the whole `Workload` as plain data, sha256: of the text}
-environment       see `calibration.measure.gpu.environment`: gpu, cuda, nccl, nvls, torch, nvidia_smi (driver), ...
-n_gpus            ranks
-tokens_per_step   of the whole job
-steps             {warm_up, settling, timed, profiled}: how many of each were done; in every row of timed steps those
-                  that settle come first; records made before rows were timed do not have them
-step_time_s       {median, p10, p90, min, max, spread, each: [..]} over the timed steps, of each the slowest rank's
-                  (between events on its stream); spread = (p90 - p10) / median
-wall_time_s       the same by the host's clock
-tokens_per_s      tokens_per_step / step_time_s.median
-loss              mean loss of every step, from the first of warm-up on
-ranks             a list, one per rank in order:
-  rank, place     place: {tp, dp, pp, ep}, its coordinates
-  step_time_s, wall_time_s   {median, p10, p90, min, max, spread, each}, of this rank
-  memory          {steady_allocated_bytes, peak_allocated_bytes, peak_reserved_bytes, first_step_peak_allocated_bytes}:
-                  torch.cuda.max_memory_allocated over the timed steps and over all steps, reserved over all, and
-                  the peak of the first step (when the optimizer's state is made); empty without GPUs
-  clocks          {sm_mhz: {median, min, max}, power_w: {..}, temp_c: {..}, throttle: [reasons seen]} of the timed
-                  steps, read in each when the host has issued it; power is the driver's mean over a second; empty
-                  without NVML
-  host            {probe_s: [before the run, between its rows of timed steps, after it], probe_forward_s: [..]}:
-                  seconds of passes of a small model (`calibration.narrow.PROBE`) that the host issues, and of the
-                  forward ones; empty without GPUs
-  profile         of the one profiled step kept, the last: {span_s (first start to last end on the GPU), busy_s (some
-                  kernel runs), exposed_s (communication runs and no other kernel), exposed: {kind: s}, step_s (wall,
-                  under the profiler)}
-  kernels         a list: {class, kind, op, seconds, launches} of the profiled step, where class is matmul | attention |
-                  memory | optimizer | communication | copy, kind is tp | dp | pp | ep of communication, else "", and op
-                  is the collective (all_reduce, all_gather, reduce_scatter, all_to_all, send_recv, broadcast) of
-                  communication, else "".
-                  What runs inside the optimizer's step is of class optimizer, its communication excepted; copy is what
-                  copy engines do (memcpy between host and device)
-```
+    format            1
+    name              the workload's name
+    status            ok | failed | skipped; of a failed or skipped run no keys but format, name, status, reason, date,
+                      command, workload and, where it got so far, environment are sure to be there
+    reason            why it failed or was skipped, else ""
+    date, command     UTC, ISO 8601, when the run began; as typed, without paths
+    workload          {text: the file as it was, resolved: the whole `Workload` as plain data, sha256: of the text}
+    environment       see `calibration.measure.gpu.environment`: gpu, cuda, nccl, nvls, torch, nvidia_smi (driver), ...
+    n_gpus            ranks
+    tokens_per_step   of the whole job
+    steps             {warm_up, settling, timed, profiled}: how many of each were done; every row of timed steps
+                      begins with those that settle; records made before rows were timed do not have them
+    step_time_s       {median, p10, p90, min, max, spread, each: [..]} over the timed steps, of each the slowest rank's
+                      (between events on its stream); spread = (p90 - p10) / median
+    wall_time_s       the same by the host's clock
+    tokens_per_s      tokens_per_step / step_time_s.median
+    loss              mean loss of every step, from the first of warm-up on
+    ranks             a list, one per rank in order:
+      rank, place     place: {tp, dp, pp, ep}, its coordinates
+      step_time_s, wall_time_s   {median, p10, p90, min, max, spread, each}, of this rank
+      memory          {steady_allocated_bytes, peak_allocated_bytes, peak_reserved_bytes,
+                      first_step_peak_allocated_bytes}: torch.cuda.max_memory_allocated over the timed steps
+                      and over all steps, reserved over all, and the peak of the first step (when the
+                      optimizer's state is made); empty without GPUs
+      clocks          {sm_mhz: {median, min, max}, power_w: {..}, temp_c: {..}, throttle: [reasons seen]} of the timed
+                      steps, read in each when the host has issued it; power is the driver's mean over a second; empty
+                      without NVML
+      host            {probe_s: [before the run, between its rows of timed steps, after it], probe_forward_s: [..]}:
+                      seconds of passes of a small model (`calibration.narrow.PROBE`) that the host issues, and of the
+                      forward ones; empty without GPUs
+      profile         of the one profiled step kept, the last: {span_s (first start to last end on the GPU), busy_s
+                      (some kernel runs), exposed_s (communication runs and no other kernel), exposed: {kind: s},
+                      step_s (wall, under the profiler)}
+      kernels         a list: {class, kind, op, seconds, launches} of the profiled step, where class is matmul |
+                      attention | memory | optimizer | communication | copy; kind is tp | dp | pp | ep of
+                      communication, else ""; op is the collective of communication (all_reduce, all_gather,
+                      reduce_scatter, all_to_all, send_recv, broadcast), else "".
+                      All kernels of the optimizer's step are of class optimizer, its communication excepted; copy is
+                      the work of copy engines (memcpy between host and device)
 
 The timeline is the profiled step of every rank, in columns rank, stream (compute | comm, numbered where there are
 several), class, kind, name (the kernel's, cut to 80 characters), start_s, end_s: from the earliest kernel of any rank,
@@ -92,7 +91,7 @@ class Steps(Told):
 
 
 class Left(Told):
-    """What of a record says whether its run is to be made again."""
+    """The part of a record that decides whether its run is to be made again."""
 
     name: str
     status: str
@@ -103,9 +102,11 @@ class Left(Told):
 
 
 class Records:
-    """The results in ``directory`` of workload files by name; ``workloads``: what they hold, where they can be read.
-    ``gpu``: they are of GPUs; ``warm_up``: so many steps of each at least. Its functions raise `InputError` where a
-    file there is no record of the run. What failed or was not done takes the place of no run that went well."""
+    """The results in ``directory`` of workload files by name; ``workloads``: the content of those that can be read.
+
+    ``gpu``: results are of GPUs; ``warm_up``: so many steps of each at least. Its functions raise `InputError` where a
+    file there is no record of the run. What failed or was not done takes the place of no run that went well.
+    """
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class Records:
         self.environment = environment
 
     def add(self, row: dict[str, Any]) -> None:
-        """What a worker reports of a run, or why it failed."""
+        """Record a run as a worker reports it, or why it failed."""
         if "error" in row:
             self._write(row["op"], "failed", row["error"], {})
         else:
@@ -139,12 +140,12 @@ class Records:
 
     def tell(self) -> int:
         """Say how all went; 1 where not all went well."""
-        found = [self._read(name) for name in self.paths if self._path(name).exists()]
-        bad = {one.name: f"{one.status} {one.name}: {one.reason}" for one in found if one.status != "ok"} | self.kept
-        for said in bad.values():
-            print(said, file=sys.stderr)
-        print(f"{len(found) - len(bad)} trained, {len(bad)} failed or skipped: {self.directory}", file=sys.stderr)
-        return 1 if bad or len(found) < len(self.paths) else 0
+        records = [self._read(name) for name in self.paths if self._path(name).exists()]
+        bad = {one.name: f"{one.status} {one.name}: {one.reason}" for one in records if one.status != "ok"} | self.kept
+        for line in bad.values():
+            print(line, file=sys.stderr)
+        print(f"{len(records) - len(bad)} trained, {len(bad)} failed or skipped: {self.directory}", file=sys.stderr)
+        return 1 if bad or len(records) < len(self.paths) else 0
 
     def _path(self, name: str) -> Path:
         return self.directory / f"{name}.json"
@@ -154,8 +155,10 @@ class Records:
         return validated(Left, read_data(path, name), path)
 
     def stands(self, name: str, *, failed_too: bool) -> bool:
-        """Whether there is a result of the same workload, or if ``failed_too`` a failure. What was tried without GPUs
-        does not stand for a run on them, nor two steps to see that it runs for a measurement."""
+        """Return True where there is a result of the same workload, or if ``failed_too`` a failure.
+
+        A run without GPUs does not stand for a run on them, nor a smoke run of two steps for a measurement.
+        """
         if not self._path(name).exists():
             return False
         record = self._read(name)
@@ -192,7 +195,7 @@ def read_data(path: Path, name: str) -> dict[str, Any]:
 
 
 def timeline_of(directory: Path, name: str) -> Path:
-    """Where the timeline of run ``name`` lies."""
+    """Return the path of the timeline of run ``name``."""
     return directory / f"{name}{TIMELINE}"
 
 

@@ -26,7 +26,7 @@ PROBES = 6
 
 @dataclass
 class RankRun:
-    """What one rank saw; times in seconds, memory in bytes."""
+    """The run as one rank saw it; times in seconds, memory in bytes."""
 
     place: dict[str, int]
     loss: list[float] = field(default_factory=list)
@@ -44,7 +44,7 @@ def train(
     workload: Workload, rank: int, device: torch.device, control: dist.ProcessGroup, length: Length
 ) -> RankRun | None:
     """Collective over all processes; None on those that the layout does not use. ``control`` has all of them."""
-    groups = Groups.of(workload.parallelism, rank)
+    groups = Groups.from_layout(workload.parallelism, rank)
     run = None
     try:
         if groups is not None:
@@ -119,8 +119,8 @@ def _timed(
 ) -> tuple[float, float, torch.Tensor]:
     """(seconds between events on the stream, seconds on the host, loss) of a step that starts on an idle GPU.
 
-    The host runs ahead of the GPU within a step and waits at its end, as where a training loop logs its loss; before,
-    it calls ``issued``, while the GPU is still at work: at the end of a step clocks are those of the optimizer.
+    The host runs ahead of the GPU within a step and waits at its end, as where a training loop logs its loss. Before
+    the wait it calls ``issued``, while the GPU is still at work: at the end of a step clocks are the optimizer's.
     """
     if not cuda:
         began = time.perf_counter()
@@ -149,12 +149,15 @@ def _in_a_row(seconds: float, groups: Groups, device: torch.device, *, least: in
 
 
 def _any_says(mine: bool, groups: Groups, device: torch.device) -> bool:
-    """Whether any rank says so. Ranks meet here, and make the same steps, each at once: none goes on before all have
-    come, as the root of a broadcast would."""
-    said = torch.tensor([float(mine)], device=device)
+    """Return True where any rank says so.
+
+    Ranks meet here, so that all make the same steps: none goes on before all have come, as the root of a broadcast
+    would.
+    """
+    votes = torch.tensor([float(mine)], device=device)
     if groups.everyone is not None:
-        dist.all_reduce(said, group=groups.everyone)
-    return bool(said.item())
+        dist.all_reduce(votes, group=groups.everyone)
+    return bool(votes.item())
 
 
 def spread(values: Sequence[float]) -> dict[str, object]:
@@ -195,8 +198,8 @@ def _clocks(readings: Sequence[dict[str, Any]]) -> dict[str, object]:
     readings = [reading for reading in readings if reading]
     if not readings:
         return {}
-    found: dict[str, object] = {}
+    clocks: dict[str, object] = {}
     for name in ("sm_mhz", "power_w", "temp_c"):
         values = [reading[name] for reading in readings]
-        found[name] = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-    return {**found, "throttle": sorted({reading["throttle"] for reading in readings if "throttle" in reading})}
+        clocks[name] = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {**clocks, "throttle": sorted({reading["throttle"] for reading in readings if "throttle" in reading})}

@@ -50,8 +50,10 @@ def sum_rows(x: Tensor, t: TensorGroup) -> Tensor:
 
 
 class _SplitLinear(torch.autograd.Function):
-    """x W^T with W split by columns (of the product) or rows; a column-split layer keeps its own rows of x and gathers
-    them again for the weight gradient."""
+    """x W^T with W split by columns (of the product) or rows.
+
+    A column-split layer keeps its own rows of x and gathers all rows again for the weight gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, t: TensorGroup, split: Split) -> Tensor:
@@ -124,8 +126,8 @@ def embed(tokens: Tensor, table: Tensor, t: TensorGroup, *, positions: Tensor | 
         summed: Tensor = _SumRows.apply(x, t)
         return summed
     x = _SumRows.apply(x, TensorGroup(t.group, t.size, t.rank)) + positions
-    own: Tensor = _OwnRows.apply(x, t) if t.sequence_parallel else x
-    return own
+    rows: Tensor = _OwnRows.apply(x, t) if t.sequence_parallel else x
+    return rows
 
 
 class _SplitCrossEntropy(torch.autograd.Function):
@@ -140,21 +142,21 @@ class _SplitCrossEntropy(torch.autograd.Function):
         x = x.sub_(highest[:, None])
         first = t.rank * x.shape[1]
         foreign = (targets < first) | (targets >= first + x.shape[1])
-        own = (targets - first).masked_fill(foreign, 0)
-        target = x.gather(1, own[:, None])[:, 0].masked_fill(foreign, 0.0)
+        local_targets = (targets - first).masked_fill(foreign, 0)
+        target = x.gather(1, local_targets[:, None])[:, 0].masked_fill(foreign, 0.0)
         dist.all_reduce(target, group=t.group)
         exp = x.exp_()
         total = exp.sum(-1)
         dist.all_reduce(total, group=t.group)
-        ctx.save_for_backward(exp.div_(total[:, None]), own, foreign)
+        ctx.save_for_backward(exp.div_(total[:, None]), local_targets, foreign)
         ctx.dtype = logits.dtype
         return (total.log() - target).mean()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        softmax, own, foreign = ctx.saved_tensors
-        softmax.scatter_add_(1, own[:, None], -(~foreign).to(softmax.dtype)[:, None])
-        return softmax.mul_(grads[0] / len(own)).to(ctx.dtype), None, None
+        softmax, local_targets, foreign = ctx.saved_tensors
+        softmax.scatter_add_(1, local_targets[:, None], -(~foreign).to(softmax.dtype)[:, None])
+        return softmax.mul_(grads[0] / len(local_targets)).to(ctx.dtype), None, None
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, t: TensorGroup) -> Tensor:

@@ -40,19 +40,20 @@ class Groups:
 
     @property
     def all(self) -> list[dist.ProcessGroup]:
-        """Those that there are."""
-        given = (self.tensor, self.data, self.pipeline, self.expert, self.model, self.everyone)
-        return [group for group in given if group is not None]
+        """The process groups that this rank has."""
+        groups = (self.tensor, self.data, self.pipeline, self.expert, self.model, self.everyone)
+        return [group for group in groups if group is not None]
 
     @classmethod
-    def of(cls, layout: Parallelism, rank: int) -> Groups | None:
+    def from_layout(cls, layout: Parallelism, rank: int) -> Groups | None:
         """Collective over all processes; None on those that the layout does not use. Ranks count tp first, then dp,
         then pp (Megatron-LM's default order)."""
         sizes = {"tp": layout.tp, "dp": layout.dp, "pp": layout.pp}
         used = layout.model_parallel * layout.dp
 
-        def coordinates(of: int) -> dict[str, int]:
-            return {"tp": of % layout.tp, "dp": of // layout.tp % layout.dp, "pp": of // (layout.tp * layout.dp)}
+        def coordinates(number: int) -> dict[str, int]:
+            data_rank = number // layout.tp % layout.dp
+            return {"tp": number % layout.tp, "dp": data_rank, "pp": number // (layout.tp * layout.dp)}
 
         def along(name: str, *axes: str) -> dist.ProcessGroup | None:
             """The group of ranks that differ from this one in ``axes`` alone."""
@@ -73,7 +74,7 @@ class Groups:
             "model": ("tp", "pp"),
             "everyone": ("tp", "dp", "pp"),
         }
-        groups = {name: along(name, *of) for name, of in axes.items()}
+        groups = {name: along(name, *names) for name, names in axes.items()}
         return cls(coordinates(rank), **groups) if rank < used else None
 
 
@@ -95,7 +96,7 @@ class Trainer:
         self.by_hand: list[list[nn.Parameter]] = []
         # FSDP makes parameters of its own, in the same order.
         drawn = [parameter for stage in stages for parameter in stage.parameters()]
-        partial, whole = ({id(one) for one in of} for of in (builder.partial, builder.whole))
+        partial, whole = ({id(one) for one in listed} for listed in (builder.partial, builder.whole))
         self.modules = [self._replicated(stage, builder) for stage in stages]
         #: Averages over replicas are taken by DDP and FSDP; where gradients are summed the loss is scaled instead.
         self.scale = 1.0 if not self._sums else 1.0 / layout.dp
@@ -115,7 +116,7 @@ class Trainer:
 
     @property
     def _sums(self) -> bool:
-        """Whether gradients of replicas are summed by this module's own code."""
+        """True where this module's own code sums the gradients of replicas."""
         layout = self.workload.parallelism
         return layout.dp > 1 and layout.zero == 0 and (not layout.overlap.grad_reduce or layout.ep > 1)
 
@@ -221,12 +222,14 @@ class Trainer:
         ]
         schedule: Any = getattr(schedules, SCHEDULES[layout.schedule])
         loss = self.loss if self.scale == 1 else (lambda logits, targets: self.loss(logits, targets) * self.scale)
-        given = stages[0] if layout.schedule in SINGLE else stages
-        return schedule(given, self.workload.microbatches, loss_fn=loss, scale_grads=False)
+        scheduled = stages[0] if layout.schedule in SINGLE else stages
+        return schedule(scheduled, self.workload.microbatches, loss_fn=loss, scale_grads=False)
 
     def _passed(self, number: int) -> tuple[Tensor, Tensor]:
-        """What stage ``number`` takes and gives, without values. PyTorch would find out by a pass of its own, whose
-        gradients DDP counts as those of a step."""
+        """Return the input and the output of stage ``number``, without values.
+
+        PyTorch would find out by a pass of its own, whose gradients DDP counts as those of a step.
+        """
         workload, model = self.workload, self.workload.model
         training, layout = workload.training, workload.parallelism
         t = layout.tp if layout.sequence_parallel else 1

@@ -28,8 +28,9 @@ def main() -> None:
     orders = json.load(sys.stdin)
     end_with_parent(int(orders["agent"]))
     rank, device = int(orders["rank"]), device_of(orders)
-    # A profiler that ends gives up CUPTI, else it slows what the host launches after it: on an H200 autograd's thread
-    # took 37 ms for the same passes before, 46 behind one and 57 behind two (github.com/pytorch/pytorch/pull/146604).
+    # A profiler that ends has to give up CUPTI, or it slows the host's later launches. On an H200 autograd's thread
+    # took 37 ms for the same passes before, 46 ms behind one profiler and 57 ms behind two
+    # (github.com/pytorch/pytorch/pull/146604).
     os.environ.setdefault("TEARDOWN_CUPTI", "1")
     warnings.simplefilter("ignore")
     gc.disable()  # collected between runs instead of within a step

@@ -29,7 +29,7 @@ def fitted(gpu: str = H100) -> Part:
 
 def slow_downs(kernel: str, op: str, nbytes: int, gpu: str = H100) -> dict[int, tuple[float, float]]:
     """Number of GPUs -> predicted and measured slow-down."""
-    every = cases(gpu).of("interference", op)
+    every = cases(gpu).rows_of("interference", op)
     chosen = [case for case in every if (case.params["kernel"], case.params["bytes"]) == (kernel, nbytes)]
     speed = interference.speeds(load_profile(gpu))
     return {

@@ -316,7 +316,7 @@ def test_an_agent_that_is_killed_is_noticed_at_once(
     monkeypatch.setattr(agent, "PYTHON", (sys.executable, "-c", waits if measured else "import time; time.sleep(60)"))
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1); import os; os.kill(os.getpid(), 9)"])
     cases = [Case("matmul", "mm", {"m": m}) for m in range(3)]
-    job = agent.Job("", cases, {}, "cpu", tmp_path, "", world=2, others=(other,))
+    job = agent.Job("", cases, {}, "cpu", tmp_path, "", world=2, agents=(other,))
     began, rows, store = time.monotonic(), Rows(tmp_path), dist.HashStore()
     reason = agent.lead(job, rows, set(), store, lambda *_: None)
     assert reason == "the agent of rank 1 was ended by signal SIGKILL"

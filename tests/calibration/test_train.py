@@ -276,7 +276,7 @@ def meeting(rank: int, folder: str) -> None:
     store, limit = dist.FileStore(f"{folder}/store", 2), timedelta(seconds=60)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=limit)
     known = load_workload(workload("llama ddp"))
-    groups = Groups.of(known.parallelism, rank)
+    groups = Groups.from_layout(known.parallelism, rank)
     assert groups is not None
     found = run._train(
         known, groups, torch.device("cpu"), Length(1, settle_s=0.0, row_s=0.0, least=2, most=4, seconds=0.0)
@@ -386,7 +386,7 @@ def test_steps_are_timed_in_rows_behind_steps_that_are_not(
     monkeypatch.setattr(run, "profiled", lambda step, *_, **__: (step(), [])[1])
     monkeypatch.setattr(run.time, "perf_counter", lambda: clock[0])
     known = load_workload(workload("llama one"))
-    groups = Groups.of(known.parallelism, 0)
+    groups = Groups.from_layout(known.parallelism, 0)
     assert groups is not None
     found = run._train(known, groups, torch.device("cpu"), length)
     assert "".join(done) == order + "t"  # the one under the profiler

@@ -170,7 +170,7 @@ def _rank(rank: int, port: int, path: str, world: int) -> None:
         if rank == 0:
             print(name, file=sys.stderr, flush=True)
         resolved = load_workload(workload(name))
-        groups = Groups.of(resolved.parallelism, rank)
+        groups = Groups.from_layout(resolved.parallelism, rank)
         found = None
         if groups is not None:
             trainer = Trainer(resolved, groups, torch.device("cpu"))
