@@ -20,7 +20,7 @@ from calibration.fit.cases import Cases, Measured
 from calibration.fit.part import Point, rounded
 from calibration.narrow import DEPTH, JOINED, PROBE, narrow
 from simulator.costs import Costs, launch
-from simulator.engine.host import issued_by
+from simulator.engine.issue_order import issued_by
 from simulator.errors import InputError
 from simulator.hardware.host import AroundOps, LaunchClass
 from simulator.lowering import build_program

@@ -1,22 +1,23 @@
-"""Which ranks, groups, links and transfers may stand for which.
+"""Folding: ranks, groups, links and transfers that are in the same state at all times are simulated once.
 
 Folding computes an equitable partition by colour refinement (Weisfeiler and Leman; see Berkholz, Bonsma and Grohe,
-arXiv 1509.08251): ranks of a colour play one role on equal GPUs and sit in groups of equal colours; groups of a colour
-have members of equal colours and make equal transfers; links of a colour are equal and carry equal transfers. By
-induction over instants everything of a colour is then in the same state at all times (progressive filling fills links
-of a colour together), so one rank per colour is simulated, and one link per colour with the load of all.
+arXiv 1509.08251). Ranks of a colour play one role on equal GPUs and sit in groups of equal colours. Groups of a colour
+have members of equal colours and make equal transfers. Links of a colour are equal and carry equal transfers. By
+induction over instants everything of a colour is then in the same state at all times, as progressive filling fills
+links of a colour together. So one rank per colour is simulated, and one link per colour with the load of all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
-from simulator.engine.group_transfers import Session, Shapes
+from simulator.engine.group_transfers import GroupTransfer, LinkLoads
 from simulator.engine.placement import Placed
 
 _DIGITS = str.maketrans("", "", "0123456789")
@@ -29,7 +30,7 @@ class Classes:
     """Elements by colour: the ``first`` of each class in order of appearance, each element's class, class sizes."""
 
     first: NDArray[np.int64]
-    of: NDArray[np.int64]
+    of_element: NDArray[np.int64]
     size: NDArray[np.int64]
 
     @classmethod
@@ -43,58 +44,108 @@ class Classes:
 
 @dataclass(frozen=True)
 class Folding:
-    """Classes of ranks and groups, numbered through all programs, of links and of sessions; equal ones are simulated
-    once. ``first_rank[job]``, ``first_group[job][axis]``: where their numbers start."""
+    """Classes of ranks, groups, links and transfers; each class is simulated once.
+
+    Ranks and groups are numbered through all programs, from ``first_rank[job]`` and ``first_group[job][axis]`` on.
+    """
 
     first_rank: tuple[int, ...]
     first_group: tuple[dict[str, int], ...]
     ranks: Classes
     groups: Classes
     links: Classes
-    sessions: Classes
+    transfers: Classes
+
+
+class _Numbering(NamedTuple):
+    """Numbers of ranks and groups through all programs, as in `Folding`."""
+
+    first_rank: list[int]
+    first_group: list[dict[str, int]]
+    n_ranks: int
+    n_groups: int
+
+    @classmethod
+    def of(cls, jobs: Sequence[Placed]) -> _Numbering:
+        """Number the ranks and groups of ``jobs``, one after another."""
+        first_rank: list[int] = []
+        first_group: list[dict[str, int]] = []
+        n_ranks = n_groups = 0
+        for placed in jobs:
+            first_rank.append(n_ranks)
+            n_ranks += placed.program.n_ranks
+            first_group.append({})
+            for axis, groups in placed.program.groups.items():
+                first_group[-1][axis] = n_groups
+                n_groups += len(groups)
+        return cls(first_rank, first_group, n_ranks, n_groups)
 
 
 def fold(
     jobs: Sequence[Placed],
     cluster: Cluster,
     capacity: NDArray[np.float64],
-    sessions: Sequence[Session],
-    shapes: Shapes,
+    transfers: Sequence[GroupTransfer],
+    loads: LinkLoads,
     *,
     refine: bool = True,
 ) -> Folding:
-    """The coarsest equitable partition; without ``refine`` every element is a class of its own."""
-    first_rank: list[int] = [0]
-    first_group: list[dict[str, int]] = []
-    n_groups = 0
-    for placed in jobs:
-        first_rank.append(first_rank[-1] + placed.program.n_ranks)
-        first_group.append({})
-        for axis, groups in placed.program.groups.items():
-            first_group[-1][axis] = n_groups
-            n_groups += len(groups)
+    """Return the coarsest equitable partition; without ``refine`` every element is a class of its own."""
+    numbering = _Numbering.of(jobs)
     if refine:
-        colours = _refine(jobs, cluster, capacity, sessions, shapes, first_rank, first_group, n_groups)
+        colours = _refine(jobs, cluster, capacity, transfers, loads, numbering)
     else:
-        sizes = (first_rank[-1], n_groups, len(cluster.links), len(shapes.label))
+        sizes = (numbering.n_ranks, numbering.n_groups, len(cluster.links), len(loads.label))
         colours = tuple(np.arange(size, dtype=np.uint64) for size in sizes)
-    return Folding(tuple(first_rank[:-1]), tuple(first_group), *map(Classes.by, colours))
+    return Folding(tuple(numbering.first_rank), tuple(numbering.first_group), *map(Classes.by, colours))
 
 
 def _refine(
     jobs: Sequence[Placed],
     cluster: Cluster,
     capacity: NDArray[np.float64],
-    sessions: Sequence[Session],
-    shapes: Shapes,
-    first_rank: Sequence[int],
-    first_group: Sequence[dict[str, int]],
-    n_groups: int,
+    transfers: Sequence[GroupTransfer],
+    loads: LinkLoads,
+    numbering: _Numbering,
 ) -> tuple[Colours, ...]:
-    """Colours of ranks, groups, links and sessions."""
+    """Return the colours of ranks, groups, links and transfers."""
+    rank_of, group_of, position = _members(jobs, transfers, numbering)
+    rank = _label((job, kind) for job, placed in enumerate(jobs) for kind in placed.rank_kinds(cluster))
+    sizes = [
+        (job, axis, len(group))
+        for job, placed in enumerate(jobs)
+        for axis, groups in placed.program.groups.items()
+        for group in groups
+    ]
+    # Background traffic belongs to one group more, that of nobody.
+    group = _label([*sizes, ()])
+    link = link_labels(cluster, capacity)
+    load = _mix(np.round(loads.load, 12).view(np.uint64), loads.phase.astype(np.uint64))
+    transfer = _label(loads.label)
+    group_of_transfer = np.full(len(transfer), numbering.n_groups, dtype=np.int64)
+    group_of_transfer[: len(transfers)] = [numbering.first_group[x.job][x.axis] + x.group for x in transfers]
+
+    count = -1
+    while count != (count := sum(len(np.unique(colours)) for colours in (rank, group, link, transfer))):
+        crossed = _gather(loads.transfer, len(transfer), _mix(link[loads.link], load))
+        transfer = _mix(transfer, group[group_of_transfer], crossed)
+        link = _mix(link, _gather(loads.link, len(link), _mix(transfer[loads.transfer], load)))
+        inside = _gather(group_of, len(group), _mix(rank[rank_of], position))
+        group = _mix(group, inside, _gather(group_of_transfer, len(group), transfer))
+        rank = _mix(rank, _gather(rank_of, len(rank), _mix(group[group_of], position)))
+    return rank, group[: numbering.n_groups], link, transfer
+
+
+def _members(
+    jobs: Sequence[Placed], transfers: Sequence[GroupTransfer], numbering: _Numbering
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Colours]:
+    """Return rank, group and position of every member of every group.
+
+    Positions differ where somebody names a peer by its position; elsewhere they are 0, as members are alike.
+    """
     members = np.array(
         [
-            (first_rank[job] + rank, first_group[job][axis] + index, position)
+            (numbering.first_rank[job] + rank, numbering.first_group[job][axis] + index, position)
             for job, placed in enumerate(jobs)
             for axis, groups in placed.program.groups.items()
             for index, group in enumerate(groups)
@@ -102,50 +153,19 @@ def _refine(
         ],
         dtype=np.int64,
     ).reshape(-1, 3)
-    rank_of, group_of, position = members[:, 0], members[:, 1], members[:, 2].astype(np.uint64)
-    # Where somebody names a peer by its position, positions differ; elsewhere members are alike. Background traffic
-    # belongs to one group more, that of nobody.
-    named = np.zeros(n_groups + 1, dtype=bool)
-    for job, axis in {(session.job, session.axis): None for session in sessions if session.op == "send"}:
-        start = first_group[job][axis]
-        named[start : start + len(jobs[job].program.groups[axis])] = True
-    position = np.where(named[group_of], position, np.uint64(0))
-
-    rank = _label((job, kind) for job, placed in enumerate(jobs) for kind in placed.kinds(cluster))
-    group = _label(
-        [
-            *[
-                (job, axis, len(of_axis))
-                for job, placed in enumerate(jobs)
-                for axis, groups in placed.program.groups.items()
-                for of_axis in groups
-            ],
-            (),
-        ]
-    )
-    link = link_labels(cluster, capacity)
-    at_session, at_link = shapes.session, shapes.link
-    load = _mix(np.round(shapes.load, 12).view(np.uint64), shapes.phase.astype(np.uint64))
-    session = _label(shapes.label)
-    group_of_session = np.full(len(session), n_groups, dtype=np.int64)
-    group_of_session[: len(sessions)] = [first_group[item.job][item.axis] + item.group for item in sessions]
-
-    count = -1
-    while count != (count := sum(len(np.unique(colours)) for colours in (rank, group, link, session))):
-        crossed = _gather(at_session, len(session), _mix(link[at_link], load))
-        session = _mix(session, group[group_of_session], crossed)
-        link = _mix(link, _gather(at_link, len(link), _mix(session[at_session], load)))
-        inside = _gather(group_of, len(group), _mix(rank[rank_of], position))
-        group = _mix(group, inside, _gather(group_of_session, len(group), session))
-        rank = _mix(rank, _gather(rank_of, len(rank), _mix(group[group_of], position)))
-    return rank, group[:n_groups], link, session
+    rank, group, position = members[:, 0], members[:, 1], members[:, 2].astype(np.uint64)
+    names_peers = np.zeros(numbering.n_groups, dtype=bool)
+    for job, axis in {(transfer.job, transfer.axis): None for transfer in transfers if transfer.op == "send"}:
+        start = numbering.first_group[job][axis]
+        names_peers[start : start + len(jobs[job].program.groups[axis])] = True
+    return rank, group, np.where(names_peers[group], position, np.uint64(0))
 
 
 def link_labels(cluster: Cluster, capacity: NDArray[np.float64]) -> Colours:
-    """Return a number per link, the same for links of one kind, capacity and latency that are called alike but for
-    numbers and directions; numbers follow the links.
+    """Return a number per link; links of one kind, capacity and latency and of one name share it.
 
-    What is called otherwise counts as something else, so that rows of links say how many there are of a name.
+    Numbers and directions in names do not count. Links of different names count as different, so that rows of links say
+    how many there are of a name. Numbers follow the order of the links.
     """
     gpu_names = {gpu.name for gpu in cluster.gpus}
     return _label(
@@ -155,7 +175,7 @@ def link_labels(cluster: Cluster, capacity: NDArray[np.float64]) -> Colours:
 
 
 def _mix(*parts: Colours) -> Colours:
-    """One 64-bit hash per position of several colour arrays (the finaliser of splitmix64, Steele et al. 2014)."""
+    """Return a 64-bit hash per position of several colour arrays (finaliser of splitmix64, Steele et al. 2014)."""
     value = np.zeros_like(parts[0])
     for part in parts:
         value = value + part + np.uint64(0x9E3779B97F4A7C15)
@@ -166,13 +186,13 @@ def _mix(*parts: Colours) -> Colours:
 
 
 def _gather(target: NDArray[np.int64], size: int, colours: Colours) -> Colours:
-    """Per target, a hash of the multiset of colours that point at it."""
+    """Return for each target a hash of the multiset of colours that point at it."""
     out = np.zeros(size, dtype=np.uint64)
     np.add.at(out, target, _mix(colours))
     return out
 
 
 def _label(values: Iterable[object]) -> Colours:
-    """Equal values get equal colours, numbered by first appearance."""
+    """Give equal values equal colours, numbered by first appearance."""
     numbers: dict[object, int] = {}
     return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""Every transfer of every group of some programs, and what links it loads."""
+"""Every transfer of every group of some programs, and the links that it loads."""
 
 from __future__ import annotations
 
@@ -16,27 +16,22 @@ from simulator.network import hosts
 from simulator.network.collectives import choose, patterns
 from simulator.network.direct import Traffic
 from simulator.network.pattern import Pattern
-from simulator.program import (
-    AXES,
-    AllToAll,
-    Collective,
-    Comm,
-    HostOperation,
-    PointToPoint,
-    axis_of,
-    comms_of,
-)
+from simulator.program import AXES, AllToAll, Collective, Comm, HostOperation, PointToPoint, axis_of, comms_of
 
 #: A gradient norm, or whether one was infinite: one number of fp32.
 SIGNAL_BYTES = 4.0
 
 
 def spec_of(comm: Comm, position: int) -> tuple[object, ...]:
-    """What two calls must have in common to be one kind of transfer; ``position`` is the caller's, in its group."""
+    """Return what calls must have in common to be one kind of transfer; ``position`` is the caller's in its group."""
     if isinstance(comm, PointToPoint):
-        ends = (position, comm.peer) if comm.sends else (comm.peer, position)
-        return ("send", *ends, comm.nbytes)
+        return ("send", *ends_of(comm, position), comm.nbytes)
     return (comm.op, algorithm_of(comm), comm.nbytes, traffic_of(comm))
+
+
+def ends_of(comm: PointToPoint, position: int) -> tuple[int, int]:
+    """Return the positions of sender and receiver, where ``position`` is the caller's."""
+    return (position, comm.peer) if comm.sends else (comm.peer, position)
 
 
 def algorithm_of(comm: Comm) -> str:
@@ -45,14 +40,17 @@ def algorithm_of(comm: Comm) -> str:
 
 
 def traffic_of(comm: Comm) -> Traffic:
-    """How the bytes of an all-to-all are spread."""
+    """Return how the bytes of an all-to-all are spread."""
     return Traffic(comm.send_shares, comm.receive_shares, comm.per_node) if isinstance(comm, AllToAll) else Traffic()
 
 
 @dataclass(frozen=True)
-class Session:
-    """One transfer of one real group of program ``job``: the unit of colouring. ``ranks`` are those who call it: its
-    two ends, or all members of the group; ``ends`` the end points on the cluster between which bytes move."""
+class GroupTransfer:
+    """One transfer of one real group of program ``job``: the unit of colouring.
+
+    ``ranks`` are those that call it: its two ends, or all members of the group. ``ends`` are the end points on the
+    cluster between which bytes move.
+    """
 
     job: int
     axis: str
@@ -64,13 +62,15 @@ class Session:
 
     @property
     def is_signal(self) -> bool:
-        """Whether it is a collective of one number, which is all latency and takes no share of any link. NICs that a
-        tree loads differently are then still alike, and so are the ranks behind them."""
+        """True of a collective of one number, which is all latency and takes no share of any link.
+
+        NICs that a tree loads differently are then still alike, and so are the ranks behind them.
+        """
         return self.op != "send" and self.comm.nbytes <= SIGNAL_BYTES
 
     @property
     def updates(self) -> bool:
-        """Whether a host computes, and nothing leaves the GPU."""
+        """True where a host computes, and nothing leaves the GPU."""
         return isinstance(self.comm, HostOperation) and self.comm.updates
 
     @property
@@ -78,29 +78,30 @@ class Session:
         return "send" if isinstance(self.comm, PointToPoint) else self.comm.op
 
     def costs(self, jobs: Sequence[Placed], cluster: Cluster) -> Costs:
-        """What holds between the GPUs that take part."""
+        """Return the costs that hold between the GPUs that take part."""
         return jobs[self.job].costs.among(cluster.gpu_types(self.ends))
 
     def patterns(self, cluster: Cluster) -> tuple[Pattern, ...]:
+        """Return the algorithms that could do it."""
         return patterns(self.op, self.ends, cluster, algorithm_of(self.comm), traffic_of(self.comm))
 
 
-def sessions_of(jobs: Sequence[Placed], cluster: Cluster) -> list[Session]:
-    """Every distinct transfer of every real group, in a fixed order."""
-    return [session for job, placed in enumerate(jobs) for session in _of_job(job, placed, cluster)]
+def group_transfers(jobs: Sequence[Placed], cluster: Cluster) -> list[GroupTransfer]:
+    """Return every distinct transfer of every real group, in a fixed order."""
+    return [transfer for job, placed in enumerate(jobs) for transfer in _transfers_of_job(job, placed, cluster)]
 
 
-def _of_job(job: int, placed: Placed, cluster: Cluster) -> list[Session]:
+def _transfers_of_job(job: int, placed: Placed, cluster: Cluster) -> list[GroupTransfer]:
     program, gpus = placed.program, placed.gpus
     numbers: dict[tuple[object, ...], int] = {}
-    # With what a collective's calls have in common, and its number.
+    # Each with what a collective's calls have in common, and the number of that.
     comms_of_role: list[list[tuple[Comm, tuple[object, ...], int]]] = []
     for role in program.roles:
         ops = {id(step.op): step.op for _, _, step in role.steps()}
         comms = dict.fromkeys(_anonymous(comm) for op in ops.values() for comm in comms_of(op))
         specs = {comm: spec_of(comm, -1) for comm in comms}
         comms_of_role.append([(comm, spec, numbers.setdefault(spec, len(numbers))) for comm, spec in specs.items()])
-    sessions: dict[tuple[str, int, int], Session] = {}
+    transfers: dict[tuple[str, int, int], GroupTransfer] = {}
     for rank, role_index in enumerate(program.role_of):
         for comm, spec, number in comms_of_role[role_index]:
             group = program.group_index(comm.axis, rank)
@@ -109,17 +110,16 @@ def _of_job(job: int, placed: Placed, cluster: Cluster) -> list[Session]:
                 position = members.index(rank)
                 spec = spec_of(comm, position)
                 number = numbers.setdefault(spec, len(numbers))
-            if (comm.axis, group, number) not in sessions:
+            if (comm.axis, group, number) not in transfers:
                 ranks: tuple[int, ...] = members
                 if isinstance(comm, PointToPoint):
-                    pair = (position, comm.peer) if comm.sends else (comm.peer, position)
-                    ranks = tuple(members[end] for end in pair)
+                    ranks = tuple(members[end] for end in ends_of(comm, position))
                 if isinstance(comm, HostOperation):
                     ends = hosts.ends(comm.op, cluster, gpus[ranks[0]], placed.servers)
                 else:
                     ends = tuple([gpus[member] for member in ranks])
-                sessions[comm.axis, group, number] = Session(job, comm.axis, group, spec, comm, ranks, ends)
-    return list(sessions.values())
+                transfers[comm.axis, group, number] = GroupTransfer(job, comm.axis, group, spec, comm, ranks, ends)
+    return list(transfers.values())
 
 
 def _anonymous(comm: Comm) -> Comm:
@@ -129,33 +129,35 @@ def _anonymous(comm: Comm) -> Comm:
 
 
 @dataclass(frozen=True)
-class Shapes:
-    """What tells sessions apart before refinement: a ``label`` each, and which links they load: entry i says that
-    session ``session[i]`` in its phase ``phase[i]`` puts ``load[i]`` on ``link[i]``. Entries of a phase stand together,
-    as do those of a session. Background traffic follows the sessions, numbered on."""
+class LinkLoads:
+    """Properties of transfers before refinement: a ``label`` each, and the links that they load.
+
+    Entry i says that transfer ``transfer[i]`` in its phase ``phase[i]`` puts ``load[i]`` on ``link[i]``. Entries of a
+    phase stand together, as do those of a transfer. Background traffic follows the transfers, numbered on.
+    """
 
     label: list[object]
-    session: NDArray[np.int64]
+    transfer: NDArray[np.int64]
     phase: NDArray[np.int64]
     link: NDArray[np.int64]
     load: NDArray[np.float64]
 
 
-def shapes_of(jobs: Sequence[Placed], cluster: Cluster, sessions: Sequence[Session]) -> Shapes:
-    """A transfer between two ranks follows from its route, so that its links' colours say all."""
+def link_loads(jobs: Sequence[Placed], cluster: Cluster, transfers: Sequence[GroupTransfer]) -> LinkLoads:
+    """Return the loads of all transfers on links. Those between two ranks follow from their route alone."""
     labels: list[object] = []
-    at: list[tuple[int, int]] = []  # session and phase of each of the following
+    phases: list[tuple[int, int]] = []  # transfer and phase of each of the following
     links, loads = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
     chosen: dict[object, int] = {}
 
-    def add(label: object, *phases: _Loads) -> None:
-        for phase, (on, load) in enumerate(phases):
-            at.append((len(labels), phase))
+    def add(label: object, *loads_of_phases: _Loads) -> None:
+        for phase, (on, load) in enumerate(loads_of_phases):
+            phases.append((len(labels), phase))
             links.append(on)
             loads.append(load)
         labels.append(label)
 
-    for item in sessions:
+    for item in transfers:
         if item.op == "send":
             add((item.job, item.axis, item.spec), _columns(cluster.spread(*item.ends)))
             continue
@@ -172,8 +174,8 @@ def shapes_of(jobs: Sequence[Placed], cluster: Cluster, sessions: Sequence[Sessi
         add(label, *[(stage.links, stage.load) for stage in stages])
     for flow in cluster.background:
         add(("background", flow.rate_Bps), _columns(flow.loads))
-    entries = np.repeat(np.array(at, dtype=np.int64).reshape(-1, 2), [len(on) for on in links[1:]], axis=0)
-    return Shapes(labels, entries[:, 0], entries[:, 1], np.concatenate(links), np.concatenate(loads))
+    entries = np.repeat(np.array(phases, dtype=np.int64).reshape(-1, 2), [len(on) for on in links[1:]], axis=0)
+    return LinkLoads(labels, entries[:, 0], entries[:, 1], np.concatenate(links), np.concatenate(loads))
 
 
 #: Links, and the load on each.

@@ -1,4 +1,4 @@
-"""A program and where it runs."""
+"""A program, and the GPUs of a cluster that it runs on."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from simulator.costs import Costs
 from simulator.program import Program
 
 
-class Kind(NamedTuple):
-    """What ranks have in common that do the same on GPUs and hosts of one pace: ``role``, type of GPU, and the speeds
-    of `simulator.cluster.cluster.Gpu`."""
+class RankKind(NamedTuple):
+    """The kind of ranks that do the same work at the same speed.
+
+    ``role`` is their index of a role, ``gpu`` the type of their GPUs; speeds are those of
+    `simulator.cluster.cluster.Gpu`.
+    """
 
     role: int
     gpu: str
@@ -23,14 +26,17 @@ class Kind(NamedTuple):
     autograd_speed: float
 
     @classmethod
-    def of(cls, role: int, gpu: Gpu) -> Kind:
+    def of(cls, role: int, gpu: Gpu) -> RankKind:
+        """Return the kind of a rank that plays ``role`` on ``gpu``."""
         return cls(role, gpu.type, gpu.speed_scale, gpu.host_speed, gpu.autograd_speed)
 
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A program on GPUs of a cluster. ``gpus[rank]`` is the GPU of a rank; ``servers`` are the nodes, of the cluster's,
-    of its parameter servers; ``costs`` price its kernels."""
+    """A program on GPUs of a cluster; ``costs`` price its kernels.
+
+    ``gpus[rank]`` is the GPU of a rank. ``servers`` are the nodes of the cluster that host its parameter servers.
+    """
 
     program: Program
     costs: Costs
@@ -39,18 +45,20 @@ class Placed:
 
     @classmethod
     def on(cls, program: Program, costs: Costs, cluster: Cluster, nodes: Sequence[int] | None = None) -> Placed:
-        """Rank after rank on the GPUs of ``nodes``, in their order; servers on those of them that the program names by
-        position. Without ``nodes`` on those of the cluster, from the first."""
+        """Place rank after rank on the GPUs of ``nodes``, in their order; without ``nodes``, from the first GPU on.
+
+        The program names the nodes of its parameter servers by their position in ``nodes``.
+        """
         if nodes is None:
             return cls(program, costs, tuple(range(program.n_ranks)), program.servers)
-        of_node: dict[int, list[int]] = {node: [] for node in nodes}
+        gpus_of_node: dict[int, list[int]] = {node: [] for node in nodes}
         for number, gpu in enumerate(cluster.gpus):
-            if gpu.node in of_node:
-                of_node[gpu.node].append(number)
-        gpus = [gpu for node in nodes for gpu in of_node[node]]
+            if gpu.node in gpus_of_node:
+                gpus_of_node[gpu.node].append(number)
+        gpus = [gpu for node in nodes for gpu in gpus_of_node[node]]
         return cls(program, costs, tuple(gpus[: program.n_ranks]), tuple([nodes[at] for at in program.servers]))
 
-    def kinds(self, cluster: Cluster) -> list[Kind]:
-        """Of every rank."""
-        on = [cluster.gpus[gpu] for gpu in self.gpus]
-        return [Kind.of(role, gpu) for role, gpu in zip(self.program.role_of, on, strict=True)]
+    def rank_kinds(self, cluster: Cluster) -> list[RankKind]:
+        """Return the kind of every rank."""
+        gpus = [cluster.gpus[gpu] for gpu in self.gpus]
+        return [RankKind.of(role, gpu) for role, gpu in zip(self.program.role_of, gpus, strict=True)]

@@ -11,7 +11,7 @@ from simulator.errors import InputError
 from simulator.input_files import closest
 from simulator.network import bruck, butterfly, collnet, direct, hierarchical, hosts, nvls, pat, ring, rooted, tree
 from simulator.network.direct import EVEN, Traffic
-from simulator.network.flows import max_min_rates
+from simulator.network.max_min import max_min_rates
 from simulator.network.pattern import Moves, Pattern, Stage, placed, shape_of
 from simulator.network.plan import Phase, Plan
 from simulator.network.timing import TransportCosts, timed

@@ -23,8 +23,8 @@ from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.costs.launch import issued, launch_seconds
 from simulator.engine import simulate
-from simulator.engine.host import HostSpeeds, agenda, issue_order, issued_by
 from simulator.engine.invariants import check
+from simulator.engine.issue_order import HostSpeeds, host_work, issue_order, issued_by
 from simulator.frameworks import pytorch
 from simulator.lowering import build_program
 from simulator.program import (
@@ -298,7 +298,7 @@ def test_the_main_thread_cuts_graphs_and_posts_transfers(main: float, autograd: 
         2e-6 / speeds.autograd + 11e-6 / main
     )
     assert speeds.issue_s(costs, Compute("w", PRODUCT, "W"), "B") == pytest.approx(2e-6 / speeds.autograd)
-    first, last = agenda(role, costs, speeds)
+    first, last = host_work(role, costs, speeds)
     assert first.start_s == pytest.approx(3e-6 / speeds.autograd + 14e-6 / main)
     assert last.issues == (("s", pytest.approx(5e-6 / main)),)
 

@@ -11,13 +11,14 @@ import simpy
 
 import simulator
 from simulator.config import load_workload
-from simulator.engine.kernel_times import Pace
-from simulator.engine.rank import Meeting, UnderWay
+from simulator.engine.communicator import Rendezvous
+from simulator.engine.kernel_times import PacedTemplate
+from simulator.engine.running_segment import RunningSegment
 from simulator.garbage import THRESHOLDS, rarely_searched
-from simulator.network.flows import Motion
+from simulator.network.flows import Transmission
 from tests.support.jobs import job
 
-LEFT = (Meeting, Motion, UnderWay, Pace, simpy.Event, FrameType)
+LEFT = (Rendezvous, Transmission, RunningSegment, PacedTemplate, simpy.Event, FrameType)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,7 @@ def test_a_program_that_has_it_rarer_or_off_keeps_that(own: int) -> None:
 
 @pytest.mark.parametrize("cluster", ["dgx_a100", "dgx_h100"])
 def test_what_was_played_is_freed_without_a_search(cluster: str) -> None:
-    """Meetings, flows and their timers do not hold each other once they are over, nor what runs beside them on GPUs
+    """Rendezvous, flows and their timers do not hold each other once they are over, nor what runs beside them on GPUs
     where communication slows kernels."""
     placed = load_workload(job(parallelism__pp=2, parallelism__dp=2) | {"cluster": cluster})
     gc.set_threshold(0)

@@ -11,7 +11,7 @@ import pytest
 
 from simulator.costs import Costs
 from simulator.costs.interference import memory_bytes
-from simulator.engine.memory import equal_part
+from simulator.engine.memory_bandwidth import equal_part
 from simulator.program import CollectiveKind, Comm, Fixed, from_text
 from tests.support.clusters import HOP_s, NIC_Bps
 from tests.support.programs import comm_called

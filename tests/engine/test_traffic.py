@@ -18,8 +18,10 @@ from simulator.config.validation import validated
 from simulator.engine import Placed, simulate, simulate_together
 from simulator.engine.invariants import check
 from simulator.hardware.cluster_spec import ClusterSpec
-from simulator.network.flows import Network, full_links
+from simulator.network.flows import Network
+from simulator.network.max_min import saturations
 from simulator.network.plan import Phase, Plan
+from simulator.network.simulated_time import SimulatedTime
 from simulator.program import AllToAll, Collective, Program, Role, Step
 from simulator.timeline import Timeline
 from tests.support.clusters import CLUSTERS, HOP_s, NIC_Bps, nic_cluster
@@ -41,7 +43,7 @@ def recorded(
     capacity: Sequence[float], *transfers: tuple[float, *tuple[Phase, ...]]
 ) -> tuple[dict[int, dict[int, float]], float]:
     """What each phase of the transfers, started at their times, lost on each link, and when the last one ended."""
-    env = simpy.Environment()
+    env = SimulatedTime()
     network = Network(env, capacity)
     landed: list[float] = []
 
@@ -54,8 +56,8 @@ def recorded(
     network.finish(env.now)
     number = {id(phase): i for i, phase in enumerate([phase for _, *phases in transfers for phase in phases])}
     result: dict[int, dict[int, float]] = {}
-    for full, seconds in network.full_s.items():
-        for phase, rate, held in zip(full.phases, full.rates, full.bottleneck, strict=True):
+    for full, seconds in network.saturated_s.items():
+        for phase, rate, held in zip(full.phases, full.rates, full.held_up, strict=True):
             of = result.setdefault(number[id(phase)], {})
             of[full.link] = of.get(full.link, 0.0) + (seconds * (1 - rate / phase.cap_Bps) if held else 0.0)
     return result, max(landed)
@@ -139,7 +141,7 @@ def test_nothing_is_recorded_where_nobody_is_held_up() -> None:
     small = [Phase(10.0, ((2, 1.0),), 0.0, 4.0), Phase(10.0, ((2, 1.0),), 0.0, 5.0)]
     transfers = [(0.0, on[0]), (0.0, on[1]), (5.0, on[0]), *((0.0, phase) for phase in small)]
     assert recorded([10.0, 10.0, 10.0], *transfers)[0] == {}
-    assert full_links(small, [4.0, 5.0], [10.0, 10.0, 10.0]) == ()
+    assert saturations(small, [4.0, 5.0], [10.0, 10.0, 10.0]) == ()
 
 
 # Two operations on one NIC

@@ -16,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog  # type: ignore[import-untyped]
 
-from simulator.network.flows import Network, full_links, max_min_rates
+from simulator.network.flows import Network
+from simulator.network.max_min import max_min_rates, saturations
 from simulator.network.plan import Phase, Plan
+from simulator.network.simulated_time import SimulatedTime
 
 SEEDED = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -43,7 +45,7 @@ class Played:
 
 def play(capacity: Sequence[float], *transfers: tuple[float, Plan]) -> Played:
     """Start every plan at its time on links of ``capacity``."""
-    env = simpy.Environment()
+    env = SimulatedTime()
     network = Network(env, capacity)
     played = Played([math.nan] * len(transfers), -len(transfers))
 
@@ -60,8 +62,8 @@ def play(capacity: Sequence[float], *transfers: tuple[float, Plan]) -> Played:
         env.step()
         played.events += 1
         if env.peek() > env.now:
-            flows = {id(flow): flow for on_link in network._on_link for flow in on_link}
-            played.instants.append((env.now, [(flow.phase, flow.rate, flow.since) for flow in flows.values()]))
+            flows = {id(flow): flow for link in network._links for flow in link.flows}
+            played.instants.append((env.now, [(flow.phase, flow.rate_Bps, flow.since_s) for flow in flows.values()]))
     return played
 
 
@@ -260,8 +262,8 @@ def test_crowds_share_fairly(seed: int) -> None:
     assert min(rates) == pytest.approx(-least.fun, rel=1e-6)
     held = {
         id(p)
-        for full in full_links(phases, rates, capacity)
-        for p, is_held in zip(full.phases, full.bottleneck, strict=True)
+        for full in saturations(phases, rates, capacity)
+        for p, is_held in zip(full.phases, full.held_up, strict=True)
         if is_held
     }
     assert held == {id(p) for p, rate in zip(phases, rates, strict=True) if rate < p.cap_Bps * (1 - 1e-9)}
@@ -297,7 +299,7 @@ def test_phases_follow_one_another(n: int) -> None:
     alone = play([5.0] * (n + 1), (0.0, plan(*phases)))
     assert alone.ends == pytest.approx([3 * n * (n + 1) / 2], rel=1e-12)
     assert alone.events == n
-    env = simpy.Environment()
+    env = SimulatedTime()
     assert Network(env, [5.0] * (n + 1)).alone_s(plan(*phases)) == pytest.approx(alone.ends[0], rel=1e-12)
 
 

@@ -13,10 +13,9 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-import simpy
-
 from simulator.network.flows import Network
 from simulator.network.plan import Phase, Plan
+from simulator.network.simulated_time import SimulatedTime
 
 #: A rank, or a switch that sums up.
 Place = Hashable
@@ -152,7 +151,7 @@ def play_shared(script: Script, wire: Callable[[Place, Place], Wire]) -> float:
     for out, into, _, _ in wires:
         numbers.setdefault(out, len(numbers))
         numbers.setdefault(into, len(numbers))
-    env = simpy.Environment()
+    env = SimulatedTime()
     network = Network(env, [wires[0][2]] * len(numbers))
     followers: dict[int, list[int]] = {}
     missing = [len(message.after) for message in script.messages]

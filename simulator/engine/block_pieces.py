@@ -1,0 +1,171 @@
+"""Blocks made ready to run: kernels priced, and cut where something from outside can hold them up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from simulator.costs import Costs
+from simulator.costs.interference import Beside as Interference
+from simulator.engine.issue_order import HostSpeeds
+from simulator.engine.templates import OpRow, TemplateStore
+from simulator.program import Beside, Block, Collective, Compute
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Ops that run through in one go.
+
+    ``template`` indexes the simulation's templates, ``seconds`` is the length at full speed, ``launch_s`` the host's
+    seconds to issue all ops. ``tail_s`` is the longest (launch of an op, then the work from it to the end), counted
+    from when the host starts to launch.
+    """
+
+    template: int
+    seconds: float
+    launch_s: float
+    tail_s: float
+
+
+@dataclass(frozen=True)
+class CollectiveCall:
+    """An in-line collective that waits for its other members. ``launch_s``: the host's seconds to issue it."""
+
+    comm: Collective
+    launch_s: float
+
+
+@dataclass(frozen=True)
+class OverlappedCall:
+    """A collective that waits for its other members, beside ``segments``. ``launch_s`` as in `CollectiveCall`."""
+
+    comm: Collective
+    launch_s: float
+    segments: tuple[Segment, ...]
+
+
+Piece = Segment | CollectiveCall | OverlappedCall
+#: An op of a block that communicates.
+CommOp = Collective | Beside
+
+
+@dataclass(frozen=True, slots=True)
+class CommLength:
+    """A block's collective: its ``seconds`` where nothing can delay it, else None; the bytes that a GPU sends."""
+
+    seconds: float | None
+    wire_bytes: float
+
+
+class GpuSpeed(NamedTuple):
+    """How fast a GPU of type ``gpu`` and its ``host`` are.
+
+    ``scale`` is over the speed of the type's profile. ``clock_hz`` is the clock of the SMs; None: that of each kernel's
+    price.
+    """
+
+    gpu: str
+    scale: float
+    clock_hz: float | None
+    host: HostSpeeds
+
+
+class BlockCutter:
+    """Cuts blocks into pieces, and keeps their templates in ``store``. What is alike is priced once."""
+
+    def __init__(self, costs: Costs, store: TemplateStore) -> None:
+        self._costs = costs
+        self._store = store
+        self._pieces: dict[tuple[object, ...], tuple[Piece, ...]] = {}
+        self._rows: dict[tuple[object, ...], OpRow] = {}
+        self._segments: dict[tuple[int, ...], Segment] = {}
+
+    def pieces(
+        self, block: Block, phase: str, speed: GpuSpeed, lengths: dict[CommOp, CommLength], coalesce: bool
+    ) -> tuple[Piece, ...]:
+        """Return the pieces of ``block`` in a step of this phase, on a GPU of this speed.
+
+        ``lengths`` are of its ops that communicate. Without ``coalesce`` every op is a piece of its own.
+        """
+        key = (id(block), phase, speed, tuple(lengths.values()))
+        if key not in self._pieces:
+            at = _Pricing(self._costs.of(speed.gpu), speed, phase)
+            self._pieces[key] = tuple(self._cut(block, at, lengths, coalesce))
+        return self._pieces[key]
+
+    def _cut(self, block: Block, at: _Pricing, lengths: dict[CommOp, CommLength], coalesce: bool) -> Iterable[Piece]:
+        interference = at.costs.beside
+        rows: list[OpRow] = []
+        for op in block.ops:
+            match op:
+                case Compute():
+                    rows.append(self._kernel_row(op, at))
+                case Beside():
+                    kernels = [self._kernel_row(kernel, at) for kernel in op.kernels]
+                    row = self._comm_row(op.comm, lengths[op], at, len(kernels))
+                    if row is not None:
+                        rows += [row, *kernels]
+                        continue
+                    yield from self._segment(rows, interference)
+                    rows = []
+                    together = [kernels] if coalesce else [[row] for row in kernels]
+                    segments = tuple(
+                        one for rows_of_one in together for one in self._segment(rows_of_one, interference)
+                    )
+                    yield OverlappedCall(op.comm, at.issue_s(op.comm), segments)
+                    continue
+                case Collective():
+                    row = self._comm_row(op, lengths[op], at)
+                    if row is None:
+                        yield from self._segment(rows, interference)
+                        rows = []
+                        yield CollectiveCall(op, at.issue_s(op))
+                        continue
+                    rows.append(row)
+            if not coalesce:
+                yield from self._segment(rows, interference)
+                rows = []
+        yield from self._segment(rows, interference)
+
+    # Blocks share their ops, and ranks of one kind share whole segments.
+
+    def _kernel_row(self, op: Compute, at: _Pricing) -> OpRow:
+        key = id(op), at.speed, at.phase
+        if key not in self._rows:
+            seconds = at.costs.kernel_s(op.kernel, at.speed.gpu, at.speed.clock_hz) / at.speed.scale
+            self._rows[key] = OpRow.of_kernel(op, seconds, at.issue_s(op), at.costs.intensity(op.kernel))
+        return self._rows[key]
+
+    def _comm_row(self, comm: Collective, length: CommLength, at: _Pricing, beside: int = 0) -> OpRow | None:
+        """Return the row of a collective of known length; None where others can delay it."""
+        if length.seconds is None:
+            return None
+        launch_s = at.issue_s(comm)
+        key = id(comm), length, launch_s, beside
+        if key not in self._rows:
+            self._rows[key] = OpRow.of_comm(comm, length.seconds, length.wire_bytes, launch_s, beside)
+        return self._rows[key]
+
+    def _segment(self, rows: Sequence[OpRow], interference: Interference | None) -> Iterable[Segment]:
+        if not rows:
+            return
+        key = (id(interference), *map(id, rows))
+        if key not in self._segments:
+            index = self._store.add(rows, interference)
+            template = self._store.templates[index]
+            launch_s, tail_s = float(template.launch_s[-1]), float((template.launch_s + template.rest_s).max())
+            self._segments[key] = Segment(index, template.length_s, launch_s, tail_s)
+        yield self._segments[key]
+
+
+class _Pricing(NamedTuple):
+    """The prices of a step: costs, the speed of GPU and host, and the step's phase."""
+
+    costs: Costs
+    speed: GpuSpeed
+    phase: str
+
+    def issue_s(self, op: Compute | Collective) -> float:
+        """Return the host's seconds to issue ``op``."""
+        return self.speed.host.issue_s(self.costs, op, self.phase)

@@ -1,0 +1,113 @@
+"""Coalescing: collectives of a block that nothing can delay join the kernels around them in one segment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulator.engine.block_pieces import BlockCutter, CommLength, CommOp, Piece
+from simulator.engine.rank import Rank
+from simulator.engine.representatives import PlannedTransfer, Representatives
+from simulator.engine.traffic import TransferCounts
+from simulator.network.flows import Network
+from simulator.program import Beside, Block, Comm, Compute, Role, comm_of, comms_of
+
+
+@dataclass(eq=False)
+class _PreparedBlock:
+    """A block as one rank runs it, ``runs`` times so far; ``fixed`` are its collectives of known length."""
+
+    pieces: tuple[Piece, ...]
+    fixed: list[tuple[PlannedTransfer, str]]
+    runs: int = 0
+
+
+class CoalescedBlocks:
+    """The blocks of a program as its ranks run them.
+
+    A collective has a known length where everything that crosses its links is called by one rank from one lane: then no
+    two are in flight together. Other lanes do not count while they wait for a step of this lane.
+    """
+
+    def __init__(
+        self,
+        roles: Sequence[Role],
+        representatives: Representatives,
+        network: Network,
+        cutter: BlockCutter,
+        counts: TransferCounts,
+        coalesce: bool,
+    ) -> None:
+        self._representatives = representatives
+        self._network = network
+        self._cutter = cutter
+        self._counts = counts
+        self._coalesce = coalesce
+        self._lanes_of_axis = [_lanes_of_axis(role) for role in roles]
+        self._labels = [{lane: {step.label for step in steps} for lane, steps in role.lanes.items()} for role in roles]
+        self._other_lanes: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._prepared: dict[tuple[int, int, str, frozenset[str]], _PreparedBlock] = {}
+
+    def pieces(self, rank: Rank, lane: str, block: Block, phase: str) -> tuple[Piece, ...]:
+        """Return the pieces in which ``lane`` runs ``block`` now, in a step of this phase."""
+        key = rank.number, id(block)
+        if key not in self._other_lanes:
+            self._other_lanes[key] = self._lanes_that_meet(rank, lane, block)
+        labels = self._labels[rank.role][lane]
+        idle = frozenset([other for other in self._other_lanes[key] if rank.is_idle_until(other, labels)])
+        prepared = self._prepared.get((*key, phase, idle))
+        if prepared is None:
+            prepared = self._prepared[(*key, phase, idle)] = self._prepare(rank, block, phase, idle)
+        prepared.runs += 1
+        return prepared.pieces
+
+    def finish(self) -> None:
+        """Add to the records of traffic what the collectives of known length have moved."""
+        for prepared in self._prepared.values():
+            for transfer, purpose in prepared.fixed:
+                self._counts[id(transfer), purpose] += prepared.runs
+                self._network.add_alone(transfer.plan, prepared.runs)
+
+    def _lanes_that_meet(self, rank: Rank, lane: str, block: Block) -> tuple[str, ...]:
+        """Return the other lanes of ``rank`` whose communication may meet that of ``block``."""
+        # The first kernel tells when its lane came to a block, and so has to stand at its beginning.
+        if not self._coalesce or not isinstance(block.ops[0], Compute):
+            return ()
+        lanes = [self._callers(rank, comm) for comm in block.comms]
+        return tuple(sorted(set().union(*lanes) - {lane}))
+
+    def _callers(self, rank: Rank, comm: Comm) -> set[str]:
+        """Return the lanes whose communication may meet ``comm``, where all of that is this rank's; else none."""
+        lanes = self._lanes_of_axis[rank.role]
+        return set().union(*(lanes[axis] for axis in self._transfer(rank, comm).met_on))
+
+    def _transfer(self, rank: Rank, comm: Comm) -> PlannedTransfer:
+        return self._representatives.transfer(comm, rank.number, rank.positions[comm.axis])
+
+    def _prepare(self, rank: Rank, block: Block, phase: str, idle: frozenset[str]) -> _PreparedBlock:
+        """Cut ``block``; nothing is in flight meanwhile on ``idle``, other lanes of the rank."""
+        lengths: dict[CommOp, CommLength] = {}
+        fixed: list[tuple[PlannedTransfer, str]] = []
+        for op in block.ops:
+            if isinstance(op, Compute):
+                continue
+            comm = comm_of(op)
+            transfer = self._transfer(rank, comm)
+            # What goes on beside kernels may slow them, which is played as it happens.
+            plays_out = comm.host_waits or (rank.gpu.is_shared and isinstance(op, Beside))
+            is_fixed = self._coalesce and not plays_out and len(self._callers(rank, comm) - idle) == 1
+            if is_fixed:
+                fixed.append((transfer, comm.purpose))
+            seconds = self._network.alone_s(transfer.plan) if is_fixed else None
+            lengths[op] = CommLength(seconds, transfer.wire_bytes)
+        return _PreparedBlock(self._cutter.pieces(block, phase, rank.speed, lengths, self._coalesce), fixed)
+
+
+def _lanes_of_axis(role: Role) -> dict[str, set[str]]:
+    """Return for each axis the lanes of a role that communicate on it."""
+    lanes: dict[str, set[str]] = {}
+    for lane, steps in role.lanes.items():
+        for op in {id(step.op): step.op for step in steps}.values():
+            for comm in comms_of(op):
+                lanes.setdefault(comm.axis, set()).add(lane)
+    return lanes

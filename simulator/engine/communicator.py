@@ -1,0 +1,175 @@
+"""Communicators: which calls of ranks belong together, and when their bytes depart and arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import simpy
+
+from simulator.engine.group_transfers import ends_of
+from simulator.engine.representatives import PlannedTransfer, Representatives
+from simulator.engine.traffic import TransferCounts
+from simulator.network.flows import Network, Transmission
+from simulator.program import Comm, PointToPoint, Program, ProgramError
+
+if TYPE_CHECKING:
+    from simulator.engine.gpu import SimulatedGpu
+    from simulator.engine.rank import Rank
+
+
+@dataclass(eq=False)
+class Rendezvous:
+    """A communication that waits for its members, then has its bytes under way as ``transmission``.
+
+    ``callers`` are the ranks that have called it, each with its demand of its memory's time at full speed. ``done``
+    fires with the time that its bytes departed and the time that they arrived.
+    """
+
+    network: Network
+    comm: Comm
+    transfer: PlannedTransfer
+    done: simpy.Event
+    callers: dict[Rank, float] = field(default_factory=dict)
+    transmission: Transmission | None = None
+    _speeds: dict[SimulatedGpu, float] = field(default_factory=dict)
+
+    @property
+    def is_moving(self) -> bool:
+        """True while its bytes are under way."""
+        return self.transmission is not None
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks that have not called it yet."""
+        numbers = {rank.number for rank in self.callers}
+        return [member for member in self.transfer.members if member not in numbers]
+
+    def limit(self, gpu: SimulatedGpu, speed: float) -> None:
+        """Let ``gpu`` allow the bytes under way this share of full speed. The slowest member decides."""
+        if self._speeds.get(gpu, 1.0) == speed:
+            return
+        assert self.transmission is not None
+        self._speeds[gpu] = speed
+        slowest = min(self._speeds.values())
+        if slowest != self.transmission.speed:
+            self.network.slow(self.transmission, slowest)
+
+
+class CommCall(NamedTuple):
+    """A call of a communication by a lane, the same each time.
+
+    Calls on one ``channel`` of the communicator match in the order in which they are made. ``memory_demand``: share of
+    the time of the caller's memory that the bytes take at full speed.
+    """
+
+    communicator: Communicator
+    channel: Hashable
+    comm: Comm
+    transfer: PlannedTransfer
+    memory_demand: float
+
+
+class Communicator:
+    """The communicator of one group: it matches the calls of members, and sets bytes in motion when all have called."""
+
+    def __init__(self, env: simpy.Environment, network: Network, counts: TransferCounts) -> None:
+        self._env = env
+        self._network = network
+        self._counts = counts
+        self._incomplete: dict[Hashable, list[Rendezvous]] = {}
+
+    def call(self, caller: Rank, call: CommCall) -> Rendezvous:
+        """Call a communication: its kernel is on the GPU from now on; the last call sets the bytes in motion.
+
+        The stream of a send holds nothing while it waits (`Comm.spins`). It waits on in the simulation, for the receive
+        that its next transfer with that neighbour would wait for as well.
+        """
+        comm, transfer = call.comm, call.transfer
+        queue = self._incomplete.setdefault(call.channel, [])
+        rendezvous = next((other for other in queue if caller not in other.callers), None)
+        if rendezvous is None:
+            rendezvous = Rendezvous(self._network, comm, transfer, self._env.event())
+            queue.append(rendezvous)
+        else:
+            _check_match(caller, comm, rendezvous)
+        rendezvous.callers[caller] = call.memory_demand
+        if comm.spins:
+            caller.gpu.hold_sms(rendezvous, call.memory_demand)
+            caller.gpu.communication_changed()
+        if len(rendezvous.callers) == len(transfer.members):
+            queue.remove(rendezvous)
+            if not queue:
+                del self._incomplete[call.channel]
+            self._depart(rendezvous)
+        return rendezvous
+
+    def _depart(self, rendezvous: Rendezvous) -> None:
+        self._counts[id(rendezvous.transfer), rendezvous.comm.purpose] += 1
+        holders = rendezvous.callers if rendezvous.comm.holds_sms else {}
+        for rank, memory_demand in holders.items():
+            rank.gpu.hold_sms(rendezvous, memory_demand)
+        gpus = [rank.gpu for rank in holders]
+        on_end = partial(self._arrive, rendezvous, gpus, self._env.now)
+        rendezvous.transmission = self._network.transfer(rendezvous.transfer.plan, on_end)
+        for gpu in gpus:
+            gpu.communication_changed()
+
+    def _arrive(self, rendezvous: Rendezvous, gpus: list[SimulatedGpu], departed_s: float) -> None:
+        rendezvous.transmission = None  # else each holds the other until garbage is searched for
+        for gpu in gpus:
+            gpu.release_sms(rendezvous)
+            gpu.communication_changed()
+        rendezvous.done.succeed((departed_s, self._env.now))
+
+
+class Communicators:
+    """The communicators of a program that is played, one per group and axis."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        network: Network,
+        program: Program,
+        representatives: Representatives,
+        counts: TransferCounts,
+    ) -> None:
+        self._env = env
+        self._network = network
+        self._program = program
+        self._representatives = representatives
+        self._counts = counts
+        self._communicators: dict[tuple[str, int], Communicator] = {}
+
+    def prepare(self, rank: Rank, lane: str, comm: Comm) -> CommCall:
+        """Return the call of ``comm`` by a lane of ``rank``.
+
+        Transfers match by their ends and tag, collectives by the order of calls of a lane, as on a communicator of
+        NCCL.
+        """
+        group = self._representatives.group_key[comm.axis][rank.number]
+        key = comm.axis, group
+        if key not in self._communicators:
+            self._communicators[key] = Communicator(self._env, self._network, self._counts)
+        position = rank.positions[comm.axis]
+        channel: Hashable = lane
+        if isinstance(comm, PointToPoint):
+            channel = (*ends_of(comm, position), comm.tag)
+        transfer = self._representatives.transfer(comm, rank.number, position)
+        members = len(self._program.groups[comm.axis][self._program.group_index(comm.axis, rank.number)])
+        memory_demand = rank.gpu.memory_demand(comm, members, transfer)
+        return CommCall(self._communicators[key], channel, comm, transfer, memory_demand)
+
+
+def _check_match(caller: Rank, comm: Comm, rendezvous: Rendezvous) -> None:
+    """Raise `ProgramError` where ranks call different things: a real machine would hang or corrupt data."""
+    other = rendezvous.comm
+    paired = isinstance(comm, PointToPoint)
+    if comm.nbytes != other.nbytes or (comm.op == other.op) == paired:
+        first = next(iter(rendezvous.callers))
+        raise ProgramError(
+            f"rank {caller.number} calls {comm.name!r} ({comm.op}, {comm.nbytes:.0f} bytes) on axis '{comm.axis}' "
+            f"where rank {first.number} calls {other.name!r} ({other.op}, {other.nbytes:.0f} bytes)"
+        )

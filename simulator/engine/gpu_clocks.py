@@ -1,0 +1,114 @@
+"""The clocks that a power limit leaves GPUs: play, add up the power, play again at the clocks that follow.
+
+A rank's clock depends on how long it waits for others, and that on everybody's clocks. Ranks of a kind share one clock,
+from the mean over all of them. A GPU that is slower or faster than others has a clock for itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from simulator.cluster import Cluster
+from simulator.costs import Costs
+from simulator.costs.power import Drawn, Loads, load_class
+from simulator.engine.placement import Placed
+from simulator.engine.recorder import GpuClocks, Recorder
+from simulator.engine.representatives import Representatives
+from simulator.program import Block, kernels_of
+from simulator.timeline import Floats, Ints
+
+#: Clocks that change by less have settled: a product then takes a quarter of a percent more or less.
+SETTLED = 0.005
+MOST_PLAYS = 8
+
+
+def first_clocks(placed: Placed, cluster: Cluster) -> GpuClocks:
+    """Return the clocks of a step without communication and waiting, where costs know of a power limit."""
+    loads_of_block: dict[tuple[int, str], Loads] = {}
+
+    def clock_hz(role: int, gpu: str) -> float | None:
+        costs = placed.costs.of(gpu)
+        power = costs.power
+        if power is None:
+            return None
+        loads = Loads()
+        for _, _, step in placed.program.roles[role].steps():
+            if isinstance(step.op, Block):
+                key = id(step.op), gpu
+                if key not in loads_of_block:
+                    loads_of_block[key] = _loads(step.op, costs, power.highest_hz)
+                loads.add_all(loads_of_block[key])
+        length_s = sum(loads.seconds.values())
+        drawn = Drawn(0.0, length_s, loads.seconds, loads.drawing_s)
+        return power.clock_hz(power.trace([drawn], length_s), power.highest_hz)
+
+    kinds = dict.fromkeys(placed.rank_kinds(cluster))
+    clocks = {key: clock_hz(*key) for key in {(kind.role, kind.gpu): None for kind in kinds}}
+    return {kind: clocks[kind.role, kind.gpu] for kind in kinds}
+
+
+def next_clocks(
+    placed: Placed, cluster: Cluster, representatives: Representatives, recorder: Recorder, clocks: GpuClocks
+) -> GpuClocks:
+    """Return the clocks at which what was played at ``clocks`` draws the power limit, if all wait as long as before."""
+    if not any(clocks.values()):
+        return clocks
+    kinds, length_s = placed.rank_kinds(cluster), recorder.length_s
+    rank, drawn = _drawn(representatives, recorder)
+    following = dict(clocks)
+    for kind, count in Counter(kinds).items():
+        power, clock_hz = placed.costs.of(kind.gpu).power, clocks[kind]
+        if power is not None and clock_hz is not None:
+            is_kind = np.isin(rank, [number for number in representatives.multiplicity if kinds[number] == kind])
+            following[kind] = power.clock_hz(power.trace([drawn.only(is_kind)], length_s, count), clock_hz)
+    return following
+
+
+def _drawn(representatives: Representatives, recorder: Recorder) -> tuple[Ints, Drawn]:
+    """Return the rank of every step, and what the step drew with all of its in-line communication.
+
+    Steps and not spans are counted, as the number of spans of a step depends on how it is played.
+    """
+    spans, store = recorder.times(), recorder.store
+    n = len(spans.rank)
+    start_s, end_s = np.full(n, np.inf), np.full(n, -np.inf)
+    np.minimum.at(start_s, spans.step, spans.start_s)
+    np.maximum.at(end_s, spans.step, spans.end_s)
+    loads_of_template = [store.loads(template) for template in range(len(store.templates))]
+    # Communication that the network timed has drawn for as long as it lasted.
+    is_timed = [loads.seconds.keys() == {"communication"} for loads in loads_of_template]
+    was_timed = np.array(is_timed)[spans.template]
+    lasted_s = spans.end_s - spans.start_s
+
+    def by_step(kind: str, seconds: Sequence[float]) -> Floats:
+        by_span = np.array(seconds)[spans.template]
+        by_span = np.where(was_timed, lasted_s, by_span) if kind == "communication" else by_span
+        return np.bincount(spans.step, by_span, n).astype(float, copy=False)
+
+    kinds = dict.fromkeys(kind for loads in loads_of_template for kind in loads.seconds)
+    return spans.rank, Drawn(
+        start_s,
+        end_s,
+        {kind: by_step(kind, [loads.seconds.get(kind, 0.0) for loads in loads_of_template]) for kind in kinds},
+        {kind: by_step(kind, [loads.drawing_s.get(kind, 0.0) for loads in loads_of_template]) for kind in kinds},
+        np.array([representatives.multiplicity[rank] for rank in spans.rank.tolist()]),
+    )
+
+
+def settled_clocks(before: GpuClocks, after: GpuClocks) -> GpuClocks:
+    """Return ``before`` where every clock has changed by too little to matter, else ``after``."""
+    pairs = [(before[kind], after[kind]) for kind in before]
+    return before if all(a is None or b is None or abs(a - b) <= SETTLED * a for a, b in pairs) else after
+
+
+def _loads(block: Block, costs: Costs, clock_hz: float) -> Loads:
+    """Add up what the kernels of ``block`` draw at a clock."""
+    loads = Loads()
+    for compute in (compute for op in block.ops for compute in kernels_of(op)):
+        if (kind := load_class(compute.kernel)) is not None:
+            seconds = costs.kernel_s(compute.kernel, costs.gpu, clock_hz)
+            loads.add(kind, seconds, seconds * costs.intensity(compute.kernel))
+    return loads

@@ -1,0 +1,138 @@
+"""The order in which a host issues the ops of its rank, and the seconds that this takes.
+
+The host goes through the compute lane; the communication of other lanes is issued in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, cast
+
+from simulator.cluster import Gpu
+from simulator.costs import Costs, launch
+from simulator.program import COMPUTE_LANE, Comm, Compute, Role, Step
+
+
+class HostSpeeds(NamedTuple):
+    """How fast a host issues ops, over the calibrated one: its main thread, and autograd's."""
+
+    main: float
+    autograd: float
+
+    @classmethod
+    def of(cls, gpu: Gpu) -> HostSpeeds:
+        """Read the speeds of the host of ``gpu``."""
+        return cls(gpu.host_speed, gpu.host_speed * gpu.autograd_speed)
+
+    def seconds(self, costs: Costs, phase: str, kinds: Mapping[str, int]) -> float:
+        """Return the host's seconds for a number of each kind (`simulator.costs.launch`) in a step of this phase."""
+        return sum(
+            costs.launched_s({kind: n}) / (self.autograd if launch.by_autograd(phase, kind) else self.main)
+            for kind, n in kinds.items()
+        )
+
+    def issue_s(self, costs: Costs, op: Compute | Comm, phase: str) -> float:
+        """Return the seconds to issue one op of a step of this phase."""
+        return self.seconds(costs, phase, launch.issued(op, phase))
+
+
+@dataclass(frozen=True)
+class HostWork:
+    """Work of the host before a step of the compute lane.
+
+    ``issues`` are the seconds of each communication, with its label where it follows computation and so cannot begin
+    before it is issued. Then come ``start_s`` for the step itself.
+    """
+
+    issues: tuple[tuple[str, float], ...]
+    start_s: float
+
+
+def host_work(role: Role, costs: Costs, speeds: HostSpeeds) -> tuple[HostWork, ...]:
+    """Return the host's work before each step of the compute lane, and after the last."""
+    positions = _compute_positions(role)
+    starts = [speeds.seconds(costs, step.phase, kinds) for step, kinds in _starts(role)]
+
+    def issue(step: Step, before: int) -> tuple[str, float]:
+        phase = _issuing_phase(role, positions, step, before)
+        issue_s = speeds.issue_s(costs, cast(Comm, step.op), phase)
+        return step.label if _last_awaited(step, positions) is not None else "", issue_s
+
+    return tuple(
+        HostWork(tuple(issue(step, number) for step in steps), start_s)
+        for number, (steps, start_s) in enumerate(zip(issue_order(role), [*starts, 0.0], strict=True))
+    )
+
+
+def issue_order(role: Role) -> tuple[tuple[Step, ...], ...]:
+    """Return for each step of the compute lane the communication that the host issues right before it.
+
+    One entry more holds what follows the last step. Communication that waits for computation is issued behind it, as by
+    a hook that runs when a gradient is there or a layer begins. The rest is issued before the first computation that
+    waits for it, or first of all where none does. Batches of blocking transfers are not counted.
+    """
+    compute = role.lanes.get(COMPUTE_LANE, ())
+    positions = _compute_positions(role)
+    first_waiting: dict[str, int] = {}
+    for index, step in enumerate(compute):
+        for label in step.after:
+            first_waiting.setdefault(label, index)
+    order: list[list[Step]] = [[] for _ in range(len(compute) + 1)]
+    for lane, _, step in role.steps():
+        if lane != COMPUTE_LANE and isinstance(step.op, Comm):
+            behind = _last_awaited(step, positions)
+            order[first_waiting.get(step.label, 0) if behind is None else behind + 1].append(step)
+    return tuple(map(tuple, order))
+
+
+def issued_by(role: Role) -> Iterator[tuple[str, str, int]]:
+    """Yield all that the host issues for a rank: phase of the step, kind (`simulator.costs.launch`), how often."""
+    for step, kinds in _starts(role):
+        for kind, n in kinds.items():
+            yield step.phase, kind, n
+        for op in launch.ops_of(step):
+            for kind, n in launch.issued(op, step.phase).items():
+                yield step.phase, kind, n
+    positions = _compute_positions(role)
+    for before, steps in enumerate(issue_order(role)):
+        for step in steps:
+            for kind, n in launch.issued(cast(Comm, step.op)).items():
+                yield _issuing_phase(role, positions, step, before), kind, n
+
+
+def _compute_positions(role: Role) -> dict[str, int]:
+    """Return the position of each step of the compute lane, by label."""
+    return {step.label: index for index, step in enumerate(role.lanes.get(COMPUTE_LANE, ()))}
+
+
+def _last_awaited(step: Step, positions: dict[str, int]) -> int | None:
+    """Return the position of the last step of the compute lane that ``step`` waits for."""
+    return max((positions[label] for label in step.after if label in positions), default=None)
+
+
+def _starts(role: Role) -> Iterator[tuple[Step, dict[str, int]]]:
+    """Yield the steps of the compute lane, and what the host does at each beside issuing its ops.
+
+    A pass that is cut, where units are gathered or buckets are full, is several steps of one phase, stage and
+    micro-batch.
+    """
+    for before, step in pairwise((None, *role.lanes.get(COMPUTE_LANE, ()))):
+        assert step is not None
+        begins = before is None or _pass(before) != _pass(step)
+        yield step, launch.issued_with(step, begins=begins)
+
+
+def _pass(step: Step) -> tuple[str, int, int]:
+    return step.phase, step.stage, step.microbatch
+
+
+def _issuing_phase(role: Role, positions: dict[str, int], step: Step, before: int) -> str:
+    """Return the phase of the pass in which the host issues communication.
+
+    It is the pass that the communication follows, as hooks run there, else the one that the host is about to issue.
+    """
+    compute, behind = role.lanes.get(COMPUTE_LANE, ()), _last_awaited(step, positions)
+    at = before if behind is None else behind
+    return compute[at].phase if at < len(compute) else ""

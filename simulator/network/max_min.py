@@ -1,0 +1,138 @@
+"""Max-min fair rates of transfers that share links, and the links that hold transfers up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.network.plan import Phase
+
+#: Bytes/s of every link, by index.
+Capacity = Sequence[float] | NDArray[np.float64]
+#: Two constraints closer than this (relative) bind together.
+_TIE = 1e-12
+#: A flow slower than its cap by less than this share is not held up, and a link less short of full than that is full.
+_SLACK = 1e-9
+
+
+def max_min_rates(phases: Sequence[Phase], capacity: Capacity) -> list[float]:
+    """Return the max-min fair rates of the phases' reference flows, by progressive filling, bytes/s.
+
+    All rates rise together; when a link is full, the phases that cross it stop; when a phase reaches its cap, it
+    stops (Bertsekas and Gallager, Data Networks, section 6.5.2, with loads as weights on the links).
+    ``capacity`` is indexed by link, bytes/s. A phase bound by nothing gets ``inf``.
+
+    Two flows share a 10 B/s link; one of them is capped at 2 B/s, so the other takes the rest:
+
+    >>> a, b = Phase(1, ((0, 1.0),), 0.0, cap_Bps=2.0), Phase(1, ((0, 1.0),), 0.0)
+    >>> max_min_rates([a, b], [10.0])
+    [2.0, 8.0]
+    """
+    if not phases:
+        return []
+    if len(phases) == 1:
+        (phase,) = phases
+        return [float(min([phase.cap_Bps, *[capacity[link] / load for link, load in phase.loads if load > 0]]))]
+    on = _Crossings.of(phases)
+    left = np.asarray(capacity, dtype=float)[on.links]
+    caps = np.array([phase.cap_Bps for phase in phases])
+    rates, rising = np.zeros(len(phases)), np.ones(len(phases), dtype=bool)
+    level = 0.0
+    while rising.any():
+        # Summed up anew, not subtracted from, so that no rounding is left of those that have stopped.
+        pressure = on.sums(rising)
+        rise_of_link = np.divide(left, pressure, out=np.full(len(left), math.inf), where=pressure > 0)
+        rise = min(float(rise_of_link.min(initial=math.inf)), float(caps[rising].min()) - level)
+        if math.isinf(rise):
+            rates[rising] = math.inf
+            break
+        threshold = rise + _TIE * (level + rise)
+        stopped = caps - level <= threshold
+        stopped[on.phase[(rise_of_link <= threshold)[on.link]]] = True
+        level += rise
+        left = np.maximum(left - pressure * rise, 0.0)
+        rates[rising & stopped] = level
+        rising &= ~stopped
+    as_list: list[float] = rates.tolist()
+    return as_list
+
+
+@dataclass(frozen=True, eq=False)
+class _Crossings:
+    """Crossings of phases and links: phase number ``phase[i]`` puts ``load[i]`` on link ``links[link[i]]``.
+
+    ``links`` are in the order in which phases name them.
+    """
+
+    phase: NDArray[np.int64]
+    link: NDArray[np.int64]
+    load: NDArray[np.float64]
+    links: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, phases: Sequence[Phase]) -> _Crossings:
+        columns = [phase.columns for phase in phases]
+        named = np.concatenate([links for links, _ in columns])
+        load = np.concatenate([loads for _, loads in columns])
+        phase = np.repeat(np.arange(len(phases)), [len(links) for links, _ in columns])
+        links, first, link = np.unique(named, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return cls(phase, place[link], load, links[order])
+
+    def sums(self, per_phase: NDArray[Any]) -> NDArray[np.float64]:
+        """Sum up on every link the loads, each times the value of its phase in ``per_phase``."""
+        weights = self.load * per_phase[self.phase]
+        return np.bincount(self.link, weights, len(self.links)).astype(float, copy=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Saturation:
+    """A state of a full link that holds somebody up: the ``phases`` that cross it, and their ``rates`` (bytes/s).
+
+    ``held_up`` says of each phase that this link is its bottleneck: nobody on the link is faster.
+    """
+
+    link: int
+    phases: tuple[Phase, ...]
+    rates: tuple[float, ...]
+    held_up: tuple[bool, ...]
+
+
+def saturations(phases: Sequence[Phase], rates: Sequence[float], capacity: Capacity) -> tuple[Saturation, ...]:
+    """Return the links that hold a phase below its cap, at max-min fair ``rates``, in the order of first naming.
+
+    A phase that several links hold up alike is held up by each.
+    """
+    rate = np.asarray(rates)
+    slow = rate < np.array([phase.cap_Bps for phase in phases]) * (1 - _SLACK)
+    if not slow.any():
+        return ()
+    on = _Crossings.of(phases)
+    full = on.sums(rate) >= np.asarray(capacity, dtype=float)[on.links] * (1 - _SLACK)
+    fastest = np.zeros(len(on.links))
+    np.maximum.at(fastest, on.link, rate[on.phase])
+    held_up = slow[on.phase] & full[on.link] & (rate[on.phase] >= fastest[on.link] * (1 - _SLACK))
+    is_bottleneck = np.zeros(len(on.links), dtype=bool)
+    is_bottleneck[on.link[held_up]] = True
+    entries = np.flatnonzero(is_bottleneck[on.link])
+    entries = entries[np.argsort(on.link[entries], kind="stable")]
+    states: dict[int, tuple[list[Phase], list[float], list[bool]]] = {}
+    columns = (column[entries].tolist() for column in (on.link, on.phase, held_up))
+    for link, number, is_held_up in zip(*columns, strict=True):
+        state = states.setdefault(link, ([], [], []))
+        state[0].append(phases[number])
+        state[1].append(rates[number])
+        state[2].append(is_held_up)
+    return tuple(
+        [
+            Saturation(int(on.links[link]), tuple(on_link), tuple(at), tuple(up))
+            for link, (on_link, at, up) in states.items()
+        ]
+    )

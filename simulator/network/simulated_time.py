@@ -1,0 +1,32 @@
+"""The simulated time: SimPy's environment, with an end to each instant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import simpy
+
+
+class SimulatedTime(simpy.Environment):
+    """SimPy's environment, which counts its ``events`` and can put work off to the end of an instant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events = 0
+        self._put_off: list[Callable[[], None]] = []
+
+    def at_end_of_instant(self, work: Callable[[], None]) -> None:
+        """Do ``work`` once nothing else is left to happen now. It counts as an event."""
+        self._put_off.append(work)
+
+    def peek(self) -> float:
+        """Return the time of the next event, which is now where work was put off; inf where there is none."""
+        return self.now if self._put_off else super().peek()
+
+    def step(self) -> None:
+        """Process the next event, or what was put off where the next event is later."""
+        if self._put_off and super().peek() > self.now:
+            self._put_off.pop(0)()
+        else:
+            super().step()
+        self.events += 1
