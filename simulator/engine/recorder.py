@@ -40,11 +40,11 @@ class CallTimes(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A piece of ``step``, number ``index`` of its lane, as ``rank`` has run it; it is drawn on ``lane``."""
+    """A piece of ``step``, number ``position_in_lane`` of its lane, as ``rank`` has run it; it is drawn on ``lane``."""
 
     rank: int
     lane: str
-    index: int
+    position_in_lane: int
     step: Step
     position: PiecePosition
     template: int
