@@ -13,7 +13,7 @@ from simulator.engine.group_transfers import ends_of
 from simulator.engine.representatives import PlannedTransfer, Representatives
 from simulator.engine.traffic import TransferCounts
 from simulator.network.flows import Network, Transmission
-from simulator.program import Comm, PointToPoint, Program, ProgramError
+from simulator.program import Comm, PointToPoint, ProgramError
 
 if TYPE_CHECKING:
     from simulator.engine.gpu import SimulatedGpu
@@ -35,11 +35,6 @@ class Rendezvous:
     callers: dict[Rank, float] = field(default_factory=dict)
     transmission: Transmission | None = None
     _speeds: dict[SimulatedGpu, float] = field(default_factory=dict)
-
-    @property
-    def is_moving(self) -> bool:
-        """True while its bytes are under way."""
-        return self.transmission is not None
 
     @property
     def missing(self) -> list[int]:
@@ -97,8 +92,7 @@ class Communicator:
             _check_match(caller, comm, rendezvous)
         rendezvous.callers[caller] = call.memory_demand
         if comm.spins:
-            caller.gpu.hold_sms(rendezvous, call.memory_demand)
-            caller.gpu.communication_changed()
+            caller.gpu.spin(rendezvous)
         if len(rendezvous.callers) == len(transfer.members):
             queue.remove(rendezvous)
             if not queue:
@@ -108,20 +102,20 @@ class Communicator:
 
     def _depart(self, rendezvous: Rendezvous) -> None:
         self._counts[id(rendezvous.transfer), rendezvous.comm.purpose] += 1
-        holders = rendezvous.callers if rendezvous.comm.holds_sms else {}
-        for rank, memory_demand in holders.items():
-            rank.gpu.hold_sms(rendezvous, memory_demand)
-        gpus = [rank.gpu for rank in holders]
-        on_end = partial(self._arrive, rendezvous, gpus, self._env.now)
-        rendezvous.transmission = self._network.transfer(rendezvous.transfer.plan, on_end)
-        for gpu in gpus:
-            gpu.communication_changed()
+        on_end = partial(self._arrive, rendezvous, self._env.now)
+        transmission = self._network.transfer(rendezvous.transfer.plan, on_end)
+        if rendezvous.done.triggered:  # a group of one has nothing to move
+            return
+        rendezvous.transmission = transmission
+        if rendezvous.comm.holds_sms:
+            for rank, memory_demand in rendezvous.callers.items():
+                rank.gpu.move_bytes(rendezvous, memory_demand)
 
-    def _arrive(self, rendezvous: Rendezvous, gpus: list[SimulatedGpu], departed_s: float) -> None:
+    def _arrive(self, rendezvous: Rendezvous, departed_s: float) -> None:
         rendezvous.transmission = None  # else each holds the other until garbage is searched for
-        for gpu in gpus:
-            gpu.release_sms(rendezvous)
-            gpu.communication_changed()
+        if rendezvous.comm.holds_sms:
+            for rank in rendezvous.callers:
+                rank.gpu.release(rendezvous)
         rendezvous.done.succeed((departed_s, self._env.now))
 
 
@@ -132,13 +126,11 @@ class Communicators:
         self,
         env: simpy.Environment,
         network: Network,
-        program: Program,
         representatives: Representatives,
         counts: TransferCounts,
     ) -> None:
         self._env = env
         self._network = network
-        self._program = program
         self._representatives = representatives
         self._counts = counts
         self._communicators: dict[tuple[str, int], Communicator] = {}
@@ -158,8 +150,7 @@ class Communicators:
         if isinstance(comm, PointToPoint):
             channel = (*ends_of(comm, position), comm.tag)
         transfer = self._representatives.transfer(comm, rank.number, position)
-        members = len(self._program.groups[comm.axis][self._program.group_index(comm.axis, rank.number)])
-        memory_demand = rank.gpu.memory_demand(comm, members, transfer)
+        memory_demand = rank.gpu.memory_demand(comm, rank.group_sizes[comm.axis], transfer)
         return CommCall(self._communicators[key], channel, comm, transfer, memory_demand)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import simpy
 
+from simulator.arrays import Floats
 from simulator.costs.interference import Beside as Interference
 from simulator.engine.block_pieces import Segment
 from simulator.engine.memory_bandwidth import INSTANT_s, equal_part, memory_demand
@@ -15,7 +16,6 @@ from simulator.engine.representatives import PlannedTransfer
 from simulator.engine.running_segment import RunningSegment
 from simulator.engine.templates import TemplateStore
 from simulator.program import Comm
-from simulator.timeline import Floats
 
 if TYPE_CHECKING:
     from simulator.engine.communicator import Rendezvous
@@ -34,10 +34,12 @@ class SegmentRun(NamedTuple):
 class SimulatedGpu:
     """A GPU whose kernels and communication leave each other alone. It runs one segment of kernels at a time."""
 
-    #: Whether communication takes SMs and memory from kernels, and they from it.
+    #: True where communication takes SMs and memory from kernels, and they from it.
     is_shared = False
 
     def __init__(self, env: simpy.Environment, store: TemplateStore) -> None:
+        #: True where communication starts only when the running kernel has ended (`wait_for_sms`).
+        self.communication_waits = False
         self._env = env
         self._store = store
 
@@ -60,14 +62,14 @@ class SimulatedGpu:
         """Return the share of the memory's time that ``comm`` would take while its bytes move at full speed."""
         return 0.0
 
-    def hold_sms(self, rendezvous: Rendezvous, memory_demand: float) -> None:
-        """Put the kernel of a communication on the GPU; `communication_changed` is to follow."""
+    def spin(self, rendezvous: Rendezvous) -> None:
+        """Put the kernel of a communication on the GPU, where it waits for its peers."""
 
-    def release_sms(self, rendezvous: Rendezvous) -> None:
-        """Take the kernel of a communication off the GPU; `communication_changed` is to follow."""
+    def move_bytes(self, rendezvous: Rendezvous, memory_demand: float) -> None:
+        """Let a communication move its bytes from now on, with this demand of the memory's time."""
 
-    def communication_changed(self) -> None:
-        """Work out anew how kernels and communication share the GPU."""
+    def release(self, rendezvous: Rendezvous) -> None:
+        """Take the kernel of a communication off the GPU."""
 
 
 class SharedGpu(SimulatedGpu):
@@ -81,11 +83,13 @@ class SharedGpu(SimulatedGpu):
 
     def __init__(self, env: simpy.Environment, store: TemplateStore, interference: Interference) -> None:
         super().__init__(env, store)
+        self.communication_waits = interference.queues
         self._interference = interference
-        #: Communication whose kernels are on the GPU, with its demand of the memory's time.
-        self._resident: dict[Rendezvous, float] = {}
+        #: Communication on the GPU: what spins until its peers are there, and what moves bytes, with its demand.
+        self._spinning: dict[Rendezvous, None] = {}
+        self._moving: dict[Rendezvous, float] = {}
         self._running: RunningSegment | None = None
-        #: Communication that waits for SMs.
+        #: Communication that is not on the GPU yet, as it waits for SMs.
         self._waiting: list[simpy.Event] = []
         self._load: Hashable = None
         #: Shares of the memory's time: demanded by all that moves bytes, left by the running kernel.
@@ -94,24 +98,29 @@ class SharedGpu(SimulatedGpu):
     def run(self, segment: Segment, host_s: float) -> Generator[simpy.Event, None, SegmentRun]:
         """Run ``segment``; its lane wakes at the end, and where its speed or the demands on it change."""
         self._load, self._memory_demand = self._present_load()
-        process = self._env.active_process
+        process, now = self._env.active_process, self._env.now
         assert process is not None
-        running = self._running = RunningSegment(process, self._store, segment, host_s, self._load)
+        running = self._running = RunningSegment(process, self._store, segment, host_s, self._load, now)
         while True:
-            until = running.op if self._waiting else running.last_op
-            end_s = running.end_s(until)
-            self._memory_left, change_s = running.memory_left(self._memory_demand)
+            until = running.op_at(now) if self._waiting else running.last_op
+            end_s = running.end_s(until, now)
+            self._memory_left, change_s = running.memory_left(self._memory_demand, now)
             self._share_memory()
-            interrupted = yield from running.wait_until(min(end_s, change_s))
-            if self._env.now >= end_s or (change_s >= end_s and not interrupted):
+            interrupted = False
+            try:
+                yield self._env.timeout(min(end_s, change_s) - now)
+            except simpy.Interrupt:
+                interrupted, running.is_interrupted = True, False
+            now = self._env.now
+            if now >= end_s or (change_s >= end_s and not interrupted):
                 while self._waiting:
                     self._waiting.pop().succeed()
                 if until == running.last_op:
                     break
-            running.change_load(self._load)
+            running.change_load(self._load, now)
         self._running, self._memory_left = None, math.inf
         self._share_memory()
-        return SegmentRun(running.start_s, running.stretched())
+        return SegmentRun(running.start_s, running.stretched(now))
 
     def wait_for_sms(self) -> Generator[simpy.Event, None, bool]:
         """Wait until the running kernel has ended, as it holds the SMs that communication needs.
@@ -119,10 +128,8 @@ class SharedGpu(SimulatedGpu):
         A kernel that begins at this instant holds them too: it stands in its stream already, where communication waits
         for an event of another.
         """
-        if not self._interference.queues:
-            return False
         yield self._env.timeout(2 * INSTANT_s)
-        if self._running is None or not self._running.computes():
+        if self._running is None or not self._running.computes(self._env.now):
             return False
         room = self._env.event()
         self._waiting.append(room)
@@ -134,41 +141,49 @@ class SharedGpu(SimulatedGpu):
         """Return the share of the memory's time that ``comm`` would take while its bytes move at full speed."""
         return memory_demand(self._interference, comm, members, transfer) if comm.holds_sms else 0.0
 
-    def hold_sms(self, rendezvous: Rendezvous, memory_demand: float) -> None:
-        """Put the kernel of a communication on the GPU, where it is not there yet."""
-        self._resident[rendezvous] = memory_demand
+    def spin(self, rendezvous: Rendezvous) -> None:
+        """Put the kernel of a communication on the GPU, where it waits for its peers."""
+        self._spinning[rendezvous] = None
+        self._change_load()
 
-    def release_sms(self, rendezvous: Rendezvous) -> None:
+    def move_bytes(self, rendezvous: Rendezvous, memory_demand: float) -> None:
+        """Let a communication move its bytes from now on, with this demand of the memory's time."""
+        self._spinning.pop(rendezvous, None)
+        self._moving[rendezvous] = memory_demand
+        self._change_load()
+        self._share_memory()
+
+    def release(self, rendezvous: Rendezvous) -> None:
         """Take the kernel of a communication off the GPU."""
-        del self._resident[rendezvous]
+        self._spinning.pop(rendezvous, None)
+        self._moving.pop(rendezvous, None)
+        self._change_load()
+        self._share_memory()
 
-    def communication_changed(self) -> None:
-        """Wake the running segment where its speed or the demand of memory changes, and share the memory anew.
+    def _change_load(self) -> None:
+        """Wake the running segment where the communication on the GPU changes its speed, or the demand of memory.
 
         What does not run yet asks when it begins.
         """
-        if self._running is not None:
-            before = self._load, self._memory_demand
-            self._load, self._memory_demand = self._present_load()
-            if (self._load, self._memory_demand) != before:
-                self._running.interrupt()
-        self._share_memory()
+        if self._running is None:
+            return
+        load_before, demand_before = self._load, self._memory_demand
+        self._load, self._memory_demand = self._present_load()
+        if self._load != load_before or self._running.has_less_left_than(max(self._memory_demand, demand_before)):
+            self._running.interrupt()
 
     def _present_load(self) -> tuple[Hashable, float]:
-        """Return the load of the resident communication on kernels, and its demand of the memory's time."""
-        waiting = [rendezvous.comm for rendezvous in self._resident if not rendezvous.is_moving]
-        moving = [rendezvous.comm for rendezvous in self._resident if rendezvous.is_moving]
-        demand = sum(demand for rendezvous, demand in self._resident.items() if rendezvous.is_moving)
-        return self._interference.load(waiting, moving), demand
+        """Return the load of the communication on kernels, and its demand of the memory's time."""
+        spinning, moving = [other.comm for other in self._spinning], [other.comm for other in self._moving]
+        return self._interference.load(spinning, moving), sum(self._moving.values())
 
     def _share_memory(self) -> None:
         """Give to what moves bytes the memory's time that the running kernel leaves, in max-min fair shares.
 
         Where a collective cannot use its share, because others or links hold it back, nobody else gets it.
         """
-        if not self._resident:
+        if not self._moving:
             return
-        moving = [(rendezvous, demand) for rendezvous, demand in self._resident.items() if rendezvous.is_moving]
-        part = equal_part([demand for _, demand in moving], self._memory_left)
-        for rendezvous, demand in moving:
+        part = equal_part(self._moving.values(), self._memory_left)
+        for rendezvous, demand in self._moving.items():
             rendezvous.limit(self, part / demand if part < demand else 1.0)

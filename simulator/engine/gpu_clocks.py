@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from simulator.arrays import Floats, Ints
 from simulator.cluster import Cluster
 from simulator.costs import Costs
 from simulator.costs.power import Drawn, Loads, load_class
@@ -18,7 +19,6 @@ from simulator.engine.placement import Placed
 from simulator.engine.recorder import GpuClocks, Recorder
 from simulator.engine.representatives import Representatives
 from simulator.program import Block, kernels_of
-from simulator.timeline import Floats, Ints
 
 #: Clocks that change by less have settled: a product then takes a quarter of a percent more or less.
 SETTLED = 0.005

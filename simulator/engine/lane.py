@@ -118,8 +118,9 @@ class Lane:
     def _communicate(self, step: Step, comms: Sequence[Comm], posted_s: float, position: PiecePosition = WHOLE) -> Wait:
         """Call ``comms``, which the lane came to at ``posted_s``, and wait for them."""
         times = CallTimes(posted_s, self._env.now)
-        if not self._is_compute and any(comm.holds_sms for comm in comms):
-            waited = yield from self._rank.gpu.wait_for_sms()
+        gpu = self._rank.gpu
+        if gpu.communication_waits and not self._is_compute and any(comm.holds_sms for comm in comms):
+            waited = yield from gpu.wait_for_sms()
             if waited:  # until now its kernel was not on the GPU
                 times = CallTimes(self._env.now, self._env.now)
         calls = [(comm, self._call(comm)) for comm in comms]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 
 import numpy as np
 
+from simulator.arrays import Floats
 from simulator.costs.interference import Beside as Interference
 from simulator.costs.interference import memory_bytes
 from simulator.engine.kernel_times import KernelTimes
 from simulator.engine.representatives import PlannedTransfer
 from simulator.program import Comm
-from simulator.timeline import Floats
 
 #: Seconds within which all happens at once, whatever the order of additions.
 INSTANT_s = 1e-12
@@ -25,7 +25,7 @@ def memory_demand(interference: Interference, comm: Comm, members: int, transfer
     return interference.takes(nbytes / seconds) if seconds else 0.0
 
 
-def equal_part(demands: Sequence[float], left: float) -> float:
+def equal_part(demands: Collection[float], left: float) -> float:
     """Return the equal part of ``left`` that limits each demand, in max-min fair shares.
 
     A demand below the equal part is met in full. The part is inf where ``left`` is enough for all.

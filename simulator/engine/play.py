@@ -47,7 +47,7 @@ class Play:
         self._placed = placed
         self._program = placed.program
         self._host_work: dict[tuple[int, str, HostSpeeds], tuple[HostWork, ...]] = {}
-        self._communicators = Communicators(env, network, placed.program, representatives, self.counts)
+        self._communicators = Communicators(env, network, representatives, self.counts)
         cutter = BlockCutter(placed.costs, self.store)
         self._blocks = CoalescedBlocks(placed.program.roles, representatives, network, cutter, self.counts, coalesce)
         self.ranks = [self._rank(number, cluster.gpus[placed.gpus[number]]) for number in representatives.multiplicity]
@@ -67,9 +67,9 @@ class Play:
 
     def _rank(self, number: int, gpu: Gpu) -> Rank:
         program = self._program
-        positions = {
-            axis: groups[index].index(number)
-            for axis, groups in program.groups.items()
+        groups = {
+            axis: groups_of_axis[index]
+            for axis, groups_of_axis in program.groups.items()
             if (index := program.group_index(axis, number)) >= 0
         }
         role, costs, speeds = program.role_of[number], self._placed.costs.of(gpu.type), HostSpeeds.of(gpu)
@@ -84,4 +84,4 @@ class Play:
             if interference is None
             else SharedGpu(self._env, self.store, interference)
         )
-        return Rank(self._env, number, role, positions, speed, simulated, host)
+        return Rank(self._env, number, role, groups, speed, simulated, host)

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class Rank:
-    """A simulated rank of a role: ``positions`` are its places in its groups, by axis; ``speed`` is that of its GPU.
+    """A simulated rank of a role; ``speed`` is that of its GPU.
+
+    ``positions`` are its places in its groups, and ``group_sizes`` the members of these, by axis.
 
     ``next_step[lane]`` is the step that a lane has come to. ``waits_for[lane]`` is the label of the step that the lane
     runs or waits for, or the communication that it waits for; a lane that does nothing has none.
@@ -27,14 +29,15 @@ class Rank:
         env: simpy.Environment,
         number: int,
         role: int,
-        positions: Mapping[str, int],
+        groups: Mapping[str, Sequence[int]],
         speed: GpuSpeed,
         gpu: SimulatedGpu,
         host: Host,
     ) -> None:
         self.number = number
         self.role = role
-        self.positions = positions
+        self.positions = {axis: group.index(number) for axis, group in groups.items()}
+        self.group_sizes = {axis: len(group) for axis, group in groups.items()}
         self.speed = speed
         self.gpu = gpu
         self.host = host

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import Floats, Ints
 from simulator.engine.placement import RankKind
 from simulator.engine.representatives import Representatives
 from simulator.engine.templates import TemplateStore
 from simulator.program import Program, Step
-from simulator.timeline import Contention, Floats, Ints, LinkUse, Timeline
+from simulator.timeline import Contention, LinkUse, Timeline
 
 #: Clocks of the GPUs of ranks in Hz; None: each kernel runs at the clock of its price.
 GpuClocks = Mapping[RankKind, float | None]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import Floats
 from simulator.costs.interference import Beside as Interference
 from simulator.costs.power import Loads, load_class
 from simulator.engine.kernel_times import PacedTemplate
 from simulator.program import COMPUTE_LANE, HOST_LANES, Comm, Compute, Kernel
-from simulator.timeline import CATEGORIES, Floats, Template
+from simulator.timeline import CATEGORIES, Template
 
 _CATEGORY = {name: code for code, name in enumerate(CATEGORIES)}
 _CATEGORY_OF_PHASE = {"R": _CATEGORY["recompute"], "O": _CATEGORY["optimizer"]}
@@ -57,6 +59,13 @@ class OpRow:
         return cls(comm.name, comm.op, "C", comm.lane, category, seconds, sent, 0.0, launch_s, beside)
 
 
+class MemoryLeft(NamedTuple):
+    """Shares of the memory's time that ops leave to communication beside them: each one's, and the ``least``."""
+
+    by_op: Floats
+    least: float
+
+
 class TemplateStore:
     """The templates of a simulation, each distinct one once.
 
@@ -70,7 +79,7 @@ class TemplateStore:
         self._interference: list[Interference | None] = []
         self._comm_templates: dict[tuple[str, str, str, float], int] = {}
         self._paced: dict[tuple[int, Hashable], PacedTemplate] = {}
-        self._memory_left: dict[int, Floats] = {}
+        self._memory_left: dict[int, MemoryLeft] = {}
 
     def add(self, rows: Sequence[OpRow], interference: Interference | None) -> int:
         """Store ``rows`` as a template; return its index. ``interference``: of a GPU where communication slows it."""
@@ -119,7 +128,7 @@ class TemplateStore:
             paced = self._paced[template, load] = PacedTemplate.of(self.templates[template], np.array(speed))
         return paced
 
-    def memory_left(self, template: int) -> Floats:
+    def memory_left(self, template: int) -> MemoryLeft:
         """Return the share of the memory's time that each op of a template leaves to communication beside it."""
         left = self._memory_left.get(template)
         if left is None:
@@ -127,5 +136,5 @@ class TemplateStore:
             shares = [
                 interference.leaves(x.kernel) if interference and x.kernel is not None else math.inf for x in rows
             ]
-            left = self._memory_left[template] = np.array(shares)
+            left = self._memory_left[template] = MemoryLeft(np.array(shares), min(shares))
         return left

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import simpy
+from simpy.core import BoundClass
 
 
 class SimulatedTime(simpy.Environment):
     """SimPy's environment, which counts its ``events`` and can put work off to the end of an instant."""
+
+    if not TYPE_CHECKING:  # an environment binds what its own class says; what it inherits is bound at every use
+        event, timeout, process = BoundClass(simpy.Event), BoundClass(simpy.Timeout), BoundClass(simpy.Process)
 
     def __init__(self) -> None:
         super().__init__()

@@ -7,8 +7,9 @@ from random import Random
 import numpy as np
 import pytest
 
+from simulator.arrays import Floats
 from simulator.engine.kernel_times import KernelTimes, PacedTemplate, joined_times
-from simulator.timeline import Floats, Template
+from simulator.timeline import Template
 
 
 def template(random: Random, ops: int) -> Template:
