@@ -12,6 +12,7 @@ from simulator.errors import InputError
 from simulator.schedules import SCHEDULES
 from tests.support.clusters import CLUSTERS
 from tests.support.exact import assert_same, compare
+from tests.support.grids import grid
 from tests.support.jobs import job, layouts, play
 
 
@@ -62,14 +63,15 @@ def test_what_breaks_a_symmetry_unfolds_only_what_it_touches(overrides: list[dic
     assert short.spans.step_time_s > even.spans.step_time_s
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize(("tp", "dp", "pp"), [(2, 2, 1), (1, 4, 2), (2, 2, 2)])
-@pytest.mark.parametrize("cluster", CLUSTERS)
-def test_shared_links_fold_exactly(cluster: str, tp: int, dp: int, pp: int, overlap: bool) -> None:
+@pytest.mark.parametrize(
+    ("cluster", "sizes", "overlap"), grid(CLUSTERS, [(2, 2, 1), (1, 4, 2), (2, 2, 2)], [True, False], every=3)
+)
+def test_shared_links_fold_exactly(cluster: str, sizes: tuple[int, int, int], overlap: bool) -> None:
     """PCIe switches, host bridges, NVLink pairs and oversubscribed uplinks are shared by groups that fold together:
     what one link of a class carries is the load of all of them. Layouts too large for a cluster are left out."""
     spec = CLUSTERS[cluster]
     node = {**spec["node"], "gpus": {**spec["node"]["gpus"], "type": "a100-sxm-80gb"}}
+    tp, dp, pp = sizes
     section = {"tp": tp, "dp": dp, "pp": pp, "overlap": {"grad_reduce": overlap, "p2p": overlap}}
     workload = job() | {"parallelism": section}
     workload["cluster"] = {key: value for key, value in spec.items() if key != "nodes"} | {"node": node}
