@@ -17,7 +17,7 @@ from simulator.costs.memory import MemoryCost
 from simulator.hardware.gpu import GpuSpec
 from simulator.hardware.kernels import ColumnSums, MemoryCurve, RowCurve
 from simulator.hardware.profile import Profile
-from simulator.models.optimizer import FOREACH_ADAMW
+from simulator.optimizers.adam import FOREACH
 from simulator.program import Memory
 
 #: Spread between the tenth and the ninetieth percentile, of the median.
@@ -98,10 +98,10 @@ OPS: Mapping[str, Callable[[Measured], Kernels]] = {
     "loss_bwd": _parts(("zero", 4), ("loss_bwd", 0), ("loss_bwd", 12), ("cast", 6)),
     "cast_fp32_bf16": _parts(("cast", 6)),
     "cast_bf16_fp32": _parts(("upcast", 6)),
-    "adamw_foreach_fp32": _parts(*(("foreach", 4.0 * len(r + w)) for _, r, w in FOREACH_ADAMW), counted=28),
-    "adamw_foreach_bf16": _parts(*(("foreach_bf16", 2.0 * len(r + w)) for _, r, w in FOREACH_ADAMW), counted=14),
+    "adamw_foreach_fp32": _parts(*(("foreach", 4.0 * len(r + w)) for _, r, w, _ in FOREACH), counted=28),
+    "adamw_foreach_bf16": _parts(*(("foreach_bf16", 2.0 * len(r + w)) for _, r, w, _ in FOREACH), counted=14),
     "adamw_fused_fp32": _parts(("optimizer", 28)),
-    "adamw_fused_bf16": _parts(("optimizer", 14)),
+    "adamw_fused_bf16": _parts(("fused_bf16", 14)),
     "foreach_norm_fp32": _parts(("optimizer", 4)),
     "foreach_copy_fp32_bf16": _parts(("optimizer", 6)),
     "foreach_zero_fp32": _parts(("optimizer", 4)),
@@ -128,7 +128,8 @@ ORDER = (
     *("copy", "zero", "cast", "upcast", "activation", "activation_bwd", "gelu", "gelu_bwd", "residual", "bias"),
     "strided",
     *("norm", "norm_bwd", "rms_norm", "rms_norm_bwd", "softmax", "softmax_bwd", "mask", "dropout", "dropout_bwd"),
-    *("rope", "embedding", "embedding_bwd", "loss", "loss_bwd", "optimizer", "foreach", "foreach_bf16"),
+    *("rope", "embedding", "embedding_bwd", "loss", "loss_bwd", "optimizer", "fused_bf16"),
+    *("foreach", "foreach_bf16"),
     *("accumulate", "reduce", "foreach_copy", "split_copy", "chunk_cat", "chunk_upcast"),
     *PER_ELEMENT,
 )

@@ -56,9 +56,14 @@ def refusals(workload: Workload) -> Iterator[InputError]:
     for name in ("keep_gradients", "gradient_accumulation_fusion"):
         if getattr(training, name) and name in training.model_fields_set:
             yield _no("is not plain PyTorch", f"training.{name}", True, "false")
-    if training.loss != "eager" and "loss" in training.model_fields_set:
-        yield _no("is not plain PyTorch", "training.loss", training.loss, "eager")
+    if training.loss.name != "eager" and "loss" in training.model_fields_set:
+        yield _no("is not written", "training.loss", training.loss.name, "eager")
     optimizer = training.optimizer
+    if optimizer.name not in ("adamw", "adam"):
+        yield _no("is not written", "training.optimizer.name", optimizer.name, "adamw, adam")
+    if optimizer.groups:
+        weights = [group.weights for group in optimizer.groups]
+        yield _no("has one optimizer", "training.optimizer.groups", weights, "none")
     if optimizer.implementation != "foreach" and "implementation" in optimizer.model_fields_set:
         yield _no("is not written", "training.optimizer.implementation", optimizer.implementation, "foreach")
     for name, allowed in (("mla", None), ("sliding_window", None), ("mtp_layers", 0)):

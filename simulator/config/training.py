@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -12,8 +12,8 @@ from pydantic_core import PydanticCustomError
 from simulator.bounds import Text
 from simulator.config.model import Size
 from simulator.config.section import AsTuple, Section, ShortSection
-
-Dtype = Literal["fp32", "bf16", "fp16"]
+from simulator.config.updaters import Dtype, Optimizer
+from simulator.losses import LOSSES
 
 
 def _known(value: object) -> object:
@@ -28,20 +28,6 @@ def _known(value: object) -> object:
 
 #: Of weights and activations: fp8 is a precision too, of which it is said that steps in it are not modelled.
 Precision = Annotated[Dtype, BeforeValidator(_known)]
-
-
-class Optimizer(Section):
-    """What updates the weights."""
-
-    name: Literal["adamw", "adam"] = "adamw"
-    """[adamw]"""
-    master_weights: bool = True
-    """an fp32 copy of 16-bit weights [true; false where those that are trained are fp32]"""
-    state_dtype: Dtype = "fp32"
-    """of both moments [fp32]"""
-    implementation: Literal["foreach", "fused"] = "fused"
-    """foreach: a kernel per operation over all tensors, as PyTorch's AdamW by default; fused: one kernel [the
-    framework's: foreach for pytorch, else fused]"""
 
 
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
@@ -105,6 +91,31 @@ def _freezable(value: str) -> str:
     return value
 
 
+if TYPE_CHECKING:
+    LossName = str
+else:
+    # What is listed, so that a new loss needs no line here.
+    LossName = Literal[tuple(LOSSES)]
+
+
+class LossChoice(ShortSection):
+    """How projection to the vocabulary and cross-entropy are computed. A plain text means `name`."""
+
+    text_means: ClassVar[str] = "name"
+
+    name: LossName = "eager"
+    """eager: in fp32, of logits in fp32; compiled: such logits are never written; chunked: eager or compiled, for
+    chunks of tokens, as in torchtune; fused_linear: Liger's, with gradients in the forward pass; vocab_parallel:
+    Megatron's, in place, over a vocabulary that may be split [the framework's: vocab_parallel for megatron_core and
+    deepspeed, compiled where pytorch is, else eager]"""
+    chunks: Size = 8
+    """chunked: into how many the tokens are cut [8]"""
+    recompute: bool = False
+    """chunked: projection and loss of a chunk are computed again in the backward pass, as in TRL [false]"""
+    compile: bool = False
+    """chunked: the loss of a chunk is compiled [the framework's: true where pytorch is]"""
+
+
 class Training(Section):
     """How the model is trained."""
 
@@ -123,9 +134,8 @@ class Training(Section):
     """norm clipping: a small all-reduce over all model-parallel ranks [null: none]"""
     recompute: Recompute = Recompute()
     """none, selective, full, ops, or {granularity, layers, modules} [none]"""
-    loss: Literal["eager", "compiled"] = "eager"
-    """eager: in fp32, of logits in fp32; compiled: such logits are never written [the framework's: compiled where that
-    is compiled, else eager]"""
+    loss: LossChoice = LossChoice()
+    """a name, or {name, chunks, recompute}: how the cross-entropy is computed [the framework's]"""
     gradient_accumulation_fusion: bool = False
     """the product that makes a weight gradient adds it to the buffer, as Megatron-LM does with Apex of March 2022 and
     later; false: one more pass over the gradients per micro-batch [the framework's: true for megatron_core]"""

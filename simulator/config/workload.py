@@ -28,6 +28,7 @@ from simulator.config.profile import check_gpu, check_one_vendor, check_precisio
 from simulator.config.section import AsSection, AsTuple, Integral, Section, as_data
 from simulator.config.stack import check_stack, load_stack
 from simulator.config.training import Training
+from simulator.config.updaters import usual_library
 from simulator.config.validation import validated
 from simulator.errors import InputError, PlaceOfKey, each, located, raise_all
 from simulator.frameworks import Framework, JobTraits, Replication, StageRuntime, find_framework
@@ -35,7 +36,7 @@ from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.input_files import as_path, read_yaml, with_changes
 
 #: Dotted path of a section -> the key of it that a plain text in its place means.
-SHORTHANDS = {"cluster": "name", "framework": "name", "training.recompute": "granularity"}
+SHORTHANDS = {"cluster": "name", "framework": "name", "training.recompute": "granularity", "training.loss": "name"}
 
 
 S = TypeVar("S", bound=Section)
@@ -107,6 +108,9 @@ class Workload(Section):
             stages=layout.n_stages,
             reduces_beside=together and layout.overlap.grad_reduce,
             updates_on_gpu=together and layout.offload.optimizer == "none",
+            shares_cpus=together
+            and layout.offload.optimizer != "none"
+            and min(self.n_ranks, max(node.gpus.count for node in self.cluster.kinds)) > 1,
         )
 
     @property
@@ -201,6 +205,7 @@ def _resolved(workload: Workload) -> Workload:
     workload = workload.model_copy(update={"parallelism": layout, "cluster": cluster, "training": training})
     for key, value in workload.software.defaults(workload.traits).items():
         workload = _left_open(workload, key, value)
+    workload = _left_open(workload, "training.optimizer.implementation", usual_library(workload, training.optimizer))
     calibration = _calibrations(workload.calibration, workload.gpu_types, cluster.gpu_types)
     return workload.model_copy(update={"calibration": calibration})
 

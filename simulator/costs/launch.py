@@ -43,6 +43,7 @@ def launch_seconds(costs: LaunchCosts) -> dict[str, float]:
     table |= {f"backward_{name}": seconds for name, seconds in costs.backward_s.items()}
     table |= {"optimizer": costs.optimizer_s, "collective": costs.collective_s, "p2p": costs.p2p_s}
     table |= dict.fromkeys(("exchange", "tp_all_reduce"), costs.collective_s)
+    table["update"] = costs.forward_s["other"]
     return table | {f"{way}_grouped": table[f"{way}_matmul"] for way in ("forward", "backward")} | costs.around_s
 
 
@@ -60,7 +61,7 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     if isinstance(op, Comm):
         return {_of_comm(op): 1}
     if op.phase == "O":
-        return {"optimizer": 1}
+        return _of_optimizer(op.kernel)
     way = "forward" if op.phase in ("F", "R") else "backward"
     kind = f"{way}_{_class(op.kernel)}"
     found = {kind: 1}
@@ -71,6 +72,13 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     if phase == "W" and kind in WEIGHTS:
         found["weights"] = 1
     return found
+
+
+def _of_optimizer(kernel: Kernel) -> dict[str, int]:
+    """Return what the host issues for a kernel of an optimizer: a multi-tensor one, or some for one tensor each."""
+    if isinstance(kernel, Memory):
+        return {"update": kernel.launches} if kernel.launches else {"optimizer": 1}
+    return {"update": 1}
 
 
 def _class(kernel: Kernel) -> str:

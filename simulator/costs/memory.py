@@ -42,7 +42,7 @@ class MemoryCost:
             rows = kernel.read_bytes / (DTYPE_BYTES[kernel.dtype] * kernel.width)
             number, values = slices(round(rows), kernel.width, self.spec.sms * self.spec.threads_per_sm)
             start_s += values * curve.columns.value_s + number * curve.columns.slice_s
-        return start_s + max(self.moving_s(kernel), self._found_s(kernel))
+        return start_s * max(kernel.launches, 1) + max(self.moving_s(kernel), self._found_s(kernel))
 
     def moving_s(self, kernel: Memory) -> float:
         """What its bytes take at the share of the bandwidth that its class has."""
@@ -50,7 +50,8 @@ class MemoryCost:
         return kernel.bytes / (share * self.spec.memory_bandwidth_Bps.value)
 
     def _found_s(self, kernel: Memory) -> float:
-        return (self.curves[kernel.op].element_s or 0.0) * kernel.write_bytes / DTYPE_BYTES[kernel.dtype]
+        elements = kernel.elements or kernel.write_bytes / DTYPE_BYTES[kernel.dtype]
+        return (self.curves[kernel.op].element_s or 0.0) * elements
 
     def share(self, kernel: Memory) -> float:
         """Of the peak bandwidth that it reaches once it has begun: that of its class, less where finding the operands

@@ -26,7 +26,7 @@ def spec_of(comm: Comm, position: int) -> tuple[object, ...]:
     """Return what calls must have in common to be one kind of transfer; ``position`` is the caller's in its group."""
     if isinstance(comm, PointToPoint):
         return ("send", *ends_of(comm, position), comm.nbytes)
-    return (comm.op, algorithm_of(comm), comm.nbytes, traffic_of(comm))
+    return (comm.op, algorithm_of(comm), comm.nbytes, traffic_of(comm), threads_of(comm))
 
 
 def ends_of(comm: PointToPoint, position: int) -> tuple[int, int]:
@@ -37,6 +37,11 @@ def ends_of(comm: PointToPoint, position: int) -> tuple[int, int]:
 def algorithm_of(comm: Comm) -> str:
     """Return the algorithm that is asked of a collective; all else has one only."""
     return comm.algorithm if isinstance(comm, Collective) else "auto"
+
+
+def threads_of(comm: Comm) -> int:
+    """Return the threads that an update on the host is limited to; 0 is no limit."""
+    return comm.threads if isinstance(comm, HostOperation) else 0
 
 
 def traffic_of(comm: Comm) -> Traffic:

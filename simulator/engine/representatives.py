@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
+from simulator.costs.hosts import THREAD_Bps
 from simulator.engine.binding_links import binding_classes
 from simulator.engine.folding import Folding, fold
-from simulator.engine.group_transfers import GroupTransfer, LinkLoads, group_transfers, link_loads, spec_of
+from simulator.engine.group_transfers import GroupTransfer, LinkLoads, group_transfers, link_loads, spec_of, threads_of
 from simulator.engine.placement import Placed
 from simulator.network.collectives import fastest
 from simulator.network.plan import Phase, Plan
@@ -194,6 +195,8 @@ class _Planner:
         item = self._transfers[index]
         costs = item.costs(self._jobs, self._cluster)
         plan = fastest(item.op, item.patterns(self._cluster), item.comm.nbytes, costs)
+        if threads := threads_of(item.comm):
+            plan = plan.at_most(threads * THREAD_Bps)
         real_phases = [replace(phase, loads=()) for phase in plan.phases] if item.is_signal else plan.phases
         source = item.job, item.axis, item.op
         phases = tuple(self._phase(phase, size, source, link_bytes) for phase in real_phases)

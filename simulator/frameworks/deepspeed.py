@@ -25,6 +25,7 @@ def defaults(job: JobTraits) -> Mapping[str, object]:
         "parallelism.copy_to_buckets": True,
         "parallelism.bucket_bytes": REDUCE_BUCKET_SIZE * DTYPE_BYTES[job.grad_dtype],
         "parallelism.deallocate_pipeline_outputs": False,
+        "training.loss.name": "vocab_parallel",
     }
 
 

@@ -77,7 +77,8 @@ class JobTraits:
     """Facts of a job that decide how a framework runs it.
 
     ``reduces_beside``: replicas all-reduce gradients while the backward pass goes on. ``updates_on_gpu``: the optimizer
-    is neither on the host nor on parameter servers. ``stages``: of the model.
+    is neither on the host nor on parameter servers. ``stages``: of the model. ``shares_cpus``: hosts update
+    weights, and each has several ranks.
     """
 
     norm: str
@@ -89,6 +90,13 @@ class JobTraits:
     stages: int
     reduces_beside: bool
     updates_on_gpu: bool
+    shares_cpus: bool = False
+
+    @property
+    def threads_of_torchrun(self) -> dict[str, object]:
+        """Default of the threads that update weights on hosts: torchrun sets ``OMP_NUM_THREADS`` to 1 where a node has
+        several processes (torch/distributed/run.py, ``config_from_args``)."""
+        return {"training.optimizer.threads": 1} if self.shares_cpus else {}
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,11 @@ def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
 
 def defaults(job: JobTraits) -> Mapping[str, object]:
     """Apex has had the fused accumulation since March 2022."""
-    return {"training.gradient_accumulation_fusion": True}
+    return {
+        "training.gradient_accumulation_fusion": True,
+        "training.loss.name": "vocab_parallel",
+        **job.threads_of_torchrun,
+    }
 
 
 def replication(job: JobTraits) -> Replication:
@@ -53,7 +57,7 @@ FRAMEWORK = Framework(
     launch_section="fused",
     memory_sections=("eager", "fused"),
     defaults=defaults,
-    losses=("eager",),
+    losses=("vocab_parallel", "eager"),
     adds_in_products=True,
     activation=fused.activation,
     rotation=fused.ROTATION,

@@ -177,7 +177,8 @@ def replication(job: JobTraits) -> Replication:
 
 def _defaults(job: JobTraits) -> dict[str, object]:
     """Stages keep their outputs."""
-    return {"parallelism.deallocate_pipeline_outputs": False} if job.stages > 1 else {}
+    outputs: dict[str, object] = {"parallelism.deallocate_pipeline_outputs": False} if job.stages > 1 else {}
+    return {**outputs, **job.threads_of_torchrun}
 
 
 def defaults(job: JobTraits) -> Mapping[str, object]:
@@ -219,7 +220,7 @@ def compiled_softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
 
 def compiled_defaults(job: JobTraits) -> Mapping[str, object]:
     """The loss is compiled too."""
-    return {**_defaults(job), "training.loss": "compiled"}
+    return {**_defaults(job), "training.loss.name": "compiled", "training.loss.compile": True}
 
 
 FRAMEWORK = Framework(
@@ -228,7 +229,7 @@ FRAMEWORK = Framework(
     launch_section="eager",
     memory_sections=("eager",),
     defaults=defaults,
-    losses=("eager",),
+    losses=("eager", "compiled", "chunked", "fused_linear", "vocab_parallel"),
     adds_in_products=False,
     activation=activation,
     rotation=ROTATION,
@@ -260,7 +261,6 @@ COMPILED = replace(
     launch_section="compiled",
     memory_sections=("eager", "fused"),
     defaults=compiled_defaults,
-    losses=("eager", "compiled"),
     activation=fused.activation,
     rotation=fused.ROTATION,
     joined_qkv_width=compiled_joined_qkv_width,

@@ -24,9 +24,12 @@ Direction = Literal["forward", "backward"]
 #: ``cast`` to a narrower one; ``loss`` the log-softmax over the vocabulary; ``embedding_bwd`` adding rows into the
 #: table; ``weigh`` products of which one factor serves many elements, ``combine`` sums over the few rows that the
 #: experts of a token give; ``accumulate`` adding a gradient to a buffer of a wider type; ``reduce`` sums over rows or
-#: all; ``optimizer`` multi-tensor kernels, ``foreach`` those of PyTorch's AdamW by the type of its states,
-#: ``foreach_copy`` copies within a type; ``split_copy`` and ``chunk_cat`` out of and into the flat buffers of PyTorch's
-#: FSDP, ``chunk_upcast`` into one of a wider type; ``zero`` writing only.
+#: all, ``square_sum`` those of squares; ``transposed`` work on a tensor against its order in memory; ``optimizer``
+#: multi-tensor kernels, ``foreach`` and ``fused_bf16`` those of PyTorch's AdamW by the type of its states,
+#: ``foreach_copy`` copies within a type; ``bnb_adam``, ``bnb_lion`` and those of 8 bits the optimizers of bitsandbytes
+#: and torchao (``ao``), a kernel a tensor; ``split_copy`` and ``chunk_cat`` out of and into the flat buffers of
+#: PyTorch's FSDP, ``chunk_upcast`` into one of a wider type; ``liger_loss`` Liger's cross-entropy; ``zero`` writing
+#: only.
 MemoryClass = Literal[
     "norm",
     "norm_bwd",
@@ -56,12 +59,21 @@ MemoryClass = Literal[
     "optimizer",
     "foreach",
     "foreach_bf16",
+    "fused_bf16",
     "foreach_copy",
     "split_copy",
     "chunk_cat",
     "chunk_upcast",
+    "bnb_adam",
+    "bnb_adam_8bit",
+    "bnb_lion",
+    "bnb_lion_8bit",
+    "ao_adam_8bit",
+    "liger_loss",
     "accumulate",
     "reduce",
+    "square_sum",
+    "transposed",
     "copy",
     "zero",
 ]

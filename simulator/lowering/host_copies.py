@@ -21,6 +21,13 @@ class HostGradients:
     ready: str
 
 
+def host_computation(workload: Workload, name: str, nbytes: float) -> HostOperation:
+    """Return work of the CPU on ``nbytes`` of its memory, by the threads of the rank's process."""
+    threads = workload.training.optimizer.threads or 0
+    name = f"offload.{name}"
+    return HostOperation(name, HostKind.HOST_UPDATE, nbytes, Axis.RANK, Purpose.OPTIMIZER, threads=threads)
+
+
 def host_copy(name: str, op: HostKind, nbytes: float, stream: str = "") -> HostOperation:
     """Return the copy of ``nbytes`` of what is offloaded."""
     return HostOperation(f"offload.{name}", op, nbytes, Axis.RANK, Purpose.OFFLOAD, stream=stream)
@@ -37,7 +44,7 @@ def gradients_to_host(
     comm = host_copy("grads to host", HostKind.TO_HOST, nbytes, _GRADIENTS)
     steps = [Step(f"{label} to host", comm, after, free_bytes=freed_bytes)]
     if earlier:
-        add = HostOperation("offload.add grads", HostKind.HOST_UPDATE, 3 * nbytes, Axis.RANK, Purpose.OPTIMIZER)
+        add = host_computation(workload, "add grads", 3 * nbytes)
         steps.append(Step(f"{label} added", add, (steps[0].label, earlier)))
     return steps
 

@@ -12,7 +12,7 @@ Asynchronous servers apply what arrives at once, and the worker pulls what is th
 from __future__ import annotations
 
 from simulator.config import Workload
-from simulator.models import host_update_bytes
+from simulator.models import server_update_bytes
 from simulator.program import Axis, HostKind, HostOperation, Purpose, Step
 from simulator.units import DTYPE_BYTES
 
@@ -28,7 +28,7 @@ def exchange(workload: Workload, label: str, axis: str, count: int, after: tuple
     update = HostOperation(
         "ps.update",
         HostKind.SERVER_UPDATE,
-        count * host_update_bytes(workload, together),
+        count * server_update_bytes(workload, together),
         axis if together > 1 else Axis.RANK,
         Purpose.OPTIMIZER,
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from simulator.models.linear import add_gradient, new_gradient_bytes, product
-from simulator.models.tuning import is_frozen
+from simulator.models.tuning import is_of_kinds
 from simulator.models.weight_names import weight_name
 from simulator.operations.dropout import drop_kernel
 from simulator.operations.nodes import Node, Op, Ops, Tensor, comm, memory
@@ -86,10 +86,10 @@ def _marked(z: Shapes, node: Node) -> Node:
 
 def _as_trained(z: Shapes, weight: Weight) -> Weight:
     """Return ``weight`` marked as frozen where it is; the projection to the vocabulary is never quantized."""
-    if not is_frozen(weight, z.tuning.frozen):
+    if not is_of_kinds(weight, z.tuning.frozen):
         return weight
-    in_layer = weight.gradient_product and is_frozen(weight, ("attention", "mlp"))
-    quantized = in_layer and not is_frozen(weight, ("router",))
+    in_layer = weight.gradient_product and is_of_kinds(weight, ("attention", "mlp"))
+    quantized = in_layer and not is_of_kinds(weight, ("router",))
     return replace(weight, trainable=False, storage=z.tuning.storage if quantized else "")
 
 

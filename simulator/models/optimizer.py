@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simulator.models.parts import Part, weights_of
 from simulator.models.routing import routing
 from simulator.models.stage import stage_parts
+from simulator.models.updates import weight_updates
 from simulator.operations.nodes import Op
 from simulator.operations.shapes import ANY_SEAT, Seat
 from simulator.operations.weights import EXPERT_AXIS, Weight, by_axis, elements, elements_by_axis, trained, weight_bytes
@@ -18,22 +19,8 @@ from simulator.units import DTYPE_BYTES
 if TYPE_CHECKING:
     from simulator.config import Workload
 
-#: Tensors of the parameters' size that Adam keeps: the running means of the gradient and of its square.
+#: Tensors of the parameters' size that Adam keeps on hosts: the running means of the gradient and of its square.
 ADAM_STATES = 2
-
-#: PyTorch's multi-tensor ("foreach") AdamW, as (kernel, operands read, operands written), where w is the weights, g the
-#: gradients, m and v the states and t a temporary (torch/optim/adamw.py, _multi_tensor_adamw).
-FOREACH_ADAMW = (
-    ("decay", "w", "w"),
-    ("lerp", "mg", "m"),
-    ("square decay", "v", "v"),
-    ("addcmul", "vgg", "v"),
-    ("sqrt", "v", "t"),
-    ("bias correction", "t", "t"),
-    ("eps", "t", "t"),
-    ("addcdiv", "wmt", "w"),
-)
-FUSED_ADAMW = (("adam", "wgmv", "wmv"),)
 
 
 @dataclass(frozen=True)
@@ -72,8 +59,6 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     training, layout = workload.training, workload.parallelism
     held, whole, share = elements_by_axis(weights), elements(weights), optimized(workload, weights)
     versions = layout.plan.weight_versions(layout.pp, workload.microbatches, pipeline_rank)
-    master = DTYPE_BYTES["fp32"] if training.optimizer.master_weights else 0
-    per_param = master + ADAM_STATES * DTYPE_BYTES[training.optimizer.state_dtype]
     offload, shards = layout.offload, layout.zero >= 2
     streamed, away = offload.parameters != "none", offload.optimizer != "none" or layout.server_count > 0
     lost = 0.0
@@ -87,8 +72,15 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
         gradients=0.0
         if shards and away
         else DTYPE_BYTES[training.grad_dtype] * (share if shards else float(whole)) + kept,
-        optimizer=(0.0 if away else per_param * share) + DTYPE_BYTES["fp32"] * lost,
+        optimizer=(0.0 if away else _optimizer_bytes(workload, weights)) + DTYPE_BYTES["fp32"] * lost,
     )
+
+
+def _optimizer_bytes(workload: Workload, weights: Sequence[Weight]) -> float:
+    """Return the bytes of the master weights and of the states of ``weights`` that stay on this GPU."""
+    masters = DTYPE_BYTES["fp32"] if workload.training.optimizer.master_weights else 0
+    states = sum(update.state_bytes(paged=False) for update in weight_updates(workload, weights))
+    return masters * optimized(workload, weights) + states
 
 
 def _weight_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
@@ -104,17 +96,21 @@ def optimized(workload: Workload, weights: Iterable[Weight]) -> float:
     return sum(count / workload.parallelism.shards(axis) for axis, count in elements_by_axis(weights).items())
 
 
-def optimizer_workspace_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
-    """What one optimizer step over ``weights`` needs beside the state: 16-bit gradients as fp32 ones
-    (Megatron-LM's ``main_param.grad``, DeepSpeed's ``single_partition_of_fp32_groups.grad``), and the root of the
-    second moment where Adam is not one kernel (torch/optim/adamw.py, ``exp_avg_sq_sqrt``)."""
+def optimizer_workspace_bytes(workload: Workload, weights: Sequence[Weight]) -> float:
+    """Return the bytes that one optimizer step over ``weights`` needs beside the state.
+
+    16-bit gradients exist as fp32 ones too where there are master weights (Megatron-LM's ``main_param.grad``,
+    DeepSpeed's ``single_partition_of_fp32_groups.grad``).
+    """
     training = workload.training
-    per_param = 0
-    if training.optimizer.master_weights and training.grad_dtype != "fp32":
-        per_param += DTYPE_BYTES["fp32"]
-    if training.optimizer.implementation == "foreach":
-        per_param += DTYPE_BYTES[training.optimizer.state_dtype]
-    return float(per_param * optimized(workload, weights))
+    copies = training.optimizer.master_weights and training.grad_dtype != "fp32"
+    gradients = DTYPE_BYTES["fp32"] * optimized(workload, weights) if copies else 0.0
+    return gradients + max((update.workspace_bytes for update in weight_updates(workload, weights)), default=0.0)
+
+
+def paged_state_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
+    """Return the bytes of the states of ``weights`` that page to the host's memory."""
+    return sum(update.state_bytes(paged=True) for update in weight_updates(workload, weights))
 
 
 def replicated_gradient_ops(
@@ -148,89 +144,101 @@ def _summed(name: str, nbytes: float, axis: str, purpose: Purpose) -> Collective
 
 
 def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ...]:
-    """One optimizer step over the ``weights`` of this GPU; under ZeRO it works on this GPU's shard of them. Gradients
-    are reduced already.
+    """Return one optimizer step over the ``weights`` of this GPU, whose gradients are reduced already.
 
-    In Megatron's order: gradients to fp32 where they are not; under fp16 unscaling with a check for infinities; norm
-    and clipping; Adam; master weights to model weights; gradient buffers to zero (plain autograd drops its gradients
-    instead). What is decided together (infinities, norm) is one number all-reduced over axis ``mp``, the model-parallel
-    ranks of a replica, and under ZeRO over the ranks that share a state too; of experts over ``emp`` and ``edp``. Of an
-    update on the host what is left is what has to be known of the gradients before; of one on parameter servers, which
-    have it all, clearing the buffers.
+    Under ZeRO it works on this GPU's shard of them. The order is Megatron's: gradients to fp32 where they are not;
+    under fp16 unscaling with a check for infinities; norm and clipping; the updates; master weights to model weights;
+    gradient buffers to zero (plain autograd drops its gradients instead).
+    Of an update on the host there remains what has to be known of the gradients before. Of one on parameter servers,
+    which have it all, there remains clearing the buffers.
     """
     training, layout = workload.training, workload.parallelism
     count = float(optimized(workload, weights))
-    grad, master = DTYPE_BYTES[training.grad_dtype], training.optimizer.master_weights
-    ops: list[Op] = []
-
-    def kernel(name: str, read: float, write: float, op: str = "optimizer") -> None:
-        memory = Memory(op, read * count, write * count, dtype="fp32")
-        if count:
-            ops.append(Compute(f"optimizer.{name}", memory, StepPhase.OPTIMIZER))
-
-    def agree(what: str) -> None:
-        sizes: dict[Axis, dict[Purpose, int]] = {Axis.DP: {Purpose.TENSOR: layout.tp}}
-        if workload.model.moe is not None:
-            sizes[Axis.EDP] = {Purpose.EXPERT: layout.ep, Purpose.TENSOR: layout.etp}
-        for axis, split in sizes.items():
-            across = REPLICAS[axis].model
-            purposes = [purpose for purpose, size in {**split, Purpose.PIPELINE: layout.pp}.items() if size > 1]
-            if purposes:
-                ops.append(_summed(f"{across}.all_reduce {what}", 4.0, across, purposes[0]))
-            if layout.shards(axis) > 1:
-                over = layout.shard_axis(axis)
-                ops.append(_summed(f"{axis}.all_reduce {what}", 4.0, over, Purpose.DATA))
-
     here = layout.offload.optimizer == "none" and not layout.server_count
-    if here and master and grad != 4:
-        kernel("gradients to fp32", grad, 4, op="upcast")
-        grad = 4
-    if training.precision == "fp16" and not layout.server_count:
-        kernel("unscale", grad, grad if here else 0)
-        agree("found_inf")
-    if training.grad_clip is not None:
-        kernel("grad norm", grad, 0)
-        agree("grad norm")
-        if here:
-            kernel("clip", grad, grad)
+    masters, wide = training.optimizer.master_weights, DTYPE_BYTES["fp32"]
+    grad = DTYPE_BYTES[training.grad_dtype]
+    ops: list[Op] = []
+    if here and masters and grad != wide:
+        ops.append(_kernel("gradients to fp32", "upcast", grad * count, wide * count))
+        grad = wide
+    ops += _checked(workload, grad * count, here=here)
     if here:
-        _update(workload, grad, kernel)
+        ops += [op for update in weight_updates(workload, weights) for op in update.ops()]
+        if masters and not workload.replication.shards_are_masters:
+            written = DTYPE_BYTES[training.trained_dtype] * count
+            ops.append(_kernel("master to model weights", "cast", wide * count, written))
     # Buffers that servers have fetched are cleared whatever the framework; where whole gradients are alive for a while
     # only, and their shards on the host, there is none.
-    buffered = elements(weights) and (here or layout.zero < 2)
+    buffered = here or layout.zero < 2
     if buffered and (layout.server_count or workload.replication.clears_buffers):
         held = count if layout.zero >= 2 else float(elements(weights))
         zeroed = DTYPE_BYTES[training.grad_dtype] * held
-        zero = Memory("zero", 0.0, zeroed, dtype=training.grad_dtype)
-        ops.append(Compute("optimizer.zero gradients", zero, StepPhase.OPTIMIZER))
-    return tuple(ops)
+        ops.append(_kernel("zero gradients", "zero", 0.0, zeroed, training.grad_dtype))
+    # A rank whose weights are frozen has numbers to agree on, and nothing to compute.
+    return tuple(op for op in ops if count or not isinstance(op, Compute))
 
 
-def _update(workload: Workload, grad: int, kernel: Callable[..., None]) -> None:
-    """Adam's kernels, with gradients of ``grad`` bytes each. 1-bit Adam's second moment is frozen, and only read (arXiv
-    2102.02888, algorithm 1)."""
+def _checked(workload: Workload, gradient_bytes: float, *, here: bool) -> list[Op]:
+    """Return the search for infinities under fp16, and the norm of the gradients with clipping.
+
+    Both are one number, on which all ranks that share a replica agree. Gradients of an update elsewhere are read only.
+    """
     training = workload.training
-    master, weight = training.optimizer.master_weights, DTYPE_BYTES[training.trained_dtype]
-    state = DTYPE_BYTES[training.optimizer.state_dtype]
-    sizes = {"w": 4 if master else weight, "g": grad, "m": state, "v": state, "t": state}
-    foreach = training.optimizer.implementation == "foreach"
-    op = "optimizer" if not foreach else "foreach" if state == 4 else "foreach_bf16"
-    frozen = "v" if workload.parallelism.grad_compression == "1bit" else ""
-    for name, read, written in FOREACH_ADAMW if foreach else FUSED_ADAMW:
-        if written == frozen:
-            continue
-        if frozen:
-            written = written.replace(frozen, "")
-        kernel(name, sum(sizes[operand] for operand in read), sum(sizes[operand] for operand in written), op)
-    if master and not workload.replication.shards_are_masters:
-        kernel("master to model weights", 4, weight, op="cast")
+    written = gradient_bytes if here else 0.0
+    ops: list[Op] = []
+    if training.precision == "fp16" and not workload.parallelism.server_count:
+        ops += [
+            _kernel("unscale", "optimizer", gradient_bytes, written),
+            *_agreed(workload, "found_inf"),
+        ]
+    if training.grad_clip is not None:
+        ops += [_kernel("grad norm", "optimizer", gradient_bytes, 0.0), *_agreed(workload, "grad norm")]
+        if here:
+            ops.append(_kernel("clip", "optimizer", gradient_bytes, gradient_bytes))
+    return ops
 
 
-def host_update_bytes(workload: Workload, gradients: int = 1) -> float:
-    """Bytes of its memory that a CPU moves per parameter that it updates in one pass, with so many gradients to add up:
-    weights and both states read and written, gradients read, and the working copy written (CPU-Adam, arXiv 2101.06840,
-    section 5.1); before that, where gradients are unscaled or clipped, a pass over them (DeepSpeed's
-    ``unscale_and_clip_grads``)."""
+def _agreed(workload: Workload, what: str) -> Iterator[Collective]:
+    """Yield the all-reduces of one number over the model-parallel ranks of a replica.
+
+    Under ZeRO they go over the ranks that share a state too. Those of experts are apart.
+    """
+    layout = workload.parallelism
+    sizes: dict[Axis, dict[Purpose, int]] = {Axis.DP: {Purpose.TENSOR: layout.tp}}
+    if workload.model.moe is not None:
+        sizes[Axis.EDP] = {Purpose.EXPERT: layout.ep, Purpose.TENSOR: layout.etp}
+    for axis, split in sizes.items():
+        across = REPLICAS[axis].model
+        purposes = [purpose for purpose, size in {**split, Purpose.PIPELINE: layout.pp}.items() if size > 1]
+        if purposes:
+            yield _summed(f"{across}.all_reduce {what}", 4.0, across, purposes[0])
+        if layout.shards(axis) > 1:
+            yield _summed(f"{axis}.all_reduce {what}", 4.0, layout.shard_axis(axis), Purpose.DATA)
+
+
+def _kernel(name: str, op: str, read: float, written: float, dtype: str = "fp32") -> Compute:
+    return Compute(f"optimizer.{name}", Memory(op, read, written, dtype=dtype), StepPhase.OPTIMIZER)
+
+
+def host_update_bytes(workload: Workload) -> float:
+    """Return the bytes of its memory that a CPU moves per parameter that it updates from the rank's own gradients.
+
+    DeepSpeed's step has three passes (deepspeed/runtime/zero/stage3.py, and stage_1_and_2.py likewise): gradients are
+    scaled, whether there is something to clip or not (``unscale_and_clip_grads``); CPU Adam reads weights, states and
+    gradients, and writes the first two (csrc/adam/cpu_adam_impl.cpp); master weights are copied to the working copy.
+    """
+    training = workload.training
+    grad = DTYPE_BYTES[training.grad_dtype]
+    copied = DTYPE_BYTES["fp32"] + DTYPE_BYTES[training.trained_dtype] if training.optimizer.master_weights else 0
+    return 2.0 * grad + (2.0 * host_state_bytes(workload) + grad) + copied
+
+
+def server_update_bytes(workload: Workload, gradients: int) -> float:
+    """Return the bytes of its memory that a server moves per parameter in one pass, with so many gradients to add up.
+
+    Weights and both states are read and written, gradients read, and the working copy written (CPU-Adam, arXiv
+    2101.06840, section 5.1). Where gradients are unscaled or clipped there is a pass over them before.
+    """
     training = workload.training
     weight, grad = DTYPE_BYTES[training.trained_dtype], DTYPE_BYTES[training.grad_dtype]
     scaled = training.grad_clip is not None or training.precision == "fp16"

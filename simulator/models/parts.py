@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from simulator.models.adapters import tuned
-from simulator.operations.nodes import Node, Op, Ops, Tensor, unique
+from simulator.operations.nodes import Node, Ops, Tensor, run_again, unique
 from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
-from simulator.program import Beside, Comm, Compute, StepPhase
 
 
 @dataclass(frozen=True)
@@ -264,17 +263,6 @@ def _trailing(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
     last = max((number for number, node in enumerate(nodes) if node.weight_grad), default=-1)
     before = {tensor.name for node in nodes[: last + 1] for tensor in node.saved}
     return unique(tensor for node in nodes[last + 1 :] for tensor in node.saved if tensor.name not in before)
-
-
-def run_again(op: Op) -> Op:
-    """``op`` of a forward pass as its recomputation runs it."""
-    match op:
-        case Compute():
-            return replace(op, phase=StepPhase.RECOMPUTE)
-        case Beside():
-            return replace(op, kernels=tuple(replace(kernel, phase=StepPhase.RECOMPUTE) for kernel in op.kernels))
-        case Comm():
-            return op
 
 
 def weights_of(parts: Iterable[Part]) -> tuple[Weight, ...]:

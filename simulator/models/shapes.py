@@ -69,7 +69,6 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         fills_expert_buckets=turn.last and replication.in_ddp and layout.replicas("edp") > 1,
         accumulates_in_product=training.gradient_accumulation_fusion,
         keeps_gradients=training.keep_gradients,
-        compiles_loss=training.loss == "compiled",
         norm_by_operations=not training.fused_rms_norm and model.norm == "rmsnorm",
         tuning=tuning_at(workload, number),
     )

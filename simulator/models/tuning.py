@@ -57,10 +57,23 @@ def tuning_at(workload: Workload, number: int) -> Tuning:
     return Tuning(adapters, _kinds_at(training.frozen, number), storage or "", reached)
 
 
-def is_frozen(weight: Weight, kinds: Iterable[str]) -> bool:
-    """Return True of a weight of one of the frozen ``kinds``; a tied one is frozen where the other is."""
+def is_of_kinds(weight: Weight, kinds: Iterable[str]) -> bool:
+    """Return True of a weight of one of the ``kinds``; a tied one is of those of the other."""
     name = WORDS if weight.tied_to == WORDS else weight.name
     return any(KINDS[kind].match(name) for kind in kinds)
+
+
+def kinds_of_weight(weight: Weight) -> frozenset[str]:
+    """Return the kinds that ``weight`` belongs to, for each of which an optimizer can be chosen.
+
+    ``matrices`` are those of layers, experts' among them; ``vectors`` are norms and biases.
+    """
+    kinds = {kind for kind in ("embedding", "head", "norms", "experts", "router") if is_of_kinds(weight, (kind,))}
+    if "embedding" in kinds or "head" in kinds:
+        return frozenset(kinds)
+    if weight.name.endswith(".bias"):
+        kinds.add("biases")
+    return frozenset(kinds | {"vectors" if kinds & {"norms", "biases"} else "matrices"})
 
 
 def _kinds_at(frozen: Sequence[str], number: int) -> tuple[str, ...]:

@@ -8,17 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from simulator.losses import LOSSES, LossOptions
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes
 from simulator.models.norms import norm
 from simulator.models.parts import Part, part_of
 from simulator.models.shapes import shapes
-from simulator.models.tuning import EMBEDDING, HEAD
+from simulator.models.tuning import EMBEDDING, HEAD, is_of_kinds
 from simulator.models.weight_names import OUTPUT, POSITIONS, WORDS
 from simulator.operations.dropout import dropout
-from simulator.operations.nodes import Node, Op, Ops, Tensor, comm, memory
-from simulator.operations.shapes import ANY_TURN, Shapes, Turn
+from simulator.operations.nodes import Node, Op, Ops, comm, memory
+from simulator.operations.shapes import ANY_TURN, Turn
 from simulator.operations.weights import Weight, tie
-from simulator.program import Compute
 
 if TYPE_CHECKING:
     from simulator.config import Workload
@@ -104,77 +104,8 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
     elif workload.model.tied_embeddings:
         copied = not workload.parallelism.table_in_place
         product = replace(product, weights=tuple(tie(weight, WORDS, copied=copied) for weight in product.weights))
-    return part_of(z, "head", (norm(z, "head.norm", saved="head.input", residual=False), product, _loss(z)))
-
-
-def _loss(z: Shapes) -> Node:
-    """Return the cross-entropy over this rank's share of the vocabulary.
-
-    Where the vocabulary is split there are three all-reduces of one fp32 number per token: maximum, the target's logit,
-    sum of exponentials (arXiv 1909.08053, section 3). What takes the same number from a whole row, or divides it by
-    one, has no vector loads in PyTorch's own kernels.
-
-    Megatron casts logits to fp32 and works on them in place, keeping the softmax (2205.05198, section 4.3: 4 s b v / t
-    bytes). Eager keeps the log-softmax; where the vocabulary is split its kernels are Megatron's. Compiled code never
-    writes fp32 logits: it keeps those in working precision and computes the softmax again.
-    """
-    logits = float(z.tokens * z.vocab)
-    x, fp32 = z.element, 4
-    split = z.tp > 1 and z.vocab_parallel
-
-    def kernel(phase: str, name: str, op: str, read: int, write: int) -> Compute:
-        return memory(phase, f"loss.{name}", op, read * logits, write * logits, "fp32", z.vocab)
-
-    def across(what: str) -> Ops:
-        return (comm("all_reduce", f"loss {what}", fp32 * z.tokens),) if split else ()
-
-    if z.compiles_loss:
-        return Node(
-            forward=(
-                kernel("F", "max", "reduce", x, 0),
-                *across("max"),
-                *across("target"),
-                kernel("F", "sum_exp", "reduce", x, 0),
-                *across("sum"),
-            ),
-            input_grad=(kernel("B", "bwd", "loss_bwd", x, x),),
-            saved=(Tensor("loss.logits", x * logits),),
-            grad_bytes=x * logits,
-        )
-    if z.framework.keeps_split_log_softmax if split else z.framework.keeps_log_softmax:
-        return Node(
-            forward=(
-                kernel("F", "cast", "upcast", x, fp32),
-                *across("max"),
-                *across("sum"),
-                kernel("F", "log_softmax", "loss", fp32, fp32),
-                *across("target"),
-                kernel("F", "nll", "loss", 0, 0),
-            ),
-            input_grad=(
-                kernel("B", "nll bwd", "zero", 0, fp32),
-                kernel("B", "log_softmax bwd", "loss_bwd", 2 * fp32, fp32),
-                kernel("B", "cast bwd", "cast", fp32, x),
-            ),
-            saved=(Tensor("loss.log_softmax", fp32 * logits),),
-            grad_bytes=2 * fp32 * logits,
-            forward_bytes=(x + fp32) * logits,
-        )
-    by_row = z.framework.by_row
-    return Node(
-        forward=(
-            kernel("F", "cast", "upcast", x, fp32),
-            kernel("F", "max", "reduce", fp32, 0),
-            *across("max"),
-            kernel("F", "subtract", by_row, fp32, fp32),
-            *across("target"),
-            kernel("F", "exp", "activation", fp32, fp32),
-            kernel("F", "sum", "reduce", fp32, 0),
-            *across("sum"),
-            kernel("F", "normalise", by_row, fp32, fp32),
-        ),
-        input_grad=(kernel("B", "bwd", by_row, fp32, fp32), kernel("B", "cast bwd", "cast", fp32, x)),
-        saved=(Tensor("loss.softmax", fp32 * logits),),
-        grad_bytes=x * logits,
-        forward_bytes=x * logits,
-    )
+    choice = workload.training.loss
+    trained = not all(is_of_kinds(weight, z.tuning.frozen) for weight in product.weights)
+    options = LossOptions(choice.chunks, choice.recompute, choice.compile, trained)
+    behind = LOSSES[choice.name].nodes(z, product, options)
+    return part_of(z, "head", (norm(z, "head.norm", saved="head.input", residual=False), *behind))

@@ -68,6 +68,10 @@ class Plan:
     sent_bytes: float = 0.0
     channels: int = 1
 
+    def at_most(self, rate_Bps: float) -> Plan:
+        """Return the same plan where something at its ends moves no more than ``rate_Bps``."""
+        return replace(self, phases=tuple(replace(one, cap_Bps=min(one.cap_Bps, rate_Bps)) for one in self.phases))
+
     @property
     def moving_s(self) -> float:
         """Seconds in which bytes move, where each phase reaches its cap."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.operations.weights import Weight
-from simulator.program import Axis, Beside, Collective, CollectiveKind, Compute, Memory, Purpose, StepPhase
+from simulator.program import Axis, Beside, Collective, CollectiveKind, Comm, Compute, Memory, Purpose, StepPhase
 
 Op = Compute | Collective | Beside
 Ops = tuple[Op, ...]
@@ -94,3 +94,14 @@ def fuse(phase: str, first: Op, second: Op, shared_bytes: float, *, keep: bool) 
 def _memory_kernel(op: Compute) -> Memory:
     assert isinstance(op.kernel, Memory)
     return op.kernel
+
+
+def run_again(op: Op) -> Op:
+    """Return ``op`` of a forward pass as its recomputation runs it."""
+    match op:
+        case Compute():
+            return replace(op, phase=StepPhase.RECOMPUTE)
+        case Beside():
+            return replace(op, kernels=tuple(replace(kernel, phase=StepPhase.RECOMPUTE) for kernel in op.kernels))
+        case Comm():
+            return op

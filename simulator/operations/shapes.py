@@ -86,7 +86,6 @@ class Shapes:
     fills_expert_buckets: bool
     accumulates_in_product: bool
     keeps_gradients: bool
-    compiles_loss: bool
     norm_by_operations: bool
     tuning: Tuning = ALL_TRAINED
 

@@ -149,7 +149,8 @@ class Attention:
 class Memory:
     """A kernel bound by memory traffic. ``op`` is its cost class (`simulator.hardware.kernels.MemoryClass`); ``width``
     the elements of a row where it works on whole rows, as norms and softmax do, and where that is known; ``parts`` the
-    tensors that the host cuts and lists one by one for it to join them."""
+    tensors that the host cuts and lists one by one for it to join them. ``launches``: kernels that all of it takes, one
+    tensor after another; 0 is one kernel. ``elements`` are those that it works on, where they are not those written."""
 
     op: str
     read_bytes: float
@@ -158,6 +159,8 @@ class Memory:
     dtype: str = "bf16"
     width: int = 0
     parts: int = 0
+    launches: int = 0
+    elements: float = 0.0
 
     @property
     def normalizes(self) -> bool:

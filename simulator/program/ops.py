@@ -131,10 +131,12 @@ class HostOperation(Comm):
     """An operation with hosts; ``nbytes`` are those that the rank moves, or that an update reads and writes.
 
     ``stream`` tells lanes of one direction apart.
+    ``threads`` are those of the rank's process that update; 0 is as many as keep the host's memory busy.
     """
 
     op: HostKind
     stream: str = ""
+    threads: int = 0
 
     holds_sms: ClassVar[bool] = False
 

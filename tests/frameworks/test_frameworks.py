@@ -79,8 +79,8 @@ def test_a_key_that_was_says_what_to_write_now(key: str, value: Any, instead: st
     [
         ({"gradient_accumulation_fusion": True}, PYTORCH, "training.gradient_accumulation_fusion"),
         ({"gradient_accumulation_fusion": True}, DEEPSPEED, "training.gradient_accumulation_fusion"),
-        ({"loss": "compiled"}, PYTORCH, "training.loss"),
         ({"loss": "compiled"}, MEGATRON, "training.loss"),
+        ({"loss": "fused_linear"}, DEEPSPEED, "training.loss"),
     ],
 )
 def test_keys_that_a_framework_cannot_do_are_refused(training: dict[str, Any], framework: Any, key: str) -> None:
@@ -93,14 +93,15 @@ def test_keys_that_a_framework_cannot_do_are_refused(training: dict[str, Any], f
 
 
 def test_defaults_are_the_frameworks() -> None:
-    """Megatron adds in products and frees what stages send; PyTorch has the multi-tensor AdamW; torch.compile compiles
-    the loss; DeepSpeed copies 5e8 gradients of 4 bytes into a bucket, and keeps those in bf16."""
+    """Megatron adds in products and frees what stages send, and its loss is over a split vocabulary. PyTorch has the
+    multi-tensor AdamW, torch.compile compiles the loss. DeepSpeed copies 5e8 gradients of 4 bytes into a bucket, and
+    keeps those in bf16."""
     pipeline = {"pp": 2}
     told = {
         name: (
             work.training.gradient_accumulation_fusion,
             work.training.optimizer.implementation,
-            work.training.loss,
+            work.training.loss.name,
             work.parallelism.deallocate_pipeline_outputs,
             work.parallelism.copy_to_buckets,
             work.parallelism.bucket_bytes,
@@ -110,10 +111,10 @@ def test_defaults_are_the_frameworks() -> None:
         for work in (load(framework, parallelism=pipeline),)
     }
     assert told == {
-        "m": (True, "fused", "eager", True, False, 25_000_000, False),
+        "m": (True, "fused", "vocab_parallel", True, False, 25_000_000, False),
         "p": (False, "foreach", "eager", False, False, 25_000_000, False),
         "c": (False, "fused", "compiled", False, False, 25_000_000, False),
-        "d": (False, "fused", "eager", False, True, 2_000_000_000, True),
+        "d": (False, "fused", "vocab_parallel", False, True, 2_000_000_000, True),
     }
 
 

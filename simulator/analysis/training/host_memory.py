@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from simulator.config import Workload
-from simulator.models import host_state_bytes, optimized, rank_parts, weights_of
+from simulator.config.updaters import choices
+from simulator.models import host_state_bytes, optimized, paged_state_bytes, rank_parts, weights_of
 from simulator.operations.weights import Weight, by_axis, elements_by_axis, weight_bytes
 from simulator.timeline import Timeline
 from simulator.units import DTYPE_BYTES
@@ -21,10 +22,12 @@ def host_memory(workload: Workload, pipeline_rank: Sequence[int], played: Timeli
     ``capacity_bytes``: memory of the host, None where the cluster file has no figure.
 
     A host holds optimizer states, gradients, shards of parameters and activations of all ranks of the node, each at its
-    peak. A server holds its share of states and working copy, and the gradients of all replicas until it adds them up.
+    peak. Paged states count as if all had left the GPU. A server holds its share of states and working copy, and the
+    gradients of all replicas until it adds them up.
     """
     layout, cluster = workload.parallelism, workload.cluster
-    if not layout.server_count and set(layout.offload.model_dump().values()) == {"none"}:
+    paged = any(choice.paged for choice in choices(workload))
+    if not (paged or layout.server_count) and set(layout.offload.model_dump().values()) == {"none"}:
         return None
     nodes = workload.own_nodes
     cpu, nvme = dict.fromkeys(nodes, 0.0), dict.fromkeys(nodes, 0.0)
@@ -70,6 +73,7 @@ def _state_bytes(workload: Workload, weights: Sequence[Weight]) -> Mapping[str, 
     offload, shards = layout.offload, by_axis(weights).items()
     nbytes = {"none": 0.0, "cpu": 0.0, "nvme": 0.0}
     nbytes[offload.optimizer] += host_state_bytes(workload) * share
+    nbytes["cpu"] += paged_state_bytes(workload, weights)
     nbytes[offload.parameters] += sum(weight_bytes(group) / layout.shards(axis) for axis, group in shards)
     nbytes["none" if offload.optimizer == "none" else "cpu"] += DTYPE_BYTES[workload.training.grad_dtype] * share
     return nbytes

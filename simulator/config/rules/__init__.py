@@ -17,6 +17,7 @@ from simulator.config.rules import (
     experts,
     framework,
     offload,
+    optimizer,
     pipeline,
     placement,
     scale,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 _PROBLEMS = (
     *(tensor.problems, training.problems, framework.problems, context.problems, experts.problems, pipeline.problems),
-    *(tuning.problems, servers.problems, offload.problems),
+    *(tuning.problems, servers.problems, offload.problems, optimizer.problems),
 )
 _LAYOUT_PROBLEMS = (
     *(scale.layout_problems, placement.layout_problems, data.layout_problems),
@@ -42,7 +43,7 @@ _LAYOUT_PROBLEMS = (
 )
 _WARNINGS = (
     *(scale.warnings, data.warnings, servers.warnings, experts.warnings, pipeline.warnings),
-    *(tensor.warnings, training.warnings),
+    *(tensor.warnings, training.warnings, optimizer.warnings),
     effect.warnings,
 )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from simulator.errors import InputError
 from simulator.frameworks import FRAMEWORKS, Framework
 from simulator.input_files import brief
+from simulator.losses import LOSSES, LossOptions
 
 if TYPE_CHECKING:
     from simulator.config.workload import Workload
@@ -43,13 +44,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
             found=brief(True),
             allowed=f"false, or framework: {_those(lambda one: one.adds_in_products)}",
         )
-    if training.loss not in software.losses:
-        yield InputError(
-            f"is none of the losses of {workload.framework.title}",
-            key="training.loss",
-            found=training.loss,
-            allowed=", ".join(software.losses),
-        )
+    yield from _loss_problems(workload)
     if not training.fused_rms_norm and (software.rms_norm_by_operations is None or workload.model.norm != "rmsnorm"):
         able = _those(lambda one: one.rms_norm_by_operations is not None)
         yield InputError(
@@ -57,6 +52,38 @@ def problems(workload: Workload) -> Iterator[InputError]:
             key="training.fused_rms_norm",
             found=brief(False),
             allowed=f"true, or framework: {able} and norm: rmsnorm",
+        )
+
+
+def _loss_problems(workload: Workload) -> Iterator[InputError]:
+    """Losses that the framework has not, options that a loss has not, and vocabularies that it cannot split."""
+    choice, layout = workload.training.loss, workload.parallelism
+    given = choice.name if "name" in choice.model_fields_set else ""
+    if given and given not in workload.software.losses:
+        yield InputError(
+            f"is none of the losses of {workload.framework.title}",
+            key="training.loss",
+            found=given,
+            allowed=", ".join(workload.software.losses),
+        )
+        return
+    chunked = [name for name, loss in LOSSES.items() if loss.takes_options]
+    usual = {"chunks": LossOptions().chunks, "recompute": False, "compile": workload.framework.compile}
+    for option, value in usual.items():
+        if given not in chunked and option in choice.model_fields_set and getattr(choice, option) != value:
+            yield InputError(
+                f"is of a loss that works chunk by chunk, which {given or 'this'} does not",
+                key=f"training.loss.{option}",
+                found=brief(getattr(choice, option)),
+                allowed=f"{brief(value)}, or name: {' or '.join(chunked)}",
+            )
+    if given and not LOSSES[given].splits_vocabulary and layout.tp > 1 and layout.vocab_parallel:
+        yield InputError(
+            f"{given} needs the logits of the whole vocabulary",
+            key="training.loss",
+            found=given,
+            allowed="vocab_parallel: false, tp: 1, or another loss",
+            fix="parallelism.vocab_parallel: false",
         )
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simulator.config import Workload
-from simulator.lowering.host_copies import HostGradients, host_copy, host_gradients
+from simulator.lowering.host_copies import HostGradients, host_computation, host_copy, host_gradients
 from simulator.lowering.lanes import Lanes, beside, weights_updated, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.models import host_state_bytes, host_update_bytes, optimized
-from simulator.program import COMPUTE_LANE, Axis, HostKind, HostOperation, Purpose, Step
+from simulator.program import COMPUTE_LANE, HostKind, Step
 from simulator.units import DTYPE_BYTES
 
 #: Parts of the optimizer's states that are read ahead of the update from drives (DeepSpeed's ``buffer_count`` of
@@ -68,7 +68,7 @@ def _updated(workload: Workload, number: int, share: HostGradients, begin: tuple
         yield Step(f"states in {number}", host_copy("read states", HostKind.FROM_NVME, states), (*begin, *full))
         needs += (f"states in {number}",)
     nbytes = share.params * host_update_bytes(workload)
-    adam = HostOperation("offload.adam", HostKind.HOST_UPDATE, nbytes, Axis.RANK, Purpose.OPTIMIZER)
+    adam = host_computation(workload, "adam", nbytes)
     yield Step(update, adam, needs)
     if offload.optimizer == "nvme":
         yield Step(f"states out {number}", host_copy("write states", HostKind.TO_NVME, states), (update,))

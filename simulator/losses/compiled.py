@@ -1,0 +1,37 @@
+"""Cross-entropy under torch.compile, which never writes logits in fp32: it keeps them in working precision and computes
+the softmax again. The gradient is written over the logits where projection and loss are compiled together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.losses.loss import Loss, LossOptions, across_ranks, logits_of, loss_kernel
+from simulator.operations.nodes import Node, Ops, Tensor
+from simulator.operations.shapes import Shapes
+from simulator.program import StepPhase
+
+
+def forward(z: Shapes) -> Ops:
+    """Return the maximum and the sum of exponentials of every row."""
+    return (
+        loss_kernel(z, StepPhase.FORWARD, "max", "reduce", z.element, 0),
+        *across_ranks(z, "max"),
+        *across_ranks(z, "target"),
+        loss_kernel(z, StepPhase.FORWARD, "sum_exp", "reduce", z.element, 0),
+        *across_ranks(z, "sum"),
+    )
+
+
+def backward(z: Shapes) -> Ops:
+    """Return the gradient of the logits."""
+    return (loss_kernel(z, StepPhase.BACKWARD, "bwd", "loss_bwd", z.element, z.element),)
+
+
+def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
+    """Return the ``projection`` and the loss; the projection's backward pass finds the gradient in place of logits."""
+    logits = z.element * logits_of(z)
+    loss = Node(forward=forward(z), input_grad=backward(z), saved=(Tensor("loss.logits", logits),))
+    return replace(projection, grad_bytes=max(projection.grad_bytes - logits, 0.0)), loss
+
+
+LOSS = Loss("compiled", nodes)

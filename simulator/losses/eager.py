@@ -1,0 +1,49 @@
+"""PyTorch's cross-entropy of logits in fp32: a kernel per operation (aten/src/ATen/native/LossNLL.cpp)."""
+
+from __future__ import annotations
+
+from simulator.losses import vocab_parallel
+from simulator.losses.loss import WIDE, Loss, LossOptions, across_ranks, is_split, logits_of, loss_kernel
+from simulator.operations.nodes import Node, Ops, Tensor
+from simulator.operations.shapes import Shapes
+from simulator.program import StepPhase
+
+
+def forward(z: Shapes) -> Ops:
+    """Return the cast to fp32, the log-softmax, and the choice of the targets'."""
+    return (
+        loss_kernel(z, StepPhase.FORWARD, "cast", "upcast", z.element, WIDE),
+        *across_ranks(z, "max"),
+        *across_ranks(z, "sum"),
+        loss_kernel(z, StepPhase.FORWARD, "log_softmax", "loss", WIDE, WIDE),
+        *across_ranks(z, "target"),
+        loss_kernel(z, StepPhase.FORWARD, "nll", "loss", 0, 0),
+    )
+
+
+def backward(z: Shapes) -> Ops:
+    """Return the gradients of the same."""
+    return (
+        loss_kernel(z, StepPhase.BACKWARD, "nll bwd", "zero", 0, WIDE),
+        loss_kernel(z, StepPhase.BACKWARD, "log_softmax bwd", "loss_bwd", 2 * WIDE, WIDE),
+        loss_kernel(z, StepPhase.BACKWARD, "cast bwd", "cast", WIDE, z.element),
+    )
+
+
+def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
+    """Return the loss behind the ``projection``; frameworks that keep no log-softmax take Megatron's kernels."""
+    keeps = z.framework.keeps_split_log_softmax if is_split(z) else z.framework.keeps_log_softmax
+    if not keeps:
+        return vocab_parallel.nodes(z, projection, options)
+    logits = logits_of(z)
+    loss = Node(
+        forward=forward(z),
+        input_grad=backward(z),
+        saved=(Tensor("loss.log_softmax", WIDE * logits),),
+        grad_bytes=2 * WIDE * logits,
+        forward_bytes=(z.element + WIDE) * logits,
+    )
+    return projection, loss
+
+
+LOSS = Loss("eager", nodes)

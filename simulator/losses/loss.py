@@ -1,0 +1,63 @@
+"""Facts of a way to compute the cross-entropy: operations of the projection to the vocabulary and of the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simulator.operations.nodes import Node, Ops, comm, memory
+from simulator.operations.shapes import Shapes
+from simulator.program import Compute, StepPhase
+from simulator.units import DTYPE_BYTES
+
+#: Bytes of an element of logits that are cast up.
+WIDE = DTYPE_BYTES["fp32"]
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """Choices of losses that work chunk by chunk.
+
+    ``chunks`` are those that the tokens of a micro-batch are cut into. ``recompute``: each is computed again in the
+    backward pass. ``compile``: the loss of each is compiled. ``trained``: the projection has a weight gradient.
+    """
+
+    chunks: int = 8
+    recompute: bool = False
+    compile: bool = False
+    trained: bool = True
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One way to compute the cross-entropy.
+
+    ``nodes`` are given the projection to the vocabulary and return it with the loss behind it, or as one with it.
+    ``splits_vocabulary``: ranks can each have a part of the vocabulary. ``takes_options``: it works chunk by chunk.
+    """
+
+    name: str
+    nodes: Callable[[Shapes, Node, LossOptions], tuple[Node, ...]]
+    splits_vocabulary: bool = True
+    takes_options: bool = False
+
+
+def is_split(z: Shapes) -> bool:
+    """True where each rank has a part of the vocabulary."""
+    return z.tp > 1 and z.vocab_parallel
+
+
+def logits_of(z: Shapes) -> float:
+    """Return the number of logits of a micro-batch on this rank."""
+    return float(z.tokens * z.vocab)
+
+
+def loss_kernel(z: Shapes, phase: StepPhase, name: str, op: str, read: int, write: int) -> Compute:
+    """Return a kernel that reads and writes so many bytes for every logit."""
+    logits = logits_of(z)
+    return memory(phase, f"loss.{name}", op, read * logits, write * logits, "fp32", z.vocab)
+
+
+def across_ranks(z: Shapes, what: str) -> Ops:
+    """Return the all-reduce of a number in fp32 for every token, where the vocabulary is split."""
+    return (comm("all_reduce", f"loss {what}", WIDE * z.tokens),) if is_split(z) else ()

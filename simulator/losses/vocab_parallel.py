@@ -1,0 +1,45 @@
+"""Megatron's cross-entropy over a vocabulary that ranks share (megatron/core/tensor_parallel/cross_entropy.py).
+
+Ranks exchange three numbers for every token: the maximum, the target's logit, and the sum of exponentials (arXiv
+1909.08053, section 3). Logits are cast to fp32 and worked on in place, and the softmax is kept (arXiv 2205.05198,
+section 4.3: 4 s b v / t bytes).
+"""
+
+from __future__ import annotations
+
+from simulator.losses.loss import WIDE, Loss, LossOptions, across_ranks, logits_of, loss_kernel
+from simulator.operations.nodes import Node, Tensor
+from simulator.operations.shapes import Shapes
+from simulator.program import StepPhase
+
+
+def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
+    """Return the loss behind the ``projection``.
+
+    What takes the same number from a whole row, or divides it by one, is of the class ``by_row`` of the framework.
+    """
+    x, logits, by_row = z.element, logits_of(z), z.framework.by_row
+    loss = Node(
+        forward=(
+            loss_kernel(z, StepPhase.FORWARD, "cast", "upcast", x, WIDE),
+            loss_kernel(z, StepPhase.FORWARD, "max", "reduce", WIDE, 0),
+            *across_ranks(z, "max"),
+            loss_kernel(z, StepPhase.FORWARD, "subtract", by_row, WIDE, WIDE),
+            *across_ranks(z, "target"),
+            loss_kernel(z, StepPhase.FORWARD, "exp", "activation", WIDE, WIDE),
+            loss_kernel(z, StepPhase.FORWARD, "sum", "reduce", WIDE, 0),
+            *across_ranks(z, "sum"),
+            loss_kernel(z, StepPhase.FORWARD, "normalise", by_row, WIDE, WIDE),
+        ),
+        input_grad=(
+            loss_kernel(z, StepPhase.BACKWARD, "bwd", by_row, WIDE, WIDE),
+            loss_kernel(z, StepPhase.BACKWARD, "cast bwd", "cast", WIDE, x),
+        ),
+        saved=(Tensor("loss.softmax", WIDE * logits),),
+        grad_bytes=x * logits,
+        forward_bytes=x * logits,
+    )
+    return projection, loss
+
+
+LOSS = Loss("vocab_parallel", nodes)

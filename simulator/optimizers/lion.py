@@ -1,0 +1,41 @@
+"""Lion (arXiv 2302.06675): one state, and the sign of a mean of it and the gradient as the update."""
+
+from __future__ import annotations
+
+from simulator.optimizers.adamw_8bit import blockwise, quantized_states
+from simulator.optimizers.update import Implementation, Optimizer, Pass, each_tensor, full_states, no_bytes, temporaries
+
+#: csrc/kernels.cu of bitsandbytes, ``kOptimizer32bit1State``, a launch a tensor.
+BITSANDBYTES = (Pass("lion", "wgm", "wm", "bnb_lion"),)
+#: github.com/lucidrains/lion-pytorch, lion_pytorch/lion_pytorch.py, ``update_fn``.
+FOR_LOOP = (
+    Pass("decay", "w", "w", "activation"),
+    Pass("copy", "m", "t", "copy"),
+    Pass("momentum share", "t", "t", "activation"),
+    Pass("gradient share", "tg", "t", "residual"),
+    Pass("sign", "t", "t", "activation"),
+    Pass("update", "wt", "w", "residual"),
+    Pass("momentum decay", "m", "m", "activation"),
+    Pass("momentum", "mg", "m", "residual"),
+)
+
+OPTIMIZER = Optimizer(
+    "lion",
+    {
+        "bitsandbytes": Implementation((each_tensor(BITSANDBYTES),), full_states(1), no_bytes, ("fp32",), pages=True),
+        "for_loop": Implementation((each_tensor(FOR_LOOP),), full_states(1), temporaries(2)),
+    },
+)
+IN_8_BITS = Optimizer(
+    "lion_8bit",
+    {
+        "bitsandbytes": Implementation(
+            # csrc/kernels.cu, kOptimizerStatic8bit1StateBlockwise
+            (blockwise("lion", 1, "bnb_lion_8bit", "bnb_lion"),),
+            quantized_states(1),
+            no_bytes,
+            ("int8",),
+            pages=True,
+        )
+    },
+)

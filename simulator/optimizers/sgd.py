@@ -1,0 +1,46 @@
+"""Stochastic gradient descent, plain and with momentum (torch/optim/sgd.py), without weight decay."""
+
+from __future__ import annotations
+
+from simulator.optimizers.update import (
+    Implementation,
+    Optimizer,
+    Pass,
+    UpdateTypes,
+    each_tensor,
+    full_states,
+    no_bytes,
+    over_all,
+)
+from simulator.units import DTYPE_BYTES
+
+PLAIN = (Pass("update", "wg", "w", "residual"),)
+MOMENTUM = (
+    Pass("momentum decay", "m", "m", "activation"),
+    Pass("momentum", "mg", "m", "residual"),
+    Pass("update", "wm", "w", "residual"),
+)
+#: aten/src/ATen/native/cuda/FusedSgdKernel.cu.
+FUSED_PLAIN = (Pass("sgd", "wg", "w"),)
+FUSED_MOMENTUM = (Pass("sgd", "wgm", "wm"),)
+
+
+def _foreach_class(types: UpdateTypes) -> str:
+    return "foreach" if DTYPE_BYTES[types.weight] == DTYPE_BYTES["fp32"] else "foreach_bf16"
+
+
+def _fused_class(types: UpdateTypes) -> str:
+    return "optimizer" if DTYPE_BYTES[types.weight] == DTYPE_BYTES["fp32"] else "fused_bf16"
+
+
+def _implementations(passes: tuple[Pass, ...], fused: tuple[Pass, ...], states: int) -> dict[str, Implementation]:
+    kept = full_states(states)
+    return {
+        "foreach": Implementation((over_all(passes, _foreach_class),), kept, no_bytes),
+        "fused": Implementation((over_all(fused, _fused_class),), kept, no_bytes),
+        "for_loop": Implementation((each_tensor(passes),), kept, no_bytes),
+    }
+
+
+PLAIN_SGD = Optimizer("sgd", _implementations(PLAIN, FUSED_PLAIN, 0))
+MOMENTUM_SGD = Optimizer("sgd_momentum", _implementations(MOMENTUM, FUSED_MOMENTUM, 1))
