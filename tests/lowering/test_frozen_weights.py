@@ -102,9 +102,10 @@ def test_the_optimizer_updates_adapters_alone() -> None:
     assert kernel.read_bytes == 16 * trained_parameters(work)
 
 
-def test_a_stage_with_nothing_to_train_runs_forward() -> None:
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_stage_with_nothing_to_train_runs_forward(zero: int) -> None:
     """Stage 0 of 2 is frozen: it has no backward kernels, no gradients and no optimizer; stage 1 trains as ever."""
-    work = load({"freeze": ["embedding", "layers 0-3"]}, dp=2, pp=2, model={"tied_embeddings": False})
+    work = load({"freeze": ["embedding", "layers 0-3"]}, dp=2, pp=2, zero=zero, model={"tied_embeddings": False})
     result = quick.play(work)
     check(result.program, result.spans)
     first, second = (weights_of(rank_parts(work, stage)) for stage in (0, 1))
