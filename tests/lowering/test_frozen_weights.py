@@ -83,7 +83,7 @@ def test_fully_sharded_frozen_weights_are_gathered_and_never_reduced(framework: 
 
 
 def test_shards_of_frozen_weights_are_not_masters() -> None:
-    """torch's fully_shard shards fp32 masters of the adapters, and of frozen weights what they are: bf16."""
+    """torch's fully_shard shards fp32 masters of the adapters, and frozen weights in bf16."""
     work = load({"adapters": ADAPTERS}, "pytorch", zero=3)
     held = quick.play(work).to_dict()["memory"]["per_stage"][0]["contents"]
     frozen = weight_bytes(weight for weight in weights(work) if not weight.trainable)

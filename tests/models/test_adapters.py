@@ -82,7 +82,7 @@ def test_trained_parameters_are_rank_times_the_sides(targets: list[str], tp: int
 
 
 def test_one_adapter_of_products_side_by_side() -> None:
-    """Of queries, keys and values as one product the adapter has one A: r (k + n_q + n_k + n_v)."""
+    """One adapter of queries, keys and values has one A: r (k + n_q + n_k + n_v)."""
     work = load("megatron_core", adapters=adapted("qkv", "gate_up"))
     qkv, fc1 = (sum(SIZES[name][0] for name in names) for names in (("q", "k", "v"), ("gate", "up")))
     assert trained_parameters(work) == LAYERS * 4 * (2 * HIDDEN + qkv + fc1)
@@ -139,8 +139,8 @@ def test_products_of_layers_are_quantized_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_weights_are_made_whole_before_each_product(recompute: str) -> None:
-    """Four matrices of a layer (queries, keys and values are one product, and so are gate and up): forward, once more
-    where that runs again, and for the gradients of inputs."""
+    """A layer has four matrices: queries, keys and values are one product, and so are gate and up. They are made whole
+    forward, once more where that runs again, and for the gradients of inputs."""
     part = layer(load(adapters=adapted(*ALL), base="nf4", recompute=recompute))
     names = [f"{name} dequantize" for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]
     for ops in (part.forward, part.input_grad, *([part.recompute] if recompute == "full" else [])):
@@ -178,8 +178,8 @@ def test_sizes_of_thin_products() -> None:
 @pytest.mark.parametrize(("recompute", "again"), [("none", 0), ("full", 1)])
 def test_kernels_beside_thin_products(recompute: str, again: int) -> None:
     """PEFT's module multiplies by the scale and adds; backward it multiplies, and autograd adds two gradients of the
-    input. Where a layer runs again, it ends before the last B: 448 = 2 x 224 products by the scale in Llama 3 8B's step
-    become 640 with checkpoints (measured on an H200 with PyTorch 2.11 and PEFT: 224 - 32 more)."""
+    input. Where a layer runs again, it ends before the last B. Llama 3 8B's 224 adapters have 448 products by the scale
+    in a step, measured with PyTorch 2.11. With checkpoints they have 640, which is 224 - 32 more."""
     part = layer(load(adapters=adapted(*ALL), recompute=recompute))
     ops = (*part.forward, *part.recompute, *part.backward)
     assert sum(op.name.endswith((" scale", " scale bwd")) for op in ops) == 2 * len(ALL) + again * (len(ALL) - 1)
@@ -228,10 +228,10 @@ def test_compiled_code_adds_as_it_goes() -> None:
 
 
 def test_what_one_layer_keeps_by_hand() -> None:
-    """Of 32 tokens in bf16, 64 wide. Norms keep their inputs (2 x 64), attention its inputs (values stay a view of the
-    one product of 64 + 2 x 32 columns) and its output (64) with 4 bytes per head. The activation keeps gate and up
-    (256), and the activated gate (128). Products keep nothing; the adapter of queries keeps its input (64) and its 4
-    columns, that of the down projection its input (128) and its 4 columns."""
+    """There are 32 tokens in bf16, 64 wide. Norms keep their inputs (2 x 64). Attention keeps its inputs and its output
+    (64), with 4 bytes per head. Values stay a view of the one product of 64 + 2 x 32 columns. The activation
+    keeps gate and up (256), and the activated gate (128). Products keep nothing. The adapter of queries keeps its
+    input (64) and its 4 columns, that of the down projection its input (128) and its 4 columns."""
     kept = saved(layer(load(adapters=adapted("q", "down"), fused_rms_norm=True)))
     columns = {
         "input": 64,
@@ -264,8 +264,8 @@ def test_dropout_keeps_a_copy_and_a_mask_for_each_adapter() -> None:
 
 
 def test_a_pass_of_weight_gradients_needs_what_adapters_need() -> None:
-    """Where the backward pass is split, the second half needs the adapters' inputs, and the gradients of what A and B
-    give; of frozen products and norms it needs nothing."""
+    """The second half of a split backward pass needs the adapters' inputs, and the gradients of A's and B's results.
+    It needs nothing of frozen products and norms."""
     part = layer(load("megatron_core", adapters=adapted("down"), parallelism={"pp": 3, "schedule": "zb_h1"}))
     held = {tensor.name: tensor.nbytes for tensor in part.held_for_weights}
     assert held == {
@@ -281,8 +281,8 @@ def test_a_pass_of_weight_gradients_needs_what_adapters_need() -> None:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_split_as_the_products_beside_which_they_stand(sequence_parallel: bool) -> None:
-    """Beside queries B is split, beside the output projection A; between A and B ranks exchange 4 columns, which where
-    they have rows of their own are gathered before B, or summed as they are spread. So are their gradients."""
+    """B is split beside queries, A beside the output projection. Between A and B ranks exchange 4 columns. Where they
+    have rows of their own these are gathered before B, or summed as they are spread; so are their gradients."""
     work = load(
         "megatron_core",
         adapters=adapted("q", "o"),
