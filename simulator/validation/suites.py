@@ -171,6 +171,22 @@ SUITES: dict[str, Suite] = {
             special=_COMPOSER,
         ),
         Suite(
+            name="llama-factory",
+            about="LLaMA-Factory, QLoRA: Llama 2 7B with 4-bit weights on one A100 of 40 GB, 1,024 to 32,768 tokens",
+            table=DATA / "llama-factory.csv",
+            # bitsandbytes' 4-bit weights and PEFT's adapters in Hugging Face's modules; plain PyTorch stands for these.
+            settings={
+                "framework.name": "pytorch",
+                "training.grad_dtype": "bf16",
+                "training.fused_rms_norm": False,
+                "training.attention_kernel": "flash2",
+                "training.adapters": {"rank": 8, "targets": ["q", "k", "v", "o", "gate", "up", "down"]},
+                "training.base": "nf4",
+                "training.optimizer": {"master_weights": False},
+            },
+            bounds=Bounds(mean=0.13),
+        ),
+        Suite(
             name="own-h200",
             about="our own runs of calibration/runs with plain PyTorch on 1, 2 and 4 H200s, of every layout",
             table=DATA / "own-h200.csv",  # made by `python -m calibration.compare.suite`

@@ -178,6 +178,7 @@ def predicted_errors(name: str, ids: list[str] | None = None) -> dict[str, float
         ("torch-fsdp", ["torchtitan-001", "torchtitan-002", "fms-fsdp-101"]),
         ("llm-foundry", ["mpt-033", "mpt-147"]),
         ("llm-foundry-long", ["mpt-130"]),
+        ("llama-factory", ["llama-factory-2048"]),
         ("own-h200", ["dense_h2048_l24_s2k", "tp2_h3072_l12"]),
     ],
 )
