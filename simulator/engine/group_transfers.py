@@ -14,7 +14,7 @@ from simulator.costs import Costs
 from simulator.engine.placement import Placed
 from simulator.network import hosts
 from simulator.network.collectives import choose, patterns
-from simulator.network.direct import Traffic
+from simulator.network.direct import ByteShares
 from simulator.network.pattern import Pattern
 from simulator.program import AXES, AllToAll, Collective, Comm, HostOperation, PointToPoint, axis_of, comms_of
 
@@ -26,7 +26,7 @@ def spec_of(comm: Comm, position: int) -> tuple[object, ...]:
     """Return what calls must have in common to be one kind of transfer; ``position`` is the caller's in its group."""
     if isinstance(comm, PointToPoint):
         return ("send", *ends_of(comm, position), comm.nbytes)
-    return (comm.op, algorithm_of(comm), comm.nbytes, traffic_of(comm), threads_of(comm))
+    return (comm.op, algorithm_of(comm), comm.nbytes, shares_of(comm), threads_of(comm))
 
 
 def ends_of(comm: PointToPoint, position: int) -> tuple[int, int]:
@@ -44,9 +44,9 @@ def threads_of(comm: Comm) -> int:
     return comm.threads if isinstance(comm, HostOperation) else 0
 
 
-def traffic_of(comm: Comm) -> Traffic:
+def shares_of(comm: Comm) -> ByteShares:
     """Return how the bytes of an all-to-all are spread."""
-    return Traffic(comm.send_shares, comm.receive_shares, comm.per_node) if isinstance(comm, AllToAll) else Traffic()
+    return ByteShares(comm.send_shares, comm.receive_shares, comm.per_node) if isinstance(comm, AllToAll) else ByteShares()
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class GroupTransfer:
 
     def patterns(self, cluster: Cluster) -> tuple[Pattern, ...]:
         """Return the algorithms that could do it."""
-        return patterns(self.op, self.ends, cluster, algorithm_of(self.comm), traffic_of(self.comm))
+        return patterns(self.op, self.ends, cluster, algorithm_of(self.comm), shares_of(self.comm))
 
 
 def group_transfers(jobs: Sequence[Placed], cluster: Cluster) -> list[GroupTransfer]:

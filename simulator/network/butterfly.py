@@ -8,25 +8,24 @@ from __future__ import annotations
 
 from simulator.cluster.cluster import Cluster
 from simulator.network.pattern import Moves
-from simulator.network.steps import Transfer, step
+from simulator.network.steps import Send, step
 
 
 def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """A reduce-scatter of log2 p steps, in which partners at distances 1, 2, 4 ... exchange S/2, S/4, S/8 ..., and the
-    same backwards as an all-gather: 2 (p-1)/p S in 2 log2 p steps, for the largest power of two p <= n. Each of the
-    n - p ranks beyond it first hands its message to a neighbour, and receives the result in the end: 2 S, 2 steps.
+    """Reduce-scatter in log2 p steps, then the same backwards as an all-gather, for the largest power of two p <= n.
+
+    Partners at distances 1, 2, 4 ... exchange S/2, S/4, S/8 ...: 2 (p-1)/p S in 2 log2 p steps. Each of the n - p ranks
+    beyond p first hands its message to a neighbour, and receives the result in the end: 2 S, 2 steps.
     """
     n = len(ranks)
     p = 1 << (n.bit_length() - 1)
     beyond = [(ranks[2 * i + 1], ranks[2 * i]) for i in range(n - p)]
     active = [*(partner for _, partner in beyond), *ranks[2 * (n - p) :]]
     distances = [1 << k for k in range(p.bit_length() - 1)]
-    halving = [
-        [Transfer(active[i], active[i ^ distance], 1 / (2 * distance)) for i in range(p)] for distance in distances
-    ]
+    halving = [[Send(active[i], active[i ^ distance], 1 / (2 * distance)) for i in range(p)] for distance in distances]
     rounds = [*halving, *reversed(halving)]
     if beyond:
-        rounds.insert(0, [Transfer(extra, partner, 1.0) for extra, partner in beyond])
-        rounds.append([Transfer(partner, extra, 1.0) for extra, partner in beyond])
+        rounds.insert(0, [Send(extra, partner, 1.0) for extra, partner in beyond])
+        rounds.append([Send(partner, extra, 1.0) for extra, partner in beyond])
     own = 1 / p / len(rounds)
     return tuple([step(cluster, round_, own=own, first=not number) for number, round_ in enumerate(rounds)])

@@ -10,14 +10,14 @@ from simulator.cluster.cluster import Cluster
 from simulator.errors import InputError
 from simulator.input_files import closest
 from simulator.network import bruck, butterfly, collnet, direct, hierarchical, hosts, nvls, pat, ring, rooted, tree
-from simulator.network.direct import EVEN, Traffic
+from simulator.network.direct import EVEN, ByteShares
 from simulator.network.max_min import max_min_rates
 from simulator.network.pattern import Moves, Pattern, Stage, placed, shape_of
 from simulator.network.plan import Phase, Plan
 from simulator.network.timing import TransportCosts, timed
 
-#: From the GPU numbers of a group to its hops, step after step. It may ask which members share a node, and how a node
-#: is laid out, but not which node it is: groups whose members sit alike in nodes of one layout share one answer. It
+#: Function of the GPU numbers of a group that returns its hops, step after step. It may ask which members share a node,
+#: and how a node is laid out. It must not ask which node it is, as groups whose members sit alike share one answer. It
 #: raises `InputError` where the hardware lacks what it needs.
 Algorithm = Callable[[Cluster, tuple[int, ...]], tuple[Moves, ...]]
 
@@ -108,10 +108,11 @@ def plan(
     costs: TransportCosts,
     algorithm: str = "auto",
 ) -> Plan:
-    """How ``ranks`` (GPU numbers, in the group's order) perform ``op`` on ``nbytes``, nccl-tests' size.
+    """Return the plan by which ``ranks`` (GPU numbers, in the group's order) perform ``op`` on ``nbytes``, nccl-tests'
+    size.
 
-    ``auto`` takes the algorithm of NCCL that is fastest on an idle network, as its tuner does; a named one that this
-    operation does not have, or the hardware cannot run, is refused. A group of one has nothing to do: no phases.
+    ``auto`` takes the algorithm of NCCL that is fastest on an idle network, as its tuner does. A named one is refused
+    that this operation does not have, or the hardware cannot run. A group of one has nothing to do: no phases.
 
     Raises `InputError`.
     """
@@ -120,11 +121,12 @@ def plan(
 
 
 def patterns(
-    op: str, ranks: Sequence[int], cluster: Cluster, algorithm: str = "auto", traffic: Traffic = EVEN
+    op: str, ranks: Sequence[int], cluster: Cluster, algorithm: str = "auto", shares: ByteShares = EVEN
 ) -> tuple[Pattern, ...]:
-    """What ``op`` may do to the links, one pattern per algorithm that ``algorithm`` allows; none for a group of one. Of
-    what is done with hosts ``ranks`` are all its end points (see `simulator.network.hosts.ends`).
-    ``traffic``: how the bytes of an all-to-all are spread.
+    """Return a pattern of ``op`` per algorithm that ``algorithm`` allows; none for a group of one.
+
+    ``ranks`` of an operation with hosts are all its end points (see `simulator.network.hosts.ends`).
+    ``shares``: how the bytes of an all-to-all are spread.
 
     Raises `InputError`.
     """
@@ -141,35 +143,41 @@ def patterns(
     members = tuple(ranks)
     if len(members) == 1:
         return ()
-    if traffic != EVEN:
-        return (_pattern("by_node" if traffic.per_node else "pairwise", direct.uneven(traffic), cluster, members),)
+    if shares != EVEN:
+        return (_pattern("by_node" if shares.per_node else "pairwise", direct.uneven(shares), cluster, members),)
     if algorithm != "auto":
         return (_pattern(algorithm, known[algorithm], cluster, members),)
     key = (op, members)
     possible: tuple[Pattern, ...] | None = cluster.memo.get(key)
     if possible is None:
-        found, refused = [], []
+        strung, refused = [], []
         for name in OPERATIONS[op].nccl if op in OPERATIONS else known:
             try:
-                found.append(_pattern(name, known[name], cluster, members))
+                strung.append(_pattern(name, known[name], cluster, members))
             except InputError as error:  # the hardware cannot
                 refused.append(error.with_traceback(None))  # which would hold this frame, and so itself
-        if not found:
+        if not strung:
             raise refused[0]
-        possible = cluster.memo[key] = tuple(found)
+        possible = cluster.memo[key] = tuple(strung)
     return possible
 
 
 def fastest(op: str, candidates: Sequence[Pattern], nbytes: float, costs: TransportCosts) -> Plan:
-    """The plan of the candidate that `choose` takes; without candidates, one with no phases."""
+    """Return the plan of the pattern that `choose` takes."""
+    return plan_of(op, choose(op, candidates, nbytes, costs), nbytes, costs)
+
+
+def plan_of(op: str, pattern: Pattern | None, nbytes: float, costs: TransportCosts) -> Plan:
+    """Return the plan of ``op`` by one pattern; of none, one with no phases."""
+    return Plan("none", ()) if pattern is None else _timed(op, pattern, nbytes, costs)[1]
+
+
+def choose(op: str, candidates: Sequence[Pattern], nbytes: float, costs: TransportCosts) -> Pattern | None:
+    """Return the pattern that is fastest on an idle network, of those that the software has; None without any.
+
+    What counts is the bandwidth that NCCL's tuner expects."""
     if not candidates:
-        return Plan("none", ())
-    return _timed(op, choose(op, candidates, nbytes, costs), nbytes, costs)[1]
-
-
-def choose(op: str, candidates: Sequence[Pattern], nbytes: float, costs: TransportCosts) -> Pattern:
-    """The candidate that is fastest on an idle network, by what NCCL's tuner counts on, of those that the software
-    has."""
+        return None
     if len(candidates) > 1:
         candidates = [pattern for pattern in candidates if all(_has(costs, stage) for stage in pattern.stages)]
     if len(candidates) == 1:
@@ -192,12 +200,12 @@ def _timed(op: str, pattern: Pattern, nbytes: float, costs: TransportCosts) -> t
 
 
 def algorithms(op: str) -> Mapping[str, Algorithm]:
-    """The algorithms of an operation. Raises `InputError` for an unknown one."""
+    """Return the algorithms of an operation. Raises `InputError` for an unknown one."""
     return _operation(op).algorithms
 
 
 def bus_factor(op: str, n: int) -> float:
-    """busbw / algbw of an operation of n ranks. Raises `InputError` for an unknown one."""
+    """Return busbw / algbw of an operation of n ranks. Raises `InputError` for an unknown one."""
     return _operation(op).bus_factor(n)
 
 
@@ -209,8 +217,10 @@ def _operation(op: str) -> Operation:
 
 
 def _pattern(name: str, algorithm: Algorithm, cluster: Cluster, ranks: tuple[int, ...]) -> Pattern:
-    """Patterns do not depend on size, and a job plans the same groups again and again; of groups whose members sit
-    alike in their nodes only the first is strung, the others are placed."""
+    """Return the pattern of an algorithm on a group, from the cluster's memo where it is there.
+
+    Patterns do not depend on size, and a job plans the same groups again and again. Only the first group of those whose
+    members sit alike in their nodes is strung; the others are placed."""
     key = (name, algorithm, ranks)
     pattern: Pattern | None = cluster.memo.get(key)
     if pattern is None:
@@ -225,21 +235,22 @@ def _pattern(name: str, algorithm: Algorithm, cluster: Cluster, ranks: tuple[int
 
 
 def _seated(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """How a group's members sit in their nodes, as a number that alike groups share, and the nodes."""
-    found: tuple[int, tuple[int, ...]] | None = cluster.memo.get(("seated", ranks))
-    if found is None:
+    """Return how a group's members sit in their nodes, as a number that alike groups share, and the nodes."""
+    seated: tuple[int, tuple[int, ...]] | None = cluster.memo.get(("seated", ranks))
+    if seated is None:
         nodes: dict[int, int] = {}
         places = [cluster.locate(rank) for rank in ranks]
         seats = tuple([(nodes.setdefault(node, len(nodes)), slot) for node, slot in places])
         alike = cluster.memo.setdefault("seats", {})
         number = alike.setdefault((seats, tuple([cluster.layout_of(node) for node in nodes])), len(alike))
-        found = cluster.memo["seated", ranks] = number, tuple(nodes)
-    return found
+        seated = cluster.memo["seated", ranks] = number, tuple(nodes)
+    return seated
 
 
 def idle_seconds(operation: Plan, cluster: Cluster, costs: TransportCosts) -> float:
-    """How long the plan takes when nothing else moves but the background traffic of the cluster: per phase, latency +
-    bytes / min(cap, tightest link), or its fair share where that traffic crosses its links."""
+    """Return the seconds of a plan when nothing else moves but the background traffic of the cluster.
+
+    A phase takes latency + bytes / min(cap, tightest link), or its fair share where that traffic crosses its links."""
     capacity = [link.bandwidth_Bps * costs.link_efficiency(link.kind) for link in cluster.links]
     others = [Phase(math.inf, flow.loads, 0.0, flow.rate_Bps) for flow in cluster.background]
     total = 0.0

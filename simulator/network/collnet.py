@@ -1,5 +1,6 @@
-"""SHARP: the switches of an InfiniBand fabric sum up what NICs send and send back the sum (Graham et al., Scalable
-Hierarchical Aggregation Protocol, COMHPC 2016); in NCCL, CollNet.
+"""CollNet, NCCL's name for SHARP: the switches of an InfiniBand fabric sum up what NICs send, and send back the sum.
+
+Graham et al., Scalable Hierarchical Aggregation Protocol, COMHPC 2016.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from simulator.network.pattern import SWITCH, Hop, Moves
 
 
 def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """CollNetDirect: of each channel's part, members send to the head beside the channel's NIC, which adds up and sends
-    S/h through it to the switches, receives the sum, and sends it to the members. Of h heads among g members a GPU
-    sends (h-1)/h S to others, a head (g-1)/h S more; a NIC carries S/h each way, whatever the number of nodes.
+    """Reduce as CollNetDirect does: members send each channel's part to the head beside the channel's NIC.
+
+    The head adds up and sends S/h through the NIC to the switches. It receives the sum, and sends it to the members.
+    With h heads among g members a GPU sends (h-1)/h S to others, a head (g-1)/h S more. A NIC carries S/h each way,
+    whatever the number of nodes.
 
     Raises `InputError` where the fabric does not sum up, and inside one node.
     """
@@ -28,7 +31,7 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
 
 
 def through_fabric(channel: Channel, share: float) -> Iterator[Hop]:
-    """The heads of a channel's nodes, to the switches and back."""
+    """Yield the hops of a channel's heads to the switches and back."""
     for number, members in enumerate(channel.nodes):
         weight = 0.0 if number else share
         yield Hop(members[0], SWITCH, channel.nic, share, weight)

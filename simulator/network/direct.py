@@ -12,12 +12,12 @@ from simulator.errors import InputError
 from simulator.network.pattern import Hop, Moves
 
 
-class Traffic(NamedTuple):
-    """How the bytes of an all-to-all are spread over the members of its group.
+class ByteShares(NamedTuple):
+    """Shares of the bytes of an all-to-all by the members of its group.
 
-    Of all bytes the share ``send[i]`` comes from member i, and of each one's the share ``receive[j]`` goes to member j
-    (empty: equal parts). ``per_node`` > 0: between nodes bytes travel once for all members of the other node, which
-    takes this share of them, and are copied on there.
+    Member i sends the share ``send[i]`` of all bytes, and the share ``receive[j]`` of each member's bytes goes to
+    member j (empty: equal parts). ``per_node`` > 0: bytes for several members of another node travel there once, and
+    are copied on there. The node takes this share of all bytes.
     """
 
     send: tuple[float, ...] = ()
@@ -25,11 +25,11 @@ class Traffic(NamedTuple):
     per_node: float = 0.0
 
 
-EVEN = Traffic()
+EVEN = ByteShares()
 
 
 def all_to_all(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """Every rank sends 1/n of its buffer to each other rank, all at once, as NCCL does with grouped sends and receives.
+    """Send 1/n of every rank's buffer to each other rank, all at once, as NCCL does with grouped sends and receives.
 
     On the critical path stands one transfer, the average one.
     """
@@ -37,19 +37,21 @@ def all_to_all(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
 
 
 @lru_cache(maxsize=1024)
-def uneven(traffic: Traffic) -> Callable[[Cluster, tuple[int, ...]], tuple[Moves, ...]]:
-    """`all_to_all` with ``traffic``; equal ones are one function."""
-    return partial(spread, traffic)
+def uneven(shares: ByteShares) -> Callable[[Cluster, tuple[int, ...]], tuple[Moves, ...]]:
+    """Return `all_to_all` with these shares; equal shares give one function."""
+    return partial(spread, shares)
 
 
-def spread(traffic: Traffic, cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """Every rank sends to every other, all at once. Per byte of size (the mean send buffer) member i sends
-    ``n * send[i] * receive[j]`` to member j; the slowest port decides, as all are done when the last one is."""
+def spread(shares: ByteShares, cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
+    """Send from every rank to every other, all at once.
+
+    Per byte of size (the mean send buffer) member i sends ``n * send[i] * receive[j]`` to member j. The slowest port
+    decides, as all are done when the last one is."""
     n = len(ranks)
-    send, receive = traffic.send or (1 / n,) * n, traffic.receive or (1 / n,) * n
+    send, receive = shares.send or (1 / n,) * n, shares.receive or (1 / n,) * n
     own = max(n * a * b for a, b in zip(send, receive, strict=True))
-    by_node = _by_node(traffic.per_node, cluster, ranks, send, receive)
-    hops = by_node if traffic.per_node else _pairs(ranks, send, receive)
+    by_node = _by_node(shares.per_node, cluster, ranks, send, receive)
+    hops = by_node if shares.per_node else _pairs(ranks, send, receive)
     return (Moves(list(hops), own=own, way="p2p", peers=n - 1),)
 
 
@@ -82,9 +84,10 @@ def _pairs(ranks: Sequence[int], send: Sequence[float], receive: Sequence[float]
 def _by_node(
     per_node: float, cluster: Cluster, ranks: Sequence[int], send: Sequence[float], receive: Sequence[float]
 ) -> Iterator[Hop]:
-    """Between nodes from rank to rank of one place in their nodes, over the same rail, and on over NVLink (DeepSeek-V3,
-    arXiv 2412.19437, section 3.2.2; DeepEP). A combine is the same the other way round, summing up before the network:
-    its loads are those of a dispatch with senders and receivers exchanged.
+    """Yield hops between ranks of one place in their nodes, over the same rail, and on over NVLink.
+
+    This is DeepSeek-V3's way (arXiv 2412.19437, section 3.2.2; DeepEP). A combine is the same the other way round,
+    summing up before the network. Its loads are those of a dispatch with senders and receivers exchanged.
 
     On the critical path stands one hop between nodes and one inside.
     """

@@ -1,4 +1,4 @@
-"""Inside nodes and between them by turns, so that little crosses the slower network.
+"""Collectives inside nodes and between them by turns, so that little crosses the slower network.
 
 Groups have equally many members in each node; members of one place in their nodes form a rail.
 """
@@ -13,15 +13,16 @@ from simulator.errors import InputError
 from simulator.network import ring
 from simulator.network.channels import by_node
 from simulator.network.pattern import Moves
-from simulator.network.steps import Transfer, exchange
+from simulator.network.steps import Send, exchange
 
 
 def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """Reduce-scatter inside each node of g members, all-reduces of S/g along all g rails at once, all-gather inside: of
-    N nodes, a NIC per member carries 2 (N-1)/N S/g, and rings have 2 (g-1) + 2 (N-1) hops instead of 2 (n-1).
+    """Reduce-scatter inside each node of g members, all-reduce S/g along all g rails at once, all-gather inside.
 
-    Three collectives, each a kernel of its own (Jia et al., arXiv 1807.11205, section 3.3). Raises `InputError` where
-    nodes have different numbers of members.
+    Each of the three is a kernel of its own (Jia et al., arXiv 1807.11205, section 3.3). With N nodes, a NIC per member
+    carries 2 (N-1)/N S/g. Rings have 2 (g-1) + 2 (N-1) hops instead of 2 (n-1).
+
+    Raises `InputError` where nodes have different numbers of members.
     """
     nodes = _even(cluster, ranks, "hierarchical")
     rails = list(zip(*nodes, strict=True))
@@ -36,8 +37,10 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
 
 
 def all_to_all(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """First inside the nodes, to the member on the rail of the receiver, then along the rails: n/N messages to a node
-    become one, as with NCCL's PXN (NCCL 2.12 release notes). Of each message (g-1)/g cross NVLink, (N-1)/N the network.
+    """Send first inside the nodes, to the member on the rail of the receiver, then along the rails.
+
+    As with NCCL's PXN (NCCL 2.12 release notes), n/N messages to a node become one. Of each message (g-1)/g cross
+    NVLink, (N-1)/N the network.
 
     Raises `InputError` where nodes have different numbers of members.
     """
@@ -46,10 +49,10 @@ def all_to_all(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     g, own = len(rails), 1 / len(ranks)
     moves = []
     if g > 1:
-        inside = [Transfer(a, b, 1 / g) for members in nodes for a in members for b in members if a != b]
+        inside = [Send(a, b, 1 / g) for members in nodes for a in members for b in members if a != b]
         moves.append(exchange(cluster, inside, g - 1, own=own))
     if len(nodes) > 1:
-        along = [Transfer(a, b, 1 / len(nodes)) for rail in rails for a in rail for b in rail if a != b]
+        along = [Send(a, b, 1 / len(nodes)) for rail in rails for a in rail for b in rail if a != b]
         moves.append(exchange(cluster, along, len(nodes) - 1, own=0.0 if g > 1 else own))
     return tuple(moves)
 
@@ -68,8 +71,9 @@ def _even(cluster: Cluster, ranks: tuple[int, ...], name: str) -> tuple[tuple[in
 
 
 def _together(groups: Sequence[tuple[Moves, ...]], share: float) -> Moves:
-    """The one set of moves of each group, at once, each with ``share`` of the message; equal ones, so that the critical
-    path is that of the first."""
+    """Join the one set of moves of each group, made at once, each with ``share`` of the message.
+
+    The sets are equal, so that the critical path is that of the first."""
     (first,) = groups[0]
     hops = chain(
         [hop._replace(load=share * hop.load) for hop in first.hops],

@@ -1,6 +1,6 @@
-"""What ranks do with hosts: copies over PCIe, drives, the work of a CPU in its memory, and parameter servers.
+"""Operations of ranks with hosts: copies over PCIe, drives, the work of a CPU in its memory, and parameter servers.
 
-Work of a CPU that is bound by memory, such as an optimizer step, is bytes of that memory: the ranks of a node, and the
+Work of a CPU that is bound by memory, such as an optimizer step, is bytes of that memory. The ranks of a node, and the
 copies that arrive meanwhile, share its bandwidth.
 """
 
@@ -12,7 +12,7 @@ from simulator.network.pattern import Hop, Moves
 
 
 def ends(op: str, cluster: Cluster, rank: int, servers: tuple[int, ...]) -> tuple[int, ...]:
-    """The end points of ``op``, called by ``rank``; ``servers``: the nodes of the parameter servers."""
+    """Return the end points of ``op``, called by ``rank``; ``servers``: the nodes of the parameter servers."""
     own = cluster.node_of(rank)
     match op:
         case "to_host":
@@ -32,20 +32,20 @@ def ends(op: str, cluster: Cluster, rank: int, servers: tuple[int, ...]) -> tupl
 
 
 def copy(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """From the first end to the second."""
+    """Copy from the first end to the second."""
     a, b = ranks
     return (Moves([Hop(a, b, None, 1.0, 1.0)]),)
 
 
 def push(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """From a worker to servers, to each its equal part, all at once."""
+    """Send from a worker to each server its equal part, all at once."""
     worker, *servers = ranks
     share = 1 / len(servers)
     return (Moves([Hop(worker, server, None, share, share) for server in servers], way="p2p", peers=len(servers)),)
 
 
 def pull(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """From servers to a worker."""
+    """Send from each server its equal part to a worker, all at once."""
     worker, *servers = ranks
     share = 1 / len(servers)
     return (Moves([Hop(server, worker, None, share, share) for server in servers], way="p2p", peers=len(servers)),)

@@ -1,9 +1,9 @@
-"""NVLink SHARP: NVSwitches sum up what GPUs hand over, and multicast what one GPU stores (NCCL src/device/all_reduce.h,
-src/transport/nvls.cc).
+"""NVLink SHARP: NVSwitches sum up what GPUs hand over, and multicast what one GPU stores.
 
-A part of the message belongs to a GPU, its head: the head loads the sum of that part, for which every GPU, itself
-included, sends its own to the switch, and stores the result, which the switch hands to every GPU. With h heads in a
-node a GPU so sends and receives the whole message S, and S/h more as a head; a ring's GPU sends 2 (n-1)/n S.
+A part of the message belongs to a GPU, its head (NCCL src/device/all_reduce.h, src/transport/nvls.cc). The head loads
+the sum of that part, for which every GPU, itself included, sends its own to the switch. It stores the result, which
+the switch hands to every GPU. With h heads in a node a GPU sends and receives the whole message S, and S/h more as a
+head. A GPU of a ring sends 2 (n-1)/n S.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from simulator.network.tree import between_nodes
 
 
 def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """In one node, each GPU the head of S/n: it sends and receives ``(1 + 1/n) S``. In several whose fabric sums up,
-    the heads are those beside NICs, as in `tree_all_reduce`, and the switches of the fabric join them.
+    """Reduce in one node with each GPU the head of S/n: it sends and receives ``(1 + 1/n) S``.
+
+    In several nodes whose fabric sums up, the heads are those beside NICs, as in `tree_all_reduce`, and the switches of
+    the fabric join them.
 
     Raises `InputError` where the NVSwitches of the nodes cannot do it, and for several nodes whose fabric cannot.
     """
@@ -52,8 +54,10 @@ def all_gather(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
 
 
 def tree_all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """NVLSTree: in every node a head per channel, which is the GPU beside the channel's NIC; between the heads of a
-    channel NCCL's double binary tree. One kernel, in which chunks of the message are under way everywhere at once.
+    """Reduce as NVLSTree does: between the heads of a channel is NCCL's double binary tree.
+
+    A channel's head in a node is the GPU beside its NIC. All is one kernel, in which chunks of the message are under
+    way everywhere at once.
 
     Raises `InputError` where NVSwitches cannot do it, for one node, and where a node has one member.
     """
@@ -63,7 +67,7 @@ def tree_all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ..
 
 
 def _of_nodes(cluster: Cluster, ranks: tuple[int, ...], between: list[Hop]) -> tuple[Moves, ...]:
-    """In every node up to the heads and down from them; ``between`` are the hops between the heads."""
+    """Return the moves up to the heads of every node and down from them; ``between``: the hops between the heads."""
     strung = channels(cluster, ranks)
     share = 1 / len(strung)
     hops = between

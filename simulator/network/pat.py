@@ -1,9 +1,9 @@
-"""PAT, parallel aggregated trees: all-gather and reduce-scatter between nodes of one GPU in few steps, of which the far
-ones carry little (Jeaugey, arXiv 2506.20252; NCCL from 2.23 on, src/include/collectives.h, PatAGAlgorithm).
+"""PAT, parallel aggregated trees: few steps between nodes of one GPU, of which the far ones carry little.
 
-Bruck's steps in the other order. Where the parts of a step do not fit in a buffer NCCL sends them one after another,
-and chunks of the message follow each other through the steps: as many bytes on every link, and what that costs beside
-them is in the two constants.
+It has all-gathers and reduce-scatters (Jeaugey, arXiv 2506.20252; NCCL from 2.23 on, src/include/collectives.h,
+PatAGAlgorithm). Its steps are Bruck's in the other order. Where the parts of a step do not fit in a buffer, NCCL sends
+them one after another. Chunks of the message then follow each other through the steps. Links carry as many bytes, and
+what that costs beside them is in the two constants.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from simulator.network.steps import around
 
 #: Bandwidth relative to a ring of the same load (NCCL src/graph/tuning.cc, ncclTopoTuneModel).
 EFFICIENCY = 0.75
-#: Software of a step, and of each part in it, relative to a hop of a ring: the tuner counts log2(nodes) hops of 14/3.5
-#: microseconds and 2.8 for every rank, where a ring's have 14 (the same place).
+#: Software of a step, and of each part in it, relative to a hop of a ring (the same place). The tuner counts log2(n)
+#: hops of 14/3.5 microseconds on n nodes, and 2.8 for every rank; a hop of a ring takes 14.
 PER_STEP, PER_PART = 1 / 3.5, 2.8 / 14
 
 
 def all_gather(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """Each rank's part goes down a binomial tree of its own: first to the one farthest before it, in the end to
-    neighbours. With d = ..., 4, 2, 1 below n, a rank sends the parts whose way has that step, one for each odd multiple
-    of d below n: (n-1)/n S in ceil(log2 n) steps.
+    """Send each rank's part down a binomial tree of its own: first to the rank farthest before it, then nearer ones.
+
+    With d = ..., 4, 2, 1 below n, a rank sends the parts whose way has that step, one for each odd multiple of d below
+    n. That is (n-1)/n S in ceil(log2 n) steps.
 
     Raises `InputError` where two members share a node.
     """
@@ -34,12 +35,12 @@ def all_gather(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
 
 
 def reduce_scatter(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """`all_gather` backwards, summing up on the way. Raises `InputError` as it does."""
+    """Do `all_gather` backwards, summing up on the way. Raises `InputError` as it does."""
     return _steps(cluster, ranks, _rounds(len(ranks)))
 
 
 def _rounds(n: int) -> list[tuple[int, int]]:
-    """Distance, and parts that each of n ranks sends so far.
+    """Return distances, and the parts that each of n ranks sends over each.
 
     >>> _rounds(8), _rounds(6)
     ([(1, 4), (2, 2), (4, 1)], [(1, 3), (2, 1), (4, 1)])

@@ -1,8 +1,8 @@
-"""What a collective does to the links, whatever its size.
+"""Patterns: the loads of a collective on links, whatever its size.
 
 An algorithm lists the hops of a group of ranks as `Moves`, one after another where it has real steps. Added up, each is
-a `Shape`, the same for all groups whose members sit alike in their nodes, and on the nodes of one group a `Stage` of a
-`Pattern`: the bytes on every link per byte of message, and the hops that the first byte makes.
+a `Shape`, the same for all groups whose members sit alike in their nodes. On the nodes of one group a shape is a
+`Stage` of a `Pattern`. It holds the bytes on every link per byte of message, and the hops that the first byte makes.
 `simulator.network.timing` makes it a `Plan` for a size.
 """
 
@@ -22,15 +22,17 @@ from simulator.hardware.transport import TransportKind, Way
 
 #: From the least to the most limiting: a hop is of the last kind that it crosses.
 KINDS: tuple[TransportKind, ...] = get_args(TransportKind)
-#: The end point that stands for switches, which sum up and multicast: without a NIC the NVSwitch of the node that the
-#: other end is in, with one those of the fabric, which add up what all NICs of that number send, and send back the sum.
+#: The end point that stands for switches that sum up and multicast. Without a NIC it is the NVSwitch of the node that
+#: the other end is in. With one it is the switches of the fabric: they add up what all NICs of that number send, and
+#: send back the sum.
 SWITCH = -1
 
 
 class Hop(NamedTuple):
-    """A transfer between end points (GPUs, hosts' memory, or switches that sum up and multicast), through NIC ``nic``
-    of both nodes if given, that carries ``load`` bytes per byte of message and stands ``weight`` times on the critical
-    path."""
+    """A transfer between end points: GPUs, hosts' memory, or switches that sum up and multicast.
+
+    It goes through NIC ``nic`` of both nodes if given. It carries ``load`` bytes per byte of message, and stands
+    ``weight`` times on the critical path."""
 
     sender: int
     receiver: int
@@ -41,7 +43,7 @@ class Hop(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """What an algorithm does on a group of ranks at one time: hops that advance in lock-step.
+    """Hops that an algorithm makes on a group of ranks at one time; they advance in lock-step.
 
     ``own`` is the share of the message that each rank handles without a link. ``efficiency`` is the bandwidth reached,
     relative to a ring of the same load; ``counted``: the share of it that NCCL's tuner counts on. ``way``: what carries
@@ -62,18 +64,18 @@ class Moves:
 
     @property
     def heads(self) -> int:
-        """The parts of the message that switches sum up one for one: a head of each; 0 where they sum up nothing."""
+        """Number of parts of the message, each with a head, that switches sum up; 0 where they sum up nothing."""
         return self.channels if self.way == "in_switch" else 0
 
     @property
     def manner(self) -> tuple[object, ...]:
-        """All of it that the time of a message depends on, but the hops."""
+        """Everything but the hops that the time of a message depends on."""
         return (self.own, self.efficiency, self.way, self.peers, self.heads, self.counted, self.software, self.goes_on)
 
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Hops added up, of a group on nodes 0, 1, 2 ... that stand for any others of the same layouts, one by one.
+    """Hops of a group added up, on nodes 0, 1, 2 ... that stand for any others of the same layouts, one by one.
 
     ``inside``: (node, position in its layout, bytes per byte of message) of links of nodes, NIC ports among them.
     ``across``: (node, NIC, node, NIC, bytes, weight) between NICs. ``summed``: (nodes, NIC, bytes, weight) of what the
@@ -92,7 +94,7 @@ class Shape:
 
     @cached_property
     def columns(self) -> tuple[Ints, Ints, Floats]:
-        """``inside`` as an array for each of the three."""
+        """Nodes, positions and bytes of ``inside``, an array of each."""
         nodes, positions, loads = zip(*self.inside, strict=True) if self.inside else ((), (), ())
         return np.array(nodes, dtype=np.int64), np.array(positions, dtype=np.int64), np.array(loads, dtype=float)
 
@@ -123,8 +125,9 @@ class Stage:
 
     @property
     def timing(self) -> tuple[object, ...]:
-        """All that the time of a message on idle links depends on, latencies without the last digits, which depend on
-        the order of a sum over hops."""
+        """Everything that the time of a message on idle links depends on.
+
+        Latencies are without their last digits, which depend on the order of a sum over hops."""
         latency = float(f"{self.link_latency_s:.12e}")
         return (self.kind, self.flow_bytes, self.line_s, self.hops, latency, self.moves.manner)
 
@@ -141,7 +144,7 @@ class Pattern:
 
     @property
     def timing(self) -> tuple[object, ...]:
-        """As that of the stages."""
+        """Everything that the time of a message on idle links depends on, stage by stage."""
         return (self.algorithm, *[stage.timing for stage in self.stages])
 
 
@@ -188,8 +191,8 @@ def shape_of(cluster: Cluster, moves: Moves, number: Mapping[int, int]) -> Shape
 
 
 class _Way(NamedTuple):
-    """What a ``share`` of a hop crosses: links of node ``a`` that lead ``out``, links ``back`` into node ``b``, and
-    between two nodes a NIC of each."""
+    """Links that a ``share`` of a hop crosses: ``out`` of node ``a``, ``back`` into node ``b``; ``nics``: one of each of
+    two nodes."""
 
     a: int
     out: Route
@@ -222,7 +225,7 @@ def _link(layout: NodeLayout, src: str, dst: str) -> Route:
 
 
 def placed(algorithm: str, shapes: Sequence[Shape], cluster: Cluster, nodes: Sequence[int]) -> Pattern:
-    """The shapes with their node i on ``nodes[i]``, as the pattern of the algorithm of that name."""
+    """Return the pattern of an algorithm from its shapes, with their node i on ``nodes[i]``."""
     return Pattern(
         algorithm=algorithm,
         stages=tuple([_stage(shape, cluster, nodes) for shape in shapes]),

@@ -1,4 +1,4 @@
-"""What a collective asks of the network: phases of coupled flows."""
+"""Plans: the phases of coupled flows of an operation of some size."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 class Phase:
     """Flows that advance together, after a latency.
 
-    A ring or a tree is as slow as its slowest hop, so its flows keep a fixed proportion: the phase has one rate, and a
+    A ring or a tree is as slow as its slowest hop, so its flows keep a fixed proportion. The phase has one rate, and a
     link carries ``load`` bytes for each byte of the reference flow. Uncontended, the phase lasts
     ``latency_s + nbytes / min(cap_Bps, min over links of capacity / load)``.
 
     ``nbytes``: bytes of the reference flow. ``loads``: (link index, load) pairs, link indices unique.
-    ``cap_Bps``: what the protocol can drive on an idle network (inf: as fast as the links). ``unslowed``: of a phase
-    that is held up at its ends, the phase that it is otherwise.
+    ``cap_Bps``: what the protocol can drive on an idle network (inf: as fast as the links). ``unslowed``: the phase
+    without what holds this one up at its ends, if anything does.
     """
 
     nbytes: float
@@ -31,21 +31,21 @@ class Phase:
     unslowed: Phase | None = None
 
     def slowed(self, speed: float) -> Phase:
-        """The same phase where something at its ends lets it have but this share of its cap."""
+        """Return the same phase with this share of its cap, as something at its ends leaves it no more."""
         return replace(self, cap_Bps=self.cap_Bps * speed, unslowed=self)
 
     @cached_property
     def columns(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Links, and the loads on them, without those of nothing."""
+        """Links with a load, and the loads on them, as arrays."""
         loaded = [(link, load) for link, load in self.loads if load > 0]
         return np.array([link for link, _ in loaded], dtype=np.int64), np.array(
             [load for _, load in loaded], dtype=float
         )
 
     def by_nic(self, ports: Container[int]) -> Phase:
-        """The same phase with what it moves through its busiest NIC as reference flow, where it crosses ``ports``.
+        """Return the same phase with the flow through its busiest NIC as reference, where it crosses ``ports``.
 
-        Max-min fairness is of reference flows: two operations on one NIC then have equal parts of it, however much else
+        Max-min fairness is of reference flows. Two operations on one NIC then have equal parts of it, however much else
         each of them moves inside its nodes.
         """
         at_nic = max((load for link, load in self.loads if link in ports), default=1.0)
@@ -57,8 +57,8 @@ class Phase:
 class Plan:
     """An operation as one algorithm performs it: phases one after another.
 
-    ``protocol`` is NCCL's, where it has one. ``sent_bytes``: what all members together send to one another; what a GPU
-    hands on to its NIC for another one (PXN) is on the links, but is not counted here. ``channels``: the rings or trees
+    ``protocol`` is NCCL's, where it has one. ``sent_bytes``: what all members together send to one another. What a GPU
+    hands on to its NIC for another GPU (PXN) is on the links, but is not counted here. ``channels``: the rings or trees
     among which the message is split.
     """
 
@@ -79,4 +79,5 @@ class Plan:
 
     @property
     def latency_s(self) -> float:
+        """Seconds of all latencies."""
         return sum(phase.latency_s for phase in self.phases)

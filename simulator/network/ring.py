@@ -1,7 +1,7 @@
 """Rings: every rank sends to the next, n - 1 times around (Patarasuk and Yuan, J. Parallel Distrib. Comput. 69, 2009).
 
-With a message of S bytes (nccl-tests' size) on n ranks, a rank sends ``(n-1)/n S`` in an all-gather or reduce-scatter,
-``2 (n-1)/n S`` in an all-reduce, and S in a broadcast.
+S is the size of a message in bytes, as nccl-tests count it. Of n ranks each sends ``(n-1)/n S`` in an all-gather or
+reduce-scatter, ``2 (n-1)/n S`` in an all-reduce, and S in a broadcast.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from simulator.network.pattern import Hop, Moves
 
 
 def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """A reduce-scatter and an all-gather: 2(n-1) steps of 1/n of the message."""
+    """Do a reduce-scatter and an all-gather: 2(n-1) steps of 1/n of the message."""
     return _around(cluster, ranks, 2 * (len(ranks) - 1))
 
 
 def reduce_scatter(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """n-1 steps of 1/n of the message."""
+    """Go around in n-1 steps of 1/n of the message."""
     return _around(cluster, ranks, len(ranks) - 1)
 
 
 def all_gather(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """n-1 steps of 1/n of the message."""
+    """Go around in n-1 steps of 1/n of the message."""
     return _around(cluster, ranks, len(ranks) - 1)
 
 
 def broadcast(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """The message, pipelined through all ranks from the first on: n-1 hops."""
+    """Pipeline the message through all ranks from the first on: n-1 hops."""
     hops = []
     strung = channels(cluster, ranks)
     for channel in strung:
@@ -43,19 +43,21 @@ def broadcast(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
 
 
 def reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """`broadcast` backwards: the message comes through all ranks to the first, added up on the way."""
+    """Do `broadcast` backwards: the message comes through all ranks to the first, added up on the way."""
     (moves,) = broadcast(cluster, ranks)
     return (replace(moves, hops=[hop._replace(sender=hop.receiver, receiver=hop.sender) for hop in moves.hops]),)
 
 
 def composed_all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """A reduce-scatter and an all-gather, called one after the other, each a kernel of its own."""
+    """Do a reduce-scatter and then an all-gather, each a kernel of its own."""
     return (*reduce_scatter(cluster, ranks), *all_gather(cluster, ranks))
 
 
 def _around(cluster: Cluster, ranks: tuple[int, ...], steps: int) -> tuple[Moves, ...]:
-    """A part of the message makes ``steps`` consecutive hops: on average over where it starts, each hop of the ring
-    steps/n times. It is also handled once where it starts or ends, without a link."""
+    """Move each part of the message by ``steps`` consecutive hops.
+
+    On average over where parts start, each hop of the ring is made steps/n times. A part is also handled once where it
+    starts or ends, without a link."""
     n = len(ranks)
     strung = channels(cluster, ranks)
     each = steps / n / len(strung)
@@ -64,7 +66,7 @@ def _around(cluster: Cluster, ranks: tuple[int, ...], steps: int) -> tuple[Moves
 
 
 def _ring(channel: Channel) -> Iterator[tuple[int, int, int | None]]:
-    """Sender, receiver and, between nodes, NIC of every hop."""
+    """Yield sender, receiver and, between nodes, NIC of every hop."""
     following = channel.nodes[1:] + channel.nodes[:1]
     for chain, after in zip(channel.nodes, following, strict=True):
         for sender, receiver in pairwise(chain):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-Pair = tuple[int, int]
+GpuPair = tuple[int, int]
 
 #: Steps after which a search is given up: enough for 16 GPUs with a few links each.
 _MOST_STEPS = 20_000
@@ -15,11 +15,11 @@ _MOST_STEPS = 20_000
 _MOST_FIRST = 64
 
 
-def rings(gpus: tuple[int, ...], direct_Bps: Mapping[Pair, float]) -> tuple[tuple[int, ...], ...]:
-    """Rings through all of ``gpus``, each in both directions, that together load no link beyond its bandwidth where
-    every ring has the bandwidth of the narrowest link; none where links lead to no ring.
+def rings(gpus: tuple[int, ...], direct_Bps: Mapping[GpuPair, float]) -> tuple[tuple[int, ...], ...]:
+    """Return rings through all of ``gpus``, each in both directions; none where links lead to no ring.
 
-    ``direct_Bps``: of every two GPUs that are joined, both ways round.
+    If every ring has the bandwidth of the narrowest link, together they load no link beyond its bandwidth.
+    ``direct_Bps``: bandwidth between GPUs that are joined, both ways round.
 
     >>> square = {(a, b): 1.0 for a, b in ((0, 1), (1, 3), (3, 2), (2, 0))}
     >>> rings((0, 1, 2, 3), square | {(b, a): 1.0 for a, b in square})
@@ -32,24 +32,25 @@ def rings(gpus: tuple[int, ...], direct_Bps: Mapping[Pair, float]) -> tuple[tupl
     most = min(sum(free.get((a, b), 0) for b in gpus) for a in gpus) // 2
     best: list[tuple[int, ...]] = []
     for number, first in enumerate(_ways(gpus, gpus[0], gpus[0], free)):
-        found, left = [first], _without(free, first)
+        rings_so_far, left = [first], _without(free, first)
         while (ring := next(_ways(gpus, gpus[0], gpus[0], left), None)) is not None:
-            found, left = [*found, ring], _without(left, ring)
-        best = max(best, found, key=len)
+            rings_so_far, left = [*rings_so_far, ring], _without(left, ring)
+        best = max(best, rings_so_far, key=len)
         if len(best) == most or number == _MOST_FIRST:
             break
     return tuple([way for ring in best for way in (ring, ring[::-1])])
 
 
-def path(gpus: tuple[int, ...], first: int, last: int, direct_Bps: Mapping[Pair, float]) -> tuple[int, ...] | None:
-    """A way along links from ``first`` through all others to ``last``, by the wider ones where there is a choice."""
+def path(gpus: tuple[int, ...], first: int, last: int, direct_Bps: Mapping[GpuPair, float]) -> tuple[int, ...] | None:
+    """Return a way along links from ``first`` through all others to ``last``, by the wider ones if there is a choice."""
     unit = min(direct_Bps.values(), default=1.0)
     return next(_ways(gpus, first, last, {pair: int(Bps / unit + 1e-9) for pair, Bps in direct_Bps.items()}), None)
 
 
-def _ways(gpus: tuple[int, ...], first: int, last: int, free: Mapping[Pair, int]) -> Iterator[tuple[int, ...]]:
-    """Ways from ``first`` through all GPUs to ``last``, or back to ``first`` where they are the same; first over links
-    with most to spare."""
+def _ways(gpus: tuple[int, ...], first: int, last: int, free: Mapping[GpuPair, int]) -> Iterator[tuple[int, ...]]:
+    """Yield ways from ``first`` through all GPUs to ``last``, or back to ``first`` where they are the same.
+
+    The first ways are over the links with most to spare."""
     steps = 0
     waiting: list[tuple[int, ...]] = [(first,)]
     while waiting and steps < _MOST_STEPS:
@@ -66,8 +67,8 @@ def _ways(gpus: tuple[int, ...], first: int, last: int, free: Mapping[Pair, int]
         waiting += [(*way, gpu) for gpu in sorted(onward, key=lambda gpu: (free[way[-1], gpu], -gpu))]
 
 
-def _without(free: Mapping[Pair, int], ring: tuple[int, ...]) -> dict[Pair, int]:
-    """What is left beside a ring that goes both ways."""
+def _without(free: Mapping[GpuPair, int], ring: tuple[int, ...]) -> dict[GpuPair, int]:
+    """Return what a ring that goes both ways leaves of links."""
     left = dict(free)
     for a, b in zip(ring, (*ring[1:], ring[0]), strict=True):
         left[a, b] -= 1

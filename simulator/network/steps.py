@@ -10,7 +10,7 @@ from simulator.hardware.transport import Way
 from simulator.network.pattern import Hop, Moves
 
 
-class Transfer(NamedTuple):
+class Send(NamedTuple):
     """``load`` bytes per byte of message from one GPU to another."""
 
     sender: int
@@ -18,21 +18,25 @@ class Transfer(NamedTuple):
     load: float
 
 
-def step(cluster: Cluster, transfers: Sequence[Transfer], *, own: float = 0.0, first: bool = False) -> Moves:
-    """Transfers made at once, each rank having one to send and one to receive at most. One between nodes, where there
-    is one, stands on the critical path. ``own`` as in `Moves`; ``first``: a kernel starts with the step."""
+def step(cluster: Cluster, transfers: Sequence[Send], *, own: float = 0.0, first: bool = False) -> Moves:
+    """Return the moves of sends made at once, each rank having one to send and one to receive at most.
+
+    One between nodes, where there is one, stands on the critical path. ``own`` as in `Moves`; ``first``: a kernel
+    starts with the step."""
     return Moves(_hops(cluster, transfers), own=own, goes_on=not first)
 
 
 def around(cluster: Cluster, ranks: Sequence[int], rounds: Sequence[tuple[int, int]]) -> tuple[Moves, ...]:
-    """Steps of one kernel, each (distance, parts): every rank sends so many 1/n of the message so far on around the
-    group, and in all steps together handles 1/n without a link."""
+    """Return the steps of one kernel, each of ``rounds`` a distance around the group and a number of parts.
+
+    Every rank sends so many parts, each 1/n of the message, so far on around the group. In all steps together it
+    handles 1/n without a link."""
     n = len(ranks)
     return tuple(
         [
             step(
                 cluster,
-                [Transfer(rank, ranks[(i + distance) % n], parts / n) for i, rank in enumerate(ranks)],
+                [Send(rank, ranks[(i + distance) % n], parts / n) for i, rank in enumerate(ranks)],
                 own=1 / n / len(rounds),
                 first=not number,
             )
@@ -41,14 +45,12 @@ def around(cluster: Cluster, ranks: Sequence[int], rounds: Sequence[tuple[int, i
     )
 
 
-def exchange(
-    cluster: Cluster, transfers: Sequence[Transfer], peers: int, *, own: float = 0.0, way: Way = "p2p"
-) -> Moves:
-    """Sends and receives posted at once, to or from ``peers`` others at most."""
+def exchange(cluster: Cluster, transfers: Sequence[Send], peers: int, *, own: float = 0.0, way: Way = "p2p") -> Moves:
+    """Return the moves of sends and receives posted at once, to or from ``peers`` others at most."""
     return Moves(_hops(cluster, transfers), own=own, way=way, peers=peers if way == "p2p" else 0)
 
 
-def _hops(cluster: Cluster, transfers: Sequence[Transfer]) -> list[Hop]:
+def _hops(cluster: Cluster, transfers: Sequence[Send]) -> list[Hop]:
     far = (cluster.node_of(sender) != cluster.node_of(receiver) for sender, receiver, _ in transfers)
     longest = next((position for position, crosses in enumerate(far) if crosses), 0)
     return [

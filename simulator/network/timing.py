@@ -1,4 +1,4 @@
-"""How long a message of some size takes, and in which of NCCL's protocols.
+"""Seconds of a message of some size, and the protocol of NCCL's that carries it.
 
 A kernel takes the protocol that is fastest on an idle network, as NCCL's tuner does (src/graph/tuning.cc,
 ncclTopoGetAlgoTime: latency + bytes / bandwidth).
@@ -16,7 +16,7 @@ from simulator.network.plan import Phase, Plan
 
 
 class TransportCosts(Interface):
-    """The part of Costs that the network asks."""
+    """The part of `simulator.costs.Costs` that the network asks."""
 
     def transport(self, kind: str) -> Transport: ...
 
@@ -24,16 +24,19 @@ class TransportCosts(Interface):
 
 
 def timed(pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float, Plan]:
-    """The plan of a message of ``nbytes``, and its seconds on an idle network.
+    """Return the seconds of a message of ``nbytes`` on an idle network, and its plan.
 
-    For each protocol: a kernel takes base latency, and each of its stages hops x (software per hop + their links) and
-    for its bytes ``line * (1 + sqrt(half_bytes / flow)) + own / copy`` seconds each, where flow is what the busiest
-    link carries, and line is that of the kind of link that the protocol makes slowest. The square root is what a flow
-    cut into the best number of chunks loses while the pipeline fills: n hops of k chunks of x bytes together last
-    ``(n - 1 + k) (a + x / (k B))``, whose least is ``x / B + 2 sqrt((n - 1) a x / B) + (n - 1) a``. Chunks grow no more
-    once they fill their buffer, at a flow of ``full_bytes``: from there on filling takes as long as for that flow.
-    NVLink SHARP's kernel hands over a chunk of every head before the next of any, and NCCL takes the size of chunks
-    from what a head has (src/enqueue.cc, calcCollChunking): ``half_bytes`` is then ``head_bytes`` more for each head.
+    In each protocol a kernel takes base latency, and each of its stages hops x (software per hop + their links). Each
+    byte takes ``line * (1 + sqrt(half_bytes / flow)) + own / copy`` seconds. Flow is what the busiest link carries, and
+    line the seconds per byte of the kind of link that the protocol makes slowest.
+
+    The square root is what a flow cut into the best number of chunks loses while the pipeline fills. With n hops, k
+    chunks of x bytes together last ``(n - 1 + k) (a + x / (k B))``. The least of it is
+    ``x / B + 2 sqrt((n - 1) a x / B) + (n - 1) a``. Chunks grow no more once they fill their buffer, at a flow of
+    ``full_bytes``. From there on filling takes as long as for that flow.
+
+    NVLink SHARP's kernel hands over a chunk of every head before the next of any. NCCL takes the size of chunks from
+    what a head has (src/enqueue.cc, calcCollChunking). ``half_bytes`` is then ``head_bytes`` more for each head.
     """
     total_s = 0.0
     phases: list[Phase] = []
@@ -60,7 +63,7 @@ def _kernels(pattern: Pattern) -> list[list[Stage]]:
 def _by_protocol(
     kernel: Sequence[Stage], nbytes: float, costs: TransportCosts
 ) -> Iterator[tuple[float, list[Phase], str]]:
-    """Per protocol that can carry the message: seconds, phases, and its name."""
+    """Yield seconds, phases and name of each protocol that can carry the message."""
     slowest = max(kernel, key=lambda stage: KINDS.index(stage.kind))
     for name, protocol in costs.transport(slowest.kind).ways(slowest.moves.way).items():
         phases: list[Phase] = []
@@ -78,7 +81,7 @@ def _by_protocol(
 def _phase(
     stage: Stage, nbytes: float, name: ProtocolName, start_s: float, costs: TransportCosts
 ) -> tuple[float, Phase] | None:
-    """Seconds of a stage in one protocol after ``start_s``, and its phase; None where the protocol cannot carry it."""
+    """Return the seconds of a stage in one protocol after ``start_s``, and its phase; None: the stage is too large."""
     pace, moves = costs.transport(stage.kind), stage.moves
     lines = [
         (seconds / costs.link_efficiency(kind), costs.transport(kind).ways(moves.way)) for kind, seconds in stage.line_s

@@ -1,7 +1,7 @@
 """NCCL's double binary tree between nodes, with a chain of GPUs inside each.
 
-Two trees carry half of the message each; a node that is inner in one is a leaf in the other, so that every node sends
-and receives the message about once up and once down (Sanders, Speck and Traeff, Parallel Computing 35, 2009; NCCL
+Two trees carry half of the message each. A node that is inner in one is a leaf in the other. Every node thus sends and
+receives the message about once up and once down (Sanders, Speck and Traeff, Parallel Computing 35, 2009; NCCL
 src/graph/trees.cc).
 """
 
@@ -31,11 +31,12 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
 
 
 def _counted(cluster: Cluster, hops: list[Hop]) -> float:
-    """Of a chain inside one node NCCL's tuner counts on half of the narrowest link, as if what goes up and down shared
-    it (src/graph/tuning.cc, ncclTopoTuneModel, ratio); where it does, the loads say so already.
+    """Return the share of a chain's bandwidth that NCCL's tuner counts on inside one node.
 
-    A chain of NVLinks alone counts in full here: rings may pass through a GPU here, which NCCL's do not, and 5 GPUs of
-    a DGX-1 that no ring of NVLinks joins are measured at the speed of the chain (vTrain's table).
+    It counts on half of the narrowest link, as if what goes up and down shared it (src/graph/tuning.cc,
+    ncclTopoTuneModel, ratio). Where it does, the loads say so already. A chain of NVLinks alone counts in full here, as
+    rings may pass through a GPU here, and NCCL's do not. Measured at the speed of the chain are 5 GPUs of a DGX-1 that
+    no ring of NVLinks joins (vTrain's table).
     """
     slots = [(cluster.locate(hop.sender), cluster.locate(hop.receiver)[1]) for hop in hops]
     if all((a, b) in cluster.layout_of(node).nvlink for (node, a), b in slots):
@@ -51,17 +52,19 @@ def _counted(cluster: Cluster, hops: list[Hop]) -> float:
 
 
 def single_all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
-    """Reduce up one binary tree with all of the message, and broadcast down: an inner node with two children sends and
-    receives three times what a leaf does."""
+    """Reduce up one binary tree with all of the message, and broadcast down.
+
+    An inner node with two children sends and receives three times what a leaf does."""
     strung = channels(cluster, ranks)
     hops = [hop for channel in strung for hop in _hops(channel, 1 / len(strung), trees=1)]
     return (Moves(hops, own=1 / len(ranks), efficiency=EFFICIENCY, channels=len(strung)),)
 
 
 def parent(node: int, n: int) -> int:
-    """The parent of a node in a binary tree of nodes 0..n-1 in order; -1 for the root, node 0, which has one child.
+    """Return the parent of a node in a binary tree of nodes 0..n-1 in order; -1 for the root, node 0.
 
-    The lowest set bit of a node is its height; its parent has that bit cleared and the next one set, where that exists.
+    The root has one child. The lowest set bit of a node is its height. Its parent has that bit cleared and the next one
+    set, where that exists.
 
     >>> [parent(node, 8) for node in range(8)]
     [-1, 2, 4, 2, 0, 6, 4, 6]
@@ -74,7 +77,7 @@ def parent(node: int, n: int) -> int:
 
 
 def other_parent(node: int, n: int) -> int:
-    """The parent in the second tree: the first tree mirrored for even n, moved on by one for odd n.
+    """Return the parent in the second tree, which is the first mirrored for even n, moved on by one for odd n.
 
     >>> [other_parent(node, 8) for node in range(8)]
     [1, 3, 1, 7, 5, 3, 5, -1]
@@ -87,7 +90,7 @@ def other_parent(node: int, n: int) -> int:
 
 
 def _hops(channel: Channel, share: float, trees: int = 2) -> Iterator[Hop]:
-    """Hops of one channel. On the critical path: the longest chain, and what is between nodes."""
+    """Yield the hops of one channel. On the critical path: the longest chain, and what is between nodes."""
     n = len(channel.nodes)
     longest_chain = max(range(n), key=lambda node: len(channel.nodes[node]))
     for number, chain in enumerate(channel.nodes):
@@ -99,7 +102,7 @@ def _hops(channel: Channel, share: float, trees: int = 2) -> Iterator[Hop]:
 
 
 def between_nodes(channel: Channel, share: float, trees: int = 2) -> Iterator[Hop]:
-    """Hops of ``trees`` trees between the first GPUs of a channel's nodes, which each carry an equal part of its
+    """Yield the hops of ``trees`` trees between the first GPUs of a channel's nodes, each with an equal part of its
     ``share``. On the critical path: the longest way to the root of each."""
     heads = [chain[0] for chain in channel.nodes]
     each = share / trees
@@ -113,10 +116,10 @@ def between_nodes(channel: Channel, share: float, trees: int = 2) -> Iterator[Ho
 
 @lru_cache(maxsize=256)
 def _double_tree(n: int) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-    """For each of the two trees: the parent of every node, and the nodes on the longest way to the root."""
+    """Return for each of the two trees the parent of every node, and the nodes on the longest way to the root."""
     trees = []
-    for of in (parent, other_parent):
-        parents = tuple([of(node, n) for node in range(n)])
+    for parent_in_tree in (parent, other_parent):
+        parents = tuple([parent_in_tree(node, n) for node in range(n)])
         trees.append((parents, max((_way_to_root(node, parents) for node in range(n)), key=len)))
     return tuple(trees)
 

@@ -21,7 +21,7 @@ from simulator.lowering.layout import layout
 from simulator.models import layer, rank_parts, stage_parts, weights_of
 from simulator.models.routing import dropped_share, popularity, routing
 from simulator.network.collectives import patterns
-from simulator.network.direct import Traffic
+from simulator.network.direct import ByteShares
 from simulator.operations.weights import elements, elements_by_axis
 from simulator.program import Comm, Compute, GroupedMatmul, Matmul, from_text, kernels_of, to_text
 from tests.support.clusters import carried
@@ -173,7 +173,7 @@ def test_node_limited_routing_crosses_the_network_once_per_node(nodes: int, limi
     cluster = build_cluster(replace(load_cluster("dgx_h100"), nodes=nodes))
     ranks = tuple(range(8 * nodes))
     (plain,) = patterns("all_to_all", ranks, cluster)
-    (pattern,) = patterns("all_to_all", ranks, cluster, traffic=Traffic(per_node=limit / 4))
+    (pattern,) = patterns("all_to_all", ranks, cluster, shares=ByteShares(per_node=limit / 4))
     for one, share in ((plain, 1.0), (pattern, limit / 4)):
         loads = carried(one, cluster)
         nics = [load for name, load in loads.items() if ".nic" in name and not name.endswith(("pcie:tx", "pcie:rx"))]
@@ -187,13 +187,13 @@ def test_uneven_bytes_of_every_pair() -> None:
     """Member i sends n s_i r_j bytes per byte of size to j: ports carry what leaves and reaches their GPUs."""
     cluster = build_cluster(load_cluster("dgx_h100"))
     shares = (0.4, 0.3, 0.2, 0.1)
-    (pattern,) = patterns("all_to_all", (0, 1, 2, 3), cluster, traffic=Traffic(receive=shares))
+    (pattern,) = patterns("all_to_all", (0, 1, 2, 3), cluster, shares=ByteShares(receive=shares))
     loads = carried(pattern, cluster)
     for gpu, share in enumerate(shares):
         assert loads[f"node0.gpu{gpu}.nvlink:tx"] == pytest.approx(1 - share)
         assert loads[f"node0.gpu{gpu}.nvlink:rx"] == pytest.approx(3 * share)
     assert pattern.sent == pytest.approx(3)
-    (back,) = patterns("all_to_all", (0, 1, 2, 3), cluster, traffic=Traffic(send=shares))
+    (back,) = patterns("all_to_all", (0, 1, 2, 3), cluster, shares=ByteShares(send=shares))
     loads = carried(back, cluster)
     assert loads["node0.gpu0.nvlink:tx"] == pytest.approx(3 * 0.4)
 

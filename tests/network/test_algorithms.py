@@ -15,7 +15,7 @@ from simulator.costs import Costs
 from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.network import pat
 from simulator.network.collectives import OPERATIONS, fastest, idle_seconds, patterns, plan
-from simulator.network.direct import Traffic
+from simulator.network.direct import ByteShares
 from simulator.network.plan import Plan
 from simulator.network.tree import EFFICIENCY, other_parent, parent
 from tests.support import replay, scripts
@@ -205,7 +205,7 @@ def test_an_uneven_all_to_all_lasts_as_long_as_its_fullest_port(n: int) -> None:
     j. All flows end together, so that the port with most to carry decides."""
     rising, falling = range(1, n + 1), range(n, 0, -1)
     send, receive = (tuple(weight / sum(weights) for weight in weights) for weights in (rising, falling))
-    (pattern,) = patterns("all_to_all", range(n), cluster_of(n), traffic=Traffic(send, receive))
+    (pattern,) = patterns("all_to_all", range(n), cluster_of(n), shares=ByteShares(send, receive))
     operation = fastest("all_to_all", (pattern,), SIZE, IDEAL)
     expected = {("out", i): n * SIZE * send[i] * (1 - receive[i]) for i in range(n)}
     expected |= {("in", j): n * SIZE * receive[j] * (1 - send[j]) for j in range(n)}
