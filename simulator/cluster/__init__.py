@@ -1,4 +1,4 @@
-"""What a program runs on: GPUs, switches and NICs as a graph of links, and the routes between GPUs."""
+"""Clusters: GPUs, switches and NICs as a graph of links, and the routes between GPUs."""
 
 from simulator.cluster.build import build_cluster
 from simulator.cluster.cluster import Cluster, Gpu, Link

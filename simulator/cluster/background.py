@@ -16,7 +16,7 @@ def with_background(cluster: Cluster, background: Sequence[BackgroundTraffic]) -
     exist."""
     if not background:
         return cluster
-    links = names.of_links(cluster.links)
+    links = names.link_names(cluster.links)
     flows = [
         flow
         for number, traffic in enumerate(background)
@@ -32,7 +32,7 @@ def _flows(
         name = f"{traffic.from_} to {traffic.to}"
         yield BackgroundFlow(name, _loads(traffic, cluster, links, key), traffic.bandwidth_Bps)
         return
-    for index in names.meant(traffic.link, links, f"{key}.link", "link"):
+    for index in names.matching(traffic.link, links, f"{key}.link", "link"):
         link = cluster.links[index]
         yield BackgroundFlow(link.name, ((index, 1.0),), traffic.share * link.bandwidth_Bps)
 
@@ -51,7 +51,7 @@ def _loads(traffic: TrafficBetween, cluster: Cluster, links: Mapping[str, list[i
         if end in gpu_at:
             raise InputError("is a GPU, and the other end is none", key=where, found=end, fix="two GPUs, or two cards")
         if end not in nics:
-            raise names.unknown(where, end, [*nics, *gpu_at], "network card or GPU")
+            raise names.unknown_name(where, end, [*nics, *gpu_at], "network card or GPU")
     (node_a, nic_a), (node_b, nic_b) = (_numbers(end) for end in ends.values())
     if node_a == node_b:
         raise InputError("must be on another node", key=f"{key}.to", found=traffic.to)

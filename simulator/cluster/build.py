@@ -1,4 +1,4 @@
-"""From a cluster file to a `Cluster`."""
+"""A `Cluster` built from its description."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from simulator.hardware.node import NodeSpec
 from simulator.hardware.overrides import GpuOverride, LinkOverride, NicOverride, missing_parts, named_part
 from simulator.hardware.transport import TransportKind
 
-#: Seconds that one more switch adds to a route: half of what crossing leaf-spine-leaf costs over staying under one
-#: leaf (arXiv 2505.09343, table 5: InfiniBand 2.8 and 3.7 us, RoCE 3.6 and 5.6 us). TCP crosses the same Ethernet
-#: switches as RoCE.
+#: Seconds that one more switch adds to a route: half of what crossing leaf-spine-leaf costs over staying under a leaf.
+#: These are 3.7 and 2.8 us on InfiniBand, 5.6 and 3.6 us on RoCE (arXiv 2505.09343, table 5). TCP crosses the same
+#: Ethernet switches as RoCE.
 SWITCH_LATENCY_s: dict[TransportKind, float] = {"infiniband": 0.45e-6, "roce": 1.0e-6, "tcp": 1.0e-6}
 
 
 def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
-    """The cluster that ``spec`` describes, with ``nodes`` nodes where given.
+    """Return the cluster that ``spec`` describes, with ``nodes`` nodes if given.
 
     Raises `InputError` where the fabric does not hold the nodes, or an override names what does not exist.
     """
@@ -54,30 +54,31 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
 
 
 def _layouts(spec: ClusterSpec) -> tuple[NodeLayout, ...]:
-    """Of every node; alike nodes share one. Raises `InputError` where one of several nodes has no NIC left."""
-    gone = {"gpu": missing_parts(spec.overrides, "gpu"), "nic": missing_parts(spec.overrides, "nic")}
+    """Return the layout of every node, one for all that are alike. Raises `InputError` where one of several nodes has
+    no NIC left."""
+    missing_by_node = {"gpu": missing_parts(spec.overrides, "gpu"), "nic": missing_parts(spec.overrides, "nic")}
     layouts: dict[tuple[NodeSpec, frozenset[str]], NodeLayout] = {}
-    of_node = []
+    by_node = []
     for n in range(spec.n_nodes):
         node = spec.node_at(n)
         missing = {
             f"{part}{i}"
             for part, count in (("gpu", node.gpus.count), ("nic", node.nics.count))
             for at in (n, None)
-            for named_part in gone[part].get(at, ())
-            for i in (range(count) if named_part is None else (named_part,))
+            for number in missing_by_node[part].get(at, ())
+            for i in (range(count) if number is None else (number,))
         }
         key = node, frozenset(missing)
         if key not in layouts:
             layouts[key] = lay_out(node, spec.fabric.transport, key[1])
         if spec.n_nodes > 1 and not layouts[key].nics:
             raise InputError("leave no network card to this node", key="overrides", found=f"node{n}")
-        of_node.append(layouts[key])
-    return tuple(of_node)
+        by_node.append(layouts[key])
+    return tuple(by_node)
 
 
 def _links(spec: ClusterSpec, layouts: tuple[NodeLayout, ...], fabric: Switches) -> tuple[list[Link], tuple[int, ...]]:
-    """All links, and where those of each node start."""
+    """Return all links, and the index of each node's first."""
     links: list[Link] = []
     first_link = []
     for n, layout in enumerate(layouts):
@@ -107,16 +108,16 @@ def _override(spec: ClusterSpec, gpus: list[Gpu], links: list[Link]) -> None:
     scales = [override for override in spec.overrides if not isinstance(override, NicOverride)]
     if not scales:
         return
-    named_links = names.of_links(links)
+    named_links = names.link_names(links)
     named_gpus = {gpu.name: [i] for i, gpu in enumerate(gpus)}
     for index, override in enumerate(spec.overrides):
         key, name = named_part(override)
         if isinstance(override, LinkOverride):
-            for at in names.meant(name, named_links, f"overrides[{index}].{key}", "link"):
+            for at in names.matching(name, named_links, f"overrides[{index}].{key}", "link"):
                 links[at] = replace(links[at], bandwidth_Bps=links[at].bandwidth_Bps * override.bandwidth_scale)
         elif isinstance(override, GpuOverride) and override.is_scaled:
             speed, host, autograd = override.scales
-            for at in names.meant(name, named_gpus, f"overrides[{index}].{key}", "GPU"):
+            for at in names.matching(name, named_gpus, f"overrides[{index}].{key}", "GPU"):
                 gpus[at] = replace(
                     gpus[at],
                     speed_scale=gpus[at].speed_scale * speed,

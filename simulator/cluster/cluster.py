@@ -26,9 +26,9 @@ Spread = tuple[tuple[int, float], ...]
 class Link:
     """One direction of a full-duplex link.
 
-    ``kind`` is the transport whose efficiency and latency apply: nvlink, pcie, infiniband, roce or tcp, nvme for the
-    drives of a node, memory for its host's (one link for both directions). A NIC's port is
-    ``node3.nic2:tx`` (towards the switch) and ``:rx``; a leaf's uplinks are ``rail2.leaf0.up:tx`` and ``:rx``.
+    ``kind`` is the transport whose efficiency and latency apply: nvlink, pcie, infiniband, roce or tcp. Drives of a
+    node have nvme, the memory of its host memory (one link for both directions). A NIC's port is ``node3.nic2:tx``
+    (towards the switch) and ``:rx``; a leaf's uplinks are ``rail2.leaf0.up:tx`` and ``:rx``.
     """
 
     index: int
@@ -93,12 +93,13 @@ class Cluster:
         return len(self.layouts)
 
     def layout_of(self, node: int) -> NodeLayout:
-        """What a node is inside."""
+        """Return the layout of a node."""
         return self.layouts[node]
 
     def kind_of(self, link: Link) -> str:
-        """What a link is called by its kind: links between GPUs have their node's own word (nvlink, xgmi), others the
-        name of their transport."""
+        """Return the word for a link's kind.
+
+        Links between GPUs have their node's own word (nvlink, xgmi), others the name of their transport."""
         if link.kind != "nvlink":
             return link.kind
         return self.spec.node_at(bisect_right(self.first_link, link.index) - 1).nvlink.name
@@ -107,18 +108,18 @@ class Cluster:
         return self.gpus[gpu].node
 
     def gpus_of(self, node: int) -> range:
-        """The GPUs of a node."""
+        """Return the GPUs of a node."""
         return range(self.first_gpu[node], self.first_gpu[node] + len(self.layouts[node].gpus))
 
     def gpu_types(self, ends: Iterable[int]) -> tuple[str, ...]:
-        """The types of GPU of the nodes of these end points, each once, in the order of the nodes."""
+        """Return the types of GPU of the nodes of these end points, each once, in the order of the nodes."""
         if len(self._types) == 1:
             return self._types
-        found = {self.layouts[self.locate(end)[0]].gpu for end in ends}
-        return tuple(gpu for gpu in self._types if gpu in found)
+        present = {self.layouts[self.locate(end)[0]].gpu for end in ends}
+        return tuple(gpu for gpu in self._types if gpu in present)
 
     def locate(self, end: int) -> tuple[int, int]:
-        """The node of an end point, and which one of that node it is, as in the routes of `NodeLayout`.
+        """Return the node of an end point, and its number in the routes of `NodeLayout`.
 
         End points are the GPUs by their numbers, and after them the `HOST_ENDS` of every node.
         """
@@ -130,23 +131,23 @@ class Cluster:
         return node, self.layouts[node].host + which
 
     def end(self, node: int, slot: int) -> int:
-        """The end point that `locate` finds there."""
+        """Return the end point that `locate` finds there."""
         layout = self.layouts[node]
         if slot < layout.host:
             return self.first_gpu[node] + layout.gpus.index(slot)
         return len(self.gpus) + node * len(HOST_ENDS) + slot - layout.host
 
     def host(self, node: int, which: int = MEMORY) -> int:
-        """The end point of a node's host: its memory, or another one of `HOST_ENDS`."""
+        """Return the end point of a node's host: its memory, or another one of `HOST_ENDS`."""
         return self.end(node, self.layouts[node].host + which)
 
     def own_nics(self, gpu: int) -> Route:
-        """The NICs, counted within its node, that serve this GPU."""
+        """Return the NICs, counted within its node, that serve this GPU."""
         node, slot = self.locate(gpu)
         return self.layouts[node].own_nics[slot]
 
     def route(self, a: int, b: int, nic: int | None = None) -> Route:
-        """Links from end point ``a`` to ``b`` (GPUs, or the memory of hosts), in order; none where they are the same.
+        """Return the links from end point ``a`` to ``b`` (GPUs, or the memory of hosts), in order; none of a to a.
         Where `spread` has several ways, the first of them."""
         out, trunks, back = self._ways(a, b, nic)[0]
         way: list[int] = []
@@ -156,7 +157,7 @@ class Cluster:
         return (*out, *way, *back)
 
     def spread(self, a: int, b: int, nic: int | None = None) -> Spread:
-        """Links from end point ``a`` to ``b``, with the share of the traffic that crosses each.
+        """Return the links from end point ``a`` to ``b``, with the share of the traffic that crosses each.
 
         Inside a node: NVLink where it joins the two, else PCIe. Between nodes: through the NICs that `nics_between`
         names, and the fabric. ``nic`` makes both ends use that NIC.
@@ -169,8 +170,9 @@ class Cluster:
         return tuple(shares.items())
 
     def _ways(self, a: int, b: int, nic: int | None) -> tuple[tuple[Route, Spread, Route], ...]:
-        """Links in the sender's node, between switches, and in the receiver's node where that is another one; of each
-        pair of NICs that carries an equal part."""
+        """Return links in the sender's node, between switches, and in the receiver's node if that is another one.
+
+        There is an entry for each pair of NICs, which carry equal parts."""
         node_a, slot_a = self.locate(a)
         node_b, slot_b = self.locate(b)
         layout_a, layout_b = self.layouts[node_a], self.layouts[node_b]
@@ -192,13 +194,13 @@ class Cluster:
         )
 
     def nics_between(self, node_a: int, slot_a: int, node_b: int, slot_b: int) -> tuple[tuple[int, int], ...]:
-        """By which NICs a message leaves ``slot_a`` of one node and reaches ``slot_b`` of another: a pair of them for
-        each of the receiver's own NICs, equal parts by each.
+        """Return the NICs by which a message leaves ``slot_a`` of one node and reaches ``slot_b`` of another.
 
-        On the rail of the receiver's own NIC, when the sender is no farther from that rail's NIC than from its own, or
-        reaches it over NVLink (NCCL's PXN), or the fabric does not join the rails; else from own NIC to own NIC. A host
-        uses the NIC of the same rail as the GPU at the other end. Where the fabric does not join the rails and a node
-        lacks that NIC: on a rail that both have, the sender's own if possible.
+        There is a pair for each of the receiver's NICs, with equal parts of the message. The rail is that of the
+        receiver's NIC where the sender is no farther from that rail's NIC than from its own. So it is where the sender
+        reaches that NIC over NVLink (NCCL's PXN), or the fabric does not join the rails. Else each uses its own NIC. A
+        host uses the NIC of the same rail as the GPU at the other end. Where the fabric does not join the rails and a
+        node lacks that NIC, the rail is one that both have, the sender's own if possible.
         """
         a, b = self.layouts[node_a], self.layouts[node_b]
         all_a, all_b = a.own_nics.get(slot_a), b.own_nics.get(slot_b)
@@ -217,7 +219,7 @@ class Cluster:
         return (own_b if near or by_nvlink or not self._joins_rails else own_a), own_b
 
     def _same_nic(self, node_a: int, node_b: int, wanted: int) -> tuple[int, int]:
-        """A NIC of one number on both nodes, the ``wanted`` one if possible; any where the fabric joins the rails."""
+        """Return a NIC of one number on both nodes, if possible the ``wanted`` one; any if the fabric joins rails."""
         on_a, on_b = self.layouts[node_a].nics, self.layouts[node_b].nics
         common = [nic for nic in on_a if nic in on_b]
         if common:
@@ -232,8 +234,10 @@ class Cluster:
         return on_a[0], on_b[0]
 
     def trunks_between(self, node_a: int, nic_a: int, node_b: int, nic_b: int) -> Spread:
-        """Links from the switch of one NIC to that of another, with the share of the traffic on each: as few as
-        possible on every way, and where several ways are equally short at a switch, shares as the bandwidths there."""
+        """Return the links from the switch of one NIC to that of another, with the share of the traffic on each.
+
+        Every way has as few links as possible. Where several are equally short at a switch, they share the traffic as
+        their bandwidths there."""
         ends = self.switches.leaves[node_a][nic_a], self.switches.leaves[node_b][nic_b]
         if ends[0] == ends[1]:
             return ()
@@ -258,7 +262,7 @@ class Cluster:
         return tuple(shares.items())
 
     def _hops_to(self, goal: str) -> dict[str, int]:
-        """Trunks from every switch to ``goal``, the fewest."""
+        """Return the fewest trunks from every switch to ``goal``."""
         if goal not in self._hops:
             left, reached = {goal: 0}, [goal]
             for switch in reached:  # grows while it is walked
@@ -271,12 +275,12 @@ class Cluster:
 
     @cached_property
     def bandwidths_Bps(self) -> NDArray[np.float64]:
-        """Of every link."""
+        """Bandwidth of every link."""
         return np.array([link.bandwidth_Bps for link in self.links])
 
     @cached_property
     def kinds(self) -> NDArray[np.int64]:
-        """Of every link, which of `TransportKind` it is."""
+        """Number of every link's kind in `TransportKind`."""
         number = {kind: place for place, kind in enumerate(get_args(TransportKind))}
         return np.array([number[link.kind] for link in self.links], dtype=np.int64)
 
@@ -295,7 +299,7 @@ class Cluster:
 
     @cached_property
     def _joins_rails(self) -> bool:
-        """Whether trunks lead from any leaf to any other."""
+        """Trunks lead from any leaf to any other."""
         leaves = {leaf for of_node in self.switches.leaves for leaf in of_node}
         if len(leaves) == 1:
             return True
@@ -308,21 +312,21 @@ class Cluster:
 
     @cached_property
     def _trunks_from(self) -> dict[str, list[Link]]:
-        found: dict[str, list[Link]] = {}
+        trunks: dict[str, list[Link]] = {}
         for link in self.trunks:
-            found.setdefault(link.src, []).append(link)
-        return found
+            trunks.setdefault(link.src, []).append(link)
+        return trunks
 
     @cached_property
     def _trunks_to(self) -> dict[str, list[Link]]:
-        found: dict[str, list[Link]] = {}
+        trunks: dict[str, list[Link]] = {}
         for link in self.trunks:
-            found.setdefault(link.dst, []).append(link)
-        return found
+            trunks.setdefault(link.dst, []).append(link)
+        return trunks
 
     @cached_property
     def graph(self) -> nx.DiGraph:
-        """Every GPU, switch, host and NIC as a vertex, every link as an edge with its fields as attributes."""
+        """Graph of GPUs, switches, hosts and NICs as vertices, and links as edges with their fields as attributes."""
         graph = nx.DiGraph(name=self.name)
         graph.add_nodes_from(gpu.name for gpu in self.gpus)
         graph.add_edges_from(
@@ -344,7 +348,7 @@ class Cluster:
         return graph
 
     def bisection_Bps(self) -> float:
-        """What the first half of the GPUs can send to the second, bytes/s at line rate: a maximum flow of the graph.
+        """Return the bytes/s that the first half of the GPUs can send to the second at line rate: a maximum flow.
 
         Halves are of whole nodes where several have GPUs; inside a node only links of routes between GPUs count.
         """
@@ -370,9 +374,10 @@ class Cluster:
         return float(nx.maximum_flow_value(graph, "source", "sink"))
 
     def _merged(self, half: int) -> dict[str, str]:
-        """Vertex -> the like of it in the first node that is alike: in the same half of the GPUs, cabled to the same
-        switches, with links as fast. What flows through alike nodes may as well be spread evenly over them, so that
-        they are as good as one with the links of all."""
+        """Return the vertex that each vertex is merged with, in the first of the alike nodes.
+
+        Alike nodes are in the same half of the GPUs and cabled to the same switches, with links as fast. Flow may as
+        well be spread evenly over alike nodes, so that one node with the links of all is as good."""
         first: dict[object, int] = {}
         at: dict[str, str] = {}
         for node, (layout, start) in enumerate(zip(self.layouts, self.first_link, strict=True)):

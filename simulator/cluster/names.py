@@ -1,4 +1,4 @@
-"""What names of links and GPUs in a cluster file mean."""
+"""Names of links and GPUs in a cluster file, and the indices that they stand for."""
 
 from __future__ import annotations
 
@@ -10,34 +10,36 @@ from simulator.hardware.overrides import name_pattern
 from simulator.input_files import closest
 
 
-def of_links(links: Iterable[Link]) -> dict[str, list[int]]:
-    """Name -> the links that it means, by index: a name without ``:tx`` or ``:rx`` means both ways."""
-    known: dict[str, list[int]] = {}
+def link_names(links: Iterable[Link]) -> dict[str, list[int]]:
+    """Return the indices of the links that each name stands for; without ``:tx`` or ``:rx`` it stands for both ways."""
+    names: dict[str, list[int]] = {}
     for link in links:
-        known[link.name] = [link.index]
+        names[link.name] = [link.index]
         both, way, _ = link.name.partition(":")
         if way:
-            known.setdefault(both, []).append(link.index)
-    return known
+            names.setdefault(both, []).append(link.index)
+    return names
 
 
-def meant(name: str, known: Mapping[str, list[int]], key: str, what: str) -> list[int]:
-    """The indices that ``name`` means among those of ``known`` names, each once; it may hold ``*``, as
-    `simulator.hardware.overrides.name_pattern` reads it. ``key`` says where it stands, ``what`` what it is a name of.
+def matching(name: str, names: Mapping[str, list[int]], key: str, noun: str) -> list[int]:
+    """Return the indices that ``name`` stands for, each once.
 
-    Raises `InputError` where it means nothing.
+    A name may hold ``*``, as `simulator.hardware.overrides.name_pattern` reads it. ``key`` and ``noun`` are for errors:
+    the place of the name, and the kind of thing that it names. Raises `InputError` where there is no such thing.
     """
     if "*" not in name:
-        if name not in known:
-            raise unknown(key, name, list(known), what)
-        return known[name]
+        if name not in names:
+            raise unknown_name(key, name, list(names), noun)
+        return names[name]
     match = name_pattern(name).fullmatch
-    found = list(dict.fromkeys(at for one, indices in known.items() if match(one) for at in indices))
-    if not found:
-        raise InputError(f"no {what} has such a name", key=key, found=name)
-    return found
+    matches = list(
+        dict.fromkeys(index for candidate, indices in names.items() if match(candidate) for index in indices)
+    )
+    if not matches:
+        raise InputError(f"no {noun} has such a name", key=key, found=name)
+    return matches
 
 
-def unknown(key: str, found: str, known: Sequence[str], what: str) -> InputError:
-    """The error of a name that nothing has."""
-    return InputError(f"this {what} does not exist", key=key, found=found, fix=closest(found, known))
+def unknown_name(key: str, name: str, names: Sequence[str], noun: str) -> InputError:
+    """Return the error of a name that stands for nothing."""
+    return InputError(f"this {noun} does not exist", key=key, found=name, fix=closest(name, names))

@@ -16,11 +16,12 @@ from simulator.hardware.node import NodeSpec
 from simulator.hardware.transport import TransportKind
 
 Route = tuple[int, ...]
-Pair = tuple[int, int]
+#: GPUs a and b, or a GPU and a NIC.
+DevicePair = tuple[int, int]
 Routes = Mapping[tuple[str, str], Route]
 
-#: End points of a node beside its GPUs, numbered after them (see `NodeLayout.host`): the host's memory, which DMA reads
-#: and writes, its drives, and its CPU, whose work is bytes of that memory.
+#: End points of a node beside its GPUs, numbered after them (see `NodeLayout.host`). These are the host's memory, which
+#: DMA reads and writes, its drives, and its CPU, whose work is bytes of that memory.
 HOST_ENDS = MEMORY, NVME, CPU = range(3)
 
 
@@ -42,28 +43,28 @@ class NodeLayout:
     edges: tuple[Edge, ...]
     port_out: Mapping[int, int]
     port_in: Mapping[int, int]
-    between: dict[Pair, Route]
-    nvlink: frozenset[Pair]
-    to_nic: dict[Pair, Route]
-    from_nic: dict[Pair, Route]
+    between: dict[DevicePair, Route]
+    nvlink: frozenset[DevicePair]
+    to_nic: dict[DevicePair, Route]
+    from_nic: dict[DevicePair, Route]
     own_nics: Mapping[int, Route]
 
     def out(self, gpu: int, nic: int) -> Route:
-        """From a GPU through a NIC's port into the fabric."""
+        """Return the route from a GPU through a NIC's port into the fabric."""
         return (*self.to_nic[gpu, nic], self.port_out[nic])
 
     def back(self, nic: int, gpu: int) -> Route:
-        """From the fabric through a NIC's port to a GPU."""
+        """Return the route from the fabric through a NIC's port to a GPU."""
         return (self.port_in[nic], *self.from_nic[gpu, nic])
 
-    def direct_Bps(self, gpus: Iterable[int]) -> dict[Pair, float]:
-        """Of those of these GPUs that have a link of their own, both ways round: its bandwidth."""
+    def direct_Bps(self, gpus: Iterable[int]) -> dict[DevicePair, float]:
+        """Return the bandwidth between GPUs of a group that have a link of their own, both ways round."""
         group = tuple(gpus)
         ways = (((a, b), self.between[a, b]) for a in group for b in group if a != b)
         return {pair: self.edges[way[0]].bandwidth_Bps for pair, way in ways if len(way) == 1}
 
     def meshed(self, gpus: Iterable[int]) -> bool:
-        """Whether each of these GPUs has a link of its own to each other one, all alike."""
+        """Return whether each of these GPUs has a link of its own to each other one, all alike."""
         group = tuple(gpus)
         direct_Bps = self.direct_Bps(group)
         return len(direct_Bps) == len(group) * (len(group) - 1) and len(set(direct_Bps.values())) <= 1
@@ -73,9 +74,9 @@ def lay_out(node: NodeSpec, transport: TransportKind, missing: frozenset[str] = 
     """Lay out a node whose NICs speak ``transport``, without the ``missing`` ones of its GPUs and NICs (``gpu4``).
 
     Between GPUs, NVLink is used where it joins them, through one GPU in between at most, as NCCL does (NVB,
-    src/graph/paths.cc); else PCIe, from socket to socket where they hang under different ones, and through a socket in
-    any case if ``pcie.p2p`` is off. A GPU reaches a NIC that other GPUs are closer to over NVLink and the GPU beside
-    that NIC, as NCCL's PXN does (NCCL 2.12 release notes), or over PCIe where the two have no NVLink.
+    src/graph/paths.cc). Else it is PCIe, from socket to socket where they hang under different ones, and through a
+    socket in any case if ``pcie.p2p`` is off. A GPU reaches a NIC that other GPUs are closer to over NVLink and the GPU
+    beside that NIC, as NCCL's PXN does (NCCL 2.12 release notes). Without NVLink between the two it takes PCIe.
     """
     gpus = tuple([g for g in range(node.gpus.count) if f"gpu{g}" not in missing])
     nics = tuple([k for k in range(node.nics.count) if f"nic{k}" not in missing])
@@ -120,12 +121,12 @@ def lay_out(node: NodeSpec, transport: TransportKind, missing: frozenset[str] = 
 
 def _between_gpus(
     node: NodeSpec, gpus: Sequence[int], edges: list[Edge], over_pcie: Routes
-) -> tuple[dict[Pair, Route], set[Pair]]:
-    """The routes between GPUs, and the pairs whose route is NVLink."""
+) -> tuple[dict[DevicePair, Route], set[DevicePair]]:
+    """Return the routes between GPUs, and the pairs whose route is NVLink."""
     over_nvlink = _routes(edges, "nvlink")
     socket = {g: _socket_of(node, f"gpu{g}") for g in gpus}
-    between: dict[Pair, Route] = {}
-    nvlink: set[Pair] = set()
+    between: dict[DevicePair, Route] = {}
+    nvlink: set[DevicePair] = set()
     for a, b in ((a, b) for a in socket for b in socket if a != b):
         ends = f"gpu{a}", f"gpu{b}"
         route = over_nvlink.get(ends)
@@ -145,11 +146,11 @@ def _add_host(
     nics: Sequence[int],
     edges: list[Edge],
     over_pcie: Routes,
-    between: dict[Pair, Route],
-    to_nic: dict[Pair, Route],
-    from_nic: dict[Pair, Route],
+    between: dict[DevicePair, Route],
+    to_nic: dict[DevicePair, Route],
+    from_nic: dict[DevicePair, Route],
 ) -> None:
-    """Put in the routes from and to the host's memory: that of the socket which a GPU or NIC is plugged into."""
+    """Add the routes from and to the host's memory: that of the socket which a GPU or NIC is plugged into."""
     memory, nvme, cpu = (node.gpus.count + end for end in HOST_ENDS)
     position = {edge.name: i for i, edge in enumerate(edges)}
     bus = (position["memory"],)
@@ -170,7 +171,7 @@ def _add_host(
 
 
 def _socket_of(node: NodeSpec, vertex: str) -> str:
-    """The socket whose PCIe tree holds a GPU, NIC or switch."""
+    """Return the socket whose PCIe tree holds a GPU, NIC or switch."""
     tree = tree_of(node)
     while vertex in tree:
         vertex = tree[vertex].at
@@ -178,8 +179,9 @@ def _socket_of(node: NodeSpec, vertex: str) -> str:
 
 
 def _routes(edges: list[Edge], kind: str) -> Routes:
-    """Routes of fewest links over edges of one kind, for every pair of vertices that they join; of several such, the
-    one with the least time per byte."""
+    """Return routes of fewest links over edges of one kind, for every pair of vertices that they join.
+
+    Of several such routes it is the one with the least time per byte."""
     position = {(edge.src, edge.dst): i for i, edge in enumerate(edges) if edge.kind == kind}
     slowest_Bps = min((edges[i].bandwidth_Bps for i in position.values()), default=1.0)
     graph = nx.DiGraph()
@@ -192,15 +194,18 @@ def _routes(edges: list[Edge], kind: str) -> Routes:
     }
 
 
-def _distance(edges: Sequence[Edge], route: Route) -> Pair:
-    """How far apart the ends of a PCIe route are: by the sockets on the way, then by its links (NCCL's order PIX, PXB,
-    PHB, SYS, src/graph/topo.h)."""
+def _distance(edges: Sequence[Edge], route: Route) -> DevicePair:
+    """Return how far apart the ends of a PCIe route are: the sockets on the way, then its links.
+
+    That is NCCL's order PIX, PXB, PHB, SYS (src/graph/topo.h)."""
     return sum(edges[i].dst.startswith(("cpu", "host")) for i in route), len(route)
 
 
-def _deal_nics(far: Mapping[Pair, Pair], gpus: Sequence[int], nics: Sequence[int]) -> dict[int, Route]:
-    """The nearest NICs of each GPU. GPUs equally near to the same NICs share them evenly, as NCCL spreads them: each
-    has several of its own where there are enough, else they take one in turn."""
+def _deal_nics(far: Mapping[DevicePair, DevicePair], gpus: Sequence[int], nics: Sequence[int]) -> dict[int, Route]:
+    """Return the nearest NICs of each GPU.
+
+    GPUs equally near to the same NICs share them evenly, as NCCL spreads them. Each has several NICs where there are
+    enough, else they take one in turn."""
     if not nics:
         return {}
     sharing: dict[Route, list[int]] = {}

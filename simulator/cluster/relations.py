@@ -1,4 +1,4 @@
-"""How two devices of a node are joined, in the words of ``nvidia-smi topo -m``."""
+"""Relations of the devices of a node, in the words of ``nvidia-smi topo -m``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ LEGEND = (
 
 
 def device_names(node: NodeSpec) -> list[str]:
-    """GPUs, then NICs."""
+    """Return the names of GPUs, then of NICs."""
     return [f"gpu{i}" for i in range(node.gpus.count)] + [f"nic{i}" for i in range(node.nics.count)]
 
 
 def relations(node: NodeSpec) -> dict[tuple[str, str], str]:
-    """Of every two devices, both ways round. NVLink goes before PCIe; without a switch in common it is a socket's."""
+    """Return the relation of every two devices, both ways round.
+
+    NVLink goes before PCIe. Devices without a switch in common are joined by a socket."""
     tree = tree_of(node)
     above: dict[str, list[str]] = {}
     for name in device_names(node):
@@ -31,14 +33,14 @@ def relations(node: NodeSpec) -> dict[tuple[str, str], str]:
 
 def _by_nvlink(node: NodeSpec) -> dict[tuple[str, str], str]:
     short = "XG" if node.nvlink.name == "xgmi" else "NV"
-    found: dict[tuple[str, str], str] = {}
+    joined: dict[tuple[str, str], str] = {}
     if node.nvlink.kind == "nvswitch":
         gpus = range(node.gpus.count)
         return {(f"gpu{a}", f"gpu{b}"): short for a in gpus for b in gpus if a != b}
     for bundle in nvlinks_of(node):
         a, b = (f"gpu{gpu}" for gpu in bundle.gpus)
-        found[a, b] = found[b, a] = f"{short}{bundle.count}" if node.nvlink.kind == "links" else short
-    return found
+        joined[a, b] = joined[b, a] = f"{short}{bundle.count}" if node.nvlink.kind == "links" else short
+    return joined
 
 
 def _by_pcie(a: list[str], b: list[str]) -> str:

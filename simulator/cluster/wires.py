@@ -1,7 +1,7 @@
 """The links inside a node, from its section of the cluster file.
 
-The short forms (so many GPUs per switch, NVLink by kind) are first written out as what hangs where and which GPUs are
-joined, as a file may say itself; links are made from that alone.
+Short forms (so many GPUs per switch, NVLink by kind) are first written out, as a file may do itself: what hangs where
+and which GPUs are joined. Links are made from that alone.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from simulator.hardware.node import NodeSpec, NvLinks, PcieSlot
 from simulator.hardware.transport import TransportKind
 
-#: Bytes/s per lane and direction, after line coding (PCI Express Base Specification: 8, 16, 32 and 64 GT/s with
-#: 128b/130b coding up to generation 5, flits of 242 bytes in 256 for generation 6).
+#: Bytes/s per lane and direction, after line coding: 8, 16, 32 and 64 GT/s. Coding is 128b/130b up to generation 5, and
+#: flits of 242 bytes in 256 for generation 6 (PCI Express Base Specification).
 PCIE_LANE_Bps = {
     3: 8e9 / 8 * 128 / 130,
     4: 16e9 / 8 * 128 / 130,
     5: 32e9 / 8 * 128 / 130,
     6: 64e9 / 8 * 242 / 256,
 }
-#: Seconds for a PCIe link one way: half of a short DMA read's round trip, 0.5 to 0.6 us (Neugebauer et al.,
-#: Understanding PCIe performance for end host networking, SIGCOMM 2018, section 6).
+#: Seconds for a PCIe link one way: half of a short DMA read's round trip, 0.5 to 0.6 us. The source is Neugebauer et
+#: al., Understanding PCIe performance for end host networking, SIGCOMM 2018, section 6.
 PCIE_LATENCY_s = 0.27e-6
 #: Seconds until a flash drive answers: a typical read of 4 KiB of a data centre drive (Samsung PM1733 data sheet).
 NVME_LATENCY_s = 100e-6
@@ -40,12 +40,12 @@ class Edge:
 
 
 def inner_edges(node: NodeSpec) -> list[Edge]:
-    """All links but the ports of NICs: NVLink, PCIe, between sockets, then the host's memory and drives."""
+    """Return all links but the ports of NICs: NVLink, PCIe, between sockets, then the host's memory and drives."""
     return [*_nvlink(node), *_pcie(node), *_between_sockets(node), *_host(node)]
 
 
 def duplex(name: str, kind: TransportKind, a: str, b: str, bandwidth_Bps: float, latency_s: float) -> list[Edge]:
-    """Both directions of a full-duplex link: ``tx`` leaves ``a``, ``rx`` enters it."""
+    """Return both directions of a full-duplex link: ``tx`` leaves ``a``, ``rx`` enters it."""
     return [
         Edge(f"{name}:tx", kind, a, b, bandwidth_Bps, latency_s),
         Edge(f"{name}:rx", kind, b, a, bandwidth_Bps, latency_s),
@@ -53,13 +53,15 @@ def duplex(name: str, kind: TransportKind, a: str, b: str, bandwidth_Bps: float,
 
 
 def socket_name(node: NodeSpec, name: str) -> str:
-    """The vertex of what a cluster file calls ``cpu0``, ``cpu1`` ...: a single socket and its memory are the host."""
+    """Return the vertex of ``cpu0``, ``cpu1`` ... of a cluster file: a single socket and its memory are the host."""
     return "host" if node.sockets.count == 1 and name.startswith("cpu") else name
 
 
 def tree_of(node: NodeSpec) -> Mapping[str, PcieSlot]:
-    """``pcie.tree``, written out where the file does not: GPUs under switches in groups of ``pcie.gpus_per_switch``,
-    the switches dealt evenly to the sockets, and the NICs to the switches or to the sockets."""
+    """Return ``pcie.tree``, written out where the file does not.
+
+    GPUs are under switches in groups of ``pcie.gpus_per_switch``. Switches are dealt evenly to the sockets, NICs to the
+    switches or to the sockets."""
     if node.pcie.tree:
         return node.pcie.tree
     per_switch, sockets, nics = node.pcie.gpus_per_switch or 1, node.sockets.count, node.nics.count
@@ -71,7 +73,7 @@ def tree_of(node: NodeSpec) -> Mapping[str, PcieSlot]:
 
 
 def nvlinks_of(node: NodeSpec) -> tuple[NvLinks, ...]:
-    """``nvlink.links``, written out where the file names a kind of which every link joins two GPUs."""
+    """Return ``nvlink.links``, written out where the file names a kind of which every link joins two GPUs."""
     n = node.gpus.count
     match node.nvlink.kind:
         case "mesh":
@@ -96,7 +98,7 @@ def _nvlink(node: NodeSpec) -> Iterator[Edge]:
 
 
 def _pcie(node: NodeSpec) -> Iterator[Edge]:
-    """The link above a switch is called ``pcie0.host`` where it leads to a socket, any other ``gpu0.pcie``."""
+    """Yield PCIe links. One from a switch to a socket is called ``pcie0.host``, any other ``gpu0.pcie``."""
     pcie = node.pcie
     for name, place in tree_of(node).items():
         bandwidth_Bps = place.bandwidth_Bps or (
@@ -114,7 +116,7 @@ def _pcie(node: NodeSpec) -> Iterator[Edge]:
 
 
 def _between_sockets(node: NodeSpec) -> Iterator[Edge]:
-    """A link between each two sockets. What crosses them is PCIe traffic, and is carried as that."""
+    """Yield a link between each two sockets. It carries PCIe traffic, and is of that kind."""
     sockets = node.sockets
     for a in range(sockets.count):
         for b in range(a + 1, sockets.count):
@@ -122,9 +124,9 @@ def _between_sockets(node: NodeSpec) -> Iterator[Edge]:
 
 
 def _host(node: NodeSpec) -> Iterator[Edge]:
-    """The host's memory, one link because reads and writes share its channels, and the drives.
+    """Yield the links of the host's memory, one because reads and writes share its channels, and the drives.
 
-    Of several sockets each has an equal part of the channels, to which what is plugged into it copies.
+    Each of several sockets has an equal part of the channels, to which devices plugged into it copy.
     """
     if node.host_memory_bandwidth_Bps is None:
         return

@@ -22,7 +22,7 @@ BLOCK = 128
 
 @dataclass(frozen=True)
 class AttentionCost:
-    """Prices `Attention` kernels on one kind of GPU."""
+    """Prices of `Attention` kernels on one kind of GPU."""
 
     spec: GpuSpec
     model: AttentionModel
@@ -32,12 +32,12 @@ class AttentionCost:
         return {dtype: figure.value for dtype, figure in self.spec.peak_flops_per_s.items()}
 
     def seconds(self, kernel: Attention) -> float:
-        """start + max(all blocks / SMs + tail * longest block, longest block, bytes / bandwidth).
+        """Return start + max(all blocks / SMs + tail * longest block, longest block, bytes / bandwidth).
 
-        All blocks take FLOPs / (peak / SMs * share), with share = limit * L / (L + half_length) and L the keys that a
-        query sees on average: half of them under a causal mask. A block of ``BLOCK`` queries takes its part of that;
-        the longest is the one that sees most keys, which under a causal mask is twice the mean. While the last blocks
-        finish, other SMs are idle. Around the backward kernel go others, which memory bounds (`around_bytes`).
+        All blocks take FLOPs / (peak / SMs * share), with share = limit * L / (L + half_length). L is the number of
+        keys that a query sees on average: half of them under a causal mask. A block of ``BLOCK`` queries takes its part
+        of that. The longest is the one that sees most keys, which under a causal mask is twice the mean. While the last
+        blocks finish, other SMs are idle. Around the backward kernel go others, which memory bounds (`around_bytes`).
         """
         all_s, longest_s = self._blocks_s(kernel)
         tail = self.model.tail["backward" if kernel.backward else "forward"].value
@@ -48,11 +48,11 @@ class AttentionCost:
         return self.model.start_s.value + around_s + max(all_s / self.spec.sms + tail * longest_s, longest_s, memory_s)
 
     def busy_s(self, kernel: Attention) -> float:
-        """What its blocks take on all SMs together, as if none of them ever fell idle."""
+        """Return the seconds of its blocks on all SMs together, as if none of them ever fell idle."""
         return self._blocks_s(kernel)[0] / self.spec.sms
 
     def _blocks_s(self, kernel: Attention) -> tuple[float, float]:
-        """Seconds of all blocks one after another, and of the longest."""
+        """Return the seconds of all blocks one after another, and of the longest."""
         limit, half_length = self._curve(kernel)
         keys = kernel.pairs / kernel.q_len
         blocks = kernel.batch * kernel.heads * -(-kernel.q_len // BLOCK)
@@ -61,7 +61,7 @@ class AttentionCost:
         return all_s, all_s / blocks * (most + half_length) / (keys + half_length)
 
     def origin(self, kernel: Attention) -> Origin:
-        """Whole sequences were fitted: no part of the keys, no window."""
+        """Return the origin of a price. Whole sequences were fitted: no part of the keys, no window."""
         curves = self._curves(kernel)
         nearest = min(curves, key=lambda dim: (abs(dim - kernel.head_dim), dim))
         curve = curves[nearest]
@@ -74,7 +74,7 @@ class AttentionCost:
         return self.model.backward if kernel.backward else self.model.forward
 
     def _curve(self, kernel: Attention) -> tuple[float, float]:
-        """Limit and half length at the kernel's head dimension, linear between fitted ones."""
+        """Return limit and half length at the kernel's head dimension, linear between fitted ones."""
         curves = self._curves(kernel)
         dims = sorted(curves)
         dim = min(max(kernel.head_dim, dims[0]), dims[-1])
@@ -86,16 +86,16 @@ class AttentionCost:
 
 
 def around_bytes(kernel: Attention) -> float:
-    """Bytes of the kernels around a flash attention's backward one.
+    """Return the bytes of the kernels around a flash attention's backward one.
 
-    Before it each row's product of output and gradient is summed (FlashAttention-2, arXiv 2307.08691, algorithm 2) and
-    an fp32 gradient of the queries cleared, to which blocks of keys add; after it that is cast. Where heads share keys
-    each has gradients of its own for them, which are then added up (``compute_dot_do_o``, ``convert_dq_to_16bits`` and
-    ``fmha_reduce_head`` of cuDNN).
+    Before it each row's product of output and gradient is summed (FlashAttention-2, arXiv 2307.08691, algorithm 2). An
+    fp32 gradient of the queries is cleared, to which blocks of keys add; after the kernel that is cast. Where heads
+    share keys, each has gradients of its own for them, which are then added up. The kernels are cuDNN's
+    ``compute_dot_do_o``, ``convert_dq_to_16bits`` and ``fmha_reduce_head``.
     """
-    size, of_values = DTYPE_BYTES[kernel.dtype], kernel.v_head_dim or kernel.head_dim
+    size, value_dim = DTYPE_BYTES[kernel.dtype], kernel.v_head_dim or kernel.head_dim
     rows, keys = kernel.batch * kernel.q_len * kernel.heads, kernel.batch * kernel.kv_len
-    nbytes = rows * (2 * size * of_values + (4 + 4 + size) * kernel.head_dim)
+    nbytes = rows * (2 * size * value_dim + (4 + 4 + size) * kernel.head_dim)
     if kernel.kv_heads < kernel.heads:
-        nbytes += keys * (kernel.heads + kernel.kv_heads) * size * (kernel.head_dim + of_values)
+        nbytes += keys * (kernel.heads + kernel.kv_heads) * size * (kernel.head_dim + value_dim)
     return float(nbytes)

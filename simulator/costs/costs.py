@@ -11,7 +11,7 @@ from simulator.costs import launch, stack
 from simulator.costs.attention import AttentionCost
 from simulator.costs.fixed import FixedCost
 from simulator.costs.hosts import HOST_TRANSPORTS, plain
-from simulator.costs.interference import Beside, HeldBy, SharedSms, without
+from simulator.costs.interference import HeldBy, InterferenceCost, SharedSms, without
 from simulator.costs.matmul import MatmulCost
 from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import KernelCost, Origin
@@ -48,7 +48,7 @@ class Costs:
     kernels: Mapping[type, KernelCost]
     launch: Mapping[str, float]
     transports: Mapping[str, Transport]
-    beside: Beside | None
+    beside: InterferenceCost | None
     power: PowerBudget | None
     sources: Mapping[str, str]
     by_type: Mapping[str, Costs] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Costs:
 
     @classmethod
     def of_stack(cls, network: Stack) -> Costs:
-        """What carries collectives, without a price for any kernel."""
+        """Return the costs of collectives, without a price for any kernel."""
         return cls(
             gpu=network.gpu,
             kernels={},
@@ -106,7 +106,7 @@ class Costs:
         )
 
     def of(self, gpu: str) -> Costs:
-        """The costs of one type of GPU. Raises `InputError` where no profile is of it."""
+        """Return the costs of one type of GPU. Raises `InputError` where no profile is of it."""
         if self.by_type and gpu in self.by_type:
             return self.by_type[gpu]
         if self.gpu and gpu != self.gpu:
@@ -116,14 +116,16 @@ class Costs:
         return self
 
     def undisturbed(self) -> Costs:
-        """The same where every kernel takes what it takes alone: communication beside it takes nothing from it, and no
-        power limit changes clocks."""
-        alone = {gpu: own.undisturbed() for gpu, own in self.by_type.items()}
+        """Return the same costs with every kernel as alone on its GPU.
+
+        Communication beside it takes nothing from it, and no power limit changes clocks."""
+        alone = {gpu: costs.undisturbed() for gpu, costs in self.by_type.items()}
         return replace(self, beside=None, power=None, by_type=alone)
 
     def among(self, gpus: Sequence[str]) -> Costs:
-        """What holds between GPUs of these types, of those that there are profiles of: a node of which only the host
-        takes part can have others."""
+        """Return the costs that hold between GPUs of these types.
+
+        Types without a profile are left out: a node of which only the host takes part can be of one."""
         key = tuple([gpu for gpu in gpus if gpu in self.by_type])
         if len(key) in (0, len(self.by_type)):
             return self
@@ -132,13 +134,13 @@ class Costs:
         return self._among[key]
 
     def kernel_s(self, kernel: Kernel, gpu: str, clock_hz: float | None = None) -> float:
-        """Seconds of a kernel on a GPU of type ``gpu``, alone on it and at its nominal speed; at a clock of its SMs, or
-        at that of its price where none is given.
+        """Return the seconds of a kernel alone on a GPU of type ``gpu`` at its nominal speed.
 
-        Raises `InputError` where the profile is of another GPU or has no such precision.
+        ``clock_hz``: clock of the SMs; without it, that of the kernel's price. Raises `InputError` where the profile is
+        of another GPU or has no such precision.
         """
-        if (own := self.of(gpu)) is not self:
-            return own.kernel_s(kernel, gpu, clock_hz)
+        if (of_type := self.of(gpu)) is not self:
+            return of_type.kernel_s(kernel, gpu, clock_hz)
         seconds = self._seconds.get(kernel)
         if seconds is None:
             seconds = self._seconds[kernel] = self._price(kernel).seconds(kernel)
@@ -149,9 +151,11 @@ class Costs:
         return seconds
 
     def intensity(self, kernel: Kernel) -> float:
-        """What a kernel draws relative to its class (`simulator.costs.power`): products and attention by their FLOP/s
-        beside those of a large kernel, as FLOPs cost energy and not the time; those that memory bounds by the part of
-        their time in which bytes move; all others as their class."""
+        """Return the power that a kernel draws relative to its class (`simulator.costs.power`).
+
+        Products and attention draw by their FLOP/s beside those of a large kernel, as FLOPs cost energy and not the
+        time. Kernels that memory bounds draw by the part of their time in which bytes move, all others as their class.
+        """
         seconds = self.kernel_s(kernel, self.gpu)
         price = self.kernels[type(kernel)]
         if isinstance(price, MemoryCost):
@@ -167,12 +171,13 @@ class Costs:
         return self.kernel_s(large, self.gpu) / large.flops * kernel.flops / seconds
 
     def launched_s(self, kinds: Mapping[str, int]) -> float:
-        """Seconds that the host takes for so many of each kind (`simulator.costs.launch`), those that are not listed
-        nothing."""
+        """Return the seconds that the host takes for so many of each kind (`simulator.costs.launch`).
+
+        Kinds that are not listed take nothing."""
         return sum(n * self.launch.get(kind, 0.0) for kind, n in kinds.items())
 
     def transport(self, kind: str) -> Transport:
-        """How links of a kind carry bytes. Raises `InputError` for a kind that the profile lacks."""
+        """Return how links of a kind carry bytes. Raises `InputError` for a kind that the profile lacks."""
         try:
             return self.transports[kind]
         except KeyError:
@@ -188,8 +193,9 @@ class Costs:
         return self.transport(kind).efficiency
 
     def origin(self, kernel: Kernel) -> Origin:
-        """Where the kernel's price comes from, and how far its shape lies outside what was fitted; of an assumed one
-        nothing was."""
+        """Return the origin of a kernel's price, and how far its shape lies outside what was fitted.
+
+        Nothing was fitted of an assumed price."""
         origin = self._price(kernel).origin(kernel)
         beyond = math.inf if origin.kind == "assumed" else origin.beyond
         return replace(origin, source=self.sources.get(origin.source, origin.source), beyond=beyond)
@@ -229,19 +235,20 @@ def _together(costs: Mapping[str, Costs]) -> Costs:
 
 
 def _beside(profile: Profile, memory: MemoryCost) -> SharedSms | None:
-    """What communication takes from kernels on a calibrated GPU, those that memory bounds at ``memory`` prices; None:
-    nothing."""
+    """Return what communication takes from kernels on a calibrated GPU; None: nothing.
+
+    ``memory``: prices of the kernels that memory bounds."""
     spec, model = profile.gpu_spec, profile.interference
     if not model.sms.collective:
         return None
     plain_Bps = memory.share(Memory("residual", 0.0, 0.0)) * spec.memory_bandwidth_Bps.value
-    held: dict[HeldBy, int] = {"collective": model.sms.collective, "p2p": model.sms.p2p}
-    fewer = {by: _on_sms(profile, sms, model.matmul_sms) for by, sms in held.items()}
+    holders: dict[HeldBy, int] = {"collective": model.sms.collective, "p2p": model.sms.p2p}
+    fewer = {by: _on_sms(profile, sms, model.matmul_sms) for by, sms in holders.items()}
     return SharedSms(model, _on_sms(profile), fewer, memory, plain_Bps, spec.sms)
 
 
 def _on_sms(profile: Profile, sms: int = 0, matmul_sms: int = 0) -> dict[type, KernelCost]:
-    """The prices of kernels that SMs bound, where attention has so many less and products so many."""
+    """Return the prices of kernels that SMs bound. ``sms`` and ``matmul_sms``: SMs that attention and products lose."""
     spec = profile.gpu_spec
     matmul = MatmulCost(spec, profile.kernels.matmul, matmul_sms)
     attention = AttentionCost(without(spec, sms) if sms else spec, profile.kernels.attention)

@@ -1,4 +1,4 @@
-"""What communication takes from the kernels beside it, on one GPU."""
+"""Interference: what communication takes from the kernels beside it on their GPU, and they from it."""
 
 from __future__ import annotations
 
@@ -13,40 +13,41 @@ from simulator.hardware.gpu import GpuSpec
 from simulator.hardware.interference import Interference
 from simulator.program import Attention, Comm, GroupedMatmul, Kernel, Matmul, Memory, PointToPoint
 
-#: What reaches less than this share of the memory's bandwidth on the whole GPU is bound by the loads that SMs issue:
-#: beside receives that wait, on 16 of an H200's 132 SMs, halves of rows and rotations (0.33 to 0.42 alone) take 1.12 to
-#: 1.17 times as long in real steps, sums, activations and GELU (0.65 to 0.9) as long as alone
-#: (calibration/results/runs).
+#: Streams that reach less than this share of the memory's bandwidth on the whole GPU are bound by the loads that SMs
+#: issue. Measured beside receives that wait, on 16 of an H200's 132 SMs (calibration/results/runs). Halves of rows and
+#: rotations (0.33 to 0.42 alone) take 1.12 to 1.17 times as long. Sums, activations and GELU (0.65 to 0.9) take as long
+#: as alone.
 SM_BOUND = 0.6
 
 
-class Beside(Protocol):
-    """``queues``: whether communication starts only when the kernel under way has ended."""
+class InterferenceCost(Protocol):
+    """Slow-downs of kernels and communication that share a GPU.
+
+    ``queues``: whether communication starts only when the kernel under way has ended."""
 
     @property
     def queues(self) -> bool: ...
 
     def load(self, waiting: Sequence[Comm], moving: Sequence[Comm]) -> Hashable:
-        """What counts of the communication that holds SMs (`Comm.holds_sms`), what waits for its peers and what
-        moves bytes: equal loads slow kernels alike; None: none slows any."""
+        """Return the load of communication that holds SMs (`Comm.holds_sms`), ``waiting`` for its peers or ``moving``
+        bytes. Equal loads slow kernels alike; None slows no kernel."""
 
     def speed(self, kernel: Kernel, load: Hashable) -> float:
-        """Speed of a kernel under a load, relative to having the GPU for itself."""
+        """Return the speed of a kernel under a load, relative to having the GPU for itself."""
 
     def takes(self, memory_Bps: float) -> float:
-        """The share of the memory's time that so many bytes/s take."""
+        """Return the share of the memory's time that so many bytes/s take."""
 
     def leaves(self, kernel: Kernel) -> float:
-        """The share of the memory's time that a kernel leaves to what moves bytes beside it; inf: all that it may
-        take."""
+        """Return the share of the memory's time that a kernel leaves to communication beside it; inf: all of it."""
 
 
-#: What holds SMs: collectives, or sends and receives alone, which hold fewer.
+#: Communication that holds SMs: collectives, or sends and receives alone, which hold fewer.
 HeldBy = Literal["collective", "p2p"]
 
 
 class SmLoad(NamedTuple):
-    """Whether bytes move, and ``by`` what SMs are held."""
+    """Communication on a GPU: ``moves``: it moves bytes; ``by``: its kind."""
 
     moves: bool
     by: HeldBy
@@ -54,18 +55,20 @@ class SmLoad(NamedTuple):
 
 @dataclass(frozen=True)
 class SharedSms:
-    """NCCL's thread blocks hold SMs from when their kernel is on the GPU to its end; without their peers they spin.
+    """SMs shared with NCCL's thread blocks, which hold them from when their kernel is on the GPU to its end.
 
-    ``whole``: type of kernel -> its price on all of the GPU's ``sms``; ``fewer``: on those that collectives, or sends
-    and receives alone, leave it: attention all but the 24 and 14 that they hold of an H100 or H200, products all but 48
-    beside either (`Interference.matmul_sms`). Kernels that memory bounds have a measured speed each, another one while
-    nothing moves; of these, streams that reach less than `SM_BOUND` of the bandwidth by their ``memory`` prices lose
-    the part of the SMs that is held too. A collective gets its SMs when a kernel ends: until then all are taken.
+    Without their peers these blocks spin. A collective gets its SMs when a kernel ends: until then all are taken.
+    ``whole``: type of kernel -> its price on all of the GPU's ``sms``. ``fewer``: the same on the SMs that collectives,
+    or sends and receives alone, leave. On an H100 or H200 attention has all but 24 and 14 SMs, products all but 48
+    (`Interference.matmul_sms`). Kernels that memory bounds have a measured speed each, another
+    one while nothing moves. Streams that reach less than `SM_BOUND` of the bandwidth by their ``memory`` prices lose
+    the part of the SMs that is held too.
 
-    Communication moves bytes of its GPU's memory (`memory_bytes`), and has of the memory's time what the kernel beside
-    it leaves: where at full speed it would take more, it is slowed. Memory is busy all the time at ``plain_Bps``, what
-    a plain sum of two tensors reaches. Streams that SMs bound leave it enough. (Beside sums on two H200s collectives of
-    any kind have 0.16 to 0.19, and sums lose 0.16 to 0.19 of their speed: calibration/measurements.)
+    Communication moves bytes of its GPU's memory (`memory_bytes`), and has the share of the memory's time that the
+    kernel beside it leaves. Where at full speed it would take more, it is slowed. Memory is busy all the time at
+    ``plain_Bps``, the bandwidth of a plain sum of two tensors. Streams that SMs bound leave it enough. Measured beside
+    sums on two H200s, collectives of any kind have 0.16 to 0.19 of it, and sums lose 0.16 to 0.19 of their speed
+    (calibration/measurements).
     """
 
     model: Interference
@@ -109,16 +112,16 @@ class SharedSms:
             speeds = self.model.memory_speed if load.moves else self.model.waiting_speed
             if kernel.normalizes:
                 return speeds.norm
-            held = self.model.sms.p2p if load.by == "p2p" else self.model.sms.collective
-            return speeds.other * (1 - held / self.sms if self._sms_bound(kernel) else 1.0)
+            lost = self.model.sms.p2p if load.by == "p2p" else self.model.sms.collective
+            return speeds.other * (1 - lost / self.sms if self._sms_bound(kernel) else 1.0)
         if type(kernel) not in self.whole:
             return 1.0
         return min(1.0, self.whole[type(kernel)].seconds(kernel) / self.fewer[load.by][type(kernel)].seconds(kernel))
 
 
-def _own(op: str, members: int) -> float:
-    """Of an operation of so many members, its ``nbytes``, `Comm`: how often a GPU reads and writes them as input and
-    output, mean over the members."""
+def _accesses(op: str, members: int) -> float:
+    """Return how often a GPU reads and writes the ``nbytes`` of an operation as input and output, mean over so many
+    members."""
     match op:
         case "all_reduce" | "all_to_all" | "send_recv" | "barrier":
             return 2.0
@@ -132,17 +135,17 @@ def _own(op: str, members: int) -> float:
 
 
 def memory_bytes(comm: Comm, members: int, received: float) -> float:
-    """Bytes of its own memory that a GPU reads and writes in a collective of so many members, or in its end of a
-    transfer, of which it receives ``received``; both are means over the members, those of a root may be more.
+    """Return the bytes of its memory that a GPU reads and writes in a collective, or in its end of a transfer.
 
-    Its input is read once, its output written once, what it receives is written into a buffer by its sender, and read
-    there by its own kernel (NCCL's primitives, src/device/prims_simple.h: of a sender only the input).
+    ``received``: bytes that it receives. Both are means over so many members; a root may have more. The input is read
+    once, the output written once. Bytes received are written into a buffer by their sender, and read there by the
+    receiver's kernel. A sender reads its input only (NCCL's primitives, src/device/prims_simple.h).
     """
-    return _own(comm.op, members) * comm.nbytes + (0.0 if comm.op == "send" else 2 * received)
+    return _accesses(comm.op, members) * comm.nbytes + (0.0 if comm.op == "send" else 2 * received)
 
 
 def without(spec: GpuSpec, sms: int) -> GpuSpec:
-    """The GPU less so many SMs; what memory and power allow stays."""
+    """Return the GPU with so many SMs less; bounds of memory and power stay."""
     left = max(1, spec.sms - sms)
     peaks = {dtype: replace(peak, value=peak.value * left / spec.sms) for dtype, peak in spec.peak_flops_per_s.items()}
     return replace(spec, sms=left, peak_flops_per_s=peaks)

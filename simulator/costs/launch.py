@@ -1,4 +1,4 @@
-"""What the host takes to issue an op, and what goes with several of them."""
+"""Work of the host: what it issues for an op, and what goes with several of them."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from simulator.program import (
     kernels_of,
 )
 
-#: Passes that autograd's thread issues, what is run again for them included (torch/csrc/autograd/engine.cpp: a thread
-#: per device), which holds up the main one meanwhile ...
+#: Passes that autograd's thread issues, recomputation included (torch/csrc/autograd/engine.cpp: a thread per device).
+#: The main thread is held up meanwhile ...
 BACKWARD = ("B", "I", "W")
-#: ... but for what is done in Python (torch/distributed/pipelining): to find where a graph can be cut in two before its
-#: first half is issued, to call autograd's engine for the weights of each module, to post sends and receives.
+#: ... but for work done in Python (torch/distributed/pipelining): finding where a graph can be cut in two, calling
+#: autograd's engine for each module's weights, posting sends.
 BY_MAIN_THREAD = ("split", "weights", "p2p")
-#: What computes gradients of weights, each called for by itself where they are computed apart (`stage_backward_weight`
-#: of _backward.py there).
+#: Kernels that compute gradients of weights, each called for by itself where they are computed apart
+#: (`stage_backward_weight` of _backward.py there).
 WEIGHTS = ("backward_matmul", "backward_grouped", "backward_norm")
-#: Of data parallelism: a bucket of DDP's, a unit of FSDP's with the hooks and copies around it.
+#: Collectives of data parallelism: a bucket of DDP's, a unit of FSDP's with the hooks and copies around it.
 DATA_PARALLEL = {"all_reduce": "bucket", "all_gather": "gather", "reduce_scatter": "reduce"}
 
 
 def launch_seconds(costs: LaunchCosts) -> dict[str, float]:
-    """Seconds by what `issued` and `issued_with` call things."""
+    """Return seconds by the names that `issued` and `issued_with` give."""
     table = {f"forward_{name}": seconds for name, seconds in costs.forward_s.items()}
     table |= {f"backward_{name}": seconds for name, seconds in costs.backward_s.items()}
     table |= {"optimizer": costs.optimizer_s, "collective": costs.collective_s, "p2p": costs.p2p_s}
@@ -48,15 +48,15 @@ def launch_seconds(costs: LaunchCosts) -> dict[str, float]:
 
 
 def by_autograd(phase: str, kind: str) -> bool:
-    """Whether autograd's thread, not the main one, does what is called ``kind`` of a step of this phase."""
+    """Return whether autograd's thread, not the main one, does the ``kind`` of work in a step of this phase."""
     return phase in BACKWARD and kind not in BY_MAIN_THREAD
 
 
 def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
-    """What the host has to do for an op of a step of this phase, and how often: ``forward_matmul``, ``backward_norm``,
-    ``optimizer``, ``collective`` ...
+    """Return the host's work for an op of a step of this phase: kind -> how often.
 
-    A checkpoint, around a layer or around its core, has one attention to run again, with which it is counted.
+    Kinds are ``forward_matmul``, ``backward_norm``, ``optimizer``, ``collective`` ... A checkpoint, around a layer or
+    around its core, has one attention to run again, with which it is counted.
     """
     if isinstance(op, Comm):
         return {_of_comm(op): 1}
@@ -64,14 +64,14 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
         return _of_optimizer(op.kernel)
     way = "forward" if op.phase in ("F", "R") else "backward"
     kind = f"{way}_{_class(op.kernel)}"
-    found = {kind: 1}
+    work = {kind: 1}
     if isinstance(op.kernel, Memory) and op.kernel.parts:
-        found[f"{way}_part"] = op.kernel.parts
+        work[f"{way}_part"] = op.kernel.parts
     if op.phase == "R" and kind == "forward_attention":
-        found["checkpoint"] = 1
+        work["checkpoint"] = 1
     if phase == "W" and kind in WEIGHTS:
-        found["weights"] = 1
-    return found
+        work["weights"] = 1
+    return work
 
 
 def _of_optimizer(kernel: Kernel) -> dict[str, int]:
@@ -107,26 +107,27 @@ def _of_comm(op: Comm) -> str:
 
 
 def issued_with(step: Step, *, begins: bool) -> dict[str, int]:
-    """What the host does for a step before its ops, and how often. Start autograd's engine, where it ``begins`` a
-    backward pass; of one of inputs alone, look for where to cut the graph, which takes as long as there are products
-    in it."""
-    found: dict[str, int] = {}
+    """Return the host's work for a step before its ops: kind -> how often.
+
+    It starts autograd's engine where the step ``begins`` a backward pass. Before one of inputs alone it looks for where
+    to cut the graph, which takes a time for each product in it."""
+    work: dict[str, int] = {}
     if begins and step.phase in ("B", "I"):
-        found["autograd"] = 1
+        work["autograd"] = 1
     if step.phase == "I":
-        found["split"] = sum("backward_matmul" in issued(op) for op in ops_of(step))
-    return found
+        work["split"] = sum("backward_matmul" in issued(op) for op in ops_of(step))
+    return work
 
 
 def ops_of(step: Step) -> Iterator[Compute | Comm]:
-    """The kernels and collectives of a block, one by one; of other steps none."""
+    """Yield the kernels and collectives of a block, one by one; none of other steps."""
     if isinstance(step.op, Block):
         for op in step.op.ops:
             yield from single(op)
 
 
 def single(op: Compute | Collective | Beside) -> Iterator[Compute | Comm]:
-    """The kernels and the collective of one op of a block."""
+    """Yield the kernels and the collective of one op of a block."""
     if not isinstance(op, Compute):
         yield comm_of(op)
     yield from kernels_of(op)

@@ -1,7 +1,7 @@
 """Seconds of a matrix product: tiles in waves over the SMs, a memory roofline, and the power limit.
 
-The picture behind it (NVIDIA, "Matrix Multiplication Background User's Guide"; arXiv 2301.03598 for slices of k): a
-kernel cuts the output into tiles, every SM works on one tile at a time, and a last wave that is not full costs as much
+The picture behind it is NVIDIA's ("Matrix Multiplication Background User's Guide"; arXiv 2301.03598 for slices of k). A
+kernel cuts the output into tiles, and every SM works on one tile at a time. A last wave that is not full costs as much
 as a full one. Its constants are fitted by `calibration.fit.matmul`.
 """
 
@@ -66,7 +66,7 @@ class Products:
 
 @dataclass(frozen=True)
 class MatmulCost:
-    """Prices matrix products on one kind of GPU.
+    """Prices of matrix products on one kind of GPU.
 
     ``taken``: SMs that something else holds. The library does not know, and cuts products as for all of them.
     """
@@ -77,8 +77,8 @@ class MatmulCost:
 
     @cached_property
     def _tiles(self) -> tuple[Floats, Floats, Floats, Floats, NDArray[np.bool_]]:
-        """Rows, columns, efficiency, factor of the choice, and whether for single products only, of each tile in both
-        orientations."""
+        """Rows, columns, efficiency, factor of the choice, and whether it is for single products only, of each tile in
+        both orientations."""
         sides = [tuple(int(side) for side in name.split("x")) for name in self.model.tile_efficiency]
         largest = max(rows * columns for rows, columns in sides)
         tiles = []
@@ -89,8 +89,8 @@ class MatmulCost:
         rows_, columns_, efficiencies, factors, singles = np.array(tiles, dtype=float).T
         return rows_, columns_, efficiencies, factors, singles > 0
 
-    def _given(self, products: Products) -> NDArray[np.bool_]:
-        """Whether a tile is one that the library would not take for a kernel's groups, of (kernels, tiles)."""
+    def _barred_tiles(self, products: Products) -> NDArray[np.bool_]:
+        """Return which tiles the library would not take for a kernel's groups, an array of (kernels, tiles)."""
         grouped, (rows, columns, *_) = self.model.grouped, self._tiles
         if grouped.narrow_up_to is None:
             return np.zeros((len(products.kernels), len(rows)), dtype=bool)
@@ -116,27 +116,26 @@ class MatmulCost:
         return {dtype: figure.value for dtype, figure in self.model.sustained_flops_per_s.items()}
 
     def seconds(self, kernel: Product) -> float:
-        """The kernel's time among others on a GPU that is busy for long, launch not included."""
+        """Return the kernel's seconds among others on a GPU that is busy for long, launch not included."""
         return float(self.lasting_seconds(Products.of([kernel]))[0])
 
     def lasting_seconds(self, products: Products) -> Floats:
-        """(burst^p + limited^p)^(1/p), with limited = FLOPs / what the power limit sustains."""
+        """Return (burst^p + limited^p)^(1/p), with limited = FLOPs / what the power limit sustains."""
         limited_s = products.flops / np.array([self._sustained[kernel.dtype] for kernel in products.kernels])
         p = self.model.power_exponent
         return _both(self.burst_seconds(products), limited_s, p)
 
     def burst_seconds(self, products: Products) -> Floats:
-        """The time at the boost clock, before the power limit has lowered it.
+        """Return seconds at the boost clock, before the power limit has lowered it.
 
-        For each tile and number of slices s of k:
-        waves = ceil(tiles * s / SMs), and a wave costs 2 * tile * (k / s) / (peak * efficiency * speed / SMs), its
-        pipeline start, and the store of its tile; speed is that of the type and of the operands' layout. Tile time c
-        and memory time b overlap as (c^q + b^q)^(1/q); slices are then summed through memory. The library chooses by a
-        heuristic that favours large tiles, so the candidate with the smallest time * (largest tile / tile)^preference
-        is taken, which is not always the fastest.
+        A tile with s slices of k needs waves = ceil(tiles * s / SMs). A wave costs
+        2 * tile * (k / s) / (peak * efficiency * speed / SMs), its pipeline start, and the store of its tile. Speed is
+        that of the type and of the operands' layout. Tile time c and memory time b overlap as (c^q + b^q)^(1/q). Slices
+        are then summed through memory. The library chooses by a heuristic that favours large tiles. The candidate with
+        the smallest time * (largest tile / tile)^preference is taken, which is not always the fastest.
 
-        A grouped kernel's SMs take tiles of all groups in turn (CUTLASS, examples/24_gemm_grouped), so that waves are
-        counted over all of them together; a wave lasts as long as the mean tile. It does not cut k.
+        A grouped kernel's SMs take tiles of all groups in turn (CUTLASS, examples/24_gemm_grouped). Waves are thus
+        counted over all of them together, and a wave lasts as long as the mean tile. The kernel does not cut k.
         """
         model, sms = self.model, self.spec.sms
         rows, columns, efficiency, factor, single = self._tiles
@@ -170,7 +169,7 @@ class MatmulCost:
         seconds = on(sms)
         uncut = products.grouped[:, None] | (tiles >= 4 * sms)
         barred = (split > 1) & (uncut[:, :, None] | (k[:, :, None] < split * model.min_k_per_split))
-        barred |= (products.grouped[:, None] & (single | self._given(products)))[:, :, None]
+        barred |= (products.grouped[:, None] & (single | self._barred_tiles(products)))[:, :, None]
         choice = np.where(barred, np.inf, seconds * factor[:, None]).reshape(len(rate), -1).argmin(axis=1)
         seconds = on(sms - self.taken) if self.taken else seconds
         chosen: Floats = seconds.reshape(len(rate), -1)[np.arange(len(rate)), choice]
@@ -179,16 +178,18 @@ class MatmulCost:
         return start_s + np.where(products.count.any(axis=1), chosen, 0.0)
 
     def origin(self, kernel: Product) -> Origin:
-        """Measured are types (or others with the same peak) and sizes inside ``fitted_range``, of grouped products the
-        sizes added up over the groups."""
+        """Return the origin of a price.
+
+        Measured are types (or others with the same peak) and sizes inside ``fitted_range``. Sizes of grouped products
+        are added up over the groups."""
         cited = self.model.grouped if isinstance(kernel, GroupedMatmul) else self.model
         peaks = {str(dtype): figure.value for dtype, figure in self.spec.peak_flops_per_s.items()}
         ranges = self.model.fitted_range.items()
         alike = {str(dtype): sizes for dtype, sizes in ranges if peaks[dtype] == peaks[kernel.dtype]}
         if not alike:
             return Origin(cited.kind, cited.source, beyond=math.inf)
-        known = alike.get(kernel.dtype) or next(iter(alike.values()))
-        outside = (beyond(size, *known[name]) for name, size in _sizes(kernel).items())
+        ranges_of_type = alike.get(kernel.dtype) or next(iter(alike.values()))
+        outside = (beyond(size, *ranges_of_type[name]) for name, size in _sizes(kernel).items())
         return Origin(cited.kind, cited.source, beyond=max(outside))
 
 
@@ -202,7 +203,7 @@ def _sizes(kernel: Product) -> dict[MatmulSize, int]:
 
 
 def _both(a: Floats, b: Floats, exponent: float) -> Floats:
-    """(a^q + b^q)^(1/q), scaled by the larger so that it neither overflows nor vanishes."""
+    """Return (a^q + b^q)^(1/q), scaled by the larger so that it neither overflows nor vanishes."""
     larger, smaller = np.maximum(a, b), np.minimum(a, b)
     if exponent == np.inf:
         return larger
@@ -211,7 +212,7 @@ def _both(a: Floats, b: Floats, exponent: float) -> Floats:
 
 
 def _groups(kernel: Product) -> tuple[tuple[int, int, int, int], ...]:
-    """The products that a kernel is made of, as (m, n, k, how many of them)."""
+    """Return the products that a kernel is made of, as (m, n, k, how many of them)."""
     if isinstance(kernel, Matmul):
         return ((kernel.m, kernel.n, kernel.k, kernel.batch),)
     counted = Counter((product.m, product.n, product.k) for product in kernel.products)

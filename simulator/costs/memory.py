@@ -26,39 +26,42 @@ class MemoryCost:
 
     @classmethod
     def of(cls, spec: GpuSpec, model: MemoryModel, sections: Iterable[str]) -> MemoryCost:
-        """Of the kernels in ``sections`` of a profile; a later one replaces classes of an earlier one."""
+        """Return the prices of the kernels in ``sections`` of a profile; a later section replaces classes of an earlier
+        one."""
         curves: dict[str, MemoryCurve] = {}
         for section in sections:
             curves.update(getattr(model, section))
         return cls(spec, curves)
 
     def seconds(self, kernel: Memory) -> float:
-        """start + bytes / (share * peak bandwidth), or where that is longer ``element_s`` for each element written:
-        half of the share is reached where the bytes take ``start_s``. Sums over columns start with what threads add one
-        after another, and slices."""
+        """Return start + bytes / (share * peak bandwidth), or ``element_s`` for each element written if that is longer.
+
+        Half of the share is reached where the bytes take ``start_s``. Sums over columns start with the values that
+        threads add one after another, and with slices."""
         curve = self.curves[kernel.op]
         _, start_s = _at_width(curve, kernel.width)
         if curve.columns and kernel.width:
             rows = kernel.read_bytes / (DTYPE_BYTES[kernel.dtype] * kernel.width)
             number, values = slices(round(rows), kernel.width, self.spec.sms * self.spec.threads_per_sm)
             start_s += values * curve.columns.value_s + number * curve.columns.slice_s
-        return start_s * max(kernel.launches, 1) + max(self.moving_s(kernel), self._found_s(kernel))
+        return start_s * max(kernel.launches, 1) + max(self.moving_s(kernel), self._search_s(kernel))
 
     def moving_s(self, kernel: Memory) -> float:
-        """What its bytes take at the share of the bandwidth that its class has."""
+        """Return the seconds of its bytes at the share of the bandwidth that its class has."""
         share = _at_width(self.curves[kernel.op], kernel.width)[0]
         return kernel.bytes / (share * self.spec.memory_bandwidth_Bps.value)
 
-    def _found_s(self, kernel: Memory) -> float:
+    def _search_s(self, kernel: Memory) -> float:
         elements = kernel.elements or kernel.write_bytes / DTYPE_BYTES[kernel.dtype]
         return (self.curves[kernel.op].element_s or 0.0) * elements
 
     def share(self, kernel: Memory) -> float:
-        """Of the peak bandwidth that it reaches once it has begun: that of its class, less where finding the operands
-        takes longer than moving them."""
-        moving_s, found_s = self.moving_s(kernel), self._found_s(kernel)
+        """Return the share of the peak bandwidth that a kernel reaches once it has begun.
+
+        It is its class's, less where finding the operands takes longer than moving them."""
+        moving_s, search_s = self.moving_s(kernel), self._search_s(kernel)
         share = _at_width(self.curves[kernel.op], kernel.width)[0]
-        return share * moving_s / found_s if found_s > moving_s else share
+        return share * moving_s / search_s if search_s > moving_s else share
 
     def origin(self, kernel: Memory) -> Origin:
         curve = self.curves[kernel.op]
@@ -69,12 +72,11 @@ class MemoryCost:
 
 
 def slices(rows: int, width: int, threads: int) -> tuple[int, int]:
-    """Into how many slices of rows PyTorch cuts a sum over the rows of a matrix, and how many values a thread adds.
-    ``threads``: that the GPU holds at once.
+    """Return the slices of rows into which PyTorch cuts a sum over the rows of a matrix, and a thread's values.
 
-    Blocks of 32 x 4 threads take 4 columns a thread; the 4 divide the rows from 64 on. Only where a thread is left with
-    256 values or more do blocks divide them too: as many as fill the GPU, but none to fewer than 16 values a thread
-    (aten/src/ATen/native/cuda/Reduce.cuh, ``setReduceConfig``).
+    ``threads``: as many as the GPU holds at once. Blocks of 32 x 4 threads take 4 columns a thread; the 4 divide the
+    rows from 64 on (aten/src/ATen/native/cuda/Reduce.cuh, ``setReduceConfig``). Only where a thread is left with 256
+    values or more do blocks divide them too. There are as many as fill the GPU, but none leaves a thread fewer than 16.
 
     >>> slices(512, 1024, 132 * 2048), slices(1024, 1024, 132 * 2048), slices(8192, 4096, 132 * 2048)
     ((1, 128), (16, 16), (66, 32))
@@ -89,13 +91,13 @@ def slices(rows: int, width: int, threads: int) -> tuple[int, int]:
 
 
 def _at_width(curve: MemoryCurve, width: int) -> tuple[float, float]:
-    """Share and start for rows of ``width`` elements; 0: of no known width."""
-    known = sorted(curve.by_width)
-    if not (width and known):
+    """Return share and start for rows of ``width`` elements; 0: of no known width."""
+    widths = sorted(curve.by_width)
+    if not (width and widths):
         return curve.share, curve.start_s
-    width = min(max(width, known[0]), known[-1])
-    low = max(w for w in known if w <= width)
-    high = min(w for w in known if w >= width)
+    width = min(max(width, widths[0]), widths[-1])
+    low = max(w for w in widths if w <= width)
+    high = min(w for w in widths if w >= width)
     weight = math.log(width / low) / math.log(high / low) if high > low else 0.0
     a, b = curve.by_width[low], curve.by_width[high]
     return a.share + weight * (b.share - a.share), a.start_s + weight * (b.start_s - a.start_s)

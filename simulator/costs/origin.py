@@ -1,4 +1,4 @@
-"""What prices kernels, and where a price comes from."""
+"""Prices of kernels, and where they come from."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Origin:
-    """``kind`` is measured, published, datasheet, assumed or exact; ``source`` is the citation.
+    """The source of a price. ``kind`` is measured, published, datasheet, assumed or exact, ``source`` the citation.
 
-    ``beyond``: how far the kernel lies outside what the figure was fitted on, as the factor between a size of it and
-    the nearest size that was measured; 1: inside, infinite: nothing of that sort was measured.
+    ``beyond``: the factor between a size of the kernel and the nearest size that was measured; 1: inside what was,
+    infinite: nothing of that sort was measured.
     """
 
     kind: str
@@ -21,12 +21,12 @@ class Origin:
 
     @property
     def extrapolated(self) -> bool:
-        """Whether the kernel's shape or type lies outside what was fitted."""
+        """The kernel's shape or type lies outside what was fitted."""
         return self.beyond > 1
 
 
 class KernelCost(Protocol):
-    """What prices one class of kernels: pure functions of the kernel."""
+    """Prices of one class of kernels: pure functions of the kernel."""
 
     def seconds(self, kernel: Any) -> float: ...
 
@@ -34,7 +34,7 @@ class KernelCost(Protocol):
 
 
 def beyond(size: float, low: float, high: float) -> float:
-    """The factor by which ``size`` lies outside a range; 1 inside.
+    """Return the factor by which ``size`` lies outside a range; 1 inside.
 
     >>> beyond(5, 2, 8), beyond(16, 2, 8), beyond(0.5, 2, 8)
     (1.0, 2.0, 4.0)

@@ -1,9 +1,9 @@
 """The power limit as a budget: what kernels draw at a clock, and the clock that keeps a running mean at the limit.
 
-A GPU lowers its clock until it draws what it may. That is no property of a kernel: products alone run at three quarters
-of the highest clock, but faster in a step, where kernels that draw less and waiting for others save for them. What is
-saved lasts for tens of milliseconds: after a pause the highest clock holds until the running mean is at the limit.
-A step that repeats thus has a clock for each of its pieces; a rank plays at the one that makes the step last as long
+A GPU lowers its clock until it draws what it may. That is no property of a kernel. Products alone run at three quarters
+of the highest clock, but faster in a step, where kernels that draw less, and waiting, save for them. Savings last for
+tens of milliseconds: after a pause the highest clock holds until the running mean is at the limit. A step that repeats
+thus has a clock for each of its pieces. A rank plays at the one clock that makes the step last as long
 (`simulator.engine.clocks`).
 """
 
@@ -31,8 +31,8 @@ _CLASSES: dict[type, LoadClass] = {Matmul: "matmul", GroupedMatmul: "matmul", At
 LEAST = 0.3
 #: Clocks between which what a piece draws and how long it takes is interpolated.
 CLOCKS = 64
-#: A step is cut into pieces of half the time over which the limit averages, as clocks that change in turns of 30 ms do
-#: not follow (an H200's `shared` products); or into so many.
+#: A step is cut into pieces of half the time over which the limit averages, or into so many. Clocks do not follow turns
+#: of 30 ms (an H200's `shared` products).
 PER_AVERAGE, MOST_PIECES = 2, 512
 #: Time constants after which nothing is left of how a running mean began.
 FORGOTTEN = 8
@@ -42,20 +42,21 @@ Clock = TypeVar("Clock", float, Floats)
 
 
 def load_class(kernel: Kernel) -> LoadClass | None:
-    """What a kernel draws power as; None: it is of no class, as one whose length is given."""
+    """Return the class of a kernel's power; None: it has none, as a kernel of fixed length."""
     if isinstance(kernel, Memory):
         return STREAMS.get(kernel.op, "memory")
     return _CLASSES.get(type(kernel))
 
 
 def useful_hz(clock_hz: Clock, highest_hz: float) -> Clock:
-    """The part of a clock, in Hz, that kernels of a class make use of: above ``highest_hz`` (`Load.highest_clock_hz`)
-    they are no faster and draw no more."""
+    """Return the part of a clock, in Hz, that kernels of a class make use of.
+
+    Above ``highest_hz`` (`Load.highest_clock_hz`) they are no faster and draw no more."""
     return np.minimum(clock_hz, highest_hz) if isinstance(clock_hz, np.ndarray) else min(clock_hz, highest_hz)
 
 
 def longer(load: Load, clock_hz: Clock, than_hz: float) -> Clock:
-    """How many times as long as at the clock ``than_hz`` kernels of a class take at ``clock_hz``."""
+    """Return how many times as long kernels of a class take at ``clock_hz`` as at ``than_hz``."""
     then_hz = useful_hz(than_hz, load.highest_clock_hz)
     ratio: Clock = (then_hz / useful_hz(clock_hz, load.highest_clock_hz)) ** load.speed_exponent
     return ratio
@@ -63,8 +64,10 @@ def longer(load: Load, clock_hz: Clock, than_hz: float) -> Clock:
 
 @dataclass
 class Loads:
-    """What kernels of each class add up to: ``seconds`` that they last, and ``drawing_s`` that they draw what their
-    class does, which is less where they leave units idle (see `simulator.costs.Costs.intensity`)."""
+    """Sums over the kernels of each class: ``seconds`` that they last, and ``drawing_s`` that they draw power.
+
+    While they draw, they draw what their class does. That is less time where they leave units idle (see
+    `simulator.costs.Costs.intensity`)."""
 
     seconds: dict[LoadClass, float] = field(default_factory=dict)
     drawing_s: dict[LoadClass, float] = field(default_factory=dict)
@@ -89,7 +92,7 @@ class Drawn(NamedTuple):
     ranks: float | NDArray[np.int64] = 1
 
     def only(self, some: NDArray[np.bool_]) -> Drawn:
-        """Those of several spans."""
+        """Return some of several spans."""
         return Drawn(
             np.asarray(self.start_s)[some],
             np.asarray(self.end_s)[some],
@@ -101,8 +104,10 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """A step that repeats, cut into pieces in a row: how long each lasts, and what the kernels of each class add up to
-    in it, side by side or not; what is left is waiting. All in seconds and at one clock, each an array [pieces]."""
+    """A step that repeats, cut into pieces in a row; all in seconds and at one clock, each an array [pieces].
+
+    ``pieces_s``: the length of each. ``seconds`` and ``drawing_s``: sums over the kernels of each class in it, side by
+    side or not, as in `Loads`. The rest of a piece is waiting."""
 
     pieces_s: Floats
     seconds: Mapping[LoadClass, Floats]
@@ -120,35 +125,35 @@ class PowerBudget:
         return self.model.highest_clock_hz
 
     def slowness(self, kernel: Kernel, clock_hz: float, intensity: float = 1.0) -> float:
-        """Seconds of a kernel at a clock, relative to its price: (clock of its price / clock) ^ exponent.
+        """Return the seconds of a kernel at a clock, relative to its price: (clock of its price / clock) ^ exponent.
 
-        ``intensity``: what the kernel drew relative to its class when it was measured alone; where that was less, its
-        price holds at the higher clock at which it was at the limit too.
+        ``intensity``: power that the kernel drew relative to its class when it was measured alone. Where that was less,
+        its price holds at the higher clock at which it was at the limit too.
         """
         kind = load_class(kernel)
         if kind is None:
             return 1.0
         load = self.model.loads[kind]
-        own_hz = load.priced_at_hz
+        price_hz = load.priced_at_hz
         if load.power_exponent:
             # What draws less than at the highest clock is not held down.
-            least = (useful_hz(own_hz, load.highest_clock_hz) / load.highest_clock_hz) ** load.power_exponent
-            own_hz *= max(intensity, least) ** (-1 / load.power_exponent)
-        return float((own_hz / useful_hz(clock_hz, load.highest_clock_hz)) ** load.speed_exponent)
+            least = (useful_hz(price_hz, load.highest_clock_hz) / load.highest_clock_hz) ** load.power_exponent
+            price_hz *= max(intensity, least) ** (-1 / load.power_exponent)
+        return float((price_hz / useful_hz(clock_hz, load.highest_clock_hz)) ** load.speed_exponent)
 
     def drawn_w(self, kind: LoadClass, clock_hz: Clock) -> Clock:
-        """Watts above those of an idle GPU while kernels of a class run."""
+        """Return the watts above those of an idle GPU while kernels of a class run."""
         load = self.model.loads[kind]
         relative: Clock = useful_hz(clock_hz, load.highest_clock_hz) / load.clock_hz
         watts: Clock = (load.watts - self.model.idle_w) * relative**load.power_exponent
         return watts
 
     def clock_hz(self, trace: Trace, at_hz: float) -> float:
-        """The one clock at which a step takes as long as with the clocks that the limit leaves its pieces.
+        """Return the one clock at which a step takes as long as with the clocks that the limit leaves its pieces.
 
         ``trace``: the step at the clock ``at_hz``. At another clock kernels last longer or shorter, and so does the
         whole; waiting stays. Each piece has the highest clock after which the running mean is not above the limit.
-        To 1 MHz, so that it does not turn on how sums were rounded.
+        The clock is rounded to 1 MHz, so that rounding of sums does not change it.
         """
         clocks = np.linspace(LEAST * self.highest_hz, self.highest_hz, CLOCKS)
         lengths_s, joules = self._at(clocks, trace, at_hz)
@@ -173,13 +178,13 @@ class PowerBudget:
         rows, beyond = np.arange(len(places)), places - below
         lasted_s = lengths_s[rows, below] * (1 - beyond) + lengths_s[rows, below + 1] * beyond
         steps_s = lengths_s.sum(axis=0)
-        found = float(np.interp(-lasted_s.sum(), -steps_s, clocks))
+        clock_hz = float(np.interp(-lasted_s.sum(), -steps_s, clocks))
         if math.isclose(lasted_s.sum(), steps_s[-1], rel_tol=1e-9):  # the clock makes no difference
-            found = float(np.average(np.interp(places, np.arange(CLOCKS), clocks), weights=lasted_s))
-        return math.floor(found / 1e6 + 0.5) * 1e6
+            clock_hz = float(np.average(np.interp(places, np.arange(CLOCKS), clocks), weights=lasted_s))
+        return math.floor(clock_hz / 1e6 + 0.5) * 1e6
 
     def trace(self, spans: Sequence[Drawn], length_s: float, ranks: int = 1) -> Trace:
-        """The mean over ``ranks`` ranks of a step of ``length_s``, in pieces as long as the controller takes to act."""
+        """Return the mean over ``ranks`` ranks of a step of ``length_s``, in pieces as short as the controller acts."""
         pieces = math.ceil(PER_AVERAGE * length_s / self.model.averaged_s)
         edges = np.linspace(0.0, length_s, min(max(pieces, 1), MOST_PIECES) + 1)
 
@@ -209,7 +214,7 @@ class PowerBudget:
         )
 
     def _at(self, clocks: Floats, trace: Trace, at_hz: float) -> tuple[Floats, Floats]:
-        """([pieces, clocks] seconds, [pieces, clocks] joules above those of an idle GPU) of a trace at other clocks."""
+        """Return seconds, and joules above those of an idle GPU, of a trace at other clocks, each [pieces, clocks]."""
         lengths_s = np.repeat(trace.pieces_s[:, None], len(clocks), axis=1)
         joules = np.zeros_like(lengths_s)
         for kind, seconds in trace.seconds.items():
@@ -221,7 +226,7 @@ class PowerBudget:
 
 
 def _crossing(rising: Floats, limit: float) -> float:
-    """The last place, in steps of the array, at which it is not above the limit; its first where it never is."""
+    """Return the last place, in steps of the array, at which it is not above the limit; 0 where it always is."""
     above = int(np.searchsorted(rising, limit, side="right"))
     if above in (0, len(rising)):
         return float(max(above - 1, 0))

@@ -1,4 +1,4 @@
-"""What a program's time rests on."""
+"""Origins of a program's time: measured, published, data sheet or assumed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from simulator.program import Block, Program, kernels_of
 
 
 def priced_by(program: Program, costs: Costs, gpus: Sequence[str]) -> dict[str, float]:
-    """Shares of all kernel time by where the prices come from (measured, published, datasheet, assumed, exact), the
-    largest first, and ``extrapolated``: the share of kernels that lie outside what was fitted. Roles weigh by ranks.
-    ``gpus``: the type of every rank's GPU."""
+    """Return the shares of all kernel time by the origin of prices, the largest first.
+
+    Origins are measured, published, datasheet, assumed and exact; ``extrapolated`` is the share of kernels that lie
+    outside what was fitted. Roles weigh by ranks. ``gpus``: the type of every rank's GPU."""
     of_block: dict[tuple[int, str], dict[str, float]] = {}
     total: dict[str, float] = defaultdict(float)
     for (index, gpu), ranks in Counter(zip(program.role_of, gpus, strict=True)).items():

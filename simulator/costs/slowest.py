@@ -12,8 +12,8 @@ from simulator.hardware.transport import Transport
 def slowest(transports: Sequence[Transport]) -> Transport:
     """Return the constants of transports when GPUs of several types take part.
 
-    A ring or a tree is as slow as its slowest member. The slower one of every constant counts, and of protocols those
-    that all have.
+    A ring or a tree is as slow as its slowest member. The slower one of every constant counts. Protocols are the ones
+    in common.
     """
     transport: Transport = _slowest_parts(transports)
     return transport
@@ -28,7 +28,7 @@ def _slowest(name: str, values: Sequence[Any]) -> Any:
     first = next((value for value in values if value is not None), None)
     if name == "full_bytes":  # filling that goes on is slower than filling that ends
         return None if None in values else max(values)
-    if is_dataclass(first):  # a part that one lacks is for all as its other constants say
+    if is_dataclass(first):  # a part that some transport lacks follows from its other constants
         return None if None in values else _slowest_parts(values)
     if isinstance(first, Mapping):
         common = [key for key in first if all(key in other for other in values)]

@@ -46,7 +46,9 @@ def threads_of(comm: Comm) -> int:
 
 def shares_of(comm: Comm) -> ByteShares:
     """Return how the bytes of an all-to-all are spread."""
-    return ByteShares(comm.send_shares, comm.receive_shares, comm.per_node) if isinstance(comm, AllToAll) else ByteShares()
+    return (
+        ByteShares(comm.send_shares, comm.receive_shares, comm.per_node) if isinstance(comm, AllToAll) else ByteShares()
+    )
 
 
 @dataclass(frozen=True)

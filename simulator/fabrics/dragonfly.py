@@ -11,10 +11,11 @@ from simulator.fabrics.switches import FabricKind, Ports, Switches, Trunk
 
 
 def dragonfly(fabric: Fabric, ports: Ports) -> Switches:
-    """A balanced dragonfly of ``fabric.radix``-port routers (Kim, Dally, Scott and Abts, ISCA 2008, section 3.1): a
-    router has p NICs, h = p cables to other groups and one to each other router of its group of a = 2p routers, so that
-    4p - 1 ports are used. As few groups as hold the nodes, NICs dealt to routers in order; the a h cables of a group
-    are dealt evenly to the other groups, in turn over its routers, those that are left over are not plugged in.
+    """Build a balanced dragonfly of ``fabric.radix``-port routers (Kim, Dally, Scott and Abts, ISCA 2008, section 3.1).
+
+    A router has p NICs, h = p cables to other groups, and one to each other router of its group of a = 2p routers. So
+    4p - 1 ports are used. There are as few groups as hold the nodes, NICs dealt to routers in order. The a h cables of
+    a group are dealt evenly to the other groups, in turn over its routers. Those left over are not plugged in.
 
     Messages go the shortest way, over one cable between groups at most; several such ways share them (adaptive minimal
     routing). Detours over a third group (Valiant) are not taken. Outside traffic enters at the first router.
@@ -61,18 +62,19 @@ def _router(group: int, number: int) -> str:
 
 
 def _between_groups(groups: int, cables: int, h: int) -> dict[tuple[str, str], int]:
-    """Cables between every two routers of different groups. Port q of a group, the (q mod h)-th of router q / h, leads
-    to the (q mod (groups - 1) + 1)-th group after it."""
-    found: dict[tuple[str, str], int] = {}
+    """Return the cables between every two routers of different groups.
+
+    Port q of a group, the (q mod h)-th of router q / h, leads to the (q mod (groups - 1) + 1)-th group after it."""
+    count: dict[tuple[str, str], int] = {}
     if groups == 1:
-        return found
+        return count
     others = groups - 1
     for turn in range(cables // others):
         for i, j in combinations(range(groups), 2):
             there, back = turn * others + j - i - 1, turn * others + groups - 1 - (j - i)
             ends = _router(i, there // h), _router(j, back // h)
-            found[ends] = found.get(ends, 0) + 1
-    return found
+            count[ends] = count.get(ends, 0) + 1
+    return count
 
 
 def _large_enough(fabric: Fabric) -> Iterator[InputError]:

@@ -8,9 +8,10 @@ from simulator.fabrics.tree import KEYS, join, leaves_lead_up, ports_down, too_m
 
 
 def fat_tree(fabric: Fabric, ports: Ports) -> Switches:
-    """All NICs of a node on one leaf, node after node, as many nodes as a leaf has ports for (a node with more NICs
-    than that has leaves of its own); leaves joined by spines, and these by a core, in at most ``fabric.tiers``. All
-    ports are as fast as the fastest NIC.
+    """Build a fat tree with all NICs of a node on one leaf, and as many nodes under a leaf as it has ports for.
+
+    A node with more NICs than that has leaves of its own. Leaves are joined by spines, and these by a core, in at most
+    ``fabric.tiers``. All ports are as fast as the fastest NIC.
 
     Raises `InputError` where the tiers do not hold the nodes.
     """

@@ -8,12 +8,12 @@ from simulator.fabrics.tree import KEYS, join, leaves_lead_up, ports_down, too_m
 
 
 def rail_fat_tree(fabric: Fabric, ports: Ports) -> Switches:
-    """A rail-optimised fat tree with as few tiers as hold the nodes, at most ``fabric.tiers``.
+    """Build a rail-optimised fat tree with as few tiers as hold the nodes, at most ``fabric.tiers``.
 
-    A pod is the nodes under one leaf per rail: NIC k of each is cabled to the pod's leaf of rail k (NVIDIA DGX SuperPOD
-    reference architecture, compute fabric: 20 nodes with 40-port HDR leaves, 32 with 64-port NDR leaves). Where all
-    nodes fit in one pod there is no second tier, and rails meet only inside the nodes, unless the site is joined to
-    others. In three tiers spine groups are of one rail each. All ports are as fast as the fastest NIC.
+    A pod is the nodes under one leaf per rail: NIC k of each is cabled to the pod's leaf of rail k. NVIDIA's DGX
+    SuperPOD has 20 nodes with 40-port HDR leaves, 32 with 64-port NDR leaves (reference architecture, compute fabric).
+    Where all nodes fit in one pod there is no second tier, and rails meet only inside the nodes, unless the site is
+    joined to others. In three tiers spine groups are of one rail each. All ports are as fast as the fastest NIC.
 
     Raises `InputError` where the tiers do not hold the nodes.
     """

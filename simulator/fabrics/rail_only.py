@@ -8,8 +8,9 @@ from simulator.fabrics.tree import KEYS, join, leaves_lead_up, ports_down, too_m
 
 
 def rail_only(fabric: Fabric, ports: Ports) -> Switches:
-    """A fat tree per rail, and nothing between rails (Wang et al., arXiv 2307.12169): what goes from rail to rail
-    changes inside a node, over NVLink (NCCL's PXN). NIC k of every node hangs in the tree of rail k.
+    """Build a fat tree per rail, and nothing between rails (Wang et al., arXiv 2307.12169).
+
+    Messages change rails inside a node, over NVLink (NCCL's PXN). NIC k of every node hangs in the tree of rail k.
 
     Raises `InputError` where the tiers of a rail do not hold the nodes.
     """

@@ -12,11 +12,11 @@ from simulator.fabrics.switches import Ports, Switches, Trunk
 
 
 def join_sites(fabric: Fabric, ports: Ports, inside: Callable[[Fabric, Ports], Switches]) -> Switches:
-    """``fabric.sites.count`` fabrics of the same kind, with equal parts of the nodes in order, and a WAN link between
-    each two of them, from the top of one to the top of the other.
+    """Build ``fabric.sites.count`` fabrics of the same kind, with equal parts of the nodes in order.
 
-    A WAN link carries what its bandwidth allows and no more than its window per round trip: so many bytes may be on
-    their way, unacknowledged, in each direction (RFC 1323, section 1.1: rate <= window / RTT).
+    A WAN link joins each two of them, from the top of one to the top of the other. It carries what its bandwidth allows
+    and no more than its window per round trip (RFC 1323, section 1.1: rate <= window / RTT). The window is the number
+    of bytes that may be on their way, unacknowledged, in each direction.
 
     Raises `InputError` where the nodes do not divide, or the fabric has no one top.
     """

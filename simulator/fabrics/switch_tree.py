@@ -10,7 +10,7 @@ from simulator.fabrics.switches import FabricKind, Ports, Switches, Trunk
 
 
 def switch_tree(fabric: Fabric, ports: Ports) -> Switches:
-    """The tree of ``fabric.switches``; nodes are numbered in its order, all NICs of a node cabled to one switch.
+    """Build the tree of ``fabric.switches``; nodes are numbered in its order, all NICs of a node cabled to one switch.
 
     The link above a switch carries what the links below it do together, over ``fabric.oversubscription``, unless the
     file gives it. Several cables are one link (adaptive routing).
@@ -44,7 +44,9 @@ def switch_tree(fabric: Fabric, ports: Ports) -> Switches:
 
 
 def _depths(fabric: Fabric) -> dict[str, int]:
-    """Switch -> 1 for a root, 2 for what hangs under it. Raises `InputError` where one hangs under none, or itself."""
+    """Return the depth of each switch: 1 for a root, 2 for what hangs under it.
+
+    Raises `InputError` where a switch hangs under none, or under itself."""
     tree = fabric.switches
     depth: dict[str, int] = {}
     for name in tree:

@@ -1,4 +1,4 @@
-"""What a fabric is made of."""
+"""The parts of a fabric: switches, trunks, and the kinds that there are."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class Trunk:
 
 @dataclass(frozen=True)
 class Switches:
-    """The switches of a cluster: NIC k of node i is cabled to ``leaves[i][k]``; ``trunks`` join them. ``top``: by which
-    one traffic leaves for other sites; empty where there is none that all NICs reach."""
+    """The switches of a cluster: NIC k of node i is cabled to ``leaves[i][k]``; ``trunks`` join them.
+
+    ``top``: the switch by which traffic leaves for other sites; empty where there is none that all NICs reach."""
 
     leaves: tuple[tuple[str, ...], ...]
     trunks: tuple[Trunk, ...]
@@ -36,7 +37,7 @@ class Switches:
 
 
 def nothing_wrong(fabric: Fabric) -> Iterator[InputError]:
-    """The check of a fabric whose keys go with each other whatever they are."""
+    """Check a fabric whose keys go with each other whatever they are."""
     yield from ()
 
 

@@ -14,9 +14,10 @@ AXES = "xyz"
 
 
 def torus(fabric: Fabric, ports: Ports) -> Switches:
-    """Nodes joined by their ports: a grid of ``fabric.shape`` nodes, the last number running fastest, each with its
-    neighbours in either direction of every axis, ends joined. There are no other switches; what passes through a node
-    does not use its NICs' way to its GPUs.
+    """Build a torus of nodes joined by their ports: a grid of ``fabric.shape`` nodes, the last number running fastest.
+
+    Each node is joined to its neighbours in either direction of every axis, and the ends of an axis to each other.
+    There are no other switches. Messages pass through a node without its NICs' way to its GPUs.
 
     The bandwidth of a node's NICs is divided evenly among its directions; two nodes that are neighbours on both sides
     have the cables of both. Messages go the shortest way; several such ways share them (adaptive minimal routing, as

@@ -1,5 +1,7 @@
-"""Leaves, spines and core: what the fabrics that are fat trees have in common (Leiserson, IEEE Trans. Comput. C-34,
-1985; Al-Fares et al., SIGCOMM 2008)."""
+"""Leaves, spines and core, the common parts of fat trees.
+
+Leiserson, IEEE Trans. Comput. C-34, 1985; Al-Fares et al., SIGCOMM 2008.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from simulator.errors import InputError
 from simulator.fabrics.fabric import Fabric
 from simulator.fabrics.switches import Trunk
 
-#: Of the section ``fabric``, what they read.
+#: Keys of the section ``fabric`` that fat trees read.
 KEYS = ("tiers", "radix", "oversubscription")
 
 
 def leaves_lead_up(fabric: Fabric) -> Iterator[InputError]:
-    """A leaf below others keeps a port upwards."""
+    """Yield the error of leaves below others that keep no port upwards."""
     if fabric.tiers > 1 and fabric.oversubscription > max(fabric.radix - 1, 1):
         found, most = fabric.oversubscription, fabric.radix - 1
         allowed = f"<= {most}: at least one of {fabric.radix} ports leads up"
@@ -22,8 +24,9 @@ def leaves_lead_up(fabric: Fabric) -> Iterator[InputError]:
 
 
 def ports_down(fabric: Fabric) -> int:
-    """How many ports of a leaf lead to NICs; the others lead up, ``fabric.oversubscription`` times fewer,
-    or as few more than that as make whole ports."""
+    """Return how many ports of a leaf lead to NICs.
+
+    The others lead up: ``fabric.oversubscription`` times fewer, or as few more than that as make whole ports."""
     if fabric.tiers == 1:
         return fabric.radix
     share = fabric.oversubscription / (1 + fabric.oversubscription)
@@ -33,12 +36,13 @@ def ports_down(fabric: Fabric) -> int:
 def join(
     rows: Sequence[Sequence[str]], fabric: Fabric, port_Bps: float, prefix: str = ""
 ) -> tuple[tuple[Trunk, ...], int, str] | None:
-    """Trunks over all leaves, in as few tiers as hold them, the number of tiers, and the switch at the top; None where
-    ``fabric.tiers`` do not hold them.
+    """Return trunks over all leaves, in as few tiers as hold them, the number of tiers, and the switch at the top.
 
-    Two tiers: spines join all leaves. Three: a group of spines joins half a radix of leaves of one row, and the core
-    joins the groups, so that traffic within a row climbs as little as possible. The uplinks of a leaf are one link of
-    their total bandwidth, and so are those of a spine group: adaptive routing spreads the packets of each flow over
+    The answer is None where ``fabric.tiers`` do not hold them.
+
+    In two tiers spines join all leaves. In three a group of spines joins half a radix of leaves of one row, and the
+    core joins the groups. Traffic within a row thus climbs as little as possible. The uplinks of a leaf are one link of
+    their total bandwidth, and so are those of a spine group. Adaptive routing spreads the packets of each flow over
     them (InfiniBand; packet spraying on Ethernet), so that no two flows collide by chance. Spines do not block.
     """
     leaves = [leaf for row in rows for leaf in row]
@@ -60,14 +64,15 @@ def join(
     return (*over_leaves, *over_spines), 3, core
 
 
-def too_many(fabric: Fabric, nodes: int, what: str, per_leaf: float, rows: int) -> InputError:
-    """The error of so many nodes with ``what``, of which ``per_leaf`` fit under a leaf of each of ``rows`` that the
-    same spines join."""
+def too_many(fabric: Fabric, nodes: int, noun: str, per_leaf: float, rows: int) -> InputError:
+    """Return the error of so many nodes with ``noun``.
+
+    ``per_leaf``: nodes that fit under a leaf of each of ``rows`` that the same spines join."""
     radix = fabric.radix
     leaves = {1: 1, 2: radix // rows, 3: radix // rows * (radix // 2)}[fabric.tiers]
     better = "a larger fabric.radix"
     return InputError(
-        f"{fabric.tiers} tier(s) of {radix}-port switches do not hold {nodes} nodes with {what}",
+        f"{fabric.tiers} tier(s) of {radix}-port switches do not hold {nodes} nodes with {noun}",
         key="fabric.tiers",
         found=fabric.tiers,
         allowed=f"at most {int(max(leaves, 1) * per_leaf)} nodes",

@@ -53,7 +53,7 @@ class HeldSms:
 
 @dataclass(frozen=True, kw_only=True)
 class Interference(Cited):
-    """What NCCL's kernels take from others on their GPU, waiting for their peers or moving bytes."""
+    """Losses of kernels beside NCCL's on their GPU, while these wait for their peers or move bytes."""
 
     sms: HeldSms
     """streaming multiprocessors that it holds, a thread block each for NCCL's channels"""

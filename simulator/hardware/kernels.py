@@ -200,7 +200,7 @@ class AttentionModel:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnSums:
-    """What PyTorch's sums over columns take beside their bytes (`simulator.costs.memory.slices`)."""
+    """Seconds of PyTorch's sums over columns beside those of their bytes (`simulator.costs.memory.slices`)."""
 
     value_s: NotNegative
     """adding one value more in every thread"""

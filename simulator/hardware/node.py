@@ -1,7 +1,7 @@
 """The section ``node`` of a cluster file: what is inside a machine, and what joins it.
 
-The usual boxes are described in a few numbers (GPUs per PCIe switch, NVLink by kind); any other one by listing what
-hangs where (``pcie.tree``) and which GPUs are bridged (``nvlink.links``).
+The usual boxes are described in a few numbers (GPUs per PCIe switch, NVLink by kind). Any other box lists what hangs
+where (``pcie.tree``) and which GPUs are bridged (``nvlink.links``).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NvLinks:
 
 @dataclass(frozen=True, kw_only=True)
 class NvLink:
-    """What joins the GPUs of a node directly."""
+    """Links that join the GPUs of a node directly."""
 
     kind: Literal["none", "pairs", "mesh", "nvswitch", "links"] = "none"
     """none; pairs (GPU 0 with 1, 2 with 3); mesh (each with each, bandwidth divided); nvswitch (full speed to any);
@@ -71,7 +71,7 @@ class NvLink:
 
 @dataclass(frozen=True, kw_only=True)
 class PcieSlot:
-    """Where something is plugged in; a plain name is short for ``{at: name}``."""
+    """A slot that something is plugged into; a plain name is short for ``{at: name}``."""
 
     text_means: ClassVar[str] = "at"
 

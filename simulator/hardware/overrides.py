@@ -43,7 +43,7 @@ class GpuOverride:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether a speed is given."""
+        """A speed is given."""
         return any(value is not None for value in (self.speed_scale, self.host_speed, self.autograd_speed))
 
     @property

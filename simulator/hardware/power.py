@@ -19,7 +19,7 @@ Exponent = Annotated[float, Ge(0), Le(5)]
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What a class of kernels draws, and how its speed follows the clock of the SMs (the GPU's, below)."""
+    """Power of a class of kernels, and how its speed follows the clock of the SMs (the GPU's, below)."""
 
     watts: Positive
     """of a GPU that does nothing else, at ``clock_hz``"""

@@ -1,8 +1,8 @@
 """A stack: how collectives run on one GPU, fabric and software, in at most eight physical parameters.
 
-A profile of a GPU says how its links carry collectives in as much detail as was measured on it. A stack says it for
-a whole installation (NCCL or RCCL version, network plugin, adapters) in numbers that a person can compare, and that a
-curve of nccl-tests is enough to fit. `simulator.costs.stack` is the one rule that turns them into transports.
+A profile of a GPU says how its links carry collectives in as much detail as was measured on it. A stack says it for a
+whole installation: NCCL or RCCL version, network plugin, adapters. Its numbers are few enough for a person to compare,
+and for a curve of nccl-tests to fit. `simulator.costs.stack` is the one rule that turns them into transports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_PARAMETERS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class StackParameters:
-    """What is told apart; a parameter that is left out has the value in brackets."""
+    """Parameters that are told apart; one that is left out has the value in brackets."""
 
     start_s: NotNegative
     """starting and ending a collective, whatever its ranks"""
@@ -66,7 +66,7 @@ class FitErrors:
 
 @dataclass(frozen=True, kw_only=True)
 class StackFit:
-    """What the parameters rest on."""
+    """The rows that the parameters were fitted to, and their errors."""
 
     n_gpus: Annotated[int, Gt(1)]
     """the number of GPUs whose rows were fitted"""

@@ -191,8 +191,8 @@ def shape_of(cluster: Cluster, moves: Moves, number: Mapping[int, int]) -> Shape
 
 
 class _Way(NamedTuple):
-    """Links that a ``share`` of a hop crosses: ``out`` of node ``a``, ``back`` into node ``b``; ``nics``: one of each of
-    two nodes."""
+    """Links that a ``share`` of a hop crosses, ``out`` of node ``a`` and ``back`` into node ``b``. ``nics``: by which
+    it leaves the one and reaches the other, where they are two."""
 
     a: int
     out: Route

@@ -42,7 +42,7 @@ def rings(gpus: tuple[int, ...], direct_Bps: Mapping[GpuPair, float]) -> tuple[t
 
 
 def path(gpus: tuple[int, ...], first: int, last: int, direct_Bps: Mapping[GpuPair, float]) -> tuple[int, ...] | None:
-    """Return a way along links from ``first`` through all others to ``last``, by the wider ones if there is a choice."""
+    """Return a way along links from ``first`` through all others to ``last``, by the wider ones first."""
     unit = min(direct_Bps.values(), default=1.0)
     return next(_ways(gpus, first, last, {pair: int(Bps / unit + 1e-9) for pair, Bps in direct_Bps.items()}), None)
 
