@@ -1,4 +1,4 @@
-"""What a user writes: workload, cluster and profile files, their names, presets and checks.
+"""Files that users write: workloads, clusters, profiles and stacks, their names, presets and checks.
 
 Imports neither SimPy, matplotlib nor networkx: the calibration package reads workload files on bare GPU machines.
 """

@@ -24,17 +24,17 @@ FOLDERS: dict[FileKind, Path] = {
 
 
 def names(kind: FileKind) -> list[str]:
-    """Names of the shipped files of a kind, sorted."""
+    """Return the names of the shipped files of a kind, sorted."""
     return sorted(path.stem for path in FOLDERS[kind].glob("*.yaml"))
 
 
 def find(
     kind: FileKind, reference: str, *, base: Path | None = None, file: object = None, key: str | None = None
 ) -> Path:
-    """The file that a name or a path means.
+    """Return the file that a name or a path means.
 
-    A text with a slash or a YAML suffix is a path, looked for beside the file that names it (``base``, a folder), then
-    in the current directory; any other text is a shipped name, or else a file of the current directory.
+    A text with a slash or a YAML suffix is a path. It is looked for beside the file that names it (``base``, a folder),
+    then in the current directory. Any other text is a shipped name, or else a file of the current directory.
 
     Raises `InputError`, naming ``file`` and ``key`` as the place of the reference, where there is no such file.
     """
@@ -69,24 +69,31 @@ def load(
     file: object = None,
     key: str | None = None,
 ) -> T:
-    """What ``parse`` makes of the text of the file that `find` finds. Raises `InputError`."""
+    """Parse the text of the file that `find` finds. Raises `InputError`."""
     path = find(kind, str(reference), base=base, file=file, key=key)
     return parse(read_text(path), path)
 
 
 def check_gpu(
-    kind: FileKind, name: str, own: str, gpu: str, gpu_of: Callable[[str], str], *, file: object = None, key: str | None
+    kind: FileKind,
+    name: str,
+    own_gpu: str,
+    gpu: str,
+    gpu_of: Callable[[str], str],
+    *,
+    file: object = None,
+    key: str | None,
 ) -> None:
-    """Raise `InputError` where a profile or stack ``name``, of the GPU ``own``, is not one of ``gpu``; ``file`` and
+    """Raise `InputError` where a profile or stack ``name``, of the GPU ``own_gpu``, is not one of ``gpu``; ``file`` and
     ``key`` chose it, ``gpu_of`` says which GPU a shipped one is of."""
-    if own == gpu:
+    if own_gpu == gpu:
         return
-    known = [other for other in names(kind) if gpu_of(other) == gpu]
+    others = [other for other in names(kind) if gpu_of(other) == gpu]
     raise InputError(
         f"{name} is a {kind} of another GPU",
         file=file,
         key=key,
-        found=own,
-        allowed=f"{kind}s of {gpu}: {', '.join(known) or '(none is shipped)'}",
-        fix=f"{'calibration' if kind == 'profile' else kind}: {known[0]}" if known else None,
+        found=own_gpu,
+        allowed=f"{kind}s of {gpu}: {', '.join(others) or '(none is shipped)'}",
+        fix=f"{'calibration' if kind == 'profile' else kind}: {others[0]}" if others else None,
     )

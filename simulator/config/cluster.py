@@ -19,7 +19,7 @@ from simulator.units import counted
 
 
 def describe_nodes(spec: ClusterSpec) -> str:
-    """Such as ``4 nodes x 8 h100-sxm-80gb + 2 nodes x 8 a100-sxm-80gb``."""
+    """Return text such as ``4 nodes x 8 h100-sxm-80gb + 2 nodes x 8 a100-sxm-80gb``."""
     counts = [(group.count, group.node) for group in spec.groups]
     if spec.node is not None:
         counts = [(spec.n_nodes, spec.node)]
@@ -27,8 +27,9 @@ def describe_nodes(spec: ClusterSpec) -> str:
 
 
 def describe_fabric(fabric: Fabric) -> str:
-    """Such as ``fat_tree, at most 3 tiers of 63 ports, 2:1`` or ``torus, 4 x 4``, of so many sites; what the ports of a
-    switch make of an oversubscription that does not divide them."""
+    """Return text such as ``fat_tree, at most 3 tiers of 63 ports, 2:1`` or ``torus, 4 x 4``.
+
+    It names the number of sites, and the oversubscription in whole ports where ports do not divide by it."""
     used, said = FABRICS[fabric.kind].keys, [fabric.kind]
     if "tiers" in used:
         said.append(f"at most {fabric.tiers} tiers of {fabric.radix} ports")
@@ -50,10 +51,10 @@ def describe_fabric(fabric: Fabric) -> str:
 def load_cluster(
     reference: str | Path | Mapping[str, Any], *, nodes: int | None = None, base: Path | None = None
 ) -> ClusterSpec:
-    """A cluster by shipped name, by path, or from a mapping.
+    """Return a cluster by shipped name, by path, or from a mapping.
 
-    A mapping whose ``name`` is a shipped cluster or a path starts from that file, and its other keys replace or add to
-    the file's; any other mapping is a whole cluster. A file may also be another tool's topology (`importers`).
+    A mapping whose ``name`` is a shipped cluster or a path starts from that file. Its other keys replace or add to the
+    file's. Any other mapping is a whole cluster. A file may also be another tool's topology (`importers`).
     ``nodes`` fixes the size. ``base`` is the folder that relative paths start from.
 
     Raises `InputError`.
@@ -73,7 +74,7 @@ def load_cluster(
 def cluster_data(
     reference: object, *, base: Path | None = None, file: object = None, key: str | None = None
 ) -> tuple[dict[str, Any], Path | None, Mapping[str, Any]]:
-    """What a reference to a cluster stands for, unchecked: the mapping, the file it starts from, the keys laid over it.
+    """Return the unchecked data of a reference: the mapping, the file it starts from, and the keys laid over it.
 
     ``file`` and ``key``: where the reference itself stands. Raises `InputError` where it names nothing.
     """
@@ -105,7 +106,7 @@ def cluster_data(
 
 
 def _figures(data: Mapping[str, Any], section: str = "") -> Iterator[str]:
-    """The dotted keys of a mapping's values, which are no mappings themselves."""
+    """Yield the dotted keys of a mapping's values, which are no mappings themselves."""
     for name, value in data.items():
         key = f"{section}{name}"
         if isinstance(value, Mapping):
@@ -115,17 +116,19 @@ def _figures(data: Mapping[str, Any], section: str = "") -> Iterator[str]:
 
 
 def _without_replaced(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A file's mapping without what goes when ``over`` is laid over it: groups stand in place of its node, a shape in
-    place of its nodes, and another kind of fabric has no use for all keys of its own."""
+    """Return a file's mapping without the keys that ``over`` replaces.
+
+    Groups stand in place of its node, a shape in place of its nodes. Another kind of fabric has no use for some keys.
+    """
     fabric, other = data.get("fabric"), over.get("fabric")
-    gone: tuple[str, ...] = ("node", "nodes") if "groups" in over else ()
+    replaced: tuple[str, ...] = ("node", "nodes") if "groups" in over else ()
     if isinstance(fabric, Mapping) and isinstance(other, Mapping):
-        gone += ("nodes",) if "shape" in other else ()
+        replaced += ("nodes",) if "shape" in other else ()
         if "kind" in other:
             kind = FABRICS.get(str(other["kind"]))  # an unknown one is refused later
-            gone_too = keys_of_kinds() - set(kind.keys) if kind else set()
-            data = {**data, "fabric": {name: value for name, value in fabric.items() if name not in gone_too}}
-    return {name: value for name, value in data.items() if name not in gone}
+            unused = keys_of_kinds() - set(kind.keys) if kind else set()
+            data = {**data, "fabric": {name: value for name, value in fabric.items() if name not in unused}}
+    return {name: value for name, value in data.items() if name not in replaced}
 
 
 def _with_fewer_parts(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,7 +149,7 @@ def _with_fewer_parts(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str
 
 
 def _with_nodes(data: dict[str, Any], base: Path | None, file: object, key: str | None) -> dict[str, Any]:
-    """With what a group's ``node`` stands for where it is the name of a cluster: that cluster's node."""
+    """Return a cluster's data with the nodes of groups that name a cluster: those of that cluster."""
     groups = data.get("groups")
     if not isinstance(groups, list):
         return data
@@ -163,7 +166,7 @@ def _with_nodes(data: dict[str, Any], base: Path | None, file: object, key: str 
 
 
 def merged(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``data`` with ``changes`` laid over it, mapping by mapping.
+    """Return ``data`` with ``changes`` laid over it, mapping by mapping.
 
     >>> merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
     {'a': {'b': 3, 'c': 2}}

@@ -27,7 +27,7 @@ class Skew(Section):
 
 
 def _form(value: object) -> str:
-    """Which member of the union of token distributions a value means."""
+    """Return the member of the union of token distributions that a value means."""
     if isinstance(value, list | tuple):
         return "list"
     return "Skew" if isinstance(value, Mapping | Skew) else "text"
@@ -73,7 +73,7 @@ class Moe(Section):
     """of the router's product [fp32]"""
 
     def here(self, layer: int) -> bool:
-        """Whether layer ``layer``, counted from 0, has experts.
+        """Return whether layer ``layer``, counted from 0, has experts.
 
         >>> moe = Moe(experts=8, top_k=2, ffn_hidden=8, first_dense_layers=1, every=2)
         >>> [layer for layer in range(6) if moe.here(layer)]
@@ -166,7 +166,7 @@ class Model(Section):
 
     @property
     def table_at_both_ends(self) -> bool:
-        """Whether the last stage works with the embedding table too."""
+        """The last stage works with the embedding table too."""
         return self.tied_embeddings or self.mtp_layers > 0
 
     def window(self, seq: int) -> int:

@@ -26,7 +26,7 @@ else:
 
 
 class Overlap(Section):
-    """Which communication runs beside compute."""
+    """Communication that runs beside compute."""
 
     grad_reduce: bool = True
     """gradients reduce while the backward pass goes on [true]"""
@@ -44,7 +44,7 @@ Place = Literal["none", "cpu", "nvme"]
 
 
 class Offload(Section):
-    """What lives outside the GPU: in the memory of the host (cpu), or on the drives behind it (nvme)."""
+    """Tensors that live outside the GPU: in the memory of the host (cpu), or on the drives behind it (nvme)."""
 
     optimizer: Place = "none"
     """optimizer states, and the update with them, on the CPU (ZeRO-Offload, arXiv 2101.06840; nvme: the states on
@@ -194,8 +194,8 @@ class Parallelism(Section):
 
     @property
     def posts_ahead(self) -> bool:
-        """Whether receives are posted before anything waits for them, so that what stands behind them on a stream does:
-        where ``batch_p2p`` matters."""
+        """Receives are posted before anything waits for them, so that ops behind them on a stream do: ``batch_p2p``
+        matters."""
         return self.pp > 1 and self.overlap.p2p and self.plan.posts_ahead
 
     @property
@@ -216,12 +216,12 @@ class Parallelism(Section):
 
     @property
     def table_in_place(self) -> bool:
-        """Whether the rank of the last stage also holds a first stage, so that tied embeddings are one table there."""
+        """The rank of the last stage also holds a first stage, so that tied embeddings are one table there."""
         return any(stage % self.n_stages == 0 for stage in self.stages_of(self.ends[1]))
 
 
 def _synchronises(known: dict[str, Any]) -> bool:
-    """Whether the schedule's claim is of one step, which ends for all ranks."""
+    """The schedule's claim is of one step, which ends for all ranks."""
     return not ("schedule" in known and find_schedule(known["schedule"]).steady)
 
 

@@ -11,7 +11,7 @@ from simulator.schedules import SCHEDULES, Schedule, from_csv
 
 
 def is_file(reference: str) -> bool:
-    """Whether it names a file of a schedule, not a schedule."""
+    """Return whether a text names a file of a schedule, not a schedule."""
     return reference.endswith(".csv")
 
 

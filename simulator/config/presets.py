@@ -84,12 +84,12 @@ _PLAIN = {"gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch
 
 
 def from_hugging_face(config: Mapping[str, Any], file: object) -> dict[str, Any]:
-    """The keys of a workload's `model` that a Hugging Face ``config`` means.
+    """Return the keys of a workload's `model` that a Hugging Face ``config`` means.
 
-    Biases of the query, key and value projections alone, the norms of queries and keys (Qwen), and those of a choice of
-    experts (DeepSeek-V3) are left out: they are less than a ten-thousandth of the parameters. Stretched rotary
-    embeddings cost what plain ones do. ``topk_group`` limits the groups of experts that a token may choose from;
-    whether a group is a node depends on the layout, so that ``moe.node_limit`` does not follow from it.
+    Left out are biases of the query, key and value projections alone, norms of queries and keys (Qwen), and biases of a
+    choice of experts (DeepSeek-V3). They are less than a ten-thousandth of the parameters. Stretched rotary embeddings
+    cost what plain ones do. ``topk_group`` limits the groups of experts that a token may choose from. A group is a node
+    in some layouts only, so that ``moe.node_limit`` does not follow from it.
 
     Raises `InputError`, naming the key, for what the simulator does not model: sliding windows in some layers,
     quantised weights, other architectures.
@@ -173,8 +173,9 @@ def _qwen3_moe(config: Mapping[str, Any], file: object) -> dict[str, Any]:
 
 
 def _deepseek(config: Mapping[str, Any], file: object) -> dict[str, Any]:
-    """From layer ``first_k_dense_replace`` on, those whose number divides by ``moe_layer_freq`` have experts; none
-    where ``n_routed_experts`` is null."""
+    """Return the experts of DeepSeek's layers; none where ``n_routed_experts`` is null.
+
+    From layer ``first_k_dense_replace`` on, layers whose number divides by ``moe_layer_freq`` have experts."""
     if config.get("n_routed_experts") is None:
         return {}
     step = config["moe_layer_freq"]

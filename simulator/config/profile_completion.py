@@ -1,8 +1,8 @@
 """A short profile of a GPU that nobody has measured, completed from the profile of one like it.
 
-The rule: shares of a peak (efficiencies, speeds of layouts, shares of the memory bandwidth), times (starts, latencies,
-launches) and counts are taken over as they are; rates go with the peak that bounds them (`_RATES`). All of it counts as
-assumed, and nothing of it as measured on this GPU. A figure that the file gives replaces what it would take over.
+The rule is this. Shares of a peak are taken over as they are: efficiencies, speeds of layouts, shares of the memory
+bandwidth. So are times (starts, latencies, launches) and counts. Rates go with the peak that bounds them (`_RATES`).
+All of it counts as assumed, and nothing of it as measured on this GPU. A figure of the file replaces another's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from simulator.errors import InputError
 
-#: What a file may leave out, and the section that it has only where it gives a figure of it, such as another limit.
+#: Sections that a file may leave out, and the one that it has only to give a figure of it, such as another limit.
 SECTIONS = ("kernels", "host", "interference", "transports")
 _WHERE_GIVEN = "power"
 _ORIGIN = frozenset(("kind", "source", "note"))

@@ -41,7 +41,7 @@ def _integral(value: object) -> object:
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether a value is a whole number, of Python or of a library such as numpy."""
+    """Return whether a value is a whole number, of Python or of a library such as numpy."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 

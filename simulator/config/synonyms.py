@@ -1,4 +1,4 @@
-"""What other frameworks call the keys of a workload file.
+"""Names in other frameworks for the keys of a workload file.
 
 From the options of Megatron-LM (megatron/training/arguments.py), DeepSpeed's and torchtitan's configurations, and the
 ``config.json`` of Hugging Face. Used for the fix that goes with an unknown key, never to accept one.
@@ -47,7 +47,7 @@ _ELSEWHERE = {
     "cluster.background.from": "source src",
     "cluster.background.to": "destination dst target",
 }
-#: Name elsewhere -> what it is here.
+#: Name elsewhere -> key here.
 SYNONYMS = {name: here for here, names in _ELSEWHERE.items() for name in names.split()}
 
 #: Name of a key that was here once -> its value -> what to write now.
@@ -62,7 +62,7 @@ _REPLACED = {
 
 
 def replacement(name: str, value: object) -> str | None:
-    """What to write instead of a key ``name`` with this ``value``, where it was a key once.
+    """Return the text to write instead of a key ``name`` with this ``value``, where it was a key once.
 
     >>> replacement("implementation", "eager"), replacement("compile_loss", True), replacement("seq", 1)
     ('framework: pytorch', 'loss: compiled', None)

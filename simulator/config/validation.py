@@ -84,7 +84,7 @@ _LENGTHS = {"too_short": ("at least", "min_length"), "too_long": ("at most", "ma
 
 
 def _bound(sign: str, value: float) -> str:
-    """Such as ``<= 10,000`` or ``>= 1e-06``."""
+    """Return text such as ``<= 10,000`` or ``>= 1e-06``."""
     return f"{sign} {value:,.0f}" if value == int(value) else f"{sign} {value:g}"
 
 
@@ -101,10 +101,10 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
         return InputError(message, key=key, allowed=_allowed(field) or _keys(field))
     if kind == "literal_error":
         options = re.findall(r"'([^']*)'|(\d+)", context["expected"])
-        known = [text or number for text, number in options]
-        near = closest(found, known)
+        words = [text or number for text, number in options]
+        near = closest(found, words)
         fix = f"{name}: {near}" if near else None
-        return InputError("is none of the known values", key=key, found=brief(found), allowed=", ".join(known), fix=fix)
+        return InputError("is none of the known values", key=key, found=brief(found), allowed=", ".join(words), fix=fix)
     if kind in _BOUNDS:
         nearest = context[_BOUNDS[kind][0]]
         fix = f"{key.rpartition('.')[2]}: {nearest}" if kind.endswith("_equal") and isinstance(nearest, int) else None
@@ -132,10 +132,10 @@ def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, found
 
 
 def _meant(model: type[BaseModel], owner: type[BaseModel], name: str) -> str | None:
-    """What to write instead of ``name``: what is known of it comes before what it looks like."""
+    """Return the text to write instead of ``name``: synonyms come before names that look like it."""
     allowed = fields_by_key(owner)
-    if known := synonyms.here(name):
-        section, key = known
+    if synonym := synonyms.here(name):
+        section, key = synonym
         return f"{key} instead of {name}" if key.split(":")[0] in allowed else f"{section}.{key}"
     if near := closest(name, allowed):
         return f"{near} instead of {name}"
@@ -151,7 +151,7 @@ _UNTAGGED = re.compile(r"(literal|tuple|dict|function-\w+)\[")
 
 
 def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, type[BaseModel]]:
-    """The dotted key of a pydantic location, and the section that holds its last part."""
+    """Return the dotted key of a pydantic location, and the section that holds its last part."""
     key, owner, inside = "", model, {model.__name__: model}
     for part in loc:
         if isinstance(part, int):
@@ -169,19 +169,19 @@ def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, ty
 
 
 def _field(owner: type[BaseModel], loc: tuple[int | str, ...]) -> FieldInfo | None:
-    """The field that holds what ``loc`` points to, be it in a list."""
+    """Return the field of the value that ``loc`` points to, be it in a list."""
     fields = fields_by_key(owner)
     return next((fields[part] for part in reversed(loc) if part in fields), None)
 
 
 def _allowed(field: FieldInfo | None) -> str | None:
-    """The range of a field's number, or the values that it lists."""
+    """Return the range of a field's number, or the values that it lists."""
     listed = [] if field is None else [*_bounds(field), *_values(field.annotation)]
     return ", ".join(dict.fromkeys(listed)) or None
 
 
 def _bounds(field: FieldInfo | None) -> list[str]:
-    """The range of a field's number, such as ``[">= 1", "<= 10,000"]``, be it in a list or beside null."""
+    """Return the range of a field's number, such as ``[">= 1", "<= 10,000"]``, be it in a list or beside null."""
     bounds = [] if field is None else [*field.metadata, *_metadata(field.annotation)]
     return [
         _bound(sign, getattr(bound, kind))
@@ -192,13 +192,13 @@ def _bounds(field: FieldInfo | None) -> list[str]:
 
 
 def _keys(field: FieldInfo | None) -> str | None:
-    """Those of the sections that a field can hold."""
+    """Return the keys of the sections that a field can hold."""
     sections = {} if field is None else sections_in(field.annotation)
     return ", ".join(dict.fromkeys(key for section in sections.values() for key in fields_by_key(section))) or None
 
 
 def _metadata(annotation: Any) -> Iterator[Any]:
-    """What stands beside the types inside an annotation."""
+    """Yield the notes beside the types inside an annotation."""
     for note in getattr(annotation, "__metadata__", ()):
         yield from note.metadata if isinstance(note, FieldInfo) else [note]
     for part in get_args(annotation):
@@ -206,7 +206,7 @@ def _metadata(annotation: Any) -> Iterator[Any]:
 
 
 def _values(annotation: Any) -> Iterator[str]:
-    """Those that an annotation lists."""
+    """Yield the values that an annotation lists."""
     if get_origin(annotation) is Literal:
         yield from map(str, get_args(annotation))
     for part in get_args(annotation):

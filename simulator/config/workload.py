@@ -152,7 +152,7 @@ class Workload(Section):
 
     @property
     def server_nodes(self) -> tuple[int, ...]:
-        """Those of them on whose hosts parameter servers run."""
+        """Nodes on whose hosts parameter servers run."""
         return self.own_nodes[len(self.own_nodes) - self.parallelism.server_count :]
 
     @property
@@ -297,8 +297,8 @@ def _refuse(data: Mapping[str, Any], refused: Mapping[str, InputError], file: ob
 
 
 def _with_profiles(workload: Workload, base: Path | None, origin: PlaceOfKey) -> Workload:
-    """With the whole paths of profiles that are not shipped. Raises `InputError` where one does not exist, is of
-    another GPU or lacks the precision, and where ranks are on GPUs of several vendors."""
+    """Return the workload with the whole paths of profiles that are not shipped. Raises `InputError` where one does not
+    exist, is of another GPU or lacks the precision, and where ranks are on GPUs of several vendors."""
     given, profiles = workload.calibration, {}
     several = isinstance(given, dict)
     found = dict(given if isinstance(given, dict) else workload.calibrations)
@@ -319,8 +319,8 @@ def _with_profiles(workload: Workload, base: Path | None, origin: PlaceOfKey) ->
 
 
 def _with_stack(workload: Workload, base: Path | None, origin: PlaceOfKey) -> Workload:
-    """With the whole path of a stack that is not shipped. Raises `InputError` where it does not exist, or is of another
-    GPU."""
+    """Return the workload with the whole path of a stack that is not shipped. Raises `InputError` where it does not
+    exist, or is of another GPU."""
     if not workload.stack:
         return workload
     file, shipped = origin("stack")[0], workload.stack in catalog.names("stack")
@@ -347,7 +347,8 @@ def altered(workload: Workload, changes: Mapping[str, Any]) -> Workload:
 
 
 def _with_schedule_file(section: Mapping[str, Any], base: Path | None, place: tuple[object, str]) -> Mapping[str, Any]:
-    """With the whole path of a schedule's file: beside the workload, or else in the current directory."""
+    """Return the section with the whole path of a schedule's file: beside the workload, or else in the current
+    directory."""
     reference = section.get("schedule")
     if not isinstance(reference, str) or not is_file(reference):
         return section
@@ -380,7 +381,7 @@ def _cluster(reference: object, base: Path | None, file: object, changes: Mappin
 
 
 def _only_in(key: str, changes: Mapping[str, Any], written: Any) -> bool:
-    """Whether ``key`` is a section that is made by ``changes`` and is not ``written``."""
+    """Return whether ``key`` is a section that only ``changes`` have, not the ``written`` data."""
     if not any(changed.startswith(f"{key}.") for changed in changes):
         return False
     for part in key.split("."):
@@ -391,7 +392,7 @@ def _only_in(key: str, changes: Mapping[str, Any], written: Any) -> bool:
 
 
 def written_in(source: object, changes: Mapping[str, Any], by: str = "--set") -> PlaceOfKey:
-    """Where the keys of a loaded workload were written: in its ``source``, or in ``changes``."""
+    """Return the place of the keys of a loaded workload: its ``source``, or ``changes``."""
     return lambda key: (by if _under(key, changes) else source, key)
 
 

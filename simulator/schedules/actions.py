@@ -1,4 +1,4 @@
-"""What a pipeline schedule is made of, and the one rule of what an action waits for."""
+"""Actions, slots and schedules of pipelines, and the one rule of what an action waits for."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Action:
-        """Inverse of ``str``. Raises ValueError on anything else."""
+        """Return the action of a text, the inverse of ``str``. Raises ValueError on anything else."""
         for kind in "FBIW":
-            stage, found, microbatch = text.partition(kind)
-            if found and stage.isdecimal() and microbatch.isdecimal():
+            stage, letter, microbatch = text.partition(kind)
+            if letter and stage.isdecimal() and microbatch.isdecimal():
                 return cls(int(stage), kind, int(microbatch))
         raise ValueError(f"not an action: {text!r}")
 
@@ -54,14 +54,14 @@ class Post(NamedTuple):
 Slot = tuple[Action, ...]
 #: Per rank, the slots in order.
 Order = list[list[Slot]]
-#: What stands in a rank's row where communication is written too.
+#: Entry of a rank's row where communication is written too.
 Cell = Slot | Post
 #: Actions of which any one gives what is needed: a stage's gradient comes from a whole backward or an input gradient.
 Need = tuple[Action, ...]
 
 
 def requires(action: Action, n_stages: int) -> list[Need]:
-    """What ``action`` needs: the one rule that building, checking and drawing all ask.
+    """Return the actions that ``action`` needs: the one rule that building, checking and drawing all ask.
 
     A model has ``n_stages`` stages; stages of a second copy of the model are numbered from there on.
     """
@@ -78,22 +78,24 @@ def requires(action: Action, n_stages: int) -> list[Need]:
 
 
 def in_a_loop(stage: int, p: int) -> int:
-    """The rank of a stage where each chunk of the model goes round all ranks: stage mod p."""
+    """Return the rank of a stage where each chunk of the model goes round all ranks: stage mod p."""
     return stage % p
 
 
 def in_a_v(stage: int, p: int) -> int:
-    """The rank of a stage where every other chunk goes back: stages r and 2p - 1 - r on rank r."""
+    """Return the rank of a stage where every other chunk goes back: stages r and 2p - 1 - r on rank r."""
     turn, place = divmod(stage, p)
     return p - 1 - place if turn % 2 else place
 
 
 @dataclass(frozen=True)
 class Times:
-    """What a schedule can be tuned to. One entry per stage: ``forward_s``, ``input_s`` and ``weight_s`` of a
-    micro-batch; ``taken`` and ``kept``, the activation memory (bytes) that a forward takes and that its input gradient
-    leaves to the weight gradient. ``hop_s``: of a transfer to the next stage. ``memory_limit``: activation memory that
-    a rank may hold, as a multiple of 1F1B's peak.
+    """Seconds and bytes of passes, to which a schedule can be tuned; one entry per stage.
+
+    ``forward_s``, ``input_s`` and ``weight_s``: seconds of a micro-batch. ``taken``: bytes of activations that a
+    forward takes. ``kept``: bytes of them that its input gradient leaves to the weight gradient. ``hop_s``: seconds of
+    a transfer to the next stage. ``memory_limit``: activation memory that a rank may hold, as a multiple of 1F1B's
+    peak.
     """
 
     forward_s: tuple[float, ...]
@@ -108,7 +110,7 @@ class Times:
     def equal(
         cls, stages: int, f: float, i: float, w: float, hop_s: float = 0.0, limit: float = 1.0, kept: float = 1.0
     ) -> Times:
-        """Of equal stages; ``kept`` is a share of what a forward takes."""
+        """Return the times of equal stages; ``kept`` is a share of what a forward takes."""
         n = stages
         return cls((f,) * n, (i,) * n, (w,) * n, (1.0,) * n, (kept,) * n, hop_s, limit)
 
@@ -117,32 +119,35 @@ class Times:
 class Schedule:
     """A pipeline schedule: a pure function to ordered actions, and what its authors claim of it.
 
-    ``order(p, m, v)``: slots per rank for p pipeline ranks, m micro-batches, v chunks per rank; stages number p * v.
-    ``bubble(p, m, v, f, i, w)``: the claimed idle time over busy time of one step with equal stages and free
-    communication, where a chunk's forward, input and weight gradient last f, i and w; None where nothing is claimed.
-    Where the backward is split the claim is exact for f = i = w.
-    ``peak(p, m, v, rank)``: the claimed peak of micro-batch chunks held on a rank; None where nothing is claimed.
-    ``check(p, m, v)``: None, or the reason why the schedule cannot be built, naming what would work.
-    ``rank_of(stage, p)``: the rank that holds a stage.
-    ``batching(p, m)``: how blocking point-to-point is posted between two slots: ``peer`` batches what goes to and comes
-    from one neighbour (Megatron's ``send_forward_recv_backward``), ``slot`` batches all of it
-    (``send_forward_backward_recv_forward_backward``), ``single`` posts each transfer at both ends when it is sent
-    (torch's ``_add_send_recv``), which suits any order.
-    ``posts_ahead``: where transfers go on beside computation they are posted so too, each on its neighbour's stream, by
-    torch's ``_PipelineScheduleRuntime`` as by Megatron-LM's ``overlap_p2p_comm``, which is for interleaved stages only;
-    of others a receive is posted as its bytes come. It is the schedule's, whoever plays it; whose stages hold what, and
-    which passes the first one splits, is `Workload.stage_runtime`.
-    ``chunks``: per rank, None where the user chooses. ``splits``: input and weight gradients are actions of their own.
-    ``joined``: the actions of a slot are one pass, which starts when all have what they need, and sends when all have
-    ended.
-    ``copies``: 2 where every stage is on two ranks, for micro-batches that go opposite ways; the second copy's stages
-    are numbered from p * v on.
-    ``steady``: the claim is of the period between steps that follow one another, not of one step alone. ``drains``: a
-    step's last backward comes before the next step's first forward; where not, steps run on as one long one.
-    ``weight_versions(p, m, rank)``: of its weights that a rank keeps.
-    ``search(p, m, v, times)``: where the order depends on what the passes take; ``order`` is that for equal ones.
-    Of a schedule read from a file: ``size``, the only p, m, v that it is of, and ``rows``, its slots with the sends and
-    receives that its author has put between them, if any.
+    The order and its bounds. ``order(p, m, v)``: slots per rank for p pipeline ranks, m micro-batches, v chunks per
+    rank; stages number p * v. ``check(p, m, v)``: None, or the reason why the schedule cannot be built, naming what
+    would work. ``rank_of(stage, p)``: the rank that holds a stage. ``chunks``: chunks per rank, None where the user
+    chooses. ``search(p, m, v, times)``: the order where it depends on the seconds of passes; ``order`` is that for
+    equal ones.
+
+    Claims; None where nothing is claimed. ``bubble(p, m, v, f, i, w)``: idle time over busy time of one step with equal
+    stages and free communication. A chunk's forward, input and weight gradient last f, i and w. Where the backward is
+    split the claim is exact for f = i = w. ``peak(p, m, v, rank)``: the peak of micro-batch chunks held on a rank.
+    ``steady``: the claim is of the period between steps that follow one another, not of one step alone.
+    ``weight_versions(p, m, rank)``: versions of its weights that a rank keeps.
+
+    Passes. ``splits``: input and weight gradients are actions of their own. ``joined``: the actions of a slot are one
+    pass, which starts when all have what they need, and sends when all have ended. ``copies``: 2 where every stage is
+    on two ranks, for micro-batches that go opposite ways; the second copy's stages are numbered from p * v on.
+    ``drains``: a step's last backward comes before the next step's first forward. Without it steps run on as one long
+    step.
+
+    Transfers. ``batching(p, m)``: how blocking point-to-point is posted between two slots. ``peer`` batches what goes
+    to and comes from one neighbour (Megatron's ``send_forward_recv_backward``). ``slot`` batches all of it
+    (``send_forward_backward_recv_forward_backward``). ``single`` posts each transfer at both ends when it is sent
+    (torch's ``_add_send_recv``), which suits any order. ``posts_ahead``: transfers beside computation are posted ahead,
+    each on its neighbour's stream. So do torch's ``_PipelineScheduleRuntime`` and Megatron-LM's ``overlap_p2p_comm``,
+    which is for interleaved stages only. Without it a receive is posted as its bytes come. It is a fact of the
+    schedule, whoever plays it; whose stages hold what, and which passes the first one splits, is
+    `Workload.stage_runtime`.
+
+    A schedule read from a file has ``size``, the only p, m, v that it is for. Its ``rows`` are its slots with the sends
+    and receives that its author has put between them, if any.
     """
 
     name: str
@@ -166,12 +171,12 @@ class Schedule:
     rows: tuple[tuple[Cell, ...], ...] | None = None
 
     def tuned(self, times: Times) -> Schedule:
-        """This schedule for passes that take ``times``; itself where it does not depend on them."""
+        """Return this schedule for passes that take ``times``; itself where it does not depend on them."""
         search = self.search
         return self if search is None else replace(self, order=lambda p, m, v: search(p, m, v, times))
 
     def over(self, p: int, m: int, v: int, steps: int) -> Order:
-        """The slots of several steps in a row; micro-batches are numbered through."""
+        """Return the slots of several steps in a row; micro-batches are numbered through."""
         if not self.drains:
             return self.order(p, m * steps, v)
         return [
@@ -185,15 +190,16 @@ class Schedule:
 
 
 def one_chunk(p: int, m: int, v: int) -> str | None:
-    """The check of schedules with one stage per rank."""
+    """Return why a schedule with one stage per rank cannot be built; None: it can."""
     return None if v == 1 else f"needs 1 chunk per rank, got {v}; for more chunks use schedule: interleaved"
 
 
 def two_chunks(p: int, m: int, v: int) -> str | None:
-    """The check of schedules with a V of stages."""
+    """Return why a schedule with a V of stages cannot be built; None: it can."""
     return None if v == 2 else f"needs 2 chunks per rank, got {v}"
 
 
 def filled(p: int, m: int, v: int, f: float, i: float, w: float) -> float:
-    """Idle over busy where ranks idle only while the pipeline fills and drains, p - 1 chunks each: (p - 1) / (v m)."""
+    """Return idle over busy time where ranks idle only while the pipeline fills and drains, p - 1 chunks each: (p - 1)
+    / (v m)."""
     return (p - 1) / (v * m)

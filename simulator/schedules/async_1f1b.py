@@ -8,11 +8,11 @@ from simulator.schedules.one_f_one_b import order
 
 
 def weight_versions(p: int, m: int, rank: int) -> int:
-    """Versions of the weights on rank r: the newest, and those that the p - r - 1 other micro-batches under way began
-    with, m of which share one, since gradients of a step's m micro-batches are accumulated before the weights change.
+    """Return the versions of the weights on rank r: the newest, and those of the other micro-batches under way.
 
-    PipeDream's p - r (weight stashing, arXiv 1806.03377, section 3.3) where m = 1; the two of PipeDream-2BW (arXiv
-    2006.09503, section 3.1) where m >= p - 1.
+    These are p - r - 1. A version is shared by m of them, as gradients of a step's m micro-batches are accumulated
+    before the weights change. With m = 1 that is PipeDream's p - r (weight stashing, arXiv 1806.03377, section 3.3).
+    With m >= p - 1 it is PipeDream-2BW's two (arXiv 2006.09503, section 3.1).
     """
     return 1 + math.ceil((p - rank - 1) / m)
 

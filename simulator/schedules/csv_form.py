@@ -42,7 +42,7 @@ def _said(p: int, m: int, v: int) -> str:
 
 
 def from_csv(text: str, name: str) -> Schedule:
-    """The schedule that ``text`` writes down, for the one p, m and v that it is of. Raises ValueError on what cannot be
+    """Return the schedule that ``text`` writes down, for its one p, m and v. Raises ValueError on what cannot be
     read, and where passes are missing, twice there or on two ranks; not on an order that deadlocks."""
     rows = [
         [cell for at, entry in enumerate(line, start=1) if (cell := _parse(entry.strip(), row, at)) is not None]

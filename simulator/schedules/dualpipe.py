@@ -6,10 +6,10 @@ from simulator.schedules.dualpipe_v import idle, phases
 
 
 def order(p: int, m: int, v: int = 1) -> Order:
-    """Both halves of the pipeline run DualPipeV's phases, each with its own direction as chunk 0.
+    """Run DualPipeV's phases on both halves of the pipeline, each with its own direction as chunk 0.
 
-    Micro-batches 0 .. m/2 - 1 go through stages 0 .. p - 1 of the first copy, from rank 0 on, the others through stages
-    p .. 2p - 1 of the second, from rank p - 1 on.
+    Micro-batches 0 .. m/2 - 1 go through stages 0 .. p - 1 of the first copy, from rank 0 on. The others go through
+    stages p .. 2p - 1 of the second, from rank p - 1 on.
     """
     ranks = []
     for rank in range(p):

@@ -12,8 +12,10 @@ def order(p: int, m: int, v: int) -> Order:
 
 
 def rounds(p: int, m: int) -> int:
-    """Rounds of equally many micro-batches: of p each where p divides m, as in Megatron-LM; of at least p in torch's
-    flexible form; one where m is smaller than p."""
+    """Return the number of rounds of equally many micro-batches.
+
+    A round is of p where p divides m, as in Megatron-LM, and of at least p in torch's flexible form. There is one where
+    m is smaller than p."""
     return max(1, m // p)
 
 

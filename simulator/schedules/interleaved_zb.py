@@ -6,8 +6,9 @@ from simulator.schedules.zb_h1 import bubble, split_order
 
 
 def order(p: int, m: int, v: int) -> Order:
-    """Rank r warms up with (p - r - 1) + (v - 1) (micro-batches per round) forwards; then F and I in turn, each W r
-    input gradients behind. With one chunk this is ZB-H1."""
+    """Warm rank r up with (p - r - 1) + (v - 1) (micro-batches per round) forwards, then run F and I in turn.
+
+    Each W comes r input gradients behind its I. With one chunk this is ZB-H1."""
     return [
         split_order(
             [chunk_action("F", index, rank, p, m, v) for index in range(m * v)],

@@ -1,9 +1,8 @@
-"""The zero-bubble paper's automatic search: an order made for what the passes of each stage take, under a limit of
-memory.
+"""The zero-bubble paper's automatic search: an order for the seconds of each stage's passes, under a limit of memory.
 
-A greedy construction runs forwards front to back and input gradients back to front, one of each per micro-batch, and
-puts weight gradients where a rank would idle, or has no room left. It is repeated for all settings of its choices, and
-what comes out competes with the orders that the paper made by hand, so that it is never worse than one that fits.
+A greedy construction runs forwards front to back and input gradients back to front, one of each per micro-batch. It
+puts weight gradients where a rank would idle, or has no room left. It is repeated for all settings of its choices. The
+result competes with the orders that the paper made by hand, and is thus never worse than one of these that fits.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _SLACK = 1 + 1e-9
 
 @dataclass(frozen=True)
 class _Choices:
-    """What the construction cannot know in advance (arXiv 2401.10241, section 3.1).
+    """Choices whose effect the construction cannot know in advance (arXiv 2401.10241, section 3.1).
 
     ``one_more``: a forward more in the warm-up even if it delays the first gradient. ``wait``: a rank that is ahead
     leaves a forward out if that costs it less idle time than the worst rank has. ``fill``: a weight gradient goes into
@@ -53,7 +52,7 @@ class _Rank:
 
     @property
     def pending(self) -> bool:
-        """Whether there is a weight gradient to run."""
+        """A weight gradient is there to run."""
         return self.weights < len(self.inputs)
 
     def forward(self, ready: float) -> None:
@@ -93,7 +92,7 @@ class _Rank:
 
     @property
     def lasted_s(self) -> float:
-        """From its first action, a forward pass, to its last."""
+        """Seconds from its first action, a forward pass, to its last."""
         return self.now - self.forwards[0] + self.f
 
     def make_room(self, nbytes: float) -> None:
@@ -134,7 +133,7 @@ def _warm_up(ranks: list[_Rank], m: int, hop: float, choices: _Choices) -> None:
 
 
 def _leaves_out(rank: _Rank, following: _Rank, hop: float, worst: float) -> bool:
-    """Whether a rank that is two forwards ahead does better to wait for the next rank's gradient than to run one."""
+    """Return whether a rank two forwards ahead does better to wait for the next rank's gradient than to run one."""
     gradient = following.now + following.f + following.i + hop
     if rank.now >= gradient:
         return True
@@ -144,8 +143,9 @@ def _leaves_out(rank: _Rank, following: _Rank, hop: float, worst: float) -> bool
 
 
 def _construct(p: int, m: int, times: Times, limit: float, choices: _Choices, best_s: float) -> tuple[float, Order]:
-    """The order of these choices, and the longest time from a rank's first action to its last; no order where that is
-    not below ``best_s``, which ends the construction early."""
+    """Return the longest time from a rank's first action to its last, and the order of these choices.
+
+    Where the time is not below ``best_s`` the construction ends early, without an order."""
     ranks = [_Rank(stage, times, limit) for stage in range(p)]
     hop = times.hop_s
     work = [m * (rank.f + rank.i + rank.w) for rank in ranks]
@@ -183,8 +183,8 @@ def _construct(p: int, m: int, times: Times, limit: float, choices: _Choices, be
     return longest, [[(action,) for action in rank.actions] for rank in ranks]
 
 
-def _held(slots: list[Slot], times: Times) -> float:
-    """The most bytes of activations that one rank's actions hold."""
+def _peak_bytes(slots: list[Slot], times: Times) -> float:
+    """Return the most bytes of activations that one rank's actions hold."""
     rank = _Rank(slots[0][0].stage, times, math.inf)
     for ((_, kind, _),) in slots:
         rank.run(kind, 0.0)
@@ -192,7 +192,7 @@ def _held(slots: list[Slot], times: Times) -> float:
 
 
 def _longest(order: Order, times: Times) -> float:
-    """The longest time from a rank's first action to its last, each action as early as it can be."""
+    """Return the longest time from a rank's first action to its last, each action as early as it can be."""
     ranks = [_Rank(stage, times, math.inf) for stage in range(len(order))]
     last = len(ranks) - 1
     left = [deque(slots) for slots in order]
@@ -216,27 +216,28 @@ def _longest(order: Order, times: Times) -> float:
 
 
 def _by_hand(p: int, m: int, times: Times, limit: float) -> list[Order]:
-    """The orders of 1F1B, ZB-H1 and ZB-H2, where they fit, and ZB-H1 with the weight gradients of each rank as far
-    behind as its memory allows; a rank without room for any runs its backward passes whole."""
+    """Return the orders of 1F1B, ZB-H1 and ZB-H2, where they fit, and a ZB-H1 that fits.
+
+    In that the weight gradients of each rank are as far behind as its memory allows. A rank without room for any runs
+    its backward passes whole."""
     whole = one_f_one_b.order(p, m)
     fitted: Order = []
     for rank, slots in enumerate(whole):
         forwards, inputs = ([Action(rank, kind, mb) for mb in range(m)] for kind in "FI")
         warmup = min(p - rank - 1, m)
         lags = (zb_h1.split_order(forwards, inputs, warmup=warmup, lag=lag) for lag in range(rank, -1, -1))
-        fitted.append(next((split for split in lags if _held(split, times) <= limit * _SLACK), slots))
+        fitted.append(next((split for split in lags if _peak_bytes(split, times) <= limit * _SLACK), slots))
     orders = [whole, zb_h1.order(p, m), zb_h2.order(p, m), fitted]
-    return [o for o in orders if all(_held(slots, times) <= limit * _SLACK for slots in o)]
+    return [o for o in orders if all(_peak_bytes(slots, times) <= limit * _SLACK for slots in o)]
 
 
 @lru_cache(maxsize=32)
 def search(p: int, m: int, v: int, times: Times) -> Order:
-    """The best order found: the one whose longest rank is shortest from its first action to its last, which is the time
-    between steps that follow each other.
+    """Return the best order: its longest rank is shortest from its first action to its last.
 
-    No rank holds more than ``times.memory_limit`` times the most that a rank of 1F1B does. Where what is left to weight
-    gradients takes so much of that that backward passes do better whole, they are. Raises ValueError where the limit is
-    too little for one micro-batch.
+    That is the time between steps that follow each other. No rank holds more than ``times.memory_limit`` times the most
+    that a rank of 1F1B does. Backward passes are whole where bytes left to weight gradients would take too much of
+    that. Raises ValueError where the limit is too little for one micro-batch.
     """
     reference = max(min(m, p - rank) * taken for rank, taken in enumerate(times.taken))
     limit = times.memory_limit * reference
@@ -259,14 +260,14 @@ def search(p: int, m: int, v: int, times: Times) -> Order:
 
 
 def _whole(times: Times) -> Times:
-    """``times`` of backward passes that are not split: the input gradient is all of it."""
+    """Return ``times`` for backward passes that are not split: the input gradient is all of it."""
     both = tuple(i + w for i, w in zip(times.input_s, times.weight_s, strict=True))
     none = (0.0,) * len(both)
     return replace(times, input_s=both, weight_s=none, kept=none)
 
 
 def _joined(order: Order) -> Order:
-    """The order of `_whole` passes: B for I, and no W."""
+    """Return the order of `_whole` passes: B for I, and no W."""
     return [
         [tuple(a._replace(kind={"I": "B"}.get(a.kind, a.kind)) for a in slot) for slot in slots if slot[0].kind != "W"]
         for slots in order
@@ -274,7 +275,7 @@ def _joined(order: Order) -> Order:
 
 
 def order(p: int, m: int, v: int = 1) -> Order:
-    """What the search finds for F = I = W, free communication and the memory of 1F1B."""
+    """Return the order for F = I = W, free communication and the memory of 1F1B."""
     return search(p, m, v, Times.equal(p, 1.0, 1.0, 1.0))
 
 

@@ -4,7 +4,7 @@ from simulator.schedules.actions import Action, Order, Schedule, Slot, one_chunk
 
 
 def order(p: int, m: int, v: int = 1) -> Order:
-    """As 1F1B with I for B; W follows r micro-batches behind on rank r, so that no rank holds more than p."""
+    """Run 1F1B with I for B; W follows r micro-batches behind on rank r, so that no rank holds more than p."""
     return [
         split_order(
             [Action(rank, "F", mb) for mb in range(m)],
@@ -17,8 +17,9 @@ def order(p: int, m: int, v: int = 1) -> Order:
 
 
 def split_order(forwards: list[Action], backwards: list[Action], *, warmup: int, lag: int) -> list[Slot]:
-    """``warmup`` forwards, then F and I in turn, then the I left; each I but the first ``lag`` is followed by the
-    oldest W, and what W are left come last."""
+    """Return ``warmup`` forwards, then F and I in turn, then the I left.
+
+    Each I but the first ``lag`` is followed by the oldest W. The W left come last."""
     actions = forwards[:warmup]
     weights = [backward._replace(kind="W") for backward in backwards]
     for index, backward in enumerate(backwards):

@@ -1,5 +1,7 @@
-"""ZB-H2: more forwards before the first backward, and weight gradients left for the end, so that ranks idle neither in
-a step nor between steps; about twice the memory of 1F1B."""
+"""ZB-H2: more forwards before the first backward, and weight gradients left for the end.
+
+Ranks thus idle neither in a step nor between steps. It takes about twice the memory of 1F1B.
+"""
 
 from simulator.schedules.actions import Action, Order, Schedule, one_chunk
 
@@ -14,9 +16,9 @@ def order(p: int, m: int, v: int = 1) -> Order:
 def _rank_order(rank: int, p: int, m: int) -> list[Action]:
     """One rank's actions by phase; micro-batches count up for each kind.
 
-    With F = I = W = 1 rank r starts at r and the gradient of micro-batch 0 is back at 2p - 1 - r, so that 2 (p - r) - 1
+    With F = I = W = 1 rank r starts at r, and the gradient of micro-batch 0 is back at 2p - 1 - r. So 2 (p - r) - 1
     forwards fit before it. Then the last rank runs I, W and F in turn, and for the last 2p - 1 micro-batches I and F
-    alone, so that the other ranks' last I come as early as rank 0 needs them to end at 3m.
+    alone. The other ranks' last I then come as early as rank 0 needs them to end at 3m.
     """
     lead = 2 * (p - rank) - 1
     pattern = ["F"] * lead + ["I", "W", "F"] * (m - 2 * p + 1) + ["I", "F"] * (2 * rank)

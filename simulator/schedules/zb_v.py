@@ -4,7 +4,7 @@ from simulator.schedules.actions import Action, Order, Schedule, in_a_v, two_chu
 
 
 def order(p: int, m: int, v: int = 2) -> Order:
-    """As torch's ScheduleZBVZeroBubble: the pattern needs 2p - 1 micro-batches, of which missing ones are left out."""
+    """Follow torch's ScheduleZBVZeroBubble: the pattern needs 2p - 1 micro-batches; missing ones are left out."""
     return [
         [(action,) for action in _rank_order(rank, p, max(m, 2 * p - 1)) if action.microbatch < m] for rank in range(p)
     ]

@@ -1,7 +1,7 @@
-"""What a workload may not say: every check that looks at more than one key, and what it proposes instead.
+"""Rules of workloads: every check that looks at more than one key, and what it proposes instead.
 
-One file per subject. Of each, `problems` is asked of what the file says, and `layout_problems` when every default has
-its value; both yield errors. `warnings` tells what runs, and is probably not meant.
+There is one file per subject. Each one's `problems` are asked of a file's own keys, its `layout_problems` when every
+default has its value. Both yield errors. `warnings` tell of jobs that run, and are probably not meant.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def problems(workload: Workload) -> Iterator[InputError]:
 
 
 def layout_problems(workload: Workload) -> Iterator[InputError]:
-    """What is wrong between the resolved layout, the batch and the cluster."""
+    """Yield errors between the resolved layout, the batch and the cluster."""
     return chain.from_iterable(check(workload) for check in _LAYOUT_PROBLEMS)
 
 
 def warnings(workload: Workload) -> list[str]:
-    """What runs, and is probably not meant."""
+    """Return warnings of what runs, and is probably not meant."""
     return [*workload.cluster.warnings, *(note for notes in _WARNINGS for note in notes(workload))]
 
 

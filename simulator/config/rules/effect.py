@@ -17,7 +17,7 @@ Condition = Callable[["Workload"], bool]
 
 
 def _shared(workload: Workload) -> bool:
-    """Whether any two ranks hold the same parameters, or gradients leave for servers or the host."""
+    """Return whether any two ranks hold the same parameters, or gradients leave for servers or the host."""
     layout = workload.parallelism
     axes = ("dp", "edp") if workload.model.moe else ("dp",)
     leave = layout.server_count or layout.offload.optimizer != "none"
@@ -25,7 +25,7 @@ def _shared(workload: Workload) -> bool:
 
 
 def _cuts_buckets(workload: Workload) -> bool:
-    """Whether gradients are reduced, or parameters gathered, in buckets, or copied to one."""
+    """Return whether gradients are reduced, or parameters gathered, in buckets, or copied to one."""
     layout = workload.parallelism
     reduced = _shared(workload) and (layout.zero == 2 or (layout.zero < 2 and layout.overlap.grad_reduce))
     gathered = layout.zero in (1, 2) and layout.overlap.param_gather and layout.plan.drains
@@ -33,7 +33,7 @@ def _cuts_buckets(workload: Workload) -> bool:
 
 
 def _agrees(workload: Workload) -> bool:
-    """Whether ranks of a replica have a norm or infinities to agree on before the optimizer."""
+    """Return whether ranks of a replica have a norm or infinities to agree on before the optimizer."""
     training, layout = workload.training, workload.parallelism
     several = layout.pp * layout.tp * layout.ep * layout.etp > 1
     return several and not layout.server_count and (training.grad_clip is not None or training.precision == "fp16")
@@ -54,7 +54,7 @@ def _every(workload: Workload, holds: Callable[[NodeSpec], bool]) -> bool:
 
 
 def _one_attention(workload: Workload) -> bool:
-    """Whether no profile of its GPUs has kernels of attention of two ages."""
+    """Return whether no profile of its GPUs has kernels of attention of two ages."""
     profiles = (load_profile(workload.calibrations[gpu]) for gpu in workload.gpu_types)
     return all(profile.kernels.attention_flash2 is None for profile in profiles)
 

@@ -1,4 +1,4 @@
-"""The framework, and what it does not do."""
+"""Rules of the framework: keys and features that it lacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def choice_problems(workload: Workload) -> Iterator[InputError]:
-    """Keys of the framework that it does not know."""
+    """Yield keys of the section ``framework`` that the framework does not know."""
     choice = workload.framework
     framework = FRAMEWORKS[choice.name]
     if choice.version is not None and not framework.before:

@@ -1,4 +1,4 @@
-"""What may live outside the GPU, and what the nodes need for it."""
+"""Rules of offloading: tensors outside the GPU, and what nodes need for them."""
 
 from __future__ import annotations
 

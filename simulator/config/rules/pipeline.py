@@ -154,7 +154,7 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
 
 
 def _is_even(layers: int, layout: Parallelism) -> bool:
-    """Whether the layers are split as they would be without ``layers_per_stage``."""
+    """Return whether the layers are split as they would be without ``layers_per_stage``."""
     try:
         return layout.layers_per_stage == even_split(layers, layout)
     except InputError:

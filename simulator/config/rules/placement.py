@@ -1,4 +1,4 @@
-"""Which nodes a job may be put on."""
+"""Rules of placement: the nodes that a job may be put on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def layout_problems(workload: Workload) -> Iterator[InputError]:
-    """A list of nodes names as many of the cluster's as hold the job, and no more, each once."""
+    """Yield errors of a list of nodes, which names as many as hold the job, and no more, each once."""
     nodes = workload.nodes
     if nodes is None:
         return

@@ -60,7 +60,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
 
 
 def _tp_problems(workload: Workload) -> Iterator[InputError]:
-    """What tp does not divide, the most telling first: one change of tp may mend them all."""
+    """Return the sizes that tp does not divide, the most telling first: one change of tp may mend them all."""
     model, tp = workload.model, workload.parallelism.tp
     if model.heads % tp:
         yield _heads_do_not_split(workload)
@@ -89,8 +89,10 @@ def _head_splits(workload: Workload) -> list[int]:
 
 
 def other_tp(workload: Workload) -> int:
-    """The size of tp nearest to the one that is given, of equally near ones the smaller, that splits heads, MLP and
-    sequence, stays in a node and leaves no GPU over; 1 where none does."""
+    """Return the size of tp nearest to the workload's that splits heads, MLP and sequence, and leaves no GPU over.
+
+    It stays in a node. Of equally near ones it is the smaller; 1 where none does.
+    """
     layout = workload.parallelism
     sizes = [
         tp
@@ -104,8 +106,10 @@ def other_tp(workload: Workload) -> int:
 
 
 def sequence_unit(layout: Parallelism) -> int:
-    """What a sequence must be a multiple of: context parallelism splits it into cp parts, or 2 cp chunks for a balanced
-    ring (Megatron-LM's ``get_batch_on_this_cp_rank``), and sequence parallelism each rank's part over tp."""
+    """Return the number of which a sequence must be a multiple.
+
+    Context parallelism splits it into cp parts, or 2 cp chunks for a balanced ring (Megatron-LM's
+    ``get_batch_on_this_cp_rank``). Sequence parallelism splits each rank's part over tp."""
     zigzag = layout.cp > 1 and layout.cp_method == "ring" and layout.cp_layout == "zigzag"
     return layout.cp * math.lcm(2 if zigzag else 1, layout.tp if layout.sequence_parallel else 1)
 
