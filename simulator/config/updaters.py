@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 if TYPE_CHECKING:
-    OptimizerName = ImplementationName = str
+    OptimizerName = str
+    ImplementationName = str
 else:
     # What is listed, so that a new optimizer needs no line here.
     OptimizerName = Literal[tuple(OPTIMIZERS)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from simulator.costs import Costs
-from simulator.costs.interference import Beside as Interference
+from simulator.costs.interference import InterferenceCost
 from simulator.engine.issue_order import HostSpeeds
 from simulator.engine.templates import OpRow, TemplateStore
 from simulator.program import Beside, Block, Collective, Compute
@@ -147,7 +147,7 @@ class BlockCutter:
             self._rows[key] = OpRow.of_comm(comm, length.seconds, length.wire_bytes, launch_s, beside)
         return self._rows[key]
 
-    def _segment(self, rows: Sequence[OpRow], interference: Interference | None) -> Iterable[Segment]:
+    def _segment(self, rows: Sequence[OpRow], interference: InterferenceCost | None) -> Iterable[Segment]:
         if not rows:
             return
         key = (id(interference), *map(id, rows))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import simpy
 
 from simulator.arrays import Floats
-from simulator.costs.interference import Beside as Interference
+from simulator.costs.interference import InterferenceCost
 from simulator.engine.block_pieces import Segment
 from simulator.engine.memory_bandwidth import INSTANT_s, equal_part, memory_demand
 from simulator.engine.representatives import PlannedTransfer
@@ -81,7 +81,7 @@ class SharedGpu(SimulatedGpu):
 
     is_shared = True
 
-    def __init__(self, env: simpy.Environment, store: TemplateStore, interference: Interference) -> None:
+    def __init__(self, env: simpy.Environment, store: TemplateStore, interference: InterferenceCost) -> None:
         super().__init__(env, store)
         self.communication_waits = interference.queues
         self._interference = interference

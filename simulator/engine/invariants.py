@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.cluster import Cluster
-from simulator.engine.group_transfers import SIGNAL_BYTES, algorithm_of, traffic_of
+from simulator.engine.group_transfers import SIGNAL_BYTES, algorithm_of, shares_of
 from simulator.engine.placement import Placed
 from simulator.errors import SimulatorError
 from simulator.network import hosts
@@ -186,7 +186,7 @@ def _bytes_of_links(place: Place) -> dict[int, float]:
             ends = _ends(place, comm, rank)
             if not ends:
                 continue
-            key = ends, comm.op, algorithm_of(comm), comm.nbytes, traffic_of(comm)
+            key = ends, comm.op, algorithm_of(comm), comm.nbytes, shares_of(comm)
             if key not in loads:
                 loads[key] = _bytes_of_transfer(place, comm, ends)
             for link, nbytes in loads[key].items():
@@ -212,7 +212,7 @@ def _bytes_of_transfer(place: Place, comm: Comm, ends: tuple[int, ...]) -> dict[
     placed, cluster = place
     if isinstance(comm, PointToPoint):
         return {link: load * comm.nbytes for link, load in cluster.spread(*ends)}
-    choices = patterns(comm.op, ends, cluster, algorithm_of(comm), traffic_of(comm))
+    choices = patterns(comm.op, ends, cluster, algorithm_of(comm), shares_of(comm))
     plan = fastest(comm.op, choices, comm.nbytes, placed.costs.among(cluster.gpu_types(ends)))
     found: dict[int, float] = {}
     for phase in plan.phases:

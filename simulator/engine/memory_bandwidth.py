@@ -8,8 +8,7 @@ from collections.abc import Collection
 import numpy as np
 
 from simulator.arrays import Floats
-from simulator.costs.interference import Beside as Interference
-from simulator.costs.interference import memory_bytes
+from simulator.costs.interference import InterferenceCost, memory_bytes
 from simulator.engine.kernel_times import KernelTimes
 from simulator.engine.representatives import PlannedTransfer
 from simulator.program import Comm
@@ -18,7 +17,7 @@ from simulator.program import Comm
 INSTANT_s = 1e-12
 
 
-def memory_demand(interference: Interference, comm: Comm, members: int, transfer: PlannedTransfer) -> float:
+def memory_demand(interference: InterferenceCost, comm: Comm, members: int, transfer: PlannedTransfer) -> float:
     """Return the share of the memory's time that ``comm`` would take while its bytes move at full speed."""
     seconds = transfer.plan.moving_s
     nbytes = memory_bytes(comm, members, transfer.wire_bytes)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.arrays import Floats
-from simulator.costs.interference import Beside as Interference
+from simulator.costs.interference import InterferenceCost
 from simulator.costs.power import Loads, load_class
 from simulator.engine.kernel_times import PacedTemplate
 from simulator.program import COMPUTE_LANE, HOST_LANES, Comm, Compute, Kernel
@@ -76,12 +76,12 @@ class TemplateStore:
         self.templates: list[Template] = []
         self.is_kernel: list[NDArray[np.bool_]] = []
         self._rows: list[tuple[OpRow, ...]] = []
-        self._interference: list[Interference | None] = []
+        self._interference: list[InterferenceCost | None] = []
         self._comm_templates: dict[tuple[str, str, str, float], int] = {}
         self._paced: dict[tuple[int, Hashable], PacedTemplate] = {}
         self._memory_left: dict[int, MemoryLeft] = {}
 
-    def add(self, rows: Sequence[OpRow], interference: Interference | None) -> int:
+    def add(self, rows: Sequence[OpRow], interference: InterferenceCost | None) -> int:
         """Store ``rows`` as a template; return its index. ``interference``: of a GPU where communication slows it."""
         self._rows.append(tuple(rows))
         self._interference.append(interference)
