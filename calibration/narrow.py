@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.config.workload import Workload, load_workload
+from simulator.config import Workload, load_workload
 
 SEQ, WIDTH, HEADS = 64, 256, 4
 #: Modules of one kind that are measured in a row.

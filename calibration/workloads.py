@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from calibration.commits import sha256
-from simulator.config.workload import Workload, load_workload
+from simulator.config import Workload, load_workload
 from simulator.errors import InputError
 from simulator.input_files import brief, read_text
 

@@ -21,9 +21,9 @@ from simulator.analysis.training.static_memory import static_memory
 from simulator.analysis.training.steady_state import UNSTEADY, SteadyState, until_steady
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import Workload, load_workload
+from simulator.config.loading import written_in
 from simulator.config.profile import load_profiles
 from simulator.config.stack import load_stack
-from simulator.config.workload import written_in
 from simulator.costs import Costs
 from simulator.costs.provenance import priced_by
 from simulator.engine import Placed, simulate

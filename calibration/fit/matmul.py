@@ -63,7 +63,7 @@ class _Sample:
 
     @classmethod
     def from_cases(cls, cases: Sequence[Measured], *, lasting: bool) -> _Sample:
-        products = Products.of([kernel_of(case) for case in cases])
+        products = Products.from_kernels([kernel_of(case) for case in cases])
         return cls(products, np.array([case.seconds for case in cases]), lasting)
 
     def predicted(self, cost: MatmulCost) -> Floats:

@@ -70,7 +70,7 @@ def errors_of(
     stack: Stack, measured: Sequence[tuple[Case, float]], candidates: Sequence[Sequence[Pattern]]
 ) -> list[float]:
     """ln(predicted / measured) of every case; ``candidates``: what its algorithms do to the links."""
-    costs = Costs.of_stack(stack)
+    costs = Costs.from_stack(stack)
     return [
         math.log(min([timed(pattern, case.nbytes, costs)[0] for pattern in some]) / seconds)
         for (case, seconds), some in zip(measured, candidates, strict=True)

@@ -20,7 +20,7 @@ from calibration.measure.team import FOREVER
 from calibration.train.length import PROFILED, Length
 from calibration.train.record import now, write_timeline
 from calibration.train.run import RankRun, rank_record, spread, train
-from simulator.config.workload import load_workload
+from simulator.config import load_workload
 
 
 def main() -> None:

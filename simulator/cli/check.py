@@ -52,8 +52,8 @@ def command(
     from simulator import models
     from simulator.api import cluster_of
     from simulator.config import load_workload, parse_changes
+    from simulator.config.loading import written_in
     from simulator.config.profile import load_profile
-    from simulator.config.workload import written_in
     from simulator.errors import located
 
     changes = parse_changes(set_ or ())

@@ -214,7 +214,7 @@ def _costs(
         network = load_stack(stack, file="--stack")
         for gpu in types:
             check_stack(network, gpu, file="--stack")
-        return Costs.of_stack(network), {"calibration": None, "stack": network.name}, {network.gpu: None}
+        return Costs.from_stack(network), {"calibration": None, "stack": network.name}, {network.gpu: None}
     if calibration is not None and len(types) > 1:
         allowed = f"ranks on one of {', '.join(types)}; each has its shipped profile without the option"
         raise InputError("is of one type of GPU", file="--calibration", found=calibration, allowed=allowed)

@@ -69,7 +69,7 @@ def command(
       llmsim run gpt22b_tp8 gpt22b_tp8 --share-fabric --set placement=interleaved
     """
     from simulator.config import load_workload, parse_changes
-    from simulator.config.workload import written_in
+    from simulator.config.loading import written_in
     from simulator.errors import located
 
     changes = parse_changes(set_ or ())

@@ -300,7 +300,7 @@ class Cluster:
     @cached_property
     def _joins_rails(self) -> bool:
         """Trunks lead from any leaf to any other."""
-        leaves = {leaf for of_node in self.switches.leaves for leaf in of_node}
+        leaves = {leaf for on_node in self.switches.leaves for leaf in on_node}
         if len(leaves) == 1:
             return True
         return leaves <= self._hops_to(min(leaves)).keys()  # trunks lead both ways

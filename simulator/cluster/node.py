@@ -212,10 +212,10 @@ def _deal_nics(far: Mapping[DevicePair, DevicePair], gpus: Sequence[int], nics: 
     for g in gpus:
         nearest = min(far[g, k] for k in nics)
         sharing.setdefault(tuple([k for k in nics if far[g, k] == nearest]), []).append(g)
-    own: dict[int, Route] = {}
+    nearest_nics: dict[int, Route] = {}
     for choices, group in sharing.items():
         for turn, g in enumerate(group):
             first, after = (len(choices) * i // len(group) for i in (turn, turn + 1))
             several = len(choices) > len(group)
-            own[g] = choices[first:after] if several else (choices[turn % len(choices)],)
-    return own
+            nearest_nics[g] = choices[first:after] if several else (choices[turn % len(choices)],)
+    return nearest_nics

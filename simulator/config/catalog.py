@@ -45,14 +45,14 @@ def find(
         return shipped
     if reference.strip() and path.exists():  # the path of an empty text is the current directory
         return path
-    known = names(kind)
-    near = closest(path.stem if is_path else reference, known)
+    shipped_names = names(kind)
+    near = closest(path.stem if is_path else reference, shipped_names)
     raise InputError(
         f"no {kind} file of this name" if not is_path else "no such file",
         file=file,
         key=key,
         found=brief(reference),
-        allowed=f"a path, or one of {', '.join(known) or '(none is shipped)'}",
+        allowed=f"a path, or one of {', '.join(shipped_names) or '(none is shipped)'}",
         fix=f"{kind} {near}" if near else None,
     )
 
@@ -88,12 +88,12 @@ def check_gpu(
     ``key`` chose it, ``gpu_of`` says which GPU a shipped one is of."""
     if own_gpu == gpu:
         return
-    others = [other for other in names(kind) if gpu_of(other) == gpu]
+    matching = [other for other in names(kind) if gpu_of(other) == gpu]
     raise InputError(
         f"{name} is a {kind} of another GPU",
         file=file,
         key=key,
         found=own_gpu,
-        allowed=f"{kind}s of {gpu}: {', '.join(others) or '(none is shipped)'}",
-        fix=f"{'calibration' if kind == 'profile' else kind}: {others[0]}" if others else None,
+        allowed=f"{kind}s of {gpu}: {', '.join(matching) or '(none is shipped)'}",
+        fix=f"{'calibration' if kind == 'profile' else kind}: {matching[0]}" if matching else None,
     )

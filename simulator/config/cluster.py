@@ -30,22 +30,22 @@ def describe_fabric(fabric: Fabric) -> str:
     """Return text such as ``fat_tree, at most 3 tiers of 63 ports, 2:1`` or ``torus, 4 x 4``.
 
     It names the number of sites, and the oversubscription in whole ports where ports do not divide by it."""
-    used, said = FABRICS[fabric.kind].keys, [fabric.kind]
+    used, parts = FABRICS[fabric.kind].keys, [fabric.kind]
     if "tiers" in used:
-        said.append(f"at most {fabric.tiers} tiers of {fabric.radix} ports")
+        parts.append(f"at most {fabric.tiers} tiers of {fabric.radix} ports")
     elif "radix" in used:
-        said.append(f"routers of {fabric.radix} ports")
+        parts.append(f"routers of {fabric.radix} ports")
     if fabric.shape:
-        said.append(" x ".join(map(str, fabric.shape)))
+        parts.append(" x ".join(map(str, fabric.shape)))
     if fabric.oversubscription > 1:
-        said.append(f"{fabric.oversubscription:g}:1")
+        parts.append(f"{fabric.oversubscription:g}:1")
         down = ports_down(fabric)
         up = fabric.radix - down
         if "tiers" in used and up and abs(down / up - fabric.oversubscription) > 1e-9:
-            said[-1] += f" (in whole ports {down}:{up}, which is {down / up:.3g}:1)"
+            parts[-1] += f" (in whole ports {down}:{up}, which is {down / up:.3g}:1)"
     if fabric.sites:
-        said.append(f"{fabric.sites.count} sites")
-    return ", ".join(said)
+        parts.append(f"{fabric.sites.count} sites")
+    return ", ".join(parts)
 
 
 def load_cluster(
@@ -134,17 +134,19 @@ def _without_replaced(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str
 def _with_fewer_parts(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return a file's mapping without the places, in its PCIe tree, of GPUs and NICs beyond the counts in ``over``."""
     node, other = data.get("node"), over.get("node")
-    pcie = node.get("pcie") if isinstance(node, Mapping) else None
+    if not isinstance(node, Mapping):
+        return data
+    pcie = node.get("pcie")
     if not (isinstance(other, Mapping) and isinstance(pcie, Mapping) and isinstance(pcie.get("tree"), Mapping)):
         return data
-    gone = set()
+    beyond = set()
     for family, section in (("gpu", "gpus"), ("nic", "nics")):
         parts = other.get(section)
         count = parts.get("count") if isinstance(parts, Mapping) else None
         if isinstance(count, int):
             places = (re.fullmatch(rf"{family}(\d{{1,9}})", str(name)) for name in pcie["tree"])
-            gone |= {match[0] for match in places if match and int(match[1]) >= count}
-    tree = {name: slot for name, slot in pcie["tree"].items() if name not in gone}
+            beyond |= {match[0] for match in places if match and int(match[1]) >= count}
+    tree = {name: slot for name, slot in pcie["tree"].items() if name not in beyond}
     return {**data, "node": {**node, "pcie": {**pcie, "tree": tree}}}
 
 

@@ -12,10 +12,10 @@ from simulator.config.section import ShortSection
 from simulator.frameworks import FRAMEWORKS
 
 if TYPE_CHECKING:
-    Name = str
+    FrameworkName = str
 else:
     # What is listed, so that a new framework needs no line here.
-    Name = Literal[tuple(FRAMEWORKS)]
+    FrameworkName = Literal[tuple(FRAMEWORKS)]
 
 
 def _numbered(version: str | None) -> str | None:
@@ -30,7 +30,7 @@ class FrameworkChoice(ShortSection):
 
     text_means: ClassVar[str] = "name"
 
-    name: Name = next(iter(FRAMEWORKS))
+    name: FrameworkName = next(iter(FRAMEWORKS))
     """[megatron_core]"""
     version: Annotated[str | None, AfterValidator(_numbered)] = None
     """in quotes, such as "2.8": defaults that were others then [null: the newest that is known]"""

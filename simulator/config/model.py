@@ -52,7 +52,7 @@ class Moe(Section):
     """width inside an expert"""
     shared_experts: Number = 0
     """experts that every token passes through, each as wide as a routed one [0]"""
-    shared_ffn_hidden: Number = Field(default_factory=lambda known: known["shared_experts"] * known["ffn_hidden"])
+    shared_ffn_hidden: Number = Field(default_factory=lambda section: section["shared_experts"] * section["ffn_hidden"])
     """width of all shared experts together [shared_experts * ffn_hidden]"""
     first_dense_layers: Number = 0
     """so many layers at the model's beginning have a dense MLP of model.ffn_hidden [0]"""
@@ -106,11 +106,11 @@ class Model(Section):
     """width of the residual stream"""
     heads: Size
     """query heads"""
-    kv_heads: Size = Field(default_factory=lambda known: known["heads"])
+    kv_heads: Size = Field(default_factory=lambda section: section["heads"])
     """key and value heads [heads]"""
-    head_dim: Size = Field(default_factory=lambda known: max(1, known["hidden"] // known["heads"]))
+    head_dim: Size = Field(default_factory=lambda section: max(1, section["hidden"] // section["heads"]))
     """width of a head [hidden / heads]"""
-    ffn_hidden: Size = Field(default_factory=lambda known: 4 * known["hidden"])
+    ffn_hidden: Size = Field(default_factory=lambda section: 4 * section["hidden"])
     """width inside the MLP [4 * hidden]"""
     vocab: Size
     """tokens of the vocabulary"""

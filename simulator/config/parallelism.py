@@ -11,16 +11,15 @@ from simulator.bounds import Count
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.section import AsTuple, Integral, Section
 from simulator.program import REPLICAS, Axis
-from simulator.schedules import SCHEDULES, Times
-from simulator.schedules import Schedule as Plan
+from simulator.schedules import SCHEDULES, Schedule, Times
 
 if TYPE_CHECKING:
-    Schedule = str
+    ScheduleName = str
 else:
     # What is registered, so that a new schedule needs no line here; or the path of a file, read when it is loaded.
-    Schedule = Annotated[
+    ScheduleName = Annotated[
         Literal[tuple(SCHEDULES)],
-        WrapValidator(lambda text, known: text if isinstance(text, str) and is_file(text) else known(text)),
+        WrapValidator(lambda text, check: text if isinstance(text, str) and is_file(text) else check(text)),
         WithJsonSchema({"anyOf": [{"enum": list(SCHEDULES)}, {"pattern": r"\.csv$"}], "type": "string"}),
     ]
 
@@ -91,19 +90,19 @@ class Parallelism(Section):
     """expert parallelism: the experts of a layer split over ranks, folded over tp * cp * dp [1]"""
     etp: Count = 1
     """tensor parallelism inside experts; ep * etp divides tp * cp * dp [1]"""
-    sequence_parallel: bool = Field(default_factory=lambda known: known["tp"] > 1)
+    sequence_parallel: bool = Field(default_factory=lambda section: section["tp"] > 1)
     """norms, dropout and residuals split over tp along the sequence [true when tp > 1]"""
     vocab_parallel: bool = True
     """embedding, projection and loss split over tp; false: each tp rank does all of it [true]"""
-    schedule: Schedule = "1f1b"
+    schedule: ScheduleName = "1f1b"
     """a name, or the path of a schedule as CSV in the text form of torch.distributed.pipelining [1f1b]"""
     zb_memory_limit: float = Field(default=1.0, gt=0, le=1e6)
     """zb_auto: activation memory that a rank may hold, as a multiple of 1f1b's peak [1.0]"""
-    optimizer_sync: bool = Field(default_factory=lambda known: _synchronises(known))
+    optimizer_sync: bool = Field(default_factory=lambda section: _synchronises(section))
     """whether ranks of a pipeline wait for each other to agree on gradient norm and infinities before the optimizer;
     false: they go on and validate later (arXiv 2401.10241, section 4) [true; false for zb_h2, zb_auto, zb_v and
     async_1f1b]"""
-    vpp: Count = Field(default_factory=lambda known: _chunks(known))
+    vpp: Count = Field(default_factory=lambda section: _chunks(section))
     """model chunks per pipeline rank [1; 2 for schedules with a V of stages]"""
     layers_per_stage: Annotated[tuple[Annotated[int, Field(ge=0), Integral], ...], AsTuple] = ()
     """transformer layers of each of the pp * vpp model stages, in the model's order; 0 where the first stage has only
@@ -154,10 +153,10 @@ class Parallelism(Section):
     does [auto]"""
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Schedule:
         """The pipeline schedule; where it depends on what passes take, as for equal stages."""
-        found = find_schedule(self.schedule)
-        return found.tuned(Times.equal(self.pp, 1.0, 1.0, 1.0, limit=self.zb_memory_limit))
+        schedule = find_schedule(self.schedule)
+        return schedule.tuned(Times.equal(self.pp, 1.0, 1.0, 1.0, limit=self.zb_memory_limit))
 
     @property
     def model_parallel(self) -> int:
@@ -220,11 +219,11 @@ class Parallelism(Section):
         return any(stage % self.n_stages == 0 for stage in self.stages_of(self.ends[1]))
 
 
-def _synchronises(known: dict[str, Any]) -> bool:
-    """The schedule's claim is of one step, which ends for all ranks."""
-    return not ("schedule" in known and find_schedule(known["schedule"]).steady)
+def _synchronises(section: dict[str, Any]) -> bool:
+    """Return whether the schedule's claim is of one step, which ends for all ranks."""
+    return not ("schedule" in section and find_schedule(section["schedule"]).steady)
 
 
-def _chunks(known: dict[str, Any]) -> int:
-    """Chunks per rank where the schedule leaves no choice."""
-    return (find_schedule(known["schedule"]).chunks or 1) if "schedule" in known else 1
+def _chunks(section: dict[str, Any]) -> int:
+    """Return the chunks per rank where the schedule leaves no choice."""
+    return (find_schedule(section["schedule"]).chunks or 1) if "schedule" in section else 1

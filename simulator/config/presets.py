@@ -106,8 +106,8 @@ def from_hugging_face(config: Mapping[str, Any], file: object) -> dict[str, Any]
     foreign = () if kind in _EXPERTS else ("num_local_experts", "num_experts", "n_routed_experts", "kv_lora_rank")
     for key in foreign:
         if config.get(key):
-            found = brief(config[key])
-            raise InputError(f"is not known of the architecture {kind}", file=file, key=key, found=found)
+            message = f"is not known of the architecture {kind}"
+            raise InputError(message, file=file, key=key, found=brief(config[key]))
     # DeepSeek-V3 has fp8 weights because it was trained with fp8 products (arXiv 2412.19437, section 3.3).
     if config.get("quantization_config") and kind != "deepseek_v3":
         raise InputError("quantised weights are not trained", file=file, key="quantization_config")
@@ -117,8 +117,8 @@ def from_hugging_face(config: Mapping[str, Any], file: object) -> dict[str, Any]
 
 def _llama(config: Mapping[str, Any], file: object) -> dict[str, Any]:
     if config.get("attention_dropout"):
-        found = config["attention_dropout"]
-        raise InputError("dropout of attention alone is not supported", file=file, key="attention_dropout", found=found)
+        key, message = "attention_dropout", "dropout of attention alone is not supported"
+        raise InputError(message, file=file, key=key, found=config[key])
     fields = {
         "layers": _required(config, "num_hidden_layers", file),
         "hidden": _required(config, "hidden_size", file),
@@ -215,9 +215,11 @@ def _window(config: Mapping[str, Any], file: object) -> Any:
 def _gpt2(config: Mapping[str, Any], file: object) -> dict[str, Any]:
     dropouts = [config.get(key, 0.1) for key in ("embd_pdrop", "attn_pdrop", "resid_pdrop")]
     if dropouts[1:] != dropouts[:-1]:
-        found = brief(dropouts)
         raise InputError(
-            "different dropouts are not supported", file=file, key="embd_pdrop, attn_pdrop, resid_pdrop", found=found
+            "different dropouts are not supported",
+            file=file,
+            key="embd_pdrop, attn_pdrop, resid_pdrop",
+            found=brief(dropouts),
         )
     fields = {
         "layers": _required(config, "n_layer", file),
@@ -242,8 +244,8 @@ def _required(config: Mapping[str, Any], key: str, file: object) -> Any:
     return config[key]
 
 
-def _activation(config: Mapping[str, Any], key: str, known: Mapping[str, str], file: object) -> str:
+def _activation(config: Mapping[str, Any], key: str, names: Mapping[str, str], file: object) -> str:
     value = _required(config, key, file)
-    if not isinstance(value, str) or value not in known:
-        raise InputError("unknown activation", file=file, key=key, found=brief(value), allowed=", ".join(known))
-    return known[value]
+    if not isinstance(value, str) or value not in names:
+        raise InputError("unknown activation", file=file, key=key, found=brief(value), allowed=", ".join(names))
+    return names[value]

@@ -92,19 +92,19 @@ def check_one_vendor(profiles: Mapping[str, Profile], *, file: object = None, ke
             "NCCL and RCCL do not talk to each other: GPUs of one job, and of one collective, are of one vendor",
             file=file,
             key=key,
-            found="; ".join(f"{vendor}: {', '.join(of)}" for vendor, of in types.items()),
+            found="; ".join(f"{vendor}: {', '.join(gpus)}" for vendor, gpus in types.items()),
             fix="nodes of one of them, such as by placement",
         )
 
 
 def check_precision(profile: Profile, precision: str, *, file: object = None) -> None:
     """Raise `InputError` where the profile prices no products of a workload's ``precision``; ``file`` chose it."""
-    if precision not in (known := list(profile.gpu_spec.peak_flops_per_s)):
+    if precision not in (types := list(profile.gpu_spec.peak_flops_per_s)):
         raise InputError(
             f"{profile.gpu} has no matrix units for it, or its profile nothing to price them by",
             file=file,
             key="training.precision",
             found=precision,
-            allowed=", ".join(known),
-            fix=f"precision: {known[0]}",
+            allowed=", ".join(types),
+            fix=f"precision: {types[0]}",
         )

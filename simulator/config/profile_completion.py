@@ -12,7 +12,7 @@ from typing import Any
 
 from simulator.errors import InputError
 
-#: Sections that a file may leave out, and the one that it has only to give a figure of it, such as another limit.
+#: Sections that a file may leave out, and one that is there only to give a figure of its own, such as another limit.
 SECTIONS = ("kernels", "host", "interference", "transports")
 _WHERE_GIVEN = "power"
 _ORIGIN = frozenset(("kind", "source", "note"))
@@ -41,65 +41,67 @@ _RATES: dict[str, Callable[[Data], float]] = {
 
 
 def completed(data: Data, like: Data, file: object = None) -> dict[str, Any]:
-    """``data`` of a profile whose ``gpu_spec`` is valid, with what it lacks from ``like``, the data of a whole one.
+    """Return ``data`` of a profile whose ``gpu_spec`` is valid, completed from ``like``, the data of a whole one.
 
     Raises `InputError`, naming ``file``, where figures replace others without saying where they come from.
     """
     name, spec, other = str(like["name"]), data["gpu_spec"], like["gpu_spec"]
     ratios = {rate: peak(spec) / peak(other) for rate, peak in _RATES.items()}
     result = dict(data)
-    given = [_WHERE_GIVEN] if data.get(_WHERE_GIVEN) and like.get(_WHERE_GIVEN) else []
-    for section in (*SECTIONS, *given):
-        taken = _assumed(like[section], name, ratios)
+    replaced = [_WHERE_GIVEN] if data.get(_WHERE_GIVEN) and like.get(_WHERE_GIVEN) else []
+    for section in (*SECTIONS, *replaced):
+        assumed = _assumed(like[section], name, ratios)
         if section == "kernels":
-            _keep_types(taken["matmul"], spec["peak_flops_per_s"], other["peak_flops_per_s"])
-        own = data.get(section) or {}
-        result[section] = _over(taken, own, section, name, file) if isinstance(own, Mapping) else own
+            _keep_types(assumed["matmul"], spec["peak_flops_per_s"], other["peak_flops_per_s"])
+        figures = data.get(section) or {}
+        result[section] = _over(assumed, figures, section, name, file) if isinstance(figures, Mapping) else figures
     if isinstance(sources := data.get("sources"), Mapping):
         result["sources"] = {**sources, name: f"profile {name} of {like['date']} ({like['kind']}), as shares of peaks"}
     return result
 
 
 def _assumed(node: Any, name: str, ratios: Mapping[str, float]) -> Any:
-    """A part of the other profile as an assumption about this GPU."""
+    """Return a part of the other profile as an assumption about this GPU."""
     if not isinstance(node, Mapping):
         return node
-    taken = {
+    part = {
         key: value * ratios[key] if key in ratios else _assumed(value, name, ratios)
         for key, value in node.items()
         if key != "fitted_range"
     }
-    return taken | {"kind": "assumed", "source": name, "note": f"as {name}"} if _cited(node) else taken
+    return part | {"kind": "assumed", "source": name, "note": f"as {name}"} if _cited(node) else part
 
 
-def _keep_types(matmul: dict[str, Any], peaks: Data, others: Data) -> None:
+def _keep_types(matmul: dict[str, Any], peaks: Data, other_peaks: Data) -> None:
     """Leave the types that this GPU has, at its own peaks."""
     for table in ("sustained_flops_per_s", "layout_speed"):
         matmul[table] = {dtype: figure for dtype, figure in matmul[table].items() if dtype in peaks}
     for dtype, figure in matmul["sustained_flops_per_s"].items():
-        figure["value"] *= peaks[dtype]["value"] / others[dtype]["value"]
+        figure["value"] *= peaks[dtype]["value"] / other_peaks[dtype]["value"]
 
 
-def _over(taken: Data, own: Data, key: str, name: str, file: object) -> dict[str, Any]:
-    """``own`` laid over ``taken``, figure by figure; a table of numbers within a figure replaces the other's whole."""
-    result, replaced = dict(taken), False
-    for part, value in own.items():
-        old = taken.get(part)
+def _over(assumed: Data, figures: Data, key: str, name: str, file: object) -> dict[str, Any]:
+    """Return ``figures`` laid over ``assumed``, figure by figure.
+
+    A table of numbers within a figure replaces the other's whole."""
+    result, replaced = dict(assumed), False
+    for part, value in figures.items():
+        old = assumed.get(part)
         if isinstance(value, Mapping) and isinstance(old, Mapping) and _holds_figures(old):
             result[part] = _over(old, value, f"{key}.{part}", name, file)
         else:
             result[part], replaced = value, replaced or part not in _ORIGIN
-    if replaced and _cited(taken):
-        if absent := {"kind", "source"} - set(own):
+    if replaced and _cited(assumed):
+        if absent := {"kind", "source"} - set(figures):
             raise InputError(
                 f"figures replace those of {name}, and have to say where they come from",
                 file=file,
                 key=key,
-                found=", ".join(own),
+                found=", ".join(figures),
                 fix=f"{' and '.join(sorted(absent))} beside them",
             )
-        rest = set(taken) - set(own) - _ORIGIN
-        notes = [str(own.get("note", "")), f"the rest as {name}" if rest else ""]
+        rest = set(assumed) - set(figures) - _ORIGIN
+        notes = [str(figures.get("note", "")), f"the rest as {name}" if rest else ""]
         result["note"] = "; ".join(filter(None, notes))
     return result
 

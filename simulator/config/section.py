@@ -93,7 +93,7 @@ class ShortSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_text(cls, data: object) -> object:
+    def _written_out(cls, data: object) -> object:
         return {cls.text_means: data} if isinstance(data, str) else data
 
     @classmethod

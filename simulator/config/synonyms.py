@@ -67,8 +67,8 @@ def replacement(name: str, value: object) -> str | None:
     >>> replacement("implementation", "eager"), replacement("compile_loss", True), replacement("seq", 1)
     ('framework: pytorch', 'loss: compiled', None)
     """
-    known = _REPLACED.get(name)
-    return None if known is None else known.get(str(value), f"one of {', '.join(known.values())}")
+    values = _REPLACED.get(name)
+    return None if values is None else values.get(str(value), f"one of {', '.join(values.values())}")
 
 
 def here(name: str) -> tuple[str, str] | None:

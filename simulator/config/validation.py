@@ -44,8 +44,8 @@ def validated(form: type[T], data: Any, file: object = None, *, place: PlaceOfKe
         errors = [_explained(section, detail) for detail in details[:MAX_ERRORS]]
         more = len(details) - len(errors)
     except InputError as failure:  # raised by the checks of a section itself, which do not know the file
-        said, more = each(failure)
-        errors = list(said)
+        single, more = each(failure)
+        errors = list(single)
     with located(lambda key: place(key) if place and key else (file, key)):
         raise_all(errors, more)
     raise AssertionError("a validation error without details")
@@ -89,11 +89,11 @@ def _bound(sign: str, value: float) -> str:
 
 
 def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
-    kind, found, context = detail["type"], detail["input"], detail.get("ctx", {})
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     key, owner = _locate(model, detail["loc"])
     name = key.rpartition(".")[2] if kind == "literal_error" else str(detail["loc"][-1]) if detail["loc"] else ""
     if kind == "extra_forbidden":
-        return _unknown_key(model, owner, key, found)
+        return _unknown_key(model, owner, key, value)
     field = _field(owner, detail["loc"])
     if kind == "missing":
         meaning = _meaning(owner, name)
@@ -102,32 +102,32 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
     if kind == "literal_error":
         options = re.findall(r"'([^']*)'|(\d+)", context["expected"])
         words = [text or number for text, number in options]
-        near = closest(found, words)
+        near = closest(value, words)
         fix = f"{name}: {near}" if near else None
-        return InputError("is none of the known values", key=key, found=brief(found), allowed=", ".join(words), fix=fix)
+        return InputError("is none of the known values", key=key, found=brief(value), allowed=", ".join(words), fix=fix)
     if kind in _BOUNDS:
         nearest = context[_BOUNDS[kind][0]]
         fix = f"{key.rpartition('.')[2]}: {nearest}" if kind.endswith("_equal") and isinstance(nearest, int) else None
-        return InputError("is out of range", key=key, found=brief(found), allowed=", ".join(_bounds(field)), fix=fix)
+        return InputError("is out of range", key=key, found=brief(value), allowed=", ".join(_bounds(field)), fix=fix)
     if kind in _LENGTHS:
         word, limit = _LENGTHS[kind]
-        return InputError("has not as many items", key=key, found=brief(found), allowed=f"{word} {context[limit]}")
+        return InputError("has not as many items", key=key, found=brief(value), allowed=f"{word} {context[limit]}")
     if kind in _WANTED:
         fix = None
-        if kind in ("float_type", "int_type") and isinstance(found, str) and re.fullmatch(r"[-+.\deE]+", found.strip()):
-            fix = f"{name}: {found.strip()}, without quotes"
-        if kind == "string_type" and isinstance(found, int | float) and not isinstance(found, bool):
-            fix = f'{name}: "{found}", in quotes'
+        if kind in ("float_type", "int_type") and isinstance(value, str) and re.fullmatch(r"[-+.\deE]+", value.strip()):
+            fix = f"{name}: {value.strip()}, without quotes"
+        if kind == "string_type" and isinstance(value, int | float) and not isinstance(value, bool):
+            fix = f'{name}: "{value}", in quotes'
         allowed = ", ".join([_WANTED[kind], *(_bounds(field) if "number" in _WANTED[kind] else [])])
         if kind == "model_type":
             allowed = f"{allowed}: {_keys(field)}"
-        return InputError(f"must be {_WANTED[kind]}", key=key, found=brief(found), allowed=allowed, fix=fix)
-    return InputError(detail["msg"], key=key, found=brief(found), allowed=_allowed(field))
+        return InputError(f"must be {_WANTED[kind]}", key=key, found=brief(value), allowed=allowed, fix=fix)
+    return InputError(detail["msg"], key=key, found=brief(value), allowed=_allowed(field))
 
 
-def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, found: object) -> InputError:
+def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, value: object) -> InputError:
     name = key.rpartition(".")[2]
-    fix = synonyms.replacement(name, found) or _meant(model, owner, name)
+    fix = synonyms.replacement(name, value) or _meant(model, owner, name)
     return InputError("unknown key", key=key, allowed=", ".join(fields_by_key(owner)), fix=fix)
 
 

@@ -59,7 +59,7 @@ class Costs:
     def from_profile(cls, profile: Profile, software: Framework = DEFAULT, network: Stack | None = None) -> Costs:
         """The costs of a calibrated GPU whose ops are launched by ``software``; ``network``: what carries its
         collectives, in place of the profile's own transports."""
-        memory = MemoryCost.of(profile.gpu_spec, profile.kernels.memory, software.memory_sections)
+        memory = MemoryCost.from_sections(profile.gpu_spec, profile.kernels.memory, software.memory_sections)
         kernels: dict[type, KernelCost] = {**_on_sms(profile), Memory: memory, Fixed: FixedCost()}
         return cls(
             gpu=profile.gpu,
@@ -72,7 +72,7 @@ class Costs:
         )
 
     @classmethod
-    def of_stack(cls, network: Stack) -> Costs:
+    def from_stack(cls, network: Stack) -> Costs:
         """Return the costs of collectives, without a price for any kernel."""
         return cls(
             gpu=network.gpu,
@@ -139,8 +139,8 @@ class Costs:
         ``clock_hz``: clock of the SMs; without it, that of the kernel's price. Raises `InputError` where the profile is
         of another GPU or has no such precision.
         """
-        if (of_type := self.of(gpu)) is not self:
-            return of_type.kernel_s(kernel, gpu, clock_hz)
+        if (costs := self.of(gpu)) is not self:
+            return costs.kernel_s(kernel, gpu, clock_hz)
         seconds = self._seconds.get(kernel)
         if seconds is None:
             seconds = self._seconds[kernel] = self._price(kernel).seconds(kernel)
@@ -210,9 +210,9 @@ class Costs:
             and isinstance(price, MatmulCost | AttentionCost)
             and dtype not in price.spec.peak_flops_per_s
         ):
-            known = ", ".join(price.spec.peak_flops_per_s)
+            types = ", ".join(price.spec.peak_flops_per_s)
             raise InputError(
-                f"{self.gpu} has no matrix units for it", key="training.precision", found=dtype, allowed=known
+                f"{self.gpu} has no matrix units for it", key="training.precision", found=dtype, allowed=types
             )
         return price
 

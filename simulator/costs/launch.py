@@ -59,7 +59,7 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     around its core, has one attention to run again, with which it is counted.
     """
     if isinstance(op, Comm):
-        return {_of_comm(op): 1}
+        return {_comm_kind(op): 1}
     if op.phase == "O":
         return _of_optimizer(op.kernel)
     way = "forward" if op.phase in ("F", "R") else "backward"
@@ -94,7 +94,7 @@ def _class(kernel: Kernel) -> str:
     return "other"
 
 
-def _of_comm(op: Comm) -> str:
+def _comm_kind(op: Comm) -> str:
     if isinstance(op, PointToPoint):
         return "p2p"
     if isinstance(op, HostOperation):

@@ -45,7 +45,8 @@ class Products:
     grouped: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, kernels: Sequence[Product]) -> Products:
+    def from_kernels(cls, kernels: Sequence[Product]) -> Products:
+        """Return kernels as columns."""
         groups = [_groups(kernel) for kernel in kernels]
         widest = max(1, *map(len, groups)) if groups else 1
         sizes = np.array([[*some, *[(1, 1, 1, 0)] * (widest - len(some))] for some in groups], dtype=float)
@@ -68,12 +69,12 @@ class Products:
 class MatmulCost:
     """Prices of matrix products on one kind of GPU.
 
-    ``taken``: SMs that something else holds. The library does not know, and cuts products as for all of them.
+    ``lost_sms``: SMs that something else holds. The library does not know, and cuts products as for all of them.
     """
 
     spec: GpuSpec
     model: MatmulModel
-    taken: int = 0
+    lost_sms: int = 0
 
     @cached_property
     def _tiles(self) -> tuple[Floats, Floats, Floats, Floats, NDArray[np.bool_]]:
@@ -117,7 +118,7 @@ class MatmulCost:
 
     def seconds(self, kernel: Product) -> float:
         """Return the kernel's seconds among others on a GPU that is busy for long, launch not included."""
-        return float(self.lasting_seconds(Products.of([kernel]))[0])
+        return float(self.lasting_seconds(Products.from_kernels([kernel]))[0])
 
     def lasting_seconds(self, products: Products) -> Floats:
         """Return (burst^p + limited^p)^(1/p), with limited = FLOPs / what the power limit sustains."""
@@ -171,7 +172,7 @@ class MatmulCost:
         barred = (split > 1) & (uncut[:, :, None] | (k[:, :, None] < split * model.min_k_per_split))
         barred |= (products.grouped[:, None] & (single | self._barred_tiles(products)))[:, :, None]
         choice = np.where(barred, np.inf, seconds * factor[:, None]).reshape(len(rate), -1).argmin(axis=1)
-        seconds = on(sms - self.taken) if self.taken else seconds
+        seconds = on(sms - self.lost_sms) if self.lost_sms else seconds
         chosen: Floats = seconds.reshape(len(rate), -1)[np.arange(len(rate)), choice]
         groups_s = model.grouped.start_s + products.count.sum(axis=1) * model.grouped.group_s
         start_s = model.start_s + np.where(products.grouped, groups_s, 0.0)

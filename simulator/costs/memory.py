@@ -25,7 +25,7 @@ class MemoryCost:
     curves: Mapping[str, MemoryCurve]
 
     @classmethod
-    def of(cls, spec: GpuSpec, model: MemoryModel, sections: Iterable[str]) -> MemoryCost:
+    def from_sections(cls, spec: GpuSpec, model: MemoryModel, sections: Iterable[str]) -> MemoryCost:
         """Return the prices of the kernels in ``sections`` of a profile; a later section replaces classes of an earlier
         one."""
         curves: dict[str, MemoryCurve] = {}

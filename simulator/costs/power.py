@@ -189,7 +189,7 @@ class PowerBudget:
         edges = np.linspace(0.0, length_s, min(max(pieces, 1), MOST_PIECES) + 1)
 
         def column(values: Iterable[float | Floats | NDArray[np.int64]]) -> Floats:
-            each = [np.broadcast_to(value, np.shape(of.start_s)) for value, of in zip(values, spans, strict=True)]
+            each = [np.broadcast_to(value, np.shape(span.start_s)) for value, span in zip(values, spans, strict=True)]
             return np.concatenate([np.ravel(value) for value in each], dtype=float) if each else np.zeros(0)
 
         start, end = column(span.start_s for span in spans), column(span.end_s for span in spans)
@@ -200,8 +200,8 @@ class PowerBudget:
         order = np.argsort(times, kind="stable")
         passed_s = np.diff(times[order], prepend=0.0)
 
-        def between(kind: LoadClass, of_spans: Iterable[Mapping[LoadClass, float | Floats]]) -> Floats:
-            rate = weight * column(of.get(kind, 0.0) for of in of_spans)[lasts]
+        def between(kind: LoadClass, by_class: Iterable[Mapping[LoadClass, float | Floats]]) -> Floats:
+            rate = weight * column(classes.get(kind, 0.0) for classes in by_class)[lasts]
             changes = np.concatenate([rate, -rate])[order]
             before = np.cumsum(changes) - changes
             return np.diff(np.interp(edges, times[order], np.cumsum(before * passed_s)))

@@ -14,15 +14,15 @@ def priced_by(program: Program, costs: Costs, gpus: Sequence[str]) -> dict[str, 
 
     Origins are measured, published, datasheet, assumed and exact; ``extrapolated`` is the share of kernels that lie
     outside what was fitted. Roles weigh by ranks. ``gpus``: the type of every rank's GPU."""
-    of_block: dict[tuple[int, str], dict[str, float]] = {}
+    block_seconds: dict[tuple[int, str], dict[str, float]] = {}
     total: dict[str, float] = defaultdict(float)
     for (index, gpu), ranks in Counter(zip(program.role_of, gpus, strict=True)).items():
         for _, _, step in program.roles[index].steps():
             if isinstance(step.op, Block):
                 key = id(step.op), gpu
-                if key not in of_block:
-                    of_block[key] = _seconds_by_origin(step.op, costs.of(gpu))
-                for kind, seconds in of_block[key].items():
+                if key not in block_seconds:
+                    block_seconds[key] = _seconds_by_origin(step.op, costs.of(gpu))
+                for kind, seconds in block_seconds[key].items():
                     total[kind] += seconds * ranks
     extrapolated = total.pop("extrapolated", 0.0)
     whole = sum(total.values()) or 1.0

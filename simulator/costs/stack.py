@@ -33,14 +33,14 @@ def transports(stack: Stack) -> dict[str, Transport]:
     rings, nvls = parameters.nvlink_efficiency, parameters.nvls_efficiency or parameters.nvlink_efficiency
     links = max(rings, nvls)
     inside = _transport(stack, links, rings / links, parameters.nvlink_hop_s, NVLINK_HOPS)
-    of_pcie = _transport(stack, PCIE_EFFICIENCY, 1.0, parameters.nvlink_hop_s, NVLINK_HOPS)
+    over_pcie = _transport(stack, PCIE_EFFICIENCY, 1.0, parameters.nvlink_hop_s, NVLINK_HOPS)
     between = _transport(stack, parameters.network_efficiency, 1.0, parameters.network_hop_s, NETWORK_HOPS)
     in_nvswitch = _protocol(parameters, "simple", parameters.nvlink_hop_s * IN_NVSWITCH, nvls / links)
     in_switch = _protocol(parameters, "simple", parameters.network_hop_s * IN_SWITCH)
     between = replace(between, in_switch=in_switch)
     return {
         "nvlink": replace(inside, in_switch=in_nvswitch),
-        "pcie": of_pcie,
+        "pcie": over_pcie,
         **dict.fromkeys(NETWORKS, between),
     }
 

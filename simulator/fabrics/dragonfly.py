@@ -68,10 +68,10 @@ def _between_groups(groups: int, cables: int, h: int) -> dict[tuple[str, str], i
     count: dict[tuple[str, str], int] = {}
     if groups == 1:
         return count
-    others = groups - 1
-    for turn in range(cables // others):
+    other_groups = groups - 1
+    for turn in range(cables // other_groups):
         for i, j in combinations(range(groups), 2):
-            there, back = turn * others + j - i - 1, turn * others + groups - 1 - (j - i)
+            there, back = turn * other_groups + j - i - 1, turn * other_groups + groups - 1 - (j - i)
             ends = _router(i, there // h), _router(j, back // h)
             count[ends] = count.get(ends, 0) + 1
     return count

@@ -23,7 +23,7 @@ def fat_tree(fabric: Fabric, ports: Ports) -> Switches:
             for node, nics in enumerate(ports)
         ]
     )
-    row = list(dict.fromkeys(leaf for of_node in leaves for leaf in of_node))
+    row = list(dict.fromkeys(leaf for node_leaves in leaves for leaf in node_leaves))
     joined = join([row], fabric, max(map(max, ports)))
     if joined is None:
         raise too_many(fabric, nodes, f"{most} NICs", per_leaf / per_node, 1)

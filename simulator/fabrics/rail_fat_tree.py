@@ -18,11 +18,11 @@ def rail_fat_tree(fabric: Fabric, ports: Ports) -> Switches:
     Raises `InputError` where the tiers do not hold the nodes.
     """
     nodes, rails, down = len(ports), max(map(len, ports)), ports_down(fabric)
-    of_pod = [tuple([f"rail{rail}.leaf{pod}" for rail in range(rails)]) for pod in range(-(-nodes // down))]
-    leaves = tuple([of_pod[node // down] for node in range(nodes)])
-    if len(of_pod) == 1 and (fabric.sites is None or fabric.tiers == 1):
+    pod_leaves = [tuple([f"rail{rail}.leaf{pod}" for rail in range(rails)]) for pod in range(-(-nodes // down))]
+    leaves = tuple([pod_leaves[node // down] for node in range(nodes)])
+    if len(pod_leaves) == 1 and (fabric.sites is None or fabric.tiers == 1):
         return Switches(leaves, (), 1)
-    joined = join(list(zip(*of_pod, strict=True)), fabric, max(map(max, ports)))
+    joined = join(list(zip(*pod_leaves, strict=True)), fabric, max(map(max, ports)))
     if joined is None:
         raise too_many(fabric, nodes, f"{rails} rails", down, rails)
     return Switches(leaves, *joined)

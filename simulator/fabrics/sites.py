@@ -40,7 +40,7 @@ def join_sites(fabric: Fabric, ports: Ports, inside: Callable[[Fabric, Ports], S
     leaves: list[tuple[str, ...]] = []
     trunks: list[Trunk] = []
     for site, part in enumerate(parts):
-        leaves += [tuple([f"site{site}.{leaf}" for leaf in of_node]) for of_node in part.leaves]
+        leaves += [tuple([f"site{site}.{leaf}" for leaf in node_leaves]) for node_leaves in part.leaves]
         trunks += [
             replace(
                 trunk,

@@ -21,8 +21,8 @@ def switch_tree(fabric: Fabric, ports: Ports) -> Switches:
     depth = _depths(fabric)
     roots = [name for name, switch in tree.items() if switch.at is None]
     if len(roots) != 1:
-        found = ", ".join(roots)
-        raise InputError("one switch has none above it", key="fabric.switches", found=found, allowed="one root")
+        message = "one switch has none above it"
+        raise InputError(message, key="fabric.switches", found=", ".join(roots), allowed="one root")
     leaves = [name for name, switch in tree.items() for _ in range(switch.nodes)]
     if len(leaves) < len(ports):
         raise InputError(
@@ -54,12 +54,12 @@ def _depths(fabric: Fabric) -> dict[str, int]:
         top = name
         while top not in depth and (up := tree[top].at) is not None:
             if up not in tree:
-                known = ", ".join(list(tree)[:12])
+                names = ", ".join(list(tree)[:12])
                 key = f"fabric.switches.{top}.at"
-                raise InputError("is no switch of this fabric", key=key, found=up, allowed=known)
+                raise InputError("is no switch of this fabric", key=key, found=up, allowed=names)
             if up in way:
-                found = " in ".join([*way, up])
-                raise InputError("hangs under itself", key=f"fabric.switches.{name}.at", found=found)
+                circle = " in ".join([*way, up])
+                raise InputError("hangs under itself", key=f"fabric.switches.{name}.at", found=circle)
             way[up] = None
             top = up
         first = depth.get(top, 1)

@@ -18,9 +18,9 @@ KEYS = ("tiers", "radix", "oversubscription")
 def leaves_lead_up(fabric: Fabric) -> Iterator[InputError]:
     """Yield the error of leaves below others that keep no port upwards."""
     if fabric.tiers > 1 and fabric.oversubscription > max(fabric.radix - 1, 1):
-        found, most = fabric.oversubscription, fabric.radix - 1
+        ratio, most = fabric.oversubscription, fabric.radix - 1
         allowed = f"<= {most}: at least one of {fabric.radix} ports leads up"
-        yield InputError("leaves no port to lead up", key="fabric.oversubscription", found=found, allowed=allowed)
+        yield InputError("leaves no port to lead up", key="fabric.oversubscription", found=ratio, allowed=allowed)
 
 
 def ports_down(fabric: Fabric) -> int:

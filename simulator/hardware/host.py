@@ -51,8 +51,8 @@ class LaunchCosts(Cited):
     optimizer on one tensor. Not listed: nothing, or what other products, kernels and collectives take"""
 
     def __post_init__(self) -> None:
-        for key, given in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):
-            need_all(f"host.launch_s.{key}", given, get_args(LaunchClass))
+        for key, seconds in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):
+            need_all(f"host.launch_s.{key}", seconds, get_args(LaunchClass))
 
 
 @dataclass(frozen=True, kw_only=True)

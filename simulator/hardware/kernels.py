@@ -82,7 +82,7 @@ FittedRange = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedModel(Cited):
-    """What is particular to grouped products."""
+    """Particulars of grouped products."""
 
     tiles: tuple[str, ...]
     """those of ``tile_efficiency`` that such kernels are made for"""

@@ -120,10 +120,10 @@ class Profile:
 
     def _leave_sms(self) -> None:
         """Raise `InputError` where communication leaves kernels no SM."""
-        sms, held = self.gpu_spec.sms, self.interference.sms
+        sms, lost = self.gpu_spec.sms, self.interference.sms
         for key, number in (
-            ("sms.collective", held.collective),
-            ("sms.p2p", held.p2p),
+            ("sms.collective", lost.collective),
+            ("sms.p2p", lost.p2p),
             ("matmul_sms", self.interference.matmul_sms),
         ):
             if number and number >= sms:

@@ -104,7 +104,7 @@ class Stack:
     def __post_init__(self) -> None:
         names = list(self.parameters.told_apart())
         if len(names) > MAX_PARAMETERS:
-            found, allowed = ", ".join(names), f"at most {MAX_PARAMETERS}"
-            raise InputError("sets too many", key="parameters", found=found, allowed=allowed)
+            allowed = f"at most {MAX_PARAMETERS}"
+            raise InputError("sets too many", key="parameters", found=", ".join(names), allowed=allowed)
         if "simple" not in self.protocols:
             raise InputError("lacks simple", key="protocols", found=", ".join(self.protocols))

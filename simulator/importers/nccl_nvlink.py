@@ -103,7 +103,7 @@ def _link_Bps(devices: Devices, name: str) -> float:
     # RCCL writes gfx90a and gfx94x as numbers of their own, and newer versions by name.
     text = _element(devices, 0).attributes.get(key, "").replace("gfx90a", "910")
     digits = re.sub(r"\D", "", text) or "0"
-    generation = max((known for known in table if known <= int(digits[:4])), default=min(table))
+    generation = max((first for first in table if first <= int(digits[:4])), default=min(table))
     each_Bps = table[generation] if int(digits[:4]) else imported.NVLINK_Bps
     devices.assumed[f"node.nvlink.bandwidth_Bps: {each_Bps / 1e9:g} GB/s per {name} link, by its {key} {digits}"] += 1
     return each_Bps

@@ -132,9 +132,9 @@ def _add_network(devices: Devices, cluster: dict[str, Any]) -> None:
     cluster["node"]["nics"] = _nic_section(devices, transport, usual)
     cluster["fabric"] = {"kind": "rail_fat_tree", "transport": transport}
     devices.assumed["fabric: a rail-optimised fat tree, as the file is of one node"] += 1
-    others = [(k, rate / usual) for k, rate in enumerate(rates) if rate != usual]
-    if others:
-        cluster["overrides"] = [{"link": f"node*.nic{k}", "bandwidth_scale": scale} for k, scale in others]
+    unusual = [(k, rate / usual) for k, rate in enumerate(rates) if rate != usual]
+    if unusual:
+        cluster["overrides"] = [{"link": f"node*.nic{k}", "bandwidth_scale": scale} for k, scale in unusual]
 
 
 def _transport(devices: Devices) -> str:

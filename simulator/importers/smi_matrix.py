@@ -244,8 +244,8 @@ def _sockets(matrix: _Matrix, together: dict[int, int]) -> tuple[list[int], int]
     NUMA nodes come as the file numbers them, then those without a number. GPUs whose number in ``together`` is equal
     are at one socket."""
     groups = _groups(matrix, _NODE, together)
-    known = {groups[i]: number for i, number in sorted(matrix.numa.items(), reverse=True)}
-    order = sorted(dict.fromkeys(groups), key=lambda group: (group not in known, known.get(group, group), group))
+    numbers = {groups[i]: number for i, number in sorted(matrix.numa.items(), reverse=True)}
+    order = sorted(dict.fromkeys(groups), key=lambda group: (group not in numbers, numbers.get(group, group), group))
     return [order.index(group) for group in groups], len(order)
 
 
@@ -287,21 +287,21 @@ def _mismatch(matrix: _Matrix, tree: dict[int | str, str]) -> InputError | None:
         return way
 
     paths = [ways(i) for i in range(len(matrix.names))]
-    for (i, j), said in matrix.near.items():
+    for (i, j), relation in matrix.near.items():
         common = next((vertex for vertex in paths[i] if vertex in paths[j]), None)
         if common is None:
-            built = _SYS
+            joined = _SYS
         elif common.startswith("cpu"):
-            built = _NODE
+            joined = _NODE
         else:
-            built = _PIX if paths[i][0] == paths[j][0] else _PXB
-        if built != (_NODE if said == _NODE - 1 else said):
+            joined = _PIX if paths[i][0] == paths[j][0] else _PXB
+        if joined != (_NODE if relation == _NODE - 1 else relation):
             return InputError(
                 f"line {matrix.lines.get(i, matrix.lines.get(j, 0)) + 1}: {matrix.names[i]} to {matrix.names[j]} "
-                f"is {_RELATIONS[said]}, but others join them more closely",
+                f"is {_RELATIONS[relation]}, but others join them more closely",
                 file=matrix.path,
-                found=_RELATIONS[said],
-                allowed=f"{_RELATIONS[built]}, by the other cells",
+                found=_RELATIONS[relation],
+                allowed=f"{_RELATIONS[joined]}, by the other cells",
             )
     return None
 

@@ -27,5 +27,7 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     if beyond:
         rounds.insert(0, [Send(extra, partner, 1.0) for extra, partner in beyond])
         rounds.append([Send(partner, extra, 1.0) for extra, partner in beyond])
-    own = 1 / p / len(rounds)
-    return tuple([step(cluster, round_, own=own, first=not number) for number, round_ in enumerate(rounds)])
+    local_share = 1 / p / len(rounds)
+    return tuple(
+        [step(cluster, round_, local_share=local_share, first=not number) for number, round_ in enumerate(rounds)]
+    )

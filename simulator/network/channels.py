@@ -127,10 +127,10 @@ def _through(cluster: Cluster, node: int, group: tuple[int, ...], nic: int) -> t
     if len(group) == 1:
         return group
     first = next(gpu for gpu in group if nic in cluster.own_nics(gpu))
-    others = [gpu for gpu in group if gpu != first]
+    inner = [gpu for gpu in group if gpu != first]
     layout = cluster.layout_of(node)
-    last = min(others, key=lambda gpu: len(layout.to_nic[cluster.gpus[gpu].index, nic]))
-    rank_of = {cluster.gpus[gpu].index: gpu for gpu in (first, *[gpu for gpu in others if gpu != last], last)}
+    last = min(inner, key=lambda gpu: len(layout.to_nic[cluster.gpus[gpu].index, nic]))
+    rank_of = {cluster.gpus[gpu].index: gpu for gpu in (first, *[gpu for gpu in inner if gpu != last], last)}
     slots = tuple(rank_of)
     order = path(slots, slots[0], slots[-1], layout.direct_Bps(slots)) or (*_chain(layout, slots[:-1]), slots[-1])
     return tuple([rank_of[slot] for slot in order])

@@ -130,9 +130,9 @@ def patterns(
 
     Raises `InputError`.
     """
-    known = hosts.OPERATIONS[op] if op in hosts.OPERATIONS else algorithms(op)
-    if algorithm != "auto" and algorithm not in known:
-        allowed = ["auto", *known]
+    by_name = hosts.OPERATIONS[op] if op in hosts.OPERATIONS else algorithms(op)
+    if algorithm != "auto" and algorithm not in by_name:
+        allowed = ["auto", *by_name]
         raise InputError(
             f"{op} has no such algorithm",
             key="algorithm",
@@ -146,14 +146,14 @@ def patterns(
     if shares != EVEN:
         return (_pattern("by_node" if shares.per_node else "pairwise", direct.uneven(shares), cluster, members),)
     if algorithm != "auto":
-        return (_pattern(algorithm, known[algorithm], cluster, members),)
+        return (_pattern(algorithm, by_name[algorithm], cluster, members),)
     key = (op, members)
     possible: tuple[Pattern, ...] | None = cluster.memo.get(key)
     if possible is None:
         strung, refused = [], []
-        for name in OPERATIONS[op].nccl if op in OPERATIONS else known:
+        for name in OPERATIONS[op].nccl if op in OPERATIONS else by_name:
             try:
-                strung.append(_pattern(name, known[name], cluster, members))
+                strung.append(_pattern(name, by_name[name], cluster, members))
             except InputError as error:  # the hardware cannot
                 refused.append(error.with_traceback(None))  # which would hold this frame, and so itself
         if not strung:
@@ -252,9 +252,9 @@ def idle_seconds(operation: Plan, cluster: Cluster, costs: TransportCosts) -> fl
 
     A phase takes latency + bytes / min(cap, tightest link), or its fair share where that traffic crosses its links."""
     capacity = [link.bandwidth_Bps * costs.link_efficiency(link.kind) for link in cluster.links]
-    others = [Phase(math.inf, flow.loads, 0.0, flow.rate_Bps) for flow in cluster.background]
+    background = [Phase(math.inf, flow.loads, 0.0, flow.rate_Bps) for flow in cluster.background]
     total = 0.0
     for phase in operation.phases:
-        own = phase.by_nic(cluster.ports)
-        total += own.latency_s + own.nbytes / max_min_rates([own, *others], capacity)[0]
+        by_port = phase.by_nic(cluster.ports)
+        total += by_port.latency_s + by_port.nbytes / max_min_rates([by_port, *background], capacity)[0]
     return total

@@ -27,7 +27,7 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     share = 1 / len(strung)
     hops = [hop for channel in strung for hop in _inside(channel, share)]
     hops += [hop for channel in strung for hop in through_fabric(channel, share)]
-    return (Moves(hops, own=1 / len(ranks), way="in_switch", channels=len(strung)),)
+    return (Moves(hops, local_share=1 / len(ranks), way="in_switch", channels=len(strung)),)
 
 
 def through_fabric(channel: Channel, share: float) -> Iterator[Hop]:
@@ -60,8 +60,8 @@ def check(cluster: Cluster, ranks: tuple[int, ...], name: str) -> None:
 
 def _inside(channel: Channel, share: float) -> Iterator[Hop]:
     largest = max(range(len(channel.nodes)), key=lambda number: len(channel.nodes[number]))
-    for number, (head, *others) in enumerate(channel.nodes):
-        for position, gpu in enumerate(others):
+    for number, (head, *members) in enumerate(channel.nodes):
+        for position, gpu in enumerate(members):
             weight = share if number == largest and not position else 0.0
             yield Hop(gpu, head, None, share, weight)
             yield Hop(head, gpu, None, share, weight)

@@ -49,22 +49,22 @@ def spread(shares: ByteShares, cluster: Cluster, ranks: tuple[int, ...]) -> tupl
     decides, as all are done when the last one is."""
     n = len(ranks)
     send, receive = shares.send or (1 / n,) * n, shares.receive or (1 / n,) * n
-    own = max(n * a * b for a, b in zip(send, receive, strict=True))
+    local_share = max(n * a * b for a, b in zip(send, receive, strict=True))
     by_node = _by_node(shares.per_node, cluster, ranks, send, receive)
     hops = by_node if shares.per_node else _pairs(ranks, send, receive)
-    return (Moves(list(hops), own=own, way="p2p", peers=n - 1),)
+    return (Moves(list(hops), local_share=local_share, way="p2p", peers=n - 1),)
 
 
 def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """`reduce_scatter`, then `all_gather`: as many bytes as a ring in 2 steps."""
     (scattered,), (gathered,) = reduce_scatter(cluster, ranks), all_gather(cluster, ranks)
-    return scattered, replace(gathered, own=0.0, goes_on=True)
+    return scattered, replace(gathered, local_share=0.0, goes_on=True)
 
 
 def reduce_scatter(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Every rank sends each other one that one's 1/n of the message, to be added up there: one step."""
     n = len(ranks)
-    return (Moves(list(_pairs(ranks, (1 / n,) * n, (1 / n,) * n)), own=1 / n),)
+    return (Moves(list(_pairs(ranks, (1 / n,) * n, (1 / n,) * n)), local_share=1 / n),)
 
 
 def all_gather(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
@@ -97,7 +97,7 @@ def _by_node(
         members.setdefault(cluster.node_of(rank), []).append(position)
     nodes = list(members.values())
     crossing = n * (len(nodes) - 1)
-    inside = sum(len(own) * (len(own) - 1) for own in nodes)
+    inside = sum(len(node_members) * (len(node_members) - 1) for node_members in nodes)
     gathers = len(set(send)) > 1
     if gathers:
         send, receive = receive, send
@@ -107,12 +107,12 @@ def _by_node(
         ends = (ranks[b], ranks[a]) if gathers else (ranks[a], ranks[b])
         return Hop(*ends, None, load, weight)
 
-    for own in nodes:
-        for place, a in enumerate(own):
+    for node_members in nodes:
+        for place, a in enumerate(node_members):
             for other in nodes:
-                met = a if other is own else other[place % len(other)]
+                met = a if other is node_members else other[place % len(other)]
                 share = sum(receive[b] for b in other)
-                if other is not own and share:
+                if other is not node_members and share:
                     yield hop(a, met, per_node * n * send[a] * share, 1 / crossing)
                 for b in other:
                     if b != met:

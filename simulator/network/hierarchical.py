@@ -46,14 +46,14 @@ def all_to_all(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """
     nodes = _even(cluster, ranks, "rail")
     rails = list(zip(*nodes, strict=True))
-    g, own = len(rails), 1 / len(ranks)
+    g, local_share = len(rails), 1 / len(ranks)
     moves = []
     if g > 1:
         inside = [Send(a, b, 1 / g) for members in nodes for a in members for b in members if a != b]
-        moves.append(exchange(cluster, inside, g - 1, own=own))
+        moves.append(exchange(cluster, inside, g - 1, local_share=local_share))
     if len(nodes) > 1:
         along = [Send(a, b, 1 / len(nodes)) for rail in rails for a in rail for b in rail if a != b]
-        moves.append(exchange(cluster, along, len(nodes) - 1, own=0.0 if g > 1 else own))
+        moves.append(exchange(cluster, along, len(nodes) - 1, local_share=0.0 if g > 1 else local_share))
     return tuple(moves)
 
 
@@ -79,4 +79,4 @@ def _together(groups: Sequence[tuple[Moves, ...]], share: float) -> Moves:
         [hop._replace(load=share * hop.load) for hop in first.hops],
         [hop._replace(load=share * hop.load, weight=0.0) for (moves,) in groups[1:] for hop in moves.hops],
     )
-    return Moves(list(hops), own=share * first.own, channels=first.channels * len(groups))
+    return Moves(list(hops), local_share=share * first.local_share, channels=first.channels * len(groups))

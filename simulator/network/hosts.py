@@ -13,18 +13,18 @@ from simulator.network.pattern import Hop, Moves
 
 def ends(op: str, cluster: Cluster, rank: int, servers: tuple[int, ...]) -> tuple[int, ...]:
     """Return the end points of ``op``, called by ``rank``; ``servers``: the nodes of the parameter servers."""
-    own = cluster.node_of(rank)
+    node = cluster.node_of(rank)
     match op:
         case "to_host":
-            return rank, cluster.host(own)
+            return rank, cluster.host(node)
         case "from_host":
-            return cluster.host(own), rank
+            return cluster.host(node), rank
         case "to_nvme":
-            return cluster.host(own), cluster.host(own, NVME)
+            return cluster.host(node), cluster.host(node, NVME)
         case "from_nvme":
-            return cluster.host(own, NVME), cluster.host(own)
+            return cluster.host(node, NVME), cluster.host(node)
         case "host_update":
-            return cluster.host(own), cluster.host(own, CPU)
+            return cluster.host(node), cluster.host(node, CPU)
         case "push" | "pull":
             return rank, *map(cluster.host, servers)
         case _:

@@ -30,7 +30,7 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
         check(cluster, ranks, "nvls")
         _check(cluster, ranks, several=True, other="nvls")
         strung = channels(cluster, ranks)
-        return _of_nodes(
+        return _in_nodes(
             cluster, ranks, [hop for channel in strung for hop in through_fabric(channel, 1 / len(strung))]
         )
     _check(cluster, ranks, several=False, other="nvls_tree")
@@ -63,10 +63,10 @@ def tree_all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ..
     """
     _check(cluster, ranks, several=True, other="nvls")
     strung = channels(cluster, ranks)
-    return _of_nodes(cluster, ranks, [hop for channel in strung for hop in between_nodes(channel, 1 / len(strung))])
+    return _in_nodes(cluster, ranks, [hop for channel in strung for hop in between_nodes(channel, 1 / len(strung))])
 
 
-def _of_nodes(cluster: Cluster, ranks: tuple[int, ...], between: list[Hop]) -> tuple[Moves, ...]:
+def _in_nodes(cluster: Cluster, ranks: tuple[int, ...], between: list[Hop]) -> tuple[Moves, ...]:
     """Return the moves up to the heads of every node and down from them; ``between``: the hops between the heads."""
     strung = channels(cluster, ranks)
     share = 1 / len(strung)

@@ -45,15 +45,15 @@ class Hop(NamedTuple):
 class Moves:
     """Hops that an algorithm makes on a group of ranks at one time; they advance in lock-step.
 
-    ``own`` is the share of the message that each rank handles without a link. ``efficiency`` is the bandwidth reached,
-    relative to a ring of the same load; ``counted``: the share of it that NCCL's tuner counts on. ``way``: what carries
-    it out; of sends and receives, ``peers`` counts those of each rank. ``channels``: the rings or trees among which the
-    message is split. ``software``: of a hop, relative to one of a ring. ``goes_on``: it is a further step of the kernel
-    that made the moves before it, in the same protocol; else a kernel starts with it.
+    ``local_share`` is the share of the message that each rank handles without a link. ``efficiency`` is the bandwidth
+    reached, relative to a ring of the same load; ``counted``: the share of it that NCCL's tuner counts on. ``way``:
+    what carries it out; of sends and receives, ``peers`` counts those of each rank. ``channels``: the rings or trees
+    among which the message is split. ``software``: of a hop, relative to one of a ring. ``goes_on``: it is a further
+    step of the kernel that made the moves before it, in the same protocol; else a kernel starts with it.
     """
 
     hops: Iterable[Hop]
-    own: float = 0.0
+    local_share: float = 0.0
     efficiency: float = 1.0
     way: Way = "protocols"
     peers: int = 0
@@ -70,7 +70,16 @@ class Moves:
     @property
     def manner(self) -> tuple[object, ...]:
         """Everything but the hops that the time of a message depends on."""
-        return (self.own, self.efficiency, self.way, self.peers, self.heads, self.counted, self.software, self.goes_on)
+        return (
+            self.local_share,
+            self.efficiency,
+            self.way,
+            self.peers,
+            self.heads,
+            self.counted,
+            self.software,
+            self.goes_on,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,9 +253,9 @@ def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Stage:
             link_latency_s += share * weight * links[index].latency_s
     for slots, nic, load, weight in shape.summed:
         # The leaf of the first node is the root of the tree; what several leaves send is one sum from where they meet.
-        root, others = nodes[slots[0]], [nodes[slot] for slot in slots[1:]]
-        up = [cluster.trunks_between(node, nic, root, nic) for node in others]
-        down = [cluster.trunks_between(root, nic, node, nic) for node in others]
+        root, other_nodes = nodes[slots[0]], [nodes[slot] for slot in slots[1:]]
+        up = [cluster.trunks_between(node, nic, root, nic) for node in other_nodes]
+        down = [cluster.trunks_between(root, nic, node, nic) for node in other_nodes]
         shares: dict[int, float] = {}
         for way in (*up, *down):
             for index, share in way:

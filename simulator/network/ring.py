@@ -62,7 +62,7 @@ def _around(cluster: Cluster, ranks: tuple[int, ...], steps: int) -> tuple[Moves
     strung = channels(cluster, ranks)
     each = steps / n / len(strung)
     hops = [Hop(*hop, each, each) for channel in strung for hop in _ring(channel)]
-    return (Moves(hops, own=1 / n, channels=len(strung)),)
+    return (Moves(hops, local_share=1 / n, channels=len(strung)),)
 
 
 def _ring(channel: Channel) -> Iterator[tuple[int, int, int | None]]:

@@ -25,13 +25,13 @@ def linear_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]
 def linear_scatter(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """The root sends each other rank its S/n, all at once, as NCCL's grouped sends do."""
     n = len(ranks)
-    return (exchange(cluster, [Send(ranks[0], rank, 1 / n) for rank in ranks[1:]], n - 1, own=1 / n),)
+    return (exchange(cluster, [Send(ranks[0], rank, 1 / n) for rank in ranks[1:]], n - 1, local_share=1 / n),)
 
 
 def linear_gather(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Each other rank sends its S/n to the root, all at once."""
     n = len(ranks)
-    return (exchange(cluster, [Send(rank, ranks[0], 1 / n) for rank in ranks[1:]], n - 1, own=1 / n),)
+    return (exchange(cluster, [Send(rank, ranks[0], 1 / n) for rank in ranks[1:]], n - 1, local_share=1 / n),)
 
 
 def binomial_broadcast(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:

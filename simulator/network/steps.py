@@ -18,12 +18,12 @@ class Send(NamedTuple):
     load: float
 
 
-def step(cluster: Cluster, transfers: Sequence[Send], *, own: float = 0.0, first: bool = False) -> Moves:
+def step(cluster: Cluster, transfers: Sequence[Send], *, local_share: float = 0.0, first: bool = False) -> Moves:
     """Return the moves of sends made at once, each rank having one to send and one to receive at most.
 
-    One between nodes, where there is one, stands on the critical path. ``own`` as in `Moves`; ``first``: a kernel
-    starts with the step."""
-    return Moves(_hops(cluster, transfers), own=own, goes_on=not first)
+    One between nodes, where there is one, stands on the critical path. ``local_share`` as in `Moves`; ``first``: a
+    kernel starts with the step."""
+    return Moves(_hops(cluster, transfers), local_share=local_share, goes_on=not first)
 
 
 def around(cluster: Cluster, ranks: Sequence[int], rounds: Sequence[tuple[int, int]]) -> tuple[Moves, ...]:
@@ -37,7 +37,7 @@ def around(cluster: Cluster, ranks: Sequence[int], rounds: Sequence[tuple[int, i
             step(
                 cluster,
                 [Send(rank, ranks[(i + distance) % n], parts / n) for i, rank in enumerate(ranks)],
-                own=1 / n / len(rounds),
+                local_share=1 / n / len(rounds),
                 first=not number,
             )
             for number, (distance, parts) in enumerate(rounds)
@@ -45,9 +45,11 @@ def around(cluster: Cluster, ranks: Sequence[int], rounds: Sequence[tuple[int, i
     )
 
 
-def exchange(cluster: Cluster, transfers: Sequence[Send], peers: int, *, own: float = 0.0, way: Way = "p2p") -> Moves:
+def exchange(
+    cluster: Cluster, transfers: Sequence[Send], peers: int, *, local_share: float = 0.0, way: Way = "p2p"
+) -> Moves:
     """Return the moves of sends and receives posted at once, to or from ``peers`` others at most."""
-    return Moves(_hops(cluster, transfers), own=own, way=way, peers=peers if way == "p2p" else 0)
+    return Moves(_hops(cluster, transfers), local_share=local_share, way=way, peers=peers if way == "p2p" else 0)
 
 
 def _hops(cluster: Cluster, transfers: Sequence[Send]) -> list[Hop]:

@@ -27,8 +27,8 @@ def timed(pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float
     """Return the seconds of a message of ``nbytes`` on an idle network, and its plan.
 
     In each protocol a kernel takes base latency, and each of its stages hops x (software per hop + their links). Each
-    byte takes ``line * (1 + sqrt(half_bytes / flow)) + own / copy`` seconds. Flow is what the busiest link carries, and
-    line the seconds per byte of the kind of link that the protocol makes slowest.
+    byte takes ``line * (1 + sqrt(half_bytes / flow)) + local_share / copy`` seconds. Flow is what the busiest link
+    carries, and line the seconds per byte of the kind of link that the protocol makes slowest.
 
     The square root is what a flow cut into the best number of chunks loses while the pipeline fills. With n hops, k
     chunks of x bytes together last ``(n - 1 + k) (a + x / (k B))``. The least of it is
@@ -42,9 +42,9 @@ def timed(pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float
     phases: list[Phase] = []
     names: dict[str, None] = {}
     for kernel in _kernels(pattern):
-        kernel_s, of_kernel, name = min(_by_protocol(kernel, nbytes, costs), key=lambda way: way[0])
+        kernel_s, kernel_phases, name = min(_by_protocol(kernel, nbytes, costs), key=lambda way: way[0])
         total_s += kernel_s
-        phases += of_kernel
+        phases += kernel_phases
         names[name] = None
     plan = Plan(pattern.algorithm, tuple(phases), "+".join(names), nbytes * pattern.sent, pattern.channels)
     return total_s, plan
@@ -87,7 +87,7 @@ def _phase(
         (seconds / costs.link_efficiency(kind), costs.transport(kind).ways(moves.way)) for kind, seconds in stage.line_s
     ]
     protocols = pace.ways(moves.way)
-    if name not in protocols or any(name not in of_line for _, of_line in lines):
+    if name not in protocols or any(name not in line_protocols for _, line_protocols in lines):
         return None
     protocol, flow = protocols[name], nbytes * stage.flow_bytes
     if protocol.most_bytes is not None and flow > protocol.most_bytes:
@@ -98,11 +98,11 @@ def _phase(
     latency_s += start_s
     for kind, count in stage.hops:
         latency_s += count * moves.software * costs.transport(kind).ways(moves.way)[name].hop_latency_s
-    per_byte_s = max([line_s / of_line[name].bandwidth_fraction for line_s, of_line in lines])
+    per_byte_s = max([line_s / line_protocols[name].bandwidth_fraction for line_s, line_protocols in lines])
     per_byte_s /= moves.efficiency
     half_bytes = protocol.half_bytes + moves.heads * (protocol.head_bytes or 0.0)
     if half_bytes and nbytes:
         chunked = flow if protocol.full_bytes is None else min(flow, protocol.full_bytes)
         per_byte_s *= 1 + math.sqrt(half_bytes / chunked) * (chunked / flow)
-    per_byte_s += moves.own / (pace.p2p_copy_Bps if moves.way == "p2p" else pace.copy_Bps)
+    per_byte_s += moves.local_share / (pace.p2p_copy_Bps if moves.way == "p2p" else pace.copy_Bps)
     return latency_s + nbytes * per_byte_s, Phase(flow, stage.loads, latency_s, stage.flow_bytes / per_byte_s)

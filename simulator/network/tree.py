@@ -27,7 +27,7 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     strung = channels(cluster, ranks)
     hops = [hop for channel in strung for hop in _hops(channel, 1 / len(strung))]
     counted = _counted(cluster, hops) if len(strung[0].nodes) == 1 else 1.0
-    return (Moves(hops, own=1 / len(ranks), efficiency=EFFICIENCY, counted=counted, channels=len(strung)),)
+    return (Moves(hops, local_share=1 / len(ranks), efficiency=EFFICIENCY, counted=counted, channels=len(strung)),)
 
 
 def _counted(cluster: Cluster, hops: list[Hop]) -> float:
@@ -57,7 +57,7 @@ def single_all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, 
     An inner node with two children sends and receives three times what a leaf does."""
     strung = channels(cluster, ranks)
     hops = [hop for channel in strung for hop in _hops(channel, 1 / len(strung), trees=1)]
-    return (Moves(hops, own=1 / len(ranks), efficiency=EFFICIENCY, channels=len(strung)),)
+    return (Moves(hops, local_share=1 / len(ranks), efficiency=EFFICIENCY, channels=len(strung)),)
 
 
 def parent(node: int, n: int) -> int:

@@ -101,8 +101,8 @@ class Times:
     forward_s: tuple[float, ...]
     input_s: tuple[float, ...]
     weight_s: tuple[float, ...]
-    taken: tuple[float, ...]
-    kept: tuple[float, ...]
+    forward_bytes: tuple[float, ...]
+    split_bytes: tuple[float, ...]
     hop_s: float = 0.0
     memory_limit: float = 1.0
 
@@ -146,7 +146,7 @@ class Schedule:
     schedule, whoever plays it; whose stages hold what, and which passes the first one splits, is
     `Workload.stage_runtime`.
 
-    A schedule read from a file has ``size``, the only p, m, v that it is for. Its ``rows`` are its slots with the sends
+    A schedule read from a file has ``size``, its only p, m, v. Its ``rows`` are its slots with the sends
     and receives that its author has put between them, if any.
     """
 

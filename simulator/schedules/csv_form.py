@@ -37,7 +37,7 @@ def _cells(row: Iterable[Cell], joined: bool) -> Iterable[str]:
             yield from map(str, cell)
 
 
-def _said(p: int, m: int, v: int) -> str:
+def _size_in_words(p: int, m: int, v: int) -> str:
     return f"{counted(p, 'pipeline rank')} of {counted(v, 'chunk')} and {counted(m, 'micro-batch', 'es')}"
 
 
@@ -63,7 +63,7 @@ def from_csv(text: str, name: str) -> Schedule:
     def check(p: int, m: int, v: int) -> str | None:
         if (p, m, v) == size:
             return None
-        return f"is of {_said(*size)}, not of {_said(p, m, v)}"
+        return f"is of {_size_in_words(*size)}, not of {_size_in_words(p, m, v)}"
 
     return Schedule(
         name=name,
@@ -98,10 +98,10 @@ def _parse(text: str, row: int, at: int) -> Cell | None:
     if not text:
         return None
     try:
-        if found := _OVERLAP.fullmatch(text):
-            return tuple(Action.parse(part.strip()) for part in found[1].split(";"))
-        if found := _POST.fullmatch(text):
-            return Post(int(found[1]), found[2], found[3], int(found[4]))
+        if match := _OVERLAP.fullmatch(text):
+            return tuple(Action.parse(part.strip()) for part in match[1].split(";"))
+        if match := _POST.fullmatch(text):
+            return Post(int(match[1]), match[2], match[3], int(match[4]))
         return (Action.parse(text),)
     except ValueError:
         raise ValueError(
@@ -139,9 +139,9 @@ def _complete(order: Order) -> tuple[int, int, int]:
     for stage in range(n_stages):
         for mb in range(microbatches) if copies == 1 else sorted(first if stage < half else second):
             if kinds.get((stage, mb), "") not in ("BF", "FIW"):
-                found = ", ".join(f"{stage}{kind}{mb}" for kind in kinds.get((stage, mb), "")) or "nothing"
+                present = ", ".join(f"{stage}{kind}{mb}" for kind in kinds.get((stage, mb), "")) or "nothing"
                 needs = "need one F and either one B or one I and one W"
-                raise ValueError(f"stage {stage} and micro-batch {mb} {needs}; there is {found}")
+                raise ValueError(f"stage {stage} and micro-batch {mb} {needs}; there is {present}")
     return n_stages // copies, microbatches, copies
 
 

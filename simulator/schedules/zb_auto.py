@@ -40,11 +40,11 @@ class _Rank:
     def __init__(self, stage: int, times: Times, limit: float) -> None:
         self.stage = stage
         self.f, self.i, self.w = times.forward_s[stage], times.input_s[stage], times.weight_s[stage]
-        self.taken, self.kept = times.taken[stage], times.kept[stage]
+        self.forward_bytes, self.split_bytes = times.forward_bytes[stage], times.split_bytes[stage]
         self.limit = limit * _SLACK
         #: What has to be free for a forward whose input gradient is to fit as well (it needs more where it recomputes).
-        self.room = max(self.taken, self.kept)
-        self.now = self.idle = self.held = self.most = 0.0
+        self.room = max(self.forward_bytes, self.split_bytes)
+        self.now = self.idle = self.bytes = self.most = 0.0
         self.forwards: list[float] = []
         self.inputs: list[float] = []
         self.weights = 0
@@ -60,20 +60,20 @@ class _Rank:
         if self.forwards:
             self.idle += max(ready - self.now, 0.0)
         self.now = max(self.now, ready) + self.f
-        self.held += self.taken
+        self.bytes += self.forward_bytes
         self.forwards.append(self.now)
 
     def input_gradient(self, ready: float) -> None:
         self.actions.append(Action(self.stage, "I", len(self.inputs)))
         self.idle += max(ready - self.now, 0.0)
         self.now = max(self.now, ready) + self.i
-        self.held += self.kept - self.taken
+        self.bytes += self.split_bytes - self.forward_bytes
         self.inputs.append(self.now)
 
     def weight_gradient(self) -> None:
         self.actions.append(Action(self.stage, "W", self.weights))
         self.now += self.w
-        self.held -= self.kept
+        self.bytes -= self.split_bytes
         self.weights += 1
 
     def run(self, kind: str, ready: float) -> None:
@@ -88,7 +88,7 @@ class _Rank:
                 if kind == "B":
                     self.weight_gradient()
                     self.inputs[-1] = self.now
-        self.most = max(self.most, self.held)
+        self.most = max(self.most, self.bytes)
 
     @property
     def lasted_s(self) -> float:
@@ -97,7 +97,7 @@ class _Rank:
 
     def make_room(self, nbytes: float) -> None:
         """Run weight gradients until ``nbytes`` more fit."""
-        while self.held + nbytes > self.limit and self.pending:
+        while self.bytes + nbytes > self.limit and self.pending:
             self.weight_gradient()
 
     def fill_until(self, ready: float, worst: float, choices: _Choices) -> None:
@@ -116,11 +116,11 @@ def _warm_up(ranks: list[_Rank], m: int, hop: float, choices: _Choices) -> None:
     last = ranks[-1]
     gradient = last.now + last.i
     for rank in reversed(ranks[:-1]):
-        now, held, ready = rank.now, rank.held, gradient + hop
-        while more[rank.stage] < m - 1 and held + rank.room <= rank.limit:
+        now, nbytes, ready = rank.now, rank.bytes, gradient + hop
+        while more[rank.stage] < m - 1 and nbytes + rank.room <= rank.limit:
             if now >= ready if choices.one_more else now + rank.f > ready:
                 break
-            now, held = now + rank.f, held + rank.taken
+            now, nbytes = now + rank.f, nbytes + rank.forward_bytes
             more[rank.stage] += 1
         gradient = max(now, ready) + rank.i
     for rank in ranks:
@@ -137,8 +137,8 @@ def _leaves_out(rank: _Rank, following: _Rank, hop: float, worst: float) -> bool
     gradient = following.now + following.f + following.i + hop
     if rank.now >= gradient:
         return True
-    over = max(0.0, rank.held + rank.room - rank.limit)
-    weights = min(-(-over // rank.kept) if rank.kept else 0.0, len(rank.inputs) - rank.weights)
+    over = max(0.0, rank.bytes + rank.room - rank.limit)
+    weights = min(-(-over // rank.split_bytes) if rank.split_bytes else 0.0, len(rank.inputs) - rank.weights)
     return rank.now + rank.f + weights * rank.w > gradient and gradient - rank.now <= worst - rank.idle
 
 
@@ -169,7 +169,7 @@ def _construct(p: int, m: int, times: Times, limit: float, choices: _Choices, be
                 rank.forward(ready)
                 worst = max(worst, rank.idle)
         for rank in reversed(ranks):
-            rank.make_room(rank.kept - rank.taken)
+            rank.make_room(rank.split_bytes - rank.forward_bytes)
             ready = ranks[rank.stage + 1].inputs[microbatch] + hop if rank.stage < p - 1 else 0.0
             rank.fill_until(ready, worst, choices)
             while rank.stage == 0 and len(rank.forwards) == m and rank.pending:
@@ -202,14 +202,14 @@ def _longest(order: Order, times: Times) -> float:
             while slots:
                 ((_, kind, _),) = slots[0]
                 if kind == "F" and rank.stage:
-                    made, number = ranks[rank.stage - 1].forwards, len(rank.forwards)
+                    ends, number = ranks[rank.stage - 1].forwards, len(rank.forwards)
                 elif kind in "IB" and rank.stage < last:
-                    made, number = ranks[rank.stage + 1].inputs, len(rank.inputs)
+                    ends, number = ranks[rank.stage + 1].inputs, len(rank.inputs)
                 else:
-                    made, number = [-times.hop_s], 0
-                if number >= len(made):
+                    ends, number = [-times.hop_s], 0
+                if number >= len(ends):
                     break
-                rank.run(kind, made[number] + times.hop_s)
+                rank.run(kind, ends[number] + times.hop_s)
                 slots.popleft()
         assert sum(map(len, left)) < before, "an order that cannot run"
     return max(rank.lasted_s for rank in ranks)
@@ -239,14 +239,14 @@ def search(p: int, m: int, v: int, times: Times) -> Order:
     that a rank of 1F1B does. Backward passes are whole where bytes left to weight gradients would take too much of
     that. Raises ValueError where the limit is too little for one micro-batch.
     """
-    reference = max(min(m, p - rank) * taken for rank, taken in enumerate(times.taken))
+    reference = max(min(m, p - rank) * nbytes for rank, nbytes in enumerate(times.forward_bytes))
     limit = times.memory_limit * reference
-    if limit * _SLACK < max(times.taken):
-        raise ValueError(f"leaves no room for a micro-batch: at least {max(times.taken) / reference:.3g}")
+    if limit * _SLACK < max(times.forward_bytes):
+        raise ValueError(f"leaves no room for a micro-batch: at least {max(times.forward_bytes) / reference:.3g}")
     seconds_of = [(_longest(order, times), order) for order in _by_hand(p, m, times, limit)]
     best_s, best = min(seconds_of, key=lambda pair: pair[0], default=(float("inf"), None))
     for tried in (times, _whole(times)):
-        least = max(*times.taken, *tried.kept)
+        least = max(*times.forward_bytes, *tried.split_bytes)
         # Less memory is tried too, by whole micro-batches, so that more of it never gives a longer step.
         for room in [limit, *(least * count for count in range(int(limit * _SLACK / least), 0, -1))]:
             for one_more, wait, fill in product((True, False), repeat=3):
@@ -263,7 +263,7 @@ def _whole(times: Times) -> Times:
     """Return ``times`` for backward passes that are not split: the input gradient is all of it."""
     both = tuple(i + w for i, w in zip(times.input_s, times.weight_s, strict=True))
     none = (0.0,) * len(both)
-    return replace(times, input_s=both, weight_s=none, kept=none)
+    return replace(times, input_s=both, weight_s=none, split_bytes=none)
 
 
 def _joined(order: Order) -> Order:

@@ -71,7 +71,7 @@ def patterns_of(case: Case) -> tuple[Pattern, ...]:
 def costs_of(case: Case) -> Costs:
     """How links carry bytes: as the case's stack says, or the profile of its GPU."""
     if case.stack is not None:
-        return Costs.of_stack(case.stack)
+        return Costs.from_stack(case.stack)
     return Costs.from_profile(load_profile(case.cluster.gpu_types[0]))
 
 

@@ -82,7 +82,7 @@ def test_kernels_that_obey_the_model_give_its_constants_back() -> None:
 
     true = matmul._with(base.kernels.matmul, {"sustained_flops_per_s.bf16.value": 500e12, "start_s": 8e-6})
     kernels = [Matmul(m, n, k) for m in (256, 1024, 4096, 8192) for n in (512, 4096, 8192) for k in (512, 4096)]
-    seconds = MatmulCost(base.gpu_spec, true).lasting_seconds(Products.of(kernels))
+    seconds = MatmulCost(base.gpu_spec, true).lasting_seconds(Products.from_kernels(kernels))
     rows = [
         _measured("matmul", "mm", float(s), m=x.m, n=x.n, k=x.k, role="fwd", dtype="bf16")
         for x, s in zip(kernels, seconds, strict=True)
@@ -192,7 +192,7 @@ def test_an_a100_s_products_are_within_the_error_that_its_profile_claims() -> No
     profile = load_profile("a100-sxm-80gb")
     cases = [case for case in read(A100_PRODUCTS).rows_of("matmul") if case.seconds > matmul.SHORT_S]
     _, held_out = every_second(cases, lambda case: matmul.kernel_of(case).flops)
-    products = Products.of([matmul.kernel_of(case) for case in held_out])
+    products = Products.from_kernels([matmul.kernel_of(case) for case in held_out])
     burst = MatmulCost(profile.gpu_spec, profile.kernels.matmul).burst_seconds(products)
     errors = np.abs(burst / np.array([case.seconds for case in held_out]) - 1)
     assert errors.mean() < 0.07

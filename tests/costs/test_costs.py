@@ -107,7 +107,7 @@ def test_one_more_tile_than_the_sms_costs_a_whole_wave(name):
     )
     for waves in (1, 2, 5):
         kernels = [Matmul(256 * n, 128, 4096, dtype=DTYPE[name]) for n in (waves * spec.sms, waves * spec.sms + 1)]
-        full, more = cost.burst_seconds(Products.of(kernels))
+        full, more = cost.burst_seconds(Products.from_kernels(kernels))
         assert (more - model.start_s) / (full - model.start_s) == pytest.approx((waves + 1) / waves)
 
 

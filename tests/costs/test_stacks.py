@@ -51,7 +51,7 @@ def stack(protocols: tuple[str, ...] = ("ll", "ll128", "simple"), **parameters: 
 
 
 def seconds(of: Stack, op: str, nbytes: float, ranks: range, algorithm: str = "auto") -> float:
-    cluster, costs = build_cluster(H100), Costs.of_stack(of)
+    cluster, costs = build_cluster(H100), Costs.from_stack(of)
     return idle_seconds(plan(op, nbytes, ranks, cluster, costs, algorithm), cluster, costs)
 
 

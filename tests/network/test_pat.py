@@ -52,7 +52,7 @@ def test_auto_takes_it_between_many_nodes_of_one_gpu_until_rings_are_full(op: st
 def test_software_without_it_takes_the_ring_unless_told() -> None:
     """RCCL and NCCL before 2.23 do not choose it."""
     for name, chosen in (("h20-infiniband", "ring"), ("h200-dranet", "pat")):
-        costs, built = Costs.of_stack(load_stack(name)), build_cluster(load_cluster("dgx_h100", nodes=64))
+        costs, built = Costs.from_stack(load_stack(name)), build_cluster(load_cluster("dgx_h100", nodes=64))
         assert plan("all_gather", 1024.0, range(0, 512, 8), built, costs).algorithm == chosen
         assert plan("all_gather", 1024.0, range(0, 512, 8), built, costs, "pat").algorithm == "pat"
     assert not load_profile("mi300x-192gb").transports["roce"].pat

@@ -17,20 +17,16 @@ PACKAGES = sorted(
 #: Offences that are still to be mended, by package. A number may fall, and never rise.
 REMAINING: dict[str, int] = {
     "simulator": 10,
-    "simulator.cluster": 42,
-    "simulator.config": 111,
-    "simulator.costs": 81,
+    "simulator.config": 4,
+    "simulator.costs": 1,
     "simulator.engine": 102,
-    "simulator.fabrics": 17,
     "simulator.frameworks": 3,
-    "simulator.hardware": 15,
-    "simulator.importers": 4,
+    "simulator.hardware": 1,
     "simulator.lowering": 19,
     "simulator.models": 68,
-    "simulator.network": 95,
+    "simulator.network": 11,
     "simulator.output": 1,
     "simulator.program": 2,
-    "simulator.schedules": 40,
 }
 
 

@@ -48,8 +48,8 @@ def rehearsed_times(rehearsal: Timeline, n_stages: int, memory_limit: float) -> 
         forward_s=longest("F", last),
         input_s=longest("I", 0),
         weight_s=longest("WB", 0),
-        taken=moved("F", rehearsal.alloc_bytes),
-        kept=moved("WB", rehearsal.free_bytes),
+        forward_bytes=moved("F", rehearsal.alloc_bytes),
+        split_bytes=moved("WB", rehearsal.free_bytes),
         hop_s=_nine_digits(float(hops.mean())) if len(hops) else 0.0,
         memory_limit=memory_limit,
     )

@@ -49,7 +49,7 @@ _WARNINGS = (
 
 
 def problems(workload: Workload) -> Iterator[InputError]:
-    """What is wrong whatever the cluster; of a framework that cannot be, nothing else is said."""
+    """Return errors that hold whatever the cluster; those of an unknown framework alone."""
     unknown = list(framework.choice_problems(workload))
     return iter(unknown) if unknown else chain.from_iterable(check(workload) for check in _PROBLEMS)
 

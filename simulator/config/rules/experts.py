@@ -126,17 +126,17 @@ def _share_problems(moe: Moe, shares: tuple[float, ...]) -> Iterator[InputError]
 
 def _split_problems(workload: Workload, moe: Moe) -> Iterator[InputError]:
     training, layout = workload.training, workload.parallelism
-    held = moe.experts + moe.redundant_experts
-    if held % layout.ep:
-        missing = -held % layout.ep
-        fits = divisors(held)
+    experts = moe.experts + moe.redundant_experts
+    if experts % layout.ep:
+        missing = -experts % layout.ep
+        fits = divisors(experts)
         works = [ep for ep in fits if ep > bool(moe.redundant_experts) and fills_cluster(workload, ep=ep)]
         yield InputError(
-            f"{held} experts do not divide by it",
+            f"{experts} experts do not divide by it",
             key="parallelism.ep",
             found=layout.ep,
             allowed=f"{listed(fits)}; or model.moe.redundant_experts: {moe.redundant_experts + missing} "
-            f"({held + missing} experts)",
+            f"({experts + missing} experts)",
             fix=f"ep: {nearest(layout.ep, works)}" if works else None,
         )
     elif moe.redundant_experts and layout.ep == 1:
@@ -190,9 +190,9 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
         return
     ranks = layout.tp * layout.cp * layout.dp
     if ranks % (layout.ep * layout.etp):
-        held = moe.experts + moe.redundant_experts
+        experts = moe.experts + moe.redundant_experts
         least = 2 if moe.redundant_experts else 1  # copies of experts need ranks to be spread over
-        fits = [ep for ep in divisors(ranks) if ep >= least and ranks % (ep * layout.etp) == 0 and held % ep == 0]
+        fits = [ep for ep in divisors(ranks) if ep >= least and ranks % (ep * layout.etp) == 0 and experts % ep == 0]
         yield InputError(
             f"ep {layout.ep} x etp {layout.etp} does not divide tp {layout.tp} x cp {layout.cp} x dp {layout.dp}",
             key="parallelism.ep",

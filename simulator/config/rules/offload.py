@@ -63,6 +63,6 @@ def problems(workload: Workload) -> Iterator[InputError]:
 def _known_host(gpu: str) -> tuple[str, float]:
     """The first shipped cluster, with such GPUs if there is one, that says how fast its hosts' memory is, bytes/s."""
     shipped = [(node, name) for name in catalog.names("cluster") for node in load_cluster(name).kinds]
-    known = [(node.gpus.type != gpu, name, node.host_memory_bandwidth_Bps) for node, name in shipped]
-    _, name, known_Bps = min((other, name, rate) for other, name, rate in known if rate is not None)
+    hosts = [(node.gpus.type != gpu, name, node.host_memory_bandwidth_Bps) for node, name in shipped]
+    _, name, known_Bps = min((other, name, rate) for other, name, rate in hosts if rate is not None)
     return name, known_Bps

@@ -74,11 +74,11 @@ def problems(workload: Workload) -> Iterator[InputError]:
             fix=f"schedule: {chunked}" if chunks == 1 else f"vpp: {chunks}",
         )
     elif chunks != 1 and layout.plan.size is None and (layout.vpp == 1 or layout.pp == 1):
-        key, found = ("vpp", layout.vpp) if layout.vpp == 1 else ("pp", layout.pp)
+        key, size = ("vpp", layout.vpp) if layout.vpp == 1 else ("pp", layout.pp)
         yield InputError(
             f"the schedule {layout.schedule} needs several chunks per rank and several ranks",
             key=f"parallelism.{key}",
-            found=found,
+            found=size,
             allowed=">= 2, or schedule: 1f1b with vpp: 1",
             fix=f"{key}: 2",
         )

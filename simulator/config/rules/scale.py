@@ -17,20 +17,21 @@ if TYPE_CHECKING:
     from simulator.config.workload import Workload
 
 
-def gpus_of_workers(layout: Parallelism, cluster: ClusterSpec, own: Sequence[int] | None) -> int:
-    """GPUs of the nodes that a job has (None: all), without the last of them, which are its parameter servers'."""
-    if own is None:
+def gpus_of_workers(layout: Parallelism, cluster: ClusterSpec, nodes: Sequence[int] | None) -> int:
+    """Return the GPUs of a job's nodes (None: all), without the last of them, which are its parameter servers'."""
+    if nodes is None:
         return cluster.gpus_on(cluster.n_nodes - layout.server_count)
-    return sum(map(cluster.gpus_at, own[: max(len(own) - layout.server_count, 0)]))
+    return sum(map(cluster.gpus_at, nodes[: max(len(nodes) - layout.server_count, 0)]))
 
 
-def replicas(layout: Parallelism, cluster: ClusterSpec, own: Sequence[int] | None) -> int:
-    """dp where the file gives the cluster's nodes instead: as many as the GPUs of workers make. On the nodes that a job
-    lists (``own``), whether they are too few or too many is for `rules.placement` to say. Raises `InputError` where the
-    GPUs do not divide."""
+def replicas(layout: Parallelism, cluster: ClusterSpec, listed_nodes: Sequence[int] | None) -> int:
+    """Return dp where the file gives the cluster's nodes instead: as many as the GPUs of workers make.
+
+    ``listed_nodes``: those that the job lists; whether they are too few or too many is for `rules.placement` to say.
+    Raises `InputError` where the GPUs do not divide."""
     nodes = cluster.n_nodes - layout.server_count
-    model_parallel, gpus = layout.model_parallel, gpus_of_workers(layout, cluster, own)
-    if gpus % model_parallel == 0 < gpus or own is not None:
+    model_parallel, gpus = layout.model_parallel, gpus_of_workers(layout, cluster, listed_nodes)
+    if gpus % model_parallel == 0 < gpus or listed_nodes is not None:
         return max(gpus // model_parallel, 1)
     if gpus < model_parallel:
         raise too_small(cluster, model_parallel, axes(layout), layout.server_count)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def problems(workload: Workload) -> Iterator[InputError]:
-    """What parameter servers, and what compressed gradients, do not go with.
+    """Yield options that parameter servers, or compressed gradients, do not go with.
 
     Megatron-LM, torchtitan and DeepSpeed have no parameter servers; compression is DeepSpeed's and FP8-LM's.
     """
@@ -28,7 +28,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
         yield from _compression_problems(workload)
         return
     with_servers = f"with data_parallel {layout.data_parallel}"
-    for key, found, none, why in (
+    for key, value, none, why in (
         ("parallelism.zero", layout.zero, 0, "servers hold the optimizer state, workers have none to shard"),
         (
             "parallelism.offload.optimizer",
@@ -49,10 +49,10 @@ def problems(workload: Workload) -> Iterator[InputError]:
             "servers add up gradients in the type they are kept in",
         ),
     ):
-        if found != none:
+        if value != none:
             shown = "null" if none is None else none
             yield InputError(
-                f"{with_servers}: {why}", key=key, found=found, allowed=f"{shown}, or data_parallel: allreduce"
+                f"{with_servers}: {why}", key=key, found=value, allowed=f"{shown}, or data_parallel: allreduce"
             )
     plan = layout.plan
     if plan.copies > 1 or (layout.data_parallel == "async" and plan.steady):
