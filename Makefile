@@ -1,12 +1,13 @@
 # make run    simulate the main job into out/ (summary, JSON, trace, Gantt chart)
 # make test   format, lint, type and test checks;  make test-all adds the slow tests
-# Both need Python >= 3.11 and make, and set up an environment of their own in .venv.
+# make mutate PACKAGE=engine   change one thing at a time in a package, and see whether its tests notice
+# All need Python >= 3.11 and make, and set up an environment of their own in .venv.
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test test-all format clean
+.PHONY: run test test-all mutate format clean
 
 run: .venv/.run
 	mkdir -p out
@@ -21,6 +22,9 @@ test: .venv/.test
 
 test-all: test
 	$(BIN)/pytest -n auto -m slow
+
+mutate: .venv/.test
+	$(BIN)/python -m tests.mutate $(PACKAGE)
 
 format: .venv/.test
 	$(BIN)/ruff format .
