@@ -31,10 +31,11 @@ def memory_curve(timeline: Timeline, rank: int) -> MemoryHistory:
     """Return the memory that a rank's steps take over the step.
 
     A span takes ``alloc_bytes`` at its start and frees ``free_bytes`` at its end. It needs ``workspace_bytes`` in
-    between. Spans that end at a moment free their bytes before others that start then take theirs.
+    between. Spans that end at a moment free their bytes before others that start then take theirs. Where a step is
+    several spans in a row its workspace stays while the lane waits between them, into however many it is cut.
     """
     spans = np.flatnonzero(timeline.rank == rank)
-    times = np.concatenate((timeline.end_s[spans], timeline.start_s[spans]))
+    times = np.concatenate((timeline.end_s[spans], _begins_s(timeline, spans)))
     held = np.concatenate((-timeline.free_bytes[spans], timeline.alloc_bytes[spans]))
     workspace = np.concatenate((-timeline.workspace_bytes[spans], timeline.workspace_bytes[spans]))
     begins = np.repeat(np.array([0, 1], dtype=np.int64), len(spans))
@@ -49,3 +50,13 @@ def memory_curve(timeline: Timeline, rank: int) -> MemoryHistory:
         both[order],
         begins[order],
     )
+
+
+def _begins_s(timeline: Timeline, spans: Ints) -> Floats:
+    """Return when each span takes its bytes: at its start, or when its lane comes to it if it goes on with a step."""
+    begins_s = timeline.start_s[spans].copy()
+    in_row = np.flatnonzero(timeline.workspace_bytes[spans] > 0)
+    places = np.stack((timeline.lane[spans], timeline.label_code[spans]))[:, in_row]
+    goes_on = in_row[1:][(places[:, 1:] == places[:, :-1]).all(axis=0)]
+    begins_s[goes_on] = timeline.posted_s[spans][goes_on]
+    return begins_s

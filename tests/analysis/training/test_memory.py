@@ -65,6 +65,22 @@ def test_workspace_counts_only_while_its_op_runs() -> None:
     assert curve.held_bytes[-1] == 0.0
 
 
+def test_a_step_that_is_cut_keeps_its_workspace_while_its_lane_waits() -> None:
+    """A pass runs from 0 to 1, waits for its host, and goes on from 3 to 4; the next pass has a workspace of its own
+    from 6 on, though its lane has come to it at 4. A gather that takes 5 bytes at 2 meets the 10 of the first."""
+    work = template(("mlp", "matmul", "compute", 1.0))
+    gather = template(("gather", "all_gather", "dp", 1.0))
+    spans = [
+        Span(0, "compute", work, 0.0, label="0F0", workspace=10.0),
+        Span(0, "compute", work, 3.0, label="0F0", workspace=10.0, posted=1.0),
+        Span(0, "compute", work, 6.0, label="0F1", workspace=10.0, posted=4.0),
+        Span(0, "dp", gather, 2.0, label="gather", alloc=5.0),
+    ]
+    curve = memory_curve(timeline(spans), 0)
+    history = {at: (held, workspace) for at, held, workspace in zip(*curve[:3], strict=True)}
+    assert history == {0.0: (0, 10), 1.0: (0, 10), 2.0: (5, 10), 3.0: (5, 10), 4.0: (5, 0), 6.0: (5, 10), 7.0: (5, 0)}
+
+
 def test_report_takes_the_fullest_rank_of_each_stage() -> None:
     play = pipeline("1f1b", 2, 4, activation=GiB)
     # Stage 0: 19 of state and 2 of activations; stage 1: 19, 1 and 10 communicators of 320 MiB, which are no tensors.
