@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from simulator.config.section import AsTuple, Section
-from simulator.optimizers import OPTIMIZERS, Implementation
-from simulator.optimizers import Optimizer as UpdateRule
+from simulator.optimizers import OPTIMIZERS, Implementation, UpdateRule
 
 if TYPE_CHECKING:
     from simulator.config.workload import Workload

@@ -9,7 +9,7 @@ from simulator.engine.issue_order import HostSpeeds, HostWork
 from simulator.program import Comm
 
 
-class Host:
+class SimulatedHost:
     """Issues the ops of a rank one after another, at ``speeds``, however far the GPU has come.
 
     ``free_s`` is when it will have issued everything so far.

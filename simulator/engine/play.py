@@ -12,7 +12,7 @@ from simulator.engine.coalescing import CoalescedBlocks
 from simulator.engine.communicator import Communicators
 from simulator.engine.deadlock import report
 from simulator.engine.gpu import SharedGpu, SimulatedGpu
-from simulator.engine.host import Host
+from simulator.engine.host import SimulatedHost
 from simulator.engine.issue_order import HostSpeeds, HostWork, host_work
 from simulator.engine.lane import Lane
 from simulator.engine.placement import Placed, RankKind
@@ -76,7 +76,7 @@ class Play:
         key = role, gpu.type, speeds
         if key not in self._host_work:
             self._host_work[key] = host_work(program.roles[role], costs, speeds)
-        host = Host(costs, speeds, self._host_work[key])
+        host = SimulatedHost(costs, speeds, self._host_work[key])
         speed = GpuSpeed(gpu.type, gpu.speed_scale, self.clocks[RankKind.of(role, gpu)], speeds)
         interference = costs.beside
         simulated = (

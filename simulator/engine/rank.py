@@ -9,7 +9,7 @@ import simpy
 
 from simulator.engine.block_pieces import GpuSpeed
 from simulator.engine.gpu import SimulatedGpu
-from simulator.engine.host import Host
+from simulator.engine.host import SimulatedHost
 
 if TYPE_CHECKING:
     from simulator.engine.communicator import Rendezvous
@@ -32,7 +32,7 @@ class Rank:
         groups: Mapping[str, Sequence[int]],
         speed: GpuSpeed,
         gpu: SimulatedGpu,
-        host: Host,
+        host: SimulatedHost,
     ) -> None:
         self.number = number
         self.role = role

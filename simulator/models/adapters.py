@@ -20,7 +20,7 @@ from simulator.models.weight_names import weight_name
 from simulator.operations.dropout import drop_kernel
 from simulator.operations.nodes import Node, Op, Ops, Tensor, comm, memory
 from simulator.operations.shapes import Shapes
-from simulator.operations.tuning import ALL_TRAINED, Adapters, ThinProducts
+from simulator.operations.tuning import ALL_TRAINED, AdapterPlan, ThinProducts
 from simulator.operations.weights import NF4_BLOCK, SCALE_BYTES, Weight
 from simulator.program import Compute
 
@@ -205,7 +205,7 @@ def _adapter(z: Shapes, matrix: Weight, rank: int, target: str, width: int) -> _
     return _Adapter(base, inner, width, rows_in, rows_out, a, b)
 
 
-def _first(z: Shapes, chosen: Adapters, adapters: Sequence[_Adapter], taken: Tensor) -> Node:
+def _first(z: Shapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], taken: Tensor) -> Node:
     """Return the products with A, of the input ``taken`` or, with dropout, of a copy for each adapter.
 
     Autograd adds up the gradients that reach the input.
@@ -242,7 +242,7 @@ def _first(z: Shapes, chosen: Adapters, adapters: Sequence[_Adapter], taken: Ten
     )
 
 
-def _second(z: Shapes, chosen: Adapters, adapters: Sequence[_Adapter], split: str, block: str) -> Node:
+def _second(z: Shapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], split: str, block: str) -> Node:
     """Return the products with B, and what tensor-parallel ranks exchange between A and B: ``rank`` columns."""
     forward: list[Op] = []
     input_grad: list[Op] = []

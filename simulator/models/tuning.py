@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from simulator.models.weight_names import WORDS
-from simulator.operations.tuning import ALL_TRAINED, Adapters, Tuning
+from simulator.operations.tuning import ALL_TRAINED, AdapterPlan, Tuning
 from simulator.operations.weights import Weight
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def tuning_at(workload: Workload, number: int) -> Tuning:
         reached = _trains(workload, EMBEDDING)
     chosen, adapters = training.adapters, None
     if chosen is not None:
-        adapters = Adapters(
+        adapters = AdapterPlan(
             rank=chosen.rank,
             targets=chosen.targets,
             dtype=training.trained_dtype,

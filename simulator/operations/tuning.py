@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 @dataclass(frozen=True)
-class Adapters:
+class AdapterPlan:
     """Pairs of thin matrices beside products (LoRA, arXiv 2106.09685): y = x W + s (x A) B.
 
     A takes the input to ``rank`` columns, B takes these to the columns of a target. ``dropout``: the probability, of
@@ -29,7 +29,7 @@ class Tuning:
     where it is not the working precision. ``reached``: the part gives back a gradient of its input.
     """
 
-    adapters: Adapters | None = None
+    adapters: AdapterPlan | None = None
     frozen: tuple[str, ...] = ()
     storage: str = ""
     reached: bool = True

@@ -1,15 +1,15 @@
 """Optimizers: the kernels of an update, the states that it keeps, by the library that runs it. A new one is a file with
-an `Optimizer`, and a line here."""
+an `UpdateRule`, and a line here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from simulator.optimizers import adafactor, adam, adamw_8bit, lion, muon, sgd
-from simulator.optimizers.update import Implementation, Kernels, Optimizer, Parameter, UpdateTypes
+from simulator.optimizers.update import Implementation, Kernels, Parameter, UpdateRule, UpdateTypes
 
 #: By name, the default first.
-OPTIMIZERS: Mapping[str, Optimizer] = {
+OPTIMIZERS: Mapping[str, UpdateRule] = {
     optimizer.name: optimizer
     for optimizer in (
         adam.ADAMW,
@@ -24,4 +24,4 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     )
 }
 
-__all__ = ["OPTIMIZERS", "Implementation", "Kernels", "Optimizer", "Parameter", "UpdateTypes"]
+__all__ = ["OPTIMIZERS", "Implementation", "Kernels", "Parameter", "UpdateRule", "UpdateTypes"]

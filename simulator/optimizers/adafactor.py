@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from simulator.optimizers.update import (
     Implementation,
     Kernels,
-    Optimizer,
     Parameter,
     Pass,
+    UpdateRule,
     UpdateTypes,
     each_tensor,
     full_states,
@@ -70,7 +70,7 @@ def state_bytes(parameter: Parameter, types: UpdateTypes) -> float:
     return float(DTYPE_BYTES[types.state] * _factors(parameter))
 
 
-OPTIMIZER = Optimizer(
+OPTIMIZER = UpdateRule(
     "adafactor",
     {"for_loop": Implementation((_kernels,), state_bytes, temporaries(1))},
     needs_whole=True,

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from simulator.optimizers.update import (
     Implementation,
-    Optimizer,
     Parameter,
     Pass,
+    UpdateRule,
     UpdateTypes,
     each_tensor,
     full_states,
@@ -84,5 +84,5 @@ def _implementations(skipped: tuple[str, ...]) -> dict[str, Implementation]:
     }
 
 
-ADAM = Optimizer("adam", _implementations(skipped=("decay",)))
-ADAMW = Optimizer("adamw", _implementations(skipped=()))
+ADAM = UpdateRule("adam", _implementations(skipped=("decay",)))
+ADAMW = UpdateRule("adamw", _implementations(skipped=()))

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from simulator.optimizers.update import (
     Implementation,
     Kernels,
-    Optimizer,
     Parameter,
     Stage,
     StateBytes,
+    UpdateRule,
     UpdateTypes,
     largest,
     no_bytes,
@@ -100,7 +100,7 @@ def _new_states(parameters: Sequence[Parameter], types: UpdateTypes) -> float:
     return 2 * (FULL + SCALE / BLOCK) * largest(parameters)
 
 
-OPTIMIZER = Optimizer(
+OPTIMIZER = UpdateRule(
     "adamw_8bit",
     {
         "bitsandbytes": Implementation(

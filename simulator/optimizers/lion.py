@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from simulator.optimizers.adamw_8bit import blockwise, quantized_states
-from simulator.optimizers.update import Implementation, Optimizer, Pass, each_tensor, full_states, no_bytes, temporaries
+from simulator.optimizers.update import (
+    Implementation,
+    Pass,
+    UpdateRule,
+    each_tensor,
+    full_states,
+    no_bytes,
+    temporaries,
+)
 
 #: csrc/kernels.cu of bitsandbytes, ``kOptimizer32bit1State``, a launch a tensor.
 BITSANDBYTES = (Pass("lion", "wgm", "wm", "bnb_lion"),)
@@ -19,14 +27,14 @@ FOR_LOOP = (
     Pass("momentum", "mg", "m", "residual"),
 )
 
-OPTIMIZER = Optimizer(
+OPTIMIZER = UpdateRule(
     "lion",
     {
         "bitsandbytes": Implementation((each_tensor(BITSANDBYTES),), full_states(1), no_bytes, ("fp32",), pages=True),
         "for_loop": Implementation((each_tensor(FOR_LOOP),), full_states(1), temporaries(2)),
     },
 )
-IN_8_BITS = Optimizer(
+IN_8_BITS = UpdateRule(
     "lion_8bit",
     {
         "bitsandbytes": Implementation(

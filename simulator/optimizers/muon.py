@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from simulator.optimizers.update import (
     Implementation,
     Kernels,
-    Optimizer,
     Parameter,
     Pass,
+    UpdateRule,
     UpdateTypes,
     each_tensor,
     full_states,
@@ -111,7 +111,7 @@ def _matrix_bytes(parameter: Parameter, types: UpdateTypes) -> float:
     return parameter.matrices * float(DTYPE_BYTES[types.state] * short * long + iterated)
 
 
-OPTIMIZER = Optimizer(
+OPTIMIZER = UpdateRule(
     "muon",
     {
         "for_loop": Implementation(

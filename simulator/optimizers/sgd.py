@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from simulator.optimizers.update import (
     Implementation,
-    Optimizer,
     Pass,
+    UpdateRule,
     UpdateTypes,
     each_tensor,
     full_states,
@@ -42,5 +42,5 @@ def _implementations(passes: tuple[Pass, ...], fused: tuple[Pass, ...], states: 
     }
 
 
-PLAIN_SGD = Optimizer("sgd", _implementations(PLAIN, FUSED_PLAIN, 0))
-MOMENTUM_SGD = Optimizer("sgd_momentum", _implementations(MOMENTUM, FUSED_MOMENTUM, 1))
+PLAIN_SGD = UpdateRule("sgd", _implementations(PLAIN, FUSED_PLAIN, 0))
+MOMENTUM_SGD = UpdateRule("sgd_momentum", _implementations(MOMENTUM, FUSED_MOMENTUM, 1))

@@ -101,7 +101,7 @@ class Implementation:
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class UpdateRule:
     """A rule by which weights are updated, and the libraries that run it, the usual one first.
 
     ``matrices_only``: it updates nothing but matrices. ``needs_whole``: it works on whole matrices.
