@@ -145,7 +145,7 @@ def test_the_search_keeps_to_its_memory_and_uses_what_it_gets(p: int, m: int, ke
             times = Times.equal(p, f, i, w, hop, limit, kept)
             assert max(peak(SCHEDULES["zb_auto"].tuned(times).order(p, m, 1), times)) <= limit * min(m, p) * (1 + 1e-9)
             seconds = schedule(
-                "zb_auto", p, m, forward=f, backward=i + w, weight=w, comm=hop, zb_memory_limit=limit, split_bytes=kept
+                "zb_auto", p, m, forward=f, backward=i + w, weight=w, comm=hop, zb_memory_limit=limit, kept=kept
             ).to_dict()["makespan"]
             assert seconds <= slower * (1 + 1e-9)
             slower = seconds
@@ -160,9 +160,7 @@ def test_the_search_is_fast_and_no_worse_than_1f1b() -> None:
     times = Times.equal(4, 1.0, 1.0, 1.0, kept=1.9)
     order = SCHEDULES["zb_auto"].tuned(times).order(4, 8, 1)
     assert (Action(0, "B", 0),) in order[0]
-    assert (
-        schedule("zb_auto", 4, 8, split_bytes=1.9).to_dict()["makespan"] <= schedule("1f1b", 4, 8).to_dict()["makespan"]
-    )
+    assert schedule("zb_auto", 4, 8, kept=1.9).to_dict()["makespan"] <= schedule("1f1b", 4, 8).to_dict()["makespan"]
     with pytest.raises(ValueError, match=r"no room for a micro-batch: at least 0\.25"):
         SCHEDULES["zb_auto"].tuned(Times.equal(4, 1.0, 1.0, 1.0, limit=0.2)).order(4, 8, 1)
 
@@ -172,7 +170,7 @@ def test_the_search_is_fast_and_no_worse_than_1f1b() -> None:
     more=st.integers(0, 8),
     costs=st.tuples(*[st.floats(0.3, 2.0)] * 3),
     hop=st.sampled_from([0.0, 0.1]),
-    split_bytes=st.floats(0.2, 1.8),
+    kept=st.floats(0.2, 1.8),
     limit=st.floats(1.0, 3.0),
 )
 @settings(max_examples=20, deadline=None, derandomize=True)
@@ -187,7 +185,7 @@ def test_the_search_is_no_worse_than_what_was_made_by_hand(
     most = limit * min(m, p) * (1 + 1e-9)
     assert max(peak(SCHEDULES["zb_auto"].tuned(times).order(p, m, 1), times)) <= most
     split: dict[str, Any] = {"forward": f, "backward": i + w, "weight": w, "comm": hop}
-    found = schedule("zb_auto", p, m, zb_memory_limit=limit, split_bytes=kept, **split).to_dict()["makespan"]
+    found = schedule("zb_auto", p, m, zb_memory_limit=limit, kept=kept, **split).to_dict()["makespan"]
     for name in ("1f1b", "zb_h1", "zb_h2"):
         if max(peak(SCHEDULES[name].order(p, m, 1), times)) <= most:
             assert found <= schedule(name, p, m, **split).to_dict()["makespan"] * (1 + 1e-9)
@@ -215,7 +213,7 @@ def test_bubble_rates_of_the_zero_bubble_paper(row: dict[str, str]) -> None:
     kept = 32 / (34 + 5 * int(row["heads"]) * int(row["seq"]) / int(row["hidden"]))
     result = schedule(
         name, p, m, v, forward=f / v, backward=(i + w) / v, weight=w / v, comm=times["comm"], zb_memory_limit=limit,
-        split_bytes=kept,
+        kept=kept,
     )  # fmt: skip
     cost = result.spans.step_time_s
     rate = (cost - m * (f + i + w)) / cost
