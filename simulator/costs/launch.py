@@ -13,6 +13,7 @@ from simulator.program import (
     Collective,
     Comm,
     Compute,
+    Fixed,
     GroupedMatmul,
     HostOperation,
     Kernel,
@@ -76,6 +77,8 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
 
 def _of_optimizer(kernel: Kernel) -> dict[str, int]:
     """Return what the host issues for a kernel of an optimizer: a multi-tensor one, or some for one tensor each."""
+    if isinstance(kernel, Fixed):
+        return {"optimizer": 1}
     if isinstance(kernel, Memory):
         return {"update": kernel.launches} if kernel.launches else {"optimizer": 1}
     return {"update": 1}

@@ -41,6 +41,7 @@ def job(*, optimizer: float = 12 * GiB, tokens: float | None = 1e6, price: float
         calibration={"name": "test", "gpu": "gpu", "date": "2026-01-01", "source": "here", "kind": "measured"},
         parameters=2e9,
         active_parameters=2e9,
+        trained_parameters=2e9,
         flops=StepFlops(model=8e15, causal=7e15, hardware=10e15),
         pipelines=[(0, 1)],
         memories=memory_of_ranks(
