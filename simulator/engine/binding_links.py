@@ -1,4 +1,4 @@
-"""Links that can limit a transfer, told from those that never do."""
+"""Links that can limit a communication, told from those that never do."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
 from simulator.engine.folding import Classes, link_labels
-from simulator.engine.group_transfers import LinkLoads
+from simulator.engine.group_comms import LinkLoads
 
 
 def binding_classes(
     cluster: Cluster, capacity: NDArray[np.float64], all_loads: LinkLoads, classes: Classes
 ) -> list[bool]:
-    """Tell for each class of links whether one of them can ever limit a transfer.
+    """Tell for each class of links whether one of them can ever limit a communication.
 
     A link cannot where everything that crosses it comes in over neighbours that together carry no more than it can. The
     same holds of neighbours over which everything goes on. An example are the uplinks of a leaf switch without
-    oversubscription. The neighbours themselves must be able to limit a transfer, and must have another label: of two
-    alike links that everything crosses, both bind, in one class or in two. Links of a class have alike neighbours, so
-    that its first one decides.
+    oversubscription. The neighbours themselves must be able to limit a communication, and must have another label. Of
+    two alike links that everything crosses, both bind, in one class or in two. Links of a class have alike neighbours,
+    so that its first one decides.
     """
-    loads, label = _of_first_links(all_loads, classes), link_labels(cluster, capacity)
+    loads, label = _loads_on_first_links(all_loads, classes), link_labels(cluster, capacity)
     vertex: dict[str, int] = {}
     src, dst = (
         np.array([vertex.setdefault(name, len(vertex)) for name in names], dtype=np.int64)
@@ -44,15 +44,15 @@ def binding_classes(
     binds = np.ones(len(classes.first), dtype=bool)
     for first in sorted(limiters, key=lambda link: (-capacity[link], label[link], link)):
         for neighbours in limiters[first]:
-            if binds[classes.of_element[neighbours]].all() and not (label[neighbours] == label[first]).any():
-                binds[classes.of_element[first]] = False
+            if binds[classes.class_of[neighbours]].all() and not (label[neighbours] == label[first]).any():
+                binds[classes.class_of[first]] = False
     return cast(list[bool], binds.tolist())
 
 
-def _of_first_links(loads: LinkLoads, classes: Classes) -> LinkLoads:
-    """Return the loads of the transfers that cross the first link of a class."""
-    crosses = np.isin(loads.transfer, np.unique(loads.transfer[np.isin(loads.link, classes.first)]))
-    return LinkLoads([], loads.transfer[crosses], loads.phase[crosses], loads.link[crosses], loads.load[crosses])
+def _loads_on_first_links(loads: LinkLoads, classes: Classes) -> LinkLoads:
+    """Return the loads of the communications that cross the first link of a class."""
+    crosses = np.isin(loads.comm, np.unique(loads.comm[np.isin(loads.link, classes.first)]))
+    return LinkLoads([], loads.comm[crosses], loads.phase[crosses], loads.link[crosses], loads.load[crosses])
 
 
 def _neighbours(
@@ -65,7 +65,7 @@ def _neighbours(
     """
     links = loads.link
     n_links, n_vertices = len(near_end), int(max(near_end.max(), far_end.max())) + 1
-    phase = loads.transfer * int(loads.phase.max(initial=0) + 1) + loads.phase
+    phase = loads.comm * int(loads.phase.max(initial=0) + 1) + loads.phase
     far = phase * n_vertices + far_end[links]
     order = np.argsort(far, kind="stable")
     near = phase * n_vertices + near_end[links]

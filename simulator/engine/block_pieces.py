@@ -134,7 +134,7 @@ class BlockCutter:
         key = id(op), at.speed, at.phase
         if key not in self._rows:
             seconds = at.costs.kernel_s(op.kernel, at.speed.gpu, at.speed.clock_hz) / at.speed.scale
-            self._rows[key] = OpRow.of_kernel(op, seconds, at.issue_s(op), at.costs.intensity(op.kernel))
+            self._rows[key] = OpRow.from_kernel(op, seconds, at.issue_s(op), at.costs.intensity(op.kernel))
         return self._rows[key]
 
     def _comm_row(self, comm: Collective, length: CommLength, at: _Pricing, beside: int = 0) -> OpRow | None:
@@ -144,7 +144,7 @@ class BlockCutter:
         launch_s = at.issue_s(comm)
         key = id(comm), length, launch_s, beside
         if key not in self._rows:
-            self._rows[key] = OpRow.of_comm(comm, length.seconds, length.wire_bytes, launch_s, beside)
+            self._rows[key] = OpRow.from_comm(comm, length.seconds, length.wire_bytes, launch_s, beside)
         return self._rows[key]
 
     def _segment(self, rows: Sequence[OpRow], interference: InterferenceCost | None) -> Iterable[Segment]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from simulator.engine.block_pieces import BlockCutter, CommLength, CommOp, Piece
 from simulator.engine.rank import Rank
-from simulator.engine.representatives import PlannedTransfer, Representatives
-from simulator.engine.traffic import TransferCounts
+from simulator.engine.representatives import PlannedComm, Representatives
+from simulator.engine.traffic import CommCounts
 from simulator.network.flows import Network
 from simulator.program import Beside, Block, Comm, Compute, Role, comm_of, comms_of
 
@@ -18,7 +18,7 @@ class _PreparedBlock:
     """A block as one rank runs it, ``runs`` times so far; ``fixed`` are its collectives of known length."""
 
     pieces: tuple[Piece, ...]
-    fixed: list[tuple[PlannedTransfer, str]]
+    fixed: list[tuple[PlannedComm, str]]
     runs: int = 0
 
 
@@ -35,7 +35,7 @@ class CoalescedBlocks:
         representatives: Representatives,
         network: Network,
         cutter: BlockCutter,
-        counts: TransferCounts,
+        counts: CommCounts,
         coalesce: bool,
     ) -> None:
         self._representatives = representatives
@@ -64,9 +64,9 @@ class CoalescedBlocks:
     def finish(self) -> None:
         """Add to the records of traffic what the collectives of known length have moved."""
         for prepared in self._prepared.values():
-            for transfer, purpose in prepared.fixed:
-                self._counts[id(transfer), purpose] += prepared.runs
-                self._network.add_alone(transfer.plan, prepared.runs)
+            for planned, purpose in prepared.fixed:
+                self._counts[id(planned), purpose] += prepared.runs
+                self._network.add_alone(planned.plan, prepared.runs)
 
     def _lanes_that_meet(self, rank: Rank, lane: str, block: Block) -> tuple[str, ...]:
         """Return the other lanes of ``rank`` whose communication may meet that of ``block``."""
@@ -79,27 +79,27 @@ class CoalescedBlocks:
     def _callers(self, rank: Rank, comm: Comm) -> set[str]:
         """Return the lanes whose communication may meet ``comm``, where all of that is this rank's; else none."""
         lanes = self._lanes_of_axis[rank.role]
-        return set().union(*(lanes[axis] for axis in self._transfer(rank, comm).met_on))
+        return set().union(*(lanes[axis] for axis in self._plan_of(rank, comm).met_on))
 
-    def _transfer(self, rank: Rank, comm: Comm) -> PlannedTransfer:
-        return self._representatives.transfer(comm, rank.number, rank.positions[comm.axis])
+    def _plan_of(self, rank: Rank, comm: Comm) -> PlannedComm:
+        return self._representatives.plan_of(comm, rank.number, rank.positions[comm.axis])
 
     def _prepare(self, rank: Rank, block: Block, phase: str, idle: frozenset[str]) -> _PreparedBlock:
         """Cut ``block``; nothing is in flight meanwhile on ``idle``, other lanes of the rank."""
         lengths: dict[CommOp, CommLength] = {}
-        fixed: list[tuple[PlannedTransfer, str]] = []
+        fixed: list[tuple[PlannedComm, str]] = []
         for op in block.ops:
             if isinstance(op, Compute):
                 continue
             comm = comm_of(op)
-            transfer = self._transfer(rank, comm)
+            planned = self._plan_of(rank, comm)
             # What goes on beside kernels may slow them, which is played as it happens.
             plays_out = comm.host_waits or (rank.gpu.is_shared and isinstance(op, Beside))
             is_fixed = self._coalesce and not plays_out and len(self._callers(rank, comm) - idle) == 1
             if is_fixed:
-                fixed.append((transfer, comm.purpose))
-            seconds = self._network.alone_s(transfer.plan) if is_fixed else None
-            lengths[op] = CommLength(seconds, transfer.wire_bytes)
+                fixed.append((planned, comm.purpose))
+            seconds = self._network.alone_s(planned.plan) if is_fixed else None
+            lengths[op] = CommLength(seconds, planned.wire_bytes)
         return _PreparedBlock(self._cutter.pieces(block, phase, rank.speed, lengths, self._coalesce), fixed)
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import simpy
 
-from simulator.engine.group_transfers import ends_of
-from simulator.engine.representatives import PlannedTransfer, Representatives
-from simulator.engine.traffic import TransferCounts
+from simulator.engine.group_comms import ends_of
+from simulator.engine.representatives import PlannedComm, Representatives
+from simulator.engine.traffic import CommCounts
 from simulator.network.flows import Network, Transmission
 from simulator.program import Comm, PointToPoint, ProgramError
 
@@ -30,7 +30,7 @@ class Rendezvous:
 
     network: Network
     comm: Comm
-    transfer: PlannedTransfer
+    planned: PlannedComm
     done: simpy.Event
     callers: dict[Rank, float] = field(default_factory=dict)
     transmission: Transmission | None = None
@@ -40,7 +40,7 @@ class Rendezvous:
     def missing(self) -> list[int]:
         """The ranks that have not called it yet."""
         numbers = {rank.number for rank in self.callers}
-        return [member for member in self.transfer.members if member not in numbers]
+        return [member for member in self.planned.members if member not in numbers]
 
     def limit(self, gpu: SimulatedGpu, speed: float) -> None:
         """Let ``gpu`` allow the bytes under way this share of full speed. The slowest member decides."""
@@ -63,14 +63,14 @@ class CommCall(NamedTuple):
     communicator: Communicator
     channel: Hashable
     comm: Comm
-    transfer: PlannedTransfer
+    planned: PlannedComm
     memory_demand: float
 
 
 class Communicator:
     """The communicator of one group: it matches the calls of members, and sets bytes in motion when all have called."""
 
-    def __init__(self, env: simpy.Environment, network: Network, counts: TransferCounts) -> None:
+    def __init__(self, env: simpy.Environment, network: Network, counts: CommCounts) -> None:
         self._env = env
         self._network = network
         self._counts = counts
@@ -82,18 +82,18 @@ class Communicator:
         The stream of a send holds nothing while it waits (`Comm.spins`). It waits on in the simulation, for the receive
         that its next transfer with that neighbour would wait for as well.
         """
-        comm, transfer = call.comm, call.transfer
+        comm, planned = call.comm, call.planned
         queue = self._incomplete.setdefault(call.channel, [])
         rendezvous = next((other for other in queue if caller not in other.callers), None)
         if rendezvous is None:
-            rendezvous = Rendezvous(self._network, comm, transfer, self._env.event())
+            rendezvous = Rendezvous(self._network, comm, planned, self._env.event())
             queue.append(rendezvous)
         else:
             _check_match(caller, comm, rendezvous)
         rendezvous.callers[caller] = call.memory_demand
         if comm.spins:
             caller.gpu.spin(rendezvous)
-        if len(rendezvous.callers) == len(transfer.members):
+        if len(rendezvous.callers) == len(planned.members):
             queue.remove(rendezvous)
             if not queue:
                 del self._incomplete[call.channel]
@@ -101,9 +101,9 @@ class Communicator:
         return rendezvous
 
     def _depart(self, rendezvous: Rendezvous) -> None:
-        self._counts[id(rendezvous.transfer), rendezvous.comm.purpose] += 1
+        self._counts[id(rendezvous.planned), rendezvous.comm.purpose] += 1
         on_end = partial(self._arrive, rendezvous, self._env.now)
-        transmission = self._network.transfer(rendezvous.transfer.plan, on_end)
+        transmission = self._network.transfer(rendezvous.planned.plan, on_end)
         if rendezvous.done.triggered:  # a group of one has nothing to move
             return
         rendezvous.transmission = transmission
@@ -127,7 +127,7 @@ class Communicators:
         env: simpy.Environment,
         network: Network,
         representatives: Representatives,
-        counts: TransferCounts,
+        counts: CommCounts,
     ) -> None:
         self._env = env
         self._network = network
@@ -149,9 +149,9 @@ class Communicators:
         channel: Hashable = lane
         if isinstance(comm, PointToPoint):
             channel = (*ends_of(comm, position), comm.tag)
-        transfer = self._representatives.transfer(comm, rank.number, position)
-        memory_demand = rank.gpu.memory_demand(comm, rank.group_sizes[comm.axis], transfer)
-        return CommCall(self._communicators[key], channel, comm, transfer, memory_demand)
+        planned = self._representatives.plan_of(comm, rank.number, position)
+        memory_demand = rank.gpu.memory_demand(comm, rank.group_sizes[comm.axis], planned)
+        return CommCall(self._communicators[key], channel, comm, planned, memory_demand)
 
 
 def _check_match(caller: Rank, comm: Comm, rendezvous: Rendezvous) -> None:

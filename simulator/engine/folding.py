@@ -1,10 +1,11 @@
-"""Folding: ranks, groups, links and transfers that are in the same state at all times are simulated once.
+"""Folding: ranks, groups, links and communications that are in the same state at all times are simulated once.
 
 Folding computes an equitable partition by colour refinement (Weisfeiler and Leman; see Berkholz, Bonsma and Grohe,
 arXiv 1509.08251). Ranks of a colour play one role on equal GPUs and sit in groups of equal colours. Groups of a colour
-have members of equal colours and make equal transfers. Links of a colour are equal and carry equal transfers. By
-induction over instants everything of a colour is then in the same state at all times, as progressive filling fills
-links of a colour together. So one rank per colour is simulated, and one link per colour with the load of all.
+have members of equal colours and make equal communications. Links of a colour are equal and carry equal
+communications. By induction over instants everything of a colour is then in the same state at all times, as progressive
+filling fills links of a colour together. So one rank per colour is simulated, and one link per colour with the load of
+all.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
-from simulator.engine.group_transfers import GroupTransfer, LinkLoads
+from simulator.engine.group_comms import GroupComm, LinkLoads
 from simulator.engine.placement import Placed
 
 _DIGITS = str.maketrans("", "", "0123456789")
@@ -30,7 +31,7 @@ class Classes:
     """Elements by colour: the ``first`` of each class in order of appearance, each element's class, class sizes."""
 
     first: NDArray[np.int64]
-    of_element: NDArray[np.int64]
+    class_of: NDArray[np.int64]
     size: NDArray[np.int64]
 
     @classmethod
@@ -44,7 +45,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class Folding:
-    """Classes of ranks, groups, links and transfers; each class is simulated once.
+    """Classes of ranks, groups, links and communications; each class is simulated once.
 
     Ranks and groups are numbered through all programs, from ``first_rank[job]`` and ``first_group[job][axis]`` on.
     """
@@ -54,7 +55,7 @@ class Folding:
     ranks: Classes
     groups: Classes
     links: Classes
-    transfers: Classes
+    comms: Classes
 
 
 class _Numbering(NamedTuple):
@@ -66,7 +67,7 @@ class _Numbering(NamedTuple):
     n_groups: int
 
     @classmethod
-    def of(cls, jobs: Sequence[Placed]) -> _Numbering:
+    def from_jobs(cls, jobs: Sequence[Placed]) -> _Numbering:
         """Number the ranks and groups of ``jobs``, one after another."""
         first_rank: list[int] = []
         first_group: list[dict[str, int]] = []
@@ -85,15 +86,15 @@ def fold(
     jobs: Sequence[Placed],
     cluster: Cluster,
     capacity: NDArray[np.float64],
-    transfers: Sequence[GroupTransfer],
+    comms: Sequence[GroupComm],
     loads: LinkLoads,
     *,
     refine: bool = True,
 ) -> Folding:
     """Return the coarsest equitable partition; without ``refine`` every element is a class of its own."""
-    numbering = _Numbering.of(jobs)
+    numbering = _Numbering.from_jobs(jobs)
     if refine:
-        colours = _refine(jobs, cluster, capacity, transfers, loads, numbering)
+        colours = _refine(jobs, cluster, capacity, comms, loads, numbering)
     else:
         sizes = (numbering.n_ranks, numbering.n_groups, len(cluster.links), len(loads.label))
         colours = tuple(np.arange(size, dtype=np.uint64) for size in sizes)
@@ -104,12 +105,12 @@ def _refine(
     jobs: Sequence[Placed],
     cluster: Cluster,
     capacity: NDArray[np.float64],
-    transfers: Sequence[GroupTransfer],
+    comms: Sequence[GroupComm],
     loads: LinkLoads,
     numbering: _Numbering,
 ) -> tuple[Colours, ...]:
-    """Return the colours of ranks, groups, links and transfers."""
-    rank_of, group_of, position = _members(jobs, transfers, numbering)
+    """Return the colours of ranks, groups, links and communications."""
+    rank_of, group_of, position = _members(jobs, comms, numbering)
     rank = _label((job, kind) for job, placed in enumerate(jobs) for kind in placed.rank_kinds(cluster))
     sizes = [
         (job, axis, len(group))
@@ -121,23 +122,23 @@ def _refine(
     group = _label([*sizes, ()])
     link = link_labels(cluster, capacity)
     load = _mix(np.round(loads.load, 12).view(np.uint64), loads.phase.astype(np.uint64))
-    transfer = _label(loads.label)
-    group_of_transfer = np.full(len(transfer), numbering.n_groups, dtype=np.int64)
-    group_of_transfer[: len(transfers)] = [numbering.first_group[x.job][x.axis] + x.group for x in transfers]
+    comm = _label(loads.label)
+    group_of_comm = np.full(len(comm), numbering.n_groups, dtype=np.int64)
+    group_of_comm[: len(comms)] = [numbering.first_group[x.job][x.axis] + x.group for x in comms]
 
     count = -1
-    while count != (count := sum(len(np.unique(colours)) for colours in (rank, group, link, transfer))):
-        crossed = _gather(loads.transfer, len(transfer), _mix(link[loads.link], load))
-        transfer = _mix(transfer, group[group_of_transfer], crossed)
-        link = _mix(link, _gather(loads.link, len(link), _mix(transfer[loads.transfer], load)))
+    while count != (count := sum(len(np.unique(colours)) for colours in (rank, group, link, comm))):
+        crossed = _gather(loads.comm, len(comm), _mix(link[loads.link], load))
+        comm = _mix(comm, group[group_of_comm], crossed)
+        link = _mix(link, _gather(loads.link, len(link), _mix(comm[loads.comm], load)))
         inside = _gather(group_of, len(group), _mix(rank[rank_of], position))
-        group = _mix(group, inside, _gather(group_of_transfer, len(group), transfer))
+        group = _mix(group, inside, _gather(group_of_comm, len(group), comm))
         rank = _mix(rank, _gather(rank_of, len(rank), _mix(group[group_of], position)))
-    return rank, group[: numbering.n_groups], link, transfer
+    return rank, group[: numbering.n_groups], link, comm
 
 
 def _members(
-    jobs: Sequence[Placed], transfers: Sequence[GroupTransfer], numbering: _Numbering
+    jobs: Sequence[Placed], comms: Sequence[GroupComm], numbering: _Numbering
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], Colours]:
     """Return rank, group and position of every member of every group.
 
@@ -155,7 +156,7 @@ def _members(
     ).reshape(-1, 3)
     rank, group, position = members[:, 0], members[:, 1], members[:, 2].astype(np.uint64)
     names_peers = np.zeros(numbering.n_groups, dtype=bool)
-    for job, axis in {(transfer.job, transfer.axis): None for transfer in transfers if transfer.op == "send"}:
+    for job, axis in {(comm.job, comm.axis): None for comm in comms if comm.op == "send"}:
         start = numbering.first_group[job][axis]
         names_peers[start : start + len(jobs[job].program.groups[axis])] = True
     return rank, group, np.where(names_peers[group], position, np.uint64(0))

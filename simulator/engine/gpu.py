@@ -12,7 +12,7 @@ from simulator.arrays import Floats
 from simulator.costs.interference import InterferenceCost
 from simulator.engine.block_pieces import Segment
 from simulator.engine.memory_bandwidth import INSTANT_s, equal_part, memory_demand
-from simulator.engine.representatives import PlannedTransfer
+from simulator.engine.representatives import PlannedComm
 from simulator.engine.running_segment import RunningSegment
 from simulator.engine.templates import TemplateStore
 from simulator.program import Comm
@@ -58,7 +58,7 @@ class SimulatedGpu:
         yield from ()
         return False
 
-    def memory_demand(self, comm: Comm, members: int, transfer: PlannedTransfer) -> float:
+    def memory_demand(self, comm: Comm, members: int, planned: PlannedComm) -> float:
         """Return the share of the memory's time that ``comm`` would take while its bytes move at full speed."""
         return 0.0
 
@@ -137,9 +137,9 @@ class SharedGpu(SimulatedGpu):
         yield room
         return True
 
-    def memory_demand(self, comm: Comm, members: int, transfer: PlannedTransfer) -> float:
+    def memory_demand(self, comm: Comm, members: int, planned: PlannedComm) -> float:
         """Return the share of the memory's time that ``comm`` would take while its bytes move at full speed."""
-        return memory_demand(self._interference, comm, members, transfer) if comm.holds_sms else 0.0
+        return memory_demand(self._interference, comm, members, planned) if comm.holds_sms else 0.0
 
     def spin(self, rendezvous: Rendezvous) -> None:
         """Put the kernel of a communication on the GPU, where it waits for its peers."""

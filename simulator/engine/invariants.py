@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.cluster import Cluster
-from simulator.engine.group_transfers import SIGNAL_BYTES, algorithm_of, shares_of
+from simulator.engine.group_comms import SIGNAL_BYTES, algorithm_of, shares_of
 from simulator.engine.placement import Placed
 from simulator.errors import SimulatorError
 from simulator.network import hosts

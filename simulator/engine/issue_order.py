@@ -22,7 +22,7 @@ class HostSpeeds(NamedTuple):
     autograd: float
 
     @classmethod
-    def of(cls, gpu: Gpu) -> HostSpeeds:
+    def from_gpu(cls, gpu: Gpu) -> HostSpeeds:
         """Read the speeds of the host of ``gpu``."""
         return cls(gpu.host_speed, gpu.host_speed * gpu.autograd_speed)
 

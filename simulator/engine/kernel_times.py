@@ -60,7 +60,7 @@ class PacedTemplate:
     lag: Sequence[float]
 
     @classmethod
-    def of(cls, template: Template, speed: Floats) -> PacedTemplate:
+    def from_speeds(cls, template: Template, speed: Floats) -> PacedTemplate:
         """Work out when the ops of ``template`` start and end at these speeds."""
         seconds = template.work_s / speed
         ends_s = np.cumsum(seconds)

@@ -140,7 +140,7 @@ class Lane:
         if not rendezvous.done.processed:
             self._rank.waits_for[self._name] = rendezvous
             yield rendezvous.done
-        template = self._recorder.store.comm_template(comm, rendezvous.transfer.wire_bytes)
+        template = self._recorder.store.comm_template(comm, rendezvous.planned.wire_bytes)
         departed_s, arrived_s = cast(tuple[float, float], rendezvous.done.value)
         self._record(step, comm.lane, position, template, times, departed_s, arrived_s)
 

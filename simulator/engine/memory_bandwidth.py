@@ -10,17 +10,17 @@ import numpy as np
 from simulator.arrays import Floats
 from simulator.costs.interference import InterferenceCost, memory_bytes
 from simulator.engine.kernel_times import KernelTimes
-from simulator.engine.representatives import PlannedTransfer
+from simulator.engine.representatives import PlannedComm
 from simulator.program import Comm
 
 #: Seconds within which all happens at once, whatever the order of additions.
 INSTANT_s = 1e-12
 
 
-def memory_demand(interference: InterferenceCost, comm: Comm, members: int, transfer: PlannedTransfer) -> float:
+def memory_demand(interference: InterferenceCost, comm: Comm, members: int, planned: PlannedComm) -> float:
     """Return the share of the memory's time that ``comm`` would take while its bytes move at full speed."""
-    seconds = transfer.plan.moving_s
-    nbytes = memory_bytes(comm, members, transfer.wire_bytes)
+    seconds = planned.plan.moving_s
+    nbytes = memory_bytes(comm, members, planned.wire_bytes)
     return interference.takes(nbytes / seconds) if seconds else 0.0
 
 

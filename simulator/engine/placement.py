@@ -26,7 +26,7 @@ class RankKind(NamedTuple):
     autograd_speed: float
 
     @classmethod
-    def of(cls, role: int, gpu: Gpu) -> RankKind:
+    def from_gpu(cls, role: int, gpu: Gpu) -> RankKind:
         """Return the kind of a rank that plays ``role`` on ``gpu``."""
         return cls(role, gpu.type, gpu.speed_scale, gpu.host_speed, gpu.autograd_speed)
 
@@ -61,4 +61,4 @@ class Placed:
     def rank_kinds(self, cluster: Cluster) -> list[RankKind]:
         """Return the kind of every rank."""
         gpus = [cluster.gpus[gpu] for gpu in self.gpus]
-        return [RankKind.of(role, gpu) for role, gpu in zip(self.program.role_of, gpus, strict=True)]
+        return [RankKind.from_gpu(role, gpu) for role, gpu in zip(self.program.role_of, gpus, strict=True)]

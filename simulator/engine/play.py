@@ -20,13 +20,13 @@ from simulator.engine.rank import Rank
 from simulator.engine.recorder import GpuClocks, Recorder
 from simulator.engine.representatives import Representatives
 from simulator.engine.templates import TemplateStore
-from simulator.engine.traffic import TransferCounts
+from simulator.engine.traffic import CommCounts
 from simulator.errors import DeadlockError
 from simulator.network.flows import Network
 
 
 class Play:
-    """One program being played, its ranks at ``clocks``. ``counts``: how often each transfer was made."""
+    """One program being played, its ranks at ``clocks``. ``counts``: how often each communication was made."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Play:
         self.clocks = clocks
         self.store = TemplateStore()
         self.recorder = Recorder(self.store)
-        self.counts: TransferCounts = Counter()
+        self.counts: CommCounts = Counter()
         self._env = env
         self._placed = placed
         self._program = placed.program
@@ -72,12 +72,12 @@ class Play:
             for axis, groups_of_axis in program.groups.items()
             if (index := program.group_index(axis, number)) >= 0
         }
-        role, costs, speeds = program.role_of[number], self._placed.costs.of(gpu.type), HostSpeeds.of(gpu)
+        role, costs, speeds = program.role_of[number], self._placed.costs.of(gpu.type), HostSpeeds.from_gpu(gpu)
         key = role, gpu.type, speeds
         if key not in self._host_work:
             self._host_work[key] = host_work(program.roles[role], costs, speeds)
         host = SimulatedHost(costs, speeds, self._host_work[key])
-        speed = GpuSpeed(gpu.type, gpu.speed_scale, self.clocks[RankKind.of(role, gpu)], speeds)
+        speed = GpuSpeed(gpu.type, gpu.speed_scale, self.clocks[RankKind.from_gpu(role, gpu)], speeds)
         interference = costs.beside
         simulated = (
             SimulatedGpu(self._env, self.store)

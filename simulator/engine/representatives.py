@@ -1,4 +1,4 @@
-"""Representatives: the ranks, links and transfers that are simulated, each for all that are alike (`folding`)."""
+"""Representatives: the ranks, links and communications that are simulated, each for all that are alike (`folding`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulator.cluster import Cluster
 from simulator.costs.hosts import THREAD_Bps
 from simulator.engine.binding_links import binding_classes
 from simulator.engine.folding import Folding, fold
-from simulator.engine.group_transfers import GroupTransfer, LinkLoads, group_transfers, link_loads, spec_of, threads_of
+from simulator.engine.group_comms import GroupComm, LinkLoads, group_comms, link_loads, spec_of, threads_of
 from simulator.engine.placement import Placed
 from simulator.network.collectives import fastest
 from simulator.network.plan import Phase, Plan
@@ -23,13 +23,13 @@ from simulator.program import Comm
 
 
 @dataclass(frozen=True)
-class PlannedTransfer:
+class PlannedComm:
     """One operation as its group performs it on the simulated cluster.
 
     ``plan`` loads the simulated links that can hold it up; ``link_bytes`` is what it carries over all of them.
     ``members`` are the simulated ranks that must call it. ``wire_bytes`` is what a GPU of the group sends, mean over
-    the group. ``met_on`` are the axes of all transfers that cross its links, where this one has a single member that
-    takes part in all of them. If that rank calls them all from one lane, no two are ever in flight together, and
+    the group. ``met_on`` are the axes of all communications that cross its links, where this one has a single member
+    that takes part in all of them. If that rank calls them all from one lane, no two are ever in flight together, and
     nothing can delay this one. Elsewhere ``met_on`` is empty.
     """
 
@@ -56,7 +56,7 @@ class TrafficSource:
     """The source of a simulated phase: program ``job``, ``axis``, and operation.
 
     For background traffic ``job`` is -1, and ``axis`` the name of the flow. ``at_once``: simulated link -> how many of
-    the transfers that the phase stands for cross each link of that kind.
+    the communications that the phase stands for cross each link of that kind.
     """
 
     job: int
@@ -76,11 +76,11 @@ class Representatives:
     multiplicity: dict[int, int]
     simulated_as: tuple[int, ...]
     group_key: dict[str, dict[int, int]]
-    transfers: dict[tuple[str, int, tuple[object, ...]], PlannedTransfer]
+    planned: dict[tuple[str, int, tuple[object, ...]], PlannedComm]
 
-    def transfer(self, comm: Comm, rank: int, position: int) -> PlannedTransfer:
-        """Return the transfer that ``comm`` is, called by simulated ``rank`` at ``position`` of its group."""
-        return self.transfers[comm.axis, self.group_key[comm.axis][rank], spec_of(comm, position)]
+    def plan_of(self, comm: Comm, rank: int, position: int) -> PlannedComm:
+        """Return how ``comm`` is performed, called by simulated ``rank`` at ``position`` of its group."""
+        return self.planned[comm.axis, self.group_key[comm.axis][rank], spec_of(comm, position)]
 
 
 @dataclass(frozen=True)
@@ -98,16 +98,16 @@ class SimulatedCluster:
 
 
 def fold_cluster(jobs: Sequence[Placed], cluster: Cluster, *, folded: bool = True) -> SimulatedCluster:
-    """Work out which ranks, links and transfers of ``jobs`` on ``cluster`` are simulated.
+    """Work out which ranks, links and communications of ``jobs`` on ``cluster`` are simulated.
 
     The efficiency of links is that of the first job's costs, for the GPUs of all jobs. With ``folded`` false every rank
     and every link that carries something is simulated.
     """
-    transfers = group_transfers(jobs, cluster)
+    comms = group_comms(jobs, cluster)
     capacity = np.array(list(_capacities(jobs, cluster)))
-    loads = link_loads(jobs, cluster, transfers)
-    folding = fold(jobs, cluster, capacity, transfers, loads, refine=folded)
-    return _Planner(jobs, cluster, capacity, transfers, loads, folding).simulated_cluster()
+    loads = link_loads(jobs, cluster, comms)
+    folding = fold(jobs, cluster, capacity, comms, loads, refine=folded)
+    return _Planner(jobs, cluster, capacity, comms, loads, folding).simulated_cluster()
 
 
 def _capacities(jobs: Sequence[Placed], cluster: Cluster) -> Iterator[float]:
@@ -126,11 +126,11 @@ def _capacities(jobs: Sequence[Placed], cluster: Cluster) -> Iterator[float]:
 
 @dataclass(frozen=True)
 class _ClassPlan:
-    """All phases of a class of transfers (of background traffic: None), and how its group performs it."""
+    """All phases of a class of communications (of background traffic: None), and how its group performs it."""
 
-    group_transfer: GroupTransfer | None
+    group_comm: GroupComm | None
     phases: tuple[Phase, ...]
-    transfer: PlannedTransfer | None
+    planned: PlannedComm | None
 
     @property
     def links(self) -> list[int]:
@@ -139,28 +139,28 @@ class _ClassPlan:
 
     def involves(self, job: int, rank: int) -> bool:
         """Tell whether simulated ``rank`` of ``job`` takes part."""
-        group_transfer, transfer = self.group_transfer, self.transfer
-        return bool(group_transfer and transfer and group_transfer.job == job and rank in transfer.members)
+        group_comm, planned = self.group_comm, self.planned
+        return bool(group_comm and planned and group_comm.job == job and rank in planned.members)
 
 
 class _Planner:
-    """Plans one transfer per class, with the load of all transfers of the class on one link per class."""
+    """Plans one communication per class, with the load of all of the class on one link per class."""
 
     def __init__(
         self,
         jobs: Sequence[Placed],
         cluster: Cluster,
         capacity: NDArray[np.float64],
-        transfers: Sequence[GroupTransfer],
+        comms: Sequence[GroupComm],
         loads: LinkLoads,
         folding: Folding,
     ) -> None:
         self._jobs = jobs
         self._cluster = cluster
         self._capacity: list[float] = capacity.tolist()
-        self._transfers = transfers
+        self._comms = comms
         self._folding = folding
-        self._link_class: list[int] = folding.links.of_element.tolist()
+        self._link_class: list[int] = folding.links.class_of.tolist()
         self._class_size: list[int] = folding.links.size.tolist()
         self._binds = binding_classes(cluster, capacity, loads, folding.links)
         self._simulated_links: dict[int, int] = {}  # class of links -> number of its simulated link
@@ -168,8 +168,8 @@ class _Planner:
         self._simulated_as = [_simulated_as(folding, job, placed.program.n_ranks) for job, placed in enumerate(jobs)]
 
     def simulated_cluster(self) -> SimulatedCluster:
-        """Plan every class of transfers, and put together what is simulated."""
-        classes = self._folding.transfers
+        """Plan every class of communications, and put together what is simulated."""
+        classes = self._folding.comms
         pairs = zip(classes.first.tolist(), classes.size.tolist(), strict=True)
         plans = _with_meetings([self._plan(index, size) for index, size in pairs], len(self._simulated_links))
         gpu_names = {gpu.name for gpu in self._cluster.gpus}
@@ -181,18 +181,18 @@ class _Planner:
         return SimulatedCluster(
             links=tuple(links),
             representatives=tuple(self._representatives(job, plans) for job in range(len(self._jobs))),
-            background=tuple(phase for plan in plans if plan.group_transfer is None for phase in plan.phases),
+            background=tuple(phase for plan in plans if plan.group_comm is None for phase in plan.phases),
             sources=self._sources,
         )
 
     def _plan(self, index: int, size: int) -> _ClassPlan:
-        """Plan transfer ``index``, one of ``size`` alike."""
+        """Plan communication ``index``, one of ``size`` alike."""
         link_bytes: dict[int, float] = {}
-        if index >= len(self._transfers):
-            flow = self._cluster.background[index - len(self._transfers)]
+        if index >= len(self._comms):
+            flow = self._cluster.background[index - len(self._comms)]
             real = Phase(math.inf, flow.loads, 0.0, flow.rate_Bps)
             return _ClassPlan(None, (self._phase(real, size, (-1, flow.name, "background"), {}),), None)
-        item = self._transfers[index]
+        item = self._comms[index]
         costs = item.costs(self._jobs, self._cluster)
         plan = fastest(item.op, item.patterns(self._cluster), item.comm.nbytes, costs)
         if threads := threads_of(item.comm):
@@ -203,14 +203,14 @@ class _Planner:
         sends_nothing = item.updates or item.is_signal
         senders = 1 if item.op == "send" else len(item.ranks)
         simulated_as = self._simulated_as[item.job]
-        transfer = PlannedTransfer(
+        planned = PlannedComm(
             plan=replace(plan, phases=phases),
             link_bytes=tuple(link_bytes.items()),
             members=tuple(sorted({simulated_as[rank] for rank in item.ranks})),
             wire_bytes=0.0 if sends_nothing else plan.sent_bytes / senders,
             met_on=(),
         )
-        return _ClassPlan(item, phases, transfer)
+        return _ClassPlan(item, phases, planned)
 
     def _phase(self, real: Phase, size: int, source: tuple[int, str, str], link_bytes: dict[int, float]) -> Phase:
         """Return a phase that stands for ``size`` alike, of which ``real`` is one; its cap is that on an idle network.
@@ -224,8 +224,8 @@ class _Planner:
         for link, load in real.loads:
             link_class = self._link_class[link]
             simulated = self._simulated_links.setdefault(link_class, len(self._simulated_links))
-            # All transfers of the class move together. One link carries the sum over them, divided by the number of
-            # links in its class; the links have equal parts by equitability.
+            # All of the class move together. One link carries the sum over them, divided by the number of links in its
+            # class; the links have equal parts by equitability.
             each = size / self._class_size[link_class]
             link_bytes[simulated] = link_bytes.get(simulated, 0.0) + load * each * real.nbytes
             if self._binds[link_class]:
@@ -238,7 +238,7 @@ class _Planner:
 
     def _representatives(self, job: int, plans: Sequence[_ClassPlan]) -> Representatives:
         program, simulated_as = self._jobs[job].program, self._simulated_as[job]
-        first, groups = self._folding.first_group[job], self._folding.groups.of_element
+        first, groups = self._folding.first_group[job], self._folding.groups.class_of
         group_key: dict[str, dict[int, int]] = {
             axis: {
                 rank: int(groups[first[axis] + index])
@@ -248,21 +248,21 @@ class _Planner:
             }
             for axis, groups_of_axis in program.groups.items()
         }
-        transfers = {
-            (item.axis, int(groups[first[item.axis] + item.group]), item.spec): plan.transfer
+        planned = {
+            (item.axis, int(groups[first[item.axis] + item.group]), item.spec): plan.planned
             for plan in plans
-            if (item := plan.group_transfer) is not None and item.job == job and plan.transfer is not None
+            if (item := plan.group_comm) is not None and item.job == job and plan.planned is not None
         }
-        return Representatives(dict(sorted(Counter(simulated_as).items())), simulated_as, group_key, transfers)
+        return Representatives(dict(sorted(Counter(simulated_as).items())), simulated_as, group_key, planned)
 
 
 def _simulated_as(folding: Folding, job: int, n_ranks: int) -> tuple[int, ...]:
     first, ranks = folding.first_rank[job], folding.ranks
-    return tuple((ranks.first[ranks.of_element[first : first + n_ranks]] - first).tolist())
+    return tuple((ranks.first[ranks.class_of[first : first + n_ranks]] - first).tolist())
 
 
 def _with_meetings(plans: Sequence[_ClassPlan], n_links: int) -> list[_ClassPlan]:
-    """Add ``met_on`` to the transfers of ``plans``."""
+    """Add ``met_on`` to the communications of ``plans``."""
     crossing: list[list[int]] = [[] for _ in range(n_links)]
     for number, plan in enumerate(plans):
         for link in plan.links:
@@ -271,12 +271,12 @@ def _with_meetings(plans: Sequence[_ClassPlan], n_links: int) -> list[_ClassPlan
 
 
 def _with_meeting(plan: _ClassPlan, plans: Sequence[_ClassPlan], crossing: Sequence[Sequence[int]]) -> _ClassPlan:
-    """Add ``met_on`` to the transfer of ``plan``; ``crossing``: the numbers of the plans that cross each link."""
-    item, transfer = plan.group_transfer, plan.transfer
-    if item is None or transfer is None or len(transfer.members) > 1:
+    """Add ``met_on`` to the communication of ``plan``; ``crossing``: the numbers of the plans that cross each link."""
+    item, planned = plan.group_comm, plan.planned
+    if item is None or planned is None or len(planned.members) > 1:
         return plan
-    others = [plans[other] for other in dict.fromkeys(other for link in plan.links for other in crossing[link])]
-    if not all(other.involves(item.job, transfer.members[0]) for other in others):
+    neighbours = [plans[other] for other in dict.fromkeys(other for link in plan.links for other in crossing[link])]
+    if not all(other.involves(item.job, planned.members[0]) for other in neighbours):
         return plan
-    axes = dict.fromkeys([item.axis, *[other.group_transfer.axis for other in others if other.group_transfer]])
-    return replace(plan, transfer=replace(transfer, met_on=tuple(axes)))
+    axes = dict.fromkeys([item.axis, *[other.group_comm.axis for other in neighbours if other.group_comm]])
+    return replace(plan, planned=replace(planned, met_on=tuple(axes)))

@@ -43,7 +43,7 @@ class OpRow:
     intensity: float = 1.0
 
     @classmethod
-    def of_kernel(cls, op: Compute, seconds: float, launch_s: float, intensity: float) -> OpRow:
+    def from_kernel(cls, op: Compute, seconds: float, launch_s: float, intensity: float) -> OpRow:
         """Make the row of a kernel."""
         category = _CATEGORY_OF_PHASE.get(op.phase, _CATEGORY["compute"])
         kernel = op.kernel
@@ -51,7 +51,7 @@ class OpRow:
         return cls(op.name, kernel.kind, op.phase, COMPUTE_LANE, category, *work, launch_s, 0, kernel, intensity)
 
     @classmethod
-    def of_comm(cls, comm: Comm, seconds: float, wire_bytes: float, launch_s: float = 0.0, beside: int = 0) -> OpRow:
+    def from_comm(cls, comm: Comm, seconds: float, wire_bytes: float, launch_s: float = 0.0, beside: int = 0) -> OpRow:
         """Make the row of a communication; ``wire_bytes`` are those that a GPU sends."""
         sent = 0.0 if comm.op == "recv" else wire_bytes
         # To the rank that waits, the servers' work between a push and a pull is a part of that exchange.
@@ -106,7 +106,7 @@ class TemplateStore:
         """Return the one-row template of a communication that the network times."""
         key = (comm.name, comm.op, comm.purpose, wire_bytes)
         if key not in self._comm_templates:
-            self._comm_templates[key] = self.add([OpRow.of_comm(comm, 0.0, wire_bytes)], None)
+            self._comm_templates[key] = self.add([OpRow.from_comm(comm, 0.0, wire_bytes)], None)
         return self._comm_templates[key]
 
     def loads(self, template: int) -> Loads:
@@ -125,7 +125,7 @@ class TemplateStore:
         if paced is None:
             interference, rows = self._interference[template], self._rows[template]
             speed = [interference.speed(x.kernel, load) if interference and x.kernel is not None else 1.0 for x in rows]
-            paced = self._paced[template, load] = PacedTemplate.of(self.templates[template], np.array(speed))
+            paced = self._paced[template, load] = PacedTemplate.from_speeds(self.templates[template], np.array(speed))
         return paced
 
     def memory_left(self, template: int) -> MemoryLeft:

@@ -12,18 +12,18 @@ from simulator.engine.representatives import Representatives, SimulatedCluster, 
 from simulator.network.max_min import Saturation
 from simulator.timeline import Contender, Contention, LinkUse
 
-#: How often each transfer (by id) was made for each purpose.
-TransferCounts = Counter[tuple[int, str]]
+#: How often each planned communication (by id) was made for each purpose.
+CommCounts = Counter[tuple[int, str]]
 
 
 def links_of(
-    links: Sequence[SimulatedLink], representatives: Representatives, counts: TransferCounts
+    links: Sequence[SimulatedLink], representatives: Representatives, counts: CommCounts
 ) -> tuple[LinkUse, ...]:
     """Return what each simulated link has carried of one program, for each purpose."""
     carried: list[dict[str, float]] = [{} for _ in links]
-    transfers = {id(transfer): transfer for transfer in representatives.transfers.values()}
-    for (transfer_id, purpose), times in counts.items():
-        for link, nbytes in transfers[transfer_id].link_bytes:
+    planned = {id(one): one for one in representatives.planned.values()}
+    for (planned_id, purpose), times in counts.items():
+        for link, nbytes in planned[planned_id].link_bytes:
             carried[link][purpose] = carried[link].get(purpose, 0.0) + nbytes * times
     return tuple(
         LinkUse(link.name, link.kind, link.count, sum(uses.values()), link.capacity_Bps, link.leaves_gpu, uses)
@@ -31,15 +31,15 @@ def links_of(
     )
 
 
-def algorithms_of(representatives: Representatives, counts: TransferCounts) -> dict[str, str]:
+def algorithms_of(representatives: Representatives, counts: CommCounts) -> dict[str, str]:
     """Return for each purpose the algorithm that sent the most bytes."""
-    transfers = {id(transfer): transfer for transfer in representatives.transfers.values()}
+    planned = {id(one): one for one in representatives.planned.values()}
     sent: dict[str, dict[str, float]] = {}
-    for (transfer_id, purpose), count in counts.items():
-        transfer = transfers[transfer_id]
+    for (planned_id, purpose), count in counts.items():
+        one = planned[planned_id]
         by_algorithm = sent.setdefault(purpose, {})
-        algorithm = transfer.plan.algorithm
-        by_algorithm[algorithm] = by_algorithm.get(algorithm, 0.0) + count * transfer.wire_bytes
+        algorithm = one.plan.algorithm
+        by_algorithm[algorithm] = by_algorithm.get(algorithm, 0.0) + count * one.wire_bytes
     return {purpose: max(by_algorithm, key=lambda name: by_algorithm[name]) for purpose, by_algorithm in sent.items()}
 
 

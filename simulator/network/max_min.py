@@ -23,8 +23,8 @@ _SLACK = 1e-9
 def max_min_rates(phases: Sequence[Phase], capacity: Capacity) -> list[float]:
     """Return the max-min fair rates of the phases' reference flows, by progressive filling, bytes/s.
 
-    All rates rise together; when a link is full, the phases that cross it stop; when a phase reaches its cap, it
-    stops (Bertsekas and Gallager, Data Networks, section 6.5.2, with loads as weights on the links).
+    All rates rise together. When a link is full, the phases that cross it stop; when a phase reaches its cap, it stops.
+    (Bertsekas and Gallager, Data Networks, section 6.5.2, with loads as weights on the links.)
     ``capacity`` is indexed by link, bytes/s. A phase bound by nothing gets ``inf``.
 
     Two flows share a 10 B/s link; one of them is capped at 2 B/s, so the other takes the rest:
@@ -38,7 +38,7 @@ def max_min_rates(phases: Sequence[Phase], capacity: Capacity) -> list[float]:
     if len(phases) == 1:
         (phase,) = phases
         return [float(min([phase.cap_Bps, *[capacity[link] / load for link, load in phase.loads if load > 0]]))]
-    on = _Crossings.of(phases)
+    on = _Crossings.from_phases(phases)
     left = np.asarray(capacity, dtype=float)[on.links]
     caps = np.array([phase.cap_Bps for phase in phases])
     rates, rising = np.zeros(len(phases)), np.ones(len(phases), dtype=bool)
@@ -75,7 +75,7 @@ class _Crossings:
     links: NDArray[np.int64]
 
     @classmethod
-    def of(cls, phases: Sequence[Phase]) -> _Crossings:
+    def from_phases(cls, phases: Sequence[Phase]) -> _Crossings:
         columns = [phase.columns for phase in phases]
         named = np.concatenate([links for links, _ in columns])
         load = np.concatenate([loads for _, loads in columns])
@@ -114,7 +114,7 @@ def saturations(phases: Sequence[Phase], rates: Sequence[float], capacity: Capac
     slow = rate < np.array([phase.cap_Bps for phase in phases]) * (1 - _SLACK)
     if not slow.any():
         return ()
-    on = _Crossings.of(phases)
+    on = _Crossings.from_phases(phases)
     full = on.sums(rate) >= np.asarray(capacity, dtype=float)[on.links] * (1 - _SLACK)
     fastest = np.zeros(len(on.links))
     np.maximum.at(fastest, on.link, rate[on.phase])

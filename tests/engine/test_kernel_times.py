@@ -37,7 +37,7 @@ def test_times_are_those_of_playing_op_by_op(seed: int) -> None:
     """Whole or resumed, with hosts far ahead (-30 s), about as fast as the GPU, and late."""
     random = Random(seed)
     of = template(random, random.randint(1, 9))
-    paced = PacedTemplate.of(of, np.array([random.uniform(0.3, 1.0) for _ in of.names]))
+    paced = PacedTemplate.from_speeds(of, np.array([random.uniform(0.3, 1.0) for _ in of.names]))
     first, host_s = random.randrange(len(of)), random.choice([-30.0, -4.0, 0.0, 5.0])
     launched = host_s + float(of.launch_s[first]) <= 3.0
     left_s = random.choice([None, 0.4 * float(of.work_s[first])]) if launched else None
@@ -55,7 +55,7 @@ def test_times_are_those_of_playing_op_by_op(seed: int) -> None:
 def test_an_op_whose_speed_changes_keeps_its_start() -> None:
     """Ops of 2 and 1 s at full speed from 0 on; at 1 s speed falls to a half: the 1 s left of the first takes 2."""
     of = Template(("a", "b"), *[("", "")] * 3, np.zeros(2, int), np.array([2.0, 1.0]), *[np.zeros(2)] * 3)
-    fast, slow = PacedTemplate.of(of, np.ones(2)), PacedTemplate.of(of, np.full(2, 0.5))
+    fast, slow = PacedTemplate.from_speeds(of, np.ones(2)), PacedTemplate.from_speeds(of, np.full(2, 0.5))
     history: list[KernelTimes] = [fast.times(0.0, 0, None, 0.0), slow.times(0.0, 0, 1.0, 1.0)]
     joined: tuple[Floats, Floats] = joined_times(history)
     assert [column.tolist() for column in joined] == [[0.0, 3.0], [3.0, 5.0]]

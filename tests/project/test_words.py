@@ -19,7 +19,7 @@ REMAINING: dict[str, int] = {
     "simulator": 10,
     "simulator.config": 7,
     "simulator.costs": 2,
-    "simulator.engine": 12,
+    "simulator.engine": 2,
     "simulator.frameworks": 3,
     "simulator.hardware": 1,
     "simulator.losses": 1,

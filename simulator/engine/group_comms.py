@@ -1,4 +1,4 @@
-"""Every transfer of every group of some programs, and the links that it loads."""
+"""Every communication of every group of some programs, and the links that it loads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ SIGNAL_BYTES = 4.0
 
 
 def spec_of(comm: Comm, position: int) -> tuple[object, ...]:
-    """Return what calls must have in common to be one kind of transfer; ``position`` is the caller's in its group."""
+    """Return what calls of one kind of communication have in common.
+
+    ``position`` is the caller's in its group.
+    """
     if isinstance(comm, PointToPoint):
         return ("send", *ends_of(comm, position), comm.nbytes)
     return (comm.op, algorithm_of(comm), comm.nbytes, shares_of(comm), threads_of(comm))
@@ -52,8 +55,8 @@ def shares_of(comm: Comm) -> ByteShares:
 
 
 @dataclass(frozen=True)
-class GroupTransfer:
-    """One transfer of one real group of program ``job``: the unit of colouring.
+class GroupComm:
+    """One communication of one real group of program ``job``: the unit of colouring.
 
     ``ranks`` are those that call it: its two ends, or all members of the group. ``ends`` are the end points on the
     cluster between which bytes move.
@@ -93,12 +96,12 @@ class GroupTransfer:
         return patterns(self.op, self.ends, cluster, algorithm_of(self.comm), shares_of(self.comm))
 
 
-def group_transfers(jobs: Sequence[Placed], cluster: Cluster) -> list[GroupTransfer]:
-    """Return every distinct transfer of every real group, in a fixed order."""
-    return [transfer for job, placed in enumerate(jobs) for transfer in _transfers_of_job(job, placed, cluster)]
+def group_comms(jobs: Sequence[Placed], cluster: Cluster) -> list[GroupComm]:
+    """Return every distinct communication of every real group, in a fixed order."""
+    return [comm for job, placed in enumerate(jobs) for comm in _comms_of_job(job, placed, cluster)]
 
 
-def _transfers_of_job(job: int, placed: Placed, cluster: Cluster) -> list[GroupTransfer]:
+def _comms_of_job(job: int, placed: Placed, cluster: Cluster) -> list[GroupComm]:
     program, gpus = placed.program, placed.gpus
     numbers: dict[tuple[object, ...], int] = {}
     # Each with what a collective's calls have in common, and the number of that.
@@ -108,7 +111,7 @@ def _transfers_of_job(job: int, placed: Placed, cluster: Cluster) -> list[GroupT
         comms = dict.fromkeys(_anonymous(comm) for op in ops.values() for comm in comms_of(op))
         specs = {comm: spec_of(comm, -1) for comm in comms}
         comms_of_role.append([(comm, spec, numbers.setdefault(spec, len(numbers))) for comm, spec in specs.items()])
-    transfers: dict[tuple[str, int, int], GroupTransfer] = {}
+    distinct: dict[tuple[str, int, int], GroupComm] = {}
     for rank, role_index in enumerate(program.role_of):
         for comm, spec, number in comms_of_role[role_index]:
             group = program.group_index(comm.axis, rank)
@@ -117,7 +120,7 @@ def _transfers_of_job(job: int, placed: Placed, cluster: Cluster) -> list[GroupT
                 position = members.index(rank)
                 spec = spec_of(comm, position)
                 number = numbers.setdefault(spec, len(numbers))
-            if (comm.axis, group, number) not in transfers:
+            if (comm.axis, group, number) not in distinct:
                 ranks: tuple[int, ...] = members
                 if isinstance(comm, PointToPoint):
                     ranks = tuple(members[end] for end in ends_of(comm, position))
@@ -125,8 +128,8 @@ def _transfers_of_job(job: int, placed: Placed, cluster: Cluster) -> list[GroupT
                     ends = hosts.ends(comm.op, cluster, gpus[ranks[0]], placed.servers)
                 else:
                     ends = tuple([gpus[member] for member in ranks])
-                transfers[comm.axis, group, number] = GroupTransfer(job, comm.axis, group, spec, comm, ranks, ends)
-    return list(transfers.values())
+                distinct[comm.axis, group, number] = GroupComm(job, comm.axis, group, spec, comm, ranks, ends)
+    return list(distinct.values())
 
 
 def _anonymous(comm: Comm) -> Comm:
@@ -137,23 +140,23 @@ def _anonymous(comm: Comm) -> Comm:
 
 @dataclass(frozen=True)
 class LinkLoads:
-    """Properties of transfers before refinement: a ``label`` each, and the links that they load.
+    """Properties of communications before refinement: a ``label`` each, and the links that they load.
 
-    Entry i says that transfer ``transfer[i]`` in its phase ``phase[i]`` puts ``load[i]`` on ``link[i]``. Entries of a
-    phase stand together, as do those of a transfer. Background traffic follows the transfers, numbered on.
+    Entry i says that communication ``comm[i]`` in its phase ``phase[i]`` puts ``load[i]`` on ``link[i]``. Entries of a
+    phase stand together, as do those of a communication. Background traffic follows them, numbered on.
     """
 
     label: list[object]
-    transfer: NDArray[np.int64]
+    comm: NDArray[np.int64]
     phase: NDArray[np.int64]
     link: NDArray[np.int64]
     load: NDArray[np.float64]
 
 
-def link_loads(jobs: Sequence[Placed], cluster: Cluster, transfers: Sequence[GroupTransfer]) -> LinkLoads:
-    """Return the loads of all transfers on links. Those between two ranks follow from their route alone."""
+def link_loads(jobs: Sequence[Placed], cluster: Cluster, comms: Sequence[GroupComm]) -> LinkLoads:
+    """Return the loads of all communications on links. Those between two ranks follow from their route alone."""
     labels: list[object] = []
-    phases: list[tuple[int, int]] = []  # transfer and phase of each of the following
+    phases: list[tuple[int, int]] = []  # communication and phase of each of the following
     links, loads = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
     chosen: dict[object, int] = {}
 
@@ -164,7 +167,7 @@ def link_loads(jobs: Sequence[Placed], cluster: Cluster, transfers: Sequence[Gro
             loads.append(load)
         labels.append(label)
 
-    for item in transfers:
+    for item in comms:
         if item.op == "send":
             add((item.job, item.axis, item.spec), _columns(cluster.spread(*item.ends)))
             continue
