@@ -25,7 +25,6 @@ REMAINING: dict[str, int] = {
     "simulator.losses": 1,
     "simulator.lowering": 19,
     "simulator.models": 66,
-    "simulator.network": 4,
     "simulator.output": 1,
     "simulator.program": 2,
 }
