@@ -52,7 +52,7 @@ class UpdaterOfWeights(Updater):
 
 
 class Optimizer(Updater):
-    """What updates the weights."""
+    """The optimizer of all weights, or of those without one of their own."""
 
     master_weights: bool = True
     """an fp32 copy of 16-bit weights [true; false where precision is fp32]"""
@@ -94,7 +94,7 @@ def choices(workload: Workload) -> tuple[Choice, ...]:
 def usual_library(workload: Workload, updater: Updater) -> str:
     """Return the implementation of ``updater`` where the file leaves it open.
 
-    It is the framework's, or on hosts ``cpu``, where the optimizer has that; else the first that it has.
+    It is the framework's, on hosts ``cpu``, and the first of an optimizer without either.
     """
     traits, rule = workload.traits, OPTIMIZERS[updater.name]
     usual = workload.software.defaults(traits).get("training.optimizer.implementation", "fused")

@@ -62,7 +62,7 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     if isinstance(op, Comm):
         return {_comm_kind(op): 1}
     if op.phase == "O":
-        return _of_optimizer(op.kernel)
+        return _optimizer_launches(op.kernel)
     way = "forward" if op.phase in ("F", "R") else "backward"
     kind = f"{way}_{_class(op.kernel)}"
     work = {kind: 1}
@@ -75,7 +75,7 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     return work
 
 
-def _of_optimizer(kernel: Kernel) -> dict[str, int]:
+def _optimizer_launches(kernel: Kernel) -> dict[str, int]:
     """Return what the host issues for a kernel of an optimizer: a multi-tensor one, or some for one tensor each."""
     if isinstance(kernel, Fixed):
         return {"optimizer": 1}

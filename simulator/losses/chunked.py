@@ -104,8 +104,8 @@ def _alive(z: Shapes, options: LossOptions, share: float, gradient: float) -> tu
     sums = 3 * gradient
     if options.recompute:
         tensors = 2 * narrow * share if options.compile else 3 * wide * share  # of a chunk in its backward pass
-        made = narrow * share if options.compile else (narrow + 2 * wide) * share
-        return (), made, max(gradient + tensors, sums)
+        forward = narrow * share if options.compile else (narrow + 2 * wide) * share
+        return (), forward, max(gradient + tensors, sums)
     left = narrow * max(1 - 2 * share, 0.0)  # gradients of logits, when the second weight gradient is added
     if options.compile:
         return (Tensor("loss.logits", narrow),), 0.0, max(narrow * share, left + sums - narrow)

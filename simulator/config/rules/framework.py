@@ -58,30 +58,30 @@ def problems(workload: Workload) -> Iterator[InputError]:
 def _loss_problems(workload: Workload) -> Iterator[InputError]:
     """Losses that the framework has not, options that a loss has not, and vocabularies that it cannot split."""
     choice, layout = workload.training.loss, workload.parallelism
-    given = choice.name if "name" in choice.model_fields_set else ""
-    if given and given not in workload.software.losses:
+    named = choice.name if "name" in choice.model_fields_set else ""
+    if named and named not in workload.software.losses:
         yield InputError(
             f"is none of the losses of {workload.framework.title}",
             key="training.loss",
-            found=given,
+            found=named,
             allowed=", ".join(workload.software.losses),
         )
         return
     chunked = [name for name, loss in LOSSES.items() if loss.takes_options]
     usual = {"chunks": LossOptions().chunks, "recompute": False, "compile": workload.framework.compile}
     for option, value in usual.items():
-        if given not in chunked and option in choice.model_fields_set and getattr(choice, option) != value:
+        if named not in chunked and option in choice.model_fields_set and getattr(choice, option) != value:
             yield InputError(
-                f"is of a loss that works chunk by chunk, which {given or 'this'} does not",
+                f"is of a loss that works chunk by chunk, which {named or 'this'} does not",
                 key=f"training.loss.{option}",
                 found=brief(getattr(choice, option)),
                 allowed=f"{brief(value)}, or name: {' or '.join(chunked)}",
             )
-    if given and not LOSSES[given].splits_vocabulary and layout.tp > 1 and layout.vocab_parallel:
+    if named and not LOSSES[named].splits_vocabulary and layout.tp > 1 and layout.vocab_parallel:
         yield InputError(
-            f"{given} needs the logits of the whole vocabulary",
+            f"{named} needs the logits of the whole vocabulary",
             key="training.loss",
-            found=given,
+            found=named,
             allowed="vocab_parallel: false, tp: 1, or another loss",
             fix="parallelism.vocab_parallel: false",
         )

@@ -89,7 +89,7 @@ def _place_problems(key: str, updater: Updater, on_host: bool) -> Iterator[Input
 
 
 def _library_problems(workload: Workload, key: str, updater: Updater) -> Iterator[InputError]:
-    """What the library cannot do."""
+    """Yield types of states and paging that the library does not have."""
     rule = OPTIMIZERS[updater.name]
     library = updater.implementation or usual_library(workload, updater)
     implementation = rule.implementations[library]
