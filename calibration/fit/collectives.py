@@ -116,8 +116,8 @@ class OneTransport:
     def transport(self, kind: str) -> Transport:
         return self.model
 
-    def link_efficiency(self, kind: str) -> float:
-        return self.model.efficiency
+    def reachable_Bps(self, kind: str, line_Bps: float) -> float:
+        return line_Bps * self.model.efficiency
 
 
 def strung(cases: Iterable[Measured], gpu: str, *, nvls: bool = False) -> dict[tuple[str, int], tuple[Pattern, ...]]:

@@ -188,9 +188,9 @@ class Costs:
                 allowed=", ".join(self.transports),
             ) from None
 
-    def link_efficiency(self, kind: str) -> float:
-        """Share of a link's line rate that large transfers reach."""
-        return self.transport(kind).efficiency
+    def reachable_Bps(self, kind: str, line_Bps: float) -> float:
+        """Return the bytes/s that large transfers reach over a link of this line rate."""
+        return line_Bps * self.transport(kind).efficiency
 
     def origin(self, kernel: Kernel) -> Origin:
         """Return the origin of a kernel's price, and how far its shape lies outside what was fitted.

@@ -153,12 +153,32 @@ class LinkLoads:
     load: NDArray[np.float64]
 
 
-def link_loads(jobs: Sequence[Placed], cluster: Cluster, comms: Sequence[GroupComm]) -> LinkLoads:
-    """Return the loads of all communications on links. Those between two ranks follow from their route alone."""
+def chosen_patterns(jobs: Sequence[Placed], cluster: Cluster, comms: Sequence[GroupComm]) -> list[Pattern | None]:
+    """Return the pattern of every collective; None for sends, and in groups of one.
+
+    Alike collectives of alike groups follow patterns of one number among those that are possible.
+    """
+    numbers: dict[object, int] = {}
+    chosen: list[Pattern | None] = []
+    for item in comms:
+        candidates = () if item.op == "send" else item.patterns(cluster)
+        costs = item.costs(jobs, cluster)
+        key = (item.op, item.comm.nbytes, tuple([pattern.timing for pattern in candidates]), costs.gpu)
+        if candidates and key not in numbers:
+            fastest = choose(item.op, candidates, item.comm.nbytes, costs)
+            numbers[key] = next(i for i, pattern in enumerate(candidates) if pattern is fastest)
+        chosen.append(candidates[numbers[key]] if candidates else None)
+    return chosen
+
+
+def link_loads(cluster: Cluster, comms: Sequence[GroupComm], chosen: Sequence[Pattern | None]) -> LinkLoads:
+    """Return the loads of all communications on links, by their ``chosen`` patterns.
+
+    Those between two ranks follow from their route alone.
+    """
     labels: list[object] = []
     phases: list[tuple[int, int]] = []  # communication and phase of each of the following
     links, loads = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
-    chosen: dict[object, int] = {}
 
     def add(label: object, *loads_of_phases: _Loads) -> None:
         for phase, (on, load) in enumerate(loads_of_phases):
@@ -167,20 +187,12 @@ def link_loads(jobs: Sequence[Placed], cluster: Cluster, comms: Sequence[GroupCo
             loads.append(load)
         labels.append(label)
 
-    for item in comms:
+    for item, pattern in zip(comms, chosen, strict=True):
         if item.op == "send":
             add((item.job, item.axis, item.spec), _columns(cluster.spread(*item.ends)))
             continue
-        candidates = item.patterns(cluster)
-        timings = tuple(pattern.timing for pattern in candidates)
-        costs = item.costs(jobs, cluster)
-        key = (item.op, item.comm.nbytes, timings, costs.gpu)
-        if key not in chosen:
-            choice = choose(item.op, candidates, item.comm.nbytes, costs) if candidates else None
-            chosen[key] = next((i for i, pattern in enumerate(candidates) if pattern is choice), -1)
-        number = chosen[key]
-        label = (item.job, item.axis, item.spec, timings[number] if candidates else ())
-        stages = candidates[number].stages if candidates and not item.is_signal else ()
+        label = (item.job, item.axis, item.spec, pattern.timing if pattern else ())
+        stages = pattern.stages if pattern and not item.is_signal else ()
         add(label, *[(stage.links, stage.load) for stage in stages])
     for flow in cluster.background:
         add(("background", flow.rate_Bps), _columns(flow.loads))

@@ -15,9 +15,18 @@ from simulator.cluster import Cluster
 from simulator.costs.hosts import THREAD_Bps
 from simulator.engine.binding_links import binding_classes
 from simulator.engine.folding import Folding, fold
-from simulator.engine.group_comms import GroupComm, LinkLoads, group_comms, link_loads, spec_of, threads_of
+from simulator.engine.group_comms import (
+    GroupComm,
+    LinkLoads,
+    chosen_patterns,
+    group_comms,
+    link_loads,
+    spec_of,
+    threads_of,
+)
 from simulator.engine.placement import Placed
-from simulator.network.collectives import fastest
+from simulator.network.collectives import plan_of
+from simulator.network.pattern import Pattern
 from simulator.network.plan import Phase, Plan
 from simulator.program import Comm
 
@@ -105,9 +114,10 @@ def fold_cluster(jobs: Sequence[Placed], cluster: Cluster, *, folded: bool = Tru
     """
     comms = group_comms(jobs, cluster)
     capacity = np.array(list(_capacities(jobs, cluster)))
-    loads = link_loads(jobs, cluster, comms)
+    chosen = chosen_patterns(jobs, cluster, comms)
+    loads = link_loads(cluster, comms, chosen)
     folding = fold(jobs, cluster, capacity, comms, loads, refine=folded)
-    return _Planner(jobs, cluster, capacity, comms, loads, folding).simulated_cluster()
+    return _Planner(jobs, cluster, capacity, comms, chosen, loads, folding).simulated_cluster()
 
 
 def _capacities(jobs: Sequence[Placed], cluster: Cluster) -> Iterator[float]:
@@ -121,7 +131,7 @@ def _capacities(jobs: Sequence[Placed], cluster: Cluster) -> Iterator[float]:
     in_nodes = [costs_of_type.get(layout.gpu, all_costs) for layout in cluster.layouts for _ in layout.edges]
     costs_of_links = itertools.chain(in_nodes, itertools.repeat(all_costs, len(cluster.trunks)))
     for link, costs in zip(cluster.links, costs_of_links, strict=True):
-        yield link.bandwidth_Bps * costs.link_efficiency(link.kind)
+        yield costs.reachable_Bps(link.kind, link.bandwidth_Bps)
 
 
 @dataclass(frozen=True)
@@ -152,6 +162,7 @@ class _Planner:
         cluster: Cluster,
         capacity: NDArray[np.float64],
         comms: Sequence[GroupComm],
+        chosen: Sequence[Pattern | None],
         loads: LinkLoads,
         folding: Folding,
     ) -> None:
@@ -159,6 +170,7 @@ class _Planner:
         self._cluster = cluster
         self._capacity: list[float] = capacity.tolist()
         self._comms = comms
+        self._chosen = chosen
         self._folding = folding
         self._link_class: list[int] = folding.links.class_of.tolist()
         self._class_size: list[int] = folding.links.size.tolist()
@@ -194,7 +206,8 @@ class _Planner:
             return _ClassPlan(None, (self._phase(real, size, (-1, flow.name, "background"), {}),), None)
         item = self._comms[index]
         costs = item.costs(self._jobs, self._cluster)
-        plan = fastest(item.op, item.patterns(self._cluster), item.comm.nbytes, costs)
+        pattern = item.patterns(self._cluster)[0] if item.op == "send" else self._chosen[index]
+        plan = plan_of(item.op, pattern, item.comm.nbytes, costs)
         if threads := threads_of(item.comm):
             plan = plan.at_most(threads * THREAD_Bps)
         real_phases = [replace(phase, loads=()) for phase in plan.phases] if item.is_signal else plan.phases

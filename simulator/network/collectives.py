@@ -251,7 +251,7 @@ def idle_seconds(operation: Plan, cluster: Cluster, costs: TransportCosts) -> fl
     """Return the seconds of a plan when nothing else moves but the background traffic of the cluster.
 
     A phase takes latency + bytes / min(cap, tightest link), or its fair share where that traffic crosses its links."""
-    capacity = [link.bandwidth_Bps * costs.link_efficiency(link.kind) for link in cluster.links]
+    capacity = [costs.reachable_Bps(link.kind, link.bandwidth_Bps) for link in cluster.links]
     background = [Phase(math.inf, flow.loads, 0.0, flow.rate_Bps) for flow in cluster.background]
     total = 0.0
     for phase in operation.phases:

@@ -20,7 +20,7 @@ class TransportCosts(Interface):
 
     def transport(self, kind: str) -> Transport: ...
 
-    def link_efficiency(self, kind: str) -> float: ...
+    def reachable_Bps(self, kind: str, line_Bps: float) -> float: ...
 
 
 def timed(pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float, Plan]:
@@ -84,7 +84,8 @@ def _phase(
     """Return the seconds of a stage in one protocol after ``start_s``, and its phase; None: the stage is too large."""
     pace, moves = costs.transport(stage.kind), stage.moves
     lines = [
-        (seconds / costs.link_efficiency(kind), costs.transport(kind).ways(moves.way)) for kind, seconds in stage.line_s
+        (1 / costs.reachable_Bps(kind, 1 / seconds), costs.transport(kind).ways(moves.way))
+        for kind, seconds in stage.line_s
     ]
     protocols = pace.ways(moves.way)
     if name not in protocols or any(name not in line_protocols for _, line_protocols in lines):

@@ -351,9 +351,9 @@ def test_a_ring_around_a_square_of_links() -> None:
     rank order would cross one link twice. 46 GB/s, less what the profile says of NVLinks."""
     square = [{"gpus": list(pair)} for pair in ((0, 1), (1, 3), (2, 3), (0, 2))]
     section = node(4, nvlink={"kind": "links", "bandwidth_Bps": 46e9, "latency_s": 1e-6, "links": square})
-    efficiency = Costs.from_profile(load_profile("a100-sxm-80gb")).link_efficiency("nvlink")
+    reachable_Bps = Costs.from_profile(load_profile("a100-sxm-80gb")).reachable_Bps("nvlink", 46e9)
     # Two rings, each of half the message, one each way: both directions of every link are full.
-    assert busbw(built(section), [0, 1, 2, 3]) == pytest.approx(2 * 46e9 * efficiency, rel=0.15)
+    assert busbw(built(section), [0, 1, 2, 3]) == pytest.approx(2 * reachable_Bps, rel=0.15)
 
 
 @pytest.mark.parametrize("ranks", [[0, 1, 2, 3], [0, 2, 1, 3], [3, 0, 2, 1]])

@@ -295,7 +295,7 @@ def test_ideal_costs_are_what_kernels_say_on_perfect_links():
     costs = Costs.ideal()
     assert costs.kernel_s(Fixed(3.0), "any") == 3.0
     assert costs.launched_s({"forward_other": 1}) == 0
-    assert costs.link_efficiency("nvlink") == 1
+    assert costs.reachable_Bps("nvlink", 1e9) == 1e9
     assert costs.beside is None
     assert costs.origin(Fixed(1.0)).kind == "exact"
     with pytest.raises(TypeError, match="Matmul"):

@@ -61,8 +61,8 @@ def test_push_and_pull_of_a_step(n: int, servers: int) -> None:
     result = play(job(dp=n, servers=servers, overlap={"grad_reduce": False}))
     nbytes = 2 * result.to_dict()["params_total"]
     together = lasted(result, "push") + lasted(result, "pull")
-    efficiency = result.costs.link_efficiency("infiniband")
-    assert together == pytest.approx(2 * nbytes / (NIC_Bps * efficiency) * max(n / servers, 1), rel=0.01)
+    reachable_Bps = result.costs.reachable_Bps("infiniband", NIC_Bps)
+    assert together == pytest.approx(2 * nbytes / reachable_Bps * max(n / servers, 1), rel=0.01)
     assert result.to_dict()["communication"]["dp"]["bytes_per_gpu"] == pytest.approx(2 * nbytes, rel=1e-9)
     assert result.workload.cluster.nodes == n + servers
 
