@@ -10,12 +10,12 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from simulator.config import catalog, rules
 from simulator.config.cluster import cluster_data
+from simulator.config.optimizer_choices import usual_library
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model
 from simulator.config.profile import check_gpu, check_one_vendor, check_precision, load_profile
 from simulator.config.section import Section, as_data
 from simulator.config.stack import check_stack, load_stack
-from simulator.config.updaters import usual_library
 from simulator.config.validation import validated
 from simulator.config.workload import Workload
 from simulator.errors import InputError, PlaceOfKey, each, located, raise_all

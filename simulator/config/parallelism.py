@@ -39,18 +39,18 @@ class Overlap(Section):
     """tensor-parallel communication runs beside products, in chunks with sequence parallelism (async TP) [false]"""
 
 
-Place = Literal["none", "cpu", "nvme"]
+OffloadPlace = Literal["none", "cpu", "nvme"]
 
 
 class Offload(Section):
     """Tensors that live outside the GPU: in the memory of the host (cpu), or on the drives behind it (nvme)."""
 
-    optimizer: Place = "none"
+    optimizer: OffloadPlace = "none"
     """optimizer states, and the update with them, on the CPU (ZeRO-Offload, arXiv 2101.06840; nvme: the states on
     drives, ZeRO-Infinity, arXiv 2104.07857) [none]"""
-    parameters: Place = "none"
+    parameters: OffloadPlace = "none"
     """zero 3: shards of the parameters, copied to the GPU before they are gathered [none]"""
-    activations: Place = "none"
+    activations: OffloadPlace = "none"
     """what layers save for their backward pass: out after it is made, back a layer ahead of its use (torch's
     save_on_cpu, Megatron-LM's --cpu-offloading) [none]"""
 

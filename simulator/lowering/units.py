@@ -28,7 +28,7 @@ COPIES = " copies"
 _PHASES = (StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.INPUT_GRADIENT, StepPhase.WEIGHT_GRADIENT)
 
 
-class Piece(NamedTuple):
+class UnitPiece(NamedTuple):
     """One piece of a pass: ``parts`` of its stage by index, the ``first`` of which has the kernels.
 
     ``copies`` is the step before ``work``, where plain PyTorch copies weights between buffers.
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 class UnitPass:
     """A pass cut by unit."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[UnitPiece, ...]
 
     @property
     def step(self) -> Step:
@@ -122,7 +122,7 @@ class Units:
         copies = {step.label.removesuffix(COPIES): step for step in steps if step.label.endswith(COPIES)}
         works = [step for step in steps if not step.label.endswith(COPIES)]
         rows = zip(by_part(parts, step.phase), indices, works, strict=True)
-        return UnitPass(tuple(Piece(group, first, copies.get(work.label), work) for group, first, work in rows))
+        return UnitPass(tuple(UnitPiece(group, first, copies.get(work.label), work) for group, first, work in rows))
 
     def _holder_of_the_table(self, stage: int) -> int:
         """Return the stage whose root holds what ``stage`` has beside layers: itself, but for one case.

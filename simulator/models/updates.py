@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simulator.config.updaters import Choice, choices
+from simulator.config.optimizer_choices import Choice, choices
 from simulator.models.tuning import kinds_of_weight
 from simulator.operations.nodes import Op
 from simulator.operations.weights import DENSE_AXIS, EXPERT_AXIS, Weight, trained

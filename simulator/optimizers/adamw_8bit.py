@@ -11,8 +11,8 @@ from simulator.optimizers.update import (
     Implementation,
     Kernels,
     Parameter,
-    Stage,
-    StateBytes,
+    TensorStateBytes,
+    UpdateKernels,
     UpdateRule,
     UpdateTypes,
     largest,
@@ -39,7 +39,7 @@ def is_quantized(parameter: Parameter) -> bool:
     return parameter.elements >= FEWEST
 
 
-def quantized_states(count: int, *, tables: bool = False) -> StateBytes:
+def quantized_states(count: int, *, tables: bool = False) -> TensorStateBytes:
     """Return a count of bytes for ``count`` states, with ``tables`` of values for every tensor or shared by all."""
 
     def state_bytes(parameter: Parameter, types: UpdateTypes) -> float:
@@ -50,7 +50,7 @@ def quantized_states(count: int, *, tables: bool = False) -> StateBytes:
     return state_bytes
 
 
-def blockwise(name: str, states: int, op: str, full: str) -> Stage:
+def blockwise(name: str, states: int, op: str, full: str) -> UpdateKernels:
     """Return the stage of one kernel a tensor that reads and writes ``states`` in blocks, of class ``op``.
 
     Small tensors have kernels of class ``full``, on states in fp32.

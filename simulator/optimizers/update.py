@@ -76,8 +76,8 @@ class Pass(NamedTuple):
 
 
 #: Kernels of a part of an update; bytes of the states of one tensor; bytes that a step needs beside them.
-Stage = Callable[[Sequence[Parameter], UpdateTypes], Kernels]
-StateBytes = Callable[[Parameter, UpdateTypes], float]
+UpdateKernels = Callable[[Sequence[Parameter], UpdateTypes], Kernels]
+TensorStateBytes = Callable[[Parameter, UpdateTypes], float]
 WorkspaceBytes = Callable[[Sequence[Parameter], UpdateTypes], float]
 
 
@@ -92,8 +92,8 @@ class Implementation:
     ``on_host``: a CPU updates the weights. ``pages``: states can live in memory that pages to the host.
     """
 
-    stages: tuple[Stage, ...]
-    state_bytes: StateBytes
+    stages: tuple[UpdateKernels, ...]
+    state_bytes: TensorStateBytes
     workspace_bytes: WorkspaceBytes
     state_dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
     on_host: bool = False
@@ -123,7 +123,7 @@ def largest(parameters: Iterable[Parameter]) -> float:
     return max((parameter.elements for parameter in parameters), default=0.0)
 
 
-def full_states(count: int) -> StateBytes:
+def full_states(count: int) -> TensorStateBytes:
     """Return a count of bytes for ``count`` states, each as large as the tensor."""
 
     def state_bytes(parameter: Parameter, types: UpdateTypes) -> float:
@@ -146,7 +146,7 @@ def temporaries(count: int) -> WorkspaceBytes:
     return workspace_bytes
 
 
-def over_all(passes: Sequence[Pass], op: Callable[[UpdateTypes], str]) -> Stage:
+def over_all(passes: Sequence[Pass], op: Callable[[UpdateTypes], str]) -> UpdateKernels:
     """Return the stage that runs ``passes`` over all tensors at once, by multi-tensor kernels of the class ``op``."""
 
     def kernels(parameters: Sequence[Parameter], types: UpdateTypes) -> Kernels:
@@ -164,7 +164,7 @@ def over_all(passes: Sequence[Pass], op: Callable[[UpdateTypes], str]) -> Stage:
     return kernels
 
 
-def each_tensor(passes: Sequence[Pass]) -> Stage:
+def each_tensor(passes: Sequence[Pass]) -> UpdateKernels:
     """Return the stage that runs ``passes`` over one tensor after another."""
 
     def kernels(parameters: Sequence[Parameter], types: UpdateTypes) -> Kernels:

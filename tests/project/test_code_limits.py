@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -35,14 +36,25 @@ def test_no_function_is_longer_than_a_page() -> None:
     assert not long
 
 
+def types(tree: ast.Module) -> set[str]:
+    """Return the names of classes anywhere, and of types that are given a name at the top or in a branch there."""
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    branches = [node for node in tree.body if isinstance(node, ast.If)]
+    for node in [*tree.body, *(inner for branch in branches for inner in (*branch.body, *branch.orelse))]:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            names |= {name} if re.fullmatch(r"_?[A-Z][a-z][A-Za-z]*", name) else set()
+    return names
+
+
 def test_no_name_of_a_type_is_used_twice() -> None:
-    names = Counter(
-        node.name
-        for path in FILES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    )
+    names = Counter(name for path in FILES for name in types(ast.parse(path.read_text(encoding="utf-8"))))
     assert not [name for name, count in names.items() if count > 1]
+
+
+def test_aliases_are_types_and_constants_are_none() -> None:
+    source = "Pair = tuple[int, int]\nLIMIT_s = Most_Bps = 1\nif LIMIT_s:\n    Name = str\nclass Node: ..."
+    assert types(ast.parse(source)) == {"Pair", "Name", "Node"}
 
 
 @pytest.mark.parametrize("lines", [FILE_LINES, FUNCTION_LINES])

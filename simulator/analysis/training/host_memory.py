@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from simulator.config import Workload
-from simulator.config.updaters import choices
+from simulator.config.optimizer_choices import choices
 from simulator.models import host_state_bytes, optimized, paged_state_bytes, rank_parts, weights_of
 from simulator.operations.weights import Weight, by_axis, elements_by_axis, weight_bytes
 from simulator.timeline import Timeline

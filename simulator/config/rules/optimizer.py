@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from simulator.config.updaters import Updater, UpdaterOfWeights, usual_library
+from simulator.config.optimizer_choices import usual_library
+from simulator.config.updaters import Updater, UpdaterOfWeights
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.optimizers import OPTIMIZERS

@@ -21,9 +21,9 @@ from simulator.lowering.passes.update_on_host import move_parameters_out, update
 from simulator.lowering.passes.update_weights import free_input_gradients, update_weights
 from simulator.lowering.rank_context import RankContext
 
-Pass = Callable[[Lanes, RankContext], Lanes]
+LanePass = Callable[[Lanes, RankContext], Lanes]
 
-PASSES: tuple[Pass, ...] = (
+PASSES: tuple[LanePass, ...] = (
     cut_by_unit,
     gather_units,
     reduce_gradients,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.sharding import gather, gathered_bytes
-from simulator.lowering.units import Piece, Unit, UnitPass, Units, sharded_units
+from simulator.lowering.units import Unit, UnitPass, UnitPiece, Units, sharded_units
 from simulator.program import COMPUTE_LANE, Step
 
 
@@ -84,7 +84,7 @@ class _Gathering:
             self._add(piece, needs, taken, freed)
             needs = []
 
-    def _add(self, piece: Piece, needs: Sequence[str], taken: float, freed: float) -> None:
+    def _add(self, piece: UnitPiece, needs: Sequence[str], taken: float, freed: float) -> None:
         """Add a piece that waits for ``needs``, takes and gives back so many bytes more."""
         first, *rest = [step for step in (piece.copies, piece.work) if step]
         steps = [replace(first, after=(*first.after, *needs), alloc_bytes=first.alloc_bytes + taken), *rest]
@@ -124,7 +124,7 @@ class _Gathering:
         self.gathers[-1] = replace(last, alloc_bytes=last.alloc_bytes - late)
         return late
 
-    def _used(self, unit: Unit, piece: Piece, *, drop: bool) -> float:
+    def _used(self, unit: Unit, piece: UnitPiece, *, drop: bool) -> float:
         """Note the last use of a unit; return the bytes that the piece gives back."""
         self._last_use[unit] = piece.work.label
         if not drop:
