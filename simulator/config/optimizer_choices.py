@@ -43,7 +43,7 @@ def choices(workload: Workload) -> tuple[Choice, ...]:
 def usual_library(workload: Workload, updater: Updater) -> str:
     """Return the implementation of ``updater`` where the file leaves it open.
 
-    It is the framework's, or on hosts ``cpu``, where the optimizer has that; else the first that it has.
+    It is the framework's, or on hosts ``cpu``, where the optimizer has that. Else it is the optimizer's first.
     """
     traits, rule = workload.traits, OPTIMIZERS[updater.name]
     usual = workload.software.defaults(traits).get("training.optimizer.implementation", "fused")

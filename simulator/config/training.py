@@ -16,7 +16,7 @@ from simulator.config.updaters import Dtype, Optimizer
 from simulator.losses import LOSSES
 
 
-def _known(value: object) -> object:
+def _without_fp8(value: object) -> object:
     if value == "fp8":
         raise PydanticCustomError(
             "fp8",
@@ -27,14 +27,14 @@ def _known(value: object) -> object:
 
 
 #: Of weights and activations: fp8 is a precision too, of which it is said that steps in it are not modelled.
-Precision = Annotated[Dtype, BeforeValidator(_known)]
+Precision = Annotated[Dtype, BeforeValidator(_without_fp8)]
 
 
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
 
 
 class Recompute(ShortSection):
-    """Which activations are computed again in the backward pass. A plain text means `granularity`."""
+    """Activations that are computed again in the backward pass. A plain text means `granularity`."""
 
     text_means: ClassVar[str] = "granularity"
 

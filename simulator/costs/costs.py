@@ -105,7 +105,7 @@ class Costs:
             sources={},
         )
 
-    def of(self, gpu: str) -> Costs:
+    def for_gpu(self, gpu: str) -> Costs:
         """Return the costs of one type of GPU. Raises `InputError` where no profile is of it."""
         if self.by_type and gpu in self.by_type:
             return self.by_type[gpu]
@@ -130,7 +130,7 @@ class Costs:
         if len(key) in (0, len(self.by_type)):
             return self
         if key not in self._among:
-            self._among[key] = _together({gpu: self.of(gpu) for gpu in key})
+            self._among[key] = _together({gpu: self.for_gpu(gpu) for gpu in key})
         return self._among[key]
 
     def kernel_s(self, kernel: Kernel, gpu: str, clock_hz: float | None = None) -> float:
@@ -139,7 +139,7 @@ class Costs:
         ``clock_hz``: clock of the SMs; without it, that of the kernel's price. Raises `InputError` where the profile is
         of another GPU or has no such precision.
         """
-        if (costs := self.of(gpu)) is not self:
+        if (costs := self.for_gpu(gpu)) is not self:
             return costs.kernel_s(kernel, gpu, clock_hz)
         seconds = self._seconds.get(kernel)
         if seconds is None:

@@ -21,7 +21,7 @@ def priced_by(program: Program, costs: Costs, gpus: Sequence[str]) -> dict[str, 
             if isinstance(step.op, Block):
                 key = id(step.op), gpu
                 if key not in block_seconds:
-                    block_seconds[key] = _seconds_by_origin(step.op, costs.of(gpu))
+                    block_seconds[key] = _seconds_by_origin(step.op, costs.for_gpu(gpu))
                 for kind, seconds in block_seconds[key].items():
                     total[kind] += seconds * ranks
     extrapolated = total.pop("extrapolated", 0.0)

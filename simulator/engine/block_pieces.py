@@ -90,7 +90,7 @@ class BlockCutter:
         """
         key = (id(block), phase, speed, tuple(lengths.values()))
         if key not in self._pieces:
-            at = _Pricing(self._costs.of(speed.gpu), speed, phase)
+            at = _Pricing(self._costs.for_gpu(speed.gpu), speed, phase)
             self._pieces[key] = tuple(self._cut(block, at, lengths, coalesce))
         return self._pieces[key]
 

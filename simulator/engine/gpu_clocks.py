@@ -30,7 +30,7 @@ def first_clocks(placed: Placed, cluster: Cluster) -> GpuClocks:
     loads_of_block: dict[tuple[int, str], Loads] = {}
 
     def clock_hz(role: int, gpu: str) -> float | None:
-        costs = placed.costs.of(gpu)
+        costs = placed.costs.for_gpu(gpu)
         power = costs.power
         if power is None:
             return None
@@ -60,7 +60,7 @@ def next_clocks(
     rank, drawn = _drawn(representatives, recorder)
     following = dict(clocks)
     for kind, count in Counter(kinds).items():
-        power, clock_hz = placed.costs.of(kind.gpu).power, clocks[kind]
+        power, clock_hz = placed.costs.for_gpu(kind.gpu).power, clocks[kind]
         if power is not None and clock_hz is not None:
             is_kind = np.isin(rank, [number for number in representatives.multiplicity if kinds[number] == kind])
             following[kind] = power.clock_hz(power.trace([drawn.only(is_kind)], length_s, count), clock_hz)

@@ -72,7 +72,7 @@ class Play:
             for axis, groups_of_axis in program.groups.items()
             if (index := program.group_index(axis, number)) >= 0
         }
-        role, costs, speeds = program.role_of[number], self._placed.costs.of(gpu.type), HostSpeeds.from_gpu(gpu)
+        role, costs, speeds = program.role_of[number], self._placed.costs.for_gpu(gpu.type), HostSpeeds.from_gpu(gpu)
         key = role, gpu.type, speeds
         if key not in self._host_work:
             self._host_work[key] = host_work(program.roles[role], costs, speeds)

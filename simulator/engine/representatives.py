@@ -127,7 +127,7 @@ def _capacities(jobs: Sequence[Placed], cluster: Cluster) -> Iterator[float]:
     all.
     """
     all_costs, used = jobs[0].costs, {cluster.gpus[gpu].type for placed in jobs for gpu in placed.gpus}
-    costs_of_type = {gpu: all_costs.of(gpu) for gpu in used}
+    costs_of_type = {gpu: all_costs.for_gpu(gpu) for gpu in used}
     in_nodes = [costs_of_type.get(layout.gpu, all_costs) for layout in cluster.layouts for _ in layout.edges]
     costs_of_links = itertools.chain(in_nodes, itertools.repeat(all_costs, len(cluster.trunks)))
     for link, costs in zip(cluster.links, costs_of_links, strict=True):

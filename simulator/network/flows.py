@@ -71,8 +71,8 @@ class _Solution:
 class Network:
     """Links with capacities, and the transfers now crossing them.
 
-    Rates are solved again only at an instant when a transfer starts or ends, and only for those connected with the
-    change through shared links. A transfer that meets nobody costs one event.
+    Rates are solved again only at an instant when a transfer starts or ends. They are solved only for transfers that
+    share a link, directly or through others, with what changed. A transfer that meets nobody costs one event.
     ``saturated_s`` is the record of contention: the seconds of each state in which a link held somebody up. It is
     complete once `finish` has been called.
     """
@@ -146,10 +146,10 @@ class Network:
             self._env.timeout(seconds).callbacks.append(lambda _: go_on())
             return
         flow = transmission.flow = _Flow(phase, go_on, phase.nbytes, self._env.now + phase.latency_s)
-        met = dict.fromkeys(other for link, _ in phase.loads for other in self._links[link].flows)
-        if met:
-            for other in met:
-                self._end_solitude(other)
+        neighbours = dict.fromkeys(other for link, _ in phase.loads for other in self._links[link].flows)
+        if neighbours:
+            for neighbour in neighbours:
+                self._end_solitude(neighbour)
             self._join_later(flow)
             return
         flow.alone = True

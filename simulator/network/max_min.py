@@ -23,8 +23,8 @@ _SLACK = 1e-9
 def max_min_rates(phases: Sequence[Phase], capacity: Capacity) -> list[float]:
     """Return the max-min fair rates of the phases' reference flows, by progressive filling, bytes/s.
 
-    All rates rise together. When a link is full, the phases that cross it stop; when a phase reaches its cap, it stops.
-    (Bertsekas and Gallager, Data Networks, section 6.5.2, with loads as weights on the links.)
+    All rates rise together. When a link is full, the phases that cross it stop. When a phase reaches its cap, it stops
+    (Bertsekas and Gallager, Data Networks, section 6.5.2, with loads as weights on the links).
     ``capacity`` is indexed by link, bytes/s. A phase bound by nothing gets ``inf``.
 
     Two flows share a 10 B/s link; one of them is capped at 2 B/s, so the other takes the rest:

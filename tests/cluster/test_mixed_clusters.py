@@ -215,7 +215,7 @@ def test_in_a_mixed_job_every_gpu_has_its_own_speed_and_the_slower_decides() -> 
 
 def test_of_transports_the_slower_constants_hold_between_types() -> None:
     costs = Costs.from_profiles({gpu: load_profile(gpu) for gpu in (H100, A100)})
-    ours = [costs.of(gpu) for gpu in (H100, A100)]
+    ours = [costs.for_gpu(gpu) for gpu in (H100, A100)]
     assert costs.among([A100]) is ours[1]
     # A node of which only the host takes part may have GPUs without a profile.
     fresh = Costs.from_profiles({gpu: load_profile(gpu) for gpu in (H100, A100)})
@@ -249,7 +249,7 @@ def test_filling_ends_between_types_where_it_ends_last(one: float | None, other:
 def test_costs_of_a_type_without_a_profile_are_refused() -> None:
     costs = Costs.from_profiles({gpu: load_profile(gpu) for gpu in (H100, A100)})
     with pytest.raises(InputError, match="another GPU"):
-        costs.of("v100-sxm-32gb")
+        costs.for_gpu("v100-sxm-32gb")
 
 
 def test_a_mixed_cluster_takes_a_profile_per_type() -> None:

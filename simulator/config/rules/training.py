@@ -57,7 +57,7 @@ def _module_problems(workload: Workload) -> Iterator[InputError]:
 
 
 def warnings(workload: Workload) -> Iterator[str]:
-    """What fp32 means, recomputation that saves nothing, and names that say nothing."""
+    """Yield the meaning of fp32, recomputation that saves nothing, and names that say nothing."""
     if workload.training.precision == "fp32":
         yield "training.precision fp32: matrix products are TF32's, which PyTorch has to be asked for (allow_tf32)"
     recompute = workload.training.recompute
