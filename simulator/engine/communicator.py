@@ -3,54 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import simpy
 
+from simulator.engine.gpu import SimulatedGpu
 from simulator.engine.group_comms import ends_of
+from simulator.engine.rank import Rank
+from simulator.engine.rendezvous import Rendezvous
 from simulator.engine.representatives import PlannedComm, Representatives
 from simulator.engine.traffic import CommCounts
-from simulator.network.flows import Network, Transmission
+from simulator.network.flows import Network
 from simulator.program import Comm, PointToPoint, ProgramError
-
-if TYPE_CHECKING:
-    from simulator.engine.gpu import SimulatedGpu
-    from simulator.engine.rank import Rank
-
-
-@dataclass(eq=False)
-class Rendezvous:
-    """A communication that waits for its members, then has its bytes under way as ``transmission``.
-
-    ``callers`` are the ranks that have called it, each with its demand of its memory's time at full speed. ``done``
-    fires with the time that its bytes departed and the time that they arrived.
-    """
-
-    network: Network
-    comm: Comm
-    planned: PlannedComm
-    done: simpy.Event
-    callers: dict[Rank, float] = field(default_factory=dict)
-    transmission: Transmission | None = None
-    _speeds: dict[SimulatedGpu, float] = field(default_factory=dict)
-
-    @property
-    def missing(self) -> list[int]:
-        """The ranks that have not called it yet."""
-        numbers = {rank.number for rank in self.callers}
-        return [member for member in self.planned.members if member not in numbers]
-
-    def limit(self, gpu: SimulatedGpu, speed: float) -> None:
-        """Let ``gpu`` allow the bytes under way this share of full speed. The slowest member decides."""
-        if self._speeds.get(gpu, 1.0) == speed:
-            return
-        assert self.transmission is not None
-        self._speeds[gpu] = speed
-        slowest = min(self._speeds.values())
-        if slowest != self.transmission.speed:
-            self.network.slow(self.transmission, slowest)
 
 
 class CommCall(NamedTuple):
@@ -75,6 +40,11 @@ class Communicator:
         self._network = network
         self._counts = counts
         self._incomplete: dict[Hashable, list[Rendezvous]] = {}
+        self._gpus: dict[int, SimulatedGpu] = {}
+
+    def join(self, rank: Rank) -> None:
+        """Let a rank of the group join: its communication is to run on its GPU."""
+        self._gpus[rank.number] = rank.gpu
 
     def call(self, caller: Rank, call: CommCall) -> Rendezvous:
         """Call a communication: its kernel is on the GPU from now on; the last call sets the bytes in motion.
@@ -84,13 +54,13 @@ class Communicator:
         """
         comm, planned = call.comm, call.planned
         queue = self._incomplete.setdefault(call.channel, [])
-        rendezvous = next((other for other in queue if caller not in other.callers), None)
+        rendezvous = next((other for other in queue if caller.number not in other.callers), None)
         if rendezvous is None:
             rendezvous = Rendezvous(self._network, comm, planned, self._env.event())
             queue.append(rendezvous)
         else:
             _check_match(caller, comm, rendezvous)
-        rendezvous.callers[caller] = call.memory_demand
+        rendezvous.callers[caller.number] = call.memory_demand
         if comm.spins:
             caller.gpu.spin(rendezvous)
         if len(rendezvous.callers) == len(planned.members):
@@ -108,14 +78,14 @@ class Communicator:
             return
         rendezvous.transmission = transmission
         if rendezvous.comm.holds_sms:
-            for rank, memory_demand in rendezvous.callers.items():
-                rank.gpu.move_bytes(rendezvous, memory_demand)
+            for number, memory_demand in rendezvous.callers.items():
+                self._gpus[number].move_bytes(rendezvous, memory_demand)
 
     def _arrive(self, rendezvous: Rendezvous, departed_s: float) -> None:
         rendezvous.transmission = None  # else each holds the other until garbage is searched for
         if rendezvous.comm.holds_sms:
-            for rank in rendezvous.callers:
-                rank.gpu.release(rendezvous)
+            for number in rendezvous.callers:
+                self._gpus[number].release(rendezvous)
         rendezvous.done.succeed((departed_s, self._env.now))
 
 
@@ -145,6 +115,7 @@ class Communicators:
         key = comm.axis, group
         if key not in self._communicators:
             self._communicators[key] = Communicator(self._env, self._network, self._counts)
+        self._communicators[key].join(rank)
         position = rank.positions[comm.axis]
         channel: Hashable = lane
         if isinstance(comm, PointToPoint):
@@ -162,5 +133,5 @@ def _check_match(caller: Rank, comm: Comm, rendezvous: Rendezvous) -> None:
         first = next(iter(rendezvous.callers))
         raise ProgramError(
             f"rank {caller.number} calls {comm.name!r} ({comm.op}, {comm.nbytes:.0f} bytes) on axis '{comm.axis}' "
-            f"where rank {first.number} calls {other.name!r} ({other.op}, {other.nbytes:.0f} bytes)"
+            f"where rank {first} calls {other.name!r} ({other.op}, {other.nbytes:.0f} bytes)"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Hashable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import simpy
 
@@ -12,13 +12,11 @@ from simulator.arrays import Floats
 from simulator.costs.interference import InterferenceCost
 from simulator.engine.block_pieces import Segment
 from simulator.engine.memory_bandwidth import INSTANT_s, equal_part, memory_demand
+from simulator.engine.rendezvous import Rendezvous
 from simulator.engine.representatives import PlannedComm
 from simulator.engine.running_segment import RunningSegment
 from simulator.engine.templates import TemplateStore
 from simulator.program import Comm
-
-if TYPE_CHECKING:
-    from simulator.engine.communicator import Rendezvous
 
 
 class SegmentRun(NamedTuple):

@@ -9,9 +9,10 @@ import simpy
 
 from simulator.engine.block_pieces import CollectiveCall, OverlappedCall, Segment
 from simulator.engine.coalescing import CoalescedBlocks
-from simulator.engine.communicator import CommCall, Communicators, Rendezvous
+from simulator.engine.communicator import CommCall, Communicators
 from simulator.engine.rank import Rank
 from simulator.engine.recorder import BESIDE, WHOLE, CallTimes, PiecePosition, Recorder, Span
+from simulator.engine.rendezvous import Rendezvous
 from simulator.program import COMPUTE_LANE, Batch, Block, Comm, Step
 
 Wait = Generator[simpy.Event, None, None]

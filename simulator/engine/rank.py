@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import simpy
 
 from simulator.engine.block_pieces import GpuSpeed
 from simulator.engine.gpu import SimulatedGpu
 from simulator.engine.host import SimulatedHost
-
-if TYPE_CHECKING:
-    from simulator.engine.communicator import Rendezvous
+from simulator.engine.rendezvous import Rendezvous
 
 
 class Rank:

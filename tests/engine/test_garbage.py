@@ -11,8 +11,8 @@ import simpy
 
 import simulator
 from simulator.config import load_workload
-from simulator.engine.communicator import Rendezvous
 from simulator.engine.kernel_times import PacedTemplate
+from simulator.engine.rendezvous import Rendezvous
 from simulator.engine.running_segment import RunningSegment
 from simulator.garbage import THRESHOLDS, rarely_searched
 from simulator.network.flows import Transmission

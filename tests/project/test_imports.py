@@ -39,7 +39,7 @@ def table() -> dict[str, set[str]]:
 MAY = table()
 
 #: First module of each circle of imports that is still to be opened.
-CIRCLES = {"simulator.engine.communicator", "simulator.frameworks.framework"}
+CIRCLES = {"simulator.frameworks.framework"}
 
 
 def package_of(module: str) -> str:
