@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simulator.losses import vocab_parallel
-from simulator.losses.loss import WIDE, Loss, LossOptions, across_ranks, is_split, logits_of, loss_kernel
+from simulator.losses.loss import WIDE, Loss, LossOptions, across_ranks, logits_of, loss_kernel
 from simulator.operations.nodes import Node, Ops, Tensor
 from simulator.operations.shapes import Shapes
 from simulator.program import StepPhase
@@ -32,8 +32,7 @@ def backward(z: Shapes) -> Ops:
 
 def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
     """Return the loss behind the ``projection``; frameworks that keep no log-softmax take Megatron's kernels."""
-    keeps = z.framework.keeps_split_log_softmax if is_split(z) else z.framework.keeps_log_softmax
-    if not keeps:
+    if not options.keeps_log_softmax:
         return vocab_parallel.nodes(z, projection, options)
     logits = logits_of(z)
     loss = Node(

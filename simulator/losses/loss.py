@@ -16,16 +16,22 @@ WIDE = DTYPE_BYTES["fp32"]
 
 @dataclass(frozen=True)
 class LossOptions:
-    """Choices of losses that work chunk by chunk.
+    """How a job computes its loss: choices of its workload, and facts of its framework.
 
-    ``chunks`` are those that the tokens of a micro-batch are cut into. ``recompute``: each is computed again in the
-    backward pass. ``compile``: the loss of each is compiled. ``trained``: the projection has a weight gradient.
+    ``by_row``: class of kernels that take the same number for a whole row. ``keeps_log_softmax``: an eager loss keeps
+    the logarithm of the softmax, not the softmax, which is worked on in place.
+
+    Of losses that work chunk by chunk, ``chunks`` are those that the tokens of a micro-batch are cut into.
+    ``recompute``: each is computed again in the backward pass. ``compile``: the loss of each is compiled.
+    ``trained``: the projection has a weight gradient.
     """
 
-    chunks: int = 8
-    recompute: bool = False
-    compile: bool = False
-    trained: bool = True
+    by_row: str
+    keeps_log_softmax: bool
+    chunks: int
+    recompute: bool
+    compile: bool
+    trained: bool
 
 
 @dataclass(frozen=True)

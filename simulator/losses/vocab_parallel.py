@@ -16,9 +16,9 @@ from simulator.program import StepPhase
 def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
     """Return the loss behind the ``projection``.
 
-    What takes the same number from a whole row, or divides it by one, is of the class ``by_row`` of the framework.
+    What takes the same number from a whole row, or divides it by one, is of the class ``by_row`` of the options.
     """
-    x, logits, by_row = z.element, logits_of(z), z.framework.by_row
+    x, logits, by_row = z.element, logits_of(z), options.by_row
     loss = Node(
         forward=(
             loss_kernel(z, StepPhase.FORWARD, "cast", "upcast", x, WIDE),

@@ -12,23 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from simulator.frameworks.framework import Traffic
 from simulator.models.linear import add_gradient, new_gradient_bytes, product
+from simulator.models.shapes import FrameworkShapes
 from simulator.models.tuning import is_of_kinds
 from simulator.models.weight_names import weight_name
 from simulator.operations.dropout import drop_kernel
 from simulator.operations.nodes import Node, Op, Ops, Tensor, comm, memory
-from simulator.operations.shapes import Shapes
 from simulator.operations.tuning import ALL_TRAINED, AdapterPlan, ThinProducts
 from simulator.operations.weights import NF4_BLOCK, SCALE_BYTES, Weight
 from simulator.program import Compute
 
-if TYPE_CHECKING:
-    from simulator.frameworks.framework import Traffic
 
-
-def tuned(z: Shapes, nodes: Sequence[Node]) -> list[tuple[Node, ...]]:
+def tuned(z: FrameworkShapes, nodes: Sequence[Node]) -> list[tuple[Node, ...]]:
     """Return, for each of ``nodes`` in their order, what runs in its place: the node and the adapters beside it.
 
     Each has no more gradients than training what ``z.tuning`` says needs.
@@ -70,7 +67,7 @@ def _needed(node: Node, *, trained: bool, reached: bool) -> Node:
     )
 
 
-def _marked(z: Shapes, node: Node) -> Node:
+def _marked(z: FrameworkShapes, node: Node) -> Node:
     """Return ``node`` with its frozen weights marked, and matrices among them made whole before each product."""
     if not node.weights:
         return node
@@ -84,7 +81,7 @@ def _marked(z: Shapes, node: Node) -> Node:
     )
 
 
-def _as_trained(z: Shapes, weight: Weight) -> Weight:
+def _as_trained(z: FrameworkShapes, weight: Weight) -> Weight:
     """Return ``weight`` marked as frozen where it is; the projection to the vocabulary is never quantized."""
     if not is_of_kinds(weight, z.tuning.frozen):
         return weight
@@ -93,7 +90,7 @@ def _as_trained(z: Shapes, weight: Weight) -> Weight:
     return replace(weight, trainable=False, storage=z.tuning.storage if quantized else "")
 
 
-def _dequantized(z: Shapes, weight: Weight, phase: str) -> Ops:
+def _dequantized(z: FrameworkShapes, weight: Weight, phase: str) -> Ops:
     """Return the kernels that make a quantized ``weight`` whole in working precision, before a product of ``phase``.
 
     bitsandbytes first makes the scales of ``nf4`` whole. It takes them from bytes and adds their mean (functional.py,
@@ -125,7 +122,7 @@ class _Adapter:
     b: Weight
 
 
-def _beside(z: Shapes, node: Node) -> Iterator[Node]:
+def _beside(z: FrameworkShapes, node: Node) -> Iterator[Node]:
     """Yield the operations of the adapters beside the product of ``node``, if it is a target of some."""
     chosen = z.tuning.adapters
     matrix = next((weight for weight in node.weights if len(weight.shape) == 2 and weight.gradient_product), None)
@@ -146,7 +143,7 @@ def _beside(z: Shapes, node: Node) -> Iterator[Node]:
         yield _sum(z, adapters, copied=_as_trained(z, matrix).storage == "nf4")
 
 
-def _columns(z: Shapes, matrix: Weight) -> Mapping[str, int]:
+def _columns(z: FrameworkShapes, matrix: Weight) -> Mapping[str, int]:
     """Return the targets that a product has, and how wide each is on this rank."""
     n = matrix.shape[0]
     module = matrix.name.removesuffix(".weight")
@@ -168,7 +165,7 @@ def _split(matrix: Weight) -> str:
     return "row" if matrix.name.endswith((".proj.weight", ".fc2.weight")) else "column"
 
 
-def _adapter(z: Shapes, matrix: Weight, rank: int, target: str, width: int) -> _Adapter:
+def _adapter(z: FrameworkShapes, matrix: Weight, rank: int, target: str, width: int) -> _Adapter:
     """Return the adapter of ``target``, ``width`` columns of the product of ``matrix``.
 
     Where every rank works on its own rows it makes a part of the gradients of what is not split.
@@ -205,7 +202,7 @@ def _adapter(z: Shapes, matrix: Weight, rank: int, target: str, width: int) -> _
     return _Adapter(base, inner, width, rows_in, rows_out, a, b)
 
 
-def _first(z: Shapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], taken: Tensor) -> Node:
+def _first(z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], taken: Tensor) -> Node:
     """Return the products with A, of the input ``taken`` or, with dropout, of a copy for each adapter.
 
     Autograd adds up the gradients that reach the input.
@@ -242,7 +239,7 @@ def _first(z: Shapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], taken: 
     )
 
 
-def _second(z: Shapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], split: str, block: str) -> Node:
+def _second(z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], split: str, block: str) -> Node:
     """Return the products with B, and what tensor-parallel ranks exchange between A and B: ``rank`` columns."""
     forward: list[Op] = []
     input_grad: list[Op] = []
@@ -270,7 +267,7 @@ def _second(z: Shapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], split:
     )
 
 
-def _exchanged(z: Shapes, split: str, block: str, nbytes: float) -> tuple[Ops, Ops]:
+def _exchanged(z: FrameworkShapes, split: str, block: str, nbytes: float) -> tuple[Ops, Ops]:
     """Return the communication of ``nbytes`` between A and B, forward and backward."""
     if z.tp == 1 or split == "none":
         return (), ()
@@ -279,13 +276,13 @@ def _exchanged(z: Shapes, split: str, block: str, nbytes: float) -> tuple[Ops, O
     return (gathered, summed) if split == "column" else (summed, gathered)
 
 
-def _weight_gradient(z: Shapes, name: str, n: int, k: int, rows: int) -> Ops:
+def _weight_gradient(z: FrameworkShapes, name: str, n: int, k: int, rows: int) -> Ops:
     """Return the product that makes the gradient of an n x k matrix, and its addition to the buffer."""
     made: Compute = product(z, name, "wgrad", n, k, rows)
     return (made,) if z.accumulates_in_product else (made, *add_gradient(z, name, n * k))
 
 
-def _sum(z: Shapes, adapters: Sequence[_Adapter], *, copied: bool) -> Node:
+def _sum(z: FrameworkShapes, adapters: Sequence[_Adapter], *, copied: bool) -> Node:
     """Return the scaling of what adapters give, and its sum with the product that they stand beside."""
     kernels, nbytes = z.framework.adapters, 0.0
     forward: list[Op] = []
@@ -304,7 +301,7 @@ def _sum(z: Shapes, adapters: Sequence[_Adapter], *, copied: bool) -> Node:
     )
 
 
-def _magnitudes(z: Shapes, adapters: Sequence[_Adapter], whole: Ops) -> Node:
+def _magnitudes(z: FrameworkShapes, adapters: Sequence[_Adapter], whole: Ops) -> Node:
     """Return DoRA's magnitudes of the columns of several targets of a product, whose weight is made ``whole`` first."""
     assert z.framework.magnitudes is not None
     nodes = [
@@ -323,7 +320,7 @@ def _magnitudes(z: Shapes, adapters: Sequence[_Adapter], whole: Ops) -> Node:
     )
 
 
-def _magnitude(z: Shapes, adapter: _Adapter) -> Weight:
+def _magnitude(z: FrameworkShapes, adapter: _Adapter) -> Weight:
     """Return the magnitudes of the columns of a target."""
     columns = (adapter.outer,)
     return Weight(weight_name(f"{adapter.name}.lora_magnitude_vector"), columns, columns, z.dtype)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Tensor, memory
-from simulator.operations.shapes import Shapes
 from simulator.program import Attention, Compute, Matmul, StepPhase
 
 
-def split_qkv(z: Shapes) -> Node:
+def split_qkv(z: FrameworkShapes) -> Node:
     """Queries, keys and values are views of one product's output; their gradients are joined by a copy, as far as they
     are not written side by side."""
     copied = z.element * z.tokens * z.framework.joined_qkv_width(z)
@@ -22,7 +22,7 @@ def split_qkv(z: Shapes) -> Node:
     )
 
 
-def attention_inputs(z: Shapes) -> tuple[Tensor, ...]:
+def attention_inputs(z: FrameworkShapes) -> tuple[Tensor, ...]:
     """Queries, keys and values. Where operations rotate queries and keys, values stay a view of the product that made
     all three, and keep the whole of it."""
     q, k, v = (float(z.element * z.tokens * width) for width in (z.q_width, z.kv_width, z.v_width))
@@ -31,26 +31,26 @@ def attention_inputs(z: Shapes) -> tuple[Tensor, ...]:
     return (Tensor("attn.q", q), Tensor("attn.k", k), Tensor("attn.v", v))
 
 
-def whole_attention(z: Shapes, *, context: str) -> tuple[Node, ...]:
+def whole_attention(z: FrameworkShapes, *, context: str) -> tuple[Node, ...]:
     """Attention of ranks that have whole sequences; ``context`` names its result."""
     return (_flash(z, context),) if z.attention == "flash" else _unfused(z)
 
 
-def flash_saved(z: Shapes, context: str) -> tuple[Tensor, ...]:
+def flash_saved(z: FrameworkShapes, context: str) -> tuple[Tensor, ...]:
     """What flash attention keeps (arXiv 2205.14135): its inputs, its output and a fp32 log-sum-exp per head and
     query."""
     output = float(z.element * z.tokens * z.context_width)
     return (*attention_inputs(z), Tensor(context, output), Tensor("attn.lse", 4.0 * z.tokens * z.heads))
 
 
-def flash_kernel(z: Shapes, length: int, *, window: int = 0) -> Attention:
+def flash_kernel(z: FrameworkShapes, length: int, *, window: int = 0) -> Attention:
     """The forward kernel over ``length`` queries and keys."""
     apart = z.v_head_dim if z.v_head_dim != z.head_dim else 0
     sizes = (z.batch, z.heads, z.kv_heads, length, length, z.head_dim)
     return Attention(*sizes, dtype=z.dtype, window=window, v_head_dim=apart)
 
 
-def _flash(z: Shapes, context: str) -> Node:
+def _flash(z: FrameworkShapes, context: str) -> Node:
     """One kernel each way."""
     forward = flash_kernel(z, z.seq, window=z.window)
     saved = flash_saved(z, context)
@@ -63,7 +63,7 @@ def _flash(z: Shapes, context: str) -> Node:
     )
 
 
-def _unfused(z: Shapes) -> tuple[Node, ...]:
+def _unfused(z: FrameworkShapes) -> tuple[Node, ...]:
     """Q K^T, scale-mask-softmax, dropout, P V; keys and values are expanded first where heads share them."""
     batch = z.batch * z.heads
     elements = batch * z.seq * z.seq

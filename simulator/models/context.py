@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.models.attention import flash_kernel, flash_saved, whole_attention
+from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Op, Ops, memory
-from simulator.operations.shapes import Shapes
 from simulator.program import AllToAll, Attention, Axis, Beside, Collective, CollectiveKind, Compute, Purpose, StepPhase
 
 
-def core_attention(z: Shapes) -> tuple[Node, ...]:
+def core_attention(z: FrameworkShapes) -> tuple[Node, ...]:
     """From queries, keys and values to the context: what selective recomputation runs again (2205.05198, section 5)."""
     if z.cp == 1:
         return whole_attention(z, context="attn.context")
@@ -24,7 +24,7 @@ def _ring_exchange(what: str, nbytes: float) -> Collective:
     return Collective(f"cp.send_recv {what}", CollectiveKind.SEND_RECV, float(nbytes), Axis.CP, Purpose.CONTEXT)
 
 
-def ring_kernels(z: Shapes) -> list[Attention | None]:
+def ring_kernels(z: FrameworkShapes) -> list[Attention | None]:
     """The attention kernel of each of a ring's cp steps: own keys first, then those of the rank before, and so on; None
     where the causal mask leaves nothing.
 
@@ -43,7 +43,7 @@ def ring_kernels(z: Shapes) -> list[Attention | None]:
     return [own, *[replace(own, causal=False) if step <= z.cp_rank else None for step in range(1, z.cp)]]
 
 
-def _ring(z: Shapes) -> Node:
+def _ring(z: FrameworkShapes) -> Node:
     """Ring attention (arXiv 2310.01889) as TransformerEngine runs it: keys and values go round in cp - 1 exchanges,
     each beside the attention to those at hand, whose result is merged into the context by its log-sum-exp.
 
@@ -91,7 +91,7 @@ def _exchange_beside(comm: Collective | None, kernels: list[Compute]) -> Ops:
     return (Beside(comm, tuple(kernels)),) if kernels else (comm,)
 
 
-def _ulysses(z: Shapes) -> tuple[Node, ...]:
+def _ulysses(z: FrameworkShapes) -> tuple[Node, ...]:
     """DeepSpeed-Ulysses (arXiv 2309.14509): an all-to-all each of queries, keys and values gives every rank whole
     sequences of 1/cp of the heads, another gives it back the context of its own tokens; their gradients travel the same
     ways back. Of each a rank sends (cp - 1) / cp. Every all-to-all is packed and unpacked by a copy.
@@ -125,7 +125,7 @@ def _ulysses(z: Shapes) -> tuple[Node, ...]:
     return (repeat, apart, *whole_attention(whole, context="attn.context of own heads"), back)
 
 
-def _all_to_all(z: Shapes, phase: str, what: str, nbytes: float) -> Ops:
+def _all_to_all(z: FrameworkShapes, phase: str, what: str, nbytes: float) -> Ops:
     def copy(name: str) -> Compute:
         return memory(phase, f"attn.{name} {what}", "copy", nbytes, nbytes, z.dtype)
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes
 from simulator.models.pointwise import activation
 from simulator.models.routing import routing
+from simulator.models.shapes import FrameworkShapes
 from simulator.models.weight_names import weight_name
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
-from simulator.operations.shapes import ANY_SEAT, Seat, Shapes
+from simulator.operations.shapes import ANY_SEAT, Seat
 from simulator.operations.weights import Weight
 from simulator.program import (
     AllToAll,
@@ -83,7 +84,7 @@ class Mixture(NamedTuple):
         return (*self.before, self.activation, *self.after, *self.shared, *self.add)
 
 
-def mixture(z: Shapes, x: Experts) -> Mixture:
+def mixture(z: FrameworkShapes, x: Experts) -> Mixture:
     """Return the operations from the normed rows (tensor ``mlp.normed``) to the MLP's output."""
     fc1 = x.ffn * (2 if z.gated else 1)
     elements = x.worked_on * x.ffn
@@ -141,14 +142,14 @@ def _comms(ops: Ops) -> Ops:
     return tuple(op for op in ops if not isinstance(op, Compute))
 
 
-def _router(z: Shapes, x: Experts) -> Node:
+def _router(z: FrameworkShapes, x: Experts) -> Node:
     """The framework's router; every tensor-parallel rank holds its weight, and routes its own tokens."""
     node = z.framework.experts.router(z, x)
     gradient = add_gradient(z, "moe.router", x.experts * z.hidden)
     return replace(node, weight_grad=(*node.weight_grad, *gradient), weights=(_router_weight(z, x),))
 
 
-def _router_weight(z: Shapes, x: Experts) -> Weight:
+def _router_weight(z: FrameworkShapes, x: Experts) -> Weight:
     """Return the router's weight, which every rank holds; tensor-parallel ranks route different rows."""
     name, shape = "moe.router", (x.experts, z.hidden)
     partial = x.experts if z.tp > 1 else 0
@@ -172,7 +173,7 @@ def _between_halves(x: Experts, op: str, nbytes: float) -> Ops:
     return (Collective(f"etp.{op} moe", CollectiveKind(op), nbytes, Axis.ETP, Purpose.TENSOR),)
 
 
-def _sorted(z: Shapes, x: Experts, phase: str, name: str) -> Ops:
+def _sorted(z: FrameworkShapes, x: Experts, phase: str, name: str) -> Ops:
     """Return the copy that puts rows of several ranks in the order of the experts, or back."""
     if x.ep * x.etp == 1 or len(x.loads) == 1:
         return ()
@@ -181,13 +182,13 @@ def _sorted(z: Shapes, x: Experts, phase: str, name: str) -> Ops:
     return (memory(phase, f"moe.{name}", "copy", nbytes, nbytes, z.dtype, parts=parts),)
 
 
-def _rows_split(z: Shapes) -> bool:
+def _rows_split(z: FrameworkShapes) -> bool:
     """Without sequence parallelism tp ranks have the same rows, of which each routes its part (DeepSpeed-TED, arXiv
     2303.06318, section 5.1: duplicate token dropping)."""
     return z.tp > 1 and not z.sequence_parallel
 
 
-def _dispatch(z: Shapes, x: Experts) -> Node:
+def _dispatch(z: FrameworkShapes, x: Experts) -> Node:
     """Permute, count, send, and sort."""
     own, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
     worked_on = float(z.element * x.worked_on * z.hidden)
@@ -221,7 +222,7 @@ def _dispatch(z: Shapes, x: Experts) -> Node:
     )
 
 
-def _combine(z: Shapes, x: Experts) -> Node:
+def _combine(z: FrameworkShapes, x: Experts) -> Node:
     """Return the way back of `_dispatch`: unsort, send back, and sum."""
     own, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
     worked_on = float(z.element * x.worked_on * z.hidden)
@@ -247,7 +248,7 @@ def _combine(z: Shapes, x: Experts) -> Node:
     )
 
 
-def _grouped(z: Shapes, x: Experts, name: str, n: int, k: int, *, split: str, saved: str) -> Node:
+def _grouped(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split: str, saved: str) -> Node:
     """y = x W for every expert of the rank at once; W is n x k, and etp ranks ``split`` it by column or by row."""
     z = replace(z, fills_buckets=z.fills_expert_buckets)
     name, local = f"moe.{name}", len(x.loads)
@@ -280,7 +281,7 @@ def _grouped(z: Shapes, x: Experts, name: str, n: int, k: int, *, split: str, sa
     )
 
 
-def _expert_weights(z: Shapes, x: Experts, name: str, n: int, k: int, *, split: str) -> tuple[Weight, ...]:
+def _expert_weights(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split: str) -> tuple[Weight, ...]:
     """Return the weights of a product of all experts of a rank, one expert after the other; see `_grouped`."""
     local, over = len(x.loads), ("ep", "etp")
     wide, deep = (n, k * x.etp) if split == "row" else (n * x.etp, k)
@@ -292,7 +293,7 @@ def _expert_weights(z: Shapes, x: Experts, name: str, n: int, k: int, *, split: 
     return (weight, bias)
 
 
-def _shared(z: Shapes, x: Experts) -> tuple[Node, ...]:
+def _shared(z: FrameworkShapes, x: Experts) -> tuple[Node, ...]:
     """The experts that every token passes are one MLP, split over tp; its output is added to that of the others."""
     z = replace(z, overlaps_tp=z.overlaps_tp and not x.overlaps)
     fc1 = x.shared_ffn * (2 if z.gated else 1)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes, product
 from simulator.models.norms import norm
 from simulator.models.pointwise import rotated
+from simulator.models.shapes import FrameworkShapes
 from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
-from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def latent(workload: Workload) -> Latent | None:
     return Latent(mla.q_lora_rank or 0, mla.kv_lora_rank, mla.qk_nope_head_dim, mla.qk_rope_head_dim, mla.v_head_dim)
 
 
-def latent_projections(z: Shapes, a: Latent) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+def latent_projections(z: FrameworkShapes, a: Latent) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
     """Return the operations from the normed rows to compressed forms, and on to queries, keys and values with
     positions.
     """
@@ -69,7 +69,7 @@ def up_inputs(up: tuple[Node, ...]) -> tuple[Tensor, ...]:
     return tuple(tensor for node in up for tensor in node.saved if tensor.name in given)
 
 
-def _down(z: Shapes, name: str, n: int) -> Node:
+def _down(z: FrameworkShapes, name: str, n: int) -> Node:
     """A product over this rank's rows whose weight every tensor-parallel rank holds."""
     x_bytes, y_bytes = z.row_bytes, float(z.element * z.rows * n)
     name, params = f"attn.{name}", n * z.hidden
@@ -100,7 +100,7 @@ def _down(z: Shapes, name: str, n: int) -> Node:
     )
 
 
-def _positions(z: Shapes, a: Latent) -> Node:
+def _positions(z: FrameworkShapes, a: Latent) -> Node:
     """Return rotary positions on a part of each query and on the keys' shared part, which every head then gets a copy
     of.
 

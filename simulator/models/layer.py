@@ -17,10 +17,10 @@ from simulator.models.norms import norm
 from simulator.models.parts import Checkpoint, Part, part_of
 from simulator.models.pointwise import activation, rope
 from simulator.models.recompute_by_op import recomputed_by_op
-from simulator.models.shapes import shapes
+from simulator.models.shapes import FrameworkShapes, shapes
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Tensor, fuse
-from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn
+from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Turn
 from simulator.program import Beside
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def layer(
 
 
 @lru_cache(maxsize=1024)
-def _layer(z: Shapes, recompute: tuple[str, ...], a: Latent | None, x: Experts | None) -> Part:
+def _layer(z: FrameworkShapes, recompute: tuple[str, ...], a: Latent | None, x: Experts | None) -> Part:
     """Cached, so that equal layers are one object and their blocks can be shared."""
     attn_norm = norm(z, "attn.norm", saved="input", residual=True)
     down, up = latent_projections(z, a) if a else (_projections(z), ())
@@ -93,7 +93,7 @@ def _layer(z: Shapes, recompute: tuple[str, ...], a: Latent | None, x: Experts |
     return part
 
 
-def _projections(z: Shapes) -> tuple[Node, ...]:
+def _projections(z: FrameworkShapes) -> tuple[Node, ...]:
     """Return the operations from the normed rows to queries, keys and values with positions, in one product."""
     qkv = z.q_width + 2 * z.kv_width
     shared = 2 * z.kv_width if z.kv_replicas > 1 else 0
@@ -104,7 +104,7 @@ def _projections(z: Shapes) -> tuple[Node, ...]:
     )
 
 
-def _mlp(z: Shapes) -> tuple[Node, ...]:
+def _mlp(z: FrameworkShapes) -> tuple[Node, ...]:
     fc1 = z.ffn * (2 if z.gated else 1)
     return (
         linear(z, "mlp", "fc1", fc1, z.hidden, split="column", saved="mlp.normed", bias=z.bias),
@@ -113,7 +113,7 @@ def _mlp(z: Shapes) -> tuple[Node, ...]:
     )
 
 
-def _residual_norm(z: Shapes) -> tuple[Node, Node]:
+def _residual_norm(z: FrameworkShapes) -> tuple[Node, Node]:
     """The attention block's residual and the norm after it, in one kernel where the framework has it."""
     add, mlp_norm = z.framework.residual(z, "attn"), norm(z, "mlp.norm", saved="attn.output", residual=True)
     if not z.framework.fuses_residual_and_norm:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from simulator.models.shapes import FrameworkShapes
 from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
-from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
 from simulator.program import Beside, Collective, Compute, Matmul, StepPhase
 from simulator.units import DTYPE_BYTES
@@ -13,7 +13,7 @@ from simulator.units import DTYPE_BYTES
 PHASES = {"fwd": StepPhase.FORWARD, "dgrad": StepPhase.BACKWARD, "wgrad": StepPhase.WEIGHT_GRADIENT}
 
 
-def add_gradient(z: Shapes, name: str, params: int) -> Ops:
+def add_gradient(z: FrameworkShapes, name: str, params: int) -> Ops:
     """Return the addition of a new gradient in working precision to the buffer of ``grad_dtype``.
 
     A complete gradient torch's DDP multiplies by 1 / dp on its way to its bucket (reducer.cpp,
@@ -30,7 +30,7 @@ def add_gradient(z: Shapes, name: str, params: int) -> Ops:
     return ops
 
 
-def new_gradient_bytes(z: Shapes, params: int) -> float:
+def new_gradient_bytes(z: FrameworkShapes, params: int) -> float:
     """Return the bytes that are alive while the new gradient of a weight is added to the buffer.
 
     They are that gradient's. Where it stays and is counted with the others, they are those of its copy in the buffer's
@@ -40,7 +40,7 @@ def new_gradient_bytes(z: Shapes, params: int) -> float:
 
 
 def linear(
-    z: Shapes,
+    z: FrameworkShapes,
     block: str,
     name: str,
     n: int,
@@ -103,7 +103,7 @@ def linear(
     )
 
 
-def product(z: Shapes, name: str, role: str, m: int, n: int, k: int) -> Compute:
+def product(z: FrameworkShapes, name: str, role: str, m: int, n: int, k: int) -> Compute:
     """Return the product ``name`` in its ``role``: fwd, dgrad or wgrad."""
     accumulate = role == "wgrad" and z.accumulates_in_product
     out_dtype = z.grad_dtype if accumulate else ""
@@ -111,7 +111,9 @@ def product(z: Shapes, name: str, role: str, m: int, n: int, k: int) -> Compute:
     return Compute(name if role == "fwd" else f"{name} {role}", kernel, PHASES[role])
 
 
-def _passes(z: Shapes, block: str, name: str, n: int, k: int, split: str) -> tuple[Ops, Ops, tuple[Collective, ...]]:
+def _passes(
+    z: FrameworkShapes, block: str, name: str, n: int, k: int, split: str
+) -> tuple[Ops, Ops, tuple[Collective, ...]]:
     """Return the forward pass, the input gradient, and the gathering of x for the weight gradient.
 
     ``column`` starts from a replicated x and sums its gradient, ``row`` ends with a sum of y (arXiv 1909.08053, section
@@ -143,17 +145,17 @@ def _passes(z: Shapes, block: str, name: str, n: int, k: int, split: str) -> tup
     return (whole, *_summed(z, block, y_bytes)), (*_gathered(z, block, y_bytes), dgrad), ()
 
 
-def _gathered(z: Shapes, block: str, nbytes: float) -> tuple[Collective, ...]:
+def _gathered(z: FrameworkShapes, block: str, nbytes: float) -> tuple[Collective, ...]:
     return (comm("all_gather", block, nbytes),) if z.sequence_parallel else ()
 
 
-def _summed(z: Shapes, block: str, nbytes: float) -> tuple[Collective, ...]:
+def _summed(z: FrameworkShapes, block: str, nbytes: float) -> tuple[Collective, ...]:
     op = "reduce_scatter" if z.sequence_parallel else "all_reduce"
     return (comm(op, block, nbytes),) if z.tp > 1 else ()
 
 
 def _weights(
-    z: Shapes, name: str, n: int, k: int, *, split: str, bias: bool, shared: int, rows: int
+    z: FrameworkShapes, name: str, n: int, k: int, *, split: str, bias: bool, shared: int, rows: int
 ) -> tuple[Weight, ...]:
     """Return W and, with ``bias``, the bias of the layer ``name``; see `linear`."""
     over = () if split == "none" else ("tp",)
@@ -187,13 +189,13 @@ def _weights(
     )
 
 
-def _gather_around(z: Shapes, block: str, nbytes: float, chunk: Compute) -> Ops:
+def _gather_around(z: FrameworkShapes, block: str, nbytes: float, chunk: Compute) -> Ops:
     """``chunk`` on the rows of every rank, own ones first, while the next ones (of ``nbytes`` in all) come round."""
     around = Beside(comm("send_recv", block, nbytes / z.tp), (chunk,))
     return (*(around,) * (z.tp - 1), chunk)
 
 
-def _sum_around(z: Shapes, block: str, nbytes: float, chunk: Compute) -> Ops:
+def _sum_around(z: FrameworkShapes, block: str, nbytes: float, chunk: Compute) -> Ops:
     """Return ``chunk`` for the rows of every rank, this rank's last, while the sum of the rows before them goes round.
 
     Every rank adds its part to the sum that comes in, and hands it on.

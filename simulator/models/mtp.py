@@ -9,10 +9,10 @@ from simulator.models.layer import layer
 from simulator.models.linear import linear
 from simulator.models.norms import norm
 from simulator.models.parts import Part, part_of
-from simulator.models.shapes import shapes
+from simulator.models.shapes import FrameworkShapes, shapes
 from simulator.models.vocabulary import embedding, head
 from simulator.operations.nodes import Node, Ops, comm, memory
-from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn
+from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Turn
 from simulator.operations.weights import tie
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def predictor(workload: Workload, number: int, seat: Seat = ANY_SEAT, turn: Turn
     )
 
 
-def _projection(z: Shapes) -> tuple[Node, ...]:
+def _projection(z: FrameworkShapes) -> tuple[Node, ...]:
     """The hidden state and the embedding of a later token, each normed, side by side, and projected to one width.
 
     As in Megatron-Core (transformer/multi_token_prediction.py) the projection is split by columns, whose results are

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.models.linear import add_gradient
+from simulator.models.shapes import FrameworkShapes
 from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Ops, Tensor, fuse, memory
-from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight, elements
 from simulator.program import Compute
 
 
-def norm(z: Shapes, name: str, *, saved: str, residual: bool) -> Node:
+def norm(z: FrameworkShapes, name: str, *, saved: str, residual: bool) -> Node:
     """LayerNorm or RMSNorm over this rank's rows: one kernel forward; backward one for the input's gradient and one for
     the parameters'. The statistics it keeps (8 bytes per row) are neglected, as in arXiv 2205.05198.
 
@@ -44,7 +44,7 @@ def norm(z: Shapes, name: str, *, saved: str, residual: bool) -> Node:
     )
 
 
-def _weights(z: Shapes, name: str) -> tuple[Weight, ...]:
+def _weights(z: FrameworkShapes, name: str) -> tuple[Weight, ...]:
     """Return a norm's weight and, of a LayerNorm, its bias.
 
     With sequence parallelism every rank computes their gradients from its own rows.
@@ -56,12 +56,12 @@ def _weights(z: Shapes, name: str) -> tuple[Weight, ...]:
     )
 
 
-def _added(z: Shapes, name: str) -> Compute:
+def _added(z: FrameworkShapes, name: str) -> Compute:
     """Autograd's sum of the gradient through the norm and the one that goes round the block."""
     return memory("B", f"{name} residual grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
 
 
-def _by_operations(z: Shapes, name: str, *, residual: bool) -> Node:
+def _by_operations(z: FrameworkShapes, name: str, *, residual: bool) -> Node:
     """RMSNorm without a kernel of its own."""
     assert z.framework.rms_norm_by_operations is not None
     node = z.framework.rms_norm_by_operations(z, name)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from simulator.models.adapters import tuned
+from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Ops, Tensor, run_again, unique
-from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
 
 
@@ -187,7 +187,7 @@ class Checkpoint(NamedTuple):
 
 
 def part_of(
-    z: Shapes,
+    z: FrameworkShapes,
     name: str,
     nodes: Sequence[Node],
     checkpoints: Sequence[Checkpoint] = (),

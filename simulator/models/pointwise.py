@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Ops, Tensor, memory
-from simulator.operations.shapes import Shapes
 
 
-def activation(z: Shapes, block: str, elements: int) -> Node:
+def activation(z: FrameworkShapes, block: str, elements: int) -> Node:
     """GELU, ReLU (which keeps its output, that is the next product's input), SwiGLU or GeGLU, with ``elements`` of
     output, between the two products of ``block``."""
     nbytes = float(z.element * elements)
@@ -28,7 +28,7 @@ def activation(z: Shapes, block: str, elements: int) -> Node:
     )
 
 
-def rope(z: Shapes) -> Node:
+def rope(z: FrameworkShapes) -> Node:
     """Rotary position embedding of queries and keys. Its gradient is the inverse rotation and needs no activation."""
     q, k = (z.element * z.tokens * width for width in (z.q_width, z.kv_width))
 
@@ -38,7 +38,7 @@ def rope(z: Shapes) -> Node:
     return Node(forward=turned("F", ""), input_grad=turned("B", " bwd"), grad_bytes=2.0 * (q + k))
 
 
-def rotated(z: Shapes, phase: str, name: str, nbytes: float, suffix: str) -> Ops:
+def rotated(z: FrameworkShapes, phase: str, name: str, nbytes: float, suffix: str) -> Ops:
     """Kernels that turn ``nbytes`` of queries or keys by their positions."""
     return tuple(
         memory(phase, f"attn.rope {name}{step}{suffix}", op, read * nbytes, written * nbytes, z.dtype)

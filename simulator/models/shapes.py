@@ -1,9 +1,11 @@
-"""The shapes that follow from a workload."""
+"""Sizes of the tensors of a workload, with the framework whose kernels work on them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from simulator.frameworks import Framework
 from simulator.models.routing import routing
 from simulator.models.tuning import tuning_at
 from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn
@@ -11,6 +13,13 @@ from simulator.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from simulator.config import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameworkShapes(Shapes):
+    """Sizes of a rank's share of the tensors, and the framework whose kernels work on them."""
+
+    framework: Framework
 
 
 def telling_seat(workload: Workload, seat: Seat) -> Seat:
@@ -21,8 +30,8 @@ def telling_seat(workload: Workload, seat: Seat) -> Seat:
     return Seat(cp=seat.cp if uneven else 0, ep=ep)
 
 
-def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, number: int = 0) -> Shapes:
-    """Return the `Shapes` of a workload, whose sizes divide (the configuration has checked it).
+def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, number: int = 0) -> FrameworkShapes:
+    """Return the `FrameworkShapes` of a workload, whose sizes divide (the configuration has checked it).
 
     They are those of a rank at ``seat``, a micro-batch whose ``turn`` it is, and the layer of this ``number``
     (see `tuning_at`).
@@ -33,7 +42,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
     tokens = workload.rank_tokens
     vocab = model.padded_vocab(tp)
     kv_heads = model.heads if model.mla else model.kv_heads
-    return Shapes(
+    return FrameworkShapes(
         tp=tp,
         sequence_parallel=sequence_parallel,
         vocab_parallel=layout.vocab_parallel,

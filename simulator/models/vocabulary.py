@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simulator.losses import LOSSES, LossOptions
+from simulator.losses.loss import is_split
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes
 from simulator.models.norms import norm
 from simulator.models.parts import Part, part_of
-from simulator.models.shapes import shapes
+from simulator.models.shapes import FrameworkShapes, shapes
 from simulator.models.tuning import EMBEDDING, HEAD, is_of_kinds
 from simulator.models.weight_names import OUTPUT, POSITIONS, WORDS
 from simulator.operations.dropout import dropout
@@ -104,8 +105,20 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
     elif workload.model.tied_embeddings:
         copied = not workload.parallelism.table_in_place
         product = replace(product, weights=tuple(tie(weight, WORDS, copied=copied) for weight in product.weights))
-    choice = workload.training.loss
     trained = not all(is_of_kinds(weight, z.tuning.frozen) for weight in product.weights)
-    options = LossOptions(choice.chunks, choice.recompute, choice.compile, trained)
-    behind = LOSSES[choice.name].nodes(z, product, options)
+    loss = LOSSES[workload.training.loss.name]
+    behind = loss.nodes(z, product, loss_options(workload, z, trained=trained))
     return part_of(z, "head", (norm(z, "head.norm", saved="head.input", residual=False), *behind))
+
+
+def loss_options(workload: Workload, z: FrameworkShapes, *, trained: bool = True) -> LossOptions:
+    """Return how the loss of ``workload`` is computed. ``trained``: the projection has a weight gradient."""
+    choice, framework = workload.training.loss, z.framework
+    return LossOptions(
+        by_row=framework.by_row,
+        keeps_log_softmax=framework.keeps_split_log_softmax if is_split(z) else framework.keeps_log_softmax,
+        chunks=choice.chunks,
+        recompute=choice.recompute,
+        compile=choice.compile,
+        trained=trained,
+    )

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from simulator.operations.tuning import ALL_TRAINED, Tuning
 from simulator.units import DTYPE_BYTES
-
-if TYPE_CHECKING:  # hooks of a framework take shapes, which carry their framework
-    from simulator.frameworks.framework import Framework
 
 GATED = ("swiglu", "geglu")
 
@@ -36,7 +33,7 @@ class Turn(NamedTuple):
 ANY_TURN = Turn()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shapes:
     """Sizes of a rank's share of the tensors, and how its kernels are put together.
 
@@ -78,7 +75,6 @@ class Shapes:
     bias: bool
     attention: str
     dropout: float
-    framework: Framework
     dtype: str
     grad_dtype: str
     adds_gradients: bool

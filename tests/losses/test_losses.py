@@ -12,12 +12,12 @@ from simulator.api import run
 from simulator.config import Workload, load_workload
 from simulator.costs import Costs
 from simulator.errors import InputError
-from simulator.losses import LOSSES, LossOptions
+from simulator.losses import LOSSES
 from simulator.models import Turn
 from simulator.models.linear import linear
-from simulator.models.shapes import shapes
+from simulator.models.shapes import FrameworkShapes, shapes
+from simulator.models.vocabulary import loss_options
 from simulator.operations.nodes import Node, Op
-from simulator.operations.shapes import Shapes
 from simulator.program import Compute, Matmul, Memory, StepPhase
 from simulator.units import GiB
 from tests.support.measured import measured, played, profile
@@ -52,13 +52,11 @@ def workload(loss: Any = "eager", *, compiled: bool = False, **changes: Any) -> 
     return load_workload({**data, **changes})
 
 
-def loss_nodes(work: Workload) -> tuple[Shapes, tuple[Node, ...]]:
+def loss_nodes(work: Workload) -> tuple[FrameworkShapes, tuple[Node, ...]]:
     """Projection and loss of the first micro-batch, whose gradients are added to nothing."""
     z = shapes(work, turn=Turn(first=True))
     projection = linear(z, "head", "logits", z.vocab, z.hidden, split="none", saved="head.normed", cached=False)
-    choice = work.training.loss
-    options = LossOptions(choice.chunks, choice.recompute, choice.compile)
-    return z, LOSSES[choice.name].nodes(z, projection, options)
+    return z, LOSSES[work.training.loss.name].nodes(z, projection, loss_options(work, z))
 
 
 def case_nodes(case: str) -> tuple[Workload, tuple[Node, ...]]:
@@ -168,12 +166,13 @@ def test_liger_has_its_gradients_before_the_backward_pass() -> None:
 
 def test_gradients_of_chunks_are_added_up() -> None:
     """8 chunks give 7 sums, each of two tensors read and one written; a frozen projection has no gradient."""
-    z, (projection, _) = loss_nodes(workload("chunked"))
+    work = workload("chunked")
+    z, (projection, _) = loss_nodes(work)
     sums = [op for op in projection.weight_grad if isinstance(op, Compute) and isinstance(op.kernel, Memory)]
     assert [op.kernel.bytes for op in sums] == [3 * 2 * WEIGHT] * 7
     frozen = linear(z, "head", "logits", z.vocab, z.hidden, split="none", saved="head.normed", cached=False)
     frozen = replace(frozen, weight_grad=(), weight_grad_bytes=0.0)
-    assert LOSSES["chunked"].nodes(z, frozen, LossOptions())[0].weight_grad == ()
+    assert LOSSES["chunked"].nodes(z, frozen, loss_options(work, z, trained=False))[0].weight_grad == ()
 
 
 def test_a_loss_that_needs_whole_logits_is_refused_where_they_are_split() -> None:

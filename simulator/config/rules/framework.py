@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from simulator.errors import InputError
 from simulator.frameworks import FRAMEWORKS, Framework
 from simulator.input_files import brief
-from simulator.losses import LOSSES, LossOptions
+from simulator.losses import LOSSES
 
 if TYPE_CHECKING:
     from simulator.config.workload import Workload
@@ -68,7 +68,11 @@ def _loss_problems(workload: Workload) -> Iterator[InputError]:
         )
         return
     chunked = [name for name, loss in LOSSES.items() if loss.takes_options]
-    usual = {"chunks": LossOptions().chunks, "recompute": False, "compile": workload.framework.compile}
+    usual = {
+        "chunks": type(choice).model_fields["chunks"].default,
+        "recompute": False,
+        "compile": workload.framework.compile,
+    }
     for option, value in usual.items():
         if named not in chunked and option in choice.model_fields_set and getattr(choice, option) != value:
             yield InputError(
