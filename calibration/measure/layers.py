@@ -47,44 +47,60 @@ SHARED = {
 }
 
 
+#: Layers of the models: the seconds of one follow from the difference.
+DEPTHS = (4, 12)
+
+
 def cases(level: Level, gpus: int) -> Iterator[Case]:
     """Yield the cases on one GPU and, where there are several ``gpus``, in the layouts of two."""
     if level == "smoke":
         yield Case("layers", "passes", {"part": "linear"})
         yield Case("layers", "split", {"model": "gpt", "layers": 1})
         if gpus > 1:
-            params: dict[str, Scalar] = {"model": "llama", "layers": 2, "layout": "1f1b", "batches": 2}
-            yield Case("layers", "passes", params, tuple(range(gpus)), limit_s=60.0)
+            yield _case("passes", "llama", 2, gpus, layout="1f1b", batches=2)
         return
-    depths = (4, 12)
+    yield from _on_one_gpu()
+    if gpus > 1:
+        for layout, models in SHARED.items():
+            for model in models:
+                yield from _in_layout(layout, model, gpus)
+
+
+def _on_one_gpu() -> Iterator[Case]:
+    """Yield the cases of rows of modules and of models."""
     for op in ("forward", "passes"):
         for part in PARTS:
             yield Case("layers", op, {"part": part})
         for model in ("gpt", "llama", "moe"):
-            for layers in depths:
-                yield Case("layers", op, {"model": model, "layers": layers})
+            for layers in DEPTHS:
+                yield _case(op, model, layers)
     for model in ("gpt", "llama"):
-        yield Case("layers", "passes", {"model": model, "layers": depths[-1], "batches": 4})
-        yield Case("layers", "passes", {"model": model, "layers": depths[-1], "recompute": "full"})
-        for layers in depths:
+        yield _case("passes", model, DEPTHS[-1], batches=4)
+        yield _case("passes", model, DEPTHS[-1], recompute="full")
+        for layers in DEPTHS:
             for op in ("split", "input"):
-                yield Case("layers", op, {"model": model, "layers": layers})
-    if gpus < 2:
+                yield _case(op, model, layers)
+
+
+def _in_layout(layout: str, model: str, gpus: int) -> Iterator[Case]:
+    """Yield the cases of a model in a layout: pipelines in two depths, all others with one micro-batch and with three.
+
+    Where parameters stay whole, a forward pass after another has nothing to gather, and is not measured.
+    """
+    if "pp" in LAYOUTS[layout]:
+        for layers in DEPTHS:
+            yield _case("passes", model, layers, gpus, layout=layout, batches=8)
         return
-    for layout, models in SHARED.items():
-        piped = "pp" in LAYOUTS[layout]
-        for model in models:
-            for layers in depths if piped else depths[-1:]:
-                # Where parameters stay whole, a forward pass after another has nothing to gather.
-                for op in ("passes",) if piped or layout == "fsdp_kept" else ("forward", "passes"):
-                    for batches in (8,) if piped else (1,) if op == "forward" else (1, 3):
-                        params = {
-                            "model": model,
-                            "layers": layers,
-                            "layout": layout,
-                            "batches": batches,
-                        }
-                        yield Case("layers", op, params, tuple(range(gpus)), limit_s=60.0)
+    if layout != "fsdp_kept":
+        yield _case("forward", model, DEPTHS[-1], gpus, layout=layout, batches=1)
+    for batches in (1, 3):
+        yield _case("passes", model, DEPTHS[-1], gpus, layout=layout, batches=batches)
+
+
+def _case(op: str, model: str, layers: int, gpus: int = 1, **params: Scalar) -> Case:
+    """Return the case of a model on one GPU, or of its layout on several."""
+    every: dict[str, Scalar] = {"model": model, "layers": layers, **params}
+    return Case("layers", op, every, tuple(range(gpus)), limit_s=60.0) if gpus > 1 else Case("layers", op, every)
 
 
 def measure(case: Case, bench: Bench, probe: Probe | None, team: Team | None) -> Row:

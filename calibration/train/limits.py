@@ -30,13 +30,28 @@ def refusals(workload: Workload) -> Iterator[InputError]:
     """Yield all parts of a workload that cannot be trained here, but none that follows from another key."""
     plain = FrameworkChoice(name="pytorch")
     if workload.framework != plain:
-        if workload.framework.name == plain.name and workload.framework.version is not None:
-            reason, value = "it is the one that is installed", workload.framework.version
-            yield _no(reason, "framework.version", value, "null")
-        if workload.framework.name != plain.name or workload.framework.compile:
-            yield _no("is not plain PyTorch", "framework", workload.framework.title, plain.title)
+        yield from _framework(workload.framework, plain)
         workload = workload.model_copy(update={"framework": plain})
-    model, training, layout = workload.model, workload.training, workload.parallelism
+    yield from _training(workload)
+    yield from _optimizer(workload)
+    yield from _model(workload)
+    yield from _layout(workload)
+    if workload.parallelism.zero == 3:
+        yield from _fsdp(workload)
+    if workload.parallelism.pp > 1:
+        yield from _pipeline(workload)
+    yield from _experts(workload)
+
+
+def _framework(choice: FrameworkChoice, plain: FrameworkChoice) -> Iterator[InputError]:
+    if choice.name == plain.name and choice.version is not None:
+        yield _no("it is the one that is installed", "framework.version", choice.version, "null")
+    if choice.name != plain.name or choice.compile:
+        yield _no("is not plain PyTorch", "framework", choice.title, plain.title)
+
+
+def _training(workload: Workload) -> Iterator[InputError]:
+    training, layout = workload.training, workload.parallelism
     if training.precision not in ("bf16", "fp32"):
         yield _no("needs loss scaling, which is not written", "training.precision", training.precision, "bf16, fp32")
     kept = "fp32" if workload.replication.shards_are_masters else training.precision
@@ -44,11 +59,6 @@ def refusals(workload: Workload) -> Iterator[InputError]:
     if training.grad_dtype != kept and not (by_hand and training.grad_dtype == "fp32"):
         reason = "DDP and FSDP reduce gradients in the type of the parameters"
         yield _no(reason, "training.grad_dtype", training.grad_dtype, kept)
-    if training.precision == "bf16" and training.optimizer.state_dtype != (
-        kept := "fp32" if training.optimizer.master_weights else "bf16"
-    ):
-        reason = "AdamW keeps its states in the type of what it updates"
-        yield _no(reason, "training.optimizer.state_dtype", training.optimizer.state_dtype, kept)
     if training.recompute.granularity == "ops":
         yield _no("is not written", "training.recompute", "ops", "none, selective, full")
     if training.recompute.granularity == "selective" and training.recompute.modules != ("core_attn",):
@@ -58,7 +68,14 @@ def refusals(workload: Workload) -> Iterator[InputError]:
             yield _no("is not plain PyTorch", f"training.{name}", True, "false")
     if training.loss.name != "eager" and "loss" in training.model_fields_set:
         yield _no("is not written", "training.loss", training.loss.name, "eager")
-    optimizer = training.optimizer
+
+
+def _optimizer(workload: Workload) -> Iterator[InputError]:
+    optimizer, precision = workload.training.optimizer, workload.training.precision
+    kept = "fp32" if optimizer.master_weights else "bf16"
+    if precision == "bf16" and optimizer.state_dtype != kept:
+        reason = "AdamW keeps its states in the type of what it updates"
+        yield _no(reason, "training.optimizer.state_dtype", optimizer.state_dtype, kept)
     if optimizer.name not in ("adamw", "adam"):
         yield _no("is not written", "training.optimizer.name", optimizer.name, "adamw, adam")
     if optimizer.groups:
@@ -66,6 +83,11 @@ def refusals(workload: Workload) -> Iterator[InputError]:
         yield _no("has one optimizer", "training.optimizer.groups", weights, "none")
     if optimizer.implementation != "foreach" and "implementation" in optimizer.model_fields_set:
         yield _no("is not written", "training.optimizer.implementation", optimizer.implementation, "foreach")
+
+
+def _model(workload: Workload) -> Iterator[InputError]:
+    """Yield what of the model, and of how its kernels are chosen, cannot be trained."""
+    model, training, tp = workload.model, workload.training, workload.parallelism.tp
     for name, allowed in (("mla", None), ("sliding_window", None), ("mtp_layers", 0)):
         if getattr(model, name) != allowed:
             yield _no("is not written", f"model.{name}", getattr(model, name), str(allowed))
@@ -75,14 +97,12 @@ def refusals(workload: Workload) -> Iterator[InputError]:
         yield _no("its RMSNorm is one kernel", "training.fused_rms_norm", False, True)
     if training.attention_kernel != "newest":
         yield _no("PyTorch chooses it", "training.attention_kernel", training.attention_kernel, "newest")
-    if model.heads % layout.tp or model.kv_heads % layout.tp:
-        yield _no("more ranks than heads of keys are not written", "parallelism.tp", layout.tp, "a divisor of kv_heads")
-    yield from _layout(workload)
-    yield from _experts(workload)
+    if model.heads % tp or model.kv_heads % tp:
+        yield _no("more ranks than heads of keys are not written", "parallelism.tp", tp, "a divisor of kv_heads")
 
 
 def _layout(workload: Workload) -> Iterator[InputError]:
-    layout, model = workload.parallelism, workload.model
+    layout = workload.parallelism
     allowed = {
         "cp": (1,),
         "etp": (1,),
@@ -101,28 +121,33 @@ def _layout(workload: Workload) -> Iterator[InputError]:
             yield _no("is not written", f"parallelism.{name}", value, ", ".join(map(str, values)))
     if layout.collective_algorithm != "auto":
         yield _no("NCCL chooses it", "parallelism.collective_algorithm", layout.collective_algorithm, "auto")
-    if layout.zero == 3:
-        if layout.prefetch != 1:
-            yield _no("FSDP gathers one unit ahead", "parallelism.prefetch", layout.prefetch, 1)
-        for name in ("param_gather", "grad_reduce"):
-            if not getattr(layout.overlap, name):
-                yield _no("FSDP communicates beside compute", f"parallelism.overlap.{name}", False, True)
     for name in ("tp", "ep"):
         if getattr(layout.overlap, name):
             yield _no("is not written", f"parallelism.overlap.{name}", True, "false")
     for name in ("optimizer", "activations", "parameters"):
         if (place := getattr(layout.offload, name)) != "none":
             yield _no("is not written", f"parallelism.offload.{name}", place, "none")
-    if layout.pp == 1:
-        return
+
+
+def _fsdp(workload: Workload) -> Iterator[InputError]:
+    layout = workload.parallelism
+    if layout.prefetch != 1:
+        yield _no("FSDP gathers one unit ahead", "parallelism.prefetch", layout.prefetch, 1)
+    for name in ("param_gather", "grad_reduce"):
+        if not getattr(layout.overlap, name):
+            yield _no("FSDP communicates beside compute", f"parallelism.overlap.{name}", False, True)
+    if layout.pp > 1:
+        yield _no("FSDP in a pipeline is not written", "parallelism.zero", 3, "0")
+
+
+def _pipeline(workload: Workload) -> Iterator[InputError]:
+    layout = workload.parallelism
     if not layout.overlap.p2p:
         yield _no("torch's pipelines send beside compute", "parallelism.overlap.p2p", False, True)
     if layout.deallocate_pipeline_outputs and "deallocate_pipeline_outputs" in layout.model_fields_set:
         yield _no("torch's stages keep them", "parallelism.deallocate_pipeline_outputs", True, False)
-    if model.tied_embeddings:
+    if workload.model.tied_embeddings:
         yield _no("two ranks with one table are not written", "model.tied_embeddings", True, "false")
-    if layout.zero == 3:
-        yield _no("FSDP in a pipeline is not written", "parallelism.zero", 3, "0")
     if layout.schedule not in SCHEDULES:
         reason = "torch.distributed.pipelining has no such schedule"
         yield _no(reason, "parallelism.schedule", layout.schedule, ", ".join(SCHEDULES))

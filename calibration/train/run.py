@@ -67,18 +67,7 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
     if groups.expert is not None:
         run.place["ep"] = dist.get_rank(groups.expert)
     telemetry = Telemetry(device.index if cuda else None)
-    losses = []
-    if cuda:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    for number in range(length.warm_up):
-        losses.append(trainer.step())
-        if cuda and number == 0:
-            torch.cuda.synchronize()
-            run.memory["first_step_peak_allocated_bytes"] = torch.cuda.max_memory_allocated()
-    highest = torch.cuda.max_memory_allocated() if cuda else 0
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
+    losses, highest = _warm_up(trainer, run, length.warm_up, cuda=cuda)
     while True:
         for _ in _in_a_row(length.settle_s, groups, device):
             losses.append(trainer.step())
@@ -95,10 +84,7 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
             break
         run.probe += probe(device, PROBES)
     if cuda:
-        steady = torch.cuda.max_memory_allocated()
-        run.memory["steady_allocated_bytes"] = steady
-        run.memory["peak_allocated_bytes"] = max(highest, steady)
-        run.memory["peak_reserved_bytes"] = torch.cuda.max_memory_reserved()
+        run.memory |= _memory(highest)
     walls: list[float] = []
 
     def step() -> None:
@@ -112,6 +98,33 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
     run.loss = [float(loss) for loss in losses]
     trainer.close()
     return run
+
+
+def _warm_up(trainer: Trainer, run: RankRun, steps: int, *, cuda: bool) -> tuple[list[torch.Tensor], int]:
+    """Make the first steps; return their losses, and the most bytes that were allocated meanwhile."""
+    if not cuda:
+        return [trainer.step() for _ in range(steps)], 0
+    losses = []
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    for number in range(steps):
+        losses.append(trainer.step())
+        if number == 0:
+            torch.cuda.synchronize()
+            run.memory["first_step_peak_allocated_bytes"] = torch.cuda.max_memory_allocated()
+    highest = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return losses, highest
+
+
+def _memory(highest: int) -> dict[str, int]:
+    """Return the bytes of the steps since the warm-up, in which at most ``highest`` bytes were allocated."""
+    steady = torch.cuda.max_memory_allocated()
+    return {
+        "steady_allocated_bytes": steady,
+        "peak_allocated_bytes": max(highest, steady),
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
 
 
 def _timed(

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from simulator.cli.options import Json, Quiet, parse_ranks
+from simulator.cli.options import ClusterNodes, Json, Quiet, parse_ranks
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import show, table, warn
 from simulator.errors import InputError
 from simulator.output.envelope import envelope
 
 if TYPE_CHECKING:
+    from simulator.cluster import Cluster
     from simulator.costs import Costs
 
 DEFAULT_SIZES = "8:128M"
@@ -49,9 +50,7 @@ class Command(TyperCommand):
 def command(
     cluster: Annotated[str, typer.Option("--cluster", metavar="C", help="A file, or a name in topologies/.")],
     op: Annotated[str, typer.Option("--op", metavar="OP", help="all_reduce, all_gather ...; see `list collectives`.")],
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", metavar="N", help="Nodes of the cluster [as its file].")
-    ] = None,
+    nodes: ClusterNodes = None,
     sizes: Annotated[
         str | None,
         typer.Option(
@@ -101,7 +100,7 @@ def command(
     from simulator.cluster import build_cluster
     from simulator.config.cluster import load_cluster
     from simulator.errors import located
-    from simulator.network.collectives import BARRIER_BYTES, algorithms, bus_factor, idle_seconds, plan
+    from simulator.network.collectives import BARRIER_BYTES, algorithms
 
     algorithms(op)
     if op == "barrier" and sizes is not None:
@@ -118,24 +117,8 @@ def command(
     types = built.gpu_types(members)
     check_outputs({"--json": json})
     costs, figures, like = _costs(types, calibration, stack)
-    rows: list[dict[str, Any]] = []
-    crossed: set[int] = set()
-    for nbytes in messages:
-        chosen = plan(op, nbytes, members, built, costs, algorithm)
-        seconds = idle_seconds(chosen, built, costs)
-        crossed.update(link for phase in chosen.phases for link, _ in phase.loads)
-        rows.append(
-            {
-                "size_bytes": nbytes,
-                "algorithm": chosen.algorithm,
-                "protocol": chosen.protocol,
-                "channels": chosen.channels,
-                "time_s": seconds,
-                "algbw_Bps": nbytes / seconds,
-                "busbw_Bps": nbytes / seconds * bus_factor(op, len(members)),
-            }
-        )
-    links = _origins(costs, like, {built.links[link].kind for link in crossed})
+    rows, kinds = _times(op, messages, members, built, costs, algorithm)
+    links = _origins(costs, like, kinds)
     write_json(
         json,
         envelope(
@@ -154,22 +137,48 @@ def command(
     warn(built.spec.warnings)
     if quiet or json == STDOUT:
         return
-
-    shown = [
-        {
-            "size (B)": row["size_bytes"],
-            "time (us)": round(row["time_s"] * 1e6, 2),
-            "algbw (GB/s)": round(row["algbw_Bps"] / 1e9, 2),
-            "busbw (GB/s)": round(row["busbw_Bps"] / 1e9, 2),
-            "algorithm": row["algorithm"],
-            "protocol": row["protocol"],
-            "channels (unlike)": row["channels"],
-        }
-        for row in rows
-    ]
     by = ", ".join(f"{kind} {name}" for kind, name in figures.items() if name)
     title = f"{op} of {len(members)} GPUs on {built.n_nodes} x {built.name}, {by}"
-    show(table(shown, title), *_trust(links))
+    show(table([_shown(row) for row in rows], title), *_trust(links))
+
+
+def _times(
+    op: str, messages: Sequence[int], members: list[int], cluster: Cluster, costs: Costs, algorithm: str
+) -> tuple[list[dict[str, Any]], set[str]]:
+    """Return a row for each size of a message, and the kinds of the links that the collective crosses."""
+    from simulator.network.collectives import bus_factor, idle_seconds, plan
+
+    rows: list[dict[str, Any]] = []
+    kinds: set[str] = set()
+    for nbytes in messages:
+        chosen = plan(op, nbytes, members, cluster, costs, algorithm)
+        seconds = idle_seconds(chosen, cluster, costs)
+        kinds |= {cluster.links[link].kind for phase in chosen.phases for link, _ in phase.loads}
+        rows.append(
+            {
+                "size_bytes": nbytes,
+                "algorithm": chosen.algorithm,
+                "protocol": chosen.protocol,
+                "channels": chosen.channels,
+                "time_s": seconds,
+                "algbw_Bps": nbytes / seconds,
+                "busbw_Bps": nbytes / seconds * bus_factor(op, len(members)),
+            }
+        )
+    return rows, kinds
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row as the terminal shows it."""
+    return {
+        "size (B)": row["size_bytes"],
+        "time (us)": round(row["time_s"] * 1e6, 2),
+        "algbw (GB/s)": round(row["algbw_Bps"] / 1e9, 2),
+        "busbw (GB/s)": round(row["busbw_Bps"] / 1e9, 2),
+        "algorithm": row["algorithm"],
+        "protocol": row["protocol"],
+        "channels (unlike)": row["channels"],
+    }
 
 
 def _origins(costs: Costs, like: Mapping[str, str | None], kinds: Set[str]) -> list[dict[str, Any]]:

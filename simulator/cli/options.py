@@ -14,6 +14,7 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the workload, as a dotted path; repeatable."),
 ]
+ClusterNodes = Annotated[int | None, typer.Option("--nodes", metavar="N", help="Nodes of the cluster [as its file].")]
 Json = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
 ]

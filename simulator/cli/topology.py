@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.options import Json, Quiet
+from simulator.cli.options import ClusterNodes, Json, Quiet
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import show, table, warn
 from simulator.output.envelope import envelope
@@ -17,15 +17,13 @@ from simulator.output.files import PICTURES
 from simulator.units import GB, Gbit, us
 
 if TYPE_CHECKING:
-    from simulator.cluster import Cluster
+    from simulator.cluster import Cluster, Gpu, Link
     from simulator.cluster.cluster import Spread
 
 
 def command(
     cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="A file, or a name in topologies/.")],
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", metavar="N", help="Nodes of the cluster [as its file].")
-    ] = None,
+    nodes: ClusterNodes = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: " + ", ".join(PICTURES) + ".")
     ] = None,
@@ -50,17 +48,7 @@ def command(
     with located(lambda key: (cluster, key)):
         built = build_cluster(spec)
     bisection = built.bisection_Bps()
-    routes = [
-        {
-            "from": built.gpus[a].name,
-            "to": built.gpus[b].name,
-            "links": [built.links[i].name for i, _ in spread],
-            "shares": [share for _, share in spread],
-            "latency_s": sum(share * built.links[i].latency_s for i, share in spread),
-            "bandwidth_Bps": min(built.links[i].bandwidth_Bps / share for i, share in spread),
-        }
-        for a, b, spread in _examples(built)
-    ]
+    routes = _routes(built)
     write_json(
         json,
         envelope(
@@ -70,19 +58,8 @@ def command(
             nodes=built.n_nodes,
             fabric=describe_fabric(spec.fabric),
             switch_tiers=built.switches.tiers,
-            gpus=[
-                {"name": gpu.name, "node": gpu.node, "type": gpu.type, "speed_scale": gpu.speed_scale}
-                for gpu in built.gpus
-            ],
-            links=[
-                {
-                    "name": link.name,
-                    "kind": built.kind_of(link),
-                    "bandwidth_Bps": link.bandwidth_Bps,
-                    "latency_s": link.latency_s,
-                }
-                for link in built.links
-            ],
+            gpus=[_gpu(gpu) for gpu in built.gpus],
+            links=[_link(built, link) for link in built.links],
             bisection_Bps=bisection,
             routes=routes,
         ),
@@ -104,6 +81,36 @@ def command(
     show(table([_route_row(route) for route in routes], "Routes"))
     for node in spec.kinds:
         show_joined(node, f"Inside a node of {node.gpus.count} {node.gpus.type}, joined by")
+
+
+def _gpu(gpu: Gpu) -> dict[str, Any]:
+    """Return what the JSON result says of a GPU."""
+    return {"name": gpu.name, "node": gpu.node, "type": gpu.type, "speed_scale": gpu.speed_scale}
+
+
+def _link(cluster: Cluster, link: Link) -> dict[str, Any]:
+    """Return what the JSON result says of a link."""
+    return {
+        "name": link.name,
+        "kind": cluster.kind_of(link),
+        "bandwidth_Bps": link.bandwidth_Bps,
+        "latency_s": link.latency_s,
+    }
+
+
+def _routes(cluster: Cluster) -> list[dict[str, Any]]:
+    """Return what the JSON result says of one route of each kind; its bandwidth is what all its links sustain."""
+    return [
+        {
+            "from": cluster.gpus[a].name,
+            "to": cluster.gpus[b].name,
+            "links": [cluster.links[i].name for i, _ in spread],
+            "shares": [share for _, share in spread],
+            "latency_s": sum(share * cluster.links[i].latency_s for i, share in spread),
+            "bandwidth_Bps": min(cluster.links[i].bandwidth_Bps / share for i, share in spread),
+        }
+        for a, b, spread in _examples(cluster)
+    ]
 
 
 def _examples(cluster: Cluster) -> Iterator[tuple[int, int, Spread]]:

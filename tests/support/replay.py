@@ -7,7 +7,7 @@ bytes / bandwidth, and arrives a latency later. A port sends what was ready firs
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -82,6 +82,32 @@ def data(script: Script, owns: Callable[[Place, Part], bool]) -> dict[tuple[Plac
     return held
 
 
+def _followers(script: Script) -> dict[int, list[int]]:
+    """Message -> those that wait for it."""
+    followers: dict[int, list[int]] = {}
+    for index, message in enumerate(script.messages):
+        for other in message.after:
+            followers.setdefault(other, []).append(index)
+    return followers
+
+
+def _turns(wires: Sequence[Wire]) -> dict[Hashable, deque[int]]:
+    """Port -> the messages that cross it, in the order in which they are written down."""
+    turns: dict[Hashable, deque[int]] = {}
+    for index, (out, into, _, _) in enumerate(wires):
+        for port in (out, into):
+            turns.setdefault(port, deque()).append(index)
+    return turns
+
+
+def _heads(
+    queues: dict[Hashable, list[tuple[float, int]]], free: dict[Hashable, float], now: float
+) -> list[tuple[int, Hashable]]:
+    """First message of the queue of each port that is free ``now``, with the port; what was ready first comes first."""
+    ready = ((*queue[0], port) for port, queue in queues.items() if queue and free.get(port, 0.0) <= now)
+    return [(index, port) for _, index, port in sorted(ready, key=lambda head: head[:2])]
+
+
 def play(
     script: Script, wire: Callable[[Place, Place], Wire], *, posted: bool = True
 ) -> tuple[float, dict[Hashable, float]]:
@@ -90,29 +116,20 @@ def play(
     m)."""
     carried: dict[Hashable, float] = {}
     free: dict[Hashable, float] = {}
-    followers: dict[int, list[int]] = {}
+    followers = _followers(script)
     missing = [len(message.after) for message in script.messages]
     arrived_at = [0.0] * len(script.messages)
     queues: dict[Hashable, list[tuple[float, int]]] = {}
     wires = [wire(message.sender, message.receiver) for message in script.messages]
-    in_turn: dict[Hashable, deque[int]] = {}
-    for index, (out, into, _, _) in enumerate(wires if not posted else ()):
-        for port in (out, into):
-            in_turn.setdefault(port, deque()).append(index)
-    for index, message in enumerate(script.messages):
-        for other in message.after:
-            followers.setdefault(other, []).append(index)
-        if not missing[index]:
+    in_turn = {} if posted else _turns(wires)
+    for index, count in enumerate(missing):
+        if not count:
             heappush(queues.setdefault(wires[index][0], []), (0.0, index))
     instants, now, last, left = [0.0], 0.0, 0.0, len(missing)
     while instants:
         now = heappop(instants)
         soon = now * (1 + 1e-12)
-        heads = sorted(
-            ((*queue[0], out) for out, queue in queues.items() if queue and free.get(out, 0.0) <= soon),
-            key=lambda head: head[:2],
-        )
-        for _, index, out in heads:
+        for index, out in _heads(queues, free, soon):
             _, into, bandwidth_Bps, latency_s = wires[index]
             if arrived_at[index] > soon or free.get(into, 0.0) > soon:
                 continue
@@ -153,7 +170,7 @@ def play_shared(script: Script, wire: Callable[[Place, Place], Wire]) -> float:
         numbers.setdefault(into, len(numbers))
     env = SimulatedTime()
     network = Network(env, [wires[0][2]] * len(numbers))
-    followers: dict[int, list[int]] = {}
+    followers = _followers(script)
     missing = [len(message.after) for message in script.messages]
     queues: dict[Hashable, list[int]] = {}
     busy: set[Hashable] = set()
@@ -186,8 +203,6 @@ def play_shared(script: Script, wire: Callable[[Place, Place], Wire]) -> float:
                 start(connection(follower))
 
     for index, message in enumerate(script.messages):
-        for other in message.after:
-            followers.setdefault(other, []).append(index)
         if not message.after:
             heappush(queues.setdefault(connection(index), []), index)
     for key in list(queues):
