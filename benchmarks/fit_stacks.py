@@ -55,7 +55,7 @@ def main(given: Sequence[str] | None = None) -> int:
             data["parameters"] = {key: getattr(fitted.parameters, key) for key in fitted.fitted.begun.told_apart()}
         catalog.find("stack", name).write_text(HEADER + as_yaml(data))
         found = fitted.fitted
-        print(name, found and (found.rows, found.others), flush=True)
+        print(name, found and (found.rows, found.held_out), flush=True)
     return 0
 
 

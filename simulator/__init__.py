@@ -1,7 +1,7 @@
 """A discrete-event simulator of LLM training on GPU clusters: how fast, how full, and why, before anything is rented.
 
-`run` simulates a training step of a workload, `share` several jobs on one cluster, `schedule` a pipeline schedule
-without a model, and `simulate` is the engine beneath: a program on a cluster. What cannot be used raises
+`run` simulates a training step of a workload, `share` several jobs on one cluster, and `schedule` a pipeline schedule
+without a model. `simulate` is the engine beneath: a program on a cluster. Input that cannot be used raises
 `errors.InputError`.
 
 >>> import simulator

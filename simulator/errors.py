@@ -1,4 +1,4 @@
-"""What goes wrong through the user's input. Both end a command with exit status 2 and no traceback."""
+"""Errors of the user's input. All of them end a command with exit status 2 and no traceback."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class SimulatorError(Exception):
 class InputError(SimulatorError):
     """Something the user wrote cannot be used.
 
-    The message names, as far as they are known, the file, the dotted key, the value found, what is allowed,
-    and the nearest fix.
+    The message names the file, the dotted key, the value that was ``found``, allowed values, and the nearest fix. Any
+    of them may be missing.
 
     >>> print(InputError("not a divisor", file="w.yaml", key="parallelism.tp", found=5, allowed="1, 2, 4", fix="tp: 4"))
     w.yaml: parallelism.tp: not a divisor
@@ -60,7 +60,7 @@ class InputError(SimulatorError):
 
 
 def in_one_line(error: SimulatorError) -> str:
-    """What an error says, for a cell of a table.
+    """Return the message of an error in one line, for a cell of a table.
 
     >>> in_one_line(InputError("not a divisor", key="parallelism.tp", found=5, allowed="1, 2, 4"))
     'parallelism.tp: not a divisor; found: 5; allowed: 1, 2, 4'
@@ -82,7 +82,7 @@ class CombinedInputError(InputError):
 
 
 def each(error: InputError) -> tuple[tuple[InputError, ...], int]:
-    """The single errors that an error lists, and how many more it counts."""
+    """Return the single errors that an error lists, and how many more it counts."""
     return (error.errors, error.more) if isinstance(error, CombinedInputError) else ((error,), 0)
 
 

@@ -203,7 +203,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def as_mapping(data: Any, path: Path) -> dict[str, Any]:
-    """``data``, read from a file, where it is a mapping. Raises `InputError` where it is not."""
+    """Return ``data``, read from a file, where it is a mapping. Raises `InputError` where it is not."""
     if data is None:
         raise InputError("is empty", file=path)
     if not isinstance(data, dict):
@@ -211,13 +211,13 @@ def as_mapping(data: Any, path: Path) -> dict[str, Any]:
     return data
 
 
-def closest(word: object, known: Iterable[str], likeness: float = 0.6) -> str | None:
-    """The one of ``known`` that ``word`` most likely means, or None; ``likeness``: difflib's ratio, at least.
+def closest(word: object, names: Iterable[str], likeness: float = 0.6) -> str | None:
+    """Return the one of ``names`` that ``word`` most likely means, or None; ``likeness``: difflib's ratio, at least.
 
     >>> closest("gpt3_175b", ["gpt3-175b", "gpt3-13b"]), closest("1B1F", ["1f1b"]), closest("zebra", ["1f1b"])
     ('gpt3-175b', '1f1b', None)
     """
-    by_lower, lower = {name.lower(): name for name in known}, str(word).lower()
+    by_lower, lower = {name.lower(): name for name in names}, str(word).lower()
     matches = difflib.get_close_matches(lower, by_lower, n=1, cutoff=likeness)
     matches += [name for name in by_lower if sorted(name) == sorted(lower)]  # letters that changed places
     return by_lower[matches[0]] if matches else None
@@ -234,7 +234,7 @@ _SHORT.maxstring = _SHORT.maxother = 100
 
 
 def brief(value: object) -> object:
-    """``value`` as it stands in an error message: as YAML writes it, and cut where it is long or deep."""
+    """Return ``value`` as an error message shows it: as YAML writes it, and cut where it is long or deep."""
     if value is None or isinstance(value, bool):
         return _Brief({None: "null", True: "true", False: "false"}[value])
     return _Brief(_SHORT.repr(value))
@@ -243,10 +243,11 @@ def brief(value: object) -> object:
 def with_changes(
     data: Mapping[str, Any], changes: Mapping[str, Any], shorthands: Mapping[str, str], by: str = "--set"
 ) -> dict[str, Any]:
-    """``data`` with the value of each dotted path in ``changes`` put in, sections made where they are missing; whole
-    sections first, so that a key inside one counts whatever the order. Raises `InputError`.
+    """Return ``data`` with the value of each dotted path in ``changes`` put in. Raises `InputError`.
 
-    ``shorthands``: dotted path of a section -> the key of it that a plain value in its place means, so that
+    Missing sections are made. Whole sections are put in first, so that a key inside one counts whatever the order.
+
+    ``shorthands``: dotted path of a section -> the key that a plain value in place of the section means. Thus
     ``cluster.nodes`` can be set where the file says ``cluster: dgx_a100``. ``by``: where changes stand, for errors.
 
     >>> with_changes({"cluster": "dgx_a100"}, {"cluster.nodes": 4, "cluster": "dgx_h100"}, {"cluster": "name"})
@@ -262,8 +263,8 @@ def with_changes(
     for path, key in shorthands.items():
         part = f"{path}.{key}"
         if part in changes and isinstance(changes.get(path), str) and changes[part] != changes[path]:
-            found = brief([changes[path], changes[part]])
-            raise InputError(f"{path} and {part} are one thing", file=by, found=found, fix="only one of them")
+            values = brief([changes[path], changes[part]])
+            raise InputError(f"{path} and {part} are one thing", file=by, found=values, fix="only one of them")
     result = dict(data)
     for path, value in sorted(changes.items(), key=lambda change: change[0].count(".")):
         parts = path.split(".")
@@ -284,9 +285,9 @@ def with_changes(
 
 
 def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
-    """``KEY=VALUE`` texts of the command line as dotted path -> value, read as YAML; of equal keys the last counts.
+    """Return ``KEY=VALUE`` texts of the command line as dotted path -> value, read as YAML.
 
-    ``null`` in so many words is a key's default; nothing at all, as of a shell variable that is not set, is an error.
+    Of equal keys the last counts. ``null`` stands for a key's default. An empty value, as of a shell variable that is not set, is an error.
 
     >>> parse_changes(["parallelism.pp=4", "training.total_tokens=300e9", "parallelism.layers_per_stage=[3, 4]"])
     {'parallelism.pp': 4, 'training.total_tokens': 300000000000.0, 'parallelism.layers_per_stage': [3, 4]}

@@ -66,12 +66,12 @@ class SharedResult(Result):
         GPUs without work are GPUs that no job has.
         """
         job_warnings = [f"{result.job_name}: {warning}" for result in self.results for warning in _job_warnings(result)]
-        taken = sum(
+        busy = sum(
             result.workload.n_ranks + sum(len(self.cluster.gpus_of(node)) for node in result.workload.server_nodes)
             for result in self.results
         )
         total = len(self.cluster.gpus)
-        idle = [scale.without_rank(total - taken, total)] if total > taken else []
+        idle = [scale.without_rank(total - busy, total)] if total > busy else []
         return [*job_warnings, *idle, *self.notes]
 
     def content(self) -> dict[str, Any]:

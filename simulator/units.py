@@ -12,7 +12,7 @@ DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 
 
 def format_time(seconds: float) -> str:
-    """A duration with the unit that leaves one to three digits before the point.
+    """Return a duration with the unit that leaves one to three digits before the point.
 
     >>> format_time(20.83), format_time(0.0042), format_time(3.1e-6), format_time(1e-12)
     ('20.83 s', '4.20 ms', '3.10 us', '0.00 s')
@@ -25,7 +25,7 @@ def format_time(seconds: float) -> str:
 
 
 def counted(number: int, noun: str, ending: str = "s") -> str:
-    """So many of a noun, whose plural has ``ending``.
+    """Return a number with its noun, whose plural has ``ending``.
 
     >>> counted(1, "node"), counted(2048, "node"), counted(4, "micro-batch", "es")
     ('1 node', '2,048 nodes', '4 micro-batches')
@@ -34,7 +34,7 @@ def counted(number: int, noun: str, ending: str = "s") -> str:
 
 
 def format_bytes(nbytes: float) -> str:
-    """Bytes in decimal units (GB = 1e9), as network figures are given.
+    """Return bytes in decimal units (GB = 1e9), as network figures are given.
 
     >>> format_bytes(50331648)
     '50.3 MB'

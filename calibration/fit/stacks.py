@@ -55,7 +55,7 @@ def fit(stack: Stack, measured: Sequence[tuple[Case, float]]) -> Stack:
     starts = [start, *sorted(tried, key=loss)[:STARTS]]
     constants = min([search(begin, loss, limits=limits, sweeps=60) for begin in starts], key=loss)
     best = changed(stack, {name: rounded(value, 3) for name, value in constants.items()})
-    sets = {"rows": rows, "others": rest}
+    sets = {"rows": rows, "held_out": rest}
     errors = {key: errors_of(best, some, [patterns_of(case) for case, _ in some]) for key, some in sets.items()}
     fitted = {"n_gpus": n_gpus} | {
         key: {"n": len(some), "geometric_mean": rounded(geometric_mean(some) or 0.0, 2)}

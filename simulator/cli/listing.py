@@ -187,7 +187,7 @@ def _stacks() -> Rows:
                 "software": stack.software,
                 "fitted_on": f"{fitted.n_gpus} GPUs" if fitted else "-",
                 "error": f"{fitted.rows.geometric_mean:.1%}" if fitted else "-",
-                "of_other_numbers": f"{fitted.others.geometric_mean:.1%}" if fitted and fitted.others else "-",
+                "of_other_numbers": f"{fitted.held_out.geometric_mean:.1%}" if fitted and fitted.held_out else "-",
             }
         )
     return rows

@@ -1,4 +1,4 @@
-"""What must hold of every timeline, whatever the program: one validator for all tests."""
+"""Invariants of every timeline, whatever the program: one validator for all tests."""
 
 from __future__ import annotations
 
@@ -214,8 +214,8 @@ def _bytes_of_transfer(place: Place, comm: Comm, ends: tuple[int, ...]) -> dict[
         return {link: load * comm.nbytes for link, load in cluster.spread(*ends)}
     choices = patterns(comm.op, ends, cluster, algorithm_of(comm), shares_of(comm))
     plan = fastest(comm.op, choices, comm.nbytes, placed.costs.among(cluster.gpu_types(ends)))
-    found: dict[int, float] = {}
+    link_bytes: dict[int, float] = {}
     for phase in plan.phases:
         for link, load in phase.loads:
-            found[link] = found.get(link, 0.0) + load * phase.nbytes
-    return found
+            link_bytes[link] = link_bytes.get(link, 0.0) + load * phase.nbytes
+    return link_bytes

@@ -72,7 +72,7 @@ class StackFit:
     """the number of GPUs whose rows were fitted"""
     rows: FitErrors
     """those rows"""
-    others: FitErrors | None = None
+    held_out: FitErrors | None = None
     """rows of other numbers of GPUs, which were only predicted"""
     begun: StackParameters
     """where the search begins and is held near: what a profile has for the same GPU, a data sheet, or else a first look

@@ -202,8 +202,8 @@ def _adapter(z: FrameworkShapes, matrix: Weight, rank: int, target: str, width: 
     return _Adapter(base, inner, width, rows_in, rows_out, a, b)
 
 
-def _first(z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], taken: Tensor) -> Node:
-    """Return the products with A, of the input ``taken`` or, with dropout, of a copy for each adapter.
+def _first(z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], source: Tensor) -> Node:
+    """Return the products with A of the tensor ``source``, or with dropout of a copy of it for each adapter.
 
     Autograd adds up the gradients that reach the input.
     """
@@ -231,7 +231,7 @@ def _first(z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter]
         forward=tuple(forward),
         input_grad=tuple(input_grad),
         weight_grad=tuple(weight_grad),
-        saved=tuple(saved) or (taken,),
+        saved=tuple(saved) or (source,),
         grad_bytes=2 * largest + thin,
         output_grad_bytes=thin,
         weight_grad_bytes=new,
@@ -278,8 +278,8 @@ def _exchanged(z: FrameworkShapes, split: str, block: str, nbytes: float) -> tup
 
 def _weight_gradient(z: FrameworkShapes, name: str, n: int, k: int, rows: int) -> Ops:
     """Return the product that makes the gradient of an n x k matrix, and its addition to the buffer."""
-    made: Compute = product(z, name, "wgrad", n, k, rows)
-    return (made,) if z.accumulates_in_product else (made, *add_gradient(z, name, n * k))
+    gradient: Compute = product(z, name, "wgrad", n, k, rows)
+    return (gradient,) if z.accumulates_in_product else (gradient, *add_gradient(z, name, n * k))
 
 
 def _sum(z: FrameworkShapes, adapters: Sequence[_Adapter], *, copied: bool) -> Node:

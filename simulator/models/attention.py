@@ -10,8 +10,10 @@ from simulator.program import Attention, Compute, Matmul, StepPhase
 
 
 def split_qkv(z: FrameworkShapes) -> Node:
-    """Queries, keys and values are views of one product's output; their gradients are joined by a copy, as far as they
-    are not written side by side."""
+    """Return the split of one product's output into queries, keys and values, which are views of it.
+
+    Their gradients are joined by a copy, as far as they are not written side by side.
+    """
     copied = z.element * z.tokens * z.framework.joined_qkv_width(z)
     if not copied:
         return Node()
@@ -23,8 +25,11 @@ def split_qkv(z: FrameworkShapes) -> Node:
 
 
 def attention_inputs(z: FrameworkShapes) -> tuple[Tensor, ...]:
-    """Queries, keys and values. Where operations rotate queries and keys, values stay a view of the product that made
-    all three, and keep the whole of it."""
+    """Return queries, keys and values as tensors that attention keeps.
+
+    Where operations rotate queries and keys, values stay a view of the product that made all three. They then keep the
+    whole of its output.
+    """
     q, k, v = (float(z.element * z.tokens * width) for width in (z.q_width, z.kv_width, z.v_width))
     if z.framework.rotates_by_operations and z.position == "rope" and z.v_head_dim == z.head_dim:
         v += q + k
@@ -32,26 +37,28 @@ def attention_inputs(z: FrameworkShapes) -> tuple[Tensor, ...]:
 
 
 def whole_attention(z: FrameworkShapes, *, context: str) -> tuple[Node, ...]:
-    """Attention of ranks that have whole sequences; ``context`` names its result."""
+    """Return the attention of ranks that have whole sequences; ``context`` names its result."""
     return (_flash(z, context),) if z.attention == "flash" else _unfused(z)
 
 
 def flash_saved(z: FrameworkShapes, context: str) -> tuple[Tensor, ...]:
-    """What flash attention keeps (arXiv 2205.14135): its inputs, its output and a fp32 log-sum-exp per head and
-    query."""
+    """Return the tensors that flash attention keeps (arXiv 2205.14135).
+
+    They are its inputs, its output, and a log-sum-exp in fp32 per head and query.
+    """
     output = float(z.element * z.tokens * z.context_width)
     return (*attention_inputs(z), Tensor(context, output), Tensor("attn.lse", 4.0 * z.tokens * z.heads))
 
 
 def flash_kernel(z: FrameworkShapes, length: int, *, window: int = 0) -> Attention:
-    """The forward kernel over ``length`` queries and keys."""
-    apart = z.v_head_dim if z.v_head_dim != z.head_dim else 0
+    """Return the forward kernel over ``length`` queries and keys."""
+    value_width = z.v_head_dim if z.v_head_dim != z.head_dim else 0
     sizes = (z.batch, z.heads, z.kv_heads, length, length, z.head_dim)
-    return Attention(*sizes, dtype=z.dtype, window=window, v_head_dim=apart)
+    return Attention(*sizes, dtype=z.dtype, window=window, v_head_dim=value_width)
 
 
 def _flash(z: FrameworkShapes, context: str) -> Node:
-    """One kernel each way."""
+    """Return flash attention: one kernel each way."""
     forward = flash_kernel(z, z.seq, window=z.window)
     saved = flash_saved(z, context)
     return Node(
@@ -64,21 +71,24 @@ def _flash(z: FrameworkShapes, context: str) -> Node:
 
 
 def _unfused(z: FrameworkShapes) -> tuple[Node, ...]:
-    """Q K^T, scale-mask-softmax, dropout, P V; keys and values are expanded first where heads share them."""
+    """Return attention in steps: Q K^T, scale-mask-softmax, dropout, P V.
+
+    Keys and values are expanded first where heads share them.
+    """
     batch = z.batch * z.heads
     elements = batch * z.seq * z.seq
     square = float(z.element * elements)
-    per_head = float(z.element * z.tokens * z.q_width)
-    of_values = float(z.element * z.tokens * z.context_width)
+    query_bytes = float(z.element * z.tokens * z.q_width)
+    value_bytes = float(z.element * z.tokens * z.context_width)
     grouped = z.kv_heads < z.heads
     repeat, keys, values = Node(), "attn.k", "attn.v"
     if grouped:
         narrow = float(z.element * z.tokens * z.kv_width)
         keys, values = "attn.k expanded", "attn.v expanded"
         repeat = Node(
-            forward=tuple(memory("F", f"attn.repeat {x}", "copy", narrow, per_head, z.dtype) for x in "kv"),
-            input_grad=tuple(memory("B", f"attn.repeat {x} bwd", "reduce", per_head, narrow, z.dtype) for x in "kv"),
-            grad_bytes=2 * (narrow + per_head),
+            forward=tuple(memory("F", f"attn.repeat {x}", "copy", narrow, query_bytes, z.dtype) for x in "kv"),
+            input_grad=tuple(memory("B", f"attn.repeat {x} bwd", "reduce", query_bytes, narrow, z.dtype) for x in "kv"),
+            grad_bytes=2 * (narrow + query_bytes),
         )
 
     def product(phase: str, name: str, m: int, n: int, k: int, role: str) -> Compute:
@@ -88,8 +98,8 @@ def _unfused(z: FrameworkShapes) -> tuple[Node, ...]:
     scores = Node(
         forward=(product("F", "scores", s, s, d, "fwd"),),
         input_grad=(product("B", "scores dgrad q", s, d, s, "dgrad"), product("B", "scores dgrad k", s, d, s, "wgrad")),
-        saved=(Tensor("attn.q", per_head), Tensor(keys, per_head)),
-        grad_bytes=square + 2 * per_head,
+        saved=(Tensor("attn.q", query_bytes), Tensor(keys, query_bytes)),
+        grad_bytes=square + 2 * query_bytes,
     )
     softmax, drop = z.framework.softmax(z, elements)
     attended = "attn.dropped" if z.dropout else "attn.probs"
@@ -97,13 +107,13 @@ def _unfused(z: FrameworkShapes) -> tuple[Node, ...]:
         # The product leaves heads outermost; the copy puts a token's heads side by side again.
         forward=(
             product("F", "context", s, v, s, "fwd"),
-            memory("F", "attn.context transpose", "copy", of_values, of_values, z.dtype),
+            memory("F", "attn.context transpose", "copy", value_bytes, value_bytes, z.dtype),
         ),
         input_grad=(
             product("B", "context dgrad probs", s, s, v, "dgrad"),
             product("B", "context dgrad v", s, v, s, "wgrad"),
         ),
-        saved=(Tensor(attended, square), Tensor(values, of_values)),
-        grad_bytes=square + 2 * of_values,
+        saved=(Tensor(attended, square), Tensor(values, value_bytes)),
+        grad_bytes=square + 2 * value_bytes,
     )
     return (repeat, scores, softmax, drop, context)

@@ -1,4 +1,4 @@
-"""Context parallelism: attention of ranks that each have a part of every sequence.
+"""Context parallelism: attention across ranks, with a part of every sequence on each.
 
 Everything else in a layer works token by token, so that a rank does it for its own tokens alone.
 """
@@ -14,7 +14,10 @@ from simulator.program import AllToAll, Attention, Axis, Beside, Collective, Col
 
 
 def core_attention(z: FrameworkShapes) -> tuple[Node, ...]:
-    """From queries, keys and values to the context: what selective recomputation runs again (2205.05198, section 5)."""
+    """Return the operations from queries, keys and values to the context.
+
+    Selective recomputation runs these again (arXiv 2205.05198, section 5).
+    """
     if z.cp == 1:
         return whole_attention(z, context="attn.context")
     return (_ring(z),) if z.cp_method == "ring" else _ulysses(z)
@@ -25,33 +28,38 @@ def _ring_exchange(what: str, nbytes: float) -> Collective:
 
 
 def ring_kernels(z: FrameworkShapes) -> list[Attention | None]:
-    """The attention kernel of each of a ring's cp steps: own keys first, then those of the rank before, and so on; None
-    where the causal mask leaves nothing.
+    """Return the attention kernel of each of a ring's cp steps, or None where the causal mask leaves nothing.
 
-    ``contiguous``: rank r has the r-th part of a sequence, so that it attends to all keys of the r ranks before it and
-    to none of those after it. The last rank does (2 cp - 1) / cp times the mean.
-    ``zigzag``: rank r has chunks r and 2 cp - 1 - r of 2 cp, and every step after the first has 1/2 of the pairs of its
-    queries and those keys: all queries with the earlier chunk of a rank before it, the later half of its queries with
-    both chunks of a rank after it (Megatron-LM and TransformerEngine, ``AttnFuncWithCPAndKVP2P``). The first kind, with
-    its shorter rows, is the slower by a few percent; the last rank of the ring has no other, and the others, which
-    exchange with it in every layer, wait for it, so that all are priced so.
+    A rank begins with its own keys, then come those of the rank before it, and so on.
+
+    ``contiguous``: rank r has the r-th part of a sequence. It attends to all keys of the r ranks before it and to none
+    of those after it. The last rank does (2 cp - 1) / cp times the mean.
+
+    ``zigzag``: rank r has chunks r and 2 cp - 1 - r of 2 cp. In every step after the first, half of the pairs of
+    queries and keys remain. With keys of a rank before it, all its queries attend to the earlier chunk. With keys of a
+    rank after it, the later half of its queries attend to both chunks (Megatron-LM and TransformerEngine,
+    ``AttnFuncWithCPAndKVP2P``). The first kind has shorter rows and is slower by a few percent. The last rank of the
+    ring has that kind alone, and the others wait for it in every layer. So every step is priced as the first kind.
     """
     part = z.seq // z.cp
-    own = flash_kernel(z, part)
+    local = flash_kernel(z, part)
     if z.cp_layout == "zigzag":
-        return [own, *[replace(own, kv_len=part // 2, causal=False)] * (z.cp - 1)]
-    return [own, *[replace(own, causal=False) if step <= z.cp_rank else None for step in range(1, z.cp)]]
+        return [local, *[replace(local, kv_len=part // 2, causal=False)] * (z.cp - 1)]
+    return [local, *[replace(local, causal=False) if step <= z.cp_rank else None for step in range(1, z.cp)]]
 
 
 def _ring(z: FrameworkShapes) -> Node:
-    """Ring attention (arXiv 2310.01889) as TransformerEngine runs it: keys and values go round in cp - 1 exchanges,
-    each beside the attention to those at hand, whose result is merged into the context by its log-sum-exp.
+    """Return ring attention (arXiv 2310.01889) as TransformerEngine runs it.
 
-    Backward they go round again, and their gradients with them, one step behind: cp exchanges, of which the first has
-    keys and values only and the last gradients only. A rank thus sends (cp - 1) times its keys and values forward, and
-    twice that backward.
-    Beside what flash attention keeps and needs there are two buffers of keys and values and a partial context; backward
-    two of keys, values and their gradients, and partial gradients of all.
+    Keys and values go round in cp - 1 exchanges. Beside each the rank attends to those at hand, and merges the result
+    into the context by its log-sum-exp.
+
+    In the backward pass they go round again, and their gradients follow one step behind. Of these cp exchanges the
+    first has keys and values only and the last gradients only. A rank thus sends (cp - 1) times its keys and values
+    forward, and twice that backward.
+
+    The ring needs more than flash attention alone. Forward there are two buffers of keys and values, and a partial
+    context. Backward there are two of keys, values and their gradients, and partial gradients of all.
     """
     kv = float(z.element * z.tokens * (z.kv_width + z.v_width))
     q, context = (float(z.element * z.tokens * width) for width in (z.q_width, z.context_width))
@@ -85,16 +93,18 @@ def _ring(z: FrameworkShapes) -> Node:
 
 
 def _exchange_beside(comm: Collective | None, kernels: list[Compute]) -> Ops:
-    """One step of a ring: either may have nothing to do."""
+    """Return one step of a ring: an exchange beside ``kernels``, of which either may be missing."""
     if comm is None:
         return tuple(kernels)
     return (Beside(comm, tuple(kernels)),) if kernels else (comm,)
 
 
 def _ulysses(z: FrameworkShapes) -> tuple[Node, ...]:
-    """DeepSpeed-Ulysses (arXiv 2309.14509): an all-to-all each of queries, keys and values gives every rank whole
-    sequences of 1/cp of the heads, another gives it back the context of its own tokens; their gradients travel the same
-    ways back. Of each a rank sends (cp - 1) / cp. Every all-to-all is packed and unpacked by a copy.
+    """Return the attention of DeepSpeed-Ulysses (arXiv 2309.14509).
+
+    An all-to-all each of queries, keys and values gives every rank whole sequences of 1/cp of the heads. Another gives
+    it back the context of its own tokens. Gradients travel the same ways back. Of each a rank sends (cp - 1) / cp.
+    Every all-to-all is packed and unpacked by a copy.
 
     Where there are fewer KV heads than ranks each is sent to several, and their gradients are summed.
     """
@@ -126,6 +136,8 @@ def _ulysses(z: FrameworkShapes) -> tuple[Node, ...]:
 
 
 def _all_to_all(z: FrameworkShapes, phase: str, what: str, nbytes: float) -> Ops:
+    """Return an all-to-all of ``nbytes`` over the ranks of a sequence, with the copies before and after it."""
+
     def copy(name: str) -> Compute:
         return memory(phase, f"attn.{name} {what}", "copy", nbytes, nbytes, z.dtype)
 

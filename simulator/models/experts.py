@@ -43,7 +43,7 @@ COUNT = 8
 
 
 def experts(workload: Workload, seat: Seat = ANY_SEAT) -> Experts:
-    """The `Experts` of a rank at ``seat`` in the layers that have some."""
+    """Return the `Experts` of a rank at ``seat`` in the layers that have some."""
     layout, moe = workload.parallelism, workload.model.moe
     assert moe is not None
     routed = routing(workload)
@@ -133,17 +133,18 @@ def _overlapped(mixture: Mixture) -> Mixture:
 
 
 def _hidden_by(ops: Ops, shared: Ops) -> Ops:
-    """``ops`` with the kernels among the ``shared`` ones beside their all-to-all."""
+    """Return ``ops`` with the kernels among the ``shared`` ones beside their all-to-all."""
     kernels = tuple(op for op in shared if isinstance(op, Compute))
     return tuple(Beside(op, kernels) if isinstance(op, AllToAll) else op for op in ops)
 
 
 def _comms(ops: Ops) -> Ops:
+    """Return the communication among ``ops``."""
     return tuple(op for op in ops if not isinstance(op, Compute))
 
 
 def _router(z: FrameworkShapes, x: Experts) -> Node:
-    """The framework's router; every tensor-parallel rank holds its weight, and routes its own tokens."""
+    """Return the framework's router; every tensor-parallel rank holds its weight, and routes its own tokens."""
     node = z.framework.experts.router(z, x)
     gradient = add_gradient(z, "moe.router", x.experts * z.hidden)
     return replace(node, weight_grad=(*node.weight_grad, *gradient), weights=(_router_weight(z, x),))
@@ -158,7 +159,7 @@ def _router_weight(z: FrameworkShapes, x: Experts) -> Weight:
 
 
 def _across(x: Experts, name: str, nbytes: float, *, back: bool) -> Ops:
-    """Copies to the ranks that hold their experts, or ``back``."""
+    """Return the all-to-all that takes copies of tokens to the ranks that hold their experts, or ``back``."""
     if x.ep == 1:
         return ()
     travel = AllToAll(f"ep.all_to_all {name}", nbytes, Axis.EP, Purpose.EXPERT, per_node=x.per_node)
@@ -183,14 +184,16 @@ def _sorted(z: FrameworkShapes, x: Experts, phase: str, name: str) -> Ops:
 
 
 def _rows_split(z: FrameworkShapes) -> bool:
-    """Without sequence parallelism tp ranks have the same rows, of which each routes its part (DeepSpeed-TED, arXiv
-    2303.06318, section 5.1: duplicate token dropping)."""
+    """Return True where tp ranks have the same rows, of which each routes its part.
+
+    So it is without sequence parallelism (DeepSpeed-TED, arXiv 2303.06318, section 5.1: duplicate token dropping).
+    """
     return z.tp > 1 and not z.sequence_parallel
 
 
 def _dispatch(z: FrameworkShapes, x: Experts) -> Node:
-    """Permute, count, send, and sort."""
-    own, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
+    """Return the dispatch of tokens to their experts: permute, count, send, and sort."""
+    token_bytes, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
     worked_on = float(z.element * x.worked_on * z.hidden)
     counts = float(COUNT * x.experts * x.ep)
     hooks = z.framework.experts
@@ -202,7 +205,7 @@ def _dispatch(z: FrameworkShapes, x: Experts) -> Node:
     permute, permute_bwd = hooks.permute(z, x)
     return Node(
         forward=(
-            *((memory("F", "moe.split rows", "copy", own, own, z.dtype),) if _rows_split(z) else ()),
+            *((memory("F", "moe.split rows", "copy", token_bytes, token_bytes, z.dtype),) if _rows_split(z) else ()),
             *hooks.sort(x),
             *counted,
             *permute,
@@ -215,16 +218,16 @@ def _dispatch(z: FrameworkShapes, x: Experts) -> Node:
             *_between_halves(x, "reduce_scatter", worked_on),
             *_across(x, "dispatch grad", sent, back=True),
             *permute_bwd,
-            *((comm("all_gather", "moe", own * z.tp),) if _rows_split(z) else ()),
+            *((comm("all_gather", "moe", token_bytes * z.tp),) if _rows_split(z) else ()),
         ),
         saved=hooks.kept_by_dispatch(z, x),
-        grad_bytes=worked_on + sent + own,
+        grad_bytes=worked_on + sent + token_bytes,
     )
 
 
 def _combine(z: FrameworkShapes, x: Experts) -> Node:
     """Return the way back of `_dispatch`: unsort, send back, and sum."""
-    own, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
+    token_bytes, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
     worked_on = float(z.element * x.worked_on * z.hidden)
     hooks = z.framework.experts
     unpermute, unpermute_bwd = hooks.unpermute(z, x)
@@ -234,22 +237,29 @@ def _combine(z: FrameworkShapes, x: Experts) -> Node:
             *_between_halves(x, "reduce_scatter", worked_on),
             *_across(x, "combine", sent, back=True),
             *unpermute,
-            *((comm("all_gather", "moe", own * z.tp),) if _rows_split(z) else ()),
+            *((comm("all_gather", "moe", token_bytes * z.tp),) if _rows_split(z) else ()),
         ),
         input_grad=(
-            *((memory("B", "moe.split rows bwd", "copy", own, own, z.dtype),) if _rows_split(z) else ()),
+            *(
+                (memory("B", "moe.split rows bwd", "copy", token_bytes, token_bytes, z.dtype),)
+                if _rows_split(z)
+                else ()
+            ),
             *unpermute_bwd,
             *_across(x, "combine grad", sent, back=False),
             *_between_halves(x, "all_gather", worked_on),
             *_sorted(z, x, "B", "unsort bwd"),
         ),
         saved=hooks.kept_by_combine(z, x),
-        grad_bytes=worked_on + sent + own,
+        grad_bytes=worked_on + sent + token_bytes,
     )
 
 
 def _grouped(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split: str, saved: str) -> Node:
-    """y = x W for every expert of the rank at once; W is n x k, and etp ranks ``split`` it by column or by row."""
+    """Return y = x W for every expert of the rank at once.
+
+    W is n x k, and etp ranks ``split`` it by ``column`` or by ``row``.
+    """
     z = replace(z, fills_buckets=z.fills_expert_buckets)
     name, local = f"moe.{name}", len(x.loads)
     x_bytes, y_bytes = (float(z.element * x.worked_on * size) for size in (k, n))
@@ -294,7 +304,7 @@ def _expert_weights(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *
 
 
 def _shared(z: FrameworkShapes, x: Experts) -> tuple[Node, ...]:
-    """The experts that every token passes are one MLP, split over tp; its output is added to that of the others."""
+    """Return the experts that every token passes: one MLP, split over tp. Its output is added to that of the others."""
     z = replace(z, overlaps_tp=z.overlaps_tp and not x.overlaps)
     fc1 = x.shared_ffn * (2 if z.gated else 1)
     return (

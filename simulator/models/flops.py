@@ -98,7 +98,7 @@ def model_flops_per_step(workload: Workload) -> float:
 
 
 def model_flops_per_step_causal(workload: Workload) -> float:
-    """`model_flops_per_step` with the part of attention that a causal mask leaves: half of it without a window."""
+    """Return `model_flops_per_step` with the attention that a causal mask leaves: half of it without a window."""
     seq = workload.training.seq
     return _flops_per_step(workload, causal_pairs(seq, seq, window=workload.model.window(seq)))
 
@@ -106,8 +106,8 @@ def model_flops_per_step_causal(workload: Workload) -> float:
 def hardware_flops_per_step(workload: Workload) -> float:
     """Return the FLOPs of the kernels of all GPUs in a step, recomputation and replicated work included.
 
-    For GELU, ffn 4h, unfused attention and full recomputation these are 96 B s l h^2 (1 + s / 6h + V / 16 l h) (arXiv
-    2104.04473, equation 3).
+    For GELU, ffn 4h, unfused attention and full recomputation equation 3 of arXiv 2104.04473 gives them: 96 B s l h^2
+    (1 + s / 6h + V / 16 l h).
     """
     layout = workload.parallelism
     seats = Counter(telling_seat(workload, Seat(cp, ep)) for cp in range(layout.cp) for ep in range(layout.ep))

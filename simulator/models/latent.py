@@ -33,7 +33,7 @@ class Latent:
 
 
 def latent(workload: Workload) -> Latent | None:
-    """The `Latent` of a workload, where it has one."""
+    """Return the `Latent` of a workload, where it has one."""
     mla = workload.model.mla
     if mla is None:
         return None
@@ -41,7 +41,9 @@ def latent(workload: Workload) -> Latent | None:
 
 
 def latent_projections(z: FrameworkShapes, a: Latent) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """Return the operations from the normed rows to compressed forms, and on to queries, keys and values with
+    """Return the operations in two halves.
+
+    The first takes the normed rows to compressed forms, the second takes these to queries, keys and values with
     positions.
     """
     q = z.heads * (a.nope + a.rope)
@@ -65,12 +67,12 @@ def latent_projections(z: FrameworkShapes, a: Latent) -> tuple[tuple[Node, ...],
 
 def up_inputs(up: tuple[Node, ...]) -> tuple[Tensor, ...]:
     """Return the tensors that the second half of `latent_projections` takes from the first."""
-    given = ("attn.normed", "attn.q_compressed", "attn.kv_compressed")
-    return tuple(tensor for node in up for tensor in node.saved if tensor.name in given)
+    compressed = ("attn.normed", "attn.q_compressed", "attn.kv_compressed")
+    return tuple(tensor for node in up for tensor in node.saved if tensor.name in compressed)
 
 
 def _down(z: FrameworkShapes, name: str, n: int) -> Node:
-    """A product over this rank's rows whose weight every tensor-parallel rank holds."""
+    """Return a product over this rank's rows whose weight every tensor-parallel rank holds."""
     x_bytes, y_bytes = z.row_bytes, float(z.element * z.rows * n)
     name, params = f"attn.{name}", n * z.hidden
     weight_grad: Ops = (product(z, name, "wgrad", n, z.hidden, z.rows),)
@@ -101,8 +103,7 @@ def _down(z: FrameworkShapes, name: str, n: int) -> Node:
 
 
 def _positions(z: FrameworkShapes, a: Latent) -> Node:
-    """Return rotary positions on a part of each query and on the keys' shared part, which every head then gets a copy
-    of.
+    """Return rotary positions on a part of each query and on the keys' shared part, of which every head gets a copy.
 
     With sequence parallelism the shared part is gathered first. There is one kernel for queries, in place, and one for
     keys and values (Megatron-Core's ``fused_mla_yarn_rope_apply``). Where operations rotate, others join.

@@ -1,5 +1,7 @@
-"""Transformer layers (Megatron-LM, arXiv 1909.08053, 2104.04473, 2205.05198): pre-norm, with products split by column
-and by row, and what of it is recomputed."""
+"""Transformer layers (Megatron-LM, arXiv 1909.08053, 2104.04473, 2205.05198), and their recomputation.
+
+Norms come first in a block, and products are split by column and by row.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def layer(
 
 @lru_cache(maxsize=1024)
 def _layer(z: FrameworkShapes, recompute: tuple[str, ...], a: Latent | None, x: Experts | None) -> Part:
-    """Cached, so that equal layers are one object and their blocks can be shared."""
+    """Return a layer. It is cached, so that equal layers are one object and their blocks can be shared."""
     attn_norm = norm(z, "attn.norm", saved="input", residual=True)
     down, up = latent_projections(z, a) if a else (_projections(z), ())
     core = core_attention(z)
@@ -105,6 +107,7 @@ def _projections(z: FrameworkShapes) -> tuple[Node, ...]:
 
 
 def _mlp(z: FrameworkShapes) -> tuple[Node, ...]:
+    """Return the MLP: two products, with the activation between them."""
     fc1 = z.ffn * (2 if z.gated else 1)
     return (
         linear(z, "mlp", "fc1", fc1, z.hidden, split="column", saved="mlp.normed", bias=z.bias),
@@ -114,7 +117,7 @@ def _mlp(z: FrameworkShapes) -> tuple[Node, ...]:
 
 
 def _residual_norm(z: FrameworkShapes) -> tuple[Node, Node]:
-    """The attention block's residual and the norm after it, in one kernel where the framework has it."""
+    """Return the attention block's residual and the norm after it, in one kernel where the framework has it."""
     add, mlp_norm = z.framework.residual(z, "attn"), norm(z, "mlp.norm", saved="attn.output", residual=True)
     if not z.framework.fuses_residual_and_norm:
         return add, mlp_norm

@@ -146,10 +146,12 @@ def _passes(
 
 
 def _gathered(z: FrameworkShapes, block: str, nbytes: float) -> tuple[Collective, ...]:
+    """Return the gathering of rows that tensor-parallel ranks have a part of each."""
     return (comm("all_gather", block, nbytes),) if z.sequence_parallel else ()
 
 
 def _summed(z: FrameworkShapes, block: str, nbytes: float) -> tuple[Collective, ...]:
+    """Return the sum over tensor-parallel ranks: of whole rows, or with sequence parallelism of each rank's part."""
     op = "reduce_scatter" if z.sequence_parallel else "all_reduce"
     return (comm(op, block, nbytes),) if z.tp > 1 else ()
 
@@ -190,7 +192,10 @@ def _weights(
 
 
 def _gather_around(z: FrameworkShapes, block: str, nbytes: float, chunk: Compute) -> Ops:
-    """``chunk`` on the rows of every rank, own ones first, while the next ones (of ``nbytes`` in all) come round."""
+    """Return ``chunk`` for the rows of every rank, this rank's first, while those of the next come round.
+
+    The rows of all ranks are ``nbytes``.
+    """
     around = Beside(comm("send_recv", block, nbytes / z.tp), (chunk,))
     return (*(around,) * (z.tp - 1), chunk)
 

@@ -1,4 +1,4 @@
-"""What runs, and is probably not meant."""
+"""Warnings of a job that runs, but is probably not what its user means."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN = 0.0005
 
 
 def warnings(workload: Workload) -> list[str]:
-    """All that is known before a step is played: of what the files say, and of the model that they come to."""
+    """Return the warnings that need no step: of the files' keys, and of the model that follows from them."""
     return [*config.warnings(workload), *_dropping(workload)]
 
 

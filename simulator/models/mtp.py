@@ -41,10 +41,10 @@ def predictor(workload: Workload, number: int, seat: Seat = ANY_SEAT, turn: Turn
 
 
 def _projection(z: FrameworkShapes) -> tuple[Node, ...]:
-    """The hidden state and the embedding of a later token, each normed, side by side, and projected to one width.
+    """Return the projection of a hidden state beside the embedding of a later token to the width of one.
 
-    As in Megatron-Core (transformer/multi_token_prediction.py) the projection is split by columns, whose results are
-    gathered.
+    Each is normed before. As in Megatron-Core (transformer/multi_token_prediction.py) the projection is split by
+    columns, whose results are gathered.
     """
     full = float(z.element * z.tokens * z.hidden)
     split, rows = z.tp > 1, z.sequence_parallel

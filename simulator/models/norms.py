@@ -13,8 +13,10 @@ from simulator.program import Compute
 
 
 def norm(z: FrameworkShapes, name: str, *, saved: str, residual: bool) -> Node:
-    """LayerNorm or RMSNorm over this rank's rows: one kernel forward; backward one for the input's gradient and one for
-    the parameters'. The statistics it keeps (8 bytes per row) are neglected, as in arXiv 2205.05198.
+    """Return a LayerNorm or RMSNorm over this rank's rows.
+
+    It is one kernel forward; backward there is one for the input's gradient and one for the parameters'. The statistics
+    that it keeps (8 bytes per row) are neglected, as in arXiv 2205.05198.
 
     ``residual``: its input also goes round the block, so that autograd adds the two gradients.
     """
@@ -57,12 +59,12 @@ def _weights(z: FrameworkShapes, name: str) -> tuple[Weight, ...]:
 
 
 def _added(z: FrameworkShapes, name: str) -> Compute:
-    """Autograd's sum of the gradient through the norm and the one that goes round the block."""
+    """Return autograd's sum of the gradient through the norm and the one that goes round the block."""
     return memory("B", f"{name} residual grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
 
 
 def _by_operations(z: FrameworkShapes, name: str, *, residual: bool) -> Node:
-    """RMSNorm without a kernel of its own."""
+    """Return RMSNorm without a kernel of its own."""
     assert z.framework.rms_norm_by_operations is not None
     node = z.framework.rms_norm_by_operations(z, name)
     return replace(

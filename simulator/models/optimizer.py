@@ -37,7 +37,7 @@ class StateBytes:
 
 
 def rank_parts(workload: Workload, pipeline_rank: int) -> tuple[Part, ...]:
-    """Every part that a pipeline rank holds, chunk by chunk."""
+    """Return every part that a pipeline rank holds, chunk by chunk."""
     layout = workload.parallelism
     return tuple(
         part for stage in layout.stages_of(pipeline_rank) for part in stage_parts(workload, stage % layout.n_stages)
@@ -45,28 +45,32 @@ def rank_parts(workload: Workload, pipeline_rank: int) -> tuple[Part, ...]:
 
 
 def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
-    """Weights, gradients and optimizer state of one GPU of a pipeline rank.
+    """Return the bytes of weights, gradients and optimizer state of one GPU of a pipeline rank.
 
-    Per parameter and with fp32 master weights and states: 2 + grad_dtype + 12 bytes (arXiv 1910.02054, section 3.1: 16
-    with 2-byte gradients). Over the N ranks that share a state, ZeRO-1 divides the 12, ZeRO-2 the gradients too, ZeRO-3
-    all of it (section 5, figure 1); whole parameters and gradients that are alive for a while are the program's. A
-    schedule that does not drain keeps several versions of the weights. What is offloaded is not here, nor are shards of
-    gradients whose optimizer is; nor what parameter servers hold. Torch's FSDP shards the master weights and has no
-    other shards; its DDP has buckets, and beside them the gradients of several micro-batches until they go there. 1-bit
-    Adam keeps what its rounding lost, on the sending and on the adding side (arXiv 2102.02888, algorithm 1).
+    With fp32 master weights and states a parameter takes 2 + grad_dtype + 12 bytes (arXiv 1910.02054, section 3.1: 16
+    with 2-byte gradients). N ranks that share a state divide the 12 under ZeRO-1, the gradients too under ZeRO-2, and
+    all of it under ZeRO-3 (section 5, figure 1). Whole parameters and gradients that are alive for a while are the
+    program's. A schedule that does not drain keeps several versions of the weights.
+
+    Offloaded bytes are left out, and so are shards of gradients whose optimizer is offloaded, and the bytes on
+    parameter servers. Torch's FSDP shards the master weights and has no other shards. Its DDP has buckets, and beside
+    them the gradients of several micro-batches until they go there. 1-bit Adam keeps the errors of its rounding, on the
+    sending and on the adding side (arXiv 2102.02888, algorithm 1).
     """
     weights = weights_of(rank_parts(workload, pipeline_rank))
     training, layout = workload.training, workload.parallelism
-    held, whole, share = elements_by_axis(weights), elements(weights), optimized(workload, weights)
+    counts, whole, share = elements_by_axis(weights), elements(weights), optimized(workload, weights)
     versions = layout.plan.weight_versions(layout.pp, workload.microbatches, pipeline_rank)
     offload, shards = layout.offload, layout.zero >= 2
     streamed, away = offload.parameters != "none", offload.optimizer != "none" or layout.server_count > 0
     lost = 0.0
     if layout.grad_compression == "1bit":
-        lost = sum(count * (1 + 1 / layout.replicas(axis)) for axis, count in held.items() if layout.replicas(axis) > 1)
+        lost = sum(
+            count * (1 + 1 / layout.replicas(axis)) for axis, count in counts.items() if layout.replicas(axis) > 1
+        )
     kept = DTYPE_BYTES[training.trained_dtype] * whole if training.keep_gradients else 0
     if workload.replication.in_ddp and workload.microbatches > 1:
-        kept += DTYPE_BYTES[training.grad_dtype] * sum(held[axis] for axis in held if layout.replicas(axis) > 1)
+        kept += DTYPE_BYTES[training.grad_dtype] * sum(counts[axis] for axis in counts if layout.replicas(axis) > 1)
     return StateBytes(
         weights=0.0 if streamed else _weight_bytes(workload, weights) * versions,
         gradients=0.0
@@ -116,25 +120,29 @@ def paged_state_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
 def replicated_gradient_ops(
     workload: Workload, weights: Iterable[Weight], seat: Seat = ANY_SEAT
 ) -> tuple[Collective, ...]:
-    """The all-reduce over tp, once a step, of gradients that every tp rank computes from its own rows or heads: norms
-    and row-split biases under sequence parallelism (Megatron's `allreduce_sequence_parallel_gradients`), KV heads that
-    tp ranks share, routers; and those of redundant experts over the ranks that hold copies of them, in rounds (see
-    `Routing.copy_rounds`) for a rank at ``seat``; of sharded gradients the shard. Empty where there are none."""
+    """Return the all-reduces, once a step, that complete gradients of weights with copies on several ranks.
+
+    One goes over tp. It has the gradients that every tp rank computes from its own rows or heads. These are of routers
+    and of KV heads that tp ranks share, and under sequence parallelism of norms and row-split biases (Megatron's
+    `allreduce_sequence_parallel_gradients`). Others have the gradients of redundant experts, and go over the ranks with
+    copies of these, in rounds (see `Routing.copy_rounds`) for a rank at ``seat``. Of sharded gradients the shards are
+    reduced.
+    """
     weights, layout = trained(weights), workload.parallelism
     grad = DTYPE_BYTES[workload.training.grad_dtype]
 
-    def held(axis: str) -> int:
+    def shards(axis: str) -> int:
         return layout.shards(axis) if layout.zero >= 2 else 1
 
     ops: list[Collective] = []
     if partial := sum(weight.partial_elements for weight in weights):
-        nbytes = grad * partial / held("dp")
+        nbytes = grad * partial / shards("dp")
         ops.append(_summed("tp.all_reduce replicated gradients", nbytes, Axis.TP, Purpose.TENSOR))
     per_expert = sum(weight.elements // weight.shape[0] for weight in weights if weight.axis == EXPERT_AXIS)
     if per_expert:
         for one in routing(workload).copy_rounds:
             if experts := one.experts_at(seat.ep):
-                nbytes = grad * per_expert / held("edp") * experts
+                nbytes = grad * per_expert / shards("edp") * experts
                 ops.append(_summed("ep.all_reduce redundant experts", nbytes, one.axis, Purpose.EXPERT))
     return tuple(ops)
 
@@ -146,11 +154,13 @@ def _summed(name: str, nbytes: float, axis: str, purpose: Purpose) -> Collective
 def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ...]:
     """Return one optimizer step over the ``weights`` of this GPU, whose gradients are reduced already.
 
-    Under ZeRO it works on this GPU's shard of them. The order is Megatron's: gradients to fp32 where they are not;
-    under fp16 unscaling with a check for infinities; norm and clipping; the updates; master weights to model weights;
-    gradient buffers to zero (plain autograd drops its gradients instead).
-    Of an update on the host there remains what has to be known of the gradients before. Of one on parameter servers,
-    which have it all, there remains clearing the buffers.
+    Under ZeRO it works on this GPU's shard of them. The order is Megatron's. Gradients are cast to fp32 where they are
+    not, and under fp16 unscaled and checked for infinities. Then come norm and clipping, the updates, and the cast of
+    master weights to model weights. Last, gradient buffers are set to zero (plain autograd drops its gradients
+    instead).
+
+    Before an update on the host the GPU still checks the gradients and takes their norm. With parameter servers it only
+    clears the buffers.
     """
     training, layout = workload.training, workload.parallelism
     count = float(optimized(workload, weights))
@@ -171,8 +181,8 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
     # only, and their shards on the host, there is none.
     buffered = here or layout.zero < 2
     if buffered and (layout.server_count or workload.replication.clears_buffers):
-        held = count if layout.zero >= 2 else float(elements(weights))
-        zeroed = DTYPE_BYTES[training.grad_dtype] * held
+        buffered_count = count if layout.zero >= 2 else float(elements(weights))
+        zeroed = DTYPE_BYTES[training.grad_dtype] * buffered_count
         ops.append(_kernel("zero gradients", "zero", 0.0, zeroed, training.grad_dtype))
     # A rank whose weights are frozen has numbers to agree on, and nothing to compute.
     return tuple(op for op in ops if count or not isinstance(op, Compute))
@@ -247,7 +257,10 @@ def server_update_bytes(workload: Workload, gradients: int) -> float:
 
 
 def host_state_bytes(workload: Workload) -> float:
-    """Bytes per parameter that an update reads and writes back: weights (fp32 where there are such) and both states."""
+    """Return the bytes per parameter that an update reads and writes back: weights and both states.
+
+    Of the weights these are the master weights in fp32, where there are such.
+    """
     training = workload.training
     weight = DTYPE_BYTES["fp32"] if training.optimizer.master_weights else DTYPE_BYTES[training.trained_dtype]
     return float(weight + ADAM_STATES * DTYPE_BYTES[training.optimizer.state_dtype])

@@ -1,4 +1,4 @@
-"""A part of the model as its nodes make it: kernels of each pass, weights, and bytes held between passes."""
+"""A part of the model: the kernels of each of its passes, its weights, and the bytes that it keeps between passes."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ class Part:
     ``recomputed`` exists again while the backward pass runs; ``grad_bytes`` are the largest set of gradients alive
     then. ``placeholders`` stay for good (see `Node`).
 
-    Where the weight gradient is a pass of its own, the input gradient leaves it ``held_for_weights``, which is all that
-    is then alive: the inputs of everything with weights, recomputed ones too, and the gradients of their outputs. For
-    GELU, ffn 4h and 2-byte activations, products need 14 and 18 s b h bytes for these, the 32 s b h of arXiv
-    2401.10241, table 1; the two norms, which the paper leaves out, need 8. ``weight_grad_bytes`` are alive beside them.
+    Where the weight gradient is a pass of its own, the input gradient leaves it ``held_for_weights``. These are the
+    inputs of all nodes with weights, recomputed ones too, and the gradients of their outputs. For GELU, ffn 4h and
+    2-byte activations, products need 14 and 18 s b h bytes of them. These are the 32 s b h of arXiv 2401.10241, table
+    1. The two norms, which the paper leaves out, need 8. ``weight_grad_bytes`` are alive beside them.
 
     ``left_gradient_bytes``: gradients that the backward pass makes and leaves for the optimizer. ``trailing``: tensors
-    in ``saved`` that only operations behind the last ones with weights keep. ``graph_stays``: an input gradient of its
-    own gives back only at its end what ``held_for_weights`` lacks, and leaves ``input_gradient_bytes`` until the step
-    has ended. ``is_unit``: the part is sharded (torch's ``fully_shard``) and offloaded by itself, as layers and the
-    projection of a multi-token-prediction module are. Embeddings and heads are not.
+    in ``saved`` that only operations behind the last ones with weights keep. ``graph_stays``: a separate input gradient
+    gives back at its end the tensors in ``saved`` that the weight gradient does not need. It also leaves
+    ``input_gradient_bytes`` until the step has ended. ``is_unit``: the part is sharded (torch's ``fully_shard``) and
+    offloaded by itself, as layers and the projection of a multi-token-prediction module are. Embeddings and heads are
+    not.
     """
 
     name: str
@@ -107,26 +108,29 @@ def pass_bytes(parts: Sequence[Part], kind: str) -> PassBytes:
     left for the optimizer stay. Part after part takes or gives its own: the workspace beside all of it is what the
     fullest moment inside the pass needs more.
     """
-    saved, held = [part.saved_bytes for part in parts], [part.held_bytes for part in parts]
+    saved, for_weights = [part.saved_bytes for part in parts], [part.held_bytes for part in parts]
     left = [part.left_gradient_bytes for part in parts]
     match kind:
         case "F":
             return PassBytes(sum(saved), 0.0, _at_most([part.forward_bytes for part in parts[::-1]], saved[::-1]))
         case "B":
-            return _turning(saved, left, [part.workspace_bytes for part in parts])
+            return _backward_bytes(saved, left, [part.workspace_bytes for part in parts])
         case "I" if parts and parts[0].graph_stays:
             return _beside_the_graph(parts)
         case "I":
-            return _turning(saved, held, [part.input_workspace_bytes for part in parts])
+            return _backward_bytes(saved, for_weights, [part.input_workspace_bytes for part in parts])
         case _:
-            return _turning(held, left, [part.weight_grad_bytes for part in parts])
+            return _backward_bytes(for_weights, left, [part.weight_grad_bytes for part in parts])
 
 
-def _turning(before: Sequence[float], after: Sequence[float], workspaces: Sequence[float]) -> PassBytes:
-    """A pass through parts, last part first, each of which holds ``before`` it and ``after`` it."""
-    gone = [one - other for one, other in zip(before, after, strict=True)]
-    more = max(-sum(gone), 0.0)
-    return PassBytes(more, max(sum(gone), 0.0), max(_at_most(workspaces[::-1], gone[::-1]) - more, 0.0))
+def _backward_bytes(before: Sequence[float], after: Sequence[float], workspaces: Sequence[float]) -> PassBytes:
+    """Return the bytes of a pass that goes through parts from the last to the first.
+
+    ``before`` and ``after`` are the bytes that each part keeps before and after its turn.
+    """
+    freed = [one - other for one, other in zip(before, after, strict=True)]
+    more = max(-sum(freed), 0.0)
+    return PassBytes(more, max(sum(freed), 0.0), max(_at_most(workspaces[::-1], freed[::-1]) - more, 0.0))
 
 
 def swapped_bytes(parts: Sequence[Part]) -> tuple[float, float]:
@@ -136,39 +140,45 @@ def swapped_bytes(parts: Sequence[Part]) -> tuple[float, float]:
     both.
     """
     if any(part.graph_stays for part in parts):
-        made = sum(_beyond(part.held_for_weights, part.saved) for part in parts)
-        return made, sum(_beyond(part.saved, part.held_for_weights) for part in parts)
+        new = sum(_beyond(part.held_for_weights, part.saved) for part in parts)
+        return new, sum(_beyond(part.saved, part.held_for_weights) for part in parts)
     more = sum(part.held_bytes - part.saved_bytes for part in parts)
     return max(more, 0.0), max(-more, 0.0)
 
 
 def _beside_the_graph(parts: Sequence[Part]) -> PassBytes:
-    """An input gradient during which all that was saved stays: part after part adds the gradients of its outputs."""
-    made, gone = swapped_bytes(parts)
+    """Return the bytes of an input gradient during which all saved tensors stay.
+
+    Part after part adds the gradients of its outputs to them.
+    """
+    new, freed = swapped_bytes(parts)
     each = [_beyond(part.held_for_weights, part.saved) for part in parts]
-    added = _turning([0.0] * len(parts), each, [part.input_workspace_bytes for part in parts])
+    added = _backward_bytes([0.0] * len(parts), each, [part.input_workspace_bytes for part in parts])
     left = sum(part.input_gradient_bytes for part in parts)
-    return PassBytes(made + left, gone, max(added.workspace - left, 0.0))
+    return PassBytes(new + left, freed, max(added.workspace - left, 0.0))
 
 
-def _beyond(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    """Bytes of the ``tensors`` that are not among ``others``."""
-    names = {other.name for other in others}
+def _beyond(tensors: Sequence[Tensor], excluded: Sequence[Tensor]) -> float:
+    """Return the bytes of the ``tensors`` whose names are not among those ``excluded``."""
+    names = {tensor.name for tensor in excluded}
     return sum(tensor.nbytes for tensor in tensors if tensor.name not in names)
 
 
-def _at_most(workspaces: Sequence[float], gone: Sequence[float]) -> float:
-    """Return the largest of the ``workspaces`` beside all that a pass holds.
+def _at_most(workspaces: Sequence[float], freed: Sequence[float]) -> float:
+    """Return the most bytes that a pass needs at once beside its kept bytes: the workspace of a part, less freed bytes.
 
-    The parts before have given up the bytes ``gone`` with them by then; in a forward pass they have not taken them yet.
+    Each part has given up its ``freed`` bytes when the next one runs. In a forward pass, whose parts are listed from
+    the last, these are bytes that are not taken yet.
     """
-    before = itertools.accumulate(gone, initial=0.0)
+    before = itertools.accumulate(freed, initial=0.0)
     return max(0.0, max(workspace - less for workspace, less in zip(workspaces, before, strict=False)))
 
 
 def by_part(parts: Sequence[Part], kind: str) -> list[tuple[int, ...]]:
-    """A pass cut by part: indices of the parts of each piece, in the order in which they run. A part that runs nothing
-    goes with the one before it, the first with the one after it."""
+    """Cut a pass by part: return the indices of the parts of each piece, in the order in which they run.
+
+    A part that runs nothing goes with the one before it, the first with the one after it.
+    """
     pieces: list[list[int]] = [[]]
     for index in range(len(parts)) if kind == "F" else reversed(range(len(parts))):
         if parts[index].ops(kind) and any(parts[other].ops(kind) for other in pieces[-1]):
@@ -178,8 +188,11 @@ def by_part(parts: Sequence[Part], kind: str) -> list[tuple[int, ...]]:
 
 
 class Checkpoint(NamedTuple):
-    """Nodes that keep nothing but their ``inputs`` and run forward again before the backward pass. What they hand on is
-    kept by those who need it, but for what is ``dropped``, to be computed again too."""
+    """Nodes that keep nothing but their ``inputs``, and run forward again before the backward pass.
+
+    Nodes behind them still keep the outputs that they need, except tensors named in ``dropped``, which are computed
+    again too.
+    """
 
     nodes: tuple[Node, ...]
     inputs: tuple[Tensor, ...]
@@ -210,8 +223,8 @@ def part_of(
     kept = [tensor for checkpoint in checkpoints for tensor in checkpoint.inputs]
     kept += [tensor for node in nodes if id(node) not in again for tensor in node.saved]
     saved = unique(tensor for tensor in kept if tensor.name not in dropped)
-    held = {tensor.name for tensor in saved}
-    recomputed = unique(tensor for node in nodes for tensor in node.saved if tensor.name not in held)
+    saved_names = {tensor.name for tensor in saved}
+    recomputed = unique(tensor for node in nodes for tensor in node.saved if tensor.name not in saved_names)
     back = tuple(reversed(nodes))
     return Part(
         name=name,
@@ -246,12 +259,12 @@ _OUTPUT_GRADIENT = "output gradient "
 
 
 def output_gradients(part: Part) -> tuple[Tensor, ...]:
-    """Return the gradients of the outputs of the nodes of ``part`` that it holds for its weights, in their order."""
+    """Return the gradients of outputs in ``held_for_weights`` of ``part``, in the order of its nodes."""
     return tuple(tensor for tensor in part.held_for_weights if tensor.name.startswith(_OUTPUT_GRADIENT))
 
 
 def _held_for_weights(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
-    """Inputs and output gradients of the nodes that have a weight gradient."""
+    """Return the inputs and the gradients of the outputs of the nodes that have a weight gradient."""
     weighted = [node for node in nodes if node.weight_grad]
     inputs = unique(tensor for node in weighted for tensor in node.saved)
     gradients = (Tensor(f"{_OUTPUT_GRADIENT}{n}", node.output_grad_bytes) for n, node in enumerate(weighted))

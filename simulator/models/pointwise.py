@@ -7,8 +7,10 @@ from simulator.operations.nodes import Node, Ops, Tensor, memory
 
 
 def activation(z: FrameworkShapes, block: str, elements: int) -> Node:
-    """GELU, ReLU (which keeps its output, that is the next product's input), SwiGLU or GeGLU, with ``elements`` of
-    output, between the two products of ``block``."""
+    """Return the activation between the two products of ``block``: GELU, ReLU, SwiGLU or GeGLU.
+
+    Its output has so many ``elements``. ReLU keeps its output, which is the next product's input.
+    """
     nbytes = float(z.element * elements)
     name, kernels = f"{block}.{z.activation}", z.framework.activation(z)
     saved: tuple[Tensor, ...]
@@ -29,7 +31,7 @@ def activation(z: FrameworkShapes, block: str, elements: int) -> Node:
 
 
 def rope(z: FrameworkShapes) -> Node:
-    """Rotary position embedding of queries and keys. Its gradient is the inverse rotation and needs no activation."""
+    """Return the rotary positions of queries and keys. The gradient is the inverse rotation and needs no activation."""
     q, k = (z.element * z.tokens * width for width in (z.q_width, z.kv_width))
 
     def turned(phase: str, suffix: str) -> Ops:
@@ -39,7 +41,7 @@ def rope(z: FrameworkShapes) -> Node:
 
 
 def rotated(z: FrameworkShapes, phase: str, name: str, nbytes: float, suffix: str) -> Ops:
-    """Kernels that turn ``nbytes`` of queries or keys by their positions."""
+    """Return the kernels that turn ``nbytes`` of queries or keys by their positions."""
     return tuple(
         memory(phase, f"attn.rope {name}{step}{suffix}", op, read * nbytes, written * nbytes, z.dtype)
         for step, op, read, written in z.framework.rotation

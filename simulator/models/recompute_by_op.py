@@ -1,10 +1,13 @@
-"""Recomputation by operation, torchtitan's selective activation checkpointing "op": the outputs of attention, of every
-other product and of what reduces or exchanges between ranks are kept, everything else of a layer runs again.
+"""Recomputation by operation: torchtitan's selective activation checkpointing "op".
 
-github.com/pytorch/torchtitan, torchtitan/distributed/activation_checkpoint.py (``_apply_op_sac``) and the models' lists
-of ops whose outputs are saved: ``aten.mm``, every second one of a layer not, SDPA, ``reduce_scatter_tensor``,
-``all_to_all_single``. Batched and grouped products are others than ``aten.mm`` and run again, as the router's product
-does (``per_op_sac_force_recompute_mm_shapes_by_fqns``), which is not counted among the products either.
+The outputs of attention, of every other product, and of reductions and exchanges between ranks are kept. Everything
+else of a layer runs again.
+
+Sources: github.com/pytorch/torchtitan, torchtitan/distributed/activation_checkpoint.py (``_apply_op_sac``), and the
+models' lists of ops whose outputs are saved. These are SDPA, ``reduce_scatter_tensor``, ``all_to_all_single``, and of
+``aten.mm`` the first, third, fifth ... of a layer. Batched and grouped products are no ``aten.mm`` and run again. So
+does the router's product (``per_op_sac_force_recompute_mm_shapes_by_fqns``), which is not counted among the products
+either.
 """
 
 from __future__ import annotations
@@ -27,8 +30,11 @@ _INPUTS = frozenset(("attn.q", "attn.k", "attn.v", "attn.k expanded", "attn.v ex
 
 
 class _Piece(NamedTuple):
-    """One of torchtitan's products, of which ours may hold several side by side: the tensor that it writes, named as
-    who reads it names it, its ``width`` in columns, and whether it is ``kept``."""
+    """One of torchtitan's products, several of which may stand side by side in one of ours.
+
+    It writes ``tensor``, which has the name that its reader gives it and is ``width`` columns wide. ``kept``: this
+    output is not computed again.
+    """
 
     tensor: str
     width: int
@@ -36,15 +42,15 @@ class _Piece(NamedTuple):
 
 
 def recomputed_by_op(z: Shapes, x: Experts | None, nodes: Sequence[Node], part: Part) -> Part:
-    """``part`` of ``nodes``, a layer, with its operations recomputed but for those kept."""
+    """Return ``part``, a layer of these ``nodes``, with all operations recomputed whose outputs are not kept."""
     pieces = _pieces(z, nodes)
     outputs = _outputs(z, x, nodes, pieces)
     kept = {"input": z.row_bytes}
     for tensor in outputs:
         kept[tensor.name] = kept.get(tensor.name, 0.0) + tensor.nbytes
-    # What is kept of a tensor need not be made again.
-    made = {tensor.name: tensor.nbytes for tensor in (*part.saved, *part.recomputed)}
-    rest = {name: nbytes - kept.get(name, 0.0) for name, nbytes in made.items()}
+    # The kept bytes of a tensor need not be computed again.
+    needed = {tensor.name: tensor.nbytes for tensor in (*part.saved, *part.recomputed)}
+    rest = {name: nbytes - kept.get(name, 0.0) for name, nbytes in needed.items()}
     return replace(
         part,
         saved=tuple(Tensor(name, nbytes) for name, nbytes in kept.items()),
@@ -54,34 +60,34 @@ def recomputed_by_op(z: Shapes, x: Experts | None, nodes: Sequence[Node], part: 
 
 
 def _pieces(z: Shapes, nodes: Sequence[Node]) -> dict[str, list[_Piece]]:
-    """The pieces of each product of a layer by its name. The first, third ... is kept, in torchtitan's order."""
+    """Return the pieces of each product of a layer by its name. The first, third ... is kept, in torchtitan's order."""
     widths = {op.name: kernel.n for op, kernel in _products(nodes)}
     ordered = sorted(widths, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
-    found: dict[str, list[_Piece]] = {}
+    pieces: dict[str, list[_Piece]] = {}
     count = 0
     for name in ordered:
-        found[name] = []
+        pieces[name] = []
         for tensor, width in _written(z, name, widths[name]):
-            found[name].append(_Piece(tensor, width, kept=count % 2 == 0))
+            pieces[name].append(_Piece(tensor, width, kept=count % 2 == 0))
             count += 1
-    return found
+    return pieces
 
 
 def _products(nodes: Sequence[Node]) -> Iterator[tuple[Compute, Matmul]]:
-    """Products with a weight, chunks of those that are split in a ring included, but for the router's."""
+    """Yield the products with a weight, without the router's. Chunks of products in a ring are yielded one by one."""
     for op in (op for node in nodes for op in _computes(node)):
         if product := _product(op):
             yield op, product
 
 
 def _product(op: Compute) -> Matmul | None:
-    """The kernel of ``op`` where it is one of those products."""
+    """Return the kernel of ``op`` where it is a product with a weight, and not the router's."""
     kernel = op.kernel
     return kernel if isinstance(kernel, Matmul) and kernel.batch == 1 and op.name != "moe.router" else None
 
 
 def _computes(node: Node) -> Iterator[Compute]:
-    """Kernels of the forward pass, those beside communication included."""
+    """Yield the kernels of the forward pass, those beside communication included."""
     for op in node.forward:
         match op:
             case Compute():
@@ -93,7 +99,10 @@ def _computes(node: Node) -> Iterator[Compute]:
 
 
 def _written(z: Shapes, name: str, n: int) -> Iterator[tuple[str, int]]:
-    """Tensors that a product ``n`` columns wide writes, each by a product of torchtitan's."""
+    """Yield name and width of the tensors that a product ``n`` columns wide writes.
+
+    Torchtitan has a product for each of them.
+    """
     block, _, which = name.partition(".")
     if name == "attn.qkv":
         turned = " before rope" if z.position == "rope" else ""
@@ -107,7 +116,7 @@ def _written(z: Shapes, name: str, n: int) -> Iterator[tuple[str, int]]:
 
 
 def _outputs(z: Shapes, x: Experts | None, nodes: Sequence[Node], pieces: dict[str, list[_Piece]]) -> Iterator[Tensor]:
-    """What is kept beside the layer's input, in bytes; of a ring's chunks each its part."""
+    """Yield the kept tensors beside the layer's input; of a product in a ring, a part for each chunk."""
     for op, kernel in _products(nodes):
         for piece in pieces[op.name]:
             if piece.kept:
@@ -122,7 +131,7 @@ def _outputs(z: Shapes, x: Experts | None, nodes: Sequence[Node], pieces: dict[s
 
 
 def _received(z: Shapes, x: Experts | None, comm: Comm) -> float:
-    """Bytes that a rank has after ``comm``."""
+    """Return the bytes that a rank has after ``comm``."""
     if comm.op == "reduce_scatter":
         return comm.nbytes / (x.etp if x and comm.axis == "etp" else z.tp)
     if x and isinstance(comm, AllToAll) and comm.axis == "ep" and comm.receive_shares:
@@ -131,17 +140,19 @@ def _received(z: Shapes, x: Experts | None, comm: Comm) -> float:
 
 
 def _attends(node: Node) -> bool:
-    """Whether it is fused attention, over whole sequences or in a ring."""
+    """Return True where ``node`` is fused attention, over whole sequences or in a ring."""
     return any(isinstance(op.kernel, Attention) for op in _computes(node))
 
 
 def _again(node: Node, pieces: dict[str, list[_Piece]]) -> Iterator[Op]:
-    """The forward operations of ``node`` that run again. What is gathered for a product that is kept whole is not: the
-    backward pass gathers it by itself."""
+    """Yield the forward operations of ``node`` that run again.
+
+    Rows are not gathered again for a product whose whole output is kept: the backward pass gathers them by itself.
+    """
     if _attends(node):
         return
-    of_node = [piece for op, _ in _products((node,)) for piece in pieces[op.name]]
-    whole = bool(of_node) and all(piece.kept for piece in of_node)
+    node_pieces = [piece for op, _ in _products((node,)) for piece in pieces[op.name]]
+    whole = bool(node_pieces) and all(piece.kept for piece in node_pieces)
     for op in node.forward:
         match op:
             case Comm():
@@ -158,7 +169,7 @@ def _again(node: Node, pieces: dict[str, list[_Piece]]) -> Iterator[Op]:
 
 
 def _product_again(op: Compute, pieces: dict[str, list[_Piece]]) -> Iterator[Compute]:
-    """``op``, a product as wide as what of it is not kept."""
+    """Yield ``op`` as it runs again; a product has the columns alone that are not kept."""
     kernel = _product(op)
     if kernel is None:
         yield replace(op, phase=StepPhase.RECOMPUTE)

@@ -1,4 +1,4 @@
-"""Which expert gets how many tokens, and which rank holds it."""
+"""Routing of tokens: how many each expert gets, and which rank holds it."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class CopyRound(NamedTuple):
     groups: tuple[CopyGroup, ...]
 
     def experts_at(self, position: int) -> int:
-        """Experts whose gradients the rank at ``position`` adds up with other holders in this round."""
+        """Return the number of experts whose gradients the rank at ``position`` adds up with other holders."""
         return sum(group.experts for group in self.groups if position in group.positions)
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Where the tokens of one micro-batch go in one layer, for an expert-parallel group.
+    """Paths of the tokens of one micro-batch through the experts of one layer, for an expert-parallel group.
 
-    ``tokens`` are those of one rank, of which it sends ``sent`` copies; ``received[j]`` copies reach the rank at
-    position j of the group. ``loads[j]``: what each of its experts works on, with what etp ranks gather.
-    ``received_shares``: the share of every rank's copies that goes to each position; empty where it is equal.
-    ``copy_rounds``: who has to add up the gradients of redundant experts, in this order.
+    Each rank has ``tokens``, and sends ``sent`` copies of them. ``received[j]`` copies reach the rank at position j of
+    the group. ``loads[j]``: copies that each of its experts works on, with those that etp ranks gather.
+    ``received_shares``: the share of every rank's copies that goes to each position, empty where all are equal.
+    ``copy_rounds``: rounds in which holders of redundant experts add up gradients.
     """
 
     tokens: int
@@ -52,12 +52,12 @@ class Routing:
     copy_rounds: tuple[CopyRound, ...]
 
     def telling(self, position: int) -> int:
-        """The first position whose rank has the same work as the one at ``position``."""
+        """Return the first position whose rank has the same work as the one at ``position``."""
         return self._work.index(self._work[position])
 
     @cached_property
     def _work(self) -> list[tuple[tuple[int, ...], ...]]:
-        """By position, what decides a rank's work: loads, and whose gradients it adds up in each round."""
+        """Facts that decide the work of the rank at each position: loads, and experts with copies in each round."""
         return [
             (loads, tuple(one.experts_at(position) for one in self.copy_rounds))
             for position, loads in enumerate(self.loads)
@@ -65,13 +65,13 @@ class Routing:
 
 
 def routing(workload: Workload) -> Routing:
-    """The `Routing` of a workload that has experts. Every rank and every layer has the same distribution."""
+    """Return the `Routing` of a workload that has experts. Every rank and every layer has the same distribution."""
     assert workload.model.moe is not None
     return _with_experts(workload, workload.model.moe)
 
 
 def dropped_share(workload: Workload) -> float:
-    """Of all copies of tokens, those that no expert works on, as it has reached its capacity."""
+    """Return the share of all copies of tokens that no expert works on, as their expert has reached its capacity."""
     moe = workload.model.moe
     if moe is None or moe.capacity_factor is None:
         return 0.0
@@ -91,27 +91,30 @@ def _routing(moe: Moe, tokens: int, ep: int, etp: int, seed: int) -> Routing:
     times = Counter(expert_of)
     slots = _with_capacity(moe, tokens, [copies[expert] / times[expert] for expert in expert_of])
     local = len(slots) // ep
-    held = [slots[local * rank : local * (rank + 1)] for rank in range(ep)]
+    slots_of_rank = [slots[local * rank : local * (rank + 1)] for rank in range(ep)]
     sent = math.fsum(slots)
-    even = all(own == held[0] for own in held)
-    received = tuple(math.fsum(own) * ep for own in held)
+    even = all(row == slots_of_rank[0] for row in slots_of_rank)
+    received = tuple(math.fsum(row) * ep for row in slots_of_rank)
     return Routing(
         tokens=tokens,
         sent=sent,
         received=received,
-        loads=tuple(_whole([count * ep * etp for count in own]) for own in held),
+        loads=tuple(_whole([count * ep * etp for count in row]) for row in slots_of_rank),
         received_shares=() if even else tuple(count / (ep * sent) for count in received),
         copy_rounds=_copy_rounds(expert_of, local),
     )
 
 
 def _copy_rounds(expert_of: list[int], local: int) -> tuple[CopyRound, ...]:
-    """The holders of each expert that several ranks hold, ``local`` slots a rank; experts with the same holders go
-    together, and each group into the first round in which none of its members has one yet."""
+    """Return the rounds in which the holders of redundant experts meet, of ``local`` slots a rank.
+
+    Experts with the same holders go together. Each group of holders goes into the first round in which none of its
+    members has another group.
+    """
     holders: dict[int, dict[int, None]] = {}
     for slot, expert in enumerate(expert_of):
         holders.setdefault(expert, {})[slot // local] = None
-    experts = Counter(tuple(of_expert) for of_expert in holders.values() if len(of_expert) > 1)
+    experts = Counter(tuple(ranks) for ranks in holders.values() if len(ranks) > 1)
     rounds: list[list[CopyGroup]] = []
     for positions, count in experts.items():
         free = (groups for groups in rounds if not any(set(positions) & set(group.positions) for group in groups))
@@ -123,10 +126,10 @@ def _copy_rounds(expert_of: list[int], local: int) -> tuple[CopyRound, ...]:
 
 
 def popularity(moe: Moe, seed: int) -> tuple[float, ...]:
-    """The share of all copies of tokens that each expert is meant to get; they sum to 1.
+    """Return the share of all copies of tokens that each expert is meant to get; they sum to 1.
 
-    No token goes to one expert twice, so that no share exceeds 1 / top_k: what a skew gives an expert beyond that goes
-    to the others in proportion.
+    No token goes to one expert twice, so that no share exceeds 1 / top_k. If a skew gives an expert more, the rest goes
+    to the other experts in proportion.
     """
     if moe.token_distribution == "balanced":
         return (1 / moe.experts,) * moe.experts
@@ -146,8 +149,10 @@ def popularity(moe: Moe, seed: int) -> tuple[float, ...]:
 
 
 def _slots(copies: list[float], redundant: int) -> list[int]:
-    """The expert in every slot: those of the model, then ``redundant`` copies, each of the expert whose copies, which
-    all get equal parts, have most to do."""
+    """Return the expert in every slot: those of the model, then ``redundant`` copies.
+
+    Copies of an expert share its tokens evenly. Each new copy is of the expert whose copies have most to do.
+    """
     times = [1] * len(copies)
     copied: list[int] = []
     for _ in range(redundant):
@@ -158,8 +163,11 @@ def _slots(copies: list[float], redundant: int) -> list[int]:
 
 
 def _with_capacity(moe: Moe, tokens: int, slots: list[float]) -> list[float]:
-    """With a capacity factor, every expert takes at most, or padded just, its capacity (GShard, arXiv 2006.16668,
-    section 2.2; Megatron-Core's ``moe_expert_capacity_factor``)."""
+    """Return the copies of tokens in every slot, limited by the experts' capacity where there is a capacity factor.
+
+    An expert takes no more than its capacity; padded, it takes just that (GShard, arXiv 2006.16668, section 2.2;
+    Megatron-Core's ``moe_expert_capacity_factor``).
+    """
     if moe.capacity_factor is None:
         return slots
     capacity = float(math.ceil(moe.capacity_factor * tokens * moe.top_k / moe.experts))
@@ -167,7 +175,7 @@ def _with_capacity(moe: Moe, tokens: int, slots: list[float]) -> list[float]:
 
 
 def _whole(counts: list[float]) -> tuple[int, ...]:
-    """Whole numbers nearest to ``counts`` with their (rounded) sum: the largest remainders are rounded up.
+    """Return whole numbers nearest to ``counts`` with their (rounded) sum: the largest remainders are rounded up.
 
     >>> _whole([1.5, 1.5, 1.0]), _whole([2.0, 0.25])
     ((2, 1, 1), (2, 0))

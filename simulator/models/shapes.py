@@ -23,7 +23,7 @@ class FrameworkShapes(Shapes):
 
 
 def telling_seat(workload: Workload, seat: Seat) -> Seat:
-    """``seat`` with 0 for what makes no difference to the work, so that ranks with equal ones do the same."""
+    """Return ``seat`` with 0 for positions that make no difference; ranks with the same result do the same work."""
     layout = workload.parallelism
     uneven = layout.cp_method == "ring" and layout.cp_layout == "contiguous"
     ep = routing(workload).telling(seat.ep) if workload.model.moe else 0
@@ -84,12 +84,15 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
 
 
 def activation_bytes(workload: Workload) -> float:
-    """What passes between layers: b s h elements, of which a context-parallel rank has its share."""
+    """Return the bytes of the tensor between two layers: b s h elements, of which each rank on axis cp has a share."""
     return float(workload.rank_tokens * workload.model.hidden * DTYPE_BYTES[workload.training.precision])
 
 
 def passed_bytes(workload: Workload) -> float:
-    """What one rank sends to the next stage: with sequence parallelism or scatter/gather its share of tp."""
+    """Return the bytes that a rank sends to the next stage.
+
+    With sequence parallelism or scatter/gather they are divided by tp.
+    """
     layout = workload.parallelism
     shared = layout.sequence_parallel or layout.scatter_gather_p2p
     return activation_bytes(workload) / (layout.tp if shared else 1)

@@ -52,14 +52,18 @@ def stage_parts(workload: Workload, stage: int, seat: Seat = ANY_SEAT, turn: Tur
 
 
 def _kept_by_stages(workload: Workload, stage: int, parts: tuple[Part, ...], seat: Seat) -> tuple[Part, ...]:
-    """With what stages keep: the input lies in a buffer that stays, and the last stage keeps its output too, the logits
-    (torch/distributed/pipelining/stage.py, ``fwd_cache``)."""
+    """Return ``parts`` with the tensors that the runtime of stages keeps for them.
+
+    The input of a stage lies in a buffer that stays. The last stage keeps its output too, the logits
+    (torch/distributed/pipelining/stage.py, ``fwd_cache``).
+    """
     layout, z, runtime = workload.parallelism, shapes(workload, seat), workload.stage_runtime
     if runtime.buffers_each_microbatch and stage > 0:
-        saved, held = (
-            tuple(one for one in of if one.name != "input") for of in (parts[0].saved, parts[0].held_for_weights)
+        saved, for_weights = (
+            tuple(tensor for tensor in tensors if tensor.name != "input")
+            for tensors in (parts[0].saved, parts[0].held_for_weights)
         )
-        parts = (replace(parts[0], saved=saved, held_for_weights=held), *parts[1:])
+        parts = (replace(parts[0], saved=saved, held_for_weights=for_weights), *parts[1:])
     logits = Tensor("stage output", float(z.element * z.tokens * z.vocab))
     if runtime.keeps_last_outputs and stage == layout.n_stages - 1:
         parts = (*parts[:-1], replace(parts[-1], saved=(*parts[-1].saved, logits)))
@@ -86,13 +90,13 @@ def _graphs_of_torch(workload: Workload, stage: int, parts: tuple[Part, ...], z:
     """
     layout, last = workload.parallelism, parts[-1]
     ends = stage == layout.n_stages - 1
-    gone = {one.name for one in last.trailing} | ({"stage output"} if ends else set())
+    released = {one.name for one in last.trailing} | ({"stage output"} if ends else set())
     if not (ends or last.trailing):
-        gone |= {output_gradients(last)[-1].name}
+        released |= {output_gradients(last)[-1].name}
 
-    def staying(part: Part, gone: Iterable[str] = ()) -> Part:
-        held = unique((*part.saved, *part.held_for_weights))
-        kept = tuple(one for one in held if one.name not in gone)
+    def staying(part: Part, released: Iterable[str] = ()) -> Part:
+        in_graph = unique((*part.saved, *part.held_for_weights))
+        kept = tuple(one for one in in_graph if one.name not in released)
         summed = tuple(
             memory("W", f"{part.name} {one.name} sum", "copy", one.nbytes, one.nbytes, z.dtype)
             for one in output_gradients(part)
@@ -100,17 +104,19 @@ def _graphs_of_torch(workload: Workload, stage: int, parts: tuple[Part, ...], z:
         return replace(part, held_for_weights=kept, graph_stays=True, weight_grad=(*summed, *part.weight_grad))
 
     graphs = {id(part): staying(part) for part in parts[:-1]}  # equal layers stay one object
-    first, *rest = (*(graphs[id(part)] for part in parts[:-1]), staying(last, gone))
+    first, *rest = (*(graphs[id(part)] for part in parts[:-1]), staying(last, released))
     rank_of = layout.plan.rank_of
     apart = rank_of(stage, layout.pp) != rank_of(stage - 1, layout.pp)
     return (replace(first, input_gradient_bytes=passed_bytes(workload) if apart else 0.0), *rest)
 
 
 def _keeping(part: Part, output: float) -> Part:
+    """Return the last part of a stage that keeps its output, of so many bytes."""
     return replace(part, saved=(*part.saved, Tensor("stage output", output)))
 
 
 def _leaving(workload: Workload, part: Part) -> Part:
+    """Return ``part`` in a pass that makes the first gradients of a step, which stay until the optimizer's step."""
     left = made_gradient_bytes(workload, part.weights)
     return replace(part, left_gradient_bytes=left) if left else part
 

@@ -36,9 +36,9 @@ class WeightUpdate:
 
     def ops(self) -> tuple[Op, ...]:
         """Return the kernels, and the exchanges of matrices before and after what needs them whole."""
-        first, *others = [stage(self.parameters, self.types) for stage in self.implementation.stages]
+        first, *later_stages = [stage(self.parameters, self.types) for stage in self.implementation.stages]
         ops: list[Op] = [*first]
-        for stage in others:
+        for stage in later_stages:
             ops += [AllToAll("dp.all_to_all momentum", nbytes, axis, Purpose.DATA) for axis, nbytes in self.exchanged]
             ops += stage
         return tuple(ops)
@@ -66,11 +66,11 @@ def weight_updates(workload: Workload, weights: Iterable[Weight]) -> tuple[Weigh
     updates = []
     for choice in choices(workload):
         mine: list[Weight] = []
-        others: list[Weight] = []
+        rest: list[Weight] = []
         for weight in left:
             takes = not choice.weights or choice.weights in kinds_of_weight(weight)
-            (mine if takes else others).append(weight)
-        left = others
+            (mine if takes else rest).append(weight)
+        left = rest
         if mine:
             updates.append(_update(workload, choice, mine))
     return tuple(updates)

@@ -1,4 +1,4 @@
-"""Ends of a model: the embedding, and the head with its fp32 loss.
+"""Ends of a model: the embedding, and the head with its loss.
 
 Both are split over tensor-parallel ranks by vocabulary (Megatron-LM, arXiv 1909.08053).
 """
@@ -83,7 +83,7 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
 
 
 def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) -> Part:
-    """Final norm, projection to the vocabulary, and fp32 cross-entropy.
+    """Return the final norm, the projection to the vocabulary, and the cross-entropy.
 
     The projection's weight is the embedding's where they are tied. The rank has a copy of it if the pipeline puts the
     embedding on another rank. Without ``projection`` the weight is that of another part of this rank.

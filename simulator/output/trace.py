@@ -133,9 +133,9 @@ class _Tracks:
         return self.threads[rank].index(lane) + 1
 
 
-def _overlap(timeline: Timeline, spans: list[int], others: list[int]) -> bool:
-    """Tell whether any of ``spans`` overlaps any of ``others``."""
-    starts, ends = np.sort(timeline.start_s[others]), np.sort(timeline.end_s[others])
+def _overlap(timeline: Timeline, spans: list[int], inline: list[int]) -> bool:
+    """Return True where any of ``spans`` overlaps any of the spans ``inline``."""
+    starts, ends = np.sort(timeline.start_s[inline]), np.sort(timeline.end_s[inline])
     begun = np.searchsorted(starts, timeline.end_s[spans], side="left")
     over = np.searchsorted(ends, timeline.start_s[spans], side="right")
     return bool((begun > over).any())

@@ -132,15 +132,15 @@ class Attention:
 
     @property
     def flops(self) -> float:
-        of_values = self.v_head_dim or self.head_dim
-        width = 3 * self.head_dim + 2 * of_values if self.backward else self.head_dim + of_values
+        value_dim = self.v_head_dim or self.head_dim
+        width = 3 * self.head_dim + 2 * value_dim if self.backward else self.head_dim + value_dim
         return 2.0 * self.batch * self.heads * self.pairs * width
 
     @property
     def bytes(self) -> float:
-        of_values = self.v_head_dim or self.head_dim
-        q, context = self.q_len * self.heads * self.head_dim, self.q_len * self.heads * of_values
-        kv = self.kv_len * self.kv_heads * (self.head_dim + of_values)
+        value_dim = self.v_head_dim or self.head_dim
+        q, context = self.q_len * self.heads * self.head_dim, self.q_len * self.heads * value_dim
+        kv = self.kv_len * self.kv_heads * (self.head_dim + value_dim)
         tensors = 2 * (q + context + kv) if self.backward else q + context + kv
         return float(self.batch * tensors * DTYPE_BYTES[self.dtype])
 

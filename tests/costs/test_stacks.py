@@ -138,8 +138,8 @@ def test_a_fit_finds_what_made_the_curve_and_leaves_what_it_does_not_show() -> N
     assert found.fitted is not None
     assert found.fitted.rows.n == 12
     assert found.fitted.rows.geometric_mean < 0.02
-    assert found.fitted.others is not None
-    assert found.fitted.others.geometric_mean < 0.05
+    assert found.fitted.held_out is not None
+    assert found.fitted.held_out.geometric_mean < 0.05
     assert found.parameters.nvlink_efficiency == pytest.approx(0.75, rel=0.03)
     assert found.parameters.network_efficiency == pytest.approx(0.7, rel=0.02)
 

@@ -122,9 +122,8 @@ def play(
     queues: dict[Hashable, list[tuple[float, int]]] = {}
     wires = [wire(message.sender, message.receiver) for message in script.messages]
     in_turn = {} if posted else _turns(wires)
-    for index, count in enumerate(missing):
-        if not count:
-            heappush(queues.setdefault(wires[index][0], []), (0.0, index))
+    for index in [index for index, count in enumerate(missing) if not count]:
+        heappush(queues.setdefault(wires[index][0], []), (0.0, index))
     instants, now, last, left = [0.0], 0.0, 0.0, len(missing)
     while instants:
         now = heappop(instants)
