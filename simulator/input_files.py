@@ -287,7 +287,8 @@ def with_changes(
 def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
     """Return ``KEY=VALUE`` texts of the command line as dotted path -> value, read as YAML.
 
-    Of equal keys the last counts. ``null`` stands for a key's default. An empty value, as of a shell variable that is not set, is an error.
+    Of equal keys the last counts. ``null`` stands for a key's default. An empty value, as of a shell variable that is
+    not set, is an error.
 
     >>> parse_changes(["parallelism.pp=4", "training.total_tokens=300e9", "parallelism.layers_per_stage=[3, 4]"])
     {'parallelism.pp': 4, 'training.total_tokens': 300000000000.0, 'parallelism.layers_per_stage': [3, 4]}

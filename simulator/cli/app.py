@@ -66,8 +66,8 @@ for _name, _command in COMMANDS.items():
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run one command and exit.
 
-    The exit status is 0: done. 1: a check failed that the user asked for. 2: bad input, or output cannot be written.
-    128 + n: signal n ended the command.
+    Exit status 0 means done, and 1 that a check failed which the user asked for. It is 2 for bad input or output that
+    cannot be written, and 128 + n where signal n ended the command.
     """
     open_streams()
     with signals_raise():

@@ -8,7 +8,7 @@ from simulator.hardware.transport import Protocol, Transport
 #: Seconds to start a copy between a GPU and its host or a job of the CPU. Assumed: an asynchronous copy of a few bytes
 #: takes about as long as a few kernel launches.
 START_s = 10e-6
-#: Bytes/s that one thread of a CPU moves in an optimizer step: DeepSpeed 0.18.2's CPU Adam with the passes around it
+#: Bytes/s that one thread of a CPU moves in an optimizer step. DeepSpeed 0.18.2's CPU Adam with the passes around it
 #: takes 2.35 to 2.60 ns for the 42 bytes of a parameter. Measured: Intel Xeon (host of an NVIDIA H200, 16 cores, its
 #: model not told), 2026-11-29, one and two processes of a thread: calibration/measurements/optimizers-and-losses.csv.
 THREAD_Bps = 17e9

@@ -1,5 +1,6 @@
-"""DeepSpeed's engine under the model of Megatron-DeepSpeed: Megatron's kernels, and buckets that gradients are copied
-into.
+"""DeepSpeed's engine under the model of Megatron-DeepSpeed.
+
+Kernels are Megatron's, and gradients are copied into buckets.
 
 github.com/deepspeedai/DeepSpeed, deepspeed/runtime: zero/stage_1_and_2.py, bf16_optimizer.py, pipe/engine.py.
 """
@@ -18,8 +19,11 @@ REDUCE_BUCKET_SIZE = 500_000_000
 
 
 def defaults(job: JobTraits) -> Mapping[str, object]:
-    """Buckets of ``reduce_bucket_size`` elements, and stage outputs that wait in ``pipe_buffers``. BF16_Optimizer adds
-    gradients up in fp32 and keeps those of a micro-batch until the next (``update_hp_grads(clear_lp_grads=False)``)."""
+    """Return defaults of DeepSpeed.
+
+    Buckets have ``reduce_bucket_size`` elements, and outputs of stages wait in ``pipe_buffers``. BF16_Optimizer adds
+    gradients up in fp32 and keeps those of a micro-batch until the next (``update_hp_grads(clear_lp_grads=False)``).
+    """
     return {
         "training.keep_gradients": job.precision == "bf16" and job.grad_dtype == "fp32" and job.zero <= 1,
         "parallelism.copy_to_buckets": True,

@@ -19,7 +19,7 @@ LaunchSection = Literal["eager", "fused", "compiled"]
 
 
 class Traffic(NamedTuple):
-    """A memory-bound kernel: what its name ends in, the class it is priced as, and the tensors it reads and writes."""
+    """A memory-bound kernel: the end of its name, the class it is priced as, and the tensors it reads and writes."""
 
     suffix: str
     op: str
@@ -29,8 +29,10 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True)
 class ActivationKernels:
-    """Kernels of the function between the two products of an MLP, in tensors of its output's size. ``keeps_gate``: the
-    activated half is kept for the product with the other one."""
+    """Kernels of the function between the two products of an MLP, in tensors of its output's size.
+
+    ``keeps_gate``: the activated half is kept for the product with the other one.
+    """
 
     forward: tuple[Traffic, ...]
     backward: tuple[Traffic, ...]
@@ -94,8 +96,11 @@ class JobTraits:
 
     @property
     def threads_of_torchrun(self) -> dict[str, object]:
-        """Default of the threads that update weights on hosts: torchrun sets ``OMP_NUM_THREADS`` to 1 where a node has
-        several processes (torch/distributed/run.py, ``config_from_args``)."""
+        """Default of the threads that update weights on hosts.
+
+        Torchrun sets ``OMP_NUM_THREADS`` to 1 where a node has several processes (torch/distributed/run.py,
+        ``config_from_args``).
+        """
         return {"training.optimizer.threads": 1} if self.shares_cpus else {}
 
 
@@ -137,8 +142,8 @@ class StageRuntime:
     awaits_apart: bool = False
 
 
-class Before(NamedTuple):
-    """Defaults of workload keys that hold before a ``version``."""
+class EarlierDefaults(NamedTuple):
+    """Defaults of workload keys in versions before ``version``."""
 
     version: tuple[int, ...]
     defaults: Callable[[JobTraits], Mapping[str, object]]
@@ -203,7 +208,7 @@ class Framework:
     magnitudes: Callable[[Shapes, ThinProducts], Node] | None = None
     """DoRA's magnitudes, in place of ``adapters.added``, where that is modelled"""
 
-    before: tuple[Before, ...] = ()
+    before: tuple[EarlierDefaults, ...] = ()
     """defaults of early versions"""
     compiled: Framework | None = None
     """the stack under torch.compile, where that is modelled"""

@@ -1,5 +1,6 @@
-"""Kernels that do several operations at once: written by hand (Megatron-Core, Transformer Engine, Apex), or made by
-Inductor of the same operations.
+"""Kernels that do several operations at once.
+
+They are written by hand (Megatron-Core, Transformer Engine, Apex), or made by Inductor of the same operations.
 
 github.com/NVIDIA/Megatron-LM, megatron/core/transformer/moe: router.py, token_dispatcher.py.
 """
@@ -23,14 +24,14 @@ ROTATION = (Traffic("", "rope", 1, 1),)
 
 
 def activation(z: Shapes) -> ActivationKernels:
-    """A kernel each way; a gated one reads both halves, and backward writes the gradients of both."""
+    """Return a kernel each way; a gated one reads both halves, and backward writes the gradients of both."""
     if z.gated:
         return ActivationKernels((Traffic("", "activation", 2, 1),), (Traffic("", "activation_bwd", 3, 2),))
     return ActivationKernels((Traffic("", "activation", 1, 1),), (Traffic("", "activation_bwd", 2, 1),))
 
 
 def residual(z: Shapes, block: str) -> Node:
-    """Dropout and sum in one kernel, with the bias before them."""
+    """Return dropout and sum in one kernel, with the bias before them."""
     add = memory("F", f"{block}.residual", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
     if not z.dropout:
         return Node(forward=(add,), grad_bytes=z.row_bytes)
@@ -40,13 +41,13 @@ def residual(z: Shapes, block: str) -> Node:
 
 
 def embedding_mask(z: Shapes, nbytes: float) -> tuple[Ops, Ops]:
-    """Rows of words of other ranks are set to zero in place."""
+    """Return the kernel that sets rows of words of other ranks to zero in place."""
     foreign = nbytes * (z.tp - 1) / z.tp
     return (memory("F", "embedding.mask", "embedding", 0, foreign, z.dtype),), ()
 
 
 def router(z: Shapes, x: Experts) -> Node:
-    """Product with the router's weight, which every rank holds, softmax (or sigmoid) and the choice of ``top_k``."""
+    """Return the product with the router's weight, softmax (or sigmoid), and the choice of ``top_k`` experts."""
     element = DTYPE_BYTES[x.router_dtype]
     full = float(z.element * x.tokens * z.hidden)
     scores = float(element * x.tokens * x.experts)
@@ -91,7 +92,7 @@ def router(z: Shapes, x: Experts) -> Node:
 
 
 def permute(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
-    """A kernel each way copies the rows of tokens into the order of the experts."""
+    """Return a kernel each way that copies the rows of tokens into the order of the experts."""
     rows, copies = (float(z.element * tokens * z.hidden) for tokens in (x.tokens, x.sent))
     return (
         (memory("F", "moe.permute", "copy", rows, copies, z.dtype),),
@@ -100,7 +101,7 @@ def permute(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
 
 
 def unpermute(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
-    """A kernel each way sums the copies of every token."""
+    """Return a kernel each way that sums the copies of every token."""
     rows, copies = (float(z.element * tokens * z.hidden) for tokens in (x.tokens, x.sent))
     return (
         (memory("F", "moe.unpermute", "copy", copies, rows, z.dtype),),
@@ -109,7 +110,7 @@ def unpermute(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
 
 
 def row_map(z: Shapes, x: Experts) -> tuple[Tensor, ...]:
-    """The map between tokens and their sorted copies."""
+    """Return the map between tokens and their sorted copies."""
     return (Tensor("moe.row map", float(INDEX * (x.sent + x.received))),)
 
 

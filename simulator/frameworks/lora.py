@@ -47,7 +47,7 @@ _NORM = (
 def magnitudes(z: Shapes, x: ThinProducts) -> Node:
     """Return DoRA's magnitudes of the columns of a product (``DoraLinearLayer.forward``).
 
-    B A is got by taking the identity through both, which has no gradient. What both terms multiply is kept.
+    B A is got by taking the identity through both, which has no gradient. The operands of both terms are kept.
     """
     name, square = f"{x.name} magnitude", float(z.element * x.inner * x.inner)
     weight, output = (float(z.element * size) for size in (x.outer * x.inner, x.rows * x.outer))

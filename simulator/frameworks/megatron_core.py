@@ -16,12 +16,12 @@ from simulator.operations.shapes import Shapes
 
 
 def joined_qkv_width(z: Shapes) -> int:
-    """0 where the fused attention kernel writes the three gradients side by side (TransformerEngine)."""
+    """Return 0 where the fused attention kernel writes the three gradients side by side (TransformerEngine)."""
     return 0 if z.attention == "flash" else z.q_width + 2 * z.kv_width
 
 
 def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
-    """Scale, causal mask and softmax in one kernel (scaled_upper_triang_masked_softmax).
+    """Return scale, causal mask and softmax in one kernel (scaled_upper_triang_masked_softmax).
 
     It reads the lower triangle only and writes the whole square. Under a sliding window the general kernel reads all.
     """
@@ -38,7 +38,7 @@ def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
 
 
 def defaults(job: JobTraits) -> Mapping[str, object]:
-    """Apex has had the fused accumulation since March 2022."""
+    """Return defaults of Megatron-Core with Apex, which has had the fused accumulation since March 2022."""
     return {
         "training.gradient_accumulation_fusion": True,
         "training.loss.name": "vocab_parallel",
@@ -47,7 +47,7 @@ def defaults(job: JobTraits) -> Mapping[str, object]:
 
 
 def replication(job: JobTraits) -> Replication:
-    """Gradients of every micro-batch are added to a buffer, which replicas reduce in place."""
+    """Return the fact that every micro-batch adds its gradients to a buffer, which replicas reduce in place."""
     return Replication()
 
 

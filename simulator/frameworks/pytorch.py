@@ -11,7 +11,7 @@ from dataclasses import replace
 from simulator.frameworks import fused, lora, pytorch_experts
 from simulator.frameworks.framework import (
     ActivationKernels,
-    Before,
+    EarlierDefaults,
     Framework,
     JobTraits,
     Replication,
@@ -71,7 +71,7 @@ RMS_NORM_BACKWARD = (
     ("float", "cast", 1, 0, 0, 1),
 )
 
-#: Of a layer without dropout torch's checkpoint stops when the last tensor is there that the backward pass needs
+#: Torch's checkpoint of a layer without dropout stops when the last tensor is there that the backward pass needs
 #: (torch/utils/checkpoint.py, ``_StopRecomputationError``). Autograd's products keep their operands before they
 #: compute; a split layer's is a function of its own (index 1), which keeps them when it returns.
 RECOMPUTE_ENDS_BEFORE = (
@@ -81,7 +81,7 @@ RECOMPUTE_ENDS_BEFORE = (
 
 
 def activation(z: Shapes) -> ActivationKernels:
-    """A kernel each way, GELU's own, or several for a gated activation."""
+    """Return a kernel each way, for GELU a special one, or several for a gated activation."""
     if z.gated:
         return GATED
     op = "gelu" if z.activation == "gelu" else "activation"
@@ -89,7 +89,7 @@ def activation(z: Shapes) -> ActivationKernels:
 
 
 def residual(z: Shapes, block: str) -> Node:
-    """Dropout, and the sum in a kernel of its own."""
+    """Return dropout, and the sum in a kernel of its own."""
     add = memory("F", f"{block}.residual", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
     if not z.dropout:
         return Node(forward=(add,), grad_bytes=z.row_bytes)
@@ -98,8 +98,10 @@ def residual(z: Shapes, block: str) -> Node:
 
 
 def rms_norm_by_operations(z: Shapes, name: str) -> Node:
-    """RMSNorm as `RMS_NORM_FORWARD` and `RMS_NORM_BACKWARD`; kept are its input in fp32, for the square and the
-    division, and what the weight multiplies."""
+    """Return RMSNorm as `RMS_NORM_FORWARD` and `RMS_NORM_BACKWARD`.
+
+    Kept are its input in fp32, for the square and the division, and the quotient, which the weight multiplies.
+    """
     wide = 4.0 * z.rows * z.hidden
 
     def kernel(phase: str, label: str, op: str, *tensors: int) -> Ops:
@@ -122,12 +124,12 @@ def rms_norm_by_operations(z: Shapes, name: str) -> Node:
 
 
 def joined_qkv_width(z: Shapes) -> int:
-    """All three gradients are copied."""
+    """Return the width of all three gradients: every one is copied."""
     return z.q_width + 2 * z.kv_width
 
 
 def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
-    """Scale, mask and softmax in a kernel each, and dropout."""
+    """Return scale, mask and softmax in a kernel each, and dropout."""
     square = float(z.element * elements)
 
     def kernel(phase: str, name: str, op: str, read: float) -> Ops:
@@ -152,7 +154,7 @@ def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
 
 
 def embedding_mask(z: Shapes, nbytes: float) -> tuple[Ops, Ops]:
-    """Rows of words of other ranks are filled in a copy, and their gradients likewise."""
+    """Return the kernels that fill rows of words of other ranks in a copy, and their gradients likewise."""
     return (
         (memory("F", "embedding.mask", "mask", nbytes, nbytes, z.dtype),),
         (memory("W", "embedding.mask bwd", "mask", nbytes, nbytes, z.dtype),),
@@ -160,49 +162,52 @@ def embedding_mask(z: Shapes, nbytes: float) -> tuple[Ops, Ops]:
 
 
 def replication(job: JobTraits) -> Replication:
-    """Autograd hands over the first gradient as it is; a buffer of another type is zeroed and added to. FSDP adds up
-    reduced gradients."""
-    fully, of_one_type = job.zero == 3, job.grad_dtype == job.precision
-    kept = fully or (job.zero == 0 and of_one_type)
+    """Return how PyTorch keeps and shares gradients.
+
+    Autograd hands over the first gradient as it is; a buffer of another type is zeroed and added to. FSDP adds up
+    reduced gradients.
+    """
+    fully, same_type = job.zero == 3, job.grad_dtype == job.precision
+    kept = fully or (job.zero == 0 and same_type)
     return Replication(
         fully_sharded=fully,
         shards_are_masters=fully and job.master_weights,
-        in_ddp=of_one_type and job.zero == 0 and job.reduces_beside,
+        in_ddp=same_type and job.zero == 0 and job.reduces_beside,
         hands_over_gradients=kept and job.updates_on_gpu and not job.keeps_gradients,
-        adds_first_gradients=not fully and not of_one_type,
+        adds_first_gradients=not fully and not same_type,
         adds_later_gradients=not fully,
-        clears_buffers=not fully and not of_one_type,
+        clears_buffers=not fully and not same_type,
     )
 
 
 def _defaults(job: JobTraits) -> dict[str, object]:
-    """Stages keep their outputs."""
+    """Return defaults of PyTorch, compiled or not: stages keep their outputs."""
     outputs: dict[str, object] = {"parallelism.deallocate_pipeline_outputs": False} if job.stages > 1 else {}
     return {**outputs, **job.threads_of_torchrun}
 
 
 def defaults(job: JobTraits) -> Mapping[str, object]:
-    """AdamW is the multi-tensor one."""
+    """Return defaults of eager PyTorch: AdamW is the multi-tensor one."""
     return {**_defaults(job), "training.optimizer.implementation": "foreach"}
 
 
 def _batched(job: JobTraits) -> Mapping[str, object]:
-    """Pipelines up to 2.11 send by ``batch_isend_irecv``."""
+    """Return defaults up to 2.11, whose pipelines send by ``batch_isend_irecv``."""
     return {"parallelism.batch_p2p": True}
 
 
 def _without_fused_norm(job: JobTraits) -> Mapping[str, object]:
-    """RMSNorm has kernels of its own since 2.9 (pull request 153666)."""
+    """Return defaults up to 2.8; RMSNorm has kernels of its own since 2.9 (pull request 153666)."""
     return {"training.fused_rms_norm": job.norm != "rmsnorm"}
 
 
 def compiled_joined_qkv_width(z: Shapes) -> int:
-    """Gradients that a rotation computes are written in place, which leaves the values' to copy."""
+    """Return the width of values alone where a rotation writes the gradients of queries and keys in place."""
     return z.kv_width if z.position == "rope" else z.q_width + 2 * z.kv_width
 
 
 def compiled_softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
-    """Scale, mask, softmax and dropout in one kernel, which reads all."""
+    """Return scale, mask, softmax and dropout in one kernel, which reads the whole square."""
     square = float(z.element * elements)
     forward = memory("F", "attn.softmax", "softmax", square, square, z.dtype, z.seq)
     drop = Node()
@@ -219,7 +224,7 @@ def compiled_softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
 
 
 def compiled_defaults(job: JobTraits) -> Mapping[str, object]:
-    """The loss is compiled too."""
+    """Return defaults of compiled PyTorch: the loss is compiled too."""
     return {**_defaults(job), "training.loss.name": "compiled", "training.loss.compile": True}
 
 
@@ -253,7 +258,7 @@ FRAMEWORK = Framework(
         first_backward_whole=True,
         awaits_apart=True,
     ),
-    before=(Before((2, 9), _without_fused_norm), Before((2, 12), _batched)),
+    before=(EarlierDefaults((2, 9), _without_fused_norm), EarlierDefaults((2, 12), _batched)),
 )
 #: Experts are taken as the fused kernels: what Inductor makes of theirs is not known.
 COMPILED = replace(
@@ -275,6 +280,6 @@ COMPILED = replace(
     adds_bias_after_sums=False,
     recompute_ends_before=(frozenset(), frozenset()),
     magnitudes=None,
-    before=(Before((2, 12), _batched),),
+    before=(EarlierDefaults((2, 12), _batched),),
 )
 FRAMEWORK = replace(FRAMEWORK, compiled=COMPILED)

@@ -1,4 +1,4 @@
-"""How plain PyTorch sends tokens to experts and back: a kernel per operation, and a host that waits for the counts.
+"""Experts in plain PyTorch: a kernel per operation, and a host that waits for the counts of tokens.
 
 Choices are sorted by expert, rows gathered in that order, and rows of several ranks put together expert by expert. On
 the way back outputs are gathered in the order of tokens, weighed, and summed per token. All of it is as in torchtitan
@@ -22,7 +22,7 @@ SORT_PASSES = 8
 
 
 def router(z: Shapes, x: Experts) -> Node:
-    """Product in ``router_dtype``, whose cast inputs autograd keeps, softmax, and the probabilities of the choices."""
+    """Return the router: product in ``router_dtype``, softmax, probabilities of the choices. Cast inputs are kept."""
     wide = DTYPE_BYTES[x.router_dtype]
     rows, params = float(x.tokens * z.hidden), float(x.experts * z.hidden)
     probs, chosen = float(PROBABILITY * x.tokens * x.experts), float(PROBABILITY * x.tokens * x.top_k)
@@ -68,7 +68,7 @@ def router(z: Shapes, x: Experts) -> Node:
 
 
 def sort(x: Experts) -> Ops:
-    """Kernels that make of the choices their order by expert, its inverse, the token of each row, and counts."""
+    """Return the kernels that make of choices their order by expert, its inverse, the token of each row, and counts."""
     entries = float(INDEX * x.sent)
 
     def kernel(name: str, op: str, read: float, written: float) -> Ops:
@@ -86,40 +86,40 @@ def sort(x: Experts) -> Ops:
 
 
 def permuted(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
-    """The rows of tokens copied in the order of the experts; the gradient is gathered back and summed per token."""
-    own, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
+    """Return the gathering of rows in the order of the experts, and of their gradients back, summed per token."""
+    token_bytes, sent_bytes = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
     return (
-        (memory("F", "moe.permute", "embedding", sent, sent, z.dtype),),
+        (memory("F", "moe.permute", "embedding", sent_bytes, sent_bytes, z.dtype),),
         (
-            memory("B", "moe.permute bwd", "embedding", sent, sent, z.dtype),
-            memory("B", "moe.permute sum", "combine", sent, own, z.dtype),
+            memory("B", "moe.permute bwd", "embedding", sent_bytes, sent_bytes, z.dtype),
+            memory("B", "moe.permute sum", "combine", sent_bytes, token_bytes, z.dtype),
         ),
     )
 
 
 def unpermuted(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
-    """Experts' outputs gathered in the order of tokens, weighed by their probabilities, and summed per token."""
-    own, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
+    """Return the gathering of experts' outputs in the order of tokens, weighed and summed per token."""
+    token_bytes, sent_bytes = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
     weights = float(x.sent)
     return (
         (
-            memory("F", "moe.unpermute", "embedding", sent, sent, z.dtype),
+            memory("F", "moe.unpermute", "embedding", sent_bytes, sent_bytes, z.dtype),
             memory("F", "moe.weights cast", "cast", PROBABILITY * weights, z.element * weights, z.dtype),
-            memory("F", "moe.weigh", "weigh", sent, sent, z.dtype),
-            memory("F", "moe.sum", "combine", sent, own, z.dtype),
+            memory("F", "moe.weigh", "weigh", sent_bytes, sent_bytes, z.dtype),
+            memory("F", "moe.sum", "combine", sent_bytes, token_bytes, z.dtype),
         ),
         (
-            memory("B", "moe.weigh bwd", "weigh", own, sent, z.dtype),
-            memory("B", "moe.weights product", "weigh", own + sent, sent, z.dtype),
-            memory("B", "moe.weights sum", "reduce", sent, z.element * weights, z.dtype),
+            memory("B", "moe.weigh bwd", "weigh", token_bytes, sent_bytes, z.dtype),
+            memory("B", "moe.weights product", "weigh", token_bytes + sent_bytes, sent_bytes, z.dtype),
+            memory("B", "moe.weights sum", "reduce", sent_bytes, z.element * weights, z.dtype),
             memory("B", "moe.weights cast bwd", "upcast", z.element * weights, PROBABILITY * weights, z.dtype),
-            memory("B", "moe.unpermute bwd", "embedding", sent, sent, z.dtype),
+            memory("B", "moe.unpermute bwd", "embedding", sent_bytes, sent_bytes, z.dtype),
         ),
     )
 
 
 def kept(z: Shapes, x: Experts) -> tuple[Tensor, ...]:
-    """Experts' outputs, as operands of the weighing, and the order of rows with its inverse."""
+    """Return the kept tensors: experts' outputs, to be weighed, and the order of rows with its inverse."""
     return (
         Tensor("moe.out", float(z.element * x.sent * z.hidden)),
         Tensor("moe.order", 2.0 * INDEX * x.sent),

@@ -9,7 +9,7 @@ from simulator.program import Batch, Beside, Block, Collective, CollectiveKind, 
 
 
 def with_algorithm(roles: tuple[Role, ...], algorithm: str) -> tuple[Role, ...]:
-    """``roles`` with every all-reduce, in line or a step of its own, performed by ``algorithm``.
+    """Return ``roles`` with every all-reduce, in line or a step of its own, performed by ``algorithm``.
 
     Like ``NCCL_ALGO``, it says nothing of operations that have one algorithm only.
     """

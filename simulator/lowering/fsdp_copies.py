@@ -28,8 +28,11 @@ def with_copies(workload: Workload, part: Part, kind: str) -> list[Op]:
 
 
 def gathered(workload: Workload, part: Part, kind: str) -> list[Op]:
-    """The copies before the pass ``kind`` of a part. What is not dropped after the forward pass (the root, or all
-    without ``reshard_after_forward``) has none before the backward pass."""
+    """Return the copies before the pass ``kind`` of a part.
+
+    Parameters that are not dropped after the forward pass have none before the backward pass. These are the root's, or
+    without ``reshard_after_forward`` all.
+    """
     whole, share = _gathered_bytes(workload, part)
     gathers = kind == "F" or (kind in ("B", "I") and part.is_unit and workload.parallelism.reshard_after_forward)
     if not (workload.replication.fully_sharded and gathers and whole):
@@ -47,7 +50,7 @@ def gathered(workload: Workload, part: Part, kind: str) -> list[Op]:
 
 
 def reduced(workload: Workload, parts: Iterable[Part], kind: str) -> list[Op]:
-    """The copies of a unit of ``parts`` after the pass ``kind`` that has made all its gradients."""
+    """Return the copies of a unit of ``parts`` after the pass ``kind`` that has made all its gradients."""
     making = [part for part in parts if kind in ("B", "W") and part.ops(kind) and _trained(workload, part)[0]]
     if not making:
         return []

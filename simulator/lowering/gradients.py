@@ -51,8 +51,10 @@ def gradients_complete(parts: Sequence[Part], first: int = 0, *, whole: bool = T
 
 
 def _runs(ops: Sequence[Op], products: Collection[str]) -> Iterator[list[Op]]:
-    """Cut ``ops`` where the weight phase begins and ends, and within it before each of the ``products`` but the
-    first."""
+    """Cut ``ops`` where the weight phase begins and ends.
+
+    Within it they are cut before each of the ``products`` but the first.
+    """
     run: list[Op] = []
     has_product = False
     for op in ops:
@@ -102,8 +104,11 @@ def buckets(block: Block, marks: Sequence[Mark], bytes_per_element: int, bucket_
 
 
 def pieces(step: Step, blocks: Sequence[Block]) -> list[Step]:
-    """``step``, a pass, as ``blocks`` one after another; the first waits as the whole did, the last carries the label
-    that others wait for."""
+    """Return ``step``, a pass, cut into ``blocks`` one after another.
+
+    The first piece waits for the steps that the whole pass waited for. The last one has the label that other steps wait
+    for.
+    """
     cut = [
         replace(
             step,

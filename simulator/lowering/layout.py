@@ -151,8 +151,10 @@ def _expert_groups(workload: Workload, ranks: _Ranks) -> dict[str, RankGroups]:
 
 
 def _instances(parallelism: Parallelism, groups: Mapping[str, RankGroups]) -> dict[str, RankGroups]:
-    """Return the groups that share a state, and those that hold the same shard, where a state has several instances
-    (Megatron-LM's ``num_distributed_optimizer_instances``, torch's 2-dimensional mesh of HSDP)."""
+    """Return the groups that share a state, and those that hold the same shard, where a state has several instances.
+
+    Megatron-LM calls them ``num_distributed_optimizer_instances``; in torch they are a 2-dimensional mesh (HSDP).
+    """
     split: dict[str, RankGroups] = {}
     for axis, parts in REPLICAS.items():
         size, members = parallelism.shards(axis), groups.get(axis, ())
@@ -167,14 +169,14 @@ def _instances(parallelism: Parallelism, groups: Mapping[str, RankGroups]) -> di
 def _other_groups(workload: Workload, groups: Mapping[str, RankGroups]) -> dict[str, RankGroups]:
     """Return the groups that only some jobs have: each rank alone, both ends of a pipeline, ranks of two copies."""
     parallelism, pipelines = workload.parallelism, groups[Axis.PP]
-    others: dict[str, RankGroups] = {}
+    special: dict[str, RankGroups] = {}
     if parallelism.server_count or any(place != "none" for place in parallelism.offload.model_dump().values()):
-        others[Axis.RANK] = tuple((rank,) for rank in range(workload.n_ranks))
+        special[Axis.RANK] = tuple((rank,) for rank in range(workload.n_ranks))
     if workload.model.table_at_both_ends and not parallelism.table_in_place:
         first, last = parallelism.ends
-        others[Axis.EMBEDDING] = tuple((pipeline[first], pipeline[last]) for pipeline in pipelines)
+        special[Axis.EMBEDDING] = tuple((pipeline[first], pipeline[last]) for pipeline in pipelines)
     if parallelism.plan.copies == 2:
-        others[Axis.TWIN] = tuple(
+        special[Axis.TWIN] = tuple(
             (pipeline[rank], pipeline[-1 - rank]) for pipeline in pipelines for rank in range(parallelism.pp // 2)
         )
-    return others
+    return special

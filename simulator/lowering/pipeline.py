@@ -40,7 +40,7 @@ class HandOver:
     awaited_by: Action
 
     def comm(self, op: PointToPointKind, nbytes: float, *, name_peer: bool = False) -> PointToPoint:
-        """This end of the transfer; both ends carry the source action as their tag."""
+        """Return one end of the transfer; both ends carry the source action as their tag."""
         peer = self.peer(op)
         name = f"{op}_{_DIRECTION[self.source.kind]}" + (f"_{peer}" if name_peer else "")
         return PointToPoint(name, op, nbytes, Axis.PP, Purpose.PIPELINE, peer=peer, tag=str(self.source))
@@ -64,7 +64,7 @@ PostedEnd = tuple[HandOver, PointToPointKind]
 
 
 def flat(slots: list[Slot]) -> list[Action]:
-    """The actions of a rank without its slots."""
+    """Return the actions of a rank without its slots."""
     return [action for slot in slots for action in slot]
 
 
@@ -91,7 +91,7 @@ def whole_at_first(order: Order, schedule: Schedule, n_stages: int) -> tuple[Ord
 
 
 def transfers(order: Order, schedule: Schedule, n_stages: int) -> list[HandOver]:
-    """Everything that has to travel between ranks, in the order in which each sender makes it."""
+    """Return the results that have to travel between ranks, in the order in which each sender makes them."""
     p = len(order)
     targets: dict[Action, list[Action]] = {}
     for target, sources in _sources(order, n_stages).items():
@@ -108,7 +108,7 @@ def transfers(order: Order, schedule: Schedule, n_stages: int) -> list[HandOver]
 
 
 def _sources(order: Order, n_stages: int) -> dict[Action, list[Action]]:
-    """Per action, the actions of ``order`` that give what it needs."""
+    """Return, for each action, the actions of ``order`` whose results it needs."""
     present = {action for slots in order for action in flat(slots)}
     return {
         action: [source for need in requires(action, n_stages) for source in need if source in present]
@@ -178,7 +178,10 @@ def _after_late(order: Order, n_stages: int, step_of: Callable[[Action], Step]) 
 
 
 def _as_it_comes(order: Order, hops: list[HandOver], nbytes: float, step_of: Callable[[Action], Step]) -> list[Lanes]:
-    """Each transfer goes on beside computation when it has been made; its receive is there, and holds nothing yet."""
+    """Return lanes on which each transfer goes on beside computation once its bytes have been computed.
+
+    Its receive is posted already, and holds no SMs until then.
+    """
     lanes: list[Lanes] = [{COMPUTE_LANE: []} for _ in order]
     needs: dict[Action, list[str]] = {}
     for hop in hops:
@@ -206,8 +209,10 @@ def _as_written(
     overlap: bool,
     batched: bool,
 ) -> list[Lanes]:
-    """Sends and receives where the schedule's author has put them, each after the computation written before it; see
-    `_post_one`."""
+    """Return lanes with sends and receives where the schedule's author has put them.
+
+    Each comes after the computation that is written before it; see `_post_one`.
+    """
     several = _several_peers(hops)
     ends = {hop.label(op): (hop, op) for hop in hops for op in PointToPointKind}
     needs: dict[Action, list[str]] = {}
@@ -266,18 +271,18 @@ def _alone(
     after: tuple[str, ...],
     several: set[End],
 ) -> Step:
-    """One end of ``hop``, named by its neighbour where the rank has several."""
+    """Return one end of ``hop`` as a step, named by its neighbour where the rank has several."""
     comm = hop.comm(op, nbytes, name_peer=(hop.rank(op), op, _DIRECTION[hop.source.kind]) in several)
     return Step(hop.label(op), comm, after, microbatch=hop.source.microbatch, stage=hop.source.stage)
 
 
 def _several_peers(hops: list[HandOver]) -> set[End]:
-    """(rank, op, direction) that have more than one neighbour, as in a V: their lanes name it."""
+    """Return the (rank, op, direction) with more than one neighbour, as in a V. Their lanes name the neighbour."""
     peers: dict[End, set[int]] = {}
     for hop in hops:
         for op in PointToPointKind:
             peers.setdefault((hop.rank(op), op, _DIRECTION[hop.source.kind]), set()).add(hop.peer(op))
-    return {key for key, of_key in peers.items() if len(of_key) > 1}
+    return {end for end, neighbours in peers.items() if len(neighbours) > 1}
 
 
 def _one_by_one(
@@ -335,6 +340,10 @@ def _one_by_one(
 def _blocking(
     order: Order, hops: list[HandOver], batching: str, nbytes: float, step_of: Callable[[Action], Step]
 ) -> list[Lanes]:
+    """Return lanes on which computation waits for the batches of transfers that are posted between its slots.
+
+    ``batching`` says what is posted together (see `_batches`).
+    """
     sends: dict[Action, list[HandOver]] = {}
     receives: dict[Action, list[HandOver]] = {}
     for hop in hops:
@@ -361,7 +370,7 @@ def _blocking(
 
 
 def _batches(ends: list[PostedEnd], batching: str) -> list[list[PostedEnd]]:
-    """Group what is posted between two slots: all of it, or what shares a peer, sends first."""
+    """Group the ends that are posted between two slots: all in one, or those with one peer together, sends first."""
     if batching == "slot":
         return [ends] if ends else []
     by_peer: dict[int, list[PostedEnd]] = {}
@@ -371,9 +380,11 @@ def _batches(ends: list[PostedEnd], batching: str) -> list[list[PostedEnd]]:
 
 
 def _post(ends: list[PostedEnd], nbytes: float, after: tuple[str, ...]) -> Step:
+    """Return the step that posts ``ends`` together, after some steps."""
     label = "+".join(hop.label(op) for hop, op in ends)
     return Step(label, Batch(tuple(hop.comm(op, nbytes) for hop, op in ends)), after)
 
 
 def _wait(step: Step, labels: list[str]) -> Step:
+    """Return ``step`` waiting for ``labels`` too."""
     return replace(step, after=(*step.after, *labels)) if labels else step

@@ -43,8 +43,8 @@ def schedule_program(
 
     lanes = lower(order, schedule, stages * chunks, 0.0, step, overlap=True)
     roles = tuple(
-        Role(f"stage{rank}", {lane: tuple(steps) for lane, steps in of_rank.items()})
-        for rank, of_rank in enumerate(lanes)
+        Role(f"stage{rank}", {lane: tuple(steps) for lane, steps in rank_lanes.items()})
+        for rank, rank_lanes in enumerate(lanes)
     )
     groups = {"pp": (tuple(range(stages)),)} if stages > 1 else {}
     return Program(roles, tuple(range(stages)), groups, schedule.name)

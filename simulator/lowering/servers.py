@@ -18,8 +18,10 @@ from simulator.units import DTYPE_BYTES
 
 
 def exchange(workload: Workload, label: str, axis: str, count: int, after: tuple[str, ...]) -> list[Step]:
-    """Push the gradients of ``count`` parameters that an ``axis`` shares, have them applied, and pull the weights; the
-    last step bears the ``label``."""
+    """Return the steps that push the gradients of ``count`` parameters, update on servers, and pull the weights.
+
+    Ranks of ``axis`` share the parameters. The last step bears the ``label``.
+    """
     training, layout = workload.training, workload.parallelism
     together = layout.replicas(axis) if layout.data_parallel == "parameter_server" else 1
     pushed = float(count * DTYPE_BYTES[training.grad_dtype])

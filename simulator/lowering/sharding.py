@@ -41,7 +41,7 @@ def gathers_by_unit(workload: Workload, weights: Iterable[Weight]) -> bool:
 def held_by_part(workload: Workload, weights: Iterable[Weight]) -> bool:
     """Return True where such a pass takes and gives back the bytes of activations part by part.
 
-    Offloaded activations come and go by themselves (`activations`).
+    Offloaded activations come and go by themselves (`offload_activations`).
     """
     return gathers_by_unit(workload, weights) and workload.parallelism.offload.activations == "none"
 
@@ -100,9 +100,10 @@ def gather(workload: Workload, label: str, weights: Iterable[Weight], like: Step
 
 
 def part_of_pass(step: Step, like: Step | None) -> Step:
+    """Return ``step`` with the micro-batch and the stage of the pass ``like``, if there is one."""
     return replace(step, microbatch=like.microbatch, stage=like.stage) if like else step
 
 
 def named_by_axis(label: str, axis: str) -> str:
-    """Steps of experts, which have an axis of their own, stand beside those of the rest."""
+    """Return the label of a step for one ``axis``: those of experts' weights, which have their own axis, say so."""
     return label if axis == "dp" else f"{label} experts"

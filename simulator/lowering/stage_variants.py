@@ -46,14 +46,14 @@ class StageVariants:
         """Return the weights of stages on one rank."""
         return weights_of(part for stage in stages for part in self.parts[stage])
 
-    def of_pass(self, stage: int, kind: str, microbatch: int) -> Variant:
+    def variant(self, stage: int, kind: str, microbatch: int) -> Variant:
         """Return the variant of a pass; only those that make gradients of weights depend on their turn."""
         makes = kind in ("B", "W")
         return stage, kind, self._turns.get((stage, microbatch), Turn()) if makes else Turn()
 
-    def of_step(self, step: Step) -> Variant:
+    def variant_of_step(self, step: Step) -> Variant:
         """Return the variant of a pass, or of the pass that ``step`` is a piece of."""
-        return self.of_pass(step.stage, step.phase, step.microbatch)
+        return self.variant(step.stage, step.phase, step.microbatch)
 
     def parts_in(self, variant: Variant) -> tuple[Part, ...]:
         """Return the stage's parts; those that do nothing special in their turn are the very same objects."""

@@ -32,7 +32,7 @@ class Stages:
 
     def step(self, action: Action) -> Step:
         """Return the compute step of an action, with the bytes held and given back."""
-        variant = self.variants.of_pass(action.stage, action.kind, action.microbatch)
+        variant = self.variants.variant(action.stage, action.kind, action.microbatch)
         if variant not in self._pass_of:
             parts = self.variants.parts_in(variant)
             self._pass_of[variant] = self._block(action.stage, action.kind, parts), pass_bytes(parts, action.kind)
@@ -51,7 +51,7 @@ class Stages:
 
     def gradients_complete(self, step: Step) -> list[Mark]:
         """Return where the backward pass ``step`` completes gradients; ops before the parts' own count."""
-        parts = self.variants.parts_in(self.variants.of_step(step))
+        parts = self.variants.parts_in(self.variants.variant_of_step(step))
         n_part_ops = sum(len(ops) for _, ops in self._ops(parts, step.phase))
         return gradients_complete(parts, self._n_ops(step) - n_part_ops, whole=step.phase == "B")
 
@@ -65,7 +65,7 @@ class Stages:
 
         What stands before the parts' own ops goes with the first.
         """
-        variant = self.variants.of_step(step)
+        variant = self.variants.variant_of_step(step)
         if variant not in self._pieces_of:
             parts = self.variants.parts_in(variant)
             order = self._ops(parts, step.phase)
@@ -80,12 +80,12 @@ class Stages:
         """Return the pass of one part after the first ops of ``step``; equal ones are one block."""
         key = ("part", step.phase, n_before, tuple(ops), id(part))
         if key not in self._blocks:
-            block, _ = self._pass_of[self.variants.of_step(step)]
+            block, _ = self._pass_of[self.variants.variant_of_step(step)]
             self._blocks[key] = Block(f"{step.phase} {part.name}", (*block.ops[:n_before], *ops))
         return self._blocks[key]
 
     def _n_ops(self, step: Step) -> int:
-        return len(self._pass_of[self.variants.of_step(step)][0].ops)
+        return len(self._pass_of[self.variants.variant_of_step(step)][0].ops)
 
     def _block(self, stage: int, kind: str, parts: tuple[Part, ...]) -> Block:
         parallelism = self.workload.parallelism
@@ -119,7 +119,7 @@ class Stages:
 
 
 def _runs(parts: tuple[Part, ...]) -> list[str]:
-    """Names of parts with repeats counted: embedding, 8 layer."""
+    """Return the names of parts with repeats counted: embedding, 8 layer."""
     counts: dict[str, int] = {}
     for part in parts:
         counts[part.name] = counts.get(part.name, 0) + 1

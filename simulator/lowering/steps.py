@@ -70,7 +70,7 @@ def _merged(compute: list[Step], passes: list[Step], done: Lanes) -> list[Step]:
 
 
 def _closing(lanes: Lanes, ends: str) -> tuple[str, ...]:
-    """Return the labels of what other lanes do after the step ``ends``, directly or one after another."""
+    """Return the labels of the steps of other lanes that wait for the step ``ends``, directly or through each other."""
     beside = [step for lane, work in lanes.items() if lane != COMPUTE_LANE for step in work]
     following = {ends: None}
     growing = True
@@ -87,11 +87,12 @@ def _labels(lanes: Lanes) -> set[str]:
 
 
 def _label(label: str, number: int) -> str:
+    """Return the label in training step ``number`` of a row; the first step's have no number."""
     return f"{label}@{number}" if number else label
 
 
 def _numbered(steps: Iterable[Step], renamed: set[str], number: int, microbatches: int) -> list[Step]:
-    """``steps`` as those of step ``number`` of a row: the labels ``renamed`` say so."""
+    """Return ``steps`` as those of training step ``number`` of a row, with that number in the labels ``renamed``."""
     return [
         replace(
             step,

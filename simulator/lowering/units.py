@@ -93,8 +93,8 @@ class Units:
             if part.is_unit
         }
         for root in self.roots.values():
-            held = [stage for stage in self.context.stage_numbers if self.roots[stage] == root]
-            weights[root] = weights_of(part for stage in held for part in parts[stage] if not part.is_unit)
+            stages = [stage for stage in self.context.stage_numbers if self.roots[stage] == root]
+            weights[root] = weights_of(part for stage in stages for part in parts[stage] if not part.is_unit)
         return weights
 
     @property
@@ -117,7 +117,7 @@ class Units:
 
     def _pass(self, steps: Sequence[Step]) -> UnitPass:
         stages, step = self.context.stages, steps[0]
-        parts = stages.variants.parts_in(stages.variants.of_step(step))
+        parts = stages.variants.parts_in(stages.variants.variant_of_step(step))
         indices = [index for index, block in stages.by_part(step) if block.ops]
         copies = {step.label.removesuffix(COPIES): step for step in steps if step.label.endswith(COPIES)}
         works = [step for step in steps if not step.label.endswith(COPIES)]

@@ -54,8 +54,8 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
 
     Offloaded bytes are left out, and so are shards of gradients whose optimizer is offloaded, and the bytes on
     parameter servers. Torch's FSDP shards the master weights and has no other shards. Its DDP has buckets, and beside
-    them the gradients of several micro-batches until they go there. 1-bit Adam keeps the errors of its rounding, on the
-    sending and on the adding side (arXiv 2102.02888, algorithm 1).
+    them the gradients of several micro-batches until they go there. Adam with 1-bit gradients keeps the errors of its
+    rounding, on the sending and on the adding side (arXiv 2102.02888, algorithm 1).
     """
     weights = weights_of(rank_parts(workload, pipeline_rank))
     training, layout = workload.training, workload.parallelism
@@ -103,7 +103,7 @@ def optimized(workload: Workload, weights: Iterable[Weight]) -> float:
 def optimizer_workspace_bytes(workload: Workload, weights: Sequence[Weight]) -> float:
     """Return the bytes that one optimizer step over ``weights`` needs beside the state.
 
-    16-bit gradients exist as fp32 ones too where there are master weights (Megatron-LM's ``main_param.grad``,
+    Gradients in 16 bits exist in fp32 too where there are master weights (Megatron-LM's ``main_param.grad``,
     DeepSpeed's ``single_partition_of_fp32_groups.grad``).
     """
     training = workload.training

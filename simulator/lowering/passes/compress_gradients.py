@@ -60,15 +60,15 @@ def compress_gradients(lanes: Lanes, context: RankContext) -> Lanes:
     if workload.parallelism.grad_compression == "none" and not workload.parallelism.copy_to_buckets:
         return lanes
     packed = {step.label: _packed(workload, step) for step in beside(lanes) if _is_reduction(step)}
-    others = {lane: steps for lane, steps in lanes.items() if lane != COMPUTE_LANE}
+    beside_compute = {lane: steps for lane, steps in lanes.items() if lane != COMPUTE_LANE}
     unpacked = {label: one.unpack[-1].label for label, one in packed.items() if one.unpack}
     whole: Lanes = {lane: [] for lane in lanes}
-    for lane, steps in others.items():
+    for lane, steps in beside_compute.items():
         for step in steps:
             for new in _replaced(step, packed, unpacked):
                 stream = new.op.lane if step.label in packed and isinstance(new.op, Comm) else lane
                 whole.setdefault(stream, []).append(new)
-    whole[COMPUTE_LANE] = _with_kernels(lanes[COMPUTE_LANE], packed, _needs(packed, others))
+    whole[COMPUTE_LANE] = _with_kernels(lanes[COMPUTE_LANE], packed, _needs(packed, beside_compute))
     return whole
 
 
@@ -84,16 +84,16 @@ def _replaced(step: Step, packed: Mapping[str, _Packed], unpacked: Mapping[str, 
     return (replace(step, after=tuple(unpacked.get(label, label) for label in step.after)),)
 
 
-def _needs(packed: Mapping[str, _Packed], others: Lanes) -> dict[str, dict[str, None]]:
+def _needs(packed: Mapping[str, _Packed], beside_compute: Lanes) -> dict[str, dict[str, None]]:
     """Return, by label of a step beside computation, the reductions that have to be unpacked for it.
 
-    A step waits for them itself, or through others, such as those before it on its lane.
+    A step waits for them itself, or for steps that do, such as those before it on its lane.
     """
     needs: dict[str, dict[str, None]] = {label: {label: None} for label in packed}
     growing = True
     while growing:
         growing = False
-        for steps in others.values():
+        for steps in beside_compute.values():
             previous: tuple[str, ...] = ()
             for step in steps:
                 through = {label: None for before in (*previous, *step.after) for label in needs.get(before, ())}
@@ -108,7 +108,11 @@ def _needs(packed: Mapping[str, _Packed], others: Lanes) -> dict[str, dict[str, 
 def _with_kernels(
     compute: Sequence[Step], packed: Mapping[str, _Packed], needs: Mapping[str, Mapping[str, None]]
 ) -> list[Step]:
-    """Pack after the computation that a reduction waits for, unpack before the first that waits for it."""
+    """Return the compute lane with kernels that pack and unpack.
+
+    Gradients are packed after the computation that completes them. They are unpacked before the first step that waits
+    for their reduction.
+    """
     ready: dict[str, list[str]] = {}
     labels = {step.label for step in compute}
     for name, one in packed.items():
@@ -126,12 +130,13 @@ def _with_kernels(
 
 
 def _unpack(needed: Sequence[_Packed]) -> list[Step]:
-    """The kernels of several reductions, each kind for all of them before the next."""
+    """Return the kernels that unpack several reductions, each kind for all of them before the next."""
     stages = max((len(one.unpack) for one in needed), default=0)
     return [one.unpack[number] for number in range(stages) for one in needed]
 
 
 def _packed(workload: Workload, step: Step) -> _Packed:
+    """Return the steps in place of ``step``, a reduction; see the module."""
     comm = step.op
     assert isinstance(comm, Collective)
     layout = workload.parallelism

@@ -42,20 +42,20 @@ class _Cutter:
         if not is_pass(step):
             return [step]
         workload, stages = self._context.workload, self._context.stages
-        parts = stages.variants.parts_in(stages.variants.of_step(step))
+        parts = stages.variants.parts_in(stages.variants.variant_of_step(step))
         order = [(index, block) for index, block in stages.by_part(step) if block.ops]
         cut = pieces(step, [block for _, block in order])
         groups = by_part(parts, step.phase)
-        made = self._made_bytes(step, [index for index, _ in order], groups)
+        gradients = self._gradient_bytes(step, [index for index, _ in order], groups)
         steps: list[Step] = []
-        for (index, _), group, piece, new_bytes in zip(order, groups, cut, made, strict=True):
+        for (index, _), group, piece, new_bytes in zip(order, groups, cut, gradients, strict=True):
             here = [parts[other] for other in sorted(group)]
-            whole = _with_bytes(piece, here, new_bytes) if self._by_part else _with_more(piece, new_bytes)
+            whole = _with_bytes(piece, here, new_bytes) if self._by_part else _with_gradients(piece, new_bytes)
             copies = gathered(workload, parts[index], piece.phase) if self._by_part else []
             steps += self._split(whole, copies) if copies else [whole]
         return steps
 
-    def _made_bytes(self, step: Step, order: Sequence[int], groups: Sequence[tuple[int, ...]]) -> list[float]:
+    def _gradient_bytes(self, step: Step, order: Sequence[int], groups: Sequence[tuple[int, ...]]) -> list[float]:
         """Return the bytes of gradients that each piece of a pass makes.
 
         Of the root unit a piece makes those of its own parts, and the last one what is left. A table that is the
@@ -65,19 +65,19 @@ class _Cutter:
         if step.phase not in (StepPhase.BACKWARD, StepPhase.WEIGHT_GRADIENT):
             return [0.0 for _ in order]
         variants, root = self._context.stages.variants, units.roots[step.stage]
-        parts = variants.parts_in(variants.of_step(step))
+        parts = variants.parts_in(variants.variant_of_step(step))
         left = gradient_bytes(workload, units.weights[root]) if root[0] == step.stage else 0.0
-        made: list[float] = []
+        nbytes: list[float] = []
         for number, (index, group) in enumerate(zip(order, groups, strict=True)):
             layer = units.layer(step, index)
             if layer:
-                made.append(gradient_bytes(workload, units.weights[layer]))
+                nbytes.append(gradient_bytes(workload, units.weights[layer]))
                 continue
             rest = number == len(order) - 1 or workload.model.tied_embeddings
             here = gradient_bytes(workload, weights_of(parts[other] for other in group))
-            made.append(left if rest else min(here, left))
-            left -= made[-1]
-        return made
+            nbytes.append(left if rest else min(here, left))
+            left -= nbytes[-1]
+        return nbytes
 
     def _split(self, piece: Step, copies_before: Sequence[Op]) -> list[Step]:
         """Return the copies before a piece as a step of their own, which takes its bytes, and what follows."""
@@ -93,20 +93,21 @@ class _Cutter:
         ]
 
 
-def _with_more(piece: Step, made: float) -> Step:
-    return replace(piece, alloc_bytes=piece.alloc_bytes + made)
+def _with_gradients(piece: Step, new_bytes: float) -> Step:
+    """Return a piece that takes the bytes of new gradients too."""
+    return replace(piece, alloc_bytes=piece.alloc_bytes + new_bytes)
 
 
-def _with_bytes(piece: Step, parts: Sequence[Part], made: float) -> Step:
+def _with_bytes(piece: Step, parts: Sequence[Part], new_bytes: float) -> Step:
     """Return a piece with the bytes of activations that its ``parts`` take and give back.
 
-    New gradients (``made``) are taken when activations are given back. Those of a weight gradient are apart: schedules
-    are tuned to its free bytes.
+    New gradients (``new_bytes``) are taken when activations are given back. Those of a weight gradient are apart:
+    schedules are tuned to its free bytes.
     """
     if piece.phase == StepPhase.WEIGHT_GRADIENT:
         moved = pass_bytes(parts, piece.phase)
-        moved = moved._replace(alloc=moved.alloc + made)
+        moved = moved._replace(alloc=moved.alloc + new_bytes)
     else:
-        first = replace(parts[0], left_gradient_bytes=parts[0].left_gradient_bytes + made)
+        first = replace(parts[0], left_gradient_bytes=parts[0].left_gradient_bytes + new_bytes)
         moved = pass_bytes((first, *parts[1:]), piece.phase)
     return replace(piece, alloc_bytes=moved.alloc, free_bytes=moved.free, workspace_bytes=moved.workspace)

@@ -71,24 +71,24 @@ class _Gathering:
         needs = self._gather(root, run, f"gather {run.step.label} root", before)
         for number, piece in enumerate(run.pieces):
             layer = self._units.layer(run.step, piece.first)
-            taken = freed = 0.0
+            late_bytes = freed_bytes = 0.0
             if layer:
                 needs += self._gather(layer, run, f"gather {piece.work.label}", (*before, *self._room()))
-                taken = self._taken_late(layer) if self._beside_head and needs else 0.0
-                freed = self._used(layer, piece, drop=self._drops or not run.is_forward)
+                late_bytes = self._taken_late(layer) if self._beside_head and needs else 0.0
+                freed_bytes = self._used(layer, piece, drop=self._drops or not run.is_forward)
             self._beside_head = not run.is_forward and not layer and number == 0
             if layer or self._beside_head:
                 self._uses.append(_Use(piece.work.label, piece.copies.label if layer and piece.copies else ""))
             if number == len(run.pieces) - 1:
-                freed += self._used(root, piece, drop=not run.is_forward)
-            self._add(piece, needs, taken, freed)
+                freed_bytes += self._used(root, piece, drop=not run.is_forward)
+            self._add(piece, needs, late_bytes, freed_bytes)
             needs = []
 
-    def _add(self, piece: UnitPiece, needs: Sequence[str], taken: float, freed: float) -> None:
-        """Add a piece that waits for ``needs``, takes and gives back so many bytes more."""
+    def _add(self, piece: UnitPiece, needs: Sequence[str], late_bytes: float, freed_bytes: float) -> None:
+        """Add a piece that waits for ``needs``, takes ``late_bytes`` more and gives back ``freed_bytes`` more."""
         first, *rest = [step for step in (piece.copies, piece.work) if step]
-        steps = [replace(first, after=(*first.after, *needs), alloc_bytes=first.alloc_bytes + taken), *rest]
-        steps[-1] = replace(steps[-1], free_bytes=steps[-1].free_bytes + freed)
+        steps = [replace(first, after=(*first.after, *needs), alloc_bytes=first.alloc_bytes + late_bytes), *rest]
+        steps[-1] = replace(steps[-1], free_bytes=steps[-1].free_bytes + freed_bytes)
         self.compute += steps
 
     def _room(self) -> tuple[str, ...]:

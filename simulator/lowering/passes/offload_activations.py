@@ -53,16 +53,16 @@ class _Copier:
         return f"{step.stage}{step.phase}{step.microbatch}"
 
     def run(self, pieces: list[Step]) -> None:
-        """One pass, in ``pieces`` that others have cut, cut further where its layers begin and end."""
+        """Add the ``pieces`` of one pass, cut further where its layers begin and end, and their copies."""
         first = pieces[0]
         parts = self._stages.variants.parts[first.stage]
         order = [(index, len(block.ops)) for index, block in self._stages.by_part(first) if block.ops]
-        # What the pass takes and gives back as a whole, each layer does by itself.
+        # Each layer takes and gives back its own share of the bytes of the pass.
         layers = {index: pass_bytes((parts[index],), first.phase) for index, _ in order if parts[index].is_unit}
-        whole, others = pass_bytes(parts, first.phase), [part for part in parts if not part.is_unit]
+        whole, beside_layers = pass_bytes(parts, first.phase), [part for part in parts if not part.is_unit]
         alloc, free = -whole.alloc, -whole.free
-        if others:
-            kept = pass_bytes(others, first.phase)
+        if beside_layers:
+            kept = pass_bytes(beside_layers, first.phase)
             alloc, free = alloc + kept.alloc, free + kept.free
         pieces[0] = replace(first, alloc_bytes=first.alloc_bytes + alloc)
         pieces[-1] = replace(pieces[-1], free_bytes=pieces[-1].free_bytes + free)
@@ -77,31 +77,31 @@ class _Copier:
             self.compute += run
 
     def _take(self, left: list[Step], length: int) -> list[Step]:
-        """The next ``length`` ops of the pieces ``left``."""
-        taken: list[Step] = []
+        """Remove the next ``length`` ops from the pieces ``left``, and return them as steps."""
+        steps: list[Step] = []
         while length:
             piece = left.pop(0)
             assert isinstance(piece.op, Block)
             if len(piece.op.ops) <= length:
-                taken.append(piece)
+                steps.append(piece)
                 length -= len(piece.op.ops)
                 continue
             label = f"{piece.label}/{len(piece.op.ops)}"
             head, tail = self._cut(piece.op, 0, length), self._cut(piece.op, length, len(piece.op.ops))
-            taken.append(replace(piece, label=label, op=head, free_bytes=0.0))
+            steps.append(replace(piece, label=label, op=head, free_bytes=0.0))
             left.insert(0, replace(piece, op=tail, after=(), alloc_bytes=0.0))
             length = 0
-        return taken
+        return steps
 
     def _cut(self, block: Block, low: int, high: int) -> Block:
-        """Ops of a block as one of their own, the same for all micro-batches."""
+        """Return ops ``low`` to ``high`` of a block as a block, the same one for all micro-batches."""
         key = (id(block), low, high)
         if key not in self._cuts:
             self._cuts[key] = Block(f"{block.name}[{low}:{high}]", block.ops[low:high])
         return self._cuts[key]
 
     def _out(self, run: list[Step], part: int, nbytes: float) -> list[Step]:
-        """The forward pass of a layer, whose tensors then go out."""
+        """Return the forward pass of a layer, and add the copies that take its tensors out after it."""
         first, last = run[0], run[-1]
         waits = tuple(self._saves[-2:-1])
         run[0] = replace(first, after=(*first.after, *waits))
@@ -115,7 +115,7 @@ class _Copier:
         return run
 
     def _back(self, run: list[Step], part: int, nbytes: float) -> list[Step]:
-        """The backward pass of a layer, whose tensors come back before."""
+        """Return the backward pass of a layer, and add the copies that bring its tensors back before it."""
         first, last = run[0], run[-1]
         after = [self._saved[first.stage, first.microbatch, part]]
         if len(self.compute) > 1:

@@ -42,7 +42,7 @@ def _by_unit(lanes: Lanes, context: RankContext, units: Units) -> Lanes:
     """Reduce the gradients of each layer after its piece of a pass, those of the root after the pass."""
     reductions = Reductions(context.workload)
     compute: list[Step] = []
-    #: What a gather of a forward pass waits for, by label of the piece before which it is needed.
+    #: Label of a gather of a forward pass -> the steps that it waits for.
     late: dict[str, tuple[str, ...]] = {}
     for run in units.passes(lanes[COMPUTE_LANE]):
         if not isinstance(run, UnitPass):
@@ -84,22 +84,24 @@ def _in_buckets(lanes: Lanes, context: RankContext) -> Lanes:
         if not makes or not isinstance(step.op, Block):
             compute.append(_waiting(step, reductions.waits() if each else ()))
             continue
-        key = stages.variants.of_step(step)
+        key = stages.variants.variant_of_step(step)
         if key not in buckets_of:
             buckets_of[key] = _buckets(context, stages, step, step.op)
         parts = buckets_of[key]
         for number, (part, piece) in enumerate(zip(parts, pieces(step, [part.block for part in parts]), strict=True)):
-            held = piece.alloc_bytes + gradient_bytes(workload, part.weights)
-            compute.append(replace(_waiting(piece, reductions.waits() if each else ()), alloc_bytes=held))
+            nbytes = piece.alloc_bytes + gradient_bytes(workload, part.weights)
+            compute.append(replace(_waiting(piece, reductions.waits() if each else ()), alloc_bytes=nbytes))
             label = f"reduce {step.label}.{number}" if each else f"reduce {step.stage}.{number}"
             reductions.add(label, part.weights, (piece.label,), step if each else None)
     return with_steps(lanes, compute, reductions.steps)
 
 
 def _buckets(context: RankContext, stages: Stages, step: Step, block: Block) -> list[Bucket]:
+    """Return the pass ``step`` cut where the gradients of a bucket are complete."""
     grad_bytes = DTYPE_BYTES[context.workload.training.grad_dtype]
     return buckets(block, stages.gradients_complete(step), grad_bytes, context.parallelism.bucket_bytes)
 
 
 def _waiting(step: Step, labels: tuple[str, ...]) -> Step:
+    """Return ``step`` waiting for ``labels`` too."""
     return replace(step, after=(*step.after, *labels)) if labels else step

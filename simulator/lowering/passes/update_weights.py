@@ -9,7 +9,7 @@ from simulator.lowering.rank_context import RankContext
 from simulator.models import made_gradient_bytes, optimizer_ops, optimizer_workspace_bytes, replicated_gradient_ops
 from simulator.program import COMPUTE_LANE, Axis, Block, Comm, Purpose, Step, StepPhase
 
-#: The lane of what model-parallel ranks agree on while weights are updated already.
+#: The lane on which model-parallel ranks agree on the gradient norm while weights are updated already.
 MP_LANE = "mp"
 
 
@@ -34,9 +34,9 @@ def update_weights(lanes: Lanes, context: RankContext) -> Lanes:
     if block.ops:
         on_gpu = parallelism.offload.optimizer == "none"
         workspace = optimizer_workspace_bytes(workload, context.weights) if on_gpu else 0.0
-        made = made_gradient_bytes(workload, context.weights)
+        freed = made_gradient_bytes(workload, context.weights)
         phase = StepPhase.OPTIMIZER
-        compute.append(Step("optimizer", block, ready, phase=phase, free_bytes=made, workspace_bytes=workspace))
+        compute.append(Step("optimizer", block, ready, phase=phase, free_bytes=freed, workspace_bytes=workspace))
     if not late:
         return with_steps(lanes, compute)
     after = (*ready, *gradients_summed(lanes))
