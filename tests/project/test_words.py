@@ -11,7 +11,7 @@ from tests.support.prose import offences
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = sorted(
-    path for parent in ("simulator", "calibration") for path in (ROOT / parent).iterdir() if list(path.glob("*.py"))
+    path for parent in ("simulator", "calibration") for path in (ROOT / parent).iterdir() if list(path.rglob("*.py"))
 )
 
 

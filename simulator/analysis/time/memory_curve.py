@@ -36,7 +36,7 @@ def memory_curve(timeline: Timeline, rank: int) -> MemoryHistory:
     """
     spans = np.flatnonzero(timeline.rank == rank)
     times = np.concatenate((timeline.end_s[spans], _begins_s(timeline, spans)))
-    held = np.concatenate((-timeline.free_bytes[spans], timeline.alloc_bytes[spans]))
+    kept = np.concatenate((-timeline.free_bytes[spans], timeline.alloc_bytes[spans]))
     workspace = np.concatenate((-timeline.workspace_bytes[spans], timeline.workspace_bytes[spans]))
     begins = np.repeat(np.array([0, 1], dtype=np.int64), len(spans))
     order = np.argsort(times, kind="stable")
@@ -45,7 +45,7 @@ def memory_curve(timeline: Timeline, rank: int) -> MemoryHistory:
     both = np.concatenate((spans, spans))
     return MemoryHistory(
         np.maximum.accumulate(times[order]),
-        np.cumsum(held[order]),
+        np.cumsum(kept[order]),
         np.cumsum(workspace[order]),
         both[order],
         begins[order],

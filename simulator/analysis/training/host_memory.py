@@ -33,12 +33,12 @@ def host_memory(workload: Workload, pipeline_rank: Sequence[int], played: Timeli
     cpu, nvme = dict.fromkeys(nodes, 0.0), dict.fromkeys(nodes, 0.0)
     node_of_rank = [node for node in nodes for _ in range(cluster.gpus_at(node))]
     activations = _activations(played)
-    of_stage: dict[int, Mapping[str, float]] = {}
+    stage_bytes: dict[int, Mapping[str, float]] = {}
     for rank, (stage, node) in enumerate(zip(pipeline_rank, node_of_rank, strict=False)):
-        if stage not in of_stage:
-            of_stage[stage] = _state_bytes(workload, weights_of(rank_parts(workload, stage)))
-        cpu[node] += of_stage[stage]["cpu"]
-        nvme[node] += of_stage[stage]["nvme"]
+        if stage not in stage_bytes:
+            stage_bytes[stage] = _state_bytes(workload, weights_of(rank_parts(workload, stage)))
+        cpu[node] += stage_bytes[stage]["cpu"]
+        nvme[node] += stage_bytes[stage]["nvme"]
         store = nvme if layout.offload.activations == "nvme" else cpu
         store[node] += activations.get(played.simulated_as[rank], 0.0)
     if layout.server_count:

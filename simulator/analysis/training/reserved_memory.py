@@ -80,7 +80,7 @@ class _AllocatorReplay:
         #: (stage, micro-batch, index of a part) -> name of a tensor -> block.
         self._saved: dict[tuple[int, int, int], dict[str, CachedBlock]] = {}
         self._swapped: set[tuple[int, int, int]] = set()
-        self._others: list[tuple[float, CachedBlock]] = []
+        self._other_blocks: list[tuple[float, CachedBlock]] = []
         state = static.state
         for nbytes in (
             *(state.weights, static.gradients, state.optimizer),
@@ -119,7 +119,7 @@ class _AllocatorReplay:
     def allocate(self, nbytes: float) -> None:
         """Allocate one block that is no activation, such as gathered parameters."""
         if nbytes > _ROUNDING_BYTES:
-            self._others.append((nbytes, self.allocator.malloc(nbytes)))
+            self._other_blocks.append((nbytes, self.allocator.malloc(nbytes)))
 
     def free(self, nbytes: float) -> None:
         """Free ``nbytes`` that are no activation: the youngest block of this size, else the youngest smaller ones.
@@ -127,14 +127,14 @@ class _AllocatorReplay:
         A part of the youngest block is freed for the rest. A step of no length ends before it starts, and frees
         nothing.
         """
-        of_size = [at for at, (size, _) in enumerate(self._others) if abs(size - nbytes) <= _ROUNDING_BYTES]
-        for at in of_size[-1:] or range(len(self._others) - 1, -1, -1):
-            if self._others[at][0] <= nbytes + _ROUNDING_BYTES:
-                size, block = self._others.pop(at)
+        same_size = [at for at, (size, _) in enumerate(self._other_blocks) if abs(size - nbytes) <= _ROUNDING_BYTES]
+        for at in same_size[-1:] or range(len(self._other_blocks) - 1, -1, -1):
+            if self._other_blocks[at][0] <= nbytes + _ROUNDING_BYTES:
+                size, block = self._other_blocks.pop(at)
                 self.allocator.free(block)
                 nbytes -= size
-        if nbytes > _ROUNDING_BYTES and self._others:
-            size, block = self._others.pop()
+        if nbytes > _ROUNDING_BYTES and self._other_blocks:
+            size, block = self._other_blocks.pop()
             self.allocator.free(block)
             self.allocate(size - nbytes)
 
