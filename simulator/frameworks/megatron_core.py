@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from simulator.frameworks import fused, lora
+from simulator.frameworks import fused_kernels, lora
 from simulator.frameworks.framework import Framework, JobTraits, Replication
 from simulator.operations.dropout import dropout
 from simulator.operations.nodes import Node, Tensor, memory
@@ -59,13 +59,13 @@ FRAMEWORK = Framework(
     defaults=defaults,
     losses=("vocab_parallel", "eager"),
     adds_in_products=True,
-    activation=fused.activation,
-    rotation=fused.ROTATION,
+    activation=fused_kernels.activation,
+    rotation=fused_kernels.ROTATION,
     joined_qkv_width=joined_qkv_width,
     softmax=softmax,
-    residual=fused.residual,
-    embedding_mask=fused.embedding_mask,
-    experts=fused.EXPERTS,
+    residual=fused_kernels.residual,
+    embedding_mask=fused_kernels.embedding_mask,
+    experts=fused_kernels.EXPERTS,
     adapters=lora.ADAPTERS,
     replication=replication,
     by_row="residual",

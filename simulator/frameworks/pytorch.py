@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from simulator.frameworks import fused, lora, pytorch_experts
+from simulator.frameworks import fused_kernels, lora, pytorch_experts
 from simulator.frameworks.framework import (
     ActivationKernels,
     EarlierDefaults,
@@ -266,14 +266,14 @@ COMPILED = replace(
     launch_section="compiled",
     memory_sections=("eager", "fused"),
     defaults=compiled_defaults,
-    activation=fused.activation,
-    rotation=fused.ROTATION,
+    activation=fused_kernels.activation,
+    rotation=fused_kernels.ROTATION,
     joined_qkv_width=compiled_joined_qkv_width,
     softmax=compiled_softmax,
-    residual=fused.residual,
-    embedding_mask=fused.embedding_mask,
-    experts=fused.EXPERTS,
-    adapters=fused.ADAPTERS,
+    residual=fused_kernels.residual,
+    embedding_mask=fused_kernels.embedding_mask,
+    experts=fused_kernels.EXPERTS,
+    adapters=fused_kernels.ADAPTERS,
     keeps_split_log_softmax=True,
     rms_norm_by_operations=None,
     fuses_residual_and_norm=True,

@@ -16,7 +16,7 @@ from simulator.lowering.pipeline import lower, whole_at_first
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.stage_variants import first_and_last
 from simulator.lowering.stages import Stages
-from simulator.lowering.steps import repeated, rolling
+from simulator.lowering.steps_in_a_row import repeated, rolling
 from simulator.models import Seat, passed_bytes
 from simulator.program import Program, Role
 from simulator.schedules import Order, Schedule, Times

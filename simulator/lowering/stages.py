@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from simulator.config import Workload
+from simulator.lowering.buckets import Mark, gradients_complete, weights_used
 from simulator.lowering.fsdp_copies import reduced, with_copies
-from simulator.lowering.gradients import Mark, gradients_complete, weights_used
 from simulator.lowering.stage_variants import StageVariants, Variant
 from simulator.models import Op, Part, PassBytes, Seat, Turn, activation_bytes, pass_bytes
 from simulator.program import Axis, Block, Collective, CollectiveKind, Compute, Fixed, Purpose, Step, StepPhase

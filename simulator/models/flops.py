@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from simulator.models.layer import layer
-from simulator.models.mtp import predictor
+from simulator.models.multi_token_prediction import predictor
 from simulator.models.shapes import telling_seat
 from simulator.models.stage import stage_parts
 from simulator.models.vocabulary import embedding, head

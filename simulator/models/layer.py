@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from simulator.models.attention import attention_inputs, split_qkv
-from simulator.models.context import core_attention
+from simulator.models.context_parallelism import core_attention
 from simulator.models.experts import experts, mixture
-from simulator.models.latent import Latent, latent, latent_projections, up_inputs
+from simulator.models.latent_attention import Latent, latent, latent_projections, up_inputs
 from simulator.models.linear import linear
 from simulator.models.norms import norm
 from simulator.models.parts import Checkpoint, Part, part_of

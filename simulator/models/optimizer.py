@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from simulator.models.parts import Part, weights_of
 from simulator.models.routing import routing
 from simulator.models.stage import stage_parts
-from simulator.models.updates import weight_updates
+from simulator.models.weight_updates import weight_updates
 from simulator.operations.nodes import Op
 from simulator.operations.shapes import ANY_SEAT, Seat
 from simulator.operations.weights import EXPERT_AXIS, Weight, by_axis, elements, elements_by_axis, trained, weight_bytes

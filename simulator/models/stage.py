@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simulator.models.layer import layer
-from simulator.models.mtp import predictor
+from simulator.models.multi_token_prediction import predictor
 from simulator.models.parts import Part, output_gradients
 from simulator.models.shapes import passed_bytes, shapes
 from simulator.models.vocabulary import embedding, head

@@ -11,7 +11,7 @@ import pytest
 
 from simulator.config import load_workload
 from simulator.lowering import build_program, layout
-from simulator.lowering.gradients import Mark, buckets, gradients_complete, weights_used
+from simulator.lowering.buckets import Mark, buckets, gradients_complete, weights_used
 from simulator.models import Part, rank_parts
 from simulator.operations.weights import Weight, elements
 from simulator.program import Block, Comm, Compute, Fixed, Matmul, Role, Step

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from simulator.lowering.buckets import pieces
 from simulator.lowering.fsdp_copies import gathered
-from simulator.lowering.gradients import pieces
 from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.rank_context import RankContext
+from simulator.lowering.sharded_units import COPIES, Units, is_pass, sharded_units
 from simulator.lowering.sharding import gradient_bytes, held_by_part
-from simulator.lowering.units import COPIES, Units, is_pass, sharded_units
 from simulator.models import Op, Part, by_part, pass_bytes, weights_of
 from simulator.program import COMPUTE_LANE, Block, Step, StepPhase
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.lowering.gradients import buckets, pieces
+from simulator.lowering.buckets import buckets, pieces
 from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.passes.update_on_host import weights_on_gpu
 from simulator.lowering.rank_context import RankContext

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.rank_context import RankContext
+from simulator.lowering.sharded_units import Unit, UnitPass, UnitPiece, Units, sharded_units
 from simulator.lowering.sharding import gather, gathered_bytes
-from simulator.lowering.units import Unit, UnitPass, UnitPiece, Units, sharded_units
 from simulator.program import COMPUTE_LANE, Step
 
 

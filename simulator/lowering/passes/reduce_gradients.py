@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.lowering.gradients import Bucket, buckets, pieces
+from simulator.lowering.buckets import Bucket, buckets, pieces
 from simulator.lowering.lanes import Lanes, beside, drained, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.reductions import Reductions
+from simulator.lowering.sharded_units import UnitPass, Units, sharded_units
 from simulator.lowering.sharding import gradient_bytes, leaving
 from simulator.lowering.stage_variants import Variant
 from simulator.lowering.stages import Stages
-from simulator.lowering.units import UnitPass, Units, sharded_units
 from simulator.program import COMPUTE_LANE, Block, Step, StepPhase
 from simulator.units import DTYPE_BYTES
 

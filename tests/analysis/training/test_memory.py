@@ -16,7 +16,7 @@ from simulator.config import load_workload
 from simulator.models import StateBytes, pass_bytes, stage_parts
 from simulator.models.experts import experts as mixed_experts
 from simulator.models.experts import mixture
-from simulator.models.latent import latent, latent_projections
+from simulator.models.latent_attention import latent, latent_projections
 from simulator.models.shapes import shapes
 from simulator.units import DTYPE_BYTES, GiB, MiB
 from tests.support import experts

@@ -11,7 +11,7 @@ from simulator.config import Workload, load_workload
 from simulator.errors import InputError
 from simulator.models import optimizer_ops, paged_state_bytes, rank_parts, state_bytes, weights_of
 from simulator.models.tuning import kinds_of_weight
-from simulator.models.updates import weight_updates
+from simulator.models.weight_updates import weight_updates
 from simulator.operations.weights import Weight, elements
 from simulator.program import AllToAll, Axis, Compute, Matmul, Memory
 from tests.support import jobs

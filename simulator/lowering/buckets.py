@@ -1,4 +1,4 @@
-"""When gradients are complete and when weights are needed: passes cut where buckets fill up."""
+"""Buckets: passes cut where the gradients of a bucket are complete, or where its weights are needed."""
 
 from __future__ import annotations
 
