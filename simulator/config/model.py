@@ -150,7 +150,7 @@ class Model(Section):
         return self.mla.v_head_dim if self.mla else self.head_dim
 
     def targets(self, layer: int) -> tuple[str, ...]:
-        """Names of the products of a layer, counted from 0, beside which adapters may stand.
+        """Return the names of the products of ``layer`` that may have adapters; the first layer is 0.
 
         >>> sizes = dict(layers=1, hidden=8, heads=1, vocab=8)
         >>> Model(activation="swiglu", **sizes).targets(0)

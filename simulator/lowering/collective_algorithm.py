@@ -27,6 +27,7 @@ def with_algorithm(roles: tuple[Role, ...], algorithm: str) -> tuple[Role, ...]:
 
 
 def _changed(op: Block | Comm | Batch, algorithm: str) -> Block | Comm | Batch:
+    """Return the operation of a step with its all-reduces performed by ``algorithm``."""
     match op:
         case Collective(op=CollectiveKind.ALL_REDUCE):
             return replace(op, algorithm=algorithm)
@@ -36,6 +37,7 @@ def _changed(op: Block | Comm | Batch, algorithm: str) -> Block | Comm | Batch:
 
 
 def _inside(op: Compute | Collective | Beside, algorithm: str) -> Compute | Collective | Beside:
+    """Return one operation of a block with its all-reduce performed by ``algorithm``."""
     match op:
         case Collective(op=CollectiveKind.ALL_REDUCE):
             return replace(op, algorithm=algorithm)

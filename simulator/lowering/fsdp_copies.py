@@ -23,11 +23,11 @@ def with_copies(workload: Workload, part: Part, kind: str) -> list[Op]:
     The first two and the last run on streams of their own in torch. Here they stand in the pass, where they take the
     memory's time all the same.
     """
-    after = reduced(workload, [part], kind) if part.is_unit else ()
-    return [*gathered(workload, part, kind), *part.ops(kind), *after]
+    after = copies_after(workload, [part], kind) if part.is_unit else ()
+    return [*copies_before(workload, part, kind), *part.ops(kind), *after]
 
 
-def gathered(workload: Workload, part: Part, kind: str) -> list[Op]:
+def copies_before(workload: Workload, part: Part, kind: str) -> list[Op]:
     """Return the copies before the pass ``kind`` of a part.
 
     Parameters that are not dropped after the forward pass have none before the backward pass. These are the root's, or
@@ -49,7 +49,7 @@ def gathered(workload: Workload, part: Part, kind: str) -> list[Op]:
     return copies
 
 
-def reduced(workload: Workload, parts: Iterable[Part], kind: str) -> list[Op]:
+def copies_after(workload: Workload, parts: Iterable[Part], kind: str) -> list[Op]:
     """Return the copies of a unit of ``parts`` after the pass ``kind`` that has made all its gradients."""
     making = [part for part in parts if kind in ("B", "W") and part.ops(kind) and _trained(workload, part)[0]]
     if not making:

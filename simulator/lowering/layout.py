@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.config import Parallelism, Workload
-from simulator.models import Seat, routing, telling_seat
+from simulator.models import Seat, representative_seat, routing
 from simulator.program import REPLICAS, Axis
 
 #: Disjoint, ordered groups of ranks.
@@ -81,7 +81,7 @@ def layout(workload: Workload) -> Layout:
     groups |= _other_groups(workload, groups)
     ep = expert_ranks.position(Axis.EP) if expert_ranks else [0] * workload.n_ranks
     seats = [
-        PipelineSeat(stage, telling_seat(workload, Seat(cp=cp, ep=expert)))
+        PipelineSeat(stage, representative_seat(workload, Seat(cp=cp, ep=expert)))
         for stage, cp, expert in zip(ranks.position(Axis.PP), ranks.position(Axis.CP), ep, strict=True)
     ]
     places = {place: number for number, place in enumerate(sorted(set(seats)))}
@@ -126,6 +126,7 @@ def _expert_ranks(workload: Workload) -> _Ranks | None:
 
 
 def _dense_groups(parallelism: Parallelism, ranks: _Ranks) -> dict[str, RankGroups]:
+    """Return the groups outside experts. Ranks of dp and cp share parameters, and are one group."""
     order = parallelism.rank_order.split("-")
     shared = sorted(
         (Axis.DP, Axis.CP), key=lambda axis: order.index(axis) if axis in order else len(order), reverse=True

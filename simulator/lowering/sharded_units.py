@@ -116,6 +116,7 @@ class Units:
                 yield from steps
 
     def _pass(self, steps: Sequence[Step]) -> UnitPass:
+        """Return the pass that ``steps`` in a row of the compute lane are the pieces of."""
         stages, step = self.context.stages, steps[0]
         parts = stages.variants.parts_in(stages.variants.variant_of_step(step))
         indices = [index for index, block in stages.by_part(step) if block.ops]

@@ -38,7 +38,7 @@ def gathers_by_unit(workload: Workload, weights: Iterable[Weight]) -> bool:
     return parallelism.zero == 3 and (shared or offload.optimizer != "none" or offload.parameters != "none")
 
 
-def held_by_part(workload: Workload, weights: Iterable[Weight]) -> bool:
+def keeps_bytes_by_part(workload: Workload, weights: Iterable[Weight]) -> bool:
     """Return True where such a pass takes and gives back the bytes of activations part by part.
 
     Offloaded activations come and go by themselves (`offload_activations`).

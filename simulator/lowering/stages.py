@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from simulator.config import Workload
 from simulator.lowering.buckets import Mark, gradients_complete, weights_used
-from simulator.lowering.fsdp_copies import reduced, with_copies
+from simulator.lowering.fsdp_copies import copies_after, with_copies
 from simulator.lowering.stage_variants import StageVariants, Variant
 from simulator.models import Op, Part, PassBytes, Seat, Turn, activation_bytes, pass_bytes
 from simulator.program import Axis, Block, Collective, CollectiveKind, Compute, Fixed, Purpose, Step, StepPhase
@@ -88,14 +88,18 @@ class Stages:
         return len(self._pass_of[self.variants.variant_of_step(step)][0].ops)
 
     def _block(self, stage: int, kind: str, parts: tuple[Part, ...]) -> Block:
+        """Return the block of a pass of ``parts``; equal ones are one block.
+
+        With scatter/gather it begins with the gathering of what the stage has received.
+        """
         parallelism = self.workload.parallelism
         place = stage % parallelism.n_stages
         arrives = {"F": place > 0, "W": False}.get(kind, place < parallelism.n_stages - 1)
-        gathered = parallelism.scatter_gather_p2p and parallelism.tp > 1 and arrives
-        key = (kind, gathered, tuple(id(part) for part in parts))
+        gathers_input = parallelism.scatter_gather_p2p and parallelism.tp > 1 and arrives
+        key = (kind, gathers_input, tuple(id(part) for part in parts))
         if key not in self._blocks:
             ops = [op for _, part_ops in self._ops(parts, kind) for op in part_ops]
-            if gathered:
+            if gathers_input:
                 gather = CollectiveKind.ALL_GATHER
                 nbytes = activation_bytes(self.workload)
                 ops.insert(0, Collective("tp.all_gather p2p", gather, nbytes, Axis.TP, Purpose.TENSOR))
@@ -114,7 +118,7 @@ class Stages:
         pieces = [(index, with_copies(self.workload, parts[index], kind)) for index in order]
         with_ops = [ops for _, ops in pieces if ops]
         if with_ops:
-            with_ops[-1] += reduced(self.workload, [part for part in parts if not part.is_unit], kind)
+            with_ops[-1] += copies_after(self.workload, [part for part in parts if not part.is_unit], kind)
         return pieces
 
 

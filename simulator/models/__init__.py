@@ -1,4 +1,8 @@
-"""A transformer as kernels of its parts, with parameters, activation bytes and FLOPs."""
+"""A transformer as kernels of its parts, with parameters, activation bytes and FLOPs.
+
+Functions of this package call the sizes of tensors ``z`` (`FrameworkShapes`), experts ``x`` (`Experts`), and widths of
+latent attention ``a`` (`Latent`). Sizes of products are m, n and k, as in BLAS; formulas of papers have their letters.
+"""
 
 from simulator.models.flops import (
     active_parameters,
@@ -15,7 +19,7 @@ from simulator.models.optimizer import (
     StateBytes,
     host_state_bytes,
     host_update_bytes,
-    optimized,
+    optimized_elements,
     optimizer_ops,
     optimizer_workspace_bytes,
     paged_state_bytes,
@@ -26,7 +30,7 @@ from simulator.models.optimizer import (
 )
 from simulator.models.parts import Part, PassBytes, by_part, pass_bytes, swapped_bytes, weights_of
 from simulator.models.routing import routing
-from simulator.models.shapes import activation_bytes, passed_bytes, telling_seat
+from simulator.models.shapes import activation_bytes, passed_bytes, representative_seat
 from simulator.models.stage import made_gradient_bytes, stage_parts
 from simulator.models.vocabulary import embedding, head
 from simulator.operations.nodes import Op, Tensor, unique
@@ -53,7 +57,7 @@ __all__ = [
     "model_flops_per_step",
     "model_flops_per_step_causal",
     "model_weights",
-    "optimized",
+    "optimized_elements",
     "optimizer_ops",
     "optimizer_workspace_bytes",
     "paged_state_bytes",
@@ -62,12 +66,12 @@ __all__ = [
     "passed_bytes",
     "rank_parts",
     "replicated_gradient_ops",
+    "representative_seat",
     "routing",
     "server_update_bytes",
     "stage_parts",
     "state_bytes",
     "swapped_bytes",
-    "telling_seat",
     "trained_parameters",
     "unique",
     "warnings",

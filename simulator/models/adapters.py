@@ -36,15 +36,15 @@ def tuned(z: FrameworkShapes, nodes: Sequence[Node]) -> list[tuple[Node, ...]]:
     families = []
     for node in nodes:
         family = []
-        for one in (_marked(z, node), *_beside(z, node)):
+        for one in (_with_frozen_weights(z, node), *_adapter_nodes(z, node)):
             trained = any(weight.trainable for weight in one.weights)
-            family.append(_needed(one, trained=trained, reached=reached))
+            family.append(_with_needed_gradients(one, trained=trained, reached=reached))
             reached |= trained
         families.append(tuple(family))
     return families
 
 
-def _needed(node: Node, *, trained: bool, reached: bool) -> Node:
+def _with_needed_gradients(node: Node, *, trained: bool, reached: bool) -> Node:
     """Return ``node`` with the gradients that are needed.
 
     ``reached``: one of its input is; ``trained``: it has weights that are.
@@ -67,7 +67,7 @@ def _needed(node: Node, *, trained: bool, reached: bool) -> Node:
     )
 
 
-def _marked(z: FrameworkShapes, node: Node) -> Node:
+def _with_frozen_weights(z: FrameworkShapes, node: Node) -> Node:
     """Return ``node`` with its frozen weights marked, and matrices among them made whole before each product."""
     if not node.weights:
         return node
@@ -122,28 +122,28 @@ class _Adapter:
     b: Weight
 
 
-def _beside(z: FrameworkShapes, node: Node) -> Iterator[Node]:
+def _adapter_nodes(z: FrameworkShapes, node: Node) -> Iterator[Node]:
     """Yield the operations of the adapters beside the product of ``node``, if it is a target of some."""
     chosen = z.tuning.adapters
     matrix = next((weight for weight in node.weights if len(weight.shape) == 2 and weight.gradient_product), None)
     if chosen is None or matrix is None:
         return
-    columns = {name: width for name, width in _columns(z, matrix).items() if name in chosen.targets}
+    columns = {name: width for name, width in _target_widths(z, matrix).items() if name in chosen.targets}
     if not columns:
         return
     thin = replace(z, dtype=chosen.dtype)
     adapters = [_adapter(thin, matrix, chosen.rank, name, width) for name, width in columns.items()]
     split = _split(matrix)
     block = matrix.gradient_product.partition(".")[0]
-    yield _first(thin, chosen, adapters, node.saved_for_weights[0])
-    yield _second(thin, chosen, adapters, split, block)
+    yield _products_with_a(thin, chosen, adapters, node.saved_for_weights[0])
+    yield _products_with_b(thin, chosen, adapters, split, block)
     if chosen.decomposed:
         yield _magnitudes(z, adapters, whole=_dequantized(z, _as_trained(z, matrix), "F"))
     else:
-        yield _sum(z, adapters, copied=_as_trained(z, matrix).storage == "nf4")
+        yield _scaled_sum(z, adapters, copied=_as_trained(z, matrix).storage == "nf4")
 
 
-def _columns(z: FrameworkShapes, matrix: Weight) -> Mapping[str, int]:
+def _target_widths(z: FrameworkShapes, matrix: Weight) -> Mapping[str, int]:
     """Return the targets that a product has, and how wide each is on this rank."""
     n = matrix.shape[0]
     module = matrix.name.removesuffix(".weight")
@@ -202,7 +202,7 @@ def _adapter(z: FrameworkShapes, matrix: Weight, rank: int, target: str, width: 
     return _Adapter(base, inner, width, rows_in, rows_out, a, b)
 
 
-def _first(z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], source: Tensor) -> Node:
+def _products_with_a(z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], source: Tensor) -> Node:
     """Return the products with A of the tensor ``source``, or with dropout of a copy of it for each adapter.
 
     Autograd adds up the gradients that reach the input.
@@ -222,7 +222,7 @@ def _first(z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter]
         input_grad.append(product(z, name, "dgrad", one.rows_in, one.inner, chosen.rank))
         if chosen.dropout:
             input_grad.append(memory("B", f"{one.name} dropout bwd", "dropout_bwd", nbytes + elements, nbytes, z.dtype))
-        input_grad += _kernels("B", one.name, (z.framework.adapters.input_summed,), nbytes, z.dtype)
+        input_grad += _traffic_kernels("B", one.name, (z.framework.adapters.input_summed,), nbytes, z.dtype)
         weight_grad += _weight_gradient(z, name, chosen.rank, one.inner, one.rows_in)
         largest = max(largest, nbytes)
     thin = float(z.element * adapters[0].rows_in * chosen.rank * len(adapters))
@@ -239,7 +239,9 @@ def _first(z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter]
     )
 
 
-def _second(z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], split: str, block: str) -> Node:
+def _products_with_b(
+    z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], split: str, block: str
+) -> Node:
     """Return the products with B, and what tensor-parallel ranks exchange between A and B: ``rank`` columns."""
     forward: list[Op] = []
     input_grad: list[Op] = []
@@ -248,7 +250,7 @@ def _second(z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter
     whole = 0.0
     for one in adapters:
         name, rank = f"{one.name}.lora_B", chosen.rank
-        before, after = _exchanged(z, split, block, float(z.element * z.tokens * rank))
+        before, after = _exchange_between(z, split, block, float(z.element * z.tokens * rank))
         forward += [*before, product(z, name, "fwd", one.rows_out, one.outer, rank)]
         input_grad += [product(z, name, "dgrad", one.rows_out, rank, one.outer), *after]
         weight_grad += _weight_gradient(z, name, one.outer, rank, one.rows_out)
@@ -267,7 +269,7 @@ def _second(z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter
     )
 
 
-def _exchanged(z: FrameworkShapes, split: str, block: str, nbytes: float) -> tuple[Ops, Ops]:
+def _exchange_between(z: FrameworkShapes, split: str, block: str, nbytes: float) -> tuple[Ops, Ops]:
     """Return the communication of ``nbytes`` between A and B, forward and backward."""
     if z.tp == 1 or split == "none":
         return (), ()
@@ -282,7 +284,7 @@ def _weight_gradient(z: FrameworkShapes, name: str, n: int, k: int, rows: int) -
     return (gradient,) if z.accumulates_in_product else (gradient, *add_gradient(z, name, n * k))
 
 
-def _sum(z: FrameworkShapes, adapters: Sequence[_Adapter], *, copied: bool) -> Node:
+def _scaled_sum(z: FrameworkShapes, adapters: Sequence[_Adapter], *, copied: bool) -> Node:
     """Return the scaling of what adapters give, and its sum with the product that they stand beside."""
     kernels, nbytes = z.framework.adapters, 0.0
     forward: list[Op] = []
@@ -291,8 +293,8 @@ def _sum(z: FrameworkShapes, adapters: Sequence[_Adapter], *, copied: bool) -> N
         each = float(z.element * one.rows_out * one.outer)
         nbytes += each
         added = (*kernels.copied, *kernels.added) if copied else kernels.added
-        forward += _kernels("F", one.name, added, each, z.dtype)
-        input_grad += _kernels("B", one.name, kernels.added_backward, each, z.dtype)
+        forward += _traffic_kernels("F", one.name, added, each, z.dtype)
+        input_grad += _traffic_kernels("B", one.name, kernels.added_backward, each, z.dtype)
     return Node(
         forward=tuple(forward),
         input_grad=tuple(input_grad),
@@ -326,7 +328,7 @@ def _magnitude(z: FrameworkShapes, adapter: _Adapter) -> Weight:
     return Weight(weight_name(f"{adapter.name}.lora_magnitude_vector"), columns, columns, z.dtype)
 
 
-def _kernels(phase: str, name: str, kernels: Iterable[Traffic], nbytes: float, dtype: str) -> list[Op]:
+def _traffic_kernels(phase: str, name: str, kernels: Iterable[Traffic], nbytes: float, dtype: str) -> list[Op]:
     """Return ``kernels`` that work on tensors of ``nbytes``."""
     back = " bwd" if phase == "B" else ""
     return [memory(phase, f"{name}{x}{back}", op, r * nbytes, w * nbytes, dtype) for x, op, r, w in kernels]

@@ -100,7 +100,7 @@ def mixture(z: FrameworkShapes, x: Experts) -> Mixture:
         ),
         activation=act,
         after=(_grouped(z, x, "fc2", z.hidden, x.ffn, split="row", saved="moe.act"), _combine(z, x)),
-        shared=_shared(z, x) if x.shared_ffn else (),
+        shared=_shared_experts(z, x) if x.shared_ffn else (),
         add=(Node(forward=(add,), grad_bytes=z.row_bytes),) if x.shared_ffn else (),
     )
     return _overlapped(whole) if x.overlaps and x.shared_ffn else whole
@@ -158,7 +158,7 @@ def _router_weight(z: FrameworkShapes, x: Experts) -> Weight:
     return Weight(weight_name(name), shape, shape, z.dtype, partial_rows=partial, gradient_product=product)
 
 
-def _across(x: Experts, name: str, nbytes: float, *, back: bool) -> Ops:
+def _exchange_copies(x: Experts, name: str, nbytes: float, *, back: bool) -> Ops:
     """Return the all-to-all that takes copies of tokens to the ranks that hold their experts, or ``back``."""
     if x.ep == 1:
         return ()
@@ -167,14 +167,14 @@ def _across(x: Experts, name: str, nbytes: float, *, back: bool) -> Ops:
     return (replace(travel, send_shares=shares) if back else replace(travel, receive_shares=shares),)
 
 
-def _between_halves(x: Experts, op: str, nbytes: float) -> Ops:
+def _expert_tensor_comm(x: Experts, op: str, nbytes: float) -> Ops:
     """Return the communication of the etp ranks that split each expert: to gather copies, or to sum results."""
     if x.etp == 1:
         return ()
     return (Collective(f"etp.{op} moe", CollectiveKind(op), nbytes, Axis.ETP, Purpose.TENSOR),)
 
 
-def _sorted(z: FrameworkShapes, x: Experts, phase: str, name: str) -> Ops:
+def _regroup(z: FrameworkShapes, x: Experts, phase: str, name: str) -> Ops:
     """Return the copy that puts rows of several ranks in the order of the experts, or back."""
     if x.ep * x.etp == 1 or len(x.loads) == 1:
         return ()
@@ -209,14 +209,14 @@ def _dispatch(z: FrameworkShapes, x: Experts) -> Node:
             *hooks.sort(x),
             *counted,
             *permute,
-            *_across(x, "dispatch", sent, back=False),
-            *_between_halves(x, "all_gather", worked_on),
-            *_sorted(z, x, "F", "sort"),
+            *_exchange_copies(x, "dispatch", sent, back=False),
+            *_expert_tensor_comm(x, "all_gather", worked_on),
+            *_regroup(z, x, "F", "sort"),
         ),
         input_grad=(
-            *_sorted(z, x, "B", "sort bwd"),
-            *_between_halves(x, "reduce_scatter", worked_on),
-            *_across(x, "dispatch grad", sent, back=True),
+            *_regroup(z, x, "B", "sort bwd"),
+            *_expert_tensor_comm(x, "reduce_scatter", worked_on),
+            *_exchange_copies(x, "dispatch grad", sent, back=True),
             *permute_bwd,
             *((comm("all_gather", "moe", token_bytes * z.tp),) if _rows_split(z) else ()),
         ),
@@ -233,9 +233,9 @@ def _combine(z: FrameworkShapes, x: Experts) -> Node:
     unpermute, unpermute_bwd = hooks.unpermute(z, x)
     return Node(
         forward=(
-            *_sorted(z, x, "F", "unsort"),
-            *_between_halves(x, "reduce_scatter", worked_on),
-            *_across(x, "combine", sent, back=True),
+            *_regroup(z, x, "F", "unsort"),
+            *_expert_tensor_comm(x, "reduce_scatter", worked_on),
+            *_exchange_copies(x, "combine", sent, back=True),
             *unpermute,
             *((comm("all_gather", "moe", token_bytes * z.tp),) if _rows_split(z) else ()),
         ),
@@ -246,9 +246,9 @@ def _combine(z: FrameworkShapes, x: Experts) -> Node:
                 else ()
             ),
             *unpermute_bwd,
-            *_across(x, "combine grad", sent, back=False),
-            *_between_halves(x, "all_gather", worked_on),
-            *_sorted(z, x, "B", "unsort bwd"),
+            *_exchange_copies(x, "combine grad", sent, back=False),
+            *_expert_tensor_comm(x, "all_gather", worked_on),
+            *_regroup(z, x, "B", "unsort bwd"),
         ),
         saved=hooks.kept_by_combine(z, x),
         grad_bytes=worked_on + sent + token_bytes,
@@ -303,7 +303,7 @@ def _expert_weights(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *
     return (weight, bias)
 
 
-def _shared(z: FrameworkShapes, x: Experts) -> tuple[Node, ...]:
+def _shared_experts(z: FrameworkShapes, x: Experts) -> tuple[Node, ...]:
     """Return the experts that every token passes: one MLP, split over tp. Its output is added to that of the others."""
     z = replace(z, overlaps_tp=z.overlaps_tp and not x.overlaps)
     fc1 = x.shared_ffn * (2 if z.gated else 1)

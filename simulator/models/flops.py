@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from simulator.models.layer import layer
 from simulator.models.multi_token_prediction import predictor
-from simulator.models.shapes import telling_seat
+from simulator.models.shapes import representative_seat
 from simulator.models.stage import stage_parts
 from simulator.models.vocabulary import embedding, head
 from simulator.operations.shapes import Seat
@@ -111,7 +111,7 @@ def hardware_flops_per_step(workload: Workload) -> float:
         96 B s l h^2 (1 + s / 6h + V / 16 l h)
     """
     layout = workload.parallelism
-    seats = Counter(telling_seat(workload, Seat(cp, ep)) for cp in range(layout.cp) for ep in range(layout.ep))
+    seats = Counter(representative_seat(workload, Seat(cp, ep)) for cp in range(layout.cp) for ep in range(layout.ep))
     mean = sum(count * _flops_of_seat(workload, seat) for seat, count in seats.items()) / (layout.cp * layout.ep)
     return mean * layout.tp * layout.cp * layout.dp * workload.microbatches
 

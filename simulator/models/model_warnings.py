@@ -21,5 +21,6 @@ def warnings(workload: Workload) -> list[str]:
 
 
 def _dropping(workload: Workload) -> Iterator[str]:
+    """Yield a warning where experts drop tokens."""
     if (dropped := dropped_share(workload)) >= _SHOWN:
         yield f"model.moe.capacity_factor: experts drop {dropped:.1%} of their tokens; MFU counts them as worked on"

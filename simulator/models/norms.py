@@ -29,7 +29,7 @@ def norm(z: FrameworkShapes, name: str, *, saved: str, residual: bool) -> Node:
     backward = memory("B", f"{name} bwd", f"{op}_bwd", 2 * z.row_bytes, z.row_bytes, z.dtype, z.hidden)
     input_grad: Ops = (backward,)
     if residual:
-        add = _added(z, name)
+        add = _residual_gradient(z, name)
         fuses = z.framework.fuses_residual_and_norm
         input_grad = (fuse("B", backward, add, z.row_bytes, keep=False),) if fuses else (backward, add)
     return Node(
@@ -58,7 +58,7 @@ def _weights(z: FrameworkShapes, name: str) -> tuple[Weight, ...]:
     )
 
 
-def _added(z: FrameworkShapes, name: str) -> Compute:
+def _residual_gradient(z: FrameworkShapes, name: str) -> Compute:
     """Return autograd's sum of the gradient through the norm and the one that goes round the block."""
     return memory("B", f"{name} residual grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
 
@@ -69,7 +69,7 @@ def _by_operations(z: FrameworkShapes, name: str, *, residual: bool) -> Node:
     node = z.framework.rms_norm_by_operations(z, name)
     return replace(
         node,
-        input_grad=(*node.input_grad, _added(z, name)) if residual else node.input_grad,
+        input_grad=(*node.input_grad, _residual_gradient(z, name)) if residual else node.input_grad,
         weight_grad=(*node.weight_grad, *add_gradient(z, name, z.hidden)),
         weights=_weights(z, name),
     )

@@ -59,7 +59,7 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     """
     weights = weights_of(rank_parts(workload, pipeline_rank))
     training, layout = workload.training, workload.parallelism
-    counts, whole, share = elements_by_axis(weights), elements(weights), optimized(workload, weights)
+    counts, whole, share = elements_by_axis(weights), elements(weights), optimized_elements(workload, weights)
     versions = layout.plan.weight_versions(layout.pp, workload.microbatches, pipeline_rank)
     offload, shards = layout.offload, layout.zero >= 2
     streamed, away = offload.parameters != "none", offload.optimizer != "none" or layout.server_count > 0
@@ -84,7 +84,7 @@ def _optimizer_bytes(workload: Workload, weights: Sequence[Weight]) -> float:
     """Return the bytes of the master weights and of the states of ``weights`` that stay on this GPU."""
     masters = DTYPE_BYTES["fp32"] if workload.training.optimizer.master_weights else 0
     states = sum(update.state_bytes(paged=False) for update in weight_updates(workload, weights))
-    return masters * optimized(workload, weights) + states
+    return masters * optimized_elements(workload, weights) + states
 
 
 def _weight_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
@@ -95,7 +95,7 @@ def _weight_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
     return sum(weight_bytes(group) / shards(axis) for axis, group in by_axis(weights).items())
 
 
-def optimized(workload: Workload, weights: Iterable[Weight]) -> float:
+def optimized_elements(workload: Workload, weights: Iterable[Weight]) -> float:
     """Return the elements of ``weights`` that this GPU's optimizer works on: under ZeRO its shard of each axis."""
     return sum(count / workload.parallelism.shards(axis) for axis, count in elements_by_axis(weights).items())
 
@@ -108,7 +108,7 @@ def optimizer_workspace_bytes(workload: Workload, weights: Sequence[Weight]) -> 
     """
     training = workload.training
     copies = training.optimizer.master_weights and training.grad_dtype != "fp32"
-    gradients = DTYPE_BYTES["fp32"] * optimized(workload, weights) if copies else 0.0
+    gradients = DTYPE_BYTES["fp32"] * optimized_elements(workload, weights) if copies else 0.0
     return gradients + max((update.workspace_bytes for update in weight_updates(workload, weights)), default=0.0)
 
 
@@ -137,17 +137,17 @@ def replicated_gradient_ops(
     ops: list[Collective] = []
     if partial := sum(weight.partial_elements for weight in weights):
         nbytes = grad * partial / shards("dp")
-        ops.append(_summed("tp.all_reduce replicated gradients", nbytes, Axis.TP, Purpose.TENSOR))
+        ops.append(_all_reduce("tp.all_reduce replicated gradients", nbytes, Axis.TP, Purpose.TENSOR))
     per_expert = sum(weight.elements // weight.shape[0] for weight in weights if weight.axis == EXPERT_AXIS)
     if per_expert:
         for one in routing(workload).copy_rounds:
             if experts := one.experts_at(seat.ep):
                 nbytes = grad * per_expert / shards("edp") * experts
-                ops.append(_summed("ep.all_reduce redundant experts", nbytes, one.axis, Purpose.EXPERT))
+                ops.append(_all_reduce("ep.all_reduce redundant experts", nbytes, one.axis, Purpose.EXPERT))
     return tuple(ops)
 
 
-def _summed(name: str, nbytes: float, axis: str, purpose: Purpose) -> Collective:
+def _all_reduce(name: str, nbytes: float, axis: str, purpose: Purpose) -> Collective:
     return Collective(name, CollectiveKind.ALL_REDUCE, nbytes, axis, purpose)
 
 
@@ -163,7 +163,7 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
     clears the buffers.
     """
     training, layout = workload.training, workload.parallelism
-    count = float(optimized(workload, weights))
+    count = float(optimized_elements(workload, weights))
     here = layout.offload.optimizer == "none" and not layout.server_count
     masters, wide = training.optimizer.master_weights, DTYPE_BYTES["fp32"]
     grad = DTYPE_BYTES[training.grad_dtype]
@@ -171,7 +171,7 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
     if here and masters and grad != wide:
         ops.append(_kernel("gradients to fp32", "upcast", grad * count, wide * count))
         grad = wide
-    ops += _checked(workload, grad * count, here=here)
+    ops += _gradient_checks(workload, grad * count, here=here)
     if here:
         ops += [op for update in weight_updates(workload, weights) for op in update.ops()]
         if masters and not workload.replication.shards_are_masters:
@@ -188,7 +188,7 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
     return tuple(op for op in ops if count or not isinstance(op, Compute))
 
 
-def _checked(workload: Workload, gradient_bytes: float, *, here: bool) -> list[Op]:
+def _gradient_checks(workload: Workload, gradient_bytes: float, *, here: bool) -> list[Op]:
     """Return the search for infinities under fp16, and the norm of the gradients with clipping.
 
     Both are one number, on which all ranks that share a replica agree. Gradients of an update elsewhere are read only.
@@ -199,16 +199,16 @@ def _checked(workload: Workload, gradient_bytes: float, *, here: bool) -> list[O
     if training.precision == "fp16" and not workload.parallelism.server_count:
         ops += [
             _kernel("unscale", "optimizer", gradient_bytes, written),
-            *_agreed(workload, "found_inf"),
+            *_agreements(workload, "found_inf"),
         ]
     if training.grad_clip is not None:
-        ops += [_kernel("grad norm", "optimizer", gradient_bytes, 0.0), *_agreed(workload, "grad norm")]
+        ops += [_kernel("grad norm", "optimizer", gradient_bytes, 0.0), *_agreements(workload, "grad norm")]
         if here:
             ops.append(_kernel("clip", "optimizer", gradient_bytes, gradient_bytes))
     return ops
 
 
-def _agreed(workload: Workload, what: str) -> Iterator[Collective]:
+def _agreements(workload: Workload, what: str) -> Iterator[Collective]:
     """Yield the all-reduces of one number over the model-parallel ranks of a replica.
 
     Under ZeRO they go over the ranks that share a state too. Those of experts are apart.
@@ -221,9 +221,9 @@ def _agreed(workload: Workload, what: str) -> Iterator[Collective]:
         across = REPLICAS[axis].model
         purposes = [purpose for purpose, size in {**split, Purpose.PIPELINE: layout.pp}.items() if size > 1]
         if purposes:
-            yield _summed(f"{across}.all_reduce {what}", 4.0, across, purposes[0])
+            yield _all_reduce(f"{across}.all_reduce {what}", 4.0, across, purposes[0])
         if layout.shards(axis) > 1:
-            yield _summed(f"{axis}.all_reduce {what}", 4.0, layout.shard_axis(axis), Purpose.DATA)
+            yield _all_reduce(f"{axis}.all_reduce {what}", 4.0, layout.shard_axis(axis), Purpose.DATA)
 
 
 def _kernel(name: str, op: str, read: float, written: float, dtype: str = "fp32") -> Compute:

@@ -112,7 +112,9 @@ def pass_bytes(parts: Sequence[Part], kind: str) -> PassBytes:
     left = [part.left_gradient_bytes for part in parts]
     match kind:
         case "F":
-            return PassBytes(sum(saved), 0.0, _at_most([part.forward_bytes for part in parts[::-1]], saved[::-1]))
+            return PassBytes(
+                sum(saved), 0.0, _fullest_moment([part.forward_bytes for part in parts[::-1]], saved[::-1])
+            )
         case "B":
             return _backward_bytes(saved, left, [part.workspace_bytes for part in parts])
         case "I" if parts and parts[0].graph_stays:
@@ -130,7 +132,7 @@ def _backward_bytes(before: Sequence[float], after: Sequence[float], workspaces:
     """
     freed = [one - other for one, other in zip(before, after, strict=True)]
     more = max(-sum(freed), 0.0)
-    return PassBytes(more, max(sum(freed), 0.0), max(_at_most(workspaces[::-1], freed[::-1]) - more, 0.0))
+    return PassBytes(more, max(sum(freed), 0.0), max(_fullest_moment(workspaces[::-1], freed[::-1]) - more, 0.0))
 
 
 def swapped_bytes(parts: Sequence[Part]) -> tuple[float, float]:
@@ -140,8 +142,8 @@ def swapped_bytes(parts: Sequence[Part]) -> tuple[float, float]:
     both.
     """
     if any(part.graph_stays for part in parts):
-        new = sum(_beyond(part.held_for_weights, part.saved) for part in parts)
-        return new, sum(_beyond(part.saved, part.held_for_weights) for part in parts)
+        new = sum(_bytes_not_in(part.held_for_weights, part.saved) for part in parts)
+        return new, sum(_bytes_not_in(part.saved, part.held_for_weights) for part in parts)
     more = sum(part.held_bytes - part.saved_bytes for part in parts)
     return max(more, 0.0), max(-more, 0.0)
 
@@ -152,19 +154,19 @@ def _beside_the_graph(parts: Sequence[Part]) -> PassBytes:
     Part after part adds the gradients of its outputs to them.
     """
     new, freed = swapped_bytes(parts)
-    each = [_beyond(part.held_for_weights, part.saved) for part in parts]
+    each = [_bytes_not_in(part.held_for_weights, part.saved) for part in parts]
     added = _backward_bytes([0.0] * len(parts), each, [part.input_workspace_bytes for part in parts])
     left = sum(part.input_gradient_bytes for part in parts)
     return PassBytes(new + left, freed, max(added.workspace - left, 0.0))
 
 
-def _beyond(tensors: Sequence[Tensor], excluded: Sequence[Tensor]) -> float:
+def _bytes_not_in(tensors: Sequence[Tensor], excluded: Sequence[Tensor]) -> float:
     """Return the bytes of the ``tensors`` whose names are not among those ``excluded``."""
     names = {tensor.name for tensor in excluded}
     return sum(tensor.nbytes for tensor in tensors if tensor.name not in names)
 
 
-def _at_most(workspaces: Sequence[float], freed: Sequence[float]) -> float:
+def _fullest_moment(workspaces: Sequence[float], freed: Sequence[float]) -> float:
     """Return the most bytes that a pass needs at once beside its kept bytes: the workspace of a part, less freed bytes.
 
     Each part has given up its ``freed`` bytes when the next one runs. In a forward pass, whose parts are listed from
@@ -239,14 +241,14 @@ def part_of(
         grad_bytes=held_gradient_bytes + max(node.grad_bytes for node in nodes),
         held_for_weights=_held_for_weights(nodes),
         weight_grad_bytes=max(node.weight_grad_bytes for node in nodes),
-        forward_bytes=max(*(node.forward_bytes for node in nodes), _passing(checkpointed)),
+        forward_bytes=max(*(node.forward_bytes for node in nodes), _checkpoint_forward_bytes(checkpointed)),
         placeholders=unique(tensor for node in nodes for tensor in node.placeholders),
         is_unit=is_unit,
         trailing=_trailing(nodes),
     )
 
 
-def _passing(checkpointed: Sequence[Node]) -> float:
+def _checkpoint_forward_bytes(checkpointed: Sequence[Node]) -> float:
     """Return the bytes that a forward pass which keeps nothing has alive at most.
 
     These are the inputs of an operation and its output, which is the input of the next.

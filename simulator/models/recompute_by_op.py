@@ -44,7 +44,7 @@ class _Piece(NamedTuple):
 def recomputed_by_op(z: Shapes, x: Experts | None, nodes: Sequence[Node], part: Part) -> Part:
     """Return ``part``, a layer of these ``nodes``, with all operations recomputed whose outputs are not kept."""
     pieces = _pieces(z, nodes)
-    outputs = _outputs(z, x, nodes, pieces)
+    outputs = _kept_outputs(z, x, nodes, pieces)
     kept = {"input": z.row_bytes}
     for tensor in outputs:
         kept[tensor.name] = kept.get(tensor.name, 0.0) + tensor.nbytes
@@ -55,7 +55,7 @@ def recomputed_by_op(z: Shapes, x: Experts | None, nodes: Sequence[Node], part: 
         part,
         saved=tuple(Tensor(name, nbytes) for name, nbytes in kept.items()),
         recomputed=tuple(Tensor(name, nbytes) for name, nbytes in rest.items() if nbytes > 0),
-        recompute=tuple(again for node in nodes for again in _again(node, pieces)),
+        recompute=tuple(again for node in nodes for again in _operations_again(node, pieces)),
     )
 
 
@@ -67,7 +67,7 @@ def _pieces(z: Shapes, nodes: Sequence[Node]) -> dict[str, list[_Piece]]:
     count = 0
     for name in ordered:
         pieces[name] = []
-        for tensor, width in _written(z, name, widths[name]):
+        for tensor, width in _written_tensors(z, name, widths[name]):
             pieces[name].append(_Piece(tensor, width, kept=count % 2 == 0))
             count += 1
     return pieces
@@ -98,7 +98,7 @@ def _computes(node: Node) -> Iterator[Compute]:
                 pass
 
 
-def _written(z: Shapes, name: str, n: int) -> Iterator[tuple[str, int]]:
+def _written_tensors(z: Shapes, name: str, n: int) -> Iterator[tuple[str, int]]:
     """Yield name and width of the tensors that a product ``n`` columns wide writes.
 
     Torchtitan has a product for each of them.
@@ -115,22 +115,24 @@ def _written(z: Shapes, name: str, n: int) -> Iterator[tuple[str, int]]:
         yield f"{block}.pre" if which == "fc1" else f"{name} out", n
 
 
-def _outputs(z: Shapes, x: Experts | None, nodes: Sequence[Node], pieces: dict[str, list[_Piece]]) -> Iterator[Tensor]:
+def _kept_outputs(
+    z: Shapes, x: Experts | None, nodes: Sequence[Node], pieces: dict[str, list[_Piece]]
+) -> Iterator[Tensor]:
     """Yield the kept tensors beside the layer's input; of a product in a ring, a part for each chunk."""
     for op, kernel in _products(nodes):
         for piece in pieces[op.name]:
             if piece.kept:
                 yield Tensor(piece.tensor, float(z.element * kernel.m * piece.width))
     for node in nodes:
-        if _attends(node):
+        if _is_fused_attention(node):
             yield from (tensor for tensor in node.saved if tensor.name not in _INPUTS)
         for one in node.forward:
             comm = one.comm if isinstance(one, Beside) else one
             if isinstance(comm, Comm) and comm.op in KEPT_COMMS:
-                yield Tensor(f"{comm.name} out", _received(z, x, comm))
+                yield Tensor(f"{comm.name} out", _received_bytes(z, x, comm))
 
 
-def _received(z: Shapes, x: Experts | None, comm: Comm) -> float:
+def _received_bytes(z: Shapes, x: Experts | None, comm: Comm) -> float:
     """Return the bytes that a rank has after ``comm``."""
     if comm.op == "reduce_scatter":
         return comm.nbytes / (x.etp if x and comm.axis == "etp" else z.tp)
@@ -139,17 +141,17 @@ def _received(z: Shapes, x: Experts | None, comm: Comm) -> float:
     return comm.nbytes
 
 
-def _attends(node: Node) -> bool:
+def _is_fused_attention(node: Node) -> bool:
     """Return True where ``node`` is fused attention, over whole sequences or in a ring."""
     return any(isinstance(op.kernel, Attention) for op in _computes(node))
 
 
-def _again(node: Node, pieces: dict[str, list[_Piece]]) -> Iterator[Op]:
+def _operations_again(node: Node, pieces: dict[str, list[_Piece]]) -> Iterator[Op]:
     """Yield the forward operations of ``node`` that run again.
 
     Rows are not gathered again for a product whose whole output is kept: the backward pass gathers them by itself.
     """
-    if _attends(node):
+    if _is_fused_attention(node):
         return
     node_pieces = [piece for op, _ in _products((node,)) for piece in pieces[op.name]]
     whole = bool(node_pieces) and all(piece.kept for piece in node_pieces)

@@ -51,7 +51,7 @@ class Routing:
     received_shares: tuple[float, ...]
     copy_rounds: tuple[CopyRound, ...]
 
-    def telling(self, position: int) -> int:
+    def representative(self, position: int) -> int:
         """Return the first position whose rank has the same work as the one at ``position``."""
         return self._work.index(self._work[position])
 
@@ -80,14 +80,16 @@ def dropped_share(workload: Workload) -> float:
 
 
 def _with_experts(workload: Workload, moe: Moe) -> Routing:
+    """Return the `Routing` of a workload with the experts ``moe`` in place of its own."""
     layout = workload.parallelism
     return _routing(moe, workload.rank_tokens // layout.tp, layout.ep, layout.etp, workload.seed)
 
 
 @lru_cache(maxsize=64)
 def _routing(moe: Moe, tokens: int, ep: int, etp: int, seed: int) -> Routing:
+    """Return the `Routing` of so many ``tokens`` of each rank."""
     copies = [share * tokens * moe.top_k for share in popularity(moe, seed)]
-    expert_of = _slots(copies, moe.redundant_experts)
+    expert_of = _experts_of_slots(copies, moe.redundant_experts)
     times = Counter(expert_of)
     slots = _with_capacity(moe, tokens, [copies[expert] / times[expert] for expert in expert_of])
     local = len(slots) // ep
@@ -99,7 +101,7 @@ def _routing(moe: Moe, tokens: int, ep: int, etp: int, seed: int) -> Routing:
         tokens=tokens,
         sent=sent,
         received=received,
-        loads=tuple(_whole([count * ep * etp for count in row]) for row in slots_of_rank),
+        loads=tuple(_rounded([count * ep * etp for count in row]) for row in slots_of_rank),
         received_shares=() if even else tuple(count / (ep * sent) for count in received),
         copy_rounds=_copy_rounds(expert_of, local),
     )
@@ -148,7 +150,7 @@ def popularity(moe: Moe, seed: int) -> tuple[float, ...]:
     return tuple(shares)
 
 
-def _slots(copies: list[float], redundant: int) -> list[int]:
+def _experts_of_slots(copies: list[float], redundant: int) -> list[int]:
     """Return the expert in every slot: those of the model, then ``redundant`` copies.
 
     Copies of an expert share its tokens evenly. Each new copy is of the expert whose copies have most to do.
@@ -174,10 +176,10 @@ def _with_capacity(moe: Moe, tokens: int, slots: list[float]) -> list[float]:
     return [capacity if moe.pad_to_capacity else min(count, capacity) for count in slots]
 
 
-def _whole(counts: list[float]) -> tuple[int, ...]:
+def _rounded(counts: list[float]) -> tuple[int, ...]:
     """Return whole numbers nearest to ``counts`` with their (rounded) sum: the largest remainders are rounded up.
 
-    >>> _whole([1.5, 1.5, 1.0]), _whole([2.0, 0.25])
+    >>> _rounded([1.5, 1.5, 1.0]), _rounded([2.0, 0.25])
     ((2, 1, 1), (2, 0))
     """
     # A count that is whole but for the last digits of a product is meant to be whole.

@@ -22,11 +22,11 @@ class FrameworkShapes(Shapes):
     framework: Framework
 
 
-def telling_seat(workload: Workload, seat: Seat) -> Seat:
+def representative_seat(workload: Workload, seat: Seat) -> Seat:
     """Return ``seat`` with 0 for positions that make no difference; ranks with the same result do the same work."""
     layout = workload.parallelism
     uneven = layout.cp_method == "ring" and layout.cp_layout == "contiguous"
-    ep = routing(workload).telling(seat.ep) if workload.model.moe else 0
+    ep = routing(workload).representative(seat.ep) if workload.model.moe else 0
     return Seat(cp=seat.cp if uneven else 0, ep=ep)
 
 
@@ -50,7 +50,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         cp=layout.cp,
         cp_method=layout.cp_method,
         cp_layout=layout.cp_layout,
-        cp_rank=telling_seat(workload, seat).cp,
+        cp_rank=representative_seat(workload, seat).cp,
         batch=training.micro_batch,
         seq=training.seq,
         window=model.window(training.seq),

@@ -43,15 +43,15 @@ def stage_parts(workload: Workload, stage: int, seat: Seat = ANY_SEAT, turn: Tur
         for number in range(workload.model.mtp_layers):
             parts += predictor(workload, number, seat, turn)
     elif not workload.parallelism.deallocate_pipeline_outputs:
-        parts = (*parts[:-1], _keeping(parts[-1], shapes(workload, seat).row_bytes))
-    parts = _kept_by_stages(workload, stage, parts, seat)
+        parts = (*parts[:-1], _with_kept_output(parts[-1], shapes(workload, seat).row_bytes))
+    parts = _with_stage_buffers(workload, stage, parts, seat)
     if turn.first:
-        left = {id(part): _leaving(workload, part) for part in parts}  # equal layers stay one object
+        left = {id(part): _with_left_gradients(workload, part) for part in parts}  # equal layers stay one object
         parts = tuple(left[id(part)] for part in parts)
     return parts
 
 
-def _kept_by_stages(workload: Workload, stage: int, parts: tuple[Part, ...], seat: Seat) -> tuple[Part, ...]:
+def _with_stage_buffers(workload: Workload, stage: int, parts: tuple[Part, ...], seat: Seat) -> tuple[Part, ...]:
     """Return ``parts`` with the tensors that the runtime of stages keeps for them.
 
     The input of a stage lies in a buffer that stays. The last stage keeps its output too, the logits
@@ -68,11 +68,11 @@ def _kept_by_stages(workload: Workload, stage: int, parts: tuple[Part, ...], sea
     if runtime.keeps_last_outputs and stage == layout.n_stages - 1:
         parts = (*parts[:-1], replace(parts[-1], saved=(*parts[-1].saved, logits)))
     if runtime.keeps_graphs and layout.plan.splits and stage > 0:
-        parts = _graphs_of_torch(workload, stage, parts, z)
+        parts = _with_torch_graphs(workload, stage, parts, z)
     return parts
 
 
-def _graphs_of_torch(workload: Workload, stage: int, parts: tuple[Part, ...], z: Shapes) -> tuple[Part, ...]:
+def _with_torch_graphs(workload: Workload, stage: int, parts: tuple[Part, ...], z: Shapes) -> tuple[Part, ...]:
     """Return ``parts`` with what torch's split backward pass leaves between its halves.
 
     Its input gradient runs through a graph that is retained, and the weight gradient begins at the nodes that have
@@ -94,7 +94,7 @@ def _graphs_of_torch(workload: Workload, stage: int, parts: tuple[Part, ...], z:
     if not (ends or last.trailing):
         released |= {output_gradients(last)[-1].name}
 
-    def staying(part: Part, released: Iterable[str] = ()) -> Part:
+    def with_graph(part: Part, released: Iterable[str] = ()) -> Part:
         in_graph = unique((*part.saved, *part.held_for_weights))
         kept = tuple(one for one in in_graph if one.name not in released)
         summed = tuple(
@@ -103,19 +103,19 @@ def _graphs_of_torch(workload: Workload, stage: int, parts: tuple[Part, ...], z:
         )
         return replace(part, held_for_weights=kept, graph_stays=True, weight_grad=(*summed, *part.weight_grad))
 
-    graphs = {id(part): staying(part) for part in parts[:-1]}  # equal layers stay one object
-    first, *rest = (*(graphs[id(part)] for part in parts[:-1]), staying(last, released))
+    graphs = {id(part): with_graph(part) for part in parts[:-1]}  # equal layers stay one object
+    first, *rest = (*(graphs[id(part)] for part in parts[:-1]), with_graph(last, released))
     rank_of = layout.plan.rank_of
     apart = rank_of(stage, layout.pp) != rank_of(stage - 1, layout.pp)
     return (replace(first, input_gradient_bytes=passed_bytes(workload) if apart else 0.0), *rest)
 
 
-def _keeping(part: Part, output: float) -> Part:
+def _with_kept_output(part: Part, output: float) -> Part:
     """Return the last part of a stage that keeps its output, of so many bytes."""
     return replace(part, saved=(*part.saved, Tensor("stage output", output)))
 
 
-def _leaving(workload: Workload, part: Part) -> Part:
+def _with_left_gradients(workload: Workload, part: Part) -> Part:
     """Return ``part`` in a pass that makes the first gradients of a step, which stay until the optimizer's step."""
     left = made_gradient_bytes(workload, part.weights)
     return replace(part, left_gradient_bytes=left) if left else part

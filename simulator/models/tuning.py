@@ -42,7 +42,7 @@ def tuning_at(workload: Workload, number: int) -> Tuning:
     counts = workload.parallelism.layers_per_stage
     reached = len(counts) > 1 and number >= counts[0]
     if number == EMBEDDING:
-        reached = _trains(workload, EMBEDDING)
+        reached = _has_trained_weights(workload, EMBEDDING)
     chosen, adapters = training.adapters, None
     if chosen is not None:
         adapters = AdapterPlan(
@@ -53,8 +53,10 @@ def tuning_at(workload: Workload, number: int) -> Tuning:
             decomposed=chosen.method == "dora",
         )
     storage = training.base if training.base != training.precision else None
-    reached = reached or any(_trains(workload, earlier) for earlier in range(EMBEDDING, min(number, model.layers)))
-    return Tuning(adapters, _kinds_at(training.frozen, number), storage or "", reached)
+    reached = reached or any(
+        _has_trained_weights(workload, earlier) for earlier in range(EMBEDDING, min(number, model.layers))
+    )
+    return Tuning(adapters, _frozen_kinds(training.frozen, number), storage or "", reached)
 
 
 def is_of_kinds(weight: Weight, kinds: Iterable[str]) -> bool:
@@ -76,7 +78,7 @@ def kinds_of_weight(weight: Weight) -> frozenset[str]:
     return frozenset(kinds | {"vectors" if kinds & {"norms", "biases"} else "matrices"})
 
 
-def _kinds_at(frozen: Sequence[str], number: int) -> tuple[str, ...]:
+def _frozen_kinds(frozen: Sequence[str], number: int) -> tuple[str, ...]:
     """Return the kinds that are frozen in layer ``number``, where ``layers 0-3`` means those of four layers."""
     kinds = []
     for kind in frozen:
@@ -87,9 +89,9 @@ def _kinds_at(frozen: Sequence[str], number: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(kinds))
 
 
-def _trains(workload: Workload, number: int) -> bool:
+def _has_trained_weights(workload: Workload, number: int) -> bool:
     """Return True where layer ``number``, or the `EMBEDDING`, has a weight that is trained."""
-    kinds, adapters = set(_kinds_at(workload.training.frozen, number)), workload.training.adapters
+    kinds, adapters = set(_frozen_kinds(workload.training.frozen, number)), workload.training.adapters
     if number == EMBEDDING:
         return "embedding" not in kinds
     if adapters and set(workload.model.targets(number)) & set(adapters.targets):

@@ -77,13 +77,14 @@ def weight_updates(workload: Workload, weights: Iterable[Weight]) -> tuple[Weigh
 
 
 def _update(workload: Workload, choice: Choice, weights: Sequence[Weight]) -> WeightUpdate:
+    """Return the update of ``weights`` by one choice of an optimizer."""
     layout = workload.parallelism
     return WeightUpdate(
         choice.implementation,
         tuple(Parameter(weight.shape, 1 / layout.shards(weight.axis)) for weight in weights),
         _types(workload, choice.state_dtype),
         choice.paged,
-        _exchanged(workload, weights) if choice.rule.needs_whole and layout.zero == 3 else (),
+        _exchanged_bytes(workload, weights) if choice.rule.needs_whole and layout.zero == 3 else (),
     )
 
 
@@ -99,7 +100,7 @@ def _types(workload: Workload, state_dtype: str) -> UpdateTypes:
     )
 
 
-def _exchanged(workload: Workload, weights: Sequence[Weight]) -> tuple[tuple[Axis, float], ...]:
+def _exchanged_bytes(workload: Workload, weights: Sequence[Weight]) -> tuple[tuple[Axis, float], ...]:
     """Return the bytes of this rank's shards of ``weights`` in 16 bits, by the axis of the ranks that share them."""
     layout = workload.parallelism
     return tuple(

@@ -59,12 +59,12 @@ def test_contiguous_chunks_load_the_last_rank_and_zigzag_none(cp: int) -> None:
     mean. Two chunks of 2 cp, one early and one late, give every rank that. All ranks together do the work of one."""
     whole = attention_flops(make())
     work = make(cp=cp, cp_layout="contiguous")
-    assert [models.telling_seat(work, Seat(cp=rank)).cp for rank in range(cp)] == list(range(cp))
+    assert [models.representative_seat(work, Seat(cp=rank)).cp for rank in range(cp)] == list(range(cp))
     each = [attention_flops(work, Seat(cp=rank)) for rank in range(cp)]
     assert sum(each) == pytest.approx(whole, rel=1e-12)
     assert max(each) / (sum(each) / cp) == pytest.approx((2 * cp - 1) / cp, rel=1e-12)
     for balanced in (make(cp=cp), make(cp=cp, cp_method="ulysses")):
-        assert {models.telling_seat(balanced, Seat(cp=rank)) for rank in range(cp)} == {Seat()}
+        assert {models.representative_seat(balanced, Seat(cp=rank)) for rank in range(cp)} == {Seat()}
         assert attention_flops(balanced) == pytest.approx(whole / cp, rel=1e-12)
 
 

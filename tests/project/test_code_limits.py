@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -57,3 +58,11 @@ def test_aliases_are_types_and_constants_are_none() -> None:
 @pytest.mark.parametrize("lines", [FILE_LINES, FUNCTION_LINES])
 def test_limits_are_those_of_the_contributing_guide(lines: int) -> None:
     assert f"{lines} lines" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def test_complexity_is_limited_by_ruff_as_the_contributing_guide_says() -> None:
+    lint = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]["lint"]
+    assert "C90" in lint["select"]
+    assert f"a complexity of {lint['mccabe']['max-complexity']}" in (ROOT / "CONTRIBUTING.md").read_text(
+        encoding="utf-8"
+    )

@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.config import Workload
 from simulator.config.optimizer_choices import choices
-from simulator.models import host_state_bytes, optimized, paged_state_bytes, rank_parts, weights_of
+from simulator.models import host_state_bytes, optimized_elements, paged_state_bytes, rank_parts, weights_of
 from simulator.operations.weights import Weight, by_axis, elements_by_axis, weight_bytes
 from simulator.timeline import Timeline
 from simulator.units import DTYPE_BYTES
@@ -69,7 +69,7 @@ def _server_bytes(workload: Workload) -> float:
 
 def _state_bytes(workload: Workload, weights: Sequence[Weight]) -> Mapping[str, float]:
     """Return the bytes of a rank's share of ``weights``, their gradients and states, by place: cpu, nvme, or none."""
-    layout, share = workload.parallelism, optimized(workload, weights)
+    layout, share = workload.parallelism, optimized_elements(workload, weights)
     offload, shards = layout.offload, by_axis(weights).items()
     nbytes = {"none": 0.0, "cpu": 0.0, "nvme": 0.0}
     nbytes[offload.optimizer] += host_state_bytes(workload) * share

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from simulator import models
 from simulator.config import Workload
 from simulator.lowering.layout import PipelineSeat, layout
-from simulator.lowering.sharding import held_by_part
+from simulator.lowering.sharding import keeps_bytes_by_part
 from simulator.models import Part, StateBytes
 from simulator.operations.weights import Weight, elements_by_axis
 from simulator.units import DTYPE_BYTES, MB, MiB
@@ -126,7 +126,7 @@ def _static_memory_at(workload: Workload, place: PipelineSeat, n_communicators: 
         communicators=n_communicators,
         parts=parts,
         layers_offloaded=offloaded,
-        passes_by_part=held_by_part(workload, weights),
+        passes_by_part=keeps_bytes_by_part(workload, weights),
     )
 
 

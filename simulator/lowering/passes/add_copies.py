@@ -5,7 +5,7 @@ from __future__ import annotations
 from simulator.lowering.host_copies import gradients_to_host
 from simulator.lowering.lanes import EMBEDDING_GRADIENTS, Lanes, gradients_ready, with_steps
 from simulator.lowering.rank_context import RankContext
-from simulator.models import optimized
+from simulator.models import optimized_elements
 from simulator.models.weight_names import WORDS
 from simulator.operations.weights import elements
 from simulator.program import COMPUTE_LANE, Axis, Collective, CollectiveKind, Purpose, Step
@@ -17,7 +17,7 @@ def add_twin_gradients(lanes: Lanes, context: RankContext) -> Lanes:
     if context.parallelism.plan.copies == 1 or context.parallelism.server_count:
         return lanes
     grad_bytes = DTYPE_BYTES[context.workload.training.grad_dtype]
-    nbytes = optimized(context.workload, context.weights) * grad_bytes
+    nbytes = optimized_elements(context.workload, context.weights) * grad_bytes
     comm = Collective("dp.all_reduce twin grads", CollectiveKind.ALL_REDUCE, nbytes, Axis.TWIN, Purpose.DATA)
     return with_steps(lanes, [*lanes[COMPUTE_LANE], Step("twin grads", comm, gradients_ready(lanes))])
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from simulator.lowering.buckets import pieces
-from simulator.lowering.fsdp_copies import gathered
+from simulator.lowering.fsdp_copies import copies_before
 from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.sharded_units import COPIES, Units, is_pass, sharded_units
-from simulator.lowering.sharding import gradient_bytes, held_by_part
+from simulator.lowering.sharding import gradient_bytes, keeps_bytes_by_part
 from simulator.models import Op, Part, by_part, pass_bytes, weights_of
 from simulator.program import COMPUTE_LANE, Block, Step, StepPhase
 
@@ -34,7 +34,7 @@ class _Cutter:
 
     def __init__(self, context: RankContext, units: Units) -> None:
         self._context, self._units = context, units
-        self._by_part = held_by_part(context.workload, context.weights)
+        self._by_part = keeps_bytes_by_part(context.workload, context.weights)
         self._halves: dict[int, tuple[Block, Block]] = {}
 
     def cut(self, step: Step) -> list[Step]:
@@ -51,7 +51,7 @@ class _Cutter:
         for (index, _), group, piece, new_bytes in zip(order, groups, cut, gradients, strict=True):
             here = [parts[other] for other in sorted(group)]
             whole = _with_bytes(piece, here, new_bytes) if self._by_part else _with_gradients(piece, new_bytes)
-            copies = gathered(workload, parts[index], piece.phase) if self._by_part else []
+            copies = copies_before(workload, parts[index], piece.phase) if self._by_part else []
             steps += self._split(whole, copies) if copies else [whole]
         return steps
 

@@ -73,14 +73,14 @@ class _Gathering:
             layer = self._units.layer(run.step, piece.first)
             late_bytes = freed_bytes = 0.0
             if layer:
-                needs += self._gather(layer, run, f"gather {piece.work.label}", (*before, *self._room()))
+                needs += self._gather(layer, run, f"gather {piece.work.label}", (*before, *self._wait_for_room()))
                 late_bytes = self._taken_late(layer) if self._beside_head and needs else 0.0
-                freed_bytes = self._used(layer, piece, drop=self._drops or not run.is_forward)
+                freed_bytes = self._note_use(layer, piece, drop=self._drops or not run.is_forward)
             self._beside_head = not run.is_forward and not layer and number == 0
             if layer or self._beside_head:
                 self._uses.append(_Use(piece.work.label, piece.copies.label if layer and piece.copies else ""))
             if number == len(run.pieces) - 1:
-                freed_bytes += self._used(root, piece, drop=not run.is_forward)
+                freed_bytes += self._note_use(root, piece, drop=not run.is_forward)
             self._add(piece, needs, late_bytes, freed_bytes)
             needs = []
 
@@ -91,7 +91,7 @@ class _Gathering:
         steps[-1] = replace(steps[-1], free_bytes=steps[-1].free_bytes + freed_bytes)
         self.compute += steps
 
-    def _room(self) -> tuple[str, ...]:
+    def _wait_for_room(self) -> tuple[str, ...]:
         """Return the labels that a layer's gather waits for, so that no more layers are whole or on their way.
 
         They are the copies of the piece that it goes on beside. Where that has none, or nothing goes on beside it, it
@@ -124,7 +124,7 @@ class _Gathering:
         self.gathers[-1] = replace(last, alloc_bytes=last.alloc_bytes - late)
         return late
 
-    def _used(self, unit: Unit, piece: UnitPiece, *, drop: bool) -> float:
+    def _note_use(self, unit: Unit, piece: UnitPiece, *, drop: bool) -> float:
         """Note the last use of a unit; return the bytes that the piece gives back."""
         self._last_use[unit] = piece.work.label
         if not drop:

@@ -12,7 +12,7 @@ from simulator.config import Workload
 from simulator.lowering.host_copies import HostGradients, host_computation, host_copy, host_gradients
 from simulator.lowering.lanes import Lanes, beside, weights_updated, with_steps
 from simulator.lowering.rank_context import RankContext
-from simulator.models import host_state_bytes, host_update_bytes, optimized
+from simulator.models import host_state_bytes, host_update_bytes, optimized_elements
 from simulator.program import COMPUTE_LANE, HostKind, Step
 from simulator.units import DTYPE_BYTES
 
@@ -44,7 +44,7 @@ def move_parameters_out(lanes: Lanes, context: RankContext) -> Lanes:
     offload = workload.parallelism.offload
     if offload.optimizer != "none" or offload.parameters == "none":
         return lanes
-    nbytes = optimized(workload, context.weights) * DTYPE_BYTES[workload.training.trained_dtype]
+    nbytes = optimized_elements(workload, context.weights) * DTYPE_BYTES[workload.training.trained_dtype]
     steps = [Step("params out", host_copy("params to host", HostKind.TO_HOST, nbytes), weights_updated(lanes))]
     if offload.parameters == "nvme":
         comm = host_copy("params to drive", HostKind.TO_NVME, nbytes, "params")
