@@ -15,6 +15,7 @@ from simulator.output.envelope import envelope
 from simulator.units import format_parameters
 
 if TYPE_CHECKING:
+    from simulator.config import Workload
     from simulator.config.model import Model
 
 
@@ -68,20 +69,25 @@ def command(
     content = {"workload": job.model_dump(mode="json"), "params_total": total, "params_active": active}
     write_json(json, envelope("check", notes, **content))
     if not quiet and json != STDOUT:
-        layout, cluster = job.parallelism, job.cluster
-        say(f"{job.name}: legal")
-        say(f"  model         {format_parameters(total, active)}, {', '.join(_traits(job.model))}")
-        context = f" x cp {layout.cp}" if layout.cp > 1 else ""
-        folded = f", experts over ep {layout.ep} x etp {layout.etp}" if job.model.moe else ""
-        say(f"  ranks         {job.n_ranks} = tp {layout.tp}{context} x pp {layout.pp} x dp {layout.dp}{folded}")
-        types = ", ".join(cluster.gpu_types)
-        say(f"  cluster       {cluster.n_nodes} x {cluster.name}: {cluster.n_gpus} GPUs, {types}")
-        say(f"  calibration   {', '.join(job.calibrations.values())}" + (f", stack {job.stack}" if job.stack else ""))
-        say(f"  micro-batches {job.microbatches} of {job.training.micro_batch} x {job.training.seq} tokens")
-        say(f"  stages        {_runs(layout.layers_per_stage)} layers")
+        _say_sizes(job, total, active)
     warn(notes)
     if strict and notes:
         raise typer.Exit(1)
+
+
+def _say_sizes(job: Workload, total: int, active: int) -> None:
+    """Print the sizes of a job: of its model, with ``total`` and ``active`` parameters, and of its layout."""
+    layout, cluster = job.parallelism, job.cluster
+    say(f"{job.name}: legal")
+    say(f"  model         {format_parameters(total, active)}, {', '.join(_traits(job.model))}")
+    context = f" x cp {layout.cp}" if layout.cp > 1 else ""
+    folded = f", experts over ep {layout.ep} x etp {layout.etp}" if job.model.moe else ""
+    say(f"  ranks         {job.n_ranks} = tp {layout.tp}{context} x pp {layout.pp} x dp {layout.dp}{folded}")
+    types = ", ".join(cluster.gpu_types)
+    say(f"  cluster       {cluster.n_nodes} x {cluster.name}: {cluster.n_gpus} GPUs, {types}")
+    say(f"  calibration   {', '.join(job.calibrations.values())}" + (f", stack {job.stack}" if job.stack else ""))
+    say(f"  micro-batches {job.microbatches} of {job.training.micro_batch} x {job.training.seq} tokens")
+    say(f"  stages        {_runs(layout.layers_per_stage)} layers")
 
 
 def _traits(model: Model) -> Iterator[str]:

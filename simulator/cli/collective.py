@@ -47,36 +47,41 @@ class Command(TyperCommand):
             formatter.write_dl(lines)
 
 
+ClusterName = Annotated[str, typer.Option("--cluster", metavar="C", help="A file, or a name in topologies/.")]
+OperationName = Annotated[
+    str, typer.Option("--op", metavar="OP", help="all_reduce, all_gather ...; see `list collectives`.")
+]
+MessageSizes = Annotated[
+    str | None,
+    typer.Option(
+        "--sizes", metavar="SIZES", help=f"FIRST:LAST[:FACTOR], or sizes joined by commas [{DEFAULT_SIZES}]; G = 2^30."
+    ),
+]
+AlgorithmName = Annotated[
+    str,
+    typer.Option("--algorithm", metavar="A", help="ring, tree ..., or auto: NCCL's fastest; see `list collectives`."),
+]
+RankList = Annotated[str, typer.Option("--ranks", metavar="RANKS", help="GPUs that take part, such as 0-7,16.")]
+ProfileName = Annotated[
+    str | None, typer.Option("--calibration", metavar="PROFILE", help="A profile [that of the cluster's GPU].")
+]
+StackName = Annotated[
+    str | None,
+    typer.Option(
+        "--stack", metavar="STACK", help="What carries collectives, as `list stacks` [the profile's transports]."
+    ),
+]
+
+
 def command(
-    cluster: Annotated[str, typer.Option("--cluster", metavar="C", help="A file, or a name in topologies/.")],
-    op: Annotated[str, typer.Option("--op", metavar="OP", help="all_reduce, all_gather ...; see `list collectives`.")],
+    cluster: ClusterName,
+    op: OperationName,
     nodes: ClusterNodes = None,
-    sizes: Annotated[
-        str | None,
-        typer.Option(
-            "--sizes",
-            metavar="SIZES",
-            help=f"FIRST:LAST[:FACTOR], or sizes joined by commas [{DEFAULT_SIZES}]; G = 2^30.",
-        ),
-    ] = None,
-    algorithm: Annotated[
-        str,
-        typer.Option(
-            "--algorithm", metavar="A", help="ring, tree ..., or auto: NCCL's fastest; see `list collectives`."
-        ),
-    ] = "auto",
-    ranks: Annotated[
-        str, typer.Option("--ranks", metavar="RANKS", help="GPUs that take part, such as 0-7,16.")
-    ] = "all",
-    calibration: Annotated[
-        str | None, typer.Option("--calibration", metavar="PROFILE", help="A profile [that of the cluster's GPU].")
-    ] = None,
-    stack: Annotated[
-        str | None,
-        typer.Option(
-            "--stack", metavar="STACK", help="What carries collectives, as `list stacks` [the profile's transports]."
-        ),
-    ] = None,
+    sizes: MessageSizes = None,
+    algorithm: AlgorithmName = "auto",
+    ranks: RankList = "all",
+    calibration: ProfileName = None,
+    stack: StackName = None,
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:
@@ -109,37 +114,27 @@ def command(
     spec = load_cluster(cluster, nodes=nodes)
     with located(lambda key: (cluster, key)):
         built = build_cluster(spec)
-    members = parse_ranks(ranks, len(built.gpus), "--ranks")
-    if len(members) < 2:
-        raise InputError(
-            "needs at least two ranks", file="--ranks", found=ranks, allowed=f"of 0 to {len(built.gpus) - 1}"
-        )
-    types = built.gpu_types(members)
+    members = _members(ranks, len(built.gpus))
     check_outputs({"--json": json})
-    costs, figures, like = _costs(types, calibration, stack)
+    costs, figures, like = _costs(built.gpu_types(members), calibration, stack)
     rows, kinds = _times(op, messages, members, built, costs, algorithm)
     links = _origins(costs, like, kinds)
-    write_json(
-        json,
-        envelope(
-            "collective",
-            built.spec.warnings,
-            op=op,
-            cluster=built.name,
-            nodes=built.n_nodes,
-            n_ranks=len(members),
-            calibration=figures["calibration"],
-            stack=figures["stack"],
-            links=links,
-            rows=rows,
-        ),
-    )
+    place = {"cluster": built.name, "nodes": built.n_nodes, "n_ranks": len(members)}
+    write_json(json, envelope("collective", built.spec.warnings, op=op, **place, **figures, links=links, rows=rows))
     warn(built.spec.warnings)
     if quiet or json == STDOUT:
         return
     by = ", ".join(f"{kind} {name}" for kind, name in figures.items() if name)
     title = f"{op} of {len(members)} GPUs on {built.n_nodes} x {built.name}, {by}"
     show(table([_shown(row) for row in rows], title), *_trust(links))
+
+
+def _members(ranks: str, n_ranks: int) -> list[int]:
+    """Return the ranks that take part, of so many. Raises `InputError`."""
+    members = parse_ranks(ranks, n_ranks, "--ranks")
+    if len(members) < 2:
+        raise InputError("needs at least two ranks", file="--ranks", found=ranks, allowed=f"of 0 to {n_ranks - 1}")
+    return members
 
 
 def _times(

@@ -23,21 +23,22 @@ if TYPE_CHECKING:
     from simulator.importers import Imported
 
 
+TopologyFile = Annotated[Path, typer.Argument(metavar="FILE", help="NCCL's XML, nvidia-smi topo -m, topology.conf.")]
+ClusterFile = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write a cluster file (.yaml, .yml).")]
+SetOfCluster = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the cluster, such as node.gpus.type; repeatable."),
+]
+NodesOfCluster = Annotated[
+    str | None, typer.Option("--node", metavar="CLUSTER", help="Whose nodes they are, where the file has none.")
+]
+
+
 def command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="NCCL's XML, nvidia-smi topo -m, topology.conf.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write a cluster file (.yaml, .yml).")
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a key of the cluster, such as node.gpus.type; repeatable."
-        ),
-    ] = None,
-    node: Annotated[
-        str | None,
-        typer.Option("--node", metavar="CLUSTER", help="Whose nodes they are, where the file has none."),
-    ] = None,
+    file: TopologyFile,
+    out: ClusterFile = None,
+    set_: SetOfCluster = None,
+    node: NodesOfCluster = None,
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:

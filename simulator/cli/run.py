@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,39 +20,46 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from simulator.api import StepResult
+    from simulator.config import Workload
 
 #: Characters of what --set was given that stand over a picture.
 _TITLE_LENGTH = 80
 
 
+FirstWorkload = Annotated[str, typer.Argument(metavar="WORKLOAD", help="A file, or a name in workloads/.")]
+FurtherWorkloads = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="WORKLOAD2", help="Another beside it; several with --share-fabric.", show_default=False),
+]
+ShareFabric = Annotated[
+    bool,
+    typer.Option("--share-fabric", help="Run all workloads at once on one cluster, and say what each loses by it."),
+]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev (Chrome trace JSON; gzipped if named .gz)."),
+]
+TraceRanks = Annotated[
+    str | None, typer.Option(metavar="all|LIST", help="Ranks in the trace, such as 0-7,16. [one per pipeline stage]")
+]
+StepGantt = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draw the pipeline as a Gantt chart (.png, .svg or .pdf).")
+]
+MemoryPlot = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draw the fullest GPU's memory over time (.png, .svg or .pdf).")
+]
+
+
 def command(
-    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A file, or a name in workloads/.")],
-    further_workloads: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="WORKLOAD2", help="Another beside it; several with --share-fabric.", show_default=False),
-    ] = None,
-    share_fabric: Annotated[
-        bool,
-        typer.Option("--share-fabric", help="Run all workloads at once on one cluster, and say what each loses by it."),
-    ] = False,
+    workload: FirstWorkload,
+    further_workloads: FurtherWorkloads = None,
+    share_fabric: ShareFabric = False,
     set_: Set = None,
     json: Json = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write a trace for ui.perfetto.dev (Chrome trace JSON; gzipped if named .gz)."
-        ),
-    ] = None,
-    trace_ranks: Annotated[
-        str | None,
-        typer.Option(metavar="all|LIST", help="Ranks in the trace, such as 0-7,16. [one per pipeline stage]"),
-    ] = None,
-    gantt: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the pipeline as a Gantt chart (.png, .svg or .pdf).")
-    ] = None,
-    memory: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the fullest GPU's memory over time (.png, .svg or .pdf).")
-    ] = None,
+    trace: TraceFile = None,
+    trace_ranks: TraceRanks = None,
+    gantt: StepGantt = None,
+    memory: MemoryPlot = None,
     quiet: Quiet = False,
     strict: Strict = False,
 ) -> None:
@@ -73,23 +81,12 @@ def command(
     from simulator.errors import located
 
     changes = parse_changes(set_ or ())
-    jobs = [load_workload(name, changes) for name in (workload, *(further_workloads or ()))]
-    if len(jobs) > 2 and not share_fabric:
-        raise InputError(
-            "more than two do not stand side by side",
-            file="WORKLOAD2",
-            found=f"{len(jobs)} workloads",
-            fix="two of them, or --share-fabric to run all at once",
-        )
-    if share_fabric and len(jobs) == 1:
-        raise InputError("needs jobs that share", file="--share-fabric", found="1 workload", fix="another WORKLOAD2")
+    names = [workload, *(further_workloads or ())]
+    jobs = [load_workload(name, changes) for name in names]
+    _check_number(len(jobs), share_fabric)
     outputs = {"--json": json, "--trace": trace, "--gantt": gantt, "--memory": memory}
     check_outputs(outputs, {"--gantt": PICTURES, "--memory": PICTURES})
-    if trace is not None and len(jobs) > 1:
-        raise InputError("shows one workload", file="--trace", found=f"{len(jobs)} workloads", fix="a run for each")
-    if trace_ranks is not None and trace is None:
-        raise InputError("chooses the ranks of a trace, and none is written", file="--trace-ranks", fix="--trace FILE")
-    ranks = None if trace_ranks is None else parse_ranks(trace_ranks, jobs[0].n_ranks, "--trace-ranks")
+    ranks = _trace_ranks(trace, trace_ranks, jobs)
 
     import simulator
     from simulator.output.summary import compare
@@ -98,27 +95,56 @@ def command(
         # The first job describes the cluster of all.
         with progress(f"simulating {len(jobs)} jobs at once"), located(written_in(workload, changes)):
             shared = simulator.share(jobs)
-        report = shared.to_dict()
-        write_json(json, report)
-        _draw(shared.results, gantt, memory, set_ or ())
-        if not quiet and json != STDOUT:
-            show(shared.summary())
-        _judge(report["runs"], shared.warnings, strict)
-        return
-    results = []
-    for name, job in zip((workload, *(further_workloads or ())), jobs, strict=True):
-        with progress(f"simulating {job.name}"), located(written_in(name, changes)):
-            results.append(simulator.run(job))
-    reports = [result.to_dict() for result in results]
-    warnings = _warnings(results)
-    write_json(json, reports[0] if len(jobs) == 1 else envelope("run", warnings, runs=reports))
+        results, warnings, report, summary = list(shared.results), shared.warnings, shared.to_dict(), shared.summary
+        reports = report["runs"]
+    else:
+        results = _simulated(names, jobs, changes)
+        reports, warnings = [result.to_dict() for result in results], _warnings(results)
+        report = reports[0] if len(jobs) == 1 else envelope("run", warnings, runs=reports)
+        summary = results[0].summary if len(jobs) == 1 else partial(compare, *reports)
+    write_json(json, report)
     if trace is not None:
         with progress("writing the trace"):
             results[0].save_trace(trace, ranks)
     _draw(results, gantt, memory, set_ or ())
     if not quiet and json != STDOUT:
-        show(results[0].summary() if len(jobs) == 1 else compare(*reports))
+        show(summary())
     _judge(reports, warnings, strict)
+
+
+def _simulated(names: Sequence[str], jobs: Sequence[Workload], changes: Mapping[str, Any]) -> list[StepResult]:
+    """Return the results of jobs, each alone on its cluster, that are written in the files ``names``."""
+    import simulator
+    from simulator.config.loading import written_in
+    from simulator.errors import located
+
+    results = []
+    for name, job in zip(names, jobs, strict=True):
+        with progress(f"simulating {job.name}"), located(written_in(name, changes)):
+            results.append(simulator.run(job))
+    return results
+
+
+def _check_number(jobs: int, share_fabric: bool) -> None:
+    """Raise `InputError` where so many jobs do not run together."""
+    if jobs > 2 and not share_fabric:
+        raise InputError(
+            "more than two do not stand side by side",
+            file="WORKLOAD2",
+            found=f"{jobs} workloads",
+            fix="two of them, or --share-fabric to run all at once",
+        )
+    if share_fabric and jobs == 1:
+        raise InputError("needs jobs that share", file="--share-fabric", found="1 workload", fix="another WORKLOAD2")
+
+
+def _trace_ranks(trace: Path | None, ranks: str | None, jobs: Sequence[Workload]) -> list[int] | None:
+    """Return the ranks in the trace, None for one per pipeline stage. Raises `InputError` where there is no trace."""
+    if trace is not None and len(jobs) > 1:
+        raise InputError("shows one workload", file="--trace", found=f"{len(jobs)} workloads", fix="a run for each")
+    if ranks is not None and trace is None:
+        raise InputError("chooses the ranks of a trace, and none is written", file="--trace-ranks", fix="--trace FILE")
+    return None if ranks is None else parse_ranks(ranks, jobs[0].n_ranks, "--trace-ranks")
 
 
 def _draw(results: Sequence[StepResult], gantt: Path | None, memory: Path | None, changes: Sequence[str]) -> None:

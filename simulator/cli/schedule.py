@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,39 +16,54 @@ from simulator.output.envelope import envelope
 from simulator.output.files import PICTURES, writing
 from simulator.units import counted
 
+if TYPE_CHECKING:
+    from simulator.schedule_alone import ScheduleResult
+
+#: Costs of actions where none are given.
+_COST = "F=1,B=2,W=1,comm=0"
 _COSTS = {"F": "forward", "B": "backward", "W": "weight", "comm": "comm"}
 #: Longer orders are cut on the terminal; the JSON has them whole.
 _SHOWN_ACTIONS = 40
 
 
+ScheduleOrFile = Annotated[
+    str, typer.Argument(metavar="NAME", help="See: llmsim list schedules. Or the path of a CSV file.")
+]
+PipelineRanks = Annotated[int | None, typer.Option(metavar="P", help="Pipeline ranks. [a file's own]")]
+Microbatches = Annotated[int | None, typer.Option(metavar="M", help="Micro-batches per step. [a file's own]")]
+Chunks = Annotated[int | None, typer.Option(metavar="V", help="Model chunks per rank. [1; 2 if several]")]
+ActionCosts = Annotated[
+    str,
+    typer.Option(
+        metavar=_COST,
+        help="Costs of a chunk's forward, of its whole backward, of the weight gradient in that, of a transfer.",
+    ),
+]
+ComparedSchedules = Annotated[list[str] | None, typer.Option(metavar="NAME ...", help="Other schedules beside it.")]
+MemoryLimit = Annotated[
+    float, typer.Option(metavar="X", help="zb_auto: activations that a rank may hold, as a multiple of 1f1b's peak.")
+]
+ScheduleGantt = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draw it as a Gantt chart (.png, .svg or .pdf).")
+]
+OrderFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write its order as torch.distributed.pipelining does; to be read by NAME."),
+]
+
+
 def command(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="See: llmsim list schedules. Or the path of a CSV file.")],
-    stages: Annotated[int | None, typer.Option(metavar="P", help="Pipeline ranks. [a file's own]")] = None,
-    microbatches: Annotated[
-        int | None, typer.Option(metavar="M", help="Micro-batches per step. [a file's own]")
-    ] = None,
-    chunks: Annotated[int | None, typer.Option(metavar="V", help="Model chunks per rank. [1; 2 if several]")] = None,
-    cost: Annotated[
-        str,
-        typer.Option(
-            metavar="F=1,B=2,W=1,comm=0",
-            help="Costs of a chunk's forward, of its whole backward, of the weight gradient in that, of a transfer.",
-        ),
-    ] = "F=1,B=2,W=1,comm=0",
-    compare: Annotated[list[str] | None, typer.Option(metavar="NAME ...", help="Other schedules beside it.")] = None,
-    zb_memory_limit: Annotated[
-        float,
-        typer.Option(metavar="X", help="zb_auto: activations that a rank may hold, as a multiple of 1f1b's peak."),
-    ] = 1.0,
+    name: ScheduleOrFile,
+    stages: PipelineRanks = None,
+    microbatches: Microbatches = None,
+    chunks: Chunks = None,
+    cost: ActionCosts = _COST,
+    compare: ComparedSchedules = None,
+    zb_memory_limit: MemoryLimit = 1.0,
     json: Json = None,
-    gantt: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw it as a Gantt chart (.png, .svg or .pdf).")
-    ] = None,
-    csv: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write its order as torch.distributed.pipelining does; to be read by NAME."),
-    ] = None,
+    gantt: ScheduleGantt = None,
+    csv: OrderFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Play a pipeline schedule without a model.
@@ -91,16 +107,21 @@ def command(
     if csv is not None and results[0].plan.steady:
         warnings.append(f"{results[0].name}: the file has one step, and is played as one alone when it is read again")
     write_json(json, envelope("schedule", cost=costs) | content | {"warnings": warnings})
+    _write(results, csv, gantt)
+    if not quiet and json != STDOUT:
+        _print(reports)
+    warn(warnings)
+
+
+def _write(results: Sequence[ScheduleResult], csv: Path | None, gantt: Path | None) -> None:
+    """Write the order of the first schedule and the picture of all, where they are asked for."""
     if csv is not None:
-        with writing(csv) as content_of_csv:
-            content_of_csv.write(results[0].to_csv().encode())
+        with writing(csv) as target:
+            target.write(results[0].to_csv().encode())
     if gantt is not None:
         from simulator.output.gantt import compare_gantt, save_gantt
 
         save_gantt(compare_gantt({result.name: result.spans for result in results}, unit="units of cost"), gantt)
-    if not quiet and json != STDOUT:
-        _print(reports)
-    warn(warnings)
 
 
 def _chunks(which: str, first: str, chunks: int | None) -> int | None:

@@ -80,9 +80,7 @@ def linear(
     together: Ops = ()
     if z.overlaps_tp and split == "column":
         dgrad = product(z, name, "dgrad", z.tokens, k, n)
-        first: Ops = tuple(Beside(one, (dgrad,)) for one in gather) or (dgrad,)
-        then: Ops = tuple(Beside(one, (wgrad,)) for one in _summed(z, block, x_bytes))
-        together = (*first, *then, *weight_grad[1:])
+        together = (*_hidden(gather, dgrad), *_hidden(_summed(z, block, x_bytes), wgrad), *weight_grad[1:])
     placeholder = z.accumulates_in_product and cached
     kept = (Tensor(saved, x_bytes * z.rows / z.tokens if split == "column" else x_bytes),)
     weight_grad_bytes = (x_bytes if gather else 0) + (0 if placeholder else new_gradient_bytes(z, n * k))
@@ -101,6 +99,11 @@ def linear(
         placeholders=(Tensor(f"weight gradient {n} x {k}", w_bytes),) if placeholder else (),
         weights=_weights(z, name, n, k, split=split, bias=bias, shared=shared, rows=rows),
     )
+
+
+def _hidden(comms: tuple[Collective, ...], kernel: Compute) -> Ops:
+    """Return ``kernel`` with communication beside it, if there is any."""
+    return tuple(Beside(comm, (kernel,)) for comm in comms) or (kernel,)
 
 
 def product(z: FrameworkShapes, name: str, role: str, m: int, n: int, k: int) -> Compute:

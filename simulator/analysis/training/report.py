@@ -94,8 +94,7 @@ def report(
         "steady_period": steady is not None,
         **({} if staleness is None else {"staleness": staleness}),
     }
-    result |= throughput(job, step)
-    result |= efficiency(job, step)
+    result |= throughput(job, step) | efficiency(job, step)
     result |= {
         "bubble_fraction": bubbles.fraction,
         "bubble_ratio": bubbles.ratio,
