@@ -14,7 +14,7 @@ from simulator.operations.nodes import Node, Ops, Tensor
 from simulator.operations.shapes import Shapes
 from simulator.operations.tuning import ThinProducts
 
-#: Sections of a profile by what issues the operations: PyTorch as it is, fused kernels, torch.compile.
+#: Sections of a profile, by the software that issues operations: PyTorch as it is, fused kernels, torch.compile.
 LaunchSection = Literal["eager", "fused", "compiled"]
 
 
@@ -44,8 +44,8 @@ class AdapterKernels:
     """Kernels around the thin products of an adapter, in tensors of its output's size, or of its input's.
 
     ``added``: its output is scaled and added to the product that it stands beside; ``added_backward``: of that.
-    ``input_summed``: the gradient of its input is added to that product's. ``copied``: before that, so is what a
-    product of a 4-bit weight gives.
+    ``input_summed``: the gradient of its input is added to that product's. ``copied``: kernels
+    before that on the output of a product of a 4-bit weight.
     """
 
     added: tuple[Traffic, ...]
@@ -156,7 +156,7 @@ class Framework:
     name: str
     """the name in workload files"""
     about: str
-    """what it is, in a line"""
+    """one line that describes it"""
 
     launch_section: LaunchSection
     """of ``host.launch_s`` in a profile: seconds that its host takes to issue work"""

@@ -94,7 +94,7 @@ def _each(ops: Ops, chunks: int) -> Ops:
 
 
 def _alive(z: Shapes, options: LossOptions, share: float, gradient: float) -> tuple[tuple[Tensor, ...], float, float]:
-    """Return what is kept, and the bytes beside it at the fullest moment of the forward and of the backward pass.
+    """Return the kept tensors, and the bytes beside them at the fullest moment of the forward and of the backward pass.
 
     ``share`` is that of a chunk, ``gradient`` the bytes of a weight gradient. Backward passes of losses run before
     those of projections, which were called first, unless both are computed again together.

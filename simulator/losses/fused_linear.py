@@ -26,7 +26,7 @@ def liger_chunks(tokens: int, vocab: int, hidden: int) -> int:
 
 
 def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
-    """Return one operation whose backward pass hands on what is there.
+    """Return one operation whose backward pass hands on gradients that the forward pass has computed.
 
     A chunk's kernel reads logits twice, and writes the gradient over them. The product of the weight's gradient adds to
     what the chunks before gave.

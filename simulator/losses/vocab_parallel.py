@@ -16,7 +16,7 @@ from simulator.program import StepPhase
 def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
     """Return the loss behind the ``projection``.
 
-    What takes the same number from a whole row, or divides it by one, is of the class ``by_row`` of the options.
+    Kernels that take the same number from a whole row, or divide it by one, are of the class ``by_row`` of the options.
     """
     x, logits, by_row = z.element, logits_of(z), options.by_row
     loss = Node(

@@ -29,7 +29,7 @@ def host_computation(workload: Workload, name: str, nbytes: float) -> HostOperat
 
 
 def host_copy(name: str, op: HostKind, nbytes: float, stream: str = "") -> HostOperation:
-    """Return the copy of ``nbytes`` of what is offloaded."""
+    """Return a copy of ``nbytes`` of offloaded tensors."""
     return HostOperation(f"offload.{name}", op, nbytes, Axis.RANK, Purpose.OFFLOAD, stream=stream)
 
 

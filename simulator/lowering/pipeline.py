@@ -1,6 +1,7 @@
 """A schedule's actions become lanes: pure passes add sends and receives.
 
-A schedule says only what each rank computes. `transfers` derives from the one rule of dependence what has to travel.
+A schedule says only what each rank computes. `transfers` derives the results that have to travel from the one rule of
+dependence.
 `lower` posts it, in the background or as Megatron's or PyTorch's batches.
 """
 
@@ -20,7 +21,7 @@ SEND, RECV = PointToPointKind.SEND, PointToPointKind.RECV
 End = tuple[int, PointToPointKind, str]
 
 _DIRECTION = {"F": "fwd", "B": "bwd", "I": "bwd"}
-#: Kind of the action -> what torch's text form calls its result.
+#: Kind of the action -> name of its result in torch's text form.
 _RESULT = {"F": "F", "B": "B", "I": "B"}
 
 
@@ -163,7 +164,7 @@ def _joined(order: Order, hops: list[HandOver], apart: bool) -> list[HandOver]:
 
 
 def _after_late(order: Order, n_stages: int, step_of: Callable[[Action], Step]) -> Callable[[Action], Step]:
-    """Return ``step_of`` where an action also waits for what its own rank runs only later.
+    """Return ``step_of`` where an action also waits for results that its own rank computes only later.
 
     Such an order cannot be run, and the engine will say so. What ran before on the same lane needs no wait.
     """

@@ -1,4 +1,4 @@
-"""Steps that reduce a set of gradients over the ranks that hold the same parameters, or do what takes its place."""
+"""Steps that reduce gradients over the ranks with the same parameters, or take them to servers or to the host."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Reductions:
     """The gradient reductions of a rank in order, as ``steps``.
 
     Where whole gradients are alive for a while only (ZeRO-2 and 3), one reduction goes on beside the pass that makes
-    the next gradients, which then are reduced. What comes after waits for the first. At most two sets are alive, as
-    with torch's ``fully_shard`` (``reduce_scatter_state``) and DeepSpeed's two buckets (``overlap_comm``). Without
-    overlap all that follows waits.
+    the next gradients, which then are reduced. The pass after that waits for the first reduction. At most two sets are
+    alive, as with torch's ``fully_shard`` (``reduce_scatter_state``) and DeepSpeed's two buckets (``overlap_comm``).
+    Without overlap all that follows waits.
     """
 
     def __init__(self, workload: Workload) -> None:

@@ -1,6 +1,6 @@
 """Units of ZeRO-3: weights that are gathered together, and the pieces of passes that use them.
 
-Each layer is a unit; what else a stage has (embedding, final norm, projection) is its root unit.
+Each layer is a unit. The rest of a stage (embedding, final norm, projection) is its root unit.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Units:
         return UnitPass(tuple(UnitPiece(group, first, copies.get(work.label), work) for group, first, work in rows))
 
     def _holder_of_the_table(self, stage: int) -> int:
-        """Return the stage whose root holds what ``stage`` has beside layers: itself, but for one case.
+        """Return the stage whose root unit has the weights of ``stage`` beside layers: itself, but for one case.
 
         A last stage that shares a table with an embedding on the same rank has it in the embedding's root.
         """

@@ -63,7 +63,7 @@ class Stages:
     def by_part(self, step: Step) -> list[tuple[int, Block]]:
         """Return the pass ``step`` cut into those of its parts, in order: (index of the part in its stage, block).
 
-        What stands before the parts' own ops goes with the first.
+        Ops before those of the parts go with the first part.
         """
         variant = self.variants.variant_of_step(step)
         if variant not in self._pieces_of:
@@ -90,7 +90,7 @@ class Stages:
     def _block(self, stage: int, kind: str, parts: tuple[Part, ...]) -> Block:
         """Return the block of a pass of ``parts``; equal ones are one block.
 
-        With scatter/gather it begins with the gathering of what the stage has received.
+        With scatter/gather it begins with the gathering of the received shards.
         """
         parallelism = self.workload.parallelism
         place = stage % parallelism.n_stages

@@ -14,7 +14,7 @@ def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
     through.
 
     Some work of a step is left to be done beside the next one, such as gathering parameters. It begins when the
-    computation of the step before has ended. What a step still has to do itself, the next one's computation waits for.
+    computation of the step before has ended. The computation of the next step waits for all other work of the step.
     """
     row: Lanes = {lane: [] for lane in lanes}
     ends = lanes[COMPUTE_LANE][-1].label
@@ -34,7 +34,7 @@ def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
 def rolling(lanes: Lanes, steps: int, microbatches: int, rest_of_step: Callable[[Lanes], Lanes]) -> Lanes:
     """Return a rank's ``lanes`` of passes through several steps that run on as one.
 
-    ``rest_of_step`` adds to the passes of one step what follows its last backward, before the rank's next pass.
+    ``rest_of_step`` adds to the passes of one step the work after its last backward pass, before the rank's next pass.
     """
     whole = {lane: list(work) for lane, work in lanes.items()}
     for number in range(steps):

@@ -26,9 +26,9 @@ from simulator.program import Compute
 
 
 def tuned(z: FrameworkShapes, nodes: Sequence[Node]) -> list[tuple[Node, ...]]:
-    """Return, for each of ``nodes`` in their order, what runs in its place: the node and the adapters beside it.
+    """Return, for each of ``nodes`` in their order, the operations in its place: itself and the adapters beside it.
 
-    Each has no more gradients than training what ``z.tuning`` says needs.
+    They compute no more gradients than the trained weights need (``z.tuning``).
     """
     if z.tuning == ALL_TRAINED:
         return [(node,) for node in nodes]
@@ -159,7 +159,7 @@ def _target_widths(z: FrameworkShapes, matrix: Weight) -> Mapping[str, int]:
 
 
 def _split(matrix: Weight) -> str:
-    """Return along what a matrix is split over tensor-parallel ranks: ``column``, ``row`` or ``none``."""
+    """Return how a matrix is split over tensor-parallel ranks: ``column``, ``row`` or ``none``."""
     if "tp" not in matrix.sharded_over:
         return "none"
     return "row" if matrix.name.endswith((".proj.weight", ".fc2.weight")) else "column"
@@ -168,7 +168,7 @@ def _split(matrix: Weight) -> str:
 def _adapter(z: FrameworkShapes, matrix: Weight, rank: int, target: str, width: int) -> _Adapter:
     """Return the adapter of ``target``, ``width`` columns of the product of ``matrix``.
 
-    Where every rank works on its own rows it makes a part of the gradients of what is not split.
+    Where every rank works on its own rows, it makes a part of the gradients of a matrix that is not split.
     """
     split, inner = _split(matrix), matrix.shape[1]
     base = f"{matrix.gradient_product.partition('.')[0]}.{target}"
@@ -242,7 +242,7 @@ def _products_with_a(z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence
 def _products_with_b(
     z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], split: str, block: str
 ) -> Node:
-    """Return the products with B, and what tensor-parallel ranks exchange between A and B: ``rank`` columns."""
+    """Return the products with B, and the exchange of ``rank`` columns between tensor-parallel ranks before them."""
     forward: list[Op] = []
     input_grad: list[Op] = []
     weight_grad: list[Op] = []
@@ -285,7 +285,7 @@ def _weight_gradient(z: FrameworkShapes, name: str, n: int, k: int, rows: int) -
 
 
 def _scaled_sum(z: FrameworkShapes, adapters: Sequence[_Adapter], *, copied: bool) -> Node:
-    """Return the scaling of what adapters give, and its sum with the product that they stand beside."""
+    """Return the scaling of adapters' outputs, and their sum with the product that they stand beside."""
     kernels, nbytes = z.framework.adapters, 0.0
     forward: list[Op] = []
     input_grad: list[Op] = []

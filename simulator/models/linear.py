@@ -55,7 +55,7 @@ def linear(
 ) -> Node:
     """Return y (tokens x n) = x (tokens x k) W, n and k as this rank has them.
 
-    ``split`` says along what W is split over the tensor-parallel ranks (see `_passes`).
+    ``split`` says how W is split over the tensor-parallel ranks (see `_passes`).
     The bias is added in the product's epilogue or in the kernel after it, at no cost of its own. Where a
     framework adds it after a sum over ranks it is a kernel. Its gradient is a sum over rows. ``shared`` of the n
     columns are held by more than one rank. ``rows`` are those of the model's own W, where they do not follow from n.

@@ -103,10 +103,12 @@ class PassBytes(NamedTuple):
 def pass_bytes(parts: Sequence[Part], kind: str) -> PassBytes:
     """Return the bytes that a pass (F, B, I or W) of one micro-batch through a stage holds and gives back.
 
-    A forward takes what is saved, and a whole backward gives it back. A split one goes from that to what the weight
-    gradient needs (less, or more where it was recomputed), which the weight gradient gives back. Gradients that are
-    left for the optimizer stay. Part after part takes or gives its own: the workspace beside all of it is what the
-    fullest moment inside the pass needs more.
+    A forward pass takes the saved bytes, and a whole backward pass gives them back. A split one first exchanges them
+    for the bytes that the weight gradient needs (less, or more where these are recomputed). The weight gradient gives
+    these back. Gradients that are left for the optimizer stay.
+
+    Part after part takes or gives back its own bytes. The workspace is the most that any moment inside the pass needs
+    beside all of these.
     """
     saved, for_weights = [part.saved_bytes for part in parts], [part.held_bytes for part in parts]
     left = [part.left_gradient_bytes for part in parts]

@@ -22,7 +22,7 @@ from simulator.operations.nodes import Node, Op, Tensor
 from simulator.operations.shapes import Shapes
 from simulator.program import AllToAll, Attention, Beside, Comm, Compute, Matmul, StepPhase
 
-#: Communication whose result is kept; all-reduced ones come again, and gathered ones for what does.
+#: Communication whose result is kept. All-reduces run again, and so do gathers for products that run again.
 KEPT_COMMS = frozenset(("reduce_scatter", "all_to_all"))
 #: Queries before keys and values, as torchtitan's latent attention multiplies.
 _ORDER = ("attn.q", "attn.q_down", "attn.q_up", "attn.kv_down", "attn.kv_up")

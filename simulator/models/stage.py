@@ -73,7 +73,7 @@ def _with_stage_buffers(workload: Workload, stage: int, parts: tuple[Part, ...],
 
 
 def _with_torch_graphs(workload: Workload, stage: int, parts: tuple[Part, ...], z: Shapes) -> tuple[Part, ...]:
-    """Return ``parts`` with what torch's split backward pass leaves between its halves.
+    """Return ``parts`` with the tensors that torch's split backward pass leaves between its halves.
 
     Its input gradient runs through a graph that is retained, and the weight gradient begins at the nodes that have
     weights. Each of these nodes holds all nodes towards the input, and so the tensors that those have saved

@@ -31,7 +31,7 @@ EMBEDDING, HEAD = -1, -2
 
 
 def tuning_at(workload: Workload, number: int) -> Tuning:
-    """Return what is trained of layer ``number`` of a workload's model, of its `EMBEDDING`, or of its `HEAD`.
+    """Return which weights are trained in layer ``number`` of a workload's model, of its `EMBEDDING`, or of its `HEAD`.
 
     A stage behind the first gives back a gradient of its input, as its pipeline marks that as needing one.
     """

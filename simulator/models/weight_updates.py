@@ -35,7 +35,7 @@ class WeightUpdate:
     exchanged: tuple[tuple[Axis, float], ...] = ()
 
     def ops(self) -> tuple[Op, ...]:
-        """Return the kernels, and the exchanges of matrices before and after what needs them whole."""
+        """Return the kernels, with exchanges of matrices before and after the kernels that need them whole."""
         first, *later_stages = [stage(self.parameters, self.types) for stage in self.implementation.stages]
         ops: list[Op] = [*first]
         for stage in later_stages:

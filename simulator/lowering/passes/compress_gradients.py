@@ -41,7 +41,7 @@ from simulator.units import DTYPE_BYTES
 
 #: Bytes of a packed element.
 ELEMENT_BYTES = {"fp8": 1.0, "int8": 1.0, "1bit": 1 / 8}
-#: Bytes of an element of what rounding has lost, kept for the next step.
+#: Bytes of an element of the rounding error, which is kept for the next step.
 ERROR_BYTES = 4.0
 
 
@@ -147,9 +147,9 @@ def _packed(workload: Workload, step: Step) -> _Packed:
     sharded = comm.op == CollectiveKind.REDUCE_SCATTER
     part = count / n
 
-    def kernel(what: str, op: str, read: float, write: float, *after: str) -> Step:
-        ops = (Compute(f"dp.{what} grads", Memory(op, read, write), StepPhase.OPTIMIZER),)
-        moved = replace(step, label=f"{what} {step.label}", op=Block(what, ops), after=after, phase=StepPhase.OPTIMIZER)
+    def kernel(verb: str, op: str, read: float, write: float, *after: str) -> Step:
+        ops = (Compute(f"dp.{verb} grads", Memory(op, read, write), StepPhase.OPTIMIZER),)
+        moved = replace(step, label=f"{verb} {step.label}", op=Block(verb, ops), after=after, phase=StepPhase.OPTIMIZER)
         return replace(moved, alloc_bytes=0.0, free_bytes=0.0)  # the first transfer takes and gives back
 
     def transfer(label: str, op: CollectiveKind, *after: str) -> Step:

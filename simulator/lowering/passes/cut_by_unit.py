@@ -1,4 +1,4 @@
-"""ZeRO-3: passes are cut into pieces, one for each layer and for what a stage has beside layers.
+"""ZeRO-3: passes are cut into pieces, one for each layer and for each other part of a stage.
 
 Every piece takes and gives back what its parts save, and takes the gradients that it makes. The copies that plain
 PyTorch makes around gathers are part of a pass (`fsdp_copies`). A layer's are a step of their own: its gather goes on
@@ -58,7 +58,7 @@ class _Cutter:
     def _gradient_bytes(self, step: Step, order: Sequence[int], groups: Sequence[tuple[int, ...]]) -> list[float]:
         """Return the bytes of gradients that each piece of a pass makes.
 
-        Of the root unit a piece makes those of its own parts, and the last one what is left. A table that is the
+        Of the root unit a piece makes those of its own parts, and the last one the rest. A table that is the
         projection too has its gradient with the projection, which comes first.
         """
         workload, units = self._context.workload, self._units
@@ -80,7 +80,7 @@ class _Cutter:
         return nbytes
 
     def _split(self, piece: Step, copies_before: Sequence[Op]) -> list[Step]:
-        """Return the copies before a piece as a step of their own, which takes its bytes, and what follows."""
+        """Return the copies before a piece as a step of their own, which takes its bytes, and the rest of the piece."""
         assert isinstance(piece.op, Block)
         if id(piece.op) not in self._halves:
             at = piece.op.ops.index(copies_before[0]) + len(copies_before)

@@ -36,7 +36,7 @@ def gather_parameters(lanes: Lanes, context: RankContext) -> Lanes:
 def _beside_first_passes(lanes: Lanes, context: RankContext) -> Lanes:
     """Gather in buckets beside each stage's first forward pass: a piece of the pass waits for the parameters it uses.
 
-    Such gathers are what the step before has left to do.
+    These gathers are the last work of the step before.
     """
     workload, stages = context.workload, context.stages
     element, bucket_bytes = DTYPE_BYTES[workload.training.trained_dtype], workload.parallelism.bucket_bytes

@@ -17,10 +17,10 @@ from simulator.program import COMPUTE_LANE, Collective, CollectiveKind
 
 
 def take_turns(lanes: Lanes, context: RankContext) -> Lanes:
-    """Let what a rank calls beside its computation wait for what was issued before on the same communicator (axis).
+    """Let collectives beside computation wait for the one that was issued before on the same communicator (axis).
 
-    A host issues what waits for computation behind it, as its hooks run there, a reduction before the gather that waits
-    for the same. Steps of one lane need no such wait.
+    A host issues a collective behind the computation that it waits for, as its hooks run there. A reduction comes
+    before a gather that waits for the same computation. Steps of one lane need no such wait.
     """
     whole = {lane: list(steps) for lane, steps in lanes.items()}
     latest: dict[str, tuple[str, str]] = {}

@@ -24,7 +24,7 @@ _ENDS = ("states out ", "params in ")
 
 
 def update_on_host(lanes: Lanes, context: RankContext) -> Lanes:
-    """Add the optimizer step of a CPU, once the backward pass has ended and what all ranks agree on is known.
+    """Add the optimizer step of a CPU, once the backward pass has ended and all ranks agree on the gradient norm.
 
     Shares of the parameters go through in order: read from drives, updated, written back, and the working copy copied
     to where it lives. Each runs beside the others' other parts.

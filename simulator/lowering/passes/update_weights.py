@@ -1,4 +1,4 @@
-"""The optimizer's step on the GPU, or what is left of it there where hosts or servers update."""
+"""The optimizer's step on the GPU, or its remaining work there where hosts or servers update."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MP_LANE = "mp"
 def update_weights(lanes: Lanes, context: RankContext) -> Lanes:
     """Add the step ``optimizer``: gradients of replicated parameters are summed, then weights updated.
 
-    Without ``optimizer_sync`` what all stages have to agree on (gradient norm, infinities) holds nobody up. Weights are
-    updated at once, and put back in the rare case that the answer is no (arXiv 2401.10241, section 4).
+    Without ``optimizer_sync`` no stage waits until all agree on gradient norm and infinities. Weights are updated at
+    once, and put back in the rare case that the answer is no (arXiv 2401.10241, section 4).
     """
     workload, parallelism = context.workload, context.parallelism
     ready = gradients_ready(lanes)
