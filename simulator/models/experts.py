@@ -10,8 +10,9 @@ moe_layer.py.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from simulator.config import Workload
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes
 from simulator.models.pointwise import activation
 from simulator.models.routing import routing
@@ -32,9 +33,6 @@ from simulator.program import (
     Purpose,
     StepPhase,
 )
-
-if TYPE_CHECKING:
-    from simulator.config import Workload
 
 #: Bytes of a probability (fp32).
 PROBABILITY = 4

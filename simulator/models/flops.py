@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
+from simulator.config import Workload
 from simulator.models.layer import layer
 from simulator.models.multi_token_prediction import predictor
 from simulator.models.shapes import representative_seat
@@ -15,9 +15,6 @@ from simulator.operations.shapes import Seat
 from simulator.operations.weights import EXPERT_AXIS, Weight, prefixed
 from simulator.program import kernels_of
 from simulator.program.kernels import causal_pairs
-
-if TYPE_CHECKING:
-    from simulator.config import Workload
 
 
 def model_weights(workload: Workload) -> Iterator[Weight]:

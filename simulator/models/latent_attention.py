@@ -7,8 +7,8 @@ work on its rows; weights that expand are split by heads. One rotary part of the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from simulator.config import Workload
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes, product
 from simulator.models.norms import norm
 from simulator.models.pointwise import rotated
@@ -16,9 +16,6 @@ from simulator.models.shapes import FrameworkShapes
 from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
 from simulator.operations.weights import Weight
-
-if TYPE_CHECKING:
-    from simulator.config import Workload
 
 
 @dataclass(frozen=True)

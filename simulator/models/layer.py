@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
+from simulator.config import Workload
 from simulator.models.attention import attention_inputs, split_qkv
 from simulator.models.context_parallelism import core_attention
 from simulator.models.experts import experts, mixture
@@ -24,9 +24,6 @@ from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Tensor, fuse
 from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Turn
 from simulator.program import Beside
-
-if TYPE_CHECKING:
-    from simulator.config import Workload
 
 
 def layer(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from simulator import config
+from simulator.config import Workload
 from simulator.models.routing import dropped_share
-
-if TYPE_CHECKING:
-    from simulator.config import Workload
 
 #: Shares below this are printed as 0.0 %.
 _SHOWN = 0.0005

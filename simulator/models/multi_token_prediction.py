@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from simulator.config import Workload
 from simulator.models.layer import layer
 from simulator.models.linear import linear
 from simulator.models.norms import norm
@@ -14,9 +14,6 @@ from simulator.models.vocabulary import embedding, head
 from simulator.operations.nodes import Node, Ops, comm, memory
 from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Turn
 from simulator.operations.weights import tie
-
-if TYPE_CHECKING:
-    from simulator.config import Workload
 
 
 def predictor(workload: Workload, number: int, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN) -> tuple[Part, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from simulator.config import Workload
 from simulator.models.parts import Part, weights_of
 from simulator.models.routing import routing
 from simulator.models.stage import stage_parts
@@ -15,9 +15,6 @@ from simulator.operations.shapes import ANY_SEAT, Seat
 from simulator.operations.weights import EXPERT_AXIS, Weight, by_axis, elements, elements_by_axis, trained, weight_bytes
 from simulator.program import REPLICAS, Axis, Collective, CollectiveKind, Compute, Memory, Purpose, StepPhase
 from simulator.units import DTYPE_BYTES
-
-if TYPE_CHECKING:
-    from simulator.config import Workload
 
 #: Tensors of the parameters' size that Adam keeps on hosts: the running means of the gradient and of its square.
 ADAM_STATES = 2

@@ -7,13 +7,11 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from simulator.config import Workload
 from simulator.config.model import Moe, Skew
 from simulator.program import Axis, numbered_axis
-
-if TYPE_CHECKING:
-    from simulator.config import Workload
 
 
 class CopyGroup(NamedTuple):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from simulator.config import Workload
 from simulator.frameworks import Framework
 from simulator.models.routing import routing
 from simulator.models.tuning import tuning_at
 from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn
 from simulator.units import DTYPE_BYTES
-
-if TYPE_CHECKING:
-    from simulator.config import Workload
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from simulator.config import Workload
 from simulator.models.layer import layer
 from simulator.models.multi_token_prediction import predictor
 from simulator.models.parts import Part, output_gradients
@@ -15,9 +15,6 @@ from simulator.operations.nodes import Tensor, memory, unique
 from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn
 from simulator.operations.weights import Weight, elements_by_axis
 from simulator.units import DTYPE_BYTES
-
-if TYPE_CHECKING:
-    from simulator.config import Workload
 
 
 def stage_parts(workload: Workload, stage: int, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN) -> tuple[Part, ...]:

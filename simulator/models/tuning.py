@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from simulator.config import Workload
 from simulator.models.weight_names import WORDS
 from simulator.operations.tuning import ALL_TRAINED, AdapterPlan, Tuning
 from simulator.operations.weights import Weight
-
-if TYPE_CHECKING:
-    from simulator.config import Workload
 
 #: Kind of weights that may be frozen -> their names within a part of the model.
 KINDS: Mapping[str, re.Pattern[str]] = {

@@ -6,8 +6,8 @@ Both are split over tensor-parallel ranks by vocabulary (Megatron-LM, arXiv 1909
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from simulator.config import Workload
 from simulator.losses import LOSSES, LossOptions
 from simulator.losses.loss import is_split
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes
@@ -20,9 +20,6 @@ from simulator.operations.dropout import dropout
 from simulator.operations.nodes import Node, Op, Ops, comm, memory
 from simulator.operations.shapes import ANY_TURN, Turn
 from simulator.operations.weights import Weight, tie
-
-if TYPE_CHECKING:
-    from simulator.config import Workload
 
 
 def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from simulator.config import Workload
 from simulator.config.optimizer_choices import Choice, choices
 from simulator.models.tuning import kinds_of_weight
 from simulator.operations.nodes import Op
@@ -13,9 +13,6 @@ from simulator.operations.weights import DENSE_AXIS, EXPERT_AXIS, Weight, traine
 from simulator.optimizers import Implementation, Parameter, UpdateTypes
 from simulator.program import AllToAll, Axis, Purpose
 from simulator.units import DTYPE_BYTES
-
-if TYPE_CHECKING:
-    from simulator.config import Workload
 
 #: Elements of a tensor from which on its states are paged (bitsandbytes/optim/optimizer.py, ``get_state_buffer``).
 FEWEST_PAGED = 100_000
