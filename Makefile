@@ -7,6 +7,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# Tests start Python a hundred times, which then finds what it has compiled before.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test test-all mutate format clean
 
 run: .venv/.run

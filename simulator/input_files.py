@@ -8,6 +8,8 @@ import json
 import re
 import reprlib
 from collections.abc import Hashable, Iterable, Mapping
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +181,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     Raises `InputError` where the file is missing, a directory, empty, binary, no YAML, or no mapping at its top level.
     """
-    return as_mapping(parse_yaml(read_text(path), path), path)
+    return deepcopy(_yaml_document(read_text(path), path))
+
+
+@lru_cache(maxsize=32)
+def _yaml_document(text: str, path: Path) -> dict[str, Any]:
+    """Return the mapping of a file's text. It is parsed once, for many jobs name one cluster. Raises `InputError`."""
+    return as_mapping(parse_yaml(text, path), path)
 
 
 def read_json(path: Path) -> dict[str, Any]:

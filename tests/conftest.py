@@ -1,6 +1,12 @@
 """What holds for all tests."""
 
+import gc
 import os
 
 # pytest-xdist tells its workers how wide the terminal is; output is read here as a pipe that nobody has told.
 os.environ.pop("COLUMNS", None)
+
+
+def pytest_collection_finish() -> None:
+    """Let Python's search for cyclic garbage pass over what was collected: it lives until the last test ends."""
+    gc.freeze()

@@ -136,9 +136,13 @@ def section_of(plain: type) -> type[Section]:
 
 
 def _base_of(plain: type) -> type[Section]:
-    """Return the base of a dataclass's model, which says whether a plain text may stand for it."""
+    """Return the base of a dataclass's model, which says whether a plain text may stand for it.
+
+    Docstrings of fields are read here: pydantic would look through the frames of all callers for the class's source.
+    """
     key = getattr(plain, "text_means", None)
-    return type("Short", (ShortSection,), {"text_means": key}) if key else Section
+    base, members = (ShortSection, {"text_means": key}) if key else (Section, {})
+    return type("Base", (base,), {"model_config": ConfigDict(use_attribute_docstrings=False), **members})
 
 
 def _field_info(field: dataclasses.Field[Any], description: str | None) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -188,6 +187,8 @@ def test_keys_beside_a_preset_override_it() -> None:
 
 
 def test_shipped_files_and_short_forms_satisfy_the_exported_schema() -> None:
+    import jsonschema  # takes seconds, and only here
+
     for kind, model in (("workload", Workload), ("cluster", section_of(ClusterSpec))):
         schema = model.model_json_schema()
         jsonschema.Draft202012Validator.check_schema(schema)
