@@ -5,6 +5,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# Each process has a stretch of the tests, so that what a file shares is made once, and takes from the others at the end.
+PYTEST := $(BIN)/pytest -n auto --dist worksteal
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # Tests start Python a hundred times, which then finds what it has compiled before.
@@ -20,11 +22,12 @@ run: .venv/.run
 test: .venv/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/pytest -n auto
+	@# Types are checked beside the tests, and what they come to stands at the end.
+	$(BIN)/mypy > .venv/types.txt 2>&1 & types=$$!; $(PYTEST); tests=$$?; \
+		wait $$types; types=$$?; cat .venv/types.txt; test $$tests$$types = 00
 
 test-all: test
-	$(BIN)/pytest -n auto -m slow
+	$(PYTEST) -m slow
 
 mutate: .venv/.test
 	$(BIN)/python -m tests.mutate $(PACKAGE)

@@ -184,7 +184,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return deepcopy(_yaml_document(read_text(path), path))
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)
 def _yaml_document(text: str, path: Path) -> dict[str, Any]:
     """Return the mapping of a file's text. It is parsed once, for many jobs name one cluster. Raises `InputError`."""
     return as_mapping(parse_yaml(text, path), path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import networkx as nx
@@ -47,24 +48,30 @@ def package_of(module: str) -> str:
     return parts[0] if parts else "api"
 
 
-def imports(path: Path, *, annotations: bool = False) -> Iterator[str]:
+@cache
+def imports(path: Path, *, annotations: bool = False) -> tuple[str, ...]:
     """Modules that a file imports, anywhere in it; those for ``annotations`` alone only where asked for."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     if not annotations:
         tree.body = [
             node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
         ]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}: a relative import"
-            for alias in node.names:
-                inside = PACKAGE.joinpath(*f"{node.module}.{alias.name}".split(".")[1:])
-                is_module = inside.is_dir() or inside.with_suffix(".py").is_file()
-                yield f"{node.module}.{alias.name}" if is_module else str(node.module)
+    return tuple(name for node in ast.walk(tree) for name in names_of(node, path))
 
 
+def names_of(node: ast.AST, path: Path) -> Iterator[str]:
+    """Modules that one statement of the file at ``path`` imports."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert not node.level, f"{path}: a relative import"
+        for alias in node.names:
+            inside = PACKAGE.joinpath(*f"{node.module}.{alias.name}".split(".")[1:])
+            is_module = inside.is_dir() or inside.with_suffix(".py").is_file()
+            yield f"{node.module}.{alias.name}" if is_module else str(node.module)
+
+
+@cache
 def sources() -> dict[Path, str]:
     """File -> its package; the two files that only hand over (`__init__`, `__main__`) are left out."""
     files = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE or "__" not in path.name]

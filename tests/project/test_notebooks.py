@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +23,24 @@ def test_a_notebook_is_small(path: Path) -> None:
     assert path.stat().st_size < 1_000_000
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_the_code_of_a_notebook_runs(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its cells one after the other, without a kernel: pictures are made, and not drawn."""
+    pytest.importorskip("IPython")
+    monkeypatch.chdir(path.parent)
+    names: dict[str, Any] = {}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            lines = [line for line in "".join(cell["source"]).splitlines() if not line.startswith("%")]
+            exec(compile("\n".join(lines), path.name, "exec"), names)
+    plt.close("all")
+    assert len(names) > 5
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of Jupyter and its transport, not ours
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

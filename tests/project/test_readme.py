@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
+import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from simulator.cli.app import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -52,30 +52,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(arguments: list[str], folder: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("shown", [c for c in commands() if c.command not in INSTALLS], ids=lambda shown: shown.command)
-def test_every_command_runs_and_prints_what_is_shown(shown: Shown, folder: Path) -> None:
+def test_every_command_runs_and_prints_what_is_shown(
+    shown: Shown, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, which has imported everything; that a process of its own starts is tested beside the wheel."""
     program, *arguments = shlex.split(shown.command)
     if [program, *arguments[:2]] == ["python", "-m", "simulator"]:
         program, arguments = "llmsim", arguments[2:]
     assert program == "llmsim", "a command that this test cannot run"
-    printed = [" ".join(line.split()) for line in run(["-m", "simulator", *arguments], folder).splitlines()]
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    out, err = capsys.readouterr()
+    assert ended.value.code == 0, out + err
+    printed = [" ".join(line.split()) for line in out.splitlines()]
     stale = [line for line in shown.output if " ".join(line.split()) not in printed]
     assert not stale, "the README shows what is no longer printed"
 
 
-def test_the_python_runs(folder: Path) -> None:
-    for number, block in enumerate(blocks("python")):
-        (folder / f"snippet{number}.py").write_text(block, encoding="utf-8")
-        assert run([f"snippet{number}.py"], folder)
+@pytest.mark.parametrize("number", range(len(blocks("python"))))
+def test_the_python_runs(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "snippet.py").write_text(blocks("python")[number], encoding="utf-8")
+    runpy.run_path("snippet.py", run_name="__main__")
+    assert capsys.readouterr().out
+
+
+def test_there_is_python() -> None:
     assert blocks("python")
 
 
@@ -88,8 +94,6 @@ def test_the_table_of_errors_is_what_was_recorded() -> None:
 
 
 def test_the_table_of_commands_is_complete() -> None:
-    from simulator.cli.app import COMMANDS
-
     assert set(re.findall(r"^\| `llmsim (\w+)", README, flags=re.MULTILINE)) == set(COMMANDS)
 
 
