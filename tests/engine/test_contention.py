@@ -17,6 +17,7 @@ from simulator.engine import simulate
 from simulator.engine.invariants import check
 from simulator.program import Comm, Program, from_text
 from tests.support.clusters import HOP_s, NIC_Bps, nic_cluster
+from tests.support.grids import every_pair
 from tests.support.quick import ISSUED, ByPurpose
 from tests.support.transfers import IDEAL, SHORTCUTS, ends, play
 
@@ -183,10 +184,14 @@ def slowed(**speeds: float) -> Costs:
     return replace(IDEAL, beside=ByPurpose(speeds))
 
 
-@pytest.mark.parametrize(("fold", "coalesce"), SHORTCUTS)
-@pytest.mark.parametrize("nodes", [2, 4])
-@pytest.mark.parametrize("speed", [0.5, 0.8])
-@pytest.mark.parametrize("kernels", [(4.0,), (0.25,), (1.0, 0.0, 2.5), (0.25,) * 12])
+@every_pair(
+    {
+        "fold, coalesce": SHORTCUTS,
+        "nodes": [2, 4],
+        "speed": [0.5, 0.8],
+        "kernels": [(4.0,), (0.25,), (1.0, 0.0, 2.5), (0.25,) * 12],
+    }
+)
 def test_kernels_beside_an_all_reduce_take_longer(
     kernels: tuple[float, ...], speed: float, nodes: int, fold: bool, coalesce: bool
 ) -> None:
@@ -387,9 +392,13 @@ class WaitingIsOther:
         return math.inf
 
 
-@pytest.mark.parametrize(("fold", "coalesce"), SHORTCUTS)
-@pytest.mark.parametrize("late", [0.5, 3.0])
-@pytest.mark.parametrize(("waiting", "moving"), [(0.5, 0.5), (0.75, 0.5), (1.0, 0.8)])
+@every_pair(
+    {
+        "fold, coalesce": SHORTCUTS,
+        "late": [0.5, 3.0],
+        "waiting, moving": [(0.5, 0.5), (0.75, 0.5), (1.0, 0.8)],
+    }
+)
 def test_a_kernel_that_waits_for_its_peers_slows_what_runs_beside_it(
     waiting: float, moving: float, late: float, fold: bool, coalesce: bool
 ) -> None:
@@ -459,9 +468,13 @@ def test_receives_hold_sms_while_they_wait_and_sends_do_not(
 # Communication that waits for SMs.
 
 
-@pytest.mark.parametrize(("fold", "coalesce"), SHORTCUTS)
-@pytest.mark.parametrize("speed", [0.5, 0.8, 1.0])
-@pytest.mark.parametrize(("kernel_s", "nbytes"), [(1.0, 1e8), (1.0, 1.7e9), (0.1, 1e9), (0.35, 0.3e9)])
+@every_pair(
+    {
+        "fold, coalesce": SHORTCUTS,
+        "speed": [0.5, 0.8, 1.0],
+        "kernel_s, nbytes": [(1.0, 1e8), (1.0, 1.7e9), (0.1, 1e9), (0.35, 0.3e9)],
+    }
+)
 def test_reductions_in_a_row_beside_kernels_in_a_row_begin_when_one_ends(
     kernel_s: float, nbytes: float, speed: float, fold: bool, coalesce: bool
 ) -> None:

@@ -14,6 +14,7 @@ from simulator.costs.interference import memory_bytes
 from simulator.engine.memory_bandwidth import equal_part
 from simulator.program import CollectiveKind, Comm, Fixed, from_text
 from tests.support.clusters import HOP_s, NIC_Bps
+from tests.support.grids import every_pair
 from tests.support.programs import comm_called
 from tests.support.transfers import IDEAL, SHORTCUTS, ends, play
 
@@ -72,17 +73,18 @@ def rows(kernels: Sequence[float]) -> str:
     return "\n".join(f"  compute k{i} F fixed seconds={seconds}" for i, seconds in enumerate(kernels))
 
 
-@pytest.mark.parametrize(("fold", "coalesce"), SHORTCUTS)
-@pytest.mark.parametrize("share", [0.25, 0.4, 0.6])
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ((4.0,), (4.0,)),
-        ((0.25,), (0.25,)),
-        ((0.125, 0.25, 0.125, 0.5), (0.125, 0.25, 0.125, 0.5)),
-        ((0.25,) * 4, (0.125, 0.25, 0.125)),
-        ((0.125,) * 3, (0.0625, 0.25, 0.0625)),
-    ],
+@every_pair(
+    {
+        "fold, coalesce": SHORTCUTS,
+        "share": [0.25, 0.4, 0.6],
+        "first, second": [
+            ((4.0,), (4.0,)),
+            ((0.25,), (0.25,)),
+            ((0.125, 0.25, 0.125, 0.5), (0.125, 0.25, 0.125, 0.5)),
+            ((0.25,) * 4, (0.125, 0.25, 0.125)),
+            ((0.125,) * 3, (0.0625, 0.25, 0.0625)),
+        ],
+    }
 )
 def test_a_collective_is_as_fast_as_the_memory_that_kernels_leave_it(
     first: tuple[float, ...], second: tuple[float, ...], share: float, fold: bool, coalesce: bool

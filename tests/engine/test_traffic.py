@@ -25,6 +25,7 @@ from simulator.network.simulated_time import SimulatedTime
 from simulator.program import AllToAll, Collective, Program, Role, Step
 from simulator.timeline import Timeline
 from tests.support.clusters import CLUSTERS, HOP_s, NIC_Bps, nic_cluster
+from tests.support.grids import every_pair
 from tests.support.jobs import job, play
 from tests.support.programs import comm_called
 from tests.support.transfers import IDEAL, SHORTCUTS, at_once, ends
@@ -147,9 +148,13 @@ def test_nothing_is_recorded_where_nobody_is_held_up() -> None:
 # Two operations on one NIC
 
 
-@pytest.mark.parametrize(("fold", "coalesce"), SHORTCUTS)
-@pytest.mark.parametrize("nodes", [2, 3, 4, 8])
-@pytest.mark.parametrize("ratio", [0.25, 1.0, 3.0])
+@every_pair(
+    {
+        "fold, coalesce": SHORTCUTS,
+        "nodes": [2, 3, 4, 8],
+        "ratio": [0.25, 1.0, 3.0],
+    }
+)
 def test_two_rings_on_one_nic(nodes: int, ratio: float, fold: bool, coalesce: bool) -> None:
     """Two ring all-reduces of S and R S bytes over the same n NICs at once, which begin to move after the same latency
     l = 2 (n - 1) hops. Each sends b = 2 (n - 1) / n of its bytes through every NIC, at C / 2 until the smaller has sent
@@ -174,9 +179,13 @@ def test_two_rings_on_one_nic(nodes: int, ratio: float, fold: bool, coalesce: bo
         assert met[axis, "all_reduce"] == pytest.approx((1, first, part * least), rel=1e-9)
 
 
-@pytest.mark.parametrize(("fold", "coalesce"), SHORTCUTS)
-@pytest.mark.parametrize("nodes", [2, 4, 8])
-@pytest.mark.parametrize("ratio", [0.5, 1.0, 4.0])
+@every_pair(
+    {
+        "fold, coalesce": SHORTCUTS,
+        "nodes": [2, 4, 8],
+        "ratio": [0.5, 1.0, 4.0],
+    }
+)
 def test_a_gradient_ring_against_an_expert_all_to_all(nodes: int, ratio: float, fold: bool, coalesce: bool) -> None:
     """On n nodes of one GPU and NIC each, a ring all-reduce sends 2 (n - 1) / n of its S bytes through each NIC from
     2 (n - 1) hops on; an all-to-all of R S bytes per rank sends (n - 1) / n of them, to all at once, from one hop on.

@@ -18,6 +18,7 @@ from simulator.program import Attention, Beside, Comm, comm_of, kernels_of
 from simulator.program.kernels import causal_pairs
 from tests.support import quick
 from tests.support.exact import compare
+from tests.support.grids import every_pair
 from tests.support.jobs import job
 
 SEQ, HEADS, KV_HEADS, DIM = 512, 16, 4, 32
@@ -201,10 +202,14 @@ def test_what_a_ring_refuses() -> None:
 # Pairs and windows
 
 
-@pytest.mark.parametrize("q_len", [1, 3, 8])
-@pytest.mark.parametrize("kv_len", [2, 8])
-@pytest.mark.parametrize("offset", [-4, 0, 2, 9])
-@pytest.mark.parametrize("window", [0, 1, 3, 8, 50])
+@every_pair(
+    {
+        "q_len": [1, 3, 8],
+        "kv_len": [2, 8],
+        "offset": [-4, 0, 2, 9],
+        "window": [0, 1, 3, 8, 50],
+    }
+)
 def test_pairs_are_the_area_under_the_mask(q_len: int, kv_len: int, offset: int, window: int) -> None:
     """Counted on a grid 64 times as fine: a point (q, k) is seen if k <= q + offset, and k > q + offset - window."""
     fine = 64

@@ -28,6 +28,7 @@ from tests.support.clusters import carried
 from tests.support.exact import assert_same
 from tests.support.experts import MLA, job, play
 from tests.support.frameworks import MEGATRON, PYTORCH
+from tests.support.grids import every_pair
 
 COUNTED = "MFU counts them as worked on"
 SKEW: dict[str, Any] = {"token_distribution": {"skew": 1.0}}
@@ -83,9 +84,13 @@ def test_check_is_strict_about_dropped_tokens_as_run_is(tmp_path: Path) -> None:
             assert caught.value.code == status, command
 
 
-@pytest.mark.parametrize("ep", [1, 2, 4, 8])
-@pytest.mark.parametrize(("etp", "tp"), [(1, 1), (1, 2), (2, 2), (2, 1)])
-@pytest.mark.parametrize("moe", [{}, SKEW, {"token_distribution": [4, 1, 1, 1, 1, 1, 1, 1], "top_k": 1}])
+@every_pair(
+    {
+        "ep": [1, 2, 4, 8],
+        "etp, tp": [(1, 1), (1, 2), (2, 2), (2, 1)],
+        "moe": [{}, SKEW, {"token_distribution": [4, 1, 1, 1, 1, 1, 1, 1], "top_k": 1}],
+    }
+)
 def test_every_copy_of_a_token_is_worked_on_once(ep: int, etp: int, tp: int, moe: dict[str, Any]) -> None:
     """A rank routes its 128 / tp tokens to k experts; all copies of ep * etp ranks are what their experts work on."""
     work = load_workload(job(moe=moe, parallelism={"tp": tp, "dp": 16, "ep": ep, "etp": etp}))

@@ -14,6 +14,7 @@ from simulator.models import Turn
 from simulator.operations.weights import Weight, elements
 from simulator.program import Attention, Beside, Comm, Compute, GroupedMatmul, Matmul, Memory
 from tests.support.frameworks import COMPILED, MEGATRON, PYTORCH, STACKS
+from tests.support.grids import every_pair
 
 SIZES = [(512, 1, 1024, 8), (1024, 2, 2048, 16), (2048, 1, 1536, 24)]  # s, b, h, a
 GELU: dict[str, Any] = {"attention": "unfused", "dropout": 0.1}
@@ -112,9 +113,13 @@ def test_what_options_take_from_saved_bytes(s: int, b: int, h: int, a: int, t: i
     assert saved(precision="fp32") == 2 * every - 2 * sbh / share - square / t
 
 
-@pytest.mark.parametrize(("s", "b", "h", "a"), SIZES)
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize(("t", "framework"), [(1, MEGATRON), (2, MEGATRON), (2, PYTORCH), (2, COMPILED)])
+@every_pair(
+    {
+        "s, b, h, a": SIZES,
+        "groups": [1, 2, 4],
+        "t, framework": [(1, MEGATRON), (2, MEGATRON), (2, PYTORCH), (2, COMPILED)],
+    }
+)
 def test_saved_bytes_of_llama(s: int, b: int, h: int, a: int, groups: int, t: int, framework: Any) -> None:
     """Norm inputs 4 and product inputs 4 s b h; Q and context 2 each, K and V 2 / groups each; gate and up 2 x 2 f/h
     and the down product's input 2 f/h; the log-sum-exp. Eager keeps SiLU's output too, as an operand of the gate's
@@ -263,11 +268,13 @@ def test_one_rank_does_not_communicate(model_keys: dict[str, Any]) -> None:
 # --- kernels ---
 
 
-@pytest.mark.parametrize("framework", STACKS)
-@pytest.mark.parametrize("t", [1, 2])
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize(
-    "model_keys", [GELU, {}, LLAMA, {**LLAMA, "attention": "unfused", "kv_heads": 2}, {"activation": "relu"}]
+@every_pair(
+    {
+        "framework": STACKS,
+        "t": [1, 2],
+        "sequence_parallel": [False, True],
+        "model_keys": [GELU, {}, LLAMA, {**LLAMA, "attention": "unfused", "kv_heads": 2}, {"activation": "relu"}],
+    }
 )
 def test_unsplit_backward_is_input_and_weight_gradients(
     framework: Any, t: int, sequence_parallel: bool, model_keys: dict[str, Any]

@@ -34,7 +34,7 @@ from simulator.network.tree import other_parent, parent
 from simulator.program import CollectiveKind
 from simulator.units import GB, GiB, MiB, us
 from tests.support.clusters import CLUSTERS, link_bytes
-from tests.support.grids import grid, thinned
+from tests.support.grids import every_pair, grid, thinned
 
 IDEAL = Costs.ideal()
 A100 = Costs.from_profile(load_profile("a100-sxm-80gb"))
@@ -174,9 +174,13 @@ def test_the_reference_flow_is_that_of_the_tightest_link(op: str, name: str, gro
         assert all(load > 0 for _, load in phase.loads)
 
 
-@pytest.mark.parametrize("n", range(2, 9))
-@pytest.mark.parametrize("nbytes", [8.0, 1e5, 1e9])
-@pytest.mark.parametrize(("op", "rounds"), [("all_reduce", 2), ("all_gather", 1), ("reduce_scatter", 1)])
+@every_pair(
+    {
+        "n": range(2, 9),
+        "nbytes": [8.0, 1e5, 1e9],
+        "op, rounds": [("all_reduce", 2), ("all_gather", 1), ("reduce_scatter", 1)],
+    }
+)
 def test_a_ring_alone_lasts_as_its_alpha_beta_form(op: str, rounds: int, nbytes: float, n: int) -> None:
     """With costs that add nothing: rounds x (n-1) steps, each a hop of 0.6 us and 1/n of the message at 300 GB/s."""
     steps = rounds * (n - 1)

@@ -20,6 +20,7 @@ from simulator.network.flows import Network
 from simulator.network.max_min import max_min_rates, saturations
 from simulator.network.plan import Phase, Plan
 from simulator.network.simulated_time import SimulatedTime
+from tests.support.grids import every_pair
 
 SEEDED = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -282,9 +283,13 @@ def test_rates_scale_with_capacity(case: tuple[list[Phase], list[float]], scale:
 # The clock
 
 
-@pytest.mark.parametrize("nbytes", [0.0, 1.0, 10.0, 12345.0])
-@pytest.mark.parametrize("latency", [0.0, 0.5, 30.0])
-@pytest.mark.parametrize("cap", [math.inf, 20.0, 2.0])
+@every_pair(
+    {
+        "nbytes": [0.0, 1.0, 10.0, 12345.0],
+        "latency": [0.0, 0.5, 30.0],
+        "cap": [math.inf, 20.0, 2.0],
+    }
+)
 def test_a_lone_transfer_takes_latency_and_bytes_and_one_event(nbytes: float, latency: float, cap: float) -> None:
     """Latency first, then the bytes at the smaller of link and cap. Nobody is met: one event, the end."""
     alone = play([5.0], (1.0, plan(phase(nbytes, 0, latency=latency, cap=cap))))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import product
+from collections.abc import Iterable, Mapping
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -27,3 +27,27 @@ def thinned(points: Iterable[tuple[Any, ...]], every: int) -> list[Any]:
 def grid(*axes: Iterable[Any], every: int) -> list[Any]:
     """Return the product of ``axes``, thinned."""
     return thinned(product(*axes), every)
+
+
+def every_pair(axes: Mapping[str, Iterable[Any]]) -> pytest.MarkDecorator:
+    """Return the parametrization of a test by the product of ``axes``: names of arguments -> values.
+
+    `make test` has points in which each value meets each of every other axis; the others are marked slow. Of the points
+    not yet taken comes next the one with most new pairs, the first of equals.
+    """
+    values = [list(axis) for axis in axes.values()]
+    several = ["," in names for names in axes]
+    places = list(product(*(range(len(axis)) for axis in values)))
+    pairs = {place: set(combinations(enumerate(place), 2)) for place in places}
+    missing, kept = set().union(*pairs.values()), set()
+    while missing:
+        most = max(places, key=lambda place: len(pairs[place] & missing))
+        missing -= pairs[most]
+        kept.add(most)
+    params = []
+    for place in places:
+        point: list[Any] = []
+        for axis, i, is_several in zip(values, place, several, strict=True):
+            point += axis[i] if is_several else [axis[i]]
+        params.append(pytest.param(*point, marks=() if place in kept else pytest.mark.slow))
+    return pytest.mark.parametrize([name.strip() for names in axes for name in names.split(",")], params)
