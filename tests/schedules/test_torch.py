@@ -24,8 +24,10 @@ CLASSES = {
     "zb_v": "ScheduleZBVZeroBubble",
     "dualpipe_v": "ScheduleDualPipeV",
 }
+#: An even number of stages, odd ones, a power of two: `make test` has these, slow tests those between.
+SAMPLED = (2, 3, 5, 8)
 SIZES = [
-    (name, p, v)
+    pytest.param(name, p, v, marks=() if p in SAMPLED else pytest.mark.slow)
     for name in CLASSES
     for p in range(2, 9)
     for v in (1, 2, 3, 4)
