@@ -54,7 +54,8 @@ def test_fold_and_coalesce_change_nothing_whatever_the_schedule(name: str) -> No
     for overlap, zero in ((True, 1), (False, 0)):
         sync = {"grad_reduce": overlap, "p2p": overlap, "param_gather": overlap}
         vpp = schedule.chunks or 2
-        compare({"tp": 2, "dp": 2, "pp": 2, "vpp": vpp, "schedule": name, "zero": zero, "overlap": sync})
+        section = {"tp": 2, "dp": 2, "pp": 2, "vpp": vpp, "schedule": name, "zero": zero, "overlap": sync}
+        compare(section, model__layers=4, training__global_batch=12)
 
 
 @pytest.mark.parametrize(
