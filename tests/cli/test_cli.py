@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from rich.console import Console
 import simulator
 from calibration import __main__ as calibration
 from simulator import models
+from simulator.cli import listing
 from simulator.cli.app import COMMANDS, main
 from simulator.cli.options import parse_ranks
 from simulator.cli.outputs import check_outputs, write_json
@@ -138,6 +140,7 @@ def test_list_shows_what_is_shipped(kind: str, capsys: pytest.CaptureFixture[str
 def test_a_list_that_is_too_wide_leaves_out_columns_and_cuts_no_name_or_number(
     kind: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(listing._ROWS, kind, cache(listing._ROWS[kind]))
     assert command("list", kind, "--json", "-") == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     monkeypatch.setenv("COLUMNS", str(width))

@@ -173,3 +173,13 @@ def test_a_section_and_a_key_inside_it_may_be_changed_in_either_order() -> None:
     with pytest.raises(InputError, match=r"cluster and cluster\.name are one thing"):
         with_changes({}, {"cluster.name": "dgx_a100", "cluster": "dgx_h100"}, short)
     assert with_changes({}, {"cluster.name": "one", "cluster": "one"}, short) == {"cluster": {"name": "one"}}
+
+
+def test_a_file_that_is_read_again_is_as_it_stands_there(tmp_path: Path) -> None:
+    """What one reader does to its mapping does not reach the next one; a file that was changed is read anew."""
+    path = tmp_path / "nodes.yaml"
+    path.write_text("node: {gpus: 8}")
+    read_yaml(path)["node"]["gpus"] = 4
+    assert read_yaml(path) == {"node": {"gpus": 8}}
+    path.write_text("node: {gpus: 2}")
+    assert read_yaml(path) == {"node": {"gpus": 2}}

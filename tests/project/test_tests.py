@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from pathlib import Path
+
+from tests.support.grids import every_pair
 
 TESTS = Path(__file__).parents[1]
 
@@ -14,3 +17,14 @@ def test_helpers_stand_in_support() -> None:
     paths = sorted(TESTS.rglob("*.py"))
     assert len(paths) > 100
     assert not [str(path) for path in paths if imports.search(path.read_text(encoding="utf-8"))]
+
+
+def test_of_a_thinned_grid_every_two_values_meet() -> None:
+    """Of 3 x 2 x 3 points at least 9 are needed for the two axes of three; as many are left to `make test`."""
+    names, points = every_pair({"a": [1, 2, 3], "b, c": [(4, 5), (6, 7)], "d": "xyz"}).args
+    assert names == ["a", "b", "c", "d"]
+    assert len(points) == 18
+    kept = [(a, (b, c), d) for a, b, c, d in (point.values for point in points if not point.marks)]
+    assert len(kept) == 9
+    pairs = {pair for point in kept for pair in combinations(point, 2)}
+    assert len(pairs) == 3 * 2 + 3 * 3 + 2 * 3
