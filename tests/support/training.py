@@ -239,11 +239,13 @@ def main(path: str, world: int) -> None:
     import torch.multiprocessing as mp
 
     import calibration.train.trainer  # noqa: F401
+    from simulator.config import load_workload
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # Forked ranks find torch imported.
+    load_workload(workload("llama one"))
+    # Forked ranks find torch imported, and the files of the cluster and of its GPU read.
     mp.start_processes(_rank, (port, path, world), world, start_method="fork" if sys.platform == "linux" else "spawn")
 
 
