@@ -1,6 +1,6 @@
 """Plays programs on a cluster."""
 
-from simulator.engine.placement import Placed
-from simulator.engine.simulate import simulate, simulate_together
+from simulator.engine.placement import Placed, StepSource
+from simulator.engine.simulate import PlayedProgram, play_together, simulate, simulate_together
 
-__all__ = ["Placed", "simulate", "simulate_together"]
+__all__ = ["Placed", "PlayedProgram", "StepSource", "play_together", "simulate", "simulate_together"]

@@ -10,7 +10,7 @@ from simulator.engine.rank import Rank
 from simulator.engine.representatives import PlannedComm, Representatives
 from simulator.engine.traffic import CommCounts
 from simulator.network.flows import Network
-from simulator.program import Beside, Block, Comm, Compute, Role, comm_of, comms_of
+from simulator.program import Beside, Block, Comm, Compute, Role, Step, comm_of
 
 
 @dataclass(eq=False)
@@ -61,6 +61,10 @@ class CoalescedBlocks:
         prepared.runs += 1
         return prepared.pieces
 
+    def add_steps(self, role: int, lane: str, steps: Sequence[Step]) -> None:
+        """Let a lane of a role have further steps."""
+        self._labels[role][lane].update(step.label for step in steps)
+
     def finish(self) -> None:
         """Add to the records of traffic what the collectives of known length have moved."""
         for prepared in self._prepared.values():
@@ -104,10 +108,8 @@ class CoalescedBlocks:
 
 
 def _lanes_of_axis(role: Role) -> dict[str, set[str]]:
-    """Return for each axis the lanes of a role that communicate on it."""
+    """Return for each axis the lanes of a role that communicate on it, now or in extensions."""
     lanes: dict[str, set[str]] = {}
-    for lane, steps in role.lanes.items():
-        for op in {id(step.op): step.op for step in steps}.values():
-            for comm in comms_of(op):
-                lanes.setdefault(comm.axis, set()).add(lane)
+    for lane, comm in role.comms():
+        lanes.setdefault(comm.axis, set()).add(lane)
     return lanes

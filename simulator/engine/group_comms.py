@@ -16,7 +16,7 @@ from simulator.network import hosts
 from simulator.network.collectives import choose, patterns
 from simulator.network.direct import ByteShares
 from simulator.network.pattern import Pattern
-from simulator.program import AXES, AllToAll, Collective, Comm, HostOperation, PointToPoint, axis_of, comms_of
+from simulator.program import AXES, AllToAll, Collective, Comm, HostOperation, PointToPoint, axis_of
 
 #: A gradient norm, or whether one was infinite: one number of fp32.
 SIGNAL_BYTES = 4.0
@@ -107,8 +107,7 @@ def _comms_of_job(job: int, placed: Placed, cluster: Cluster) -> list[GroupComm]
     # Each with what a collective's calls have in common, and the number of that.
     comms_of_role: list[list[tuple[Comm, tuple[object, ...], int]]] = []
     for role in program.roles:
-        ops = {id(step.op): step.op for _, _, step in role.steps()}
-        comms = dict.fromkeys(_anonymous(comm) for op in ops.values() for comm in comms_of(op))
+        comms = dict.fromkeys(_anonymous(comm) for _, comm in role.comms())
         specs = {comm: spec_of(comm, -1) for comm in comms}
         comms_of_role.append([(comm, spec, numbers.setdefault(spec, len(numbers))) for comm, spec in specs.items()])
     distinct: dict[tuple[str, int, int], GroupComm] = {}

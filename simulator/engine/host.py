@@ -23,6 +23,11 @@ class SimulatedHost:
         self._issued_s: dict[str, float] = {}
         self._batch_end_s: dict[str, float] = {}
 
+    def begin(self, work: Sequence[HostWork], release_s: float) -> None:
+        """Go on with the work of an extension, of which nothing is issued before ``release_s``."""
+        self._work = work
+        self.wait_until(release_s)
+
     def reach_step(self, index: int) -> None:
         """Do the work that stands before step ``index`` of the compute lane; after the last one, index -1."""
         work = self._work[index]

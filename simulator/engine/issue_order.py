@@ -5,7 +5,7 @@ The host goes through the compute lane; the communication of other lanes is issu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, cast
@@ -50,28 +50,45 @@ class HostWork:
     start_s: float
 
 
-def host_work(role: Role, costs: Costs, speeds: HostSpeeds) -> tuple[HostWork, ...]:
-    """Return the host's work before each step of the compute lane, and after the last."""
+class EarlierCompute(NamedTuple):
+    """The compute lane before an extension: the ``labels`` of its steps, and the ``last`` of them."""
+
+    labels: Container[str]
+    last: Step | None
+
+
+NOTHING_EARLIER = EarlierCompute(frozenset(), None)
+
+
+def host_work(
+    role: Role, costs: Costs, speeds: HostSpeeds, earlier: EarlierCompute = NOTHING_EARLIER
+) -> tuple[HostWork, ...]:
+    """Return the host's work before each step of the compute lane, and after the last.
+
+    Of an extension ``role`` has only the steps of this; what follows ``earlier`` computation is issued first of them.
+    """
     positions = _compute_positions(role)
-    starts = [speeds.seconds(costs, step.phase, kinds) for step, kinds in _starts(role)]
+    starts = [speeds.seconds(costs, step.phase, kinds) for step, kinds in _starts(role, earlier.last)]
 
     def issue(step: Step, before: int) -> tuple[str, float]:
-        phase = _issuing_phase(role, positions, step, before)
+        phase = _issuing_phase(role, positions, step, before, earlier)
         issue_s = speeds.issue_s(costs, cast(Comm, step.op), phase)
-        return step.label if _last_awaited(step, positions) is not None else "", issue_s
+        follows = any(label in positions or label in earlier.labels for label in step.after)
+        return step.label if follows else "", issue_s
 
     return tuple(
         HostWork(tuple(issue(step, number) for step in steps), start_s)
-        for number, (steps, start_s) in enumerate(zip(issue_order(role), [*starts, 0.0], strict=True))
+        for number, (steps, start_s) in enumerate(zip(issue_order(role, earlier), [*starts, 0.0], strict=True))
     )
 
 
-def issue_order(role: Role) -> tuple[tuple[Step, ...], ...]:
+def issue_order(role: Role, earlier: EarlierCompute = NOTHING_EARLIER) -> tuple[tuple[Step, ...], ...]:
     """Return for each step of the compute lane the communication that the host issues right before it.
 
     One entry more holds what follows the last step. Communication that waits for computation is issued behind it, as by
     a hook that runs when a gradient is there or a layer begins. The rest is issued before the first computation that
-    waits for it, or first of all where none does. Batches of blocking transfers are not counted.
+    waits for it, or first of all where none does. What waits for ``earlier`` computation only is issued first of all.
+    Batches of blocking transfers are not counted.
     """
     compute = role.lanes.get(COMPUTE_LANE, ())
     positions = _compute_positions(role)
@@ -82,7 +99,7 @@ def issue_order(role: Role) -> tuple[tuple[Step, ...], ...]:
     order: list[list[Step]] = [[] for _ in range(len(compute) + 1)]
     for lane, _, step in role.steps():
         if lane != COMPUTE_LANE and isinstance(step.op, Comm):
-            behind = _last_awaited(step, positions)
+            behind = _last_awaited(step, positions, earlier)
             order[first_waiting.get(step.label, 0) if behind is None else behind + 1].append(step)
     return tuple(map(tuple, order))
 
@@ -107,18 +124,19 @@ def _compute_positions(role: Role) -> dict[str, int]:
     return {step.label: index for index, step in enumerate(role.lanes.get(COMPUTE_LANE, ()))}
 
 
-def _last_awaited(step: Step, positions: dict[str, int]) -> int | None:
-    """Return the position of the last step of the compute lane that ``step`` waits for."""
-    return max((positions[label] for label in step.after if label in positions), default=None)
+def _last_awaited(step: Step, positions: dict[str, int], earlier: EarlierCompute) -> int | None:
+    """Return the position of the last step of the compute lane that ``step`` waits for; -1 for earlier ones."""
+    awaited = [positions.get(label, -1) for label in step.after if label in positions or label in earlier.labels]
+    return max(awaited, default=None)
 
 
-def _starts(role: Role) -> Iterator[tuple[Step, dict[str, int]]]:
+def _starts(role: Role, last: Step | None = None) -> Iterator[tuple[Step, dict[str, int]]]:
     """Yield the steps of the compute lane, and what the host does at each beside issuing its ops.
 
     A pass that is cut, where units are gathered or buckets are full, is several steps of one phase, stage and
-    micro-batch.
+    micro-batch. The lane follows a ``last`` step, if any.
     """
-    for before, step in pairwise((None, *role.lanes.get(COMPUTE_LANE, ()))):
+    for before, step in pairwise((last, *role.lanes.get(COMPUTE_LANE, ()))):
         assert step is not None
         begins = before is None or _pass(before) != _pass(step)
         yield step, launch.issued_with(step, begins=begins)
@@ -128,11 +146,15 @@ def _pass(step: Step) -> tuple[str, int, int]:
     return step.phase, step.stage, step.microbatch
 
 
-def _issuing_phase(role: Role, positions: dict[str, int], step: Step, before: int) -> str:
+def _issuing_phase(
+    role: Role, positions: dict[str, int], step: Step, before: int, earlier: EarlierCompute = NOTHING_EARLIER
+) -> str:
     """Return the phase of the pass in which the host issues communication.
 
     It is the pass that the communication follows, as hooks run there, else the one that the host is about to issue.
     """
-    compute, behind = role.lanes.get(COMPUTE_LANE, ()), _last_awaited(step, positions)
+    compute, behind = role.lanes.get(COMPUTE_LANE, ()), _last_awaited(step, positions, earlier)
+    if behind == -1:
+        return earlier.last.phase if earlier.last is not None else ""
     at = before if behind is None else behind
     return compute[at].phase if at < len(compute) else ""

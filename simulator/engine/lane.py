@@ -43,11 +43,11 @@ class Lane:
         self._calls: dict[int, CommCall] = {}  # by id of their communication
         self._is_compute = name == COMPUTE_LANE
 
-    def go_through(self, steps: Sequence[Step]) -> Wait:
-        """Run ``steps`` one after another."""
+    def go_through(self, steps: Sequence[Step], first: int = 0) -> Wait:
+        """Run ``steps`` one after another; they stand in the lane from position ``first`` on."""
         rank = self._rank
         for index, step in enumerate(steps):
-            rank.next_step[self._name] = index
+            rank.next_step[self._name] = first + index
             if self._is_compute:
                 rank.host.synchronise(step.after)
                 rank.host.reach_step(index)

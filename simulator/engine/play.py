@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-import simpy
-
 from simulator.cluster import Cluster, Gpu
 from simulator.engine.block_pieces import BlockCutter, GpuSpeed
 from simulator.engine.coalescing import CoalescedBlocks
 from simulator.engine.communicator import Communicators
 from simulator.engine.deadlock import report
 from simulator.engine.gpu import SharedGpu, SimulatedGpu
+from simulator.engine.growth import Growth
 from simulator.engine.host import SimulatedHost
 from simulator.engine.issue_order import HostSpeeds, HostWork, host_work
 from simulator.engine.lane import Lane
@@ -23,6 +22,8 @@ from simulator.engine.templates import TemplateStore
 from simulator.engine.traffic import CommCounts
 from simulator.errors import DeadlockError
 from simulator.network.flows import Network
+from simulator.network.simulated_time import SimulatedTime
+from simulator.program import Program
 
 
 class Play:
@@ -30,7 +31,7 @@ class Play:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: SimulatedTime,
         network: Network,
         placed: Placed,
         representatives: Representatives,
@@ -51,18 +52,32 @@ class Play:
         cutter = BlockCutter(placed.costs, self.store)
         self._blocks = CoalescedBlocks(placed.program.roles, representatives, network, cutter, self.counts, coalesce)
         self.ranks = [self._rank(number, cluster.gpus[placed.gpus[number]]) for number in representatives.multiplicity]
+        self._growth = (
+            None
+            if placed.more is None
+            else Growth(env, placed.program, placed.more(), placed.costs, self.ranks, self._blocks)
+        )
+
+    @property
+    def program(self) -> Program:
+        """All that has been played."""
+        return self._program if self._growth is None else self._growth.program
 
     def begin(self) -> None:
         """Let every lane of every simulated rank begin now."""
+        growth = self._growth
         for rank in self.ranks:
             for name, steps in self._program.roles[rank.role].lanes.items():
                 lane = Lane(self._env, rank, name, self._blocks, self._communicators, self.recorder)
-                self._env.process(lane.go_through(steps))
+                through = lane.go_through(steps) if growth is None else growth.go_through(lane, rank, name)
+                self._env.process(through)
+        if growth is not None:
+            growth.begin()
 
     def end(self) -> None:
         """Complete the record of traffic: nothing moves any more. Raises `DeadlockError` where a rank still waits."""
         if any(rank.waits_for for rank in self.ranks):
-            raise DeadlockError(report(self._program, self.ranks))
+            raise DeadlockError(report(self.program, self.ranks))
         self._blocks.finish()
 
     def _rank(self, number: int, gpu: Gpu) -> Rank:

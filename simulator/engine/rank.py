@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Generator, Mapping, Sequence
+from enum import Enum
 
 import simpy
 
@@ -12,13 +13,19 @@ from simulator.engine.host import SimulatedHost
 from simulator.engine.rendezvous import Rendezvous
 
 
+class Awaited(Enum):
+    """Things that a lane waits for beside steps and communication."""
+
+    EXTENSION = "an extension of the program"
+
+
 class Rank:
     """A simulated rank of a role; ``speed`` is that of its GPU.
 
     ``positions`` are its places in its groups, and ``group_sizes`` the members of these, by axis.
 
     ``next_step[lane]`` is the step that a lane has come to. ``waits_for[lane]`` is the label of the step that the lane
-    runs or waits for, or the communication that it waits for; a lane that does nothing has none.
+    runs or waits for, or the communication or extension that it waits for; a lane that does nothing has none.
     """
 
     def __init__(
@@ -39,7 +46,7 @@ class Rank:
         self.gpu = gpu
         self.host = host
         self.next_step: dict[str, int] = {}
-        self.waits_for: dict[str, str | Rendezvous] = {}
+        self.waits_for: dict[str, str | Rendezvous | Awaited] = {}
         self._env = env
         self._ended: set[str] = set()
         self._ends: dict[str, simpy.Event] = {}  # of steps that somebody waits for
@@ -59,6 +66,12 @@ class Rank:
         self._ended.add(label)
         if label in self._ends:
             self._ends.pop(label).succeed()
+
+    def wait_for_extension(self, lane: str, arrival: simpy.Event) -> Generator[simpy.Event, None, None]:
+        """Let ``lane`` wait until the program has been extended for it."""
+        self.waits_for[lane] = Awaited.EXTENSION
+        yield arrival
+        del self.waits_for[lane]
 
     def is_idle_until(self, lane: str, labels: Container[str]) -> bool:
         """Tell whether ``lane`` does nothing until one of these steps has ended, which has not."""

@@ -1,5 +1,6 @@
 """Programs, the input of the engine: all work of all ranks in its order, free of models, files and plots."""
 
+from simulator.program.extension import Extension, expecting, extended, validate_extension
 from simulator.program.kernels import Attention, Fixed, GroupedMatmul, Kernel, Matmul, Memory
 from simulator.program.ops import (
     AllToAll,
@@ -50,6 +51,7 @@ __all__ = [
     "CollectiveKind",
     "Comm",
     "Compute",
+    "Extension",
     "Fixed",
     "GroupedMatmul",
     "HostKind",
@@ -68,10 +70,13 @@ __all__ = [
     "axis_of",
     "comm_of",
     "comms_of",
+    "expecting",
+    "extended",
     "from_text",
     "kernels_of",
     "numbered_axis",
     "to_text",
     "undivided",
     "validate",
+    "validate_extension",
 ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from simulator.program.ops import Batch, Block, Comm
+from simulator.program.ops import Batch, Block, Comm, comms_of
 from simulator.program.vocabulary import StepPhase
 
 
@@ -41,16 +41,30 @@ class Step:
 
 @dataclass(frozen=True)
 class Role:
-    """Work of the ranks of one kind: lane name -> steps."""
+    """Work of the ranks of one kind: lane name -> steps.
+
+    ``later``: lane name -> communication that extensions of the program may bring, of whatever name and purpose.
+    """
 
     name: str
     lanes: Mapping[str, tuple[Step, ...]]
+    later: Mapping[str, tuple[Comm, ...]] = field(default_factory=dict)
 
     def steps(self) -> Iterator[tuple[str, int, Step]]:
         """Yield every step as (lane, index, step), lane by lane."""
         for lane, steps in self.lanes.items():
             for index, step in enumerate(steps):
                 yield lane, index, step
+
+    def comms(self) -> Iterator[tuple[str, Comm]]:
+        """Yield all communication as (lane, communication), that of extensions too; what steps share comes once."""
+        for lane, steps in self.lanes.items():
+            for op in {id(step.op): step.op for step in steps}.values():
+                for comm in comms_of(op):
+                    yield lane, comm
+        for lane, comms in self.later.items():
+            for comm in comms:
+                yield lane, comm
 
 
 @dataclass(frozen=True)

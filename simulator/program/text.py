@@ -13,7 +13,8 @@
     group tp 0,1
     servers 4,5
 
-Fields at their defaults are left out.
+Fields at their defaults are left out. Behind the lanes of a role, ``later LANE`` stands before the communication that
+extensions may bring to a lane.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ def to_text(program: Program) -> str:
             lines.append(f"  lane {shlex.quote(lane)}")
             for step in steps:
                 lines += _step(step, number)
+        for lane, comms in role.later.items():
+            lines.append(f"  later {shlex.quote(lane)}")
+            lines += [f"    {_op(comm)}" for comm in comms]
     for axis, groups in program.groups.items():
         lines += [f"group {shlex.quote(axis)} {','.join(map(str, group))}" for group in groups]
     if program.servers:

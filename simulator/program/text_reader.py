@@ -75,10 +75,14 @@ class _Reader:
         ranks = _expand(_pairs(words[1:])["ranks"][0])
         for rank in ranks:
             _add(self._role_of, rank, words[0], "rank")
-        self.roles.append(_RoleLines(words[0], ranks, {}))
+        self.roles.append(_RoleLines(words[0], ranks, {}, {}))
 
     def _lane(self, words: list[str]) -> None:
         _add(self._last_role().lanes, words[0], [], "lane")
+
+    def _later(self, words: list[str]) -> None:
+        self._ops = []
+        _add(self._last_role().later, words[0], self._ops, "later")
 
     def _step(self, words: list[str]) -> None:
         step = _StepLines(words[0], _pairs(words[1:]), self._where)
@@ -126,10 +130,7 @@ class _Reader:
         if self._beside is not None:
             raise ProgramError("the last 'beside' is not complete")
         blocks = {number: Block(name, tuple(ops)) for number, (name, ops) in self.blocks.items()}
-        roles = tuple(
-            Role(role.name, {lane: tuple(step.build(blocks) for step in steps) for lane, steps in role.lanes.items()})
-            for role in self.roles
-        )
+        roles = tuple(role.build(blocks) for role in self.roles)
         role_of = {rank: index for index, role in enumerate(self.roles) for rank in role.ranks}
         if sorted(role_of) != list(range(len(role_of))):
             raise ProgramError("roles must cover ranks 0, 1, 2 ... without a gap")
@@ -148,6 +149,7 @@ _LINES: dict[str, Callable[[_Reader, list[str]], None]] = {
     "block": _Reader._block,
     "role": _Reader._role,
     "lane": _Reader._lane,
+    "later": _Reader._later,
     "step": _Reader._step,
     "beside": _Reader._begin_beside,
     "compute": _Reader._compute,
@@ -159,11 +161,19 @@ _LINES: dict[str, Callable[[_Reader, list[str]], None]] = {
 
 @dataclass(frozen=True)
 class _RoleLines:
-    """A role, and the lanes that follow it."""
+    """A role, the lanes that follow it, and the communication that extensions may bring to these."""
 
     name: str
     ranks: list[int]
     lanes: dict[str, list[_StepLines]]
+    later: dict[str, list[Any]]
+
+    def build(self, blocks: dict[int, Block]) -> Role:
+        """Return the role."""
+        if any(not isinstance(op, Comm) for ops in self.later.values() for op in ops):
+            raise ProgramError(f"role {self.name!r}: kernels stand in blocks, not in 'later'")
+        lanes = {lane: tuple(step.build(blocks) for step in steps) for lane, steps in self.lanes.items()}
+        return Role(self.name, lanes, {lane: tuple(comms) for lane, comms in self.later.items()})
 
 
 class _BesideLines:

@@ -40,8 +40,11 @@ class ProgramError(SimulatorError):
     """A program that breaks its own rules: the builder's fault, or a wrong hand-written file."""
 
 
-def validate(program: Program) -> None:
-    """Raise `ProgramError` where the program cannot mean anything: unknown roles, labels, axes, operations or peers."""
+def validate(program: Program, *, grows: bool = False) -> None:
+    """Raise `ProgramError` where the program cannot mean anything: unknown roles, labels, axes, operations or peers.
+
+    Where it ``grows``, a step may wait for one of an extension to come.
+    """
     if any(not 0 <= role < len(program.roles) for role in program.role_of):
         raise ProgramError(f"{program.name}: role_of names a role that does not exist")
     _validate_groups(program)
@@ -49,7 +52,7 @@ def validate(program: Program) -> None:
     for rank, role in enumerate(program.role_of):
         ranks_of.setdefault(role, []).append(rank)
     for role, ranks in sorted(ranks_of.items()):
-        _validate_role(program, program.roles[role], ranks)
+        _validate_role(program, program.roles[role], ranks, grows)
 
 
 def _validate_groups(program: Program) -> None:
@@ -62,28 +65,35 @@ def _validate_groups(program: Program) -> None:
             raise ProgramError(f"{program.name}: axis '{axis}' names a rank outside 0..{program.n_ranks - 1}")
 
 
-def _validate_role(program: Program, role: Role, ranks: list[int]) -> None:
+def _validate_role(program: Program, role: Role, ranks: list[int], grows: bool) -> None:
     where = f"{program.name}: role {role.name!r}"
     labels = _labels(where, role)
-    checked: set[int] = set()
+    checked: set[tuple[str, int]] = set()
     met: set[tuple[str, int | None]] = set()
+
+    def meet(at: str, comm: Comm) -> None:
+        ends = (comm.axis, comm.peer if isinstance(comm, PointToPoint) else None)
+        if ends not in met:
+            met.add(ends)
+            _validate_ends(at, program, comm, ranks)
+
     for lane, _, step in role.steps():
-        if isinstance(step.op, Block) and lane != COMPUTE_LANE:
-            raise ProgramError(f"{where}: step {step.label!r} computes on lane {lane!r}, not {COMPUTE_LANE!r}")
         for label in step.after:
-            if label not in labels:
+            if label not in labels and not grows:
                 raise ProgramError(f"{where}: step {step.label!r} waits for {label!r}, which does not exist")
-        if id(step.op) in checked:
+        if (lane, id(step.op)) in checked:
             continue
-        checked.add(id(step.op))
-        at = f"{where}: step {step.label!r}"
-        _validate_op(at, step)
+        checked.add((lane, id(step.op)))
+        validate_op(where, lane, step)
         for comm in comms_of(step.op):
+            meet(f"{where}: step {step.label!r}", comm)
+    for lane, comms in role.later.items():
+        at = f"{where}: later steps of lane {lane!r}"
+        if lane not in role.lanes:
+            raise ProgramError(f"{at}: there is no such lane")
+        for comm in comms:
             _validate_comm(at, comm)
-            ends = (comm.axis, comm.peer if isinstance(comm, PointToPoint) else None)
-            if ends not in met:
-                met.add(ends)
-                _validate_ends(at, program, comm, ranks)
+            meet(at, comm)
 
 
 def _labels(where: str, role: Role) -> set[str]:
@@ -95,8 +105,14 @@ def _labels(where: str, role: Role) -> set[str]:
     return set(labels)
 
 
-def _validate_op(where: str, step: Step) -> None:
-    """Raise unless blocks hold kernels and collectives, and batches transfers."""
+def validate_op(where: str, lane: str, step: Step) -> None:
+    """Raise `ProgramError` unless ``lane`` may run the operation of ``step``, whatever the ranks.
+
+    Blocks hold kernels and collectives, and stand on the compute lane; batches hold transfers.
+    """
+    if isinstance(step.op, Block) and lane != COMPUTE_LANE:
+        raise ProgramError(f"{where}: step {step.label!r} computes on lane {lane!r}, not {COMPUTE_LANE!r}")
+    where = f"{where}: step {step.label!r}"
     match step.op:
         case Block():
             for op in step.op.ops:
@@ -111,6 +127,8 @@ def _validate_op(where: str, step: Step) -> None:
                     raise ProgramError(f"{where}: {one.op} {one.name!r} cannot be in a batch; a send or recv can")
         case Comm():
             pass
+    for comm in comms_of(step.op):
+        _validate_comm(where, comm)
 
 
 def _validate_comm(where: str, comm: Comm) -> None:
