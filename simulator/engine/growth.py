@@ -30,7 +30,7 @@ from simulator.program import (
 )
 
 #: More extensions than this at one instant are taken for a source that never ends.
-MOST_AT_ONCE = 10_000
+MOST_AT_ONCE = 1_000
 
 #: Type of a GPU, and speeds of its host.
 _HostKind = tuple[str, HostSpeeds]
@@ -149,6 +149,10 @@ class Growth:
 
     def _check(self, extension: Extension) -> None:
         """Raise `ProgramError` where ``extension`` cannot be played."""
+        validate_extension(self._program, extension, self._labels)
+        for number, lanes in extension.lanes.items():
+            for lane, steps in lanes.items():
+                self._roles[number].check_declared(lane, steps)
         now = self._env.now
         self._asked_at_once = self._asked_at_once + 1 if now == self._asked_at_s else 1
         self._asked_at_s = now
@@ -163,10 +167,6 @@ class Growth:
                 f"{extension.release_s:g} s. Release it later, to be asked again then, or return None where there is "
                 f"no more"
             )
-        validate_extension(self._program, extension, self._labels)
-        for number, lanes in extension.lanes.items():
-            for lane, steps in lanes.items():
-                self._roles[number].check_declared(lane, steps)
 
 
 class _GrowingRole:

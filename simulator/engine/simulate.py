@@ -116,7 +116,7 @@ def _next_clocks(placed: Placed, cluster: Cluster, play: Play, is_first: bool) -
     The first play of a program that grows is at clocks of its beginning. Where those of the whole differ, it is played
     again at them, as the whole program would be.
     """
-    if is_first and placed.more is not None:
+    if is_first and placed.more is not None and any(play.clocks.values()):
         clocks = first_clocks(replace(placed, program=play.program), cluster)
         if clocks != play.clocks:
             return clocks

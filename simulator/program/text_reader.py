@@ -82,7 +82,7 @@ class _Reader:
 
     def _later(self, words: list[str]) -> None:
         self._ops = []
-        _add(self._last_role().later, words[0], self._ops, "later")
+        _add(self._last_role().later, words[0], (self._where, self._ops), "later")
 
     def _step(self, words: list[str]) -> None:
         step = _StepLines(words[0], _pairs(words[1:]), self._where)
@@ -166,14 +166,16 @@ class _RoleLines:
     name: str
     ranks: list[int]
     lanes: dict[str, list[_StepLines]]
-    later: dict[str, list[Any]]
+    later: dict[str, tuple[str, list[Any]]]
 
     def build(self, blocks: dict[int, Block]) -> Role:
         """Return the role."""
-        if any(not isinstance(op, Comm) for ops in self.later.values() for op in ops):
-            raise ProgramError(f"role {self.name!r}: kernels stand in blocks, not in 'later'")
+        for where, ops in self.later.values():
+            with _naming(where):
+                if any(not isinstance(op, Comm) for op in ops):
+                    raise ValueError("communication follows; kernels stand in blocks")
         lanes = {lane: tuple(step.build(blocks) for step in steps) for lane, steps in self.lanes.items()}
-        return Role(self.name, lanes, {lane: tuple(comms) for lane, comms in self.later.items()})
+        return Role(self.name, lanes, {lane: tuple(comms) for lane, (_, comms) in self.later.items()})
 
 
 class _BesideLines:

@@ -57,6 +57,9 @@ role stage1 ranks=2-3
       comm recv_fwd recv nbytes=64.0 axis=pp purpose=pp peer=0 tag=0F0
     step give after=1B0
       comm send_bwd send nbytes=64.0 axis=pp purpose=pp peer=0 tag=1B0
+  later pp
+    comm recv_fwd recv nbytes=64.0 axis=pp purpose=pp peer=0 tag=0F0
+    comm send_bwd send nbytes=64.0 axis=pp purpose=pp peer=0 tag=1B0
 group tp 0,1
 group tp 2,3
 group pp 0,2
@@ -94,15 +97,14 @@ def golden_program() -> Program:
             "pp": (Step(both, Batch((out, back)), ("0F0",)),),
         },
     )
+    take, give = replace(out, name="recv_fwd", op="recv", peer=0), replace(back, name="send_bwd", op="send", peer=0)
     last = Role(
         "stage1",
         {
             "compute": (Step("1F0", forward, ("take",), "F", 0, 1), Step("1B0", backward, (), "B", 0, 1)),
-            "pp": (
-                Step("take", replace(out, name="recv_fwd", op="recv", peer=0)),
-                Step("give", replace(back, name="send_bwd", op="send", peer=0), ("1B0",)),
-            ),
+            "pp": (Step("take", take), Step("give", give, ("1B0",))),
         },
+        {"pp": (take, give)},
     )
     groups = {"tp": ((0, 1), (2, 3)), "pp": ((0, 2), (1, 3))}
     return Program((first, last), (0, 0, 1, 1), groups, "two by two")
@@ -110,7 +112,7 @@ def golden_program() -> Program:
 
 def test_golden() -> None:
     """Every kind of line: blocks with all kernels, in-line collectives, steps that run a block, a comm or a batch, wait
-    for several others, hold memory; names with spaces are quoted; what has its default is left out."""
+    for several others, hold memory; what extensions may bring to a lane; names with spaces are quoted; what has its default is left out."""
     assert to_text(golden_program()) == GOLDEN
     assert from_text(GOLDEN) == golden_program()
 
@@ -197,8 +199,10 @@ def test_names_come_back_whatever_is_in_them(name: str) -> None:
         ("lane pp\n    step take", "lane compute\n    step take", 22, "lane compute stands there twice"),
         ("role stage1 ranks=2-3", "role stage1 ranks=1-3", 18, "rank 1 stands there twice"),
         ("role stage1 ranks=2-3", "role stage1 ranks=two", 18, "two"),
-        ("group tp 0,1", "group tp zero", 27, "zero"),
-        ("group tp 0,1", "group tp", 27, "index"),
+        ("later pp\n", "later pp\n    compute k F fixed seconds=1\n", 27, "kernels stand in blocks"),
+        ("later pp\n", "later pp\n  later pp\n", 28, "later pp stands there twice"),
+        ("group tp 0,1", "group tp zero", 30, "zero"),
+        ("group tp 0,1", "group tp", 30, "index"),
         ("role stage0 ranks=0-1\n", "", 10, "it stands in no role"),
         ("  lane compute\n    step 0F0", "    step 0F0", 11, "it stands in no lane"),
     ],

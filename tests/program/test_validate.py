@@ -66,6 +66,17 @@ def test_a_good_program_is_silent_and_runs() -> None:
     assert simulate(GOOD, nic_cluster(4), Costs.ideal()).step_time_s > 1.0
 
 
+def with_later(**later: tuple[Comm, ...]) -> Program:
+    """GOOD whose first role may get communication in extensions."""
+    return replace(GOOD, roles=(replace(GOOD.roles[0], later=later), GOOD.roles[1]))
+
+
+def test_a_program_that_grows_may_wait_for_what_comes() -> None:
+    """A label that is not there, and a declared communication on a lane of the role."""
+    validate(with_steps(Step("work", WORK, ("later",))), grows=True)
+    validate(with_later(pp=(SEND,)))
+
+
 BROKEN: list[tuple[str, Program, str]] = [
     ("role too large", replace(GOOD, role_of=(0, 0, 1, 2)), "good: role_of names a role that does not exist"),
     ("role negative", replace(GOOD, role_of=(0, 0, 1, -1)), "good: role_of names a role that does not exist"),
@@ -179,6 +190,21 @@ BROKEN: list[tuple[str, Program, str]] = [
         "peer itself",
         with_comm(peer=0),
         "good: role 'stage0': step 'x': peer 0 of rank 0 is not another member of its pp group",
+    ),
+    (
+        "later on no lane",
+        with_later(dp=(REDUCE,)),
+        "good: role 'stage0': later steps of lane 'dp': there is no such lane",
+    ),
+    (
+        "later for another purpose",
+        with_later(compute=(replace(REDUCE, purpose="pp"),)),
+        "good: role 'stage0': later steps of lane 'compute': 'sum' on axis 'tp' is for tp, not 'pp'",
+    ),
+    (
+        "later with nobody",
+        with_later(pp=(replace(SEND, peer=2),)),
+        "good: role 'stage0': later steps of lane 'pp': peer 2 of rank 0 is not another member of its pp group",
     ),
 ]
 
