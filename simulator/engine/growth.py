@@ -37,7 +37,7 @@ _HostKind = tuple[str, HostSpeeds]
 
 
 class _Share(NamedTuple):
-    """What a lane of a role gets of extension ``number``: ``steps``, from position ``first`` of the lane on.
+    """The share of a lane of a role in extension ``number``: ``steps``, from position ``first`` of the lane on.
 
     ``host_work``: the work of hosts around the steps of a compute lane. Extension 0 is the program itself.
     """

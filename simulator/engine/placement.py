@@ -39,7 +39,7 @@ class Placed:
     """A program on GPUs of a cluster; ``costs`` price its kernels.
 
     ``gpus[rank]`` is the GPU of a rank. ``servers`` are the nodes of the cluster that host its parameter servers.
-    ``more()`` begins to extend the program, anew each time that it is played.
+    ``more()`` returns a new source of extensions for each play.
     """
 
     program: Program

@@ -25,7 +25,8 @@ class Rank:
     ``positions`` are its places in its groups, and ``group_sizes`` the members of these, by axis.
 
     ``next_step[lane]`` is the step that a lane has come to. ``waits_for[lane]`` is the label of the step that the lane
-    runs or waits for, or the communication or extension that it waits for; a lane that does nothing has none.
+    runs or waits for, or the communication that it waits for. A lane that does nothing has none, unless an extension of
+    the program may come for it.
     """
 
     def __init__(

@@ -38,15 +38,15 @@ def simulate(
 
     ``fold`` and ``coalesce`` are exact shortcuts: with or without them the Timeline is the same to 1e-9.
 
-    ``more()`` begins to extend the program, and is called anew for each play that a power limit takes. It returns a
-    function of the time, s, that returns the next `Extension`, or None where there is no more. The function is called
-    once for each, at the end of the instant at which a first lane has run all of its steps of the last one. An
-    extension without steps has it called again when that is released. The function alone ends the play; what it
-    raises, `simulate` raises. `play_together` returns the whole program too.
+    ``more()`` lets the program grow: it returns a source of extensions, a new one for each play that a power limit
+    takes. The source is a function of the time, s, which returns the next `Extension`, or None where there is no more.
+    It is called once for each, at the end of the instant at which a first lane has run all of its steps of the last
+    one. An extension without steps has it called again at its release. A source ends the play by None, after so many
+    extensions or at a time of its choice; what it raises, `simulate` raises. `play_together` returns the whole program.
 
     Ranks, links and transfers that are alike are found before the clock starts. So roles name, in `Role.later`, the
     communication that extensions bring; `simulator.program.expecting` reads it from samples. Hosts issue an extension
-    behind what they have issued before, in the order of a program of its own.
+    behind the last one, in the order of a program by itself.
 
     Raises `ProgramError` on an ill-formed program or extension and `DeadlockError` when no rank can go on.
     """

@@ -52,7 +52,7 @@ def kernel(label: str, seconds: float, *after: str, phase: StepPhase = F) -> Ste
 
 
 def one_role(lanes: dict[str, tuple[Step, ...]], ranks: int = 1, **later: tuple[Comm, ...]) -> Program:
-    """Ranks that all do the same, in one dp group."""
+    """Return a program of ranks that do the same, in one dp group."""
     return Program((Role("all", lanes, later),), (0,) * ranks, {"dp": (tuple(range(ranks)),)})
 
 
@@ -149,9 +149,9 @@ def test_ranks_of_a_role_fold_as_they_grow() -> None:
 
 def assert_same_ends(first: PlayedProgram, second: PlayedProgram) -> None:
     for rank in range(first.program.n_ranks):
-        ends, others = (dict(sorted(spans(played, rank).items())) for played in (first, second))
-        assert list(ends) == list(others)
-        assert np.array(list(ends.values())) == pytest.approx(np.array(list(others.values())), rel=1e-9)
+        first_spans, second_spans = (dict(sorted(spans(played, rank).items())) for played in (first, second))
+        assert list(first_spans) == list(second_spans)
+        assert np.array(list(first_spans.values())) == pytest.approx(np.array(list(second_spans.values())), rel=1e-9)
 
 
 # Sources that look at the clock.
@@ -218,7 +218,9 @@ def test_a_pipeline_takes_the_next_micro_batch_when_its_first_stage_is_free() ->
         return source
 
     beginning = Program(
-        tuple(Role(f"stage{role}", of_role) for role, of_role in lanes(0).items()), (0, 1), {"pp": ((0, 1),)}
+        tuple(Role(f"stage{role}", lanes_of_role) for role, lanes_of_role in lanes(0).items()),
+        (0, 1),
+        {"pp": ((0, 1),)},
     )
     played = grow(beginning, more)
     assert asked_s == [1.0, 2.0, 3.0, 4.0]
@@ -290,12 +292,12 @@ def test_communication_that_was_not_declared_is_refused() -> None:
 
 
 def test_communication_is_declared_for_its_lane() -> None:
-    """Which lanes communicate decides which collectives nothing can delay."""
+    """Collectives that nothing can delay are told by the lanes that communicate."""
     assert "Name it in Role.later['compute']" in refused(Extension({0: {"compute": (Step("r", REDUCTION),)}}))
 
 
 def test_names_and_purposes_need_no_declaration() -> None:
-    """What the network carries is the same, whatever it is called."""
+    """The network carries the same bytes, whatever they are called."""
     beginning = one_role({"compute": (), "dp": ()}, 2, dp=(REDUCTION,))
     renamed = replace(REDUCTION, name="norm", purpose=Purpose.OPTIMIZER)
     played = grow(beginning, in_order([Extension({0: {"dp": (Step("n", renamed),)}})]))

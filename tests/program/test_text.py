@@ -112,7 +112,8 @@ def golden_program() -> Program:
 
 def test_golden() -> None:
     """Every kind of line: blocks with all kernels, in-line collectives, steps that run a block, a comm or a batch, wait
-    for several others, hold memory; what extensions may bring to a lane; names with spaces are quoted; what has its default is left out."""
+    for several others, hold memory; what extensions may bring to a lane; names with spaces are quoted; what has its
+    default is left out."""
     assert to_text(golden_program()) == GOLDEN
     assert from_text(GOLDEN) == golden_program()
 
