@@ -275,21 +275,27 @@ def _simulated_as(folding: Folding, job: int, n_ranks: int) -> tuple[int, ...]:
 
 
 def _with_meetings(plans: Sequence[_ClassPlan], n_links: int) -> list[_ClassPlan]:
-    """Add ``met_on`` to the communications of ``plans``."""
-    crossing: list[list[int]] = [[] for _ in range(n_links)]
-    for number, plan in enumerate(plans):
+    """Add ``met_on`` to the communications of ``plans``. It is one for all that one rank calls over the same links."""
+    crossing: list[list[_ClassPlan]] = [[] for _ in range(n_links)]
+    for plan in plans:
         for link in plan.links:
-            crossing[link].append(number)
-    return [_with_meeting(plan, plans, crossing) for plan in plans]
+            crossing[link].append(plan)
+    met_on: dict[tuple[object, ...], tuple[str, ...]] = {}
+    with_meetings: list[_ClassPlan] = []
+    for plan in plans:
+        item, planned = plan.group_comm, plan.planned
+        if item is not None and planned is not None and len(planned.members) == 1:
+            key = item.job, item.axis, planned.members, tuple(plan.links)
+            if key not in met_on:
+                met_on[key] = _met_on(item, planned.members[0], [crossing[link] for link in plan.links])
+            plan = replace(plan, planned=replace(planned, met_on=met_on[key]))
+        with_meetings.append(plan)
+    return with_meetings
 
 
-def _with_meeting(plan: _ClassPlan, plans: Sequence[_ClassPlan], crossing: Sequence[Sequence[int]]) -> _ClassPlan:
-    """Add ``met_on`` to the communication of ``plan``; ``crossing``: the numbers of the plans that cross each link."""
-    item, planned = plan.group_comm, plan.planned
-    if item is None or planned is None or len(planned.members) > 1:
-        return plan
-    neighbours = [plans[other] for other in dict.fromkeys(other for link in plan.links for other in crossing[link])]
-    if not all(other.involves(item.job, planned.members[0]) for other in neighbours):
-        return plan
-    axes = dict.fromkeys([item.axis, *[other.group_comm.axis for other in neighbours if other.group_comm]])
-    return replace(plan, planned=replace(planned, met_on=tuple(axes)))
+def _met_on(item: GroupComm, member: int, crossing: Sequence[Sequence[_ClassPlan]]) -> tuple[str, ...]:
+    """Return the axes of all that crosses the links of ``item``, of ``member`` alone; none where others cross them."""
+    neighbours = [plan for plans in crossing for plan in plans]
+    if not all(plan.involves(item.job, member) for plan in neighbours):
+        return ()
+    return tuple(dict.fromkeys([item.axis, *[plan.group_comm.axis for plan in neighbours if plan.group_comm]]))
