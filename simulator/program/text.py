@@ -26,7 +26,7 @@ from typing import Any
 
 from simulator.program.kernels import KERNELS
 from simulator.program.ops import Batch, Beside, Block, Comm, Compute
-from simulator.program.program import Program, Step
+from simulator.program.program import Program, Role, Step
 
 #: Fields that are written as numbers joined by commas.
 _NUMBERS = ("tokens", "send_shares", "receive_shares")
@@ -54,13 +54,7 @@ def to_text(program: Program) -> str:
     for index, role in enumerate(program.roles):
         ranks = [rank for rank, played in enumerate(program.role_of) if played == index]
         lines.append(f"role {shlex.quote(role.name)} ranks={_ranges(ranks)}")
-        for lane, steps in role.lanes.items():
-            lines.append(f"  lane {shlex.quote(lane)}")
-            for step in steps:
-                lines += _step(step, number)
-        for lane, comms in role.later.items():
-            lines.append(f"  later {shlex.quote(lane)}")
-            lines += [f"    {_op(comm)}" for comm in comms]
+        lines += _lanes(role, number)
     for axis, groups in program.groups.items():
         lines += [f"group {shlex.quote(axis)} {','.join(map(str, group))}" for group in groups]
     if program.servers:
@@ -73,6 +67,16 @@ def _op(op: Compute | Comm) -> str:
         return f"comm {shlex.quote(op.name)} {op.op}{_values(op, ('name', 'op'))}"
     kernel = op.kernel
     return f"compute {shlex.quote(op.name)} {op.phase} {_KERNEL_NAME[type(kernel)]}{_values(kernel, ())}"
+
+
+def _lanes(role: Role, number: dict[int, int]) -> Iterator[str]:
+    for lane, steps in role.lanes.items():
+        yield f"  lane {shlex.quote(lane)}"
+        for step in steps:
+            yield from _step(step, number)
+    for lane, comms in role.later.items():
+        yield f"  later {shlex.quote(lane)}"
+        yield from (f"    {_op(comm)}" for comm in comms)
 
 
 def _step(step: Step, number: dict[int, int]) -> Iterator[str]:
