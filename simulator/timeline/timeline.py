@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from simulator.arrays import Floats, Ints
 from simulator.timeline.links import Contention, LinkUse
-from simulator.timeline.template import CATEGORIES, Template
+from simulator.timeline.rows import Rows
+from simulator.timeline.template import Template
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -197,69 +198,14 @@ class Timeline:
         codes = {label: code for code, label in enumerate(dict.fromkeys(self.labels))}
         return np.array([codes[label] for label in self.labels], dtype=np.int64)
 
-    @cached_property
-    def _flat(self) -> tuple[Ints, dict[str, NDArray[np.generic]]]:
-        """Offset of each template in the concatenated per-op columns, and the columns."""
-        lengths = [len(template) for template in self.templates]
-        base = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-        lane_code = {name: code for code, name in enumerate(self.lane_names)}
-        columns: dict[str, NDArray[np.generic]] = {
-            "name": np.array([n for t in self.templates for n in t.names], dtype=object),
-            "kind": np.array([k for t in self.templates for k in t.kinds], dtype=object),
-            "op_phase": np.array([p for t in self.templates for p in t.phases], dtype=object),
-            "lane": np.array([lane_code[name] for t in self.templates for name in t.lanes], dtype=np.int64),
-        }
-        for column in ("category", "start_s", "end_s", "nbytes", "flops"):
-            parts = [getattr(t, column) for t in self.templates]
-            columns[column] = np.concatenate(parts) if parts else np.zeros(0)
-        return base, columns
-
-    def rows(self) -> dict[str, NDArray[np.generic]]:
-        """Expand to one row per op, as arrays, in the order of spans.
-
-        Columns: those of `frame`, with ``lane`` and ``category`` as codes, and ``span``: index of the row's span.
-        """
-        base, flat = self._flat
-        lengths = base[self.template + 1] - base[self.template]
-        first = np.concatenate(([0], np.cumsum(lengths)))
-        span = np.repeat(np.arange(len(self.rank)), lengths)
-        op = np.arange(first[-1]) - np.repeat(first[:-1], lengths) + np.repeat(base[self.template], lengths)
-        start, end = self.start_s[span] + flat["start_s"][op], self.start_s[span] + flat["end_s"][op]
-        single = np.repeat(lengths == 1, lengths)  # a communication that the network timed has no work of its own
-        start, end = np.where(single, self.start_s[span], start), np.where(single, self.end_s[span], end)
-        for index, times in self.stretched.items():
-            rows = slice(first[index], first[index + 1])
-            start[rows], end[rows] = times
-        posted = np.where(np.arange(len(span)) == np.repeat(first[:-1], lengths), self.posted_s[span], start)
-        return {
-            "span": span,
-            "rank": self.rank[span],
-            "lane": flat["lane"][op],
-            "name": flat["name"][op],
-            "kind": flat["kind"][op],
-            "category": flat["category"][op],
-            "phase": flat["op_phase"][op],
-            "stage": self.stage[span],
-            "chunk": self.chunk[span],
-            "microbatch": self.microbatch[span],
-            "posted_s": posted,
-            "start_s": start,
-            "end_s": end,
-            "nbytes": flat["nbytes"][op],
-            "flops": flat["flops"][op],
-        }
+    def rows(self) -> Rows:
+        """Return one row per op, in the order of spans."""
+        return Rows(self)
 
     def frame(self) -> pd.DataFrame:
         """Return the rows as a DataFrame, ordered by rank, lane and start.
 
         Columns: rank, lane, name, kind, category, phase, stage, chunk, microbatch, posted_s, start_s, end_s, nbytes,
-        flops.
+        flops. Those of texts are categoricals.
         """
-        import pandas as pd
-
-        rows = self.rows()
-        order = np.lexsort((rows["start_s"], rows["lane"], rows["rank"]))
-        columns = {name: column[order] for name, column in rows.items() if name != "span"}
-        columns["lane"] = np.array(self.lane_names, dtype=object)[columns["lane"]]
-        columns["category"] = np.array(CATEGORIES, dtype=object)[columns["category"]]
-        return pd.DataFrame(columns)
+        return self.rows().frame()
