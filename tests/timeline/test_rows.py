@@ -15,7 +15,7 @@ from tests.support.jobs import job, play
 @pytest.fixture(scope="module")
 def spans() -> Timeline:
     """A pipeline of two stages with tensor parallelism, whose in-line collectives have a lane of their own."""
-    return play(job(tp=2, pp=2)).spans
+    return play(job(parallelism={"tp": 2, "pp": 2})).spans
 
 
 def test_frame_holds_every_row_once_in_order(spans: Timeline) -> None:
