@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulator.engine.communicator import Rendezvous
 from simulator.engine.rank import Awaited, Rank
+from simulator.engine.rendezvous import Rendezvous
 from simulator.program import PointToPoint, Program, Role
 
 _SHOWN = 16

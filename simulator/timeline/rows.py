@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.arrays import Floats, Ints
-from simulator.timeline.template import CATEGORIES
+from simulator.timeline.template import CATEGORIES, Template
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from simulator.timeline.timeline import Timeline
 
 #: Columns that a row has from its span.
 _SPAN_COLUMNS = ("rank", "stage", "chunk", "microbatch")
@@ -28,6 +26,33 @@ _FRAME_COLUMNS = (
 )
 
 
+class SpanColumns(Protocol):
+    """Columns of spans, as in `Timeline`, that rows are expanded from."""
+
+    @property
+    def templates(self) -> tuple[Template, ...]: ...
+    @property
+    def lane_names(self) -> tuple[str, ...]: ...
+    @property
+    def rank(self) -> Ints: ...
+    @property
+    def stage(self) -> Ints: ...
+    @property
+    def chunk(self) -> Ints: ...
+    @property
+    def microbatch(self) -> Ints: ...
+    @property
+    def template(self) -> Ints: ...
+    @property
+    def posted_s(self) -> Floats: ...
+    @property
+    def start_s(self) -> Floats: ...
+    @property
+    def end_s(self) -> Floats: ...
+    @property
+    def stretched(self) -> Mapping[int, tuple[Floats, Floats]]: ...
+
+
 class _Texts:
     """Texts of all ops of all templates: ``codes`` (one per op) index ``values``, the distinct texts."""
 
@@ -38,24 +63,24 @@ class _Texts:
 
 
 class Rows:
-    """Rows of ``timeline``, in the order of its spans; ``rows["name"]`` is a column, made when it is asked for.
+    """Rows of ``spans``, in their order; ``rows["name"]`` is a column, made when it is asked for.
 
     ``span``: index of the row's span. ``rank``, ``stage``, ``chunk``, ``microbatch``: as in `Timeline`.
-    ``lane`` and ``category``: codes that index ``timeline.lane_names`` and `CATEGORIES`.
+    ``lane`` and ``category``: codes that index ``spans.lane_names`` and `CATEGORIES`.
     ``name``, ``kind``, ``phase``: texts of the kernel or communication.
     ``posted_s``, ``start_s``, ``end_s``: seconds from the Timeline's start. ``nbytes``: bytes that a kernel moves or a
     GPU sends. ``flops``: floating-point operations.
     """
 
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
-        lengths = np.array([len(template) for template in timeline.templates], dtype=np.int64)
+    def __init__(self, spans: SpanColumns) -> None:
+        self._spans = spans
+        lengths = np.array([len(template) for template in spans.templates], dtype=np.int64)
         first_op = np.cumsum(lengths) - lengths
-        self._lengths = lengths[timeline.template]  # rows of each span
+        self._lengths = lengths[spans.template]  # rows of each span
         self._first = np.cumsum(self._lengths) - self._lengths
         self._n_rows = int(self._lengths.sum())
         # Position of each row's op among the ops of all templates.
-        self._op = np.arange(self._n_rows) + np.repeat(first_op[timeline.template] - self._first, self._lengths)
+        self._op = np.arange(self._n_rows) + np.repeat(first_op[spans.template] - self._first, self._lengths)
         self._texts: dict[str, _Texts] = {}
 
     def __len__(self) -> int:
@@ -80,7 +105,7 @@ class Rows:
         codes: dict[str, NDArray[np.int32]] = {column: text.codes for column, text in texts.items()}
         values: dict[str, Iterable[str]] = {column: text.values for column, text in texts.items()}
         codes |= {column: self._ops_column(column).astype(np.int32) for column in ("lane", "category")}
-        values |= {"lane": self._timeline.lane_names, "category": CATEGORIES}
+        values |= {"lane": self._spans.lane_names, "category": CATEGORIES}
         return pd.DataFrame(
             {
                 column: pd.Categorical.from_codes(codes[column][op], categories=pd.Index(list(values[column])))
@@ -93,7 +118,7 @@ class Rows:
 
     @cached_property
     def _span(self) -> Ints:
-        return np.repeat(np.arange(len(self._timeline.rank)), self._lengths)
+        return np.repeat(np.arange(len(self._spans.rank)), self._lengths)
 
     def _numbers(self, column: str, order: Ints | None) -> NDArray[np.generic]:
         """Return a column of numbers, its rows in ``order``."""
@@ -101,7 +126,7 @@ class Rows:
         if column == "span":
             return self._span[rows]
         if column in _SPAN_COLUMNS:
-            values: Ints = getattr(self._timeline, column)
+            values: Ints = getattr(self._spans, column)
             return values[self._span[rows]]
         if column.endswith("_s"):
             return self._times[column][rows]
@@ -112,15 +137,15 @@ class Rows:
         if column not in self._texts:
             field = _TEXT_COLUMNS[column]
             self._texts[column] = _Texts(
-                text for template in self._timeline.templates for text in getattr(template, field)
+                text for template in self._spans.templates for text in getattr(template, field)
             )
         return self._texts[column]
 
     def _ops_column(self, column: str) -> NDArray[np.number]:
         """Return a column of numbers of the ops of all templates."""
-        templates = self._timeline.templates
+        templates = self._spans.templates
         if column == "lane":
-            code = {name: number for number, name in enumerate(self._timeline.lane_names)}
+            code = {name: number for number, name in enumerate(self._spans.lane_names)}
             return np.array([code[name] for template in templates for name in template.lanes], dtype=np.int64)
         parts: list[NDArray[np.number]] = [
             {"category": t.category, "nbytes": t.nbytes, "flops": t.flops}[column] for t in templates
@@ -130,7 +155,7 @@ class Rows:
     @cached_property
     def _times(self) -> dict[str, Floats]:
         """Columns of times: when the lane came to the op, its start and its end, seconds."""
-        spans, templates = self._timeline, self._timeline.templates
+        spans, templates = self._spans, self._spans.templates
         start, end = np.repeat(spans.start_s, self._lengths), np.repeat(spans.start_s, self._lengths)
         if templates:
             start += np.concatenate([template.start_s for template in templates])[self._op]
@@ -152,8 +177,8 @@ class Rows:
         on a lane.
         """
         start, lane = self._times["start_s"], self._ops_column("lane")[self._op]
-        n_lanes = max(len(self._timeline.lane_names), 1)
-        place = np.unique(self._timeline.rank, return_inverse=True)[1][self._span] * n_lanes + lane
+        n_lanes = max(len(self._spans.lane_names), 1)
+        place = np.unique(self._spans.rank, return_inverse=True)[1][self._span] * n_lanes + lane
         order = np.argsort(place.astype(np.min_scalar_type(place.max(initial=0))), kind="stable")
         in_place, in_start = place[order], start[order]
         if ((in_start[1:] < in_start[:-1]) & (in_place[1:] == in_place[:-1])).any():
