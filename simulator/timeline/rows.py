@@ -26,7 +26,7 @@ _FRAME_COLUMNS = (
 )
 
 
-class SpanColumns(Protocol):
+class ExpandableSpans(Protocol):
     """Columns of spans, as in `Timeline`, that rows are expanded from."""
 
     @property
@@ -72,7 +72,7 @@ class Rows:
     GPU sends. ``flops``: floating-point operations.
     """
 
-    def __init__(self, spans: SpanColumns) -> None:
+    def __init__(self, spans: ExpandableSpans) -> None:
         self._spans = spans
         lengths = np.array([len(template) for template in spans.templates], dtype=np.int64)
         first_op = np.cumsum(lengths) - lengths
