@@ -62,7 +62,7 @@ class _Texts:
         self.values = list(numbers)
 
 
-class Rows:
+class TimelineRows:
     """Rows of ``spans``, in their order; ``rows["name"]`` is a column, made when it is asked for.
 
     ``span``: index of the row's span. ``rank``, ``stage``, ``chunk``, ``microbatch``: as in `Timeline`.

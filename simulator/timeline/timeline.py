@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simulator.arrays import Floats, Ints
 from simulator.timeline.links import Contention, LinkUse
-from simulator.timeline.rows import Rows
+from simulator.timeline.rows import TimelineRows
 from simulator.timeline.template import Template
 
 if TYPE_CHECKING:
@@ -198,9 +198,9 @@ class Timeline:
         codes = {label: code for code, label in enumerate(dict.fromkeys(self.labels))}
         return np.array([codes[label] for label in self.labels], dtype=np.int64)
 
-    def rows(self) -> Rows:
+    def rows(self) -> TimelineRows:
         """Return one row per op, in the order of spans."""
-        return Rows(self)
+        return TimelineRows(self)
 
     def frame(self) -> pd.DataFrame:
         """Return the rows as a DataFrame, ordered by rank, lane and start.
