@@ -16,11 +16,20 @@ from simulator.analysis.training.host_memory import host_memory
 from simulator.analysis.training.memory import RankMemory, fullest, memory_of_ranks, second_step_warning
 from simulator.analysis.training.rehearsal import rehearsed_times
 from simulator.analysis.training.report import StepFlops, TrainingJob, report
+from simulator.analysis.training.stage_balance import stage_seconds
+from simulator.analysis.training.stage_split import (
+    LayerSeconds,
+    SimulatedSplit,
+    better_split,
+    passed_kernels,
+    priced_layers,
+    split_setting,
+)
 from simulator.analysis.training.staleness import staleness
 from simulator.analysis.training.static_memory import static_memory
 from simulator.analysis.training.steady_state import UNSTEADY, SteadyState, until_steady
 from simulator.cluster import Cluster, build_cluster
-from simulator.config import Workload, load_workload
+from simulator.config import Workload, altered, load_workload
 from simulator.config.loading import written_in
 from simulator.config.profile import load_profiles
 from simulator.config.stack import load_stack
@@ -228,6 +237,51 @@ def _needed_bytes(built: Cluster, workload: Workload) -> float:
     return fullest(run_step(workload, built=built).memories).total
 
 
+def _better_split(result: StepResult) -> SimulatedSplit | None:
+    """Return a split of the layers over the pipeline's stages that makes the step faster and fits; None without one."""
+    workload = result.workload
+    if workload.parallelism.n_stages == 1:
+        return None
+    room = max(0.0, _over_capacity(result))
+
+    def simulated(split: tuple[int, ...]) -> SimulatedSplit | None:
+        try:
+            other = altered(workload, split_setting(workload, split))
+        except InputError:
+            return None
+        trial = run_step(other, built=result.cluster)
+        return None if _over_capacity(trial) > room else _simulated_split(trial)
+
+    return better_split(_simulated_split(result), _layer_prices(result), simulated)
+
+
+def _over_capacity(result: StepResult) -> float:
+    """Return the bytes by which the fullest rank exceeds its GPU; negative where it fits."""
+    worst = fullest(result.memories)
+    return worst.total - worst.capacity
+
+
+def _simulated_split(result: StepResult) -> SimulatedSplit:
+    layers = result.workload.parallelism.layers_per_stage
+    return SimulatedSplit(layers, result.spans.step_time_s, stage_seconds(result.spans, len(layers)))
+
+
+def _layer_prices(result: StepResult) -> LayerSeconds:
+    """Return the prices of layers on the slowest GPU of each stage."""
+    parallelism, gpus = result.workload.parallelism, result.cluster.gpus
+    speeds: dict[int, dict[tuple[str, float], None]] = {}
+    ranks = zip(layout(result.workload).pipeline_rank, result.placed.gpus, strict=True)
+    for pipeline_rank, gpu in ranks:
+        for stage in parallelism.stages_of(pipeline_rank):
+            speeds.setdefault(stage % parallelism.n_stages, {})[gpus[gpu].type, gpus[gpu].speed_scale] = None
+
+    def price_s(stage: int, part: models.Part) -> float:
+        kernels = passed_kernels(part)
+        return max(sum(result.costs.kernel_s(one, gpu) for one in kernels) / speed for gpu, speed in speeds[stage])
+
+    return priced_layers(result.workload, price_s)
+
+
 def _training_job(result: StepResult) -> TrainingJob:
     workload, timeline = result.workload, result.spans
     profiles = [result.profiles[gpu] for gpu in result.cluster.gpu_types(result.placed.gpus)]
@@ -256,6 +310,7 @@ def _training_job(result: StepResult) -> TrainingJob:
         ),
         pipelines=[tuple(timeline.simulated_as[rank] for rank in pipeline) for pipeline in pipelines],
         memories=result.memories,
+        better_split=_better_split(result),
         advice=advice(result.memories, workload, partial(_needed_bytes, result.cluster)),
         pipeline_rank=layout(workload).pipeline_rank,
     )

@@ -168,8 +168,10 @@ def schedule(
 ) -> ScheduleResult:
     """Play pipeline schedule ``name``, or that of a CSV file, on ``stages`` ranks without a model.
 
-    ``forward`` and ``backward`` (whole) are the costs of a chunk, ``comm`` is the cost of a transfer, in one unit of
-    time. Schedules that split the backward pass take ``weight`` (the weight gradient) out of it [half of it].
+    ``forward`` and ``backward`` (whole) are the costs of a micro-batch on a rank's whole share of the model, of which
+    each chunk takes an equal part. ``comm`` is the cost of a transfer, in the same unit of time. So schedules with more
+    chunks do the same work. Schedules that split the backward pass take ``weight`` (the weight gradient) out of it
+    [half of it].
     ``zb_memory_limit`` and ``kept`` are for zb_auto. The first is the memory of a rank as a multiple of 1f1b's peak.
     The second is the share of a forward's activations that its input gradient leaves to the weight gradient (arXiv
     2401.10241, table 1). ``chunks`` per rank: [1, or 2 where there are several]. A file has sizes of its own. Raises
@@ -191,6 +193,7 @@ def schedule(
         searched = ", ".join(which for which, schedule in SCHEDULES.items() if schedule.search)
         what, fix = f"has no meaning with the schedule {name}", f"schedule {searched}"
         raise InputError(what, key="zb_memory_limit", found=zb_memory_limit, fix=fix)
+    forward, backward, weight = forward / chunks, backward / chunks, weight / chunks  # of a chunk from here on
     times = Times.equal(stages * chunks, forward, backward - weight, weight, comm, zb_memory_limit, kept)
     try:
         plan = plan.tuned(times)

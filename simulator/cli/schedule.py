@@ -36,7 +36,8 @@ ActionCosts = Annotated[
     str,
     typer.Option(
         metavar=_COST,
-        help="Costs of a chunk's forward, of its whole backward, of the weight gradient in that, of a transfer.",
+        help="Costs of a micro-batch's forward on a rank, of its whole backward, of the weight gradient in that, "
+        "of a transfer. Chunks of a rank share them equally.",
     ),
 ]
 ComparedSchedules = Annotated[list[str] | None, typer.Option(metavar="NAME ...", help="Other schedules beside it.")]
@@ -176,13 +177,13 @@ def _print(reports: list[dict[str, Any]]) -> None:
             if report["bubble_ratio_claimed"] is None
             else f"{report['bubble_ratio_claimed']:.4f}",
             "bubble fraction (idle / all)": f"{report['bubble_fraction']:.4f}",
-            "most chunks held": max(report["peak_activations"]),
+            "most micro-batches held": f"{max(report['peak_activations']) / report['chunks']:g}",
         }
         for report in reports
     ]
     show(table(rows))
     if len({report["chunks"] for report in reports}) > 1:
-        show("Costs are of one chunk: a rank with more chunks does more work. Compare ratios, not makespans.")
+        show("All do the same work: a rank's v chunks cost 1/v of --cost each, a transfer its whole cost.")
 
 
 def _short(actions: list[str]) -> str:

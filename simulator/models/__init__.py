@@ -15,6 +15,7 @@ from simulator.models.flops import (
 )
 from simulator.models.layer import layer
 from simulator.models.model_warnings import warnings
+from simulator.models.mtp import predictor
 from simulator.models.optimizer import (
     StateBytes,
     host_state_bytes,
@@ -64,6 +65,7 @@ __all__ = [
     "parameters",
     "pass_bytes",
     "passed_bytes",
+    "predictor",
     "rank_parts",
     "replicated_gradient_ops",
     "representative_seat",

@@ -275,8 +275,11 @@ def _key_figures(report: JsonReport) -> Table:
             f"idle / busy {report['bubble_ratio']:.3f}; exposed pp and dp included",
         )
         stages = report["stages"]
-        better = stages["layers_per_stage"]
-        advice = f"; layers_per_stage: {better} is more even" if better else ""
+        advice = ""
+        if better := stages["layers_per_stage"]:
+            even = [key for key in ("account_for_embedding", "account_for_loss") if report["parallelism"][key]]
+            setting = " and ".join([f"layers_per_stage: {better}", *(f"{key}: false" for key in even)])
+            advice = f"; with {setting} a step takes {format_time(stages['step_time_s'])}"
         grid.add_row("stages", f"the slowest takes {stages['slowest_over_mean']:.2f} times the mean{advice}")
     run = report.get("run")
     if run is not None:

@@ -611,6 +611,22 @@ def test_several_schedules_follow_compare(capsys: pytest.CaptureFixture[str]) ->
     assert "unexpected extra argument" in capsys.readouterr().err
 
 
+def test_compared_schedules_do_equal_work(capsys: pytest.CaptureFixture[str]) -> None:
+    """8 micro-batches of 1 + 2 on 4 ranks. 1f1b fills and drains for 3 whole passes of a stage: (8 + 3) x 3 = 33. Two
+    chunks of half a stage fill and drain in half of that: (8 + 3 / 2) x 3 = 28.5. Of the warm-up's 4 micro-batches on
+    the first rank 1f1b holds all, interleaved 11 halves. Every rank of both works for 8 x 3."""
+    sizes = ("--stages", 4, "--microbatches", 8, "--compare", "interleaved")
+    assert command("schedule", "1f1b", *sizes, "--json", "-") == 0
+    reports = json.loads(capsys.readouterr().out)["schedules"]
+    assert [report["makespan"] for report in reports] == pytest.approx([33, 28.5])
+    busy = [report["makespan"] * (1 - report["bubble_fraction"]) for report in reports]
+    assert busy == pytest.approx([24, 24])
+    assert command("schedule", "1f1b", *sizes) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    figures = {row[0]: (row[1], row[-1]) for row in rows if row and row[0] in ("1f1b", "interleaved")}
+    assert figures == {"1f1b": ("33", "4"), "interleaved": ("28.5", "5.5")}
+
+
 def test_the_file_of_a_steady_schedule_says_that_it_is_one_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from simulator.analysis.training.bubble import bubble
 from simulator.analysis.training.host_memory import host_memory
 from simulator.analysis.training.memory import RankMemory, memory_report
 from simulator.analysis.training.stage_balance import stage_balance
+from simulator.analysis.training.stage_split import SimulatedSplit
 from simulator.analysis.training.steady_state import SteadyState
 from simulator.config import Workload
 from simulator.timeline import Timeline
@@ -40,7 +41,8 @@ class TrainingJob:
 
     ``peak_flops_per_s``: dense peak of a GPU in the precision used, mean over GPUs. ``pipelines``: simulated ranks of
     each data-parallel replica (see `simulator.analysis.time.activity.weigh`). ``memories``: every simulated rank at its
-    peak. ``advice``: settings that would make them fit. ``pipeline_rank``: pipeline rank of each rank.
+    peak. ``advice``: settings that would make them fit. ``better_split``: a split of the layers with a faster step.
+    ``pipeline_rank``: pipeline rank of each rank.
     ``calibration``: name, gpu, date, source, kind.
     """
 
@@ -54,6 +56,7 @@ class TrainingJob:
     pipelines: Sequence[Sequence[int]]
     memories: Sequence[RankMemory]
     advice: Sequence[str]
+    better_split: SimulatedSplit | None
     pipeline_rank: Sequence[int]
 
 
@@ -99,7 +102,7 @@ def report(
         "bubble_fraction": bubbles.fraction,
         "bubble_ratio": bubbles.ratio,
         "time_breakdown_s": breakdown,
-        "stages": stage_balance(timeline, workload.parallelism.layers_per_stage, breakdown["host"] / step),
+        "stages": stage_balance(timeline, workload.parallelism.layers_per_stage, job.better_split),
         "communication": communication(cut),
         "links": busiest_links(timeline),
         "contention": contention(timeline),

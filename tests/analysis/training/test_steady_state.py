@@ -212,8 +212,7 @@ def test_bubble_rates_of_the_zero_bubble_paper(row: dict[str, str]) -> None:
     limit = 2.0 if row["schedule"] == "ZB-2p" else 1.0
     kept = 32 / (34 + 5 * int(row["heads"]) * int(row["seq"]) / int(row["hidden"]))
     result = schedule(
-        name, p, m, v, forward=f / v, backward=(i + w) / v, weight=w / v, comm=times["comm"], zb_memory_limit=limit,
-        kept=kept,
+        name, p, m, v, forward=f, backward=i + w, weight=w, comm=times["comm"], zb_memory_limit=limit, kept=kept,
     )  # fmt: skip
     cost = result.spans.step_time_s
     rate = (cost - m * (f + i + w)) / cost
