@@ -219,10 +219,10 @@ def as_mapping(data: Any, path: Path) -> dict[str, Any]:
     return data
 
 
-def closest(word: object, names: Iterable[str], likeness: float = 0.6) -> str | None:
+def closest(word: object, names: Iterable[str], likeness: float = 0.75) -> str | None:
     """Return the one of ``names`` that ``word`` most likely means, or None; ``likeness``: difflib's ratio, at least.
 
-    >>> closest("gpt3_175b", ["gpt3-175b", "gpt3-13b"]), closest("1B1F", ["1f1b"]), closest("zebra", ["1f1b"])
+    >>> closest("gpt3_175b", ["gpt3-175b", "gpt3-13b"]), closest("1B1F", ["1f1b"]), closest("nodes", ["note"])
     ('gpt3-175b', '1f1b', None)
     """
     by_lower, lower = {name.lower(): name for name in names}, str(word).lower()

@@ -8,8 +8,9 @@ from dataclasses import replace
 from simulator.cluster import names
 from simulator.cluster.background import with_background
 from simulator.cluster.cluster import Cluster, Gpu, Link
+from simulator.cluster.dead_links import dead_by_node, dead_links, without_trunks
 from simulator.cluster.node import NodeLayout, lay_out
-from simulator.errors import InputError
+from simulator.errors import InputError, located
 from simulator.fabrics import Switches, switches
 from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.hardware.node import NodeSpec
@@ -33,6 +34,9 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
     nics = [spec.node_at(n).nics for n in range(spec.n_nodes)]
     ports = tuple([(cards.bandwidth_bps / 8,) * cards.count for cards in nics])
     fabric = switches(spec.fabric, ports) if any(ports) else Switches(((),) * spec.n_nodes, (), 0)
+    if any(isinstance(override, LinkOverride) and override.missing for override in spec.overrides):
+        dead = dead_links(spec, _links(spec, layouts, fabric)[0])
+        layouts, fabric = _layouts(spec, dead), without_trunks(fabric, dead)
     gpus = [
         Gpu(f"node{n}.gpu{g}", n, g, node.gpus.type, host_speed=node.host_speed, autograd_speed=node.autograd_speed)
         for n, g in spec.places()
@@ -53,11 +57,15 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
     return with_background(cluster, spec.background)
 
 
-def _layouts(spec: ClusterSpec) -> tuple[NodeLayout, ...]:
-    """Return the layout of every node, one for all that are alike. Raises `InputError` where one of several nodes has
-    no NIC left."""
+def _layouts(spec: ClusterSpec, dead: frozenset[str] = frozenset()) -> tuple[NodeLayout, ...]:
+    """Return the layout of every node, one for all that are alike.
+
+    ``dead``: names of links that are not there. Raises `InputError` where one of several nodes has no NIC left, and
+    where dead links leave no way inside a node.
+    """
     missing_by_node = {"gpu": missing_parts(spec.overrides, "gpu"), "nic": missing_parts(spec.overrides, "nic")}
-    layouts: dict[tuple[NodeSpec, frozenset[str]], NodeLayout] = {}
+    layouts: dict[tuple[NodeSpec, frozenset[str], frozenset[str]], NodeLayout] = {}
+    dead_in = dead_by_node(dead)
     by_node = []
     for n in range(spec.n_nodes):
         node = spec.node_at(n)
@@ -68,9 +76,12 @@ def _layouts(spec: ClusterSpec) -> tuple[NodeLayout, ...]:
             for number in missing_by_node[part].get(at, ())
             for i in (range(count) if number is None else (number,))
         }
-        key = node, frozenset(missing)
+        cut = dead_in.get(n, frozenset())
+        missing |= {name for k in range(node.nics.count) for name in (f"nic{k}",) if cut & {name, f"{name}.pcie"}}
+        key = node, frozenset(missing), cut
         if key not in layouts:
-            layouts[key] = lay_out(node, spec.fabric.transport, key[1])
+            with located(lambda _, n=n: (None, f"overrides (node{n})")):
+                layouts[key] = lay_out(node, spec.fabric.transport, key[1], cut)
         if spec.n_nodes > 1 and not layouts[key].nics:
             raise InputError("leave no network card to this node", key="overrides", found=f"node{n}")
         by_node.append(layouts[key])
@@ -113,6 +124,8 @@ def _override(spec: ClusterSpec, gpus: list[Gpu], links: list[Link]) -> None:
     for index, override in enumerate(spec.overrides):
         key, name = named_part(override)
         if isinstance(override, LinkOverride):
+            if override.bandwidth_scale is None:
+                continue
             for at in names.matching(name, named_links, f"overrides[{index}].{key}", "link"):
                 links[at] = replace(links[at], bandwidth_Bps=links[at].bandwidth_Bps * override.bandwidth_scale)
         elif isinstance(override, GpuOverride) and override.is_scaled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -181,7 +182,7 @@ class Cluster:
             return (((), (), ()),)
         if node_a == node_b:
             return ((tuple([base_a + i for i in layout_a.between[slot_a, slot_b]]), (), ()),)
-        pairs = self.nics_between(node_a, slot_a, node_b, slot_b) if nic is None else ((nic, nic),)
+        pairs = self.nics_between(node_a, slot_a, node_b, slot_b, nic)
         return tuple(
             [
                 (
@@ -193,8 +194,13 @@ class Cluster:
             ]
         )
 
-    def nics_between(self, node_a: int, slot_a: int, node_b: int, slot_b: int) -> tuple[tuple[int, int], ...]:
+    def nics_between(
+        self, node_a: int, slot_a: int, node_b: int, slot_b: int, nic: int | None = None
+    ) -> tuple[tuple[int, int], ...]:
         """Return the NICs by which a message leaves ``slot_a`` of one node and reaches ``slot_b`` of another.
+
+        ``nic`` makes both ends use that NIC. Where dead links leave no way between two NICs, others that are still
+        joined take over, of one number if possible. Raises `InputError` where there are none.
 
         There is a pair for each of the receiver's NICs, with equal parts of the message. The rail is that of the
         receiver's NIC where the sender is no farther from that rail's NIC than from its own. So it is where the sender
@@ -204,10 +210,27 @@ class Cluster:
         """
         a, b = self.layouts[node_a], self.layouts[node_b]
         all_a, all_b = a.own_nics.get(slot_a), b.own_nics.get(slot_b)
-        if not all_a or not all_b:
-            return (self._same_nic(node_a, node_b, (all_a or all_b or (0,))[0]),)
-        return tuple(
-            [self._nics_of_rail(node_a, slot_a, node_b, all_a[i % len(all_a)], own_b) for i, own_b in enumerate(all_b)]
+        if nic is not None:
+            pairs = [(nic, nic)]
+        elif not all_a or not all_b:
+            pairs = [self._same_nic(node_a, node_b, (all_a or all_b or (0,))[0])]
+        else:
+            own = [(all_a[i % len(all_a)], own_b) for i, own_b in enumerate(all_b)]
+            pairs = [self._nics_of_rail(node_a, slot_a, node_b, own_a, own_b) for own_a, own_b in own]
+        return tuple([self._joined(node_a, node_b, *pair) for pair in pairs])
+
+    def _joined(self, node_a: int, node_b: int, nic_a: int, nic_b: int) -> tuple[int, int]:
+        """Return two NICs that trunks still join: these, else others of one number, else any."""
+        leaves_a, leaves_b = self.switches.leaves[node_a], self.switches.leaves[node_b]
+        on_a, on_b = self.layouts[node_a].nics, self.layouts[node_b].nics
+        same = ((nic, nic) for nic in on_a if nic in on_b)
+        for a, b in itertools.chain([(nic_a, nic_b)], same, itertools.product(on_a, on_b)):
+            if leaves_a[a] == leaves_b[b] or leaves_a[a] in self._hops_to(leaves_b[b]):
+                return a, b
+        raise InputError(
+            f"dead links leave no way from node{node_a} to node{node_b}",
+            key="cluster.overrides",
+            fix="placement: a list of nodes that are still joined",
         )
 
     def _nics_of_rail(self, node_a: int, slot_a: int, node_b: int, own_a: int, own_b: int) -> tuple[int, int]:
@@ -247,6 +270,8 @@ class Cluster:
 
     def _spread_between(self, start: str, goal: str) -> Spread:
         left = self._hops_to(goal)
+        if start not in left:
+            raise InputError(f"dead links leave no way from {start} to {goal}", key="cluster.overrides")
         shares: dict[int, float] = {}
         at = {start: 1.0}
         for hops in range(left[start] - 1, -1, -1):

@@ -12,13 +12,23 @@ from itertools import pairwise
 import networkx as nx
 
 from simulator.cluster.wires import Edge, duplex, inner_edges, socket_name, tree_of
+from simulator.errors import InputError
 from simulator.hardware.node import NodeSpec
 from simulator.hardware.transport import TransportKind
 
 Route = tuple[int, ...]
 #: GPUs a and b, or a GPU and a NIC.
 DevicePair = tuple[int, int]
-Routes = Mapping[tuple[str, str], Route]
+
+
+class Routes(dict[tuple[str, str], Route]):
+    """Routes between vertices of a node. Raises `InputError` where dead links leave none."""
+
+    def __missing__(self, ends: tuple[str, str]) -> Route:
+        message = f"dead links leave no way from {ends[0]} to {ends[1]}"
+        gpu = next((end for end in ends if end.startswith("gpu")), None)
+        raise InputError(message, fix=f"{{gpu: node<i>.{gpu}, missing: true}}" if gpu else None)
+
 
 #: End points of a node beside its GPUs, numbered after them (see `NodeLayout.host`). These are the host's memory, which
 #: DMA reads and writes, its drives, and its CPU, whose work is bytes of that memory.
@@ -70,8 +80,12 @@ class NodeLayout:
         return len(direct_Bps) == len(group) * (len(group) - 1) and len(set(direct_Bps.values())) <= 1
 
 
-def lay_out(node: NodeSpec, transport: TransportKind, missing: frozenset[str] = frozenset()) -> NodeLayout:
+def lay_out(
+    node: NodeSpec, transport: TransportKind, missing: frozenset[str] = frozenset(), dead: frozenset[str] = frozenset()
+) -> NodeLayout:
     """Lay out a node whose NICs speak ``transport``, without the ``missing`` ones of its GPUs and NICs (``gpu4``).
+
+    ``dead``: names of links that are not there. Raises `InputError` where they leave no way.
 
     Between GPUs, NVLink is used where it joins them, through one GPU in between at most, as NCCL does (NVB,
     src/graph/paths.cc). Else it is PCIe, from socket to socket where they hang under different ones, and through a
@@ -84,6 +98,7 @@ def lay_out(node: NodeSpec, transport: TransportKind, missing: frozenset[str] = 
     for k in nics:
         edges += duplex(f"nic{k}", transport, f"nic{k}", "fabric", node.nics.bandwidth_bps / 8, node.nics.latency_s / 2)
     edges = [edge for edge in edges if edge.src not in missing and edge.dst not in missing]
+    edges = [edge for edge in edges if edge.name.partition(":")[0] not in dead]
 
     over_pcie = _routes(edges, "pcie")
     between, nvlink = _between_gpus(node, gpus, edges, over_pcie)
@@ -187,11 +202,11 @@ def _routes(edges: list[Edge], kind: str) -> Routes:
     graph = nx.DiGraph()
     for ends, i in position.items():
         graph.add_edge(*ends, cost=1 + slowest_Bps / edges[i].bandwidth_Bps / (len(position) + 1))
-    return {
-        (a, b): tuple(position[hop] for hop in pairwise(path))
+    return Routes(
+        ((a, b), tuple(position[hop] for hop in pairwise(path)))
         for a, paths in nx.all_pairs_dijkstra_path(graph, weight="cost")
         for b, path in paths.items()
-    }
+    )
 
 
 def _distance(edges: Sequence[Edge], route: Route) -> DevicePair:

@@ -91,7 +91,7 @@ def _nvlink(node: NodeSpec) -> Iterator[Edge]:
             yield from duplex(
                 f"gpu{g}.{link.name}", "nvlink", f"gpu{g}", "nvswitch", link.bandwidth_Bps, link.latency_s / 2
             )
-    each_Bps = link.bandwidth_Bps / (node.gpus.count - 1) if link.kind == "mesh" else link.bandwidth_Bps
+    each_Bps = link.bandwidth_Bps / max(node.gpus.count - 1, 1) if link.kind == "mesh" else link.bandwidth_Bps
     for bundle in nvlinks_of(node):
         a, b = (f"gpu{gpu}" for gpu in sorted(bundle.gpus))
         yield from duplex(f"{a}-{b}.{link.name}", "nvlink", a, b, bundle.count * each_Bps, link.latency_s)

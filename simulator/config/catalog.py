@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -47,6 +48,8 @@ def find(
         return path
     shipped_names = names(kind)
     near = closest(path.stem if is_path else reference, shipped_names)
+    if near and kind in ("profile", "stack") and _number(near) != _number(reference):
+        near = None  # an A10 is no A100
     raise InputError(
         f"no {kind} file of this name" if not is_path else "no such file",
         file=file,
@@ -55,6 +58,11 @@ def find(
         allowed=f"a path, or one of {', '.join(shipped_names) or '(none is shipped)'}",
         fix=f"{kind} {near}" if near else None,
     )
+
+
+def _number(name: str) -> list[str]:
+    """Return the digits in the first word of a name: the number of a GPU's model."""
+    return re.findall(r"\d+", re.split("[-_]", name)[0])
 
 
 T = TypeVar("T")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.config import catalog
+from simulator.config.section import is_whole
 from simulator.config.validation import validated
 from simulator.errors import InputError, located
 from simulator.fabrics import FABRICS, Fabric, keys_of_kinds, ports_down
@@ -72,16 +73,22 @@ def load_cluster(
 
 
 def cluster_data(
-    reference: object, *, base: Path | None = None, file: object = None, key: str | None = None
+    reference: object,
+    *,
+    base: Path | None = None,
+    file: object = None,
+    key: str | None = None,
+    behind: tuple[Path, ...] = (),
 ) -> tuple[dict[str, Any], Path | None, Mapping[str, Any]]:
     """Return the unchecked data of a reference: the mapping, the file it starts from, and the keys laid over it.
 
-    ``file`` and ``key``: where the reference itself stands. Raises `InputError` where it names nothing.
+    ``file`` and ``key``: where the reference itself stands. A file without nodes starts from the cluster that it
+    names, as a mapping does; ``behind``: files that have led here so. Raises `InputError` where it names nothing.
     """
     over: Mapping[str, Any] = reference if isinstance(reference, Mapping) else {}
     if isinstance(reference, Mapping):
         name = reference.get("name")
-        shipped = isinstance(name, str) and (name in catalog.names("cluster") or name.endswith(SUFFIXES))
+        shipped = isinstance(name, str) and _names_cluster(name)
         if not shipped and ("node" in reference or "groups" in reference or not isinstance(name, str)):
             return _with_nodes({"name": "inline", **over}, base, file, key), None, over
         reference, over = name, {key: value for key, value in over.items() if key != "name"}
@@ -94,6 +101,11 @@ def cluster_data(
         data = {**imported.cluster, "assumed": list(imported.assumed)}
     else:
         data = read_yaml(path)
+        named = data.get("name")
+        if not {"node", "groups"} & set(data) and isinstance(named, str) and _names_cluster(named):
+            if path in behind:
+                raise InputError("starts from itself", file=path, key="name", found=named)
+            data, _, _ = cluster_data(data, base=path.parent, file=path, behind=(*behind, path))
     kept = _with_fewer_parts(_without_replaced({"name": path.stem, **data}, over), over)
     assumed = data.get("assumed")
     if isinstance(assumed, list) and all(isinstance(text, str) for text in assumed):
@@ -103,6 +115,11 @@ def cluster_data(
         fix = f"llmsim import {path} --node dgx_h100 --out mine.yaml, or another cluster that its nodes are of"
         raise InputError("says nothing of the nodes themselves", file=path, key="node", fix=fix)
     return _with_nodes(data, path.parent, path, None), path, over
+
+
+def _names_cluster(name: str) -> bool:
+    """Return whether a name is that of a shipped cluster, or the path of a file."""
+    return name in catalog.names("cluster") or name.endswith(SUFFIXES)
 
 
 def _figures(data: Mapping[str, Any], section: str = "") -> Iterator[str]:
@@ -132,22 +149,40 @@ def _without_replaced(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str
 
 
 def _with_fewer_parts(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's mapping without the places, in its PCIe tree, of GPUs and NICs beyond the counts in ``over``."""
+    """Return a file's mapping without places and links of GPUs and NICs beyond the counts in ``over``."""
     node, other = data.get("node"), over.get("node")
-    if not isinstance(node, Mapping):
+    if not (isinstance(node, Mapping) and isinstance(other, Mapping)):
         return data
-    pcie = node.get("pcie")
-    if not (isinstance(other, Mapping) and isinstance(pcie, Mapping) and isinstance(pcie.get("tree"), Mapping)):
-        return data
-    beyond = set()
+    counts = {}
     for family, section in (("gpu", "gpus"), ("nic", "nics")):
         parts = other.get(section)
         count = parts.get("count") if isinstance(parts, Mapping) else None
-        if isinstance(count, int):
-            places = (re.fullmatch(rf"{family}(\d{{1,9}})", str(name)) for name in pcie["tree"])
-            beyond |= {match[0] for match in places if match and int(match[1]) >= count}
-    tree = {name: slot for name, slot in pcie["tree"].items() if name not in beyond}
-    return {**data, "node": {**node, "pcie": {**pcie, "tree": tree}}}
+        if is_whole(count):
+            counts[family] = count
+    pcie, nvlink = node.get("pcie"), node.get("nvlink")
+    fewer = dict(node)
+    if isinstance(pcie, Mapping) and isinstance(pcie.get("tree"), Mapping):
+        fewer["pcie"] = {**pcie, "tree": {name: slot for name, slot in pcie["tree"].items() if _stays(name, counts)}}
+    if isinstance(nvlink, Mapping) and isinstance(nvlink.get("links"), list):
+        fewer["nvlink"] = _with_fewer_links(nvlink, counts)
+    return {**data, "node": fewer}
+
+
+def _stays(name: object, counts: Mapping[str, int]) -> bool:
+    """Return whether ``gpu3`` or ``nic3`` is below the count of its family, or is no name of a GPU or NIC."""
+    match = re.fullmatch(r"(gpu|nic)(\d{1,9})", str(name))
+    return match is None or match[1] not in counts or int(match[2]) < counts[match[1]]
+
+
+def _with_fewer_links(nvlink: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return the section of NVLinks without those of GPUs that are not there; none is left of a GPU alone."""
+    links = [
+        link
+        for link in nvlink["links"]
+        if not (isinstance(link, Mapping) and isinstance(link.get("gpus"), list))
+        or all(_stays(f"gpu{gpu}", counts) for gpu in link["gpus"])
+    ]
+    return {**nvlink, "links": links} if links or not nvlink["links"] else {"kind": "none"}
 
 
 def _with_nodes(data: dict[str, Any], base: Path | None, file: object, key: str | None) -> dict[str, Any]:

@@ -119,6 +119,9 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
         if kind == "string_type" and isinstance(value, int | float) and not isinstance(value, bool):
             fix = f'{name}: "{value}", in quotes'
         allowed = ", ".join([_WANTED[kind], *(_bounds(field) if "number" in _WANTED[kind] else [])])
+        if key.endswith("node.gpus") and isinstance(value, list):
+            what = "must be GPUs of one type: several types in one node are not supported"
+            return InputError(what, key=key, found=brief(value), fix="groups: a node for each type of GPU")
         if kind == "model_type":
             allowed = f"{allowed}: {_keys(field)}"
         return InputError(f"must be {_WANTED[kind]}", key=key, found=brief(value), allowed=allowed, fix=fix)
@@ -137,11 +140,11 @@ def _meant(model: type[BaseModel], owner: type[BaseModel], name: str) -> str | N
     if synonym := synonyms.here(name):
         section, key = synonym
         return f"{key} instead of {name}" if key.split(":")[0] in allowed else f"{section}.{key}"
-    if near := closest(name, allowed):
-        return f"{near} instead of {name}"
-    if owner is model:  # a key inside a section is meant for that section
-        return next((path for path in paths(model) if path.rsplit(".", 1)[-1] == name), None)
-    return None
+    inside = (path for path in paths(model) if path.rsplit(".", 1)[-1] == name) if owner is model else iter(())
+    if path := next(inside, None):  # a key inside a section is meant for that section
+        return path
+    near = closest(name, allowed)
+    return f"{near} instead of {name}" if near else None
 
 
 #: Tags of union members that are no sections.

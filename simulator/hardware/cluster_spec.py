@@ -187,11 +187,8 @@ def _override_problems(spec: ClusterSpec) -> Iterator[InputError]:
         part, name = named_part(override)
         key = f"overrides[{index}].{part}"
         yield from _name_problems(spec, name, part, key)
-        missing = not isinstance(override, LinkOverride) and override.missing
-        if isinstance(override, GpuOverride) and missing is override.is_scaled:
-            scale_key = f"overrides[{index}].speed_scale"
-            message = "must be given, or missing: true, one of the two"
-            yield InputError(message, key=scale_key, found=override.speed_scale)
+        missing = override.missing
+        yield from _scale_problems(override, f"overrides[{index}]")
         if isinstance(override, NicOverride) and not missing:
             yield InputError("says nothing", key=f"overrides[{index}].missing", found=False, allowed="true")
         if first.setdefault((part, name, missing), index) != index:
@@ -200,6 +197,22 @@ def _override_problems(spec: ClusterSpec) -> Iterator[InputError]:
             yield InputError(message, key=key, found=name, fix="one override of it")
     if spec.nodes is not None and spec.n_gpus < 1 and spec.overrides:
         yield InputError("leave no GPU", key="overrides", allowed="at least one GPU that is not missing")
+
+
+def _scale_problems(override: Override, key: str) -> Iterator[InputError]:
+    """Yield the error of a GPU or link that is both slow and missing, or neither."""
+    message = "must be given, or missing: true, one of the two"
+    match override:
+        case GpuOverride() if override.missing is override.is_scaled:
+            yield InputError(message, key=f"{key}.speed_scale", found=override.speed_scale)
+        case LinkOverride() if override.missing is (override.bandwidth_scale is not None):
+            allowed = ">= 1e-06, <= 1,000,000"
+            yield InputError(message, key=f"{key}.bandwidth_scale", found=override.bandwidth_scale, allowed=allowed)
+        case LinkOverride() if override.missing and ":" in override.link:
+            fix = override.link.partition(":")[0]
+            yield InputError(
+                "is one direction, and a link is dead both ways", key=f"{key}.link", found=override.link, fix=fix
+            )
 
 
 def _name_problems(spec: ClusterSpec, name: str, part: str, key: str) -> Iterator[InputError]:

@@ -76,7 +76,9 @@ def _nvlink_problems(node: NodeSpec) -> Iterator[InputError]:
     if link.sharp and link.kind != "nvswitch":
         yield InputError("only NVSwitches sum up", key=f"{key}.sharp", found=True, fix="nvlink.kind: nvswitch")
     if link.kind == "pairs" and node.gpus.count % 2:
-        yield InputError("NVLink pairs need an even number of GPUs", key="node.gpus.count", found=node.gpus.count)
+        fix = "nvlink: {kind: links, links: the pairs}" if node.gpus.count > 1 else "nvlink: null"
+        what = "NVLink pairs need an even number of GPUs"
+        yield InputError(what, key="node.gpus.count", found=node.gpus.count, fix=fix)
     if link.kind == "links" and not link.links:
         yield InputError("must be given for links", key=f"{key}.links", allowed="such as [{gpus: [0, 1], count: 4}]")
     if link.kind != "links" and link.links:

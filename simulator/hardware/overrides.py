@@ -19,12 +19,14 @@ PART_NAME = re.compile(r"node(\*|0|[1-9]\d{0,8})\.(gpu|nic)(\*|0|[1-9]\d{0,8})")
 
 @dataclass(frozen=True, kw_only=True)
 class LinkOverride:
-    """A link that differs from its kind."""
+    """A link that differs from its kind, or is dead."""
 
     link: Text
     """name of a link, such as node3.nic2; * stands for any characters but . and :, as in node3.nic*"""
-    bandwidth_scale: Scale
+    bandwidth_scale: Scale | None = None
     """its bandwidth as a multiple of what it would be"""
+    missing: bool = False
+    """whether it is dead, both ways: traffic goes around it"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,6 +112,15 @@ def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool, other: st
             found=name,
             fix="node.nvlink.sharp: true in the cluster file, where its switches can",
         )
+    slots = {node: [cluster.locate(rank)[1] for rank in members] for node, members in nodes.items()}
+    for node, (first, *others) in slots.items():
+        if not all((first, other) in cluster.layout_of(node).nvlink for other in others):
+            raise InputError(
+                f"{name} needs NVLink from every member to the switches, and links of node{node} are dead",
+                key="algorithm",
+                found=name,
+                fix="algorithm ring",
+            )
     if several != (len(nodes) > 1):
         where = "between nodes" if several else "inside one node"
         raise InputError(f"{name} is for groups {where}", key="algorithm", found=name, fix=f"algorithm {other}")

@@ -225,7 +225,7 @@ def _ways(cluster: Cluster, sender: int, receiver: int, nic: int | None) -> list
     on_a, on_b = cluster.layout_of(a), cluster.layout_of(b)
     if a == b:
         return [_Way(a, on_a.between[slot_a, slot_b], b, ())]
-    pairs = cluster.nics_between(a, slot_a, b, slot_b) if nic is None else ((nic, nic),)
+    pairs = cluster.nics_between(a, slot_a, b, slot_b, nic)
     return [_Way(a, on_a.out(slot_a, nics[0]), b, on_b.back(nics[1], slot_b), nics, 1 / len(pairs)) for nics in pairs]
 
 

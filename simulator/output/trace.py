@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -282,26 +282,51 @@ def _gib(nbytes: Floats) -> Floats:
 def _flows(timeline: Timeline, ranks: Sequence[int], tracks: _Tracks) -> Iterator[str]:
     """Yield an arrow from each send to its receive where both ranks are drawn.
 
-    Both ends of a transfer have the same micro-batch and start. Transfers that share both belong to pipelines side by
-    side, whose ranks are in the same order at both ends.
+    Both ends of a transfer have the same micro-batch, start and end, and the same direction through the pipeline.
     """
     kinds = [template.kinds[0] if len(template) == 1 else "" for template in timeline.templates]
-    ends: dict[tuple[int, float], dict[str, list[int]]] = {}
+    ends: dict[tuple[int, float, float, bool], dict[str, list[int]]] = {}
     for span in np.flatnonzero(np.isin(timeline.rank, np.asarray(ranks, dtype=np.int64))).tolist():
         kind = kinds[timeline.template[span]]
         if kind in ("send", "recv"):
-            key = (int(timeline.microbatch[span]), float(timeline.start_s[span]))
+            backward = timeline.lane_names[timeline.lane[span]].startswith(("pp_send_bwd", "pp_recv_bwd"))
+            moments = float(timeline.start_s[span]), float(timeline.end_s[span])
+            key = (int(timeline.microbatch[span]), *moments, backward)
             ends.setdefault(key, {"send": [], "recv": []})[kind].append(span)
-    number = 0
-    for both in ends.values():
-        if len(both["send"]) != len(both["recv"]):
-            continue
-        for send, recv in zip(both["send"], both["recv"], strict=True):
-            number += 1
-            for ph, span, at in (("s", send, _ns(timeline.start_s[send])), ("f", recv, _ns(timeline.start_s[recv]))):
-                moment = int(at)
-                extra = ',"bp":"e"' if ph == "f" else ""
-                yield (
-                    f'{{"ph":"{ph}","id":{number},"cat":"pp","name":"hand-over","pid":{int(timeline.rank[span])},'
-                    f'"tid":{tracks.span_thread[span]},"ts":{moment // 1000}.{moment % 1000:03d}{extra}}}'
-                )
+    pipeline_rank = pipeline_ranks(timeline)
+    pairs = (
+        pair
+        for key, both in ends.items()
+        for pair in _transfers(timeline, pipeline_rank, both["send"], both["recv"], backward=key[-1])
+    )
+    for number, (send, recv) in enumerate(pairs, start=1):
+        for ph, span, at in (("s", send, _ns(timeline.start_s[send])), ("f", recv, _ns(timeline.start_s[recv]))):
+            moment = int(at)
+            extra = ',"bp":"e"' if ph == "f" else ""
+            yield (
+                f'{{"ph":"{ph}","id":{number},"cat":"pp","name":"hand-over","pid":{int(timeline.rank[span])},'
+                f'"tid":{tracks.span_thread[span]},"ts":{moment // 1000}.{moment % 1000:03d}{extra}}}'
+            )
+
+
+def _transfers(
+    timeline: Timeline, pipeline_rank: Mapping[int, int], sends: list[int], recvs: list[int], *, backward: bool
+) -> Iterator[tuple[int, int]]:
+    """Yield the sends of an instant with their receives.
+
+    Both ends are of the stage that sends. Where spans are of no stage, as in batches, a transfer leads to the next
+    pipeline rank, backward to the one before; the second copy of a model goes the other way. What is alike in all that
+    belongs to pipelines side by side, whose ranks are in the same order at both ends.
+    """
+    step, n_ranks = -1 if backward else 1, max(pipeline_rank.values()) + 1
+    sends, recvs = list(sends), list(recvs)
+    for way in (step, -step):
+        for send in list(sends):
+            stage, here = int(timeline.stage[send]), pipeline_rank[int(timeline.rank[send])]
+            for recv in recvs:
+                there = pipeline_rank[int(timeline.rank[recv])]
+                if timeline.stage[recv] == stage if stage >= 0 else there == (here + way) % n_ranks:
+                    sends.remove(send)
+                    recvs.remove(recv)
+                    yield send, recv
+                    break

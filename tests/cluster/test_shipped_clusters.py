@@ -14,6 +14,7 @@ from simulator.cli.app import main
 from simulator.cluster import build_cluster
 from simulator.cluster.relations import relations
 from simulator.config import catalog, load_cluster
+from simulator.errors import InputError
 
 #: Name -> GPUs, NVLinks (ports into switches or bundles between GPUs), bytes/s of NVLink that leave a GPU, NICs, GPUs
 #: per NIC, bytes/s of NICs per GPU.
@@ -179,3 +180,20 @@ def test_eight_thousand_gpus_take_little() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1500 * links
+
+
+@pytest.mark.parametrize("name", catalog.names("cluster"))
+def test_a_part_of_a_shipped_node_is_a_node(name: str) -> None:
+    """One GPU, two, or all but one: their places and links go with them. NVLink pairs are of even numbers."""
+    whole = load_cluster(name).kinds[0]
+    for count in {1, 2, max(whole.gpus.count - 1, 1)}:
+        data = {"name": name, "nodes": 1, "node": {"gpus": {"count": count}}}
+        if whole.nvlink.kind == "pairs" and count % 2:
+            with pytest.raises(InputError, match=r"even number of GPUs(.|\n)*fix: +nvlink: "):
+                load_cluster(data)
+        else:
+            built = build_cluster(load_cluster(data))
+            assert len(built.gpus) == count
+            assert len([1 for link in built.links if link.kind == "nvlink"]) <= 2 * len(
+                [1 for link in build_cluster(load_cluster(name)).links if link.kind == "nvlink"]
+            )

@@ -123,3 +123,28 @@ def test_here_knows_options_as_they_are_typed() -> None:
     assert here("--context-parallel-size") == ("parallelism", "cp")
     assert here("Batch_Size") == ("training", "global_batch")
     assert here("seq") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "other"),
+    [
+        ({"calibration": "a10-24gb"}, "a100"),  # an A10 is no A100
+        ({"cluster.node.gpus.type": "a10-24gb"}, "a100"),
+        ({"model.quantisation": "nf4"}, "activation"),
+        ({"nodes": [1]}, "note instead"),
+    ],
+)
+def test_no_name_is_proposed_that_is_not_alike(changes: dict[str, Any], other: str) -> None:
+    message = refused(changes)
+    assert other not in message.partition("fix:")[2]
+
+
+def test_a_key_inside_a_section_is_named_before_one_that_looks_like_it() -> None:
+    assert "fix:     cluster.nodes" in refused({"nodes": 2})
+
+
+def test_gpus_of_several_types_in_a_node_are_refused_in_a_sentence() -> None:
+    several = [{"type": "rtx-4090-24gb", "count": 2}, {"type": "l40s-48gb", "count": 2}]
+    message = refused({"cluster.node.gpus": several})
+    assert "several types in one node are not supported" in message
+    assert "fix:     groups: a node for each type of GPU" in message

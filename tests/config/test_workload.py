@@ -469,7 +469,8 @@ def test_divisors(number: int) -> None:
 
 def test_warnings() -> None:
     assert warnings(small(parallelism__zero=1)) == [
-        "7 of the 8 GPUs of the cluster have no rank",
+        "7 of the 8 GPUs of the cluster have no rank; parallelism.dp is 1, as neither it nor cluster.nodes is given: "
+        "cluster.nodes: 1 gives all of them a rank, with dp 8",
         "parallelism.zero saves nothing: with dp * cp 1 there is no replica to share the optimizer state with",
     ]
     assert "allow_tf32" in warnings(small(parallelism__dp=8, training__precision="fp32"))[0]
@@ -533,3 +534,20 @@ def test_set_takes_a_cluster_and_keys_inside_it_in_either_order() -> None:
     assert one == other
     assert one.cluster.node_at(0).host_speed == 0.8
     assert one.gpu_types == ("h200-sxm-141gb",)
+
+
+def test_a_job_that_says_neither_nodes_nor_replicas_is_told_how_to_use_all_gpus() -> None:
+    """Four GPUs in the node, of which one has a rank. What the sentence says to write is legal and uses all. Where the
+    batch does not divide by that many replicas, nothing is said to write, and where dp is given, nothing is missing."""
+    four = {"name": "four", "node": {"gpus": {"type": "h100-sxm-80gb", "count": 4}, "pcie": {"generation": 5}}}
+    job = SMALL | {"cluster": four, "training": {**SMALL["training"], "global_batch": 8}, "parallelism": {"zero": 3}}
+    told = [note for note in warnings(load_workload(job)) if "no rank" in note]
+    assert told == [
+        "3 of the 4 GPUs of the cluster have no rank; parallelism.dp is 1, as neither it nor cluster.nodes is given: "
+        "cluster.nodes: 1 gives all of them a rank, with dp 4"
+    ]
+    assert load_workload(job, {"cluster.nodes": 1}).n_ranks == 4
+    odd = [note for note in warnings(load_workload(job, {"training.global_batch": 7})) if "no rank" in note]
+    assert odd == [told[0].partition(": cluster.nodes")[0]]
+    given = [note for note in warnings(load_workload(job, {"parallelism.dp": 1})) if "no rank" in note]
+    assert given == ["3 of the 4 GPUs of the cluster have no rank"]

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+import simulator
 from simulator.errors import InputError
 from simulator.output.files import writing
 from simulator.output.trace import write_trace
 from simulator.timeline import Timeline
+from tests.support.jobs import job
 from tests.support.timelines import Span, pipeline, template, timeline
 from tests.support.traces import trace_problems
 
@@ -106,7 +108,7 @@ def test_one_rank_per_stage_unless_told(tmp_path: Path) -> None:
     tl = timeline(
         [*(Span(rank, "compute", op, 0.0, stage=rank // 2, microbatch=0) for rank in range(3)),
          Span(0, "pp_send_fwd", send, 1.0, phase="C", stage=0, microbatch=0),
-         Span(2, "pp_recv_fwd", recv, 1.0, phase="C", stage=1, microbatch=0)]
+         Span(2, "pp_recv_fwd", recv, 1.0, phase="C", stage=0, microbatch=0)]
     )  # fmt: skip
     path = tmp_path / "trace.json"
     write_trace(tl, path)
@@ -146,6 +148,49 @@ def test_the_validator_finds_what_is_wrong(tmp_path: Path, change: dict[str, Any
     first |= change
     path.write_text(json.dumps(document))
     assert any(complaint in problem for problem in trace_problems(path))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    ("schedule", "vpp", "pp"),
+    [("1f1b", 1, 4), ("interleaved", 2, 4), ("zb_v", 2, 3), ("dualpipe", 1, 4), ("1f1b", 1, 2)],
+)
+def test_arrows_lead_from_the_sender_to_the_receiver(
+    tmp_path: Path, schedule: str, vpp: int, pp: int, *, overlap: bool
+) -> None:
+    """Whether transfers are batched or beside computation, each of the v p - 1 edges is crossed by every micro-batch
+    both ways, in each of two pipelines side by side; the arrows from one stage to the next are as many."""
+    result = simulator.run(
+        job(
+            model__layers=24,
+            parallelism__pp=pp,
+            parallelism__dp=2,
+            parallelism__schedule=schedule,
+            parallelism__vpp=vpp,
+            parallelism__overlap={"p2p": overlap},
+        ),
+        set={"simulation.fold": False},
+    )
+    path = tmp_path / "trace.json"
+    write_trace(result.spans, path, ranks=list(result.spans.ranks))
+    assert trace_problems(path) == []
+    if result.steady is None:
+        v_turns = vpp - 1 if schedule == "zb_v" else 0  # the V turns around on a rank
+        assert len(events(path, "s")) == 2 * 8 * 2 * (vpp * pp - 1 - v_turns)
+
+
+def test_the_validator_finds_arrows_that_go_astray(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    write_trace(play("1f1b", 4, 4), path)
+    document = json.loads(path.read_bytes())
+    first, second, *_ = (e for e in document["traceEvents"] if e["ph"] == "f")
+    sender = next(e for e in document["traceEvents"] if e["ph"] == "s" and e["id"] == first["id"])
+    first |= {key: sender[key] for key in ("pid", "tid", "ts")}
+    second["pid"] = (second["pid"] + 2) % 4
+    path.write_text(json.dumps(document))
+    problems = trace_problems(path)
+    for complaint in ("from a rank to itself", "does not lead from a send", "shares an end", "no neighbours"):
+        assert any(complaint in problem for problem in problems), complaint
 
 
 def test_the_validator_finds_loose_flows(tmp_path: Path) -> None:

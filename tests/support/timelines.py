@@ -172,7 +172,7 @@ def pipeline(
                         way = "fwd" if phase == "F" else "bwd"
                         shared = {"start": ready, "phase": "C", "microbatch": mb}
                         spans.append(Span(source % p, f"pp_send_{way}", send, stage=source, **shared))
-                        spans.append(Span(rank, f"pp_recv_{way}", recv, stage=stage, posted=0.0, **shared))
+                        spans.append(Span(rank, f"pp_recv_{way}", recv, stage=source, posted=0.0, **shared))
                         ready += comm
                 elif phase == "B" and ("F", stage, mb) not in done:
                     break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,8 @@ def trace_problems(path: str | Path) -> list[str]:
     """Return the violations of the format in a trace file.
 
     Fields have their types. Processes and threads have names. Slices of a track do not overlap. Each flow has one start
-    and one end, not before it, and both lie on a slice of their track.
+    and one end, not before it, and both lie on a slice of their track. It leads from a send to a receive of another
+    process, a neighbour in the pipeline, and no end is that of two flows.
     """
     source = Path(path)
     content = gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
@@ -31,6 +33,7 @@ def trace_problems(path: str | Path) -> list[str]:
     slices: Slices = defaultdict(list)
     flows: Flows = defaultdict(dict)
     named: set[tuple[str, int, int]] = set()
+    stages: dict[int, int] = {}
     for index, event in enumerate(json.loads(content)["traceEvents"]):
         found = list(_event_problems(event, flows))
         problems += [f"event {index}: {problem}" for problem in found]
@@ -43,7 +46,9 @@ def trace_problems(path: str | Path) -> list[str]:
             flows[event["id"]][event["ph"]] = (track, start)
         elif event["ph"] == "M":
             named.add((event["name"], *track))
-    return [*problems, *_track_problems(slices, named), *_flow_problems(flows, slices)]
+            if match := re.search(r"· stage (\d+)", event["args"].get("name", "")):
+                stages[event["pid"]] = int(match[1])
+    return [*problems, *_track_problems(slices, named), *_flow_problems(flows, slices, stages)]
 
 
 def _event_problems(event: Mapping[str, Any], flows: Flows) -> Iterator[str]:
@@ -77,16 +82,28 @@ def _track_problems(slices: Slices, named: set[tuple[str, int, int]]) -> Iterato
                 yield f"track {pid}/{tid}: {after[2]!r} starts before {before[2]!r} has ended"
 
 
-def _flow_problems(flows: Flows, slices: Slices) -> Iterator[str]:
-    """Check the ends of flows, given sorted slices."""
+def _flow_problems(flows: Flows, slices: Slices, stages: Mapping[int, int]) -> Iterator[str]:
+    """Check the ends of flows, given sorted slices and the pipeline rank of each process."""
+    met: set[tuple[Track, int]] = set()
+    around = max(stages.values(), default=0)
     for number, ends in flows.items():
         if set(ends) != {"s", "f"}:
             yield f"flow {number} lacks an end"
             continue
         if ends["f"][1] < ends["s"][1]:
             yield f"flow {number} ends before it starts"
-        for track, at in ends.values():
+        sender, receiver = (ends[end][0][0] for end in "sf")
+        if sender == receiver:
+            yield f"flow {number} leads from a rank to itself"
+        if abs(stages.get(sender, 0) - stages.get(receiver, 0)) not in (1, around):
+            yield f"flow {number} joins pipeline ranks that are no neighbours"
+        for end, (track, at) in ends.items():
+            if (track, at) in met:
+                yield f"flow {number} shares an end with another one"
+            met.add((track, at))
             # Slices are sorted and do not overlap: the last that starts by then is the one.
             last = bisect_right(slices[track], at, key=lambda piece: piece[0]) - 1
+            if last >= 0 and ("Send" if end == "s" else "Recv") not in slices[track][last][2]:
+                yield f"flow {number} does not lead from a send to a receive"
             if last < 0 or at > slices[track][last][1]:
                 yield f"flow {number} touches no slice of track {track[0]}/{track[1]}"

@@ -28,6 +28,14 @@ STEPS = 3
 WORTH = 0.01
 
 
+def _all_gpus(workload: Workload) -> Setting:
+    """Share the state among all GPUs of the nodes, where the file gives neither their number nor that of replicas."""
+    layout = workload.parallelism
+    if not layout.zero or "dp" in layout.model_fields_set or workload.nodes is not None:
+        return {}
+    return {"cluster.nodes": workload.cluster.n_nodes}
+
+
 def _flash(workload: Workload) -> Setting:
     return {"model.attention": "flash"}
 
@@ -154,6 +162,7 @@ def _twice_the_gpus(workload: Workload) -> Setting:
 #: Changes that may free memory, each of which may be repeated. Cheap ones come first, changes of the numerics last.
 #: Some are illegal or no help for a given job.
 CANDIDATES: tuple[Callable[[Workload], Setting], ...] = (
+    _all_gpus,
     _flash,
     _sequence_parallel,
     _zero,

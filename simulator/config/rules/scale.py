@@ -122,7 +122,20 @@ def warnings(workload: Workload) -> Iterator[str]:
     if workload.nodes is not None:
         idle = cluster.n_gpus - sum(map(cluster.gpus_at, workload.server_nodes)) - workload.n_ranks
     if idle > 0:
-        yield without_rank(idle, cluster.n_gpus)
+        yield without_rank(idle, cluster.n_gpus) + _all_in_use(workload)
+
+
+def _all_in_use(workload: Workload) -> str:
+    """Return how to give every GPU a rank, where the file gives neither the number of nodes nor of replicas."""
+    layout, cluster = workload.parallelism, workload.cluster
+    if "dp" in layout.model_fields_set or workload.nodes is not None:
+        return ""
+    default = "; parallelism.dp is 1, as neither it nor cluster.nodes is given"
+    dp, left = divmod(gpus_of_workers(layout, cluster, None), layout.model_parallel)
+    batch = workload.training.global_batch
+    if left or batch % (workload.training.micro_batch * dp):
+        return default
+    return f"{default}: cluster.nodes: {cluster.n_nodes} gives all of them a rank, with dp {dp}"
 
 
 def without_rank(idle: int, total: int) -> str:
