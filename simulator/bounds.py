@@ -16,6 +16,10 @@ Fraction = Annotated[float, Gt(0), Le(1)]
 #: Number of GPUs, nodes, cards or drives.
 Count = Annotated[int, Ge(1), Le(MAX_GPUS)]
 CountOrNone = Annotated[int, Ge(0), Le(MAX_GPUS)]
+#: Number of GPUs or cards of one node; routes between all of them are worked out one by one.
+MAX_IN_NODE = 576
+InNode = Annotated[int, Ge(1), Le(MAX_IN_NODE)]
+InNodeOrNone = Annotated[int, Ge(0), Le(MAX_IN_NODE)]
 Bandwidth = Annotated[float, Ge(MIN_BANDWIDTH), Le(1e18)]
 Latency = Annotated[float, Ge(0), Le(10)]
 #: Speed as a multiple of another one.

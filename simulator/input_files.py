@@ -18,6 +18,8 @@ import yaml
 from simulator.errors import InputError
 
 MAX_FILE_BYTES = 10_000_000
+#: Keys, values and lists of a YAML file; the largest one that is shipped has about 6,000.
+MAX_YAML_NODES = 50_000
 
 
 class _Loader(yaml.SafeLoader):
@@ -26,6 +28,15 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._flat: set[yaml.Node] = set()
+        self._nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._nodes += 1
+        if self._nodes > MAX_YAML_NODES:
+            problem = f"has more than {MAX_YAML_NODES:,} keys and values"
+            raise yaml.composer.ComposerError(None, None, problem, self.peek_event().start_mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:

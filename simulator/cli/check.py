@@ -12,7 +12,10 @@ from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import say, warn
 from simulator.errors import InputError
 from simulator.output.envelope import envelope
-from simulator.units import format_parameters
+from simulator.units import counted, format_parameters
+
+#: Groups of an axis, and ranks of a group, on the terminal; the JSON has all.
+_SHOWN_GROUPS, _SHOWN_RANKS = 3, 16
 
 if TYPE_CHECKING:
     from simulator.config import Workload
@@ -27,16 +30,21 @@ def command(
         str | None,
         typer.Option(metavar="KIND", help="Print the JSON Schema of a workload or a cluster instead, for an editor."),
     ] = None,
+    groups: Annotated[
+        bool, typer.Option("--groups", help="Print the groups of ranks that communicate, and their members.")
+    ] = False,
     quiet: Quiet = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on any warning.")] = False,
 ) -> None:
     """Check a workload without simulating it.
 
-    Prints the sizes of its model and its layout. --json writes the whole workload with every default filled in.
+    Prints the sizes of its model and its layout. --json writes the whole workload with every default filled in, and
+    with --groups all members of all groups.
 
     \b
     Examples:
       llmsim check gpt175b_3d --set parallelism.pp=16
+      llmsim check llama3_70b --groups
       llmsim check --schema workload > workload.schema.json
     """
     if schema is not None:
@@ -67,9 +75,14 @@ def command(
     notes = models.warnings(job)
     total, active = models.parameters(job), models.active_parameters(job)
     content = {"workload": job.model_dump(mode="json"), "params_total": total, "params_active": active}
+    members = _groups(job) if groups else {}
+    if groups:
+        content["groups"] = members
     write_json(json, envelope("check", notes, **content))
     if not quiet and json != STDOUT:
         _say_sizes(job, total, active)
+        for axis, axis_groups in members.items():
+            say(f"  {axis:<13} {_described(axis, axis_groups)}")
     warn(notes)
     if strict and notes:
         raise typer.Exit(1)
@@ -80,6 +93,8 @@ def _say_sizes(job: Workload, total: int, active: int) -> None:
     layout, cluster = job.parallelism, job.cluster
     say(f"{job.name}: legal")
     say(f"  model         {format_parameters(total, active)}, {', '.join(_traits(job.model))}")
+    if job.model.mtp_layers or job.model.padded_vocab(layout.tp) != job.model.vocab:
+        say("                parameters without padding of the vocabulary and layers for multi-token prediction")
     context = f" x cp {layout.cp}" if layout.cp > 1 else ""
     folded = f", experts over ep {layout.ep} x etp {layout.etp}" if job.model.moe else ""
     say(f"  ranks         {job.n_ranks} = tp {layout.tp}{context} x pp {layout.pp} x dp {layout.dp}{folded}")
@@ -88,6 +103,36 @@ def _say_sizes(job: Workload, total: int, active: int) -> None:
     say(f"  calibration   {', '.join(job.calibrations.values())}" + (f", stack {job.stack}" if job.stack else ""))
     say(f"  micro-batches {job.microbatches} of {job.training.micro_batch} x {job.training.seq} tokens")
     say(f"  stages        {_runs(layout.layers_per_stage)} layers")
+
+
+def _groups(job: Workload) -> dict[str, list[list[int]]]:
+    """Return the groups of several ranks by axis, each a list of ranks in the order of the group."""
+    from simulator.lowering import layout
+
+    placed = layout(job).groups
+    return {str(axis): [list(members) for members in placed[axis]] for axis in placed if len(placed[axis][0]) > 1}
+
+
+def _described(axis: str, groups: list[list[int]]) -> str:
+    """Return a line on the groups of an axis: what they are, how many, and the members of the first ones."""
+    from simulator.program.vocabulary import AXES, Axis
+
+    facts = AXES[Axis(axis.rstrip("0123456789"))]
+    shown = "; ".join(_members(members) for members in groups[:_SHOWN_GROUPS])
+    more = f"; {len(groups) - _SHOWN_GROUPS:,} more" if len(groups) > _SHOWN_GROUPS else ""
+    size = counted(len(groups), "group") + f" of {len(groups[0]):,}"
+    return f"{size}, {facts.members}: {shown}{more}"
+
+
+def _members(ranks: list[int]) -> str:
+    """
+    >>> _members([4, 5, 6, 7]), _members([0, 8, 16, 24]), _members([0, 3]), _members([0, 1, 8])
+    ('4-7', '0-24 by 8', '0, 3', '0, 1, 8')
+    """
+    step = ranks[1] - ranks[0]
+    if len(ranks) > 2 and step > 0 and ranks == list(range(ranks[0], ranks[-1] + 1, step)):
+        return f"{ranks[0]}-{ranks[-1]}" + (f" by {step}" if step > 1 else "")
+    return ", ".join(map(str, ranks[:_SHOWN_RANKS])) + (" ..." if len(ranks) > _SHOWN_RANKS else "")
 
 
 def _traits(model: Model) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Len
 
-from simulator.bounds import Bandwidth, Count, CountOrNone, Latency, NotNegative, SpeedScale, Text
+from simulator.bounds import Bandwidth, CountOrNone, InNode, InNodeOrNone, Latency, NotNegative, SpeedScale, Text
 
 PcieGeneration = Annotated[int, Ge(3), Le(6)]
 PcieLanes = Literal[1, 2, 4, 8, 16]
@@ -23,7 +23,7 @@ class Gpus:
 
     type: Text
     """name of a GPU, such as a100-sxm-80gb; the calibration profile of that name describes it"""
-    count: Count
+    count: InNode
     """GPUs per node"""
 
 
@@ -93,7 +93,7 @@ class Pcie:
     """3, 4, 5 or 6"""
     lanes: PcieLanes = 16
     """lanes per link"""
-    gpus_per_switch: Count | None = None
+    gpus_per_switch: InNode | None = None
     """GPUs that share a PCIe switch, and its one link to the CPU [1]"""
     p2p: bool = True
     """whether GPUs copy to each other directly; false: through host memory"""
@@ -110,7 +110,7 @@ class Pcie:
 class Nics:
     """Network cards of a node."""
 
-    count: CountOrNone = 0
+    count: InNodeOrNone = 0
     """cards per node; 0 for a machine that stands alone"""
     bandwidth_bps: NotNegative = 0.0
     """bits/s per card and direction, as on its data sheet"""

@@ -18,6 +18,8 @@ from simulator.input_files import brief, closest
 
 _KEYS = ("SwitchName", "Switches", "Nodes", "LinkSpeed")
 _MOST_NAMES = 100_000
+#: Tiers of switches.
+_MOST_TIERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,9 @@ def _switches_above(switches: dict[str, _Switch], path: Path) -> dict[str, str]:
         way = [switch.name]
         while way[-1] in above and above[way[-1]] not in way:
             way.append(above[way[-1]])
+            if len(way) > _MOST_TIERS:
+                message = f"{switch.name} is under more than {_MOST_TIERS - 1} switches, one under the other"
+                _fail(path, switch.line, message, allowed=f"at most {_MOST_TIERS} tiers")
         if way[-1] in above:
             circle = " in ".join([*way, above[way[-1]]])
             _fail(path, switch.line, f"{switch.name} hangs under itself", found=circle)

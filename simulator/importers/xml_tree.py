@@ -9,7 +9,7 @@ from xml.parsers import expat
 
 from simulator.errors import InputError
 
-MAX_DEPTH, MAX_ELEMENTS = 64, 100_000
+MAX_DEPTH, MAX_ELEMENTS = 64, 20_000
 
 
 @dataclass(frozen=True, slots=True)

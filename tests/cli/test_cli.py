@@ -97,6 +97,32 @@ def test_check_says_what_the_model_is(
     assert (result["params_total"], result["params_active"]) == expected
 
 
+def test_check_prints_the_members_of_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    """16 ranks as tp 2, dp 4, pp 2, tensor ranks innermost: 0 and 1 share layers, 0, 2, 4 and 6 parameters, and 0 and 8
+    are a pipeline. Groups of one rank are none."""
+    sizes = (
+        "--set",
+        "parallelism={tp: 2, pp: 2, dp: 4}",
+        "--set",
+        "cluster={name: dgx_a100}",
+        "--set",
+        "training.micro_batch=1",
+    )
+    assert command("check", "gpt22b_tp8", *sizes, "--groups", "--json", "-") == 0
+    groups = json.loads(capsys.readouterr().out)["groups"]
+    assert groups["tp"] == [[rank, rank + 1] for rank in range(0, 16, 2)]
+    assert groups["dp"] == [[first + 2 * at for at in range(4)] for first in (0, 1, 8, 9)]
+    assert groups["pp"] == [[rank, rank + 8] for rank in range(8)]
+    assert "cp" not in groups
+    assert command("check", "gpt22b_tp8", *sizes, "--groups") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "tp 8 groups of 2, ranks that share each layer: 0, 1; 2, 3; 4, 5; 5 more" in out
+    assert "dp 4 groups of 4, ranks that hold the same parameters outside experts: all dp and cp ranks" in out
+    assert "0-6 by 2; 1-7 by 2; 8-14 by 2; 1 more" in out
+    assert command("check", "gpt22b_tp8", *sizes) == 0
+    assert "groups" not in capsys.readouterr().out
+
+
 def test_json_on_standard_output_stands_alone(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("check", workload, "--json", "-", "--set", "parallelism.dp=1") == 0
     out, err = capsys.readouterr()

@@ -348,3 +348,26 @@ def test_figures_of_a_table_are_not_beyond_all_bounds(tmp_path: Path) -> None:
     reasons = [compared.outcome.skipped for compared in compare(rows, lambda _: Prediction(1.0, "ring", "ll", 1.0))]
     assert ["algbw '1e300'" in reasons[0], "latency_us '1e300'" in reasons[1]] == [True, True]
     assert all("is not a number above 0, and at most 1e+15" in reason for reason in reasons)
+
+
+def test_files_that_would_take_minutes_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    """Half a million keys; an XML of 20,000 GPUs and one of 5,000, more than a node can have; a chain of 5,000
+    switches. Each took a minute and more, or gigabytes."""
+    keys, topology = tmp_path / "keys.yaml", tmp_path / "topology.conf"
+    keys.write_text("\n".join(f"k{i}: {i}" for i in range(500_000)))
+    with pytest.raises(InputError, match="more than 50,000 keys and values"):
+        load_workload(keys)
+    for count, message in ((20_000, "more than 20,000 elements"), (5_000, "<= 576")):
+        gpus = "".join(
+            f'<pci busid="{i:04x}:00:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16">'
+            f'<gpu dev="{i}" sm="90" rank="{i}" gdr="1"/></pci>'
+            for i in range(count)
+        )
+        xml = tmp_path / "node.xml"
+        xml.write_text(f'<system version="1"><cpu numaid="0" affinity="ff" arch="x86_64">{gpus}</cpu></system>')
+        with pytest.raises(InputError, match=message):
+            load_cluster(xml)
+    chain = [f"SwitchName=s{i} Switches=s{i - 1}" for i in range(1, 5_000)]
+    topology.write_text("\n".join(["SwitchName=s0 Nodes=n[0-3]", *chain]))
+    with pytest.raises(InputError, match="s0 is under more than 15 switches"):
+        load_cluster({"name": str(topology), "node": NODE})

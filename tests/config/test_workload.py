@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import simulator
 from simulator.config import ClusterSpec, Workload, altered, catalog, load_cluster, load_workload, presets, warnings
 from simulator.config.rules.numbers import divisors, split
 from simulator.config.section import section_of
@@ -551,3 +553,18 @@ def test_a_job_that_says_neither_nodes_nor_replicas_is_told_how_to_use_all_gpus(
     assert odd == [told[0].partition(": cluster.nodes")[0]]
     given = [note for note in warnings(load_workload(job, {"parallelism.dp": 1})) if "no rank" in note]
     assert given == ["3 of the 4 GPUs of the cluster have no rank"]
+
+
+@pytest.mark.parametrize("name", catalog.names("workload"))
+def test_every_shipped_workload_reads_back_from_its_dump(name: str) -> None:
+    first = load_workload(name)
+    assert load_workload(json.loads(json.dumps(first.model_dump(mode="json")))) == first
+
+
+@pytest.mark.parametrize("name", catalog.names("cluster"))
+def test_a_job_on_every_shipped_cluster_reads_back_to_the_same_step(name: str) -> None:
+    changes = {"training.precision": "fp16", "training.global_batch": 144, "model.layers": 2}
+    first = load_workload(SMALL | {"cluster": {"name": name, "nodes": 1}}, changes)
+    again = load_workload(json.loads(json.dumps(first.model_dump(mode="json"))))
+    assert again == first
+    assert simulator.run(again).spans.step_time_s == simulator.run(first).spans.step_time_s
