@@ -34,7 +34,7 @@ class _Loader(yaml.SafeLoader):
         self._nodes += 1
         if self._nodes > MAX_YAML_NODES:
             problem = f"has more than {MAX_YAML_NODES:,} keys and values"
-            raise yaml.composer.ComposerError(None, None, problem, self.peek_event().start_mark)
+            raise yaml.composer.ComposerError(None, None, problem, self.get_mark())
         node: yaml.Node | None = super().compose_node(parent, index)
         return node
 

@@ -114,7 +114,7 @@ def _groups(job: Workload) -> dict[str, list[list[int]]]:
 
 
 def _described(axis: str, groups: list[list[int]]) -> str:
-    """Return a line on the groups of an axis: what they are, how many, and the members of the first ones."""
+    """Return a line that says how many groups an axis has, why, and who is in the first ones."""
     from simulator.program.vocabulary import AXES, Axis
 
     facts = AXES[Axis(axis.rstrip("0123456789"))]

@@ -18,7 +18,7 @@ from simulator.units import GB, Gbit, us
 
 if TYPE_CHECKING:
     from simulator.cluster import Cluster, Gpu, Link
-    from simulator.cluster.cluster import Spread
+    from simulator.cluster.link import Spread
 
 
 def command(

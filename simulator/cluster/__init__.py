@@ -1,6 +1,7 @@
 """Clusters: GPUs, switches and NICs as a graph of links, and the routes between GPUs."""
 
 from simulator.cluster.build import build_cluster
-from simulator.cluster.cluster import Cluster, Gpu, Link
+from simulator.cluster.cluster import Cluster, Gpu
+from simulator.cluster.link import Link
 
 __all__ = ["Cluster", "Gpu", "Link", "build_cluster"]

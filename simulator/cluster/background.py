@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from simulator.cluster import names
-from simulator.cluster.cluster import BackgroundFlow, Cluster, Spread
+from simulator.cluster.cluster import BackgroundFlow, Cluster
+from simulator.cluster.link import Spread
 from simulator.errors import InputError
 from simulator.hardware.traffic import BackgroundTraffic, TrafficBetween
 

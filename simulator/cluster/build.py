@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 from simulator.cluster import names
 from simulator.cluster.background import with_background
-from simulator.cluster.cluster import Cluster, Gpu, Link
+from simulator.cluster.cluster import Cluster, Gpu
 from simulator.cluster.dead_links import dead_by_node, dead_links, without_trunks
+from simulator.cluster.link import Link
 from simulator.cluster.node import NodeLayout, lay_out
 from simulator.errors import InputError, located
 from simulator.fabrics import Switches, switches
@@ -80,12 +82,17 @@ def _layouts(spec: ClusterSpec, dead: frozenset[str] = frozenset()) -> tuple[Nod
         missing |= {name for k in range(node.nics.count) for name in (f"nic{k}",) if cut & {name, f"{name}.pcie"}}
         key = node, frozenset(missing), cut
         if key not in layouts:
-            with located(lambda _, n=n: (None, f"overrides (node{n})")):
+            with located(partial(_in_node, n)):
                 layouts[key] = lay_out(node, spec.fabric.transport, key[1], cut)
         if spec.n_nodes > 1 and not layouts[key].nics:
             raise InputError("leave no network card to this node", key="overrides", found=f"node{n}")
         by_node.append(layouts[key])
     return tuple(by_node)
+
+
+def _in_node(node: int, key: str) -> tuple[None, str]:
+    """Return the place of an error inside a node."""
+    return None, f"overrides (node{node})"
 
 
 def _links(spec: ClusterSpec, layouts: tuple[NodeLayout, ...], fabric: Switches) -> tuple[list[Link], tuple[int, ...]]:

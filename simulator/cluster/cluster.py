@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,32 +12,13 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.cluster.link import Link, Spread
+from simulator.cluster.nic_pairs import NicPair, joined_pair
 from simulator.cluster.node import HOST_ENDS, MEMORY, NodeLayout, Route
 from simulator.errors import InputError
 from simulator.fabrics import Switches
 from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.hardware.transport import TransportKind
-
-#: Links, each with the share of a transfer's bytes that crosses it.
-Spread = tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One direction of a full-duplex link.
-
-    ``kind`` is the transport whose efficiency and latency apply: nvlink, pcie, infiniband, roce or tcp. Drives of a
-    node have nvme, the memory of its host memory (one link for both directions). A NIC's port is ``node3.nic2:tx``
-    (towards the switch) and ``:rx``; a leaf's uplinks are ``rail2.leaf0.up:tx`` and ``:rx``.
-    """
-
-    index: int
-    name: str
-    kind: TransportKind
-    src: str
-    dst: str
-    bandwidth_Bps: float
-    latency_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +176,7 @@ class Cluster:
 
     def nics_between(
         self, node_a: int, slot_a: int, node_b: int, slot_b: int, nic: int | None = None
-    ) -> tuple[tuple[int, int], ...]:
+    ) -> tuple[NicPair, ...]:
         """Return the NICs by which a message leaves ``slot_a`` of one node and reaches ``slot_b`` of another.
 
         ``nic`` makes both ends use that NIC. Where dead links leave no way between two NICs, others that are still
@@ -215,23 +195,15 @@ class Cluster:
         elif not all_a or not all_b:
             pairs = [self._same_nic(node_a, node_b, (all_a or all_b or (0,))[0])]
         else:
-            own = [(all_a[i % len(all_a)], own_b) for i, own_b in enumerate(all_b)]
-            pairs = [self._nics_of_rail(node_a, slot_a, node_b, own_a, own_b) for own_a, own_b in own]
-        return tuple([self._joined(node_a, node_b, *pair) for pair in pairs])
-
-    def _joined(self, node_a: int, node_b: int, nic_a: int, nic_b: int) -> tuple[int, int]:
-        """Return two NICs that trunks still join: these, else others of one number, else any."""
+            ends = [(all_a[i % len(all_a)], nic_b) for i, nic_b in enumerate(all_b)]
+            pairs = [self._nics_of_rail(node_a, slot_a, node_b, *pair) for pair in ends]
         leaves_a, leaves_b = self.switches.leaves[node_a], self.switches.leaves[node_b]
-        on_a, on_b = self.layouts[node_a].nics, self.layouts[node_b].nics
-        same = ((nic, nic) for nic in on_a if nic in on_b)
-        for a, b in itertools.chain([(nic_a, nic_b)], same, itertools.product(on_a, on_b)):
-            if leaves_a[a] == leaves_b[b] or leaves_a[a] in self._hops_to(leaves_b[b]):
-                return a, b
-        raise InputError(
-            f"dead links leave no way from node{node_a} to node{node_b}",
-            key="cluster.overrides",
-            fix="placement: a list of nodes that are still joined",
-        )
+
+        def joins(pair: NicPair) -> bool:
+            start, goal = leaves_a[pair[0]], leaves_b[pair[1]]
+            return start == goal or start in self._hops_to(goal)
+
+        return tuple([joined_pair(pair, (node_a, node_b), (a.nics, b.nics), joins) for pair in pairs])
 
     def _nics_of_rail(self, node_a: int, slot_a: int, node_b: int, own_a: int, own_b: int) -> tuple[int, int]:
         a = self.layouts[node_a]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from simulator.cluster.cluster import Link
+from simulator.cluster.link import Link
 from simulator.errors import InputError
 from simulator.hardware.overrides import name_pattern
 from simulator.input_files import closest

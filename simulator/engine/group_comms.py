@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
-from simulator.cluster.cluster import Spread
+from simulator.cluster.link import Spread
 from simulator.costs import Costs
 from simulator.engine.placement import Placed
 from simulator.network import hosts

@@ -113,8 +113,8 @@ def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool, other: st
             fix="node.nvlink.sharp: true in the cluster file, where its switches can",
         )
     slots = {node: [cluster.locate(rank)[1] for rank in members] for node, members in nodes.items()}
-    for node, (first, *others) in slots.items():
-        if not all((first, other) in cluster.layout_of(node).nvlink for other in others):
+    for node, (first, *rest) in slots.items():
+        if not all((first, other) in cluster.layout_of(node).nvlink for other in rest):
             raise InputError(
                 f"{name} needs NVLink from every member to the switches, and links of node{node} are dead",
                 key="algorithm",

@@ -314,8 +314,8 @@ def _transfers(
 ) -> Iterator[tuple[int, int]]:
     """Yield the sends of an instant with their receives.
 
-    Both ends are of the stage that sends. Where spans are of no stage, as in batches, a transfer leads to the next
-    pipeline rank, backward to the one before; the second copy of a model goes the other way. What is alike in all that
+    Both ends are of the stage that sends. Spans of batches are of no stage. Theirs lead to the next pipeline rank,
+    backward to the one before. Those of a model's second copy go the other way. What is alike in all that
     belongs to pipelines side by side, whose ranks are in the same order at both ends.
     """
     step, n_ranks = -1 if backward else 1, max(pipeline_rank.values()) + 1

@@ -35,7 +35,8 @@ class LayerSeconds:
         """Return the seconds of every stage where the layers are split so."""
         last = np.cumsum(split)
         rows = zip(self.layers, last - np.array(split), last, strict=True)
-        return self.ends + np.array([row[first:end].sum() for row, first, end in rows])
+        seconds: Floats = self.ends + np.array([row[first:end].sum() for row, first, end in rows])
+        return seconds
 
     def as_simulated(self, split: Sequence[int], stage_s: Floats) -> LayerSeconds:
         """Return the same seconds, scaled on each stage to what a simulation of ``split`` took there.
