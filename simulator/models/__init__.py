@@ -15,7 +15,7 @@ from simulator.models.flops import (
 )
 from simulator.models.layer import layer
 from simulator.models.model_warnings import warnings
-from simulator.models.mtp import predictor
+from simulator.models.multi_token_prediction import predictor
 from simulator.models.optimizer import (
     StateBytes,
     host_state_bytes,
