@@ -48,8 +48,6 @@ def command(
       llmsim check --schema workload > workload.schema.json
     """
     if schema is not None:
-        if schema not in ("workload", "cluster"):
-            raise InputError("has no schema", file="--schema", found=schema, allowed="workload, cluster")
         check_outputs({"--json": json})
         if workload or set_:
             raise InputError("checks no workload", file="--schema", fix="leave WORKLOAD and --set out")
@@ -76,9 +74,7 @@ def command(
     total, active = models.parameters(job), models.active_parameters(job)
     content = {"workload": job.model_dump(mode="json"), "params_total": total, "params_active": active}
     members = _groups(job) if groups else {}
-    if groups:
-        content["groups"] = members
-    write_json(json, envelope("check", notes, **content))
+    write_json(json, envelope("check", notes, **content, **({"groups": members} if groups else {})))
     if not quiet and json != STDOUT:
         _say_sizes(job, total, active)
         for axis, axis_groups in members.items():
@@ -160,6 +156,8 @@ def _schema(kind: str) -> dict[str, Any]:
     from simulator.config.section import section_of
     from simulator.hardware.cluster_spec import ClusterSpec
 
+    if kind not in ("workload", "cluster"):
+        raise InputError("has no schema", file="--schema", found=kind, allowed="workload, cluster")
     model = Workload if kind == "workload" else section_of(ClusterSpec)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema()}
 
