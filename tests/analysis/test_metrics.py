@@ -183,6 +183,20 @@ def test_links_are_ranked_by_the_share_of_the_step_that_their_bytes_need() -> No
     assert [(link["name"], link["utilisation"]) for link in found] == [("nic", 0.5), ("nvlink", 0.125)]
 
 
+@pytest.mark.parametrize("length_s", [0.1, 0.3, 0.7, 1.1, 1.3])
+def test_of_links_that_are_equally_busy_the_first_is_told(length_s: float) -> None:
+    # A NIC that carries a third of an uplink's bytes at a third of its bandwidth is as busy: 0.1 s, whatever rounding
+    # makes of 0.3 / 3 and 0.1 / 1 over the length of a step.
+    links = [LinkUse("nic", "infiniband", 1, 0.1, 1.0), LinkUse("up", "infiniband", 1, 0.1 * 3, 3.0)]
+    for first, second in (links, links[::-1]):
+        play = timeline(
+            [Span(0, "compute", template(("a", "matmul", "compute", length_s)), 0.0)], links=[first, second]
+        )
+        assert [(link["name"], link["bytes"], link["count"]) for link in busiest_links(play)] == [
+            (first.name, first.nbytes, 2)
+        ]
+
+
 def test_nothing_to_analyse() -> None:
     # A Timeline without spans has no step to divide; the shares are zero rather than not-a-number.
     cut = activity(timeline([]))

@@ -22,7 +22,7 @@ def busiest_links(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
     step = timeline.step_time_s
     used = [(link.nbytes / (link.capacity_Bps * step), link) for link in timeline.links if link.nbytes and step]
     rows: list[dict[str, Any]] = []
-    for utilisation, link in sorted(used, key=lambda pair: -pair[0]):
+    for utilisation, link in sorted(used, key=lambda pair: -_rounded(pair[0])):
         like = next(
             (r for r in rows if r["kind"] == link.kind and utilisation >= (1 - _ALIKE) * r["utilisation"]), None
         )
@@ -57,7 +57,7 @@ def links_of_purpose(timeline: Timeline, purpose: str) -> list[dict[str, Any]]:
             (name, link.kind), {"links": name, "kind": link.kind, "count": 0, "bytes": 0.0, "busy_s": 0.0}
         )
         row["count"] += link.count
-        if nbytes / link.capacity_Bps > row["busy_s"]:
+        if _rounded(nbytes / link.capacity_Bps) > _rounded(row["busy_s"]):
             row |= {"bytes": nbytes, "busy_s": nbytes / link.capacity_Bps}
     return sorted(rows.values(), key=lambda row: -float(row["busy_s"]))
 
@@ -90,6 +90,11 @@ def contention(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
             row = {"link": contention.link, "kind": contention.kind, "count": contention.count, "flows": flows}
             rows.append(row)
     return rows[:limit]
+
+
+def _rounded(figure: float) -> float:
+    """Return ``figure`` without rounding's last digits: of equally busy links the first one counts, not chance."""
+    return float(f"{figure:.9e}")
 
 
 def _largest_loss(contention: Contention) -> float:
