@@ -76,7 +76,7 @@ class _Walker:
         while True:
             self.visited.add(span)
             self._spend(span, now)
-            now = float(timeline.start_s[span])
+            now = min(now, float(timeline.start_s[span]))
             last = self._last_member(span, now)
             self.visited.add(last)
             if timeline.posted_s[last] < timeline.launched_s[last]:
@@ -88,8 +88,8 @@ class _Walker:
             if released_by is None:
                 break
             gap = now - float(timeline.end_s[released_by])
-            if gap > self.tolerance and (computation := self._computation_beside(last, now)) is not None:
-                span = computation
+            if gap > self.tolerance and (beside := self._beside(last, now)) is not None:
+                span = beside
                 continue
             if gap > self.tolerance:
                 self._count(WAITING, now - gap, now)
@@ -120,18 +120,23 @@ class _Walker:
                 return spans[index]
         return None
 
-    def _computation_beside(self, span: int, now: float) -> int | None:
-        """Return the computation that goes on where a communication begins, if it is no other span's end that began it.
+    def _beside(self, span: int, now: float) -> int | None:
+        """Return the span that another one beside it waited for, if it is no span's end that began it.
 
-        One of its kernels has ended then, and left SMs to the communication.
+        A communication may begin while computation goes on: a kernel has ended then, and left it SMs. Kernels beside a
+        communication are issued behind it.
         """
-        if self.category[span] < FIRST_COMMUNICATION or self.compute[span]:
-            return None
         timeline = self.timeline
         first, after = np.searchsorted(timeline.rank, (timeline.rank[span], timeline.rank[span] + 1))
-        begun = self.compute[first:after] & (timeline.start_s[first:after] < now - self.tolerance)
-        running = np.flatnonzero(begun & (timeline.end_s[first:after] > now + self.tolerance)) + first
-        return int(running[0]) if len(running) and int(running[0]) not in self.visited else None
+        compute, here = self.compute[first:after], slice(first, after)
+        if self.category[span] >= FIRST_COMMUNICATION and not self.compute[span]:
+            begun = compute & (timeline.start_s[here] < now - self.tolerance)
+            beside = begun & (timeline.end_s[here] > now + self.tolerance)
+        else:
+            issued = np.abs(timeline.launched_s[here] - now) <= self.tolerance
+            beside = issued & ~compute & (timeline.posted_s[here] < now - self.tolerance)
+        spans = np.flatnonzero(beside) + first
+        return int(spans[0]) if len(spans) and int(spans[0]) not in self.visited else None
 
     def _last_member(self, span: int, now: float) -> int:
         """Return the last launched of the spans that are one communication, each on another rank; else ``span``."""
@@ -155,28 +160,36 @@ class _Walker:
     def _spend(self, span: int, until: float) -> None:
         """Count the span's time up to ``until`` among the classes of its ops."""
         timeline = self.timeline
-        start = float(timeline.start_s[span])
-        length = min(until, self.high) - max(start, self.low)
-        if length <= 0:
+        start, end = float(timeline.start_s[span]), float(timeline.end_s[span])
+        low, high = max(start, self.low), min(until, self.high)
+        if high <= low:
             return
-        if span in timeline.stretched:
-            shares = self._stretched_shares(span, until)
+        code = int(timeline.template[span])
+        template = timeline.templates[code]
+        rows = timeline.stretched.get(span)
+        if rows is None and template.length_s and (low > start or high < end):
+            rows = start + template.start_s, start + template.end_s
+        if rows is not None:
+            shares = _by_class(template, _on_path(template, *[row.clip(low, high) for row in rows]) / (high - low))
+            shares[LAUNCH] = max(1.0 - sum(shares.values()), 0.0)
         else:
-            code = int(timeline.template[span])
             if code not in self.shares:
-                self.shares[code] = _shares(timeline.templates[code])
+                self.shares[code] = _shares(template)
             shares = self.shares[code]
         for name, share in shares.items():
-            self.seconds[name] += share * length
+            self.seconds[name] += share * (high - low)
 
-    def _stretched_shares(self, span: int, until: float) -> dict[str, float]:
-        template = self.timeline.templates[self.timeline.template[span]]
-        start, end = self.timeline.stretched[span]
-        spent = template.exposed(np.minimum(start, until), np.minimum(end, until))
-        length = until - float(self.timeline.start_s[span])
-        shares = _by_class(template, spent / length)
-        shares[LAUNCH] = max(1.0 - sum(shares.values()), 0.0)
-        return shares
+
+def _on_path(template: Template, start: Floats, end: Floats) -> Floats:
+    """Return the seconds of each op on the path through a template, given the ops' ``start`` and ``end``.
+
+    Of a communication and the kernels beside it, what ends last is on the path: what comes next waits for that.
+    """
+    seconds = end - start
+    for op, n in template.beside.items():
+        kernels = slice(op + 1, op + 1 + n)
+        seconds[kernels if end[op] > end[kernels].max() + _AT_ONCE_s else op] = 0.0
+    return seconds
 
 
 def _by_class(template: Template, values: Floats) -> dict[str, float]:
@@ -188,6 +201,6 @@ def _by_class(template: Template, values: Floats) -> dict[str, float]:
 
 
 def _shares(template: Template) -> dict[str, float]:
-    total = float(template.exposed_s.sum())
-    # A transfer that the network times has one op, without work of its own.
-    return _by_class(template, template.exposed_s / total if total else np.full(len(template), 1 / len(template)))
+    if not template.length_s:  # a transfer that the network times has one op, without work of its own
+        return _by_class(template, np.full(len(template), 1 / len(template)))
+    return _by_class(template, _on_path(template, template.start_s, template.end_s) / template.length_s)

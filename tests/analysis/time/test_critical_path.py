@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from simulator.analysis.time.critical_path import critical_path
@@ -64,6 +66,50 @@ def test_launch_gaps_inside_a_stretched_span() -> None:
     block = template(("a", "norm", "compute", 1.0), ("b", "gelu", "compute", 1.0))
     play = timeline([Span(0, "compute", block, 0.0, end=3.0, rows=((0.5, 2.0), (1.5, 3.0)))])
     assert seconds(play) == {"norm": pytest.approx(1.0), "gelu": pytest.approx(1.0), "host launch": pytest.approx(1.0)}
+
+
+#: A gather of 4 s beside two products of 1 s, before a norm of 1 s.
+BESIDE = replace(
+    template(
+        ("gather", "all_gather", "tp", 4.0),
+        ("a", "matmul", "compute", 1.0),
+        ("b", "matmul", "compute", 1.0),
+        ("c", "norm", "compute", 1.0),
+    ),
+    beside={0: 2},
+)
+
+
+def test_of_a_communication_and_kernels_beside_it_what_ends_last_is_on_the_path() -> None:
+    # The norm waits for the gather, which ends at 4 s, and not for the products, which end at 2 s.
+    assert seconds(timeline([Span(0, "compute", BESIDE, 0.0, end=5.0)])) == {"tp communication": 4.0, "norm": 1.0}
+    # Products that the host launches at 2 and 4 s end at 3 and 5 s. The norm waits for the second one, and both for the
+    # host: until 2 s, and from 3 to 4 s.
+    rows = ((0.0, 2.0, 4.0, 5.0), (4.0, 3.0, 5.0, 6.0))
+    assert seconds(timeline([Span(0, "compute", BESIDE, 0.0, end=6.0, rows=rows)])) == {
+        "matmul": 2.0,
+        "norm": 1.0,
+        "host launch": 3.0,
+    }
+
+
+def test_of_a_span_that_the_window_cuts_the_ops_inside_count() -> None:
+    # From 4.5 s on there is half of the norm, and none of the gather's 4 s.
+    play = timeline([Span(0, "compute", BESIDE, 0.0, end=5.0)])
+    assert [(row["class"], row["seconds"]) for row in critical_path(play, (4.5, 5.0))] == [("norm", 0.5)]
+
+
+def test_a_kernel_beside_a_communication_waits_for_the_host_that_issues_it_first() -> None:
+    # The host has issued the gather at 2 s, for which the lane has waited since 1 s, and the product behind it at 3 s.
+    # The product ends last: 1 s of norm, 2 s of the host, 4 s of product.
+    play = timeline(
+        [
+            Span(0, "compute", template(("n", "norm", "compute", 1.0)), 0.0),
+            Span(0, "compute", template(("mm", "matmul", "compute", 4.0)), 3.0, posted=2.0),
+            Span(0, "tp", template(("g", "all_gather", "tp", 1.0)), 2.0, posted=1.0, launched=2.0),
+        ]
+    )
+    assert seconds(play) == {"norm": 1.0, "matmul": 4.0, "host launch": 2.0}
 
 
 def test_no_spans_no_path() -> None:
