@@ -3,40 +3,62 @@
 Mutations are cosmic-ray's, a random sample of them; each is tried in a copy of the tree, one after the other. Type
 annotations are left as they are, for no test can tell. A mutant that lives is printed as a diff: write the test that
 it fails, or say beside the code why the change is none.
+
+Tests run in forks of a process that has the libraries already. Files that name the changed module come first, and
+quick ones before slow ones; the first failure ends the run.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import compileall
+import importlib
 import os
-import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import unified_diff
 from pathlib import Path
 from random import Random
+from xml.etree import ElementTree
 
+import pytest
 from cosmic_ray.commands.init import init
-from cosmic_ray.mutating import mutate_and_test
+from cosmic_ray.mutating import use_mutation
+from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import MutationSpec
 
 ROOT = Path(__file__).parents[1]
-#: Package of simulator -> folders of tests that are to notice.
+#: Package of simulator -> paths of tests that are to notice.
 PACKAGES = {
-    "engine": ("engine",),
-    "network": ("network",),
+    "engine": ("engine", "program", "network/test_flows.py", "schedules/test_played.py"),
+    "network": ("network", "engine/test_traffic.py", "engine/test_contention.py"),
     "lowering": ("lowering",),
     "models": ("models", "lowering/test_feature_pairs.py"),
     "operations": ("operations", "models", "lowering/test_feature_pairs.py"),
-    "costs": ("costs",),
+    "costs": ("costs", "engine/test_exact_sms.py", "engine/test_power.py"),
 }
-#: A mutant that takes so many times as long as the tests do, and so many seconds, hangs.
-SLOWER, SLACK_s = 4, 30
+#: Imported once, before forks; what is changed, and what tests it, is imported in each fork.
+LIBRARIES = (
+    "numpy",
+    "pandas",
+    "networkx",
+    "simpy",
+    "pydantic",
+    "yaml",
+    "matplotlib.pyplot",
+    "rich",
+    "typer",
+)
+CHANGING = ("simulator", "tests", "calibration")
+#: A test that takes longer hangs, seconds of processor time.
+LONGEST_s = 40
 
 
 def main() -> int:
@@ -46,15 +68,18 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=60, help="how many mutants [60]")
     parser.add_argument("--seed", type=int, default=0, help="of the sample [0]")
     parser.add_argument("--tests", nargs="+", help="paths of tests [those of the package]")
+    parser.add_argument("--slowest", type=float, default=60.0, help="seconds of a test file that is still run [60]")
     options = parser.parse_args()
-    tests = options.tests or [f"tests/{folder}" for folder in PACKAGES[options.package]]
-    command = shlex.join([sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", *tests])
+    tests = options.tests or [f"tests/{path}" for path in PACKAGES[options.package]]
+    for library in LIBRARIES:
+        importlib.import_module(library)
     with tempfile.TemporaryDirectory() as directory:
         copy(Path(directory))
         os.chdir(directory)
-        seconds = seconds_of(command)
+        sys.path.insert(0, directory)
+        seconds = {file: took for file, took in seconds_of(tests).items() if took <= options.slowest}
         mutants = sample(Path("simulator") / options.package, options.sample, options.seed)
-        died = sum(try_one(mutant, command, SLOWER * seconds + SLACK_s) for mutant in mutants)
+        died = sum(try_one(mutant, seconds) for mutant in mutants)
         os.chdir(ROOT)
     print(f"{options.package}: {died} of {len(mutants)} mutants died")
     return 0
@@ -74,11 +99,42 @@ def copy(directory: Path) -> None:
             shutil.copy2(ROOT / name, directory / name)
 
 
-def seconds_of(command: str) -> float:
-    """Return how long the tests take as they are. Raises `subprocess.CalledProcessError` where they fail."""
-    began = time.monotonic()
-    subprocess.run(shlex.split(command), check=True, capture_output=True)
-    return time.monotonic() - began
+def seconds_of(tests: Sequence[str]) -> dict[str, float]:
+    """Return how long each test file takes as it is. Raises RuntimeError where tests fail."""
+    compileall.compile_dir("simulator", quiet=1)
+    if run_tests([*tests, "--junitxml=times.xml"]):
+        raise RuntimeError("the tests fail without any change")
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for case in ElementTree.parse("times.xml").iter("testcase"):
+        seconds[case.attrib["classname"].replace(".", "/") + ".py"] += float(case.attrib["time"])
+    return dict(seconds)
+
+
+class HangGuard:
+    """Plugin of pytest that ends the process where one test takes `LONGEST_s` of processor time."""
+
+    def pytest_runtest_setup(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, LONGEST_s)  # its signal ends a process that has no handler for it
+
+
+def run_tests(arguments: Sequence[str]) -> int:
+    """Return the status with which pytest ends in a fork for these ``arguments``; 0 where all tests pass."""
+    child = os.fork()
+    if not child:
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(null, stream)
+        for module in [name for name in sys.modules if name.partition(".")[0] in CHANGING]:
+            del sys.modules[module]
+        signal.setitimer(signal.ITIMER_PROF, LONGEST_s)
+        os._exit(pytest.main(["-q", "-x", "-n", "0", "-p", "no:cacheprovider", *arguments], plugins=[HangGuard()]))
+    return os.waitpid(child, 0)[1]
+
+
+def in_order(module: Path, seconds: Mapping[str, float]) -> list[str]:
+    """Return test files in the order in which they run: those that name the module first, then by their seconds."""
+    name = ".".join(module.with_suffix("").parts)
+    return sorted(seconds, key=lambda file: (name not in Path(file).read_text(encoding="utf-8"), seconds[file]))
 
 
 def sample(package: Path, size: int, seed: int) -> list[MutationSpec]:
@@ -111,13 +167,16 @@ def within(mutation: MutationSpec, places: Iterable[tuple[tuple[int, int], tuple
     return any(begin <= mutation.start_pos < end for begin, end in places)
 
 
-def try_one(mutation: MutationSpec, command: str, timeout_s: float) -> bool:
+def try_one(mutation: MutationSpec, seconds: Mapping[str, float]) -> bool:
     """Return True where the tests notice; print the diff where they do not."""
-    result = mutate_and_test([mutation], command, timeout_s)
-    if not result.is_killed:
-        print(f"--- lives: {mutation.module_path}:{mutation.start_pos[0]}, {mutation.operator_name}")
-        print(result.diff, flush=True)
-    return bool(result.is_killed)
+    module = Path(mutation.module_path)
+    operator = get_operator(mutation.operator_name)(**mutation.operator_args)
+    with use_mutation(module, operator, mutation.occurrence) as (before, after):
+        status = run_tests(in_order(module, seconds))
+    if status == 0:
+        print(f"--- lives: {module}:{mutation.start_pos[0]}, {mutation.operator_name}")
+        print("".join(unified_diff(before.splitlines(True), after.splitlines(True), n=2)), flush=True)
+    return status != 0
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.arrays import Floats, Ints
 
@@ -54,6 +55,16 @@ class Template:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def select_rows(self, keep: NDArray[np.bool_]) -> Template:
+        """Return the template of the rows that ``keep`` tells, one entry per row."""
+        rows, number = np.flatnonzero(keep).tolist(), np.cumsum(keep) - 1
+        beside = {op: int(keep[op + 1 : op + 1 + n].sum()) for op, n in self.beside.items() if keep[op]}
+        return Template(
+            *[tuple([texts[row] for row in rows]) for texts in (self.names, self.kinds, self.phases, self.lanes)],
+            *[figures[keep] for figures in (self.category, self.work_s, self.launch_s, self.nbytes, self.flops)],
+            beside={int(number[op]): n for op, n in beside.items() if n},
+        )
 
     @cached_property
     def start_s(self) -> Floats:

@@ -164,15 +164,17 @@ class Timeline:
         )
 
     def _without_rows_before(self, low: Floats, spans: Ints) -> Timeline:
-        """Return the Timeline with the rows of ``spans`` clipped to ``low`` (s, one entry per span)."""
+        """Return the Timeline with the rows of ``spans`` clipped to ``low`` (s, one entry per span), or left out."""
+        slack = 1e-12 * self.length_s
         templates, template, stretched = list(self.templates), self.template.copy(), dict(self.stretched)
         for span in spans.tolist():
             whole, since = self.templates[template[span]], float(low[span])
             start, end = stretched.get(span, (self.start_s[span] + whole.start_s, self.start_s[span] + whole.end_s))
             counts = start >= since
-            templates.append(replace(whole, nbytes=whole.nbytes * counts, flops=whole.flops * counts))
+            keep = counts | (end > since + slack)
+            templates.append(replace(whole, nbytes=whole.nbytes * counts, flops=whole.flops * counts).select_rows(keep))
             template[span] = len(templates) - 1
-            stretched[span] = np.maximum(start, since), np.maximum(end, since)
+            stretched[span] = np.maximum(start, since)[keep], np.maximum(end, since)[keep]
         return replace(self, templates=tuple(templates), template=template, stretched=stretched)
 
     def select_spans(self, span: Ints) -> Timeline:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -195,6 +196,28 @@ def test_of_links_that_are_equally_busy_the_first_is_told(length_s: float) -> No
         assert [(link["name"], link["bytes"], link["count"]) for link in busiest_links(play)] == [
             (first.name, first.nbytes, 2)
         ]
+
+
+def test_of_a_span_that_a_period_cuts_the_rows_before_are_left_out() -> None:
+    # A product to 1 s, a gather to 4 s beside two norms, a sum to 5 s. A period that begins at 2.5 s has the rest
+    # of the gather, from 2 s on the half of the second norm that is left, and the sum.
+    ops = template(
+        ("mm", "matmul", "compute", 1.0, 8.0),
+        ("gather", "all_gather", "tp", 3.0, 16.0),
+        ("one", "norm", "compute", 1.0),
+        ("two", "norm", "compute", 1.0),
+        ("sum", "sum", "compute", 1.0),
+    )
+    play = timeline([Span(0, "compute", replace(ops, beside={1: 2}), 0.0, end=5.0)])
+    period = play.cut({0: (2.5, 5.0)}, 2.5, compute_lane="compute", steps=1, microbatches=1)
+    rows = period.frame().sort_values(["start_s", "name"])
+    assert list(zip(rows["name"], rows["start_s"], rows["end_s"], strict=True)) == [
+        ("gather", 0.0, 1.5),
+        ("two", 0.0, 0.5),
+        ("sum", 1.5, 2.5),
+    ]
+    assert period.templates[period.template[0]].beside == {0: 1}
+    assert sum(period.templates[period.template[0]].nbytes) == 0.0
 
 
 def test_nothing_to_analyse() -> None:
