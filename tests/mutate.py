@@ -4,8 +4,8 @@ Mutations are cosmic-ray's, a random sample of them; each is tried in a copy of 
 annotations are left as they are, for no test can tell. A mutant that lives is printed as a diff: write the test that
 it fails, or say beside the code why the change is none.
 
-Tests run in forks of a process that has the libraries already. Files that name the changed module come first, and
-quick ones before slow ones; the first failure ends the run.
+Tests run in forks of a process that has the libraries already. Those of files that name the changed module come first,
+and quick ones before slow ones; the first failure ends the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import unified_diff
 from pathlib import Path
@@ -68,7 +67,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=60, help="how many mutants [60]")
     parser.add_argument("--seed", type=int, default=0, help="of the sample [0]")
     parser.add_argument("--tests", nargs="+", help="paths of tests [those of the package]")
-    parser.add_argument("--slowest", type=float, default=60.0, help="seconds of a test file that is still run [60]")
+    parser.add_argument("--slowest", type=float, default=2.0, help="seconds of a test that is still run [2]")
     options = parser.parse_args()
     tests = options.tests or [f"tests/{path}" for path in PACKAGES[options.package]]
     for library in LIBRARIES:
@@ -77,9 +76,12 @@ def main() -> int:
         copy(Path(directory))
         os.chdir(directory)
         sys.path.insert(0, directory)
-        seconds = {file: took for file, took in seconds_of(tests).items() if took <= options.slowest}
+        seconds = {test: took for test, took in seconds_of(tests).items() if took <= options.slowest}
         mutants = sample(Path("simulator") / options.package, options.sample, options.seed)
-        died = sum(try_one(mutant, seconds) for mutant in mutants)
+        died = 0
+        for number, mutant in enumerate(mutants, 1):
+            died += try_one(mutant, tests, seconds)
+            print(f"{died} of {number} died", file=sys.stderr, flush=True)
         os.chdir(ROOT)
     print(f"{options.package}: {died} of {len(mutants)} mutants died")
     return 0
@@ -100,14 +102,15 @@ def copy(directory: Path) -> None:
 
 
 def seconds_of(tests: Sequence[str]) -> dict[str, float]:
-    """Return how long each test file takes as it is. Raises RuntimeError where tests fail."""
+    """Return how long each test takes without any change. Raises RuntimeError where one fails."""
     compileall.compile_dir("simulator", quiet=1)
-    if run_tests([*tests, "--junitxml=times.xml"]):
+    if run_tests([*tests, "--junitxml=times.xml"], []):
         raise RuntimeError("the tests fail without any change")
-    seconds: defaultdict[str, float] = defaultdict(float)
-    for case in ElementTree.parse("times.xml").iter("testcase"):
-        seconds[case.attrib["classname"].replace(".", "/") + ".py"] += float(case.attrib["time"])
-    return dict(seconds)
+    cases = ElementTree.parse("times.xml").iter("testcase")
+    return {
+        f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}": float(case.attrib["time"])
+        for case in cases
+    }
 
 
 class HangGuard:
@@ -117,7 +120,20 @@ class HangGuard:
         signal.setitimer(signal.ITIMER_PROF, LONGEST_s)  # its signal ends a process that has no handler for it
 
 
-def run_tests(arguments: Sequence[str]) -> int:
+class QuickestFirst:
+    """Plugin of pytest that runs the tests of ``seconds`` alone: first those of files that name ``module``."""
+
+    def __init__(self, seconds: Mapping[str, float], module: Path) -> None:
+        self._seconds = seconds
+        self._name = ".".join(module.with_suffix("").parts)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        far = {path: self._name not in path.read_text(encoding="utf-8") for path in {item.path for item in items}}
+        kept = [item for item in items if item.nodeid in self._seconds]
+        items[:] = sorted(kept, key=lambda item: (far[item.path], self._seconds[item.nodeid]))
+
+
+def run_tests(arguments: Sequence[str], plugins: Sequence[object]) -> int:
     """Return the status with which pytest ends in a fork for these ``arguments``; 0 where all tests pass."""
     child = os.fork()
     if not child:
@@ -127,14 +143,9 @@ def run_tests(arguments: Sequence[str]) -> int:
         for module in [name for name in sys.modules if name.partition(".")[0] in CHANGING]:
             del sys.modules[module]
         signal.setitimer(signal.ITIMER_PROF, LONGEST_s)
-        os._exit(pytest.main(["-q", "-x", "-n", "0", "-p", "no:cacheprovider", *arguments], plugins=[HangGuard()]))
+        options = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
+        os._exit(pytest.main([*options, *arguments], plugins=[HangGuard(), *plugins]))
     return os.waitpid(child, 0)[1]
-
-
-def in_order(module: Path, seconds: Mapping[str, float]) -> list[str]:
-    """Return test files in the order in which they run: those that name the module first, then by their seconds."""
-    name = ".".join(module.with_suffix("").parts)
-    return sorted(seconds, key=lambda file: (name not in Path(file).read_text(encoding="utf-8"), seconds[file]))
 
 
 def sample(package: Path, size: int, seed: int) -> list[MutationSpec]:
@@ -151,15 +162,15 @@ def sample(package: Path, size: int, seed: int) -> list[MutationSpec]:
 
 def annotated(module: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Return where type annotations begin and end: (line, column) each."""
-    found = []
+    places = []
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         for name in ("annotation", "returns"):
             part = getattr(node, name, None)
             if isinstance(part, ast.expr):
                 assert part.end_lineno is not None
                 assert part.end_col_offset is not None
-                found.append(((part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)))
-    return found
+                places.append(((part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)))
+    return places
 
 
 def within(mutation: MutationSpec, places: Iterable[tuple[tuple[int, int], tuple[int, int]]]) -> bool:
@@ -167,12 +178,12 @@ def within(mutation: MutationSpec, places: Iterable[tuple[tuple[int, int], tuple
     return any(begin <= mutation.start_pos < end for begin, end in places)
 
 
-def try_one(mutation: MutationSpec, seconds: Mapping[str, float]) -> bool:
+def try_one(mutation: MutationSpec, tests: Sequence[str], seconds: Mapping[str, float]) -> bool:
     """Return True where the tests notice; print the diff where they do not."""
     module = Path(mutation.module_path)
     operator = get_operator(mutation.operator_name)(**mutation.operator_args)
     with use_mutation(module, operator, mutation.occurrence) as (before, after):
-        status = run_tests(in_order(module, seconds))
+        status = run_tests(tests, [QuickestFirst(seconds, module)])
     if status == 0:
         print(f"--- lives: {module}:{mutation.start_pos[0]}, {mutation.operator_name}")
         print("".join(unified_diff(before.splitlines(True), after.splitlines(True), n=2)), flush=True)

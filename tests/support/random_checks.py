@@ -49,13 +49,13 @@ Check = Callable[[Job], Iterator[str]]
 
 def problems(job: Job, checks: Mapping[str, Check]) -> list[Problem]:
     """Return what ``checks`` find wrong with a job."""
-    found = []
+    seen = []
     for name, one in checks.items():
         try:
-            found += [Problem(name, text) for text in one(job)]
+            seen += [Problem(name, text) for text in one(job)]
         except (AssertionError, InputError, InvariantError) as error:
-            found.append(Problem(name, f"{type(error).__name__}: {error}"))
-    return found
+            seen.append(Problem(name, f"{type(error).__name__}: {error}"))
+    return seen
 
 
 def played(workload: Workload, *, fold: bool = True, coalesce: bool = True) -> StepResult:
@@ -116,9 +116,9 @@ def sharing_is_no_gain(job: Job) -> Iterator[str]:
     """Yield the steps of a lane that end sooner with all that is shared than with nothing shared.
 
     The same program is played twice: as it is, and alone (`alone_timeline`). Alone, every start is a maximum over ends,
-    and every end a start plus a length (max-plus). What is shared only makes lengths longer: a link or a host's memory
-    that several transfers cross, SMs and memory that communication takes from kernels and kernels from it. By induction
-    over the program no step ends sooner. A power limit is left out, as it makes clocks faster too.
+    and every end a start plus a length (max-plus). What is shared only makes lengths longer. Transfers share links and
+    hosts' memory, kernels and communication share SMs and a GPU's memory. By induction over the program no step ends
+    sooner. A power limit is left out, as it makes clocks faster too.
     """
     result = played(load(job))
     nodes = result.workload.nodes
@@ -134,13 +134,13 @@ def sharing_is_no_gain(job: Job) -> Iterator[str]:
 def slower_gpu_is_no_gain(job: Job) -> Iterator[str]:
     """Yield the gain of a step by a GPU at nine tenths of its speed, one after the other of the first two.
 
-    Steps are played with nothing shared (`alone_step`). The order of passes and collectives, and the algorithm of each,
-    do not depend on a GPU's speed, so that a step is a max-plus function of the lengths of kernels and transfers. It is
-    monotone in each of them: the sign is strict. A steady period is the mean of the longest cycle of such a function,
-    and monotone too.
+    Steps are played with nothing shared (`alone_step`). The order of passes and collectives does not depend on a GPU's
+    speed, nor does the algorithm of a collective. A step is then a max-plus function of the lengths of kernels and
+    transfers, and monotone in each: the sign is strict. A steady period is the mean of the longest cycle of such a
+    function, and monotone too.
 
-    Where links are shared at max-min rates, the sign can be wrong: a transfer that comes later can leave a link to one
-    that more waits for (as in Braess's paradox). Nothing holds there but `sharing_is_no_gain`: the gain is at most what
+    Where links are shared at max-min rates, the sign can be wrong, as in Braess's paradox. A transfer that comes later
+    can leave a link to one that more waits for. Nothing holds there but `sharing_is_no_gain`: the gain is at most what
     sharing cost. A schedule that is tuned to rehearsed seconds has another order with another GPU, and is left out.
     """
     if load(job).parallelism.plan.search is not None:
@@ -235,8 +235,8 @@ def _changed(job: Job, **override: Any) -> Job:
     merged = {**(same[0] if same else {}), **override}
     for key in set(merged) & {"speed_scale", "bandwidth_scale"}:
         merged[key] = override[key] * (same[0].get(key, 1.0) if same else 1.0)
-    others = [one for one in overrides if one not in same]
-    return {**job, "cluster": {**job["cluster"], "overrides": [*others, merged]}}
+    kept = [one for one in overrides if one not in same]
+    return {**job, "cluster": {**job["cluster"], "overrides": [*kept, merged]}}
 
 
 def _step_s(job: Job) -> float | None:
