@@ -58,11 +58,22 @@ class Template:
 
     def select_rows(self, keep: NDArray[np.bool_]) -> Template:
         """Return the template of the rows that ``keep`` tells, one entry per row."""
-        rows, number = np.flatnonzero(keep).tolist(), np.cumsum(keep) - 1
+        number = np.cumsum(keep) - 1
         beside = {op: int(keep[op + 1 : op + 1 + n].sum()) for op, n in self.beside.items() if keep[op]}
+
+        def texts(column: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple([column[row] for row in np.flatnonzero(keep)])
+
         return Template(
-            *[tuple([texts[row] for row in rows]) for texts in (self.names, self.kinds, self.phases, self.lanes)],
-            *[figures[keep] for figures in (self.category, self.work_s, self.launch_s, self.nbytes, self.flops)],
+            names=texts(self.names),
+            kinds=texts(self.kinds),
+            phases=texts(self.phases),
+            lanes=texts(self.lanes),
+            category=self.category[keep],
+            work_s=self.work_s[keep],
+            launch_s=self.launch_s[keep],
+            nbytes=self.nbytes[keep],
+            flops=self.flops[keep],
             beside={int(number[op]): n for op, n in beside.items() if n},
         )
 
