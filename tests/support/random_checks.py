@@ -45,6 +45,8 @@ class Problem(NamedTuple):
 
 
 Check = Callable[[Job], Iterator[str]]
+#: A list of a result.
+Entries = Sequence[Any]
 
 
 def problems(job: Job, checks: Mapping[str, Check]) -> list[Problem]:
@@ -259,12 +261,8 @@ def _who_met(row: Mapping[str, Any]) -> tuple[object, ...]:
 
 def differences(first: Any, second: Any, step_s: float = 0.0, path: str = "") -> Iterator[str]:
     """Yield where two results differ: seconds by a share of the step ``step_s``, others by a share of their own."""
-    if path == "critical_path":  # classes by their seconds, of which equal ones may come in any order
-        first, second = ({row["class"]: row["seconds"] for row in rows} for rows in (first, second))
-        for name in sorted({*first, *second}):
-            one_s, other_s = first.get(name, 0.0), second.get(name, 0.0)
-            if abs(one_s - other_s) > TOLERANCE * step_s + PATH_s:
-                yield f"{path}.{name}: {one_s!r} and {other_s!r} seconds"
+    if path == "critical_path":
+        yield from _path_differences(first, second, step_s)
     elif isinstance(first, Mapping) and isinstance(second, Mapping):
         if first.keys() != second.keys():
             yield f"{path}: keys {sorted(first.keys() ^ second.keys())}"
@@ -272,12 +270,7 @@ def differences(first: Any, second: Any, step_s: float = 0.0, path: str = "") ->
             if key not in NOT_COMPARED:
                 yield from differences(first[key], second[key], step_s, f"{path}.{key}".lstrip("."))
     elif isinstance(first, list | tuple) and isinstance(second, list | tuple):
-        if len(first) != len(second):
-            yield f"{path}: {len(first)} and {len(second)} entries"
-        if path == "contention":  # of equal losses either may come first
-            first, second = (sorted(rows, key=_who_met) for rows in (first, second))
-        for number, pair in enumerate(zip(first, second, strict=False)):
-            yield from differences(*pair, step_s, f"{path}[{number}]")
+        yield from _entry_differences(first, second, step_s, path)
     elif isinstance(first, float) or isinstance(second, float):
         scale = max(abs(first), abs(second))
         scale = max(scale, step_s) if path.endswith(("_s", "seconds")) else max(scale, 1.0)
@@ -285,3 +278,21 @@ def differences(first: Any, second: Any, step_s: float = 0.0, path: str = "") ->
             yield f"{path}: {first!r} and {second!r}"
     elif first != second and path.rpartition(".")[2] not in NAMES:
         yield f"{path}: {first!r} and {second!r}"
+
+
+def _path_differences(first: Entries, second: Entries, step_s: float) -> Iterator[str]:
+    """Yield where two critical paths differ, whose equal classes may come in any order."""
+    one, other = ({row["class"]: row["seconds"] for row in rows} for rows in (first, second))
+    for name in sorted({*one, *other}):
+        one_s, other_s = one.get(name, 0.0), other.get(name, 0.0)
+        if abs(one_s - other_s) > TOLERANCE * step_s + PATH_s:
+            yield f"critical_path.{name}: {one_s!r} and {other_s!r} seconds"
+
+
+def _entry_differences(first: Entries, second: Entries, step_s: float, path: str) -> Iterator[str]:
+    if len(first) != len(second):
+        yield f"{path}: {len(first)} and {len(second)} entries"
+    if path == "contention":  # of equal losses either may come first
+        first, second = (sorted(rows, key=_who_met) for rows in (first, second))
+    for number, pair in enumerate(zip(first, second, strict=False)):
+        yield from differences(*pair, step_s, f"{path}[{number}]")
