@@ -173,7 +173,7 @@ def run_step(workload: Workload, *, interference: bool = True, built: Cluster | 
     cluster = built if built is not None and built.spec == workload.cluster else cluster_of(workload)
     network = load_stack(workload.stack) if workload.stack else None
     costs = Costs.from_profiles(profiles, workload.software, network)
-    schedule, shortcuts = workload.parallelism.plan, workload.simulation.model_dump()
+    schedule, shortcuts = workload.parallelism.pipeline_schedule, workload.simulation.model_dump()
     times = None if schedule.search is None else rehearse(workload, cluster, costs)
     if not interference:
         costs = costs.undisturbed()
@@ -213,7 +213,7 @@ def rehearse(workload: Workload, cluster: Cluster, costs: Costs) -> Times:
     timeline = simulate(build_program(short), cluster, costs, nodes=workload.nodes, **workload.simulation.model_dump())
     times = rehearsed_times(timeline, parallelism.n_stages, parallelism.zb_memory_limit)
     try:
-        parallelism.plan.tuned(times).order(parallelism.pp, workload.microbatches, parallelism.vpp)
+        parallelism.pipeline_schedule.tuned(times).order(parallelism.pp, workload.microbatches, parallelism.vpp)
     except ValueError as problem:
         limit = parallelism.zb_memory_limit
         raise InputError(str(problem), key="parallelism.zb_memory_limit", found=limit) from None

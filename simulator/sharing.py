@@ -164,7 +164,7 @@ class _SharedJob:
             for gpu in profiles:
                 check_stack(network, gpu, key="stack")
         costs = Costs.from_profiles(all_profiles, workload.software, network)
-        searches = workload.parallelism.plan.search is not None
+        searches = workload.parallelism.pipeline_schedule.search is not None
         times = rehearse(workload, cluster, costs) if searches else None
         return cls(workload, profiles, costs, cluster, times)
 

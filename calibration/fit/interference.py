@@ -150,7 +150,7 @@ def collective_s(case: Measured, leaves: float, profile: Profile) -> float:
 
 def takes(case: Measured, profile: Profile) -> float:
     """The share of the memory's time that a measured collective takes at full speed."""
-    shared = Costs.from_profile(profile, PYTORCH).beside
+    shared = Costs.from_profile(profile, PYTORCH).interference
     assert shared is not None
     n, nbytes = len(case.ranks), float(case.params["bytes"])
     moved = memory_bytes(_comm(case.op, nbytes), n, nbytes * bus_factor(case.op, n))
@@ -207,7 +207,7 @@ Speed = Callable[[str, str], float]
 
 def speeds(profile: Profile) -> Speed:
     """Speeds as a profile has them."""
-    shared = Costs.from_profile(profile, PYTORCH).beside
+    shared = Costs.from_profile(profile, PYTORCH).interference
     assert shared is not None
 
     def speed(name: str, op: str) -> float:

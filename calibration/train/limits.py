@@ -152,10 +152,10 @@ def _pipeline(workload: Workload) -> Iterator[InputError]:
         reason = "torch.distributed.pipelining has no such schedule"
         yield _no(reason, "parallelism.schedule", layout.schedule, ", ".join(SCHEDULES))
         return
-    if layout.tp > 1 and layout.plan.splits:
+    if layout.tp > 1 and layout.pipeline_schedule.splits:
         reason = "layers split by hand do not split their backward pass"
         yield _no(reason, "parallelism.schedule", layout.schedule, "schedules with whole backward passes")
-    if layout.dp > 1 and layout.overlap.grad_reduce and layout.plan.splits:
+    if layout.dp > 1 and layout.overlap.grad_reduce and layout.pipeline_schedule.splits:
         reason = "DDP does not see a backward pass that torch's pipelines split"
         yield _no(reason, "parallelism.overlap.grad_reduce", True, False)
 

@@ -132,7 +132,8 @@ class Parallelism(Section):
     """zero 3: layers that are gathered ahead of the one that computes [1]"""
     overlap: Overlap = Overlap()
     bucket_bytes: Annotated[int, Field(ge=1, le=10**15), Integral] = 25_000_000
-    """gradients are reduced in buckets of about this size [the framework's: 25e6, 5e8 gradients for deepspeed]"""
+    """a bucket of gradients is reduced once it has so many bytes or more; parameters sharded by zero 1 or 2 are
+    gathered in such buckets too [the framework's: 25e6, as PyTorch's DDP has about; 5e8 gradients for deepspeed]"""
     copy_to_buckets: bool = False
     """gradients are copied into a bucket to be reduced, as in DeepSpeed; false: they lie in one buffer, reduced in
     place as in Megatron-LM [the framework's: true for deepspeed]"""
@@ -153,7 +154,7 @@ class Parallelism(Section):
     does [auto]"""
 
     @property
-    def plan(self) -> Schedule:
+    def pipeline_schedule(self) -> Schedule:
         """The pipeline schedule; where it depends on what passes take, as for equal stages."""
         schedule = find_schedule(self.schedule)
         return schedule.tuned(Times.equal(self.pp, 1.0, 1.0, 1.0, limit=self.zb_memory_limit))
@@ -195,7 +196,7 @@ class Parallelism(Section):
     def posts_ahead(self) -> bool:
         """Receives are posted before anything waits for them, so that ops behind them on a stream do: ``batch_p2p``
         matters."""
-        return self.pp > 1 and self.overlap.p2p and self.plan.posts_ahead
+        return self.pp > 1 and self.overlap.p2p and self.pipeline_schedule.posts_ahead
 
     @property
     def n_stages(self) -> int:
@@ -204,14 +205,14 @@ class Parallelism(Section):
 
     def stages_of(self, pipeline_rank: int) -> tuple[int, ...]:
         """The stages on a pipeline rank; those of a second copy of the model are numbered from ``n_stages`` on."""
-        plan = self.plan
-        stages = range(self.n_stages * plan.copies)
-        return tuple(stage for stage in stages if plan.rank_of(stage, self.pp) == pipeline_rank)
+        schedule = self.pipeline_schedule
+        stages = range(self.n_stages * schedule.copies)
+        return tuple(stage for stage in stages if schedule.rank_of(stage, self.pp) == pipeline_rank)
 
     @property
     def ends(self) -> tuple[int, int]:
         """The pipeline ranks of the first and the last stage."""
-        return self.plan.rank_of(0, self.pp), self.plan.rank_of(self.n_stages - 1, self.pp)
+        return self.pipeline_schedule.rank_of(0, self.pp), self.pipeline_schedule.rank_of(self.n_stages - 1, self.pp)
 
     @property
     def table_in_place(self) -> bool:

@@ -38,7 +38,7 @@ class Costs:
     ``gpu``: the type of GPU that the kernel prices hold for; empty: any. ``kernels``: type of kernel -> its price.
     ``launch``: what the host issues (`simulator.costs.launch.issued`) -> seconds, 0 where not listed.
     ``transports``: kind of link -> how it carries bytes.
-    ``beside``: what communication takes from kernels; None: nothing.
+    ``interference``: what communication takes from kernels; None: nothing.
     ``power``: what the power limit does to clocks; None: nothing that prices do not have already.
     ``sources``: key -> citation. ``by_type``: of a cluster with several types of GPU, the costs of each; these ones
     then say what holds when all take part, and price kernels by type.
@@ -48,7 +48,7 @@ class Costs:
     kernels: Mapping[type, KernelCost]
     launch: Mapping[str, float]
     transports: Mapping[str, Transport]
-    beside: InterferenceCost | None
+    interference: InterferenceCost | None
     power: PowerBudget | None
     sources: Mapping[str, str]
     by_type: Mapping[str, Costs] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Costs:
             kernels=kernels,
             launch=launch.launch_seconds(profile.host.launch_s[software.launch_section]),
             transports={**HOST_TRANSPORTS, **profile.transports, **(stack.transports(network) if network else {})},
-            beside=_beside(profile, memory),
+            interference=_interference(profile, memory),
             power=None if profile.power is None else PowerBudget(profile.power),
             sources=dict(profile.sources),
         )
@@ -79,7 +79,7 @@ class Costs:
             kernels={},
             launch={},
             transports={**HOST_TRANSPORTS, **stack.transports(network)},
-            beside=None,
+            interference=None,
             power=None,
             sources={},
         )
@@ -100,7 +100,7 @@ class Costs:
             kernels={Fixed: FixedCost()},
             launch={},
             transports=dict.fromkeys(get_args(TransportKind), plain(0.0, 1.0, "assumed", "ideal")),
-            beside=None,
+            interference=None,
             power=None,
             sources={},
         )
@@ -120,7 +120,7 @@ class Costs:
 
         Communication beside it takes nothing from it, and no power limit changes clocks."""
         alone = {gpu: costs.undisturbed() for gpu, costs in self.by_type.items()}
-        return replace(self, beside=None, power=None, by_type=alone)
+        return replace(self, interference=None, power=None, by_type=alone)
 
     def among(self, gpus: Sequence[str]) -> Costs:
         """Return the costs that hold between GPUs of these types.
@@ -227,14 +227,14 @@ def _together(costs: Mapping[str, Costs]) -> Costs:
         kernels={},
         launch={},
         transports={kind: slowest([one.transports[kind] for one in each]) for kind in shared},
-        beside=None,
+        interference=None,
         power=None,
         sources={key: text for one in each for key, text in one.sources.items()},
         by_type=costs,
     )
 
 
-def _beside(profile: Profile, memory: MemoryCost) -> SharedSms | None:
+def _interference(profile: Profile, memory: MemoryCost) -> SharedSms | None:
     """Return what communication takes from kernels on a calibrated GPU; None: nothing.
 
     ``memory``: prices of the kernels that memory bounds."""

@@ -17,31 +17,31 @@ from simulator.program import Beside, Block, Collective, Compute
 class Segment:
     """Ops that run through in one go.
 
-    ``template`` indexes the simulation's templates, ``seconds`` is the length at full speed, ``launch_s`` the host's
+    ``template`` indexes the simulation's templates, ``seconds`` is the length at full speed, ``issue_s`` the host's
     seconds to issue all ops. ``tail_s`` is the longest (launch of an op, then the work from it to the end), counted
     from when the host starts to launch.
     """
 
     template: int
     seconds: float
-    launch_s: float
+    issue_s: float
     tail_s: float
 
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """An in-line collective that waits for its other members. ``launch_s``: the host's seconds to issue it."""
+    """An in-line collective that waits for its other members. ``issue_s``: the host's seconds to issue it."""
 
     comm: Collective
-    launch_s: float
+    issue_s: float
 
 
 @dataclass(frozen=True)
 class OverlappedCall:
-    """A collective that waits for its other members, beside ``segments``. ``launch_s`` as in `CollectiveCall`."""
+    """A collective that waits for its other members, beside ``segments``. ``issue_s`` as in `CollectiveCall`."""
 
     comm: Collective
-    launch_s: float
+    issue_s: float
     segments: tuple[Segment, ...]
 
 
@@ -95,7 +95,7 @@ class BlockCutter:
         return self._pieces[key]
 
     def _cut(self, block: Block, at: _Pricing, lengths: dict[CommOp, CommLength], coalesce: bool) -> Iterable[Piece]:
-        interference = at.costs.beside
+        interference = at.costs.interference
         rows: list[OpRow] = []
         for op in block.ops:
             match op:
@@ -141,10 +141,10 @@ class BlockCutter:
         """Return the row of a collective of known length; None where others can delay it."""
         if length.seconds is None:
             return None
-        launch_s = at.issue_s(comm)
-        key = id(comm), length, launch_s, beside
+        issue_s = at.issue_s(comm)
+        key = id(comm), length, issue_s, beside
         if key not in self._rows:
-            self._rows[key] = OpRow.from_comm(comm, length.seconds, length.wire_bytes, launch_s, beside)
+            self._rows[key] = OpRow.from_comm(comm, length.seconds, length.wire_bytes, issue_s, beside)
         return self._rows[key]
 
     def _segment(self, rows: Sequence[OpRow], interference: InterferenceCost | None) -> Iterable[Segment]:
@@ -154,8 +154,8 @@ class BlockCutter:
         if key not in self._segments:
             index = self._store.add(rows, interference)
             template = self._store.templates[index]
-            launch_s, tail_s = float(template.launch_s[-1]), float((template.launch_s + template.rest_s).max())
-            self._segments[key] = Segment(index, template.length_s, launch_s, tail_s)
+            issue_s, tail_s = float(template.launched_s[-1]), float((template.launched_s + template.rest_s).max())
+            self._segments[key] = Segment(index, template.length_s, issue_s, tail_s)
         yield self._segments[key]
 
 

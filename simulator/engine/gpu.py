@@ -45,11 +45,11 @@ class SimulatedGpu:
         """Run ``segment``, which the host launches from ``host_s`` on."""
         now = self._env.now
         template = self._store.templates[segment.template]
-        start_s = max(now, host_s + float(template.launch_s[0]))
+        start_s = max(now, host_s + float(template.launched_s[0]))
         end_s = max(start_s + segment.seconds, host_s + segment.tail_s)
         yield self._env.timeout(end_s - now)
         is_stretched = end_s > start_s + segment.seconds * (1 + 1e-12)
-        return SegmentRun(start_s, template.play(host_s + template.launch_s, start_s) if is_stretched else None)
+        return SegmentRun(start_s, template.play(host_s + template.launched_s, start_s) if is_stretched else None)
 
     def wait_for_sms(self) -> Generator[simpy.Event, None, bool]:
         """Wait until a communication kernel finds SMs; return whether it had to wait."""

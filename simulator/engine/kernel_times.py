@@ -65,7 +65,7 @@ class PacedTemplate:
         seconds = template.work_s / speed
         ends_s = np.cumsum(seconds)
         starts_s = ends_s - seconds
-        lag = np.maximum.accumulate((template.launch_s - starts_s)[::-1])[::-1].tolist()
+        lag = np.maximum.accumulate((template.launched_s - starts_s)[::-1])[::-1].tolist()
         lists = speed.tolist(), seconds, starts_s, ends_s, starts_s.tolist(), ends_s.tolist()
         return cls(template, *lists, [*lag, -math.inf])
 
@@ -85,7 +85,7 @@ class PacedTemplate:
         starts_s, ends_s, work = np.empty_like(self.starts_s), np.empty_like(self.ends_s), self.seconds[first:]
         if left_s is not None:
             work = np.concatenate(([left_s / self.speed[first]], work[1:]))
-        starts_s[first:], ends_s[first:] = play(work, host_s + self.template.launch_s[first:], now)
+        starts_s[first:], ends_s[first:] = play(work, host_s + self.template.launched_s[first:], now)
         return KernelTimes(first, resumed, 0.0, starts_s, ends_s, starts_s.tolist(), ends_s.tolist())
 
 

@@ -78,7 +78,7 @@ class Lane:
                 yield from self._compute(step, piece, position)
                 continue
             posted_s = self._env.now
-            host.issue(piece.launch_s)
+            host.issue(piece.issue_s)
             yield from self._wait_until(host.free_s)
             if isinstance(piece, CollectiveCall):
                 yield from self._communicate(step, (piece.comm,), posted_s, position)
@@ -99,7 +99,7 @@ class Lane:
 
     def _compute(self, step: Step, segment: Segment, position: PiecePosition) -> Wait:
         rank, posted_s = self._rank, self._env.now
-        run = yield from rank.gpu.run(segment, rank.host.issue(segment.launch_s))
+        run = yield from rank.gpu.run(segment, rank.host.issue(segment.issue_s))
         times = CallTimes(posted_s, run.start_s)
         span = self._record(step, self._name, position, segment.template, times, run.start_s, self._env.now)
         if run.stretched is not None:

@@ -93,7 +93,7 @@ class Play:
             self._host_work[key] = host_work(program.roles[role], costs, speeds)
         host = SimulatedHost(costs, speeds, self._host_work[key])
         speed = GpuSpeed(gpu.type, gpu.speed_scale, self.clocks[RankKind.from_gpu(role, gpu)], speeds)
-        interference = costs.beside
+        interference = costs.interference
         simulated = (
             SimulatedGpu(self._env, self.store)
             if interference is None

@@ -25,7 +25,7 @@ _CATEGORY_OF_PHASE = {"R": _CATEGORY["recompute"], "O": _CATEGORY["optimizer"]}
 class OpRow:
     """One op of a template, on the GPU for ``seconds`` at full speed.
 
-    ``launch_s``: seconds of the host to issue it. ``beside``: number of ops after it that run beside it.
+    ``issue_s``: seconds of the host to issue it. ``beside``: number of ops after it that run beside it.
     ``intensity``: share of the power of its kind of kernel that it draws.
     """
 
@@ -37,26 +37,26 @@ class OpRow:
     seconds: float
     nbytes: float
     flops: float
-    launch_s: float
+    issue_s: float
     beside: int = 0
     kernel: Kernel | None = None
     intensity: float = 1.0
 
     @classmethod
-    def from_kernel(cls, op: Compute, seconds: float, launch_s: float, intensity: float) -> OpRow:
+    def from_kernel(cls, op: Compute, seconds: float, issue_s: float, intensity: float) -> OpRow:
         """Make the row of a kernel."""
         category = _CATEGORY_OF_PHASE.get(op.phase, _CATEGORY["compute"])
         kernel = op.kernel
         work = seconds, kernel.bytes, kernel.flops
-        return cls(op.name, kernel.kind, op.phase, COMPUTE_LANE, category, *work, launch_s, 0, kernel, intensity)
+        return cls(op.name, kernel.kind, op.phase, COMPUTE_LANE, category, *work, issue_s, 0, kernel, intensity)
 
     @classmethod
-    def from_comm(cls, comm: Comm, seconds: float, wire_bytes: float, launch_s: float = 0.0, beside: int = 0) -> OpRow:
+    def from_comm(cls, comm: Comm, seconds: float, wire_bytes: float, issue_s: float = 0.0, beside: int = 0) -> OpRow:
         """Make the row of a communication; ``wire_bytes`` are those that a GPU sends."""
         sent = 0.0 if comm.op == "recv" else wire_bytes
         # To the rank that waits, the servers' work between a push and a pull is a part of that exchange.
         category = _CATEGORY["dp" if comm.op == "server_update" else comm.purpose]
-        return cls(comm.name, comm.op, "C", comm.lane, category, seconds, sent, 0.0, launch_s, beside)
+        return cls(comm.name, comm.op, "C", comm.lane, category, seconds, sent, 0.0, issue_s, beside)
 
 
 class MemoryLeft(NamedTuple):
@@ -94,7 +94,7 @@ class TemplateStore:
                 lanes=tuple(row.lane for row in rows),
                 category=np.array([row.category for row in rows], dtype=np.int64),
                 work_s=np.array([row.seconds for row in rows]),
-                launch_s=np.cumsum([row.launch_s for row in rows]),
+                launched_s=np.cumsum([row.issue_s for row in rows]),
                 nbytes=np.array([row.nbytes for row in rows]),
                 flops=np.array([row.flops for row in rows]),
                 beside={op: row.beside for op, row in enumerate(rows) if row.beside},

@@ -79,7 +79,7 @@ def weights_used(parts: Sequence[Part], first: int = 0) -> list[Mark]:
 
 
 def buckets(block: Block, marks: Sequence[Mark], bytes_per_element: int, bucket_bytes: float) -> list[Bucket]:
-    """Cut ``block`` so that each piece goes with at least ``bucket_bytes``, each axis of weights apart.
+    """Cut ``block``, a backward pass, where gradients fill a bucket: of ``bucket_bytes`` or more, each axis apart.
 
     DDP fills its buckets in the order of the real pass, and so it is here. The mark that closes a bucket is in it
     whole. Ops after the last mark belong to the last bucket, which closes what is left of every axis. Without marks the

@@ -29,7 +29,7 @@ def with_steps(lanes: Lanes, compute: Iterable[Step], added: Iterable[Step] = ()
     return whole
 
 
-def beside(lanes: Lanes) -> list[Step]:
+def off_compute(lanes: Lanes) -> list[Step]:
     """Return the steps outside the compute lane, lane by lane."""
     return [step for lane, steps in lanes.items() if lane != COMPUTE_LANE for step in steps]
 
@@ -45,7 +45,7 @@ def gradients_ready(lanes: Lanes) -> tuple[str, ...]:
     Sums on the compute lane itself are not among them: its order says so already.
     """
     first_words = (REDUCTION, f"{EMBEDDING_GRADIENTS} ")
-    return (*drained(lanes), *(step.label for step in beside(lanes) if step.label.startswith(first_words)))
+    return (*drained(lanes), *(step.label for step in off_compute(lanes) if step.label.startswith(first_words)))
 
 
 def gradients_summed(lanes: Lanes) -> tuple[str, ...]:

@@ -176,7 +176,7 @@ def _other_groups(workload: Workload, groups: Mapping[str, RankGroups]) -> dict[
     if workload.model.table_at_both_ends and not parallelism.table_in_place:
         first, last = parallelism.ends
         special[Axis.EMBEDDING] = tuple((pipeline[first], pipeline[last]) for pipeline in pipelines)
-    if parallelism.plan.copies == 2:
+    if parallelism.pipeline_schedule.copies == 2:
         special[Axis.TWIN] = tuple(
             (pipeline[rank], pipeline[-1 - rank]) for pipeline in pipelines for rank in range(parallelism.pp // 2)
         )

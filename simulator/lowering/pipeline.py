@@ -1,8 +1,14 @@
 """A schedule's actions become lanes: pure passes add sends and receives.
 
 A schedule says only what each rank computes. `transfers` derives the results that have to travel from the one rule of
-dependence.
-`lower` posts it, in the background or as Megatron's or PyTorch's batches.
+dependence. `lower` posts their sends and receives in one of five ways:
+
+- as a schedule's file writes them (`_as_written`);
+- beside computation, a receive as soon as its sender computes (`_as_it_comes`), the default of most schedules;
+- beside computation, one by one in one global order, as torch's runtime does, for schedules that post ahead
+  (`_one_by_one`);
+- without overlap, one by one for schedules of single transfers;
+- without overlap, in blocking batches as Megatron-LM posts them (`_blocking`).
 """
 
 from __future__ import annotations
@@ -147,8 +153,8 @@ def lower(
         return _as_it_comes(order, hops, nbytes, step_of)
     batching = schedule.batching(len(order), len({action.microbatch for action in flat(order[0])}))
     if overlap or batching == "single":
-        units: Order = order if schedule.joined else [[(action,) for action in flat(slots)] for slots in order]
-        return _one_by_one(units, hops, n_stages, nbytes, step_of, overlap=overlap, batched=batched)
+        passes: Order = order if schedule.joined else [[(action,) for action in flat(slots)] for slots in order]
+        return _one_by_one(passes, hops, n_stages, nbytes, step_of, overlap=overlap, batched=batched)
     return _blocking(order, hops, batching, nbytes, step_of)
 
 

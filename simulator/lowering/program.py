@@ -50,7 +50,7 @@ def build_program(workload: Workload, *, times: Times | None = None, steps: int 
 def _order(workload: Workload, times: Times | None, steps: int) -> tuple[Order, Schedule]:
     """Return the order of passes on every pipeline rank, of one step or of as many as run on as one."""
     parallelism = workload.parallelism
-    schedule = parallelism.plan if times is None else parallelism.plan.tuned(times)
+    schedule = parallelism.pipeline_schedule if times is None else parallelism.pipeline_schedule.tuned(times)
     size = (parallelism.pp, workload.microbatches, parallelism.vpp)
     order = schedule.order(*size) if schedule.drains else schedule.over(*size, steps)
     if workload.stage_runtime.first_backward_whole and schedule.splits:
@@ -78,6 +78,6 @@ def _pipeline(workload: Workload, seat: Seat, order: Order, schedule: Schedule) 
 def _all_steps(lanes: Lanes, context: RankContext, steps: int) -> Lanes:
     """Return the lanes of a rank with all its work, ``steps`` times."""
     microbatches = context.workload.microbatches
-    if context.parallelism.plan.drains:
+    if context.parallelism.pipeline_schedule.drains:
         return repeated(apply_passes(lanes, context), steps, microbatches)
     return rolling(lanes, steps, microbatches, lambda passes: apply_passes(passes, context))

@@ -73,11 +73,11 @@ class Reductions:
 
 
 def reduce_steps(
-    workload: Workload, label: str, axis: str, count: int, after: Sequence[str], gradient_bytes: float
+    workload: Workload, label: str, axis: str, count: int, after: Sequence[str], freed_bytes: float
 ) -> list[Step]:
     """Return the reduction of ``count`` gradients over the ranks of ``axis``; with `hsdp` the second one of its shards.
 
-    ``gradient_bytes`` are alive for that alone, and given back unless the host gets them. Where the type in which they
+    ``freed_bytes`` are alive for that alone, and given back unless the host gets them. Where the type in which they
     are reduced needs more, the step takes the difference. Nothing where one rank holds the parameters.
     """
     parallelism, shards = workload.parallelism, workload.parallelism.shards(axis)
@@ -86,10 +86,10 @@ def reduce_steps(
     op = CollectiveKind.REDUCE_SCATTER if shards > 1 else CollectiveKind.ALL_REDUCE
     nbytes = float(count * DTYPE_BYTES[workload.training.grad_dtype])
     comm = Collective(f"dp.{op} grads", op, nbytes, parallelism.shard_axis(axis), Purpose.DATA)
-    cast = max(nbytes - gradient_bytes, 0.0) if gradient_bytes else 0.0
+    cast = max(nbytes - freed_bytes, 0.0) if freed_bytes else 0.0
     stays = parallelism.offload.optimizer != "none"
     steps = [
-        Step(label, comm, tuple(after), alloc_bytes=cast, free_bytes=0.0 if stays else gradient_bytes + cast),
+        Step(label, comm, tuple(after), alloc_bytes=cast, free_bytes=0.0 if stays else freed_bytes + cast),
     ]
     if 1 < shards < parallelism.replicas(axis):
         over = parallelism.replica_axis(axis)

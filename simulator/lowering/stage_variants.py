@@ -35,7 +35,7 @@ class StageVariants:
 
     def __init__(self, workload: Workload, seat: Seat, turns: Mapping[tuple[int, int], Turn]) -> None:
         self._workload, self._seat, self._turns = workload, seat, turns
-        n_stages, copies = workload.parallelism.n_stages, workload.parallelism.plan.copies
+        n_stages, copies = workload.parallelism.n_stages, workload.parallelism.pipeline_schedule.copies
         #: By stage, the parts that do nothing special in any turn.
         self.parts: Sequence[tuple[Part, ...]] = [
             stage_parts(workload, stage, seat) for stage in range(n_stages)

@@ -6,18 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from simulator.config import Workload
+from simulator.config.optimizer_choices import choices
 from simulator.models.parts import Part, weights_of
 from simulator.models.routing import routing
 from simulator.models.stage import stage_parts
-from simulator.models.weight_updates import weight_updates
+from simulator.models.weight_updates import update_types, weight_updates
 from simulator.operations.nodes import Op
 from simulator.operations.shapes import ANY_SEAT, Seat
 from simulator.operations.weights import EXPERT_AXIS, Weight, by_axis, elements, elements_by_axis, trained, weight_bytes
+from simulator.optimizers.update import UpdatedTensor
 from simulator.program import REPLICAS, Axis, Collective, CollectiveKind, Compute, Memory, Purpose, StepPhase
 from simulator.units import DTYPE_BYTES
-
-#: Tensors of the parameters' size that Adam keeps on hosts: the running means of the gradient and of its square.
-ADAM_STATES = 2
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     weights = weights_of(rank_parts(workload, pipeline_rank))
     training, layout = workload.training, workload.parallelism
     counts, whole, share = elements_by_axis(weights), elements(weights), optimized_elements(workload, weights)
-    versions = layout.plan.weight_versions(layout.pp, workload.microbatches, pipeline_rank)
+    versions = layout.pipeline_schedule.weight_versions(layout.pp, workload.microbatches, pipeline_rank)
     offload, shards = layout.offload, layout.zero >= 2
     streamed, away = offload.parameters != "none", offload.optimizer != "none" or layout.server_count > 0
     lost = 0.0
@@ -254,10 +253,10 @@ def server_update_bytes(workload: Workload, gradients: int) -> float:
 
 
 def host_state_bytes(workload: Workload) -> float:
-    """Return the bytes per parameter that an update reads and writes back: weights and both states.
+    """Return the bytes per parameter that an update on hosts reads and writes back: weights and states.
 
     Of the weights these are the master weights in fp32, where there are such.
     """
-    training = workload.training
-    weight = DTYPE_BYTES["fp32"] if training.optimizer.master_weights else DTYPE_BYTES[training.trained_dtype]
-    return float(weight + ADAM_STATES * DTYPE_BYTES[training.optimizer.state_dtype])
+    *_, choice = choices(workload)
+    types = update_types(workload, choice.state_dtype)
+    return DTYPE_BYTES[types.weight] + choice.implementation.state_bytes(UpdatedTensor((1,)), types)

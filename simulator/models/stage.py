@@ -64,7 +64,7 @@ def _with_stage_buffers(workload: Workload, stage: int, parts: tuple[Part, ...],
     logits = Tensor("stage output", float(z.element * z.tokens * z.vocab))
     if runtime.keeps_last_outputs and stage == layout.n_stages - 1:
         parts = (*parts[:-1], replace(parts[-1], saved=(*parts[-1].saved, logits)))
-    if runtime.keeps_graphs and layout.plan.splits and stage > 0:
+    if runtime.keeps_graphs and layout.pipeline_schedule.splits and stage > 0:
         parts = _with_torch_graphs(workload, stage, parts, z)
     return parts
 
@@ -102,7 +102,7 @@ def _with_torch_graphs(workload: Workload, stage: int, parts: tuple[Part, ...], 
 
     graphs = {id(part): with_graph(part) for part in parts[:-1]}  # equal layers stay one object
     first, *rest = (*(graphs[id(part)] for part in parts[:-1]), with_graph(last, released))
-    rank_of = layout.plan.rank_of
+    rank_of = layout.pipeline_schedule.rank_of
     apart = rank_of(stage, layout.pp) != rank_of(stage - 1, layout.pp)
     return (replace(first, input_gradient_bytes=passed_bytes(workload) if apart else 0.0), *rest)
 

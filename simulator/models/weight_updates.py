@@ -10,7 +10,7 @@ from simulator.config.optimizer_choices import Choice, choices
 from simulator.models.tuning import kinds_of_weight
 from simulator.operations.nodes import Op
 from simulator.operations.weights import DENSE_AXIS, EXPERT_AXIS, Weight, trained
-from simulator.optimizers import Implementation, Parameter, UpdateTypes
+from simulator.optimizers import Implementation, UpdatedTensor, UpdateTypes
 from simulator.program import AllToAll, Axis, Purpose
 from simulator.units import DTYPE_BYTES
 
@@ -26,18 +26,18 @@ class WeightUpdate:
     """
 
     implementation: Implementation
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[UpdatedTensor, ...]
     types: UpdateTypes
     paged: bool
     exchanged: tuple[tuple[Axis, float], ...] = ()
 
     def ops(self) -> tuple[Op, ...]:
         """Return the kernels, with exchanges of matrices before and after the kernels that need them whole."""
-        first, *later_stages = [stage(self.parameters, self.types) for stage in self.implementation.stages]
+        first, *later_rounds = [kernels(self.parameters, self.types) for kernels in self.implementation.rounds]
         ops: list[Op] = [*first]
-        for stage in later_stages:
+        for kernels in later_rounds:
             ops += [AllToAll("dp.all_to_all momentum", nbytes, axis, Purpose.DATA) for axis, nbytes in self.exchanged]
-            ops += stage
+            ops += kernels
         return tuple(ops)
 
     @property
@@ -78,14 +78,14 @@ def _update(workload: Workload, choice: Choice, weights: Sequence[Weight]) -> We
     layout = workload.parallelism
     return WeightUpdate(
         choice.implementation,
-        tuple(Parameter(weight.shape, 1 / layout.shards(weight.axis)) for weight in weights),
-        _types(workload, choice.state_dtype),
+        tuple(UpdatedTensor(weight.shape, 1 / layout.shards(weight.axis)) for weight in weights),
+        update_types(workload, choice.state_dtype),
         choice.paged,
         _exchanged_bytes(workload, weights) if choice.rule.needs_whole and layout.zero == 3 else (),
     )
 
 
-def _types(workload: Workload, state_dtype: str) -> UpdateTypes:
+def update_types(workload: Workload, state_dtype: str) -> UpdateTypes:
     """Return the types of an update; the second moment of 1-bit Adam is frozen (arXiv 2102.02888, algorithm 1)."""
     training = workload.training
     master = training.optimizer.master_weights
@@ -93,7 +93,7 @@ def _types(workload: Workload, state_dtype: str) -> UpdateTypes:
         weight="fp32" if master else training.trained_dtype,
         gradient="fp32" if master else training.grad_dtype,
         state=state_dtype,
-        frozen="v" if workload.parallelism.grad_compression == "1bit" else "",
+        read_only="v" if workload.parallelism.grad_compression == "1bit" else "",
     )
 
 

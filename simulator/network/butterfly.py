@@ -27,7 +27,8 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     if beyond:
         rounds.insert(0, [Send(extra, partner, 1.0) for extra, partner in beyond])
         rounds.append([Send(partner, extra, 1.0) for extra, partner in beyond])
+    # In all rounds together a rank adds up the 1/p of the message that it ends with.
     local_share = 1 / p / len(rounds)
     return tuple(
-        [step(cluster, round_, local_share=local_share, first=not number) for number, round_ in enumerate(rounds)]
+        [step(cluster, round_, local_share=local_share, goes_on=number > 0) for number, round_ in enumerate(rounds)]
     )

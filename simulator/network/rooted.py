@@ -69,7 +69,7 @@ def _rounds(n: int) -> list[list[tuple[int, int, int]]]:
 def _steps(cluster: Cluster, ranks: tuple[int, ...], rounds: list[list[tuple[int, int, float]]]) -> tuple[Moves, ...]:
     return tuple(
         [
-            step(cluster, [Send(ranks[a], ranks[b], load) for a, b, load in round_], first=not number)
+            step(cluster, [Send(ranks[a], ranks[b], load) for a, b, load in round_], goes_on=number > 0)
             for number, round_ in enumerate(rounds)
         ]
     )

@@ -18,12 +18,13 @@ class Send(NamedTuple):
     load: float
 
 
-def step(cluster: Cluster, transfers: Sequence[Send], *, local_share: float = 0.0, first: bool = False) -> Moves:
+def step(cluster: Cluster, transfers: Sequence[Send], *, local_share: float = 0.0, goes_on: bool = True) -> Moves:
     """Return the moves of sends made at once, each rank having one to send and one to receive at most.
 
-    One between nodes, where there is one, stands on the critical path. ``local_share`` as in `Moves`; ``first``: a
-    kernel starts with the step."""
-    return Moves(_hops(cluster, transfers), local_share=local_share, goes_on=not first)
+    One between nodes, where there is one, stands on the critical path. ``local_share`` and ``goes_on`` as in
+    `Moves`.
+    """
+    return Moves(_hops(cluster, transfers), local_share=local_share, goes_on=goes_on)
 
 
 def around(cluster: Cluster, ranks: Sequence[int], rounds: Sequence[tuple[int, int]]) -> tuple[Moves, ...]:
@@ -38,7 +39,7 @@ def around(cluster: Cluster, ranks: Sequence[int], rounds: Sequence[tuple[int, i
                 cluster,
                 [Send(rank, ranks[(i + distance) % n], parts / n) for i, rank in enumerate(ranks)],
                 local_share=1 / n / len(rounds),
-                first=not number,
+                goes_on=number > 0,
             )
             for number, (distance, parts) in enumerate(rounds)
         ]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from simulator.optimizers import adafactor, adam, adamw_8bit, lion, muon, sgd
-from simulator.optimizers.update import Implementation, Kernels, Parameter, UpdateRule, UpdateTypes
+from simulator.optimizers.update import Implementation, Kernels, UpdatedTensor, UpdateRule, UpdateTypes
 
 #: By name, the default first.
 OPTIMIZERS: Mapping[str, UpdateRule] = {
@@ -24,4 +24,4 @@ OPTIMIZERS: Mapping[str, UpdateRule] = {
     )
 }
 
-__all__ = ["OPTIMIZERS", "Implementation", "Kernels", "Parameter", "UpdateRule", "UpdateTypes"]
+__all__ = ["OPTIMIZERS", "Implementation", "Kernels", "UpdateRule", "UpdateTypes", "UpdatedTensor"]

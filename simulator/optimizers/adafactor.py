@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.optimizers.update import (
+    ElementwiseOp,
     Implementation,
     Kernels,
-    Parameter,
-    Pass,
+    UpdatedTensor,
     UpdateRule,
     UpdateTypes,
     each_tensor,
@@ -20,34 +20,34 @@ from simulator.units import DTYPE_BYTES
 
 #: torch/optim/_adafactor.py, ``_single_tensor_adafactor``, without weight decay; ``t`` is the estimate of the variance,
 #: which becomes the update in place.
-_BEFORE = (Pass("weight norm", "w", "", "square_sum"),)
+_BEFORE = (ElementwiseOp("weight norm", "w", "", "square_sum"),)
 _AFTER = (
-    Pass("clamp", "t", "t", "activation"),
-    Pass("rsqrt", "t", "t", "activation"),
-    Pass("update", "tg", "t", "residual"),
-    Pass("update norm", "t", "", "square_sum"),
-    Pass("add", "wt", "w", "residual"),
+    ElementwiseOp("clamp", "t", "t", "activation"),
+    ElementwiseOp("rsqrt", "t", "t", "activation"),
+    ElementwiseOp("update", "tg", "t", "residual"),
+    ElementwiseOp("update norm", "t", "", "square_sum"),
+    ElementwiseOp("add", "wt", "w", "residual"),
 )
 MATRIX = (
     *_BEFORE,
-    Pass("rows", "g", "", "square_sum"),
-    Pass("columns", "g", "", "square_sum"),
-    Pass("outer product", "", "t", "square_sum"),
-    Pass("mean", "t", "t", "strided"),
+    ElementwiseOp("rows", "g", "", "square_sum"),
+    ElementwiseOp("columns", "g", "", "square_sum"),
+    ElementwiseOp("outer product", "", "t", "square_sum"),
+    ElementwiseOp("mean", "t", "t", "strided"),
     *_AFTER,
 )
 VECTOR = (
     *_BEFORE,
-    Pass("square", "g", "t", "activation"),
-    Pass("variance", "vt", "v", "residual"),
-    Pass("copy", "v", "t", "copy"),
+    ElementwiseOp("square", "g", "t", "activation"),
+    ElementwiseOp("variance", "vt", "v", "residual"),
+    ElementwiseOp("copy", "v", "t", "copy"),
     *_AFTER,
 )
 #: Kernels on rows and columns of a matrix: two squares, two means over the other side, two states, a mean and a clamp.
 FACTOR_KERNELS = 8
 
 
-def _kernels(parameters: Sequence[Parameter], types: UpdateTypes) -> Kernels:
+def _kernels(parameters: Sequence[UpdatedTensor], types: UpdateTypes) -> Kernels:
     matrices = [parameter for parameter in parameters if parameter.is_matrix]
     vectors = [parameter for parameter in parameters if not parameter.is_matrix]
     factors: Kernels = ()
@@ -58,12 +58,12 @@ def _kernels(parameters: Sequence[Parameter], types: UpdateTypes) -> Kernels:
     return (*each_tensor(MATRIX)(matrices, types), *factors, *each_tensor(VECTOR)(vectors, types))
 
 
-def _factors(parameter: Parameter) -> int:
+def _factors(parameter: UpdatedTensor) -> int:
     """Return the rows and columns of all matrices of a tensor."""
     return parameter.matrices * sum(parameter.shape[-2:])
 
 
-def state_bytes(parameter: Parameter, types: UpdateTypes) -> float:
+def state_bytes(parameter: UpdatedTensor, types: UpdateTypes) -> float:
     """Return the bytes of a value for every row and column, of vectors for every element."""
     if not parameter.is_matrix:
         return full_states(1)(parameter, types)

@@ -1,6 +1,6 @@
 """Adam and AdamW (arXiv 1412.6980, 1711.05101), by the libraries that run them.
 
-Libraries leave Adam's weight decay at 0, and then have no pass for it.
+Libraries leave Adam's weight decay at 0, and then have no operation for it.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.optimizers.update import (
+    ElementwiseOp,
     Implementation,
-    Parameter,
-    Pass,
+    UpdatedTensor,
     UpdateRule,
     UpdateTypes,
     each_tensor,
@@ -24,31 +24,31 @@ from simulator.units import DTYPE_BYTES
 
 #: torch/optim/adam.py, ``_multi_tensor_adam``.
 FOREACH = (
-    Pass("decay", "w", "w"),
-    Pass("lerp", "mg", "m"),
-    Pass("square decay", "v", "v"),
-    Pass("addcmul", "vgg", "v"),
-    Pass("sqrt", "v", "t"),
-    Pass("bias correction", "t", "t"),
-    Pass("eps", "t", "t"),
-    Pass("addcdiv", "wmt", "w"),
+    ElementwiseOp("decay", "w", "w"),
+    ElementwiseOp("lerp", "mg", "m"),
+    ElementwiseOp("square decay", "v", "v"),
+    ElementwiseOp("addcmul", "vgg", "v"),
+    ElementwiseOp("sqrt", "v", "t"),
+    ElementwiseOp("bias correction", "t", "t"),
+    ElementwiseOp("eps", "t", "t"),
+    ElementwiseOp("addcdiv", "wmt", "w"),
 )
 #: One kernel for all of it: aten/src/ATen/native/cuda/fused_adam_utils.cuh of PyTorch, csrc/multi_tensor_adam.cu of
 #: Apex, transformer_engine/common/multi_tensor/adam.cu.
-FUSED = (Pass("adam", "wgmv", "wmv"),)
+FUSED = (ElementwiseOp("adam", "wgmv", "wmv"),)
 #: torch/optim/adam.py, ``_single_tensor_adam``. A tensor that is an operand twice is read once.
 FOR_LOOP = (
-    Pass("decay", "w", "w", "activation"),
-    Pass("lerp", "mg", "m", "residual"),
-    Pass("square decay", "v", "v", "activation"),
-    Pass("addcmul", "vg", "v", "residual"),
-    Pass("sqrt", "v", "t", "activation"),
-    Pass("bias correction", "t", "t", "activation"),
-    Pass("eps", "t", "t", "activation"),
-    Pass("addcdiv", "wmt", "w", "residual"),
+    ElementwiseOp("decay", "w", "w", "activation"),
+    ElementwiseOp("lerp", "mg", "m", "residual"),
+    ElementwiseOp("square decay", "v", "v", "activation"),
+    ElementwiseOp("addcmul", "vg", "v", "residual"),
+    ElementwiseOp("sqrt", "v", "t", "activation"),
+    ElementwiseOp("bias correction", "t", "t", "activation"),
+    ElementwiseOp("eps", "t", "t", "activation"),
+    ElementwiseOp("addcdiv", "wmt", "w", "residual"),
 )
 #: csrc/kernels.cu of bitsandbytes, ``kOptimizer32bit2State``, a launch a tensor.
-BITSANDBYTES = (Pass("adam", "wgmv", "wmv", "bnb_adam"),)
+BITSANDBYTES = (ElementwiseOp("adam", "wgmv", "wmv", "bnb_adam"),)
 
 
 def _foreach_class(types: UpdateTypes) -> str:
@@ -60,16 +60,16 @@ def _fused_class(types: UpdateTypes) -> str:
     return "optimizer" if wide else "fused_bf16"
 
 
-def _root_of_second_moment(parameters: Sequence[Parameter], types: UpdateTypes) -> float:
+def _root_of_second_moment(parameters: Sequence[UpdatedTensor], types: UpdateTypes) -> float:
     """Return the bytes of ``exp_avg_sq_sqrt``, which all tensors have at once."""
     return DTYPE_BYTES[types.state] * total_elements(parameters)
 
 
 def _implementations(skipped: tuple[str, ...]) -> dict[str, Implementation]:
-    """Return how libraries run Adam, without the passes that are ``skipped``."""
+    """Return how libraries run Adam, without the operations that are ``skipped``."""
 
-    def left(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
-        return tuple(step for step in passes if step.name not in skipped)
+    def left(operations: tuple[ElementwiseOp, ...]) -> tuple[ElementwiseOp, ...]:
+        return tuple(step for step in operations if step.name not in skipped)
 
     fused = Implementation((over_all(FUSED, _fused_class),), full_states(2), no_bytes)
     loop = (each_tensor(left(FOR_LOOP)),)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from simulator.optimizers.update import (
     Implementation,
     Kernels,
-    Parameter,
     TensorStateBytes,
+    UpdatedTensor,
     UpdateKernels,
     UpdateRule,
     UpdateTypes,
@@ -34,7 +34,7 @@ QUANTIZED = 1 + SCALE / BLOCK
 TABLE_BYTES = 256 * DTYPE_BYTES["fp32"]
 
 
-def is_quantized(parameter: Parameter) -> bool:
+def is_quantized(parameter: UpdatedTensor) -> bool:
     """True where the states of a tensor are kept in 8 bits."""
     return parameter.elements >= FEWEST
 
@@ -42,7 +42,7 @@ def is_quantized(parameter: Parameter) -> bool:
 def quantized_states(count: int, *, tables: bool = False) -> TensorStateBytes:
     """Return a count of bytes for ``count`` states, with ``tables`` of values for every tensor or shared by all."""
 
-    def state_bytes(parameter: Parameter, types: UpdateTypes) -> float:
+    def state_bytes(parameter: UpdatedTensor, types: UpdateTypes) -> float:
         if not is_quantized(parameter):
             return count * FULL * parameter.elements
         return count * (QUANTIZED * parameter.elements + (TABLE_BYTES if tables else 0))
@@ -51,12 +51,12 @@ def quantized_states(count: int, *, tables: bool = False) -> TensorStateBytes:
 
 
 def blockwise(name: str, states: int, op: str, full: str) -> UpdateKernels:
-    """Return the stage of one kernel a tensor that reads and writes ``states`` in blocks, of class ``op``.
+    """Return the round of one kernel a tensor that reads and writes ``states`` in blocks, of class ``op``.
 
     Small tensors have kernels of class ``full``, on states in fp32.
     """
 
-    def kernels(parameters: Sequence[Parameter], types: UpdateTypes) -> Kernels:
+    def kernels(parameters: Sequence[UpdatedTensor], types: UpdateTypes) -> Kernels:
         small = [parameter for parameter in parameters if not is_quantized(parameter)]
         large = [parameter for parameter in parameters if is_quantized(parameter)]
         both = ((large, states * QUANTIZED, op), (small, states * FULL, full))
@@ -65,7 +65,7 @@ def blockwise(name: str, states: int, op: str, full: str) -> UpdateKernels:
     return kernels
 
 
-def _compiled(parameters: Sequence[Parameter], types: UpdateTypes) -> Kernels:
+def _compiled(parameters: Sequence[UpdatedTensor], types: UpdateTypes) -> Kernels:
     """Return the two kernels that Inductor makes of ``single_param_adam`` for a tensor (torchao/optim/adam.py).
 
     The first finds the scales of the new states. The second computes these again, finds their values in the table and
@@ -80,7 +80,7 @@ def _compiled(parameters: Sequence[Parameter], types: UpdateTypes) -> Kernels:
 
 def _kernel(
     name: str,
-    parameters: Sequence[Parameter],
+    parameters: Sequence[UpdatedTensor],
     types: UpdateTypes,
     read: str,
     states_read: float,
@@ -95,7 +95,7 @@ def _kernel(
     return tensor_kernels(name, op, read_bytes, written_bytes, count, len(parameters))
 
 
-def _new_states(parameters: Sequence[Parameter], types: UpdateTypes) -> float:
+def _new_states(parameters: Sequence[UpdatedTensor], types: UpdateTypes) -> float:
     """Return the bytes of both states of the largest tensor before they are quantised."""
     return 2 * (FULL + SCALE / BLOCK) * largest(parameters)
 

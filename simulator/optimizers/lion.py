@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from simulator.optimizers.adamw_8bit import blockwise, quantized_states
 from simulator.optimizers.update import (
+    ElementwiseOp,
     Implementation,
-    Pass,
     UpdateRule,
     each_tensor,
     full_states,
@@ -14,17 +14,17 @@ from simulator.optimizers.update import (
 )
 
 #: csrc/kernels.cu of bitsandbytes, ``kOptimizer32bit1State``, a launch a tensor.
-BITSANDBYTES = (Pass("lion", "wgm", "wm", "bnb_lion"),)
+BITSANDBYTES = (ElementwiseOp("lion", "wgm", "wm", "bnb_lion"),)
 #: github.com/lucidrains/lion-pytorch, lion_pytorch/lion_pytorch.py, ``update_fn``.
 FOR_LOOP = (
-    Pass("decay", "w", "w", "activation"),
-    Pass("copy", "m", "t", "copy"),
-    Pass("momentum share", "t", "t", "activation"),
-    Pass("gradient share", "tg", "t", "residual"),
-    Pass("sign", "t", "t", "activation"),
-    Pass("update", "wt", "w", "residual"),
-    Pass("momentum decay", "m", "m", "activation"),
-    Pass("momentum", "mg", "m", "residual"),
+    ElementwiseOp("decay", "w", "w", "activation"),
+    ElementwiseOp("copy", "m", "t", "copy"),
+    ElementwiseOp("momentum share", "t", "t", "activation"),
+    ElementwiseOp("gradient share", "tg", "t", "residual"),
+    ElementwiseOp("sign", "t", "t", "activation"),
+    ElementwiseOp("update", "wt", "w", "residual"),
+    ElementwiseOp("momentum decay", "m", "m", "activation"),
+    ElementwiseOp("momentum", "mg", "m", "residual"),
 )
 
 OPTIMIZER = UpdateRule(

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from simulator.optimizers.update import (
+    ElementwiseOp,
     Implementation,
     Kernels,
-    Parameter,
-    Pass,
+    UpdatedTensor,
     UpdateRule,
     UpdateTypes,
     each_tensor,
@@ -27,22 +27,22 @@ from simulator.program import Compute, Matmul, StepPhase
 from simulator.units import DTYPE_BYTES
 
 #: torch/optim/_muon.py, ``_single_tensor_muon``: momentum, and Nesterov's update, before the iterations.
-BEFORE = (Pass("momentum", "mg", "m", "residual"), Pass("nesterov", "mg", "t", "residual"))
+BEFORE = (ElementwiseOp("momentum", "mg", "m", "residual"), ElementwiseOp("nesterov", "mg", "t", "residual"))
 #: ``DEFAULT_NS_STEPS``.
 ITERATIONS = 5
 ITERATED = "bf16"
 
 
-def _dealt(parameters: Sequence[Parameter]) -> list[Parameter]:
+def _dealt(parameters: Sequence[UpdatedTensor]) -> list[UpdatedTensor]:
     """Return the tensors whose matrices the busiest rank makes orthogonal, of those that ranks share."""
-    mine: list[Parameter] = []
+    mine: list[UpdatedTensor] = []
     for ranks in sorted({round(1 / parameter.share) for parameter in parameters}):
         shared = [parameter for parameter in parameters if round(1 / parameter.share) == ranks]
         mine += sorted(shared, key=lambda parameter: -parameter.elements)[::ranks]
     return mine
 
 
-def _orthogonalized(parameters: Sequence[Parameter], types: UpdateTypes) -> Kernels:
+def _orthogonalized(parameters: Sequence[UpdatedTensor], types: UpdateTypes) -> Kernels:
     """Return ``_zeropower_via_newtonschulz`` of the matrices that this rank has.
 
     A matrix that is taller than wide is a transposed view until the first iteration has written it anew.
@@ -86,7 +86,7 @@ def _products(matrices: int, short: int, long: int) -> Iterator[Compute]:
         yield Compute(f"optimizer.{name}", kernel, StepPhase.OPTIMIZER)
 
 
-def _applied(parameters: Sequence[Parameter], types: UpdateTypes) -> Kernels:
+def _applied(parameters: Sequence[UpdatedTensor], types: UpdateTypes) -> Kernels:
     """Return weight decay and the sum with the update in bf16, which stands transposed where the matrix is tall."""
     tall = [parameter for parameter in parameters if parameter.shape[-2] > parameter.shape[-1]]
     wide = [parameter for parameter in parameters if parameter.shape[-2] <= parameter.shape[-1]]
@@ -96,15 +96,15 @@ def _applied(parameters: Sequence[Parameter], types: UpdateTypes) -> Kernels:
         if some:
             count = sum(parameter.elements for parameter in some)
             sums.append(tensor_kernels("add", op, (weight + element) * count, weight * count, count, len(some)))
-    return (*each_tensor((Pass("decay", "w", "w", "activation"),))(parameters, types), *sums)
+    return (*each_tensor((ElementwiseOp("decay", "w", "w", "activation"),))(parameters, types), *sums)
 
 
-def workspace_bytes(parameters: Sequence[Parameter], types: UpdateTypes) -> float:
+def workspace_bytes(parameters: Sequence[UpdatedTensor], types: UpdateTypes) -> float:
     """Return the bytes of the largest matrix as update, as iterate before and after a product, and of two grams."""
     return max((_matrix_bytes(parameter, types) for parameter in parameters), default=0.0)
 
 
-def _matrix_bytes(parameter: Parameter, types: UpdateTypes) -> float:
+def _matrix_bytes(parameter: UpdatedTensor, types: UpdateTypes) -> float:
     short, long = min(parameter.shape[-2:]), max(parameter.shape[-2:])
     element = DTYPE_BYTES[ITERATED]
     iterated = 2 * element * (short * long + short * short)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from simulator.optimizers.update import (
+    ElementwiseOp,
     Implementation,
-    Pass,
     UpdateRule,
     UpdateTypes,
     each_tensor,
@@ -14,15 +14,15 @@ from simulator.optimizers.update import (
 )
 from simulator.units import DTYPE_BYTES
 
-PLAIN = (Pass("update", "wg", "w", "residual"),)
+PLAIN = (ElementwiseOp("update", "wg", "w", "residual"),)
 MOMENTUM = (
-    Pass("momentum decay", "m", "m", "activation"),
-    Pass("momentum", "mg", "m", "residual"),
-    Pass("update", "wm", "w", "residual"),
+    ElementwiseOp("momentum decay", "m", "m", "activation"),
+    ElementwiseOp("momentum", "mg", "m", "residual"),
+    ElementwiseOp("update", "wm", "w", "residual"),
 )
 #: aten/src/ATen/native/cuda/FusedSgdKernel.cu.
-FUSED_PLAIN = (Pass("sgd", "wg", "w"),)
-FUSED_MOMENTUM = (Pass("sgd", "wgm", "wm"),)
+FUSED_PLAIN = (ElementwiseOp("sgd", "wg", "w"),)
+FUSED_MOMENTUM = (ElementwiseOp("sgd", "wgm", "wm"),)
 
 
 def _foreach_class(types: UpdateTypes) -> str:
@@ -33,12 +33,14 @@ def _fused_class(types: UpdateTypes) -> str:
     return "optimizer" if DTYPE_BYTES[types.weight] == DTYPE_BYTES["fp32"] else "fused_bf16"
 
 
-def _implementations(passes: tuple[Pass, ...], fused: tuple[Pass, ...], states: int) -> dict[str, Implementation]:
+def _implementations(
+    operations: tuple[ElementwiseOp, ...], fused: tuple[ElementwiseOp, ...], states: int
+) -> dict[str, Implementation]:
     kept = full_states(states)
     return {
-        "foreach": Implementation((over_all(passes, _foreach_class),), kept, no_bytes),
+        "foreach": Implementation((over_all(operations, _foreach_class),), kept, no_bytes),
         "fused": Implementation((over_all(fused, _fused_class),), kept, no_bytes),
-        "for_loop": Implementation((each_tensor(passes),), kept, no_bytes),
+        "for_loop": Implementation((each_tensor(operations),), kept, no_bytes),
     }
 
 

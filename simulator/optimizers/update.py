@@ -1,7 +1,6 @@
-"""Parts of an update of weights: tensors, the types of operands, and passes.
+"""Parts of an update of weights: tensors, the types of operands, and elementwise operations.
 
-A pass is one elementwise operation. Multi-tensor kernels run it over all tensors at once; else each tensor has a kernel
-of its own.
+Multi-tensor kernels run an operation over all tensors at once; else each tensor has a kernel of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Kernels = tuple[Compute, ...]
 
 
 @dataclass(frozen=True)
-class Parameter:
+class UpdatedTensor:
     """One tensor that an optimizer updates, as one rank holds it.
 
     ``shape`` is the rank's own. Of a tensor whose states several ranks share, this rank updates the part ``share``.
@@ -48,21 +47,21 @@ class UpdateTypes:
     """Types of what an update reads and writes.
 
     ``weight`` is the type of the weights that it works on, which are the master weights where there are such.
-    ``frozen`` are states that it reads and leaves as they are.
+    ``read_only`` are states that it reads and leaves as they are.
     """
 
     weight: str
     gradient: str
     state: str
-    frozen: str = ""
+    read_only: str = ""
 
     def operand_bytes(self, operands: str) -> int:
-        """Return the bytes of an element of all ``operands``, a letter each (see `Pass`)."""
+        """Return the bytes of an element of all ``operands``, a letter each (see `ElementwiseOp`)."""
         types = {"w": self.weight, "g": self.gradient}
         return sum(DTYPE_BYTES[types.get(operand, self.state)] for operand in operands)
 
 
-class Pass(NamedTuple):
+class ElementwiseOp(NamedTuple):
     """One elementwise operation: operands read and written, and the class of its kernels.
 
     Operands are letters: ``w`` the weights, ``g`` the gradients, ``m`` and ``v`` the states. ``t`` is a temporary
@@ -76,23 +75,23 @@ class Pass(NamedTuple):
 
 
 #: Kernels of a part of an update; bytes of the states of one tensor; bytes that a step needs beside them.
-UpdateKernels = Callable[[Sequence[Parameter], UpdateTypes], Kernels]
-TensorStateBytes = Callable[[Parameter, UpdateTypes], float]
-WorkspaceBytes = Callable[[Sequence[Parameter], UpdateTypes], float]
+UpdateKernels = Callable[[Sequence[UpdatedTensor], UpdateTypes], Kernels]
+TensorStateBytes = Callable[[UpdatedTensor, UpdateTypes], float]
+WorkspaceBytes = Callable[[Sequence[UpdatedTensor], UpdateTypes], float]
 
 
 @dataclass(frozen=True)
 class Implementation:
     """How a library runs an optimizer.
 
-    ``stages`` return the kernels of one step. Where there are three, the first and the last work on this rank's share,
-    and the second on whole matrices; ranks that share states exchange those between them.
+    ``rounds`` return the kernels of one step. Where there are three, the first and the last work on this rank's share,
+    and the second on whole matrices. Ranks that share states exchange them between two rounds.
     ``state_bytes`` of one tensor, and ``workspace_bytes`` of a step over all of them, count what this rank holds.
     ``state_dtypes`` lists the types that states may have, the usual one first.
     ``on_host``: a CPU updates the weights. ``pages``: states can live in memory that pages to the host.
     """
 
-    stages: tuple[UpdateKernels, ...]
+    rounds: tuple[UpdateKernels, ...]
     state_bytes: TensorStateBytes
     workspace_bytes: WorkspaceBytes
     state_dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
@@ -113,12 +112,12 @@ class UpdateRule:
     needs_whole: bool = False
 
 
-def total_elements(parameters: Iterable[Parameter]) -> float:
+def total_elements(parameters: Iterable[UpdatedTensor]) -> float:
     """Return the elements of ``parameters`` that this rank updates."""
     return sum(parameter.elements for parameter in parameters)
 
 
-def largest(parameters: Iterable[Parameter]) -> float:
+def largest(parameters: Iterable[UpdatedTensor]) -> float:
     """Return the elements of the largest of ``parameters``."""
     return max((parameter.elements for parameter in parameters), default=0.0)
 
@@ -126,13 +125,13 @@ def largest(parameters: Iterable[Parameter]) -> float:
 def full_states(count: int) -> TensorStateBytes:
     """Return a count of bytes for ``count`` states, each as large as the tensor."""
 
-    def state_bytes(parameter: Parameter, types: UpdateTypes) -> float:
+    def state_bytes(parameter: UpdatedTensor, types: UpdateTypes) -> float:
         return count * DTYPE_BYTES[types.state] * parameter.elements
 
     return state_bytes
 
 
-def no_bytes(parameters: Sequence[Parameter], types: UpdateTypes) -> float:
+def no_bytes(parameters: Sequence[UpdatedTensor], types: UpdateTypes) -> float:
     """Return 0: nothing is needed beside operands and states."""
     return 0.0
 
@@ -140,16 +139,16 @@ def no_bytes(parameters: Sequence[Parameter], types: UpdateTypes) -> float:
 def temporaries(count: int) -> WorkspaceBytes:
     """Return a count of bytes for ``count`` temporary tensors of the size of the tensor that is being updated."""
 
-    def workspace_bytes(parameters: Sequence[Parameter], types: UpdateTypes) -> float:
+    def workspace_bytes(parameters: Sequence[UpdatedTensor], types: UpdateTypes) -> float:
         return count * DTYPE_BYTES[types.state] * largest(parameters)
 
     return workspace_bytes
 
 
-def over_all(passes: Sequence[Pass], op: Callable[[UpdateTypes], str]) -> UpdateKernels:
-    """Return the stage that runs ``passes`` over all tensors at once, by multi-tensor kernels of the class ``op``."""
+def over_all(operations: Sequence[ElementwiseOp], op: Callable[[UpdateTypes], str]) -> UpdateKernels:
+    """Return the round that runs ``operations`` over all tensors at once, by multi-tensor kernels of class ``op``."""
 
-    def kernels(parameters: Sequence[Parameter], types: UpdateTypes) -> Kernels:
+    def kernels(parameters: Sequence[UpdatedTensor], types: UpdateTypes) -> Kernels:
         count = total_elements(parameters)
         return tuple(
             Compute(
@@ -157,32 +156,32 @@ def over_all(passes: Sequence[Pass], op: Callable[[UpdateTypes], str]) -> Update
                 Memory(op(types), *_operand_bytes(step, types, count), dtype="fp32"),
                 StepPhase.OPTIMIZER,
             )
-            for step in unfrozen(passes, types)
+            for step in writable(operations, types)
             if count
         )
 
     return kernels
 
 
-def each_tensor(passes: Sequence[Pass]) -> UpdateKernels:
-    """Return the stage that runs ``passes`` over one tensor after another."""
+def each_tensor(operations: Sequence[ElementwiseOp]) -> UpdateKernels:
+    """Return the round that runs ``operations`` over one tensor after another."""
 
-    def kernels(parameters: Sequence[Parameter], types: UpdateTypes) -> Kernels:
+    def kernels(parameters: Sequence[UpdatedTensor], types: UpdateTypes) -> Kernels:
         count = total_elements(parameters)
         return tuple(
             tensor_kernels(step.name, step.op, *_operand_bytes(step, types, count), count, len(parameters))
-            for step in unfrozen(passes, types)
+            for step in writable(operations, types)
             if count
         )
 
     return kernels
 
 
-def unfrozen(passes: Iterable[Pass], types: UpdateTypes) -> Iterable[Pass]:
-    """Yield ``passes`` without those, and the operands, that write states which are frozen."""
-    for step in passes:
-        if not types.frozen or step.written != types.frozen:
-            yield step._replace(written=step.written.replace(types.frozen, "")) if types.frozen else step
+def writable(operations: Iterable[ElementwiseOp], types: UpdateTypes) -> Iterable[ElementwiseOp]:
+    """Yield ``operations`` without those, and the operands, that write states that are read only."""
+    for step in operations:
+        if not types.read_only or step.written != types.read_only:
+            yield step._replace(written=step.written.replace(types.read_only, "")) if types.read_only else step
 
 
 def tensor_kernels(name: str, op: str, read: float, written: float, elements: float, launches: int) -> Compute:
@@ -194,5 +193,5 @@ def tensor_kernels(name: str, op: str, read: float, written: float, elements: fl
     return Compute(f"optimizer.{name}", kernel, StepPhase.OPTIMIZER)
 
 
-def _operand_bytes(step: Pass, types: UpdateTypes, count: float) -> tuple[float, float]:
+def _operand_bytes(step: ElementwiseOp, types: UpdateTypes, count: float) -> tuple[float, float]:
     return types.operand_bytes(step.read) * count, types.operand_bytes(step.written) * count

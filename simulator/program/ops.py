@@ -21,7 +21,7 @@ from simulator.program.vocabulary import (
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """One kernel, in the phase of the step that it belongs to."""
+    """One kernel. ``phase`` says what it computes, whichever step it is in (see `StepPhase`)."""
 
     name: str
     kernel: Kernel

@@ -35,8 +35,8 @@ class Template:
     """Rows that every span of one kind expands to.
 
     Arrays have one entry per op. ``work_s`` is its length at full speed; ``category`` indexes `CATEGORIES`;
-    ``lanes`` are the lanes of the rows (an in-line collective has its own). ``launch_s`` is when the host has launched
-    the op, counted from the host's start on the span.
+    ``lanes`` are the lanes of the rows (an in-line collective has its own). ``launched_s`` is when the host has
+    launched the op, counted from the host's start on the span.
 
     ``beside``: op -> n, for a collective that goes on beside the n kernels after it. The op after them waits for both.
     All others run in order.
@@ -48,7 +48,7 @@ class Template:
     lanes: tuple[str, ...]
     category: Ints
     work_s: Floats
-    launch_s: Floats
+    launched_s: Floats
     nbytes: Floats
     flops: Floats
     beside: Mapping[int, int] = field(default_factory=dict)

@@ -169,8 +169,8 @@ def test_kernels_that_look_for_their_operands_are_not_bound_by_memory():
     few, many = Memory("combine", 2 * row, row), Memory("combine", 8 * row, row)
     assert memory.share(few) == pytest.approx(0.3, abs=0.02)
     assert memory.share(many) == profile.kernels.memory.eager["combine"].share
-    assert costs.beside.leaves(few) == math.inf
-    assert costs.beside.leaves(many) == profile.interference.leaves.other
+    assert costs.interference.leaves(few) == math.inf
+    assert costs.interference.leaves(many) == profile.interference.leaves.other
     h20, h100 = (PROFILE[name] for name in ("h20-sxm-96gb", "h100-sxm-80gb"))
     slower = h20.kernels.memory.eager["combine"].element_s / h100.kernels.memory.eager["combine"].element_s
     assert slower == pytest.approx(132 / h20.gpu_spec.sms)
@@ -296,7 +296,7 @@ def test_ideal_costs_are_what_kernels_say_on_perfect_links():
     assert costs.kernel_s(Fixed(3.0), "any") == 3.0
     assert costs.launched_s({"forward_other": 1}) == 0
     assert costs.reachable_Bps("nvlink", 1e9) == 1e9
-    assert costs.beside is None
+    assert costs.interference is None
     assert costs.origin(Fixed(1.0)).kind == "exact"
     with pytest.raises(TypeError, match="Matmul"):
         costs.kernel_s(Matmul(1, 1, 1), "any")

@@ -47,8 +47,8 @@ def test_fold_and_coalesce_change_nothing_where_communication_waits_for_sms(
     section: dict[str, Any], software: Framework
 ) -> None:
     costs = Costs.from_profile(H100, software)
-    assert costs.beside is not None
-    assert costs.beside.queues
+    assert costs.interference is not None
+    assert costs.interference.queues
     short, plain = (play(section, costs, shortcuts=on) for on in (True, False))
     check(short.program, short.spans)
     check(plain.program, plain.spans)

@@ -25,7 +25,7 @@ def followed(
     times = []
     for op in range(first, len(paced.template)):
         resumed = op == first and left_s is not None
-        begin = now if resumed else max(now, host_s + float(paced.template.launch_s[op]))
+        begin = now if resumed else max(now, host_s + float(paced.template.launched_s[op]))
         work = left_s if resumed and left_s is not None else float(paced.template.work_s[op])
         now = begin + work / paced.speed[op]
         times.append((begin, now))
@@ -39,7 +39,7 @@ def test_times_are_those_of_playing_op_by_op(seed: int) -> None:
     of = template(random, random.randint(1, 9))
     paced = PacedTemplate.from_speeds(of, np.array([random.uniform(0.3, 1.0) for _ in of.names]))
     first, host_s = random.randrange(len(of)), random.choice([-30.0, -4.0, 0.0, 5.0])
-    launched = host_s + float(of.launch_s[first]) <= 3.0
+    launched = host_s + float(of.launched_s[first]) <= 3.0
     left_s = random.choice([None, 0.4 * float(of.work_s[first])]) if launched else None
     times = paced.times(host_s, first, left_s, 3.0)
     expected = followed(paced, host_s, first, left_s, 3.0)

@@ -139,7 +139,7 @@ def test_the_second_step_of_ddp_may_hold_its_first_bucket(m: int, layout: dict[s
     result = simulator.run(job(m, **layout))
     params = sum(elements(part.weights) for part in rank_parts(result.workload, 0))
     memory = max(result.memories, key=lambda one: one.second_step)
-    assert memory.static.first_bucket == 2 * params
+    assert memory.static.first_step_bucket == 2 * params
     assert memory.second_step == memory.allocated + memory.static.overhead + 2 * params
     assert result.to_dict()["memory"]["second_step_bytes"] == memory.second_step
     kept = replace(memory, cached=0.0)  # so little is made in segments of more

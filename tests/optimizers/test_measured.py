@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simulator.frameworks import FRAMEWORKS
-from simulator.optimizers import OPTIMIZERS, Implementation, Parameter, UpdateTypes
+from simulator.optimizers import OPTIMIZERS, Implementation, UpdatedTensor, UpdateTypes
 from simulator.optimizers.update import Kernels
 from simulator.program import Memory, StepPhase
 from tests.support.measured import kernel_s, measured, played, profile
@@ -40,12 +40,14 @@ def types(case: tuple[str, str, str]) -> UpdateTypes:
     return UpdateTypes(case[2], case[2], case[2] if case[2] in states and len(states) > 1 else states[0])
 
 
-def parameters(case: tuple[str, str, str]) -> list[Parameter]:
-    return [Parameter(shape) for shape in SHAPES if len(shape) > 1 or not OPTIMIZERS[case[0]].matrices_only]
+def parameters(case: tuple[str, str, str]) -> list[UpdatedTensor]:
+    return [UpdatedTensor(shape) for shape in SHAPES if len(shape) > 1 or not OPTIMIZERS[case[0]].matrices_only]
 
 
 def kernels(case: tuple[str, str, str]) -> Kernels:
-    return tuple(op for stage in implementation(case).stages for op in stage(parameters(case), types(case)))
+    return tuple(
+        op for kernels_of_round in implementation(case).rounds for op in kernels_of_round(parameters(case), types(case))
+    )
 
 
 @pytest.mark.parametrize("case", list(measured("optimizer")), ids="-".join)

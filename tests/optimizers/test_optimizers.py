@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from simulator.hardware.kernels import MemoryClass
-from simulator.optimizers import OPTIMIZERS, Implementation, Parameter, UpdateTypes
+from simulator.optimizers import OPTIMIZERS, Implementation, UpdatedTensor, UpdateTypes
 from simulator.optimizers.update import Kernels
 from simulator.program import Memory
 
@@ -28,8 +28,10 @@ def implementation(name: str, library: str) -> Implementation:
 def kernels(name: str, library: str, share: float = 1.0, **types: str) -> Kernels:
     one = implementation(name, library)
     kinds = UpdateTypes(**({"weight": "fp32", "gradient": "fp32", "state": one.state_dtypes[0]} | types))
-    parameters = [Parameter(shape, share) for shape in SHAPES if len(shape) > 1 or not OPTIMIZERS[name].matrices_only]
-    return tuple(op for stage in one.stages for op in stage(parameters, kinds))
+    parameters = [
+        UpdatedTensor(shape, share) for shape in SHAPES if len(shape) > 1 or not OPTIMIZERS[name].matrices_only
+    ]
+    return tuple(op for kernels_of_round in one.rounds for op in kernels_of_round(parameters, kinds))
 
 
 def traffic(ops: Kernels) -> float:
@@ -46,7 +48,9 @@ def test_kernels_are_of_classes_that_profiles_have(name: str, library: str) -> N
 @pytest.mark.parametrize(("name", "library"), ON_GPU)
 def test_every_weight_is_read_and_written_and_every_gradient_read(name: str, library: str) -> None:
     """Weights that are twice as wide are 2 bytes more an element to read and 2 to write, gradients 2 to read."""
-    elements = sum(Parameter(shape).elements for shape in SHAPES if len(shape) > 1 or name != "muon")
+    elements = sum(
+        UpdatedTensor(shape).elements for shape in SHAPES if len(shape) > 1 or not OPTIMIZERS[name].matrices_only
+    )
     wide = traffic(kernels(name, library))
     for changed, least in (("weight", 2 * 2 * elements), ("gradient", 2 * elements)):
         assert wide - traffic(kernels(name, library, **{changed: "bf16"})) >= least
@@ -60,12 +64,12 @@ def test_a_shard_takes_its_share(name: str, library: str) -> None:
 
 
 @pytest.mark.parametrize("library", ["foreach", "fused", "for_loop"])
-def test_a_frozen_state_is_only_read(library: str) -> None:
+def test_a_read_only_state_is_only_read(library: str) -> None:
     """1-bit Adam's second moment: no pass writes it, and none is there for it alone."""
     every = {op.name: op.kernel for op in kernels("adamw", library)}
-    left = {op.name: op.kernel for op in kernels("adamw", library, frozen="v")}
+    left = {op.name: op.kernel for op in kernels("adamw", library, read_only="v")}
     assert set(every) - set(left) == (set() if library == "fused" else {"optimizer.square decay", "optimizer.addcmul"})
-    elements = sum(Parameter(shape).elements for shape in SHAPES)
+    elements = sum(UpdatedTensor(shape).elements for shape in SHAPES)
     written = {
         name: sum(kernel.write_bytes for kernel in some.values() if isinstance(kernel, Memory))
         for name, some in (("every", every), ("left", left))
@@ -92,7 +96,9 @@ def test_small_tensors_keep_states_in_fp32() -> None:
     """
     types = UpdateTypes("fp32", "fp32", "int8")
     states = {
-        library: [implementation("adamw_8bit", library).state_bytes(Parameter(shape), types) for shape in SHAPES[1::2]]
+        library: [
+            implementation("adamw_8bit", library).state_bytes(UpdatedTensor(shape), types) for shape in SHAPES[1::2]
+        ]
         for library in ("bitsandbytes", "torchao")
     }
     large, small = 2 * 512 * 256 * (1 + 4 / 256), 2 * 4 * 256
@@ -102,5 +108,5 @@ def test_small_tensors_keep_states_in_fp32() -> None:
 def test_adafactor_keeps_rows_and_columns() -> None:
     """Each of 4 experts has 256 + 128, a matrix 512 + 256, a vector as many as it has elements."""
     adafactor = implementation("adafactor", "for_loop")
-    kept = [adafactor.state_bytes(Parameter(shape), UpdateTypes("fp32", "fp32", "fp32")) / 4 for shape in SHAPES]
+    kept = [adafactor.state_bytes(UpdatedTensor(shape), UpdateTypes("fp32", "fp32", "fp32")) / 4 for shape in SHAPES]
     assert kept == [4 * 384, 768, 768, 256]

@@ -116,7 +116,7 @@ def test_a_file_is_found_beside_the_workload(tmp_path: Path, monkeypatch: pytest
         "parallelism: {pp: 2, schedule: mine.csv}\ncluster: dgx_a100\n"
     )
     monkeypatch.chdir("/")
-    assert load_workload(tmp_path / "job.yaml").parallelism.plan.name == "mine.csv"
+    assert load_workload(tmp_path / "job.yaml").parallelism.pipeline_schedule.name == "mine.csv"
 
 
 def test_chunks_come_from_the_file(written: Path) -> None:

@@ -42,7 +42,7 @@ def rank(pipeline_rank: int = 0, seat: Seat | None = None, **sections: Any) -> R
     """Return a rank of a small job; ``sections`` as for `tests.support.sharded.load`."""
     workload = load(**sections)
     parallelism = workload.parallelism
-    order = parallelism.plan.order(parallelism.pp, workload.microbatches, parallelism.vpp)
+    order = parallelism.pipeline_schedule.order(parallelism.pp, workload.microbatches, parallelism.vpp)
     stages = Stages(workload, seat or Seat(), first_and_last(order, workload.microbatches))
     return RankContext(workload, stages, pipeline_rank)
 
@@ -50,7 +50,7 @@ def rank(pipeline_rank: int = 0, seat: Seat | None = None, **sections: Any) -> R
 def pipeline_passes(context: RankContext) -> Lanes:
     """Return the lanes of a rank with nothing but the passes of its pipeline and their transfers."""
     workload, parallelism = context.workload, context.parallelism
-    schedule = parallelism.plan
+    schedule = parallelism.pipeline_schedule
     order = schedule.order(parallelism.pp, workload.microbatches, parallelism.vpp)
     nbytes = passed_bytes(workload)
     n_stages, overlap = parallelism.n_stages, parallelism.overlap.p2p

@@ -21,7 +21,7 @@ def template(*ops: tuple[str, str, str, float] | tuple[str, str, str, float, flo
         lanes=tuple("compute" if c in ("compute", "recompute", "optimizer") else c for c in categories),
         category=np.array([CATEGORIES.index(c) for c in categories], dtype=np.int64),
         work_s=np.array([op[3] for op in ops], dtype=np.float64),
-        launch_s=np.zeros(n),
+        launched_s=np.zeros(n),
         nbytes=np.array([op[4] if len(op) > 4 else 0.0 for op in ops], dtype=np.float64),
         flops=np.zeros(n),
     )

@@ -62,7 +62,7 @@ def _schedule(workload: Workload) -> Setting:
     if layout.pp == 1:
         return {}
     shape = (layout.pp, workload.microbatches, layout.vpp)
-    idle = layout.plan.bubble(*shape, 1, 1, 1)
+    idle = layout.pipeline_schedule.bubble(*shape, 1, 1, 1)
     peaks: dict[str, int] = {}
     for name, schedule in SCHEDULES.items():
         if schedule.splits or not schedule.drains or schedule.check(*shape) is not None:
@@ -119,7 +119,7 @@ def _replicas(workload: Workload) -> Setting:
     layout, half = workload.parallelism, workload.microbatches // 2
     if not layout.zero:
         return {}
-    split = 2 * half == workload.microbatches and layout.plan.check(layout.pp, half, layout.vpp) is None
+    split = 2 * half == workload.microbatches and layout.pipeline_schedule.check(layout.pp, half, layout.vpp) is None
     larger = {} if split else {"training.global_batch": 2 * workload.training.global_batch}
     return {"parallelism.dp": 2 * layout.dp} | larger | _twice_the_gpus(workload)
 
@@ -311,14 +311,14 @@ def few_rounds(workload: Workload) -> Workload:
     layout, training, most = workload.parallelism, workload.training, workload.microbatches
 
     def in_flight(microbatches: int) -> list[int | None]:
-        return [layout.plan.peak(layout.pp, microbatches, layout.vpp, rank) for rank in range(layout.pp)]
+        return [layout.pipeline_schedule.peak(layout.pp, microbatches, layout.vpp, rank) for rank in range(layout.pp)]
 
     peaks = [peak for peak in in_flight(most) if peak is not None]
     if len(peaks) < layout.pp or workload.stage_runtime.buffers_each_microbatch:
         return workload
-    copies = layout.plan.copies
+    copies = layout.pipeline_schedule.copies
     for fewer in range(copies * replay_microbatches(max(peaks), copies * layout.vpp), most):
-        if layout.plan.check(layout.pp, fewer, layout.vpp) is None and in_flight(fewer) == peaks:
+        if layout.pipeline_schedule.check(layout.pp, fewer, layout.vpp) is None and in_flight(fewer) == peaks:
             return altered(workload, {"training.global_batch": fewer * training.micro_batch * layout.dp})
     return workload
 

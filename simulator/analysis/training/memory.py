@@ -79,7 +79,7 @@ class RankMemory:
 
         PyTorch's DDP rebuilds its buckets in this step and may hold those of the first step meanwhile.
         """
-        return self.allocated + self.static.first_bucket + self.static.overhead
+        return self.allocated + self.static.first_step_bucket + self.static.overhead
 
     @property
     def buffers(self) -> float:
@@ -293,7 +293,7 @@ def fullest(memories: Sequence[RankMemory]) -> RankMemory:
 
 def _second_steps(memories: Iterable[RankMemory]) -> list[float]:
     """Return the bytes of second steps, for ranks whose second step takes more than others."""
-    return [memory.second_step for memory in memories if memory.static.first_bucket]
+    return [memory.second_step for memory in memories if memory.static.first_step_bucket]
 
 
 def second_step_warning(memories: Sequence[RankMemory]) -> list[str]:
@@ -304,7 +304,7 @@ def second_step_warning(memories: Sequence[RankMemory]) -> list[str]:
     worst = max(over, key=lambda memory: memory.second_step - memory.capacity)
     return [
         f"the second step may not fit: PyTorch's DDP makes its buckets anew in it and may hold those of the first step "
-        f"meanwhile, {format_gib(worst.static.first_bucket)} more, {format_gib(worst.second_step)} "
+        f"meanwhile, {format_gib(worst.static.first_step_bucket)} more, {format_gib(worst.second_step)} "
         f"of {format_gib(worst.capacity)}"
     ]
 

@@ -31,8 +31,8 @@ class StaticMemory:
 
     ``state``: the model's state, with ``step_gradients``, the gradients that exist within a step alone.
     ``placeholders``: gradients of no content that stay (see `models.linear.linear`). ``bucket``: copies of gradients.
-    ``receives``: receive buffers of a pipeline. ``workspaces``: BLAS. ``first_bucket``: extra bytes of DDP's second
-    step. ``communicators``: their number.
+    ``receives``: receive buffers of a pipeline. ``workspaces``: BLAS. ``first_step_bucket``: extra bytes of DDP's
+    second step. ``communicators``: their number.
 
     ``parts``: stage -> the parts that its passes run. ``layers_offloaded``: the layers' saved tensors are left out of
     ``parts``, as copies of their own move them. ``passes_by_part``: passes are cut by part, and each piece moves the
@@ -45,7 +45,7 @@ class StaticMemory:
     bucket: float = 0.0
     receives: float = 0.0
     workspaces: float = 0.0
-    first_bucket: float = 0.0
+    first_step_bucket: float = 0.0
     communicators: int = 0
     parts: Mapping[int, tuple[Part, ...]] = field(default_factory=dict)
     layers_offloaded: bool = False
@@ -122,7 +122,7 @@ def _static_memory_at(workload: Workload, place: PipelineSeat, n_communicators: 
         bucket=_bucket_bytes(workload, state),
         receives=_receive_bytes(workload, place),
         workspaces=workspaces,
-        first_bucket=_first_bucket_bytes(workload, weights),
+        first_step_bucket=_bytes_of_first_step_bucket(workload, weights),
         communicators=n_communicators,
         parts=parts,
         layers_offloaded=offloaded,
@@ -144,7 +144,7 @@ def _receive_bytes(workload: Workload, place: PipelineSeat) -> float:
     return workload.microbatches * each * sum((stage > 0) + (stage < last) for stage in stages)
 
 
-def _first_bucket_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
+def _bytes_of_first_step_bucket(workload: Workload, weights: Iterable[Weight]) -> float:
     """Return the bytes of the one bucket of gradients in the first step of torch's DDP.
 
     Source: torch/nn/parallel/distributed.py, ``_get_bucket_size_limits``. The second step rebuilds the buckets in the
@@ -164,6 +164,7 @@ def _without_saved_layers(part: Part) -> Part:
 
 
 def _bucket_bytes(workload: Workload, state: StateBytes) -> float:
+    """Return the bytes of the buffer that gradients are copied into, where they are; it holds one bucket."""
     parallelism = workload.parallelism
     if not parallelism.copy_to_buckets or parallelism.replicas("dp") == 1:
         return 0.0

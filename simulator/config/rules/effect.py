@@ -28,7 +28,7 @@ def _cuts_buckets(workload: Workload) -> bool:
     """Return whether gradients are reduced, or parameters gathered, in buckets, or copied to one."""
     layout = workload.parallelism
     reduced = _shared(workload) and (layout.zero == 2 or (layout.zero < 2 and layout.overlap.grad_reduce))
-    gathered = layout.zero in (1, 2) and layout.overlap.param_gather and layout.plan.drains
+    gathered = layout.zero in (1, 2) and layout.overlap.param_gather and layout.pipeline_schedule.drains
     return reduced or gathered or layout.copy_to_buckets
 
 
@@ -96,7 +96,11 @@ TABLE: tuple[tuple[str, Condition, str], ...] = (
     ("parallelism.scatter_gather_p2p", lambda w: w.parallelism.tp == 1, "tp is 1"),
     ("parallelism.account_for_embedding", lambda w: w.parallelism.n_stages == 1, "there is one stage"),
     ("parallelism.account_for_loss", lambda w: w.parallelism.n_stages == 1, "there is one stage"),
-    ("parallelism.zb_memory_limit", lambda w: w.parallelism.plan.search is None, "it is of the schedule zb_auto"),
+    (
+        "parallelism.zb_memory_limit",
+        lambda w: w.parallelism.pipeline_schedule.search is None,
+        "it is of the schedule zb_auto",
+    ),
     (
         "parallelism.optimizer_sync",
         lambda w: not _agrees(w),
@@ -115,7 +119,7 @@ TABLE: tuple[tuple[str, Condition, str], ...] = (
     ("parallelism.overlap.param_gather", lambda w: not w.parallelism.zero, "parameters are gathered by ZeRO alone"),
     (
         "parallelism.overlap.param_gather",
-        lambda w: w.parallelism.zero < 3 and not w.parallelism.plan.drains,
+        lambda w: w.parallelism.zero < 3 and not w.parallelism.pipeline_schedule.drains,
         "the schedule's forward passes run before the optimizer of the step before, whose parameters they do not need",
     ),
     ("parallelism.bucket_bytes", lambda w: w.parallelism.zero == 3 and not _cuts_buckets(w), "zero 3 works by layer"),

@@ -50,7 +50,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
             allowed="none, or zero: 3",
             fix="zero: 3",
         )
-    if "optimizer" in used and layout.plan.copies > 1:
+    if "optimizer" in used and layout.pipeline_schedule.copies > 1:
         yield InputError(
             f"the schedule {layout.schedule} adds up the gradients of two ranks once both have reduced theirs",
             key="parallelism.offload.optimizer",

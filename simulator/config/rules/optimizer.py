@@ -115,10 +115,10 @@ def _library_problems(workload: Workload, key: str, updater: Updater) -> Iterato
 def _sharding_problems(workload: Workload, key: str, updater: Updater) -> Iterator[InputError]:
     """Optimizers whose states are not simulated in shards, or compressed."""
     rule, layout = OPTIMIZERS[updater.name], workload.parallelism
-    one_stage = all(len(one.stages) == 1 for one in rule.implementations.values())
-    if rule.needs_whole and one_stage and layout.zero:
+    exchanges = any(len(one.rounds) > 1 for one in rule.implementations.values())
+    if rule.needs_whole and not exchanges and layout.zero:
         yield InputError(
-            f"{updater.name} takes means over rows and columns of whole matrices, which shards are not",
+            f"{updater.name} works on whole matrices, which shards are not",
             key="parallelism.zero",
             found=layout.zero,
             allowed=f"0, or another {key}.name",

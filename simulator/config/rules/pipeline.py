@@ -63,7 +63,7 @@ def _without_ends(counts: list[int], layout: Parallelism) -> list[int]:
 def problems(workload: Workload) -> Iterator[InputError]:
     """Schedules and chunks that do not go together, and orders of the axes that are none."""
     layout = workload.parallelism
-    chunks = layout.plan.chunks
+    chunks = layout.pipeline_schedule.chunks
     chunked = ", ".join(name for name, schedule in SCHEDULES.items() if schedule.chunks is None)
     if chunks is not None and layout.vpp != chunks:
         yield InputError(
@@ -73,7 +73,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
             allowed=f"{chunks}, or schedule: {chunked}",
             fix=f"schedule: {chunked}" if chunks == 1 else f"vpp: {chunks}",
         )
-    elif chunks != 1 and layout.plan.size is None and (layout.vpp == 1 or layout.pp == 1):
+    elif chunks != 1 and layout.pipeline_schedule.size is None and (layout.vpp == 1 or layout.pp == 1):
         key, size = ("vpp", layout.vpp) if layout.vpp == 1 else ("pp", layout.pp)
         yield InputError(
             f"the schedule {layout.schedule} needs several chunks per rank and several ranks",
@@ -82,7 +82,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
             allowed=">= 2, or schedule: 1f1b with vpp: 1",
             fix=f"{key}: 2",
         )
-    if layout.plan.search is None and layout.zb_memory_limit != 1:
+    if layout.pipeline_schedule.search is None and layout.zb_memory_limit != 1:
         searched = ", ".join(name for name, schedule in SCHEDULES.items() if schedule.search)
         yield InputError(
             f"has no meaning with the schedule {layout.schedule}",
@@ -90,7 +90,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
             found=layout.zb_memory_limit,
             fix=f"schedule: {searched}",
         )
-    if layout.zero == 3 and not layout.plan.drains:
+    if layout.zero == 3 and not layout.pipeline_schedule.drains:
         yield InputError(
             f"the schedule {layout.schedule} keeps whole earlier versions of the weights, which zero 3 does not hold",
             key="parallelism.zero",
@@ -186,7 +186,7 @@ def _batch_problems(workload: Workload) -> Iterator[InputError]:
             allowed=f"micro-batches * pp * vpp at most {MAX_ACTIONS:,}",
             fix="a larger micro_batch",
         )
-    schedule = layout.plan
+    schedule = layout.pipeline_schedule
     if schedule.search and layout.zb_memory_limit * min(microbatches, layout.pp) < 1:
         yield InputError(
             "leaves no room for a micro-batch",
@@ -212,7 +212,7 @@ def _batch_problems(workload: Workload) -> Iterator[InputError]:
 def warnings(workload: Workload) -> Iterator[str]:
     """A split backward pass beside recomputation."""
     layout = workload.parallelism
-    if layout.plan.splits and workload.training.recompute.granularity != "none":
+    if layout.pipeline_schedule.splits and workload.training.recompute.granularity != "none":
         yield (
             f"{layout.schedule} splits the backward pass: recomputation runs before the input gradient, and what the "
             "weight gradient needs of it is held until that has run"

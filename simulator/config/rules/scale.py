@@ -64,7 +64,7 @@ def fills_cluster(workload: Workload, **sizes: int) -> bool:
     if cluster.nodes is not None and layout.model_parallel * dp > gpus_of_workers(layout, cluster, workload.nodes):
         return False
     microbatches, rest = divmod(training.global_batch, training.micro_batch * dp)
-    if rest or layout.plan.check(layout.pp, microbatches, layout.vpp) is not None:
+    if rest or layout.pipeline_schedule.check(layout.pp, microbatches, layout.vpp) is not None:
         return False
     return layout.tp * layout.cp * dp % (layout.ep * layout.etp) == 0
 

@@ -54,7 +54,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
             yield InputError(
                 f"{with_servers}: {why}", key=key, found=value, allowed=f"{shown}, or data_parallel: allreduce"
             )
-    plan = layout.plan
+    plan = layout.pipeline_schedule
     if plan.copies > 1 or (layout.data_parallel == "async" and plan.steady):
         yield InputError(
             f"{with_servers}: the schedule {layout.schedule} "

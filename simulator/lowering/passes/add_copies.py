@@ -14,7 +14,7 @@ from simulator.units import DTYPE_BYTES
 
 def add_twin_gradients(lanes: Lanes, context: RankContext) -> Lanes:
     """Sum the gradients of two ranks that hold the same stages (BitPipe's, Chimera's): under ZeRO each its shard."""
-    if context.parallelism.plan.copies == 1 or context.parallelism.server_count:
+    if context.parallelism.pipeline_schedule.copies == 1 or context.parallelism.server_count:
         return lanes
     grad_bytes = DTYPE_BYTES[context.workload.training.grad_dtype]
     nbytes = optimized_elements(context.workload, context.weights) * grad_bytes

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from simulator.config import Workload
-from simulator.lowering.lanes import REDUCTION, Lanes, beside
+from simulator.lowering.lanes import REDUCTION, Lanes, off_compute
 from simulator.lowering.rank_context import RankContext
 from simulator.program import (
     COMPUTE_LANE,
@@ -59,7 +59,7 @@ def compress_gradients(lanes: Lanes, context: RankContext) -> Lanes:
     workload = context.workload
     if workload.parallelism.grad_compression == "none" and not workload.parallelism.copy_to_buckets:
         return lanes
-    packed = {step.label: _packed(workload, step) for step in beside(lanes) if _is_reduction(step)}
+    packed = {step.label: _packed(workload, step) for step in off_compute(lanes) if _is_reduction(step)}
     beside_compute = {lane: steps for lane, steps in lanes.items() if lane != COMPUTE_LANE}
     unpacked = {label: one.unpack[-1].label for label, one in packed.items() if one.unpack}
     whole: Lanes = {lane: [] for lane in lanes}

@@ -22,7 +22,7 @@ def gather_parameters(lanes: Lanes, context: RankContext) -> Lanes:
     parallelism = context.parallelism
     if parallelism.zero not in (1, 2):
         return lanes
-    if parallelism.overlap.param_gather and parallelism.plan.drains:
+    if parallelism.overlap.param_gather and parallelism.pipeline_schedule.drains:
         return _beside_first_passes(lanes, context)
     updated = weights_on_gpu(lanes)
     gathers = [

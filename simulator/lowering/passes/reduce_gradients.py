@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.lowering.buckets import Bucket, buckets, pieces
-from simulator.lowering.lanes import Lanes, beside, drained, with_steps
+from simulator.lowering.lanes import Lanes, drained, off_compute, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.reductions import Reductions
 from simulator.lowering.sharded_units import UnitPass, Units, sharded_units
@@ -63,7 +63,7 @@ def _by_unit(lanes: Lanes, context: RankContext, units: Units) -> Lanes:
         if run.makes_gradients and root[0] == run.step.stage:
             label = run.step.label
             reductions.add(f"reduce {label} root", units.weights[root], (label,), run.step)
-    waits = {step.label for step in beside(lanes)} & late.keys()
+    waits = {step.label for step in off_compute(lanes)} & late.keys()
     whole = {
         lane: [_waiting(step, late[step.label]) if step.label in waits else step for step in steps]
         for lane, steps in lanes.items()
