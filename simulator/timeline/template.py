@@ -71,7 +71,7 @@ class Template:
             lanes=texts(self.lanes),
             category=self.category[keep],
             work_s=self.work_s[keep],
-            launch_s=self.launch_s[keep],
+            launched_s=self.launched_s[keep],
             nbytes=self.nbytes[keep],
             flops=self.flops[keep],
             beside={int(number[op]): n for op, n in beside.items() if n},
