@@ -181,7 +181,7 @@ def beside(nodes: int, kernels: Sequence[float], nbytes: float, reductions: Sequ
 
 
 def slowed(**speeds: float) -> Costs:
-    return replace(IDEAL, beside=ByPurpose(speeds))
+    return replace(IDEAL, interference=ByPurpose(speeds))
 
 
 @every_pair(
@@ -255,7 +255,7 @@ role worker ranks=0-{nodes - 1}
     spec = nic_cluster(2).spec
     node = replace(spec.node, host_memory_bandwidth_Bps=1e12)
     cluster = build_cluster(replace(spec, node=node))
-    costs = replace(IDEAL, beside=ByPurpose({"dp": 0.5}, queues))
+    costs = replace(IDEAL, interference=ByPurpose({"dp": 0.5}, queues))
     timeline = simulate(program, cluster, costs)
     assert ends(timeline)["layers"] == pytest.approx(seconds, rel=0.01)
     assert ends(timeline)["beside"] > 0.001
@@ -405,7 +405,7 @@ def test_a_kernel_that_waits_for_its_peers_slows_what_runs_beside_it(
     """Pairs of nodes reduce 1 GB, T = 2 l + S / C. One of each pair calls at once, its kernel is on the GPU, and waits;
     the other calls when its first kernel of ``late`` s has ended. So 10 s of work of the first take (1 - waiting) late
     + (1 - moving) T more, that of the second, whose kernel never waits, (1 - moving) T."""
-    costs = replace(IDEAL, beside=WaitingIsOther(waiting, moving))
+    costs = replace(IDEAL, interference=WaitingIsOther(waiting, moving))
     timeline = play(from_text(LATE.format(late=late)), costs, fold=fold, coalesce=coalesce)
     seconds = 2 * HOP_s + 1e9 / NIC_Bps
     early, other = ends(timeline, 0), ends(timeline, 2)
@@ -484,7 +484,7 @@ def test_reductions_in_a_row_beside_kernels_in_a_row_begin_when_one_ends(
     kernels, all_reduce_s = 12, 2 * HOP_s + nbytes / NIC_Bps
     reductions = math.ceil(kernels * kernel_s / speed / all_reduce_s) + 1
     program = beside(2, (kernel_s,) * kernels, nbytes, [f"r{i}" for i in range(reductions)])
-    costs = replace(IDEAL, beside=ByPurpose({"dp": speed if speed < 1 else 0.999999}, queues=True))
+    costs = replace(IDEAL, interference=ByPurpose({"dp": speed if speed < 1 else 0.999999}, queues=True))
     timeline = play(program, costs, fold=fold, coalesce=coalesce)
     check(program, timeline)
     slow_down = race(kernel_s, all_reduce_s, min(speed, 0.999999), kernels - 1)

@@ -44,7 +44,7 @@ class Leaving:
 
 
 def leaving(shares: Mapping[float, float]) -> Costs:
-    return replace(IDEAL, beside=Leaving(shares))
+    return replace(IDEAL, interference=Leaving(shares))
 
 
 PAIR = """

@@ -200,7 +200,7 @@ def test_what_is_wrong_in_an_xml_is_named_by_line(
         ("<system/>", "holds no cpu"),
         ('<system><cpu numaid="0"/></system>', "holds no GPU"),
         ("<system>" + "<pci>" * 100, "nested more than 64 deep"),
-        ("<system>" + "<pci/>" * 100_001, "more than 100,000 elements"),
+        ("<system>" + "<pci/>" * 20_001, "more than 20,000 elements"),
         ("<system>" + " " * 11_000_000, "too large"),
         ("neither\n", "no topology that is known"),
         ("GPU1\tGPU0\n", "no topology that is known"),

@@ -139,7 +139,7 @@ group cp 0,1
 @pytest.mark.parametrize("share", [0.5, 0.8])
 def test_what_travels_slows_the_kernels_beside_it(share: float) -> None:
     """Kernels of 3 s beside 2 s of exchange at half speed: 2 s do 1 s of work, so that 2 s are left: 4 s."""
-    costs = replace(Costs.ideal(), beside=ByPurpose({"cp": share}))
+    costs = replace(Costs.ideal(), interference=ByPurpose({"cp": share}))
     timeline = play(program(2, 2.0, (3.0,)), 2, costs)
     moved = 2.0 + HOP_s
     assert timeline.step_time_s == pytest.approx(2 * (0.75 + moved + 3.0 - share * moved), rel=1e-9)

@@ -61,7 +61,7 @@ def play(
     cluster = build_cluster(workload.cluster)
     costs = Costs.from_profile(PROFILE, workload.software)
     if speeds is not None:
-        costs = replace(costs, beside=ByPurpose(speeds) if speeds else None)
+        costs = replace(costs, interference=ByPurpose(speeds) if speeds else None)
     program = build_program(workload)
     return StepResult(
         workload,
