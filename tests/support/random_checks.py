@@ -145,7 +145,7 @@ def slower_gpu_is_no_gain(job: Job) -> Iterator[str]:
     can leave a link to one that more waits for. Nothing holds there but `sharing_is_no_gain`: the gain is at most what
     sharing cost. A schedule that is tuned to rehearsed seconds has another order with another GPU, and is left out.
     """
-    if load(job).parallelism.plan.search is not None:
+    if load(job).parallelism.pipeline_schedule.search is not None:
         return
     before_s = alone_step(job)
     for gpu in ("node0.gpu0", "node0.gpu1"):
@@ -158,7 +158,7 @@ def faster_links_are_no_loss(job: Job) -> Iterator[str]:
     On an idle network a transfer's length is the least of its algorithms' and protocols', each of which falls with the
     bandwidth. A step is monotone in these lengths (`slower_gpu_is_no_gain`): the sign is strict.
     """
-    if load(job).parallelism.plan.search is not None:
+    if load(job).parallelism.pipeline_schedule.search is not None:
         return
     before_s = alone_step(job)
     links = {"".join("*" if x.isdigit() else x for x in link.name) for link in cluster_of(load(job)).links}
