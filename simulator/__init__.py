@@ -1,8 +1,8 @@
 """A discrete-event simulator of LLM training on GPU clusters: how fast, how full, and why, before anything is rented.
 
-`run` simulates a training step of a workload, `share` several jobs on one cluster, and `schedule` a pipeline schedule
-without a model. `simulate` is the engine beneath: a program on a cluster. Input that cannot be used raises
-`errors.InputError`.
+`run` simulates a training step of a workload, `sweep` many that differ in a few keys, `share` several jobs on one
+cluster, `schedule` a pipeline schedule without a model. `simulate` is the engine beneath: a program on a cluster.
+Unusable input raises `errors.InputError`.
 
 >>> import simulator
 >>> simulator.schedule("1f1b", stages=4, microbatches=8).to_dict()["bubble_ratio"]
@@ -19,9 +19,22 @@ if TYPE_CHECKING:
     from simulator.results import Result
     from simulator.schedule_alone import ScheduleResult, schedule
     from simulator.sharing import SharedResult, share
+    from simulator.sweeping.entry import sweep
+    from simulator.sweeping.result import SweepResult
 
 __version__ = "0.1.0"
-__all__ = ["Result", "ScheduleResult", "SharedResult", "StepResult", "run", "schedule", "share", "simulate"]
+__all__ = [
+    "Result",
+    "ScheduleResult",
+    "SharedResult",
+    "StepResult",
+    "SweepResult",
+    "run",
+    "schedule",
+    "share",
+    "simulate",
+    "sweep",
+]
 
 #: Modules of names that are loaded at first use: reading a workload file on a bare GPU machine must import neither
 #: SimPy nor matplotlib.
@@ -32,6 +45,8 @@ _HOME = {
     "share": "simulator.sharing",
     "SharedResult": "simulator.sharing",
     "Result": "simulator.results",
+    "sweep": "simulator.sweeping.entry",
+    "SweepResult": "simulator.sweeping.result",
 }
 
 

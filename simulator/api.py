@@ -15,7 +15,7 @@ from simulator.analysis.training.advice import advice
 from simulator.analysis.training.host_memory import host_memory
 from simulator.analysis.training.memory import RankMemory, fullest, memory_of_ranks, second_step_warning
 from simulator.analysis.training.rehearsal import rehearsed_times
-from simulator.analysis.training.report import StepFlops, TrainingJob, report
+from simulator.analysis.training.report import ComparedJob, StepFlops, TrainingJob, key_figures, report
 from simulator.analysis.training.stage_balance import stage_seconds
 from simulator.analysis.training.stage_split import (
     LayerSeconds,
@@ -125,6 +125,10 @@ class StepResult(TimelineResult):
         return report(
             _training_job(self), self.spans, steady=self.steady, staleness=age, accuracy=accuracy(self.workload)
         )
+
+    def key_figures(self) -> dict[str, Any]:
+        """Return the figures by which jobs are compared; quicker than `to_dict`, which tries advice too."""
+        return key_figures(_compared_job(self), self.spans, steady=self.steady)
 
     def __repr__(self) -> str:
         """Return the first lines of the summary."""
@@ -282,15 +286,30 @@ def _layer_prices(result: StepResult) -> LayerSeconds:
     return priced_layers(result.workload, price_s)
 
 
-def _training_job(result: StepResult) -> TrainingJob:
+def _compared_job(result: StepResult) -> ComparedJob:
     workload, timeline = result.workload, result.spans
-    profiles = [result.profiles[gpu] for gpu in result.cluster.gpu_types(result.placed.gpus)]
     precision = workload.training.precision
     peaks = {gpu: one.gpu_spec.peak_flops_per_s[precision].value for gpu, one in result.profiles.items()}
     pipelines = result.program.groups.get("pp") or tuple((rank,) for rank in range(timeline.n_ranks))
-    return TrainingJob(
+    return ComparedJob(
         workload=workload,
         peak_flops_per_s=sum(peaks[gpu] * count for gpu, count in Counter(result.gpus).items()) / workload.n_ranks,
+        flops=StepFlops(
+            models.model_flops_per_step(workload),
+            models.model_flops_per_step_causal(workload),
+            models.hardware_flops_per_step(workload),
+        ),
+        pipelines=[tuple(timeline.simulated_as[rank] for rank in pipeline) for pipeline in pipelines],
+        memories=result.memories,
+        pipeline_rank=layout(workload).pipeline_rank,
+    )
+
+
+def _training_job(result: StepResult) -> TrainingJob:
+    workload = result.workload
+    profiles = [result.profiles[gpu] for gpu in result.cluster.gpu_types(result.placed.gpus)]
+    return TrainingJob(
+        **vars(_compared_job(result)),
         calibration={
             "name": ", ".join(one.name for one in profiles),
             "gpu": ", ".join(one.gpu for one in profiles),
@@ -303,14 +322,6 @@ def _training_job(result: StepResult) -> TrainingJob:
         parameters=models.parameters(workload),
         active_parameters=models.active_parameters(workload),
         trained_parameters=models.trained_parameters(workload),
-        flops=StepFlops(
-            models.model_flops_per_step(workload),
-            models.model_flops_per_step_causal(workload),
-            models.hardware_flops_per_step(workload),
-        ),
-        pipelines=[tuple(timeline.simulated_as[rank] for rank in pipeline) for pipeline in pipelines],
-        memories=result.memories,
         better_split=_better_split(result),
         advice=advice(result.memories, workload, partial(_needed_bytes, result.cluster)),
-        pipeline_rank=layout(workload).pipeline_rank,
     )

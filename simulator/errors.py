@@ -59,6 +59,10 @@ class InputError(SimulatorError):
         return "\n".join(lines)
 
 
+class UnknownKeyError(InputError):
+    """A key that its section does not have."""
+
+
 def in_one_line(error: SimulatorError) -> str:
     """Return the message of an error in one line, for a cell of a table.
 

@@ -314,12 +314,25 @@ def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
     """
     changes: dict[str, Any] = {}
     for text in assignments:
-        key, equals, value = text.partition("=")
-        key = key.strip()
-        if not equals or not key or not all(key.split(".")):
-            raise InputError("is not KEY=VALUE", file="--set", found=text, allowed="such as parallelism.pp=4")
-        changes[key] = parse_yaml(value, f"--set {key}")
-        if changes[key] is None and value.strip().lower() not in ("null", "~"):
-            fix = f"--set {key}=null for the default, or leave it out"
-            raise InputError("has no value", file=f"--set {key}", found=text, allowed=f"{key}=VALUE", fix=fix)
+        key, value = parse_assignment(text, "--set")
+        changes[key] = parse_value(key, value, "--set")
     return changes
+
+
+def parse_assignment(text: str, option: str, example: str = "parallelism.pp=4") -> tuple[str, str]:
+    """Return the dotted key and the text behind the sign of a ``KEY=VALUE``, given with ``option``."""
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not key or not all(key.split(".")):
+        form = "KEY=VALUE" if "," not in example else "KEY=V1,V2"
+        raise InputError(f"is not {form}", file=option, found=text, allowed=f"such as {example}")
+    return key, value
+
+
+def parse_value(key: str, text: str, option: str) -> Any:
+    """Return the value of a key that ``option`` gives, read as YAML. Raises `InputError` where there is none."""
+    value = parse_yaml(text, f"{option} {key}")
+    if value is None and text.strip().lower() not in ("null", "~"):
+        fix = f"{option} {key}=null for the default, or leave it out"
+        raise InputError("has no value", file=f"{option} {key}", found=f"{key}={text}", allowed=f"{key}=VALUE", fix=fix)
+    return value

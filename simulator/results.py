@@ -1,4 +1,4 @@
-"""Results of simulations: the base of a step's, a bare schedule's and shared jobs' results."""
+"""Results of simulations: the bases of a step's, a bare schedule's, shared jobs' and a sweep's results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_TRACE_ROWS = 5_000_000
 
 
 class Result(ABC):
-    """Result of a simulation: its figures, its Timeline, a picture and a trace."""
+    """Result of a command: its figures under the names of the JSON output."""
 
     #: Command of ``llmsim`` with this result.
     command: ClassVar[str]
@@ -38,19 +38,6 @@ class Result(ABC):
     @abstractmethod
     def content(self) -> dict[str, Any]:
         """Return the figures under the names of the JSON output, SI units."""
-
-    @property
-    @abstractmethod
-    def timeline(self) -> pd.DataFrame:
-        """Rows: one per kernel (or pass) and transfer of every simulated rank (see `Timeline.frame`)."""
-
-    @abstractmethod
-    def gantt(self) -> Figure:
-        """Draw the Timeline: a row per pipeline stage."""
-
-    @abstractmethod
-    def save_trace(self, path: str | Path) -> None:
-        """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz."""
 
     @abstractmethod
     def __repr__(self) -> str:
@@ -66,7 +53,24 @@ class Result(ABC):
         return copy.deepcopy(self.report)
 
 
-class TimelineResult(Result):
+class PlayedResult(Result):
+    """Result of what was played: figures, one Timeline or several, a picture and a trace."""
+
+    @property
+    @abstractmethod
+    def timeline(self) -> pd.DataFrame:
+        """Rows: one per kernel (or pass) and transfer of every simulated rank (see `Timeline.frame`)."""
+
+    @abstractmethod
+    def gantt(self) -> Figure:
+        """Draw the Timeline: a row per pipeline stage."""
+
+    @abstractmethod
+    def save_trace(self, path: str | Path) -> None:
+        """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz."""
+
+
+class TimelineResult(PlayedResult):
     """Result with one Timeline, ``spans``."""
 
     #: Unit of times in pictures; empty for seconds.

@@ -25,7 +25,7 @@ from simulator.hardware.profile import Profile
 from simulator.input_files import brief
 from simulator.lowering import build_program
 from simulator.program import Program
-from simulator.results import Result, numbered_timelines
+from simulator.results import PlayedResult, numbered_timelines
 from simulator.schedules import Times
 from simulator.timeline import Timeline
 
@@ -43,7 +43,7 @@ _MARGIN = 1.1
 
 
 @dataclass(frozen=True, repr=False)
-class SharedResult(Result):
+class SharedResult(PlayedResult):
     """Result of jobs on one cluster at once.
 
     ``results``: each job as it repeats its step beside the others. Its step time is the mean period, its placement the

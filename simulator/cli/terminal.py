@@ -118,6 +118,49 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda far: status.update(Text(f"{what}: {far}"))
 
 
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[bool], None]]:
+    """A bar with the time left on standard error while the block runs, on a terminal only.
+
+    The block calls back for every part. Parts that were done before, and are not ``new``, say nothing of the time left.
+    """
+    if not sys.stderr.isatty():
+        yield lambda new: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
+
+    class Left(TimeRemainingColumn):
+        def render(self, task: Any) -> Text:
+            return super().render(task) + Text(" left")
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("in"),
+        TimeElapsedColumn(),
+        Left(),
+    )
+    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=600, transient=True) as bar:
+        task, left = bar.add_task(what, total=total), total
+
+        def done(new: bool) -> None:
+            nonlocal left
+            left -= 0 if new else 1
+            bar.update(task, advance=1 if new else 0, total=left)
+
+        yield done
+
+
 def one_by_one(rows: Sequence[T], far: Callable[[str], None]) -> Iterator[T]:
     """``rows`` one by one; ``far``, of `progress`, is told which of them is under way."""
     for number, row in enumerate(rows, 1):

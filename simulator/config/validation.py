@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from simulator.config import synonyms
 from simulator.config.section import AsSection, fields_by_key, paths, section_of, sections_in
-from simulator.errors import MAX_ERRORS, InputError, PlaceOfKey, each, located, raise_all
+from simulator.errors import MAX_ERRORS, InputError, PlaceOfKey, UnknownKeyError, each, located, raise_all
 from simulator.input_files import brief, closest
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def validated(form: type[T], data: Any, file: object = None, *, place: PlaceOfKe
         details = [
             one for one in details if one["type"] != "tuple_type" or _locate(section, one["loc"])[0] not in words
         ]
-        errors = [_explained(section, detail) for detail in details[:MAX_ERRORS]]
+        errors = [_explained(section, detail, place) for detail in details[:MAX_ERRORS]]
         more = len(details) - len(errors)
     except InputError as failure:  # raised by the checks of a section itself, which do not know the file
         single, more = each(failure)
@@ -88,9 +88,10 @@ def _bound(sign: str, value: float) -> str:
     return f"{sign} {value:,.0f}" if value == int(value) else f"{sign} {value:g}"
 
 
-def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
+def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey | None) -> InputError:
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     key, owner = _locate(model, detail["loc"])
+    written_key = place(key)[1] if place and key else key
     name = key.rpartition(".")[2] if kind == "literal_error" else str(detail["loc"][-1]) if detail["loc"] else ""
     if kind == "extra_forbidden":
         return _unknown_key(model, owner, key, value)
@@ -103,7 +104,7 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
         options = re.findall(r"'([^']*)'|(\d+)", context["expected"])
         words = [text or number for text, number in options]
         near = closest(value, words)
-        fix = f"{name}: {near}" if near else None
+        fix = _swept(written_key, value, "|".join(map(re.escape, words))) or (f"{name}: {near}" if near else None)
         return InputError("is none of the known values", key=key, found=brief(value), allowed=", ".join(words), fix=fix)
     if kind in _BOUNDS:
         nearest = context[_BOUNDS[kind][0]]
@@ -116,6 +117,8 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
         fix = None
         if kind in ("float_type", "int_type") and isinstance(value, str) and re.fullmatch(r"[-+.\deE]+", value.strip()):
             fix = f"{name}: {value.strip()}, without quotes"
+        if kind in ("float_type", "int_type"):
+            fix = _swept(written_key, value, r"[-+]?[\d.]+(?:[eE][-+]?\d+)?") or fix
         if kind == "string_type" and isinstance(value, int | float) and not isinstance(value, bool):
             fix = f'{name}: "{value}", in quotes'
         allowed = ", ".join([_WANTED[kind], *(_bounds(field) if "number" in _WANTED[kind] else [])])
@@ -128,10 +131,21 @@ def _explained(model: type[BaseModel], detail: ErrorDetails) -> InputError:
     return InputError(detail["msg"], key=key, found=brief(value), allowed=_allowed(field))
 
 
+def _swept(key: str, value: object, one: str) -> str | None:
+    """Return how to try all values of a list joined by commas, each of the form ``one``; None where it is no such list.
+
+    >>> _swept("parallelism.tp", "1, 2,4", "[0-9]+")
+    'llmsim sweep WORKLOAD --grid parallelism.tp=1,2,4, which tries each of them'
+    """
+    if not isinstance(value, str) or not re.fullmatch(rf"\s*(?:{one})(?:\s*,\s*(?:{one}))+\s*", value):
+        return None
+    return f"llmsim sweep WORKLOAD --grid {key}={''.join(value.split())}, which tries each of them"
+
+
 def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, value: object) -> InputError:
     name = key.rpartition(".")[2]
     fix = synonyms.replacement(name, value) or _meant(model, owner, name)
-    return InputError("unknown key", key=key, allowed=", ".join(fields_by_key(owner)), fix=fix)
+    return UnknownKeyError("unknown key", key=key, allowed=", ".join(fields_by_key(owner)), fix=fix)
 
 
 def _meant(model: type[BaseModel], owner: type[BaseModel], name: str) -> str | None:

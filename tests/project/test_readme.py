@@ -1,4 +1,4 @@
-"""README.md: its commands and its Python run, and print what it says they print; its picture and its links exist."""
+"""README.md and docs/: commands and Python run, and print what is said that they print; pictures and links exist."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from simulator.cli.app import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+#: Pages with commands to run.
+PAGES = "\n".join([README, *(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md")))])
 #: What sets up an environment; the wheel's test covers the packaging.
 INSTALLS = {"pip install ."}
 
@@ -25,7 +27,7 @@ class Shown(NamedTuple):
 
 def blocks(*languages: str) -> list[str]:
     pattern = rf"^```(?:{'|'.join(languages)})\n(.*?)^```$"
-    return re.findall(pattern, README, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(pattern, PAGES, flags=re.MULTILINE | re.DOTALL)
 
 
 def commands() -> list[Shown]:
@@ -68,7 +70,7 @@ def test_every_command_runs_and_prints_what_is_shown(
     assert ended.value.code == 0, out + err
     printed = [" ".join(line.split()) for line in out.splitlines()]
     stale = [line for line in shown.output if " ".join(line.split()) not in printed]
-    assert not stale, "the README shows what is no longer printed"
+    assert not stale, "a page shows what is no longer printed"
 
 
 @pytest.mark.parametrize("number", range(len(blocks("python"))))
@@ -97,10 +99,12 @@ def test_the_table_of_commands_is_complete() -> None:
     assert set(re.findall(r"^\| `llmsim (\w+)", README, flags=re.MULTILINE)) == set(COMMANDS)
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/sweep.md"])
 def test_links_into_the_project_lead_somewhere(page: str) -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8"))
-    missing = [target for target in targets if "://" not in target and not (ROOT / target).exists()]
+    missing = [
+        target for target in targets if "://" not in target and not (ROOT / page).parent.joinpath(target).exists()
+    ]
     assert not missing
 
 
@@ -114,7 +118,7 @@ def test_files_that_the_recipes_name_exist() -> None:
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
-def test_the_picture_is_small() -> None:
+def test_pages_and_pictures_are_named_and_small() -> None:
     for picture in (ROOT / "docs").iterdir():
-        assert picture.name in README
+        assert picture.name in (PAGES if picture.suffix == ".png" else README)
         assert picture.stat().st_size < 200_000

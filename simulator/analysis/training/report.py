@@ -35,29 +35,37 @@ class StepFlops:
     hardware: float
 
 
-@dataclass(frozen=True)
-class TrainingJob:
-    """Facts of a job that a report needs beside its Timeline.
+@dataclass(frozen=True, kw_only=True)
+class ComparedJob:
+    """Facts of a job that its key figures need beside its Timeline.
 
     ``peak_flops_per_s``: dense peak of a GPU in the precision used, mean over GPUs. ``pipelines``: simulated ranks of
     each data-parallel replica (see `simulator.analysis.time.activity.weigh`). ``memories``: every simulated rank at its
-    peak. ``advice``: settings that would make them fit. ``better_split``: a split of the layers with a faster step.
-    ``pipeline_rank``: pipeline rank of each rank.
-    ``calibration``: name, gpu, date, source, kind.
+    peak. ``pipeline_rank``: pipeline rank of each rank.
     """
 
     workload: Workload
     peak_flops_per_s: float
+    flops: StepFlops
+    pipelines: Sequence[Sequence[int]]
+    memories: Sequence[RankMemory]
+    pipeline_rank: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob(ComparedJob):
+    """Facts of a job that a report needs beside its Timeline.
+
+    ``advice``: settings that would make the job fit. ``better_split``: a split of the layers with a faster step.
+    ``calibration``: name, gpu, date, source, kind.
+    """
+
     calibration: Mapping[str, Any]
     parameters: float
     active_parameters: float
     trained_parameters: float
-    flops: StepFlops
-    pipelines: Sequence[Sequence[int]]
-    memories: Sequence[RankMemory]
     advice: Sequence[str]
     better_split: SimulatedSplit | None
-    pipeline_rank: Sequence[int]
 
 
 def report(
@@ -78,9 +86,7 @@ def report(
     cut = activity(timeline)
     bubbles = bubble(cut, job.pipelines)
     breakdown = time_breakdown(cut, job.pipelines)
-    memory = memory_report(job.memories)
-    if (host := host_memory(workload, job.pipeline_rank, played)) is not None:
-        memory |= {"fits": memory["fits"] and host["fits"], "host": host}
+    memory = _memory(job, played)
     memory["advice"] = list(job.advice)
     result: dict[str, Any] = {
         "name": workload.name,
@@ -122,7 +128,45 @@ def report(
     return result
 
 
-def throughput(job: TrainingJob, step_time_s: float) -> dict[str, Any]:
+def key_figures(job: ComparedJob, timeline: Timeline, *, steady: SteadyState | None = None) -> dict[str, Any]:
+    """Return the figures by which jobs are compared, without any dictionary inside; names and values are of `report`.
+
+    Two are shares or differences of figures there. ``exposed_communication_fraction``: share of the step in which GPUs
+    wait for communication. ``headroom_bytes``: least memory left on any GPU, negative where it does not fit.
+    """
+    step = timeline.step_time_s
+    cut = activity(timeline)
+    breakdown = time_breakdown(cut, job.pipelines)
+    memory = _memory(job, timeline if steady is None else steady.played)
+    speed, shares = throughput(job, step), efficiency(job, step)
+    run = speed.pop("run", {})
+    return {
+        "step_time_s": step,
+        **speed,
+        "mfu": shares["mfu"],
+        "hfu": shares["hfu"],
+        "bubble_fraction": bubble(cut, job.pipelines).fraction,
+        "exposed_communication_fraction": sum(breakdown["exposed"].values()) / step,
+        "host_bound_fraction": breakdown["host"] / step,
+        "fits": memory["fits"],
+        "peak_bytes": memory["peak_bytes"],
+        "capacity_bytes": memory["capacity_bytes"],
+        "headroom_bytes": float(min(one.capacity - one.total for one in job.memories)),
+        "n_gpus": job.workload.n_ranks,
+        "n_microbatches": job.workload.microbatches,
+        **{name: run[name] for name in ("days", "gpu_hours", "cost") if run.get(name) is not None},
+    }
+
+
+def _memory(job: ComparedJob, played: Timeline) -> dict[str, Any]:
+    """Return the memory of GPUs, and of hosts where something is offloaded to them, and whether all of it fits."""
+    memory = memory_report(job.memories)
+    if (host := host_memory(job.workload, job.pipeline_rank, played)) is not None:
+        memory |= {"fits": memory["fits"] and host["fits"], "host": host}
+    return memory
+
+
+def throughput(job: ComparedJob, step_time_s: float) -> dict[str, Any]:
     """Return tokens per second, per GPU, and the whole run's time and price where ``training.total_tokens`` is given.
 
     GPU-hours and price include the nodes of parameter servers.
@@ -148,7 +192,7 @@ def throughput(job: TrainingJob, step_time_s: float) -> dict[str, Any]:
     return result
 
 
-def efficiency(job: TrainingJob, step_time_s: float) -> dict[str, Any]:
+def efficiency(job: ComparedJob, step_time_s: float) -> dict[str, Any]:
     """Return FLOPs of the step and their share of all GPUs' peak (arXiv 2204.02311, appendix B, for MFU and HFU)."""
     available = job.workload.n_ranks * job.peak_flops_per_s * step_time_s
     return {

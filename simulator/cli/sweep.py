@@ -1,0 +1,152 @@
+"""``sweep``: many jobs that differ in a few keys."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simulator.cli.options import Json, Quiet, Set
+from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.terminal import progress, progress_bar, say, show, warn
+from simulator.errors import InputError
+from simulator.output.files import PICTURES
+
+if TYPE_CHECKING:
+    from simulator.sweeping.result import SweepResult
+    from simulator.sweeping.space import Space
+
+#: Workloads whose names are in the default name of the database.
+_MOST_NAMES = 3
+
+
+def command(
+    workloads: Annotated[list[str], typer.Argument(metavar="WORKLOAD", help="Files, or names in workloads/.")],
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V1,V2", help="Values of a key; all combinations with other options. Repeatable."),
+    ] = None,
+    zip_: Annotated[
+        list[str] | None,
+        typer.Option("--zip", metavar="KEY=V1,V2", help="Values of keys that walk together. Repeatable."),
+    ] = None,
+    list_: Annotated[
+        Path | None,
+        typer.Option("--list", metavar="FILE", help="Points one by one: a CSV table of keys, or a YAML list."),
+    ] = None,
+    set_: Set = None,
+    jobs: Annotated[int | None, typer.Option(metavar="N", help="Processes. [one per core]", show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Database of finished points. [WORKLOAD.sweep.db]", show_default=False),
+    ] = None,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Try points again whose process was killed, or that broke the simulator.")
+    ] = False,
+    sort: Annotated[
+        str, typer.Option(metavar="FIGURE", help="Figure by which the table is sorted, and which the plot shows.")
+    ] = "step_time_s",
+    top: Annotated[int | None, typer.Option(metavar="N", min=1, help="Points in the table. [all]")] = None,
+    json: Json = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all points as a CSV table.")] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all points as a Parquet file (extra `parquet`).")
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw --sort over the keys: line, bars or heat map (.png, .svg or .pdf)."),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Simulate every combination of values of some keys, in parallel.
+
+    Every finished point is kept in a database at once. The same command again runs what is missing, whatever ended it.
+    A point that is not legal has its reason in place of figures. What does not fit in memory comes last.
+
+    \b
+    Examples:
+      llmsim sweep gpt22b_tp8 --grid parallelism.tp=2,4,8 --grid training.micro_batch=1,2,4
+      llmsim sweep gpt175b_3d --zip parallelism.tp=4,8 --zip parallelism.pp=24,12 --jobs 8
+      llmsim sweep llama3_8b_dgx_h100 gpt22b_tp8 --grid cluster.nodes=1,2,4 --plot nodes.png
+      llmsim sweep gpt22b_tp8 --list layouts.csv --sort mfu --top 10 --csv points.csv
+    """
+    from simulator.output.sweep_figures import check_figure
+
+    check_figure(sort, "--sort")
+    space = _space(workloads, grid or (), zip_ or (), list_, set_ or ())
+    out = _database(workloads) if out is None else out
+    outputs = {"--out": out, "--json": json, "--csv": csv, "--parquet": parquet, "--plot": plot}
+    check_outputs(outputs, {"--plot": PICTURES})
+    if parquet is not None:
+        from simulator.output.sweep_files import check_parquet
+
+        check_parquet()
+    result = _result(space, jobs, out, retry)
+    write_json(json, result.to_dict())
+    if csv is not None:
+        result.save_csv(csv)
+    if parquet is not None:
+        result.save_parquet(parquet)
+    if plot is not None:
+        from simulator.output.gantt import save_gantt
+
+        with progress("drawing"):
+            save_gantt(result.plot(sort), plot)
+    if not quiet and json != STDOUT:
+        show(result.summary(sort, top))
+        kept = f", {result.kept:,} of them from before" if result.kept else ""
+        say(f"All points are in {out}{kept}.")
+    warn(result.warnings)
+
+
+def _space(
+    workloads: Sequence[str], grids: Sequence[str], zips: Sequence[str], file: Path | None, changes: Sequence[str]
+) -> Space:
+    """Return the points that options describe. Raises `InputError`."""
+    from simulator.config import parse_changes
+    from simulator.sweeping.reading import read_list, values_by_key
+    from simulator.sweeping.space import Space, grid, listed, zipped
+
+    dimensions = [
+        *grid(values_by_key(grids, "--grid"), "--grid"),
+        *zipped(values_by_key(zips, "--zip"), "--zip"),
+        *([listed(read_list(file, "--list"), file)] if file is not None else []),
+    ]
+    if not dimensions and len(workloads) == 1:
+        fix = "llmsim sweep WORKLOAD --grid parallelism.tp=1,2,4; or llmsim run for a single point"
+        raise InputError("there is nothing to sweep", file="WORKLOAD", found=workloads[0], fix=fix)
+    space = Space(tuple(workloads), tuple(dimensions), parse_changes(changes))
+    space.check()  # which reads the files that must not be written
+    return space
+
+
+def _database(workloads: Sequence[str]) -> Path:
+    """Return the database's name where none is given: that of the workloads, in the current directory."""
+    names = [Path(name).stem for name in workloads]
+    more = [f"{len(names) - _MOST_NAMES}_more"] if len(names) > _MOST_NAMES else []
+    return Path("+".join([*names[:_MOST_NAMES], *more]) + ".sweep.db")
+
+
+def _result(space: Space, jobs: int | None, out: Path, retry: bool) -> SweepResult:
+    """Simulate what is missing, and say how far it is; what ends it leaves a word of how to go on."""
+    from simulator.sweeping.entry import runner_on, sweep_space
+    from simulator.sweeping.outcome import PointOutcome, Status
+
+    finished = 0
+    try:
+        with progress_bar("simulating", len(space)) as done:
+
+            def watch(outcome: PointOutcome) -> None:
+                nonlocal finished
+                finished += 1
+                done(outcome.status != Status.KEPT)
+
+            return sweep_space(space, runner_on(jobs, "--jobs"), out, retry_failed=retry, watch=watch)
+    except KeyboardInterrupt:
+        told = f"interrupted: {finished:,} of {len(space):,} points are finished, and kept in {out}"
+        say(f"{told}; the same command goes on from there", sys.stderr)
+        raise typer.Exit(128 + signal.SIGINT) from None

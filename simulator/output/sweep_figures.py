@@ -1,0 +1,119 @@
+"""Figures by which jobs are compared: their names in tables and pictures, how they are written, what is better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from simulator.errors import InputError
+from simulator.input_files import closest
+from simulator.units import GiB, ms, us
+
+FigureUnit = Literal["time", "share", "bytes", "number", "count", "flag"]
+
+
+@dataclass(frozen=True)
+class ComparedFigure:
+    """A figure of `simulator.analysis.training.report.key_figures`.
+
+    ``label``: in heads and on axes. ``unit``: kind of its unit. ``larger_is_better``: which of two is preferred.
+    """
+
+    label: str
+    unit: FigureUnit
+    larger_is_better: bool = False
+
+    @property
+    def kind(self) -> type:
+        """Type of its values in files."""
+        return {"count": int, "flag": bool}.get(self.unit, float)
+
+
+#: Name in the JSON output -> how it is shown, in the order of tables and files.
+FIGURES: Mapping[str, ComparedFigure] = {
+    "step_time_s": ComparedFigure("step time", "time"),
+    "tokens_per_s": ComparedFigure("tokens/s", "number", True),
+    "tokens_per_s_per_gpu": ComparedFigure("tokens/s per GPU", "number", True),
+    "mfu": ComparedFigure("MFU", "share", True),
+    "hfu": ComparedFigure("HFU", "share", True),
+    "bubble_fraction": ComparedFigure("bubble", "share"),
+    "exposed_communication_fraction": ComparedFigure("exposed communication", "share"),
+    "host_bound_fraction": ComparedFigure("host-bound", "share"),
+    "fits": ComparedFigure("fits", "flag", True),
+    "peak_bytes": ComparedFigure("peak memory", "bytes"),
+    "capacity_bytes": ComparedFigure("GPU memory", "bytes", True),
+    "headroom_bytes": ComparedFigure("headroom", "bytes", True),
+    "n_gpus": ComparedFigure("GPUs", "count"),
+    "n_microbatches": ComparedFigure("micro-batches", "count"),
+    "days": ComparedFigure("days", "number"),
+    "gpu_hours": ComparedFigure("GPU-hours", "number"),
+    "cost": ComparedFigure("cost", "number"),
+}
+
+
+@dataclass(frozen=True)
+class FigureScale:
+    """One way to write all values of a figure, so that they compare at a glance.
+
+    A value is divided by ``size``, and has so many ``decimals`` before its ``unit``.
+    """
+
+    size: float
+    unit: str
+    decimals: int
+
+    @classmethod
+    def fitting(cls, figure: ComparedFigure, values: Sequence[float], digits: int = 4) -> FigureScale:
+        """Return the scale at which the smallest of ``values`` has about so many ``digits``.
+
+        >>> scale = FigureScale.fitting(FIGURES["step_time_s"], [0.02083, 0.9])
+        >>> scale.text(0.02083), scale.text(0.9)
+        ('20.83 ms', '900.00 ms')
+        """
+        sizes = [abs(value) for value in values if value]
+        largest, smallest = max(sizes, default=1.0), min(sizes, default=1.0)
+        if figure.unit == "share":
+            return cls(0.01, " %", 1)
+        if figure.unit == "bytes":
+            return cls(GiB, " GiB", 1)
+        if figure.unit != "time":
+            return cls(1.0, "", 0 if figure.unit == "count" else _decimals(smallest, digits))
+        unit, size = (" s", 1.0) if largest >= 1 else (" ms", ms) if largest >= ms else (" us", us)
+        return cls(size, unit, _decimals(smallest / size, digits))
+
+    def text(self, value: float) -> str:
+        """Return a value with its unit."""
+        return f"{value / self.size:,.{self.decimals}f}{self.unit}"
+
+
+def _decimals(smallest: float, digits: int) -> int:
+    return min(max(digits - 1 - math.floor(math.log10(smallest)), 0), 4)
+
+
+SweepRow = Mapping[str, Any]
+
+
+def check_figure(name: str, option: str) -> None:
+    """Raise `InputError`, naming ``option``, where points are not compared by a figure of this name."""
+    names = [figure for figure in FIGURES if FIGURES[figure].unit != "flag"]
+    if name not in names:
+        near = closest(name, names)
+        raise InputError("is no figure of a point", file=option, found=name, allowed=", ".join(names), fix=near)
+
+
+def best_first(rows: Sequence[SweepRow], figure: str) -> list[SweepRow]:
+    """Return rows by a figure, the best first: those that fit, those that do not, those without figures.
+
+    Equal ones keep their order.
+    """
+    sign = -1 if FIGURES[figure].larger_is_better else 1
+
+    def place(row: SweepRow) -> tuple[int, float]:
+        if row["status"] != "simulated":
+            return 3, 0.0
+        value = row.get(figure)
+        return (2, 0.0) if value is None else (0 if row["fits"] else 1, sign * value)
+
+    return sorted(rows, key=place)

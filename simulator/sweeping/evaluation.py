@@ -1,0 +1,88 @@
+"""Evaluation of a point: the work of one process, which ends with an outcome."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
+
+from simulator.api import cluster_of, run_step
+from simulator.cluster import Cluster
+from simulator.config import Workload, load_workload
+from simulator.config.loading import written_in
+from simulator.errors import InputError, SimulatorError, each, in_one_line, located
+from simulator.sweeping.key import job_key, written_key
+from simulator.sweeping.outcome import PointOutcome, Status
+from simulator.sweeping.point import Point
+
+#: Most clusters that a process keeps for its next points.
+_MOST_CLUSTERS = 4
+#: Place of a point's changes in errors.
+CHANGES = "the point"
+
+_clusters: deque[Cluster] = deque(maxlen=_MOST_CLUSTERS)
+
+
+def _tell_nobody(key: str) -> None:
+    pass
+
+
+def evaluate(
+    point: Point, finished: Container[str] = frozenset(), begin: Callable[[str], object] = _tell_nobody
+) -> PointOutcome:
+    """Return the outcome of a point; it depends on the point and the files that it names, on nothing else.
+
+    A point whose key is in ``finished`` is not simulated again. ``begin`` is told the key before a simulation.
+    """
+    began = time.perf_counter()
+    try:
+        workload = load_workload(point.workload, point.changes, by=CHANGES)
+        key = job_key(workload)
+    except SimulatorError as error:
+        return PointOutcome(written_key(point), Status.REFUSED, error=_sentence(error))
+    except Exception as error:
+        return PointOutcome(written_key(point), Status.FAILED, error=_breakdown(error))
+    if key in finished:
+        return PointOutcome(key, Status.KEPT)
+    begin(key)
+    return replace(_simulated(point, workload, key), wall_s=time.perf_counter() - began)
+
+
+def _simulated(point: Point, workload: Workload, key: str) -> PointOutcome:
+    source = None if isinstance(point.workload, Mapping) else point.workload
+    try:
+        with located(written_in(source, point.changes, CHANGES)):
+            result = run_step(workload, built=_cluster_of(workload))
+            figures = result.key_figures()
+    except SimulatorError as error:
+        return PointOutcome(key, Status.REFUSED, error=_sentence(error))
+    except Exception as error:
+        return PointOutcome(key, Status.FAILED, error=_breakdown(error))
+    return PointOutcome(key, Status.SIMULATED, figures, warnings=tuple(result.warnings))
+
+
+def _cluster_of(workload: Workload) -> Cluster:
+    """Return the workload's cluster, built before for another point or now."""
+    for built in _clusters:
+        if built.spec == workload.cluster:
+            return built
+    _clusters.append(cluster_of(workload))
+    return _clusters[-1]
+
+
+def _sentence(error: SimulatorError) -> str:
+    """Return what an error says, in one line; that a key is one of the point's goes without saying."""
+    if not isinstance(error, InputError):
+        return in_one_line(error)
+    errors, more = each(error)
+    for one in errors:
+        one.file = None if one.file is not None and one.file.startswith(CHANGES) else one.file
+    return ". ".join([*map(in_one_line, errors), *([f"and {more:,} more"] if more else [])])
+
+
+def _breakdown(error: Exception) -> str:
+    """Return what broke down in the simulator itself, and where."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"the simulator broke down: {type(error).__name__}: {error} ({frame.name}, line {frame.lineno})"

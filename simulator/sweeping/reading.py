@@ -1,0 +1,88 @@
+"""Points of a sweep as users write them: texts of the command line, and files that list them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from simulator.errors import InputError
+from simulator.input_files import brief, parse_assignment, parse_value, parse_yaml, read_text
+
+_CLOSING = {"[": "]", "{": "}", "(": ")"}
+
+
+def values_by_key(assignments: Iterable[str], option: str) -> dict[str, list[Any]]:
+    """Return ``KEY=V1,V2`` texts as key -> values, each read as ``--set`` reads its own.
+
+    Raises `InputError` where a key stands twice, or has no values.
+
+    >>> values_by_key(["parallelism.tp=1,2", "parallelism.layers_per_stage=[3, 5],[4, 4]"], "--grid")
+    {'parallelism.tp': [1, 2], 'parallelism.layers_per_stage': [[3, 5], [4, 4]]}
+    """
+    values: dict[str, list[Any]] = {}
+    for assignment in assignments:
+        key, text = parse_assignment(assignment, option, "parallelism.pp=1,2,4")
+        if key in values:
+            fix = f"{option} {key}=V1,V2 with all values in one"
+            raise InputError("is given twice", file=option, key=key, found=assignment, fix=fix)
+        values[key] = [parse_value(key, part, option) for part in split_values(text)]
+    return values
+
+
+def split_values(text: str) -> Iterator[str]:
+    """Yield the parts of a text between commas that stand outside of brackets and quotes.
+
+    >>> list(split_values("[3,5],{a: 1, b: 2},'x,y',z"))
+    ['[3,5]', '{a: 1, b: 2}', "'x,y'", 'z']
+    """
+    start, quote, open_brackets = 0, "", [""]
+    for place, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in _CLOSING:
+            open_brackets.append(_CLOSING[letter])
+        elif letter == open_brackets[-1]:
+            open_brackets.pop()
+        elif letter == "," and len(open_brackets) == 1:
+            yield text[start:place]
+            start = place + 1
+    yield text[start:]
+
+
+def read_list(path: Path, option: str) -> list[dict[str, Any]]:
+    """Return the settings that a file lists: a YAML list of mappings, or a CSV table with a column per dotted key.
+
+    Cells of a table are read as ``--set`` reads values; in an empty one the workload's own value holds. Raises
+    `InputError`.
+    """
+    if path.suffix.lower() == ".csv":
+        return list(_rows_of_table(path))
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        allowed = "a table named *.csv, or a list of mappings named *.yaml"
+        raise InputError("no list of points", file=option, found=str(path), allowed=allowed)
+    settings = parse_yaml(read_text(path), path)
+    if not isinstance(settings, list):
+        allowed = "a list of mappings, such as - {parallelism.tp: 4, parallelism.pp: 2}"
+        raise InputError("must hold a list", file=path, found=brief(settings), allowed=allowed)
+    return settings
+
+
+def _rows_of_table(path: Path) -> Iterator[dict[str, Any]]:
+    rows = csv.reader(io.StringIO(read_text(path), newline=""))
+    head = [name.strip() for name in next(rows)]
+    for key in head:
+        if not key or not all(key.split(".")) or head.count(key) > 1:
+            allowed = "dotted keys such as parallelism.tp, each once"
+            raise InputError("is no head of a column", file=path, found=key, allowed=allowed)
+    for row in rows:
+        if not row:
+            continue
+        if len(row) != len(head):
+            raise InputError(f"line {rows.line_num}: has not as many cells as the head", file=path, found=",".join(row))
+        cells = {key: text for key, text in zip(head, row, strict=True) if text.strip()}
+        yield {key: parse_value(key, text, f"{path}:{rows.line_num}") for key, text in cells.items()}

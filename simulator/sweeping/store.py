@@ -1,0 +1,142 @@
+"""The file of a sweep: an SQLite database with a row per point, written as each is finished.
+
+Points are known by their keys, so that any number of sweeps may share a file. It is in WAL mode: a row that has been
+committed outlives its process however that ends, and others may read, or sweep into the same file, meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from simulator.errors import InputError
+from simulator.output.sweep_figures import FIGURES
+from simulator.sweeping.key import simulator_version
+from simulator.sweeping.outcome import PointOutcome, Status
+from simulator.sweeping.point import Point, source_name
+
+#: ``PRAGMA application_id`` of our databases ("llms" in ASCII), and the version of their table.
+APPLICATION_ID, TABLE_VERSION = 0x6C6C6D73, 1
+#: Seconds for which another sweep may hold up a commit.
+_PATIENCE_s = 60.0
+_SQL_TYPES = {float: "REAL", int: "INTEGER", bool: "INTEGER"}
+_HEAD = ("key", "workload", "changes", "status")
+_TAIL = ("error", "warnings", "wall_s", "simulator", "finished_at")
+_COLUMNS = (*_HEAD, *FIGURES, *_TAIL)
+_TABLE = f"""CREATE TABLE IF NOT EXISTS points (
+    key TEXT PRIMARY KEY, workload TEXT NOT NULL, changes TEXT NOT NULL, status TEXT NOT NULL,
+    {", ".join(f"{name} {_SQL_TYPES[figure.kind]}" for name, figure in FIGURES.items())},
+    error TEXT NOT NULL, warnings TEXT NOT NULL, wall_s REAL NOT NULL,
+    simulator TEXT NOT NULL, finished_at TEXT NOT NULL
+)"""
+
+
+@dataclass(frozen=True)
+class Store:
+    """An open database of finished points. Everything raises `InputError` where the file cannot be used."""
+
+    path: Path | None
+    connection: sqlite3.Connection
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path | None) -> Iterator[Store]:
+        """Open the database at ``path``, made where there is none; in memory where that is None."""
+        with _problems(path):
+            if path is not None and path.exists():
+                _check_ours(path)
+            database = ":memory:" if path is None else str(path)
+            connection = sqlite3.connect(database, timeout=_PATIENCE_s, isolation_level=None)
+        with closing(connection):
+            with _problems(path):
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = NORMAL")
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {TABLE_VERSION}")
+                connection.execute(_TABLE)
+                connection.execute("COMMIT")
+            yield cls(path, connection)
+
+    def finished(self, *, failed: bool = True) -> frozenset[str]:
+        """Return the keys of all points in the file, of those that have ``failed`` only where asked for."""
+        with _problems(self.path):
+            rows = self.connection.execute("SELECT key, status FROM points").fetchall()
+        return frozenset(key for key, status in rows if failed or status != Status.FAILED)
+
+    def add(self, point: Point, outcome: PointOutcome) -> None:
+        """Commit a finished point; a later outcome of the same key takes the place of an earlier one."""
+        values: dict[str, Any] = {
+            "key": outcome.key,
+            "workload": source_name(point.workload),
+            "changes": json.dumps(dict(point.changes), default=str),
+            "status": str(outcome.status),
+            **{name: outcome.figures.get(name) for name in FIGURES},
+            "error": outcome.error,
+            "warnings": json.dumps(outcome.warnings),
+            "wall_s": outcome.wall_s,
+            "simulator": simulator_version(),
+            "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        places = ", ".join("?" * len(_COLUMNS))
+        with _problems(self.path):
+            self.connection.execute(
+                f"INSERT OR REPLACE INTO points ({', '.join(_COLUMNS)}) VALUES ({places})",
+                [values[name] for name in _COLUMNS],
+            )
+
+    def outcome(self, key: str) -> PointOutcome:
+        """Return what came of the point with this key, which is in the file."""
+        with _problems(self.path):
+            row = self.connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM points WHERE key = ?", [key]).fetchone()
+        values = dict(zip(_COLUMNS, row, strict=True))
+        figures = {name: figure.kind(values[name]) for name, figure in FIGURES.items() if values[name] is not None}
+        return PointOutcome(
+            key,
+            Status(values["status"]),
+            figures,
+            values["error"],
+            tuple(json.loads(values["warnings"])),
+            values["wall_s"],
+        )
+
+
+def _check_ours(path: Path) -> None:
+    """Raise `InputError` where a file is no database of sweeps; an empty one is what a sweep that was killed leaves."""
+    fix = "another name"
+    if path.is_dir():
+        raise InputError("is a directory, not a file", file=path, fix=fix)
+    try:
+        with closing(
+            sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", timeout=_PATIENCE_s, uri=True)
+        ) as connection:
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError):
+            raise
+        raise InputError("is no database of sweeps, and is left as it is", file=path, fix=fix) from None
+    if application != APPLICATION_ID and (application or tables):
+        raise InputError("is a database, but none of sweeps, and is left as it is", file=path, fix=fix)
+    if version not in (0, TABLE_VERSION):
+        allowed = f"version {TABLE_VERSION}"
+        raise InputError("is of another version of the simulator", file=path, found=version, allowed=allowed, fix=fix)
+
+
+@contextmanager
+def _problems(path: Path | None) -> Iterator[None]:
+    """Raise `InputError` for what SQLite raises: a full disk, a folder that cannot be written, another's lock."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        fix = (
+            "room on the disk; what is finished is kept, and the same command goes on" if "full" in str(error) else None
+        )
+        raise InputError(f"cannot be written: {error}", file=path or "sweep", fix=fix) from None
