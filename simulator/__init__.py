@@ -1,7 +1,7 @@
 """A discrete-event simulator of LLM training on GPU clusters: how fast, how full, and why, before anything is rented.
 
-`run` simulates a training step of a workload, `sweep` many that differ in a few keys, `share` several jobs on one
-cluster, `schedule` a pipeline schedule without a model. `simulate` is the engine beneath: a program on a cluster.
+`run` simulates a training step of a workload, `sweep` many that differ in a few keys. `share` simulates several jobs on
+one cluster, `schedule` a pipeline schedule without a model. `simulate` is the engine beneath: a program on a cluster.
 Unusable input raises `errors.InputError`.
 
 >>> import simulator

@@ -24,42 +24,54 @@ if TYPE_CHECKING:
 _MOST_NAMES = 3
 
 
+SweptWorkloads = Annotated[list[str], typer.Argument(metavar="WORKLOAD", help="Files, or names in workloads/.")]
+GridValues = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=V1,V2", help="Values of a key; all combinations with other options. Repeatable."),
+]
+ZippedValues = Annotated[
+    list[str] | None, typer.Option(metavar="KEY=V1,V2", help="Values of keys that walk together. Repeatable.")
+]
+PointList = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Points one by one: a CSV table of keys, or a YAML list.")
+]
+WorkerCount = Annotated[int | None, typer.Option(metavar="N", help="Processes. [one per core]", show_default=False)]
+DatabaseFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Database of finished points. [WORKLOAD.sweep.db]", show_default=False),
+]
+RetryFailed = Annotated[
+    bool, typer.Option("--retry", help="Try points again whose process was killed, or that broke the simulator.")
+]
+SortFigure = Annotated[
+    str, typer.Option(metavar="FIGURE", help="Figure by which the table is sorted, and which the plot shows.")
+]
+MostShown = Annotated[int | None, typer.Option(metavar="N", min=1, help="Points in the table. [all]")]
+PointsCsv = Annotated[Path | None, typer.Option(metavar="FILE", help="Write all points as a CSV table.")]
+PointsParquet = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write all points as a Parquet file (extra `parquet`).")
+]
+SweepPlot = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Draw --sort over the keys: line, bars or heat map (.png, .svg or .pdf)."),
+]
+
+
 def command(
-    workloads: Annotated[list[str], typer.Argument(metavar="WORKLOAD", help="Files, or names in workloads/.")],
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=V1,V2", help="Values of a key; all combinations with other options. Repeatable."),
-    ] = None,
-    zip_: Annotated[
-        list[str] | None,
-        typer.Option("--zip", metavar="KEY=V1,V2", help="Values of keys that walk together. Repeatable."),
-    ] = None,
-    list_: Annotated[
-        Path | None,
-        typer.Option("--list", metavar="FILE", help="Points one by one: a CSV table of keys, or a YAML list."),
-    ] = None,
+    workloads: SweptWorkloads,
+    grid: GridValues = None,
+    zip: ZippedValues = None,
+    list: PointList = None,
     set_: Set = None,
-    jobs: Annotated[int | None, typer.Option(metavar="N", help="Processes. [one per core]", show_default=False)] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Database of finished points. [WORKLOAD.sweep.db]", show_default=False),
-    ] = None,
-    retry: Annotated[
-        bool, typer.Option("--retry", help="Try points again whose process was killed, or that broke the simulator.")
-    ] = False,
-    sort: Annotated[
-        str, typer.Option(metavar="FIGURE", help="Figure by which the table is sorted, and which the plot shows.")
-    ] = "step_time_s",
-    top: Annotated[int | None, typer.Option(metavar="N", min=1, help="Points in the table. [all]")] = None,
+    jobs: WorkerCount = None,
+    out: DatabaseFile = None,
+    retry: RetryFailed = False,
+    sort: SortFigure = "step_time_s",
+    top: MostShown = None,
     json: Json = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all points as a CSV table.")] = None,
-    parquet: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all points as a Parquet file (extra `parquet`).")
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw --sort over the keys: line, bars or heat map (.png, .svg or .pdf)."),
-    ] = None,
+    csv: PointsCsv = None,
+    parquet: PointsParquet = None,
+    plot: SweepPlot = None,
     quiet: Quiet = False,
 ) -> None:
     """Simulate every combination of values of some keys, in parallel.
@@ -75,32 +87,39 @@ def command(
       llmsim sweep gpt22b_tp8 --list layouts.csv --sort mfu --top 10 --csv points.csv
     """
     from simulator.output.sweep_figures import check_figure
+    from simulator.output.sweep_files import check_parquet
 
     check_figure(sort, "--sort")
-    space = _space(workloads, grid or (), zip_ or (), list_, set_ or ())
+    space = _space(workloads, grid or (), zip or (), list, set_ or ())
     out = _database(workloads) if out is None else out
     outputs = {"--out": out, "--json": json, "--csv": csv, "--parquet": parquet, "--plot": plot}
     check_outputs(outputs, {"--plot": PICTURES})
     if parquet is not None:
-        from simulator.output.sweep_files import check_parquet
-
         check_parquet()
     result = _result(space, jobs, out, retry)
     write_json(json, result.to_dict())
-    if csv is not None:
-        result.save_csv(csv)
-    if parquet is not None:
-        result.save_parquet(parquet)
+    _write_points(result, csv, parquet)
     if plot is not None:
-        from simulator.output.gantt import save_gantt
-
-        with progress("drawing"):
-            save_gantt(result.plot(sort), plot)
+        _draw(result, sort, plot)
     if not quiet and json != STDOUT:
         show(result.summary(sort, top))
         kept = f", {result.kept:,} of them from before" if result.kept else ""
         say(f"All points are in {out}{kept}.")
     warn(result.warnings)
+
+
+def _write_points(result: SweepResult, csv: Path | None, parquet: Path | None) -> None:
+    if csv is not None:
+        result.save_csv(csv)
+    if parquet is not None:
+        result.save_parquet(parquet)
+
+
+def _draw(result: SweepResult, figure: str, path: Path) -> None:
+    from simulator.output.gantt import save_gantt
+
+    with progress("drawing"):
+        save_gantt(result.plot(figure), path)
 
 
 def _space(

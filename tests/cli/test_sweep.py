@@ -38,7 +38,8 @@ def test_a_sweep_prints_a_table_and_writes_every_file(folder: Path, capsys: pyte
     out, err = capsys.readouterr()
     assert "6 points of tiny.yaml: 4 fit, 2 refused" in out
     assert out.endswith("All points are in tiny.sweep.db.\n")
-    assert "warning: 7 of the 8 GPUs of the cluster have no rank (2 of 6 points)" in err
+    assert "warning: 7 of the 8 GPUs of the cluster have no rank" in err
+    assert "(2 of 6 points)" in err
     answer = json.loads(Path("s.json").read_text())
     assert (answer["set"], answer["keys"]) == ({"training.seq": 64}, ["parallelism.tp", "model.layers", "seed"])
     assert answer["points"][0]["set"] == {"training.seq": 64, "parallelism.tp": 1, "model.layers": 1, "seed": 5}
