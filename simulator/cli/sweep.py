@@ -74,17 +74,18 @@ def command(
     plot: SweepPlot = None,
     quiet: Quiet = False,
 ) -> None:
-    """Simulate every combination of values of some keys, in parallel.
+    """Simulate every combination of values of some keys.
 
-    Every finished point is kept in a database at once. The same command again runs what is missing, whatever ended it.
-    A point that is not legal has its reason in place of figures. What does not fit in memory comes last.
+    Points run in parallel. Every finished point is kept in a database at once. The same command again runs what is
+    missing, whatever ended it. A point that is not legal has its reason in place of figures. What does not fit in
+    memory comes last.
 
     \b
     Examples:
-      llmsim sweep gpt22b_tp8 --grid parallelism.tp=2,4,8 --grid training.micro_batch=1,2,4
-      llmsim sweep gpt175b_3d --zip parallelism.tp=4,8 --zip parallelism.pp=24,12 --jobs 8
-      llmsim sweep llama3_8b_dgx_h100 gpt22b_tp8 --grid cluster.nodes=1,2,4 --plot nodes.png
-      llmsim sweep gpt22b_tp8 --list layouts.csv --sort mfu --top 10 --csv points.csv
+      llmsim sweep gpt22b_tp8 --grid parallelism.tp=2,4,8 --plot tp.png
+      llmsim sweep gpt22b_tp8 --grid parallelism.tp=4,8 --grid model.layers=24,48
+      llmsim sweep gpt175b_3d --zip parallelism.tp=4,8 --zip parallelism.pp=24,12
+      llmsim sweep gpt22b_tp8 gpt175b_3d --list layouts.csv --sort mfu --top 10
     """
     from simulator.output.sweep_figures import check_figure
     from simulator.output.sweep_files import check_parquet
