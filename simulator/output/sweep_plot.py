@@ -176,6 +176,7 @@ def _lines(shown: SweptValues, numbers: Floats, axes: Axes) -> None:
         axes.set_xscale("log", base=2)
         axes.minorticks_off()
     keys = shown.dimensions[0]
+    axes.margins(x=0.12)
     axes.set_xticks(x, [keys.texts[place] for place in order])
     _upright(axes, keys.label, _axis_label(shown, scale), shown)
 
@@ -223,6 +224,7 @@ def _upright(axes: Axes, across: str, up: str, shown: SweptValues) -> None:
     axes.set_ylabel(up)
     if not (shown.values < 0).any():
         axes.set_ylim(0.0, 1.12 * axes.dataLim.y1 if axes.dataLim.y1 > 0 else 1.0)
+    axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.grid(axis="y", color="#DDDDDD", zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
     colours = zip(shown.workloads, _cycle(len(shown.workloads)), strict=True)

@@ -25,6 +25,8 @@ from tests.support.sweeps import SMALLEST, InProcess, space_of, swept, write_job
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES: dict[str, list[Any]] = {"model.layers": [1, 2], "parallelism.tp": [1, 2, 3]}
+#: Skips a test that looks up processes where there is no place for it.
+IN_PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
 #: A worker in which a module stands for the simulator that takes long to load; with seed 7 it runs a line.
 _MARKED = """
 import os, signal, sys, pathlib, types
@@ -87,6 +89,7 @@ def test_workers_that_cannot_start_end_the_sweep(monkeypatch: pytest.MonkeyPatch
         sweep_space(space_of({"seed": [1, 2]}), Processes(2))
 
 
+@IN_PROC
 def test_processes_end_with_the_one_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many points are left, and whatever the workers do."""
     monkeypatch.setattr(processes, "_START", _MARKED.format(line="import time; time.sleep(1000)"))
@@ -136,7 +139,7 @@ def finished(out: Path) -> list[tuple[str, str]]:
         return connection.execute("SELECT key, finished_at FROM points ORDER BY rowid").fetchall()
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
+@IN_PROC
 def test_a_sweep_goes_on_where_it_was_killed_or_interrupted(tmp_path: Path) -> None:
     """First the parent is killed, then Ctrl-C pressed; what was finished stays as it is and is not simulated again."""
     path, out = write_job(tmp_path), tmp_path / "s.db"
