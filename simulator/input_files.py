@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from simulator.errors import InputError
+from simulator.errors import InputError, UnknownKeyError
 
 MAX_FILE_BYTES = 10_000_000
 #: Keys, values and lists of a YAML file; the largest one that is shipped has about 6,000.
@@ -294,7 +294,7 @@ def with_changes(
             if here in shorthands and isinstance(inner, str):
                 inner = {shorthands[here]: inner}
             if inner is not None and not isinstance(inner, Mapping):
-                raise InputError(
+                raise UnknownKeyError(
                     f"{here} has no keys inside; set it as a whole", file=f"{by} {path}", found=brief(inner)
                 )
             section[part] = dict(inner or {})

@@ -101,7 +101,7 @@ class Space:
             yield Point(number, workload, changes)
 
     def check(self) -> None:
-        """Raise `InputError` where no workload has one of the keys, or its file cannot be read.
+        """Raise `InputError` where a workload lacks one of the keys, or its file cannot be read.
 
         A point that is not legal is no error: it has its own outcome.
         """
@@ -122,12 +122,14 @@ class Space:
         """Return the option that an unknown key came by, or the file of the workload where it stands there."""
         if error.file is None or not error.file.startswith(_CHANGES):
             return error.file or source_name(workload)
+        named = error.file.removeprefix(_CHANGES)  # the key too, where the error has it as a part of its place
+        unknown = f"{error.key or named.strip()}."
         inside = [
             dimension.option
             for dimension in self.dimensions
-            if any(f"{error.key}.".startswith(f"{key}.") for key in dimension.keys)
+            if any(unknown.startswith(f"{key}.") for key in dimension.keys)
         ]
-        return inside[0] if inside else "--set"
+        return f"{inside[0] if inside else '--set'}{named}"
 
 
 def grid(values: Mapping[str, Sequence[Any]], option: str = "grid") -> tuple[Dimension, ...]:
@@ -164,8 +166,9 @@ def listed(settings: Sequence[Mapping[str, Any]], option: str | Path = "points")
 
 
 def _listed(key: str, values: object, option: str) -> list[Any]:
-    if isinstance(values, str | Mapping) or not isinstance(values, Sequence):
+    plain = values.tolist() if hasattr(values, "tolist") else values  # an array of numpy, or a column of a DataFrame
+    if isinstance(plain, str | Mapping) or not isinstance(plain, Sequence):
         raise InputError("must be a list of values", file=option, key=key, found=brief(values))
-    if not values:
+    if not plain:
         raise InputError("has no values", file=option, key=key, fix="at least one")
-    return list(values)
+    return list(plain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import simulator
@@ -121,6 +122,18 @@ def test_a_misspelt_key_is_refused_with_the_option_and_the_nearest_key(dimension
         Space((SMALLEST,), (dimension,)).check()
     assert f"{place}: unknown key" in str(caught.value)
     assert "fix:     tp instead of tpp" in str(caught.value)
+
+
+def test_a_key_inside_what_has_none_is_refused() -> None:
+    with pytest.raises(InputError) as caught:
+        space_of({"seed.x": [1, 2]}, {**SMALLEST, "seed": 3}).check()
+    assert str(caught.value).startswith("grid seed.x: seed has no keys inside")
+
+
+def test_values_may_be_an_array_or_a_range() -> None:
+    space = space_of({"seed": np.array([1, 2]), "model.layers": range(1, 3)})  # type: ignore[dict-item]
+    assert changes_of(space) == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert {type(value) for changes in changes_of(space) for value in changes} == {int}
 
 
 def test_a_misspelt_key_of_set_is_one_of_set() -> None:
