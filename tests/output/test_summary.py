@@ -16,6 +16,7 @@ from simulator.models import StateBytes
 from simulator.output.summary import compare, summary
 from simulator.timeline import Timeline
 from simulator.units import GiB
+from tests.support.terminal import printed
 from tests.support.timelines import pipeline, template
 
 
@@ -53,13 +54,6 @@ def job(*, optimizer: float = 12 * GiB, tokens: float | None = 1e6, price: float
         better_split=None,
         pipeline_rank=(0, 0, 0, 0, 1, 1, 1, 1),
     )
-
-
-def printed(renderable: object, width: int = 100) -> str:
-    console = Console(width=width, file=io.StringIO())
-    console.print(renderable)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 def test_report_figures_follow_from_step_time() -> None:

@@ -9,7 +9,7 @@ import pytest
 import simulator
 from simulator.analysis.training.stage_split import LayerSeconds, SimulatedSplit, better_split, most_even
 from simulator.output.summary import summary
-from tests.output.test_summary import printed
+from tests.support.terminal import printed
 
 #: 24 equal layers; the last two of four stages are on slower GPUs.
 UNLIKE_GPUS = {
