@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from simulator.engine import simulate
     from simulator.results import Result
     from simulator.schedule_alone import ScheduleResult, schedule
+    from simulator.searching.entry import search
+    from simulator.searching.result import SearchResult
     from simulator.sharing import SharedResult, share
     from simulator.sweeping.entry import sweep
     from simulator.sweeping.result import SweepResult
@@ -26,11 +28,13 @@ __version__ = "0.1.0"
 __all__ = [
     "Result",
     "ScheduleResult",
+    "SearchResult",
     "SharedResult",
     "StepResult",
     "SweepResult",
     "run",
     "schedule",
+    "search",
     "share",
     "simulate",
     "sweep",
@@ -42,6 +46,8 @@ _HOME = {
     "simulate": "simulator.engine",
     "schedule": "simulator.schedule_alone",
     "ScheduleResult": "simulator.schedule_alone",
+    "search": "simulator.searching.entry",
+    "SearchResult": "simulator.searching.result",
     "share": "simulator.sharing",
     "SharedResult": "simulator.sharing",
     "Result": "simulator.results",

@@ -14,12 +14,13 @@ import typer
 from typer.core import TyperCommand
 
 from simulator import __version__
-from simulator.cli import check, collective, importing, listing, run, schedule, sweep, topology, validate
+from simulator.cli import check, collective, importing, listing, run, schedule, search, sweep, topology, validate
 from simulator.cli.streams import complain, flushed, open_streams, signals_raise
 from simulator.errors import DeadlockError, InputError
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run.command,
+    "search": search.command,
     "sweep": sweep.command,
     "check": check.command,
     "list": listing.command,

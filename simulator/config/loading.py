@@ -32,9 +32,16 @@ def _completed(data: Mapping[str, Any], file: object, place: PlaceOfKey) -> Work
     """Return the workload of a file's data, with every default, and checked. Raises `InputError`."""
     workload = validated(Workload, data, file, place=place)
     with located(lambda key: place(key) if key else (file, key)):
-        raise_all(rules.problems(workload))
-        workload = _resolved(workload)
-        raise_all(rules.layout_problems(workload))
+        return complete(workload)
+
+
+def complete(workload: Workload) -> Workload:
+    """Return a workload whose sections are valid with the defaults that lie across them, held against all rules.
+
+    Raises `InputError`."""
+    raise_all(rules.problems(workload))
+    workload = _resolved(workload)
+    raise_all(rules.layout_problems(workload))
     return workload
 
 

@@ -63,6 +63,11 @@ class _Ranks:
         moved = np.moveaxis(self.grid, [self._dimension[axis] for axis in inner], range(-len(inner), 0))
         return tuple(tuple(row) for row in moved.reshape(-1, size).tolist())
 
+    def first_along(self, *inner: str) -> tuple[int, ...]:
+        """Return the group of rank 0 among those of `along`; itself alone if each would have one member."""
+        moved = np.moveaxis(self.grid, [self._dimension[axis] for axis in inner], range(-len(inner), 0))
+        return tuple(moved[(0,) * (moved.ndim - len(inner))].reshape(-1).tolist())
+
     def position(self, axis: str) -> list[int]:
         """Return the position of every rank on an axis."""
         return [int(at) for at in np.indices(self.grid.shape)[self._dimension[axis]].reshape(-1)]
@@ -90,6 +95,24 @@ def layout(workload: Workload) -> Layout:
         tuple(places[place] for place in seats),
         {axis: members for axis, members in groups.items() if members},
     )
+
+
+def groups_of_first_rank(workload: Workload) -> dict[str, tuple[int, ...]]:
+    """Return the groups of rank 0 on the axes of computation, and of ranks that hold the same parameters.
+
+    They are those of `layout`, for which every rank of the job is looked at."""
+    ranks, expert_ranks = _dense_ranks(workload.parallelism), _expert_ranks(workload)
+    groups = {axis: ranks.first_along(axis) for axis in (Axis.TP, Axis.CP)}
+    groups[Axis.DP] = ranks.first_along(*_sharing_parameters(workload.parallelism))
+    if expert_ranks:
+        groups |= {axis: expert_ranks.first_along(axis) for axis in (Axis.EP, Axis.ETP, Axis.EDP)}
+    return {str(axis): members for axis, members in groups.items()}
+
+
+def _sharing_parameters(parallelism: Parallelism) -> list[Axis]:
+    """Return the axes of ranks that hold the same parameters outside experts, the innermost last."""
+    order = parallelism.rank_order.split("-")
+    return sorted((Axis.DP, Axis.CP), key=lambda axis: order.index(axis) if axis in order else len(order), reverse=True)
 
 
 def _dense_ranks(parallelism: Parallelism) -> _Ranks:
@@ -127,13 +150,9 @@ def _expert_ranks(workload: Workload) -> _Ranks | None:
 
 def _dense_groups(parallelism: Parallelism, ranks: _Ranks) -> dict[str, RankGroups]:
     """Return the groups outside experts. Ranks of dp and cp share parameters, and are one group."""
-    order = parallelism.rank_order.split("-")
-    shared = sorted(
-        (Axis.DP, Axis.CP), key=lambda axis: order.index(axis) if axis in order else len(order), reverse=True
-    )
     return {
         **{axis: ranks.along(axis) for axis in (Axis.TP, Axis.CP, Axis.PP)},
-        Axis.DP: ranks.along(*shared),
+        Axis.DP: ranks.along(*_sharing_parameters(parallelism)),
         Axis.MP: ranks.along(Axis.PP, Axis.TP),
     }
 

@@ -28,6 +28,7 @@ from simulator.models.optimizer import (
     replicated_gradient_ops,
     server_update_bytes,
     state_bytes,
+    state_bytes_of,
 )
 from simulator.models.parts import Part, PassBytes, by_part, pass_bytes, swapped_bytes, weights_of
 from simulator.models.routing import routing
@@ -73,6 +74,7 @@ __all__ = [
     "server_update_bytes",
     "stage_parts",
     "state_bytes",
+    "state_bytes_of",
     "swapped_bytes",
     "trained_parameters",
     "unique",

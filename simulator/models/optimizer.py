@@ -53,7 +53,11 @@ def state_bytes(workload: Workload, pipeline_rank: int) -> StateBytes:
     them the gradients of several micro-batches until they go there. Adam with 1-bit gradients keeps the errors of its
     rounding, on the sending and on the adding side (arXiv 2102.02888, algorithm 1).
     """
-    weights = weights_of(rank_parts(workload, pipeline_rank))
+    return state_bytes_of(workload, pipeline_rank, weights_of(rank_parts(workload, pipeline_rank)))
+
+
+def state_bytes_of(workload: Workload, pipeline_rank: int, weights: Sequence[Weight]) -> StateBytes:
+    """Return `state_bytes` of a pipeline rank that holds these ``weights``."""
     training, layout = workload.training, workload.parallelism
     counts, whole, share = elements_by_axis(weights), elements(weights), optimized_elements(workload, weights)
     versions = layout.pipeline_schedule.weight_versions(layout.pp, workload.microbatches, pipeline_rank)

@@ -29,10 +29,17 @@ def stage_parts(workload: Workload, stage: int, seat: Seat = ANY_SEAT, turn: Tur
     n_layers = counts[stage]
     n_recomputed = n_layers if recompute.layers is None else min(recompute.layers, n_layers)
     first = sum(counts[:stage])
-    parts = tuple(
-        layer(workload, recompute=None if place < n_recomputed else "none", seat=seat, turn=turn, number=first + place)
-        for place in range(n_layers)
-    )
+    alike: dict[object, Part] = {}
+
+    def part_at(place: int) -> Part:
+        number, granularity = first + place, None if place < n_recomputed else "none"
+        moe = workload.model.moe
+        key = number if workload.training.frozen else (granularity, moe is not None and moe.here(number))
+        if key not in alike:
+            alike[key] = layer(workload, recompute=granularity, seat=seat, turn=turn, number=number)
+        return alike[key]
+
+    parts = tuple(map(part_at, range(n_layers)))
     if stage == 0:
         parts = (embedding(workload, turn), *parts)
     if stage == len(counts) - 1:

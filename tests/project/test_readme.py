@@ -99,7 +99,7 @@ def test_the_table_of_commands_is_complete() -> None:
     assert set(re.findall(r"^\| `llmsim (\w+)", README, flags=re.MULTILINE)) == set(COMMANDS)
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/sweep.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/search.md", "docs/sweep.md"])
 def test_links_into_the_project_lead_somewhere(page: str) -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8"))
     missing = [

@@ -23,6 +23,7 @@ from simulator.errors import InputError
 from simulator.network.flows import Network
 from simulator.network.simulated_time import SimulatedTime
 from simulator.program import from_text, to_text
+from simulator.searching.bounds import LayoutBounds
 from simulator.timeline import Timeline
 from tests.support.exact import assert_same
 from tests.support.random_jobs import Job, load
@@ -184,6 +185,19 @@ def more_microbatches_take_longer(job: Job) -> Iterator[str]:
     yield from _no_gain(alone_step(job), "twice the micro-batches", twice)
 
 
+def not_below_bounds(job: Job) -> Iterator[str]:
+    """Yield a step that is shorter, or takes less memory, than the search for layouts says it must."""
+    workload = load(job)
+    bound = replace(LayoutBounds.for_workload(workload), capacity_bytes=math.inf).bound({}, workload)
+    figures = played(workload).key_figures()
+    for what, least, simulated in (
+        ("step_time_s", bound.step_time_s, figures["step_time_s"]),
+        ("peak_bytes", bound.memory_bytes, figures["peak_bytes"]),
+    ):
+        if simulated < least * (1 - TOLERANCE):
+            yield f"{what}: {simulated:.9g} is below its bound {least:.9g}"
+
+
 #: Name -> check.
 CHECKS: dict[str, Check] = {
     "shortcuts": same_without_shortcuts,
@@ -193,6 +207,7 @@ CHECKS: dict[str, Check] = {
     "slower GPU": slower_gpu_is_no_gain,
     "faster links": faster_links_are_no_loss,
     "micro-batches": more_microbatches_take_longer,
+    "bounds": not_below_bounds,
 }
 
 

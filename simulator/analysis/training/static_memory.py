@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from simulator import models
@@ -108,29 +108,61 @@ def _static_memory_at(workload: Workload, place: PipelineSeat, n_communicators: 
         stage: models.stage_parts(workload, stage % parallelism.n_stages, place.seat)
         for stage in parallelism.stages_of(place.pipeline_rank)
     }
-    offloaded = parallelism.offload.activations != "none"
-    if offloaded:
-        parts = {stage: tuple(map(_without_saved_layers, stage_parts)) for stage, stage_parts in parts.items()}
-    all_parts = [part for stage_parts in parts.values() for part in stage_parts]
-    placeholders = models.unique(tensor for part in all_parts for tensor in part.placeholders)
-    weights = models.weights_of(all_parts)
-    state = models.state_bytes(workload, place.pipeline_rank)
-    return StaticMemory(
-        state=state,
+    weights = models.weights_of(part for stage_parts in parts.values() for part in stage_parts)
+    weight_memory = memory_of_weights(workload, place.pipeline_rank, weights)
+    return static_memory_of(workload, place.pipeline_rank, parts, weight_memory, n_communicators, workspaces)
+
+
+@dataclass(frozen=True)
+class WeightMemory:
+    """Memory of a rank that follows from its weights alone, bytes; fields as in `StaticMemory`."""
+
+    state: StateBytes
+    step_gradients: float
+    first_step_bucket: float
+    passes_by_part: bool
+
+
+def memory_of_weights(workload: Workload, pipeline_rank: int, weights: Sequence[Weight]) -> WeightMemory:
+    """Return the memory of a pipeline rank's ``weights``; neither micro-batches' size nor recomputation matters."""
+    return WeightMemory(
+        state=models.state_bytes_of(workload, pipeline_rank, weights),
         step_gradients=models.made_gradient_bytes(workload, weights),
-        placeholders=sum(tensor.nbytes for tensor in placeholders),
-        bucket=_bucket_bytes(workload, state),
-        receives=_receive_bytes(workload, place),
-        workspaces=workspaces,
         first_step_bucket=_bytes_of_first_step_bucket(workload, weights),
-        communicators=n_communicators,
-        parts=parts,
-        layers_offloaded=offloaded,
         passes_by_part=keeps_bytes_by_part(workload, weights),
     )
 
 
-def _receive_bytes(workload: Workload, place: PipelineSeat) -> float:
+def static_memory_of(
+    workload: Workload,
+    pipeline_rank: int,
+    parts: Mapping[int, tuple[Part, ...]],
+    weight_memory: WeightMemory,
+    n_communicators: int,
+    workspaces: float,
+) -> StaticMemory:
+    """Return the static memory of a pipeline rank that has these ``parts`` of each of its stages."""
+    offloaded = workload.parallelism.offload.activations != "none"
+    if offloaded:
+        parts = {stage: tuple(map(_without_saved_layers, stage_parts)) for stage, stage_parts in parts.items()}
+    all_parts = [part for stage_parts in parts.values() for part in stage_parts]
+    placeholders = models.unique(tensor for part in all_parts for tensor in part.placeholders)
+    return StaticMemory(
+        state=weight_memory.state,
+        step_gradients=weight_memory.step_gradients,
+        placeholders=sum(tensor.nbytes for tensor in placeholders),
+        bucket=_bucket_bytes(workload, weight_memory.state),
+        receives=_receive_bytes(workload, pipeline_rank),
+        workspaces=workspaces,
+        first_step_bucket=weight_memory.first_step_bucket,
+        communicators=n_communicators,
+        parts=parts,
+        layers_offloaded=offloaded,
+        passes_by_part=weight_memory.passes_by_part,
+    )
+
+
+def _receive_bytes(workload: Workload, pipeline_rank: int) -> float:
     """Return the bytes of receive buffers of torch's stages: an activation and a gradient per micro-batch.
 
     The first stage receives no activation, the last one no gradient (torch/distributed/pipelining/stage.py,
@@ -140,7 +172,7 @@ def _receive_bytes(workload: Workload, place: PipelineSeat) -> float:
         return 0.0
     last = workload.parallelism.n_stages - 1
     each = models.passed_bytes(workload)
-    stages = workload.parallelism.stages_of(place.pipeline_rank)
+    stages = workload.parallelism.stages_of(pipeline_rank)
     return workload.microbatches * each * sum((stage > 0) + (stage < last) for stage in stages)
 
 

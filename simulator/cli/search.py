@@ -1,0 +1,146 @@
+"""``search``: the fastest layout of a workload on so many GPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simulator.cli.options import Json, Quiet, Set
+from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.terminal import progress, say, show, warn
+
+if TYPE_CHECKING:
+    from simulator.searching.branch_and_bound import SimulatedLayout
+    from simulator.searching.result import SearchResult
+
+
+def command(
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A file, or a name in workloads/.")],
+    gpus: Annotated[int, typer.Option("--gpus", metavar="N", help="GPUs that the layouts are for.")],
+    fix: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V1,V2", help="The only values of a key; KEY alone: the workload's. Repeatable."),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=MIN..MAX", help="Bounds of a number; either may be left out. Repeatable."),
+    ] = None,
+    set_: Set = None,
+    top: Annotated[int, typer.Option(metavar="K", help="Places of the ranking that are proven.")] = 10,
+    budget_s: Annotated[
+        float | None,
+        typer.Option("--budget-s", metavar="S", help="Seconds after which no simulation begins. [no end]"),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(metavar="N", help="Processes. [one per core]", show_default=False)] = None,
+    why: Annotated[
+        list[str] | None,
+        typer.Option("--why", metavar="KEY=V,...", help="Why layouts with these values are not first. Repeatable."),
+    ] = None,
+    json: Json = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all legal layouts as a CSV table.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Find the fastest layouts that fit in memory, and say why all others lost.
+
+    Layouts are tp, cp, pp, dp, ep, etp, micro_batch, schedule, vpp, recompute, zero and sequence_parallel. All else is
+    as the workload says. Every legal layout gets lower bounds of its memory and step time. They are simulated in the
+    order of these, until no other one can be among the best.
+
+    \b
+    Examples:
+      llmsim search gpt22b_tp8 --gpus 8
+      llmsim search gpt175b_3d --gpus 1024 --fix cp=1 --fix tp=4,8 --fix zero --top 5
+      llmsim search llama3_70b --gpus 256 --limit pp=1..8 --budget-s 120 --csv layouts.csv
+      llmsim search gpt22b_tp8 --gpus 8 --why tp=1,pp=8
+    """
+    from simulator.config import parse_changes
+    from simulator.searching.entry import SearchWatch, search
+    from simulator.searching.space import whole_key
+
+    check_outputs({"--json": json, "--csv": csv})
+    changes = parse_changes(set_ or ())
+    questions = [{whole_key(key, "--why"): value for key, value in _settings(text).items()} for text in why or ()]
+    with progress("looking for layouts") as far:
+        best: list[float] = []
+
+        def simulated(one: SimulatedLayout) -> None:
+            best.append(one.step_time_s)
+            fastest = min(best)
+            told = "none fits yet" if math.isinf(fastest) else f"best step {fastest:.4g} s"
+            far(f"{len(best):,} simulated, {told}")
+
+        result = search(
+            workload,
+            gpus=gpus,
+            fix=_fixed(fix or (), workload, changes),
+            limit={key: _range(key, text) for key, text in _assignments(limit or (), "--limit")},
+            set=changes,
+            top=top,
+            budget_s=math.inf if budget_s is None else budget_s,
+            jobs=jobs,
+            watch=SearchWatch(
+                lambda count: far(f"{count:,} layouts have bounds") if count % 100 == 0 else None, simulated
+            ),
+        )
+    write_json(json, result.to_dict())
+    if csv is not None:
+        result.save_csv(csv)
+    if not quiet and json != STDOUT:
+        show(result.summary())
+        _answer(result, questions)
+    warn(result.warnings)
+
+
+def _answer(result: SearchResult, questions: Sequence[Mapping[str, Any]]) -> None:
+    """Print why layouts with some values are not first."""
+    from simulator.output.search_table import layout_text
+
+    for settings in questions:
+        say(f"Why not {layout_text(settings)}: {'; '.join(result.why(settings))}.")
+
+
+def _assignments(texts: Iterable[str], option: str) -> list[tuple[str, str]]:
+    from simulator.input_files import parse_assignment
+
+    return [parse_assignment(text, option, "parallelism.pp=1..8") for text in texts]
+
+
+def _range(key: str, text: str) -> tuple[float, float]:
+    """Return the bounds of ``MIN..MAX``. Raises `InputError`."""
+    from simulator.errors import InputError
+
+    least, dots, most = text.partition("..")
+    try:
+        if not dots:
+            raise ValueError
+        return float(least) if least.strip() else -math.inf, float(most) if most.strip() else math.inf
+    except ValueError:
+        allowed = f"{key}=MIN..MAX, such as {key}=1..8, {key}=2.. or {key}=..8"
+        raise InputError("is no range of numbers", file="--limit", key=key, found=text, allowed=allowed) from None
+
+
+def _fixed(texts: Sequence[str], workload: str, changes: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return key -> values of ``--fix``; of a key alone the workload's own value. Raises `InputError`."""
+    from simulator.config import load_workload
+    from simulator.config.section import Section
+    from simulator.searching.space import value_at, whole_key
+    from simulator.sweeping.reading import values_by_key
+
+    values = values_by_key([text for text in texts if "=" in text], "--fix")
+    for key in (whole_key(text.strip(), "--fix") for text in texts if "=" not in text):
+        value = value_at(load_workload(workload, changes), key)
+        values[key] = [value.model_dump(exclude_unset=True) if isinstance(value, Section) else value]
+    return values
+
+
+def _settings(text: str) -> dict[str, Any]:
+    """Return the values of ``KEY=V,KEY=V``. Raises `InputError`."""
+    from simulator.input_files import parse_assignment, parse_value
+    from simulator.sweeping.reading import split_values
+
+    pairs = (parse_assignment(part, "--why", "tp=8,pp=4") for part in split_values(text))
+    return {key: parse_value(key, value, "--why") for key, value in pairs}

@@ -1,0 +1,100 @@
+"""Branch and bound: layouts are simulated until no other one can be among the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simulator.searching.candidates import BoundedSpace, Candidate
+from simulator.sweeping.outcome import PointOutcome, Status
+from simulator.sweeping.point import Point
+from simulator.sweeping.runner import Runner
+
+
+@dataclass(frozen=True)
+class SimulatedLayout:
+    """A candidate, and what came of its simulation."""
+
+    candidate: Candidate
+    outcome: PointOutcome
+
+    @property
+    def step_time_s(self) -> float:
+        """Simulated step time; infinite where there is none, or the layout does not fit."""
+        figures = self.outcome.figures
+        return float(figures["step_time_s"]) if figures.get("fits") else math.inf
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Simulated layouts, the fastest that fits first; those that do not fit, or have no figures, are last.
+
+    ``n_proven``: how many of the first are the first of the whole space. ``next_bound_s``: least step time of all
+    layouts that were not simulated.
+    """
+
+    simulated: tuple[SimulatedLayout, ...]
+    n_proven: int
+    next_bound_s: float
+
+    @property
+    def fitting(self) -> tuple[SimulatedLayout, ...]:
+        """The layouts that fit, the fastest first."""
+        return tuple(one for one in self.simulated if math.isfinite(one.step_time_s))
+
+
+def ranked(
+    space: BoundedSpace,
+    runner: Runner,
+    point_of: Callable[[Candidate], Point],
+    top: int,
+    is_over: Callable[[], bool],
+    watch: Callable[[SimulatedLayout], object],
+) -> Ranking:
+    """Return the ranking of a space.
+
+    Its first ``top`` are those of an exhaustive search, unless it ``is_over`` before. Candidates are simulated in the
+    order of their bounds. Once the next bound is not below the ``top``-th best step time so far, no layout that is left
+    can be faster than that.
+    """
+    candidates = {one.number: one for one in space.fitting}
+    best: list[float] = []
+    simulated: list[SimulatedLayout] = []
+
+    def points() -> Iterator[Point]:
+        for candidate in space.fitting:
+            if is_over() or (len(best) >= top and candidate.bound.step_time_s >= best[top - 1]):
+                return
+            yield point_of(candidate)
+
+    for point, outcome in runner.outcomes(points(), frozenset()):
+        one = SimulatedLayout(candidates[point.number], outcome)
+        simulated.append(one)
+        best.append(one.step_time_s)
+        best.sort()
+        watch(one)
+    simulated.sort(key=lambda one: (one.step_time_s, one.candidate.number))
+    numbers = {one.candidate.number for one in simulated if one.outcome.status != Status.FAILED}
+    left = [one.bound.step_time_s for one in space.fitting if one.number not in numbers]
+    next_bound_s = min(left, default=math.inf) if space.complete else 0.0
+    n_proven = sum(one.step_time_s <= next_bound_s and math.isfinite(one.step_time_s) for one in simulated)
+    return Ranking(tuple(simulated), min(n_proven, top) if left or not space.complete else n_proven, next_bound_s)
+
+
+def pareto_front(ranking: Ranking) -> tuple[SimulatedLayout, ...]:
+    """Return the simulated layouts that fit, and of which none other is faster and leaves as much memory.
+
+    The fastest is first; each following one is slower and leaves more.
+    """
+    front: list[SimulatedLayout] = []
+    for one in ranking.fitting:
+        if not front or headroom(one.outcome.figures) > headroom(front[-1].outcome.figures):
+            front.append(one)
+    return tuple(front)
+
+
+def headroom(figures: Mapping[str, Any]) -> float:
+    """Return the bytes that are left on the fullest GPU."""
+    return float(figures["headroom_bytes"])

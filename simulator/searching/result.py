@@ -1,0 +1,318 @@
+"""The result of a search: the ranking, what is proven of it, and why every other layout lost."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from simulator.config import load_workload
+from simulator.errors import InputError, each, in_one_line
+from simulator.output.search_files import write_csv
+from simulator.output.search_table import (
+    LostLayouts,
+    SearchRow,
+    SearchView,
+    changed_keys,
+    layout_text,
+    search_summary,
+)
+from simulator.results import Result
+from simulator.searching.branch_and_bound import Ranking, SimulatedLayout, pareto_front
+from simulator.searching.candidates import BoundedSpace, Candidate
+from simulator.searching.space import LayoutSpace, value_at
+from simulator.sweeping.outcome import PointOutcome, Status
+from simulator.sweeping.point import Source, source_name
+from simulator.units import counted, format_gib, format_time
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True, repr=False)
+class SearchResult(Result):
+    """Result of a search for layouts of ``workload`` on ``gpus`` GPUs.
+
+    ``changes``: what all layouts change. ``top``: how many were to be proven. ``file_layout``: outcome of the file's
+    own, where it is for so many GPUs. ``seconds``: wall time until all layouts had bounds, and until the end.
+    """
+
+    command: ClassVar[str] = "search"
+
+    workload: Source
+    gpus: int
+    changes: Mapping[str, Any]
+    space: LayoutSpace
+    bounded: BoundedSpace
+    ranking: Ranking
+    top: int
+    file_layout: PointOutcome | None
+    seconds: tuple[float, float]
+
+    @property
+    def best(self) -> SimulatedLayout | None:
+        """The fastest layout that was simulated and fits."""
+        return self.ranking.fitting[0] if self.ranking.fitting else None
+
+    @property
+    def is_proven(self) -> bool:
+        """No layout that was not simulated can be among the first ``top``."""
+        return (
+            self.bounded.complete
+            and self.ranking.n_proven >= min(self.top, len(self.ranking.fitting))
+            and (len(self.ranking.fitting) >= self.top or not self._n_left)
+        )
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as the file's own layout the best one is."""
+        step_time_s = None if self.file_layout is None else self.file_layout.figures.get("step_time_s")
+        return None if step_time_s is None or self.best is None else float(step_time_s) / self.best.step_time_s
+
+    @property
+    def _n_left(self) -> int:
+        return len(self.bounded.fitting) - len(self.ranking.simulated)
+
+    @cached_property
+    def lost(self) -> LostLayouts:
+        """Why layouts are not in the ranking."""
+        unfit = [one for one in self.ranking.simulated if one.outcome.figures.get("fits") is False]
+        none = [one for one in self.ranking.simulated if not one.outcome.figures]
+        too_large = self.bounded.too_large
+        return LostLayouts(
+            skipped=dict(self.space.skipped.most_common()),
+            refused=dict(self.bounded.refusals.counts.most_common()),
+            too_large=len(too_large),
+            least_lacking_bytes=too_large[0].bound.memory_bytes - self.bounded.capacity_bytes if too_large else 0.0,
+            unfit=len(unfit),
+            without_figures=len(none),
+            bounded=self._n_left,
+            next_bound_s=self.ranking.next_bound_s,
+            slower=max(len(self.ranking.fitting) - self.top, 0),
+        )
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """Gaps of the proof, and warnings of the layouts in the ranking."""
+        told = [] if self.is_proven else [self._unproven()]
+        counts = Counter(text for one in self.ranking.fitting[: self.top] for text in one.outcome.warnings)
+        failed = [one for one in self.ranking.simulated if one.outcome.status == Status.FAILED]
+        if failed:
+            told.append(f"{len(failed):,} layouts broke the simulator: {failed[0].outcome.error}")
+        return [*told, *counts]
+
+    def _unproven(self) -> str:
+        if not self.bounded.complete:
+            return "the time was over before all layouts had bounds: the ranking is of those that were looked at first"
+        left = f"{self._n_left:,} layouts whose steps take at least {format_time(self.ranking.next_bound_s)} or more"
+        proven = (
+            "no place of the ranking is"
+            if not self.ranking.n_proven
+            else (
+                "the first place is" if self.ranking.n_proven == 1 else f"the first {self.ranking.n_proven} places are"
+            )
+        )
+        return f"the time was over before {left} were simulated: {proven} proven"
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The keys in which layouts of the ranking differ from each other or from the file."""
+        shown = [one.candidate.changes for one in self.ranking.fitting[: self.top]]
+        return changed_keys([*shown, *self._own_values()])
+
+    def _own_values(self) -> list[Mapping[str, Any]]:
+        """Return the layout of the file as far as the space has it."""
+        return [one.changes for one in (*self.bounded.fitting, *self.bounded.too_large) if one.is_own][:1]
+
+    @cached_property
+    def rows(self) -> tuple[SearchRow, ...]:
+        """A flat mapping per legal layout: its keys, ``status``, bounds and figures; those of the ranking first."""
+        simulated = {one.candidate.number for one in self.ranking.simulated}
+        left = [one for one in self.bounded.fitting if one.number not in simulated]
+        return (
+            *(self._row(one.candidate, self._status(one), one.outcome) for one in self.ranking.simulated),
+            *(self._row(one, "bound is too slow" if self.is_proven else "not simulated") for one in left),
+            *(self._row(one, "does not fit") for one in self.bounded.too_large),
+        )
+
+    @staticmethod
+    def _status(one: SimulatedLayout) -> str:
+        fits = one.outcome.figures.get("fits")
+        return str(one.outcome.status) if fits is None else "simulated" if fits else "simulated, does not fit"
+
+    @staticmethod
+    def _row(one: Candidate, status: str, outcome: PointOutcome | None = None) -> SearchRow:
+        return {
+            **one.changes,
+            "status": status,
+            "least_step_time_s": one.bound.step_time_s,
+            "least_memory_bytes": one.bound.memory_bytes,
+            **(outcome.figures if outcome else {}),
+        }
+
+    def command_line(self, one: SimulatedLayout) -> str:
+        """Return the command that simulates a layout."""
+        texts = [f"--set {shlex.quote(f'{key}={layout_text(value)}')}" for key, value in self._settings(one).items()]
+        return " ".join(["llmsim run", shlex.quote(source_name(self.workload)), *texts])
+
+    def _settings(self, one: SimulatedLayout) -> Mapping[str, Any]:
+        """Return the fewest changes of the workload that make it a layout: those that are not the file's anyway."""
+        everything = {**self.changes, **one.candidate.changes}
+        if isinstance(self.workload, Mapping):
+            return everything
+        layout, base = load_workload(self.workload, everything), self.space.variants.workload
+        needed = {key: value for key, value in everything.items() if value_at(layout, key) != value_at(base, key)}
+        without_nodes = {key: value for key, value in needed.items() if key != "cluster.nodes"}
+        for settings in (without_nodes, needed):
+            try:
+                same = load_workload(self.workload, settings)
+            except InputError:
+                continue
+            if all(getattr(same, name) == getattr(layout, name) for name in ("parallelism", "training", "cluster")):
+                return settings
+        return everything
+
+    def content(self) -> dict[str, Any]:
+        """Return the ranking under the names of the JSON output, the Pareto front, and why other layouts lost."""
+        lost, outcome = self.lost, self.file_layout
+        return {
+            "workload": source_name(self.workload),
+            "set": dict(self.changes),
+            "n_gpus": self.gpus,
+            "keys": [one.key for one in self.space.dimensions],
+            "layouts": {
+                "legal": self.bounded.n_legal,
+                "simulated": len(self.ranking.simulated),
+                "skipped_by_key": lost.skipped,
+                "refused_by_key": lost.refused,
+                "do_not_fit": lost.too_large,
+                "least_lacking_bytes": lost.least_lacking_bytes,
+                "simulated_do_not_fit": lost.unfit,
+                "without_figures": lost.without_figures,
+                "not_simulated": lost.bounded,
+                "next_bound_s": lost.next_bound_s if lost.bounded else None,
+            },
+            "proven": self.is_proven,
+            "n_proven": self.ranking.n_proven,
+            "ranking": [self._entry(one) for one in self.ranking.fitting[: self.top]],
+            "pareto": [self._entry(one) for one in pareto_front(self.ranking)],
+            "own": None if outcome is None else dict(outcome.figures) or {"error": outcome.error},
+            "speedup": self.speedup,
+            "command_line": None if self.best is None else self.command_line(self.best),
+            "bounds_wall_s": self.seconds[0],
+            "wall_s": self.seconds[1],
+        }
+
+    @staticmethod
+    def _entry(one: SimulatedLayout) -> dict[str, Any]:
+        bound = one.candidate.bound
+        return {
+            "set": dict(one.candidate.changes),
+            "bound": {"step_time_s": bound.step_time_s, "memory_bytes": bound.memory_bytes},
+            "figures": dict(one.outcome.figures),
+            "wall_s": one.outcome.wall_s,
+        }
+
+    def why(self, settings: Mapping[str, Any]) -> list[str]:
+        """Return why layouts with these values of dotted keys are not first, in a few lines.
+
+        Keys that are left out may have any value of the space. Raises `InputError` on a key that is none of it.
+        """
+        keys = [one.key for one in self.space.dimensions]
+        for key in settings:
+            if key not in keys:
+                raise InputError("is no key of the search", file="why", found=key, allowed=", ".join(keys))
+        alike = [one for one in self._legal() if all(one.changes[key] == value for key, value in settings.items())]
+        if not alike:
+            return [self._refusal(settings)]
+        told = [f"{counted(len(alike), 'legal layout')} {'has' if len(alike) == 1 else 'have'} these values"]
+        places = {one.candidate.number: place for place, one in enumerate(self.ranking.simulated, 1)}
+        told += [self._place(places[one.number]) for one in alike if one.number in places][:1]
+        if not any(one.number in places for one in alike):
+            told += self._bound_lines(alike)
+        return told
+
+    def _legal(self) -> Iterator[Candidate]:
+        yield from (one.candidate for one in self.ranking.simulated)
+        numbers = {one.candidate.number for one in self.ranking.simulated}
+        yield from (one for one in self.bounded.fitting if one.number not in numbers)
+        yield from self.bounded.too_large
+
+    def _place(self, place: int) -> str:
+        one = self.ranking.simulated[place - 1]
+        figures = one.outcome.figures
+        if not figures:
+            return f"the first of them could not be simulated: {one.outcome.error}"
+        if not figures["fits"]:
+            return f"the first of them does not fit: it lacks {format_gib(-figures['headroom_bytes'])}"
+        return f"the fastest of them takes {format_time(figures['step_time_s'])}, place {place} of those simulated"
+
+    def _bound_lines(self, alike: list[Candidate]) -> list[str]:
+        fitting = [one for one in alike if one.bound.memory_bytes <= self.bounded.capacity_bytes]
+        if not fitting:
+            lacking = min(one.bound.memory_bytes for one in alike) - self.bounded.capacity_bytes
+            return [f"none of them fits: each lacks {format_gib(lacking)} or more"]
+        least = min(one.bound.step_time_s for one in fitting)
+        best = [] if self.best is None else [f"the best takes {format_time(self.best.step_time_s)}"]
+        return [", ".join([f"a step of any that may fit takes {format_time(least)} or more", *best])]
+
+    def _refusal(self, settings: Mapping[str, Any]) -> str:
+        """Return which rule refuses these values beside those of the best layout, or why they were not tried."""
+        beside = self.best.candidate.changes if self.best else next((one.changes for one in self._legal()), {})
+        try:
+            self.space.variants.variant({**beside, **settings})
+        except InputError as error:
+            rule = in_one_line(each(error)[0][0])
+            return f"no legal layout has these values. Beside {layout_text(dict(beside))}: {rule}"
+        return "no layout of the space has these values: --fix, --limit or the number of GPUs leave them out"
+
+    def save_csv(self, path: str | Path) -> None:
+        """Write a CSV file, a row per legal layout, those of the ranking first."""
+        write_csv(self.rows, tuple(one.key for one in self.space.dimensions), Path(path))
+
+    def view(self) -> SearchView:
+        """Return what tables show."""
+        counts = f"{counted(self.bounded.n_legal, 'legal layout')} on {counted(self.gpus, 'GPU')}"
+        simulated = f"{len(self.ranking.simulated):,} simulated"
+        return SearchView(
+            head=f"{source_name(self.workload)}: {counts}, {simulated}",
+            keys=self.keys,
+            ranking=[self._ranked(one) for one in self.ranking.fitting[: self.top]],
+            front=[self._ranked(one) for one in pareto_front(self.ranking)],
+            n_proven=self.ranking.n_proven,
+            lost=self.lost,
+            foot=list(self._foot()),
+        )
+
+    def _ranked(self, one: SimulatedLayout) -> SearchRow:
+        return self._row(one.candidate, self._status(one), one.outcome)
+
+    def _foot(self) -> Iterator[str]:
+        """Yield lines on the time that it took, on the best layout, and how it compares with the file's own."""
+        yield f"Bounds took {format_time(self.seconds[0])}, all of it {format_time(self.seconds[1])}."
+        if self.best is None:
+            yield "No layout of the space fits in memory." if self.is_proven else "None of those simulated fits."
+            return
+        figures = None if self.file_layout is None else self.file_layout.figures
+        if figures and self.speedup is not None:
+            unfit = "" if figures["fits"] else ", which does not fit in memory"
+            layout = f"the file's own layout ({format_time(figures['step_time_s'])}{unfit})"
+            yield f"The first is {self.speedup:.3f} times as fast as {layout}."
+        yield f"To see it: {self.command_line(self.best)}"
+
+    def summary(self) -> RenderableType:
+        """Return the results as tables for a terminal."""
+        return search_summary(self.view())
+
+    def __repr__(self) -> str:
+        """Return how many layouts there are, and the best of them."""
+        counts = f"{self.bounded.n_legal:,} legal layouts on {self.gpus:,} GPUs"
+        first = f"{counts}, {len(self.ranking.simulated):,} simulated"
+        if self.best is None:
+            return f"{first}: none fits"
+        layout = layout_text(dict(self.best.candidate.changes))
+        return f"{first}\nbest step time {format_time(self.best.step_time_s)}: {layout}"

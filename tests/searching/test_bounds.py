@@ -1,0 +1,140 @@
+"""Bounds of layouts: no step is below them, and what they are made of in cases that can be worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simulator.analysis.training.static_memory import communicators
+from simulator.config import load_workload
+from simulator.errors import InputError
+from simulator.lowering.layout import groups_of_first_rank, layout
+from simulator.schedules import SCHEDULES
+from simulator.searching.in_flight import fullest_moments
+from simulator.searching.memory_floor import least_communicators
+from tests.support.experts import job as experts_job
+from tests.support.jobs import job
+from tests.support.searches import LARGE, bound_of, figures_of
+
+#: Step times are sums in another order.
+ROUNDING = 1e-9
+LAYOUTS: list[dict[str, Any]] = [
+    {"pp": 4, "dp": 2},
+    {"tp": 2, "pp": 2, "dp": 2, "zero": 1},
+    {"pp": 2, "dp": 2, "zero": 2},
+    {"pp": 2, "dp": 2, "zero": 3},
+    {"cp": 2, "pp": 2},
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("number", range(len(LAYOUTS)))
+def test_no_step_is_below_its_bounds(schedule: str, number: int) -> None:
+    """With every schedule: kernels at their prices, in-line collectives alone on the network."""
+    vpp = SCHEDULES[schedule].chunks or 2
+    section = {**LAYOUTS[number], "schedule": schedule, "vpp": vpp}
+    try:
+        workload = load_workload(job(parallelism=section, training={"seq": 128, "global_batch": 16}))
+    except InputError:
+        pytest.skip("the schedule does not go with this layout")
+    bound, figures = bound_of(workload), figures_of(workload)
+    assert bound.step_time_s <= figures["step_time_s"] * (1 + ROUNDING)
+    assert bound.memory_bytes <= figures["peak_bytes"] * (1 + ROUNDING)
+
+
+def test_experts_are_bounded_too() -> None:
+    workload = load_workload(experts_job())
+    bound, figures = bound_of(workload), figures_of(workload)
+    assert 0 < bound.step_time_s <= figures["step_time_s"] * (1 + ROUNDING)
+    assert 0 < bound.memory_bytes <= figures["peak_bytes"] * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize(
+    "section", [{"tp": 4}, {"pp": 4}, {"tp": 2, "pp": 2, "schedule": "interleaved", "vpp": 2}, {"dp": 4, "zero": 1}]
+)
+def test_bounds_of_large_kernels_are_close(section: dict[str, Any]) -> None:
+    """Of large kernels next to all of a step is what its fullest rank computes: 9 tenths of it at least.
+
+    What the bound of memory lacks are blocks that the allocator keeps.
+    """
+    workload = load_workload({**LARGE, "parallelism": section})
+    bound, figures = bound_of(workload), figures_of(workload)
+    assert bound.step_time_s > 0.9 * figures["step_time_s"]
+    assert bound.memory_bytes > 0.9 * figures["peak_bytes"]
+
+
+def test_filling_and_draining_count() -> None:
+    """One micro-batch goes through 2 stages forward and back: as long as on one rank, not half of that.
+
+    With four times the micro-batches the second rank is behind by one pass each way: (4 + 1) halves of four wholes.
+    """
+    sections: dict[str, Any] = {"model": LARGE["model"], "framework": "megatron_core"}
+    training = {"seq": 2048, "precision": "bf16"}
+
+    def least_s(pp: int, batch: int) -> float:
+        workload = job(**sections, training={**training, "global_batch": batch}, parallelism={"pp": pp})
+        return bound_of(load_workload(workload)).step_time_s
+
+    first_s, fourth_s = least_s(1, 1), least_s(1, 4)
+    microbatch_s = (fourth_s - first_s) / 3
+    optimizer_s = first_s - microbatch_s
+    assert least_s(2, 1) == pytest.approx(microbatch_s + optimizer_s / 2, rel=0.03)
+    assert least_s(2, 4) == pytest.approx(microbatch_s * 5 / 2 + optimizer_s / 2, rel=0.03)
+
+
+@pytest.mark.parametrize(("reshards", "gathers"), [(True, 2), (False, 1)])
+def test_gathered_layers_are_bytes_over_links(reshards: bool, gathers: int) -> None:
+    """ZeRO-3 on 16 GPUs of two nodes gathers the layers for each pass, and reduces fp32 gradients of twice the bytes.
+
+    Of n bytes a ring of 16 brings 15/16 to each GPU, and 8 cards carry them into a node. With 4 micro-batches and next
+    to no time to compute, a step is little more than that.
+    """
+    training = {"seq": 64, "global_batch": 64, "precision": "bf16"}
+    section = {"dp": 16, "zero": 3, "reshard_after_forward": reshards}
+    workload = load_workload({**LARGE, "training": training, "parallelism": section})
+    layers = 8 * 12 * 8192**2
+    wire_bytes = 4 * (2 * gathers + 4) * layers * 15 / 16
+    card_Bps = 8 * 25e9
+    least_s, step_time_s = bound_of(workload).step_time_s, figures_of(workload)["step_time_s"]
+    assert wire_bytes / card_Bps < least_s < 1.3 * wire_bytes / card_Bps
+    assert 0.7 * step_time_s < least_s < step_time_s
+
+
+@pytest.mark.parametrize(
+    "section",
+    [{}, {"dp": 2}, {"tp": 2, "pp": 4, "dp": 2}, {"cp": 2, "dp": 2}, {"pp": 4}, {"tp": 2, "cp": 2, "pp": 4, "dp": 2}],
+)
+def test_communicators_are_those_of_a_rank_in_the_middle(section: dict[str, int]) -> None:
+    """Ends of a pipeline may have one more, for tied embeddings."""
+    workload = load_workload(job(parallelism=section))
+    world = {"world": (tuple(range(workload.n_ranks)),)}
+    counts = communicators({**layout(workload).groups, **world})
+    assert least_communicators(workload) == min((counts[rank] for rank in range(workload.n_ranks)), default=0)
+
+
+@pytest.mark.parametrize(
+    "section", [{"tp": 2, "cp": 2, "dp": 2, "pp": 2}, {"tp": 4, "dp": 2, "rank_order": "dp-tp-pp"}]
+)
+def test_groups_of_the_first_rank_are_those_of_the_layout(section: dict[str, Any]) -> None:
+    workload = load_workload(job(parallelism=section))
+    groups = layout(workload).groups
+    for axis, members in groups_of_first_rank(workload).items():
+        assert members == next((group for group in groups.get(axis, ()) if 0 in group), (0,))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 8), (4, 16), (4, 40)])
+def test_fullest_moment_has_as_many_chunks_as_the_schedule_claims(name: str, p: int, m: int) -> None:
+    """Whatever was left out of a long step: what waits for its backward pass or its weight gradient is the claim."""
+    schedule = SCHEDULES[name]
+    v = schedule.chunks or 2
+    if schedule.check(p, m, v) is not None:
+        pytest.skip("the schedule does not go with these numbers")
+    for rank, moment in enumerate(fullest_moments(name, p, m, v)):
+        chunks = sum(count for _, count in (*moment.waiting, *moment.split))
+        claim = schedule.peak(p, m, v, rank)
+        if claim is None:
+            assert chunks == v  # the order follows from times: one micro-batch in all of its chunks
+        else:
+            assert chunks == claim

@@ -1,0 +1,170 @@
+"""The search: its ranking is that of an exhaustive one, and it says what it has not proven and why others lost."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simulator
+from simulator.config import load_workload
+from simulator.errors import InputError
+from simulator.input_files import parse_changes
+from simulator.searching.result import SearchResult
+from tests.support.jobs import job
+from tests.support.searches import LARGE, figures_of, space_on
+
+#: Layouts of 4 GPUs: 30, half of which do not fit.
+FIXED: dict[str, list[Any]] = {
+    "cp": [1], "micro_batch": [1], "recompute": ["none", "full"], "zero": [0, 1], "vpp": [1, 2],
+}  # fmt: skip
+
+
+def found(workload: dict[str, Any] = LARGE, **options: Any) -> SearchResult:
+    return simulator.search(workload, **{"gpus": 4, "fix": FIXED, "jobs": 1, "top": 4, **options})
+
+
+@pytest.fixture(scope="module")
+def result() -> SearchResult:
+    return found()
+
+
+@pytest.fixture(scope="module")
+def exhaustive() -> list[tuple[float, dict[str, Any]]]:
+    """Step time and keys of all layouts that fit, each simulated, the fastest first."""
+    rows = []
+    space = space_on(4, **dict(FIXED.items()))
+    for number, changes in enumerate(space.layouts()):
+        figures = figures_of(load_workload(LARGE, changes))
+        if figures["fits"]:
+            rows.append((figures["step_time_s"], number, changes))
+    rows.sort(key=lambda row: row[:2])
+    return [(step_time_s, changes) for step_time_s, _, changes in rows]
+
+
+def test_the_first_ones_are_those_of_an_exhaustive_search(
+    result: SearchResult, exhaustive: list[tuple[float, dict[str, Any]]]
+) -> None:
+    """With the same step times to the last bit, though far fewer layouts were simulated."""
+    assert result.is_proven
+    ranking = [(one.step_time_s, dict(one.candidate.changes)) for one in result.ranking.fitting[:4]]
+    assert ranking == exhaustive[:4]
+    assert len(result.ranking.simulated) < len(exhaustive)
+
+
+def test_what_was_not_simulated_has_its_reason(
+    result: SearchResult, exhaustive: list[tuple[float, dict[str, Any]]]
+) -> None:
+    """Every legal layout is simulated, behind its bound, or larger than memory; none of the last kind fits in fact."""
+    lost = result.lost
+    assert len(result.ranking.simulated) + lost.bounded + lost.too_large == result.bounded.n_legal
+    fitting = [changes for _, changes in exhaustive]
+    assert lost.too_large > 0
+    assert not [one for one in result.bounded.too_large if dict(one.changes) in fitting]
+
+
+def test_the_command_line_of_the_best_gives_its_step(result: SearchResult) -> None:
+    assert result.best is not None
+    words = shlex.split(result.command_line(result.best))
+    changes = parse_changes([word for before, word in itertools.pairwise(words) if before == "--set"])
+    assert figures_of(load_workload(LARGE, changes))["step_time_s"] == result.best.step_time_s
+
+
+def test_the_pareto_front_gains_memory_for_time(result: SearchResult) -> None:
+    front = [entry["figures"] for entry in result.to_dict()["pareto"]]
+    assert front[0]["step_time_s"] == result.to_dict()["ranking"][0]["figures"]["step_time_s"]
+    for one, other in itertools.pairwise(front):
+        assert other["step_time_s"] > one["step_time_s"]
+        assert other["headroom_bytes"] > one["headroom_bytes"]
+
+
+def test_a_search_of_all_places_simulates_all_that_may_fit() -> None:
+    everything = found(top=1000, fix={**FIXED, "recompute": ["none"]})
+    assert everything.is_proven
+    assert everything.lost.bounded == 0
+
+
+def test_without_time_nothing_is_proven() -> None:
+    """No layout gets bounds, none is simulated, and the warning says so."""
+    hurried = found(budget_s=0.0)
+    assert not hurried.is_proven
+    assert hurried.best is None
+    assert "before all layouts had bounds" in hurried.warnings[0]
+    assert hurried.to_dict()["n_proven"] == 0
+
+
+def test_the_files_own_layout_is_compared_where_it_is_for_as_many_gpus() -> None:
+    own = {**LARGE, "parallelism": {"tp": 4, "sequence_parallel": True}}
+    compared = found(own)
+    step_time_s = figures_of(load_workload(own))["step_time_s"]
+    assert compared.speedup == pytest.approx(step_time_s / compared.ranking.fitting[0].step_time_s)
+    assert found({**own, "parallelism": {"tp": 2}}).speedup is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"parallelism.tp": 3}, "do not divide by tp 3"),
+        ({"parallelism.dp": 4, "parallelism.zero": 0}, "none of them fits: each lacks"),
+        ({"parallelism.tp": 4}, "a step of any that may fit takes"),
+        ({"parallelism.dp": 4}, "the fastest of them takes"),
+        ({"training.micro_batch": 2}, "no layout of the space has these values"),
+    ],
+)
+def test_why_a_layout_lost(result: SearchResult, settings: dict[str, Any], said: str) -> None:
+    assert said in "; ".join(result.why(settings))
+
+
+def test_why_asks_for_keys_of_the_search(result: SearchResult) -> None:
+    with pytest.raises(InputError, match="is no key of the search"):
+        result.why({"parallelism.prefetch": 2})
+
+
+def test_the_table_of_all_layouts_has_a_row_each(result: SearchResult, tmp_path: Path) -> None:
+    result.save_csv(tmp_path / "all.csv")
+    with (tmp_path / "all.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == result.bounded.n_legal
+    assert float(rows[0]["step_time_s"]) == pytest.approx(result.ranking.fitting[0].step_time_s)
+    assert {row["status"] for row in rows} >= {"simulated", "does not fit", "bound is too slow"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"gpus": 0}, "gpus"),
+        ({"top": 0}, "top"),
+        ({"jobs": 0}, "jobs"),
+        ({"fix": {"tp": 4}}, "must be a list of values"),
+        ({"fix": {"tp": [3]}}, "no layout on 4 GPUs is legal"),
+        ({"limit": {"pp": (5, 6)}}, "no layout on 4 GPUs is legal"),
+        ({"fix": {"depth": [3]}}, "is no key of a layout"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        found(**options)
+    assert said in str(refused.value)
+
+
+def test_processes_find_the_same() -> None:
+    """Two at a time, on a smaller space: the order in which they end does not matter."""
+    fixed = {**FIXED, "recompute": ["full"], "tp": [2, 4]}
+    alone, together = found(fix=fixed, top=2), found(fix=fixed, top=2, jobs=2)
+    times = [[one.step_time_s for one in each.ranking.fitting[:2]] for each in (alone, together)]
+    assert times[0] == times[1]
+    assert together.is_proven
+
+
+def test_a_cluster_of_one_size_keeps_it() -> None:
+    """More GPUs than it has are refused; with fewer the others idle."""
+    groups = [{"count": 1, "node": "dgx_a100"}]
+    workload = job(cluster={"name": "one", "groups": groups}, training__global_batch=8)
+    fixed = {"cp": [1], "recompute": ["none"], "zero": [0], "pp": [1], "micro_batch": [1]}
+    assert simulator.search(workload, gpus=4, fix=fixed, jobs=1, top=1).best is not None
+    with pytest.raises(InputError, match="has fewer GPUs"):
+        simulator.search(workload, gpus=16, fix=fixed, jobs=1)
