@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,33 +15,44 @@ from simulator.cli.terminal import progress, say, show, warn
 
 if TYPE_CHECKING:
     from simulator.searching.branch_and_bound import SimulatedLayout
+    from simulator.searching.entry import SearchWatch
     from simulator.searching.result import SearchResult
 
 
+SearchedWorkload = Annotated[str, typer.Argument(metavar="WORKLOAD", help="A file, or a name in workloads/.")]
+GpuCount = Annotated[int, typer.Option("--gpus", metavar="N", help="GPUs that the layouts are for.")]
+FixedValues = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=V1,V2", help="The only values of a key; KEY alone: the workload's. Repeatable."),
+]
+NumberLimits = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=MIN..MAX", help="Bounds of a number; either may be left out. Repeatable."),
+]
+ProvenPlaces = Annotated[int, typer.Option(metavar="K", help="Places of the ranking that are proven.")]
+SearchBudget = Annotated[
+    float | None, typer.Option("--budget-s", metavar="S", help="Seconds after which no simulation begins. [no end]")
+]
+SearchProcesses = Annotated[int | None, typer.Option(metavar="N", help="Processes. [one per core]", show_default=False)]
+WhyNot = Annotated[
+    list[str] | None,
+    typer.Option("--why", metavar="KEY=V,...", help="Why layouts with these values are not first. Repeatable."),
+]
+LayoutsCsv = Annotated[Path | None, typer.Option(metavar="FILE", help="Write all legal layouts as a CSV table.")]
+
+
 def command(
-    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A file, or a name in workloads/.")],
-    gpus: Annotated[int, typer.Option("--gpus", metavar="N", help="GPUs that the layouts are for.")],
-    fix: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=V1,V2", help="The only values of a key; KEY alone: the workload's. Repeatable."),
-    ] = None,
-    limit: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=MIN..MAX", help="Bounds of a number; either may be left out. Repeatable."),
-    ] = None,
+    workload: SearchedWorkload,
+    gpus: GpuCount,
+    fix: FixedValues = None,
+    limit: NumberLimits = None,
     set_: Set = None,
-    top: Annotated[int, typer.Option(metavar="K", help="Places of the ranking that are proven.")] = 10,
-    budget_s: Annotated[
-        float | None,
-        typer.Option("--budget-s", metavar="S", help="Seconds after which no simulation begins. [no end]"),
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(metavar="N", help="Processes. [one per core]", show_default=False)] = None,
-    why: Annotated[
-        list[str] | None,
-        typer.Option("--why", metavar="KEY=V,...", help="Why layouts with these values are not first. Repeatable."),
-    ] = None,
+    top: ProvenPlaces = 10,
+    budget_s: SearchBudget = None,
+    jobs: SearchProcesses = None,
+    why: WhyNot = None,
     json: Json = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all legal layouts as a CSV table.")] = None,
+    csv: LayoutsCsv = None,
     quiet: Quiet = False,
 ) -> None:
     """Find the fastest layouts that fit in memory, and say why all others lost.
@@ -54,25 +65,17 @@ def command(
     Examples:
       llmsim search gpt22b_tp8 --gpus 8
       llmsim search gpt175b_3d --gpus 1024 --fix cp=1 --fix tp=4,8 --fix zero --top 5
-      llmsim search llama3_70b --gpus 256 --limit pp=1..8 --budget-s 120 --csv layouts.csv
+      llmsim search llama3_70b --gpus 256 --limit pp=1..8 --budget-s 120
       llmsim search gpt22b_tp8 --gpus 8 --why tp=1,pp=8
     """
     from simulator.config import parse_changes
-    from simulator.searching.entry import SearchWatch, search
+    from simulator.searching.entry import search
     from simulator.searching.space import whole_key
 
     check_outputs({"--json": json, "--csv": csv})
     changes = parse_changes(set_ or ())
     questions = [{whole_key(key, "--why"): value for key, value in _settings(text).items()} for text in why or ()]
     with progress("looking for layouts") as far:
-        best: list[float] = []
-
-        def simulated(one: SimulatedLayout) -> None:
-            best.append(one.step_time_s)
-            fastest = min(best)
-            told = "none fits yet" if math.isinf(fastest) else f"best step {fastest:.4g} s"
-            far(f"{len(best):,} simulated, {told}")
-
         result = search(
             workload,
             gpus=gpus,
@@ -82,9 +85,7 @@ def command(
             top=top,
             budget_s=math.inf if budget_s is None else budget_s,
             jobs=jobs,
-            watch=SearchWatch(
-                lambda count: far(f"{count:,} layouts have bounds") if count % 100 == 0 else None, simulated
-            ),
+            watch=_watch(far),
         )
     write_json(json, result.to_dict())
     if csv is not None:
@@ -93,6 +94,25 @@ def command(
         show(result.summary())
         _answer(result, questions)
     warn(result.warnings)
+
+
+def _watch(far: Callable[[str], None]) -> SearchWatch:
+    """Return what says on standard error how far a search is."""
+    from simulator.searching.entry import SearchWatch
+
+    best: list[float] = []
+
+    def bounded(count: int) -> None:
+        if count % 100 == 0:
+            far(f"{count:,} layouts have bounds")
+
+    def simulated(one: SimulatedLayout) -> None:
+        best.append(one.step_time_s)
+        fastest = min(best)
+        told = "none fits yet" if math.isinf(fastest) else f"best step {fastest:.4g} s"
+        far(f"{len(best):,} simulated, {told}")
+
+    return SearchWatch(bounded, simulated)
 
 
 def _answer(result: SearchResult, questions: Sequence[Mapping[str, Any]]) -> None:
