@@ -17,6 +17,7 @@ from simulator.output.search_table import layout_text
 from simulator.searching.bounds import LayoutBounds
 from simulator.searching.branch_and_bound import SimulatedLayout, ranked
 from simulator.searching.candidates import Candidate, Refusals, bounded_space
+from simulator.searching.dimensions import DIMENSIONS
 from simulator.searching.result import SearchResult
 from simulator.searching.space import LayoutSpace, SizeLimit, whole_key
 from simulator.sweeping.evaluation import evaluate
@@ -80,7 +81,9 @@ def search(
     fixed = {whole_key(key, "fix"): _listed(key, values) for key, values in (fix or {}).items()}
     limits = {whole_key(key, "limit"): SizeLimit(*both) for key, both in (limit or {}).items()}
     space = LayoutSpace(Variants(base, cluster), gpus, fixed, limits)
-    there = base.model_copy(update={"cluster": cluster})
+    _check_set(set or {}, fixed)
+    sizes = base.parallelism.model_copy(update={"tp": 1, "cp": 1, "pp": 1, "dp": gpus})
+    there = base.model_copy(update={"cluster": cluster, "parallelism": sizes})
 
     def is_over() -> bool:
         return time.monotonic() - began > budget_s
@@ -105,6 +108,14 @@ def _check_counts(gpus: int, top: int, jobs: int | None) -> None:
     for option, number in (("gpus", gpus), ("top", top), ("jobs", 1 if jobs is None else jobs)):
         if not isinstance(number, int) or number < 1:
             raise InputError("must be a whole number", file=option, found=brief(number), allowed=">= 1")
+
+
+def _check_set(changes: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+    """Raise `InputError` for a change of a key that layouts differ in: none of them would have it."""
+    for key in changes:
+        if key in {one.key for one in DIMENSIONS} - fixed.keys():
+            value = layout_text(changes[key])
+            raise InputError("is what layouts differ in", file="set", key=key, found=value, fix=f"--fix {key}={value}")
 
 
 def _listed(key: str, values: object) -> tuple[Any, ...]:

@@ -143,6 +143,7 @@ def test_the_table_of_all_layouts_has_a_row_each(result: SearchResult, tmp_path:
         ({"fix": {"tp": [3]}}, "no layout on 4 GPUs is legal"),
         ({"limit": {"pp": (5, 6)}}, "no layout on 4 GPUs is legal"),
         ({"fix": {"depth": [3]}}, "is no key of a layout"),
+        ({"set": {"parallelism.zero": 1}, "fix": {"tp": [4]}}, "fix:     --fix parallelism.zero=1"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(options: dict[str, Any], said: str) -> None:
@@ -158,6 +159,18 @@ def test_processes_find_the_same() -> None:
     times = [[one.step_time_s for one in each.ranking.fitting[:2]] for each in (alone, together)]
     assert times[0] == times[1]
     assert together.is_proven
+
+
+def test_gpus_of_every_type_count() -> None:
+    """The file is for the slow node alone; on both, kernels of bounds are no slower than those of the fast one."""
+    groups = [{"count": 1, "node": "dgx_a100"}, {"count": 1, "node": "dgx_h100"}]
+    sizes = {"model": LARGE["model"], "training": {**LARGE["training"], "global_batch": 16}}
+    workload = job(**sizes, cluster={"name": "mixed", "groups": groups}, parallelism={"tp": 8})
+    fixed = {"cp": [1], "micro_batch": [1], "recompute": ["none"], "zero": [1], "tp": [8], "vpp": [1]}
+    mixed = simulator.search(workload, gpus=16, fix=fixed, jobs=1, top=10)
+    assert mixed.ranking.fitting
+    for one in mixed.ranking.simulated:
+        assert one.candidate.bound.step_time_s <= one.outcome.figures["step_time_s"]
 
 
 def test_a_cluster_of_one_size_keeps_it() -> None:
