@@ -21,8 +21,6 @@ Chosen = Mapping[str, Any]
 
 #: Most sequences of a micro-batch, unless the search says otherwise.
 MOST_SEQUENCES = 16
-#: Schedules that are tried, unless the search says otherwise, beside the file's: those of Megatron-LM.
-USUAL_SCHEDULES = ("1f1b", "interleaved")
 
 
 @dataclass(frozen=True)
@@ -126,9 +124,15 @@ def _cuts_batch(workload: Workload, gpus: int, chosen: Chosen, size: int) -> boo
 
 
 def _schedules(workload: Workload, gpus: int, chosen: Chosen) -> list[str]:
+    """Return the file's schedule, 1F1B, and the interleaved one where its rounds are whole, as Megatron-LM asks."""
     if chosen["parallelism.pp"] == 1:
         return ["1f1b"]
-    return list(dict.fromkeys((*USUAL_SCHEDULES, workload.parallelism.schedule)))
+    whole = _microbatches(workload, chosen) % chosen["parallelism.pp"] == 0
+    return list(dict.fromkeys(("1f1b", *(["interleaved"] if whole else []), workload.parallelism.schedule)))
+
+
+def _microbatches(workload: Workload, chosen: Chosen) -> int:
+    return int(workload.training.global_batch // (chosen["parallelism.dp"] * chosen["training.micro_batch"]))
 
 
 def _chunks(workload: Workload, gpus: int, chosen: Chosen) -> list[int]:
@@ -138,8 +142,7 @@ def _chunks(workload: Workload, gpus: int, chosen: Chosen) -> list[int]:
 
 def _plays_chunks(workload: Workload, gpus: int, chosen: Chosen, vpp: int) -> bool:
     schedule, pp = find_schedule(chosen["parallelism.schedule"]), chosen["parallelism.pp"]
-    microbatches = workload.training.global_batch // (chosen["parallelism.dp"] * chosen["training.micro_batch"])
-    return _even_stages(workload, pp * vpp) and schedule.check(pp, microbatches, vpp) is None
+    return _even_stages(workload, pp * vpp) and schedule.check(pp, _microbatches(workload, chosen), vpp) is None
 
 
 def _recomputed(workload: Workload, gpus: int, chosen: Chosen) -> list[Any]:
@@ -151,8 +154,10 @@ def _recomputed(workload: Workload, gpus: int, chosen: Chosen) -> list[Any]:
 
 
 def _shardings(workload: Workload, gpus: int, chosen: Chosen) -> list[int]:
-    shared = chosen["parallelism.dp"] * chosen["parallelism.cp"] > 1
-    return [0, 1, 2, 3] if shared else [0]
+    """Return the stages of ZeRO; in a pipeline those that do not reduce gradients for every micro-batch."""
+    if chosen["parallelism.dp"] * chosen["parallelism.cp"] == 1:
+        return [0]
+    return [0, 1, 2, 3] if chosen["parallelism.pp"] == 1 else sorted({0, 1, workload.parallelism.zero})
 
 
 def _splits_rows(workload: Workload, gpus: int, chosen: Chosen) -> list[bool]:

@@ -62,6 +62,21 @@ def test_usual_values_of_a_dense_job_on_four_gpus() -> None:
     assert chunks == {(1, 1), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)}
 
 
+@pytest.mark.parametrize(("batch", "interleaved"), [(16, {2, 4}), (12, set())])
+def test_interleaved_rounds_and_zero_of_pipelines_are_usual_ones(batch: int, interleaved: set[int]) -> None:
+    """Two ranks by four replicas, four by two: of 16 sequences 4 and 8 micro-batches each, of 12 only 3 and 6.
+
+    Other values are tried where they are asked for.
+    """
+    workload = job(training={"seq": 128, "global_batch": batch})
+    few: dict[str, Any] = {"tp": [1], "cp": [1], "micro_batch": [1], "recompute": ["none"]}
+    layouts = legal(space_on(8, workload, **few))
+    assert {one["parallelism.pp"] for one in layouts if one["parallelism.schedule"] == "interleaved"} == interleaved
+    assert {one["parallelism.zero"] for one in layouts if one["parallelism.pp"] > 1} == {0, 1}
+    asked = legal(space_on(8, workload, **few, pp=[2], zero=[2], schedule=["gpipe"]))
+    assert {(one["parallelism.zero"], one["parallelism.schedule"]) for one in asked} == {(2, "gpipe")}
+
+
 def test_limits_leave_out_values_of_numbers() -> None:
     space = space_on(4, job(), recompute=["none"], zero=[0])
     bounded = LayoutSpace(space.variants, 4, space.fixed, {"parallelism.tp": SizeLimit(2, 2)})
