@@ -108,7 +108,7 @@ class SearchResult(Result):
     def _unproven(self) -> str:
         if not self.bounded.complete:
             return "the time was over before all layouts had bounds: the ranking is of those that were looked at first"
-        left = f"{self._n_left:,} layouts whose steps take at least {format_time(self.ranking.next_bound_s)} or more"
+        left = f"{self._n_left:,} layouts whose steps take {format_time(self.ranking.next_bound_s)} or more"
         proven = (
             "no place of the ranking is"
             if not self.ranking.n_proven
