@@ -60,7 +60,8 @@ def _resolved(workload: Workload) -> Workload:
         raise_all(rules.placement.layout_problems(workload))  # before what the number of nodes is wrong for
         with located(lambda key: (None, f"cluster.{key}")):
             cluster = replace(cluster, nodes=nodes)
-    if training.trained_dtype == "fp32" and "master_weights" not in training.optimizer.model_fields_set:
+    copied = workload.software.master_weights and training.trained_dtype != "fp32"
+    if not copied and "master_weights" not in training.optimizer.model_fields_set:
         optimizer = training.optimizer.model_copy(update={"master_weights": False})
         training = training.model_copy(update={"optimizer": optimizer})
     workload = workload.model_copy(update={"parallelism": layout, "cluster": cluster, "training": training})

@@ -128,6 +128,8 @@ class Model(Section):
     """whether the vocabulary projection shares the embedding's weight [true]"""
     attention: Literal["flash", "unfused"] = "flash"
     """one fused kernel, or batched products with the s x s scores in memory [flash]"""
+    qk_norm: bool = False
+    """each head of queries and keys passes through a norm of its own before its position, as in Qwen3 [false]"""
     sliding_window: Size | None = None
     """tokens that a token attends to, itself among them; null: all before it [null]"""
     dropout: float = Field(default=0.0, ge=0, lt=1)

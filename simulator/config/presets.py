@@ -86,8 +86,8 @@ _PLAIN = {"gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch
 def from_hugging_face(config: Mapping[str, Any], file: object) -> dict[str, Any]:
     """Return the keys of a workload's `model` that a Hugging Face ``config`` means.
 
-    Left out are biases of the query, key and value projections alone, norms of queries and keys (Qwen), and biases of a
-    choice of experts (DeepSeek-V3). They are less than a ten-thousandth of the parameters. Stretched rotary embeddings
+    Left out are biases of the query, key and value projections alone (Qwen2), and biases of a choice of experts
+    (DeepSeek-V3). They are less than a ten-thousandth of the parameters. Stretched rotary embeddings
     cost what plain ones do. ``topk_group`` limits the groups of experts that a token may choose from. A group is a node
     in some layouts only, so that ``moe.node_limit`` does not follow from it.
 
@@ -131,6 +131,8 @@ def _llama(config: Mapping[str, Any], file: object) -> dict[str, Any]:
         "bias": bool(config.get("mlp_bias") and config.get("attention_bias")),
         "tied_embeddings": config["tie_word_embeddings"],
     }
+    if config["model_type"] in _HEAD_NORMS:
+        fields["qk_norm"] = True
     if config.get("kv_lora_rank"):
         same = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         fields["mla"] = {key: config[key] for key in same if config.get(key) is not None}
@@ -192,6 +194,8 @@ def _spacing(first: int, step: int) -> dict[str, int]:
     return ({"first_dense_layers": first} if first else {}) | ({"every": step} if step > 1 else {})
 
 
+#: Architectures that norm each head of queries and keys.
+_HEAD_NORMS = ("qwen3", "qwen3_moe")
 #: model_type -> what its config.json says of experts.
 _EXPERTS = {"mixtral": _mixtral, "qwen3_moe": _qwen3_moe, "deepseek_v2": _deepseek, "deepseek_v3": _deepseek}
 

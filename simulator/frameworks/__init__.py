@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from simulator.frameworks import deepspeed, megatron_core, pytorch
+from simulator.frameworks import deepspeed, hugging_face, megatron_core, pytorch
 from simulator.frameworks.framework import Framework, JobTraits, Replication, StageRuntime
 
 #: By name, the default first.
@@ -15,6 +15,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
     for framework in (
         megatron_core.FRAMEWORK,
         pytorch.FRAMEWORK,
+        hugging_face.FRAMEWORK,
         deepspeed.FRAMEWORK,
     )
 }

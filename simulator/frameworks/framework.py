@@ -31,12 +31,12 @@ class Traffic(NamedTuple):
 class ActivationKernels:
     """Kernels of the function between the two products of an MLP, in tensors of its output's size.
 
-    ``keeps_gate``: the activated half is kept for the product with the other one.
+    ``kept``: names of results on the way that are kept beside the input, such as the activated half of a gated one.
     """
 
     forward: tuple[Traffic, ...]
     backward: tuple[Traffic, ...]
-    keeps_gate: bool = False
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,23 @@ class StageRuntime:
     awaits_apart: bool = False
 
 
+class Limit(NamedTuple):
+    """Values of a workload's ``key`` that a framework is simulated with, and what to say of others.
+
+    ``where``: dotted keys and their values for which alone this holds.
+    """
+
+    key: str
+    allowed: tuple[object, ...]
+    message: str
+    where: Mapping[str, object] = {}
+
+
+def always(z: Shapes) -> bool:
+    """Return True, whatever the sizes."""
+    return True
+
+
 class EarlierDefaults(NamedTuple):
     """Defaults of workload keys in versions before ``version``."""
 
@@ -191,6 +208,16 @@ class Framework:
     by_row: str
     """class of kernels that take the same number for a whole row"""
 
+    limits: tuple[Limit, ...] = ()
+    """what alone it is simulated with"""
+    master_weights: bool = True
+    """16-bit weights have an fp32 copy where the workload does not say"""
+    joins_projections: Callable[[Shapes], bool] = always
+    """queries, keys and values come from one product, and so do gate and up of an MLP"""
+    rotation_backward: tuple[Traffic, ...] = ()
+    """kernels of the gradient of ``rotation``, where that is no rotation back"""
+    pads_products: bool = False
+    """sizes of products are padded to what fast kernels need"""
     keeps_log_softmax: bool = False
     """an eager loss keeps the logarithm of the softmax, not the softmax, which is worked on in place"""
     keeps_split_log_softmax: bool = False

@@ -33,7 +33,7 @@ GATED = ActivationKernels(
         Traffic("", "strided", 2, 1),
         Traffic(" join", "copy", 2, 2),
     ),
-    keeps_gate=True,
+    kept=("gate",),
 )
 #: x cos, -x of one half, the join of both halves, x sin, and the sum.
 ROTATION = (
@@ -280,6 +280,7 @@ COMPILED = replace(
     adds_bias_after_sums=False,
     recompute_ends_before=(frozenset(), frozenset()),
     magnitudes=None,
+    pads_products=True,
     before=(EarlierDefaults((2, 12), _batched),),
 )
 FRAMEWORK = replace(FRAMEWORK, compiled=COMPILED)

@@ -155,6 +155,8 @@ def _target_widths(z: FrameworkShapes, matrix: Weight) -> Mapping[str, int]:
         return {module.removeprefix("attention."): n}
     if module.endswith(".fc1"):
         return {"gate": n // 2, "up": n // 2, "gate_up": n} if z.gated else {"up": n}
+    if module.endswith((".gate", ".up")):
+        return {module.rpartition(".")[2]: n}
     return {"down": n} if module.endswith(".fc2") else {}
 
 

@@ -28,10 +28,13 @@ def attention_inputs(z: FrameworkShapes) -> tuple[Tensor, ...]:
     """Return queries, keys and values as tensors that attention keeps.
 
     Where operations rotate queries and keys, values stay a view of the product that made all three. They then keep the
-    whole of its output.
+    whole of its output, unless norms of queries and keys keep the rest of it already.
     """
     q, k, v = (float(z.element * z.tokens * width) for width in (z.q_width, z.kv_width, z.v_width))
-    if z.framework.rotates_by_operations and z.position == "rope" and z.v_head_dim == z.head_dim:
+    turned = z.framework.rotates_by_operations and z.position == "rope"
+    is_view = z.framework.joins_projections(z) and z.v_head_dim == z.head_dim
+    kept_by_norms = z.qk_norm and not z.norm_by_operations
+    if turned and is_view and not kept_by_norms:
         v += q + k
     return (Tensor("attn.q", q), Tensor("attn.k", k), Tensor("attn.v", v))
 

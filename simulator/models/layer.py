@@ -14,8 +14,8 @@ from simulator.models.attention import attention_inputs, split_qkv
 from simulator.models.context_parallelism import core_attention
 from simulator.models.experts import experts, mixture
 from simulator.models.latent_attention import Latent, latent, latent_projections, up_inputs
-from simulator.models.linear import linear
-from simulator.models.norms import norm
+from simulator.models.linear import linear, with_summed_gradients
+from simulator.models.norms import head_norms, norm
 from simulator.models.parts import Checkpoint, Part, part_of
 from simulator.models.pointwise import activation, rope
 from simulator.models.recompute_by_op import recomputed_by_op
@@ -93,21 +93,39 @@ def _layer(z: FrameworkShapes, recompute: tuple[str, ...], a: Latent | None, x: 
 
 
 def _projections(z: FrameworkShapes) -> tuple[Node, ...]:
-    """Return the operations from the normed rows to queries, keys and values with positions, in one product."""
-    qkv = z.q_width + 2 * z.kv_width
-    shared = 2 * z.kv_width if z.kv_replicas > 1 else 0
-    return (
-        linear(z, "attn", "qkv", qkv, z.hidden, split="column", saved="attn.normed", bias=z.bias, shared=shared),
-        split_qkv(z),
-        *((rope(z),) if z.position == "rope" else ()),
+    """Return the operations from the normed rows to queries, keys and values with positions."""
+    return (*_qkv(z), *head_norms(z), *((rope(z),) if z.position == "rope" else ()))
+
+
+def _qkv(z: FrameworkShapes) -> tuple[Node, ...]:
+    """Return queries, keys and values as one product that is split, or as three."""
+    shared = z.kv_width if z.kv_replicas > 1 else 0
+    if z.framework.joins_projections(z):
+        qkv = z.q_width + 2 * z.kv_width
+        joined = linear(
+            z, "attn", "qkv", qkv, z.hidden, split="column", saved="attn.normed", bias=z.bias, shared=2 * shared
+        )
+        return joined, split_qkv(z)
+    widths = {"q": (z.q_width, 0), "k": (z.kv_width, shared), "v": (z.kv_width, shared)}
+    return with_summed_gradients(
+        z,
+        [
+            linear(z, "attn", name, n, z.hidden, split="column", saved="attn.normed", bias=z.bias, shared=copies)
+            for name, (n, copies) in widths.items()
+        ],
     )
 
 
 def _mlp(z: FrameworkShapes) -> tuple[Node, ...]:
-    """Return the MLP: two products, with the activation between them."""
-    fc1 = z.ffn * (2 if z.gated else 1)
+    """Return the MLP: two products, with the activation between them. The first may be two, of gate and up."""
+    apart = z.gated and not z.framework.joins_projections(z)
+    widths = {"gate": z.ffn, "up": z.ffn} if apart else {"fc1": z.ffn * (2 if z.gated else 1)}
+    first = [
+        linear(z, "mlp", name, n, z.hidden, split="column", saved="mlp.normed", bias=z.bias)
+        for name, n in widths.items()
+    ]
     return (
-        linear(z, "mlp", "fc1", fc1, z.hidden, split="column", saved="mlp.normed", bias=z.bias),
+        *with_summed_gradients(z, first),
         activation(z, "mlp", z.tokens * z.ffn),
         linear(z, "mlp", "fc2", z.hidden, z.ffn, split="row", saved="mlp.act", bias=z.bias),
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from simulator.models.shapes import FrameworkShapes
 from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
@@ -99,6 +102,18 @@ def linear(
         placeholders=(Tensor(f"weight gradient {n} x {k}", w_bytes),) if placeholder else (),
         weights=_weights(z, name, n, k, split=split, bias=bias, shared=shared, rows=rows),
     )
+
+
+def with_summed_gradients(z: FrameworkShapes, nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Return products of one input, whose gradients autograd adds up: all but the last have a sum behind theirs."""
+    nbytes = float(z.element * z.tokens * z.hidden)
+
+    def summed(node: Node) -> Node:
+        name = node.forward[-1].name
+        add = memory("B", f"{name} input grad", "residual", 2 * nbytes, nbytes, z.dtype)
+        return replace(node, input_grad=(*node.input_grad, add), grad_bytes=node.grad_bytes + nbytes)
+
+    return (*map(summed, nodes[:-1]), nodes[-1])
 
 
 def _hidden(comms: tuple[Collective, ...], kernel: Compute) -> Ops:

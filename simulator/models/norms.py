@@ -46,10 +46,25 @@ def norm(z: FrameworkShapes, name: str, *, saved: str, residual: bool) -> Node:
     )
 
 
+def head_norms(z: FrameworkShapes) -> tuple[Node, ...]:
+    """Return the norms of queries and keys over the width of a head, whose weights all heads share.
+
+    Each tensor-parallel rank has heads of its own, and so a part of the gradients of these weights.
+    """
+    if not z.qk_norm:
+        return ()
+
+    def normed(name: str, heads: int) -> Node:
+        rows = replace(z, rows=z.tokens * heads, hidden=z.head_dim, sequence_parallel=z.tp > 1)
+        return norm(rows, f"attn.{name}_norm", saved=f"attn.{name} raw", residual=False)
+
+    return normed("q", z.heads), normed("k", z.kv_heads)
+
+
 def _weights(z: FrameworkShapes, name: str) -> tuple[Weight, ...]:
     """Return a norm's weight and, of a LayerNorm, its bias.
 
-    With sequence parallelism every rank computes their gradients from its own rows.
+    Where every rank works on rows of its own, it has a part of their gradients.
     """
     partial = z.hidden if z.sequence_parallel else 0
     tensors = ("weight", "bias") if z.norm == "layernorm" else ("weight",)

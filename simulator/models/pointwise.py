@@ -18,8 +18,7 @@ def activation(z: FrameworkShapes, block: str, elements: int) -> Node:
         saved = (Tensor(f"{block}.pre", 2 * nbytes),)
     else:
         saved = (Tensor(f"{block}.act" if z.activation == "relu" else f"{block}.pre", nbytes),)
-    if kernels.keeps_gate:
-        saved += (Tensor(f"{block}.gate", nbytes),)
+    saved += tuple(Tensor(f"{block}.{result}", nbytes) for result in kernels.kept)
     return Node(
         forward=tuple(memory("F", name + x, op, r * nbytes, w * nbytes, z.dtype) for x, op, r, w in kernels.forward),
         input_grad=tuple(
@@ -42,7 +41,9 @@ def rope(z: FrameworkShapes) -> Node:
 
 def rotated(z: FrameworkShapes, phase: str, name: str, nbytes: float, suffix: str) -> Ops:
     """Return the kernels that turn ``nbytes`` of queries or keys by their positions."""
+    stack = z.framework
+    kernels = (stack.rotation_backward or stack.rotation) if phase == "B" else stack.rotation
     return tuple(
         memory(phase, f"attn.rope {name}{step}{suffix}", op, read * nbytes, written * nbytes, z.dtype)
-        for step, op, read, written in z.framework.rotation
+        for step, op, read, written in kernels
     )

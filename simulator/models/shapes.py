@@ -75,6 +75,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         fills_expert_buckets=turn.last and replication.in_ddp and layout.replicas("edp") > 1,
         accumulates_in_product=training.gradient_accumulation_fusion,
         keeps_gradients=training.keep_gradients,
+        qk_norm=model.qk_norm,
         norm_by_operations=not training.fused_rms_norm and model.norm == "rmsnorm",
         tuning=tuning_at(workload, number),
     )

@@ -44,6 +44,7 @@ class Shapes:
     ``heads``, ``kv_heads``, ``ffn`` and ``vocab`` are the rank's own; KV heads fewer than tp ranks are replicated, one
     to a rank. Heads of values may have a width of their own.
     ``dtype`` is the working precision, of which an element takes ``element`` bytes.
+    ``qk_norm``: each head of queries and keys is normed.
     ``adds_gradients`` to those of micro-batches before; ``fills_buckets``: gradients are complete and go into buckets,
     those of experts if ``fills_expert_buckets``. ``tuning`` says which weights are trained.
     """
@@ -83,6 +84,7 @@ class Shapes:
     accumulates_in_product: bool
     keeps_gradients: bool
     norm_by_operations: bool
+    qk_norm: bool
     tuning: Tuning = ALL_TRAINED
 
     @property

@@ -39,7 +39,7 @@ _PROBLEMS = (
 )
 _LAYOUT_PROBLEMS = (
     *(scale.layout_problems, placement.layout_problems, data.layout_problems),
-    *(pipeline.layout_problems, experts.layout_problems),
+    *(pipeline.layout_problems, experts.layout_problems, framework.layout_problems),
 )
 _WARNINGS = (
     *(scale.warnings, data.warnings, servers.warnings, experts.warnings, pipeline.warnings),

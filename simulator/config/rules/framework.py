@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from simulator.config.section import Section
 from simulator.errors import InputError
 from simulator.frameworks import FRAMEWORKS, Framework
 from simulator.input_files import brief
@@ -53,6 +54,27 @@ def problems(workload: Workload) -> Iterator[InputError]:
             found=brief(False),
             allowed=f"true, or framework: {able} and norm: rmsnorm",
         )
+
+
+def layout_problems(workload: Workload) -> Iterator[InputError]:
+    """Yield what the framework is not simulated with, when every default has its value."""
+
+    def value_of(key: str) -> object:
+        section: object = workload
+        for name in key.split("."):
+            section = getattr(section, name)
+        return section
+
+    for limit in workload.software.limits:
+        found = value_of(limit.key)
+        applies = all(value_of(key) == value for key, value in limit.where.items())
+        if applies and found not in limit.allowed:
+            yield InputError(
+                f"framework {workload.framework.title}: {limit.message}",
+                key=limit.key,
+                found=brief(found) if not isinstance(found, Section) else "a section",
+                allowed=" or ".join(brief(value) for value in limit.allowed),
+            )
 
 
 def _loss_problems(workload: Workload) -> Iterator[InputError]:

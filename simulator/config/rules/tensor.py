@@ -40,6 +40,10 @@ def problems(workload: Workload) -> Iterator[InputError]:
             found=training.micro_batch,
             allowed=f"at most {MAX_TENSOR:.0e} numbers",
         )
+    if model.qk_norm and model.mla is not None:
+        yield InputError(
+            "latent attention norms its compressed forms", key="model.qk_norm", found=brief(True), allowed="false"
+        )
     if model.heads % model.kv_heads:
         yield InputError(
             f"heads {model.heads} does not divide by it",
