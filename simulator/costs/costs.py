@@ -59,6 +59,9 @@ class Costs:
     def from_profile(cls, profile: Profile, software: Framework = DEFAULT, network: Stack | None = None) -> Costs:
         """The costs of a calibrated GPU whose ops are launched by ``software``; ``network``: what carries its
         collectives, in place of the profile's own transports."""
+        if software.pads_products:
+            matmul = replace(profile.kernels.matmul, unaligned=None)
+            profile = replace(profile, kernels=replace(profile.kernels, matmul=matmul))
         memory = MemoryCost.from_sections(profile.gpu_spec, profile.kernels.memory, software.memory_sections)
         kernels: dict[type, KernelCost] = {**_on_sms(profile), Memory: memory, Fixed: FixedCost()}
         return cls(

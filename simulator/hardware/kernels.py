@@ -101,6 +101,24 @@ class GroupedModel(Cited):
 
 
 @dataclass(frozen=True, kw_only=True)
+class UnalignedModel(Cited):
+    """Particulars of products in 16 bits with rows that are no multiple of 16 bytes long.
+
+    cuBLAS has no kernels of its own for these. It takes CUTLASS's of an older architecture, which load element by
+    element.
+    """
+
+    tiles: dict[MatmulRole, str]
+    """of those kernels"""
+    speed: dict[MatmulRole, Fraction]
+    """of the peak"""
+
+    def __post_init__(self) -> None:
+        for name in ("tiles", "speed"):
+            need_all(f"kernels.matmul.unaligned.{name}", getattr(self, name), get_args(MatmulRole))
+
+
+@dataclass(frozen=True, kw_only=True)
 class MatmulModel(Cited):
     """Constants of `simulator.costs.matmul`, fitted together."""
 
@@ -133,6 +151,8 @@ class MatmulModel(Cited):
     layout_speed: dict[MatrixDtype, dict[MatmulRole, Figure]]
     """speed of forward, data and weight gradient by type, relative to the peak of the type and the tile's efficiency"""
     grouped: GroupedModel
+    unaligned: UnalignedModel | None = None
+    """without it products of such sizes cost what others do"""
     fitted_range: dict[MatrixDtype, dict[MatmulSize, FittedRange]] = field(default_factory=dict)
     """smallest and largest sizes that were measured, by type; types that were not are missing"""
 
