@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from simulator.costs import Costs
@@ -19,13 +19,14 @@ class Segment:
 
     ``template`` indexes the simulation's templates, ``seconds`` is the length at full speed, ``issue_s`` the host's
     seconds to issue all ops. ``tail_s`` is the longest (launch of an op, then the work from it to the end), counted
-    from when the host starts to launch.
+    from when the host starts to launch. ``host_waits``: the host issues nothing more before the last op has ended.
     """
 
     template: int
     seconds: float
     issue_s: float
     tail_s: float
+    host_waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,9 @@ class BlockCutter:
             match op:
                 case Compute():
                     rows.append(self._kernel_row(op, at))
+                    if op.host_waits:
+                        yield from (replace(one, host_waits=True) for one in self._segment(rows, interference))
+                        rows = []
                 case Beside():
                     kernels = [self._kernel_row(kernel, at) for kernel in op.kernels]
                     row = self._comm_row(op.comm, lengths[op], at, len(kernels))

@@ -100,6 +100,8 @@ class Lane:
     def _compute(self, step: Step, segment: Segment, position: PiecePosition) -> Wait:
         rank, posted_s = self._rank, self._env.now
         run = yield from rank.gpu.run(segment, rank.host.issue(segment.issue_s))
+        if segment.host_waits:
+            rank.host.wait_until(self._env.now)
         times = CallTimes(posted_s, run.start_s)
         span = self._record(step, self._name, position, segment.template, times, run.start_s, self._env.now)
         if run.stretched is not None:

@@ -154,6 +154,11 @@ class Limit(NamedTuple):
     where: Mapping[str, object] = {}
 
 
+def nothing(z: Shapes) -> Ops:
+    """Return no operations, whatever the sizes."""
+    return ()
+
+
 def always(z: Shapes) -> bool:
     """Return True, whatever the sizes."""
     return True
@@ -216,6 +221,8 @@ class Framework:
     """queries, keys and values come from one product, and so do gate and up of an MLP"""
     rotation_backward: tuple[Traffic, ...] = ()
     """kernels of the gradient of ``rotation``, where that is no rotation back"""
+    before_layers: Callable[[Shapes], Ops] = nothing
+    """kernels between the embedding of words and the layers"""
     pads_products: bool = False
     """sizes of products are padded to what fast kernels need"""
     keeps_log_softmax: bool = False

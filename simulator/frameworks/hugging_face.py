@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from simulator.frameworks import pytorch
 from simulator.frameworks.framework import ActivationKernels, JobTraits, Limit, Traffic
+from simulator.operations.nodes import Ops, memory
 from simulator.operations.shapes import Shapes
 
 #: ``act_fn(gate_proj(x)) * up_proj(x)``: gate and up are tensors of their own, so that every kernel has vector loads.
@@ -97,6 +98,22 @@ LIMITS = (
 )
 
 
+#: Kernels that tell whether sequences are packed (masking_utils.py, ``find_packed_sequence_indices``), on positions in
+#: int64. The host reads the answer of the last one.
+PACKED = ("positions", "shift", "first", "join", "difference", "unlike", "sum", "last", "all")
+#: Kernels of the tables of rotary positions in fp32 (``LlamaRotaryEmbedding.forward``), once for all layers.
+TABLES = ("float", "angles", "join", "cos", "sin", "cos scale", "sin scale", "cos cast", "sin cast")
+
+
+def before_layers(z: Shapes) -> Ops:
+    """Return the look for packed sequences, for which the host waits, and the tables of rotary positions."""
+    positions, table = 8.0 * z.tokens, 4.0 * z.seq * z.head_dim
+    look = [memory("F", f"positions.{name}", "copy", positions, positions, z.dtype) for name in PACKED]
+    look[-1] = replace(look[-1], host_waits=True)
+    tables = TABLES if z.position == "rope" else ()
+    return (*look, *(memory("F", f"rotary.{name}", "copy", table, table, z.dtype) for name in tables))
+
+
 def activation(z: Shapes) -> ActivationKernels:
     """Return SiLU with a gate, or GPT-2's GELU by a tangent."""
     return GATED if z.gated else GELU_NEW
@@ -131,6 +148,7 @@ FRAMEWORK = replace(
     limits=LIMITS,
     master_weights=False,
     joins_projections=joins_projections,
+    before_layers=before_layers,
     activation=activation,
     rotation_backward=ROTATION_BACKWARD,
     before=(),

@@ -55,6 +55,7 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
         rows = z.element * z.seq * z.hidden
         positions = (memory("W", "embedding.positions wgrad", "reduce", full, rows, z.dtype),)
         positions += add_gradient(z, "embedding.positions", z.seq * z.hidden)
+    forward += z.framework.before_layers(z)
     if z.sequence_parallel and not scattered:
         forward.append(memory("F", "embedding.scatter", "copy", z.row_bytes, z.row_bytes, z.dtype))
     lookup = Node(

@@ -21,11 +21,15 @@ from simulator.program.vocabulary import (
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """One kernel. ``phase`` says what it computes, whichever step it is in (see `StepPhase`)."""
+    """One kernel. ``phase`` says what it computes, whichever step it is in (see `StepPhase`).
+
+    ``host_waits``: the host issues nothing more before it has ended, for it has to read the result.
+    """
 
     name: str
     kernel: Kernel
     phase: StepPhase
+    host_waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
