@@ -36,7 +36,7 @@ class AttentionCost:
 
         All blocks take FLOPs / (peak / SMs * share), with share = limit * L / (L + half_length). L is the number of
         keys that a query sees on average: half of them under a causal mask. A block of ``BLOCK`` queries takes its part
-        of that. The longest is the one that sees most keys, which under a causal mask is twice the mean. While the last
+        of that, and of the random numbers of dropout. The longest is the one that sees most keys, which under a causal mask is twice the mean. While the last
         blocks finish, other SMs are idle. Around the backward kernel go others, which memory bounds (`around_bytes`).
         """
         all_s, longest_s = self._blocks_s(kernel)
@@ -57,6 +57,9 @@ class AttentionCost:
         keys = kernel.pairs / kernel.q_len
         blocks = kernel.batch * kernel.heads * -(-kernel.q_len // BLOCK)
         all_s = kernel.flops * self.spec.sms / (self._peak[kernel.dtype] * limit) * (keys + half_length) / keys
+        if kernel.dropout and (costs := self.model.dropout):
+            scores = kernel.batch * kernel.heads * kernel.pairs
+            all_s += scores * self.spec.sms * (costs.backward_s if kernel.backward else costs.forward_s)
         most = min(kernel.window or kernel.kv_len, kernel.kv_len)
         return all_s, all_s / blocks * (most + half_length) / (keys + half_length)
 

@@ -199,6 +199,14 @@ class AroundCurve(RowCurve, Cited):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DropoutCosts(Cited):
+    """Seconds, on all SMs together, of a random number for each score: its making and its use."""
+
+    forward_s: NotNegative
+    backward_s: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionModel:
     """Curves by head dimension; both constants go linearly between two of them and stay beyond the ends."""
 
@@ -210,6 +218,8 @@ class AttentionModel:
     """an empty kernel"""
     around: AroundCurve | None = None
     """the kernels before and after a backward one, by their bytes; without it they are in its curves"""
+    dropout: DropoutCosts | None = None
+    """of dropped probabilities; without it they cost nothing"""
 
     def __post_init__(self) -> None:
         for name, curves in (("forward", self.forward), ("backward", self.backward)):

@@ -57,7 +57,7 @@ def flash_kernel(z: FrameworkShapes, length: int, *, window: int = 0) -> Attenti
     """Return the forward kernel over ``length`` queries and keys."""
     value_width = z.v_head_dim if z.v_head_dim != z.head_dim else 0
     sizes = (z.batch, z.heads, z.kv_heads, length, length, z.head_dim)
-    return Attention(*sizes, dtype=z.dtype, window=window, v_head_dim=value_width)
+    return Attention(*sizes, dtype=z.dtype, window=window, v_head_dim=value_width, dropout=z.dropout > 0)
 
 
 def _flash(z: FrameworkShapes, context: str) -> Node:

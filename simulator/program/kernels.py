@@ -105,7 +105,7 @@ class Attention:
     that are not after it, and of those only the last ``window`` where that is not 0.
     The forward kernel does two products, the backward kernel five, as it recomputes the scores (arXiv 2205.14135,
     section 3.2). Of the five, three are as wide as a head of queries and keys, two as wide as a head of values.
-    A head of values is ``v_head_dim`` wide (0: like ``head_dim``).
+    A head of values is ``v_head_dim`` wide (0: like ``head_dim``). ``dropout``: probabilities are dropped on the way.
     """
 
     batch: int
@@ -120,6 +120,7 @@ class Attention:
     offset: int = 0
     window: int = 0
     v_head_dim: int = 0
+    dropout: bool = False
 
     kind = "attention"
 
