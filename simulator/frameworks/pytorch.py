@@ -56,17 +56,18 @@ RMS_NORM_FORWARD = (
     ("weight", "bias", 0, 1, 0, 1),
 )
 #: Autograd's kernels in its order: of the product with the weight, of the cast, and of the division (of x, and of its
-#: row's number). Then come the square (2 x times the gradient of the mean), the sum of both gradients of x.float(), and
-#: the cast of that.
+#: row's number). Then come the mean, whose gradient is written for every element of a row, and the square (2 x times
+#: that). Last are the sum of both gradients of x.float(), and the cast of that.
 RMS_NORM_BACKWARD = (
     ("weight", "bias", 0, 1, 0, 1),
     ("cast", "upcast", 0, 1, 1, 0),
     ("divide", "strided", 1, 0, 1, 0),
     ("divisor", "residual", 2, 0, 1, 0),
     ("divisor sum", "reduce", 1, 0, 0, 0),
-    ("square", "copy", 1, 0, 1, 0),
+    ("mean", "strided", 0, 0, 1, 0),
+    ("square base", "copy", 1, 0, 1, 0),
     ("square doubled", "activation", 1, 0, 1, 0),
-    ("mean", "strided", 1, 0, 1, 0),
+    ("square", "residual", 2, 0, 1, 0),
     ("sum", "residual", 2, 0, 1, 0),
     ("float", "cast", 1, 0, 0, 1),
 )

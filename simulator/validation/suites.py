@@ -63,6 +63,8 @@ _LLAMA: dict[str, Any] = {
     "model.tied_embeddings": False,
 }
 
+_TIED_LLAMA = _LLAMA | {"model.tied_embeddings": True}
+
 #: PyTorch 1.13 to 2.1 without torch.compile; Composer clips gradients. MPT's vocabulary is padded already.
 _LLM_FOUNDRY: dict[str, Any] = {
     "framework.name": "pytorch",
@@ -193,6 +195,15 @@ SUITES: dict[str, Suite] = {
             settings={},
             bounds=Bounds(mean=0.04),
             note="Each is simulated at the host speed that was probed beside it; hosts of one kind differ twofold.",
+        ),
+        Suite(
+            name="hugging-face",
+            about="our own runs of transformers 5.17 on 1 and 2 H200s: GPT-2, Llama and Qwen3, alone, DDP and FSDP2",
+            table=DATA / "hugging-face.csv",
+            settings={"framework.name": "hugging_face"},
+            bounds=Bounds(mean=0.04, row=0.10),
+            special=(({"family": "gpt2"}, {"model.dropout": 0.1}), ({"family": "llama"}, _TIED_LLAMA)),
+            note="GPT-2's rows are simulated at the host speed measured in them; that of others is not known.",
         ),
     )
 }
