@@ -179,18 +179,15 @@ class MatmulCost:
         return np.maximum(start_s + np.where(products.count.any(axis=1), chosen, 0.0), self._unaligned_s(products))
 
     def _unaligned_s(self, products: Products) -> Floats:
-        """Return seconds of kernels that load element by element: waves of their one tile, 0 for other products."""
-        model, sms = self.model.unaligned, self.spec.sms
-        seconds = np.zeros(len(products.kernels))
-        for number, kernel in enumerate(products.kernels):
-            if model is None or not isinstance(kernel, Matmul) or is_aligned(kernel):
-                continue
-            rows, columns = (int(side) for side in model.tiles[kernel.role].split("x"))
-            tiles = kernel.batch * math.ceil(kernel.m / rows) * math.ceil(kernel.n / columns)
-            rate = self.spec.peak_flops_per_s[kernel.dtype].value * model.speed[kernel.role] / sms
-            waves = math.ceil(tiles / (sms - self.lost_sms))
-            seconds[number] = self.model.start_s + waves * 2.0 * rows * columns * kernel.k / rate
-        return seconds
+        """Return seconds of kernels that load element by element, at one rate by role; 0 for other products."""
+        model, share = self.model.unaligned, 1 - self.lost_sms / self.spec.sms
+        rates = [
+            self.spec.peak_flops_per_s[kernel.dtype].value * model.speed[kernel.role] * share
+            if model and isinstance(kernel, Matmul) and not is_aligned(kernel)
+            else np.inf
+            for kernel in products.kernels
+        ]
+        return np.where(np.isinf(rates), 0.0, self.model.start_s) + products.flops / np.array(rates)
 
     def origin(self, kernel: Product) -> Origin:
         """Return the origin of a price.

@@ -159,8 +159,8 @@ def nothing(z: Shapes) -> Ops:
     return ()
 
 
-def always(z: Shapes) -> bool:
-    """Return True, whatever the sizes."""
+def always(position: str) -> bool:
+    """Return True, whatever the kind of positions."""
     return True
 
 
@@ -217,8 +217,8 @@ class Framework:
     """what alone it is simulated with"""
     master_weights: bool = True
     """16-bit weights have an fp32 copy where the workload does not say"""
-    joins_projections: Callable[[Shapes], bool] = always
-    """queries, keys and values come from one product, and so do gate and up of an MLP"""
+    joins_projections: Callable[[str], bool] = always
+    """queries, keys and values of models with such positions come from one product, and so do gate and up of an MLP"""
     rotation_backward: tuple[Traffic, ...] = ()
     """kernels of the gradient of ``rotation``, where that is no rotation back"""
     before_layers: Callable[[Shapes], Ops] = nothing

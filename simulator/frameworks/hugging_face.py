@@ -119,9 +119,9 @@ def activation(z: Shapes) -> ActivationKernels:
     return GATED if z.gated else GELU_NEW
 
 
-def joins_projections(z: Shapes) -> bool:
+def joins_projections(position: str) -> bool:
     """Return True for GPT-2, which learned positions mean; Llama's modules have a product each."""
-    return z.position == "learned"
+    return position == "learned"
 
 
 def defaults(job: JobTraits) -> Mapping[str, object]:

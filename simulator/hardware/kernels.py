@@ -108,14 +108,11 @@ class UnalignedModel(Cited):
     element.
     """
 
-    tiles: dict[MatmulRole, str]
-    """of those kernels"""
     speed: dict[MatmulRole, Fraction]
     """of the peak"""
 
     def __post_init__(self) -> None:
-        for name in ("tiles", "speed"):
-            need_all(f"kernels.matmul.unaligned.{name}", getattr(self, name), get_args(MatmulRole))
+        need_all("kernels.matmul.unaligned.speed", self.speed, get_args(MatmulRole))
 
 
 @dataclass(frozen=True, kw_only=True)

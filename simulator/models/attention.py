@@ -32,7 +32,7 @@ def attention_inputs(z: FrameworkShapes) -> tuple[Tensor, ...]:
     """
     q, k, v = (float(z.element * z.tokens * width) for width in (z.q_width, z.kv_width, z.v_width))
     turned = z.framework.rotates_by_operations and z.position == "rope"
-    is_view = z.framework.joins_projections(z) and z.v_head_dim == z.head_dim
+    is_view = z.framework.joins_projections(z.position) and z.v_head_dim == z.head_dim
     kept_by_norms = z.qk_norm and not z.norm_by_operations
     if turned and is_view and not kept_by_norms:
         v += q + k

@@ -100,7 +100,7 @@ def _projections(z: FrameworkShapes) -> tuple[Node, ...]:
 def _qkv(z: FrameworkShapes) -> tuple[Node, ...]:
     """Return queries, keys and values as one product that is split, or as three."""
     shared = z.kv_width if z.kv_replicas > 1 else 0
-    if z.framework.joins_projections(z):
+    if z.framework.joins_projections(z.position):
         qkv = z.q_width + 2 * z.kv_width
         joined = linear(
             z, "attn", "qkv", qkv, z.hidden, split="column", saved="attn.normed", bias=z.bias, shared=2 * shared
@@ -118,7 +118,7 @@ def _qkv(z: FrameworkShapes) -> tuple[Node, ...]:
 
 def _mlp(z: FrameworkShapes) -> tuple[Node, ...]:
     """Return the MLP: two products, with the activation between them. The first may be two, of gate and up."""
-    apart = z.gated and not z.framework.joins_projections(z)
+    apart = z.gated and not z.framework.joins_projections(z.position)
     widths = {"gate": z.ffn, "up": z.ffn} if apart else {"fc1": z.ffn * (2 if z.gated else 1)}
     first = [
         linear(z, "mlp", name, n, z.hidden, split="column", saved="mlp.normed", bias=z.bias)

@@ -34,14 +34,15 @@ def moved(ops: tuple[Any, ...]) -> float:
 @pytest.mark.parametrize(("hidden", "seq"), [(1024, 512), (4096, 2048), (2048, 96)])
 def test_bytes_per_element_are_those_of_its_operations(hidden: int, seq: int) -> None:
     """Forward, bytes per element: to fp32 2 + 4, square 4 + 4, mean 4, x / rms 4 + 4, to bf16 4 + 2, weight 2 + 2: 36.
-    Backward: weight 4, to fp32 6, x / rms 8, its row's number 12 and the sum of that 4, the square's gradient 3 x 8,
-    the sum of both gradients of x 12, to bf16 6: 76. The weight's: a product of 6, and a sum of 2 that ends in a row.
+    Backward: weight 4, to fp32 6, x / rms 8, its row's number 12 and the sum of that 4, the mean's gradient written 4,
+    the square's: x copied 8, doubled 8, and times that 12; the sum of both gradients of x 12, to bf16 6: 84. The
+    weight's: a product of 6, and a sum of 2 that ends in a row.
     """
     z = shapes(load_workload(job(hidden, seq, fused_rms_norm=False)))
     node = norm(z, "norm", saved="input", residual=False)
     elements = z.rows * hidden
     assert moved(node.forward) == 36 * elements
-    assert moved(node.input_grad) == 76 * elements
+    assert moved(node.input_grad) == 84 * elements
     assert moved(node.weight_grad) == 8 * elements + 2 * hidden
     around = norm(z, "norm", saved="input", residual=True)
     assert moved(around.input_grad) == moved(node.input_grad) + 6 * elements
