@@ -115,7 +115,7 @@ class Model(Section):
     vocab: Size
     """tokens of the vocabulary"""
     vocab_multiple: Size = 128
-    """the vocabulary is padded to a multiple of this times tp [128]"""
+    """the vocabulary is padded to a multiple of this times tp [128; 1 of hugging_face]"""
     activation: Literal["gelu", "swiglu", "geglu", "relu"] = "gelu"
     """of the MLP; swiglu and geglu have a third matrix [gelu]"""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"

@@ -129,7 +129,7 @@ class Training(Section):
     """of weights and activations [bf16]"""
     optimizer: Optimizer = Optimizer()
     grad_dtype: Dtype = "fp32"
-    """what gradients are accumulated and reduced in [fp32]"""
+    """what gradients are accumulated and reduced in [fp32; of hugging_face the precision]"""
     grad_clip: float | None = Field(default=None, gt=0)
     """norm clipping: a small all-reduce over all model-parallel ranks [null: none]"""
     recompute: Recompute = Recompute()
@@ -145,7 +145,7 @@ class Training(Section):
     fused_rms_norm: bool = True
     """RMSNorm is a kernel each way (PyTorch from 2.9 on, Triton's, Apex's); false: operation by operation, as PyTorch's
     before and the modules of Meta's and Hugging Face's Llama, where nothing is compiled [the framework's: true but for
-    pytorch before 2.9]"""
+    pytorch before 2.9 and hugging_face]"""
     keep_gradients: bool = False
     """gradients of a micro-batch, once added to the buffer, stay in the working precision until the next backward pass,
     as in DeepSpeed's BF16_Optimizer (``update_hp_grads(clear_lp_grads=False)``) [the framework's: true for deepspeed in

@@ -34,7 +34,8 @@ class Updater(Section):
     DeepSpeed's CPU Adam [cpu where optimizer states are offloaded, or on parameter servers; else the framework's,
     foreach for pytorch and fused for others; of an optimizer that has no such its first]"""
     state_dtype: Dtype = "fp32"
-    """of the states [fp32; of libraries that have one type only, that]"""
+    """of the states [fp32; of hugging_face the precision, but for master_weights; of libraries that have one type only,
+    that]"""
     paged: bool = False
     """large states lie in memory that pages to the host; how long pages take is not simulated [false]"""
 
@@ -50,7 +51,7 @@ class Optimizer(Updater):
     """The optimizer of the weights, and of kinds that have one of their own."""
 
     master_weights: bool = True
-    """an fp32 copy of 16-bit weights [true; false where precision is fp32]"""
+    """an fp32 copy of 16-bit weights [true; false where precision is fp32, and of hugging_face]"""
     threads: Annotated[int, Field(ge=1, le=4096)] | None = None
     """cpu: threads of each rank's process [the framework's: 1, as torchrun sets OMP_NUM_THREADS for several processes
     of a node; null, as many as keep the host's memory busy, for deepspeed]"""

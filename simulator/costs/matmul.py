@@ -178,16 +178,30 @@ class MatmulCost:
         start_s = model.start_s + np.where(products.grouped, groups_s, 0.0)
         return np.maximum(start_s + np.where(products.count.any(axis=1), chosen, 0.0), self._unaligned_s(products))
 
-    def _unaligned_s(self, products: Products) -> Floats:
-        """Return seconds of kernels that load element by element, at one rate by role; 0 for other products."""
+    @cached_property
+    def _unaligned_rates(self) -> dict[tuple[str, str], float]:
+        """FLOP/s of kernels that load element by element, by type and role; none where they were not measured."""
         model, share = self.model.unaligned, 1 - self.lost_sms / self.spec.sms
-        rates = [
-            self.spec.peak_flops_per_s[kernel.dtype].value * model.speed[kernel.role] * share
-            if model and isinstance(kernel, Matmul) and not is_aligned(kernel)
-            else np.inf
-            for kernel in products.kernels
-        ]
-        return np.where(np.isinf(rates), 0.0, self.model.start_s) + products.flops / np.array(rates)
+        if model is None:
+            return {}
+        return {
+            (dtype, role): figure.value * speed * share
+            for dtype, figure in self.spec.peak_flops_per_s.items()
+            for role, speed in model.speed.items()
+        }
+
+    def _unaligned_s(self, products: Products) -> Floats:
+        """Return seconds of kernels that load element by element; 0 for other products."""
+        rates = np.array(
+            [
+                self._unaligned_rates.get((kernel.dtype, kernel.role), np.inf)
+                if isinstance(kernel, Matmul) and not is_aligned(kernel)
+                else np.inf
+                for kernel in products.kernels
+            ]
+        )
+        seconds: Floats = np.where(np.isinf(rates), 0.0, self.model.start_s) + products.flops / rates
+        return seconds
 
     def origin(self, kernel: Product) -> Origin:
         """Return the origin of a price.
@@ -214,7 +228,8 @@ def _sizes(kernel: Product) -> dict[MatmulSize, int]:
     return {"m": tokens, "n": kernel.n, "k": kernel.k}
 
 
-#: Of m, n and k those that rows of an operand or of the output are long, by role: y = x W^T, dx = dy W, dW = dy^T x.
+#: Of m, n and k those that rows of an operand or of the output are long, by role. Rows of all three lie in memory as
+#: in y = x W^T, dx = dy W and dW = dy^T x.
 ROW_LENGTHS = {"fwd": ("n", "k"), "dgrad": ("n", "k"), "wgrad": ("m", "n")}
 #: Elements of 16 bits in the 16 bytes that Hopper's and Ampere's copies into shared memory take at once.
 ALIGNMENT = 8

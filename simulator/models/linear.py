@@ -109,8 +109,14 @@ def with_summed_gradients(z: FrameworkShapes, nodes: Sequence[Node]) -> tuple[No
     nbytes = float(z.element * z.tokens * z.hidden)
 
     def summed(node: Node) -> Node:
-        name = node.forward[-1].name
-        add = memory("B", f"{name} input grad", "residual", 2 * nbytes, nbytes, z.dtype)
+        add = memory(
+            "B",
+            f"{node.weights[0].gradient_product.removesuffix(' wgrad')} input grad",
+            "residual",
+            2 * nbytes,
+            nbytes,
+            z.dtype,
+        )
         return replace(node, input_grad=(*node.input_grad, add), grad_bytes=node.grad_bytes + nbytes)
 
     return (*map(summed, nodes[:-1]), nodes[-1])

@@ -30,8 +30,8 @@ def traced_s(case: str, *words: str) -> float:
     """Seconds of a launch, of all kernels together that have one of ``words`` in their name."""
     with KERNELS.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["case"] == case]
-    found = [row for word in words for row in rows if word in row["kernel"]]
-    return sum(1e-6 * float(row["total_us"]) / int(row["launches"]) for row in found)
+    chosen = [row for word in words for row in rows if word in row["kernel"]]
+    return sum(1e-6 * float(row["total_us"]) / int(row["launches"]) for row in chosen)
 
 
 @pytest.mark.parametrize(

@@ -66,14 +66,14 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
         return section
 
     for limit in workload.software.limits:
-        found = value_of(limit.key)
+        actual = value_of(limit.key)
         applies = all(value_of(key) == value for key, value in limit.where.items())
-        if applies and found not in limit.allowed:
+        if applies and actual not in limit.allowed:
             yield InputError(
                 f"framework {workload.framework.title}: {limit.message}",
                 key=limit.key,
-                found=brief(found) if not isinstance(found, Section) else "a section",
-                allowed=" or ".join(brief(value) for value in limit.allowed),
+                found=brief(actual) if not isinstance(actual, Section) else "a section",
+                allowed=" or ".join(str(brief(value)) for value in limit.allowed),
             )
 
 
