@@ -61,8 +61,9 @@ def communication(report: JsonReport) -> FittedTable:
 
 def busiest(links: Sequence[Mapping[str, Any]]) -> FittedTable:
     table = FittedTable(
-        "Busiest links", ("link", "left"), ("alike", "right"), ("carried by each", "right"), ("in use", "right")
-    )
+        "Busiest links, by the share of the step's time in which they would be full",
+        ("link", "left"), ("links alike", "right"), ("carried by each", "right"), ("in use", "right"),
+    )  # fmt: skip
     for row in links[:5]:
         table.add_row(row["name"], f"{row.get('count', 1):,}", format_bytes(row["bytes"]), percent(row["utilisation"]))
     return table
@@ -72,8 +73,8 @@ def contention(report: JsonReport, title: str) -> FittedTable:
     """Return the links on which transfers slowed each other, and the loss of each against an idle network."""
     table = FittedTable(
         title,
-        ("link", "left"), ("alike", "right"), ("transfers", "left"), ("at once", "right"), ("together", "right"),
-        ("lost", "right"),
+        ("link", "left"), ("links alike", "right"), ("transfers", "left"), ("most at once", "right"),
+        ("shared the link for", "right"), ("lost by each", "right"),
     )  # fmt: skip
     several = len({flow["job"] for row in report["contention"] for flow in row["flows"] if flow["job"]}) > 1
     for row in report["contention"][:5]:

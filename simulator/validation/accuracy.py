@@ -132,11 +132,15 @@ def _links_in_nodes(workload: Workload) -> str:
     return " and ".join(dict.fromkeys("PCIe" if link.kind == "none" else f"{link.name} {link.kind}" for link in links))
 
 
+def _told(kind: str) -> str:
+    return {"null": "none"}.get(kind, kind.replace(", compiled", " compiled"))
+
+
 def _unseen(workload: Workload, suite: str) -> dict[str, str]:
     """Key -> what the workload has of it and the suite never saw, those of `_WEIGHTY` first."""
     seen: Mapping[str, list[str]] = covered()[suite]["kinds"]
     notes = {
-        key: f"{key} {kind(workload)}: measured with {', '.join(seen[key])} only"
+        key: f"{key} {_told(kind(workload))}: measured with {' or '.join(map(_told, seen[key]))} only"
         for key, kind in _KINDS.items()
         if kind(workload) not in seen[key]
     } | _outside(workload, suite, FAR)
