@@ -9,13 +9,13 @@ from functools import partial
 from simulator.cluster import names
 from simulator.cluster.background import with_background
 from simulator.cluster.cluster import Cluster, Gpu
+from simulator.cluster.cut_off import ThinnedNode, overrides_without_cut_off
 from simulator.cluster.dead_links import dead_by_node, dead_links, without_trunks
 from simulator.cluster.link import Link
-from simulator.cluster.node import NodeLayout, lay_out
+from simulator.cluster.node import NodeLayout, NoWayError
 from simulator.errors import InputError, located
 from simulator.fabrics import Switches, switches
 from simulator.hardware.cluster_spec import ClusterSpec
-from simulator.hardware.node import NodeSpec
 from simulator.hardware.overrides import GpuOverride, LinkOverride, NicOverride, missing_parts, named_part
 from simulator.hardware.transport import TransportKind
 
@@ -37,7 +37,8 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
     ports = tuple([(cards.bandwidth_bps / 8,) * cards.count for cards in nics])
     fabric = switches(spec.fabric, ports) if any(ports) else Switches(((),) * spec.n_nodes, (), 0)
     if any(isinstance(override, LinkOverride) and override.missing for override in spec.overrides):
-        dead = dead_links(spec, _links(spec, layouts, fabric)[0])
+        whole = _layouts(replace(spec, overrides=()))  # links of missing parts may be named too
+        dead = dead_links(spec, _links(spec, whole, fabric)[0])
         layouts, fabric = _layouts(spec, dead), without_trunks(fabric, dead)
     gpus = [
         Gpu(f"node{n}.gpu{g}", n, g, node.gpus.type, host_speed=node.host_speed, autograd_speed=node.autograd_speed)
@@ -66,9 +67,8 @@ def _layouts(spec: ClusterSpec, dead: frozenset[str] = frozenset()) -> tuple[Nod
     where dead links leave no way inside a node.
     """
     missing_by_node = {"gpu": missing_parts(spec.overrides, "gpu"), "nic": missing_parts(spec.overrides, "nic")}
-    layouts: dict[tuple[NodeSpec, frozenset[str], frozenset[str]], NodeLayout] = {}
     dead_in = dead_by_node(dead)
-    by_node = []
+    nodes = []
     for n in range(spec.n_nodes):
         node = spec.node_at(n)
         missing = {
@@ -80,14 +80,19 @@ def _layouts(spec: ClusterSpec, dead: frozenset[str] = frozenset()) -> tuple[Nod
         }
         cut = dead_in.get(n, frozenset())
         missing |= {name for k in range(node.nics.count) for name in (f"nic{k}",) if cut & {name, f"{name}.pcie"}}
-        key = node, frozenset(missing), cut
-        if key not in layouts:
+        nodes.append(ThinnedNode(node, frozenset(missing), cut))
+    layouts: dict[ThinnedNode, NodeLayout] = {}
+    transport = spec.fabric.transport
+    for n, thinned in enumerate(nodes):
+        if thinned not in layouts:
             with located(partial(_in_node, n)):
-                layouts[key] = lay_out(node, spec.fabric.transport, key[1], cut)
-        if spec.n_nodes > 1 and not layouts[key].nics:
+                try:
+                    layouts[thinned] = thinned.layout(transport)
+                except NoWayError as failure:
+                    raise InputError(failure.message, fix=overrides_without_cut_off(nodes, transport)) from None
+        if spec.n_nodes > 1 and not layouts[thinned].nics:
             raise InputError("leave no network card to this node", key="overrides", found=f"node{n}")
-        by_node.append(layouts[key])
-    return tuple(by_node)
+    return tuple([layouts[thinned] for thinned in nodes])
 
 
 def _in_node(node: int, key: str) -> tuple[None, str]:

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster.link import Link, Spread
-from simulator.cluster.nic_pairs import NicPair, joined_pair
+from simulator.cluster.nic_pairs import NicPair, joined_pair, no_way_between
 from simulator.cluster.node import HOST_ENDS, MEMORY, NodeLayout, Route
+from simulator.cluster.trunk_ways import TrunkWays
 from simulator.errors import InputError
 from simulator.fabrics import Switches
 from simulator.hardware.cluster_spec import ClusterSpec
@@ -62,8 +63,6 @@ class Cluster:
     switches: Switches
     background: tuple[BackgroundFlow, ...] = ()
     memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
-    _between_leaves: dict[tuple[str, str], Spread] = field(default_factory=dict, init=False, repr=False)
-    _hops: dict[str, dict[str, int]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -201,9 +200,16 @@ class Cluster:
 
         def joins(pair: NicPair) -> bool:
             start, goal = leaves_a[pair[0]], leaves_b[pair[1]]
-            return start == goal or start in self._hops_to(goal)
+            return start == goal or start in self._trunk_ways.hops_to(goal)
 
-        return tuple([joined_pair(pair, (node_a, node_b), (a.nics, b.nics), joins) for pair in pairs])
+        joined = [joined_pair(pair, (a.nics, b.nics), joins) for pair in pairs]
+        if None in joined:
+            leaves = [
+                [on_node[nic] for nic in layout.nics]
+                for on_node, layout in zip(self.switches.leaves, self.layouts, strict=True)
+            ]
+            raise no_way_between((node_a, node_b), leaves, self._trunk_ways.hops_to)
+        return tuple([pair for pair in joined if pair is not None])
 
     def _nics_of_rail(self, node_a: int, slot_a: int, node_b: int, own_a: int, own_b: int) -> tuple[int, int]:
         a = self.layouts[node_a]
@@ -231,44 +237,11 @@ class Cluster:
     def trunks_between(self, node_a: int, nic_a: int, node_b: int, nic_b: int) -> Spread:
         """Return the links from the switch of one NIC to that of another, with the share of the traffic on each.
 
-        Every way has as few links as possible. Where several are equally short at a switch, they share the traffic as
-        their bandwidths there."""
-        ends = self.switches.leaves[node_a][nic_a], self.switches.leaves[node_b][nic_b]
-        if ends[0] == ends[1]:
-            return ()
-        if ends not in self._between_leaves:
-            self._between_leaves[ends] = self._spread_between(*ends)
-        return self._between_leaves[ends]
-
-    def _spread_between(self, start: str, goal: str) -> Spread:
-        left = self._hops_to(goal)
-        if start not in left:
+        `TrunkWays` says which ways these are. Raises `InputError` where dead links leave none."""
+        start, goal = self.switches.leaves[node_a][nic_a], self.switches.leaves[node_b][nic_b]
+        if start != goal and start not in self._trunk_ways.hops_to(goal):
             raise InputError(f"dead links leave no way from {start} to {goal}", key="cluster.overrides")
-        shares: dict[int, float] = {}
-        at = {start: 1.0}
-        for hops in range(left[start] - 1, -1, -1):
-            then: dict[str, float] = {}
-            for switch, share in at.items():
-                ways = [link for link in self._trunks_from[switch] if left.get(link.dst) == hops]
-                total_Bps = sum(link.bandwidth_Bps for link in ways)
-                for link in ways:
-                    part = share * link.bandwidth_Bps / total_Bps
-                    shares[link.index] = shares.get(link.index, 0.0) + part
-                    then[link.dst] = then.get(link.dst, 0.0) + part
-            at = then
-        return tuple(shares.items())
-
-    def _hops_to(self, goal: str) -> dict[str, int]:
-        """Return the fewest trunks from every switch to ``goal``."""
-        if goal not in self._hops:
-            left, reached = {goal: 0}, [goal]
-            for switch in reached:  # grows while it is walked
-                for link in self._trunks_to.get(switch, ()):
-                    if link.src not in left:
-                        left[link.src] = left[switch] + 1
-                        reached.append(link.src)
-            self._hops[goal] = left
-        return self._hops[goal]
+        return () if start == goal else self._trunk_ways.between(start, goal)
 
     @cached_property
     def bandwidths_Bps(self) -> NDArray[np.float64]:
@@ -296,11 +269,11 @@ class Cluster:
 
     @cached_property
     def _joins_rails(self) -> bool:
-        """Trunks lead from any leaf to any other."""
+        """Trunks lead from any leaf to any other where none is dead."""
         leaves = {leaf for on_node in self.switches.leaves for leaf in on_node}
         if len(leaves) == 1:
             return True
-        return leaves <= self._hops_to(min(leaves)).keys()  # trunks lead both ways
+        return leaves <= self._trunk_ways.whole_hops_to(min(leaves)).keys()  # trunks lead both ways
 
     @property
     def trunks(self) -> tuple[Link, ...]:
@@ -308,18 +281,9 @@ class Cluster:
         return self.links[len(self.links) - 2 * len(self.switches.trunks) :]
 
     @cached_property
-    def _trunks_from(self) -> dict[str, list[Link]]:
-        trunks: dict[str, list[Link]] = {}
-        for link in self.trunks:
-            trunks.setdefault(link.src, []).append(link)
-        return trunks
-
-    @cached_property
-    def _trunks_to(self) -> dict[str, list[Link]]:
-        trunks: dict[str, list[Link]] = {}
-        for link in self.trunks:
-            trunks.setdefault(link.dst, []).append(link)
-        return trunks
+    def _trunk_ways(self) -> TrunkWays:
+        ends = [(trunk.lower, trunk.upper) for trunk in self.switches.dead]
+        return TrunkWays(self.trunks, [*ends, *((upper, lower) for lower, upper in ends)])
 
     @cached_property
     def graph(self) -> nx.DiGraph:

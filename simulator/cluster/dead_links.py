@@ -44,5 +44,6 @@ def dead_by_node(dead: frozenset[str]) -> dict[int, frozenset[str]]:
 
 
 def without_trunks(fabric: Switches, dead: frozenset[str]) -> Switches:
-    """Return the fabric without its dead trunks."""
-    return replace(fabric, trunks=tuple([trunk for trunk in fabric.trunks if trunk.name not in dead]))
+    """Return the fabric with its dead trunks apart from the others."""
+    alive = tuple([trunk for trunk in fabric.trunks if trunk.name not in dead])
+    return replace(fabric, trunks=alive, dead=tuple([trunk for trunk in fabric.trunks if trunk.name in dead]))

@@ -21,13 +21,15 @@ Route = tuple[int, ...]
 DevicePair = tuple[int, int]
 
 
+class NoWayError(InputError):
+    """Dead links leave no way between two parts of a node."""
+
+
 class Routes(dict[tuple[str, str], Route]):
-    """Routes between vertices of a node. Raises `InputError` where dead links leave none."""
+    """Routes between vertices of a node. Raises `NoWayError` where dead links leave none."""
 
     def __missing__(self, ends: tuple[str, str]) -> Route:
-        message = f"dead links leave no way from {ends[0]} to {ends[1]}"
-        gpu = next((end for end in ends if end.startswith("gpu")), None)
-        raise InputError(message, fix=f"{{gpu: node<i>.{gpu}, missing: true}}" if gpu else None)
+        raise NoWayError(f"dead links leave no way from {ends[0]} to {ends[1]}")
 
 
 #: End points of a node beside its GPUs, numbered after them (see `NodeLayout.host`). These are the host's memory, which
@@ -85,7 +87,7 @@ def lay_out(
 ) -> NodeLayout:
     """Lay out a node whose NICs speak ``transport``, without the ``missing`` ones of its GPUs and NICs (``gpu4``).
 
-    ``dead``: names of links that are not there. Raises `InputError` where they leave no way.
+    ``dead``: names of links that are not there. Raises `NoWayError` where they leave no way.
 
     Between GPUs, NVLink is used where it joins them, through one GPU in between at most, as NCCL does (NVB,
     src/graph/paths.cc). Else it is PCIe, from socket to socket where they hang under different ones, and through a

@@ -28,12 +28,14 @@ class Trunk:
 class Switches:
     """The switches of a cluster: NIC k of node i is cabled to ``leaves[i][k]``; ``trunks`` join them.
 
-    ``top``: the switch by which traffic leaves for other sites; empty where there is none that all NICs reach."""
+    ``top``: the switch by which traffic leaves for other sites; empty where there is none that all NICs reach.
+    ``dead``: trunks that were there and carry nothing."""
 
     leaves: tuple[tuple[str, ...], ...]
     trunks: tuple[Trunk, ...]
     tiers: int
     top: str = ""
+    dead: tuple[Trunk, ...] = ()
 
 
 def nothing_wrong(fabric: Fabric) -> Iterator[InputError]:

@@ -10,6 +10,7 @@ import simulator
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import load_cluster
 from simulator.errors import InputError
+from simulator.fabrics import FABRICS
 from simulator.network.collectives import patterns
 from tests.support.jobs import job
 
@@ -36,7 +37,7 @@ def test_a_dead_port_is_a_missing_card() -> None:
 
 def test_traffic_of_a_torus_goes_around_a_dead_cable() -> None:
     """Nodes (0, 0) and (1, 0) of 2 x 4 are neighbours. Without the cable between them the way leads over (0, 1) and
-    (1, 1), or over (0, 3) and (1, 3): three cables, half of the bytes on each way."""
+    (1, 1): three cables. The equally short way over (0, 3) and (1, 3) is not taken beside it: a detour is one way."""
     whole, cut = (cluster(*dead, fabric={"kind": "torus", "shape": [2, 4]}) for dead in ((), ("torus0.0.x",)))
     ends = next(link for link in whole.links if link.name == "torus0.0.x:tx")
     node_a, node_b = (
@@ -44,7 +45,7 @@ def test_traffic_of_a_torus_goes_around_a_dead_cable() -> None:
     )
     assert len(whole.trunks_between(node_a, 0, node_b, 0)) == 1
     around = cut.trunks_between(node_a, 0, node_b, 0)
-    assert [share for _, share in around] == [0.5] * 6
+    assert [share for _, share in around] == [1.0] * 3
     assert not any(link.name.startswith("torus0.0.x") for link in cut.links)
 
 
@@ -77,12 +78,97 @@ def test_where_no_way_is_left_an_error_names_the_nodes() -> None:
     spec = {"name": "dgx_h100", "nodes": 4, "fabric": fabric, "overrides": [{"link": "leaf0.up", "missing": True}]}
     with pytest.raises(InputError, match=r"cluster\.overrides: dead links leave no way from node\d to node\d"):
         simulator.run(job(training__global_batch=32) | {"cluster": spec})
-    rest = job(training__global_batch=24) | {"cluster": spec, "placement": [1, 2, 3]}
+    with pytest.raises(InputError) as refused:
+        simulator.run(job(training__global_batch=32) | {"cluster": spec})
+    fix = yaml.safe_load(str(refused.value.fix))
+    assert fix == {"placement": [1, 2, 3]}
+    rest = job(training__global_batch=24) | {"cluster": spec} | fix
     assert simulator.run(rest).spans.step_time_s > 0
-    with pytest.raises(InputError, match=r"no way from gpu2 to nic0(.|\n)*gpu2, missing: true"):
-        cluster("node1.gpu2.pcie")
     with pytest.raises(InputError, match=r"leave no network card to this node"):
         cluster("node1.nic*")
+
+
+@pytest.mark.parametrize(
+    ("dead", "left_out"),
+    [
+        (["node1.gpu2.pcie"], ["node1.gpu2"]),
+        (["node*.gpu2.pcie"], ["node*.gpu2"]),
+        (["node1.pcie1.host"], ["node1.gpu2", "node1.gpu3", "node1.nic2", "node1.nic3"]),
+        (["node1.cpu0-cpu1"], [f"node1.{kind}{i}" for kind in ("gpu", "nic") for i in range(4, 8)]),
+        (["node0.gpu2.pcie", "node1.gpu5.pcie"], ["node0.gpu2", "node1.gpu5"]),
+    ],
+)
+def test_the_fix_leaves_out_at_once_all_that_is_cut_off_and_can_be_typed_in(
+    dead: list[str], left_out: list[str]
+) -> None:
+    """Each PCIe switch of a node has two GPUs and two cards, each socket two switches. What hangs beneath a dead link
+    is cut off; of two equal halves the second is. A job on the GPUs that are left runs: one sequence for each."""
+    overrides = [{"link": name, "missing": True} for name in dead]
+    spec = {"name": "dgx_h100", "nodes": 2, "overrides": overrides}
+    with pytest.raises(InputError, match="dead links leave no way") as refused:
+        build_cluster(load_cluster(spec))
+    fix = yaml.safe_load(f"[{refused.value.fix}]")
+    assert fix == [{name.partition(".")[2][:3]: name, "missing": True} for name in left_out]
+    mended = spec | {"overrides": overrides + fix}
+    n_gpus = len(build_cluster(load_cluster(mended)).gpus)
+    gpus_out = sum(2 if "*" in name else 1 for name in left_out if "gpu" in name)
+    assert n_gpus == 16 - gpus_out
+    assert simulator.run(job(training__global_batch=n_gpus) | {"cluster": mended}).spans.step_time_s > 0
+
+
+@pytest.mark.parametrize("dead", ["node1.gpu*.pcie", "node1.pcie*.host"])
+def test_where_leaving_out_parts_leaves_no_node_there_is_no_fix(dead: str) -> None:
+    """Without PCIe no GPU reaches a card; with its switches cut off from the sockets no GPU reaches the memory."""
+    with pytest.raises(InputError, match="dead links leave no way") as refused:
+        cluster(dead)
+    assert refused.value.fix is None
+
+
+def test_a_detour_in_a_dragonfly_is_one_way() -> None:
+    """All 32 routers of a group are joined to each other, so that 30 ways of two cables lead around a dead one. Sixteen
+    cards of a router would have 30 cables in place of one if they took all these."""
+    cut = cluster("group0.router0-router1", fabric={"kind": "dragonfly"})
+    ends = ("group0.router0", "group0.router1")
+    node_a, node_b = (next(n for n in range(8) if cut.switches.leaves[n][0] == router) for router in ends)
+    around = cut.trunks_between(node_a, 0, node_b, 0)
+    assert [share for _, share in around] == [1.0] * 2
+
+
+FABRICS_TO_CUT: dict[str, tuple[int, dict[str, Any], list[str]]] = {
+    "rail_fat_tree": (8, {"radix": 8, "tiers": 3}, ["rail0.leaf0.up", "rail7.leaf1.up", "spine2.up"]),
+    "rail_only": (8, {"radix": 8, "tiers": 3}, ["rail0.leaf0.up", "rail5.leaf1.up"]),
+    "fat_tree": (4, {"radix": 32}, []),
+    "dragonfly": (4, {}, ["group0.router0-router1", "group0.router0-router2", "group0.router5-router9"]),
+    "torus": (
+        16,
+        {"shape": [4, 4]},
+        ["torus0.0.x", "torus0.0.y", "torus0.3.y", "torus1.2.x", "torus3.2.y", "torus3.3.y"],
+    ),
+    "switch_tree": (4, {"switches": {"s0": {}, "s1": {"at": "s0", "nodes": 2}, "s2": {"at": "s0", "nodes": 2}}}, []),
+}
+
+
+def test_every_fabric_is_cut() -> None:
+    assert FABRICS_TO_CUT.keys() == FABRICS.keys()
+
+
+@pytest.mark.parametrize("parallelism", [{}, {"zero": 3, "tp": 2}, {"pp": 2}], ids=["dp", "zero3", "pp"])
+@pytest.mark.parametrize("kind", FABRICS_TO_CUT)
+def test_a_dead_link_never_makes_a_step_shorter(kind: str, parallelism: dict[str, Any]) -> None:
+    """What is gone carries nothing, and what remains is no faster. The model is wide, so that its bytes take longer
+    than its products. A card, its PCIe link and NVLink are cut in every fabric, and trunks where others lead on."""
+    nodes, changes, trunks = FABRICS_TO_CUT[kind]
+    model = {"layers": 2, "hidden": 4096, "heads": 32, "vocab": 1024}
+    work = job(model=model, training__global_batch=nodes * 8, parallelism=parallelism)
+
+    def step_s(*overrides: dict[str, Any]) -> float:
+        size = {} if kind == "torus" else {"nodes": nodes}
+        spec = {"name": "dgx_h100", "fabric": {"kind": kind, **changes}, "overrides": list(overrides), **size}
+        return simulator.run(work | {"cluster": spec}).spans.step_time_s
+
+    whole_s = step_s()
+    for link in (*trunks, "node1.nic2", "node0.nic0.pcie", "node1.gpu2.nvlink"):
+        assert step_s({"link": link, "missing": True}) >= whole_s * (1 - 1e-9), link
 
 
 @pytest.mark.parametrize(
