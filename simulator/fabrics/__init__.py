@@ -3,7 +3,8 @@
 The function of a `FabricKind` gets the section ``fabric`` of a cluster file and the bytes/s of every NIC, node by node.
 It says which switch each NIC is cabled to, and what joins the switches. Trunks must lead from NIC k of every node to
 NIC k of every other; whether they also join different NICs is the fabric's choice. Routes have the fewest trunks; where
-several ways are equally short, traffic is spread over them at every switch, as their bandwidths are.
+several ways are equally short, traffic is spread over them at every switch, as their bandwidths are. A detour around
+dead trunks is one way.
 """
 
 from __future__ import annotations

@@ -9,9 +9,11 @@ import yaml
 import simulator
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import load_cluster
+from simulator.costs import Costs
 from simulator.errors import InputError
 from simulator.fabrics import FABRICS
-from simulator.network.collectives import patterns
+from simulator.network.collectives import idle_seconds, patterns, plan
+from simulator.program import CollectiveKind
 from tests.support.jobs import job
 
 
@@ -59,8 +61,8 @@ def test_a_rail_that_is_cut_leaves_its_bytes_to_the_others() -> None:
 
 
 def test_gpus_without_nvlink_talk_over_pcie() -> None:
-    """GPU 2 of a node lost its NVLink: its pairs take PCIe, all others stay. Switches cannot sum up what it does not
-    hand them, so that NVLink SHARP is none of the algorithms there."""
+    """GPU 2 of a node lost its NVLink: its pairs take PCIe, all others stay. Switches cannot sum up bytes that never
+    reach them, so that NVLink SHARP is none of the algorithms there."""
     cut = cluster("node1.gpu2.nvlink")
     layout = cut.layout_of(1)
     pairs = {(a, b) for a in range(8) for b in range(8) if a != b}
@@ -152,23 +154,51 @@ def test_every_fabric_is_cut() -> None:
     assert FABRICS_TO_CUT.keys() == FABRICS.keys()
 
 
-@pytest.mark.parametrize("parallelism", [{}, {"zero": 3, "tp": 2}, {"pp": 2}], ids=["dp", "zero3", "pp"])
+def fabric_without(kind: str, *dead: str) -> dict[str, Any]:
+    nodes, changes, _ = FABRICS_TO_CUT[kind]
+    size = {} if kind == "torus" else {"nodes": nodes}
+    overrides = [{"link": name, "missing": True} for name in dead]
+    return {"name": "dgx_h100", "fabric": {"kind": kind, **changes}, "overrides": overrides, **size}
+
+
+def links_to_cut(kind: str) -> list[str]:
+    """A card, its PCIe link and NVLink in every fabric, and trunks where others lead on."""
+    return [*FABRICS_TO_CUT[kind][2], "node1.nic2", "node0.nic0.pcie", "node1.gpu2.nvlink"]
+
+
+@pytest.mark.parametrize("parallelism", [{}, {"zero": 3}], ids=["dp", "zero3"])
 @pytest.mark.parametrize("kind", FABRICS_TO_CUT)
 def test_a_dead_link_never_makes_a_step_shorter(kind: str, parallelism: dict[str, Any]) -> None:
-    """What is gone carries nothing, and what remains is no faster. The model is wide, so that its bytes take longer
-    than its products. A card, its PCIe link and NVLink are cut in every fabric, and trunks where others lead on."""
-    nodes, changes, trunks = FABRICS_TO_CUT[kind]
+    """A dead link carries nothing, and the others are no faster. The model is wide, so that its bytes take longer
+    than its products. All GPUs are one group: of several at once a slow one may leave the links to others in turn."""
     model = {"layers": 2, "hidden": 4096, "heads": 32, "vocab": 1024}
-    work = job(model=model, training__global_batch=nodes * 8, parallelism=parallelism)
+    work = job(model=model, training__global_batch=FABRICS_TO_CUT[kind][0] * 8, parallelism=parallelism)
 
-    def step_s(*overrides: dict[str, Any]) -> float:
-        size = {} if kind == "torus" else {"nodes": nodes}
-        spec = {"name": "dgx_h100", "fabric": {"kind": kind, **changes}, "overrides": list(overrides), **size}
-        return simulator.run(work | {"cluster": spec}).spans.step_time_s
+    def step_s(*dead: str) -> float:
+        return simulator.run(work | {"cluster": fabric_without(kind, *dead)}).spans.step_time_s
 
     whole_s = step_s()
-    for link in (*trunks, "node1.nic2", "node0.nic0.pcie", "node1.gpu2.nvlink"):
-        assert step_s({"link": link, "missing": True}) >= whole_s * (1 - 1e-9), link
+    for link in links_to_cut(kind):
+        assert step_s(link) >= whole_s * (1 - 1e-9), link
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather"])
+@pytest.mark.parametrize("kind", FABRICS_TO_CUT)
+def test_a_dead_link_never_makes_a_collective_faster(kind: str, op: CollectiveKind) -> None:
+    """The groups are all GPUs, each second one, one of each node, and two far apart."""
+    whole, costs = build_cluster(load_cluster(fabric_without(kind))), Costs.ideal()
+    count = len(whole.gpus)
+    groups = [range(count), range(0, count, 2), range(2, count, 8), [0, count // 2]]
+
+    def seconds(built: Cluster) -> list[float]:
+        return [idle_seconds(plan(op, 1e8, group, built, costs), built, costs) for group in groups]
+
+    whole_s = seconds(whole)
+    for link in links_to_cut(kind):
+        for cut_s, least_s in zip(
+            seconds(build_cluster(load_cluster(fabric_without(kind, link)))), whole_s, strict=True
+        ):
+            assert cut_s >= least_s * (1 - 1e-9), link
 
 
 @pytest.mark.parametrize(
