@@ -87,7 +87,7 @@ def command(
       llmsim sweep gpt175b_3d --zip parallelism.tp=4,8 --zip parallelism.pp=24,12
       llmsim sweep gpt22b_tp8 gpt175b_3d --list layouts.csv --sort mfu --top 10
     """
-    from simulator.output.sweep_figures import check_figure
+    from simulator.output.sweep_figures import check_figure, check_present
     from simulator.output.sweep_files import check_parquet
 
     check_figure(sort, "--sort")
@@ -100,6 +100,7 @@ def command(
     result = _result(space, jobs, out, retry)
     write_json(json, result.to_dict())
     _write_points(result, csv, parquet)
+    check_present(result.rows, sort, "--sort")
     if plot is not None:
         _draw(result, sort, plot)
     if not quiet and json != STDOUT:

@@ -19,17 +19,21 @@ class ComparedFigure:
     """A figure of `simulator.analysis.training.report.key_figures`.
 
     ``label``: in heads and on axes. ``unit``: kind of its unit. ``larger_is_better``: which of two is preferred.
+    ``needs``: keys of a workload without which it has no such figure.
     """
 
     label: str
     unit: FigureUnit
     larger_is_better: bool = False
+    needs: tuple[str, ...] = ()
 
     @property
     def kind(self) -> type:
         """Type of its values in files."""
         return {"count": int, "flag": bool}.get(self.unit, float)
 
+
+_TOKENS = "training.total_tokens"
 
 #: Name in the JSON output -> how it is shown, in the order of tables and files.
 FIGURES: Mapping[str, ComparedFigure] = {
@@ -47,9 +51,9 @@ FIGURES: Mapping[str, ComparedFigure] = {
     "headroom_bytes": ComparedFigure("headroom", "bytes", True),
     "n_gpus": ComparedFigure("GPUs", "count"),
     "n_microbatches": ComparedFigure("micro-batches", "count"),
-    "days": ComparedFigure("days", "number"),
-    "gpu_hours": ComparedFigure("GPU-hours", "number"),
-    "cost": ComparedFigure("cost", "number"),
+    "days": ComparedFigure("days", "number", needs=(_TOKENS,)),
+    "gpu_hours": ComparedFigure("GPU-hours", "number", needs=(_TOKENS,)),
+    "cost": ComparedFigure("cost", "number", needs=(_TOKENS, "cluster.price_per_gpu_hour")),
 }
 
 
@@ -101,6 +105,14 @@ def check_figure(name: str, option: str) -> None:
     if name not in names:
         near = closest(name, names)
         raise InputError("is no figure of a point", file=option, found=name, allowed=", ".join(names), fix=near)
+
+
+def check_present(rows: Sequence[SweepRow], figure: str, option: str) -> None:
+    """Raise `InputError`, naming ``option``, where points were simulated and none of them has the figure."""
+    simulated = [row for row in rows if row["status"] == "simulated"]
+    if simulated and all(row.get(figure) is None for row in simulated):
+        needed = " and ".join(FIGURES[figure].needs)
+        raise InputError(f"no point has this figure, which needs {needed}", file=option, found=figure, fix=needed)
 
 
 def best_first(rows: Sequence[SweepRow], figure: str) -> list[SweepRow]:

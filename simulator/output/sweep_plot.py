@@ -62,7 +62,7 @@ class SweptKeys:
 class SweptValues:
     """A figure of all points: ``values[workload, setting, setting ...]``, NaN where a point has none, and who ``fits``.
 
-    ``name``: the figure. ``drawn``: most dimensions in a picture.
+    ``name``: the figure. ``drawn``: most dimensions in a picture. ``complete``: all points that were simulated have it.
     """
 
     workloads: tuple[str, ...]
@@ -71,6 +71,7 @@ class SweptValues:
     fits: npt.NDArray[np.bool_]
     name: str
     drawn: int = 2
+    complete: bool = True
 
     @property
     def figure(self) -> ComparedFigure:
@@ -90,7 +91,9 @@ class SweptValues:
         unfitting: Floats = best.reduce(np.where(self.fits, np.nan, self.values), axis=rest)
         fits = ~np.isnan(fitting)
         dimensions = tuple(self.dimensions[number - 1] for number in kept)
-        return SweptValues(self.workloads, dimensions, np.where(fits, fitting, unfitting), fits, self.name)
+        return SweptValues(
+            self.workloads, dimensions, np.where(fits, fitting, unfitting), fits, self.name, complete=self.complete
+        )
 
     def best(self) -> tuple[int, ...] | None:
         """Return where the best point that fits is; None where none does."""
@@ -108,7 +111,7 @@ class SweptValues:
             title = f"{title}, in each cell the best over {'; '.join(keys.label for keys in rest)}"
         at = self.best()
         if at is None:
-            return f"{title}\nno point fits in memory"
+            return f"{title}\n{self._why_none()}"
         names = short_names([key for keys in self.dimensions for key in keys.keys])
         settings = [
             f"{names[key]} {setting_text(value)}"
@@ -119,6 +122,12 @@ class SweptValues:
         workload = [self.workloads[at[0]]] if len(self.workloads) > 1 else []
         scale = FigureScale.fitting(self.figure, [float(self.values[at])])
         return f"{title}\nbest: {scale.text(float(self.values[at]))} with {', '.join([*workload, *settings])}"
+
+    def _why_none(self) -> str:
+        """Return why no point is the best one."""
+        if not self.complete:
+            return "no point that fits has this figure"
+        return "every point was refused or failed" if np.isnan(self.values).all() else "no point fits in memory"
 
 
 def sweep_plot(swept: SweptValues) -> Figure:
@@ -246,7 +255,12 @@ def _marks(shown: SweptValues) -> list[tuple[Any, str]]:
         if shown.dimensions and shown.dimensions[0].numbers is not None:
             marks[-1] = (Line2D([], [], ls="", marker="o", mfc="white", mec="#4D4D4D", mew=1.6), marks[-1][1])
     if missing.any():
-        marks.append((Line2D([], [], ls="", marker="x", mew=1.8, ms=8, color=_REFUSED), "refused or failed"))
+        marks.append(
+            (
+                Line2D([], [], ls="", marker="x", mew=1.8, ms=8, color=_REFUSED),
+                "refused or failed" if shown.complete else "without this figure",
+            )
+        )
     return marks
 
 
@@ -274,7 +288,7 @@ def _heat_maps(shown: SweptValues, panels: Sequence[Axes]) -> None:
     for workload, axes in enumerate(panels):
         fitting = np.ma.masked_where(~shown.fits[workload], values[workload])
         mesh = axes.pcolormesh(fitting, norm=norm, cmap=colours, edgecolors="white", linewidth=1.5)
-        _cells(axes, values[workload], shown.fits[workload], scale, mesh)
+        _cells(axes, values[workload], shown.fits[workload], scale, mesh, "refused" if shown.complete else "no figure")
         if best is not None and best[0] == workload:
             _frame(axes, best[1], best[2])
         axes.set_xticks(np.arange(len(across.texts)) + 0.5, across.texts, rotation=_tilt(across))
@@ -300,8 +314,11 @@ def _tilt(keys: SweptKeys) -> int:
     return 35 if max(map(len, keys.texts)) > 8 else 0
 
 
-def _cells(axes: Axes, values: Floats, fits: npt.NDArray[np.bool_], scale: FigureScale, mesh: Any) -> None:
-    """Write values into cells, where there is room; hatch cells that do not fit in memory, leave others grey."""
+def _cells(axes: Axes, values: Floats, fits: npt.NDArray[np.bool_], scale: FigureScale, mesh: Any, absent: str) -> None:
+    """Write values into cells, where there is room; hatch cells that do not fit in memory, leave others grey.
+
+    ``absent``: what is written where there is no value.
+    """
     from matplotlib.patches import Rectangle
 
     told = max(values.shape) <= _MOST_CELLS
@@ -312,7 +329,7 @@ def _cells(axes: Axes, values: Floats, fits: npt.NDArray[np.bool_], scale: Figur
             ink = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
         else:
             hatch = None if np.isnan(value) else "//"
-            text = "refused" if np.isnan(value) else f"{text}\ndoes not fit"
+            text = absent if np.isnan(value) else f"{text}\ndoes not fit"
             axes.add_patch(Rectangle((column, row), 1, 1, fc="#ECECEC", ec="white", hatch=hatch, lw=1.5))
         if told:
             axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=9, color=ink)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from simulator.output.sweep_figures import best_first, check_figure
+from simulator.output.sweep_figures import best_first, check_figure, check_present
 from simulator.output.sweep_files import sweep_columns, write_csv, write_parquet
 from simulator.output.sweep_table import count_line
 from simulator.results import Result
@@ -91,20 +91,25 @@ class SweepResult(Result):
         """Return a row per point, the best by ``sort`` first: those that fit, those that do not, those without figures.
 
         Columns are the workload, the keys that differ, the figures, ``status``, ``error`` and ``key``; the index is the
-        number of the point.
+        number of the point. Raises `InputError` where no point has the figure.
         """
         import pandas as pd
 
         check_figure(sort, "sort")
+        check_present(self.rows, sort, "sort")
         frame = pd.DataFrame(list(self.rows), columns=list(sweep_columns(self.space.keys)))
         places = {id(row): number for number, row in enumerate(self.rows)}
         return frame.loc[[places[id(row)] for row in best_first(self.rows, sort)]]
 
     def plot(self, figure: str = "step_time_s") -> Figure:
-        """Draw a figure of all points: a line or bars of one key, a heat map of two, of more the best over the rest."""
+        """Draw a figure of all points: a line or bars of one key, a heat map of two, of more the best over the rest.
+
+        Raises `InputError` where no point has the figure.
+        """
         from simulator.output.sweep_plot import SweptKeys, SweptValues, sweep_plot
 
         check_figure(figure, "figure")
+        check_present(self.rows, figure, "figure")
         dimensions = tuple(
             SweptKeys(one.keys, tuple(tuple(setting.get(key) for key in one.keys) for setting in one.settings))
             for one in self.space.dimensions
@@ -113,11 +118,19 @@ class SweepResult(Result):
         values = np.array([outcome.figures.get(figure, np.nan) for outcome in self.outcomes], dtype=float)
         fits = np.array([outcome.figures.get("fits", False) for outcome in self.outcomes], dtype=bool)
         names = tuple(source_name(workload) for workload in self.space.workloads)
-        return sweep_plot(SweptValues(names, dimensions, values.reshape(shape), fits.reshape(shape), figure))
+        simulated = [outcome.figures for outcome in self.outcomes if outcome.figures]
+        complete = all(figure in figures for figures in simulated)
+        values, fits = values.reshape(shape), fits.reshape(shape)
+        return sweep_plot(SweptValues(names, dimensions, values, fits, figure, complete=complete))
 
     def summary(self, sort: str = "step_time_s", top: int | None = None) -> RenderableType:
-        """Return the results as tables for a terminal, at most ``top`` points with figures."""
+        """Return the results as tables for a terminal, at most ``top`` points with figures.
+
+        Raises `InputError` where no point has the figure ``sort``.
+        """
         from simulator.output.sweep_table import sweep_summary
+
+        check_present(self.rows, sort, "sort")
 
         return sweep_summary(self.rows, self.space.keys, sort=sort, top=top)
 

@@ -106,6 +106,17 @@ def test_what_cannot_be_is_refused_before_anything_runs(
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
+def test_a_figure_that_no_point_has_is_refused_after_the_files_are_written(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--csv", "s.csv", "--plot", "s.png"]
+    assert command("tiny.yaml", "--grid", "seed=1,2", "--sort", "days", *files) == 2
+    err = capsys.readouterr().err
+    assert "--sort: no point has this figure, which needs training.total_tokens" in err
+    assert (folder / "s.csv").exists()
+    assert not (folder / "s.png").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "fix"),
     [

@@ -275,6 +275,45 @@ def test_pictures_of_results_are_drawn_for_every_kind_of_points(mixed: SweepResu
     assert labels == [["1, 1", "2, 2"], ["1, -", "-, 2"], [""]]
 
 
+@pytest.mark.parametrize(
+    ("figure", "needed"),
+    [
+        ("days", "training.total_tokens"),
+        ("gpu_hours", "training.total_tokens"),
+        ("cost", "training.total_tokens and cluster.price_per_gpu_hour"),
+    ],
+)
+def test_a_figure_that_no_point_has_is_refused_with_the_keys_that_give_it(
+    figure: str, needed: str, mixed: SweepResult
+) -> None:
+    """Points of tiny have figures, but neither the tokens of a whole run nor a price."""
+    for asked in (mixed.table, mixed.plot, mixed.summary):
+        with pytest.raises(InputError) as caught:
+            asked(figure)
+        assert f"no point has this figure, which needs {needed}\n" in str(caught.value)
+    assert swept({"parallelism.tp": [3]}).table(figure)["status"].tolist() == ["refused"]
+
+
+def test_a_figure_that_some_points_have_leaves_the_others_without_it() -> None:
+    """The point with tokens is too large; the one that fits has none, so nothing is said of memory."""
+    points = [{"training.total_tokens": 1e9, "model.hidden": 32768, "model.layers": 8}, {"seed": 1}]
+    result = sweep_space(Space((SMALLEST,), (listed(points),)), InProcess())
+    assert [row["fits"] for row in result.rows] == [False, True]
+    figure = result.plot("days")
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["does not fit in memory", "without this figure"]
+    assert figure.get_suptitle() == "tiny: days\nno point that fits has this figure"
+    grid = {"training.total_tokens": [1e9, None], "seed": [1, 2]}
+    heat = swept(grid).plot("days").axes[0]
+    assert [text.get_text() for text in heat.texts][2:] == ["no figure"] * 2
+
+
+def test_where_every_point_is_refused_nothing_is_said_of_memory() -> None:
+    title = swept({"parallelism.tp": [3, 5]}).plot().get_suptitle()
+    assert title == "tiny: step time\nevery point was refused or failed"
+
+
 def test_no_point_that_fits_is_said_in_the_title() -> None:
     assert plotted((2,), [1, 2], [False, False]).title() == "step time\nno point fits in memory"
     figure = sweep_plot(plotted((2, 2), [float("nan")] * 4))
