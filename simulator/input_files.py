@@ -29,13 +29,20 @@ class _Loader(yaml.SafeLoader):
         super().__init__(stream)
         self._flat: set[yaml.Node] = set()
         self._nodes = 0
+        self._unfinished: set[str] = set()  # anchors whose value is being read
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._nodes += 1
         if self._nodes > MAX_YAML_NODES:
             problem = f"has more than {MAX_YAML_NODES:,} keys and values"
             raise yaml.composer.ComposerError(None, None, problem, self.get_mark())
+        event = self.peek_event()
+        anchor = event.anchor
+        if isinstance(event, yaml.AliasEvent) and anchor in self._unfinished:
+            raise yaml.composer.ComposerError(None, None, f"a value refers to itself by *{anchor}", event.start_mark)
+        self._unfinished.add(anchor)
         node: yaml.Node | None = super().compose_node(parent, index)
+        self._unfinished.discard(anchor)
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:

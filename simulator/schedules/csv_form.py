@@ -46,7 +46,7 @@ def from_csv(text: str, name: str) -> Schedule:
     read, and where passes are missing, twice there or on two ranks; not on an order that deadlocks."""
     rows = [
         [cell for at, entry in enumerate(line, start=1) if (cell := _parse(entry.strip(), row, at)) is not None]
-        for row, line in enumerate(csv.reader(io.StringIO(_in_letters_of_today(text))), start=1)
+        for row, line in enumerate(_lines(_in_letters_of_today(text)), start=1)
         if line
     ]
     order: Order = [[cell for cell in row if not isinstance(cell, Post)] for row in rows]
@@ -81,6 +81,17 @@ def from_csv(text: str, name: str) -> Schedule:
         size=size,
         rows=tuple(map(tuple, rows)) if posted else None,
     )
+
+
+def _lines(text: str) -> list[list[str]]:
+    """Return the cells of every row. Raises ValueError where a quote is left open, or a cell is too long."""
+    rows = csv.reader(io.StringIO(text), strict=True)
+    lines: list[list[str]] = []
+    try:
+        lines.extend(rows)
+    except csv.Error as error:
+        raise ValueError(f"row {len(lines) + 1}: cannot be read as CSV: {error}") from None
+    return lines
 
 
 def _in_letters_of_today(text: str) -> str:

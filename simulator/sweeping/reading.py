@@ -73,16 +73,30 @@ def read_list(path: Path, option: str) -> list[dict[str, Any]]:
 
 
 def _rows_of_table(path: Path) -> Iterator[dict[str, Any]]:
-    rows = csv.reader(io.StringIO(read_text(path), newline=""))
-    head = [name.strip() for name in next(rows)]
+    lines = _lines_of_table(path)
+    head = [name.strip() for name in next(lines)[1]]
     for key in head:
         if not key or not all(key.split(".")) or head.count(key) > 1:
             allowed = "dotted keys such as parallelism.tp, each once"
             raise InputError("is no head of a column", file=path, found=key, allowed=allowed)
-    for row in rows:
-        if not row:
-            continue
+    for line, row in lines:
         if len(row) != len(head):
-            raise InputError(f"line {rows.line_num}: has not as many cells as the head", file=path, found=",".join(row))
+            raise InputError(f"line {line}: has not as many cells as the head", file=path, found=brief(",".join(row)))
         cells = {key: text for key, text in zip(head, row, strict=True) if text.strip()}
-        yield {key: parse_value(key, text, f"{path}:{rows.line_num}") for key, text in cells.items()}
+        yield {key: parse_value(key, text, f"{path}:{line}") for key, text in cells.items()}
+
+
+def _lines_of_table(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the line on which a row begins, and its cells, of every row that has some."""
+    rows = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    while True:
+        line = rows.line_num + 1
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            fix = "a closing quote" if "end of data" in str(error) else None
+            raise InputError(f"line {line}: cannot be read as CSV: {error}", file=path, fix=fix) from None
+        if row is None:
+            return
+        if row:
+            yield line, row

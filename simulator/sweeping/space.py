@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,11 +34,12 @@ class Dimension:
     settings: tuple[Mapping[str, Any], ...]
 
     def __post_init__(self) -> None:
-        """Raise `InputError` where there are no settings, or one stands twice."""
+        """Raise `InputError` where there are no settings, one stands twice, or one cannot be written down."""
         if not self.settings:
             raise InputError("lists no values", file=self.option, fix="at least one")
         texts: set[str] = set()
         for setting in self.settings:
+            _check_written(dict(setting), self.option)
             if (text := repr(sorted(setting.items()))) in texts:
                 raise InputError("stands twice", file=self.option, found=brief(dict(setting)), fix="once is enough")
             texts.add(text)
@@ -72,6 +74,9 @@ class Space:
             if not isinstance(workload, str | Path | Mapping):
                 allowed = "a file, a shipped name or a mapping, in which keys can be changed"
                 raise InputError("is no workload to sweep", key="workloads", found=brief(workload), allowed=allowed)
+            if isinstance(workload, Mapping):
+                _check_written(dict(workload), "workloads")
+        _check_written(dict(self.changes), "--set")
         options: dict[str, str] = dict.fromkeys(self.changes, "--set")
         for dimension in self.dimensions:
             for key in dimension.keys:
@@ -127,9 +132,18 @@ class Space:
         inside = [
             dimension.option
             for dimension in self.dimensions
-            if any(unknown.startswith(f"{key}.") for key in dimension.keys)
+            if any(unknown.startswith(f"{key}.") or f"{key}.".startswith(unknown) for key in dimension.keys)
         ]
         return f"{inside[0] if inside else '--set'}{named}"
+
+
+def _check_written(data: Mapping[str, Any], place: str) -> None:
+    """Raise `InputError`, naming ``place``, where data cannot be written to the database, as of a value in itself."""
+    try:
+        json.dumps(data, sort_keys=True, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        allowed = "keys of one kind, and values that do not hold themselves"
+        raise InputError(f"cannot be written down: {error}", file=place, found=brief(data), allowed=allowed) from None
 
 
 def grid(values: Mapping[str, Sequence[Any]], option: str = "grid") -> tuple[Dimension, ...]:

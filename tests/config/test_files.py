@@ -141,6 +141,14 @@ def test_aliases_that_double_are_neither_expanded_nor_printed(tmp_path: Path) ->
     assert len(str(caught.value)) < 20_000
 
 
+@pytest.mark.parametrize("text", ["a: &x {b: [*x]}", "&x [*x]", "a: &x {<<: *x}"])
+def test_a_value_that_refers_to_itself_is_refused(text: str) -> None:
+    """An alias inside its own anchor; behind it the same alias is a copy."""
+    with pytest.raises(InputError, match=r"f: line 1, column \d+: a value refers to itself by \*x"):
+        parse_yaml(text, "f")
+    assert parse_yaml("[&x {b: 1}, *x, {c: *x}]", "f") == [{"b": 1}, {"b": 1}, {"c": {"b": 1}}]
+
+
 def test_changes_are_parsed_as_yaml_and_refused_without_a_value() -> None:
     assert parse_changes(["a.b=1e3", "a.c=[1, 2]", "a.d=x=y", "a.b=2"]) == {"a.b": 2, "a.c": [1, 2], "a.d": "x=y"}
     for text in ("a.b", "=1", ".=1", "a..b=1", ""):

@@ -157,6 +157,8 @@ def test_an_order_that_cannot_be_run_ends_in_a_report(text: str, overlap: bool, 
     [
         ("0F0,0X0\n", "row 1, cell 2: cannot use '0X0'"),
         ("0F0,0UNSHARD\n", "cannot use '0UNSHARD'"),
+        ('0F0,0B0\n1F0,"1B0\n', "row 2: cannot be read as CSV: unexpected end of data"),
+        (140_000 * "0" + "F0,0B0\n", "row 1: cannot be read as CSV: field larger"),
         ("0F0\n", "need one F and either one B or one I and one W; there is 0F0"),
         ("0F0,0I0,0W0,0B0\n", "there is 0B0, 0F0, 0I0, 0W0"),
         ("0F0,0B0,0B0\n", "there is 0B0, 0B0, 0F0"),

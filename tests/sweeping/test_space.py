@@ -16,6 +16,10 @@ from simulator.sweeping.space import MOST_POINTS, Dimension, Space, grid, listed
 from tests.support.jobs import job
 from tests.support.sweeps import SMALLEST, space_of, write_job
 
+#: A mapping that is its own value.
+HOLDING_ITSELF: dict[str, Any] = {}
+HOLDING_ITSELF["model"] = HOLDING_ITSELF
+
 
 def changes_of(space: Space) -> list[tuple[Any, ...]]:
     return [tuple(point.changes.values()) for point in space.points()]
@@ -97,6 +101,10 @@ def test_a_text_that_is_no_list_of_values_is_refused(texts: list[str], words: st
         (lambda: grid({"seed": [1, 2, 1]}), "stands twice"),
         (lambda: zipped({"seed": [1, 2], "model.layers": [1]}), "seed: 2, model.layers: 1"),
         (lambda: listed([]), "points: lists no values"),
+        (lambda: listed([{"model": {"layers": 1, 2: 3}}]), "points: cannot be written down"),
+        (lambda: grid({"model": [HOLDING_ITSELF]}), "grid: cannot be written down"),
+        (lambda: Space((HOLDING_ITSELF,), ()), "workloads: cannot be written down"),
+        (lambda: Space(("w",), (), {"model": HOLDING_ITSELF}), "--set: cannot be written down"),
         (lambda: listed([{"seed": 1}, 4]), "points: point 2 is none"),  # type: ignore[list-item]
         (lambda: Space(("w",), grid({"seed": [1]}), {"seed": 2}), "grid: seed: is given by --set too"),
         (lambda: Space(("w",), (*grid({"seed": [1]}), *zipped({"seed": [2]}))), "zip: seed: is given by grid too"),
@@ -122,6 +130,12 @@ def test_a_misspelt_key_is_refused_with_the_option_and_the_nearest_key(dimension
         Space((SMALLEST,), (dimension,)).check()
     assert f"{place}: unknown key" in str(caught.value)
     assert "fix:     tp instead of tpp" in str(caught.value)
+
+
+def test_a_misspelt_section_of_a_column_is_one_of_the_file() -> None:
+    with pytest.raises(InputError) as caught:
+        Space((SMALLEST,), (listed([{"modl.layers": 1}], "points.csv"),)).check()
+    assert str(caught.value).startswith("points.csv: modl: unknown key")
 
 
 def test_a_key_inside_what_has_none_is_refused() -> None:
@@ -180,6 +194,10 @@ def test_points_are_listed_in_a_table_or_in_yaml(name: str, text: str, tmp_path:
         ("p.csv", "a,b\n1\n", "line 2: has not as many cells"),
         ("p.csv", "a,a\n1,2\n", "is no head of a column"),
         ("p.csv", "a,\n1,2\n", "is no head of a column"),
+        ("p.csv", "seed\n1\n" + 140_000 * "2" + "\n", "p.csv: line 3: cannot be read as CSV: field larger"),
+        ("p.csv", 'seed,note\n1,x\n2,"abc\n3,y\n4,z\n', "p.csv: line 3: cannot be read as CSV: unexpected end"),
+        ("p.csv", '"seed\n1\n2\n', "p.csv: line 1: cannot be read as CSV: unexpected end"),
+        ("p.yaml", "- &x {parallelism.tp: *x}\n", "p.yaml: line 1, column 23: a value refers to itself by *x"),
         ("p.yaml", "a: 1\n", "must hold a list"),
         ("p.txt", "a: 1\n", "no list of points"),
     ],
