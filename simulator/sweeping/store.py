@@ -7,15 +7,17 @@ committed outlives its process however that ends, and others may read, or sweep 
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from simulator.errors import InputError
+from simulator.input_files import brief
 from simulator.output.sweep_figures import FIGURES
 from simulator.sweeping.key import simulator_version
 from simulator.sweeping.outcome import PointOutcome, Status
@@ -23,6 +25,7 @@ from simulator.sweeping.point import Point, source_name
 
 #: ``PRAGMA application_id`` of our databases ("llms" in ASCII), and the version of their table.
 APPLICATION_ID, TABLE_VERSION = 0x6C6C6D73, 1
+_ANOTHER_NAME = "another name"
 #: Seconds for which another sweep may hold up a commit.
 _PATIENCE_s = 60.0
 _SQL_TYPES = {float: "REAL", int: "INTEGER", bool: "INTEGER"}
@@ -62,6 +65,9 @@ class Store:
                 connection.execute(f"PRAGMA user_version = {TABLE_VERSION}")
                 connection.execute(_TABLE)
                 connection.execute("COMMIT")
+                present = {name for _, name, *_ in connection.execute("PRAGMA table_info(points)")}
+            if missing := [name for name in _COLUMNS if name not in present]:
+                raise InputError(f"is damaged: no column {missing[0]}", file=path or "sweep", fix=_ANOTHER_NAME)
             yield cls(path, connection)
 
     def finished(self, *, failed: bool = True) -> frozenset[str]:
@@ -92,24 +98,41 @@ class Store:
             )
 
     def outcome(self, key: str) -> PointOutcome:
-        """Return what came of the point with this key, which is in the file."""
+        """Return what came of the point with this key, which is in the file.
+
+        Raises `InputError` where its values are none that a sweep has written.
+        """
         with _problems(self.path):
             row = self.connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM points WHERE key = ?", [key]).fetchone()
-        values = dict(zip(_COLUMNS, row, strict=True))
-        figures = {name: figure.kind(values[name]) for name, figure in FIGURES.items() if values[name] is not None}
-        return PointOutcome(
-            key,
-            Status(values["status"]),
-            figures,
-            values["error"],
-            tuple(json.loads(values["warnings"])),
-            values["wall_s"],
-        )
+        try:
+            return _outcome_of_row(key, dict(zip(_COLUMNS, row, strict=True)))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"is damaged: point {key[:12]}: {error}", file=self.path, fix=_ANOTHER_NAME) from None
+
+
+def _outcome_of_row(key: str, values: Mapping[str, Any]) -> PointOutcome:
+    """Return the outcome that a row holds. Raises `TypeError` or `ValueError` on values of another kind."""
+    status = Status(values["status"])
+    figures = {name: _figure(name, values[name]) for name in FIGURES if values[name] is not None}
+    missing = [name for name, figure in FIGURES.items() if name not in figures and not figure.needs]
+    if status == Status.KEPT or (status == Status.SIMULATED and missing):
+        raise ValueError(f"status is {status}" + (f", but there is no {missing[0]}" if missing else ""))
+    warnings, error, wall_s = json.loads(values["warnings"]), values["error"], float(values["wall_s"])
+    if not isinstance(error, str) or not isinstance(warnings, list) or not all(isinstance(w, str) for w in warnings):
+        raise ValueError("error and warnings are no texts")
+    return PointOutcome(key, status, figures, error, tuple(warnings), wall_s)
+
+
+def _figure(name: str, value: object) -> float:
+    """Return the value of a figure as the type that it has. Raises `ValueError` where it is no finite number."""
+    if not isinstance(value, int | float) or not math.isfinite(value) or FIGURES[name].kind(value) != value:
+        raise ValueError(f"{name} is {brief(value)}")
+    return cast(float, FIGURES[name].kind(value))
 
 
 def _check_ours(path: Path) -> None:
     """Raise `InputError` where a file is no database of sweeps; an empty one is what a sweep that was killed leaves."""
-    fix = "another name"
+    fix = _ANOTHER_NAME
     if path.is_dir():
         raise InputError("is a directory, not a file", file=path, fix=fix)
     try:
@@ -132,10 +155,15 @@ def _check_ours(path: Path) -> None:
 
 @contextmanager
 def _problems(path: Path | None) -> Iterator[None]:
-    """Raise `InputError` for what SQLite raises: a full disk, a folder that cannot be written, another's lock."""
+    """Raise `InputError` for what SQLite raises: a full disk, a folder that cannot be written, another's lock.
+
+    Raise one for a damaged file too.
+    """
     try:
         yield
     except sqlite3.Error as error:
+        if any(word in str(error) for word in ("malformed", "decode to UTF-8")):
+            raise InputError(f"is damaged: {error}", file=path or "sweep", fix=_ANOTHER_NAME) from None
         fix = (
             "room on the disk; what is finished is kept, and the same command goes on" if "full" in str(error) else None
         )

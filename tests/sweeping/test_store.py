@@ -112,6 +112,38 @@ def test_a_database_of_a_later_version_is_refused(tmp_path: Path) -> None:
         swept({"seed": [1]}, out=path)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("UPDATE points SET step_time_s = 'abc'", "step_time_s is 'abc'"),
+        ("UPDATE points SET step_time_s = NULL", "status is simulated, but there is no step_time_s"),
+        ("UPDATE points SET mfu = 9e999", "mfu is inf"),
+        ("UPDATE points SET n_gpus = 1.5", "n_gpus is 1.5"),
+        ("UPDATE points SET fits = 7", "fits is 7"),
+        ("UPDATE points SET days = x'00'", "days is b'\\x00'"),
+        ("UPDATE points SET status = 'done'", "'done' is not a valid Status"),
+        ("UPDATE points SET status = 'kept'", "status is kept"),
+        ("UPDATE points SET warnings = '[1'", "Expecting"),
+        ("UPDATE points SET warnings = '[1]'", "no texts"),
+        ("UPDATE points SET error = x'00'", "no texts"),
+        ("UPDATE points SET wall_s = 'long'", "could not convert"),
+        ("UPDATE points SET error = CAST(x'ff' AS TEXT)", "decode to UTF-8"),
+        ("ALTER TABLE points DROP COLUMN mfu", "no column mfu"),
+    ],
+)
+def test_a_database_with_damaged_values_is_refused(change: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    swept({"seed": [1]}, out=path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(change)
+        connection.commit()
+    with pytest.raises(InputError) as caught:
+        swept({"seed": [1]}, out=path)
+    assert str(caught.value).startswith(f"{path}: is damaged: ")
+    assert words in str(caught.value)
+    assert caught.value.fix == "another name"
+
+
 def test_an_empty_file_is_a_database_that_was_just_begun(tmp_path: Path) -> None:
     """A process leaves one that is killed between making the file and its first table."""
     path = tmp_path / "s.db"
