@@ -7,8 +7,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
+from simulator.config.section import is_whole
 from simulator.errors import InputError
-from simulator.input_files import brief
+from simulator.input_files import as_path, brief
 from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Source
 from simulator.sweeping.processes import Processes, cores
@@ -40,10 +41,21 @@ def sweep(
     """
     several = isinstance(workloads, Sequence) and not isinstance(workloads, str)
     sources = list(cast(Sequence[Source], workloads)) if several else [cast(Source, workloads)]
-    dimensions = (*_grid(grid or {}), *zipped(zip or {}), *([listed(points)] if points is not None else []))
-    space = Space(tuple(sources), dimensions, set or {})
+    dimensions = (
+        *(_grid(grid) if grid is not None else ()),
+        *(zipped(zip) if zip is not None else ()),
+        *([listed(points)] if points is not None else []),
+    )
+    space = Space(tuple(sources), dimensions, {} if set is None else set)
+    runner, database = runner_on(jobs, "jobs"), None if out is None else _database_path(out)
     space.check()
-    return sweep_space(space, runner_on(jobs, "jobs"), None if out is None else Path(out))
+    return sweep_space(space, runner, database)
+
+
+def _database_path(out: object) -> Path:
+    if not isinstance(out, str | Path):
+        raise InputError("must be the path of a file", file="out", found=brief(out))
+    return as_path(out, file="out")
 
 
 #: The function whose name is a parameter of `sweep`.
@@ -51,10 +63,13 @@ _grid = grid
 
 
 def runner_on(jobs: int | None, option: str) -> Processes:
-    """Return the runner on so many processes [one per core]. Raises `InputError`, naming ``option``, for none."""
-    if jobs is not None and jobs < 1:
+    """Return the runner on so many processes [one per core]. Raises `InputError`, naming ``option``, for no such."""
+    if jobs is not None and not (is_whole(jobs) and jobs >= 1):
         raise InputError(
-            "needs a process", file=option, found=brief(jobs), allowed=f"1 or more; here are {cores()} cores"
+            "needs a process",
+            file=option,
+            found=brief(jobs),
+            allowed=f"a whole number, 1 or more; here are {cores()} cores",
         )
     return Processes(cores() if jobs is None else jobs)
 

@@ -61,7 +61,7 @@ def read_list(path: Path, option: str) -> list[dict[str, Any]]:
     `InputError`.
     """
     if path.suffix.lower() == ".csv":
-        return list(_rows_of_table(path))
+        return _rows_of_table(path)
     if path.suffix.lower() not in (".yaml", ".yml"):
         allowed = "a table named *.csv, or a list of mappings named *.yaml"
         raise InputError("no list of points", file=option, found=str(path), allowed=allowed)
@@ -72,18 +72,25 @@ def read_list(path: Path, option: str) -> list[dict[str, Any]]:
     return settings
 
 
-def _rows_of_table(path: Path) -> Iterator[dict[str, Any]]:
+def _rows_of_table(path: Path) -> list[dict[str, Any]]:
     lines = _lines_of_table(path)
     head = [name.strip() for name in next(lines)[1]]
     for key in head:
         if not key or not all(key.split(".")) or head.count(key) > 1:
             allowed = "dotted keys such as parallelism.tp, each once"
             raise InputError("is no head of a column", file=path, found=key, allowed=allowed)
+    filled: set[str] = set()
+    settings: list[dict[str, Any]] = []
     for line, row in lines:
         if len(row) != len(head):
             raise InputError(f"line {line}: has not as many cells as the head", file=path, found=brief(",".join(row)))
         cells = {key: text for key, text in zip(head, row, strict=True) if text.strip()}
-        yield {key: parse_value(key, text, f"{path}:{line}") for key, text in cells.items()}
+        settings.append({key: parse_value(key, text, f"{path}:{line}") for key, text in cells.items()})
+        filled.update(cells)
+    if settings and (empty := [key for key in head if key not in filled]):
+        fix = "a value in one of its cells, or no such column"
+        raise InputError("all cells of this column are empty", file=path, key=empty[0], fix=fix)
+    return settings
 
 
 def _lines_of_table(path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -51,8 +51,11 @@ class Dimension:
 
     @property
     def forms(self) -> tuple[Mapping[str, Any], ...]:
-        """The first setting of every set of keys: one, unless rows of a list leave some out."""
-        return tuple({tuple(setting): setting for setting in reversed(self.settings)}.values())
+        """The first setting of every set of keys: one, unless values have keys inside or rows leave some out."""
+        firsts: dict[object, Mapping[str, Any]] = {}
+        for setting in self.settings:
+            firsts.setdefault(_shape(setting), setting)
+        return tuple(firsts.values())
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,9 @@ class Space:
                 raise InputError("is no workload to sweep", key="workloads", found=brief(workload), allowed=allowed)
             if isinstance(workload, Mapping):
                 _check_written(dict(workload), "workloads")
+        if not isinstance(self.changes, Mapping) or not all(isinstance(key, str) for key in self.changes):
+            allowed = "a mapping of dotted keys, such as {'parallelism.tp': 4}"
+            raise InputError("must be a mapping of keys", file="set", found=brief(self.changes), allowed=allowed)
         _check_written(dict(self.changes), "--set")
         options: dict[str, str] = dict.fromkeys(self.changes, "--set")
         for dimension in self.dimensions:
@@ -110,11 +116,10 @@ class Space:
 
         A point that is not legal is no error: it has its own outcome.
         """
-        firsts = [replace(dimension, settings=dimension.forms) for dimension in self.dimensions]
         for workload in self.workloads:
             if not isinstance(workload, Mapping):
                 read_yaml(catalog.find("workload", str(workload)))
-        for point in replace(self, dimensions=tuple(firsts)).points():
+        for point in self._forms():
             try:
                 load_workload(point.workload, point.changes, by=_CHANGES)
             except InputError as error:
@@ -122,6 +127,15 @@ class Space:
                 for one in unknown:
                     one.file = self._place(one, point.workload)
                 raise_all(unknown)
+
+    def _forms(self) -> Iterator[Point]:
+        """Yield points in which each dimension has each of its forms, with the first ones of the others."""
+        firsts = [replace(dimension, settings=dimension.forms[:1]) for dimension in self.dimensions]
+        yield from replace(self, dimensions=tuple(firsts)).points()
+        for place, dimension in enumerate(self.dimensions):
+            if others := dimension.forms[1:]:
+                varied = [*firsts[:place], replace(dimension, settings=others), *firsts[place + 1 :]]
+                yield from replace(self, dimensions=tuple(varied)).points()
 
     def _place(self, error: InputError, workload: Source) -> str | None:
         """Return the option that an unknown key came by, or the file of the workload where it stands there."""
@@ -137,6 +151,15 @@ class Space:
         return f"{inside[0] if inside else '--set'}{named}"
 
 
+def _shape(value: object) -> object:
+    """Return the keys inside of a value, and inside of its own values; nothing of a number or text."""
+    if isinstance(value, Mapping):
+        return frozenset((key, _shape(inner)) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return frozenset(map(_shape, value))
+    return None
+
+
 def _check_written(data: Mapping[str, Any], place: str) -> None:
     """Raise `InputError`, naming ``place``, where data cannot be written to the database, as of a value in itself."""
     try:
@@ -148,6 +171,7 @@ def _check_written(data: Mapping[str, Any], place: str) -> None:
 
 def grid(values: Mapping[str, Sequence[Any]], option: str = "grid") -> tuple[Dimension, ...]:
     """Return a dimension per key, all of whose ``values`` are tried with all of the others."""
+    _check_keys(values, option)
     return tuple(
         Dimension(option, tuple({key: value} for value in _listed(key, several, option)))
         for key, several in values.items()
@@ -159,6 +183,7 @@ def zipped(values: Mapping[str, Sequence[Any]], option: str = "zip") -> tuple[Di
 
     Raises `InputError` where they are not equally many.
     """
+    _check_keys(values, option)
     if not values:
         return ()
     columns = {key: _listed(key, several, option) for key, several in values.items()}
@@ -172,11 +197,21 @@ def zipped(values: Mapping[str, Sequence[Any]], option: str = "zip") -> tuple[Di
 
 def listed(settings: Sequence[Mapping[str, Any]], option: str | Path = "points") -> Dimension:
     """Return the dimension of settings that are listed one by one."""
+    if isinstance(settings, str) or not isinstance(settings, Sequence):
+        allowed = "a list of mappings, such as [{'parallelism.tp': 4}]"
+        raise InputError("must be a list", file=option, found=brief(settings), allowed=allowed)
     for number, setting in enumerate(settings, 1):
         if not isinstance(setting, Mapping) or not all(isinstance(key, str) for key in setting):
             allowed = "a mapping of dotted keys, such as {parallelism.tp: 4}"
             raise InputError(f"point {number} is none", file=option, found=brief(setting), allowed=allowed)
     return Dimension(str(option), tuple(settings))
+
+
+def _check_keys(values: object, option: str) -> None:
+    """Raise `InputError` unless values belong to keys that are texts."""
+    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+        allowed = "a mapping of dotted keys to lists, such as {'parallelism.tp': [1, 2]}"
+        raise InputError("must be a mapping of keys", file=option, found=brief(values), allowed=allowed)
 
 
 def _listed(key: str, values: object, option: str) -> list[Any]:

@@ -132,6 +132,34 @@ def test_a_misspelt_key_is_refused_with_the_option_and_the_nearest_key(dimension
     assert "fix:     tp instead of tpp" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("dimension", "words"),
+    [
+        (grid({"parallelism": [{"tp": 2}, {"tpp": 2}]}, "--grid")[0], "--grid: parallelism.tpp: unknown key"),
+        (
+            zipped({"seed": [1, 2], "training.recompute": ["full", {"granularty": "full"}]}, "--zip")[0],
+            "--zip: training.recompute.granularty: unknown key",
+        ),
+        (
+            listed([{"model": {"moe": {"experts": 2}}}, {"model": {"moe": {"expert": 2}}}], "p.yaml"),
+            "p.yaml: model.moe.expert: unknown key",
+        ),
+    ],
+)
+def test_a_misspelt_key_in_any_value_is_refused(dimension: Dimension, words: str) -> None:
+    """Keys inside of a later value are looked at too, and beside another dimension."""
+    with pytest.raises(InputError) as caught:
+        Space((SMALLEST,), (*grid({"calibration": ["a100-sxm-80gb"]}), dimension)).check()
+    assert words in str(caught.value)
+
+
+def test_values_with_the_same_keys_inside_are_looked_at_once() -> None:
+    """Of twenty mappings with one key, one with another, and texts, there are three forms."""
+    values = [*({"granularity": "full", "layers": n} for n in range(20)), {"granularity": "full"}, "none", "full"]
+    (dimension,) = grid({"training.recompute": values})
+    assert [setting["training.recompute"] for setting in dimension.forms] == [values[0], values[20], "none"]
+
+
 def test_a_misspelt_section_of_a_column_is_one_of_the_file() -> None:
     with pytest.raises(InputError) as caught:
         Space((SMALLEST,), (listed([{"modl.layers": 1}], "points.csv"),)).check()
@@ -198,6 +226,7 @@ def test_points_are_listed_in_a_table_or_in_yaml(name: str, text: str, tmp_path:
         ("p.csv", 'seed,note\n1,x\n2,"abc\n3,y\n4,z\n', "p.csv: line 3: cannot be read as CSV: unexpected end"),
         ("p.csv", '"seed\n1\n2\n', "p.csv: line 1: cannot be read as CSV: unexpected end"),
         ("p.yaml", "- &x {parallelism.tp: *x}\n", "p.yaml: line 1, column 23: a value refers to itself by *x"),
+        ("p.csv", "seed,training.zzz\n1,\n2, \n", "p.csv: training.zzz: all cells of this column are empty"),
         ("p.yaml", "a: 1\n", "must hold a list"),
         ("p.txt", "a: 1\n", "no list of points"),
     ],
@@ -210,8 +239,29 @@ def test_a_list_that_cannot_be_read_is_refused(name: str, text: str, words: str,
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("jobs", [0, -2])
-def test_a_sweep_needs_a_process(jobs: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"grid": {5: [1]}}, "grid: must be a mapping of keys"),
+        ({"grid": [1]}, "grid: must be a mapping of keys"),
+        ({"grid": 0}, "grid: must be a mapping of keys"),
+        ({"zip": {None: [1]}}, "zip: must be a mapping of keys"),
+        ({"points": 5}, "points: must be a list"),
+        ({"points": {"seed": 1}}, "points: must be a list"),
+        ({"grid": {"seed": [1]}, "set": {5: 1}}, "set: must be a mapping of keys"),
+        ({"grid": {"seed": [1]}, "set": 3}, "set: must be a mapping of keys"),
+        ({"grid": {"seed": [1]}, "out": 5}, "out: must be the path of a file"),
+        ({"grid": {"seed": [1]}, "out": "a\0b"}, "out: cannot be a file"),
+    ],
+)
+def test_options_of_another_type_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        simulator.sweep(SMALLEST, **options)
+    assert str(caught.value).startswith(words)
+
+
+@pytest.mark.parametrize("jobs", [0, -2, float("nan"), "2", 1.5, True])
+def test_a_sweep_needs_a_process(jobs: Any) -> None:
     with pytest.raises(InputError, match="needs a process"):
         simulator.sweep(SMALLEST, grid={"seed": [1]}, jobs=jobs)
 
