@@ -17,7 +17,7 @@ from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.section import is_whole
 from simulator.costs import Costs
 from simulator.engine import simulate
-from simulator.errors import InputError
+from simulator.errors import InputError, raise_all
 from simulator.input_files import brief, closest
 from simulator.lowering import schedule_program
 from simulator.program import Program
@@ -133,9 +133,12 @@ def _sizes(plan: Schedule, stages: int | None, microbatches: int | None, chunks:
     if plan.size is not None:
         stages = plan.size[0] if stages is None else stages
         microbatches = plan.size[1] if microbatches is None else microbatches
-    if stages is None or microbatches is None:
-        missing = "stages" if stages is None else "microbatches"
-        raise InputError("is missing", key=missing, allowed="1 and more; only a file has sizes of its own")
+    allowed = "1 and more; only a file has sizes of its own"
+    raise_all(
+        InputError("is missing", key=key, allowed=allowed, fix=f"a number, such as {usual}")
+        for key, size, usual in (("stages", stages, 4), ("microbatches", microbatches, 8))
+        if size is None
+    )
     stages, microbatches = _whole_number("stages", stages), _whole_number("microbatches", microbatches)
     return stages, microbatches, (plan.chunks or 2) if chunks is None else _whole_number("chunks", chunks)
 

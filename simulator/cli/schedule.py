@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: Costs of actions where none are given.
 _COST = "F=1,B=2,W=1,comm=0"
 _COSTS = {"F": "forward", "B": "backward", "W": "weight", "comm": "comm"}
+#: Sizes of a schedule that are options of the same names.
+_SIZES = ("stages", "microbatches", "chunks", "zb_memory_limit")
 #: Longer orders are cut on the terminal; the JSON has them whole.
 _SHOWN_ACTIONS = 40
 
@@ -84,6 +86,7 @@ def command(
       llmsim schedule mine.csv
     """
     import simulator
+    from simulator.errors import located
 
     # click gives an option one value; what follows it comes here.
     if context.args and not compare:
@@ -96,14 +99,15 @@ def command(
     )
     costs = _costs(cost)
     limits = _limits(names, zb_memory_limit)
-    results = [
-        simulator.schedule(
-            which, stages, microbatches, _chunks(which, name, chunks), **costs, zb_memory_limit=limits[which]
-        )
-        for which in names
-    ]
+    with located(_option):
+        results = [
+            simulator.schedule(
+                which, stages, microbatches, _chunks(which, name, chunks), **costs, zb_memory_limit=limits[which]
+            )
+            for which in names
+        ]
     reports = [result.to_dict() for result in results]
-    warnings = [f"{result.name}: {note}" for result in results for note in result.warnings]
+    warnings = [f"{result.name}: {note}" for result in results for note in result.warnings] + _unlike_work(results)
     content = reports[0] if len(reports) == 1 else {"schedules": reports}
     if csv is not None and results[0].plan.steady:
         warnings.append(f"{results[0].name}: the file has one step, and is played as one alone when it is read again")
@@ -112,6 +116,25 @@ def command(
     if not quiet and json != STDOUT:
         _print(reports)
     warn(warnings)
+
+
+def _option(key: str) -> tuple[str | None, str]:
+    """Return the option that gives a parameter of `simulator.schedule`, and the key inside of it."""
+    if key in _COSTS:
+        return "--cost", key
+    return (f"--{key.replace('_', '-')}", "") if key in _SIZES else (None, key)
+
+
+def _unlike_work(results: Sequence[ScheduleResult]) -> list[str]:
+    """Return a warning where schedules that are compared have other numbers of ranks or micro-batches."""
+    if len({(result.stages, result.microbatches) for result in results}) == 1:
+        return []
+    sizes = "; ".join(f"{result.name}: {_work_in_words(result.stages, result.microbatches)}" for result in results)
+    return [f"the schedules do not do the same work, so that their makespans do not compare: {sizes}"]
+
+
+def _work_in_words(ranks: int, microbatches: int) -> str:
+    return f"{counted(ranks, 'rank')}, {counted(microbatches, 'micro-batch', 'es')}"
 
 
 def _write(results: Sequence[ScheduleResult], csv: Path | None, gantt: Path | None) -> None:
@@ -148,6 +171,8 @@ def _costs(text: str) -> dict[str, float]:
             raise InputError(
                 "unknown cost", file="--cost", found=part, allowed=", ".join(f"{k}=NUMBER" for k in _COSTS)
             )
+        if _COSTS[key] in costs:
+            raise InputError("is given twice", file="--cost", key=key, found=text, fix="one value")
         try:
             costs[_COSTS[key]] = float(value)
         except ValueError:
@@ -159,8 +184,7 @@ def _costs(text: str) -> dict[str, float]:
 
 def _print(reports: list[dict[str, Any]]) -> None:
     for report in reports:
-        ranks, microbatches = counted(report["stages"], "rank"), counted(report["microbatches"], "micro-batch", "es")
-        title = f"{report['name']}: {ranks}, {microbatches}"
+        title = f"{report['name']}: {_work_in_words(report['stages'], report['microbatches'])}"
         if report["chunks"] > 1:
             title += f", {report['chunks']} chunks per rank"
         rows = [
@@ -182,7 +206,8 @@ def _print(reports: list[dict[str, Any]]) -> None:
         for report in reports
     ]
     show(table(rows))
-    if len({report["chunks"] for report in reports}) > 1:
+    sizes = {(report["stages"], report["microbatches"]) for report in reports}
+    if len(sizes) == 1 and len({report["chunks"] for report in reports}) > 1:
         show("All do the same work: a rank's v chunks cost 1/v of --cost each, a transfer its whole cost.")
 
 

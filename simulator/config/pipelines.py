@@ -34,4 +34,4 @@ def find_schedule(reference: str, *, file: object = None, key: str | None = None
 
 @lru_cache(maxsize=16)
 def _read(path: Path, changed: int) -> Schedule:
-    return from_csv(read_content(path).decode("utf-8"), path.name)
+    return from_csv(read_content(path).decode("utf-8-sig"), path.name)

@@ -653,6 +653,44 @@ def test_compared_schedules_do_equal_work(capsys: pytest.CaptureFixture[str]) ->
     assert figures == {"1f1b": ("33", "4"), "interleaved": ("28.5", "5.5")}
 
 
+def test_compared_files_of_other_sizes_do_not_do_the_same_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One file has a rank of one chunk, the other two ranks of two: neither the table nor a sentence equates them."""
+    one, two = tmp_path / "one.csv", tmp_path / "two.csv"
+    one.write_text("0F0,0B0\n")
+    assert command("schedule", "interleaved", "--stages", 2, "--microbatches", 2, "--csv", two) == 0
+    capsys.readouterr()
+    assert command("schedule", one, "--compare", two) == 0
+    out, err = capsys.readouterr()
+    assert "All do the same work" not in out
+    assert "the schedules do not do the same work" in err
+    assert f"{one}: 1 rank, 1 micro-batch; {two}: 2 ranks, 2 micro-batches" in err
+    assert command("schedule", "1f1b", "--compare", two, "--stages", 2, "--microbatches", 2) == 0
+    out, err = capsys.readouterr()
+    assert "All do the same work" in out
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--stages", 4], ["--microbatches: is missing", "fix:     a number, such as 8"]),
+        ([], ["--stages: is missing", "--microbatches: is missing"]),
+        (["--stages", 4, "--microbatches", 0], ["--microbatches: too small"]),
+        (["--stages", 4, "--microbatches", 8, "--cost", "F=1,F=2"], ["--cost: F: is given twice"]),
+        (["--stages", 4, "--microbatches", 8, "--cost", "F=0"], ["--cost: F: not a cost"]),
+        (["--stages", 4, "--microbatches", 8, "--zb-memory-limit", 2], ["--zb-memory-limit: has no meaning"]),
+    ],
+)
+def test_sizes_and_costs_of_a_schedule_are_refused_by_their_options(
+    arguments: list[Any], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("schedule", "1f1b", *arguments) == 2
+    err = capsys.readouterr().err
+    assert all(word in err for word in words)
+
+
 def test_the_file_of_a_steady_schedule_says_that_it_is_one_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,6 +119,12 @@ def test_a_file_is_found_beside_the_workload(tmp_path: Path, monkeypatch: pytest
     assert load_workload(tmp_path / "job.yaml").parallelism.pipeline_schedule.name == "mine.csv"
 
 
+def test_a_file_that_begins_with_a_byte_order_mark_is_read(written: Path) -> None:
+    """Spreadsheets write one in front of UTF-8."""
+    written.write_text(PLAIN, encoding="utf-8-sig")
+    assert simulator.schedule(str(written)).to_csv() == simulator.schedule("1f1b", 2, 2).to_csv()
+
+
 def test_chunks_come_from_the_file(written: Path) -> None:
     written.write_text(simulator.schedule("zb_v", 2, 4).to_csv())
     workload = load_workload(job(parallelism__pp=2, parallelism__schedule=str(written), training__global_batch=4))
