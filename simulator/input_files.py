@@ -36,10 +36,10 @@ class _Loader(yaml.SafeLoader):
         if self._nodes > MAX_YAML_NODES:
             problem = f"has more than {MAX_YAML_NODES:,} keys and values"
             raise yaml.composer.ComposerError(None, None, problem, self.get_mark())
-        event = self.peek_event()
-        anchor = event.anchor
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        anchor, mark = event.anchor, event.start_mark
         if isinstance(event, yaml.AliasEvent) and anchor in self._unfinished:
-            raise yaml.composer.ComposerError(None, None, f"a value refers to itself by *{anchor}", event.start_mark)
+            raise yaml.composer.ComposerError(None, None, f"a value refers to itself by *{anchor}", mark)
         self._unfinished.add(anchor)
         node: yaml.Node | None = super().compose_node(parent, index)
         self._unfinished.discard(anchor)

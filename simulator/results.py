@@ -102,8 +102,8 @@ class TimelineResult(PlayedResult):
     def save_trace(self, path: str | Path, ranks: Sequence[int] | None = None) -> None:
         """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz.
 
-        ``ranks``: any ranks, simulated or not [one per pipeline stage]. Raises `InputError` for ranks that do not
-        exist, and for a trace too large to open.
+        ``ranks``: any ranks, simulated or not, each written once [one per pipeline stage]. Raises `InputError` where
+        ranks do not exist or there are none, and for a trace too large to open.
         """
         from simulator.output.trace import write_trace
 
@@ -127,10 +127,10 @@ def numbered_timelines(results: Iterable[TimelineResult]) -> dict[str, Timeline]
 
 
 def _existing_ranks(ranks: object, n_ranks: int) -> list[int]:
-    """Return ``ranks`` as a list. Raises `InputError` unless they are ranks of a job of ``n_ranks``."""
+    """Return ``ranks``, each once. Raises `InputError` unless they are some ranks of a job of ``n_ranks``."""
     if isinstance(ranks, Iterable):
         listed = list(ranks)
-        if all(is_whole(rank) and 0 <= rank < n_ranks for rank in listed):
-            return [int(rank) for rank in listed]
-    allowed = f"a list of ranks, which are 0 to {n_ranks - 1}"
+        if listed and all(is_whole(rank) and 0 <= rank < n_ranks for rank in listed):
+            return list(dict.fromkeys(int(rank) for rank in listed))
+    allowed = f"a list of one or more ranks, which are 0 to {n_ranks - 1}"
     raise InputError("no ranks of this job", key="ranks", found=brief(ranks), allowed=allowed)

@@ -29,6 +29,11 @@ def names(kind: FileKind) -> list[str]:
     return sorted(path.stem for path in FOLDERS[kind].glob("*.yaml"))
 
 
+def name_of(path: str) -> str:
+    """Return the name of a shipped file, and any other path as it is."""
+    return Path(path).stem if Path(path).parent in FOLDERS.values() else path
+
+
 def find(
     kind: FileKind, reference: str, *, base: Path | None = None, file: object = None, key: str | None = None
 ) -> Path:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from simulator.api import cluster_of, run_step
 from simulator.cluster import Cluster
-from simulator.config import Workload, load_workload
+from simulator.config import Workload, catalog, load_workload
 from simulator.config.loading import written_in
 from simulator.errors import InputError, SimulatorError, each, in_one_line, located
 from simulator.sweeping.key import job_key, written_key
@@ -73,12 +73,15 @@ def _cluster_of(workload: Workload) -> Cluster:
 
 
 def _sentence(error: SimulatorError) -> str:
-    """Return what an error says, in one line; that a key is one of the point's goes without saying."""
+    """Return what an error says, in one line; that a key is one of the point's goes without saying.
+
+    A shipped file has its name, so that the sentence is the same wherever the simulator is installed.
+    """
     if not isinstance(error, InputError):
         return in_one_line(error)
     errors, more = each(error)
     for one in errors:
-        one.file = None if one.file is not None and one.file.startswith(CHANGES) else one.file
+        one.file = None if one.file is None or one.file.startswith(CHANGES) else catalog.name_of(one.file)
     return ". ".join([*map(in_one_line, errors), *([f"and {more:,} more"] if more else [])])
 
 

@@ -133,14 +133,14 @@ class Space:
         firsts = [replace(dimension, settings=dimension.forms[:1]) for dimension in self.dimensions]
         yield from replace(self, dimensions=tuple(firsts)).points()
         for place, dimension in enumerate(self.dimensions):
-            if others := dimension.forms[1:]:
-                varied = [*firsts[:place], replace(dimension, settings=others), *firsts[place + 1 :]]
+            if later := dimension.forms[1:]:
+                varied = [*firsts[:place], replace(dimension, settings=later), *firsts[place + 1 :]]
                 yield from replace(self, dimensions=tuple(varied)).points()
 
     def _place(self, error: InputError, workload: Source) -> str | None:
         """Return the option that an unknown key came by, or the file of the workload where it stands there."""
         if error.file is None or not error.file.startswith(_CHANGES):
-            return error.file or source_name(workload)
+            return catalog.name_of(error.file) if error.file else source_name(workload)
         named = error.file.removeprefix(_CHANGES)  # the key too, where the error has it as a part of its place
         unknown = f"{error.key or named.strip()}."
         inside = [

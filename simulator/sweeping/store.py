@@ -124,7 +124,7 @@ def _outcome_of_row(key: str, values: Mapping[str, Any]) -> PointOutcome:
 
 
 def _figure(name: str, value: object) -> float:
-    """Return the value of a figure as the type that it has. Raises `ValueError` where it is no finite number."""
+    """Return the value of a figure in the figure's type. Raises `ValueError` where it is no finite number."""
     if not isinstance(value, int | float) or not math.isfinite(value) or FIGURES[name].kind(value) != value:
         raise ValueError(f"{name} is {brief(value)}")
     return cast(float, FIGURES[name].kind(value))

@@ -173,7 +173,7 @@ def test_keys_to_set_are_text() -> None:
         simulator.run(job(), set={1: 2})  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize("ranks", [[2], [-1], ["a"], [0.5], [True], "0", 3])
+@pytest.mark.parametrize("ranks", [[2], [-1], ["a"], [0.5], [True], "0", 3, []])
 def test_a_trace_has_ranks_of_the_job_only(ranks: Any, tmp_path: Path) -> None:
     result = simulator.run(job(parallelism__pp=2))
     with pytest.raises(InputError, match="ranks: no ranks of this job") as caught:
@@ -181,6 +181,14 @@ def test_a_trace_has_ranks_of_the_job_only(ranks: Any, tmp_path: Path) -> None:
     assert "0 to 1" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
     result.save_trace(tmp_path / "trace.json", ranks=np.arange(2))
+
+
+def test_a_rank_that_is_asked_for_twice_is_in_a_trace_once(tmp_path: Path) -> None:
+    once, twice = tmp_path / "once.json", tmp_path / "twice.json"
+    result = simulator.run(job(parallelism__pp=2))
+    result.save_trace(once, ranks=[1, 0])
+    result.save_trace(twice, ranks=[1, 0, 1, 1])
+    assert twice.read_bytes() == once.read_bytes()
 
 
 @pytest.mark.parametrize("wrong", ["gpt22b_tp8", job(), None, 2])

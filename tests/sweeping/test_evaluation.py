@@ -59,6 +59,18 @@ def test_a_refused_point_says_why_and_names_no_option() -> None:
     assert outcome.error.startswith("parallelism.tp: 8 heads do not divide by tp 3; found: 3; allowed: 1, 2, 4, 8")
 
 
+def test_a_refused_point_names_a_shipped_workload_and_no_path_of_this_machine() -> None:
+    """96 layers of the file do not divide over 5 stages."""
+    error = evaluate(Point(0, "gpt175b_3d", {"parallelism.pp": 5})).error
+    assert error.startswith("gpt175b_3d: parallelism.layers_per_stage: 96 layers do not divide evenly")
+    assert "/" not in error
+
+
+def test_a_refused_point_of_a_file_has_its_path(tmp_path: Path) -> None:
+    path = write_job(tmp_path, training={"seq": 0, "global_batch": 2})
+    assert evaluate(Point(0, path, {})).error.startswith(f"{path}: training.seq: is out of range")
+
+
 def test_several_reasons_are_told_in_one_line() -> None:
     outcome = evaluate(Point(0, SMALLEST, {"model.layers": 0, "training.seq": 0}))
     assert outcome.error.count("is out of range") == 2

@@ -154,7 +154,7 @@ def test_a_misspelt_key_in_any_value_is_refused(dimension: Dimension, words: str
 
 
 def test_values_with_the_same_keys_inside_are_looked_at_once() -> None:
-    """Of twenty mappings with one key, one with another, and texts, there are three forms."""
+    """Twenty mappings with the same two keys, a mapping with one of them, and texts have three forms."""
     values = [*({"granularity": "full", "layers": n} for n in range(20)), {"granularity": "full"}, "none", "full"]
     (dimension,) = grid({"training.recompute": values})
     assert [setting["training.recompute"] for setting in dimension.forms] == [values[0], values[20], "none"]
