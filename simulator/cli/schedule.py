@@ -11,7 +11,7 @@ import typer
 from simulator.cli.options import Json, Quiet
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import show, table, warn
-from simulator.errors import InputError
+from simulator.errors import InputError, located
 from simulator.output.envelope import envelope
 from simulator.output.files import PICTURES, writing
 from simulator.units import counted
@@ -86,7 +86,6 @@ def command(
       llmsim schedule mine.csv
     """
     import simulator
-    from simulator.errors import located
 
     # click gives an option one value; what follows it comes here.
     if context.args and not compare:
