@@ -111,8 +111,11 @@ def check_present(rows: Sequence[SweepRow], figure: str, option: str) -> None:
     """Raise `InputError`, naming ``option``, where points were simulated and none of them has the figure."""
     simulated = [row for row in rows if row["status"] == "simulated"]
     if simulated and all(row.get(figure) is None for row in simulated):
-        needed = " and ".join(FIGURES[figure].needs)
-        raise InputError(f"no point has this figure, which needs {needed}", file=option, found=figure, fix=needed)
+        needs = FIGURES[figure].needs
+        fix = " and ".join(f"{key}=NUMBER" for key in needs)
+        raise InputError(
+            f"no point has this figure, which needs {' and '.join(needs)}", file=option, found=figure, fix=fix
+        )
 
 
 def best_first(rows: Sequence[SweepRow], figure: str) -> list[SweepRow]:
