@@ -55,7 +55,7 @@ def command(
     csv: LayoutsCsv = None,
     quiet: Quiet = False,
 ) -> None:
-    """Find the fastest layouts that fit in memory, and say why all others lost.
+    """Find the fastest layouts that fit, and say why others lost.
 
     Layouts are tp, cp, pp, dp, ep, etp, micro_batch, schedule, vpp, recompute, zero and sequence_parallel. All else is
     as the workload says. Every legal layout gets lower bounds of its memory and step time. They are simulated in the
