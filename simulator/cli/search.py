@@ -64,7 +64,7 @@ def command(
     \b
     Examples:
       llmsim search gpt22b_tp8 --gpus 8
-      llmsim search gpt175b_3d --gpus 1024 --fix cp=1 --fix tp=4,8 --fix zero --top 5
+      llmsim search gpt175b_3d --gpus 1024 --fix cp=1 --fix tp=4,8 --top 5
       llmsim search llama3_70b --gpus 256 --limit pp=1..8 --budget-s 120
       llmsim search gpt22b_tp8 --gpus 8 --why tp=1,pp=8
     """

@@ -67,6 +67,11 @@ class Growth:
     ) -> None:
         self._env = env
         self._program = program
+        if not callable(source):
+            raise ProgramError(
+                f"{program.name}: more() returned a {type(source).__name__}; it must return a source, a function of "
+                f"the time that returns the next Extension"
+            )
         self._source = source
         self._blocks = blocks
         self._extensions: list[Extension] = []
@@ -118,6 +123,11 @@ class Growth:
             self._is_over = True
             self._wake(list(self._waiting))
             return
+        if not isinstance(extension, Extension):
+            raise ProgramError(
+                f"{self._program.name}: the source returned a {type(extension).__name__} at {self._env.now:g} s; it "
+                f"must return an Extension, or None where there is no more"
+            )
         self._check(extension)
         if extension.release_s <= self._env.now:
             self._hand_out(extension)

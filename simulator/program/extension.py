@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from simulator.program.ops import Comm, comms_of
-from simulator.program.program import Program, Role, Step
-from simulator.program.validation import ProgramError, validate_op
+from simulator.program.program import Program, Role, Step, lanes_of_tuples
+from simulator.program.validation import ProgramError, validate_amount, validate_memory, validate_op
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,15 @@ class Extension:
 
     ``release_s`` is the release time of scheduling theory: before it no host issues anything of the extension, and no
     lane begins with it. An extension that is released at 0 has been known to hosts from the beginning.
+    Steps may come as any iterable, and are kept as tuples.
     """
 
     lanes: Mapping[int, Mapping[str, tuple[Step, ...]]]
     release_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        lanes = {number: lanes_of_tuples(lanes_of_role) for number, lanes_of_role in self.lanes.items()}
+        object.__setattr__(self, "lanes", lanes)
 
     @property
     def is_empty(self) -> bool:
@@ -51,7 +56,12 @@ def extended(program: Program, *extensions: Extension) -> Program:
 
 
 def expecting(program: Program, *samples: Extension) -> Program:
-    """Return ``program`` with the communication of ``samples`` declared in its roles (`Role.later`)."""
+    """Return ``program`` with the communication of ``samples`` declared in its roles (`Role.later`).
+
+    Raises `ProgramError` where a sample names an unknown role or lane.
+    """
+    for sample in samples:
+        _validate_lanes(program, sample)
 
     def role_expecting(number: int, role: Role) -> Role:
         later: dict[str, dict[Comm, None]] = {lane: dict.fromkeys(comms) for lane, comms in role.later.items()}
@@ -70,21 +80,30 @@ def validate_extension(program: Program, extension: Extension, labels: Mapping[i
     ``labels``: index of a role -> labels of its steps so far, to which those of the extension are added. A step may
     wait for one of a later extension.
     """
+    _validate_lanes(program, extension)
+    validate_amount(f"{program.name}: an extension", "release_s", extension.release_s)
+    for number, lanes in extension.lanes.items():
+        where = f"{program.name}: role {program.roles[number].name!r}"
+        for lane, steps in lanes.items():
+            for step in steps:
+                if step.label in labels[number]:
+                    raise ProgramError(f"{where}: two steps are labelled {step.label!r}")
+                labels[number].add(step.label)
+                validate_memory(where, step)
+            for step in {id(step.op): step for step in steps}.values():
+                validate_op(where, lane, step)
+
+
+def _validate_lanes(program: Program, extension: Extension) -> None:
+    """Raise `ProgramError` where ``extension`` names a role that no rank plays, or a lane that its role has not."""
     for number, lanes in extension.lanes.items():
         if number not in program.role_of:
             played = ", ".join(str(role) for role in sorted(set(program.role_of)))
             raise ProgramError(f"{program.name}: an extension is for role {number}; ranks play {played}")
         role = program.roles[number]
-        where = f"{program.name}: role {role.name!r}"
-        for lane, steps in lanes.items():
+        for lane in lanes:
             if lane not in role.lanes:
                 raise ProgramError(
-                    f"{where}: an extension has steps for lane {lane!r}; its lanes are {', '.join(role.lanes)}. "
-                    f"Give the role that lane, empty where nothing is on it yet"
+                    f"{program.name}: role {role.name!r}: an extension has steps for lane {lane!r}; its lanes are "
+                    f"{', '.join(role.lanes)}. Give the role that lane, empty where nothing is on it yet"
                 )
-            for step in steps:
-                if step.label in labels[number]:
-                    raise ProgramError(f"{where}: two steps are labelled {step.label!r}")
-                labels[number].add(step.label)
-            for step in {id(step.op): step for step in steps}.values():
-                validate_op(where, lane, step)

@@ -8,7 +8,7 @@ communication. Groups are named by axis (``tp``, ``dp``, ``pp`` ...), so that a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from simulator.program.ops import Batch, Block, Comm, comms_of
@@ -39,9 +39,14 @@ class Step:
     workspace_bytes: float = 0.0
 
 
+def lanes_of_tuples(lanes: Mapping[str, Iterable[Step]]) -> dict[str, tuple[Step, ...]]:
+    """Return ``lanes`` with the steps of each as a tuple: a generator could be read only once."""
+    return {lane: tuple(steps) for lane, steps in lanes.items()}
+
+
 @dataclass(frozen=True)
 class Role:
-    """Work of the ranks of one kind: lane name -> steps.
+    """Work of the ranks of one kind: lane name -> steps, which may come as any iterable and are kept as tuples.
 
     ``later``: lane name -> communication that extensions of the program may bring, of whatever name and purpose.
     """
@@ -49,6 +54,10 @@ class Role:
     name: str
     lanes: Mapping[str, tuple[Step, ...]]
     later: Mapping[str, tuple[Comm, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lanes", lanes_of_tuples(self.lanes))
+        object.__setattr__(self, "later", {lane: tuple(comms) for lane, comms in self.later.items()})
 
     def steps(self) -> Iterator[tuple[str, int, Step]]:
         """Yield every step as (lane, index, step), lane by lane."""

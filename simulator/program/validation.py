@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from simulator.errors import SimulatorError
+from simulator.program.kernels import Attention, Fixed, GroupedMatmul, Matmul, Memory
 from simulator.program.ops import (
     AllToAll,
     Batch,
@@ -14,6 +17,7 @@ from simulator.program.ops import (
     HostOperation,
     PointToPoint,
     comms_of,
+    kernels_of,
 )
 from simulator.program.program import Program, Role, Step
 from simulator.program.vocabulary import (
@@ -34,6 +38,14 @@ COMM_TYPES: dict[CommKind, type[Collective] | type[PointToPoint] | type[HostOper
     **dict.fromkeys(PointToPointKind, PointToPoint),
     **dict.fromkeys(HostKind, HostOperation),
 }
+#: Type of a kernel -> its fields that count time, bytes, FLOPs or a size of its shape.
+_AMOUNTS: dict[type, tuple[str, ...]] = {
+    Matmul: ("m", "n", "k", "batch"),
+    GroupedMatmul: ("n", "k", "tokens"),
+    Attention: ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_head_dim", "window"),
+    Memory: ("read_bytes", "write_bytes", "flops", "width", "parts", "launches", "elements"),
+    Fixed: ("seconds", "flops", "bytes"),
+}
 
 
 class ProgramError(SimulatorError):
@@ -41,8 +53,9 @@ class ProgramError(SimulatorError):
 
 
 def validate(program: Program, *, grows: bool = False) -> None:
-    """Raise `ProgramError` where the program cannot mean anything: unknown roles, labels, axes, operations or peers.
+    """Raise `ProgramError` where the program cannot mean anything.
 
+    Refused are unknown roles, labels, axes, operations and peers, and amounts that are negative or not finite.
     Where it ``grows``, a step may wait for one of an extension to come.
     """
     if any(not 0 <= role < len(program.roles) for role in program.role_of):
@@ -81,6 +94,7 @@ def _validate_role(program: Program, role: Role, ranks: list[int], grows: bool) 
         for label in step.after:
             if label not in labels and not grows:
                 raise ProgramError(f"{where}: step {step.label!r} waits for {label!r}, which does not exist")
+        validate_memory(where, step)
         if (lane, id(step.op)) in checked:
             continue
         checked.add((lane, id(step.op)))
@@ -121,6 +135,8 @@ def validate_op(where: str, lane: str, step: Step) -> None:
                     raise ProgramError(f"{where}: {comm.op} {comm.name!r} cannot be in a block; a collective can")
                 if isinstance(op, Beside) and not op.kernels:
                     raise ProgramError(f"{where}: {op.comm.name!r} must be beside one kernel or more")
+                for compute in kernels_of(op):
+                    _validate_kernel(where, compute)
         case Batch():
             for one in step.op.comms:
                 if not isinstance(one, PointToPoint):
@@ -131,12 +147,36 @@ def validate_op(where: str, lane: str, step: Step) -> None:
         _validate_comm(where, comm)
 
 
+def validate_memory(where: str, step: Step) -> None:
+    """Raise `ProgramError` where bytes of memory that ``step`` takes or gives back are negative or not finite."""
+    at = f"{where}: step {step.label!r}"
+    validate_amount(at, "alloc_bytes", step.alloc_bytes)
+    validate_amount(at, "free_bytes", step.free_bytes)
+    validate_amount(at, "workspace_bytes", step.workspace_bytes)
+
+
+def validate_amount(where: str, name: str, amount: float | tuple[float, ...]) -> None:
+    """Raise `ProgramError` where ``amount``, or one of several, is negative or not finite."""
+    for value in amount if isinstance(amount, tuple) else (amount,):
+        if not 0 <= value < math.inf:
+            raise ProgramError(f"{where}: {name} is {value:g}; it must be finite and at least 0")
+
+
+def _validate_kernel(where: str, compute: Compute) -> None:
+    at = f"{where}: kernel {compute.name!r}"
+    for name in _AMOUNTS[type(compute.kernel)]:
+        validate_amount(at, name, getattr(compute.kernel, name))
+
+
 def _validate_comm(where: str, comm: Comm) -> None:
     kind = COMM_TYPES.get(comm.op)
     if kind is None:
         raise ProgramError(f"{where}: unknown operation '{comm.op}'")
     if type(comm) is not kind:
         raise ProgramError(f"{where}: {comm.op} is of type {kind.__name__}, not {type(comm).__name__}")
+    names = ("nbytes", "send_shares", "receive_shares", "per_node") if isinstance(comm, AllToAll) else ("nbytes",)
+    for name in names:
+        validate_amount(f"{where}: {comm.op} {comm.name!r}", name, getattr(comm, name))
     if isinstance(comm, PointToPoint) and comm.as_it_comes and comm.sends:
         raise ProgramError(f"{where}: {comm.op} cannot be posted as its bytes come; a recv can")
     purposes = AXES[_axis(where, comm.axis)].purposes

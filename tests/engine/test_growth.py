@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simpy.core import EmptySchedule, StopSimulation
 
 from simulator.api import cluster_of
 from simulator.config import load_workload
@@ -323,6 +324,36 @@ def test_what_cannot_be_played_is_refused(lanes: Any, message: str) -> None:
     assert message in refused(Extension(lanes))
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+def test_amounts_that_come_are_checked(seconds: float) -> None:
+    """A kernel's length and a release, before SimPy meets them."""
+    assert f"step 'b': kernel 'b': seconds is {seconds:g};" in refused(
+        Extension({0: {"compute": (kernel("b", seconds),)}})
+    )
+    assert f"an extension: release_s is {seconds:g};" in refused(Extension({0: {"compute": ()}}, seconds))
+
+
+def test_a_source_returns_extensions() -> None:
+    with pytest.raises(ProgramError, match="program: the source returned a str at 0 s; it must return an Extension"):
+        grow(one_role({"compute": ()}), lambda: lambda _: "more")  # type: ignore[arg-type, return-value]
+
+
+def test_more_returns_a_source() -> None:
+    """A list of extensions is none."""
+    with pytest.raises(ProgramError, match=r"program: more\(\) returned a list; it must return a source"):
+        grow(one_role({"compute": ()}), list)
+
+
+def test_samples_are_of_the_programs_roles_and_lanes() -> None:
+    beginning = one_role({"compute": ()}, 2)
+    for lanes, message in (
+        ({1: {}}, "program: an extension is for role 1; ranks play 0"),
+        ({0: {"dp": (Step("r", REDUCTION),)}}, "an extension has steps for lane 'dp'; its lanes are compute."),
+    ):
+        with pytest.raises(ProgramError, match=message):
+            expecting(beginning, Extension(lanes))
+
+
 def test_labels_are_of_a_role() -> None:
     """Two roles may each have a step of one label, in one extension or in several."""
     roles = tuple(Role(name, {"compute": ()}) for name in "ab")
@@ -377,9 +408,11 @@ def test_a_source_that_lets_no_time_pass_is_stopped() -> None:
     assert len(asked) == MOST_AT_ONCE + 1
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt(), TimeoutError("five seconds are enough")])
+@pytest.mark.parametrize(
+    "stop", [KeyboardInterrupt(), TimeoutError("five seconds are enough"), EmptySchedule(), StopSimulation()]
+)
 def test_what_a_source_raises_ends_the_play(stop: BaseException) -> None:
-    """An interrupt of the user, or a bound that a source sets itself."""
+    """An interrupt of the user, a bound that a source sets itself, or what SimPy ends its own run by."""
     asked: list[float] = []
     source = endless(1.0, asked)()
 

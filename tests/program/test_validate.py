@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,18 +12,25 @@ from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.program import (
     AXES,
+    AllToAll,
+    Attention,
     Batch,
     Beside,
     Block,
     Collective,
     Comm,
     Compute,
+    Extension,
     Fixed,
+    GroupedMatmul,
+    Matmul,
+    Memory,
     PointToPoint,
     Program,
     ProgramError,
     Role,
     Step,
+    extended,
     validate,
 )
 from tests.support.clusters import nic_cluster
@@ -207,6 +215,64 @@ BROKEN: list[tuple[str, Program, str]] = [
         "good: role 'stage0': later steps of lane 'pp': peer 2 of rank 0 is not another member of its pp group",
     ),
 ]
+
+
+NO_AMOUNTS = [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf"), (-1.0, "-1")]
+
+
+def wrong_amounts(value: float) -> list[tuple[str, Step]]:
+    """Return (what a message names, a step that has ``value`` there) for each amount of a step."""
+    uneven = AllToAll("moe", 8.0, "ep", "ep")
+    kernels: list[tuple[str, Any]] = [
+        ("seconds", Fixed(value)),
+        ("flops", Fixed(1.0, flops=value)),
+        ("bytes", Fixed(1.0, bytes=value)),
+        *((name, replace(Memory("norm", 8.0, 8.0), **{name: value})) for name in ("read_bytes", "write_bytes")),
+        ("flops", Memory("norm", 8.0, 8.0, value)),
+        ("k", Matmul(8, 8, value)),  # type: ignore[arg-type]
+        ("tokens", GroupedMatmul((8, value), 8, 8)),  # type: ignore[arg-type]
+        ("kv_len", Attention(1, 8, 8, 64, value, 64)),  # type: ignore[arg-type]
+    ]
+    blocks = [(f"kernel 'k': {name}", Block("b", (Compute("k", kernel, "F"),))) for name, kernel in kernels]
+    ops: list[tuple[str, Any]] = [
+        *blocks,
+        ("kernel 'k': seconds", Block("b", (Beside(REDUCE, (Compute("k", Fixed(value), "F"),)),))),
+        ("all_reduce 'sum': nbytes", replace(REDUCE, nbytes=value)),
+        ("all_reduce 'sum': nbytes", Block("b", (replace(REDUCE, nbytes=value),))),
+        ("send 'out': nbytes", Batch((replace(SEND, nbytes=value),))),
+        ("all_to_all 'moe': send_shares", replace(uneven, send_shares=(0.5, value))),
+        ("all_to_all 'moe': receive_shares", replace(uneven, receive_shares=(0.5, value))),
+        ("all_to_all 'moe': per_node", replace(uneven, per_node=value)),
+    ]
+    memory = [(name, Step("x", WORK, **{name: value})) for name in ("alloc_bytes", "free_bytes", "workspace_bytes")]
+    return [*((name, Step("x", op)) for name, op in ops), *memory]
+
+
+@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize(("value", "shown"), NO_AMOUNTS)
+def test_amounts_are_finite_and_not_negative(value: float, shown: str, grows: bool) -> None:
+    """Of kernels, communication and memory, in a program and in what extends it."""
+    for name, step in wrong_amounts(value):
+        message = f"good: role 'stage0': step 'x': {name} is {shown}; it must be finite and at least 0"
+        with pytest.raises(ProgramError) as caught:
+            validate(with_steps(Step("y", WORK), step), grows=grows)
+        assert str(caught.value) == message
+        with pytest.raises(ProgramError) as caught:
+            extended(GOOD, Extension({0: {"compute": (Step("y", WORK), step)}}))
+        assert str(caught.value) == message
+    with pytest.raises(ProgramError, match=f"later steps of lane 'pp': send 'out': nbytes is {shown}; it must"):
+        validate(with_later(pp=(replace(SEND, nbytes=value),)), grows=grows)
+    with pytest.raises(ProgramError, match=f"good: an extension: release_s is {shown}; it must"):
+        extended(GOOD, Extension({}, release_s=value))
+
+
+def test_steps_of_a_generator_are_kept() -> None:
+    """Whoever reads a role or an extension a second time meets the same steps."""
+    growing = Role("r", {"compute": (Step(label, WORK) for label in "ab")}, {"tp": (comm for comm in [REDUCE])})
+    assert [[step.label for _, _, step in growing.steps()] for _ in range(2)] == [["a", "b"]] * 2
+    assert growing.later == {"tp": (REDUCE,)}
+    extension = Extension({0: {"compute": (Step(label, WORK) for label in "ab")}})
+    assert [[step.label for step in extension.steps(0, "compute")] for _ in range(2)] == [["a", "b"]] * 2
 
 
 @pytest.mark.parametrize(("program", "message"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
