@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def _over(shipped: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, An
 #: model_type -> what its configuration class assumes where config.json is silent (transformers 4.57,
 #: `models/*/configuration_*.py`), as far as it matters here.
 _SUPPORTED: dict[str, dict[str, Any]] = {
-    "llama": {"tie_word_embeddings": False, "sliding_window": None},
+    "llama": {"tie_word_embeddings": False},
     "mistral": {"tie_word_embeddings": False, "sliding_window": 4096},
     "qwen2": {"tie_word_embeddings": False, "use_sliding_window": False, "max_window_layers": 28},
     "qwen3": {"tie_word_embeddings": False, "use_sliding_window": False, "max_window_layers": 28},
@@ -92,7 +92,7 @@ def from_hugging_face(config: Mapping[str, Any], file: object) -> dict[str, Any]
     in some layouts only, so that ``moe.node_limit`` does not follow from it.
 
     Raises `InputError`, naming the key, for what the simulator does not model: sliding windows in some layers,
-    quantised weights, other architectures.
+    biases of attention alone, quantised weights, other architectures. Keys of other architectures are refused too.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _SUPPORTED:
@@ -103,11 +103,7 @@ def from_hugging_face(config: Mapping[str, Any], file: object) -> dict[str, Any]
             found=brief(kind),
             allowed=", ".join(_SUPPORTED),
         )
-    foreign = () if kind in _EXPERTS else ("num_local_experts", "num_experts", "n_routed_experts", "kv_lora_rank")
-    for key in foreign:
-        if config.get(key):
-            message = f"is not known of the architecture {kind}"
-            raise InputError(message, file=file, key=key, found=brief(config[key]))
+    _refuse_foreign(config, kind, file)
     # DeepSeek-V3 has fp8 weights because it was trained with fp8 products (arXiv 2412.19437, section 3.3).
     if config.get("quantization_config") and kind != "deepseek_v3":
         raise InputError("quantised weights are not trained", file=file, key="quantization_config")
@@ -128,7 +124,7 @@ def _llama(config: Mapping[str, Any], file: object) -> dict[str, Any]:
         "activation": _activation(config, "hidden_act", _GATED, file),
         "norm": "rmsnorm",
         "position": "rope",
-        "bias": bool(config.get("mlp_bias") and config.get("attention_bias")),
+        "bias": _bias(config, file),
         "tied_embeddings": config["tie_word_embeddings"],
     }
     if config["model_type"] in _HEAD_NORMS:
@@ -198,6 +194,42 @@ def _spacing(first: int, step: int) -> dict[str, int]:
 _HEAD_NORMS = ("qwen3", "qwen3_moe")
 #: model_type -> what its config.json says of experts.
 _EXPERTS = {"mixtral": _mixtral, "qwen3_moe": _qwen3_moe, "deepseek_v2": _deepseek, "deepseek_v3": _deepseek}
+
+
+#: Key of config.json -> the architectures whose configuration class reads it (transformers 4.57); all others drop it.
+_READ_BY: dict[str, Collection[str]] = {
+    "num_local_experts": _EXPERTS,
+    "num_experts": _EXPERTS,
+    "n_routed_experts": _EXPERTS,
+    "kv_lora_rank": _EXPERTS,
+    "sliding_window": ("mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"),
+    "attention_bias": ("llama", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"),
+    "mlp_bias": ("llama", "deepseek_v2"),
+}
+
+
+def _refuse_foreign(config: Mapping[str, Any], kind: str, file: object) -> None:
+    """Raise `InputError` for a key that has an effect in other architectures, and none in this one."""
+    for key, kinds in _READ_BY.items():
+        unused = key == "sliding_window" and not config.get("use_sliding_window", True)
+        if kind not in kinds and config.get(key) and not unused:
+            message = f"is not known of the architecture {kind}"
+            raise InputError(message, file=file, key=key, found=brief(config[key]))
+
+
+def _bias(config: Mapping[str, Any], file: object) -> bool:
+    """Return whether linear layers have biases: those of attention and of the MLP, or none."""
+    attention, mlp = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
+    if attention != mlp:
+        key, where = ("attention_bias", "attention") if attention else ("mlp_bias", "the MLP")
+        raise InputError(
+            f"biases of {where} alone are not supported",
+            file=file,
+            key=key,
+            found=config[key],
+            fix="false: such biases are less than a thousandth of the parameters",
+        )
+    return attention
 
 
 def _window(config: Mapping[str, Any], file: object) -> Any:

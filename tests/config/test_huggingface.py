@@ -123,6 +123,16 @@ def test_qwen3_keeps_its_own_head_dim_and_its_unused_window() -> None:
     assert (fields["head_dim"], fields["hidden"]) == (128, 1024)
 
 
+def test_biases_are_of_all_linear_layers_or_of_none() -> None:
+    assert from_hugging_face(LLAMA | {"attention_bias": True, "mlp_bias": True}, "config.json")["bias"]
+
+
+def test_a_window_that_llama_does_not_use_is_let_be() -> None:
+    """Null, and one that the file itself turns off."""
+    for window in ({"sliding_window": None}, {"sliding_window": 4096, "use_sliding_window": False}):
+        assert from_hugging_face(LLAMA | window, "config.json") == from_hugging_face(LLAMA, "config.json")
+
+
 @pytest.mark.parametrize(
     ("changes", "key", "words"),
     [
@@ -138,6 +148,14 @@ def test_qwen3_keeps_its_own_head_dim_and_its_unused_window() -> None:
         ),
         ({"hidden_act": "relu2"}, "hidden_act", "silu"),
         ({"attention_dropout": 0.1}, "attention_dropout", "alone"),
+        ({"sliding_window": 4096}, "sliding_window", "not known of the architecture llama"),
+        (DEEPSEEK | {"sliding_window": 4096}, "sliding_window", "not known of the architecture deepseek_v3"),
+        (GPT2 | {"sliding_window": 512}, "sliding_window", "not known of the architecture gpt2"),
+        ({"attention_bias": True}, "attention_bias", "biases of attention alone"),
+        ({"mlp_bias": True}, "mlp_bias", "biases of the MLP alone"),
+        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias", "biases of attention alone"),
+        ({"model_type": "qwen3", "mlp_bias": True}, "mlp_bias", "not known of the architecture qwen3"),
+        ({"model_type": "mistral", "attention_bias": True}, "attention_bias", "not known of the architecture mistral"),
         ({"quantization_config": {"bits": 4}}, "quantization_config", "quantised"),
         ({"hidden_size": None}, "hidden_size", "missing"),
     ],
