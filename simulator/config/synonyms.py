@@ -20,6 +20,7 @@ _ELSEWHERE = {
     "training.adapters": "lora dora peft lora_config peft_config peft_scheme lora_rank lora_r lora_target "
     "lora_attn_modules",
     "training.adapters.targets": "target_modules lora_target_modules",
+    "training.adapters.method: dora": "use_dora",
     "training.freeze": "frozen freeze_modules freeze_layers",
     "training.base": "quantization quantize quant quantization_config quantization_bit load_in_8bit",
     "training.base: nf4": "load_in_4bit qlora bnb_4bit_quant_type",
@@ -49,6 +50,26 @@ _ELSEWHERE = {
 }
 #: Name elsewhere -> key here.
 SYNONYMS = {name: here for here, names in _ELSEWHERE.items() for name in names.split()}
+#: Section and name elsewhere -> dotted key here and its value, where the name means something else outside the section.
+_IN_SECTION = {("adapters", "dora"): "training.adapters.method: dora"}
+
+#: Product that has an adapter here -> the modules of Hugging Face, Megatron-LM and torchtune that are it.
+_MODULES = {
+    "q": "q_proj",
+    "k": "k_proj",
+    "v": "v_proj",
+    "o": "o_proj output_proj linear_proj",
+    "qkv": "qkv_proj query_key_value linear_qkv",
+    "q_down": "q_a_proj",
+    "q_up": "q_b_proj",
+    "kv_down": "kv_a_proj_with_mqa",
+    "kv_up": "kv_b_proj",
+    "gate": "gate_proj",
+    "up": "up_proj",
+    "gate_up": "gate_up_proj linear_fc1",
+    "down": "down_proj linear_fc2",
+}
+_PRODUCT_OF_MODULE = {module: product for product, modules in _MODULES.items() for module in modules.split()}
 
 #: Name of a key that was here once -> its value -> what to write now.
 _REPLACED = {
@@ -71,13 +92,27 @@ def replacement(name: str, value: object) -> str | None:
     return None if values is None else values.get(str(value), f"one of {', '.join(values.values())}")
 
 
-def here(name: str) -> tuple[str, str] | None:
+def value_here(value: object) -> str | None:
+    """Return the word that is written here for a ``value`` of another framework.
+
+    >>> value_here("q_proj"), value_here("q"), value_here(3)
+    ('q', None, None)
+    """
+    return _PRODUCT_OF_MODULE.get(value) if isinstance(value, str) else None
+
+
+def here(name: str, inside: str = "") -> tuple[str, str] | None:
     """The section, and the key in it (and perhaps its value), that a ``name`` of another framework means.
+
+    ``inside``: name of the section that it was written in.
 
     >>> here("fsdp"), here("--tensor-model-parallel-size"), here("colour")
     (('parallelism', 'zero: 3'), ('parallelism', 'tp'), None)
+    >>> here("dora"), here("dora", "adapters")
+    (('training', 'adapters'), ('training.adapters', 'method: dora'))
     """
-    meant = SYNONYMS.get(name.lower().lstrip("-").replace("-", "_"))
+    name = name.lower().lstrip("-").replace("-", "_")
+    meant = _IN_SECTION.get((inside, name)) or SYNONYMS.get(name)
     if meant is None:
         return None
     section, _, key = meant.rpartition(".")

@@ -103,7 +103,8 @@ def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey |
     if kind == "literal_error":
         options = re.findall(r"'([^']*)'|(\d+)", context["expected"])
         words = [text or number for text, number in options]
-        near = closest(value, words)
+        meant = synonyms.value_here(value)
+        near = meant if meant in words else closest(value, words)
         fix = _swept(written_key, value, "|".join(map(re.escape, words))) or (f"{name}: {near}" if near else None)
         return InputError("is none of the known values", key=key, found=brief(value), allowed=", ".join(words), fix=fix)
     if kind in _BOUNDS:
@@ -127,6 +128,7 @@ def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey |
             return InputError(what, key=key, found=brief(value), fix="groups: a node for each type of GPU")
         if kind == "model_type":
             allowed = f"{allowed}: {_keys(field)}"
+            fix = _key_of_word(written_key, field, value)
         return InputError(f"must be {_WANTED[kind]}", key=key, found=brief(value), allowed=allowed, fix=fix)
     return InputError(detail["msg"], key=key, found=brief(value), allowed=_allowed(field))
 
@@ -144,14 +146,34 @@ def _swept(key: str, value: object, one: str) -> str | None:
 
 def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, value: object) -> InputError:
     name = key.rpartition(".")[2]
-    fix = synonyms.replacement(name, value) or _meant(model, owner, name)
+    fix = synonyms.replacement(name, value) or _enclosing(model, key, value) or _meant(model, owner, key)
     return UnknownKeyError("unknown key", key=key, allowed=", ".join(fields_by_key(owner)), fix=fix)
 
 
-def _meant(model: type[BaseModel], owner: type[BaseModel], name: str) -> str | None:
-    """Return the text to write instead of ``name``: synonyms come before names that look like it."""
+def _enclosing(model: type[BaseModel], key: str, value: object) -> str | None:
+    """Return the key of this name, and its value, in a section around the one that ``key`` was written in."""
+    *sections, _, name = re.sub(r"\[\d+\]", "", key).split(".") if "." in key else ["", key]
+    known = set(paths(model))
+    around = (".".join([*sections[:depth], name]) for depth in range(len(sections), 0, -1))
+    path = next((path for path in around if path in known), None)
+    return f"{path}: {value}" if path and isinstance(value, str | int | float) else path
+
+
+def _key_of_word(key: str, field: FieldInfo | None, value: object) -> str | None:
+    """Return the setting meant by a plain ``value`` where a section must be, as one of its keys lists that value."""
+    sections = {} if field is None or not isinstance(value, str) else sections_in(field.annotation)
+    for section in sections.values():
+        for name, inner in fields_by_key(section).items():
+            if value in _values(inner.annotation):
+                return f"{key}.{name}={value}"
+    return None
+
+
+def _meant(model: type[BaseModel], owner: type[BaseModel], path_of_key: str) -> str | None:
+    """Return the text to write instead of the last name of a key: synonyms come before names that look like it."""
     allowed = fields_by_key(owner)
-    if synonym := synonyms.here(name):
+    above, _, name = path_of_key.rpartition(".")
+    if synonym := synonyms.here(name, above.rpartition(".")[2]):
         section, key = synonym
         return f"{key} instead of {name}" if key.split(":")[0] in allowed else f"{section}.{key}"
     inside = (path for path in paths(model) if path.rsplit(".", 1)[-1] == name) if owner is model else iter(())

@@ -24,6 +24,16 @@ EVERYTHING = ["embedding", "head", "norms", "layers"]
         ({"model.quantization": "nf4"}, "model.quantization", "fix:     training.base"),
         ({"model.load_in_4bit": True}, "model.load_in_4bit", "fix:     training.base: nf4"),
         ({"model.lora": {"rank": 16}}, "model.lora", "fix:     training.adapters"),
+        ({"training.adapters": LORA | {"base": "nf4"}}, "training.adapters.base", "fix:     training.base: nf4"),
+        (
+            {"training.adapters": LORA | {"dora": True}},
+            "training.adapters.dora",
+            "fix:     method: dora instead of dora",
+        ),
+        ({"training.dora": LORA}, "training.dora", "fix:     adapters instead of dora"),
+        ({"training.adapters": LORA | {"use_dora": True}}, "training.adapters.use_dora", "fix:     method: dora"),
+        ({"training.optimizer": "muon"}, "training.optimizer", "fix:     training.optimizer.name=muon"),
+        ({"training.optimizer": "momentum"}, "training.optimizer", "allowed: a mapping of keys"),
         ({"training.base": "nf4"}, "training.base", "fix:     freeze: [layers]"),
         ({"training.adapters": {"rank": 8}}, "training.adapters.targets", "required"),
         ({"training.adapters": LORA | {"alpha": 16}}, "training.adapters", "changes neither time nor memory"),
@@ -75,6 +85,14 @@ def test_what_is_refused(changes: dict[str, Any], key: str, words: str) -> None:
         load_workload(BASE, changes)
     assert key in str(refusal.value)
     assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize("product", ["q", "k", "v", "o", "gate", "up", "down"])
+def test_modules_of_peft_are_told_as_products(product: str) -> None:
+    targets = ["qkv", f"{product}_proj"]
+    with pytest.raises(InputError) as refusal:
+        load_workload(BASE, {"training.adapters": LORA | {"targets": targets}})
+    assert f"fix:     targets[1]: {product}" in str(refusal.value)
 
 
 @pytest.mark.parametrize(
