@@ -7,6 +7,7 @@ import errno
 import json
 import re
 import reprlib
+import shlex
 from collections.abc import Hashable, Iterable, Mapping
 from copy import deepcopy
 from functools import lru_cache
@@ -324,6 +325,19 @@ def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
         key, value = parse_assignment(text, "--set")
         changes[key] = parse_value(key, value, "--set")
     return changes
+
+
+def as_options(changes: Mapping[str, Any]) -> str:
+    """Return ``changes``, dotted path -> value, as the options that set them: what `parse_changes` reads.
+
+    >>> as_options({"parallelism.layers_per_stage": [3, 4], "training.keep_gradients": False, "training.loss": "eager"})
+    "--set 'parallelism.layers_per_stage=[3,4]' --set training.keep_gradients=false --set training.loss=eager"
+    """
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+        for key, value in changes.items()
+    }
+    return " ".join(f"--set {shlex.quote(f'{key}={text}')}" for key, text in texts.items())
 
 
 def parse_assignment(text: str, option: str, example: str = "parallelism.pp=4") -> tuple[str, str]:

@@ -153,9 +153,9 @@ def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, value
 def _enclosing(model: type[BaseModel], key: str, value: object) -> str | None:
     """Return the key of this name, and its value, in a section around the one that ``key`` was written in."""
     *sections, _, name = re.sub(r"\[\d+\]", "", key).split(".") if "." in key else ["", key]
-    known = set(paths(model))
+    keys = set(paths(model))
     around = (".".join([*sections[:depth], name]) for depth in range(len(sections), 0, -1))
-    path = next((path for path in around if path in known), None)
+    path = next((path for path in around if path in keys), None)
     return f"{path}: {value}" if path and isinstance(value, str | int | float) else path
 
 
@@ -164,7 +164,7 @@ def _key_of_word(key: str, field: FieldInfo | None, value: object) -> str | None
     sections = {} if field is None or not isinstance(value, str) else sections_in(field.annotation)
     for section in sections.values():
         for name, inner in fields_by_key(section).items():
-            if value in _values(inner.annotation):
+            if value in list(_values(inner.annotation)):
                 return f"{key}.{name}={value}"
     return None
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from simulator.input_files import as_options
 from simulator.output.fitted_table import FittedTable
 from simulator.output.memory_summary import memory_of
 from simulator.output.tables import (
@@ -23,7 +24,7 @@ from simulator.output.tables import (
     critical_path,
     percent,
 )
-from simulator.units import TFLOP, counted, format_gib, format_parameters, format_time
+from simulator.units import TFLOP, counted, format_count, format_gib, format_parameters, format_time
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -42,7 +43,7 @@ def summary(report: JsonReport) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[Any] = [_headline(report), _key_figures(report), "", breakdown(report)]
+    parts: list[Any] = [*_verdict(report["memory"]), _headline(report), _key_figures(report), "", breakdown(report)]
     parts += [memory_of(report["memory"], report["parallelism"]["offload"]), ""]
     if any(kind["time_s"] for kind in report["communication"].values()):
         parts.append(communication(report))
@@ -56,8 +57,8 @@ def summary(report: JsonReport) -> Group:
 
 
 def opening(report: JsonReport) -> str:
-    """Return the first lines of `summary` as text: the job and its key figures."""
-    return _text(_headline(report), _key_figures(report))
+    """Return the first lines of `summary` as text: whether memory lacks, the job and its key figures."""
+    return _text(*_verdict(report["memory"]), _headline(report), _key_figures(report))
 
 
 def shared_opening(report: JsonReport) -> str:
@@ -198,6 +199,31 @@ def _fits(memory: Mapping[str, Any]) -> str:
     return "fits" if memory["fits"] else "does not fit"
 
 
+def _verdict(memory: Mapping[str, Any]) -> list[Text]:
+    """Return one line where the job does not fit into memory, else none."""
+    from rich.text import Text
+
+    if memory["fits"]:
+        return []
+    stage = max(memory["per_stage"], key=lambda row: float(row["peak"]) / row["capacity"])
+    if stage["peak"] > stage["capacity"]:
+        lack = f"a GPU needs {format_gib(stage['peak'])} and has {format_gib(stage['capacity'])}"
+    else:
+        lack = f"a host needs {format_gib(memory['host']['peak_bytes'])}"
+    return [Text(f"DOES NOT FIT into memory: {lack}. Times are those of a job that would fit.", style="bold red")]
+
+
+def _trained(report: JsonReport) -> str:
+    """Return how many parameters are trained, and how, where it is not all of them."""
+    tuning = report["tuning"]
+    if tuning is None:
+        return ""
+    adapters, base = tuning["adapters"], tuning["base"]
+    method = {"lora": "LoRA", "dora": "DoRA"}[adapters["method"]] + f" rank {adapters['rank']}" if adapters else ""
+    how = ", ".join([*([method] if adapters else []), *([f"{base} base"] if base else [])])
+    return f", {format_count(report['params_trained'])} trained" + (f" ({how})" if how else "")
+
+
 def _headline(report: JsonReport) -> Text:
     from rich.text import Text
 
@@ -207,7 +233,7 @@ def _headline(report: JsonReport) -> Text:
     return Text.assemble(
         (str(report["name"]), "bold"),
         f" on {counted(report['n_gpus'], 'GPU')} of {report['cluster']} with {_framework(report['framework'])}\n"
-        f"{format_parameters(report['params_total'], report['params_active'])}, "
+        f"{format_parameters(report['params_total'], report['params_active'])}{_trained(report)}, "
         f"{describe_layout(report['parallelism'])}, {counted(report['n_microbatches'], 'micro-batch', 'es')}\n"
         f"calibration {calibration['name']}: {calibration['kind']} figures{dated}{stack}",
     )
@@ -278,7 +304,9 @@ def _key_figures(report: JsonReport) -> Table:
         advice = ""
         if better := stages["layers_per_stage"]:
             even = [key for key in ("account_for_embedding", "account_for_loss") if report["parallelism"][key]]
-            setting = " and ".join([f"layers_per_stage: {better}", *(f"{key}: false" for key in even)])
+            split = {"layers_per_stage": better} | dict.fromkeys(even, False)
+            typed = as_options({f"parallelism.{key}": value for key, value in split.items()})
+            setting = typed if even else f"layers_per_stage: {better}"
             advice = f"; with {setting} a step takes {format_time(stages['step_time_s'])}"
         grid.add_row("stages", f"the slowest takes {stages['slowest_over_mean']:.2f} times the mean{advice}")
     run = report.get("run")

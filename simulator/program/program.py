@@ -23,6 +23,7 @@ class Step:
     ``stage`` is the model stage (chunk * pp + pipeline rank for interleaved schedules), -1 where it has none.
     ``part`` tells apart pieces of one thing: those that a pass is cut into, and parts of the parameters on servers.
     Memory: ``alloc_bytes`` are held from the step's start, ``free_bytes`` are given back at its end.
+    Either may be negative, where the other outweighs it: a backward pass may leave more gradients than it frees.
     ``workspace_bytes`` are held only while it runs.
     """
 

@@ -148,10 +148,11 @@ def validate_op(where: str, lane: str, step: Step) -> None:
 
 
 def validate_memory(where: str, step: Step) -> None:
-    """Raise `ProgramError` where bytes of memory that ``step`` takes or gives back are negative or not finite."""
+    """Raise `ProgramError` where memory of ``step`` is not finite, or its workspace negative."""
     at = f"{where}: step {step.label!r}"
-    validate_amount(at, "alloc_bytes", step.alloc_bytes)
-    validate_amount(at, "free_bytes", step.free_bytes)
+    for name, nbytes in (("alloc_bytes", step.alloc_bytes), ("free_bytes", step.free_bytes)):
+        if not math.isfinite(nbytes):
+            raise ProgramError(f"{at}: {name} is {nbytes:g}; it must be finite")
     validate_amount(at, "workspace_bytes", step.workspace_bytes)
 
 

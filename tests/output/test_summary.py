@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -11,7 +13,7 @@ from rich.console import Console
 from simulator.analysis.training.memory import memory_of_ranks
 from simulator.analysis.training.report import StepFlops, TrainingJob, report
 from simulator.analysis.training.static_memory import StaticMemory
-from simulator.config import load_workload
+from simulator.config import altered, load_workload
 from simulator.models import StateBytes
 from simulator.output.summary import compare, summary
 from simulator.timeline import Timeline
@@ -115,11 +117,36 @@ def test_summary_shows_every_figure_with_its_unit_in_100_columns() -> None:
 
 def test_summary_says_what_does_not_fit_and_what_would() -> None:
     text = printed(summary(report(job(optimizer=32 * GiB), play())))
+    assert text.lstrip().splitlines()[0].startswith("DOES NOT FIT into memory: a GPU needs 46.5 GiB and has 40.0 GiB.")
     assert "DOES NOT FIT: 46.5 GiB of 40.0 GiB" in text
     (heads,) = (line.split() for line in text.splitlines() if "gradients" in line and "peak" in line)
     (cells,) = (line.split() for line in text.splitlines() if line.split()[:1] == ["0"] and "46.5" in line)
     assert dict(zip(heads, cells, strict=True))["over"] == "6.5"
     assert "parallelism.zero: 1 would free 9.0 GiB: enough" in text
+
+
+def test_a_host_that_is_too_small_is_told_first() -> None:
+    result = json.loads(json.dumps(report(job(), play())))
+    assert "DOES NOT FIT" not in printed(summary(result))
+    host = {"capacity_bytes": 1.0 * GiB, "fits": False, "peak_bytes": 2.0 * GiB, "nvme_bytes": 0.0}
+    result["memory"] |= {"fits": False, "host": host}
+    assert printed(summary(result)).lstrip().startswith("DOES NOT FIT into memory: a host needs 2.0 GiB.")
+
+
+@pytest.mark.parametrize(
+    ("training", "words"),
+    [
+        ({}, "2.00 B parameters, pp 2"),
+        ({"freeze": ["norms"]}, "2.00 B parameters, 300 M trained, pp 2"),
+        ({"adapters": {"rank": 16, "targets": ["q"]}}, "300 M trained (LoRA rank 16), pp 2"),
+        ({"adapters": {"rank": 16, "targets": ["q"]}, "base": "nf4"}, "300 M trained (LoRA rank 16, nf4 base), pp 2"),
+    ],
+)
+def test_the_header_says_what_is_trained(training: dict[str, Any], words: str) -> None:
+    whole = job()
+    changes = {f"training.{key}": value for key, value in training.items()}
+    tuned = replace(whole, workload=altered(whole.workload, changes), trained_parameters=3e8)
+    assert words in printed(summary(report(tuned, play())))
 
 
 def test_compare_puts_two_results_side_by_side() -> None:

@@ -157,7 +157,7 @@ def test_schedules_come_back(name: str) -> None:
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 1e-300, 1e300, 2.0**53 + 2, 0.0])
 def test_numbers_come_back_to_the_last_digit(value: float) -> None:
-    step = Step("s", Block("b", (Compute("k", Fixed(value), "F"),)), alloc_bytes=value, free_bytes=value)
+    step = Step("s", Block("b", (Compute("k", Fixed(value), "F"),)), alloc_bytes=value, free_bytes=-value)
     program = Program((Role("r", {"compute": (step,)}),), (0,), {})
     assert from_text(to_text(program)) == program
 

@@ -244,14 +244,13 @@ def wrong_amounts(value: float) -> list[tuple[str, Step]]:
         ("all_to_all 'moe': receive_shares", replace(uneven, receive_shares=(0.5, value))),
         ("all_to_all 'moe': per_node", replace(uneven, per_node=value)),
     ]
-    memory = [(name, Step("x", WORK, **{name: value})) for name in ("alloc_bytes", "free_bytes", "workspace_bytes")]
-    return [*((name, Step("x", op)) for name, op in ops), *memory]
+    return [*((name, Step("x", op)) for name, op in ops), ("workspace_bytes", Step("x", WORK, workspace_bytes=value))]
 
 
 @pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize(("value", "shown"), NO_AMOUNTS)
 def test_amounts_are_finite_and_not_negative(value: float, shown: str, grows: bool) -> None:
-    """Of kernels, communication and memory, in a program and in what extends it."""
+    """Amounts of kernels, communication and workspaces, in a program and in what extends it."""
     for name, step in wrong_amounts(value):
         message = f"good: role 'stage0': step 'x': {name} is {shown}; it must be finite and at least 0"
         with pytest.raises(ProgramError) as caught:
@@ -264,6 +263,18 @@ def test_amounts_are_finite_and_not_negative(value: float, shown: str, grows: bo
         validate(with_later(pp=(replace(SEND, nbytes=value),)), grows=grows)
     with pytest.raises(ProgramError, match=f"good: an extension: release_s is {shown}; it must"):
         extended(GOOD, Extension({}, release_s=value))
+
+
+@pytest.mark.parametrize("name", ["alloc_bytes", "free_bytes"])
+def test_memory_is_finite_and_may_be_the_net_of_both(name: str) -> None:
+    """A step that gives back less than it leaves frees a negative amount."""
+    validate(with_steps(Step("x", WORK, **{name: -8.0})))
+    for value in (math.nan, math.inf, -math.inf):
+        for grows in (False, True):
+            with pytest.raises(ProgramError, match=f"good: role 'stage0': step 'x': {name} is {value:g}; it must be f"):
+                validate(with_steps(Step("x", WORK, **{name: value})), grows=grows)
+        with pytest.raises(ProgramError, match=f"step 'x': {name} is {value:g}"):
+            extended(GOOD, Extension({0: {"compute": (Step("x", WORK, **{name: value}),)}}))
 
 
 def test_steps_of_a_generator_are_kept() -> None:

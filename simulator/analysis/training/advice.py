@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from simulator.analysis.training.advice_words import setting_caveats, setting_words
 from simulator.analysis.training.memory import RankMemory, fullest
 from simulator.analysis.training.reserved_memory import replay_microbatches
 from simulator.config import Workload, altered
 from simulator.errors import InputError
-from simulator.input_files import brief
 from simulator.schedules import SCHEDULES
 from simulator.units import format_gib
 
@@ -185,16 +185,8 @@ CANDIDATES: tuple[Callable[[Workload], Setting], ...] = (
     _gradients,
 )
 
-#: Dotted key -> what a user should know before setting it: much less speed, or another numerical result.
-CAVEATS = {
-    "training.global_batch": "a larger batch",
-    "parallelism.offload.activations": "slower: they cross PCIe in every pass",
-    "parallelism.offload.optimizer": "slower: CPUs update the weights",
-    "parallelism.offload.parameters": "slower: they cross PCIe in every pass",
-    "training.optimizer.state_dtype": "changes the numerics",
-    "training.optimizer.master_weights": "changes the numerics",
-    "training.grad_dtype": "changes the numerics",
-}
+#: Keys that shard state and parameters among replicas.
+_SHARDING = ("parallelism.zero", "parallelism.reshard_after_forward")
 
 
 @dataclass(frozen=True)
@@ -343,23 +335,39 @@ def advice(memories: Sequence[RankMemory], workload: Workload, needed_bytes: Cal
     for change in alone:
         verdict = "enough" if trials.fits(change) else "not enough alone"
         freed = format_gib(needed - change.needed)
-        lines.append(f"{_words(change.setting)} would free {freed}: {verdict}{_caveats(change.setting)}")
+        lines.append(f"{setting_words(change.setting)} would free {freed}: {verdict}{setting_caveats(change.setting)}")
     lines += [*_no_shards(workload), *_not_tried(workload)]
     if not alone:
         lines.append(f"no other setting that was tried frees {WORTH:.0%} of that")
     elif not any(map(trials.fits, alone)):
-        lines.append(_combined(trials, alone, needed))
+        lines.append(_combined(trials, workload, alone, needed))
     return lines
 
 
-def _combined(trials: Trials, alone: Sequence[Change], needed: float) -> str:
+def _combined(trials: Trials, workload: Workload, alone: Sequence[Change], needed: float) -> str:
     setting = trials.pair(alone, needed)
     if not setting:
         everything = trials.together(alone[0])
         if not trials.fits(everything):
             return f"all of these together are not enough: {format_gib(everything.needed)} would be needed"
         setting = everything.setting
-    return f"together: {_words(setting)}{_caveats(setting)}"
+    setting = _without_idle_shards(trials, workload, setting)
+    return f"together: {setting_words(setting)}{setting_caveats(setting)}"
+
+
+def _without_idle_shards(trials: Trials, workload: Workload, setting: Setting) -> Setting:
+    """Return ``setting`` without ZeRO where it ends at one replica: nobody shares a shard then.
+
+    It stays where the job is illegal or does not fit without, as of experts that have more replicas than the rest.
+    """
+    rest = {key: value for key, value in setting.items() if key not in _SHARDING}
+    if len(rest) == len(setting) or altered(workload, setting).parallelism.replicas("dp") > 1:
+        return setting
+    try:
+        needed = trials.needed_bytes(few_rounds(altered(workload, rest)))
+    except InputError:
+        return setting
+    return rest if needed <= trials.capacity_bytes else setting
 
 
 def _no_shards(workload: Workload) -> list[str]:
@@ -378,14 +386,5 @@ def _not_tried(workload: Workload) -> list[str]:
             altered(workload, setting)
         except InputError as problem:
             if problem.key and problem.key.startswith("cluster.") and problem.found == "null":
-                untried.setdefault(problem.key, []).append(_words(setting))
+                untried.setdefault(problem.key, []).append(setting_words(setting))
     return [f"not tried for want of {key}: {'; '.join(settings)}" for key, settings in untried.items()]
-
-
-def _words(setting: Setting) -> str:
-    return ", ".join(f"{key}: {value if isinstance(value, str) else brief(value)}" for key, value in setting.items())
-
-
-def _caveats(setting: Setting) -> str:
-    caveats = dict.fromkeys(CAVEATS[key] for key in setting if key in CAVEATS)
-    return f" ({'; '.join(caveats)})" if caveats else ""

@@ -99,6 +99,7 @@ def report(
         "params_total": job.parameters,
         "params_active": job.active_parameters,
         "params_trained": job.trained_parameters,
+        "tuning": _tuning(workload),
         "step_time_s": step,
         "steady_period": steady is not None,
         **({} if staleness is None else {"staleness": staleness}),
@@ -126,6 +127,19 @@ def report(
         "ranks_total": timeline.n_ranks,
     }
     return result
+
+
+def _tuning(workload: Workload) -> dict[str, Any] | None:
+    """Return what is trained of a model that is frozen in part; None where all of it is trained."""
+    training = workload.training
+    if not training.frozen:
+        return None
+    adapters = training.adapters
+    return {
+        "adapters": adapters and {"method": adapters.method, "rank": adapters.rank},
+        "frozen": list(training.frozen),
+        "base": training.base,
+    }
 
 
 def key_figures(job: ComparedJob, timeline: Timeline, *, steady: SteadyState | None = None) -> dict[str, Any]:

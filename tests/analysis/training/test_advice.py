@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -183,10 +184,10 @@ def test_where_no_change_is_enough_the_first_two_or_more_are_told() -> None:
     workload = job(JOBS["pipeline"] | {"model.heads": 2})
     memories, needs = run(workload).memories, peak(workload)
     lines = advice(on(memories, 0.65 * needs), workload, peak)
-    assert lines[-1] == "together: parallelism.tp: 2, parallelism.dp: 1, parallelism.pp: 4"
+    assert lines[-1] == "together: --set parallelism.tp=2 --set parallelism.dp=1 --set parallelism.pp=4"
     assert all("not enough alone" in line for line in lines[1:-1])
     more = advice(on(memories, 0.5 * needs), workload, peak)[-1]
-    assert more.startswith("together: model.attention: flash, parallelism.zero: 1, training.micro_batch: 1, ")
+    assert more.startswith("together: --set model.attention=flash ")
     assert more.endswith(" (slower: CPUs update the weights; changes the numerics)")
     assert advice(on(memories, 0.1 * GiB), workload, peak)[-1].startswith("all of these together are not enough: ")
 
@@ -197,6 +198,17 @@ def test_zero_without_replicas_saves_nothing_and_the_verdict_says_why() -> None:
     assert peak(sharded) == peak(job(JOBS["one replica"]))
     lines = advice(on(run(sharded).memories, 0.1 * GiB), sharded, peak)
     assert any("zero: 1 saves nothing: dp x cp is 1" in line for line in lines)
+
+
+def test_what_is_together_has_no_shards_that_nobody_shares() -> None:
+    """ZeRO is tried before more tensor and pipeline parallelism, which leave one replica of two."""
+    workload = job(JOBS["pipeline"] | {"model.heads": 2})
+    line = advice(on(run(workload).memories, 0.5 * peak(workload)), workload, peak)[-1]
+    assert "parallelism.dp=1" in line
+    assert "parallelism.zero" not in line
+    trials = roomy(0.5 * peak(workload))
+    everything = trials.together(trials.alone(workload, peak(workload))[0])
+    assert {"parallelism.zero", "parallelism.dp"} <= everything.setting.keys()
 
 
 def test_a_job_that_does_not_fit_does_with_what_is_enough() -> None:
@@ -219,7 +231,8 @@ def test_a_job_that_does_not_fit_does_with_what_is_enough() -> None:
     said = set()
     trials = roomy(report["capacity_bytes"])
     for change in trials.alone(result.workload, report["peak_bytes"]):
-        words = next(line for line in report["advice"] if all(f"{key}: " in line for key in change.setting))
+        sign = "=" if len(change.setting) > 1 else ": "
+        words = next(line for line in report["advice"] if all(f"{key}{sign}" in line for key in change.setting))
         verdict = words.partition(" GiB: ")[2].partition(" (")[0]
         assert run(change.workload).to_dict()["memory"]["fits"] == (verdict == "enough"), words
         said.add(verdict)
@@ -253,8 +266,10 @@ def test_every_advice_that_is_called_enough_fits_when_it_is_applied(name: str) -
     enough += [line.split(" would free ")[0] for line in lines if line.endswith(": enough")]
     assert enough
     for words in enough:
-        applied = {key: value for pair in words.split(", ") for key, value in [pair.split(": ")]}
-        done = run(base, set=parse_changes([f"{key}={value}" for key, value in applied.items()])).to_dict()["memory"]
+        applied = (
+            [one for one in shlex.split(words) if one != "--set"] if "--set" in words else [words.replace(": ", "=")]
+        )
+        done = run(base, set=parse_changes(applied)).to_dict()["memory"]
         assert done["fits"], words
         assert done["peak_bytes"] <= done["capacity_bytes"]
 
@@ -295,7 +310,7 @@ def test_states_that_do_not_fit_are_shared_among_more_or_sent_to_the_host() -> N
     16 bytes a parameter and 4 of the optimizer's root, 82 GiB of 16 ranks and 41 of 32."""
     lines = run(FSDP).to_dict()["memory"]["advice"]
     assert [line.partition(" would free ")[0] for line in lines[1:]] == [
-        "parallelism.dp: 32, training.global_batch: 32, cluster.nodes: 4",
+        "--set parallelism.dp=32 --set training.global_batch=32 --set cluster.nodes=4",
         "parallelism.offload.optimizer: cpu",
     ]
     assert lines[1].endswith(": enough (a larger batch)")

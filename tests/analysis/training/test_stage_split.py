@@ -8,6 +8,7 @@ import pytest
 
 import simulator
 from simulator.analysis.training.stage_split import LayerSeconds, SimulatedSplit, better_split, most_even
+from simulator.input_files import as_options
 from simulator.output.summary import summary
 from tests.support.terminal import printed
 
@@ -102,5 +103,6 @@ def test_keys_that_ask_for_an_even_split_are_named_beside_the_proposal() -> None
     result = simulator.run(job)
     split = result.to_dict()["stages"]["layers_per_stage"]
     text = " ".join(printed(summary(result.report)).split())
-    assert f"with layers_per_stage: {split} and account_for_embedding: false a step takes" in text
-    simulator.run(job, set={"parallelism.layers_per_stage": split, "parallelism.account_for_embedding": False})
+    changes = {"parallelism.layers_per_stage": split, "parallelism.account_for_embedding": False}
+    assert f"with {as_options(changes)} a step takes" in text
+    simulator.run(job, set=changes)
