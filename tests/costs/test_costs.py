@@ -303,7 +303,7 @@ def test_ideal_costs_are_what_kernels_say_on_perfect_links():
 
 
 def test_communication_takes_sms_from_products_and_attention_and_bandwidth_from_the_rest():
-    beside = COSTS["h100-sxm-80gb"].beside
+    beside = COSTS["h100-sxm-80gb"].interference
     assert beside is not None
     assert beside.load([], []) is None
     reduce, gather = (Collective("", op, 1.0, "dp", "dp") for op in ("all_reduce", "all_gather"))
@@ -316,7 +316,7 @@ def test_communication_takes_sms_from_products_and_attention_and_bandwidth_from_
         assert 0.5 < beside.speed(kernel, load) < 0.9
         assert beside.speed(kernel, None) == 1
     assert beside.speed(Fixed(1.0), load) == 1
-    assert COSTS["a100-sxm-80gb"].beside is None
+    assert COSTS["a100-sxm-80gb"].interference is None
 
 
 @pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "h200-sxm-141gb"])
@@ -333,7 +333,7 @@ def test_streams_that_sms_bound_lose_their_part_of_the_sms(gpu: str) -> None:
     ):
         left = 1 - sms / profile.gpu_spec.sms
         assert left < 0.9
-        eager, fused = (Costs.from_profile(profile, of).beside for of in (pytorch.FRAMEWORK, DEFAULT))
+        eager, fused = (Costs.from_profile(profile, of).interference for of in (pytorch.FRAMEWORK, DEFAULT))
         assert eager is not None
         assert fused is not None
         for op in ("strided", "bias", "rope"):
@@ -369,7 +369,7 @@ def test_sends_alone_cannot_hold_sms(collective: int, p2p: int) -> None:
         error = caught.value
         assert (error.file, error.key, error.found) == ("mine.yaml", "interference.sms.p2p", p2p)
         return
-    beside = Costs.from_profile(validated(Profile, data, "mine.yaml")).beside
+    beside = Costs.from_profile(validated(Profile, data, "mine.yaml")).interference
     assert (beside is None) == (collective == 0)
 
 

@@ -162,7 +162,9 @@ def test_an_oversubscribed_leaf_slows_what_crosses_it_by_its_share(oversubscript
     assert loads["leaf0.up:tx"] == pytest.approx(48 * 48 / n)
     assert loads["node3.nic5:tx"] == pytest.approx(88 / n)
     least_s = (
-        max(88 / n, 48 * 48 / n / (48 // oversubscription)) * 2.0**34 / (PORT_Bps * costs.link_efficiency("infiniband"))
+        max(88 / n, 48 * 48 / n / (48 // oversubscription))
+        * 2.0**34
+        / (PORT_Bps * costs.transport("infiniband").efficiency)
     )
     seconds = idle_seconds(plan("all_to_all", 2.0**34, range(n), cluster, costs), cluster, costs)
     assert least_s <= seconds <= 1.1 * least_s
@@ -174,7 +176,7 @@ def test_a_wan_link_carries_its_window_per_round_trip(bandwidth_bps: float, wind
     sites = {"count": 2, "bandwidth_bps": bandwidth_bps, "latency_s": 5e-3, "window_bytes": window_bytes}
     cluster, costs = built("sites", sites=sites), Costs.from_profile(load_profile("a100-sxm-80gb"))
     line_Bps = min(PORT_Bps, bandwidth_bps / 8, (window_bytes or 1e18) / 10e-3)
-    rate_Bps = line_Bps * costs.link_efficiency("infiniband")
+    rate_Bps = line_Bps * costs.transport("infiniband").efficiency
     for nbytes in (8.0, 1e12):
         seconds = idle_seconds(plan("send", nbytes, (0, 32), cluster, costs), cluster, costs)
         assert seconds == pytest.approx(5e-3 + nbytes / rate_Bps, rel=0.03)

@@ -17,8 +17,8 @@ from simulator.program import Kernel, kernels_of
 WORTH = 0.01
 #: Most splits that are simulated. Each tells more of what a layer takes on each stage.
 TRIALS = 3
-#: Digits of seconds that decide: rounding, which exact shortcuts may change, must not.
-DIGITS = 9
+#: Splits closer than this share are as good: rounding, which exact shortcuts may change, must not decide.
+TIE = 1e-7
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,12 @@ def passed_kernels(part: Part) -> list[Kernel]:
 def most_even(seconds: LayerSeconds) -> tuple[int, ...]:
     """Return the split into consecutive layers whose slowest stage is fastest.
 
-    Of several, the one with the least sum of squares. Stages between the first and the last have a layer at least.
+    Of several, the one with the least sum of squares, and of these the one whose later stages begin earliest.
+    Stages between the first and the last have a layer at least.
     Empty where there are too few layers for that. A dynamic program over (stage, layers so far).
     """
     slowest = _best_split(seconds, np.maximum, np.inf)
-    limit = max(seconds.by_stage(slowest)) * (1 + 10.0**-DIGITS) if slowest else 0.0
+    limit = max(seconds.by_stage(slowest)) * (1 + TIE) if slowest else 0.0
     return _best_split(seconds, np.add, limit) if slowest else ()
 
 
@@ -116,8 +117,8 @@ def _best_split(seconds: LayerSeconds, joined: np.ufunc, limit: float) -> tuple[
         legal = (after >= before + inner) & (load <= limit)
         total = joined(least[:, None], load if joined is np.maximum else load**2)
         total = np.where(legal, total, np.inf)
-        chosen.append(total.argmin(axis=0))
         least = total.min(axis=0)
+        chosen.append((total <= least * (1 + TIE)).argmax(axis=0))
     if not np.isfinite(least[-1]):
         return ()
     split, end = [], n_layers
@@ -137,7 +138,7 @@ def better_split(
     """
     best, latest, tried = now, now, {now.layers}
     for _ in range(TRIALS):
-        seconds = prices.as_simulated(latest.layers, _rounded(latest.stage_s))
+        seconds = prices.as_simulated(latest.layers, latest.stage_s)
         split = most_even(seconds)
         hopeless = not split or max(seconds.by_stage(split)) >= (1 - WORTH) * max(best.stage_s)
         if hopeless or split in tried:
@@ -147,10 +148,6 @@ def better_split(
             break
         tried.add(split)
         latest = trial
-        if trial.step_s < best.step_s:
+        if trial.step_s < (1 - TIE) * best.step_s:
             best = trial
     return best if best.step_s < (1 - WORTH) * now.step_s else None
-
-
-def _rounded(seconds: Floats) -> Floats:
-    return np.array([float(f"{one:.{DIGITS}g}") for one in seconds])
