@@ -372,6 +372,7 @@ def measure(out: Path, *arguments: str) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_two_ranks_measure_every_collective(tmp_path: Path) -> None:
     measure(tmp_path, "--gpus", "2", "--only", "collective")
     rows = [json.loads(line) for line in (tmp_path / "measurements.jsonl").read_text().splitlines()]

@@ -69,6 +69,7 @@ def alone(found: dict[str, Any], job: str) -> dict[str, Any]:
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
 def test_a_layout_trains_what_one_process_does(job: str, found: dict[str, Any]) -> None:
     check_losses(job, found)
@@ -172,6 +173,7 @@ def test_all_that_is_in_the_way_is_said_at_once() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_workload_to_begin_with_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the README; without any of the keys that it explains it is not."""
     text = (ROOT / "calibration" / "README.md").read_text().split("```yaml\n")[1].split("```")[0]
@@ -284,6 +286,7 @@ def meeting(rank: int, folder: str) -> None:
     os._exit(0)  # as workers end: not in the destructors of groups
 
 
+@pytest.mark.slow
 def test_no_rank_begins_a_step_before_all_are_there(tmp_path: Path) -> None:
     """Else the first one's step would count what the others still do before it, as probes of their hosts."""
     import torch.multiprocessing as mp
