@@ -1,7 +1,7 @@
 """Compare simulated with measured runs: a table, and pictures.
 
-DIR of --measured holds what `python -m calibration train` recorded. Every workload has a row; one whose run failed,
-was skipped or never made, or whose record cannot be used, has its reason there. --out gets comparison.json,
+DIR of --measured holds what `python -m calibration train` recorded. Every workload has a row. A run that failed,
+was skipped or never made has its reason there, and so has a record that cannot be used. --out gets comparison.json,
 table.csv, table.txt, and pictures of step times, of all figures and of classes of kernels. For each run it also gets
 the two timelines, one above the other.
 Where a record says how fast its host was (`calibration.train.record`), the simulated host is as fast, against the

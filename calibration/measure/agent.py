@@ -1,7 +1,7 @@
 """Agents that watch over the measuring: every rank's agent starts a worker; all are stopped where one fails or hangs.
 
-A worker is a program that reads its orders as JSON from standard input and reports as lines of JSON: ``environment``
-once, ``start`` (a case's key) with ``limit_s`` and ``row`` for each case, ``done`` at the end.
+A worker is a program that reads its orders as JSON from standard input, and reports as lines of JSON. It writes
+``environment`` once, and ``done`` at the end. Each case has ``start`` (its key) with ``limit_s``, and ``row``.
 Agents talk through a store (torch's, as torchrun provides one): ``todo/G`` is what the workers of generation G measure,
 ``abort/G`` why they are stopped. The next generation goes on behind the case that failed, which is recorded with its
 reason.

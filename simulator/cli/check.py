@@ -38,8 +38,8 @@ def command(
 ) -> None:
     """Check a workload without simulating it.
 
-    Prints the sizes of its model and its layout. --json writes the whole workload with every default filled in, and
-    with --groups all members of all groups.
+    Sizes of the model and of the layout are printed. --json writes the whole workload with every default filled in.
+    With --groups it has all members of all groups too.
 
     \b
     Examples:

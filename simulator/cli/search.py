@@ -58,8 +58,8 @@ def command(
     """Find the fastest layouts that fit, and say why others lost.
 
     Layouts are tp, cp, pp, dp, ep, etp, micro_batch, schedule, vpp, recompute, zero and sequence_parallel. All else is
-    as the workload says. Every legal layout gets lower bounds of its memory and step time. They are simulated in the
-    order of these, until no other one can be among the best.
+    as the workload says. Every legal layout gets lower bounds of its memory and step time. Layouts are simulated in
+    the order of their bounds, until no other layout can be among the best.
 
     \b
     Examples:

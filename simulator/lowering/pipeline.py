@@ -1,14 +1,13 @@
 """A schedule's actions become lanes: pure passes add sends and receives.
 
 A schedule says only what each rank computes. `transfers` derives the results that have to travel from the one rule of
-dependence. `lower` posts their sends and receives in one of five ways:
+dependence. `lower` posts their sends and receives in one of four ways.
 
-- as a schedule's file writes them (`_as_written`);
-- beside computation, a receive as soon as its sender computes (`_as_it_comes`), the default of most schedules;
-- beside computation, one by one in one global order, as torch's runtime does, for schedules that post ahead
-  (`_one_by_one`);
-- without overlap, one by one for schedules of single transfers;
-- without overlap, in blocking batches as Megatron-LM posts them (`_blocking`).
+`_as_written`: a schedule's file says when each is posted.
+`_as_it_comes`: beside computation, a receive as soon as its sender computes. Most schedules with overlap do so.
+`_one_by_one`: in one global order, as torch's runtime does. Schedules that post ahead do so beside computation, those
+of single transfers without overlap.
+`_blocking`: without overlap, in blocking batches as Megatron-LM posts them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runner on the cores of this machine: worker processes that are handed one point after another.
 
-Workers are fresh interpreters, which import the simulator and nothing of the caller's: a script needs no guard around
-its own lines. (`concurrent.futures` gives up all its work when one process is killed, and does not say on which.)
+Workers are fresh interpreters, which import the simulator and nothing of the caller's. A script thus needs no guard
+around its lines. (`concurrent.futures` gives up all work when one process is killed, and does not say on which point.)
 """
 
 from __future__ import annotations

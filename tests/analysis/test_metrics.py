@@ -186,8 +186,8 @@ def test_links_are_ranked_by_the_share_of_the_step_that_their_bytes_need() -> No
 
 @pytest.mark.parametrize("length_s", [0.1, 0.3, 0.7, 1.1, 1.3])
 def test_of_links_that_are_equally_busy_the_first_is_told(length_s: float) -> None:
-    # A NIC that carries a third of an uplink's bytes at a third of its bandwidth is as busy: 0.1 s, whatever rounding
-    # makes of 0.3 / 3 and 0.1 / 1 over the length of a step.
+    # A NIC that carries a third of an uplink's bytes at a third of its bandwidth is as busy: 0.1 s. Rounding of 0.3 / 3
+    # and 0.1 / 1 over the length of a step must not tell them apart.
     links = [LinkUse("nic", "infiniband", 1, 0.1, 1.0), LinkUse("up", "infiniband", 1, 0.1 * 3, 3.0)]
     for first, second in (links, links[::-1]):
         play = timeline(
@@ -200,7 +200,7 @@ def test_of_links_that_are_equally_busy_the_first_is_told(length_s: float) -> No
 
 def test_of_a_span_that_a_period_cuts_the_rows_before_are_left_out() -> None:
     # A product to 1 s, a gather to 4 s beside two norms, a sum to 5 s. A period that begins at 2.5 s has the rest
-    # of the gather, from 2 s on the half of the second norm that is left, and the sum.
+    # of the gather, the half of the second norm that is left then, and the sum.
     ops = template(
         ("mm", "matmul", "compute", 1.0, 8.0),
         ("gather", "all_gather", "tp", 3.0, 16.0),

@@ -78,7 +78,7 @@ def test_a_layout_trains_what_one_process_does(job: str, found: dict[str, Any]) 
 
 
 def check_losses(job: str, found: dict[str, Any]) -> None:
-    """In fp32 layouts differ in the order of sums alone, some 1e-7; bf16 rounds to 2^-9."""
+    """Layouts in fp32 differ in the order of sums alone, some 1e-7. Numbers in bf16 are rounded to 2^-9."""
     losses, expected = found[job]["losses"], alone(found, job)["losses"]
     assert losses == pytest.approx(expected, rel=1e-3 if job.startswith("bf16") else 2e-6)
     assert losses[-1] < losses[0]
@@ -93,8 +93,9 @@ def test_eight_processes_train_what_one_does(job: str, found_by_eight: dict[str,
 
 
 def check_gradients(job: str, found: dict[str, Any]) -> None:
-    """Of every parameter of the whole model: the gradient's norm and its component along the initial value, added up
-    over the ranks' shards. A sum over too many or too few ranks, or a shard from another place, changes them."""
+    """Every parameter of the whole model has a gradient with the same norm, and the same component along its initial
+    value, both added up over the ranks' shards. A sum over too many or too few ranks changes them, and
+    so does a shard from another place."""
     gradients, expected = found[job]["gradients"], alone(found, job)["gradients"]
     assert gradients.keys() == expected.keys()
     for name, (component, square) in gradients.items():

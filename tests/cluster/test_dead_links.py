@@ -217,7 +217,7 @@ def test_what_cannot_be_dead_is_refused(override: dict[str, Any], message: str) 
 
 
 def test_a_file_may_start_from_a_shipped_cluster_as_a_workload_may(tmp_path: Path) -> None:
-    """As a file of its own, as a mapping, and as a file that starts from such a file; a circle is refused."""
+    """A file, a mapping, and a file that starts from such a file give the same cluster. A circle is refused."""
     written = {"name": "dgx_h100", "fabric": {"kind": "dragonfly"}, "nodes": 4}
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
     first.write_text(yaml.safe_dump(written))

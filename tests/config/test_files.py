@@ -184,7 +184,7 @@ def test_a_section_and_a_key_inside_it_may_be_changed_in_either_order() -> None:
 
 
 def test_a_file_that_is_read_again_is_as_it_stands_there(tmp_path: Path) -> None:
-    """What one reader does to its mapping does not reach the next one; a file that was changed is read anew."""
+    """Changes that one reader makes to its mapping do not reach the next reader. A changed file is read anew."""
     path = tmp_path / "nodes.yaml"
     path.write_text("node: {gpus: 8}")
     read_yaml(path)["node"]["gpus"] = 4

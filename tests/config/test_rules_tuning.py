@@ -1,4 +1,4 @@
-"""What may be said of adapters, frozen weights and quantized ones, and what is refused with which words."""
+"""Rules of adapters, frozen weights and quantized weights: keys that are legal, and errors of the others."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def test_shipped_files_and_short_forms_satisfy_the_exported_schema() -> None:
 
 
 def test_fields_of_a_dataclass_have_their_docstrings_though_pydantic_does_not_look_for_them() -> None:
-    """It would go through the frames of all callers for each section, which takes seconds in a large program."""
+    """Pydantic's own option goes through the frames of all callers for each section: seconds in a large program."""
     section = section_of(ClusterSpec)
     assert not section.model_config["use_attribute_docstrings"]
     assert section.model_fields["node"].description == "what every node is"

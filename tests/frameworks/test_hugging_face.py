@@ -100,10 +100,10 @@ def test_products_are_as_many_as_in_the_trace(case: str) -> None:
 
 
 def test_bytes_that_a_llama_layer_keeps() -> None:
-    """Of each element of a row 2 norms keep 4 (x in fp32) + 2 (what the weight multiplies), and the products after
-    them 2: 16. Attention keeps queries, keys and values, its output and a number in fp32 per head and token; values
-    have a product of their own, and keep no more than themselves. The MLP keeps gate and up, SiLU's result and the
-    product: 4 x 2 bytes."""
+    """Two norms keep 4 bytes (x in fp32) + 2 (what the weight multiplies) of each element of a row. The products after
+    them keep 2: 16 in all. Attention keeps queries, keys, values and its output, and a number in fp32 per head
+    and token. Values have a product of their own, and keep no more than themselves. The MLP keeps gate and up,
+    SiLU's result and the product: 4 x 2 bytes."""
     part = models.layer(load(LLAMA))
     attention = 2 * (2 * HEADS + 2 * KV_HEADS) * HEAD_DIM + 4 * HEADS
     assert part.saved_bytes == TOKENS * (16 * HIDDEN + attention + 4 * 2 * FFN)

@@ -75,9 +75,9 @@ def test_what_an_offloaded_optimizer_moves(zero: int, dp: int) -> None:
 
 @pytest.mark.parametrize("dp", [1, 2, 4])
 def test_the_cpu_updates_all_ranks_of_a_node_at_the_speed_of_its_memory(dp: int) -> None:
-    """With threads enough: 2-byte gradients are scaled, read and written (4); read by Adam, which reads and writes 12
-    of weights and states (26); the working copy is made of the master weights (6). Without ZeRO every rank has all
-    parameters to update: the CPU does dp times the work; with it, once the work whatever dp."""
+    """The CPU has threads enough. It scales 2-byte gradients (4 bytes read and written). Adam reads them, and reads and
+    writes 12 of weights and states (26). The working copy is made of the master weights (6). Without ZeRO every rank
+    updates all parameters, so that the CPU does dp times the work. With ZeRO it does the work once."""
     for zero, work in ((0, dp), (1, 1)):
         result = play(dp=dp, zero=zero, offload={"optimizer": "cpu"}, bucket_bytes=10**12, threads=64)
         params = result.to_dict()["params_total"]
@@ -87,8 +87,8 @@ def test_the_cpu_updates_all_ranks_of_a_node_at_the_speed_of_its_memory(dp: int)
 
 @pytest.mark.parametrize("dp", [2, 4])
 def test_torchrun_leaves_a_rank_one_thread(dp: int) -> None:
-    """It sets OMP_NUM_THREADS to 1 where a node has several ranks, which are then as fast as a thread each, however
-    fast the memory; DeepSpeed's launcher sets nothing, and one rank alone has all threads."""
+    """Torchrun sets OMP_NUM_THREADS to 1 where a node has several ranks. Each rank is then as fast as a thread, however
+    fast the memory. DeepSpeed's launcher sets nothing, and one rank alone has all threads."""
     result = play(dp=dp, zero=1, offload={"optimizer": "cpu"}, bucket_bytes=10**12)
     share = result.to_dict()["params_total"] / dp
     assert result.workload.training.optimizer.threads == 1

@@ -1,4 +1,4 @@
-"""Which optimizer updates which weights, and what ZeRO makes of states and matrices."""
+"""Optimizers of each kind of weights, and states and matrices under ZeRO."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def of_kind(work: Workload, kind: str) -> list[Weight]:
 
 
 def test_every_weight_has_its_kinds() -> None:
-    """Of a layer four products have matrices and biases; norms, here LayerNorm, have a weight and a bias each."""
+    """Four products of a layer have matrices and biases. Norms, here LayerNorm, have a weight and a bias each."""
     work = job({"name": "adamw"})
     kinds = ("embedding", "head", "norms", "biases", "matrices", "vectors")
     number = {kind: len(of_kind(work, kind)) for kind in kinds}

@@ -158,8 +158,8 @@ def test_the_validator_finds_what_is_wrong(tmp_path: Path, change: dict[str, Any
 def test_arrows_lead_from_the_sender_to_the_receiver(
     tmp_path: Path, schedule: str, vpp: int, pp: int, *, overlap: bool
 ) -> None:
-    """Whether transfers are batched or beside computation, each of the v p - 1 edges is crossed by every micro-batch
-    both ways, in each of two pipelines side by side; the arrows from one stage to the next are as many."""
+    """Every micro-batch crosses each of the v p - 1 edges both ways, in each of two pipelines side by side. That holds
+    for batched transfers and for those beside computation. The arrows from one stage to the next are as many."""
     result = simulator.run(
         job(
             model__layers=24,

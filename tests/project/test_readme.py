@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_command_runs_and_prints_what_is_shown(
     shown: Shown, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process, which has imported everything; that a process of its own starts is tested beside the wheel."""
+    """Commands run in this process, which has imported everything. The tests of the wheel start a process."""
     program, *arguments = shlex.split(shown.command)
     if [program, *arguments[:2]] == ["python", "-m", "simulator"]:
         program, arguments = "llmsim", arguments[2:]

@@ -20,7 +20,7 @@ def test_helpers_stand_in_support() -> None:
 
 
 def test_of_a_thinned_grid_every_two_values_meet() -> None:
-    """Of 3 x 2 x 3 points at least 9 are needed for the two axes of three; as many are left to `make test`."""
+    """The two axes of three need at least 9 of 3 x 2 x 3 points; as many are left to `make test`."""
     names, points = every_pair({"a": [1, 2, 3], "b, c": [(4, 5), (6, 7)], "d": "xyz"}).args
     assert names == ["a", "b", "c", "d"]
     assert len(points) == 18

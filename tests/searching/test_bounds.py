@@ -1,4 +1,4 @@
-"""Bounds of layouts: no step is below them, and what they are made of in cases that can be worked out by hand."""
+"""Bounds of layouts: no step is below its bounds, and simple cases are worked out by hand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAYOUTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("number", range(len(LAYOUTS)))
 def test_no_step_is_below_its_bounds(schedule: str, number: int) -> None:
-    """With every schedule: kernels at their prices, in-line collectives alone on the network."""
+    """Bounds hold for every schedule: kernels at their prices, in-line collectives alone on the network."""
     vpp = SCHEDULES[schedule].chunks or 2
     section = {**LAYOUTS[number], "schedule": schedule, "vpp": vpp}
     try:
@@ -54,9 +54,9 @@ def test_experts_are_bounded_too() -> None:
     "section", [{"tp": 4}, {"pp": 4}, {"tp": 2, "pp": 2, "schedule": "interleaved", "vpp": 2}, {"dp": 4, "zero": 1}]
 )
 def test_bounds_of_large_kernels_are_close(section: dict[str, Any]) -> None:
-    """Of large kernels next to all of a step is what its fullest rank computes: 9 tenths of it at least.
+    """The fullest rank computes through nearly all of a step of large kernels: 9 tenths of it at least.
 
-    What the bound of memory lacks are blocks that the allocator keeps.
+    The bound of memory lacks only blocks that the allocator keeps.
     """
     workload = load_workload({**LARGE, "parallelism": section})
     bound, figures = bound_of(workload), figures_of(workload)

@@ -1,4 +1,4 @@
-"""The search: its ranking is that of an exhaustive one, and it says what it has not proven and why others lost."""
+"""Searches rank layouts as an exhaustive search does, and say what is not proven and why others lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def exhaustive() -> list[tuple[float, dict[str, Any]]]:
 def test_the_first_ones_are_those_of_an_exhaustive_search(
     result: SearchResult, exhaustive: list[tuple[float, dict[str, Any]]]
 ) -> None:
-    """With the same step times to the last bit, though far fewer layouts were simulated."""
+    """Step times are the same to the last bit, though far fewer layouts were simulated."""
     assert result.is_proven
     ranking = [(one.step_time_s, dict(one.candidate.changes)) for one in result.ranking.fitting[:4]]
     assert ranking == exhaustive[:4]
